@@ -1,7 +1,7 @@
 """Synthetic sentences with entity labels, from patients who are not in the private corpus.
 
-Some entity surfaces are kept out of the training part (a fixed eighth of them, by hash), so that
-the test part asks for names and combinations that no training sentence showed.
+A fixed eighth of the entity surfaces, chosen by hash, is kept out of the training part. The test
+part therefore contains names and combinations that no training sentence contains.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from itertools import islice
 
 from dp_core.data.hashing import coin, generator, seed_key
 from dp_core.data.ner import Sentence, entities
-from tasks.demo_data.notes import Line, labelled_notes
+from tasks.demo_data.notes import NoteLine, labelled_notes
 
 _HELD_OUT_SURFACES = 1 / 8
 _KEEP_UNLABELLED = 0.3  # of the sentences without an entity
@@ -23,12 +23,12 @@ _ENOUGH_PATIENTS = 1 << 40
 def labelled_sentences(
     n: int = 3000, seed: int = 1, test: int | None = None
 ) -> tuple[list[Sentence], list[Sentence]]:
-    """Return training and test sentences, by different patients.
+    """Return training and test sentences about different patients.
 
     Args:
-        n: training sentences.
-        seed: public; shares no patient with `notes(…, seed)`.
-        test: test sentences; by default 4 for 15 training ones (800 for 3000).
+        n: number of training sentences.
+        seed: public seed; the sentences share no patient with `notes(…, seed)`.
+        test: number of test sentences; by default 4 for every 15 training sentences.
     """
     held_out = _sentences(seed, "entities, test")
     training = (s for s in _sentences(seed, "entities, training") if not _has_held_out(s, seed))
@@ -44,8 +44,8 @@ def _sentences(seed: int, stream: str) -> Iterator[Sentence]:
                 yield tokenised(line, note.document_id)
 
 
-def tokenised(line: Line, document_id: str) -> Sentence:
-    """Return a line's tokens and IOB2 tags; numbers with separators stay whole (`120/80`)."""
+def tokenised(line: NoteLine, document_id: str) -> Sentence:
+    """Return a line's tokens and IOB2 tags; a number with separators is one token (`120/80`)."""
     tokens: list[str] = []
     tags: list[str] = []
     for text, label in line.spans:

@@ -1,4 +1,4 @@
-"""Synthetic clinical notes: thousands of them in seconds, the same for the same seed."""
+"""Synthetic clinical notes; equal seeds give equal notes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,14 @@ from random import Random
 
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import generator, seed_key
-from tasks.demo_data.patients import CONDITIONS, LABS, Condition, Medication, Patient, draw_surname
+from tasks.demo_data.synthetic_patients import (
+    CONDITIONS,
+    LABS,
+    Condition,
+    Medication,
+    Patient,
+    draw_surname,
+)
 from tasks.demo_data.templates import (
     ABBREVIATIONS,
     TEMPLATES,
@@ -26,13 +33,13 @@ from tasks.demo_data.templates import (
 
 PROBLEM, TEST, TREATMENT = "problem", "test", "treatment"
 
-# Kinds of notes, with a weight, titles (one may be empty) and sections in order; and sections,
-# with headings, sentences to draw from, and the fewest and most of them.
+# A note type has a weight, titles (one may be empty) and ordered sections. A section has headings,
+# sentences to draw from, and the fewest and most sentences of a note.
 NOTE_TYPES = [block for block in read_table("notes") if block.title.startswith("note: ")]
 SECTIONS = {block.title: block for block in read_table("notes") if "headings" in block.fields}
 
 _TYPE_BOUNDS = tuple(accumulate(int(kind.fields["weight"][0]) for kind in NOTE_TYPES))
-_LENGTHS = range(60, 151)  # words; a note ends before the section that would pass its length
+_LENGTHS = range(60, 151)  # words; a note ends before the section that would exceed its length
 _NOTES_PER_PATIENT = (1, 1, 1, 2, 2, 2, 3, 3, 4, 6)
 _LABS = tuple(LABS)
 _VITALS = ("T", "BP", "HR", "RR", "O2 sat")
@@ -47,7 +54,7 @@ _SLIPS_PER_CHARACTER = 0.0012
 
 
 @dataclass(frozen=True)
-class Line:
+class NoteLine:
     """A line of a note: a heading (without labels) or a sentence."""
 
     spans: list[Span]
@@ -55,7 +62,7 @@ class Line:
 
     @property
     def text(self) -> str:
-        """The line as it stands in the note."""
+        """The text of the line in the note."""
         return "".join(text for text, _ in self.spans)
 
 
@@ -66,11 +73,11 @@ class Note:
     document_id: str
     patient_id: str
     admission_id: str
-    lines: list[Line]
+    lines: list[NoteLine]
 
     @property
     def text(self) -> str:
-        """The note as a clinician would save it."""
+        """The whole note, with headings on separate lines."""
         text = self.lines[0].text
         for before, line in zip(self.lines, self.lines[1:], strict=False):
             text += ("\n" if line.heading or before.heading else " ") + line.text
@@ -81,16 +88,16 @@ def notes(patients: int, seed: int) -> Iterator[Document]:
     """Yield the notes of synthetic patients.
 
     Args:
-        patients: how many; each has one to six notes, most one to three, over one or two
-            admissions.
-        seed: public; the first patients of a larger corpus are those of a smaller one.
+        patients: number of patients; each has one to six notes, most have one to three, from one
+            or more admissions.
+        seed: public seed; a larger corpus begins with the patients of a smaller corpus.
     """
     for note in labelled_notes(patients, seed, "private corpus"):
         yield Document(note.document_id, note.patient_id, note.text, note.admission_id)
 
 
 def labelled_notes(patients: int, seed: int, stream: str) -> Iterator[Note]:
-    """Yield notes with their entity labels; streams of one seed share no patient."""
+    """Yield notes with entity labels; different streams of one seed share no patient."""
     key = seed_key(seed)
     for index in range(patients):
         rng = generator(key, stream, str(index))
@@ -108,13 +115,13 @@ def labelled_notes(patients: int, seed: int, stream: str) -> Iterator[Note]:
             )
 
 
-def _compose(patient: Patient, rng: Random) -> list[Line]:
-    """Return the lines of one note: sections in order, until its length is reached."""
+def _compose(patient: Patient, rng: Random) -> list[NoteLine]:
+    """Return the lines of one note: sections in order, up to a drawn length."""
     roll = rng.random() * _TYPE_BOUNDS[-1]
     kind = next(t for t, bound in zip(NOTE_TYPES, _TYPE_BOUNDS, strict=True) if roll < bound)
     narrator, style = Narrator(patient, rng), Style(rng)
     title = pick(rng, kind.fields["titles"])
-    lines = [Line([(title, "")], heading=True)] if title else []
+    lines = [NoteLine([(title, "")], heading=True)] if title else []
     longest, words = rng.choice(_LENGTHS), 0
     for name in kind.fields["sections"]:
         section = _section(SECTIONS[name], narrator, style, rng)
@@ -125,23 +132,23 @@ def _compose(patient: Patient, rng: Random) -> list[Line]:
     return lines
 
 
-def _section(section: Block, narrator: Narrator, style: Style, rng: Random) -> list[Line]:
+def _section(section: Block, narrator: Narrator, style: Style, rng: Random) -> list[NoteLine]:
     fewest, most = (min(int(n), len(section.templates)) for n in section.fields["count"])
-    # Sorted: the first sentence of a section introduces it, as in real notes.
+    # Sorted, because the first sentence of a section introduces it, as in real notes.
     chosen = sorted(rng.sample(range(len(section.templates)), rng.randint(fewest, most)))
-    lines = [Line([(pick(rng, section.fields["headings"]), "")], heading=True)]
+    lines = [NoteLine([(pick(rng, section.fields["headings"]), "")], heading=True)]
     for index in chosen:
         sentence = expand(section.templates[index], rng, narrator.fill)
-        lines.append(Line(style.typed(sentence, rng), heading=False))
+        lines.append(NoteLine(style.typed(sentence, rng), heading=False))
     return lines
 
 
 class Narrator:
-    """What one clinician writes of one patient on one day: fills the slots of sentences.
+    """Fills the slots of the sentences of one note.
 
     Args:
-        patient: whom the note is about.
-        rng: the note's own coins.
+        patient: the subject of the note.
+        rng: random generator of this note.
     """
 
     def __init__(self, patient: Patient, rng: Random) -> None:
@@ -160,12 +167,12 @@ class Narrator:
         }
 
     def fill(self, name: str) -> list[Span]:
-        """Return the spans for a slot: a trait, what `_slot_…` makes, a template, or a word."""
+        """Return the spans of a slot: a trait, a result of `_slot_…`, a template, or a word."""
         if name in self._fixed:
             return [(self._fixed[name], "")]
         if method := getattr(self, f"_slot_{name}", None):
-            made: str | list[Span] = method()
-            return [(made, "")] if isinstance(made, str) else made
+            spans: str | list[Span] = method()
+            return [(spans, "")] if isinstance(spans, str) else spans
         text = self._text(name) if name in TEMPLATES else pick(self.rng, WORDS[name])
         return [(text, "")]
 
@@ -213,11 +220,11 @@ class Narrator:
     # --- problems
 
     def _slot_reason(self) -> list[Span]:
-        """The disease that brings the patient in."""
+        """The main disease, which is the reason for admission."""
         return self._qualified(self.patient.condition_names[0])
 
     def _slot_problem(self) -> list[Span]:
-        """One of the patient's diseases, under one of its names."""
+        """One of the patient's diseases, by one of its names."""
         i = self.rng.randrange(len(self.patient.conditions))
         if self.rng.random() < 0.7:
             return self._qualified(self.patient.condition_names[i])
@@ -229,7 +236,7 @@ class Narrator:
         return [(name, PROBLEM)]
 
     def _slot_history(self) -> list[Span]:
-        """Up to three of the patient's further diseases as a list."""
+        """A list of up to three of the patient's other diseases."""
         names = self.patient.condition_names
         return _listed([[(name, PROBLEM)] for name in names[1:4] or names[:1]])
 
@@ -244,7 +251,7 @@ class Narrator:
         return _listed([[(s, PROBLEM)] for s in self.rng.sample(self.patient.symptoms, n)])
 
     def _slot_denied(self) -> list[Span]:
-        """Symptoms of any diseases."""
+        """Symptoms of arbitrary diseases, which the patient denies."""
         drawn = (pick_common(self.rng, CONDITIONS) for _ in range(self.rng.randint(1, 4)))
         texts = [phrase(pick_common(self.rng, c.symptoms), self.rng) for c in drawn]
         return _listed([[(text, PROBLEM)] for text in dict.fromkeys(texts)], "or")
@@ -282,7 +289,7 @@ class Narrator:
         return [(name, TEST), (pick(self.rng, (" ", " ", " of ", " was ")) + value, "")]
 
     def _slot_trend(self) -> list[Span]:
-        """A laboratory value now and before: `creatinine 2.1, up from 1.4`."""
+        """A present and an earlier laboratory value: `creatinine 2.1, up from 1.4`."""
         name, value, _ = self._lab()
         number = value.split()[0]
         before = float(number) * self.rng.choice((0.5, 0.7, 0.85, 1.2, 1.6, 2.0))
@@ -295,7 +302,7 @@ class Narrator:
         return _listed([[(name, TEST), (f" {value}", "")] for name, value, _ in values], "")
 
     def _slot_labword(self) -> list[Span]:
-        """A laboratory value in words: an abnormal one is itself a problem."""
+        """A laboratory value in words; an abnormal value is labelled as a problem."""
         name, _, direction = self._lab()
         if direction:
             words = ("elevated", "rising", "high") if direction > 0 else ("low", "decreased")
@@ -318,7 +325,7 @@ class Narrator:
         return [*spans[:-1], (f" {values[-1]}", "")]
 
     def _lab(self) -> tuple[str, str, int]:
-        """Return a laboratory value's name, its number as text, and -1, 0 or 1: low to high."""
+        """Return a laboratory value's name, its text, and -1, 0 or 1 for low, normal or high."""
         abnormal = self.patient.abnormal_labs
         if abnormal and self.rng.random() < 0.6:
             key = pick(self.rng, abnormal)
@@ -343,7 +350,7 @@ class Narrator:
         return self._dosed(self.rng.choice(self.patient.medications))
 
     def _dosed(self, medication: Medication) -> list[Span]:
-        """A drug with its dose, route and frequency, of which the name alone is the entity."""
+        """A drug with dose, route and frequency; only the drug's name is labelled."""
         drug, rng = medication.drug, self.rng
         form = pick(rng, drug.forms)
         form = f"{form} " if form and rng.random() < 0.3 else ""
@@ -375,14 +382,14 @@ class Narrator:
         return [(drug, TREATMENT), (joint, ""), (reaction, PROBLEM)]
 
     def _condition(self) -> Condition:
-        # The reason for admission is what most of the note is about.
+        # Most of a note is about the reason for admission.
         if self.rng.random() < 0.55:
             return self.patient.conditions[0]
         return self.rng.choice(self.patient.conditions)
 
 
 def _listed(items: list[list[Span]], last: str = "and") -> list[Span]:
-    """Return the items with commas between them, and the last joined by a word, if any."""
+    """Return the items with commas between them, and `last` before the last item."""
     spans = items[0]
     for number, item in enumerate(items[1:], 2):
         spans = [*spans, (f" {last} " if last and number == len(items) else ", ", ""), *item]
@@ -398,7 +405,7 @@ class Style:
         self._full_stops = rng.random() < 0.9
 
     def typed(self, spans: list[Span], rng: Random) -> list[Span]:
-        """Return a sentence as it is typed; entities keep their extent, and may be misspelt."""
+        """Return a typed sentence; entities keep their extent, but may be misspelt."""
         out: list[Span] = []
         for text, label in spans:
             if not label and self._abbreviates:
@@ -421,6 +428,6 @@ def _misspelt(text: str, rng: Random) -> str:
     if not words:
         return text
     word = rng.choice(words)
-    at = word.start() + 1 + rng.randrange(len(word[0]) - 2)
-    swapped, doubled = text[at + 1] + text[at] + text[at + 2 :], text[at] * 2 + text[at + 1 :]
-    return text[:at] + (swapped, doubled, text[at + 1 :])[rng.randrange(3)]
+    i = word.start() + 1 + rng.randrange(len(word[0]) - 2)
+    swapped, doubled = text[i + 1] + text[i] + text[i + 2 :], text[i] * 2 + text[i + 1 :]
+    return text[:i] + (swapped, doubled, text[i + 1 :])[rng.randrange(3)]

@@ -1,7 +1,7 @@
-"""Synthetic public text, on travel, sport, history, … (`tables/public_topics.txt`).
+"""Synthetic public text on travel, sport, history and other topics (`tables/public_topics.txt`).
 
-General English with hardly a clinical word: a model pre-trained on it knows how sentences go on,
-but not what a note talks about.
+The text is general English with almost no clinical words. A model that is pre-trained on it learns
+the grammar of sentences, but not the content of clinical notes.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dp_core.data.hashing import generator, seed_key
 from tasks.demo_data.templates import Block, Span, expand, pick, read_table
 
 _SHARED, *_TOPICS = read_table("public_topics")
-_SENTENCES = (6, 12)  # of a document, fewest and most
+_SENTENCES = (6, 12)  # fewest and most in a document
 _JOINTS = ("", "", "", "", "However, ", "Later, ", "Today, ", "Indeed, ", "In those years ")
 
 
@@ -22,8 +22,8 @@ def public_text(documents: int, seed: int) -> Iterator[Document]:
     """Yield articles, each on one subject.
 
     Args:
-        documents: how many, of some 70 to 250 words.
-        seed: public; the first articles of a larger corpus are those of a smaller one.
+        documents: number of articles, each of about 70 to 250 words.
+        seed: public seed; a larger corpus begins with the articles of a smaller corpus.
     """
     key = seed_key(seed)
     for index in range(documents):
@@ -43,7 +43,7 @@ def _article(rng: Random) -> str:
 
 
 class _Author:
-    """Fills the slots of one article; returns to the same few names, as articles do."""
+    """Fills the slots of one article from few names, so that names recur as in real articles."""
 
     def __init__(self, topic: Block, rng: Random) -> None:
         self._rng = rng

@@ -1,8 +1,8 @@
-"""Templates of the synthetic text, and the tables of words that they are filled with.
+"""Templates of the synthetic text, and the tables of words that fill their slots.
 
-A table (`tables/*.txt`) is blocks between blank lines. A line of a block is `= title`,
-`- template`, or `field: a; b; c`. A template is text with choices `(a|b|)`, which may nest, and
-slots `{name}`.
+A table (`tables/*.txt`) consists of blocks, separated by blank lines. Each line of a block is
+`= title`, `- template`, or `field: a; b; c`. A template is text with slots `{name}` and choices
+`(a|b|)`, which may be nested.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from typing import TypeAlias, TypeVar
 
 T = TypeVar("T")
 Span = tuple[str, str]  # text, and its entity label or ""
-Fill = Callable[[str], list[Span]]  # what stands for a slot, by the slot's name
+Fill = Callable[[str], list[Span]]  # from a slot's name to its text
 
 _FOLDER = Path(__file__).parent / "tables"
-_SKEW = 3.0  # of common items; 1 would be uniform
+_SKEW = 3.0  # of the draws of `pick_common`; 1 would be uniform
 _TOKEN = re.compile(r"[(|)]|\{\w+\}|[^(|){]+")
 
 # A literal, a slot with its braces, or a choice of sequences.
@@ -29,7 +29,7 @@ _Node: TypeAlias = "str | tuple[list[_Node], ...]"
 
 @dataclass(frozen=True)
 class Block:
-    """One block of a table: its title, its templates, and its fields, each a list."""
+    """One block of a table: a title, templates, and lists of words by field."""
 
     title: str
     templates: tuple[str, ...]
@@ -52,10 +52,10 @@ def _block(lines: list[str]) -> Block:
 
 
 def expand(template: str, rng: Random, fill: Fill) -> list[Span]:
-    """Return the spans of one expansion of a template, each branch of a choice as likely.
+    """Return the spans of one random expansion; all branches of a choice are equally likely.
 
     Raises:
-        ValueError: braces or parentheses do not match, or `fill` knows no such slot.
+        ValueError: braces or parentheses do not match, or `fill` does not know a slot.
     """
     spans: list[Span] = []
     _expand(_parse(template), rng.random, fill, spans)
@@ -68,14 +68,14 @@ def phrase(template: str, rng: Random) -> str:
 
 
 def pick(rng: Random, items: Sequence[str]) -> str:
-    """Return one of the items, each as likely; as `Random.choice`, and faster."""
+    """Return an item drawn uniformly; faster than `Random.choice`."""
     return items[int(rng.random() * len(items))]
 
 
 def pick_common(rng: Random, items: Sequence[T]) -> T:
-    """Return one of the items, the earlier the likelier, as words of a language are.
+    """Return an item drawn with a skew towards the first items, like the words of a language.
 
-    The first tenth comes up in 46% of the draws, the last half in 21%.
+    The first tenth of the items receives 46% of the draws, the last half 21%.
     """
     return items[int(rng.random() ** _SKEW * len(items))]
 
@@ -120,5 +120,5 @@ _WORDS, _ABBREVIATIONS, _TEMPLATES = (block.fields for block in read_table("lexi
 
 WORDS: dict[str, tuple[str, ...]] = _WORDS
 ABBREVIATIONS = {long: short for long, (short,) in _ABBREVIATIONS.items()}
-# Slots whose parts combine freely: many more surfaces than any training set shows.
+# The parts of these slots combine freely, into many more surfaces than any training set contains.
 TEMPLATES = {name: template for name, (template,) in _TEMPLATES.items()}

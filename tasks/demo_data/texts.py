@@ -1,8 +1,8 @@
-"""Synthetic texts with a class, and pairs of them, from the sentences of `entities.py`.
+"""Synthetic texts with a class, and pairs of texts, from the sentences of `entities.py`.
 
-The class of a text is the type of its first entity. A pair is a sentence and a claim about what it
-mentions: that follows from it (entailment), is contrary to it (contradiction), or speaks of
-something else (neutral), as in natural language inference.
+The class of a text is the type of its first entity. A pair consists of a sentence and a claim about
+its entities. As in natural language inference, the sentence implies the claim (entailment),
+contradicts it (contradiction), or does neither (neutral).
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ from dp_core.data.labelled_text import LabelledText
 from dp_core.data.ner import Sentence
 from tasks.demo_data.entities import labelled_sentences, surfaces
 
-NO_ENTITY = "none"  # the class of a text that mentions none
+NO_ENTITY = "none"  # the class of a text without entities
 _RELATIONS = ("entailment", "contradiction", "neutral")
 
 
 def labelled_texts(seed: int) -> tuple[list[LabelledText], list[LabelledText]]:
-    """Return training and test texts with the type of their first entity, by different patients.
+    """Return training and test texts with their classes, about different patients.
 
     Args:
-        seed: public.
+        seed: public seed.
     """
     train, test = labelled_sentences(seed=seed)
     return [_text(s) for s in train], [_text(s) for s in test]
 
 
 def labelled_pairs(seed: int) -> tuple[list[LabelledText], list[LabelledText]]:
-    """Return training and test pairs with their relation, by different patients.
+    """Return training and test pairs with their relations, about different patients.
 
     Args:
-        seed: public.
+        seed: public seed.
     """
     train, test = labelled_sentences(seed=seed)
     return list(_pairs(train, seed)), list(_pairs(test, seed))
@@ -45,12 +45,12 @@ def _text(sentence: Sentence) -> LabelledText:
 
 def _pairs(sentences: Sequence[Sentence], seed: int) -> Iterator[LabelledText]:
     mentioned = [(s, words) for s in sentences if (words := surfaces(s))]
-    every = sorted({word for _, words in mentioned for word in words})
+    surfaces_of_all = sorted({word for _, words in mentioned for word in words})
     for number, (sentence, words) in enumerate(mentioned):
         rng = generator(seed_key(seed), "pairs", str(number))
         relation = _RELATIONS[int(rng.random() * len(_RELATIONS))]
-        about = words if relation != "neutral" else [w for w in every if w not in words]
-        what = about[int(rng.random() * len(about))]
+        about = words if relation != "neutral" else [w for w in surfaces_of_all if w not in words]
+        entity = about[int(rng.random() * len(about))]
         denied = relation == "contradiction" or (relation == "neutral" and rng.random() < 0.5)
-        claim = f"no mention of {what}" if denied else f"mention of {what}"
+        claim = f"no mention of {entity}" if denied else f"mention of {entity}"
         yield LabelledText(" ".join(sentence.tokens), claim, relation, sentence.document_id)

@@ -1,1 +1,1 @@
-"""The evidence pack: what a stranger needs to check a model's privacy claim without us."""
+"""The evidence pack, by which a third party can check a model's privacy claim independently."""

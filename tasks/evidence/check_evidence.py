@@ -3,14 +3,14 @@
 
     python check_evidence.py [FOLDER] [--model FOLDER_OF_THE_MODEL]
 
-The script trusts no figure and no sentence of the pack. From the recorded mechanisms alone it
-derives the neighbouring relation, ε (with Google's `dp_accounting`, by the theorem that each
-reduction names), whether δ is below 1/n, and the ceilings on attacks. It then writes every page of
-the pack again from the data, and compares them byte for byte. `RECORDED` lists the fields that
+The script does not trust any figure or sentence of the pack. It derives the neighbouring relation,
+ε and the ceilings on attacks from the recorded mechanisms alone, and checks that δ is below 1/n. ε
+is derived with Google's `dp_accounting`, by the theorem that each reduction names. The script then
+generates all pages from the data and compares them byte for byte. `RECORDED` lists the fields that
 cannot be derived.
 
-Exit codes: 0 everything holds; 1 there is a fault; 2 the folder holds no evidence pack of this
-version, or it cannot be checked here; 4 no fault, but a part could not be derived.
+Exit codes: 0 everything holds; 1 there is a fault; 2 the folder contains no evidence pack of this
+version, or it cannot be checked here; 4 there is no fault, but a part could not be derived.
 """
 
 from __future__ import annotations
@@ -28,13 +28,20 @@ from pathlib import Path
 from typing import Any
 
 HOLDS, FAULTY, NO_PACK, NOT_DERIVED = 0, 1, 2, 4
-TOLERANCE = 0.005  # share by which a claim may lie below the derived number
+TOLERANCE = 0.005  # relative difference by which a claim may be below the derived number
 EVIDENCE, LEDGER, STATEMENT = "evidence.json", "ledger.json", "privacy_statement.json"
 PAGE, CARD, WORDS, SCRIPT = "evidence.html", "README.md", "PRIVACY.md", "check_evidence.py"
-FILES = {LEDGER, STATEMENT, PAGE, CARD, WORDS, SCRIPT}  # of a pack, in addition to evidence.json
+FILES = {
+    LEDGER,
+    STATEMENT,
+    PAGE,
+    CARD,
+    WORDS,
+    SCRIPT,
+}  # files of a pack, in addition to evidence.json
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 NOT_STATED = "not stated by the operator"
-RECORDED = {  # fields that no data of a pack can confirm, by file
+RECORDED = {  # fields that the data of a pack cannot confirm, by file
     EVIDENCE: (
         "edition", "made_up", "created", "model", "made_by", "versions", "operator_words",
         "measures", "audits", "claims[].assumptions", "claims[].declared_units",
@@ -50,15 +57,15 @@ RECORDED = {  # fields that no data of a pack can confirm, by file
     ),
 }  # fmt: skip
 _MOST_BYTES = 1 << 26
-_LONGEST_PLACE = 400  # characters that name a field; mechanisms within mechanisms have long ones
+_LONGEST_PLACE = 400  # characters of a field's path; nested mechanisms have long paths
 _SETTLED = 1e-3  # relative difference at which two grids agree
 _FINEST = 1e-6
-_ROUNDING = 1e-5  # absolute: ε and ceilings below it are the grid's
+_ROUNDING = 1e-5  # absolute error of ε and ceilings on the grid
 _ADD_REMOVE, _ZERO_OUT, _REPLACE = "add-or-remove-one", "zero-out-one", "replace-one"
 
 
 class NotAPackError(Exception):
-    """The folder holds no evidence of this version, or this machine cannot read it."""
+    """The folder contains no evidence pack of this version, or it cannot be read."""
 
 
 class NotDerivedError(Exception):
@@ -77,7 +84,7 @@ def _whole(low: int, high: int = 10**15) -> Callable[[Any], bool]:
 
 
 def _within(low: float, high: float) -> Callable[[Any], bool]:
-    """Return the test for a number above `low` and at most `high`."""
+    """Return a test for numbers above `low` and at most `high`."""
     return lambda v: _REAL(v) and low < v <= high
 
 
@@ -94,7 +101,7 @@ class _Mapping:
 _SHA256, _DAY, _NAME = r"[0-9a-f]{64}", r"\d{4}-\d\d-\d\d", r"\S(.*\S)?"
 _UNIT, _RELATION = {"example", "document", "patient"}, {_ADD_REMOVE, _ZERO_OUT, _REPLACE}
 _EPSILON, _DELTA, _SIGMA = (lambda v: _REAL(v) and 0 <= v <= 1e6), _within(0, 1), _within(0, 1e12)
-_EVENT = object()  # a mechanism: `MECHANISMS` has its fields
+_EVENT = object()  # a mechanism, with the fields in `MECHANISMS`
 _STEPS = _whole(1, 10**7)
 _REDERIVED = {"tool": _NAME, "epsilon": _Optional(_EPSILON)}
 _CLAIMED_RELEASE = {
@@ -165,10 +172,10 @@ SHAPES: dict[str, Any] = {
 
 
 def read_json(text: bytes) -> Any:
-    """Return the JSON value, in which no key occurs twice and every number is finite.
+    """Return the JSON value; keys must be unique and numbers finite.
 
     Raises:
-        ValueError: `text` is something else.
+        ValueError: `text` is not such a value.
     """
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -184,11 +191,11 @@ def read_json(text: bytes) -> Any:
     try:
         return json.loads(text, object_pairs_hook=unique, parse_float=finite, parse_constant=finite)
     except RecursionError:
-        raise ValueError("it is nested too deeply") from None
+        raise ValueError("the value is nested too deeply") from None
 
 
 def misshapen(value: Any, shape: Any, where: str) -> Iterator[str]:
-    """Yield a line for each field that is missing, unknown, of another type or out of range."""
+    """Yield a line for each field that is missing, unknown, out of range or of a wrong type."""
     if isinstance(shape, _Optional):
         if value is not None:
             yield from misshapen(value, shape.shape, where)
@@ -210,7 +217,7 @@ def misshapen(value: Any, shape: Any, where: str) -> Iterator[str]:
             if name.isprintable():
                 yield from misshapen(value[name], fields[name], f"{where}.{name}")
             else:
-                yield f"{where} has a name that cannot be printed"
+                yield f"{where} has a name with unprintable characters"
     elif isinstance(shape, list) and isinstance(value, list):
         for number, item in enumerate(value):
             yield from misshapen(item, shape[0], f"{where}[{number}]")
@@ -224,10 +231,10 @@ def misshapen(value: Any, shape: Any, where: str) -> Iterator[str]:
         if not (isinstance(value, str) and value in shape):
             yield f"{where} is not one of: {', '.join(sorted(shape))}"
     elif not callable(shape) or not shape(value):
-        yield f"{where} is of another type, or out of range"
+        yield f"{where} has a wrong type, or is out of range"
 
 
-# --- mechanisms: neighbouring relation, words, and reduction to dp_accounting
+# --- mechanisms: neighbouring relation, description, and reduction to dp_accounting
 
 Event = Mapping[str, Any]
 Part = Callable[[float], Any]  # grid spacing -> privacy loss distribution (PLD) of dp_accounting
@@ -238,9 +245,9 @@ class Reduction:
     """A mechanism as a composition of privacy loss distributions.
 
     Attributes:
-        parts: their PLDs.
-        lines: (reduced mechanism, theorem that reduces it).
-        by_renyi: δ -> ε of a mechanism that, alone, is claimed by Rényi DP; None for the others.
+        parts: the distributions.
+        lines: pairs of a reduced mechanism and the theorem of its reduction.
+        by_renyi: δ -> ε by Rényi DP, for a single mechanism without a PLD; None otherwise.
     """
 
     parts: tuple[Part, ...]
@@ -253,12 +260,12 @@ class Mechanism:
     """One kind of mechanism, version 1.
 
     Attributes:
-        title: the release in a word or two.
-        relation: under which its ε holds; None for its parts' relation.
+        title: short name of the release.
+        relation: neighbouring relation of its ε; None if it has the relation of its parts.
         fields: the shape of its parameters.
-        words: the mechanism in one clause, as the privacy statement writes it.
-        reduce: its reduction.
-        converts: relations to which a theorem converts it.
+        words: returns the description of the mechanism in the privacy statement.
+        reduce: returns its reduction.
+        converts: relations to which a theorem converts its guarantee.
     """
 
     title: str
@@ -282,7 +289,7 @@ def mechanism_of(event: Event) -> Mechanism:
 
 
 def parts_of(event: Event) -> list[Event]:
-    """Return the mechanisms of which this one is made."""
+    """Return the parts of a mechanism."""
     values = [v for value in event.values() for v in (value if type(value) is list else [value])]
     return [part for part in values if isinstance(part, dict)]
 
@@ -310,19 +317,19 @@ def relation_of(event: Event) -> str:
 
 
 def title_of(event: Event) -> str:
-    """Return the release in a word or two."""
+    """Return the short name of a release."""
     if event["kind"] == "restated":
         return title_of(event["event"])
     return str(event["reason"]) if event["kind"] == "unaccounted" else mechanism_of(event).title
 
 
 def words_of(event: Event) -> str:
-    """Return a mechanism in one clause."""
+    """Return the description of a mechanism in one clause."""
     return mechanism_of(event).words(event)
 
 
 def units_of(event: Event) -> set[str | None]:
-    """Return the units that a mechanism and its parts protect."""
+    """Return the privacy units of a mechanism and its parts."""
     return {event["unit"]}.union(*(units_of(part) for part in parts_of(event)))
 
 
@@ -338,8 +345,8 @@ def reduce(event: Event) -> Reduction:
 def _composed(events: Sequence[Event]) -> Reduction:
     reductions = [reduce(event) for event in events]
     return Reduction(
-        tuple(part for one in reductions for part in one.parts),
-        tuple(dict.fromkeys(line for one in reductions for line in one.lines)),
+        tuple(part for reduction in reductions for part in reduction.parts),
+        tuple(dict.fromkeys(line for reduction in reductions for line in reduction.lines)),
         reductions[0].by_renyi if len(reductions) == 1 else None,
     )
 
@@ -352,7 +359,7 @@ def _pld() -> Any:
 
 def _gaussian(sigma: float) -> Part:
     if sigma < 0.05:
-        raise NotDerivedError(f"noise of σ = {sigma:.3g} promises nothing that a grid can hold")
+        raise NotDerivedError(f"the guarantee of σ = {sigma:.3g} is too weak for a grid")
     return lambda spacing: _pld().from_gaussian_mechanism(
         sigma, value_discretization_interval=spacing
     )
@@ -373,9 +380,9 @@ def _epsilon_delta(epsilon: float, delta: float) -> Part:
     """Return the dominating pair of all (ε, δ)-DP mechanisms."""
     from dp_accounting.pld import common
 
-    known = common.DifferentialPrivacyParameters(epsilon, delta)
+    parameters = common.DifferentialPrivacyParameters(epsilon, delta)
     return lambda spacing: _pld().from_privacy_parameters(
-        known, value_discretization_interval=spacing
+        parameters, value_discretization_interval=spacing
     )
 
 
@@ -383,13 +390,13 @@ def _reduce_poisson(event: Event) -> Reduction:
     cycle = event.get("cycle", 1)
     phases = [(q, s, math.ceil(n / cycle)) for q, s, n in event["phases"]]
     theorem = (
-        "(1 − q)N(0, σ²) + qN(1, σ²) against N(0, σ²) dominates it (Zhu, Dong and Wang 2022,"
+        "(1 − q)N(0, σ²) + qN(1, σ²) and N(0, σ²) are a dominating pair (Zhu, Dong and Wang 2022,"
         " Theorem 11)"
     )
     if "cycle" in event:
         theorem = (
-            f"noise of at most {cycle} bands on batches from {cycle} parts in turn is ⌈n/{cycle}⌉"
-            " Poisson-subsampled Gaussians (Choquette-Choo et al. 2023, Theorem 4)"
+            f"noise of at most {cycle} bands, on batches from {cycle} parts in turn, is equivalent"
+            f" to ⌈n/{cycle}⌉ Poisson-subsampled Gaussians (Choquette-Choo et al. 2023, Theorem 4)"
         )
     return Reduction(
         tuple(_sampled(*phase) for phase in phases),
@@ -422,10 +429,10 @@ def _reduce_truncated(event: Event) -> Reduction:
         cut = cuts[0][0] if cuts else 0.0
         return _from_profile(profile, 2 / sigma, times), (
             f"{times} × mixture of PoissonSampled(q = {rate:.6g}, Gaussian(σ)) with"
-            f" σ = {sigma:.6g}, and, with probability {cut:.3g} or less, σ/2 at the rate of a place"
-            f" among {cap}; the worst for 1 to {units} units",
-            "a batch that is cut moves by at most twice the clip norm, one that is not by once (the"
-            " decomposition of arXiv:2508.15089, whether a batch is cut being independent of the"
+            f" σ = {sigma:.6g}, and, with probability at most {cut:.3g}, σ/2 at the rate of one of"
+            f" {cap} places; the worst case of 1 to {units} units",
+            "a truncated batch changes by at most twice the clip norm, any other batch by at most"
+            " the clip norm (decomposition of arXiv:2508.15089; truncation is independent of the"
             " unit)",
         )
 
@@ -434,7 +441,7 @@ def _reduce_truncated(event: Event) -> Reduction:
 
 
 def _cuts(units: int, cap: int, rate: float) -> Iterator[tuple[float, float]]:
-    """Yield for ranges of the number of other units the largest probability of a cut and rate."""
+    """Yield bounds on (probability of a cut, rate), for ranges of the number of other units."""
     from scipy.stats import binom
 
     most, top, width = rate * cap / (cap + 1), units - 1, 1
@@ -489,7 +496,9 @@ def _reduce_fixed_size(event: Event) -> Reduction:
 def _reduce_gaussian(event: Event) -> Reduction:
     times = event["count"] if "count" in event else event["participations"]
     sigma = event["noise_multiplier"] / math.sqrt(times)
-    theorem = "k Gaussian mechanisms are one of σ/√k (Dong, Roth and Su 2022, Corollary 3.3)"
+    theorem = (
+        "k Gaussian mechanisms compose to one with σ/√k (Dong, Roth and Su 2022, Corollary 3.3)"
+    )
     line = (f"Gaussian(σ = {sigma:.6g}) for {times} Gaussian mechanism(s)", theorem)
     return Reduction((_gaussian(sigma),), (line,))
 
@@ -497,21 +506,21 @@ def _reduce_gaussian(event: Event) -> Reduction:
 def _reduce_histogram(event: Event) -> Reduction:
     """Discrete Gaussian noise on the words that are present, cut at a threshold.
 
-    A unit has N words, of which it alone has ℓ. Each of these passes with probability τ, and
-    gives the unit away; if none passes, m = N − ℓ counts that are moved by 1 remain.
+    A unit has N words; ℓ of them occur in no other unit. Each of these passes the threshold with
+    probability τ and reveals the unit. If none passes, m = N − ℓ counts differ by 1.
     """
     import numpy as np
 
     words, sigma = event["words_per_unit"], event["sigma"]
     _gaussian(sigma / math.sqrt(words))
     tau = float(_tail(np.array([event["threshold"] - 1.0]), sigma)[0])
-    every = {0, words} | {1 << i for i in range(words.bit_length()) if 1 << i < words}
+    lone_words = {0, words} | {1 << i for i in range(words.bit_length()) if 1 << i < words}
 
     def part(spacing: float) -> Any:
-        one = _pld().from_discrete_gaussian_mechanism(
+        of_count = _pld().from_discrete_gaussian_mechanism(
             sigma, value_discretization_interval=spacing, use_connect_dots=True
         )
-        shared = {m: one.self_compose(m) for m in {words - lone for lone in every} - {0}}
+        shared = {m: of_count.self_compose(m) for m in {words - lone for lone in lone_words} - {0}}
 
         def moved(eps: Any, m: int) -> Any:
             least = np.maximum(0.0, -np.expm1(np.minimum(eps, 0.0)))
@@ -521,7 +530,7 @@ def _reduce_histogram(event: Event) -> Reduction:
 
         def profile(eps: Any) -> tuple[Any, Any]:
             with_unit, without = np.zeros_like(eps), np.zeros_like(eps)
-            for lone in sorted(every):
+            for lone in sorted(lone_words):
                 stay = lone * math.log1p(-tau)
                 passes = -math.expm1(stay)
                 hidden = moved(eps - stay, words - lone)
@@ -535,17 +544,17 @@ def _reduce_histogram(event: Event) -> Reduction:
         (part,),
         (
             (
-                f"DiscreteGaussian(σ = {sigma:.6g}) on each of up to {words} counts, and a word of"
-                f" one unit alone that passes with probability τ = {tau:.3g}; the worst number of"
-                " such words at each ε",
-                "given that no such word passes, the other counts are all that differs",
+                f"DiscreteGaussian(σ = {sigma:.6g}) on each of up to {words} counts, and words of a"
+                f" single unit, each of which passes with probability τ = {tau:.3g}; the worst"
+                " number of such words at each ε",
+                "if no such word passes, only the other counts differ",
             ),
         ),
     )
 
 
 def _norms(event: Event) -> tuple[float, float]:
-    """Return (standard deviation S of the noise, l2 norm of a unit over all rounds), in places."""
+    """Return the standard deviation S of the noise and the l2 norm of a unit over all rounds."""
     square = 1024.0**2
     for _ in range(event["levels"]):
         square = 256.0**2 * square + 1280.0**2
@@ -556,7 +565,7 @@ def _norms(event: Event) -> tuple[float, float]:
 
 
 def _reduce_noised_weights(event: Event) -> Reduction:
-    """Noised weights on a lattice, in rounds, released where they reach a threshold."""
+    """Noised weights on a lattice, in rounds; items above a threshold are released."""
     import numpy as np
 
     items, scales = event["items_per_unit"], event["scales"]
@@ -577,11 +586,11 @@ def _reduce_noised_weights(event: Event) -> Reduction:
         (
             (
                 f"Gaussian(σ = {sigma:.6g}) for {len(scales)} round(s), and an added δ ="
-                f" {coin:.3g} for an item of one unit alone that passes",
-                "adaptively composed Gaussians are one, μ² = Σ(norm/S)² (Dong, Roth and Su 2022,"
-                " Corollary 3.3), a discrete one of deviation S as a continuous one of √(S² − 16);"
-                " a new item passes only by its own noise (Confide, docs/proofs.md, “Items that"
-                " one unit brings”)",
+                f" {coin:.3g} for an item of a single unit that passes",
+                "adaptively composed Gaussians equal one with μ² = Σ(norm/S)² (Dong, Roth and Su"
+                " 2022, Corollary 3.3); a discrete Gaussian of deviation S counts as a continuous"
+                " one of √(S² − 16); an item of a single unit passes only by its own noise"
+                " (Confide, docs/proofs.md, “Items that one unit brings”)",
             ),
         ),
     )
@@ -590,21 +599,21 @@ def _reduce_noised_weights(event: Event) -> Reduction:
 def _reduce_phrase_rounds(event: Event) -> Reduction:
     whole = _composed(event["rounds"])
     theorem = "adaptive composition of dominating pairs (Zhu, Dong and Wang 2022, Theorem 10)"
-    line = ("rounds: composed, each as if it had been fixed beforehand", theorem)
+    line = ("rounds, composed as if each were fixed in advance", theorem)
     return Reduction(whole.parts, (*whole.lines, line))
 
 
 def _reduce_restated(event: Event) -> Reduction:
     inner = reduce(event["event"])
     if event["to"] == _ZERO_OUT:
-        theorem = "a unit that contributes nothing leaves the release as if it were not there"
+        theorem = "an empty contribution has the same effect on the release as an absent unit"
         return Reduction(inner.parts, (*inner.lines, ("the same under zero-out-one", theorem)))
-    # (2ε, (1 + e^ε)δ) holds at every δ. The slightly smaller δ keeps the result within the claimed
-    # δ where the two libraries differ in the last digits of ε.
+    # (2ε, (1 + e^ε)δ) holds at every δ. With a slightly smaller δ the result stays below the
+    # claimed δ even if the two libraries differ in the last digits of ε.
     delta = event["delta"] / (1 + 1e-3)
     epsilon = _epsilon_of(inner, delta)
     if epsilon > 300 or (1 + math.exp(epsilon)) * delta >= 1:
-        raise NotDerivedError("under replace-one its δ is 1 or more")
+        raise NotDerivedError("its δ under replace-one is at least 1")
     line = (
         f"(2ε, (1 + e^ε)δ) for replace-one, from (ε, δ) at δ = {event['delta']:.3g}",
         "group privacy for two steps (Vadhan 2017, Lemma 2.2)",
@@ -620,13 +629,15 @@ def _reduce_selection(event: Event) -> Reduction:
     import numpy as np
     from dp_accounting import dp_event, rdp
 
-    logging.getLogger("absl").setLevel(logging.ERROR)  # an order whose series diverges is left out
+    logging.getLogger("absl").setLevel(
+        logging.ERROR
+    )  # hides warnings about orders whose series diverge
     orders = [1 + i / 20 for i in range(1, 200)] + list(range(11, 129)) + [160, 192, 256, 512, 1024]
-    candidates = [_dp_event(one) for one in event["candidates"]]
-    curves = [np.asarray(rdp.RdpAccountant(orders).compose(one).rdp) for one in candidates]
+    candidates = [_dp_event(candidate) for candidate in event["candidates"]]
+    curves = [np.asarray(rdp.RdpAccountant(orders).compose(c).rdp) for c in candidates]
     worst = next((i for i, c in enumerate(curves) if all(np.all(c >= d) for d in curves)), None)
     if worst is None:
-        raise NotDerivedError("no candidate of the selection is the costliest at every Rényi order")
+        raise NotDerivedError("no candidate of the selection costs most at every Rényi order")
     shape, gamma, mean = event["eta"], event["gamma"], event["mean"]
     if event["count"] == "poisson":
         shape = math.inf
@@ -642,20 +653,20 @@ def _reduce_selection(event: Event) -> Reduction:
     line = (
         f"RepeatAndSelect(mean = {mean:.6g}, shape = {shape:g}) of the costliest of"
         f" {len(candidates)} candidates, by Rényi DP",
-        "Papernot and Steinke 2022, Theorems 2 and 6; a candidate drawn at random costs at most"
-        " the worst at each order (van Erven and Harremoës 2014, Theorem 13)",
+        "Papernot and Steinke 2022, Theorems 2 and 6; a randomly drawn candidate costs at most as"
+        " much as the worst candidate at each order (van Erven and Harremoës 2014, Theorem 13)",
     )
     pair = _epsilon_delta(by_renyi(event["delta"]), event["delta"])
     return Reduction((pair,), (line,), by_renyi)
 
 
 def _dp_event(event: Event) -> Any:
-    """Return a training as an event of dp_accounting's Rényi accountant."""
+    """Return a training as an event for dp_accounting's Rényi accountant."""
     import dp_accounting as dpa
 
     match event["kind"]:
         case "composed":
-            return dpa.ComposedDpEvent([_dp_event(one) for one in event["events"]])
+            return dpa.ComposedDpEvent([_dp_event(part) for part in event["events"]])
         case "gaussian":
             return dpa.GaussianDpEvent(event["noise_multiplier"] / math.sqrt(event["count"]))
         case "poisson_gaussian" | "cyclic_poisson_gaussian":
@@ -665,7 +676,7 @@ def _dp_event(event: Event) -> Any:
             ]
             cycle = event.get("cycle", 1)
             return dpa.ComposedDpEvent(
-                [dpa.SelfComposedDpEvent(one, math.ceil(n / cycle)) for one, n in phases]
+                [dpa.SelfComposedDpEvent(update, math.ceil(n / cycle)) for update, n in phases]
             )
     raise NotDerivedError(f"a selection among trainings of the kind {event['kind']!r}")
 
@@ -697,12 +708,12 @@ def _gaussian_delta(eps: Any, mu: float) -> Any:
 
 
 def _from_profile(profile: Callable[[Any], tuple[Any, Any]], mu: float, times: int) -> Part:
-    """Return the PLD of a privacy profile, by the library's own "connect the dots".
+    """Return the PLD of a privacy profile, by the library's "connect the dots" method.
 
     Args:
-        profile: ε ≥ 0 -> (δ with the unit against without it, δ the other way round).
-        mu: of a Gaussian whose losses reach as far.
-        times: number of compositions with itself.
+        profile: ε ≥ 0 -> (δ for data with the unit against data without it, and the reverse δ).
+        mu: parameter of a Gaussian mechanism whose losses cover the same range.
+        times: number of compositions.
     """
     import numpy as np
     from dp_accounting.pld import pld_pmf
@@ -710,7 +721,7 @@ def _from_profile(profile: Callable[[Any], tuple[Any, Any]], mu: float, times: i
     def part(spacing: float) -> Any:
         size = math.ceil((mu * mu / 2 + 12 * mu) / spacing) + 1
         eps = np.arange(size + 1) * spacing
-        one, other = (np.maximum.accumulate(d[::-1])[::-1] for d in profile(eps))
+        removed, added = (np.maximum.accumulate(d[::-1])[::-1] for d in profile(eps))
 
         def direction(forth: Any, back: Any) -> Any:
             below = 1 - np.exp(-eps[:0:-1]) * (1 - back[:0:-1])  # at −ε
@@ -720,7 +731,7 @@ def _from_profile(profile: Callable[[Any], tuple[Any, Any]], mu: float, times: i
                 spacing, -size, size, deltas
             )
 
-        whole = _pld().PrivacyLossDistribution(direction(one, other), direction(other, one))
+        whole = _pld().PrivacyLossDistribution(direction(removed, added), direction(added, removed))
         return whole.self_compose(times) if times > 1 else whole
 
     return part
@@ -760,8 +771,8 @@ def _words_of_weights(event: Event) -> str:
 
 def _words_of_rounds(event: Event) -> str:
     return "phrases in rounds: " + "; then ".join(
-        f"of {length} words, {words_of(one)}"
-        for length, one in zip(event["lengths"], event["rounds"], strict=True)
+        f"of {length} words, {words_of(part)}"
+        for length, part in zip(event["lengths"], event["rounds"], strict=True)
     )
 
 
@@ -772,7 +783,7 @@ def _words_of_selection(event: Event) -> str:
     if event["count"] == "poisson":
         law = f"Poisson, mean {event['mean']:g}"
     candidates = event["candidates"]
-    costs = [rdp.RdpAccountant([8]).compose(_dp_event(one)).rdp[0] for one in candidates]
+    costs = [rdp.RdpAccountant([8]).compose(_dp_event(c)).rdp[0] for c in candidates]
     return (
         f"the best of a secret random number of trainings ({law}), each of one of"
         f" {len(candidates)} candidates drawn at random, the costliest of them"
@@ -882,7 +893,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "several releases",
         None,
         {"events": [_EVENT]},
-        lambda e: "; and ".join(words_of(one) for one in e["events"]),
+        lambda e: "; and ".join(words_of(part) for part in e["events"]),
         lambda e: _composed(e["events"]),
         frozenset(),
     ),
@@ -915,7 +926,7 @@ MECHANISMS: dict[str, Mechanism] = {
 
 
 def _settled_pld(reduction: Reduction, delta: float) -> tuple[Any, float]:
-    """Return the composed PLD on a grid that is fine enough, and its ε at δ."""
+    """Return the composed PLD on a sufficiently fine grid, and its ε at δ."""
     spacing, before = 4e-3, math.inf
     while True:
         first, *rest = (part(spacing) for part in reduction.parts)
@@ -940,10 +951,10 @@ class Derived:
     """The figures that dp_accounting derives for one claim.
 
     Attributes:
-        epsilon: at the claim's δ; None where it could not be derived.
-        lines: (reduced mechanism, theorem).
+        epsilon: ε at the claim's δ; None if it could not be derived.
+        lines: pairs of a reduced mechanism and the theorem of its reduction.
         ceilings: false positive rate -> largest true positive rate.
-        why_not: why it could not be derived; empty where it was.
+        why_not: reason why ε was not derived; empty if it was.
     """
 
     epsilon: float | None
@@ -953,7 +964,7 @@ class Derived:
 
 
 def derive(events: Sequence[Event], delta: float, rates: Sequence[float] = ()) -> Derived:
-    """Return ε of these mechanisms together, and the ceilings on attacks at these rates."""
+    """Return ε of the composed mechanisms, and the ceilings on attacks at these rates."""
     try:
         whole = _composed(events)
         epsilon = _epsilon_of(whole, delta)
@@ -974,7 +985,7 @@ def _ceiling(pld: Any, fpr: float) -> float:
     import numpy as np
 
     best, low, high = 1.0, 0.0, 40.0
-    for _ in range(4):  # ever finer around the best ε
+    for _ in range(4):  # refines the grid around the best ε
         eps = np.linspace(low, high, 400)
         deltas = np.asarray(pld.get_delta_for_epsilon(eps))
         bound = np.minimum(np.exp(eps) * fpr + deltas, 1 - np.exp(-eps) * (1 - deltas - fpr))
@@ -985,11 +996,11 @@ def _ceiling(pld: Any, fpr: float) -> float:
 
 
 def understates(claimed: float, derived: float) -> bool:
-    """Return whether a claimed bound lies below the derived number by more than the tolerance."""
+    """Return whether a claimed bound is below the derived number by more than the tolerance."""
     return not claimed >= derived * (1 - TOLERANCE) - _ROUNDING
 
 
-# --- the pages, written from the data
+# --- the pages, generated from the data
 
 Block = tuple[str, Any]  # h1, h2, h3, p, quote, pre: text; table: (headers, rows); list: lines
 
@@ -1003,7 +1014,7 @@ def _neighbours_in_words(relation: str, unit: str) -> str:
 
 
 def promise(claim: Mapping[str, Any]) -> list[str]:
-    """Return the paragraphs that say what is promised of one data set, in Markdown."""
+    """Return the paragraphs on the guarantee for one data set, in Markdown."""
     unit, epsilon, delta = claim["unit"], claim["epsilon"], claim["delta"]
     if epsilon is None:
         return [
@@ -1029,7 +1040,7 @@ def promise(claim: Mapping[str, Any]) -> list[str]:
 
 
 def statement_words(statement: Mapping[str, Any]) -> str:
-    """Return PRIVACY.md: the privacy statement in words."""
+    """Return the content of PRIVACY.md, the privacy statement in words."""
     texts = [_words_of_statement(part) for part in _statements(statement)]
     if after := statement.get("released_after_updates"):
         *earlier, last = after
@@ -1068,7 +1079,7 @@ def _statements(statement: Mapping[str, Any]) -> list[Mapping[str, Any]]:
 
 
 def verdict(evidence: Mapping[str, Any]) -> tuple[str, str]:
-    """Return headline and explanation: derived or not, and whether an audit contradicts it."""
+    """Return the headline and an explanation from the derivation and the audits."""
     audits = evidence["audits"]
     if against := [audit["finding"] for audit in audits if audit["verdict"] == "contradicted"]:
         return "An audit contradicts the claim", " ".join(against)
@@ -1076,8 +1087,8 @@ def verdict(evidence: Mapping[str, Any]) -> tuple[str, str]:
         return "An audit of the claim is invalid", " ".join(invalid)
     run = {audit["key"] for audit in audits if audit["verdict"] != "not run"}
     of_audits = (
-        f"{len(run)} of {len({audit['key'] for audit in audits})} audits were run; none contradicts"
-        " the claim."
+        f"{len(run)} of {len({audit['key'] for audit in audits})} audits were run, and none"
+        " contradicts the claim."
     )
     figures = [
         (part["epsilon"], part["rederived"])
@@ -1085,44 +1096,47 @@ def verdict(evidence: Mapping[str, Any]) -> tuple[str, str]:
         for part in (claim, *claim["releases"])
         if part["rederived"] is not None
     ]
-    known = [(mine, again["epsilon"]) for mine, again in figures if again["epsilon"] is not None]
+    known = [(claimed, r["epsilon"]) for claimed, r in figures if r["epsilon"] is not None]
     if len(known) < len(figures):
         missing = f"{len(figures) - len(known)} of {len(figures)} figures are not derived."
-        headline = "A part of the claim could not be derived by another library"
+        headline = "Another library could not derive a part of the claim"
         return headline, f"{missing} {of_audits}"
-    above = max((mine / again - 1 for mine, again in known if again), default=0.0)
+    above = max((claimed / derived - 1 for claimed, derived in known if derived), default=0.0)
     return (
         "Another library derives no larger ε",
-        f"{figures[0][1]['tool']}, by another maker, derives every ε below: the claims are at most"
-        f" {100 * max(above, 1e-4):.2g}% above its figures. {of_audits}",
+        f"{figures[0][1]['tool']}, which is independent of Confide, derives every ε below. The"
+        f" claims exceed its figures by at most {100 * max(above, 1e-4):.2g}%. {of_audits}",
     )
 
 
 _NIST = (  # Guidelines for Evaluating Differential Privacy Guarantees (2025), point by point
-    ("Privacy parameters, unit, neighbours", "of each claim, above"),
+    ("Privacy parameters, unit, neighbours", "listed above for each claim"),
     ("Variant", "(ε, δ), from composed privacy loss distributions in both directions"),
     ("Size of the data", "private; the declared number of units is a public bound"),
-    ("Composition", "of all releases of a data set, at the sum of their δ"),
-    ("Privacy budget", "each data set's ledger, above"),
-    ("Mechanisms and sampling", "of each release, above"),
-    ("Correctness", "derived by another library (check_evidence.py); audits"),
-    ("Floating point", "noise is exact, from random bits; sums of gradients are of float32"),
-    ("Random numbers", "a secret seed for each release, expanded by SHAKE-256"),
-    ("Utility", "measured by the model's step, above"),
-    ("Bias", "noise and clipping cost rare words and small groups most, by intent"),
-    ("Trust model", "central: the operator is trusted with the text, who has the model is not"),
-    ("Side channels", "publishable places hold days, no times and no sizes"),
-    ("Security, access and collection of the data", "in the operator's words, above"),
+    ("Composition", "all releases of a data set are composed, at the sum of their δ"),
+    ("Privacy budget", "see the ledger of each data set above"),
+    ("Mechanisms and sampling", "listed above for each release"),
+    ("Correctness", "checked by derivation with another library (check_evidence.py) and by audits"),
+    ("Floating point", "noise is sampled exactly from random bits; gradient sums are float32"),
+    ("Random numbers", "each release has a secret seed, expanded by SHAKE-256"),
+    ("Utility", "measured by the model's step, see above"),
+    ("Bias", "noise and clipping reduce utility most for rare words and small groups"),
+    (
+        "Trust model",
+        "central: the operator is trusted with the text, recipients of the model are not",
+    ),
+    ("Side channels", "publishable outputs contain days, but no times of day and no sizes"),
+    ("Security, access and collection of the data", "stated by the operator, see above"),
 )
 
 
 def document(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> list[Block]:
-    """Return the blocks of evidence.html and README.md: every field of the data."""
+    """Return the blocks of evidence.html and README.md, which show all fields of the data."""
     headline, detail = verdict(evidence)
     edition = {
-        "operator": "**Operator edition: do not publish.** It holds values that no noise protects.",
-        "publishable": "**Publishable edition.** Every figure is protected by the guarantee, or no"
-        " private text influenced it.",
+        "operator": "**Operator edition: do not publish.** It contains values without protection.",
+        "publishable": "**Publishable edition.** The guarantee protects every figure that depends"
+        " on private text.",
     }[evidence["edition"]]
     blocks: list[Block] = [
         ("h1", f"Evidence of privacy: {subject(evidence)}"),
@@ -1130,7 +1144,7 @@ def document(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> list[Blo
         ("quote", edition),
     ]
     if evidence["made_up"]:
-        blocks.append(("quote", "**Made-up or public data.** It shows what would be claimed."))
+        blocks.append(("quote", "**Made-up or public data.** The claims are only examples."))
     for claim in evidence["claims"]:
         events = [release["event"] for release in claim["releases"]]
         blocks.append(("h2", f"The claim for the data set “{claim['dataset']}”"))
@@ -1140,7 +1154,7 @@ def document(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> list[Blo
             blocks.append(("h3", "How dp-accounting derives it"))
             blocks.append(("list", [f"{part}: {theorem}" for part, theorem in lines]))
     for extract in ledger["extracts"]:
-        blocks.append(("h2", f"Everything that was ever charged to “{extract['dataset']}”"))
+        blocks.append(("h2", f"All charges to “{extract['dataset']}”"))
         blocks += _blocks_of("ledger extract", extract)
     shown = ("audits", "measures", "operator_words", "trained_by", "model", "made_by", "versions")
     for key in shown:
@@ -1151,12 +1165,12 @@ def document(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> list[Blo
         *blocks,
         ("h2", "NIST SP 800-226, point by point"),
         ("table", (("Point", "Answer"), _NIST)),
-        ("h2", "Check it"),
+        ("h2", "How to check this evidence"),
         ("pre", "pip install dp-accounting\npython check_evidence.py --model FOLDER_OF_THE_MODEL"),
         (
             "p",
             "The script derives every ε, δ, neighbouring relation and ceiling from the recorded"
-            " mechanisms, and writes this page again. It cannot confirm these fields:",
+            " mechanisms, and generates this page again. It cannot confirm the following fields:",
         ),
         ("list", fields),
         ("p", f"Made by Confide on {evidence['created']}."),
@@ -1164,9 +1178,9 @@ def document(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> list[Blo
 
 
 def _blocks_of(name: str, value: Any) -> list[Block]:
-    """Return data as tables: of a mapping, one row a field; of a list of mappings, one an item."""
+    """Return data as tables, with one row per field of a mapping or per item of a list."""
     if isinstance(value, list) and len(value) and isinstance(value[0], dict):
-        if len(value[0]) > 9:  # too many columns
+        if len(value[0]) > 9:  # too wide for one table
             return [
                 block
                 for item in value
@@ -1190,7 +1204,7 @@ def _spaced(key: str) -> str:
 
 
 def _cell(value: Any) -> str:
-    """Return a value in words: a mechanism in one clause, a number in five digits."""
+    """Return a value as text: a mechanism in one clause, a number with five digits."""
     if isinstance(value, dict):
         if value.get("kind") in MECHANISMS:
             return f"{title_of(value)}: {words_of(value)}"
@@ -1215,7 +1229,7 @@ _KINDS = {"bert": "BERT", "gpt2": "GPT-2", "llama": "Llama"}
 
 
 def subject(evidence: Mapping[str, Any]) -> str:
-    """Return in a few words which model it is."""
+    """Return a short description of the model."""
     model, name = evidence["model"], evidence["operator_words"]["model_name"]
     kind = _KINDS.get(model["kind"], model["kind"] or "model")
     if model["layers"] and model["hidden"]:
@@ -1243,7 +1257,7 @@ def card_metadata(evidence: Mapping[str, Any]) -> str:
 
 
 def _yaml(value: Any) -> str:
-    """Return YAML in flow style: JSON, but for 2e-06, which YAML would read as text."""
+    """Return YAML in flow style, which is JSON except for 2e-06: YAML reads this as text."""
     if isinstance(value, dict):
         return "{" + ", ".join(f"{json.dumps(k)}: {_yaml(v)}" for k, v in value.items()) + "}"
     if isinstance(value, list):
@@ -1295,7 +1309,7 @@ pre { background: #1f2933; border-radius: 8px; color: #f0f4f8; padding: .9rem 1r
 
 
 def html_page(blocks: Sequence[Block]) -> str:
-    """Return blocks as a page that needs no other file."""
+    """Return blocks as a self-contained HTML page."""
 
     def text(words: Any) -> str:
         return re.sub(r"\*\*(.+?)\*\*", r"<b>\1</b>", html.escape(str(words)))
@@ -1326,7 +1340,7 @@ def html_page(blocks: Sequence[Block]) -> str:
 def pages(
     evidence: Mapping[str, Any], ledger: Mapping[str, Any], statement: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return every page of the pack by its name: a function of the data alone."""
+    """Return the generated pages of the pack by name."""
     blocks = document(evidence, ledger)
     return {
         PAGE: html_page(blocks),
@@ -1343,9 +1357,9 @@ class Findings:
     """The result of a check.
 
     Attributes:
-        faults: a line for each fault.
-        not_derived: a line for each part that could not be derived.
-        lines: a line for each comparison.
+        faults: one line per fault.
+        not_derived: one line per part that could not be derived.
+        lines: one line per comparison.
     """
 
     faults: list[str] = field(default_factory=list)
@@ -1361,14 +1375,14 @@ class Findings:
 
 
 def check(folder: Path, model: Path | None = None) -> Findings:
-    """Check a pack, and whether it is evidence of this model.
+    """Check a pack, and optionally whether it belongs to a model.
 
     Args:
-        folder: of the pack.
-        model: folder of the model's files, as they were handed on; None: not compared.
+        folder: folder of the pack.
+        model: folder of the exported model; None to skip the comparison.
 
     Raises:
-        NotAPackError: there is no evidence of this version in the folder, or dp_accounting is not
+        NotAPackError: the folder contains no evidence of this version, or dp_accounting is not
             installed.
     """
     try:
@@ -1377,38 +1391,38 @@ def check(folder: Path, model: Path | None = None) -> Findings:
         raise NotAPackError("dp_accounting is missing: pip install dp-accounting") from None
     evidence = _read(folder / EVIDENCE)
     if not isinstance(evidence, dict) or evidence.get("version") != 2:
-        raise NotAPackError(f"{EVIDENCE} is not of the version that this script knows")
+        raise NotAPackError(f"{EVIDENCE} has a version that this script does not know")
     faults = list(misshapen(evidence, SHAPES[EVIDENCE], "evidence"))
-    found = Findings(faults or list(_file_faults(folder, evidence)))
-    if found.faults:
-        return found
+    findings = Findings(faults or list(_file_faults(folder, evidence)))
+    if findings.faults:
+        return findings
     if _bytes_of(folder / SCRIPT) != _bytes_of(Path(__file__)):
-        raise NotAPackError(f"the pack's {SCRIPT} is not this one: use the script of its version")
+        raise NotAPackError(f"the pack has another {SCRIPT}: use the script of its version")
     ledger, statement = _read(folder / LEDGER), _read(folder / STATEMENT)
-    found.faults += misshapen(ledger, SHAPES[LEDGER], "ledger")
-    if not found.faults:
-        found.faults += _audit_faults(evidence)
-        found.faults += _relation_faults(evidence, ledger)
-    if not found.faults:
-        found.faults += _agreement_faults(evidence, statement, ledger)
-    if not found.faults:
+    findings.faults += misshapen(ledger, SHAPES[LEDGER], "ledger")
+    if not findings.faults:
+        findings.faults += _audit_faults(evidence)
+        findings.faults += _relation_faults(evidence, ledger)
+    if not findings.faults:
+        findings.faults += _agreement_faults(evidence, statement, ledger)
+    if not findings.faults:
         written = pages(evidence, ledger, statement)
-        found.faults += (
-            f"{name} does not say what the data say"
+        findings.faults += (
+            f"{name} differs from the page generated from the data"
             for name, text in written.items()
             if _bytes_of(folder / name) != text.encode()
         )
         if model is not None:
-            found.faults += _model_faults(model, evidence)
-        _derive_all(evidence, found)
-    return found
+            findings.faults += _model_faults(model, evidence)
+        _derive_all(evidence, findings)
+    return findings
 
 
 def _bytes_of(file: Path) -> bytes:
     """Return the content of a regular file.
 
     Raises:
-        NotAPackError: it is none, or too large.
+        NotAPackError: it is not a regular file, or it is too large.
     """
     if file.is_symlink() or not file.is_file() or file.stat().st_size > _MOST_BYTES:
         raise NotAPackError(f"{file}: not a file of a pack")
@@ -1425,7 +1439,7 @@ def _read(file: Path) -> Any:
 
 
 def _file_faults(folder: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each file that is missing, unknown, or not the one named."""
+    """Yield a line for each file that is missing, unknown or changed."""
     named = evidence["files"]
     for name in sorted(FILES ^ named.keys()):
         yield f"{EVIDENCE} {'names' if name in named else 'does not name'} {name}"
@@ -1447,11 +1461,11 @@ def _digest_of(file: Path) -> str:
 
 
 def _model_faults(model: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each file of the model's folder that is missing, unknown or another."""
+    """Yield a line for each file of the model's folder that is missing, unknown or changed."""
     named: Mapping[str, str] = evidence["model"]["files"]
     for name in (STATEMENT, WORDS):
         if named.get(name) != evidence["files"][name]:
-            yield f"the model's {name} is not the pack's"
+            yield f"the model and the pack have different files {name}"
     held = {}
     for entry in sorted(model.rglob("*")):
         name = entry.relative_to(model).as_posix()
@@ -1471,13 +1485,13 @@ def _model_faults(model: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
         if name not in held:
             yield f"the model's folder lacks {name}"
         elif name not in form:
-            yield f"the model's folder holds {name}, which this evidence does not name"
+            yield f"the model's folder contains {name}, which this evidence does not name"
         elif form[name] != held[name]:
-            yield f"the model's {name} is not the one of this evidence: it is another model's"
+            yield f"the model's {name} differs from the file named by this evidence"
 
 
 def _audit_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each audit that contradicts the claim, or its own figures."""
+    """Yield a line for each audit that contradicts the claim or has inconsistent figures."""
     totals = [claim["epsilon"] for claim in evidence["claims"]]
     weakest = math.inf if not totals or None in totals else max(totals)
     for audit in evidence["audits"]:
@@ -1485,7 +1499,7 @@ def _audit_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
         run = audit["verdict"] != "not run"
         parts = ("level", "value", "interval", "confidence", "null_control")
         if any((audit[part] is not None) != run for part in parts):
-            yield f"{where} has figures if and only if it was not run"
+            yield f"{where} must have figures if and only if it was run"
             continue
         low, high = audit["interval"] or (0.0, 0.0)
         if low > high:
@@ -1499,7 +1513,7 @@ def _audit_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _relation_faults(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line where a relation, a unit, or δ is not the one that follows from a mechanism."""
+    """Yield a line for each relation, unit or δ that does not follow from the mechanisms."""
     entries = [e for extract in ledger["extracts"] for e in extract["entries"]]
     for claim in evidence["claims"]:
         for release in claim["releases"]:
@@ -1508,11 +1522,11 @@ def _relation_faults(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> 
         where, event = f"release {entry['id']}", entry["event"]
         try:
             if entry["neighbours"] != relation_of(event):
-                yield f"{where}: its mechanism protects under {relation_of(event)} neighbours"
+                yield f"{where}: its mechanism has the relation {relation_of(event)}"
             if units_of(event) != {entry["unit"]}:
-                yield f"{where}: its mechanism protects another unit than {entry['unit']}"
+                yield f"{where}: its mechanism does not protect the unit {entry['unit']}"
         except NotDerivedError:
-            continue  # the derivation of ε says so
+            continue  # the derivation of ε reports it
         except ValueError as error:
             yield f"{where}: {error}"
     for claim in evidence["claims"]:
@@ -1522,9 +1536,9 @@ def _relation_faults(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> 
             continue
         alike = {(release["unit"], release["neighbours"]) for release in releases}
         if (claim["unit"], claim["neighbours"]) != (releases[0]["unit"], releases[0]["neighbours"]):
-            yield f"{where}: unit or neighbours are not those of its releases"
+            yield f"{where}: unit or neighbours differ from its releases"
         if (claim["epsilon"] is None) != (len(alike) > 1):
-            yield f"{where}: a total is claimed if and only if all releases protect alike"
+            yield f"{where}: there must be a total if and only if all releases protect alike"
         if not math.isclose(
             math.fsum(release["delta"] for release in releases), claim["delta"], rel_tol=1e-12
         ):
@@ -1554,10 +1568,10 @@ def _agreement_faults(
     claims = {claim["dataset"]: claim for claim in evidence["claims"]}
     extracts = {extract["dataset"]: extract for extract in ledger["extracts"]}
     if not len(claims) == len(evidence["claims"]) > 0:
-        yield "there is no claim, or two claims are for one data set: nothing adds them up"
+        yield "there is no claim, or there are two claims for one data set"
         return
     if list(extracts) != list(claims) or len(extracts) != len(ledger["extracts"]):
-        yield f"{LEDGER} has other data sets than the claims: {', '.join(extracts)}"
+        yield f"{LEDGER} and the claims have different data sets: {', '.join(extracts)}"
         return
     yield from _statement_faults(evidence, statement)
     for name, claim in claims.items():
@@ -1571,7 +1585,7 @@ def _statement_faults(evidence: Mapping[str, Any], statement: Any) -> Iterator[s
         yield f"{STATEMENT} is not an object"
         return
     after = statement.get("released_after_updates", [1])
-    if not (isinstance(after, list) and after and all(_whole(1)(one) for one in after)):
+    if not (isinstance(after, list) and after and all(map(_whole(1), after))):
         yield f"{STATEMENT}: released_after_updates is not a list of updates"
     yield from _differences(
         {k: v for k, v in statement.items() if k != "released_after_updates"}, expected, STATEMENT
@@ -1579,15 +1593,15 @@ def _statement_faults(evidence: Mapping[str, Any], statement: Any) -> Iterator[s
 
 
 def statement_of(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the privacy statement that these claims make, without ε by Rényi DP."""
+    """Return the privacy statement that follows from the claims, without ε by Rényi DP."""
     parts: list[dict[str, Any]] = []
     for claim in evidence["claims"]:
         releases = claim["releases"]
-        every = [e for release in releases for e in _within_event(release["event"])]
+        events = [e for release in releases for e in _within_event(release["event"])]
         with_pld = not any(
             e["kind"] == "random_count_selection"
             or (e["kind"] == "restated" and e["to"] == _REPLACE)
-            for e in every
+            for e in events
         )
         proven = "PLD, in which the parts without one enter as the (ε, δ) proven for them"
         fields = (
@@ -1610,17 +1624,17 @@ def statement_of(evidence: Mapping[str, Any]) -> dict[str, Any]:
         })  # fmt: skip
     first, *others = parts
     if others:
-        ids = [one for part in parts for one in part["ledger_ids"]]
+        ids = [ledger_id for part in parts for ledger_id in part["ledger_ids"]]
         private = all(part["private"] for part in parts)
         first |= {"others": others, "private": private, "ledger_ids": ids}
     return first
 
 
 def _differences(value: Any, expected: Any, where: str) -> Iterator[str]:
-    """Yield a line for each part of the statement that is not the expected one."""
+    """Yield a line for each part of the statement that differs from the expected statement."""
     if isinstance(expected, dict) and isinstance(value, dict):
         expected = dict(expected)
-        if "mechanism" in expected:  # of a release: ε by Rényi DP is an upper bound, too
+        if "mechanism" in expected:  # a release, whose ε by Rényi DP is also an upper bound
             renyi = value.get("epsilon_rdp")
             expected["epsilon_rdp"] = renyi
             if renyi is not None and not (_REAL(renyi) and renyi >= expected["epsilon"] * 0.99):
@@ -1630,8 +1644,8 @@ def _differences(value: Any, expected: Any, where: str) -> Iterator[str]:
         for name in sorted(expected.keys() & value.keys()):
             yield from _differences(value[name], expected[name], f"{where}.{name}")
     elif isinstance(expected, list) and isinstance(value, list) and len(value) == len(expected):
-        for number, (one, other) in enumerate(zip(value, expected, strict=True)):
-            yield from _differences(one, other, f"{where}[{number}]")
+        for number, (item, due) in enumerate(zip(value, expected, strict=True)):
+            yield from _differences(item, due, f"{where}[{number}]")
     elif type(value) is not type(expected) or value != expected:
         yield f"{where} is {json.dumps(value)[:80]}, not {json.dumps(expected)[:80]}"
 
@@ -1659,7 +1673,7 @@ def _ledger_faults(
         where = f"release {release['ledger_id']}"
         entry = entries.get(release["ledger_id"])
         if entry is None:
-            yield f"{where}: the ledger extract does not hold it"
+            yield f"{where}: the ledger extract does not contain it"
             continue
         for key in ("event", "unit", "neighbours", "delta"):
             if entry[key] != release[key]:
@@ -1669,7 +1683,7 @@ def _ledger_faults(
         if entry["known_seed"]:
             yield f"{where}: its seed is known"
         if not entry["of_this_data_set"]:
-            yield f"{where}: it is of another data set"
+            yield f"{where}: it belongs to another data set"
         if not entry["reserved"] <= entry["settled"] or entry["settled"][:10] > evidence["created"]:
             yield f"{where}: its days are not in order"
     marked = {entry["id"] for entry in extract["entries"] if entry["in_this_model"]}
@@ -1684,7 +1698,7 @@ def _ledger_faults(
 
 
 def _training_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line where the plan of the model's training is not that of its release."""
+    """Yield a line for each difference between the plan of the training and its release."""
     plan = evidence["trained_by"]
     if plan is None:
         return
@@ -1697,9 +1711,9 @@ def _training_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
     while event["kind"] == "restated":
         event = event["event"]
     if "phases" not in event:
-        return  # a selection: the plan is the chosen candidate's
+        return  # a private selection: the plan belongs to the selected candidate
     if plan["declared_units"] != claim["declared_units"]:
-        yield "the training's plan and the claim declare another number of units"
+        yield "the training's plan and the claim declare different numbers of units"
     cycle = event.get("cycle", 1)
     if plan["noise_bands"] > cycle:
         yield "the noise of the training has more bands than its sampler has parts"
@@ -1712,105 +1726,107 @@ def _training_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
         for phases in zip(planned, event["phases"], strict=False)
         for a, b in zip(*phases, strict=True)
     ):
-        yield "rate, noise or length of the training's plan are not those of its release"
+        yield "rate, noise or length of the training's plan differ from its release"
 
 
-def _derive_all(evidence: Mapping[str, Any], found: Findings) -> None:
-    """Derive every ε and every ceiling, and compare."""
+def _derive_all(evidence: Mapping[str, Any], findings: Findings) -> None:
+    """Derive all ε and ceilings, and compare them with the claims."""
     for claim in evidence["claims"]:
         for release in claim["releases"]:
             derived = derive([release["event"]], release["delta"])
             name = f"{title_of(release['event'])} ({release['ledger_id'][:8]})"
-            _compare(name, release, derived, found)
+            _compare(name, release, derived, findings)
         if claim["declared_units"] is None:
-            found.not_derived.append(f"{claim['dataset']}: no number of units bounds δ")
+            findings.not_derived.append(f"{claim['dataset']}: no number of units bounds δ")
         if claim["epsilon"] is None:
-            found.lines.append(f"{claim['dataset']}: no total is claimed")
+            findings.lines.append(f"{claim['dataset']}: no total is claimed")
             if claim["rederived"] is not None:
-                found.faults.append(f"{claim['dataset']}: no total is claimed, and one is derived")
+                findings.faults.append(
+                    f"{claim['dataset']}: a total is derived, but none is claimed"
+                )
             continue
         events = [release["event"] for release in claim["releases"]]
         whole = derive(events, claim["delta"], FALSE_POSITIVE_RATES)
         name = f"{claim['dataset']}, one {claim['unit']}, δ = {claim['delta']:.3g}"
-        _compare(name, claim, whole, found)
+        _compare(name, claim, whole, findings)
         for ceiling in claim["tpr_ceilings"]:
             if (derived_tpr := whole.ceilings.get(ceiling["fpr"])) is None:
                 continue
-            line = f"most TPR at FPR {ceiling['fpr']:.3g}: {ceiling['tpr']:.4g}"
-            found.lines.append(f"  {line}, derived {derived_tpr:.4g}")
+            line = f"largest TPR at FPR {ceiling['fpr']:.3g}: {ceiling['tpr']:.4g}"
+            findings.lines.append(f"  {line}, derived {derived_tpr:.4g}")
             if understates(ceiling["tpr"], derived_tpr):
-                found.faults.append(
+                findings.faults.append(
                     f"{claim['dataset']}: {line}, but dp_accounting derives {derived_tpr:.4g}"
                 )
 
 
-def _compare(name: str, claimed: Mapping[str, Any], derived: Derived, found: Findings) -> None:
-    epsilon, again = claimed["epsilon"], derived.epsilon
+def _compare(name: str, claimed: Mapping[str, Any], derived: Derived, findings: Findings) -> None:
+    epsilon, rederived = claimed["epsilon"], derived.epsilon
     recorded = claimed["rederived"] and claimed["rederived"]["epsilon"]
-    if again is None:
-        found.not_derived.append(f"{name}: ε = {epsilon:.4g}: {derived.why_not}")
-    elif understates(epsilon, again):
-        found.faults.append(
-            f"{name}: ε = {epsilon:.6g} is claimed, and dp_accounting derives {again:.6g}"
+    if rederived is None:
+        findings.not_derived.append(f"{name}: ε = {epsilon:.4g}: {derived.why_not}")
+    elif understates(epsilon, rederived):
+        findings.faults.append(
+            f"{name}: ε = {epsilon:.6g} is claimed, but dp_accounting derives {rederived:.6g}"
         )
     else:
-        found.lines.append(f"{name}: ε = {epsilon:.5g} is claimed, {again:.5g} is derived")
-    if (recorded is None) != (again is None) or (
+        findings.lines.append(f"{name}: ε = {epsilon:.5g} is claimed, {rederived:.5g} is derived")
+    if (recorded is None) != (rederived is None) or (
         recorded is not None
-        and again is not None
-        and not math.isclose(recorded, again, rel_tol=TOLERANCE, abs_tol=_ROUNDING)
+        and rederived is not None
+        and not math.isclose(recorded, rederived, rel_tol=TOLERANCE, abs_tol=_ROUNDING)
     ):
-        found.faults.append(f"{name}: the pack records another derived ε: {recorded}")
+        findings.faults.append(f"{name}: the pack records another derived ε: {recorded}")
 
 
 # --- the command line
 
 
 def main(words: Sequence[str] | None = None) -> int:
-    """Check the pack that the command line names; return the exit code."""
+    """Check the pack named on the command line, and return the exit code."""
     parser = argparse.ArgumentParser(
         description="Check an evidence pack without the software that made it.",
         epilog="Exit codes: 0 all holds, 1 a fault, 2 no pack, 4 a part was not derived.",
     )
     parser.add_argument("folder", nargs="?", type=Path, default=Path(__file__).resolve().parent)
-    parser.add_argument("--model", type=Path, help="folder of the model's files, to be compared")
+    parser.add_argument("--model", type=Path, help="folder of the exported model, for comparison")
     parser.add_argument("--json", action="store_true", help="write the findings as JSON")
     options = parser.parse_args(words)
     try:
-        found = check(options.folder, options.model)
+        findings = check(options.folder, options.model)
     except NotAPackError as error:
         sys.stderr.write(f"check_evidence: {error}\n")
         return NO_PACK
-    sys.stdout.write(as_json(found) if options.json else as_text(found))
-    return found.code
+    sys.stdout.write(as_json(findings) if options.json else as_text(findings))
+    return findings.code
 
 
 _VERDICTS = {
     HOLDS: "HOLDS: every file, page and number follows from the recorded mechanisms.",
     FAULTY: "DOES NOT HOLD.",
-    NOT_DERIVED: "NOT DERIVED in part. No fault was found in the rest.",
+    NOT_DERIVED: "NOT DERIVED in part. The rest has no fault.",
 }
 
 
-def as_text(found: Findings) -> str:
-    """Return the findings for people."""
+def as_text(findings: Findings) -> str:
+    """Return the findings as text."""
     lines = [
-        *found.lines,
-        *(f"NOT DERIVED: {line}" for line in found.not_derived),
-        *(f"FAULT: {line}" for line in found.faults),
+        *findings.lines,
+        *(f"NOT DERIVED: {line}" for line in findings.not_derived),
+        *(f"FAULT: {line}" for line in findings.faults),
         *(f"recorded only, in {file}: {', '.join(fields)}" for file, fields in RECORDED.items()),
-        _VERDICTS[found.code],
+        _VERDICTS[findings.code],
     ]
     return "\n".join(lines) + "\n"
 
 
-def as_json(found: Findings) -> str:
-    """Return the findings for programs."""
+def as_json(findings: Findings) -> str:
+    """Return the findings as JSON."""
     body = {
-        "code": found.code,
-        "faults": found.faults,
-        "not_derived": found.not_derived,
-        "compared": found.lines,
+        "code": findings.code,
+        "faults": findings.faults,
+        "not_derived": findings.not_derived,
+        "compared": findings.lines,
         "recorded": RECORDED,
     }
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"

@@ -1,7 +1,7 @@
-"""The gate: models are judged by their audits, and registered and promoted by the verdict.
+"""The gate: a verdict from a model's audits decides on its registration and promotion.
 
-A verdict rests on every record of the registry (`audits.AUDITS`) of the model's weights, whichever
-run's audit left it, and on those of the operator too.
+A verdict uses all records (`audits.AUDITS`) of the model's weights, from audits of any run,
+including records for the operator only.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from tasks.runtime.context import Input
 from tasks.storage import Store
 from tasks.tracking.event_log import VERDICT
 
-JUDGED = "judged"  # the fact by which a last step hands its models to whoever registers them
-_RULES: Mapping[Promotion, tuple[str, ...]] = {  # verdicts with which a model is promoted
+JUDGED = "judged"  # fact of a last step that lists the models to register
+_RULES: Mapping[Promotion, tuple[str, ...]] = {  # verdicts that allow promotion
     "audited": ("consistent", "inconclusive"),
     "unaudited": ("consistent", "inconclusive", "not audited"),
-    "approved": (),  # by the step `promote`, after a person
+    "approved": (),  # the step `promote` promotes it after a person's approval
 }
 
 
 def claim_of(releases: Sequence[ReleaseRecord]) -> str:
-    """Return what is claimed of a model that was made from these releases, in words."""
+    """Return the privacy claim of a model that was made from these releases, in words."""
     parts = []
     for total in totals(releases):
         unit = "a unit" if total.unit is None else f"one {total.unit}"
@@ -40,9 +40,10 @@ def claim_of(releases: Sequence[ReleaseRecord]) -> str:
 
 
 def profile_of(releases: Sequence[ReleaseRecord]) -> PrivacyProfile | None:
-    """Return what the claim leaves to attacks on one text; None where it claims nothing of one.
+    """Return the privacy profile of the claim for one text, or None if there is no such claim.
 
-    So with an infinite ε or none, a unit smaller than a text, or several data sets.
+    There is none if ε is infinite or missing, if the unit is smaller than a text, or if there are
+    several data sets.
     """
     of_datasets = totals(releases)
     if len(of_datasets) != 1:
@@ -56,19 +57,19 @@ def profile_of(releases: Sequence[ReleaseRecord]) -> PrivacyProfile | None:
 
 
 def records_of(store: Store, uri: str, result: StepResult) -> tuple[AuditRecord, ...]:
-    """Return the record of every audit of a training step's models, for the operator.
+    """Return the audit records of a training step's models, including those for the operator.
 
-    What comparisons without privacy show is none of these models.
+    Records of the non-private controls are left out.
     """
     records = audits_of(store, subjects_of(store, uri, result), operator=True)
     return tuple(record for record in records if record.subject != CONTROL)
 
 
 def bearing(records: Iterable[AuditRecord]) -> list[AuditRecord]:
-    """Return the records that bear on the verdict on a model of this deployment.
+    """Return the records on which the verdict on a model of this deployment is based.
 
-    Bounds by given texts bear on it only if they block promotion: their coins were not bound before
-    the training, and could have been chosen so that a model is promoted.
+    Bounds by given texts count only if they block promotion. Their coins were not fixed in the
+    ledger before the training, so they could be chosen to promote a model.
     """
     return [r for r in records if r.key != COIN_BOUND or r.blocks_promotion]
 
@@ -76,13 +77,13 @@ def bearing(records: Iterable[AuditRecord]) -> list[AuditRecord]:
 def verdict_on(
     store: Store, uri: str, result: StepResult, more: Sequence[AuditRecord] = ()
 ) -> ModelVerdict:
-    """Return the verdict on what a training step released, from every audit of these weights.
+    """Return the verdict on the models of a training step, from all audits of their weights.
 
     Args:
-        store: where the audits' steps left their results.
-        uri: of the training step's output.
-        result: of the training step.
-        more: records that no result holds yet.
+        store: the store with the results of the audit steps.
+        uri: address of the training step's output.
+        result: result of the training step.
+        more: records that are not stored yet.
     """
     records = bearing([*records_of(store, uri, result), *more])
     return verdict_of(claim_of(result.releases), records)
@@ -95,27 +96,27 @@ def judge(
     rule: Promotion,
     more: Sequence[AuditRecord] = (),
 ) -> list[dict[str, Any]]:
-    """Judge those of a job's outputs that are models to be registered.
+    """Judge the outputs of a job that are models for registration.
 
     Args:
-        store: where the audits' steps left their results.
-        models: outputs by the name that they have in the job.
-        uris: of the outputs, by the same names.
-        rule: with which verdict a model is promoted.
-        more: records of these models that no result holds yet.
+        store: the store with the results of the audit steps.
+        models: outputs by their name in the job.
+        uris: addresses of the outputs by the same names.
+        rule: the rule of promotion.
+        more: records of these models that are not stored yet.
 
     Returns:
-        Of each model as JSON data: its `name` in the job, `uri`, the `model` under which it is
-        registered, `verdict`, `sentence`, the `tags` of its version, whether it is `promoted`.
+        One JSON object per model: its `name` in the job, `uri`, registered name (`model`),
+        `verdict`, `sentence`, the `tags` of its version, and whether it is `promoted`.
     """
-    found = []
+    judged = []
     for name, output in models.items():
         result = output.result
         if not result.facts.get("model"):
             continue
         verdict = verdict_on(store, uris[name], result, more)
         statement = statement_of(result.releases, made_up=bool(result.facts.get("made_up")))
-        found.append(
+        judged.append(
             {
                 "name": name,
                 "uri": uris[name],
@@ -126,11 +127,11 @@ def judge(
                 "promoted": verdict.word in _RULES[rule] and bool(statement.record["private"]),
             }
         )
-    return found
+    return judged
 
 
 def _tags(result: StepResult, verdict: ModelVerdict) -> dict[str, str]:
-    """Return the tags of the model's version: the claim in full digits, and the verdict on it."""
+    """Return the tags of the model's version: the unrounded claim and the verdict."""
     tags = {f"ledger.{i}": r.ledger_id for i, r in enumerate(result.releases)}
     of_datasets = totals(result.releases)
     for total in of_datasets:

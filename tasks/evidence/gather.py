@@ -1,7 +1,7 @@
-"""From a released model to its evidence: what its step, the ledger and the audits say of it.
+"""Gathers the evidence of a model from its training step, the ledger and the audits.
 
-Everything is read, nothing is believed twice: the statement in the model's folder must be that of
-the releases that its result names, and each of these must stand in the ledger as it was made.
+The sources must agree: the statement in the model's folder must follow from the releases of its
+result, and the ledger must contain each of these releases.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ from tasks.releases.statements import DATA, of_last_model, released_after, state
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
-_EXACT = (  # fields of a statement that do not change with the version that wrote it
+_EXACT = (  # fields of a statement that are equal in all versions
     "dataset",
     "unit",
     "neighbours",
@@ -63,17 +63,17 @@ _EXACT = (  # fields of a statement that do not change with the version that wro
     "ledger_ids",
     "released_after_updates",
 )
-_RUN_AGAIN = "Delete the folder and run its step again: what was charged is not charged again."
+_RUN_AGAIN = "Delete the folder and run its step again; existing releases are not charged again."
 
 
 @dataclass(frozen=True)
 class Gathered:
-    """Evidence of a model, before it is written: `evidence.files` is still empty."""
+    """Evidence of a model before it is written, with empty `evidence.files`."""
 
     evidence: Evidence
     ledger: LedgerFile
     statement: dict[str, Any]
-    folder: Path  # of the model, for its statement
+    folder: Path  # folder of the model and its statement
 
 
 def gather(
@@ -82,24 +82,24 @@ def gather(
     """Return the evidence of a model in the store.
 
     Args:
-        deployment: whose ledger holds its releases.
-        store: where it lies.
-        uri: a training step's output.
-        operator: also values that no noise protects.
-        words: what the operator says of model and data.
+        deployment: the deployment whose ledger contains its releases.
+        store: the store that contains the model.
+        uri: address of a training step's output.
+        operator: whether to include values for the operator only.
+        words: statements by the operator on model and data.
 
     Raises:
-        BadInput: there is no model, or none with a guarantee; or its statement, its releases and
-            the ledger do not say the same.
+        BadInput: there is no model, or no guarantee; or its statement, its releases and the ledger
+            disagree.
     """
     result = _model_of(store, uri)
     folder = store.local_copy(uri)
     statement = _true_statement(result, folder, uri)
     ledger = open_ledger(deployment, store)
     entries = _entries(ledger, result, uri)
-    own = _own_release(ledger, result, uri)
-    every = store.digests(uri)
-    digests = {n: every[n] for n in of_last_model(every) if n not in result.operator_files}
+    release_id = _release_of_step(ledger, result, uri)
+    of_files = store.digests(uri)
+    digests = {n: of_files[n] for n in of_last_model(of_files) if n not in result.operator_files}
     statements = [statement, *statement.get("others", ())]
     claims = tuple(
         _claim(part, [r for r in result.releases if r.dataset == part["dataset"]])
@@ -112,26 +112,26 @@ def gather(
         created=datetime.now(UTC).date().isoformat(),
         model=_identity(result, digests),
         claims=claims,
-        trained_by=_trained_by(result, own),
+        trained_by=_trained_by(result, release_id),
         audits=audits_of(store, subjects_of(store, uri, result), operator=operator),
         measures=_measures(result, operator),
         operator_words=words,
         made_by=MadeBy(spec_hash=result.spec_hash, output=uri.rstrip("/").split("/")[-1]),
-        versions=result.versions or {"versions": "the step did not record them"},
+        versions=result.versions or {"versions": "not recorded by the step"},
         files={},
     )
     extracts = tuple(_extract(ledger, claim.dataset, set(entries), operator) for claim in claims)
     return Gathered(evidence, LedgerFile(extracts=extracts), statement, folder)
 
 
-# --- what must be true before anything is claimed
+# --- agreement of the sources
 
 
 def _model_of(store: Store, uri: str) -> StepResult:
     result = releasable_model(store, uri)
     if not result.releases:
         raise BadInput(
-            "made without private text: there is no claim to prove",
+            "the model was made without private text, so there is no claim to prove",
             where=uri,
             fix="Give a model that was trained with DP.",
         )
@@ -139,10 +139,10 @@ def _model_of(store: Store, uri: str) -> StepResult:
 
 
 def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any]:
-    """Return the statement in the model's folder, which is that of its releases.
+    """Return the statement in the model's folder, after a comparison with its releases.
 
     Raises:
-        BadInput: it is another, or makes no claim.
+        BadInput: the statement does not follow from the releases, or makes no claim.
     """
     try:
         written = json.loads((folder / DATA).read_text())
@@ -155,7 +155,7 @@ def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any
     expected = [true, *true.get("others", ())]
     if len(parts) != len(expected) or not all(map(_same_claim, parts, expected)):
         raise BadInput(
-            "its privacy statement is not that of the releases that it was made from",
+            "its privacy statement does not follow from its releases",
             where=uri,
             fix=_RUN_AGAIN,
         )
@@ -164,43 +164,43 @@ def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any
             raise BadInput(
                 f"its statement makes no claim for the data set {part['dataset']}",
                 where=uri,
-                fix="PRIVACY.md beside it says why.",
+                fix="PRIVACY.md in the model's folder states the reason.",
             )
     return dict(written)
 
 
 def _same_claim(written: Any, true: Mapping[str, Any]) -> bool:
-    """Return whether two statements claim the same; words and last digits change over versions."""
+    """Return whether two statements make the same claim, up to wording and rounding."""
     if not isinstance(written, dict) or any(written.get(n) != true.get(n) for n in _EXACT):
         return False
     fields = ("ledger_id", "unit", "event", "delta")
-    told, made = (
+    claimed, made = (
         [{name: release.get(name) for name in fields} for release in part.get("releases", ())]
         for part in (written, true)
     )
-    return told == made and _alike(written.get("epsilon"), true["epsilon"])
+    return claimed == made and _alike(written.get("epsilon"), true["epsilon"])
 
 
-def _alike(one: Any, other: Any) -> bool:
-    if isinstance(one, float) and isinstance(other, float):
-        return math.isclose(one, other, rel_tol=check_evidence.TOLERANCE)
-    return bool(one == other)
+def _alike(value: Any, other: Any) -> bool:
+    if isinstance(value, float) and isinstance(other, float):
+        return math.isclose(value, other, rel_tol=check_evidence.TOLERANCE)
+    return bool(value == other)
 
 
 def _entries(ledger: Ledger, result: StepResult, uri: str) -> dict[str, Entry]:
-    """Return the ledger's entry of each release, which is settled and as the result says.
+    """Return the ledger entries of all releases of a result.
 
     Raises:
-        BadInput: one is missing, not settled, or another mechanism's.
+        BadInput: an entry is missing, not settled, or has another mechanism.
     """
     return {r.ledger_id: entry_of(ledger, r, uri) for r in result.releases}
 
 
-def _own_release(ledger: Ledger, result: StepResult, uri: str) -> str:
-    """Return the ledger id of the release that the model's own step made; empty for none.
+def _release_of_step(ledger: Ledger, result: StepResult, uri: str) -> str:
+    """Return the ledger id of the release by the model's step, or an empty text without one.
 
     Raises:
-        BadInput: the ledger settled one for this very step, and the result does not name it.
+        BadInput: the ledger settled a release for this step that the result does not name.
     """
     made = [
         entry.id
@@ -306,7 +306,7 @@ def _trained_by(result: StepResult, ledger_id: str) -> TrainedBy | None:
 
 
 def _measures(result: StepResult, operator: bool) -> tuple[StepMeasure, ...]:
-    """Return the last value of each number of the model's step that the edition may show."""
+    """Return the last value of each metric of the model's step that the edition may show."""
     last = {m.name: m for m in sorted(result.metrics, key=lambda m: m.step)}
     return tuple(
         StepMeasure(name=name, value=m.value, label=m.label)
@@ -320,32 +320,34 @@ def _measures(result: StepResult, operator: bool) -> tuple[StepMeasure, ...]:
 
 
 def _extract(ledger: Ledger, dataset: str, made_of: set[str], operator: bool) -> LedgerExtract:
-    standing, every = ledger.remaining(dataset), ledger.history(dataset)
-    shown = [entry for entry in every if entry.accounted or operator]
+    remaining, entries = ledger.remaining(dataset), ledger.history(dataset)
+    shown = [entry for entry in entries if entry.accounted or operator]
     plans: dict[str, int] = {}
     for entry in shown:
         if entry.whole_plan and entry.plan_key:
             plans.setdefault(entry.plan_key, len(plans) + 1)
     shares = any(
-        name != dataset and budget.name == standing.budget.name
+        name != dataset and budget.name == remaining.budget.name
         for name, budget in ledger.datasets().items()
     )
     left_out = (
         "nothing"
         if operator
-        else "uses of the data without any guarantee, whose results stay with the operator; times"
+        else "uses of the data without a guarantee, whose results are for the operator only; times"
         " of day; names of runs"
     )
-    budget = standing.budget
+    budget = remaining.budget
     selections = [n for n, e in enumerate(shown, 1) if isinstance(e.event, RandomCountSelection)]
-    dated = math.inf if operator or not selections else selections[0]  # later days reveal its count
+    dated = (
+        math.inf if operator or not selections else selections[0]
+    )  # later days would reveal its count
     return LedgerExtract(
         dataset=dataset,
         budget_unit=None if budget.unit is None else budget.unit.value,
         budget_neighbours=None if budget.relation is None else budget.relation.value,
         budget_epsilon=budget.epsilon,
         budget_delta=budget.delta,
-        share_spent=None if budget.made_up else standing.share,
+        share_spent=None if budget.made_up else remaining.share,
         shares_budget=shares,
         entries=tuple(
             _line(number, entry, dataset, made_of, plans, operator, dated)
@@ -364,7 +366,8 @@ def _line(
     operator: bool,
     dated: float,
 ) -> LedgerEntry:
-    until = None if operator else len("2026-01-01")  # times of day reveal how large the data are
+    # Times of day would reveal the size of the data.
+    until = None if operator else len("2026-01-01")
     return LedgerEntry(
         number=number,
         id=entry.id,

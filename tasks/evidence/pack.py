@@ -1,4 +1,4 @@
-"""The evidence pack as a folder: data, the pages written from them, and the script."""
+"""Writes and reads evidence packs: folders with data, pages generated from them, and a script."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from tasks.storage import sha256_of
 
 
 def write_pack(gathered: Gathered, folder: Path) -> None:
-    """Write the pack; evidence.json last, which names the digest of every other file.
+    """Write the pack; evidence.json, with the digests of all other files, is written last.
 
     Args:
         gathered: the evidence.
-        folder: empty.
+        folder: an empty folder.
 
     Raises:
         BadInput: another version wrote the statement in the model's folder.
@@ -35,7 +35,7 @@ def write_pack(gathered: Gathered, folder: Path) -> None:
     pages = check_evidence.pages(evidence, ledger, statement)
     if (folder / check_evidence.WORDS).read_text(encoding="utf-8") != pages[check_evidence.WORDS]:
         raise BadInput(
-            f"{check_evidence.WORDS} in it does not say what {check_evidence.STATEMENT} says",
+            f"{check_evidence.WORDS} and {check_evidence.STATEMENT} of the model differ",
             where=str(gathered.folder),
             fix="Make the pack with the version of Confide that made the model.",
         )
@@ -47,10 +47,10 @@ def write_pack(gathered: Gathered, folder: Path) -> None:
 
 
 def read_pack(folder: Path) -> tuple[Evidence, LedgerFile]:
-    """Return the contents of a pack, checked against the models.
+    """Return the validated contents of a pack.
 
     Raises:
-        pydantic.ValidationError: a field is missing or false.
+        pydantic.ValidationError: a field is missing or invalid.
     """
     evidence = Evidence.model_validate_json((folder / check_evidence.EVIDENCE).read_bytes())
     ledger = LedgerFile.model_validate_json((folder / check_evidence.LEDGER).read_bytes())

@@ -1,6 +1,6 @@
-"""The contents of evidence.json and ledger.json: data alone, in which every field is required.
+"""Data models of evidence.json and ledger.json, in which every field is required.
 
-A pack holds no sentence about a figure: `check_evidence.py` writes the pages from these data.
+`check_evidence.py` generates the pages of a pack from these data.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ Share = Annotated[float, Field(ge=0, le=1)]
 
 
 class Rederivation(Config):
-    """A claim as another library derives it.
+    """A claim derived by another library.
 
     Attributes:
         tool: name and version of that library.
-        epsilon: at the claim's δ; None where it was not derived.
+        epsilon: ε at the claim's δ; None if it was not derived.
     """
 
     tool: Words
@@ -32,11 +32,11 @@ class Rederivation(Config):
 
 
 class TprCeiling(Config):
-    """The largest true positive rate that the claim leaves to any membership attack.
+    """The largest true positive rate of any membership attack under the claim.
 
     Attributes:
         fpr: false positive rate.
-        tpr: by the composed privacy loss distribution.
+        tpr: largest true positive rate, from the composed privacy loss distribution.
     """
 
     fpr: Share
@@ -44,14 +44,14 @@ class TprCeiling(Config):
 
 
 class ReleaseEvidence(Config):
-    """One release of private data that the model was made from.
+    """One release of private data from which the model was made.
 
     Attributes:
         ledger_id: its entry in ledger.json.
-        event: the mechanism as data: ε is a function of it.
-        unit, neighbours: what it protects, under which neighbouring relation.
-        delta: δ set aside for it.
-        epsilon: of this release alone, by PLD, at δ.
+        event: the mechanism as data, which determines ε.
+        unit, neighbours: privacy unit and neighbouring relation.
+        delta: δ of this release.
+        epsilon: ε of this release alone, by PLD at δ.
         rederived: ε by another library.
     """
 
@@ -65,20 +65,20 @@ class ReleaseEvidence(Config):
 
 
 class DatasetClaim(Config):
-    """The claim for the units of one data set. Claims of different data sets never add up.
+    """The claim for the units of one data set. Claims for different data sets do not add up.
 
     Attributes:
         dataset: its name in the ledger.
         unit: the privacy unit.
         neighbours: the neighbouring relation.
-        declared_units: n, a public upper bound; None where an older record does not hold it.
-        epsilon: of all releases together; None where they protect different things.
-        delta: of the same guarantee.
+        declared_units: n, a public upper bound; None if an older record does not have it.
+        epsilon: ε of all releases together; None if their units or relations differ.
+        delta: δ of the same guarantee.
         one_plan: whether the releases were registered as one plan before the first of them.
-        assumptions: what must have been true for the guarantee to hold.
-        releases: in the order in which the model descends from them.
-        rederived: the total by another library; None where there is no total.
-        tpr_ceilings: for a membership attack on one unit; empty where there is no total.
+        assumptions: conditions of the guarantee.
+        releases: releases in the order of the model's descent from them.
+        rederived: the total by another library; None if there is no total.
+        tpr_ceilings: ceilings for membership attacks on one unit; empty if there is no total.
     """
 
     dataset: Words
@@ -95,20 +95,21 @@ class DatasetClaim(Config):
 
 
 class PlannedPhase(Config):
-    """Updates of one expected batch, in units."""
+    """A number of updates with the same expected batch size in units."""
 
     steps: int
     expected_batch: float
 
 
 class TrainedBy(Config):
-    """The plan of the model's own private training: settings, all public.
+    """The public settings of the model's private training.
 
     Attributes:
-        ledger_id: its release.
-        sampling: how batches are drawn.
-        declared_units: n. phases: in order.
-        noise_multiplier: σ of a whole update, over the clip norm.
+        ledger_id: ledger entry of its release.
+        sampling: method of drawing batches.
+        declared_units: n.
+        phases: phases in order.
+        noise_multiplier: σ of a whole update, divided by the clip norm.
     """
 
     ledger_id: Words
@@ -124,13 +125,13 @@ class TrainedBy(Config):
 
 
 class ModelIdentity(Config):
-    """The model that the pack is evidence of.
+    """The identity of the model.
 
     Attributes:
         step: the step that made it.
-        kind, layers, hidden, parameters: its architecture; None where its step does not say.
-        head: the task of its fine-tuning; None of a pre-trained model.
-        files: SHA-256 of each of its files, as they are exported.
+        kind, layers, hidden, parameters: its architecture; None if its step does not state it.
+        head: task of its fine-tuning; None for a pre-trained model.
+        files: SHA-256 of each exported file.
     """
 
     step: Words
@@ -143,7 +144,7 @@ class ModelIdentity(Config):
 
 
 class OperatorWords(Config):
-    """Statements on a model and its data that only people can make: never derived."""
+    """Statements by the operator on a model and its data, which no program can derive."""
 
     model_name: str = NOT_STATED
     license: str = NOT_STATED
@@ -164,7 +165,7 @@ class OperatorWords(Config):
 
 
 class StepMeasure(Config):
-    """One number that the model's own step measured, of public data or protected by noise."""
+    """One number measured by the model's step."""
 
     name: Words
     value: float
@@ -183,7 +184,7 @@ class Evidence(Config):
 
     version: Literal[2] = 2
     edition: Literal["publishable", "operator"]
-    made_up: bool  # the private text was made up or public: no person's privacy is at stake
+    made_up: bool  # the private text was synthetic or public
     created: Annotated[str, Field(pattern=r"^\d{4}-\d{2}-\d{2}$")]
     model: ModelIdentity
     claims: Annotated[tuple[DatasetClaim, ...], Field(min_length=1)]
@@ -197,15 +198,16 @@ class Evidence(Config):
 
 
 class LedgerEntry(Config):
-    """One entry of the privacy ledger, as it may be shown.
+    """One entry of the privacy ledger, without withheld fields.
 
     Attributes:
-        number: order of reservation within the extract.
+        number: position in the order of reservations of the extract.
         of_this_data_set: False for a data set that shares the budget.
         in_this_model: whether the model descends from it.
-        plan: number of the run that registered it with others before the first release; 0: none.
-        reserved, settled: the day; with the time in the operator's edition.
-        seed_hash: salted hash of its secret seed; released_hash: keyed digest of what came out.
+        plan: number of the run that registered it as part of one plan; 0 if there is none.
+        reserved, settled: the day, and in the operator's edition the time.
+        seed_hash: salted hash of its secret seed.
+        released_hash: keyed digest of the released values.
     """
 
     number: int
@@ -227,12 +229,12 @@ class LedgerEntry(Config):
 
 
 class LedgerExtract(Config):
-    """The account of one data set: its budget, and every release that was ever charged to it.
+    """The account of one data set: its budget and all releases charged to it.
 
     Attributes:
-        budget_*: None for data that are made up or public: nothing is limited.
-        share_spent: of the budget, in the ledger's own currency.
-        left_out: what the extract does not hold, in words.
+        budget_*: None for synthetic or public data, which have no budget.
+        share_spent: spent share of the budget, in the accounting of the ledger.
+        left_out: description of the data that the extract omits.
     """
 
     dataset: Words

@@ -1,1 +1,1 @@
-"""The report: model, tables, figures, page."""
+"""The report of a job or sweep: data model, tables, figures and HTML page."""

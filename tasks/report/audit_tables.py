@@ -1,4 +1,4 @@
-"""What audits found, as tables: exposure, membership, extraction, and samples of text."""
+"""Tables of audit results: exposure, membership, extraction, and samples of text."""
 
 from __future__ import annotations
 
@@ -26,23 +26,25 @@ from tasks.report.model import Exposures, Extraction, Membership, ModelRow, Valu
 from tasks.report.tables import are_causal
 
 _LEFT_TO_RIGHT = (
-    "A causal model ranks the secret by what stands before it: as the next token after the hints."
+    "A causal model ranks the secret as the next token after the hints, from the text before it."
 )
 
 
 def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> Table:
-    """Return every group of canaries of every model whose exposure may be shown.
+    """Return the exposure of every group of canaries, for models whose exposure may be shown.
 
-    `counted`: how many units hold one, by “pattern at rate”.
+    Args:
+        models: the models of the job.
+        counted: mean number of units that contain a canary, by “pattern at rate”.
     """
     shown = [
-        (model.name, row, read.label)
+        (model.name, row, exposures.label)
         for model in models
-        for read in (model.exposures, model.exposures_in_rows)
-        if isinstance(read, Exposures)
-        for row in read.rows
+        for exposures in (model.exposures, model.exposures_in_rows)
+        if isinstance(exposures, Exposures)
+        for row in exposures.rows
     ]
-    rows = [_group_row(*one, counted) for one in shown]
+    rows = [_group_row(model, row, label, counted) for model, row, label in shown]
     return Table(
         key="exposure",
         caption="Exposure of every group of canaries",
@@ -60,9 +62,9 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
         rows=tuple(rows),
         notes=(
             "Exposure is log₂|V| − log₂(mean rank of the secret). Rank exposure compares each "
-            "canary with references that were never planted (Carlini et al. 2019); without memory "
-            "every order of them is as likely. “Remembered” needs the whole interval to lie "
-            "above the band of a model without memory.",
+            "canary with references that were never planted (Carlini et al. 2019); for a model "
+            "without memory, all ranks are equally likely. “Remembered” means that the whole "
+            "interval lies above the band of a model without memory.",
             *_rank_notes(row for _, row, _ in shown),
             *((_LEFT_TO_RIGHT,) if are_causal(models) else ()),
         ),
@@ -93,22 +95,22 @@ def _group_row(
 
 
 def _rank_cell(row: ExposureRow, label: Label) -> Cell:
-    """Return the exposure by rank among references, beside what chance gives."""
+    """Return the exposure by rank among references, with its band and probability by chance."""
     null = row.rank_null
-    beside = f"{null.low:.1f} – {null.high:.1f}; {_chance(row.rank_p_value)}"
-    return bits(row.rank_exposure, label, detail=beside)
+    by_chance = f"{null.low:.1f} – {null.high:.1f}; {_chance(row.rank_p_value)}"
+    return bits(row.rank_exposure, label, detail=by_chance)
 
 
 def _rank_notes(rows: Iterable[ExposureRow]) -> tuple[str, ...]:
-    most = max((row.rank_exposure_ceiling for row in rows if row.references), default=None)
-    return () if most is None else (f"Rank exposure is {most:.1f} bits at most.",)
+    ceiling = max((row.rank_exposure_ceiling for row in rows if row.references), default=None)
+    return () if ceiling is None else (f"Rank exposure is at most {ceiling:.1f} bits.",)
 
 
 def _chance(probability: float) -> str:
     return f"<{power_of_ten(1e-9)}" if probability < 1e-9 else probability_in_words(probability)
 
 
-_ATTACKS = {  # names of `dp_core.audit.membership_attacks`, and how the literature calls them
+_ATTACKS = {  # title and terms of the literature, by names of `dp_core.audit.membership_attacks`
     "loss": ("loss", "S-, A-, P-BBA: threshold at the mean training loss"),
     "min-k": ("Min-K%++", "the least likely fifth of the predictions"),
     "reference": ("reference", "loss against the public model's"),
@@ -120,7 +122,7 @@ _ATTACKS = {  # names of `dp_core.audit.membership_attacks`, and how the literat
 
 
 def membership_table(models: Sequence[ModelRow]) -> Table:
-    """Return every attack on every model at every level, beside what the guarantee allows."""
+    """Return all attacks on all models at all levels, each with the maximum under the guarantee."""
     rows = [
         _attack_row(model.name, row)
         for model in models
@@ -129,7 +131,7 @@ def membership_table(models: Sequence[ModelRow]) -> Table:
     ]
     return Table(
         key="membership",
-        caption="Membership attacks: can those who trained be told from those held out?",
+        caption="Membership attacks: can training members be distinguished from held-out units?",
         headers=(
             Header("Model", numeric=False),
             Header("Attack", numeric=False),
@@ -139,12 +141,13 @@ def membership_table(models: Sequence[ModelRow]) -> Table:
         ),
         rows=tuple(rows),
         notes=(
-            "An attack that knows nothing has a leakage of 0, an AUC of 50%, and a TPR equal to "
-            "its FPR. The public model never read private rows: what attacks find there is chance, "
-            "or a difference between the sides. Below each figure its 95% interval (of twenty, one "
-            "is expected to miss), and behind ≤ the most that the guarantee allows: of its units, "
-            "and of groups of several by group privacy. An interval above it is marked, and "
-            "refutes nothing, for members and held-out units were divided once.",
+            "An attack that guesses at random has a leakage of 0, an AUC of 50%, and a TPR equal "
+            "to its FPR. The public model never read private rows: any leakage of it is due to "
+            "chance or to a difference between members and held-out units. Below each figure is "
+            "its 95% interval (one in twenty is expected to miss the true value). The number after "
+            "≤ is the maximum under the guarantee, for single units and, by group privacy, for "
+            "groups. An interval above this maximum is marked, but does not refute the guarantee, "
+            "because members and held-out units were divided only once.",
         ),
     )
 
@@ -164,61 +167,66 @@ def _attack_row(model: str, row: MembershipRow) -> tuple[Cell, ...]:
 def _epochs_of(models: Sequence[ModelRow]) -> list[tuple[ModelRow, Membership]]:
     """Return the models that were attacked after several epochs."""
     attacked = [(model, model.membership) for model in models]
-    return [(m, found) for m, found in attacked if isinstance(found, Membership) and found.by_epoch]
+    return [
+        (m, attacks)
+        for m, attacks in attacked
+        if isinstance(attacks, Membership) and attacks.by_epoch
+    ]
 
 
 def _start_of(models: Sequence[ModelRow], model: ModelRow) -> Membership | None:
-    """Return what was found of the model that a private training began with."""
+    """Return the attacks on the model from which a private training started."""
     kinds = ("phrases", "public") if model.kind == "dp" else ("public",)
-    found = {one.kind: one.membership for one in models}
-    start = next((found[kind] for kind in kinds if kind in found), None)
+    memberships = {row.kind: row.membership for row in models}
+    start = next((memberships[kind] for kind in kinds if kind in memberships), None)
     return start if isinstance(start, Membership) else None
 
 
 def _epoch_headers(models: Sequence[ModelRow], unit: str) -> tuple[list[float], list[Header]]:
     shown = _epochs_of(models)
-    epochs = sorted({one.epochs for _, found in shown for one in found.by_epoch})
+    epochs = sorted({after.epochs for _, attacks in shown for after in attacks.by_epoch})
     return epochs, [Header("Epoch 0", unit), *(Header(f"Epoch {e:g}", unit) for e in epochs)]
 
 
 def loss_by_epoch_table(models: Sequence[ModelRow]) -> Table:
-    """Return each model's loss on private text, held out, by epoch: Jagannatha et al., Table 3."""
+    """Return each model's loss on held-out private text by epoch: Jagannatha et al., Table 3."""
     epochs, headers = _epoch_headers(models, "nats a prediction")
 
     def cell(losses: Mapping[str, float] | None) -> Cell:
         if not losses:
             return Cell(NOT_MEASURED)
-        detail = f"{losses['members']:.3f} of what trained"
+        detail = f"{losses['members']:.3f} on training rows"
         loss = losses["others"]
         return Cell(f"{loss:.3f}", value=loss, label=Label.OPERATOR, detail=detail)
 
     rows = []
-    for model, found in _epochs_of(models):
-        start, by_epoch = _start_of(models, model), {one.epochs: one for one in found.by_epoch}
+    for model, attacks in _epochs_of(models):
+        start = _start_of(models, model)
+        by_epoch = {after.epochs: after for after in attacks.by_epoch}
         losses = [by_epoch[e].losses if e in by_epoch else None for e in epochs]
         rows.append(
             (
                 name(model.name),
                 cell(start.losses if start else None),
-                *(cell(one) for one in losses),
+                *map(cell, losses),
             )
         )
     return Table(
         key="loss_by_epoch",
-        caption="Loss on private text that was held out, by epoch",
+        caption="Loss on held-out private text, by epoch",
         headers=(Header("Model", numeric=False), *headers),
         rows=tuple(rows),
         notes=(
-            "Mean over the rows that are attacked, under masks that no training drew; beneath it, "
-            "of rows that trained. Epoch 0 is the model that the training began with. All epochs "
-            "are of one training, on one course of its learning rate: a training that ended there "
-            "would have another.",
+            "The mean loss of the attacked rows, under masks that no training used; the smaller "
+            "number below it is the mean over training rows. Epoch 0 is the model from which the "
+            "training started. All epochs belong to one training with one learning-rate schedule: "
+            "a training that ended at an earlier epoch would have another schedule.",
         ),
     )
 
 
 def leakage_by_epoch_table(models: Sequence[ModelRow]) -> Table:
-    """Return PL of every attack at every level by epoch: Jagannatha et al., Fig. 1 and Table 2."""
+    """Return the leakage of all attacks by epoch: Jagannatha et al., Fig. 1 and Table 2."""
     epochs, headers = _epoch_headers(models, "TPR − FPR, %")
 
     def cell(row: MembershipRow | None) -> Cell:
@@ -227,11 +235,11 @@ def leakage_by_epoch_table(models: Sequence[ModelRow]) -> Table:
         return share_cell(row.leakage, row.leakage_ceiling, alarm=row.above)
 
     rows = []
-    for model, found in _epochs_of(models):
+    for model, attacks in _epochs_of(models):
         start = _start_of(models, model)
-        every = [start.rows if start else (), *(one.rows for one in found.by_epoch)]
-        columns = [{(row.level, row.attack): row for row in rows} for rows in every]
-        places = [None, *(one.epochs for one in found.by_epoch)]
+        rows_by_epoch = [start.rows if start else (), *(after.rows for after in attacks.by_epoch)]
+        columns = [{(row.level, row.attack): row for row in attacked} for attacked in rows_by_epoch]
+        places = [None, *(after.epochs for after in attacks.by_epoch)]
         for level, attack in dict.fromkeys(key for column in columns[1:] for key in column):
             cells = {
                 place: cell(column.get((level, attack)))
@@ -246,52 +254,52 @@ def leakage_by_epoch_table(models: Sequence[ModelRow]) -> Table:
         headers=(Header("Model", numeric=False), Header("Attack", numeric=False), *headers),
         rows=tuple(rows),
         notes=(
-            "Epoch 0 is the model that the training began with, which never read private rows: "
-            "what is found there is chance, or a difference between the sides. Behind ≤ the most "
-            "that the guarantee of the whole training allows, which covers the models of all its "
-            "epochs together.",
+            "Epoch 0 is the model from which the training started. It never read private rows: "
+            "any leakage of it is due to chance or to a difference between members and held-out "
+            "units. The number after ≤ is the maximum under the guarantee of the whole training, "
+            "which covers the models of all epochs together.",
         ),
     )
 
 
-_WHAT = {"targeted": "secrets of planted canaries", "discoverable": "rows that trained"}
+_TRAINED = {"targeted": "secrets of planted canaries", "discoverable": "training rows"}
 _CONTROL = {"targeted": "never planted", "discoverable": "held out"}
 
 
 def extraction_table(models: Sequence[ModelRow]) -> Table:
-    """Return what came out of each causal model by every protocol and decoding."""
-    shown = [(model.name, one) for model in models for one in model.extractions]
+    """Return the share of texts extracted from each causal model, by protocol and decoding."""
+    shown = [(model.name, extraction) for model in models for extraction in model.extractions]
     rows = [
-        _extraction_row(model, one, row)
-        for model, one in shown
-        for row in one.rows
+        _extraction_row(model, extraction, row)
+        for model, extraction in shown
+        for row in extraction.rows
         if row.group == ALL
     ]
     return Table(
         key="extraction",
-        caption="Extraction: can secrets and text be got out of the models?",
+        caption="Extraction: can secrets and training text be extracted from the models?",
         headers=(
             Header("Model", numeric=False),
             Header("Decoding", numeric=False),
-            Header("Came out", "of what trained, %"),
-            Header("Control", "of what did not, %"),
+            Header("Extracted", "training text, %"),
+            Header("Control", "text not trained on, %"),
             Header("Probability", "by chance"),
         ),
         rows=tuple(rows),
-        notes=(*_protocol_notes([one for _, one in shown]), _EXTRACTION_NOTE) if rows else (),
+        notes=(*_protocol_notes([e for _, e in shown]), _EXTRACTION_NOTE) if rows else (),
     )
 
 
 def samples_table(models: Sequence[ModelRow]) -> Table:
-    """Return the texts that each causal model wrote, if it was asked to."""
+    """Return the texts sampled from each causal model, if any were requested."""
     shown = [(model.name, model.samples) for model in models if model.samples is not None]
     prompt = next((f"“{samples.prompt}”" for _, samples in shown if samples.prompt), "")
     return Table(
         key="samples",
-        caption="What the models write",
+        caption="Texts sampled from the models",
         headers=(
             Header("Model", numeric=False),
-            Header("Text", prompt and f"behind {prompt}", numeric=False),
+            Header("Text", prompt and f"after {prompt}", numeric=False),
         ),
         rows=tuple(
             (name(model), Cell(text, value=text, label=samples.label))
@@ -299,8 +307,8 @@ def samples_table(models: Sequence[ModelRow]) -> Table:
             for text in samples.texts
         ),
         notes=(
-            "Drawn token by token from the 40 likeliest, with public coins: as private as the "
-            "model that wrote it.",
+            "Each token is sampled from the 40 likeliest with a public seed, so a text is as "
+            "private as the model that wrote it.",
         )
         if shown
         else (),
@@ -308,11 +316,12 @@ def samples_table(models: Sequence[ModelRow]) -> Table:
 
 
 _EXTRACTION_NOTE = (
-    "A model that guesses well gets some right without having seen them: so the same is tried on "
-    "what did not train (of the public model, neither did), and “by chance” says how often as many "
-    "would come out of what trained if they came out as easily (Fisher's exact test). One time in "
-    "forty is marked. Below each share its 95% interval, and behind ≤ the most that the guarantee "
-    "allows. Little that comes out is no proof: another prefix or decoding may get more."
+    "A good model guesses some texts correctly without having seen them. Extraction is therefore "
+    "also tried on a control group that was not trained on (the public model trained on neither). "
+    "“By chance” is the probability of at least as many extracted training texts if both groups "
+    "were equally easy to extract (Fisher's exact test); a probability of at most 1/40 is marked. "
+    "Below each share is its 95% interval; the number after ≤ is the maximum under the guarantee. "
+    "A low share is no proof of privacy: another prefix or decoding may extract more."
 )
 
 
@@ -323,10 +332,10 @@ def _extraction_row(model: str, protocol: Extraction, row: ExtractionRow) -> tup
         TOP_K: ("top-k", f"among the {k} likeliest"),
         SAMPLING: ("sampling", f"in {tries} tries, top {k}"),
     }
-    tried = f"{row.tried} {_WHAT[protocol.protocol]}, {row.control_tried} "
+    groups = f"{row.tried} {_TRAINED[protocol.protocol]}, {row.control_tried} "
     label, alarm = protocol.label, row.above_chance
     return (
-        name(model, tried + _CONTROL[protocol.protocol]),
+        name(model, groups + _CONTROL[protocol.protocol]),
         name(*decodings[row.decoding]),
         share_cell(row.share, row.ceiling, alarm=alarm, label=label),
         share_cell(row.control_share, None, label=label),
@@ -335,25 +344,25 @@ def _extraction_row(model: str, protocol: Extraction, row: ExtractionRow) -> tup
 
 
 def _protocol_notes(shown: Sequence[Extraction]) -> tuple[str, ...]:
-    """Return what was done, of each protocol once: settings alone."""
-    said: dict[str, None] = {}
-    for one in shown:
-        s = one.settings
-        begun = {
-            "targeted": "Secrets of canaries: the model is shown the hints before the secret, and "
-            "draws among the tokens that a secret could be.",
-            "discoverable": "Rows: the model is shown the first "
-            f"{s['extraction_prefix']} tokens of a row, one row of a unit, and must go on with its "
-            f"next {s['extraction_suffix']}, word for word (Carlini et al. 2023).",
-        }[one.protocol]
+    """Return one note for each protocol, from its settings alone."""
+    notes: dict[str, None] = {}
+    for extraction in shown:
+        s = extraction.settings
+        task = {
+            "targeted": "Secrets of canaries: the model receives the hints before the secret, and "
+            "chooses among all tokens that can be secrets.",
+            "discoverable": "Rows: the model receives the first "
+            f"{s['extraction_prefix']} tokens of a row, with one row per unit, and must reproduce "
+            f"the next {s['extraction_suffix']} exactly (Carlini et al. 2023).",
+        }[extraction.protocol]
         when = (
-            "This was settled before the training."
-            if one.fixed_before_training
-            else "This was chosen after the training: read it as a search, not as a test."
+            "The protocol was fixed before the training."
+            if extraction.fixed_before_training
+            else "The protocol was chosen after the training, so its result is only exploratory."
         )
         sampled = (
-            f"Sampling counts where {s['extraction_tries']} tries give it with a chance of "
-            f"{LEAST_CHANCE:g} or more (Hayes et al. 2025)."
+            f"With sampling, a text counts as extracted if {s['extraction_tries']} tries produce "
+            f"it with a probability of at least {LEAST_CHANCE:g} (Hayes et al. 2025)."
         )
-        said[f"{begun} {sampled} {when}"] = None
-    return tuple(said)
+        notes[f"{task} {sampled} {when}"] = None
+    return tuple(notes)

@@ -1,4 +1,4 @@
-"""Cells and tables as plain data: page, terminal and JSON show the same rows."""
+"""Cells and tables as plain data, shared by the page, the terminal and JSON."""
 
 from __future__ import annotations
 
@@ -19,48 +19,48 @@ from tasks.report.model import Value, Withheld
 
 WITHHELD_MARK = "▒▒"
 NOT_MEASURED = "–"
-NO_ENTITIES = "no entities"  # F1 of a test part without any
+NO_ENTITIES = "no entities"  # in place of F1, if the test part has none
 NO_TOTAL = "no total"
-WHY_NO_TOTAL = "unlike neighbours or units"
+WHY_NO_TOTAL = "different neighbours or units"
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One cell: how it reads, what it is, who may see it."""
+    """A table cell: its text, its value, and the label that decides who may see it."""
 
     text: str
     value: float | str | None = None  # None: withheld or not measured
     label: Label | None = None  # None: a name, not a value
     withheld: bool = False
-    alarm: bool = False  # beyond what chance explains
-    detail: str = ""  # small print beneath, for example an interval
+    alarm: bool = False  # unlikely to be due to chance
+    detail: str = ""  # small print below the text, for example an interval
 
 
 def name(text: str, detail: str = "") -> Cell:
-    """Return the cell of a name: no label, since it measures nothing."""
+    """Return the cell of a name, which has no label because it is not a measurement."""
     return Cell(text, value=text, detail=detail)
 
 
 def withheld() -> Cell:
-    """Return the discreet mark in place of an operator value."""
+    """Return the cell that replaces an operator value."""
     return Cell(WITHHELD_MARK, label=Label.OPERATOR, withheld=True)
 
 
 def number(value: float, label: Label, digits: int = 3) -> Cell:
-    """Return a number in `digits` significant digits."""
+    """Return the cell of a number, rounded to `digits` significant digits."""
     return Cell(significant(value, digits), value=value, label=label)
 
 
 def total(epsilon: float | None) -> Cell:
-    """Return a total ε, or that there is none: guarantees of unlike kinds do not add up."""
+    """Return the cell of a total ε; None means that the guarantees cannot be added up."""
     if epsilon is None:
         return Cell(NO_TOTAL, detail=WHY_NO_TOTAL)
     return number(epsilon, Label.PUBLIC)
 
 
 def measured(value: Value, *, percent: bool = False) -> Cell:
-    """Return a measured number, or a share as a percentage without the sign: the header has it."""
+    """Return the cell of a measured number; the header of a percentage shows the % sign."""
     if value is None:
         return Cell(NOT_MEASURED)
     if isinstance(value, Withheld):
@@ -73,17 +73,17 @@ def measured(value: Value, *, percent: bool = False) -> Cell:
 
 
 def percentage(value: Value) -> Cell:
-    """Return a share within 0 … 1 as a percentage."""
+    """Return the cell of a share within 0 … 1, shown as a percentage."""
     return measured(value, percent=True)
 
 
 def bits(value: float, label: Label, *, alarm: bool = False, detail: str = "") -> Cell:
-    """Return an exposure."""
+    """Return the cell of an exposure."""
     return Cell(f"{value:.1f}", value=value, label=label, alarm=alarm, detail=detail)
 
 
 def significant(value: float, digits: int = 3) -> str:
-    """Return a number as people write it: ∞, 0.0123, 1.1·10⁻⁶, 12 300."""
+    """Return a number as text for readers: ∞, 0.0123, 1.1·10⁻⁶, 12 300."""
     if math.isinf(value):
         return "∞" if value > 0 else "−∞"
     if value == 0:
@@ -98,7 +98,7 @@ def significant(value: float, digits: int = 3) -> str:
 
 
 def power_of_ten(value: float, digits: int = 2) -> str:
-    """Return a small number as mantissa and power: 1e-06 reads 10⁻⁶."""
+    """Return a small number as mantissa and power of ten: 10⁻⁶ for 1e-06."""
     mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
     power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
     short = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
@@ -108,13 +108,13 @@ def power_of_ten(value: float, digits: int = 2) -> str:
 CONTEXT_WORDS = {
     ALONE: "shown alone",
     EMBEDDED: "among random tokens",
-    IN_ROWS: "in the rows that trained",
+    IN_ROWS: "in training rows",
 }
 
 
 @dataclass(frozen=True)
 class Header:
-    """A column's name, its unit, and whether it holds numbers (aligned right)."""
+    """The name and unit of a column; columns of numbers are aligned right."""
 
     name: str
     unit: str = ""
@@ -123,21 +123,21 @@ class Header:
 
 @dataclass(frozen=True)
 class Table:
-    """Headers, rows of labelled cells as long as the headers, and notes beneath."""
+    """A table with headers, rows of labelled cells, and notes below."""
 
     key: str
     caption: str
     headers: tuple[Header, ...]
     rows: tuple[tuple[Cell, ...], ...]
     notes: tuple[str, ...] = ()
-    lead: str = ""  # what a terminal says before it: a page has its own first line
+    lead: str = ""  # first line on a terminal; a page has its own headline
 
     def __post_init__(self) -> None:
         if any(len(row) != len(self.headers) for row in self.rows):
-            raise ValueError(f"table {self.key}: a row is not as long as the headers")
+            raise ValueError(f"table {self.key}: a row and the headers differ in length")
 
     def to_json(self) -> dict[str, Any]:
-        """Return the table as JSON values; infinities as the string `inf`."""
+        """Return the table as JSON values, with infinity as the string `inf`."""
         return {
             "key": self.key,
             "caption": self.caption,
@@ -149,7 +149,7 @@ class Table:
 
     @classmethod
     def from_json(cls, record: dict[str, Any]) -> Table:
-        """Return the table that `to_json` wrote; only its first column holds names."""
+        """Return the table from the output of `to_json`; only its first column contains names."""
         columns, rows = record["columns"], record["rows"]
         headers = (Header(c["name"], c["unit"], numeric=i > 0) for i, c in enumerate(columns))
         cells = (tuple(_cell_of_json(cell) for cell in row) for row in rows)
@@ -159,7 +159,7 @@ class Table:
             tuple(headers),
             tuple(cells),
             tuple(record["notes"]),
-            record.get("lead", ""),  # reports of earlier versions have none
+            record.get("lead", ""),  # absent in reports of earlier versions
         )
 
 
@@ -173,7 +173,7 @@ def interval_cell(interval: tuple[Labelled, Labelled] | Withheld | None) -> Cell
 
 
 def span_cell(ends: Sequence[float], label: Label, *, percent: bool = True) -> Cell:
-    """Return the cell of two ends."""
+    """Return the cell of an interval from its two ends."""
     text = " – ".join(f"{100 * end:.1f}" if percent else significant(end) for end in ends)
     return Cell(text, value=text, label=label)
 
@@ -181,7 +181,7 @@ def span_cell(ends: Sequence[float], label: Label, *, percent: bool = True) -> C
 def share_cell(
     share: Share, ceiling: float | None, *, alarm: bool = False, label: Label = Label.OPERATOR
 ) -> Cell:
-    """Return the cell of a share with its interval, and the most that a claim allows."""
+    """Return the cell of a share with its interval, and the maximum under the guarantee."""
     interval = f"{100 * share.low:.1f} – {100 * share.high:.1f}"
     return Cell(
         f"{100 * share.value:.1f}",
@@ -193,15 +193,15 @@ def share_cell(
 
 
 def probability_in_words(value: float) -> str:
-    """Return a probability to two places, or to its first digit."""
+    """Return a probability with two decimals, or with one significant digit if below 0.01."""
     return f"{value:.2f}" if value >= 0.01 else significant(value, 1)
 
 
 def _cell_json(cell: Cell) -> dict[str, Any]:
     infinite = isinstance(cell.value, float) and math.isinf(cell.value)
-    more = {"label": cell.label, "withheld": cell.withheld, "detail": cell.detail}
-    told = {name: value for name, value in more.items() if value}
-    return {"text": cell.text, "value": str(cell.value) if infinite else cell.value, **told}
+    optional = {"label": cell.label, "withheld": cell.withheld, "detail": cell.detail}
+    present = {name: value for name, value in optional.items() if value}
+    return {"text": cell.text, "value": str(cell.value) if infinite else cell.value, **present}
 
 
 def _cell_of_json(record: dict[str, Any]) -> Cell:
@@ -215,9 +215,9 @@ LEGEND = "ᵈ dp: protected by the guarantee  ° operator: not protected  unmark
 
 
 def rich_table(table: Table) -> RichTable:
-    """Return the table for a wide terminal: the label is a mark and a colour, never colour alone.
+    """Return the table for a wide terminal; long text is folded.
 
-    Text that does not fit is folded, not cut.
+    A label is shown by a mark and a colour, so that it is visible without colour.
     """
     shown = _frame(table)
     for header in table.headers:
@@ -231,11 +231,11 @@ def rich_table(table: Table) -> RichTable:
     return shown
 
 
-MODEL_NAME_WIDTH = 11  # characters of a line, so that four models fit
+MODEL_NAME_WIDTH = 11  # characters, so that four models fit into 80 columns
 
 
 def side_by_side(table: Table) -> RichTable:
-    """Return the table turned over, a column for each row: few models fit 80 columns so."""
+    """Return the transposed table, which fits 80 columns if there are few models."""
     shown = _frame(table)
     shown.add_column(table.headers[0].name, overflow="fold")
     for row in table.rows:

@@ -1,4 +1,4 @@
-"""What differs between runs: their settings, and the ε, score and exposure of their models."""
+"""Differences between runs: settings, and the ε, scores and exposures of their models."""
 
 from __future__ import annotations
 
@@ -30,43 +30,46 @@ from tasks.report.model import (
 from tasks.runtime.context import read_result
 from tasks.storage import Store
 
-FIGURES_FILE = "figures.json"  # in the folder of each edition, with what that edition shows
-FINETUNED = "finetuned"  # fact of a report: by model, the fine-tunings behind its score
-_NO_COUNTS = "no counts by document: labels or model are private, or of an earlier version"
-_OTHERS = "not tested on the same documents, by the same seeds on each fold, or too few of them"
-_OTHER_HEADS = "fine-tuned for something else"
-Figure = dict[str, Any]  # value and label, or that it is withheld
+FIGURES_FILE = "figures.json"  # in the folder of each edition, with the figures of that edition
+FINETUNED = "finetuned"  # fact of a report: the fine-tunings of each model's score
+_NO_COUNTS = "no counts by document: labels or model are private, or the version is too old"
+_OTHER_DOCUMENTS = "documents, seeds or folds of the tests differ, or there are too few"
+_OTHER_HEADS = "fine-tuned for different tasks"
+Figure = dict[str, Any]  # value and label, or `withheld`
 
 
 def figures_of(shown: JobReport | SweepReport) -> dict[str, Any]:
-    """Return the settings of a run and its models' figures, as one edition of its report has them.
+    """Return the settings of a run and the figures of its models, for one edition of its report.
 
     Args:
-        shown: of that edition: what it withholds is not in it.
+        shown: the report of that edition, without the values that it withholds.
     """
     rows = shown.points if isinstance(shown, SweepReport) else shown.models
     return {
         "settings": dict(shown.settings),
         "models": {row.name: dict(_figures(row)) for row in rows},
-        "leakage": [one for row in rows if isinstance(row, ModelRow) for one in _leakage(row)],
+        "leakage": [
+            leakage for row in rows if isinstance(row, ModelRow) for leakage in _leakage(row)
+        ],
     }
 
 
 def _leakage(row: ModelRow) -> Iterator[Figure]:
-    """Yield what each membership attack finds of a model, after each epoch that was kept."""
+    """Yield the leakage by each membership attack, after each epoch whose model was kept."""
     if not isinstance(row.membership, Membership):
         return
     last = MembershipAt(math.inf, row.membership.losses, row.membership.rows)
-    for at in row.membership.by_epoch or (last,):
-        for one in at.rows:
-            found = one.leakage
+    for epoch in row.membership.by_epoch or (last,):
+        # None if only the last model was saved.
+        epochs = None if math.isinf(epoch.epochs) else epoch.epochs
+        for attack in epoch.rows:
             yield {
                 "model": row.name,
-                "epoch": None if math.isinf(at.epochs) else at.epochs,  # None: the last alone
-                "level": one.level,
-                "attack": one.attack,
-                "value": found.value,
-                "interval": [found.low, found.high],
+                "epoch": epochs,
+                "level": attack.level,
+                "attack": attack.attack,
+                "value": attack.leakage.value,
+                "interval": [attack.leakage.low, attack.leakage.high],
                 "label": row.membership.label,
             }
 
@@ -76,7 +79,7 @@ def _figures(row: ModelRow | SweepRow) -> Iterator[tuple[str, Figure]]:
         name = f"/{total.dataset}" if total in row.cost.others else ""
         epsilon = "no total" if total.epsilon is None else str(total.epsilon)
         yield f"epsilon{name}", {"value": epsilon, "label": Label.PUBLIC}
-        if total.epsilon is not None and math.isfinite(total.epsilon):  # else it says nothing
+        if total.epsilon is not None and math.isfinite(total.epsilon):  # δ has no meaning otherwise
             yield f"delta{name}", {"value": str(total.delta), "label": Label.PUBLIC}
     measured: list[tuple[str, Value]] = [("f1", row.f1), ("accuracy", row.accuracy)]
     if row.perplexity_public is None:
@@ -91,27 +94,27 @@ def _figures(row: ModelRow | SweepRow) -> Iterator[tuple[str, Figure]]:
         elif value is not None and (number := number_of(value)) is not None:
             yield name, {"value": str(number), "label": value.label}
     audited = row.exposures if isinstance(row.exposures, tuple) else (row.exposures,)
-    if any(isinstance(one, Withheld) for one in audited):
+    if any(isinstance(exposures, Withheld) for exposures in audited):
         yield "exposure", {"withheld": True}
-    if seen := [one for one in audited if isinstance(one, Exposures)]:
-        found = [summarise(one.rows) for one in seen]
-        mean = sum(one.mean for one in found) / len(found)
-        yield "exposure", {"value": str(mean), "label": seen[0].label}
-        largest = max(one.largest for one in found)
-        yield "exposure_largest", {"value": str(largest), "label": seen[0].label}
+    if visible := [exposures for exposures in audited if isinstance(exposures, Exposures)]:
+        summaries = [summarise(exposures.rows) for exposures in visible]
+        mean = sum(summary.mean for summary in summaries) / len(summaries)
+        yield "exposure", {"value": str(mean), "label": visible[0].label}
+        largest = max(summary.largest for summary in summaries)
+        yield "exposure_largest", {"value": str(largest), "label": visible[0].label}
 
 
 @dataclass(frozen=True)
 class Run:
-    """A run as its report has left it.
+    """A run, read from its report.
 
     Attributes:
-        uri: of the report step's output.
-        created: date, and of the operator's edition the time.
-        settings: all of them.
-        models: by name, figures by name.
-        finetuned: by model, the fine-tunings behind its score.
-        leakage: what membership attacks find, by model, epoch, level and attack; the operator's.
+        uri: address of the report step's output.
+        created: the date; the operator's edition also has the time.
+        settings: all settings of the run.
+        models: figures by model and name.
+        finetuned: by model, the fine-tunings of its score.
+        leakage: membership leakage by model, epoch, level and attack, for the operator only.
     """
 
     uri: str
@@ -123,25 +126,27 @@ class Run:
 
 
 def read_run(store: Store, uri: str, edition: str) -> Run:
-    """Return a run by its report.
+    """Return a run from its report.
 
     Args:
-        store: that holds it.
-        uri: of the report step's output.
-        edition: `report` or `operator_report`: whose figures.
+        store: the store that contains the report.
+        uri: address of the report step's output.
+        edition: the edition whose figures are read, `report` or `operator_report`.
 
     Raises:
-        BadInput: no report there, or one of an earlier version.
+        BadInput: there is no report, or an earlier version wrote it.
     """
     result = read_result(store, uri)
     if result is None or edition not in result.outputs:
-        raise BadInput("no report there", where=uri, fix="Give what confide report --json names.")
+        raise BadInput(
+            "no report there", where=uri, fix="Give the address that confide report --json names."
+        )
     file = store.local_copy(uri) / edition / FIGURES_FILE
     if not file.exists():
         raise BadInput(
             "the report is of an earlier version, and cannot be compared",
             where=uri,
-            fix="Run the job again: what was charged is not charged again.",
+            fix="Run the job again; existing releases are not charged again.",
         )
     written = json.loads(file.read_text())
     created = result.facts["created"]
@@ -156,21 +161,23 @@ def read_run(store: Store, uri: str, edition: str) -> Run:
 
 
 def settings_that_differ(runs: Sequence[Run]) -> dict[str, list[Any]]:
-    """Return the settings that are not the same in all runs, with their value in each."""
+    """Return the settings that differ between runs, with their value in each run."""
     names = dict.fromkeys(name for run in runs for name in run.settings)
     values = {name: [run.settings.get(name) for run in runs] for name in names}
-    return {name: own for name, own in values.items() if any(v != own[0] for v in own)}
+    return {
+        name: in_runs for name, in_runs in values.items() if any(v != in_runs[0] for v in in_runs)
+    }
 
 
 @dataclass(frozen=True)
 class Compared:
-    """F1, or accuracy, of one model less that of another, or why nothing can be said of it.
+    """The difference between two models in F1 or accuracy, or the reason why there is none.
 
     Attributes:
-        first: number of the run and name of the model that the other is compared with.
-        second: likewise, of the other.
-        difference: of the second less the first; None: it cannot be had.
-        why_not: in words; empty where there is a difference.
+        first: number of the run and name of the reference model.
+        second: number of the run and name of the other model.
+        difference: score of the second model minus score of the first; None if not available.
+        why_not: why there is no difference; empty if there is one.
     """
 
     first: tuple[int, str]
@@ -180,11 +187,11 @@ class Compared:
 
 
 def differences(store: Store, runs: Sequence[Run]) -> list[Compared]:
-    """Return what can be said of differences in F1 or accuracy, document by document.
+    """Return the differences in F1 or accuracy, paired by test document.
 
-    Models of the same name are compared, of each run with the first that has it; where one run is
-    given, its models with its first one. Only what anyone may see is read: counts by document are
-    kept of public labels alone. Causal models have no such score.
+    Models of equal name are compared across runs, each with the first run that has the model. In
+    a single run, all models are compared with its first model. Counts by document are kept for
+    public labels only, so only publishable values are read. Causal models have no such score.
     """
     models = [
         (number, name)
@@ -193,34 +200,36 @@ def differences(store: Store, runs: Sequence[Run]) -> list[Compared]:
         if not is_causal(run.settings.get("model_kind", "bert"))
     ]
     pairs = [
-        (one, two)
-        for one, two in itertools.combinations(models, 2)
-        if (one == models[0] if len(runs) == 1 else one[1] == two[1])
+        (first, second)
+        for first, second in itertools.combinations(models, 2)
+        if (first == models[0] if len(runs) == 1 else first[1] == second[1])
     ]
-    if len(runs) > 1:  # each with the first that has it
-        firsts = {name: (number, name) for number, name in reversed(models)}
-        pairs = [(one, two) for one, two in pairs if one == firsts[one[1]]]
-    return [_compared(store, runs, one, two) for one, two in pairs]
+    if len(runs) > 1:
+        references = {name: (number, name) for number, name in reversed(models)}
+        pairs = [(first, second) for first, second in pairs if first == references[first[1]]]
+    return [_compared(store, runs, first, second) for first, second in pairs]
 
 
 def _compared(
-    store: Store, runs: Sequence[Run], one: tuple[int, str], two: tuple[int, str]
+    store: Store, runs: Sequence[Run], first: tuple[int, str], second: tuple[int, str]
 ) -> Compared:
-    first, second = (_replicates(store, runs[number], name) for number, name in (one, two))
-    if first is None or second is None:
-        return Compared(one, two, None, _NO_COUNTS)
-    if len({runs[number].settings.get("head", "entities") for number, _ in (one, two)}) > 1:
-        return Compared(one, two, None, _OTHER_HEADS)
-    found = f1_difference(first, second)
-    return Compared(one, two, found, "" if found else _OTHERS)
+    reference, other = (_replicates(store, runs[number], name) for number, name in (first, second))
+    if reference is None or other is None:
+        return Compared(first, second, None, _NO_COUNTS)
+    if len({runs[number].settings.get("head", "entities") for number, _ in (first, second)}) > 1:
+        return Compared(first, second, None, _OTHER_HEADS)
+    difference = f1_difference(reference, other)
+    return Compared(first, second, difference, "" if difference else _OTHER_DOCUMENTS)
 
 
 def _replicates(store: Store, run: Run, model: str) -> list[Replicate] | None:
     replicates = []
-    for told in run.finetuned.get(model, ()):
-        result = read_result(store, told["uri"])
+    for finetuning in run.finetuned.get(model, ()):
+        result = read_result(store, finetuning["uri"])
         if result is None or not result.facts.get("documents"):
             return None
         counts = result.facts["documents"]
-        replicates.append(Replicate(told["seed"], told["fold"], counts, told["start"]))
+        replicates.append(
+            Replicate(finetuning["seed"], finetuning["fold"], counts, finetuning["start"])
+        )
     return replicates or None

@@ -1,4 +1,4 @@
-"""The figures of a job's report: after Hoory et al. 2021, Fig. 2, and the training behind."""
+"""Figures of a job's report: exposure (Hoory et al. 2021, Fig. 2), training, scores, epochs."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from tasks.report.model import (
     number_of,
 )
 
-# Okabe and Ito's palette: told apart with any kind of colour vision; markers differ as well.
+# Okabe and Ito's palette is safe for colour-blind readers; the markers differ as well.
 COLOURS: dict[Kind, str] = {
     "public": "#6b6b6b",
     "phrases": "#009e73",
@@ -40,8 +40,8 @@ COLOURS: dict[Kind, str] = {
 }
 MARKERS: dict[Kind, str] = {"public": "s", "phrases": "D", "dp": "o", "nonprivate": "^"}
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
-_FAR_APART = 20  # the largest perplexity over the smallest
-_LEGEND_LETTERS = 110  # of a figure's width
+_FAR_APART = 20  # ratio of the largest to the smallest perplexity for a logarithmic axis
+_LEGEND_LETTERS = 110  # characters of a legend in one line
 WIDTH = 9.6  # inches, the width of the page's column
 _STYLE: dict[Any, Any] = {
     "font.family": "DejaVu Sans",
@@ -63,27 +63,27 @@ _STYLE: dict[Any, Any] = {
     "axes.axisbelow": True,
     "lines.linewidth": 2.0,
     "lines.markersize": 6.5,
-    "svg.fonttype": "none",  # text stays text: searchable, and read aloud
-    "svg.hashsalt": "confide",  # the same figure is the same bytes
+    "svg.fonttype": "none",  # keeps text searchable and readable for screen readers
+    "svg.hashsalt": "confide",  # makes equal figures equal bytes
 }
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """A figure as it is shown and kept."""
+    """A rendered figure."""
 
     key: str  # also its file name
     title: str
-    caption: str  # says what is seen, so that it can stand for the figure
-    svg: str  # a file of its own
+    caption: str  # describes the figure for readers who cannot see it
+    svg: str  # a complete file
     png: bytes
 
     @property
     def inline_svg(self) -> str:
-        """The SVG as it stands within an HTML page: no prologue, no namespaces, ids of its own.
+        """The SVG element for an HTML page, without prologue and namespaces.
 
-        HTML parsers know SVG without namespaces; two figures on a page must not share ids.
+        The figure's key prefixes all ids, because ids must be unique within a page.
         """
         body = self.svg[self.svg.index("<svg") :]
         body = re.sub(r'\sxmlns(:\w+)?="[^"]*"', "", body).replace("xlink:href", "href")
@@ -93,7 +93,7 @@ class Drawing:
 
 
 def canvas(panels: int, columns: int, row_height: float) -> tuple[Figure, list[Axes]]:
-    """Return a figure of the page's width with that many panels, row by row."""
+    """Return a figure of the page's width, and its panels row by row."""
     columns = min(columns, panels)
     rows = -(-panels // columns)
     with matplotlib.rc_context(_STYLE):
@@ -102,7 +102,7 @@ def canvas(panels: int, columns: int, row_height: float) -> tuple[Figure, list[A
 
 
 def twin(axes: Axes) -> Axes:
-    """Return a second y axis on the right, in the figures' style and without a grid of its own."""
+    """Return a second y axis on the right, without a grid."""
     with matplotlib.rc_context(_STYLE):
         other = axes.twinx()
     other.grid(visible=False)
@@ -126,18 +126,18 @@ _QUANTITIES = {
     "perplexity_public": "Perplexity, public text",
     "perplexity_private": "Perplexity, private text",
 }
-_MARKED = 12  # points of a curve, of which each has a marker
+_MARKED = 12  # most points of a curve that has a marker at each point
 
 
 @dataclass(frozen=True)
 class _Style:
-    """How a model's lines look: in colour, and where there is none."""
+    """The colour and marker of a model."""
 
     colour: str
     marker: str
 
 
-_MORE = (  # of further private models
+_MORE = (  # for further private models
     _Style("#56b4e9", "v"),
     _Style("#cc79a7", "P"),
     _Style("#e69f00", "X"),
@@ -146,18 +146,18 @@ _MORE = (  # of further private models
 
 
 def styles_of(models: Sequence[ModelRow]) -> dict[str, _Style]:
-    """Return each model's style, by its name: each kind has its own, further private ones more."""
-    found: dict[str, _Style] = {}
+    """Return the styles by model name; the first model of a kind has the style of its kind."""
+    styles: dict[str, _Style] = {}
     more = itertools.cycle(_MORE)
     for model in models:
-        own = _Style(COLOURS[model.kind], MARKERS[model.kind])
-        found[model.name] = own if own not in found.values() else next(more)
-    return found
+        of_kind = _Style(COLOURS[model.kind], MARKERS[model.kind])
+        styles[model.name] = of_kind if of_kind not in styles.values() else next(more)
+    return styles
 
 
 @dataclass(frozen=True)
 class Line:
-    """One model's exposures to the canaries among random tokens, and how it is drawn."""
+    """One model's exposures to the canaries among random tokens, with the style of its line."""
 
     name: str
     rows: Sequence[ExposureRow]
@@ -167,14 +167,15 @@ class Line:
 
 
 OCCURRENCES = (
-    "by pattern (H: hint, S: secret) and by the number of units expected to carry them (after "
-    "Hoory et al. 2021, Fig. 2). Bars: 95% intervals over canaries. The band is where 95% of "
-    "models that remember nothing would lie; the dotted line, a secret that is always ranked first."
+    "by pattern (H: hint, S: secret) and by the expected number of units that contain them (after "
+    "Hoory et al. 2021, Fig. 2). Bars: 95% intervals over canaries. The band contains 95% of "
+    "models that remember nothing; the dotted line is the exposure of a secret that is always "
+    "ranked first."
 )
 
 
 def exposure_figure(models: Sequence[ModelRow]) -> Drawing | None:
-    """Return exposure against occurrences, a panel for each pattern; None if none may be shown."""
+    """Return exposure against occurrences by pattern, or None if no exposure may be shown."""
     styles = styles_of(models)
     lines = [
         Line(
@@ -191,12 +192,12 @@ def exposure_figure(models: Sequence[ModelRow]) -> Drawing | None:
 
 
 def embedded_rows(exposures: Exposures) -> list[ExposureRow]:
-    """Return the groups of canaries that stood among other text."""
+    """Return the groups of canaries that were placed among random tokens."""
     return [row for row in exposures.rows if row.context == EMBEDDED]
 
 
 def exposure_drawing(lines: Sequence[Line], key: str, caption: str) -> Drawing | None:
-    """Return exposures by occurrences, a panel a pattern; None without canaries."""
+    """Return exposures by occurrences, with one panel per pattern, or None without canaries."""
     patterns = {row.pattern for line in lines for row in line.rows}
     if not patterns:
         return None
@@ -213,9 +214,9 @@ def exposure_drawing(lines: Sequence[Line], key: str, caption: str) -> Drawing |
 
 def _exposure_panel(axes: Axes, lines: Sequence[Line], pattern: str) -> None:
     shown = [(line, [row for row in line.rows if row.pattern == pattern]) for line in lines]
-    every = [row for _, rows in shown for row in rows]
+    all_rows = [row for _, rows in shown for row in rows]
     axes.set_xscale("log")
-    # Models share their occurrences: points stand side by side, so that bars do not cover bars.
+    # All models have the same occurrences: a small shift keeps their bars from covering each other.
     for index, (line, rows) in enumerate(shown):
         rows = sorted(rows, key=lambda row: row.expected_occurrences)
         nudge = 1.06 ** (index - (len(shown) - 1) / 2)
@@ -234,16 +235,16 @@ def _exposure_panel(axes: Axes, lines: Sequence[Line], pattern: str) -> None:
             label=line.name,
         )
     axes.axhspan(
-        min(row.null_low for row in every),
-        max(row.null_high for row in every),
+        min(row.null_low for row in all_rows),
+        max(row.null_high for row in all_rows),
         color=PALE,
         zorder=0,
         label="no memory",
     )
-    ceiling = math.log2(max(row.candidates for row in every))
+    ceiling = math.log2(max(row.candidates for row in all_rows))
     axes.axhline(ceiling, color="#9aa5b1", linestyle=":", linewidth=1.2)
     axes.set_ylim(0, ceiling * 1.05)
-    occurrences = sorted({row.expected_occurrences for row in every})
+    occurrences = sorted({row.expected_occurrences for row in all_rows})
     axes.set_xlim(occurrences[0] / 1.5, occurrences[-1] * 1.5)
     axes.set_xticks(occurrences, [significant(x) for x in occurrences])
     axes.xaxis.set_minor_formatter(NullFormatter())
@@ -253,12 +254,12 @@ def _exposure_panel(axes: Axes, lines: Sequence[Line], pattern: str) -> None:
 
 
 def legend_columns(names: Sequence[str]) -> int:
-    """Return in how many columns a legend's names fit the page."""
+    """Return the number of columns in which a legend fits the page."""
     return max(1, min(len(names), 4, _LEGEND_LETTERS // (max(map(len, names)) + 4)))
 
 
 def legend_below(figure: Figure, handles: Mapping[str, Artist], most: int = 4) -> None:
-    """Put the names of what is drawn below the panels, in `most` columns or what fits."""
+    """Draw a legend below the panels, with at most `most` columns."""
     names = list(handles)
     figure.legend(
         list(handles.values()),
@@ -270,7 +271,7 @@ def legend_below(figure: Figure, handles: Mapping[str, Artist], most: int = 4) -
 
 
 def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Drawing | None:
-    """Return what training did, a panel for each quantity, ε beside it; None without curves."""
+    """Return the training curves with the ε spent, one panel per quantity; None without curves."""
     styles = styles_of(models)
     quantities = [q for q in _QUANTITIES if any(c.quantity == q and c.updates for c in curves)]
     if not quantities:
@@ -278,8 +279,8 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
     figure, panels = canvas(len(quantities), 2, 3.9)
     handles: dict[str, Artist] = {}
     for axes, quantity in zip(panels, quantities, strict=True):
-        own = [c for c in curves if c.quantity == quantity and c.updates]
-        for curve in own:
+        shown = [c for c in curves if c.quantity == quantity and c.updates]
+        for curve in shown:
             style = styles[curve.model]
             (handles[curve.model],) = axes.plot(
                 curve.updates,
@@ -296,16 +297,16 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
             axes.set_ylim(bottom=0)
         if quantity.startswith("perplexity"):
             axes.set_yscale("log")
-        if spending := next((c for c in own if c.epsilon), None):
+        if spending := next((c for c in shown if c.epsilon), None):
             handles["ε spent by DP training"] = _epsilon_line(axes, spending)
     legend_below(figure, handles)
     return finish(
         figure,
         "training",
         "Training, and the privacy it spends",
-        "Each model's progress by update; the dashed red line is the privacy loss ε of the job's "
-        "DP training so far (right axis), a function of the settings alone; of a model that is "
-        "kept on the way, what counts is the ε at its end.",
+        "Each model's progress by update. The dashed red line is the privacy loss ε of the job's "
+        "DP training so far (right axis), which depends on the settings alone. A model that is "
+        "saved during the training has the ε of the end of the training.",
     )
 
 
@@ -321,64 +322,65 @@ def _epsilon_line(axes: Axes, curve: Curve) -> Artist:
 
 
 def epochs_figure(rows: Sequence[EpochsRow], measure: Measure = F1) -> Drawing | None:
-    """Return scores and mean exposures by epoch, a line a training; None if none may be shown."""
-    scores = [_known(row, lambda one: number_of(one.score)) for row in rows]
+    """Return scores and mean exposures by epoch, or None if no value may be shown."""
+    scores = [_known(row, lambda model: number_of(model.score)) for row in rows]
     exposures = [_known(row, _mean_exposure) for row in rows]
     shown = [
-        (title, found)
-        for title, found in ((measure.axis, scores), ("Exposure, mean, bits", exposures))
-        if any(found)
+        (title, lines)
+        for title, lines in ((measure.axis, scores), ("Exposure, mean, bits", exposures))
+        if any(lines)
     ]
     if not shown:
         return None
     figure, panels = canvas(len(shown), 2, 3.9)
     handles: dict[str, Artist] = {}
-    for axes, (title, found) in zip(panels, shown, strict=True):
-        for row, line in zip(rows, found, strict=True):
+    for axes, (title, lines) in zip(panels, shown, strict=True):
+        for row, line in zip(rows, lines, strict=True):
             if line:
                 (handles[row.name],) = axes.plot(
                     *as_columns(line), color=COLOURS[row.kind], marker=MARKERS[row.kind]
                 )
         axes.set_xlabel("Epochs")
-        axes.set_xticks(sorted({epochs for line in found for epochs, _ in line}))
+        axes.set_xticks(sorted({epochs for line in lines for epochs, _ in line}))
         axes.set_title(title, loc="left")
-        if found is scores:
+        if lines is scores:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
-            frame_scores(axes, [score for line in found for _, score in line], measure)
+            frame_scores(axes, [score for line in lines for _, score in line], measure)
         else:
             chance = _highest_by_chance(rows)
             axes.axhspan(0, chance, color=PALE, zorder=0)
-            highest = max(chance, *(value for line in found for _, value in line))
+            highest = max(chance, *(value for line in lines for _, value in line))
             axes.set_ylim(0, 1.1 * highest)
     legend_below(figure, handles)
     return finish(
         figure,
         "epochs",
         "Usefulness and memory by epoch",
-        f"{measure.axis} after fine-tuning, and exposure of the canaries (in the band: what 97.5% "
-        "of models that remember nothing stay below), of the models that one training had after "
-        "several of its epochs. One charge covers all models of a training: each has the ε of all.",
+        f"{measure.axis} after fine-tuning, and exposure of the canaries, for models that one "
+        "training saved after several epochs. The exposures of 97.5% of models that remember "
+        "nothing lie within the band. One charge covers all models of a training: each has the ε "
+        "of all models together.",
     )
 
 
 def _known(row: EpochsRow, value: Callable[[ModelAt], float | None]) -> list[tuple[float, float]]:
-    """Return (epochs, value) of a training's models, where it was measured and may be seen."""
-    return [(one.epochs, v) for one in row.at if (v := value(one)) is not None]
+    """Return (epochs, value) for a training's models whose value was measured and may be shown."""
+    return [(model.epochs, v) for model in row.models if (v := value(model)) is not None]
 
 
-def _mean_exposure(one: ModelAt) -> float | None:
-    if not isinstance(one.exposures, Exposures):
+def _mean_exposure(model: ModelAt) -> float | None:
+    if not isinstance(model.exposures, Exposures):
         return None
-    return summarise(one.exposures.rows).mean
+    return summarise(model.exposures.rows).mean
 
 
 def _highest_by_chance(rows: Sequence[EpochsRow]) -> float:
-    seen = [one.exposures for row in rows for one in row.at]
-    return max(summarise(one.rows).mean_null_high for one in seen if isinstance(one, Exposures))
+    measured = [model.exposures for row in rows for model in row.models]
+    return max(summarise(e.rows).mean_null_high for e in measured if isinstance(e, Exposures))
 
 
 def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
-    """Return F1 by entity type or class, a bar for each model; None if no value may be shown."""
+    """Return F1 by entity type or class for each model, or None if no value may be shown."""
     measure = measure_of(models)
     measured = [
         (model, {**model.f1_by_type, measure.over_all: model.score})
@@ -421,19 +423,20 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
         figure,
         "entities",
         measure.by_label,
-        f"{measure.axis} after fine-tuning each model in the same way: {measure.explained}.",
+        f"{measure.axis} after the same fine-tuning of each model: {measure.explained}.",
     )
 
 
 def as_columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return the first and the second of every pair."""
+    """Return the first elements and the second elements of the pairs."""
     return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 def frame_scores(axes: Axes, scores: Sequence[float], measure: Measure) -> None:
-    """Frame scores with some air, at least five points high: noise must not look like a law.
+    """Set the limits of an axis of scores.
 
-    Perplexities stand above 0, or on a logarithmic scale where they are far apart.
+    The axis of shares spans at least five percentage points, so that small random differences do
+    not look large. The axis of perplexities starts at 0, or is logarithmic if they differ widely.
     """
     low, high = min(scores), max(scores)
     if not measure.is_share:

@@ -1,6 +1,6 @@
-"""What a report shows: plain frozen values with their labels; nothing of how they look.
+"""Data model of reports: frozen values with their labels, without any layout.
 
-Free text (notes, statements, facts' notes) is shown in every edition: keep figures out of it.
+Every edition shows free text (notes, statements, notes of facts), which must not contain figures.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from tasks.protocol.sweep import Baseline
 
 
 class Edition(StrEnum):
-    """Who a report is for: anyone, or those who may see values that no noise protects."""
+    """The readers of a report: anyone, or only operators, who may see unprotected values."""
 
     PUBLISHABLE = "publishable"
     OPERATOR = "operator"
@@ -39,19 +39,19 @@ class Withheld:
 Value = Labelled | Withheld | None  # None: not measured
 
 
-def measure_of(rows: Iterable[Row]) -> Measure:
-    """Return what the rows' models are compared by."""
+def measure_of(rows: Iterable[ResultRow]) -> Measure:
+    """Return the measure by which the models of the rows are compared."""
     return ACCURACY if any(row.accuracy is not None for row in rows) else F1
 
 
 def compared_by(points: Iterable[SweepRow]) -> Measure:
-    """Return what the settings of a sweep are compared by."""
+    """Return the measure by which the settings of a sweep are compared."""
     points = list(points)
     return PERPLEXITY if any(point.is_causal for point in points) else measure_of(points)
 
 
 def number_of(value: Value) -> float | None:
-    """Return the number, or None if it was not measured, is undefined or may not be seen."""
+    """Return the number, or None if it was not measured, is undefined or is withheld."""
     if value is None or isinstance(value, Withheld) or math.isnan(value.value):
         return None
     return value.value
@@ -62,17 +62,17 @@ Kind = Literal["public", "phrases", "dp", "nonprivate"]
 
 @dataclass(frozen=True)
 class Measure:
-    """What models are compared by, as tables and figures call it."""
+    """A measure by which models are compared, with its titles in tables and figures."""
 
     short: str
     column: str
     unit: str
     axis: str
-    by_label: str = ""  # what the table of single labels shows
-    label: str = ""  # what one of them is
-    over_all: str = ""  # its last row
+    by_label: str = ""  # caption of the table of scores by label
+    label: str = ""  # header of its first column
+    over_all: str = ""  # name of its last row
     explained: str = ""
-    is_share: bool = True  # within 0 … 1, and more is better; of a perplexity, less is
+    is_share: bool = True  # within 0 … 1 and better if larger; False for a perplexity
 
 
 F1 = Measure(
@@ -83,7 +83,7 @@ F1 = Measure(
     "Entity extraction: strict F1 by type",
     "Entity type",
     "all (micro)",
-    "an entity counts when its type and both ends are right",
+    "an entity is correct if its type and both ends are correct",
 )
 ACCURACY = Measure(
     "Accuracy",
@@ -93,20 +93,20 @@ ACCURACY = Measure(
     "Classification: F1 by class, and accuracy",
     "Class",
     "accuracy",
-    "F1 of each class, and the share of texts whose class is right",
+    "F1 of each class, and the share of texts with the correct class",
 )
 PERPLEXITY = Measure(
     "Perplexity",
     "Perplexity",
     "private text, by token",
-    "Perplexity of private text, less is better",
+    "Perplexity of private text, lower is better",
     is_share=False,
 )
 
 
 @dataclass(frozen=True)
 class Exposures:
-    """One model's exposure to all groups of canaries; the label is the model's own."""
+    """One model's exposure to all groups of canaries, with the label of the model."""
 
     label: Label
     rows: tuple[ExposureRow, ...]
@@ -114,29 +114,29 @@ class Exposures:
 
 @dataclass(frozen=True)
 class MembershipAt:
-    """What membership attacks find of the model that a training had after some epochs."""
+    """Membership attacks on the model that a training saved after some epochs."""
 
     epochs: float
-    losses: Mapping[str, float]  # mean of a row in nats, of `members` and of `others`
+    losses: Mapping[str, float]  # mean of a row in nats, for `members` and `others`
     rows: tuple[MembershipRow, ...]
 
 
 @dataclass(frozen=True)
 class Membership:
-    """Membership attacks on one model: always the operator's, for private rows were read."""
+    """Membership attacks on one model; always for the operator, since they read private rows."""
 
     rows: tuple[MembershipRow, ...]
-    losses: Mapping[str, float] = field(default_factory=dict)  # as of `MembershipAt`
-    by_epoch: tuple[MembershipAt, ...] = ()  # the last among them; empty: it alone was kept
+    losses: Mapping[str, float] = field(default_factory=dict)  # as in `MembershipAt`
+    by_epoch: tuple[MembershipAt, ...] = ()  # includes the last epoch; empty if no other was saved
     label = Label.OPERATOR
 
 
 @dataclass(frozen=True)
 class Extraction:
-    """What came out of one causal model by one protocol."""
+    """The results of one extraction protocol on one causal model."""
 
     protocol: Literal["discoverable", "targeted"]
-    label: Label  # of rows that trained the operator's, of canaries the model's own
+    label: Label  # `operator` for training rows, the model's label for canaries
     rows: tuple[ExtractionRow, ...]
     settings: Mapping[str, int]  # of the protocol
     fixed_before_training: bool
@@ -144,7 +144,7 @@ class Extraction:
 
 @dataclass(frozen=True)
 class Samples:
-    """Texts that one causal model wrote; the label is the model's own."""
+    """Texts sampled from one causal model, with the label of the model."""
 
     label: Label
     prompt: str
@@ -153,58 +153,58 @@ class Samples:
 
 @dataclass(frozen=True)
 class Cost:
-    """What a model has cost by its whole ancestry: the private corpus, and other data sets."""
+    """The privacy cost of a model with all its ancestors, for each data set."""
 
     corpus: DatasetTotal
     others: tuple[DatasetTotal, ...] = ()
 
     @property
     def infinite(self) -> bool:
-        """Whether part of it had no guarantee at all."""
+        """Whether the model was trained on some data set without a guarantee."""
         return any(t.epsilon == math.inf for t in (self.corpus, *self.others))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One trained model. ε may be `math.inf`; accuracies and F1 are within 0 … 1.
+class ResultRow:
+    """The results of one trained model. ε may be `math.inf`; accuracies and F1 are within 0 … 1.
 
-    Its cost is that of everything that its figures cost: of the pre-trained model, and of the
-    fine-tuned one that gives F1 or accuracy.
+    The cost includes all figures of the row: the pre-trained model, and the fine-tuned model that
+    gives F1 or accuracy.
     """
 
     name: str
     epsilon_vocabulary: float
     epsilon_training: float  # 0 for a model that never read private rows
     cost: Cost
-    untuned: Cost | None = None  # before fine-tuning, where that cost something
+    untuned: Cost | None = None  # before fine-tuning, if the fine-tuning added to the cost
     f1: Value = None  # strict entity F1, micro
-    accuracy: Value = None  # of classes, where the head is for them
+    accuracy: Value = None  # for classification heads
     mlm_public: Value = None  # masked-token accuracy on held-out public text
-    mlm_private: Value = None  # the same on held-out private units
-    perplexity_public: Value = None  # of a causal model, by token, on the same texts
+    mlm_private: Value = None  # masked-token accuracy on held-out private units
+    perplexity_public: Value = None  # for causal models, by token, on the same texts
     perplexity_private: Value = None
 
     @property
     def score(self) -> Value:
-        """What the fine-tuned model is worth: F1 or accuracy, as its head has it."""
+        """The score of the fine-tuned model: F1 or accuracy, depending on its head."""
         return self.f1 if self.accuracy is None else self.accuracy
 
     @property
     def pretrained(self) -> Cost:
-        """What the model had cost before it was fine-tuned."""
+        """The cost of the model before fine-tuning."""
         return self.untuned or self.cost
 
 
 @dataclass(frozen=True, kw_only=True)
-class ModelRow(Row):
-    """One model of a job's comparison; several may be of kind `dp`, the job's own first."""
+class ModelRow(ResultRow):
+    """One model of a job's comparison; if several have kind `dp`, the main model is the first."""
 
     kind: Kind
-    tasks: str = ""  # what the names of its tasks begin with, if not with its kind
-    f1_by_type: Mapping[str, Value] = field(default_factory=dict)  # of entities, or by class
-    interval: tuple[Labelled, Labelled] | Withheld | None = None  # 95%, of the score
+    tasks: str = ""  # prefix of the names of its tasks, if not its kind
+    f1_by_type: Mapping[str, Value] = field(default_factory=dict)  # by entity type or class
+    interval: tuple[Labelled, Labelled] | Withheld | None = None  # 95% interval of the score
     exposures: Exposures | Withheld | None = None
-    exposures_in_rows: Exposures | None = None  # the operator's
+    exposures_in_rows: Exposures | None = None  # for the operator only
     membership: Membership | Withheld | None = None
     extractions: tuple[Extraction, ...] = ()
     samples: Samples | None = None
@@ -212,7 +212,7 @@ class ModelRow(Row):
 
 @dataclass(frozen=True)
 class ModelAt:
-    """What a training's model was worth after some epochs, and what it remembered."""
+    """Score and exposure of the model that a training saved after some epochs."""
 
     epochs: float
     score: Value
@@ -220,22 +220,22 @@ class ModelAt:
 
 
 @dataclass(frozen=True, kw_only=True)
-class EpochsRow(Row):
-    """One training that left its models after several epochs: its score is the last one's.
+class EpochsRow(ResultRow):
+    """One training that saved models after several epochs; the score is the last model's.
 
-    The cost is that of all of them together: none of them has a smaller one.
+    The cost covers all these models together; no single model has a smaller cost.
     """
 
     kind: Kind
-    at: tuple[ModelAt, ...]  # the last among them
+    models: tuple[ModelAt, ...]  # includes the last model
 
 
 @dataclass(frozen=True, kw_only=True)
-class SweepRow(Row):
-    """One setting of a sweep: the mean over its seeds and folds, whose cost is that of all of them.
+class SweepRow(ResultRow):
+    """One setting of a sweep: the mean over its seeds and folds, and their total cost.
 
-    ε_T is that of one private training; each seed of it was a release of its own. Baselines are
-    what they are compared with: σ is 0, and of public ones batch and epochs too.
+    ε_T is the cost of one private training; each seed was a separate release. For baselines σ is
+    0; for public baselines batch size and epochs are 0 as well.
     """
 
     noise_multiplier: float
@@ -243,39 +243,39 @@ class SweepRow(Row):
     epochs: float
     baseline: Baseline | None = None
     is_causal: bool = False
-    training_epochs: float = 0.0  # to which its training went on; 0: it ended with this model
+    training_epochs: float = 0.0  # of the whole training; 0 if it ended with this model
     updates: int = 0  # of one training on private rows, up to this model
-    trainings: int = 1  # seeds of it
-    finetuning: Mapping[str, float] = field(default_factory=dict)  # its settings that vary
-    spread: MeanF1 | Withheld | None = None  # of what is compared
-    best_three: Value = None  # mean of the three best seeds, of eight or more
+    trainings: int = 1  # number of seeds
+    finetuning: Mapping[str, float] = field(default_factory=dict)  # settings that vary
+    spread: MeanF1 | Withheld | None = None  # of the compared measure
+    best_three: Value = None  # mean of the three best seeds; needs at least eight seeds
     exposures: tuple[Exposures, ...] | Withheld = ()  # of each training
 
     @property
     def compared(self) -> Value:
-        """What settings are compared by: the score, or a causal model's perplexity of private text.
+        """The compared value: the score, or a causal model's perplexity on private text.
 
-        The latter is the operator's, as in a job.
+        The perplexity on private text is for the operator only.
         """
         return self.perplexity_private if self.is_causal else self.score
 
 
 @dataclass(frozen=True)
 class Curve:
-    """One quantity of one model over its updates, with the ε spent so far where there is one."""
+    """One quantity of one model over its updates, with the ε spent so far for private trainings."""
 
-    model: str  # its name
-    # nats a prediction | accuracy 0 … 1 | perplexity by token
+    model: str  # name of the model
+    # nats per prediction | accuracy 0 … 1 | perplexity by token
     quantity: Literal["loss", "mlm_public", "perplexity_public", "perplexity_private"]
     label: Label
     updates: tuple[int, ...]
     values: tuple[float, ...]
-    epsilon: tuple[float, ...] = ()  # empty, or one for each update: a function of settings
+    epsilon: tuple[float, ...] = ()  # empty, or one per update; depends on settings alone
 
 
 @dataclass(frozen=True)
 class Fact:
-    """One named fact for a list: a number or words, with its label and an explanation."""
+    """A named number or text with its label and an explanation."""
 
     name: str
     value: float | int | str | Withheld
@@ -285,12 +285,12 @@ class Fact:
 
 @dataclass(frozen=True)
 class LedgerLine:
-    """One release of private data as the ledger holds it."""
+    """One release of private data, as recorded in the ledger."""
 
     entry: str
     release: str  # in words, for example `word histogram` or `DP pre-training`
     mechanism: str  # in words, parameters included
-    epsilon: float  # PLD, at `delta`; by Rényi DP if no PLD is known
+    epsilon: float  # by PLD at `delta`, or by Rényi DP if no PLD is known
     epsilon_rdp: float | None
     delta: float
     state: str  # reserved | settled
@@ -300,20 +300,20 @@ class LedgerLine:
 
 @dataclass(frozen=True)
 class LedgerView:
-    """A data set's account: all that was ever released from it, and what is left."""
+    """A data set's account: all releases from it, the budget, and the amount spent."""
 
     dataset: str
     unit: PrivacyUnit
     lines: tuple[LedgerLine, ...]
-    spent_epsilon: float | None  # None: nothing is added up, as no budget is kept
+    spent_epsilon: float | None  # None: no budget is kept, so there is no total
     spent_delta: float | None
-    budget_epsilon: float | None = None  # None: made-up or public text has none
+    budget_epsilon: float | None = None  # None: made-up or public text has no budget
     budget_delta: float | None = None
 
 
 @dataclass(frozen=True)
 class Statement:
-    """The privacy statement: paragraphs for people, and the same as data."""
+    """The privacy statement, as paragraphs and as data."""
 
     words: tuple[str, ...]
     record: Mapping[str, Any] = field(default_factory=dict)
@@ -321,53 +321,53 @@ class Statement:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """What the report of a job and that of a sweep have in common."""
+    """The content that reports of jobs and reports of sweeps share."""
 
     title: str
     run_key: str
-    shown_run: str  # the key of the run in the publishable edition
+    shown_run: str  # name of the run in the publishable edition
     created: str  # date and time, ISO 8601
-    made_up: bool  # all private input is synthetic or public: nothing is withheld
-    known_seed: bool  # a fixed privacy seed was used: nothing here is private
+    made_up: bool  # all private input is synthetic or public, so nothing is withheld
+    known_seed: bool  # the privacy seed is known, so no release is protected
     private_dataset: str
     public_dataset: str
     entities_dataset: str
     unit: PrivacyUnit
     declared_units: int
     model_size: str  # in words, for example `BERT, 2 layers × 128`
-    statement: Statement  # of a sweep: what releasing every point costs together
+    statement: Statement  # of a sweep: for all points together
     ledger: LedgerView | None = None
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     public_seeds: Mapping[str, int] = field(default_factory=dict)
     repeat: tuple[str, ...] = ()  # shell commands
-    notes: tuple[str, ...] = ()  # what a reader should know before believing the figures
-    omissions: tuple[Fact, ...] = ()  # items that readers left out of the sources, by task
+    notes: tuple[str, ...] = ()  # warnings on the interpretation of the figures
+    omissions: tuple[Fact, ...] = ()  # by task: items that readers left out of the sources
 
 
 @dataclass(frozen=True, kw_only=True)
 class JobReport(Report):
-    """Everything the report of one job shows."""
+    """The content of a job's report."""
 
     models: tuple[ModelRow, ...]
-    audit: AuditRecord | None = None  # of the DP model's own training
-    against: str = ""  # the gate's sentence on a model that an audit, of any run, contradicts
-    # “pattern at rate” -> units that hold a canary of that group, mean: counted in the rows
+    audit: AuditRecord | None = None  # of the training of the DP model
+    against: str = ""  # the gate's sentence, if an audit of any run contradicts a model's claim
+    # “pattern at rate” -> mean number of units with a canary of that group, counted in the rows
     occurrences: Mapping[str, Value] = field(default_factory=dict)
-    by_epoch: tuple[EpochsRow, ...] = ()  # of trainings that left several models
+    by_epoch: tuple[EpochsRow, ...] = ()  # trainings that saved several models
     curves: tuple[Curve, ...] = ()
     training: tuple[Fact, ...] = ()
     vocabulary: tuple[Fact, ...] = ()
     phrases: tuple[Fact, ...] = ()
 
     def model(self, kind: Kind) -> ModelRow | None:
-        """Return the job's own model of that kind, if it trained one."""
+        """Return the first model of this kind, or None if the job trained none."""
         return next((row for row in self.models if row.kind == kind), None)
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepReport(Report):
-    """Everything the report of a sweep shows."""
+    """The content of a sweep's report."""
 
     points: tuple[SweepRow, ...]
 
@@ -379,7 +379,7 @@ _DAY = len("2026-01-01")
 
 
 def edition_of(report: R, edition: Edition) -> R:
-    """Return the report as that edition may show it; synthetic or public data hides nothing."""
+    """Return the report without the values that this edition withholds."""
     hidden = _hidden(report, edition)
     if not hidden:
         return report
@@ -398,10 +398,10 @@ def edition_of(report: R, edition: Edition) -> R:
             "vocabulary": tuple(_fact(fact, hidden) for fact in report.vocabulary),
             "phrases": tuple(_fact(fact, hidden) for fact in report.phrases),
         }
-    # Airflow's key of a run contains the second in which it began. Together with the second in
-    # which it ended, it would reveal how large the data are.
+    # Airflow's key of a run contains its start time. Start and end time together would reveal the
+    # size of the data.
     created = shown_day(report.created, report.settings)
-    # An omission that is shown as withheld would reveal that there is one.
+    # An omission marked as withheld would reveal its existence.
     rows["omissions"] = tuple(fact for fact in report.omissions if fact.label not in hidden)
     return replace(report, run_key=report.shown_run, created=created, **rows)
 
@@ -409,7 +409,8 @@ def edition_of(report: R, edition: Edition) -> R:
 def shown_day(created: str, settings: Mapping[str, Any]) -> str:
     """Return the date of a report in its publishable edition.
 
-    The report of a private selection has none: it is made after a secret number of trainings.
+    The report of a private selection has no date, because it depends on a secret number of
+    trainings.
     """
     return "withheld" if settings.get("selection") == "random-count" else created[:_DAY]
 
@@ -417,7 +418,7 @@ def shown_day(created: str, settings: Mapping[str, Any]) -> str:
 def _hidden(report: Report, edition: Edition) -> Labels:
     if edition is Edition.OPERATOR or report.made_up:
         return frozenset()
-    if report.known_seed:  # whoever knows it can subtract the noise: no `dp` label holds
+    if report.known_seed:  # a reader with the seed can subtract the noise: no `dp` label holds
         return frozenset({Label.OPERATOR, Label.DP})
     return frozenset({Label.OPERATOR})
 
@@ -427,7 +428,7 @@ def _value(value: Value, hidden: Labels) -> Value:
 
 
 def _types(rows: Iterable[ModelRow], hidden: Labels) -> frozenset[str]:
-    """Return the entity types that may be named: which ones private labels have is private too."""
+    """Return the entity types that may be named; the set of private types is private as well."""
     return frozenset(
         kind
         for row in rows
@@ -437,11 +438,11 @@ def _types(rows: Iterable[ModelRow], hidden: Labels) -> frozenset[str]:
 
 
 def _row(row: T, hidden: Labels) -> T:
-    """Return the row without operator values, nor the cost of a fine-tuned model not shown.
+    """Return the row without operator values.
 
-    Fine-tuned without privacy, a model stays with the operator, and its score is withheld: what is
-    left in the row is the pre-trained model's. What is measured on private text is withheld also
-    where there was none to measure on.
+    If the score of a model fine-tuned without privacy is withheld, the row describes the
+    pre-trained model alone, and has its cost. Values measured on private text are always marked
+    as withheld, even if there were none.
     """
     score = _value(row.score, hidden)
     if row.untuned is not None and isinstance(score, Withheld) and row.cost.infinite:
@@ -460,7 +461,7 @@ def _row(row: T, hidden: Labels) -> T:
 def _point(row: SweepRow, hidden: Labels) -> SweepRow:
     shown = _row(row, hidden)
     measured = row.exposures if isinstance(row.exposures, tuple) else ()
-    secret = any(one.label in hidden for one in measured)
+    secret = any(exposures.label in hidden for exposures in measured)
     return replace(
         shown,
         spread=Withheld() if row.spread and isinstance(shown.compared, Withheld) else row.spread,
@@ -470,15 +471,15 @@ def _point(row: SweepRow, hidden: Labels) -> SweepRow:
 
 
 def _epochs(row: EpochsRow, hidden: Labels) -> EpochsRow:
-    at = [
+    models = [
         replace(
-            one,
-            score=_value(one.score, hidden),
-            exposures=_shown_exposures(one.exposures, hidden),
+            model,
+            score=_value(model.score, hidden),
+            exposures=_shown_exposures(model.exposures, hidden),
         )
-        for one in row.at
+        for model in row.models
     ]
-    return replace(_row(row, hidden), at=tuple(at))
+    return replace(_row(row, hidden), models=tuple(models))
 
 
 def _shown_exposures(
@@ -496,7 +497,7 @@ def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
         exposures=_shown_exposures(row.exposures, hidden),
         exposures_in_rows=None,
         membership=None if membership is None else Withheld(),
-        extractions=tuple(one for one in row.extractions if one.label not in hidden),
+        extractions=tuple(e for e in row.extractions if e.label not in hidden),
         samples=None if row.samples is None or row.samples.label in hidden else row.samples,
     )
 

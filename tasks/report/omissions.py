@@ -1,8 +1,7 @@
-"""Items that a reader left out of a source, counted by reason and put into words.
+"""Items that a reader left out of a source, counted by reason and described in words.
 
-A reader leaves out items that it cannot use, up to a tenth of a source. The counts of private text
-are the operator's: they appear in the operator's edition of a report and on the terminal of
-`confide run`, and nowhere else.
+A reader leaves out unusable items, up to a tenth of a source. The counts of private text appear
+only in the operator's edition of a report and on the terminal of `confide run`.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ _FIX = "`iconv -f WINDOWS-1252 -t UTF-8` converts text of older Windows systems"
 def measure_omissions(
     context: StepContext, items: str, quarantine: Quarantine, label: Callable[[float], Labelled]
 ) -> None:
-    """Record how many items a reader left out of a source, in all and by reason.
+    """Record the numbers of items that a reader left out of a source, in total and by reason.
 
     Args:
         context: the step that read the source.
-        items: what the source holds, for example `documents`.
-        quarantine: the reader's account.
+        items: name of the source's items, for example `documents`.
+        quarantine: the reader's counts of left out items.
         label: `Operator` if the source is private.
     """
     context.measure(f"{items}{_LEFT_OUT}", label(quarantine.rejected))
@@ -37,7 +36,7 @@ def measure_omissions(
 
 
 def omissions_of(result: StepResult) -> tuple[str, Label] | None:
-    """Return one line on everything that a step left out, with its label; None if nothing."""
+    """Return one line on all items that a step left out, with its label, or None without any."""
     parts: list[str] = []
     fix, label = "", Label.PUBLIC
     counts = {m.name: m for m in result.metrics if m.value}

@@ -1,4 +1,4 @@
-"""The report as people read it: one HTML file that needs nothing else, figures beside it."""
+"""The report for readers: one self-contained HTML file, plus the figures as separate files."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from tasks.report.model import (
     JobReport,
     LedgerView,
     ModelRow,
-    Row,
+    ResultRow,
     SweepReport,
     compared_by,
     edition_of,
@@ -41,7 +41,7 @@ from tasks.report.sweep_figures import sweep_exposure_figure, sweep_figure
 
 @dataclass(frozen=True)
 class Verdict:
-    """One line in large type, one beneath, and the tone they are shown in."""
+    """A headline, a line of details, and the tone in which they are shown."""
 
     tone: Literal["good", "bad", "open"]
     headline: str
@@ -49,32 +49,32 @@ class Verdict:
 
 
 def verdict(report: JobReport) -> Verdict:
-    """Return what the audits found: the gate's objection first, then the bound on ε."""
+    """Return the result of the audits: the gate's objection, the bound on ε, and memory."""
     memory, audit = _memory(report), report.audit
     if report.against and (audit is None or audit.verdict != "contradicted"):
-        said = "An audit of another run contradicts the claimed ε: do not release this model"
-        return Verdict("bad", said, f"{report.against} {memory.headline}. {memory.detail}")
+        headline = "An audit of another run contradicts the claimed ε: do not release this model"
+        return Verdict("bad", headline, f"{report.against} {memory.headline}. {memory.detail}")
     if audit is None:
         return memory
-    said = {
+    headline = {
         "contradicted": "An audit contradicts the claimed ε: do not release this model",
         "consistent": "An audit of the private training is consistent with the claimed ε",
         "invalid": "An audit of the private training is invalid: do not release this model",
-    }.get(audit.verdict, "An audit of the private training says nothing about the claimed ε")
+    }.get(audit.verdict, "An audit of the private training is inconclusive about the claimed ε")
     tone = "bad" if audit.blocks_promotion else memory.tone
-    return Verdict(tone, said, f"{audit.finding} {memory.headline}. {memory.detail}")
+    return Verdict(tone, headline, f"{audit.finding} {memory.headline}. {memory.detail}")
 
 
 def _memory(report: JobReport) -> Verdict:
-    """Return what the exposure audit of the DP model found, the other models as its control.
+    """Return the result of the exposure audit of the DP model, with the other models as control.
 
-    That nothing was found is worth something only where the same canaries can be found: without
-    a non-private model that remembers them, the verdict stays open.
+    The absence of memory is evidence only if the canaries can be learned at all. The verdict is
+    therefore open unless a non-private model remembers them.
     """
     private = report.model("dp")
     summary = _summary(private)
     if private is None or summary is None:
-        return Verdict("open", "No audit of a private model", "Nothing is said about memory.")
+        return Verdict("open", "No audit of a private model", "Memory was not measured.")
     control = _summary(report.model("nonprivate"))
     claim = _claim(private, report.unit)
     reading = (
@@ -86,29 +86,29 @@ def _memory(report: JobReport) -> Verdict:
         return Verdict(
             "bad",
             "The private model remembers canaries",
-            f"Trained with {claim}; {reading}. The guarantee bounds memory, it does not forbid it: "
-            "canaries planted more often, or a larger ε, are remembered sooner.",
+            f"Trained with {claim}; {reading}. The guarantee limits memory, but does not exclude "
+            "it: memory of canaries grows with ε and with the number of their occurrences.",
         )
     if summary.above_chance:
         return Verdict(
             "open",
             "The private model may remember some canaries",
-            f"Trained with {claim}; {reading}. That is above chance, but no group of canaries "
-            "shows it beyond doubt: more canaries would tell.",
+            f"Trained with {claim}; {reading}. This is above chance, but no single group of "
+            "canaries is clearly remembered; an audit with more canaries would be conclusive.",
         )
     if control is None:
         return Verdict(
             "open",
             "The private model shows no memory of its canaries",
-            f"Trained with {claim}; {reading}. No non-private model is shown beside it, so it is "
-            "open whether these canaries can be learned at all.",
+            f"Trained with {claim}; {reading}. No non-private model is shown for comparison, so it "
+            "is open whether these canaries can be learned at all.",
         )
     if not control.remembers:
         return Verdict(
             "open",
             "Neither model shows memory of the canaries",
             f"Trained with {claim}; {reading}. The non-private model does not remember them "
-            f"either ({control.largest:.1f} bits): these canaries are too rare to tell.",
+            f"either ({control.largest:.1f} bits): these canaries are too rare for a conclusion.",
         )
     return Verdict(
         "good",
@@ -119,7 +119,7 @@ def _memory(report: JobReport) -> Verdict:
 
 
 def _claim(private: ModelRow, unit: str) -> str:
-    """Return what the audited model cost: exposure is read before it is fine-tuned."""
+    """Return the guarantee of the audited model; exposure is measured before fine-tuning."""
     cost = private.pretrained
     if cost.corpus.epsilon is None:
         return f"guarantees that have no total ({cells.WHY_NO_TOTAL})"
@@ -143,15 +143,15 @@ _TEMPLATES = Path(__file__).parent / "templates"
 
 @dataclass(frozen=True)
 class Page:
-    """A rendered report: the page, its figures, and its tables for whoever counts on them."""
+    """A rendered report: the HTML page, its drawings, its tables, and figures for comparisons."""
 
     html: str
     drawings: tuple[Drawing, ...]
     tables: tuple[Table, ...]
-    figures: Mapping[str, Any]  # by which runs are compared
+    figures: Mapping[str, Any]  # for comparisons between runs
 
     def write(self, folder: Path) -> Path:
-        """Write report.html, both tables of numbers (JSON), and every figure as .svg and .png."""
+        """Write report.html, two files of numbers (JSON), and each drawing as .svg and .png."""
         folder.mkdir(parents=True, exist_ok=True)
         for drawing in self.drawings:
             (folder / f"{drawing.key}.svg").write_text(drawing.svg, encoding="utf-8")
@@ -216,8 +216,8 @@ def sweep_page(report: SweepReport, edition: Edition) -> Page:
     shown = edition_of(report, edition)
     headline = Verdict(
         "open",
-        "What noise, batch size and epochs do to privacy and to usefulness",
-        "Every private training is a release: showing them all costs what they cost together.",
+        "Effect of noise, batch size and epochs on privacy and usefulness",
+        "Every private training is a release; to publish all of them costs their total ε.",
     )
     return _page(
         "sweep.html.j2",
@@ -240,7 +240,7 @@ def _page(
     content: Mapping[str, Table],
     **more: Any,
 ) -> Page:
-    """Render a template with what every report shows, and with its own tables by name."""
+    """Render a template with the common content of reports and with additional tables by name."""
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -265,25 +265,25 @@ def _page(
         **content,
         **more,
     )
-    every = (*content.values(), *((ledger,) if ledger else ()))
+    all_tables = (*content.values(), *((ledger,) if ledger else ()))
     return Page(
         html,
         tuple(drawings.values()),
-        tuple(table for table in every if table.rows),
+        tuple(table for table in all_tables if table.rows),
         figures_of(report),
     )
 
 
 @dataclass(frozen=True)
 class Mark:
-    """One of the few figures that stand in large type, and what it is."""
+    """A figure in large type at the top of a report, with its name."""
 
     text: str
     name: str
 
 
 def _job_marks(report: JobReport) -> list[Mark]:
-    """Return the DP model's cost and abilities."""
+    """Return the cost and scores of the DP model."""
     private = report.model("dp")
     if private is None:
         return []
@@ -323,12 +323,12 @@ def _sweep_marks(report: SweepReport) -> list[Mark]:
     return marks
 
 
-def _score_mark(rows: Iterable[Row]) -> str:
+def _score_mark(rows: Iterable[ResultRow]) -> str:
     return "entity F1, strict" if measure_of(rows) is F1 else "accuracy of classes"
 
 
 def _spent(ledger: LedgerView) -> dict[str, str | int]:
-    """Return the account in figures fit for a sentence and a bar; empty without a budget."""
+    """Return the spent and total budget as text for the page; empty without a budget."""
     spent, budget = ledger.spent_epsilon, ledger.budget_epsilon
     if spent is None or not budget:
         return {}

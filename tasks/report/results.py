@@ -1,4 +1,4 @@
-"""From the results of a job's steps to what its report shows."""
+"""Builds the report of a job from the results of its steps."""
 
 from __future__ import annotations
 
@@ -71,31 +71,29 @@ ARCHITECTURES = {
 # Outputs of the exposure step, and .json: rows of `dp_core.audit.exposure`.
 EXPOSURE, EXPOSURE_IN_ROWS = "exposure", "exposure_in_rows"
 EXPOSURE_FILE = f"{EXPOSURE}.json"
-OCCURRENCES, OCCURRENCES_FILE = (
-    "occurrences",
-    "occurrences.json",
-)  # of canaries, counted by the private token store's step
-AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, as the audit step left them
-GIVEN_FILE = "audits.json"  # likewise, as the step privacy_audit left them
-MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with the ceilings
+# Occurrences of canaries, counted by the step that builds the private token store.
+OCCURRENCES, OCCURRENCES_FILE = "occurrences", "occurrences.json"
+AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, written by the audit step
+GIVEN_FILE = "audits.json"  # records of `dp_core.audit.record`, written by the step privacy_audit
+MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with ceilings
 SAMPLES = "samples"  # output of the exposure step, and .json
 DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
-EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning: in its test part
-SCORES = ("f1", "accuracy")  # metrics of a fine-tuning: of entities, of classes
-LEDGER_LINES = 30  # the latest ones; each needs an accounting
-_CEILINGS = {  # metrics of the membership step, behind `membership_ceiling/`
+EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning, counted in its test part
+SCORES = ("f1", "accuracy")  # metrics of a fine-tuning, for entities and for classes
+LEDGER_LINES = 30  # latest entries in a report; each needs an accounting
+_CEILINGS = {  # by metric of the membership step, without the prefix `membership_ceiling/`
     "pl": "Largest advantage of a membership attack",
-    "tpr_at_0.01_fpr": "Most members found at 1% false alarms",
-    "tpr_at_0.001_fpr": "Most members found at 0.1% false alarms",
+    "tpr_at_0.01_fpr": "Largest share of members found at 1% false alarms",
+    "tpr_at_0.001_fpr": "Largest share of members found at 0.1% false alarms",
 }
-_TRAINING = "_pretraining"  # what the name of a training's task ends with
-_FIT = {  # how the vocabulary fits a text: metrics of the token stores
-    "coverage": "Words that are one token",
-    "fertility": "Tokens a word",
-    "unknown_words": "Words that cannot be spelt",
+_TRAINING = "_pretraining"  # suffix of the name of a training's task
+_FIT = {  # metrics of the token stores on the fit of the vocabulary
+    "coverage": "Words that are a single token",
+    "fertility": "Tokens per word",
+    "unknown_words": "Words without a spelling in tokens",
 }
 _Quantity = Literal["loss", "mlm_public", "perplexity_public", "perplexity_private"]
-_QUANTITIES: dict[_Quantity, str] = {  # and their metrics
+_QUANTITIES: dict[_Quantity, str] = {  # to the names of their metrics
     "loss": "loss",
     "mlm_public": "mlm_public",
     "perplexity_public": "perplexity_curve",
@@ -104,8 +102,8 @@ _QUANTITIES: dict[_Quantity, str] = {  # and their metrics
 
 
 def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobReport:
-    """Return what the report of one job shows."""
-    own = models_of(results)
+    """Return the report of one job."""
+    kinds = models_of(results)
     dp, vocabulary = results["dp_pretraining"], results["vocabulary"]
     shown = released_by_job(results)
     audit = _audit(results.get("dp_audit"))
@@ -124,12 +122,12 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
                 results.get(f"{tasks}_membership"),
                 float(spec.settings["epochs"]),
             )
-            for tasks in own
+            for tasks in kinds
         ),
         by_epoch=tuple(_by_epoch(spec, results)),
         curves=tuple(
             curve
-            for tasks in own
+            for tasks in kinds
             for curve in _curves(_name_of(tasks), results[f"{tasks}_pretraining"])
         ),
         training=(
@@ -145,7 +143,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobR
 
 
 def models_of(results: Iterable[str]) -> dict[str, Kind]:
-    """Return a job's models, in the order of their rows: what their tasks' names begin with."""
+    """Return the kinds of a job's models by prefix of their tasks, in the order of their rows."""
     trained = [name.removesuffix(_TRAINING) for name in results if name.endswith(_TRAINING)]
     return {
         tasks: kind
@@ -161,12 +159,15 @@ def _name_of(tasks: str) -> str:
 
 
 def released_by_job(results: Results) -> list[ReleaseRecord]:
-    """Return the releases behind a job's models that may leave: what all of them cost together.
+    """Return the releases of all models of a job that may be published.
 
-    Also of the model of phrases, which no private training may have begun with. Models that a
-    training kept on its way share its release; a fine-tuning of one may be another.
+    They include the release of phrases, even if no private training started from their model.
+    Models that a training saved before its end share its release, but their fine-tuning may add
+    another one.
     """
-    kept = [one for name, one in results.items() if point_and_task(name)[1] == "finetuning"]
+    finetunings = [
+        step for name, step in results.items() if point_and_task(name)[1] == "finetuning"
+    ]
     return merged(
         [
             release
@@ -176,18 +177,18 @@ def released_by_job(results: Results) -> list[ReleaseRecord]:
                 results[f"{tasks}_pretraining"], results.get(f"{tasks}_finetuning")
             )
         ]
-        + releases_of(one for one in kept if not operator_only(one.result.releases))
+        + releases_of(step for step in finetunings if not operator_only(step.result.releases))
     )
 
 
 def released_models(model: Input, finetuned: Input | None) -> list[Input]:
-    """Return the models of a row that may leave: one fine-tuned without privacy does not."""
-    kept = finetuned is None or operator_only(finetuned.result.releases)
-    return [model] if finetuned is None or kept else [model, finetuned]
+    """Return the publishable models of a row; a model fine-tuned without privacy is not."""
+    only_pretrained = finetuned is None or operator_only(finetuned.result.releases)
+    return [model] if finetuned is None or only_pretrained else [model, finetuned]
 
 
 def released_by(model: Input, finetuned: Input | None) -> list[ReleaseRecord]:
-    """Return the releases behind the models of a row that may leave."""
+    """Return the releases of the publishable models of a row."""
     return releases_of(released_models(model, finetuned))
 
 
@@ -200,11 +201,12 @@ def model_row(
     attacked: Input | None,
     epochs: float,
 ) -> ModelRow:
-    """Return one model of the comparison: its ε is that of everything that its figures cost.
+    """Return one model of the comparison, with the cost of all its figures.
 
     Args:
-        tasks: what the names of its tasks begin with.
-        vocabulary, model, finetuned, audited, attacked: what these tasks made.
+        tasks: prefix of the names of its tasks.
+        vocabulary, model, finetuned, audited, attacked: outputs of these tasks.
+        epochs: number of epochs of the whole training.
     """
     scores = last_values(finetuned.result) if finetuned else {}
     dataset = vocabulary.facts["dataset"]
@@ -225,18 +227,18 @@ def model_row(
 
 
 def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[EpochsRow]:
-    """Yield each training that left its models after several epochs, and what they are worth."""
+    """Yield the trainings that saved models after several epochs, with scores and exposures."""
     settings, vocabulary = JobSettings.model_validate(spec.settings), results["vocabulary"]
     kept, dataset = kept_points(settings), vocabulary.facts["dataset"]
     for tasks, kind in models_of(results).items():
-        own = [(point.epochs, steps_of(point, results)) for point in kept if point.mode == tasks]
-        if not own:
+        points = [point for point in kept if point.mode == tasks]
+        if not points:
             continue
-        measured = [of_point for _, of_point in own]
-        tuned = [one.get("finetuning") for one in measured] + [results.get(f"{tasks}_finetuning")]
-        audited = [one.get("exposure") for one in measured] + [results.get(f"{tasks}_exposure")]
-        model, epochs = results[f"{tasks}{_TRAINING}"], [epochs for epochs, _ in own]
-        scores = [None if one is None else score_of(one) for one in tuned]
+        steps = [steps_of(point, results) for point in points]
+        tuned = [step.get("finetuning") for step in steps] + [results.get(f"{tasks}_finetuning")]
+        audited = [step.get("exposure") for step in steps] + [results.get(f"{tasks}_exposure")]
+        model = results[f"{tasks}{_TRAINING}"]
+        scores = [None if finetuned is None else score_of(finetuned) for finetuned in tuned]
         accuracies = settings.head != "entities"
         yield EpochsRow(
             **costs_of(dataset, model, [model, *audited], tuned),
@@ -245,17 +247,20 @@ def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[EpochsRow]:
             kind=kind,
             name=_name_of(tasks),
             epsilon_vocabulary=epsilon_of_vocabulary(vocabulary),
-            at=tuple(
-                ModelAt(after, score, exposures_of(seen))
-                for after, score, seen in zip(
-                    [*epochs, settings.epochs], scores, audited, strict=True
+            models=tuple(
+                ModelAt(epochs, score, exposures_of(audit))
+                for epochs, score, audit in zip(
+                    [*(point.epochs for point in points), settings.epochs],
+                    scores,
+                    audited,
+                    strict=True,
                 )
             ),
         )
 
 
 def _interval(scores: Mapping[str, Labelled]) -> tuple[Labelled, Labelled] | None:
-    """Return the interval of the score, if the fine-tuning has measured one."""
+    """Return the interval of the score, or None if it was not measured."""
     for name in SCORES:
         if f"{name}_low" in scores:
             return scores[f"{name}_low"], scores[f"{name}_high"]
@@ -263,14 +268,14 @@ def _interval(scores: Mapping[str, Labelled]) -> tuple[Labelled, Labelled] | Non
 
 
 def epsilon_of_vocabulary(vocabulary: Input) -> float:
-    """Return what the vocabulary itself cost: 0 where it is made of public text alone."""
+    """Return the ε of the vocabulary, which is 0 if it was built from public text alone."""
     return max((release.epsilon for release in vocabulary.result.releases), default=0.0)
 
 
 def last_values(result: StepResult) -> dict[str, Labelled]:
-    """Return the last value of each metric, with the type of its label.
+    """Return the last value of each metric, typed by its label.
 
-    The F1 of a test part without entities is not a number, and is not measured.
+    F1 is NaN if the test part contains no entities.
     """
     values = {m.name: labelled(m) for m in sorted(result.metrics, key=lambda m: m.step)}
     expected = values.get(EXPECTED_ENTITIES)
@@ -285,7 +290,7 @@ def header_of(
     results: Results,
     releases: Sequence[ReleaseRecord],
 ) -> dict[str, Any]:
-    """Return what both kinds of report show: whose data, what is guaranteed, how to repeat it."""
+    """Return the common fields of both kinds of report, by name."""
     of_sweep = isinstance(spec, SweepReportSpec)
     model = results["pretraining" if of_sweep else "dp_pretraining"]
     vocabulary = results["vocabulary"]
@@ -309,7 +314,7 @@ def header_of(
         "statement": statement_of(
             releases,
             made_up=spec.made_up,
-            # A sweep has several trainings, whose models on the way its table tells.
+            # The table of a sweep lists the models that its trainings saved before their end.
             released_after=() if of_sweep else released_after(model.result),
         ),
         "ledger": _ledger_view(context, dataset, unit),
@@ -321,20 +326,20 @@ def header_of(
 
 
 def omission_facts(results: Mapping[str, StepResult]) -> tuple[Fact, ...]:
-    """Return one fact for each step that left items of a source out."""
+    """Return one fact for each step that left out items of a source."""
     omitted = {name: omissions_of(result) for name, result in results.items()}
     return tuple(Fact(name, *words) for name, words in omitted.items() if words is not None)
 
 
 def releases_of(models: Iterable[Input]) -> list[ReleaseRecord]:
-    """Return the releases behind models, each once."""
+    """Return the releases of the models without duplicates."""
     return merged(release for model in models for release in model.result.releases)
 
 
 def _row(
     dataset: str, model: Input, audited: Input | None, finetuned: Input | None
 ) -> dict[str, Any]:
-    """Return what the rows of both tables show of a model; the pre-trained one is audited."""
+    """Return the fields of a row, by name; audits measure the pre-trained model."""
     values = last_values(model.result)
     scores = last_values(finetuned.result) if finetuned else {}
     return {
@@ -350,7 +355,7 @@ def _row(
 def costs_of(
     dataset: str, model: Input, untuned: Iterable[Input | None], tuned: Iterable[Input | None]
 ) -> dict[str, Any]:
-    """Return what a row's figures cost, and what those of before fine-tuning did, if less."""
+    """Return the cost of all figures of a row, and of those before fine-tuning if it is smaller."""
     pretrained = _cost(dataset, *untuned)
     whole = _cost(dataset, *untuned, *tuned)
     epsilon = model.facts["epsilon_training"]
@@ -362,26 +367,26 @@ def costs_of(
 
 
 def score_of(finetuned: Input) -> Labelled | None:
-    """Return what a fine-tuning is judged by, if it has measured it."""
+    """Return the score of a fine-tuning, or None if it was not measured."""
     values = last_values(finetuned.result)
     return next((values[name] for name in SCORES if name in values), None)
 
 
 def _cost(dataset: str, *results: Input | None) -> Cost:
-    """Return what models cost together, by the ancestry of all of them.
+    """Return the total cost of the models with all their ancestors.
 
     Args:
-        dataset: the private corpus, whose total is told first.
-        results: of the steps whose figures are shown beside it.
+        dataset: the private corpus, whose total comes first.
+        results: outputs of the steps whose figures are shown together.
     """
-    every = totals(releases_of(result for result in results if result))
+    by_dataset = totals(releases_of(result for result in results if result))
     untouched = DatasetTotal(dataset, None, 0.0, 0.0)
-    corpus = next((total for total in every if total.dataset == dataset), untouched)
-    return Cost(corpus, tuple(total for total in every if total.dataset != dataset))
+    corpus = next((total for total in by_dataset if total.dataset == dataset), untouched)
+    return Cost(corpus, tuple(total for total in by_dataset if total.dataset != dataset))
 
 
 def exposures_of(audited: Input | None, key: str = EXPOSURE) -> Exposures | None:
-    """Return the exposures that an audit has measured, if it has."""
+    """Return the exposures measured by an audit, or None if there are none."""
     if audited is None or key not in audited.result.outputs:
         return None
     private = key == EXPOSURE_IN_ROWS or operator_only(audited.result.releases)
@@ -391,63 +396,62 @@ def exposures_of(audited: Input | None, key: str = EXPOSURE) -> Exposures | None
 
 
 def _occurrences(store: Input) -> dict[str, Operator]:
-    """Return how many units hold a canary of each group, on average: counted, not expected."""
+    """Return the counted mean number of units with a canary, by group."""
     if OCCURRENCES not in store.result.outputs:
         return {}
-    told = json.loads((store.folder / OCCURRENCES_FILE).read_text())
-    return {group: Operator(value) for group, value in told["means"].items()}
+    record = json.loads((store.folder / OCCURRENCES_FILE).read_text())
+    return {group: Operator(value) for group, value in record["means"].items()}
 
 
 _EXTRACTION: TypeAdapter[tuple[ExtractionRow, ...]] = TypeAdapter(tuple[ExtractionRow, ...])
 
 
 def _extractions(audited: Input | None) -> Iterator[Extraction]:
-    """Yield what was got out of a causal model, by each protocol that was tried."""
+    """Yield the results of each extraction protocol that was run on a causal model."""
     if audited is None:
         return
-    own = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
+    of_model = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
     protocols: tuple[tuple[str, Literal["discoverable", "targeted"], Label], ...] = (
-        (TARGETED, "targeted", own),
+        (TARGETED, "targeted", of_model),
         (DISCOVERABLE, "discoverable", Label.OPERATOR),
     )
     for key, protocol, label in protocols:
         if key in audited.result.outputs:
-            told = json.loads((audited.folder / f"{key}.json").read_text())
-            rows = _EXTRACTION.validate_python(told["rows"])
-            fixed = told["fixed_before_training"]
-            yield Extraction(protocol, label, rows, told["settings"], fixed)
+            record = json.loads((audited.folder / f"{key}.json").read_text())
+            rows = _EXTRACTION.validate_python(record["rows"])
+            fixed = record["fixed_before_training"]
+            yield Extraction(protocol, label, rows, record["settings"], fixed)
 
 
 def _samples(audited: Input | None) -> Samples | None:
-    """Return what a causal model wrote, if it was asked to."""
+    """Return the texts sampled from a causal model, or None if there are none."""
     if audited is None or SAMPLES not in audited.result.outputs:
         return None
-    told = json.loads((audited.folder / f"{SAMPLES}.json").read_text(encoding="utf-8"))
+    record = json.loads((audited.folder / f"{SAMPLES}.json").read_text(encoding="utf-8"))
     label = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
-    return Samples(label, told["prompt"], tuple(told["texts"]))
+    return Samples(label, record["prompt"], tuple(record["texts"]))
 
 
 _MEMBERSHIP: TypeAdapter[tuple[MembershipRow, ...]] = TypeAdapter(tuple[MembershipRow, ...])
 
 
 def _membership(attacked: Input | None, epochs: float) -> Membership | None:
-    """Return what was found of a model, and of those before it that its training kept.
+    """Return the membership attacks on a model and on the earlier models that its training saved.
 
     Args:
         attacked: output of the membership step.
-        epochs: of the whole training.
+        epochs: number of epochs of the whole training.
     """
     if attacked is None:
         return None
     written = json.loads((attacked.folder / MEMBERSHIP_FILE).read_text())
-    every = [*written["kept"], written]
     by_epoch = tuple(
         MembershipAt(
-            round(epochs * one["updates"] / written["updates"], 2),
-            one["losses"],
-            _MEMBERSHIP.validate_python(one["rows"]),
+            round(epochs * model["updates"] / written["updates"], 2),
+            model["losses"],
+            _MEMBERSHIP.validate_python(model["rows"]),
         )
-        for one in (every if written["kept"] else ())
+        for model in ([*written["kept"], written] if written["kept"] else ())
     )
     return Membership(_MEMBERSHIP.validate_python(written["rows"]), written["losses"], by_epoch)
 
@@ -460,16 +464,16 @@ def _audit(audited: Input | None) -> AuditRecord | None:
 
 
 def _audit_facts(audit: AuditRecord | None) -> Iterator[Fact]:
-    """Yield the lower bound on ε, beside what it could have been."""
+    """Yield the lower bound on ε by the audit, with the power of the audit."""
     if audit is not None and audit.value is not None:
         yield Fact("ε at least, by the audit, at 95%", audit.value, audit.label, audit.power)
 
 
 def audit_time(results: Results) -> Operator | None:
-    """Return the time of all audits over that of all trainings of a job; None: not known.
+    """Return the time of all audits divided by the time of all trainings; None if not known.
 
-    The operator's: how long a training takes follows from how much text there is. One that was
-    interrupted is counted from its last start on.
+    The value is for the operator only, because the duration of a training depends on the amount
+    of text. The time of an interrupted step counts from its last start.
     """
 
     def took(*steps: str) -> float:
@@ -482,16 +486,16 @@ def audit_time(results: Results) -> Operator | None:
 
 def _time_facts(results: Results) -> Iterator[Fact]:
     if (share := audit_time(results)) is not None:
-        note = "of all models, over the time of their trainings; a tenth is the aim"
+        note = "for all models, divided by the time of their trainings; the goal is 0.1"
         yield Fact("Time for audits", share.value, share.label, note)
 
 
 def _ceiling_facts(attacked: Input | None) -> Iterator[Fact]:
-    """Yield what no membership attack on one unit can pass: of the guarantee, not of the text."""
+    """Yield the maxima of membership attacks on one unit, which follow from the guarantee alone."""
     values = last_values(attacked.result) if attacked else {}
     for name, words in _CEILINGS.items():
         if (value := values.get(f"membership_ceiling/{name}")) is not None:
-            note = "whatever the attack, on one unit: by the guarantee alone"
+            note = "for any attack on one unit, by the guarantee alone"
             yield Fact(words, value.value, value.label, note)
 
 
@@ -500,7 +504,7 @@ def _curves(name: str, model: Input) -> Iterator[Curve]:
     metrics = model.result.metrics
     spent = {m.step: m.value for m in metrics if m.name == "epsilon_training"}
     for quantity, metric in _QUANTITIES.items():
-        # An update without any unit has no loss.
+        # An update that sampled no unit has no loss.
         shown = [m for m in metrics if m.name == metric and (m.step in spent or not spent)]
         if shown:
             yield Curve(
@@ -518,24 +522,24 @@ def _training_facts(dp: Input) -> Iterator[Fact]:
     phases = plan["schedule"]
     batch = phases[-1]["expected_batch"]
     grown = f", grown from {phases[0]['expected_batch']:g}" if len(phases) > 1 else ""
-    divided = f"what every update is divided by{grown}"
+    divided = f"divisor of every update{grown}"
     share = batch / plan["declared_units"]
     yield Fact("Updates", sum(phase["steps"] for phase in phases), Label.PUBLIC)
     yield Fact("Expected batch, units", batch, Label.PUBLIC, divided)
-    yield Fact("Sampling", plan["sampling"]["kind"], Label.PUBLIC, "how batches are drawn")
+    yield Fact("Sampling", plan["sampling"]["kind"], Label.PUBLIC, "method of drawing batches")
     yield Fact("Sampling rate", share, Label.PUBLIC, "share of the declared units in an update")
     bands = len(plan["strategy"]["coefficients"])
-    of = f"of one column: the noise has {bands} bands" if bands > 1 else ""
-    yield Fact("Noise multiplier σ", plan["noise_multiplier"], Label.PUBLIC, of)
+    per_column = f"of one column; the noise has {bands} bands" if bands > 1 else ""
+    yield Fact("Noise multiplier σ", plan["noise_multiplier"], Label.PUBLIC, per_column)
     yield Fact("Clip norm C", plan["clip_norm"], Label.PUBLIC)
-    # They count the tokens of the vocabulary, which may be one of exact counts.
+    # The parameters count the tokens of the vocabulary, which may come from exact private counts.
     sized = Label.OPERATOR if operator_only(dp.result.releases) else Label.DP
     yield Fact("Parameters", dp.facts["parameters"], sized)
     yield Fact(
         "Parameters trained",
         dp.facts["trained"]["parameters"],
         sized,
-        f"with noise on each: {dp.facts['trained']['which']}",
+        f"each with noise: {dp.facts['trained']['which']}",
     )
     for name, words in (("clipped", "Share of units clipped"), ("batch", "Realised batch, units")):
         if (value := values.get(name)) is not None:
@@ -543,11 +547,11 @@ def _training_facts(dp: Input) -> Iterator[Fact]:
 
 
 def _outlook_facts(spec: ReportSpec) -> Iterator[Fact]:
-    """Yield what the budget was to be expected to buy, and what others would: of settings alone."""
+    """Yield the expected gains at this and other budgets, which depend on settings alone."""
     settings = JobSettings.model_validate(spec.settings)
     known = how_it_is_known(Spending.of(settings).recipe)
     for number, outlook in enumerate(outlook_of(settings)):
-        name = f"Share of the gain to be expected, {outlook.case.name}"
+        name = f"Expected share of the gain, {outlook.case.name}"
         words = "; ".join(
             f"{quantity} {in_words(expected)}" for quantity, expected in outlook.expected.items()
         )
@@ -558,14 +562,14 @@ def _vocabulary_facts(results: Results) -> Iterator[Fact]:
     vocabulary = results["vocabulary"]
     facts, values = vocabulary.facts, last_values(vocabulary.result)
     label = Label.OPERATOR if operator_only(vocabulary.result.releases) else Label.DP
-    free = "" if vocabulary.result.releases else "ε 0: no private text was read for it"
+    free = "" if vocabulary.result.releases else "ε 0: it was built without private text"
     yield Fact("Source", facts["source"], Label.PUBLIC, free)
     yield Fact("Tokens |V|", facts["vocabulary_size"], label)
     if "mechanism" in facts:
         yield Fact("Words released", facts["words_released"], label)
-        yield Fact("Public words for which nothing is spent", facts["words_known"], Label.PUBLIC)
+        yield Fact("Public words, without cost", facts["words_known"], Label.PUBLIC)
         yield Fact("Released by", facts["mechanism"], Label.PUBLIC)
-        yield Fact("Words per unit, at most", facts["words_per_unit"], Label.PUBLIC)
+        yield Fact("Maximum words per unit", facts["words_per_unit"], Label.PUBLIC)
     if (distinct := values.get("distinct_words")) is not None:
         yield Fact("Distinct words before noise", distinct.value, distinct.label)
     for role in ("public", "private"):
@@ -577,15 +581,15 @@ def _vocabulary_facts(results: Results) -> Iterator[Fact]:
 
 def _phrase_facts(phrases: Input) -> Iterator[Fact]:
     facts = phrases.facts
-    yield Fact("ε of the phrases", facts["epsilon"], Label.PUBLIC, "of all rounds together")
+    yield Fact("ε of the phrases", facts["epsilon"], Label.PUBLIC, "all rounds together")
     for length, released in facts["released"].items():
         yield Fact(f"Phrases of {length} words released", released, Label.DP)
     yield Fact("Released in each round by", facts["mechanism"], Label.PUBLIC)
-    yield Fact("Phrases per unit and round, at most", facts["phrases_per_unit"], Label.PUBLIC)
+    yield Fact("Maximum phrases per unit and round", facts["phrases_per_unit"], Label.PUBLIC)
 
 
 def _ledger_view(context: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerView:
-    """Return the data set's account: its latest entries and how its budget stands."""
+    """Return the data set's account: its latest entries, its budget, and the amount spent."""
     ledger = open_ledger(context.deployment)
     remaining = ledger.remaining(dataset)
     entries = [e for e in ledger.history(dataset) if e.accounted][-LEDGER_LINES:]
@@ -601,7 +605,7 @@ def _ledger_view(context: StepContext, dataset: str, unit: PrivacyUnit) -> Ledge
 
 
 def _ledger_line(entry: Entry) -> LedgerLine:
-    """Return an entry with its ε by today's accounting."""
+    """Return an entry of the ledger with its ε by the current accounting."""
     epsilon, rdp = _epsilons(json.dumps(entry.event.to_json(), sort_keys=True), entry.delta)
     return LedgerLine(
         entry=entry.id,
@@ -630,13 +634,13 @@ def _model_size(model: Input) -> str:
 
 
 def _source(settings: Mapping[str, bool | int | float | str], kind: str, path: str) -> str:
-    """Return what people call a source of text."""
+    """Return the name of a source of text."""
     synthetic = settings[f"{kind}_format"] == "synthetic"
-    return "made up by the project" if synthetic else Path(str(settings[path])).name
+    return "made-up text" if synthetic else Path(str(settings[path])).name
 
 
 def _repeat_command(job: str, settings: Mapping[str, bool | int | float | str]) -> str:
-    """Return the command that does the job again."""
+    """Return the command that repeats the job."""
     defaults = {n: f.default for n, f in SweepSettings.model_fields.items()}
     words = [
         f"--set {shlex.quote(f'{name}={value}')}"

@@ -1,4 +1,4 @@
-"""A sweep's figures: after Hoory et al. 2021, Figs. 1 and 2."""
+"""Figures of a sweep, in the form of Hoory et al. 2021, Figs. 1 and 2."""
 
 from __future__ import annotations
 
@@ -35,33 +35,33 @@ from tasks.report.figures import (
 from tasks.report.model import Measure, SweepRow, compared_by, number_of
 from tasks.report.sweep_tables import FINETUNING_TITLES
 
-_BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, told apart in grey
+_BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, different in grey
     "public": (COLOURS["public"], ":"),
     "public-training": (COLOURS["public"], "-."),
     "checkpoint": (COLOURS["phrases"], "--"),
     "nonprivate": (COLOURS["nonprivate"], "--"),
     "nonprivate-training": (COLOURS["nonprivate"], "-."),
 }
-_OF_THE_SAME_TOKENS: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
-# Of further ones of a kind: strokes and gaps, in widths of the line.
+_WITH_VOCABULARY_OF_SWEEP: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
+# Further baselines of the same kind: strokes and gaps, in line widths.
 _MORE_DASHES = ((0, (9, 2)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 
 
 def sweep_exposure_figure(points: Sequence[SweepRow]) -> Drawing | None:
-    """Return exposure against occurrences, a line for each batch size and number of updates.
+    """Return exposure against occurrences, with one line per batch size and number of updates.
 
-    Trainings without privacy are drawn in red, as in the paper. None where there is one line only,
-    or none may be shown. Lines go through the middle σ; of several seeds, each line is the mean,
-    and its bars reach over the intervals of all of them.
+    Lines show the middle σ. A line over several seeds is the mean, and its bars span the intervals
+    of all seeds. Trainings without privacy are red, as in the paper. Returns None if there would
+    be only one line, or if no exposure may be shown.
     """
     known = [p for p in points if isinstance(p.exposures, tuple) and p.exposures]
-    red = _lines_without_privacy([p for p in known if p.baseline])
+    without_privacy = _lines_without_privacy([p for p in known if p.baseline])
     known = [p for p in known if p.baseline is None]
     sizes = sorted({(p.batch_size, p.updates) for p in known})
-    if len(sizes) + len(red) < 2 or not sizes:
+    if len(sizes) + len(without_privacy) < 2 or not sizes:
         return None
     sigma = _middle([_coordinates(p) for p in known])[0]
-    trained = {}  # of settings that differ in fine-tuning alone, one
+    trained = {}  # one setting per training, since settings may differ in fine-tuning alone
     for point in known:
         size = point.batch_size, point.updates
         if size not in trained or point.noise_multiplier == sigma:
@@ -72,50 +72,50 @@ def sweep_exposure_figure(points: Sequence[SweepRow]) -> Drawing | None:
     for batch, updates in sizes:
         point = trained[batch, updates]
         assert isinstance(point.exposures, tuple)  # noqa: S101 - narrows the type
-        own = [u for b, u in sizes if b == batch]
+        updates_of_batch = [u for b, u in sizes if b == batch]
         shade = 0.35 + 0.6 * batches.index(batch) / max(1, len(batches) - 1)
         lines.append(
             Line(
                 f"bs={batch} step={updates} σ={significant(point.noise_multiplier)}",
-                _over_seeds([embedded_rows(one) for one in point.exposures]),
+                _over_seeds([embedded_rows(exposures) for exposures in point.exposures]),
                 matplotlib.colormaps["viridis_r"](shade),
                 "osD^v"[batches.index(batch) % 5],
-                styles[own.index(updates) % len(styles)],
+                styles[updates_of_batch.index(updates) % len(styles)],
             )
         )
     caption = f"Exposure by batch size (bs) and number of updates (step), {OCCURRENCES}"
-    if red:
+    if without_privacy:
         caption += " Red: training without privacy."
-    return exposure_drawing([*lines, *red], "sweep-exposure", caption)
+    return exposure_drawing([*lines, *without_privacy], "sweep-exposure", caption)
 
 
 def _lines_without_privacy(baselines: Sequence[SweepRow]) -> list[Line]:
-    """Return a line for each vocabulary and number of updates of trainings without privacy.
+    """Return one line per vocabulary and number of updates of trainings without privacy.
 
-    Public models have read none of the canaries.
+    Public models are left out, since they have not read the canaries.
     """
     trained: dict[tuple[Baseline | None, int], SweepRow] = {}
-    for row in baselines:  # settings that differ in fine-tuning alone have one
+    for row in baselines:  # settings that differ in fine-tuning alone share a line
         if row.updates:
             trained.setdefault((row.baseline, row.updates), row)
-    found = []
+    lines = []
     for number, (baseline, updates) in enumerate(sorted(trained, key=str)):
         row = trained[baseline, updates]
         assert isinstance(row.exposures, tuple) and baseline  # noqa: S101 - narrow the types
-        found.append(
+        lines.append(
             Line(
                 f"{BASELINE_NAMES[baseline]} bs={row.batch_size} step={updates}",
-                _over_seeds([embedded_rows(one) for one in row.exposures]),
+                _over_seeds([embedded_rows(exposures) for exposures in row.exposures]),
                 COLOURS["nonprivate"],
                 "^vXP*"[number % 5],
                 ("--", "-", ":", "-.")[number % 4],
             )
         )
-    return found
+    return lines
 
 
 def _over_seeds(models: Sequence[Sequence[ExposureRow]]) -> list[ExposureRow]:
-    """Return the mean exposure of each group, with bars over those of all models."""
+    """Return the mean exposure of each group, with bars that span the bars of all models."""
     groups: dict[tuple[str, float], list[ExposureRow]] = {}
     for row in (row for rows in models for row in rows):
         groups.setdefault((row.pattern, row.canary_rate), []).append(row)
@@ -130,12 +130,12 @@ def _over_seeds(models: Sequence[Sequence[ExposureRow]]) -> list[ExposureRow]:
     ]
 
 
-Coordinates = tuple[float, ...]  # a value of each of `_AXES`; 0 where the sweep sets none
+Coordinates = tuple[float, ...]  # one value per element of `_AXES`; 0 if the sweep sets none
 
 
 @dataclass(frozen=True)
 class _Axis:
-    """One of the settings that stand on an x axis, where the others are held."""
+    """A setting on the x axis of a panel, in which the other settings are constant."""
 
     name: str
     title: str
@@ -161,42 +161,42 @@ _AXES = (
         for name, title in FINETUNING_TITLES.items()
     ),
 )
-_OF_TRAINING = 3  # the first of them, which every sweep has
+_OF_TRAINING = 3  # number of axes of pre-training, which come first and exist in every sweep
 
 
 def _coordinates(point: SweepRow) -> Coordinates:
-    own = point.noise_multiplier, float(point.batch_size), point.epochs
-    return *own, *(point.finetuning.get(axis.name, 0.0) for axis in _AXES[_OF_TRAINING:])
+    training = point.noise_multiplier, float(point.batch_size), point.epochs
+    return *training, *(point.finetuning.get(axis.name, 0.0) for axis in _AXES[_OF_TRAINING:])
 
 
 _ON_THE_WAY = (
-    " Where points differ in epochs alone, they are models on the way of one training, on its "
-    "course of the learning rate; its one charge covers them together, so all have its ε."
+    " Points that differ in epochs alone are models that one training saved before its end, with "
+    "its learning-rate schedule. One charge covers all of them, so all have the same ε."
 )
 
 
 def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
-    """Return ε (red) and scores (blue) against each setting, a panel each; None without points.
+    """Return ε (red) and scores (blue) against each setting, or None without points.
 
-    Strong lines go through the middle of the points; pale ones are the others. Perplexity is by
-    token, so that of other vocabularies is no level to compare with.
+    Strong lines go through the middle point, and the other lines are pale. Perplexity is by token,
+    so baselines with another vocabulary are left out.
     """
     measure = compared_by(points)
     baselines = [p for p in points if p.baseline and number_of(p.compared) is not None]
     if not measure.is_share:
-        baselines = [p for p in baselines if p.baseline in _OF_THE_SAME_TOKENS]
+        baselines = [p for p in baselines if p.baseline in _WITH_VOCABULARY_OF_SWEEP]
     grid = {_coordinates(point): point for point in points if point.baseline is None}
     if not grid:
         return None
     middle = _middle(list(grid))
     on_the_way = any(point.training_epochs for point in points)
     varied = [i for i in range(len(_AXES)) if len({c[i] for c in grid}) > 1]
-    # A sweep of pre-training shows the paper's three panels.
+    # A sweep of pre-training has the three panels of the paper.
     of_training = not varied or min(varied) < _OF_TRAINING
     shown = sorted({*varied, *range(_OF_TRAINING)}) if of_training else varied
     scored = any(number_of(point.compared) is not None for point in points)
     figure, panels = canvas(len(shown), 3, 4.1)
-    # Scores are compared across panels, and so is ε: each has one scale.
+    # Readers compare panels, so all panels have the same scales.
     top_epsilon = max((e for p in points if (e := _epsilon(p)) is not None), default=1.0)
     for axes, index in zip(panels, shown, strict=True):
         right = twin(axes)
@@ -229,37 +229,40 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
         figure,
         "sweep",
         "Privacy and usefulness against each setting",
-        f"ε of all that each point cost, its seeds together{scores if scored else ''}, against "
-        "each setting. Strong lines hold the other settings at the middle of the points, given "
-        "above each panel; pale lines are the rest"
-        f"{'; level ones, the models that are compared with' if baselines else ''}. After Hoory "
+        f"Total ε of each point with all its seeds{scores if scored else ''}, against "
+        "each setting. On strong lines the other settings have the middle values given above each "
+        "panel; pale lines have other values"
+        f"{'; level lines are the baselines' if baselines else ''}. After Hoory "
         "et al. 2021, Fig. 1, which shows the ε of training alone."
         f"{_ON_THE_WAY if on_the_way else ''}",
     )
 
 
 def _level(right: Axes, row: SweepRow, before: int) -> Artist:
-    """Draw the score of a baseline, which has none of the settings of the axis.
+    """Draw the score of a baseline as a level line, since it does not depend on the axis.
 
-    `before`: how many of its kind are drawn already, for other numbers of epochs or so.
+    Args:
+        right: the axis of scores.
+        row: the baseline.
+        before: number of baselines of the same kind that are drawn already.
     """
     score = number_of(row.compared)
     assert score is not None and row.baseline  # noqa: S101 - narrow the types
-    colour, own = _BASELINE_STYLES[row.baseline]
-    dashes = _MORE_DASHES[(before - 1) % len(_MORE_DASHES)] if before else own
+    colour, first_dashes = _BASELINE_STYLES[row.baseline]
+    dashes = _MORE_DASHES[(before - 1) % len(_MORE_DASHES)] if before else first_dashes
     return right.axhline(score, color=colour, linestyle=dashes, linewidth=1.5)
 
 
 def _middle(grid: Sequence[Coordinates]) -> Coordinates:
-    """Return the point of the grid nearest to the median rank in every setting.
+    """Return the point of the grid that is nearest to the median rank in every setting.
 
-    Of several, the one on most lines: of points around one, it is that one.
+    Among equally near points it is the point on most lines, for example the centre of a star.
     """
     values = [sorted(set(column)) for column in zip(*grid, strict=True)]
 
     def distance(point: Coordinates) -> float:
         ranks = zip(point, values, strict=True)
-        return sum(abs(own.index(value) - (len(own) - 1) / 2) for value, own in ranks)
+        return sum(abs(axis.index(value) - (len(axis) - 1) / 2) for value, axis in ranks)
 
     def neighbours(point: Coordinates) -> int:
         return sum(sum(a != b for a, b in zip(point, o, strict=True)) == 1 for o in grid)
@@ -277,9 +280,9 @@ def _lines(
     if _AXES[index].logarithmic:
         axes.set_xscale("log")
     held = {c[:index] + c[index + 1 :] for c in grid}
-    own = middle[:index] + middle[index + 1 :]
-    for others in sorted(held, key=lambda o: o == own):  # the strong line last, on top
-        strength = 1.0 if others == own else 0.22
+    middle_others = middle[:index] + middle[index + 1 :]
+    for others in sorted(held, key=lambda o: o == middle_others):  # draws the strong line on top
+        strength = 1.0 if others == middle_others else 0.22
         line = sorted(c for c in grid if c[:index] + c[index + 1 :] == others)
         epsilons = [(c[index], v) for c in line if (v := _epsilon(grid[c])) is not None]
         axes.plot(*as_columns(epsilons), "o-", color=EPSILON_RED, alpha=strength)
@@ -288,7 +291,7 @@ def _lines(
         ]
         x, y = as_columns([(x, y) for x, y, _ in scores])
         bars = as_columns([_bars(point, y) for _, y, point in scores])
-        if others == own:
+        if others == middle_others:
             low = [value - below for value, below in zip(y, bars[0], strict=True)]
             high = [value + above for value, above in zip(y, bars[1], strict=True)]
             right.fill_between(x, low, high, color=SCORE_BLUE, alpha=0.12, linewidth=0)
@@ -310,7 +313,7 @@ def _lines(
 
 
 def _bars(point: SweepRow, score: float) -> tuple[float, float]:
-    """Return how far the interval of a score reaches below and above it; 0 without one."""
+    """Return the distances from a score to the ends of its interval, or 0 without an interval."""
     spread = point.spread if isinstance(point.spread, MeanF1) else None
     if spread is None or spread.interval is None:
         return 0.0, 0.0
@@ -319,7 +322,7 @@ def _bars(point: SweepRow, score: float) -> tuple[float, float]:
 
 
 def _epsilon(point: SweepRow) -> float | None:
-    """Return the total ε, if there is a finite one to draw."""
+    """Return the total ε, or None if it is not finite."""
     epsilon = point.cost.corpus.epsilon
     return epsilon if epsilon is not None and math.isfinite(epsilon) else None
 

@@ -1,4 +1,4 @@
-"""From the results of a sweep's points to what its report shows."""
+"""Builds the report of a sweep from the results of its points."""
 
 from __future__ import annotations
 
@@ -29,13 +29,11 @@ from tasks.report.results import (
 )
 from tasks.runtime.context import Input, StepContext, read_result
 
-DOCUMENTS_FILE = "documents.json"  # the operator's: counts of a fine-tuning, by test document
+DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8
-
-
 _OF_THE_OPERATOR = (
-    "No training with differential privacy of this sweep has finished. What was trained without "
-    "privacy read private text, and stays with the operator of the data.",
+    "No training with differential privacy of this sweep has finished. The models trained without "
+    "privacy read private text; only the operator of the data may have them.",
 )
 
 
@@ -45,12 +43,14 @@ def sweep_report(
     points: Mapping[str, Results],
     missing: Sequence[str],
 ) -> SweepReport:
-    """Return what the report of a sweep shows: the points that finished, and which did not."""
+    """Return the report of a sweep, with its finished points and the names of the missing ones."""
     first = next(iter(points.values()))
     releases = released_by_sweep(spec, points)
     header = header_of(spec, context, first, releases)
-    red = (operator_only(results["pretraining"].result.releases) for results in points.values())
-    if not releases and any(red):
+    nonprivate = (
+        operator_only(results["pretraining"].result.releases) for results in points.values()
+    )
+    if not releases and any(nonprivate):
         header["statement"] = replace(header["statement"], words=_OF_THE_OPERATOR)
     return SweepReport(
         **header,
@@ -61,15 +61,15 @@ def sweep_report(
                 if (result := read_result(context.store, uri)) is not None
             }
         ),
-        points=tuple(_sweep_row(spec, own) for own in _by_setting(spec, points)),
-        notes=tuple(f"Not here, as it did not finish: {name}." for name in missing),
+        points=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
+        notes=tuple(f"Missing, because it did not finish: {name}." for name in missing),
     )
 
 
 def released_by_sweep(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
-    """Return the releases behind every point's models: what all of them cost together.
+    """Return the releases of the publishable models of all points.
 
-    What a baseline without privacy made stays with the operator, and is not among them.
+    Models of baselines without privacy are for the operator only, and are not included.
     """
     return releases_of(
         model
@@ -83,7 +83,7 @@ Replicates = list[tuple[SweepPoint, Results]]
 
 
 def _by_setting(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[Replicates]:
-    """Return the points that finished, those together that differ in seeds and fold alone."""
+    """Return the finished points, grouped by settings other than seeds and fold."""
     settings: dict[SweepPoint, Replicates] = {}
     for name, results in points.items():
         point = spec.points[name]
@@ -91,17 +91,17 @@ def _by_setting(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[Re
     return list(settings.values())
 
 
-def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
-    """Return the row of one setting, of its points that finished."""
-    setting, first = own[0][0].setting, own[0][1]
-    # By the seed of the private training: points that share one read the same.
-    models = {point.seed: results["pretraining"] for point, results in own}
-    audited = {point.seed: results["exposure"] for point, results in own}
-    tuned = [results["finetuning"] for _, results in own if "finetuning" in results]
+def _sweep_row(spec: SweepReportSpec, replicates: Replicates) -> SweepRow:
+    """Return the row of one setting from its finished points."""
+    setting, first = replicates[0][0].setting, replicates[0][1]
+    # Points with the same seed of the private training share its model and audit.
+    models = {point.seed: results["pretraining"] for point, results in replicates}
+    audited = {point.seed: results["exposure"] for point, results in replicates}
+    tuned = [results["finetuning"] for _, results in replicates if "finetuning" in results]
     model, varied = first["pretraining"], spec.points.values()
-    # What a training says of accuracy is of its last model.
+    # The accuracies of a training belong to its last model.
     scored = () if setting.is_on_the_way else models.values()
-    # Of a selection: which one won.
+    # A private selection reports the settings of the selected training.
     training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
     schedule = (model.facts.get("plan") or {}).get("schedule", ())
     batch_size, updates = training["batch_size"], sum(phase["steps"] for phase in schedule)
@@ -135,23 +135,23 @@ def _sweep_row(spec: SweepReportSpec, own: Replicates) -> SweepRow:
         },
         f1=_mean(tuned, "f1"),
         accuracy=_mean(tuned, "accuracy"),
-        spread=_spread(own) if tuned else _spread_of_perplexity(scored),
-        best_three=_best_three(own) if tuned else None,
+        spread=_spread(replicates) if tuned else _spread_of_perplexity(scored),
+        best_three=_best_three(replicates) if tuned else None,
         mlm_public=_mean(scored, "mlm_accuracy_public"),
         mlm_private=_mean(scored, "mlm_accuracy_private"),
         perplexity_public=_mean(scored, "perplexity_public"),
         perplexity_private=_mean(scored, "perplexity_private"),
-        exposures=tuple(e for one in audited.values() if (e := exposures_of(one)) is not None),
+        exposures=tuple(e for audit in audited.values() if (e := exposures_of(audit)) is not None),
     )
 
 
 def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
-    """Return the mean of a metric; the operator's if it is of any of them.
+    """Return the mean of a metric, for the operator only if that is true of any of its values.
 
-    None where one of them lacks it: a training that diverged has no perplexity, and a mean without
-    it would be too good.
+    None if an output lacks the metric: a diverged training has no perplexity, and the mean of the
+    other trainings would be too optimistic.
     """
-    values = [last_values(one.result).get(name) for one in outputs]
+    values = [last_values(output.result).get(name) for output in outputs]
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
@@ -159,26 +159,26 @@ def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
     return kind(math.fsum(v.value for v in known) / len(known))
 
 
-def _spread(own: Replicates) -> MeanF1 | None:
-    """Return how the score spreads over seeds and folds; None where a seed lacks a fold."""
-    replicates = [_replicate(point, results["finetuning"]) for point, results in own]
+def _spread(replicates: Replicates) -> MeanF1 | None:
+    """Return the spread of the score over seeds and folds, or None if a seed lacks a fold."""
+    counts = [_replicate(point, results["finetuning"]) for point, results in replicates]
     try:
-        return mean_f1([one for one in replicates if one is not None])
+        return mean_f1([replicate for replicate in counts if replicate is not None])
     except ValueError:
         return None
 
 
 def _spread_of_perplexity(models: Iterable[Input]) -> MeanF1 | None:
-    """Return how perplexity of private text spreads over seeds; None of one seed alone."""
+    """Return the spread of perplexity on private text over seeds, or None for a single seed."""
     values = [last_values(model.result).get("perplexity_private") for model in models]
     known = [value.value for value in values if value is not None]
     return mean_over_seeds(known) if len(known) == len(values) > 1 else None
 
 
 def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
-    """Return what a fine-tuned model made of each test document; None: it has no score.
+    """Return the counts by test document of a fine-tuned model, or None if it has no score.
 
-    Where only the operator may see them, the counts are in a file of the operator's.
+    Counts for the operator only are in a separate file.
     """
     if number_of(score_of(finetuned)) is None:
         return None
@@ -188,26 +188,26 @@ def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
     return Replicate(counts=counts, **_drawn(point))
 
 
-def _best_three(own: Replicates) -> Labelled | None:
-    """Return the mean of the three best seeds of a setting, each the mean over its folds.
+def _best_three(replicates: Replicates) -> Labelled | None:
+    """Return the mean score of the three best seeds of a setting, averaged over folds.
 
-    Of eight seeds or more, as in Jagannatha et al. 2021, appendix A.3; None for fewer.
+    None for fewer than eight seeds; see Jagannatha et al. 2021, appendix A.3.
     """
     by_seed: dict[str, list[Labelled]] = {}
-    for point, results in own:
+    for point, results in replicates:
         score = score_of(results["finetuning"])
         if score is not None and number_of(score) is not None:
             by_seed.setdefault(_drawn(point)["seed"], []).append(score)
     if len(by_seed) < SEEDS_FOR_THE_BEST:
         return None
-    every = [score for scores in by_seed.values() for score in scores]
-    kind = next((type(v) for v in every if v.label is Label.OPERATOR), type(every[0]))
+    all_scores = [score for scores in by_seed.values() for score in scores]
+    kind = next((type(v) for v in all_scores if v.label is Label.OPERATOR), type(all_scores[0]))
     means = sorted(math.fsum(v.value for v in s) / len(s) for s in by_seed.values())
     return kind(math.fsum(means[-3:]) / 3)
 
 
 def _drawn(point: SweepPoint) -> dict[str, Any]:
-    """Return which replicate of its setting a point is."""
+    """Return the seed, fold and start that identify a replicate of a setting."""
     seed = f"{point.seed} {point.finetune_seed}"
     return {"seed": seed, "fold": point.fold or 0, "start": str(point.seed)}
 
@@ -215,11 +215,11 @@ def _drawn(point: SweepPoint) -> dict[str, Any]:
 def finetuned_by_setting(
     spec: SweepReportSpec, points: Iterable[str]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the fine-tunings behind each row: where they are, and which replicates."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    """Return the addresses and replicates of the fine-tunings of each row."""
+    finetunings: dict[str, list[dict[str, Any]]] = {}
     for name in points:
-        if "finetuning" not in spec.results[name]:  # of a causal model
+        if "finetuning" not in spec.results[name]:  # causal models are not fine-tuned
             continue
-        told = {"uri": spec.results[name]["finetuning"], **_drawn(spec.points[name])}
-        found.setdefault(spec.points[name].setting.name, []).append(told)
-    return found
+        finetuning = {"uri": spec.results[name]["finetuning"], **_drawn(spec.points[name])}
+        finetunings.setdefault(spec.points[name].setting.name, []).append(finetuning)
+    return finetunings

@@ -1,4 +1,4 @@
-"""The points of a sweep as a table."""
+"""The table of a sweep's settings."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tasks.report.tables import (
     exposure_notes,
 )
 
-FINETUNING_TITLES = {  # of a sweep's axes
+FINETUNING_TITLES = {  # by axis of the sweep
     "finetune_noise_multiplier": "Fine-tuning σ",
     "finetune_batch_size": "Fine-tuning batch",
     "finetune_epochs": "Fine-tuning epochs",
@@ -43,14 +43,14 @@ FINETUNING_TITLES = {  # of a sweep's axes
 
 
 def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
-    """Return the settings of a sweep in its own order, and behind them its baselines."""
+    """Return the settings of a sweep in their order, followed by the baselines."""
     cost_headers, cost_cells = cost_columns(points, unit)
     named = any(point.baseline for point in points)
     tuning = list(points[0].finetuning) if points else []
     measure, (spread_headers, spread_cells) = compared_by(points), _spread_columns(points)
     return Table(
         key="sweep",
-        caption="Every setting of the sweep; each private training was a release of its own",
+        caption="All settings of the sweep; each private training was a separate release",
         headers=(
             *((Header("Model", numeric=False),) if named else ()),
             Header("Noise multiplier", "σ"),
@@ -96,15 +96,16 @@ def sweep_table(points: Sequence[SweepRow], unit: PrivacyUnit) -> Table:
 
 
 _OF_BASELINES = (
-    "Models to compare with have no noise, and what anyone may see of them is charged nothing: "
-    "public text only and checkpoints have a vocabulary of public text or their own (ε 0); "
-    "“training” stands for one on the sweep's own vocabulary, which costs ε_V. What was trained "
-    "without privacy, on exact private counts or the sweep's vocabulary, has no finite ε and "
-    "stays with the operator. With another vocabulary there are other canaries."
+    "Baselines are trained without noise, and their publishable values are not charged. The "
+    "baseline “public text only” and checkpoints use a vocabulary from public text or from the "
+    "checkpoint (ε 0). Baselines named “training” use the vocabulary of the sweep, which costs "
+    "ε_V. A model that was trained without privacy has no finite ε, so its values are for the "
+    "operator only. Baselines with another vocabulary have other canaries."
 )
 _OF_OTHER_TOKENS = (
-    "Perplexity is by token: on a vocabulary of its own (“public text only”, “without privacy”) it "
-    "is of other tokens, and not to be compared with that on the sweep's."
+    "Perplexity is measured by token. Baselines with another vocabulary (“public text only”, "
+    "“without privacy”) have other tokens, so their perplexities are not comparable with those "
+    "on the vocabulary of the sweep."
 )
 
 
@@ -113,10 +114,10 @@ def _model_of(point: SweepRow) -> str:
 
 
 def _training_cells(point: SweepRow) -> tuple[Cell, ...]:
-    """Return what the training on private rows was told; a public model had none, and no σ."""
-    told = point.noise_multiplier, point.batch_size, point.epochs
+    """Return σ, batch size and epochs of the training on private rows, if there was one."""
+    settings = point.noise_multiplier, point.batch_size, point.epochs
     *others, epochs = (
-        number(value, Label.PUBLIC) if value else Cell(NOT_MEASURED) for value in told
+        number(value, Label.PUBLIC) if value else Cell(NOT_MEASURED) for value in settings
     )
     whole = point.training_epochs
     return *others, replace(epochs, detail=f"of {significant(whole)} trained" if whole else "")
@@ -125,9 +126,9 @@ def _training_cells(point: SweepRow) -> tuple[Cell, ...]:
 def _spread_columns(
     points: Sequence[SweepRow],
 ) -> tuple[tuple[Header, ...], Callable[[SweepRow], tuple[Cell, ...]]]:
-    """Return the columns that say how sure a score is, where it was measured more than once.
+    """Return the headers of intervals and deviations of scores, and a function for the cells.
 
-    Deviations of shares are of points, as a percentage.
+    Deviations of shares are in percentage points.
     """
     short, share = compared_by(points).short, compared_by(points).is_share
     known = [point.spread for point in points if point.spread is not None]
@@ -167,27 +168,27 @@ def _spread_notes(points: Sequence[SweepRow]) -> tuple[str, ...]:
     most = max(seen, key=lambda spread: spread.replicates)
     if not compared_by(points).is_share:
         return (
-            "Perplexity is of text that no model trained on, less is better: the mean of up to "
-            f"{most.seeds} trainings, each by a seed of its own, with Student's interval over "
-            "them; what the trainings share (text, vocabulary, public pre-training) is not in it. "
-            "ε in total is that of all trainings of a row.",
+            "Perplexity is measured on held-out text; lower is better. It is the mean of up to "
+            f"{most.seeds} trainings with different seeds, with Student's interval over them. The "
+            "interval does not include the variation of the shared text, vocabulary and public "
+            "pre-training. The total ε covers all trainings of a row.",
         )
-    source = "of one fine-tuning"
+    source = "the score of one fine-tuning"
     if most.replicates > 1:
         replicates = f"seeds: {most.seeds}, folds: {most.folds}"
         source = f"the mean of {most.replicates} fine-tunings ({replicates})"
     drawn = " and seeds" if most.seeds > 1 else ""
-    told = (
-        f"{measure_of(points).short} is {source}, its interval a bootstrap over test "
-        f"documents{drawn}; what the trainings share (vocabulary, public pre-training) is not in "
-        "it. ε in total is that of all trainings of a row.",
+    notes = (
+        f"{measure_of(points).short} is {source}; its interval is a bootstrap over test "
+        f"documents{drawn}. The interval does not include the variation of the shared vocabulary "
+        "and public pre-training. The total ε covers all trainings of a row.",
     )
-    return (*told, _OF_THE_BEST) if any(point.best_three is not None for point in points) else told
+    return (*notes, _OF_THE_BEST) if any(p.best_three is not None for p in points) else notes
 
 
 _OF_THE_BEST = (
-    "The mean of the three best seeds is what some papers report (Jagannatha et al. 2021): they "
-    "are chosen by the test itself, so it is higher than what a training can be expected to give."
+    "Some papers report the mean of the three best seeds (Jagannatha et al. 2021). These seeds are "
+    "selected on the test part, so this mean is higher than the expected score of a training."
 )
 
 
@@ -196,17 +197,17 @@ def _audits(point: SweepRow) -> tuple[Exposures, ...]:
 
 
 def _sweep_exposure_cells(point: SweepRow) -> tuple[Cell, Cell]:
-    """Return the mean over the setting's trainings, and the largest of any of them."""
+    """Return the mean exposure over the setting's trainings, and the largest exposure."""
     if isinstance(point.exposures, Withheld):
         return withheld(), withheld()
     if not point.exposures:
         return Cell(NOT_MEASURED), Cell(NOT_MEASURED)
     label = point.exposures[0].label
-    found = [summarise(one.rows) for one in point.exposures]
-    mean = math.fsum(one.mean for one in found) / len(found)
-    remembers = any(one.remembers for one in found)
-    alarm = any(one.remembers and one.mean > one.mean_null_high for one in found)
+    summaries = [summarise(exposures.rows) for exposures in point.exposures]
+    mean = math.fsum(s.mean for s in summaries) / len(summaries)
+    remembers = any(s.remembers for s in summaries)
+    alarm = any(s.remembers and s.mean > s.mean_null_high for s in summaries)
     return (
         bits(mean, label, alarm=alarm),
-        bits(max(one.largest for one in found), label, alarm=remembers),
+        bits(max(s.largest for s in summaries), label, alarm=remembers),
     )

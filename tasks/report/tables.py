@@ -1,4 +1,4 @@
-"""The tables of a job's report: what models cost and are worth, the ledger, and facts."""
+"""Tables of a job's report: costs and scores of models, the ledger, and facts."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from tasks.report.model import (
     LedgerView,
     Measure,
     ModelRow,
-    Row,
+    ResultRow,
     Withheld,
     measure_of,
 )
@@ -44,19 +44,18 @@ CAUSAL = Header("Perplexity", "public text, by token"), Header("Perplexity", "pr
 
 
 def closing_of(report: JobReport) -> Table:
-    """Return the closing table of an edition, led by what the audits leave of the claim."""
+    """Return the closing table of an edition, with the result of the audits as first line."""
     table = closing_table(report.models, report.unit)
     audit = report.audit
-    found = "" if audit is None else f"{audit.verdict}. {audit.finding}"
-    lead = report.against or (found and f"Audit of the private training: {found}")
+    finding = "" if audit is None else f"{audit.verdict}. {audit.finding}"
+    lead = report.against or (finding and f"Audit of the private training: {finding}")
     return replace(table, lead=lead)
 
 
 def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
-    """Return what the job ends with: what each model costs, what it can do, what it remembers.
+    """Return the final table of a job: cost, scores and exposure of each model.
 
-    Causal models show their perplexity where others show their accuracy under masks, and no score
-    of a fine-tuning.
+    Causal models have perplexities instead of masked-token accuracies and fine-tuning scores.
     """
     causal, measure = are_causal(models), measure_of(models)
     cost_headers, cost_cells = cost_columns(models, unit)
@@ -79,7 +78,7 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
         )
     return Table(
         key="closing",
-        caption="What each model costs in privacy, what it can do, and what it remembers",
+        caption="Privacy cost, usefulness and memory of each model",
         headers=(
             Header("Model", numeric=False),
             Header("ε_V", "vocabulary"),
@@ -95,11 +94,11 @@ def closing_table(models: Sequence[ModelRow], unit: PrivacyUnit) -> Table:
 
 
 def cost_columns(
-    rows: Sequence[Row], unit: PrivacyUnit
-) -> tuple[tuple[Header, ...], Callable[[Row], tuple[Cell, ...]]]:
-    """Return the columns of the totals, and what fills them for a row.
+    rows: Sequence[ResultRow], unit: PrivacyUnit
+) -> tuple[tuple[Header, ...], Callable[[ResultRow], tuple[Cell, ...]]]:
+    """Return the headers of the total costs, and a function that returns a row's cells.
 
-    Each data set has columns of its own: no sum over data sets is anybody's guarantee.
+    Each data set has separate columns, because a sum over data sets guarantees nothing.
     """
     tuned = any(row.pretrained.corpus.epsilon != row.cost.corpus.epsilon for row in rows)
     others = {
@@ -112,7 +111,7 @@ def cost_columns(
     for dataset, per in others.items():
         headers += [Header("ε", f"of “{dataset}”{per}"), Header("δ", f"of “{dataset}”")]
 
-    def cells(row: Row) -> tuple[Cell, ...]:
+    def cells(row: ResultRow) -> tuple[Cell, ...]:
         untouched = DatasetTotal("", None, 0.0, 0.0)
         known = {total.dataset: total for total in row.cost.others}
         shown = [row.cost.corpus, *(known.get(dataset, untouched) for dataset in others)]
@@ -144,27 +143,27 @@ def _exposure_cells(exposures: Exposures | Withheld | None) -> tuple[Cell, Cell]
 
 
 def are_causal(models: Sequence[ModelRow]) -> bool:
-    """Return whether the models write from left to right."""
+    """Return whether the models are causal."""
     return any(model.perplexity_public is not None for model in models)
 
 
 def exposure_notes(shown: Sequence[Exposures]) -> tuple[str, ...]:
-    """Return what a table of exposures says below it."""
+    """Return the notes of a table of exposures."""
     if not shown:
         return ()
     summary = summarise(shown[0].rows)
     ceiling = math.log2(shown[0].rows[0].candidates)
     return (
-        f"Exposure: a model that remembers nothing reads about 1 bit, and stays below "
-        f"{summary.mean_null_high:.1f} (mean) and {summary.largest_null_high:.1f} (largest group) "
-        f"in 97.5% of cases; a secret always ranked first reads {ceiling:.1f}.",
+        f"The exposure of a model that remembers nothing is about 1 bit, and in 97.5% of cases "
+        f"below {summary.mean_null_high:.1f} (mean) and {summary.largest_null_high:.1f} (largest "
+        f"group). The exposure of a secret that is always ranked first is {ceiling:.1f}.",
     )
 
 
 def entity_table(models: Sequence[ModelRow]) -> Table:
-    """Return F1 by entity type or class, then the score over all with its interval.
+    """Return F1 by entity type or class, then the overall score with its interval.
 
-    There are no rows where nothing was measured.
+    The table has no rows if nothing was measured.
     """
     measure = measure_of(models)
     types = sorted({kind for model in models for kind in model.f1_by_type})
@@ -189,35 +188,35 @@ def entity_table(models: Sequence[ModelRow]) -> Table:
 
 
 _OF_THE_INTERVAL = (
-    "The interval is a bootstrap over the patients or documents of the test part: what another "
-    "training would do is not in it."
+    "The interval is a bootstrap over the patients or documents of the test part; it does not "
+    "include the variation between trainings."
 )
 OF_ONE_TRAINING = (
-    "These are models on the way of one training: its learning rate follows the whole of it, so "
-    "that a training that ended after as many epochs would give another model."
+    "One training saved these models before its end. Its learning-rate schedule covers the whole "
+    "training, so a training that ended after as many epochs would give another model."
 )
 ONE_CHARGE = (
-    "One charge covers all of them together: each has the ε of all, also the first, for whoever "
-    "holds one could have the others too."
+    "One charge covers all these models: each of them, including the first, has the ε of all, "
+    "because a recipient of one model may also have the others."
 )
 
 
 def by_epoch_table(rows: Sequence[EpochsRow], unit: PrivacyUnit, measure: Measure = F1) -> Table:
-    """Return scores and exposures by epoch: Jagannatha et al. 2021, Table 5, in shape."""
+    """Return scores and exposures by epoch, in the form of Jagannatha et al. 2021, Table 5."""
     cost_headers, cost_cells = cost_columns(rows, unit)
-    epochs = sorted({one.epochs for row in rows for one in row.at})
-    found = []
+    epochs = sorted({model.epochs for row in rows for model in row.models})
+    table_rows = []
     for row in rows:
-        at = {one.epochs: one for one in row.at}
-        shown = [at.get(one) for one in epochs]
-        scores = [percentage(one.score) if one else Cell(NOT_MEASURED) for one in shown]
-        exposures = [_exposure_cells(one.exposures if one else None) for one in shown]
+        by_epoch = {model.epochs: model for model in row.models}
+        models = [by_epoch.get(epoch) for epoch in epochs]
+        scores = [percentage(model.score) if model else Cell(NOT_MEASURED) for model in models]
+        exposures = [_exposure_cells(model.exposures if model else None) for model in models]
         figures = [
             (name(measure.column, measure.unit), scores),
             (name("Exposure", "mean, bits"), [mean for mean, _ in exposures]),
             (name("Exposure", "largest, bits"), [largest for _, largest in exposures]),
         ]
-        found += [
+        table_rows += [
             (name(row.name), figure, *cost_cells(row), *cells)
             for figure, cells in figures
             if any(cell.text != NOT_MEASURED for cell in cells)
@@ -229,15 +228,15 @@ def by_epoch_table(rows: Sequence[EpochsRow], unit: PrivacyUnit, measure: Measur
             Header("Model", numeric=False),
             Header("Figure", numeric=False),
             *cost_headers,
-            *(Header(f"Epoch {one:g}") for one in epochs),
+            *(Header(f"Epoch {epoch:g}") for epoch in epochs),
         ),
-        rows=tuple(found),
+        rows=tuple(table_rows),
         notes=(ONE_CHARGE, OF_ONE_TRAINING) if rows else (),
     )
 
 
 def ledger_table(ledger: LedgerView) -> Table:
-    """Return the data set's releases, one a row."""
+    """Return the releases of the data set, one per row."""
     rows = tuple(
         (
             name(line.entry, line.seed_hash and f"seed {line.seed_hash[:12]}"),
@@ -270,7 +269,7 @@ def ledger_table(ledger: LedgerView) -> Table:
 
 
 def facts_table(key: str, caption: str, facts: Sequence[Fact]) -> Table:
-    """Return a list of facts, one a row."""
+    """Return the facts, one per row."""
     return Table(
         key=key,
         caption=caption,

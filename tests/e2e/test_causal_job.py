@@ -85,14 +85,14 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     rows = json.loads((audit / "extraction_discoverable.json").read_text())
     assert rows["fixed_before_training"] and rows["settings"]["extraction_prefix"] == 4
     assert rows["rows"][0]["ceiling"] <= 1 and 0 < rows["rows"][0]["control_tried"] < 20
-    assert "This was settled before the training" in page
-    assert "rows that trained" in page and "secrets of planted canaries" in page
+    assert "The protocol was fixed before the training" in page
+    assert "training rows" in page and "secrets of planted canaries" in page
 
     (record,) = json.loads((folder_of(steps["dp_audit"]) / "audit.json").read_text())
     assert record["verdict"] == "inconclusive"  # so few canaries could refute no such ε
     assert record["interval"][0] <= record["ceiling"] <= result.facts["epsilon_training"]
     assert result.facts["plan"]["declared_units"] == SETTINGS.declared_units + 40
-    assert "says nothing about the claimed ε" in page and record["finding"] in page
+    assert "is inconclusive about the claimed ε" in page and record["finding"] in page
     assert "ε at least, by the audit" in page
     assert table["lead"].endswith(f"inconclusive. {record['finding']}")
 

@@ -200,7 +200,7 @@ def test_the_report_opens(person: Person, run: str) -> None:
     person.follow("Report")
     page = person.page.frame_locator("iframe").first
     expect(page.get_by_role("heading", level=1)).to_be_visible()
-    for heading in ("What is protected", "What the models remember", "Privacy ledger"):
+    for heading in ("Privacy guarantee", "Memory of canaries", "Privacy ledger"):
         expect(page.get_by_role("heading", name=heading)).to_be_visible()
     person.keep("report")
 

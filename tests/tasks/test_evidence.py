@@ -272,7 +272,7 @@ def test_exposure_in_the_rows_that_trained_is_the_operators(
         evidence, _ = read_pack(pack_of(deployment, model, folder, operator=edition == "operator"))
         (found[edition],) = [a for a in evidence.audits if a.key == EXPOSURE_IN_ROWS]
     assert found["publishable"].verdict == "not run" and not found["publishable"].rows
-    assert "for the operator alone" in found["publishable"].finding
+    assert "for the operator only" in found["publishable"].finding
     assert (found["operator"].verdict, found["operator"].label) == ("inconclusive", "operator")
     assert found["operator"].value == pytest.approx(math.log2(500))
 
@@ -392,11 +392,11 @@ def test_an_exported_model_is_found_by_its_weights(
     assert code == 0 and said.splitlines()[-1].startswith("HOLDS")
     (tmp_path / "given" / DATA).write_text("{}")
     code, _, said = confide("evidence", given, "--out", f"{out}2")
-    assert code == 2 and f"{DATA} is not the file that was exported" in said
+    assert code == 2 and f"{DATA} was changed after the export" in said
     assert len(said.strip().splitlines()) == 1
     (tmp_path / "given" / "model.safetensors").write_bytes(b"other")
     code, said, _ = confide("evidence", given, "--check", out)
-    assert code == 1 and "another model's" in said
+    assert code == 1 and "differs from the file named by this evidence" in said
     code, _, said = confide("evidence", given, "--out", f"{out}2")
     assert code == 2 and "no training of this deployment made these weights" in said
     assert not (tmp_path / "out2").exists()
@@ -490,7 +490,9 @@ def test_a_tampered_statement_is_no_evidence(
     deployment: Deployment, model: str, tmp_path: Path, change: Change
 ) -> None:
     _with_statement(deployment, model, change)
-    assert "its privacy statement is not that" in _refused(deployment, model, tmp_path)
+    assert "its privacy statement does not follow from its releases" in _refused(
+        deployment, model, tmp_path
+    )
 
 
 def test_a_damaged_file_is_no_evidence(deployment: Deployment, model: str, tmp_path: Path) -> None:
@@ -568,7 +570,7 @@ def test_what_cannot_be_derived_again_is_said_and_has_a_code_of_its_own(
     assert found.code == 4 and len(found.not_derived) == 3 and not found.faults
     assert "NOT DERIVED" in check_evidence.as_text(found)
     page = (pack / "evidence.html").read_text()
-    assert "could not be derived by another library" in page
+    assert "Another library could not derive a part of the claim" in page
     assert "derives no larger" not in page
 
 
@@ -602,7 +604,7 @@ def test_a_fine_tuned_model_shows_the_audits_of_the_one_it_began_with(
     _exposures(deployment, "1", 400.0, **{SUBJECT: began, PROBES: "c"})
     evidence, _ = read_pack(pack_of(deployment, uri, tmp_path / "pack"))
     subjects = {a.subject for a in evidence.audits if a.verdict != "not run"}
-    assert subjects == {"the model that it was fine-tuned from"}
+    assert subjects == {"the model from which it was fine-tuned"}
 
 
 def test_a_result_without_its_statement_is_no_evidence(

@@ -166,15 +166,15 @@ def _audited(**figures: Any) -> Change:
 FORGED: dict[str, tuple[dict[str, Change], str]] = {
     "the claim's ε alone": ({"evidence": _top(epsilon=0.1)}, f"{_STATEMENT}.epsilon is"),
     "ε wherever it is written": (
-        _claimed(_top(epsilon=0.1)), "ε = 0.1 is claimed, and dp_accounting derives"
+        _claimed(_top(epsilon=0.1)), "ε = 0.1 is claimed, but dp_accounting derives"
     ),
     "ε of a release": (
-        _claimed(_each(epsilon=0.01)), "ε = 0.01 is claimed, and dp_accounting derives"
+        _claimed(_each(epsilon=0.01)), "ε = 0.01 is claimed, but dp_accounting derives"
     ),
     "ε of a release by Rényi DP": ({"statement": _each(epsilon_rdp=0.01)}, "epsilon_rdp is 0.01"),
     "the ceiling": (
         {"evidence": lambda e: e["claims"][0]["tpr_ceilings"][0].update(tpr=0.001)},
-        "most TPR at FPR 0.001",
+        "largest TPR at FPR 0.001",
     ),
     "no ceilings": ({"evidence": _top(tpr_ceilings=[])}, "its ceilings on attacks are not at"),
     "a ceiling at another rate": (
@@ -186,13 +186,13 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
         "the pack records another derived ε: 0.01",
     ),
     "neighbours relabelled": (
-        _everywhere(_relabelled), "its mechanism protects under add-or-remove-one neighbours"
+        _everywhere(_relabelled), "its mechanism has the relation add-or-remove-one"
     ),
     "shuffled epochs as add-or-remove": (
-        _everywhere(_shuffled), "its mechanism protects under zero-out-one neighbours"
+        _everywhere(_shuffled), "its mechanism has the relation zero-out-one"
     ),
     "δ above 1/n": (_everywhere(_large_delta), "δ = 0.3 is not below 1/n for n = 10000 units"),
-    "no declared units": (_claimed(_top(declared_units=None)), "another number of units"),
+    "no declared units": (_claimed(_top(declared_units=None)), "different numbers of units"),
     "more noise in evidence and statement": (_claimed(_quieter), f"{_STATEMENT}.releases[0]"),
     "more noise everywhere": (
         {"evidence": _quieter, "ledger": _quieter, "statement": _quieter}, f"{_STATEMENT}.releases"
@@ -202,7 +202,7 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
     ),
     "a ledger entry renamed": (
         {"ledger": lambda f: f["extracts"][0]["entries"][0].update(id="x")},
-        "the ledger extract does not hold it",
+        "the ledger extract does not contain it",
     ),
     "a settled release left out": (
         {
@@ -214,7 +214,7 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
     "an entry not settled": ({"ledger": _each(state="reserved")}, "has not settled it"),
     "an entry not accounted": ({"ledger": _each(accounted=False)}, "accounted is False"),
     "an entry of another data set": (
-        {"ledger": _each(of_this_data_set=False)}, "it is of another data set"
+        {"ledger": _each(of_this_data_set=False)}, "it belongs to another data set"
     ),
     "an entry of another mechanism": ({"ledger": _quieter}, "the ledger has another event"),
     "an entry of another δ": ({"ledger": _each(delta=1e-9)}, "the ledger has another delta"),
@@ -222,10 +222,10 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
     "a day after the evidence": ({"ledger": _each(settled="2999-01-01")}, "not in order"),
     "a time of day": ({"ledger": _each(settled="2026-01-01T10:00")}, "is not a day"),
     "another unit": (
-        _claimed(_top(unit="example")), "unit or neighbours are not those of its releases"
+        _claimed(_top(unit="example")), "unit or neighbours differ from its releases"
     ),
     "another unit everywhere": (
-        _everywhere(_of_examples), "its mechanism protects another unit than example"
+        _everywhere(_of_examples), "its mechanism does not protect the unit example"
     ),
     "a budget for another unit": (
         {"ledger": lambda f: f["extracts"][0].update(budget_unit="document")},
@@ -236,7 +236,7 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
         "the budget protects the neighbours replace-one",
     ),
     "more units declared": (
-        _claimed(_top(declared_units=10**5)), "declare another number of units"
+        _claimed(_top(declared_units=10**5)), "declare different numbers of units"
     ),
     "a smaller δ": (_claimed(_top(delta=1e-9)), "δ is not the sum"),
     "releases of two plans": (
@@ -244,7 +244,7 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
     ),
     "a data set without a claim": (
         {"ledger": lambda f: f["extracts"].append(f["extracts"][0] | {"dataset": "letters"})},
-        "other data sets than the claims: notes, letters",
+        "have different data sets: notes, letters",
     ),
     "a statement that claims nothing": (
         {"statement": _top(private=False)}, f"{_STATEMENT}.private is false"
@@ -275,25 +275,25 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
         "contradicts the claim: ε ≥ 3.",
     ),
     "an audit with half its figures": (
-        {"evidence": lambda e: e["audits"][1].update(value=1.0)}, "it was not run"
+        {"evidence": lambda e: e["audits"][1].update(value=1.0)}, "if and only if it was run"
     ),
     "an empty interval": ({"evidence": _audited(interval=[1.0, 0.0])}, "its interval is empty"),
     "a missing field": ({"evidence": lambda e: e.pop("audits")}, "audits is missing"),
     "an unknown field": ({"evidence": lambda e: e.update(seal="ok")}, "seal is unknown"),
     "a sentence of promise": ({"evidence": lambda e: e.update(promise=["ε = 0.01"])}, "promise is"),
     "no claim at all": ({"evidence": lambda e: e.update(claims=[])}, "there is no claim"),
-    "a number as text": ({"evidence": _top(epsilon="4.9")}, "claims[0].epsilon is of another type"),
+    "a number as text": ({"evidence": _top(epsilon="4.9")}, "claims[0].epsilon has a wrong type"),
     "other digits": ({"evidence": lambda e: e.update(created="٢٠٢٦-٠١-٠١")}, "created is not text"),
-    "a flag for a number": ({"evidence": _top(delta=True)}, "delta is of another type"),
-    "a huge number": ({"evidence": _top(declared_units=10**40)}, "declared_units is of another"),
+    "a flag for a number": ({"evidence": _top(delta=True)}, "delta has a wrong type"),
+    "a huge number": ({"evidence": _top(declared_units=10**40)}, "declared_units has a wrong type"),
     "more than one line": ({"evidence": _top(dataset="x\n\n# ε = 0.01")}, "dataset is not text"),
     "negative noise": (
         _everywhere(_each(event=TRAINING.to_json() | {"phases": [[0.1, -2.0, 100]]})),
-        "phases[0][1] is of another type, or out of range",
+        "phases[0][1] has a wrong type, or is out of range",
     ),
     "endless training": (
         _everywhere(_each(event=TRAINING.to_json() | {"phases": [[0.1, 2.0, 10**14]]})),
-        "phases[0][2] is of another type, or out of range",
+        "phases[0][2] has a wrong type, or is out of range",
     ),
 }  # fmt: skip
 
@@ -355,14 +355,16 @@ def test_pages_that_say_more_than_the_data_are_refused(pack: Path) -> None:
     for name in (check_evidence.PAGE, check_evidence.CARD, check_evidence.WORDS):
         text = (pack / name).read_text()
         (pack / name).write_text(text + "\nIn practice nothing can be inferred.\n")
-        assert signed_again(pack).faults == [f"{name} does not say what the data say"]
+        assert signed_again(pack).faults == [
+            f"{name} differs from the page generated from the data"
+        ]
         (pack / name).write_text(text)
 
 
 def test_changed_script_is_not_run_against(pack: Path) -> None:
     script = pack / check_evidence.SCRIPT
     script.write_text(script.read_text() + "\n")
-    with pytest.raises(check_evidence.NotAPackError, match="is not this one"):
+    with pytest.raises(check_evidence.NotAPackError, match="the pack has another check_evidence"):
         signed_again(pack)
 
 
@@ -401,14 +403,17 @@ def _in_a_folder(model: Path) -> None:
 
 
 FORGED_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "other weights": (_other_weights, "it is another model's"),
-    "weights of another name": (_renamed_weights, "holds decoy.safetensors"),
+    "other weights": (_other_weights, "model.safetensors differs from"),
+    "weights of another name": (_renamed_weights, "contains decoy.safetensors"),
     "weights as a link": (_linked_weights, "model.safetensors is not a regular file"),
-    "more weights": (lambda m: (m / "pytorch_model.bin").write_bytes(b"x"), "holds pytorch_model"),
-    "weights in a folder": (_in_a_folder, "holds onnx/model.onnx"),
+    "more weights": (
+        lambda m: (m / "pytorch_model.bin").write_bytes(b"x"),
+        "contains pytorch_model",
+    ),
+    "weights in a folder": (_in_a_folder, "contains onnx/model.onnx"),
     "a missing file": (lambda m: (m / "config.json").unlink(), "lacks config.json"),
-    "another PRIVACY.md": (lambda m: (m / "PRIVACY.md").write_text("ε = 0"), "PRIVACY.md is not"),
-    "code": (lambda m: (m / "modeling.py").write_text(""), "holds modeling.py"),
+    "another PRIVACY.md": (lambda m: (m / "PRIVACY.md").write_text("ε = 0"), "PRIVACY.md differs"),
+    "code": (lambda m: (m / "modeling.py").write_text(""), "contains modeling.py"),
 }
 
 
@@ -426,7 +431,7 @@ def test_statement_of_the_model_is_the_statement_of_the_pack(pack: Path, model: 
     digest = check_evidence._digest_of(model / "PRIVACY.md")
     altered(pack, evidence=lambda e: e["model"]["files"].update({"PRIVACY.md": digest}))
     found = check_evidence.check(pack, model)
-    assert "the model's PRIVACY.md is not the pack's" in found.faults
+    assert "the model and the pack have different files PRIVACY.md" in found.faults
 
 
 # --- text that is not strict JSON

@@ -522,7 +522,7 @@ def test_a_contradicted_model_is_not_exported_nor_the_others_under_its_claim(
         uri = released_model(deployment, releases, step="finetune", weights_digest="")
         inside, subject = "", "the released model"
     else:
-        inside, subject = "after/50/", "the model that its training had after 50 updates"
+        inside, subject = "after/50/", "the model after 50 updates of its training"
         uri = released_model(deployment, releases, kept={"after/50": b"early"}, updates=100)
     copy = tmp_path / "copy"
     copy.mkdir()
@@ -538,7 +538,7 @@ def test_a_contradicted_model_is_not_exported_nor_the_others_under_its_claim(
     evidence, _ = read_pack(pack_of(deployment, uri, tmp_path / "pack"))
     assert [a.subject for a in evidence.audits if a.verdict == "contradicted"] == [subject]
     (copy / "PRIVACY.md").write_text("another")
-    with pytest.raises(BadInput, match="is not the file that was exported"):
+    with pytest.raises(BadInput, match="was changed after the export"):
         find_origin(store, copy)
 
 
@@ -550,7 +550,7 @@ def test_evidence_of_a_model_that_was_kept_on_the_way_is_that_of_the_last(
     copy = tmp_path / "copy"
     copy.mkdir()
     (copy / "model.safetensors").write_bytes(b"early")
-    with pytest.raises(BadInput, match=f"kept on the way.*--uri {uri}"):
+    with pytest.raises(BadInput, match=f"saved this model before the end.*--uri {uri}"):
         origin_of_export(store, copy)
 
 
@@ -565,7 +565,7 @@ def test_nothing_that_is_found_from_outside_promotes_a_model(
     assert MlflowClient(tracked.tracking).search_registered_models() == []
     evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "pack"))
     (told,) = [one for one in evidence.audits if one.key == "from_outside"]
-    assert "for the operator alone" in told.finding
+    assert "for the operator only" in told.finding
     evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "whole", operator=True))
     shown = {one.verdict for one in evidence.audits if one.key == COIN_BOUND}
     assert shown == {"consistent", "inconclusive"}

@@ -360,7 +360,7 @@ def test_the_three_best_of_eight_seeds_are_shown_and_of_fewer_none(
     best = row.get("Accuracy three best seeds, %")
     if seeds == 8:
         assert best is not None and best["value"] == pytest.approx(0.8)
-        assert any("chosen by the test itself" in note for note in table["notes"])
+        assert any("selected on the test part" in note for note in table["notes"])
     else:
         assert best is None
 
@@ -407,5 +407,5 @@ def test_checkpoints_of_one_training_have_its_epsilon_and_their_own_figures(
     folder = output_folder(tracked, report.output) / "report"
     drawn = (folder / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=20 step=12 σ=1" in drawn
-    assert "models on the way of one training" in (folder / "report.html").read_text()
+    assert "models that one training saved before its end" in (folder / "report.html").read_text()
     assert len(done.facts["models"]) == 2  # a training each: the last models alone are registered

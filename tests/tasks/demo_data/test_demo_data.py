@@ -1,4 +1,4 @@
-"""Synthetic notes: repeatable, varied, and consistent within a patient; templates expand."""
+"""Tests of the synthetic notes, labelled sentences, public text and templates."""
 
 import re
 from collections import Counter, defaultdict
@@ -9,10 +9,10 @@ import pytest
 
 from dp_core.data.ner import entities
 from dp_core.data.tokens import split_words
-from tasks.demo_data import labelled_sentences, notes, public_text
-from tasks.demo_data.entities import surfaces, tokenised
-from tasks.demo_data.notes import NOTE_TYPES, SECTIONS, Narrator, labelled_notes
-from tasks.demo_data.patients import CONDITIONS, DRUGS, LABS, Patient
+from tasks.demo_data.entities import labelled_sentences, surfaces, tokenised
+from tasks.demo_data.notes import NOTE_TYPES, SECTIONS, Narrator, labelled_notes, notes
+from tasks.demo_data.public_text import public_text
+from tasks.demo_data.synthetic_patients import CONDITIONS, DRUGS, LABS, Patient
 from tasks.demo_data.templates import Span, expand, phrase
 
 PATIENTS = 400
@@ -23,12 +23,12 @@ def corpus() -> list[str]:
     return [d.text for d in notes(PATIENTS, 1)]
 
 
-def test_equal_seeds_give_equal_notes_and_other_seeds_others() -> None:
+def test_equal_seeds_give_equal_notes_and_different_seeds_different_notes() -> None:
     assert list(notes(20, 1)) == list(islice(notes(30, 1), len(list(notes(20, 1)))))
     assert {d.text for d in notes(20, 1)}.isdisjoint(d.text for d in notes(20, 2))
 
 
-def test_ids() -> None:
+def test_document_ids_are_unique_and_patients_have_at_most_six_notes() -> None:
     docs = list(notes(PATIENTS, 1))
     assert len({d.document_id for d in docs}) == len(docs)
     per_patient = Counter(d.patient_id for d in docs)
@@ -38,7 +38,7 @@ def test_ids() -> None:
     assert all(d.admission_id.startswith(d.patient_id) for d in docs)
 
 
-def test_lengths_and_variety(corpus: list[str]) -> None:
+def test_notes_have_60_to_150_words_and_a_varied_vocabulary(corpus: list[str]) -> None:
     lengths = sorted(len(t.split()) for t in corpus)
     assert lengths[len(lengths) // 20] >= 50
     assert lengths[-len(lengths) // 20] <= 160
@@ -51,20 +51,23 @@ def test_lengths_and_variety(corpus: list[str]) -> None:
         assert re.search(sign, text)
 
 
-def test_what_a_patient_has_predicts_what_is_written(corpus: list[str]) -> None:
-    """A drug is written far oftener where its disease is named: context predicts words."""
-    seen: Counter[tuple[bool, bool]] = Counter()
+def test_diseases_of_a_patient_predict_the_drugs_in_the_notes(corpus: list[str]) -> None:
+    """Notes that name a disease contain its drugs more than three times as often."""
+    notes_by_terms: Counter[tuple[bool, bool]] = Counter()
     for text in corpus:
         words = set(split_words(text))
         for condition in CONDITIONS:
             named = any(f" {name} " in text for name in condition.names)
-            seen[named, bool(words & set(condition.drugs))] += 1
-    with_disease = seen[True, True] / (seen[True, True] + seen[True, False])
-    without = seen[False, True] / (seen[False, True] + seen[False, False])
-    assert with_disease > 3 * without
+            notes_by_terms[named, bool(words & set(condition.drugs))] += 1
+
+    def share_with_drug(named: bool) -> float:
+        with_drug, without_drug = notes_by_terms[named, True], notes_by_terms[named, False]
+        return with_drug / (with_drug + without_drug)
+
+    assert share_with_drug(named=True) > 3 * share_with_drug(named=False)
 
 
-def test_a_patient_stays_the_same_person() -> None:
+def test_sex_and_age_agree_in_all_notes_of_a_patient() -> None:
     sexes = defaultdict(set)
     ages = defaultdict(set)
     for d in notes(PATIENTS, 1):
@@ -75,8 +78,7 @@ def test_a_patient_stays_the_same_person() -> None:
     assert len(set().union(*ages.values())) > 40
 
 
-def test_every_template_expands() -> None:
-    """No slot is misspelt, no brace left: each sentence of each section, many times."""
+def test_every_template_expands_without_remaining_braces() -> None:
     rng = Random(0)
     for section in SECTIONS.values():
         for template in section.templates * 5:
@@ -86,7 +88,7 @@ def test_every_template_expands() -> None:
             assert all(t.strip() == t for t, label in spans if label), text
 
 
-def test_tables_fit_together() -> None:
+def test_tables_refer_only_to_existing_sections_labs_and_drugs() -> None:
     assert {name for kind in NOTE_TYPES for name in kind.fields["sections"]} == set(SECTIONS)
     for condition in CONDITIONS:
         assert all(vars(condition).values())
@@ -101,14 +103,14 @@ def test_labelled_sentences_hold_the_entities_of_their_lines() -> None:
     for line in note.lines:
         sentence = tokenised(line, "d")
         expected = [(label, "".join(split_words(text))) for text, label in line.spans if label]
-        found = [
+        labelled = [
             (kind, "".join(split_words(" ".join(sentence.tokens[a:b]))))
             for kind, a, b in entities(sentence.tags)
         ]
-        assert found == expected
+        assert labelled == expected
 
 
-def test_training_and_test_sentences() -> None:
+def test_test_sentences_contain_both_known_and_unseen_entities() -> None:
     train, test = labelled_sentences(900, seed=3)
     assert (len(train), len(test)) == (900, 240)
     assert labelled_sentences(900, seed=3) == (train, test)
@@ -118,28 +120,31 @@ def test_training_and_test_sentences() -> None:
     assert min(kinds.values()) > 100
     assert any(set(s.tags) == {"O"} for s in train)
     known = {x for s in train for x in surfaces(s)}
-    asked = [x for s in test for x in surfaces(s)]
-    unseen = sum(x not in known for x in asked) / len(asked)
-    assert 0.2 < unseen < 0.7  # neither a memory test nor hopeless
+    tested = [x for s in test for x in surfaces(s)]
+    unseen = sum(x not in known for x in tested) / len(tested)
+    assert 0.2 < unseen < 0.7  # memorising the training part is not enough, and not useless
     ids = [{s.document_id for s in part} for part in (train, test)]
     assert all(ids)
 
 
-def test_labelled_patients_are_not_those_of_the_corpus() -> None:
+def test_labelled_sentences_share_no_note_with_the_corpus() -> None:
     corpus = {d.text for d in notes(200, 3)}
     for stream in ("entities, training", "entities, test"):
         assert corpus.isdisjoint(n.text for n in labelled_notes(200, 3, stream))
 
 
-def test_public_text_is_another_language(corpus: list[str]) -> None:
+def _long_words(texts: list[str]) -> Counter[str]:
+    return Counter(w for t in texts for w in split_words(t) if w.isalpha() and len(w) > 3)
+
+
+def test_public_text_shares_few_words_with_the_notes(corpus: list[str]) -> None:
     public = [d.text for d in public_text(400, 1)]
     assert public == [d.text for d in public_text(400, 1)]
-    ours = Counter(w for t in public for w in split_words(t) if w.isalpha() and len(w) > 3)
-    theirs = Counter(w for t in corpus for w in split_words(t) if w.isalpha() and len(w) > 3)
-    shared = sum(n for w, n in theirs.items() if w in ours) / theirs.total()
+    public_words, clinical_words = _long_words(public), _long_words(corpus)
+    shared = sum(n for w, n in clinical_words.items() if w in public_words) / clinical_words.total()
     assert shared < 0.25
     assert all(d.patient_id == "" for d in public_text(5, 1))
-    assert len(ours) > 500
+    assert len(public_words) > 500
 
 
 def upper(name: str) -> list[Span]:
@@ -148,20 +153,20 @@ def upper(name: str) -> list[Span]:
 
 def test_choices_nest_and_may_be_empty() -> None:
     rng = Random(0)
-    seen = {phrase("a (b|c(d|)|) e", rng) for _ in range(200)}
-    assert seen == {"a b e", "a cd e", "a c e", "a  e"}
+    phrases = {phrase("a (b|c(d|)|) e", rng) for _ in range(200)}
+    assert phrases == {"a b e", "a cd e", "a c e", "a  e"}
 
 
-def test_slots_keep_their_label() -> None:
+def test_text_in_a_slot_keeps_its_label() -> None:
     assert expand("x {drug} y", Random(0), upper) == [("x ", ""), ("DRUG", "label"), (" y", "")]
 
 
 @pytest.mark.parametrize("template", ["a (b", "a b)", "a {b", "(a|{b)"])
-def test_bad_templates_are_noticed(template: str) -> None:
+def test_templates_with_unbalanced_brackets_are_refused(template: str) -> None:
     with pytest.raises(ValueError, match="template"):
         expand(template, Random(0), upper)
 
 
-def test_a_phrase_has_no_slots() -> None:
+def test_phrase_with_a_slot_is_refused() -> None:
     with pytest.raises(ValueError, match="no slot"):
         phrase("{drug}", Random(0))

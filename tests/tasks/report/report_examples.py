@@ -1,6 +1,6 @@
-"""Example reports: made-up numbers in the places that real runs fill, told apart where it matters.
+"""Example reports with made-up numbers.
 
-Operator values are odd numbers that appear nowhere else, so that a leak can be searched for.
+Operator values occur nowhere else, so that tests can search for leaks of them.
 """
 
 from __future__ import annotations
@@ -62,15 +62,15 @@ def cost(epsilon: float, delta: float) -> Cost:
 
 
 def exposure_rows(memory: Mapping[float, float], seed: int) -> tuple[ExposureRow, ...]:
-    """Rows of a model that brings a secret planted at a rate down to a fraction of its rank."""
+    """Return exposures of a model; `memory` maps a rate to the factor on ranks of its secrets."""
     coins = np.random.default_rng(seed)
     planted, references = canaries(4, RATES, seed), canaries(40, (0.0,), seed + 1)
 
     def ranks(sequences: list[Canary], contexts: int) -> np.ndarray:
-        own = coins.uniform(1, VOCABULARY_SIZE, (len(sequences), 1))
-        kept = np.array([[memory.get(c.canary_rate, 1.0)] for c in sequences])
+        uniform = coins.uniform(1, VOCABULARY_SIZE, (len(sequences), 1))
+        factors = np.array([[memory.get(c.canary_rate, 1.0)] for c in sequences])
         spread = coins.uniform(0.8, 1.25, (len(sequences), contexts))
-        return np.clip(own * kept * spread, 1, VOCABULARY_SIZE)
+        return np.clip(uniform * factors * spread, 1, VOCABULARY_SIZE)
 
     return tuple(
         row
@@ -87,13 +87,13 @@ def exposure_rows(memory: Mapping[float, float], seed: int) -> tuple[ExposureRow
     )
 
 
-def membership(found: float, ceiling: float | None) -> Membership:
-    """Attacks that find a share of the members, beside what the guarantee allows."""
+def membership(leakage: float, ceiling: float | None) -> Membership:
+    """Return attacks with this leakage, and this maximum under the guarantee."""
     rows = []
     for number, (level, attack) in enumerate(
         (level, attack) for level in ("sample", "patient") for attack in ("loss", "gradients")
     ):
-        pl = found * (1 + number / 7)
+        pl = leakage * (1 + number / 7)
         share = Share(pl, pl - 0.0413, pl + 0.0417)
         area = Share(0.5 + pl / 2, 0.5 + pl / 3, 0.5 + pl)
         low = tuple(
@@ -106,16 +106,16 @@ def membership(found: float, ceiling: float | None) -> Membership:
 
 
 def extractions(label: Label, rows: int, secrets: int) -> tuple[Extraction, ...]:
-    """So many of 317 rows, and of 36 secrets, by every decoding, beside a control of 211."""
+    """Return extractions of `rows` of 317 rows and `secrets` of 36, with a control of 211."""
     settings = ExtractionConfig(extraction_rows=317).model_dump()
 
-    def found(decoding: str, hits: int, tried: int, control: int) -> ExtractionRow:
+    def extracted(decoding: str, hits: int, tried: int, control: int) -> ExtractionRow:
         return compare(decoding, "all", np.arange(tried) < hits, np.arange(211) < control)
 
-    secret = tuple(found(decoding, secrets, 36, 3) for decoding in (TOP_K, GREEDY, SAMPLING))
+    secret = tuple(extracted(decoding, secrets, 36, 3) for decoding in (TOP_K, GREEDY, SAMPLING))
     row = tuple(
         replace(
-            found(decoding, rows, 317, 101),
+            extracted(decoding, rows, 317, 101),
             ceiling=None if label is Label.OPERATOR else 0.673,
         )
         for decoding in (GREEDY, SAMPLING)
@@ -128,7 +128,7 @@ def extractions(label: Label, rows: int, secrets: int) -> tuple[Extraction, ...]
 
 def _curves() -> tuple[Curve, ...]:
     updates = tuple(range(10, 321, 10))
-    found = []
+    curves = []
     for name, label, top in (
         ("Public only", Label.PUBLIC, 0.31), ("DP", Label.DP, 0.38),
         ("Non-private", Label.OPERATOR, 0.47),
@@ -136,10 +136,10 @@ def _curves() -> tuple[Curve, ...]:
         accuracy = tuple(top * (1 - math.exp(-t / 90)) for t in updates)
         loss = tuple(8.2 - 9 * a for a in accuracy)
         epsilon = tuple(0.35 * math.sqrt(t) for t in updates) if name == "DP" else ()
-        found.append(Curve(name, "mlm_public", label, updates, accuracy, epsilon))
+        curves.append(Curve(name, "mlm_public", label, updates, accuracy, epsilon))
         loss_label = Label.PUBLIC if label is Label.PUBLIC else Label.OPERATOR
-        found.append(Curve(name, "loss", loss_label, updates, loss, epsilon))
-    return tuple(found)
+        curves.append(Curve(name, "loss", loss_label, updates, loss, epsilon))
+    return tuple(curves)
 
 
 def _model(kind: Kind, name: str, training: float, of_all: Cost, **scores: object) -> ModelRow:
@@ -175,8 +175,8 @@ def _models(seed: int) -> tuple[ModelRow, ...]:
 
 
 def by_epoch(seed: int = 7) -> tuple[EpochsRow, ...]:
-    """Two trainings, of which one is the operator's, after 2, 4 and 6 epochs."""
-    told = (
+    """Return the models after 2, 4 and 6 epochs of a DP and a non-private training."""
+    trainings = (
         ("dp", "DP", 6.27, cost(6.61, 1.1e-6), Label.DP, (0.6413, 0.6631, 0.6827), (1.0, 0.9, 0.8)),
         (
             "nonprivate", "Non-private", math.inf, cost(math.inf, 0.0), Label.OPERATOR,
@@ -187,12 +187,12 @@ def by_epoch(seed: int = 7) -> tuple[EpochsRow, ...]:
         EpochsRow(
             kind=kind, name=name, epsilon_vocabulary=1.0, epsilon_training=training, cost=of_all,
             f1=Operator(scores[-1]),
-            at=tuple(
+            models=tuple(
                 ModelAt(epochs, Operator(score), Exposures(label, exposure_rows({0.02: m}, seed)))
                 for epochs, score, m in zip((2.0, 4.0, 6.0), scores, memory, strict=True)
             ),
         )
-        for kind, name, training, of_all, label, scores, memory in told
+        for kind, name, training, of_all, label, scores, memory in trainings
     )  # fmt: skip
 
 
@@ -281,7 +281,7 @@ def job_report(*, made_up: bool = True, seed: int = 7) -> JobReport:
             Fact("Sampling rate q", 0.064, Label.PUBLIC, "Poisson, by patient"),
             Fact("Updates", 313, Label.PUBLIC),
             Fact("Mean realised batch", 241.37, Label.OPERATOR),
-            Fact("Share of the gain to be expected", GAIN, Label.PUBLIC, LONG_NOTE),
+            Fact("Expected share of the gain", GAIN, Label.PUBLIC, LONG_NOTE),
         ),
         vocabulary=(
             Fact("Word pieces |V|", VOCABULARY_SIZE, Label.DP),
@@ -337,34 +337,36 @@ def sweep_report(*, made_up: bool = True) -> SweepReport:
         points=tuple(points),
         public_seeds={"initialisation": 1},
         repeat=("./confide run dp_sweep",),
-        notes=("F1 chose nothing here: picking a point by it would be a further leak.",),
+        notes=(
+            "No point was selected by F1: the selection would not be covered by the guarantee.",
+        ),
     )
 
 
 def causal_sweep_report(*, made_up: bool = True) -> SweepReport:
-    """The same sweep over causal models: three seeds each, and two models to compare with."""
+    """Return a sweep over causal models, with three seeds per point and two baselines."""
     report = sweep_report(made_up=made_up)
     points = []
     for number, point in enumerate(report.points):
         private = 431.7 - 7 * number
         spread = MeanF1(private, 3, 3, 1, 13.9, None, (private - 34.6, private + 34.6))
-        own = {"spread": spread, "perplexity_private": Operator(private)}
-        points.append(_causal(point, **own, perplexity_public=Dp(317.5 + number), trainings=3))
+        fields = {"spread": spread, "perplexity_private": Operator(private)}
+        points.append(_causal(point, **fields, perplexity_public=Dp(317.5 + number), trainings=3))
     of_baselines = {"noise_multiplier": 0.0, "batch_size": 0, "spread": None}
     for name, baseline, private in (
         ("public training", "public-training", 617.3),
         ("public text only", "public", 533.9),
     ):
-        own = {"name": name, "baseline": baseline, "perplexity_private": Operator(private)}
-        points.append(_causal(points[0], **own, **of_baselines, perplexity_public=Dp(301.5)))
+        fields = {"name": name, "baseline": baseline, "perplexity_private": Operator(private)}
+        points.append(_causal(points[0], **fields, **of_baselines, perplexity_public=Dp(301.5)))
     return replace(report, points=tuple(points))
 
 
-def _causal(point: SweepRow, **own: Any) -> SweepRow:
+def _causal(point: SweepRow, **fields: Any) -> SweepRow:
     nothing = {"f1": None, "mlm_public": None, "mlm_private": None}
-    return replace(point, is_causal=True, **nothing, **own)
+    return replace(point, is_causal=True, **nothing, **fields)
 
 
 def public_scores(report: JobReport) -> JobReport:
-    """The same report with F1 on public labels, which may be published."""
+    """Return the report with publishable F1 on public labels."""
     return replace(report, models=tuple(replace(m, f1=Public(m.f1.value)) for m in report.models))

@@ -1,4 +1,4 @@
-"""What an edition's figures hold, by which runs are compared: its own labels' alone."""
+"""Tests of the figures by which runs are compared: an edition contains only its labels."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PRIVATE = [
 
 
 @pytest.mark.parametrize("report", PRIVATE)
-def test_the_publishable_figures_hold_nothing_of_the_operators(
+def test_publishable_figures_contain_no_operator_value(
     report: JobReport | SweepReport,
 ) -> None:
     shown = figures_of(edition_of(report, Edition.PUBLISHABLE))
@@ -39,22 +39,22 @@ def test_the_publishable_figures_hold_nothing_of_the_operators(
     assert secret and not any(value in text for value in secret)
 
 
-def test_causal_models_are_compared_by_perplexity_and_not_by_masks() -> None:
+def test_causal_models_are_compared_by_perplexity_instead_of_masked_accuracy() -> None:
     (point, *_) = figures_of(edition_of(PRIVATE[2], Edition.PUBLISHABLE))["models"].values()
     assert point["perplexity_public"] == {"value": "317.5", "label": Label.DP}
     assert point["perplexity_private"] == {"withheld": True}
     assert not {"f1", "mlm_accuracy_public", "mlm_accuracy_private"} & point.keys()
-    (own, *_) = figures_of(edition_of(PRIVATE[2], Edition.OPERATOR))["models"].values()
-    assert own["perplexity_private"] == {"value": "431.7", "label": Label.OPERATOR}
+    (full, *_) = figures_of(edition_of(PRIVATE[2], Edition.OPERATOR))["models"].values()
+    assert full["perplexity_private"] == {"value": "431.7", "label": Label.OPERATOR}
 
 
-def test_with_a_known_seed_only_public_figures_are_left() -> None:
+def test_publishable_figures_of_a_known_seed_are_public_only() -> None:
     shown = edition_of(replace(PRIVATE[0], known_seed=True), Edition.PUBLISHABLE)
     models = figures_of(shown)["models"].values()
     assert {f["label"] for m in models for f in m.values() if "label" in f} == {Label.PUBLIC}
 
 
-def test_the_figures_of_a_page_are_those_of_its_edition() -> None:
+def test_page_has_the_figures_of_its_edition() -> None:
     for edition in Edition:
         page = job_page(PRIVATE[0], edition)
         assert page.figures == figures_of(edition_of(PRIVATE[0], edition))

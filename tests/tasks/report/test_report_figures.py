@@ -1,4 +1,4 @@
-"""Figures: drawn from what they are given, readable, of one piece."""
+"""Tests of the report's figures: content, readability and SVG form."""
 
 import dataclasses
 import io
@@ -37,11 +37,11 @@ DRAWN = _all()
 
 def _texts(drawing: Drawing) -> list[str]:
     root = ET.fromstring(drawing.svg)  # noqa: S314 - our own file
-    found = root.iter("{http://www.w3.org/2000/svg}text")
-    return ["".join(text.itertext()).strip() for text in found]
+    elements = root.iter("{http://www.w3.org/2000/svg}text")
+    return ["".join(text.itertext()).strip() for text in elements]
 
 
-def test_there_are_five_figures_as_svg_and_png() -> None:
+def test_all_five_figures_render_as_svg_and_png() -> None:
     assert set(DRAWN) == {"exposure", "training", "entities", "epochs", "sweep"}
     for drawing in DRAWN.values():
         height, width, _ = imread(io.BytesIO(drawing.png)).shape
@@ -52,7 +52,7 @@ def test_there_are_five_figures_as_svg_and_png() -> None:
 
 
 @pytest.mark.parametrize("key", sorted(DRAWN))
-def test_text_stays_text_at_a_readable_size(key: str) -> None:
+def test_svg_text_remains_text_of_at_least_ten_pixels(key: str) -> None:
     sizes = [float(s) for s in re.findall(r"font: ([\d.]+)px", DRAWN[key].svg)]
     sizes += [float(s) for s in re.findall(r"font-size: ([\d.]+)px", DRAWN[key].svg)]
     assert len(sizes) > 10
@@ -69,13 +69,13 @@ def test_no_text_lies_outside_the_figure(key: str) -> None:
     assert all(0 <= float(x) <= width and 0 <= float(y) <= height for x, y in places)
 
 
-def test_the_same_report_draws_the_same_bytes() -> None:
+def test_equal_reports_give_equal_svg_bytes() -> None:
     again = figures.exposure_figure(REPORT.models)
     assert again is not None
     assert again.svg == DRAWN["exposure"].svg
 
 
-def test_exposure_has_a_panel_for_each_pattern_and_every_model_in_the_legend() -> None:
+def test_exposure_figure_has_one_panel_per_pattern_and_a_legend_of_all_models() -> None:
     texts = _texts(DRAWN["exposure"])
     for name in ("HS", "HSH", "HHSHH", "Public only", "DP", "Non-private", "no memory"):
         assert name in texts
@@ -84,7 +84,7 @@ def test_exposure_has_a_panel_for_each_pattern_and_every_model_in_the_legend() -
     assert "Exposure, bits" in texts
 
 
-def test_a_withheld_model_is_not_drawn() -> None:
+def test_exposure_figure_omits_models_with_withheld_exposure() -> None:
     hidden = dataclasses.replace(REPORT.models[2], exposures=Withheld())
     drawing = figures.exposure_figure([*REPORT.models[:2], hidden])
     assert drawing is not None
@@ -92,7 +92,7 @@ def test_a_withheld_model_is_not_drawn() -> None:
     assert figures.exposure_figure([hidden]) is None
 
 
-def test_exposure_stays_readable_with_many_groups() -> None:
+def test_exposure_figure_with_many_groups_uses_two_rows_of_panels() -> None:
     many = tuple(
         dataclasses.replace(row, expected_occurrences=occurrences, pattern=pattern)
         for row in exposure_rows({}, 3)[-1:]
@@ -107,7 +107,7 @@ def test_exposure_stays_readable_with_many_groups() -> None:
     assert imread(io.BytesIO(drawing.png)).shape[0] > 1000  # two rows of panels
 
 
-def test_training_shows_epsilon_beside_loss() -> None:
+def test_training_figure_shows_loss_and_epsilon() -> None:
     texts = _texts(DRAWN["training"])
     assert "ε spent by DP training" in texts
     assert "ε" in texts
@@ -116,7 +116,7 @@ def test_training_shows_epsilon_beside_loss() -> None:
     assert figures.training_figure([], REPORT.models) is None
 
 
-def test_entity_bars_carry_their_values() -> None:
+def test_entity_figure_prints_the_value_of_each_bar() -> None:
     texts = _texts(DRAWN["entities"])
     for value in ("66.5", "71.9", "68.3", "74.2"):
         assert value in texts
@@ -124,7 +124,7 @@ def test_entity_bars_carry_their_values() -> None:
     assert figures.entity_figure(hidden) is None
 
 
-def test_fig_1_has_three_panels_with_epsilon_and_f1() -> None:
+def test_sweep_figure_has_three_panels_with_epsilon_and_f1() -> None:
     texts = _texts(DRAWN["sweep"])
     for name in ("Noise multiplier σ", "Batch size, expected units", "Epochs"):
         assert texts.count(name) == 1
@@ -135,7 +135,7 @@ def test_fig_1_has_three_panels_with_epsilon_and_f1() -> None:
         assert value in texts
 
 
-def test_fig_1_of_fine_tuning_alone_has_panels_of_its_own() -> None:
+def test_sweep_figure_of_fine_tuning_settings_has_only_their_panels() -> None:
     point = sweep_report().points[0]
     points = [
         dataclasses.replace(point, finetuning={"finetune_epochs": e, "finetune_learning_rate": r})
@@ -149,7 +149,7 @@ def test_fig_1_of_fine_tuning_alone_has_panels_of_its_own() -> None:
     assert "Noise multiplier σ" not in texts  # it does not vary
 
 
-def test_fig_2_of_a_sweep_has_a_line_for_each_batch_size_and_number_of_updates() -> None:
+def test_sweep_exposure_figure_has_one_line_per_batch_size_and_number_of_updates() -> None:
     points = sweep_report().points
     drawing = sweep_figures.sweep_exposure_figure(points)
     assert drawing is not None
@@ -161,22 +161,20 @@ def test_fig_2_of_a_sweep_has_a_line_for_each_batch_size_and_number_of_updates()
         if point.batch_size == batch
     }
     assert len(lines) == 6
-    one = [point for point in points if point.batch_size == 128 and point.epochs == 5]
-    assert sweep_figures.sweep_exposure_figure(one) is None  # σ alone varies
+    one_line = [point for point in points if point.batch_size == 128 and point.epochs == 5]
+    assert sweep_figures.sweep_exposure_figure(one_line) is None  # only σ varies
     hidden = [dataclasses.replace(point, exposures=Withheld()) for point in points]
     assert sweep_figures.sweep_exposure_figure(hidden) is None
 
 
-def test_a_line_over_seeds_is_their_mean_and_its_bars_reach_over_both() -> None:
-    one, two = (
-        [row for row in exposure_rows({}, seed) if row.context == EMBEDDED] for seed in (1, 2)
-    )
-    for row, first, second in zip(sweep_figures._over_seeds([one, two]), one, two, strict=True):
+def test_exposure_line_over_seeds_is_the_mean_with_bars_over_all_intervals() -> None:
+    seeds = [[row for row in exposure_rows({}, seed) if row.context == EMBEDDED] for seed in (1, 2)]
+    for row, first, second in zip(sweep_figures._over_seeds(seeds), *seeds, strict=True):
         assert row.exposure == pytest.approx((first.exposure + second.exposure) / 2)
         assert (row.low, row.high) == (min(first.low, second.low), max(first.high, second.high))
 
 
-def test_fig_1_of_a_single_point_and_of_withheld_scores() -> None:
+def test_sweep_figure_renders_a_single_point_and_withheld_scores() -> None:
     point = sweep_report().points[0]
     for points in ([point], [dataclasses.replace(point, f1=Withheld())], [_flat(point)]):
         drawing = sweep_figure.sweep_figure(points)
@@ -185,12 +183,12 @@ def test_fig_1_of_a_single_point_and_of_withheld_scores() -> None:
     assert sweep_figure.sweep_figure([]) is None
 
 
-def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_tokens() -> None:
+def test_sweep_figure_of_causal_models_omits_baselines_with_another_vocabulary() -> None:
     points = causal_sweep_report().points
     drawing = sweep_figures.sweep_figure(points)
     assert drawing is not None
     texts = _texts(drawing)
-    assert "Perplexity of private text, less is better" in texts
+    assert "Perplexity of private text, lower is better" in texts
     assert "public training" in texts and "public text only" not in texts
     assert "%" not in "".join(texts) and "over seeds)" in drawing.caption
     hidden = [
@@ -203,8 +201,8 @@ def test_fig_1_of_causal_models_has_their_perplexity_and_no_level_of_other_token
     assert "perplexity" not in drawing.caption and "level" not in drawing.caption
 
 
-def test_fig_1_of_points_around_one_goes_through_that_one() -> None:
-    """Settings with two values have no middle of their own: (1.1, 64, 10) is on every line."""
+def test_sweep_figure_of_a_star_of_points_goes_through_its_centre() -> None:
+    """The middle of two values is ambiguous, but (1.1, 64, 10) lies on every line."""
     points = [(1.1, 64.0, 10.0), (0.55, 64.0, 10.0), (1.1, 64.0, 5.0), (1.1, 32.0, 10.0)]
     assert sweep_figures._middle(points) == points[0]
     assert sweep_figures._middle([(s, b, 1.0) for s in (1.0, 2.0) for b in (8.0, 9.0)]) == (
@@ -214,7 +212,7 @@ def test_fig_1_of_points_around_one_goes_through_that_one() -> None:
     )
 
 
-def test_levels_of_one_kind_of_baseline_are_told_apart_without_colour() -> None:
+def test_baselines_of_one_kind_have_different_dashes() -> None:
     report = causal_sweep_report()
     (level,) = (point for point in report.points if point.baseline == "public-training")
     kinds = [
@@ -233,7 +231,7 @@ def _flat(point: SweepRow) -> SweepRow:
 
 
 @pytest.mark.parametrize("key", sorted(DRAWN))
-def test_the_inline_form_has_no_namespaces_and_ids_of_its_own(key: str) -> None:
+def test_inline_svg_has_no_namespaces_and_prefixed_ids(key: str) -> None:
     inline = DRAWN[key].inline_svg
     assert "http" not in inline
     assert "xmlns" not in inline

@@ -1,4 +1,4 @@
-"""The page as a browser lays it out: nothing cut off, nothing on top of anything else."""
+"""Tests of the page layout in a browser: no cut content and no overlapping text."""
 
 import json
 import re
@@ -18,7 +18,7 @@ pytestmark = pytest.mark.skipif(
     CHROMIUM is None, reason="NOT CHECKED IN A BROWSER: no chromium (apt-get install chromium)"
 )
 
-# Measures the page with every fold open. Text may stand over lines and bars, never over text.
+# Measures the page with all details open. Text may overlap lines and bars, but not other text.
 _PROBE = """
 <script>
 addEventListener("load", () => {
@@ -69,9 +69,9 @@ def _measure(html: str, width: int, folder: Path) -> dict[str, list[str]]:
         timeout=120,
         check=True,
     )
-    found = re.search("PROBE({.*})ENDPROBE", done.stdout)
-    assert found is not None, done.stderr[-2000:]
-    measured: dict[str, list[str]] = json.loads(unescape(found[1]))
+    match = re.search("PROBE({.*})ENDPROBE", done.stdout)
+    assert match is not None, done.stderr[-2000:]
+    measured: dict[str, list[str]] = json.loads(unescape(match[1]))
     return measured
 
 
@@ -85,29 +85,31 @@ def pages() -> dict[str, str]:
 
 @pytest.mark.parametrize("width", [1240, 1280, 1920])
 @pytest.mark.parametrize("name", ["job", "sweep"])
-def test_desktop_page_cuts_and_covers_nothing(
+def test_desktop_page_cuts_no_content_and_overlaps_no_text(
     pages: dict[str, str], name: str, width: int, tmp_path: Path
 ) -> None:
-    found = _measure(pages[name], width, tmp_path)
-    assert found["texts"] > 20
-    assert found["page"] == [width, width]
-    assert found["cut"] == []
-    assert found["outside"] == []
-    assert found["overlaps"] == []
+    layout = _measure(pages[name], width, tmp_path)
+    assert layout["texts"] > 20
+    assert layout["page"] == [width, width]
+    assert layout["cut"] == []
+    assert layout["outside"] == []
+    assert layout["overlaps"] == []
 
 
-def test_a_phone_scrolls_tables_and_not_the_page(pages: dict[str, str], tmp_path: Path) -> None:
-    found = _measure(pages["job"], 500, tmp_path)  # chromium's narrowest window
-    assert found["page"][0] <= found["page"][1]
-    assert "table-closing scroll" in found["cut"]
-    assert all(box.endswith("scroll") for box in found["cut"])
+def test_narrow_page_scrolls_tables_but_not_the_page(pages: dict[str, str], tmp_path: Path) -> None:
+    layout = _measure(pages["job"], 500, tmp_path)  # chromium's narrowest window
+    assert layout["page"][0] <= layout["page"][1]
+    assert "table-closing scroll" in layout["cut"]
+    assert all(box.endswith("scroll") for box in layout["cut"])
 
 
-def test_the_probe_sees_what_it_should(pages: dict[str, str], tmp_path: Path) -> None:
-    """A long word in a table and a doubled label must both be noticed."""
+def test_probe_notices_cut_content_and_overlapping_text(
+    pages: dict[str, str], tmp_path: Path
+) -> None:
+    """The probe must report a long word in a table and a duplicated label."""
     broken = pages["job"].replace("Non-private</span>", "Non" + "W" * 200 + "</span>")
     twice = re.sub(r"(<text[^>]*>Exposure, bits</text>)", r"\1\1", broken)
     assert twice != broken
-    found = _measure(twice, 1240, tmp_path)
-    assert any("table-closing" in box for box in found["cut"])
-    assert "Exposure, bits / Exposure, bits" in found["overlaps"]
+    layout = _measure(twice, 1240, tmp_path)
+    assert any("table-closing" in box for box in layout["cut"])
+    assert "Exposure, bits / Exposure, bits" in layout["overlaps"]

@@ -1,4 +1,4 @@
-"""The page: whole, self-contained, and silent about what an edition must not show."""
+"""Tests of the report page: complete, self-contained, and without withheld values."""
 
 import dataclasses
 import io
@@ -43,7 +43,7 @@ _VOID = {"meta", "br", "hr", "img", "link", "input"}
 
 
 class _WellFormed(HTMLParser):
-    """Checks that every element is closed in order, and gathers ids and references."""
+    """Checks that elements are closed in order, and collects ids and references."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -85,7 +85,7 @@ PAGES = _pages()
 
 
 @pytest.mark.parametrize("name", sorted(PAGES))
-def test_the_page_is_well_formed_and_needs_nothing_else(name: str) -> None:
+def test_page_is_well_formed_and_refers_to_no_other_file(name: str) -> None:
     html = PAGES[name].html
     parser = _WellFormed()
     parser.feed(html)
@@ -101,7 +101,7 @@ def test_the_page_is_well_formed_and_needs_nothing_else(name: str) -> None:
     assert "None" not in html
 
 
-def test_the_page_shows_every_section_and_every_label() -> None:
+def test_page_has_all_sections_figures_and_labels() -> None:
     html = PAGES["made up"].html
     for section in (
         "statement",
@@ -125,7 +125,7 @@ def test_the_page_shows_every_section_and_every_label() -> None:
 
 
 def _bare(report: JobReport) -> JobReport:
-    """The DP model alone, with nothing that a figure is drawn from."""
+    """Return a report of the DP model alone, without data for figures."""
     (private,) = (m for m in report.models if m.kind == "dp")
     return dataclasses.replace(
         report,
@@ -134,7 +134,7 @@ def _bare(report: JobReport) -> JobReport:
     )
 
 
-def test_the_banner_says_whose_data_it_is() -> None:
+def test_banner_names_the_edition_made_up_data_and_known_seeds() -> None:
     assert "Made-up or public data." in PAGES["made up"].html
     assert "do not publish" in PAGES["operator"].html
     assert "Publishable edition." in PAGES["publishable"].html
@@ -154,24 +154,24 @@ def _operator_values(report: JobReport) -> Iterator[float]:
             if protocol.label is Label.OPERATOR:
                 yield from (100 * row.share.value for row in protocol.rows)
     for row in report.by_epoch:
-        yield from (100 * one.score.value for one in row.at if isinstance(one.score, Operator))
+        yield from (100 * m.score.value for m in row.models if isinstance(m.score, Operator))
     for fact in (*report.training, *report.vocabulary):
         if fact.label is Label.OPERATOR and isinstance(fact.value, float):
             yield fact.value
 
 
 def _everything(page: Page) -> str:
-    """All that the edition writes: the page, the figures' own files and the tables."""
+    """Return all output of an edition: the page, the figures and the tables."""
     tables = json.dumps([table.to_json() for table in page.tables], ensure_ascii=False)
     return page.html + tables + "".join(drawing.svg for drawing in page.drawings)
 
 
-def test_the_publishable_edition_holds_no_operator_value() -> None:
+def test_publishable_edition_contains_no_operator_value() -> None:
     report = job_report(made_up=False)
     published, full = _everything(PAGES["publishable"]), _everything(PAGES["operator"])
     values = sorted(set(_operator_values(report)))
     assert len(values) > 15
-    for value in values:  # as the page writes them, and as the tables' JSON does
+    for value in values:  # in the formats of the page and of the tables' JSON
         assert f">{value:.1f}<" in full
         assert f">{value:.1f}<" not in published
         assert f"{value / 100:.4f}" not in published
@@ -185,15 +185,15 @@ def _rows(exposures: object) -> tuple[ExposureRow, ...]:
     return exposures.rows if isinstance(exposures, Exposures) else ()
 
 
-def _moved_extractions(found: tuple[Extraction, ...]) -> tuple[Extraction, ...]:
+def _moved_extractions(rows: tuple[Extraction, ...]) -> tuple[Extraction, ...]:
     return tuple(
-        extractions(Label.OPERATOR, 171, 29)[0] if one.label is Label.OPERATOR else one
-        for one in found
+        extractions(Label.OPERATOR, 171, 29)[0] if row.label is Label.OPERATOR else row
+        for row in rows
     )
 
 
-def test_changing_operator_values_changes_no_byte_of_the_publishable_edition() -> None:
-    """The strongest form: what is published is a function of what may be published."""
+def test_publishable_edition_does_not_depend_on_operator_values() -> None:
+    """Reports that differ in operator values only have equal publishable editions."""
     report = job_report(made_up=False)
     other = dataclasses.replace(
         report,
@@ -246,7 +246,7 @@ def _moved_exposures(exposures: object) -> object:
     return dataclasses.replace(exposures, rows=rows)
 
 
-def test_a_published_sweep_withholds_f1_but_not_public_accuracy() -> None:
+def test_publishable_sweep_withholds_private_f1_but_not_public_accuracy() -> None:
     html = PAGES["published sweep"].html
     report = sweep_report(made_up=False)
     for point in report.points:
@@ -255,21 +255,21 @@ def test_a_published_sweep_withholds_f1_but_not_public_accuracy() -> None:
     assert f">{100 * report.points[0].f1.value:.1f}<" in PAGES["sweep"].html
 
 
-def test_a_published_sweep_of_causal_models_withholds_what_was_read_from_private_text() -> None:
+def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text() -> None:
     report = causal_sweep_report(made_up=False)
     shown, whole = (sweep_page(report, edition) for edition in Edition)
     secret = ("432", "397 – 466", "13.9", "617")
     for value in secret:
         assert f">{value}<" in whole.html
         assert f">{value}<" not in shown.html
-    told = json.dumps([table.to_json() for table in shown.tables])
-    assert "431.7" not in told and "13.9" not in told
-    assert ">318<" in shown.html  # of public text: as private as the model
+    published = json.dumps([table.to_json() for table in shown.tables])
+    assert "431.7" not in published and "13.9" not in published
+    assert ">318<" in shown.html  # perplexity on public text is as private as the model
     points = edition_of(report, Edition.PUBLISHABLE).points
     assert {type(point.spread) for point in points} == {Withheld, NoneType}
-    (own,) = (one for one in whole.drawings if one.key == "sweep")
-    (one,) = (one for one in shown.drawings if one.key == "sweep")
-    assert "public training" in own.svg and "public training" not in one.svg
+    (full,) = (drawing for drawing in whole.drawings if drawing.key == "sweep")
+    (reduced,) = (drawing for drawing in shown.drawings if drawing.key == "sweep")
+    assert "public training" in full.svg and "public training" not in reduced.svg
 
 
 def test_scores_on_public_labels_are_published() -> None:
@@ -278,7 +278,7 @@ def test_scores_on_public_labels_are_published() -> None:
     assert 'id="figure-entities"' in page.html
 
 
-def test_with_a_known_seed_nothing_counts_as_protected() -> None:
+def test_publishable_edition_of_a_known_seed_shows_public_values_only() -> None:
     report = dataclasses.replace(job_report(made_up=False), known_seed=True, curves=())
     published = job_page(report, Edition.PUBLISHABLE)
     assert "Not private: known seed." in published.html
@@ -291,7 +291,7 @@ def test_with_a_known_seed_nothing_counts_as_protected() -> None:
     assert all(c.withheld for row in points.tables[0].rows for c in row[6:])
 
 
-def test_markup_in_names_is_shown_not_obeyed() -> None:
+def test_markup_in_names_is_escaped() -> None:
     evil = "<img src=x onerror=alert(1)>&"
     report = dataclasses.replace(
         _bare(job_report()),
@@ -306,7 +306,7 @@ def test_markup_in_names_is_shown_not_obeyed() -> None:
     assert "&lt;img src=x onerror=alert(1)&gt;&amp;" in html
 
 
-def test_a_job_without_comparison_ledger_or_curves_still_has_a_page() -> None:
+def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
     bare = dataclasses.replace(
         _bare(job_report()),
         training=(),
@@ -323,7 +323,7 @@ def test_a_job_without_comparison_ledger_or_curves_still_has_a_page() -> None:
     assert "No audit of a private model" in html
 
 
-def test_no_total_is_printed_where_no_budget_is_kept() -> None:
+def test_ledger_without_a_budget_shows_no_total() -> None:
     report = job_report()
     assert report.ledger is not None
     made_up = dataclasses.replace(
@@ -339,7 +339,7 @@ def test_no_total_is_printed_where_no_budget_is_kept() -> None:
     assert "in total" not in section
 
 
-def test_everything_is_written_beside_the_page(tmp_path: Path) -> None:
+def test_page_tables_and_figures_are_written_to_one_folder(tmp_path: Path) -> None:
     page = PAGES["made up"].write(tmp_path / "report")
     assert page == tmp_path / "report" / "report.html"
     assert page.read_text(encoding="utf-8") == PAGES["made up"].html
@@ -369,18 +369,18 @@ def _audited(verdict: str, label: Label = Label.DP) -> AuditRecord:
 
 
 @pytest.mark.parametrize(
-    ("verdict", "said"),
+    ("verdict", "headline"),
     [
         ("contradicted", "contradicts the claimed ε"),
         ("consistent", "is consistent with the claimed ε"),
-        ("inconclusive", "says nothing about the claimed ε"),
+        ("inconclusive", "is inconclusive about the claimed ε"),
     ],
 )
-def test_an_audit_of_the_training_is_the_first_line(verdict: str, said: str) -> None:
+def test_headline_states_the_verdict_of_the_training_audit(verdict: str, headline: str) -> None:
     report = dataclasses.replace(job_report(made_up=False), audit=_audited(verdict))
     html = job_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
-    assert said in first
+    assert headline in first
     assert ("hero bad" in html) == (verdict == "contradicted")
     assert "21 of 30 guesses were right." in html
     kept = dataclasses.replace(report, audit=_audited(verdict, Label.OPERATOR))
@@ -388,7 +388,7 @@ def test_an_audit_of_the_training_is_the_first_line(verdict: str, said: str) -> 
     assert "21 of 30" in job_page(kept, Edition.OPERATOR).html
 
 
-def test_what_another_runs_audit_contradicts_is_the_first_line_whatever_this_ones_says() -> None:
+def test_headline_states_a_contradiction_by_an_audit_of_another_run() -> None:
     sentence = "ε = 4 at δ = 1e-06: contradicted by Given coins."
     report = dataclasses.replace(
         job_report(made_up=False), audit=_audited("consistent"), against=sentence
@@ -400,7 +400,7 @@ def test_what_another_runs_audit_contradicts_is_the_first_line_whatever_this_one
     assert closing_of(report).lead == sentence
 
 
-def test_the_terminal_says_the_audit_before_the_table() -> None:
+def test_terminal_prints_the_audit_before_the_table() -> None:
     table = closing_of(dataclasses.replace(job_report(), audit=_audited("consistent")))
     written = io.StringIO()
     kept = Table.from_json(json.loads(json.dumps(table.to_json())))
@@ -411,7 +411,7 @@ def test_the_terminal_says_the_audit_before_the_table() -> None:
 
 
 def test_long_notes_and_values_of_facts_wrap() -> None:
-    """Without a browser: no cell of a facts table has a class that forbids line breaks."""
+    """No cell of a table of facts has a class that forbids line breaks."""
     html = job_page(job_report(), Edition.OPERATOR).html
     tables = re.findall(r'<table id="table-(\w+)" class="facts">(.*?)</table>', html, re.DOTALL)
     assert [name for name, _ in tables] == ["training", "vocabulary", "phrases"]
@@ -427,6 +427,8 @@ def test_counts_of_left_out_private_text_are_in_the_operators_edition_only() -> 
     operator = job_page(report, Edition.OPERATOR).html
     publishable = job_page(report, Edition.PUBLISHABLE).html
     assert f"Not read, private_corpus:</b> {OMITTED}." in operator
-    assert "Not read, private_corpus" not in publishable  # no mark either: it would be an answer
+    assert (
+        "Not read, private_corpus" not in publishable
+    )  # a mark would reveal that something was left out
     assert "406" not in json.dumps(edition_of(report, Edition.PUBLISHABLE).omissions, default=str)
     assert "Not read, public_corpus" in publishable

@@ -1,4 +1,4 @@
-"""The tables, as data and in the terminal."""
+"""Tests of the report's tables as data, as JSON and in the terminal."""
 
 import dataclasses
 import io
@@ -54,7 +54,7 @@ def _closing() -> Table:
     return tables.closing_table(report.models, report.unit)
 
 
-def test_the_closing_table_has_a_row_for_each_model_and_the_columns_of_the_job() -> None:
+def test_closing_table_has_one_row_per_model_with_cost_scores_and_exposure() -> None:
     table = _closing()
     assert [row[0].text for row in table.rows] == ["Public only", "DP", "Non-private"]
     names = [f"{header.name}, {header.unit}" for header in table.headers[1:]]
@@ -82,7 +82,7 @@ def test_the_closing_table_has_a_row_for_each_model_and_the_columns_of_the_job()
     assert [cell.text for cell in table.rows[2][2:5]] == ["∞", "∞", NOT_MEASURED]
 
 
-def test_causal_models_show_their_perplexity_and_the_operators_is_withheld() -> None:
+def test_closing_table_of_causal_models_has_perplexity_and_withholds_private_text() -> None:
     report = job_report(made_up=False)
     causal = {"mlm_public": None, "mlm_private": None}
     causal |= {"perplexity_public": Dp(21.46), "perplexity_private": Operator(33.3)}
@@ -115,27 +115,27 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
                     assert cell.value is not None, (table.key, header)
 
 
-def test_alarm_only_where_memory_is_shown() -> None:
+def test_only_exposures_that_show_memory_raise_an_alarm() -> None:
     alarms = [[cell.alarm for cell in row[-2:]] for row in _closing().rows]
     assert alarms == [[False, False], [False, False], [True, True]]
     detail = audit_tables.exposure_table(job_report().models, job_report().occurrences)
-    words = {(row[0].text, row[-1].text) for row in detail.rows}
-    assert words == {("Public only", "no"), ("DP", "no"), ("Non-private", "yes")}
+    remembered = {(row[0].text, row[-1].text) for row in detail.rows}
+    assert remembered == {("Public only", "no"), ("DP", "no"), ("Non-private", "yes")}
     assert len(detail.rows) == 3 * 2 * 3 * 2  # models, contexts, patterns, rates
 
 
-def test_occurrences_are_counted_for_the_operator_and_expected_for_all() -> None:
+def test_counted_occurrences_are_for_the_operator_and_expected_occurrences_are_public() -> None:
     report = job_report(made_up=False)
     for edition, counted in ((Edition.OPERATOR, "81.3"), (Edition.PUBLISHABLE, WITHHELD_MARK)):
         shown = edition_of(report, edition)
         table = audit_tables.exposure_table(shown.models, shown.occurrences)
-        often = [row for row in table.rows if row[2].detail == "p = 0.02" and row[1].text == "HSH"]
-        assert often and {(row[2].text, row[3].text) for row in often} == {("80", counted)}
-        assert {row[2].label for row in often} == {Label.PUBLIC}
-        assert {row[3].label for row in often} == {Label.OPERATOR}
+        rows = [row for row in table.rows if row[2].detail == "p = 0.02" and row[1].text == "HSH"]
+        assert rows and {(row[2].text, row[3].text) for row in rows} == {("80", counted)}
+        assert {row[2].label for row in rows} == {Label.PUBLIC}
+        assert {row[3].label for row in rows} == {Label.OPERATOR}
 
 
-def test_exposure_in_the_rows_that_trained_is_a_line_of_the_operators_table_alone() -> None:
+def test_exposure_in_training_rows_is_shown_to_the_operator_only() -> None:
     report = job_report(made_up=False)
     dp = report.model("dp")
     assert dp is not None and isinstance(dp.exposures, Exposures)
@@ -150,7 +150,7 @@ def test_exposure_in_the_rows_that_trained_is_a_line_of_the_operators_table_alon
     for edition in Edition:
         models = edition_of(report, edition).models
         table = audit_tables.exposure_table(models, {})
-        shown[edition] = [r for r in table.rows if r[0].detail == "in the rows that trained"]
+        shown[edition] = [r for r in table.rows if r[0].detail == "in training rows"]
     assert len(shown[Edition.OPERATOR]) == len(within) and not shown[Edition.PUBLISHABLE]
     assert {r[4].label for r in shown[Edition.OPERATOR]} == {Label.OPERATOR}
     ranked = shown[Edition.OPERATOR][0][7]
@@ -159,7 +159,7 @@ def test_exposure_in_the_rows_that_trained_is_a_line_of_the_operators_table_alon
     assert ranked.detail == f"{band}; {rank.rank_p_value:.2f}"
 
 
-def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
+def test_membership_table_shows_each_attack_with_the_maximum_under_the_guarantee() -> None:
     report = job_report()
     table = audit_tables.membership_table(report.models)
     assert len(table.rows) == 3 * 4
@@ -169,27 +169,30 @@ def test_attacks_stand_beside_what_the_guarantee_allows() -> None:
     assert all("≤" in cell.detail for row in (public, private) for cell in row[2:])
     assert not any("≤" in cell.detail for cell in unprotected)
     assert not any(cell.alarm for row in table.rows for cell in row)
-    (found,) = [row for row in membership(0.9, 0.5).rows if row.attack == "loss"][:1]
-    assert found.above
+    loss_attack = next(row for row in membership(0.9, 0.5).rows if row.attack == "loss")
+    assert loss_attack.above
     model = dataclasses.replace(report.models[1], membership=membership(0.9, 0.5))
     assert all(row[2].alarm for row in audit_tables.membership_table([model]).rows)
     shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
     assert audit_tables.membership_table(shown.models).rows == ()
 
 
-def test_epochs_of_one_training_stand_beside_what_it_began_with() -> None:
+def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> None:
     public, dp, unprotected = job_report().models
     assert audit_tables.leakage_by_epoch_table([public, dp, unprotected]).rows == ()
     kept = {
         kind: dataclasses.replace(
-            membership(found, 0.9),
-            losses={"members": 2.1 - found, "others": 2.1},
+            membership(leakage, 0.9),
+            losses={"members": 2.1 - leakage, "others": 2.1},
             by_epoch=tuple(
-                MembershipAt(e, {"members": 3.0 - e / 4, "others": 3.2 - e / 5}, own.rows)
-                for e, own in ((1.0, membership(found / 2, 0.9)), (2.5, membership(found, 0.9)))
+                MembershipAt(e, {"members": 3.0 - e / 4, "others": 3.2 - e / 5}, attacks.rows)
+                for e, attacks in (
+                    (1.0, membership(leakage / 2, 0.9)),
+                    (2.5, membership(leakage, 0.9)),
+                )
             ),
         )
-        for kind, found in (("dp", 0.1), ("nonprivate", 0.4))
+        for kind, leakage in (("dp", 0.1), ("nonprivate", 0.4))
     }
     start = dataclasses.replace(membership(0.01, 0.0), losses={"members": 3.5, "others": 3.4999})
     models = [
@@ -205,9 +208,9 @@ def test_epochs_of_one_training_stand_beside_what_it_began_with() -> None:
         "Epoch 2.5",
     ]
     assert [cell.text for cell in losses.rows[0]] == ["DP", "3.500", "3.000", "2.700"]
-    assert losses.rows[1][2].detail == "2.750 of what trained"
+    assert losses.rows[1][2].detail == "2.750 on training rows"
     table = audit_tables.leakage_by_epoch_table(models)
-    assert len(table.rows) == 2 * 4  # of the two trainings, every attack at every level
+    assert len(table.rows) == 2 * 4  # two trainings, each with all attacks at all levels
     assert [cell.text for cell in table.rows[4]] == ["Non-private", "loss", "1.0", "20.0", "40.0"]
     assert table.rows[4][0].detail == "by sample"
     assert {c.label for row in table.rows for c in row[2:]} == {Label.OPERATOR}
@@ -216,26 +219,26 @@ def test_epochs_of_one_training_stand_beside_what_it_began_with() -> None:
     assert audit_tables.leakage_by_epoch_table(shown.models).rows == ()
     assert audit_tables.loss_by_epoch_table(shown.models).rows == ()
     assert figures_of(shown)["leakage"] == []
-    told = figures_of(report)["leakage"]
-    assert [one["epoch"] for one in told if one["model"] == "DP"] == [1.0] * 4 + [2.5] * 4
-    assert [one["epoch"] for one in told if one["model"] == "Public only"] == [None] * 4
+    leakages = figures_of(report)["leakage"]
+    assert [row["epoch"] for row in leakages if row["model"] == "DP"] == [1.0] * 4 + [2.5] * 4
+    assert [row["epoch"] for row in leakages if row["model"] == "Public only"] == [None] * 4
 
 
-def test_what_came_out_stands_beside_its_control() -> None:
+def test_extraction_table_compares_training_text_with_the_control() -> None:
     table = audit_tables.extraction_table(job_report().models)
     assert len(table.rows) == 3 * (3 + 2)
     private, unprotected = table.rows[5:10], table.rows[10:]
     assert [row[1].text for row in private] == ["top-k", "greedy", "sampling", "greedy", "sampling"]
     assert private[0][0].detail == "36 secrets of planted canaries, 211 never planted"
-    assert private[3][0].detail == "317 rows that trained, 211 held out"
+    assert private[3][0].detail == "317 training rows, 211 held out"
     assert [row[2].text for row in private] == ["5.6"] * 3 + ["50.5"] * 2
     assert [row[3].text for row in private] == ["1.4"] * 3 + ["47.9"] * 2
     assert all("≤ 67.3" in row[2].detail for row in private[3:])
     assert not any("≤" in row[2].detail for row in (*private[:3], *unprotected))
     assert {row[2].alarm for row in unprotected} == {True}
     assert {row[2].alarm for row in private} == {False}
-    said = " ".join(table.notes)
-    assert "settled before the training" in said and "first 10 tokens of a row" in said
+    notes = " ".join(table.notes)
+    assert "fixed before the training" in notes and "first 10 tokens of a row" in notes
     shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
     table = audit_tables.extraction_table(shown.models)
     assert {row[0].text for row in table.rows} == {"Public only", "DP"}
@@ -243,10 +246,10 @@ def test_what_came_out_stands_beside_its_control() -> None:
     assert "Rows:" not in " ".join(table.notes)
 
 
-def test_what_an_operators_model_wrote_is_shown_to_the_operator_alone() -> None:
+def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> None:
     rows = job_report().models
-    written = [Samples(row.exposures.label, "Bob is", (f"{row.name} wrote",)) for row in rows]
-    models = [dataclasses.replace(row, samples=s) for row, s in zip(rows, written, strict=True)]
+    samples = [Samples(row.exposures.label, "Bob is", (f"{row.name} wrote",)) for row in rows]
+    models = [dataclasses.replace(row, samples=s) for row, s in zip(rows, samples, strict=True)]
     report = dataclasses.replace(job_report(), models=tuple(models), made_up=False)
     texts = {
         edition: [
@@ -262,20 +265,20 @@ def test_what_an_operators_model_wrote_is_shown_to_the_operator_alone() -> None:
     assert "DP wrote" in page and "Non-private wrote" not in page
 
 
-def test_a_protocol_that_was_chosen_late_is_called_so() -> None:
-    (one, _) = extractions(Label.DP, 4, 1)
-    late = dataclasses.replace(one, fixed_before_training=False)
+def test_extraction_note_states_that_a_protocol_was_chosen_after_the_training() -> None:
+    (targeted, _) = extractions(Label.DP, 4, 1)
+    late = dataclasses.replace(targeted, fixed_before_training=False)
     model = dataclasses.replace(job_report().models[1], extractions=(late,))
     assert "chosen after the training" in " ".join(audit_tables.extraction_table([model]).notes)
 
 
-def test_the_note_tells_what_no_memory_looks_like() -> None:
+def test_exposure_note_states_the_values_of_no_memory_and_of_full_memory() -> None:
     (note,) = _closing().notes
-    assert f"reads {math.log2(VOCABULARY_SIZE):.1f}" in note
+    assert f"always ranked first is {math.log2(VOCABULARY_SIZE):.1f}" in note
     assert "about 1 bit" in note
 
 
-def test_entity_types_are_those_of_any_model_and_micro_is_last() -> None:
+def test_entity_table_lists_the_types_of_all_models_and_micro_f1_last() -> None:
     report = job_report()
     fewer = dataclasses.replace(report.models[0], f1_by_type={})
     table = tables.entity_table([fewer, *report.models[1:]])
@@ -284,7 +287,7 @@ def test_entity_types_are_those_of_any_model_and_micro_is_last() -> None:
     assert table.rows[0][2].text == "66.5"
 
 
-def test_types_are_named_where_a_value_may_be_shown_and_only_there() -> None:
+def test_entity_types_without_a_publishable_value_are_not_named() -> None:
     report = job_report(made_up=False)
     public, dp, nonprivate = report.models
     assert all(not row.f1_by_type for row in edition_of(report, Edition.PUBLISHABLE).models)
@@ -297,7 +300,7 @@ def test_types_are_named_where_a_value_may_be_shown_and_only_there() -> None:
     assert len(full.rows) == 4
 
 
-def test_the_ledger_shows_both_accountants() -> None:
+def test_ledger_table_shows_epsilon_by_pld_and_by_rdp() -> None:
     table = tables.ledger_table(ledger())
     assert "per patient" in table.caption
     assert [cell.text for cell in table.rows[0][2:]] == ["1", NOT_MEASURED, "10⁻⁷", "settled"]
@@ -305,7 +308,7 @@ def test_the_ledger_shows_both_accountants() -> None:
     assert table.rows[1][0].detail == "seed c2ffe90112bd"
 
 
-def test_epsilon_without_a_pld_states_its_accountant() -> None:
+def test_ledger_table_marks_epsilon_by_rdp_when_no_pld_is_known() -> None:
     view = ledger()
     by_rdp = dataclasses.replace(view.lines[1], claimed_by_rdp=True)
     table = tables.ledger_table(dataclasses.replace(view, lines=(view.lines[0], by_rdp)))
@@ -334,7 +337,7 @@ def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
     assert "nan" not in json.dumps(figures_of(report), default=str).lower()
 
 
-def test_the_sweep_keeps_its_order() -> None:
+def test_sweep_table_keeps_the_order_of_the_points() -> None:
     points = sweep_report().points
     table = sweep_tables.sweep_table(points, PrivacyUnit.PATIENT)
     assert [row[0].value for row in table.rows] == [p.noise_multiplier for p in points]
@@ -342,7 +345,7 @@ def test_the_sweep_keeps_its_order() -> None:
     assert table.rows[0][6].label is Label.OPERATOR
 
 
-def test_a_sweep_of_causal_models_compares_perplexity_with_its_spread_over_seeds() -> None:
+def test_sweep_table_of_causal_models_has_perplexity_with_its_spread_over_seeds() -> None:
     table = sweep_tables.sweep_table(causal_sweep_report().points, PrivacyUnit.PATIENT)
     heads = [f"{header.name} {header.unit}".strip() for header in table.headers]
     first, baseline = (dict(zip(heads, table.rows[i], strict=True)) for i in (0, 18))
@@ -354,11 +357,11 @@ def test_a_sweep_of_causal_models_compares_perplexity_with_its_spread_over_seeds
     assert first["Perplexity public text, by token"].text == "318"
     assert not [head for head in heads if head.startswith(("Entity", "MLM", "F1"))]
     assert baseline["Perplexity 95% interval"].text == NOT_MEASURED
-    assert any("less is better" in note and "3 trainings" in note for note in table.notes)
-    assert any("of other tokens" in note for note in table.notes)
+    assert any("lower is better" in note and "3 trainings" in note for note in table.notes)
+    assert any("have other tokens" in note for note in table.notes)
 
 
-def test_json_is_strict_and_holds_the_very_values() -> None:
+def test_json_of_a_table_keeps_unrounded_values_and_writes_infinity_as_text() -> None:
     record = json.loads(json.dumps(_closing().to_json(), allow_nan=False))
     assert record["rows"][2][2] == {"text": "∞", "value": "inf", "label": "public"}
     assert record["rows"][1][7] == {"text": "68.3", "value": 0.6827, "label": "operator"}
@@ -366,7 +369,7 @@ def test_json_is_strict_and_holds_the_very_values() -> None:
     assert Table.from_json(record).to_json() == record
 
 
-def test_a_ragged_table_is_refused() -> None:
+def test_table_with_rows_and_headers_of_different_length_is_refused() -> None:
     with pytest.raises(ValueError, match="table x"):
         Table("x", "x", (Header("a"), Header("b")), ((Cell("1"),),))
 
@@ -379,7 +382,7 @@ def _printed(table: Table, width: int) -> str:
 
 
 @pytest.mark.parametrize("width", [80, 130])
-def test_the_terminal_shows_every_cell_whole_with_its_mark(width: int) -> None:
+def test_terminal_shows_every_cell_in_full_with_the_mark_of_its_label(width: int) -> None:
     text = _printed(_closing(), width)
     assert max(map(len, text.splitlines())) <= width
     for value in ("1.1·10⁻⁶", "33.2ᵈ", "68.3°", "∞", "Non-private"):
@@ -388,14 +391,14 @@ def test_the_terminal_shows_every_cell_whole_with_its_mark(width: int) -> None:
     assert "operator" in text
 
 
-def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
+def test_narrow_terminal_folds_text_instead_of_cutting_it() -> None:
     table = audit_tables.exposure_table(job_report().models, job_report().occurrences)
     stream = io.StringIO()
     Console(file=stream, width=60, color_system=None).print(rich_table(table))
     assert "…" not in stream.getvalue()
 
 
-# --- cells: how values read
+# --- text of cells
 
 
 @pytest.mark.parametrize(
@@ -418,17 +421,17 @@ def test_a_narrow_terminal_folds_and_cuts_nothing() -> None:
         (-0.25, "-0.25"),
     ],
 )
-def test_numbers_read_as_people_write_them(value: float, text: str) -> None:
+def test_numbers_are_written_with_three_significant_digits(value: float, text: str) -> None:
     assert cells.significant(value) == text
 
 
-def test_a_share_becomes_a_percentage_and_keeps_its_label() -> None:
+def test_percentage_keeps_the_value_and_label_of_its_share() -> None:
     cell = cells.percentage(Dp(0.3321))
     assert (cell.text, cell.value, cell.label, cell.withheld) == ("33.2", 0.3321, Label.DP, False)
     assert cells.percentage(Operator(0.5)).label is Label.OPERATOR
 
 
-def test_what_is_withheld_and_what_was_not_measured_look_different() -> None:
+def test_withheld_and_unmeasured_cells_have_different_marks() -> None:
     hidden, unknown = cells.percentage(Withheld()), cells.percentage(None)
     assert hidden.withheld
     assert hidden.value is None
@@ -437,7 +440,7 @@ def test_what_is_withheld_and_what_was_not_measured_look_different() -> None:
     assert hidden.text != unknown.text
 
 
-# --- guarantees that do not add up: no page prints a sum, each part is shown
+# --- guarantees without a total: pages show each part, but no sum
 
 
 def without_total() -> JobReport:
@@ -449,29 +452,29 @@ def without_total() -> JobReport:
     return dataclasses.replace(report, models=tuple(models))
 
 
-def test_the_table_says_that_there_is_no_total_and_keeps_the_parts() -> None:
+def test_closing_table_without_a_total_keeps_the_single_epsilons() -> None:
     report = without_total()
     table = tables.closing_table(report.models, report.unit)
     (row,) = [r for r, m in zip(table.rows, report.models, strict=True) if m.kind == "dp"]
     total = row[3]
     assert (total.text, total.value) == (cells.NO_TOTAL, None)
-    assert "unlike neighbours" in total.detail
-    assert row[4].text == cells.NOT_MEASURED  # δ of nothing
+    assert "different neighbours" in total.detail
+    assert row[4].text == cells.NOT_MEASURED  # no δ without a total
     (dp,) = [m for m in report.models if m.kind == "dp"]
     assert (row[1].value, row[2].value) == (dp.epsilon_vocabulary, dp.epsilon_training)
     assert json.loads(json.dumps(table.to_json()))
 
 
-def test_the_page_and_its_first_sentence_claim_no_sum() -> None:
+def test_page_and_verdict_without_a_total_claim_no_epsilon() -> None:
     report = without_total()
-    said = verdict(report)
-    assert "have no total" in said.detail
-    assert "ε =" not in said.detail
+    result = verdict(report)
+    assert "have no total" in result.detail
+    assert "ε =" not in result.detail
     html = job_page(report, Edition.PUBLISHABLE).html
     assert cells.NO_TOTAL in html and cells.WHY_NO_TOTAL in html
 
 
-def test_the_time_of_audits_is_a_share_of_the_trainings_and_the_operators() -> None:
+def test_audit_time_is_a_share_of_training_time_for_the_operator() -> None:
     def took(step: str, seconds: float) -> Input:
         result = StepResult(step=step, spec_hash="a" * 64, outputs={}, metrics=[], seconds=seconds)
         return Input(result, Path())
@@ -489,7 +492,7 @@ def test_the_time_of_audits_is_a_share_of_the_trainings_and_the_operators() -> N
     assert audit_time({"dp_pretraining": results["dp_pretraining"]}) is None
 
 
-def test_every_epoch_has_the_epsilon_of_all_and_what_may_not_be_shown_is_withheld() -> None:
+def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withheld() -> None:
     report = job_report(made_up=False)
     table = tables.by_epoch_table(report.by_epoch, report.unit)
     titles = [f"{header.name} {header.unit}".strip() for header in table.headers]
@@ -500,14 +503,21 @@ def test_every_epoch_has_the_epsilon_of_all_and_what_may_not_be_shown_is_withhel
         ("DP", "Exposure", "mean, bits"),
         ("DP", "Exposure", "largest, bits"),
     ]
-    assert {row[2].value for row in table.rows[:3]} == {6.61}  # one figure for all three epochs
+    assert {row[2].value for row in table.rows[:3]} == {6.61}  # one total for all three epochs
     assert [cell.text for cell in table.rows[0][4:]] == ["64.1", "66.3", "68.3"]
     assert any("has the ε of all" in note for note in table.notes)
     assert any("would give another model" in note for note in table.notes)
     shown = edition_of(report, Edition.PUBLISHABLE)
     public = tables.by_epoch_table(shown.by_epoch, shown.unit)
     hidden = [all(cell.withheld for cell in row[4:]) for row in public.rows]
-    assert hidden == [True, False, False, True, True, True]  # F1, and all without privacy
+    assert hidden == [
+        True,
+        False,
+        False,
+        True,
+        True,
+        True,
+    ]  # F1, and all rows of the model without privacy
     assert not any(cell.withheld for row in public.rows[1:3] for cell in row)
     assert tables.by_epoch_table((), report.unit).rows == ()
 

@@ -1,7 +1,7 @@
-"""Synthetic patients: diseases, and the symptoms, findings, drugs and values that go with them.
+"""Synthetic patients: diseases with their symptoms, findings, drugs and laboratory values.
 
-They are why the words of a note predict one another: all of a patient's comes from the patient's
-own diseases, so a model that has read many notes knows more than one that has not.
+All attributes of a patient follow from the patient's diseases. The words of a note therefore
+predict one another, and a model can learn these relations from many notes.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ class Condition:
     names: tuple[str, ...]  # written out and abbreviated
     symptoms: tuple[str, ...]  # templates
     drugs: tuple[str, ...]  # generic names
-    classes: tuple[str, ...]  # endings of the invented drugs that are also given
-    tests: tuple[str, ...]  # laboratory tests and other examinations, without values
+    classes: tuple[str, ...]  # name endings of the invented drugs that treat it
+    tests: tuple[str, ...]  # names of laboratory tests and other examinations
     labs: tuple[str, ...]  # keys of `LABS` that are abnormal
-    findings: tuple[str, ...]  # templates of what imaging or examination shows
+    findings: tuple[str, ...]  # templates of findings of imaging or examination
     procedures: tuple[str, ...]  # templates of operations and treatments without a dose
 
 
 @dataclass(frozen=True)
 class Lab:
-    """A laboratory value: its names, normal range, unit, decimals, and where disease moves it."""
+    """A laboratory value: names, normal range, unit, decimals, and the direction in disease."""
 
     names: tuple[str, ...]
     low: float
@@ -52,7 +52,7 @@ class Lab:
 
 @dataclass(frozen=True)
 class Drug:
-    """A drug and the few ways in which it is given: name and dose predict one another."""
+    """A drug with few strengths and frequencies, so that its name predicts its dose."""
 
     name: str
     strengths: tuple[str, ...]
@@ -63,7 +63,7 @@ class Drug:
 
 @dataclass(frozen=True)
 class Medication:
-    """A drug as one patient takes it."""
+    """A drug with the strength and frequency that one patient takes."""
 
     drug: Drug
     strength: str
@@ -77,7 +77,7 @@ def _lab(names: str, low: str, high: str, unit: str, decimals: str, moves: str) 
 
 
 def _drug(name: str) -> Drug:
-    # The name's own coins: a drug is dosed alike in every corpus.
+    # The name is the seed: a drug has the same doses in every corpus.
     rng = Random(f"pharmacy {name}")  # noqa: S311
     scale = _STRENGTHS if rng.random() < 0.65 else _LARGE_STRENGTHS
     first = rng.randrange(len(scale) - 2)
@@ -112,11 +112,11 @@ DRUGS = {
 
 
 class Patient:
-    """Who the notes are about: every attribute is drawn once, from `rng` alone."""
+    """The patient described by the notes; all attributes are drawn once, from `rng` alone."""
 
     def __init__(self, rng: Random) -> None:
         self.female = rng.random() < 0.5
-        # Two to five; the first is what brings the patient in.
+        # Two to five conditions; the first is the reason for admission.
         self.conditions = _draw_conditions(rng, self.female)
         main = self.conditions[:2]
         drawn = [
@@ -143,7 +143,7 @@ class Patient:
 
 
 def draw_surname(rng: Random) -> str:
-    """Return one of some thousands of surnames: compounds of two lists."""
+    """Return one of several thousand surnames, each a compound of two listed parts."""
     return pick(rng, WORDS["surname starts"]) + pick(rng, WORDS["surname ends"])
 
 
