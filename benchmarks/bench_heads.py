@@ -105,8 +105,8 @@ def pairs(data: Path, seeds: int) -> dict[str, Any]:
         guesses = classes_of(model, test, tokenizer, max_length=128)
         macro.append(class_scores([t.label for t in test], guesses).macro_f1)
 
-        def count(own: list[int], guesses: list[str] = guesses) -> tuple[int, int, int]:
-            return sum(guesses[i] == test[i].label for i in own), len(own), len(own)
+        def count(numbers: list[int], guesses: list[str] = guesses) -> tuple[int, int, int]:
+            return sum(guesses[i] == test[i].label for i in numbers), len(numbers), len(numbers)
 
         accuracies.append(by_owner(test, count))
     usual = Counter(t.label for t in train).most_common(1)[0][0]
@@ -143,9 +143,11 @@ def tagging(data: Path, seeds: int) -> dict[str, Any]:
             guesses = tag(model, test, tokenizer, max_length=64, overlap=overlap)
 
             def count(
-                own: list[int], test: Any = test, guesses: Any = guesses
+                numbers: list[int], test: Any = test, guesses: Any = guesses
             ) -> tuple[int, int, int]:
-                micro: Score = score([test[i] for i in own], [guesses[i] for i in own]).micro
+                micro: Score = score(
+                    [test[i] for i in numbers], [guesses[i] for i in numbers]
+                ).micro
                 return micro.correct, micro.predicted, micro.expected
 
             counts_by_tagger.setdefault(name, []).append(by_owner(test, count))
@@ -153,7 +155,7 @@ def tagging(data: Path, seeds: int) -> dict[str, Any]:
 
     def difference(second: str, first: str) -> dict[str, Any]:
         micro, two = (
-            [Replicate(str(i), 0, own) for i, own in enumerate(counts_by_tagger[name])]
+            [Replicate(str(i), 0, numbers) for i, numbers in enumerate(counts_by_tagger[name])]
             for name in (first, second)
         )
         less = f1_difference(micro, two)

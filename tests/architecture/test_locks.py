@@ -53,8 +53,10 @@ def test_developer_locks_contain_the_product_locks(larger):
 
 
 def test_task_and_orchestrator_locks_do_not_share_their_frameworks():
-    assert "apache-airflow" not in pins("task")
-    assert not {"tensorflow", "tensorflow-cpu", "mlflow"} & set(pins("orchestrator"))
+    assert not [name for name in pins("task") if name.startswith("apache-airflow")]
+    orchestrator = pins("orchestrator")
+    assert "mlflow" not in orchestrator
+    assert not [name for name in orchestrator if name.startswith("tensorflow")]
     assert "tensorflow" not in pins("task")  # The group uses tensorflow-cpu instead.
 
 

@@ -30,18 +30,17 @@ LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 3600)  # seconds for
 ENDED = ("success", "failed")  # the final states of a run
 
 
-def on_the_stack(what: str, asked: str = "") -> list[pytest.MarkDecorator]:
-    """Return the marks of tests that need the stack; without the stack, they state what is not
-    tested.
+def on_the_stack(missing_check: str, required: str = "") -> list[pytest.MarkDecorator]:
+    """Return the marks of tests that need the stack; a skipped test states the missing check.
 
     Args:
-        what: what is not tested.
-        asked: the required value of CONFIDE_STACK; any value by default.
+        missing_check: a description of the skipped check.
+        required: the required value of CONFIDE_STACK; any value by default.
     """
     mode = os.environ.get("CONFIDE_STACK")
-    reason = f"SKIPPED, {what}: CONFIDE_STACK is {mode or 'unset'} (docker/ci sets it)"
-    missing = not mode or asked not in ("", mode)
-    return [pytest.mark.slow, pytest.mark.skipif(missing, reason=reason)]
+    reason = f"SKIPPED, {missing_check}: CONFIDE_STACK is {mode or 'unset'} (docker/ci sets it)"
+    stack_is_missing = not mode or required not in ("", mode)
+    return [pytest.mark.slow, pytest.mark.skipif(stack_is_missing, reason=reason)]
 
 
 class Services:

@@ -227,9 +227,11 @@ def test_images_use_a_pinned_lock_and_a_public_base(file: Path) -> None:
 def test_dependencies_are_copied_before_code(file: Path) -> None:
     text = file.read_text()
     code = [m.start() for m in re.finditer(r"^COPY (?:dp_core|tasks|dags|docker)\S* ", text, re.M)]
-    own = [start for start in code if "install-lock" not in text[start:].partition("\n")[0]]
-    assert own
-    assert all(text.rindex("COPY --from=environment") < start for start in own)
+    code_after_lock = [
+        start for start in code if "install-lock" not in text[start:].partition("\n")[0]
+    ]
+    assert code_after_lock
+    assert all(text.rindex("COPY --from=environment") < start for start in code_after_lock)
 
 
 @pytest.mark.parametrize(
@@ -249,13 +251,6 @@ def test_image_contains_every_imported_module(image: str, entries: list[str]) ->
     missing = {m for m in modules | parents if m not in held and not m.startswith(whole)}
     assert missing == set()
     assert not [path for path in copied if not (ROOT / path).exists()]
-
-
-def test_locks_separate_airflow_and_tensorflow() -> None:
-    task = (ROOT / "requirements" / "task.txt").read_text()
-    orchestrator = (ROOT / "requirements" / "orchestrator.txt").read_text()
-    assert not re.search(r"^apache-airflow", task, re.M)
-    assert not re.search(r"^tensorflow", orchestrator, re.M)
 
 
 def test_dockerignore_is_a_list_of_permitted_files() -> None:

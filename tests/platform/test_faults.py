@@ -19,7 +19,7 @@ import pytest
 from child_processes import wait_for
 from running_stack import DISTURBED, ENDED, LONGEST, TINY, Stack, on_the_stack, step_containers
 
-pytestmark = on_the_stack("faults are NOT tried", asked="faults")
+pytestmark = on_the_stack("faults are NOT tried", required="faults")
 STEP = "the step itself"
 # Each component is killed while the container of this task runs.
 FAULTS = {
@@ -117,8 +117,8 @@ def test_each_component_was_killed_while_its_task_ran(
     for victim in set(FAULTS.values()) - {STEP}:
         container = stack.compose("ps", "--quiet", victim).strip()
         began = docker("inspect", "--format={{.State.StartedAt}}", container)
-        (at,) = (kill.at for kill in strikes.values() if kill.victim == victim)
-        assert datetime.fromisoformat(began[:19] + "+00:00") > at.replace(microsecond=0), victim
+        (moment,) = (kill.at for kill in strikes.values() if kill.victim == victim)
+        assert datetime.fromisoformat(began[:19] + "+00:00") > moment.replace(microsecond=0), victim
 
 
 def test_killed_steps_were_retried(stack: Stack, run: str) -> None:

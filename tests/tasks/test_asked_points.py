@@ -246,10 +246,10 @@ def test_no_proposed_training_costs_more_than_the_charge(clipping: str) -> None:
         ),
     ],
 )
-def test_a_search_that_cannot_be_accounted_is_refused(wrong: dict[str, Any], reason: str) -> None:
-    asked = {name: ASKED[name] for name in ("sweep_search", "sweep_trials")}
+def test_search_that_cannot_be_accounted_is_refused(wrong: dict[str, Any], reason: str) -> None:
+    search = {name: ASKED[name] for name in ("sweep_search", "sweep_trials")}
     with pytest.raises(ValidationError, match=reason):
-        SweepSettings.model_validate(ASKED | wrong | {**asked, **wrong})
+        SweepSettings.model_validate(ASKED | wrong | {**search, **wrong})
 
 
 def test_training_outside_a_search_keeps_its_hash() -> None:

@@ -442,7 +442,7 @@ def test_faults_with_little_memory_read_no_source_file() -> None:
     assert (done.returncode, done.stderr) == (1, f"confide: {OUT_OF_MEMORY}\n")
 
 
-def test_stopped_run_says_that_the_same_command_continues_it(
+def test_stopped_run_states_that_the_same_command_continues_it(
     monkeypatch: pytest.MonkeyPatch, confide: Confide, at_home: None
 ) -> None:
     def stopped(*_: object) -> None:

@@ -249,6 +249,13 @@ def report_of(
     return spec
 
 
+def approve(deployment: Deployment, report: ReportSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the step `promote` on a report, as an approval does."""
+    spec = PromoteSpec(made_up=False, report_uri=report.output)
+    monkeypatch.setattr(contract, "_module", lambda _: promote)
+    contract.run_step(spec, deployment, RUN.model_copy(update={"task": "promote"}))
+
+
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     messages: list[Any] = []
@@ -376,9 +383,7 @@ def test_approved_model_is_judged_again_and_promoted(
     report = report_of(tracked, uri, monkeypatch)
     client = MlflowClient(tracked.tracking)
     assert client.get_registered_model(NAME).aliases == {}
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
-    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    approve(tracked, report, monkeypatch)
     (version,) = client.search_model_versions(f"name = '{NAME}'")
     assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
     assert version.tags["confide.approved"] == "by a person"
@@ -402,9 +407,7 @@ def test_model_with_an_invalid_audit_is_never_promoted(
         judgement = judged(tracked, uri, rule)
         assert (judgement["verdict"], judgement["promoted"]) == ("invalid", False)
     report = report_of(tracked, uri, monkeypatch)
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
-    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    approve(tracked, report, monkeypatch)
     client = MlflowClient(tracked.tracking)
     (version,) = client.search_model_versions(f"name = '{NAME}'")
     assert version.tags["confide.verdict"] == "invalid"
@@ -420,9 +423,7 @@ def test_invalid_audit_from_outside_withdraws_the_model(
     tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     report = report_of(tracked, uri, monkeypatch)
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
-    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    approve(tracked, report, monkeypatch)
     client = MlflowClient(tracked.tracking)
     assert ALIAS in client.get_registered_model(NAME).aliases
     outside(
@@ -441,10 +442,8 @@ def test_model_contradicted_before_its_approval_is_not_promoted(
     report = report_of(tracked, uri, monkeypatch)
     audited(tracked, uri)
     audit_records.append(BAD)
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
     with pytest.raises(Contradicted):
-        contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+        approve(tracked, report, monkeypatch)
     assert MlflowClient(tracked.tracking).get_registered_model(NAME).aliases == {}
 
 
@@ -485,9 +484,7 @@ def test_contradiction_from_outside_withdraws_the_model_and_is_in_its_pack(
     tmp_path: Path,
 ) -> None:
     report = report_of(tracked, uri, monkeypatch)
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
-    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    approve(tracked, report, monkeypatch)
     client, store = MlflowClient(tracked.tracking), store_of(tracked)
     assert ALIAS in client.get_registered_model(NAME).aliases
     folder = tmp_path / "copy"

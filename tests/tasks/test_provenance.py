@@ -67,7 +67,7 @@ HELD = (WORDS, WORDS_ELSEWHERE, TRAINED, USED)  # settled before the tests begin
 
 
 @dataclass
-class House:
+class Published:
     """A deployment with the outputs of all steps, as they would have left them."""
 
     deployment: Deployment
@@ -90,7 +90,7 @@ class House:
 
 
 @pytest.fixture
-def house(untracked: Deployment) -> House:
+def published(untracked: Deployment) -> Published:
     store = Store(untracked.store, untracked.cache)
     ledger = Ledger.open(untracked.ledger)
     for name in ("notes", OTHER, "labels"):
@@ -169,59 +169,59 @@ def house(untracked: Deployment) -> House:
         )
         for name, (step, folder, facts, releases) in held.items()
     }  # fmt: skip
-    return House(untracked, uris)
+    return Published(untracked, uris)
 
 
-def spec_from(house: House, kind: type[Spec], fields: dict[str, Any]) -> Spec:
-    """Return a spec whose inputs are given by their names in the house."""
-    named = {n: house.uris.get(v, v) if n.endswith("_uri") else v for n, v in fields.items()}
+def spec_from(published: Published, kind: type[Spec], fields: dict[str, Any]) -> Spec:
+    """Return a spec whose inputs are given by the names of published outputs."""
+    named = {n: published.uris.get(v, v) if n.endswith("_uri") else v for n, v in fields.items()}
     return spec_of(kind, **named)
 
 
-def pretraining(house: House, **changes: Any) -> PretrainSpec:
+def pretraining(published: Published, **changes: Any) -> PretrainSpec:
     fields = {
         "mode": "dp", "store_uri": "private", "public_store_uri": "public",
         "private_store_uri": "private", "vocabulary_uri": "words", "init_uri": "public model",
         **changes,
     }  # fmt: skip
-    return spec_from(house, PretrainSpec, fields)
+    return spec_from(published, PretrainSpec, fields)
 
 
-def selection(house: House, *candidates: dict[str, Any]) -> SelectSpec:
-    specs = tuple(pretraining(house, **candidate) for candidate in candidates or ({},))
+def selection(published: Published, *candidates: dict[str, Any]) -> SelectSpec:
+    specs = tuple(pretraining(published, **candidate) for candidate in candidates or ({},))
     return SelectSpec(
         made_up=False, candidates=specs,
         selection=SelectionConfig(selection_mean=2.0),
     )  # fmt: skip
 
 
-def finetuning(house: House, **changes: Any) -> FinetuneSpec:
+def finetuning(published: Published, **changes: Any) -> FinetuneSpec:
     fields = {"model_uri": "model", "entities_uri": "labels", "plan": planned(dataset="labels")}
-    return spec_from(house, FinetuneSpec, fields | {"entity_types": ("problem",)} | changes)
+    return spec_from(published, FinetuneSpec, fields | {"entity_types": ("problem",)} | changes)
 
 
-def exposing(house: House, **changes: str) -> ExposureSpec:
+def exposing(published: Published, **changes: str) -> ExposureSpec:
     fields = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "private"}
-    return spec_from(house, ExposureSpec, fields | changes)
+    return spec_from(published, ExposureSpec, fields | changes)
 
 
-def wording(house: House, **changes: Any) -> VocabularySpec:
+def wording(published: Published, **changes: Any) -> VocabularySpec:
     fields = {"corpus_uri": "corpus"} | changes
     if source := fields.pop("vocabulary_source", ""):
         fields["config"] = {"vocabulary_source": source, "declared_units": 40}
-    return spec_from(house, VocabularySpec, fields)
+    return spec_from(published, VocabularySpec, fields)
 
 
-def cutting(house: House, **changes: Any) -> TokenStoreSpec:
+def cutting(published: Published, **changes: Any) -> TokenStoreSpec:
     fields = {"corpus_uri": "corpus", "vocabulary_uri": "words", "canaries_uri": "canaries"}
-    return spec_from(house, TokenStoreSpec, fields | changes)
+    return spec_from(published, TokenStoreSpec, fields | changes)
 
 
 def planned(**changes: Any) -> PrivacyPlan:
     return PLAN.model_copy(update=changes)
 
 
-ATTACKS: dict[str, tuple[Callable[[House], StepSpec], str]] = {
+ATTACKS: dict[str, tuple[Callable[[Published], StepSpec], str]] = {
     # an initial model that is for the operator only, or a descendant of one
     "DP from an operator's model": (
         lambda h: pretraining(h, init_uri="operator model"), "without privacy"),
@@ -321,49 +321,56 @@ ATTACKS: dict[str, tuple[Callable[[House], StepSpec], str]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_invalid_spec_is_refused_before_a_charge(house: House, name: str) -> None:
+def test_invalid_spec_is_refused_before_a_charge(published: Published, name: str) -> None:
     make, reason = ATTACKS[name]
     with pytest.raises(BadInput) as refused:
-        contract.run_step(make(house), house.deployment, CONTEXT)
+        contract.run_step(make(published), published.deployment, CONTEXT)
     assert reason in str(refused.value) and "\n" not in str(refused.value)
-    assert house.charged() == []
+    assert published.charged() == []
 
 
-def test_nonprivate_model_cannot_be_used_as_a_public_model(house: House, tmp_path: Path) -> None:
-    store = Store(house.deployment.store, house.deployment.cache)
-    folder = store.local_copy(house.uris["operator model"])
+def test_nonprivate_model_cannot_be_used_as_a_public_model(
+    published: Published, tmp_path: Path
+) -> None:
+    store = Store(published.deployment.store, published.deployment.cache)
+    folder = store.local_copy(published.uris["operator model"])
     spec = pretraining(
-        house, mode="public", plan=None, store_uri="public", init_uri="", public_model=str(folder)
+        published,
+        mode="public",
+        plan=None,
+        store_uri="public",
+        init_uri="",
+        public_model=str(folder),
     )
     with pytest.raises(BadInput, match="public_model"):
-        contract.run_step(spec, house.deployment, CONTEXT)
+        contract.run_step(spec, published.deployment, CONTEXT)
 
 
 @pytest.mark.parametrize("name", ["operator model", "model"])
 def test_weights_trained_on_private_text_cannot_be_declared_public(
-    house: House, tmp_path: Path, name: str
+    published: Published, tmp_path: Path, name: str
 ) -> None:
     """A copy without statement and result looks like a third party's model, which would cost
     nothing.
     """
-    store = Store(house.deployment.store, house.deployment.cache)
-    ours = store.local_copy(house.uris[name])
+    store = Store(published.deployment.store, published.deployment.cache)
+    ours = store.local_copy(published.uris[name])
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in ("config.json", "vocab.txt"):
         shutil.copyfile(ours / file, copy / file)
-    declare_public(str(copy), house.deployment, known_private=False)
+    declare_public(str(copy), published.deployment, known_private=False)
     shutil.copyfile(ours / "model.safetensors", copy / "weights.safetensors")
     for path in (copy, copy / "weights.safetensors"):
         with pytest.raises(BadInput, match=r"its weights are those of .* made of private text"):
-            declare_public(str(path), house.deployment, known_private=True)
+            declare_public(str(path), published.deployment, known_private=True)
 
 
-def test_cost_of_a_model_includes_all_its_inputs(house: House) -> None:
+def test_cost_of_a_model_includes_all_its_inputs(published: Published) -> None:
     """The vocabulary of another data set keeps a separate total, which the model inherits."""
-    spec = pretraining(house, vocabulary_uri="words elsewhere", init_uri="model")
-    result = contract.run_step(spec, house.deployment, CONTEXT)
-    (training,) = house.charged()
+    spec = pretraining(published, vocabulary_uri="words elsewhere", init_uri="model")
+    result = contract.run_step(spec, published.deployment, CONTEXT)
+    (training,) = published.charged()
     assert {r.ledger_id for r in result.releases} == {"words", "elsewhere", "trained", training}
     metrics = {m.name: m for m in result.metrics}
     costs = [f"{n}{of}" for n in ("epsilon", "delta") for of in ("", "/notes", f"/{OTHER}")]
@@ -377,34 +384,34 @@ def test_cost_of_a_model_includes_all_its_inputs(house: House) -> None:
     assert metrics["mlm_accuracy_public"].label == "dp"
 
 
-def test_descendants_of_a_nonprivate_training_remain_nonprivate(house: House) -> None:
-    spec = pretraining(house, mode="nonprivate", plan=None)
-    first = contract.run_step(spec, house.deployment, CONTEXT)
+def test_descendants_of_a_nonprivate_training_remain_nonprivate(published: Published) -> None:
+    spec = pretraining(published, mode="nonprivate", plan=None)
+    first = contract.run_step(spec, published.deployment, CONTEXT)
     assert [r.epsilon for r in first.releases][-1] == math.inf
     (cost,) = (m for m in first.metrics if m.name == "epsilon")
     assert (cost.value, cost.label) == (sys.float_info.max, "operator")
     assert {m.label for m in first.metrics if "accuracy" in m.name} == {"operator"}
-    tuned = finetuning(house, model_uri="model", plan=None).model_copy(
+    tuned = finetuning(published, model_uri="model", plan=None).model_copy(
         update={"model_uri": spec.output, "entity_types": ()}
     )
-    after = contract.run_step(tuned, house.deployment, CONTEXT)
+    after = contract.run_step(tuned, published.deployment, CONTEXT)
     # the uses of the notes and of the labels
     assert sum(math.isinf(r.epsilon) for r in after.releases) == 2
-    assert house.result(tuned) == after
-    before = house.charged()
-    again = pretraining(house).model_copy(update={"init_uri": spec.output})
+    assert published.result(tuned) == after
+    before = published.charged()
+    again = pretraining(published).model_copy(update={"init_uri": spec.output})
     with pytest.raises(BadInput, match="without privacy"):
-        contract.run_step(again, house.deployment, CONTEXT)
-    assert house.charged() == before
+        contract.run_step(again, published.deployment, CONTEXT)
+    assert published.charged() == before
 
 
-def test_releases_of_inputs_are_recorded_by_the_contract(house: House) -> None:
+def test_releases_of_inputs_are_recorded_by_the_contract(published: Published) -> None:
     spec = CanariesSpec(
         made_up=False, seed=1,
-        vocabulary_uri=house.uris["words elsewhere"],
+        vocabulary_uri=published.uris["words elsewhere"],
         config=CanaryConfig(canary_patterns="S", canary_rates="0.1", canaries_per_group=1),
     )  # fmt: skip
-    result = contract.run_step(spec, house.deployment, replace_task("canaries"))
+    result = contract.run_step(spec, published.deployment, replace_task("canaries"))
     assert result.releases == [WORDS_ELSEWHERE]
 
 
@@ -412,13 +419,13 @@ def replace_task(name: str) -> RunContext:
     return CONTEXT.model_copy(update={"task": name})
 
 
-def test_result_of_an_earlier_version_is_refused_as_input(house: House) -> None:
+def test_result_of_an_earlier_version_is_refused_as_input(published: Published) -> None:
     """Such a result would not carry the uses without privacy."""
-    store = Store(house.deployment.store, house.deployment.cache)
-    uri = f"{house.uris['public model']}/{RESULT}"
+    store = Store(published.deployment.store, published.deployment.cache)
+    uri = f"{published.uris['public model']}/{RESULT}"
     content = store.read(uri)
     assert content is not None
     store.write(uri, content.replace(b'"version":2', b'"version":1'))
     with pytest.raises(BadInput, match="not a result of this version"):
-        contract.run_step(pretraining(house), house.deployment, CONTEXT)
-    assert house.charged() == []
+        contract.run_step(pretraining(published), published.deployment, CONTEXT)
+    assert published.charged() == []

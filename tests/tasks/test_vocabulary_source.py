@@ -230,7 +230,7 @@ def test_changed_public_words_are_charged_as_a_new_release(untracked: Deployment
     again = job.run("vocabulary")  # the repeated step finds the release and is not charged
     assert len(job.charges) == 1
     before = (job.folder("vocabulary") / "vocab.txt").read_text()
-    # The spec is unchanged, but its public corpus is made anew from other documents.
+    # The spec is unchanged, but its public corpus is written again from other documents.
     other = Job(untracked, synthetic_patients=75)
     other.run("public_corpus")
     (job.folder("vocabulary") / "result.json").unlink()
