@@ -79,9 +79,7 @@ def batches(store: TokenStore, continuation: np.ndarray | None = None) -> Privat
 
 
 def feeders(store: TokenStore) -> dict[str, PrivateBatches]:
-    """Return micro-batches of masked tokens, and of masked words of which a third are
-    continuations.
-    """
+    """Return micro-batches of masked tokens, and of masked words with a third of continuations."""
     return {"pieces": batches(store), "whole words": batches(store, np.arange(WORDS) % 3 == 0)}
 
 

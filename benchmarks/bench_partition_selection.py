@@ -100,8 +100,7 @@ def released(seeds: int, folder: Path | None, there: set[Named]) -> Iterator[dic
 def planted(
     epsilon: float = 3.0, delta: float = 0.002, n: int = 16, draws: int = 10_000
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rate at which a unit is revealed by items that no other unit holds, compared with
-    δ.
+    """Yield the rate at which items that no other unit holds reveal a unit, compared with δ.
 
     δ is large so that some thousands of draws suffice. Each unit holds one unique item, or N,
     whichever is released more often. Every release has 400 such units, and the number of releases

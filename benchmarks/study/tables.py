@@ -123,9 +123,7 @@ def differences(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 
 def difference(first: Row, second: Row, metric: str) -> Share | None:
-    """Return the paired difference of the second to the first row over seeds, with its interval
-    (t).
-    """
+    """Return the paired difference of two rows over seeds, with its interval (t)."""
     pairs = list(zip(first.values[metric], second.values[metric], strict=False))
     if not pairs or not all(map(math.isfinite, (v for pair in pairs for v in pair))):
         return None

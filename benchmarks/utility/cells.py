@@ -194,17 +194,13 @@ class Cell:
 
     @property
     def reference(self) -> str:
-        """The name of the cell's public-only and non-private models, shared by recipes of equal
-        ε_V.
-        """
+        """The name of the public-only and non-private models, shared by recipes of equal ε_V."""
         common = f"{self.corpus}/{self.units}/{self.seed}"
         words = self._words()
         return f"{common} (ε {words['vocabulary_epsilon']:g} for words)" if words else common
 
     def _words(self) -> dict[str, Any]:
-        """Return the vocabulary's ε if the recipe sets it, because models of other vocabularies
-        differ.
-        """
+        """Return the vocabulary's ε if the recipe sets it; models of other vocabularies differ."""
         changes = RECIPES[self.recipe].of(self.epsilon, self.units)
         return {name: value for name, value in changes.items() if name == "vocabulary_epsilon"}
 

@@ -143,9 +143,7 @@ class Runner:
     def _measured(
         self, run: str, steps: Mapping[str, StepSpec], models: tuple[str, ...]
     ) -> dict[str, Any]:
-        """Run the steps that the models need; return their metrics and the digest of their
-        vocabulary.
-        """
+        """Run the steps of the models; return their metrics and the digest of their vocabulary."""
         wanted = {f"{model}_{step}" for model in models for step in ("pretraining", "finetuning")}
         results = {
             task: self._step(run, task, spec)

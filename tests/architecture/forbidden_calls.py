@@ -1,6 +1,4 @@
-"""Search for calls that no source of the project may make: executing file contents, or using a
-shell.
-"""
+"""Search for forbidden calls in sources: executing file contents, or using a shell."""
 
 from __future__ import annotations
 

@@ -1,6 +1,4 @@
-"""The lock files: each dependency group has one, with pinned and hashed requirements and no index
-URL.
-"""
+"""Each dependency group has a lock file of pinned and hashed requirements without an index URL."""
 
 import re
 import tomllib

@@ -1,6 +1,4 @@
-"""The page docs/museum.md names existing tests and planted bugs, and states the outcome of each
-bug.
-"""
+"""The page docs/museum.md names existing tests and planted bugs, and the outcome of each bug."""
 
 from __future__ import annotations
 

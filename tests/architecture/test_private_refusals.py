@@ -70,9 +70,7 @@ OTHER_ERRORS = {
 
 
 def errors_in(file: Path, names: tuple[str, ...]) -> Iterator[str]:
-    """Yield `file.Class.function` for each function of the file that raises one of the named
-    errors.
-    """
+    """Yield `file.Class.function` for each function of the file that raises a named error."""
 
     def walk(node: ast.AST, above: str) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):

@@ -1,6 +1,4 @@
-"""The utility benchmark: finished cells are not repeated, and shares of the gain are computed
-correctly.
-"""
+"""The utility benchmark: finished cells are not repeated, and shares of the gain are correct."""
 
 from __future__ import annotations
 

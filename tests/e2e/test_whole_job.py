@@ -259,9 +259,7 @@ def _downloaded(client: MlflowClient, run: str, folder: Path, of: str = "") -> l
 
 
 def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished: Finished) -> None:
-    """The operator's run shows ε next to F1 on private labels; the run of the job has the DP
-    model's values.
-    """
+    """The operator's run shows ε next to F1 on private labels; the job's run shows the DP model."""
     client = MlflowClient(finished.deployment.tracking)
     experiments = [client.get_experiment_by_name(n) for n in ("confide", "confide-operator")]
     seen: dict[str, dict[str, float]] = {}

@@ -191,9 +191,7 @@ class Stack(Services):
         return {task["task_id"]: task for task in answer["task_instances"]}
 
     def expected_runs(self, run: str) -> int:
-        """Return the expected number of MLflow runs: one for the job, one per model and one per
-        step.
-        """
+        """Return the expected number of MLflow runs: one per job, model and step."""
         steps = self.steps("dp_bert", run)
         return 1 + sum(name.endswith("_pretraining") for name in steps) + len(steps)
 

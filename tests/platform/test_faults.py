@@ -1,5 +1,4 @@
-"""Every component is killed in turn during one job, which still ends with the same results and
-charges.
+"""Every component is killed once during a job, whose results and charges stay the same.
 
 As for `test_stack.py`, `docker/ci` starts the stack; CONFIDE_STACK=faults selects this file too.
 """

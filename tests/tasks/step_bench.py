@@ -98,9 +98,7 @@ def corpus_of(context: Bench, dataset: str, notes: dict[str, str], role: str = "
 
 
 def notes_of(patients: int) -> dict[str, str]:
-    """Return notes that share their words; one note has a word with a letter that no other note
-    has.
-    """
+    """Return notes that share their words; one note also has a word with a unique letter."""
     notes = {f"p{number}": " ".join(WORDS) for number in range(patients)}
     return notes | {"p0": " ".join(WORDS) + " qqqq"}
 

@@ -85,9 +85,7 @@ def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> No
 def test_parameter_counts_are_labelled_like_the_vocabulary_they_depend_on(
     release: ReleaseRecord, label: Label
 ) -> None:
-    """With exact counts, the number of parameters reveals the size of the vocabulary, a private
-    count.
-    """
+    """With exact counts, the number of parameters reveals the private size of the vocabulary."""
     plan = {
         "schedule": [{"steps": 1, "expected_batch": 8}], "declared_units": 40,
         "sampling": {"kind": "poisson"}, "strategy": {"coefficients": [1]},

@@ -215,9 +215,7 @@ def divided(tmp_path: Path, told_apart: float, count: int = 800) -> list[str]:
 def test_audit_by_coins_contradicts_only_a_false_claim(
     confide: Confide, stranger: Path, tmp_path: Path
 ) -> None:
-    """The side of 96 in 100 texts can be guessed: possible for ε = ln 24 = 3.2, impossible for ε =
-    0.5.
-    """
+    """The side of 96 in 100 texts can be guessed: ε = ln 24 = 3.2 allows this, ε = 0.5 does not."""
     given = divided(tmp_path, 0.92)
     answers = {}
     for epsilon in ("0.5", "3.2"):

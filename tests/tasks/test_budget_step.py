@@ -1,6 +1,4 @@
-"""The budget step as a launcher runs it: a refusal has exit code 3 and one line, and charges
-nothing.
-"""
+"""A refusal of the budget step has exit code 3 and one line, and charges nothing."""
 
 from __future__ import annotations
 

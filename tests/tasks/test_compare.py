@@ -30,9 +30,7 @@ class Reports:
         models: Mapping[str, int | None],
         leakage: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Write a run whose models are correct on this number of 400 documents; None means not
-        published.
-        """
+        """Write a run whose models are correct on so many of 400 documents, if published."""
         self.count += 1
         finetuned, figures = {}, {}
         for name, right in models.items():

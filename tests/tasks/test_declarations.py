@@ -109,9 +109,7 @@ def entities_spec(home: Deployment, labels: Path, **more: Any) -> EntitiesSpec:
 
 
 def job(files: Path, **more: Any) -> JobSettings:
-    """Return the settings of an honest run on `ward`, as the trigger form passes them, with
-    changes.
-    """
+    """Return the settings that the trigger form passes for an honest run on `ward`, changed."""
     source = {"private_format": "jsonl", "private_path": str(files / "ward.jsonl")}
     return JobSettings.model_validate({**source, "private_dataset": "ward", **more})
 
@@ -231,9 +229,7 @@ def test_spec_cannot_declare_a_real_file_made_up(
 def test_budget_spec_without_sources_does_not_permit_reading(
     home: Deployment, files: Path, refused: Refused
 ) -> None:
-    """A budget spec written by hand may omit a source, but the step that reads the source checks
-    it.
-    """
+    """A budget spec written by hand may omit a source, but the reading step checks it."""
     settings = job(files, public_format="text", public_path=str(files / "wiki"))
     steps = dp_bert_steps(settings)
     budget = steps["budget"]

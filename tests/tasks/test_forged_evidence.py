@@ -307,9 +307,7 @@ def test_forged_data_are_refused_with_the_place(pack: Path, forged: str) -> None
 
 
 def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack: Path) -> None:
-    """The δ under replace-one is (1 + e^ε)δ; the forged release claims replace-one with the smaller
-    δ.
-    """
+    """The δ under replace-one is (1 + e^ε)δ, but the forged release claims the smaller δ."""
 
     def change(content: dict[str, Any]) -> None:
         _relabelled(content)

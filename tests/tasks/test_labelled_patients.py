@@ -1,6 +1,4 @@
-"""Private labels with the unit patient: all documents of a patient are one unit, or the step
-refuses.
-"""
+"""Private labels with the unit patient: all documents of a patient are one unit."""
 
 from __future__ import annotations
 

@@ -170,9 +170,7 @@ def test_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(
 def test_table_of_codes_defines_rare_patients(
     chain: Chain, models: dict[str, Input], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A fifth of the patients has a rare code in addition to the common one, and a fifth has no
-    code.
-    """
+    """A fifth of the patients also has a rare code, and another fifth has no code."""
     table = tmp_path / "codes.csv"
     lines = ["SUBJECT_ID,HADM_ID,ICD9_CODE"]
     for number in range(PATIENTS):

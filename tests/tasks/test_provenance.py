@@ -350,9 +350,7 @@ def test_nonprivate_model_cannot_be_used_as_a_public_model(
 def test_weights_trained_on_private_text_cannot_be_declared_public(
     published: Published, tmp_path: Path, name: str
 ) -> None:
-    """A copy without statement and result looks like a third party's model, which would cost
-    nothing.
-    """
+    """A copy without statement and result looks like a model of a third party."""
     store = Store(published.deployment.store, published.deployment.cache)
     ours = store.local_copy(published.uris[name])
     copy = tmp_path / "copy"

@@ -218,9 +218,7 @@ def test_scores_of_a_private_training_on_public_text_are_published(
 def test_scores_of_an_unreleased_attempt_are_not_published(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt ends before its release; the next attempt has other code and another noise
-    seed.
-    """
+    """The first attempt ends before its release; the next one has another noise seed."""
     context, spec = chain.context("two noises"), chain.training(updates=3)
     original = pretrain._manifest
 
@@ -310,9 +308,7 @@ def test_exposure_has_the_label_of_its_model(
 
 @pytest.fixture(scope="module")
 def causal(chain: Chain) -> dict[str, Input]:
-    """A model that was trained with a fixed protocol, and a nonprivate model that memorised its
-    rows.
-    """
+    """A model with a fixed extraction protocol, and a nonprivate model that memorised its rows."""
     protocol = ExtractionConfig(extraction_rows=40, extraction_prefix=2, extraction_suffix=3)
     shape = {"layers": 1, "hidden": 64, "model_kind": "gpt2"}
     learned = {
@@ -369,9 +365,7 @@ def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_la
 def test_extraction_compares_training_rows_with_held_out_rows(
     chain: Chain, causal: dict[str, Input]
 ) -> None:
-    """The rows differ only in the canaries of the training rows, so held-out rows are extracted in
-    full.
-    """
+    """Held-out rows lack only the canaries of training rows, so they are extracted in full."""
     _, context = seeking(chain, causal["nonprivate"], "guessed")
     rows = json.loads((context.out / f"{DISCOVERABLE}.json").read_text())["rows"]
     held = TokenStore.open(chain.inputs["rows"].folder / token_store.HELD_OUT)
@@ -543,9 +537,7 @@ def test_private_pairs_learn_only_classes_of_the_settings(
 def test_interval_of_accuracy_is_resampled_by_document(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
-    """Resampling by pair would yield a too narrow interval, because pairs of a document are
-    correlated.
-    """
+    """Pairs of a document are correlated, so resampling by pair would narrow the interval."""
     context, spec = pairing(chain, trained[0], "open pairs", public=True, plan=None, epochs=1)
     answer = finetune.run(spec, context)
     counts = answer.facts["documents"]

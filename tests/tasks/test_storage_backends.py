@@ -134,9 +134,7 @@ class BackendConformance:
     def test_killed_upload_leaves_no_partial_object(
         self, backend: Backend, root: str, tmp_path: Path
     ) -> None:
-        """A process that uploads repeatedly is killed at several moments; no partial object may
-        remain.
-        """
+        """A repeated upload is killed at several moments; no partial object may remain."""
         elsewhere = Path("/dev/shm")  # noqa: S108 - another disk, from which files cannot be linked
         source = (elsewhere if elsewhere.is_dir() else tmp_path) / f"{os.getpid()}-upload"
         old, new = b"old", bytes(range(256)) * (3 * CHUNK // 256)
