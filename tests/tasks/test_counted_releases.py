@@ -119,5 +119,5 @@ def test_message_of_a_panic_is_not_printed(
     )
     code = contract.main("canaries", encode_data(spec.model_dump_json().encode()))
     output = "".join(capfd.readouterr())
-    assert code == 1 and "PanicException at tests/tasks/test_across_rooms.py" in output
+    assert code == 1 and "PanicException at tests/tasks/test_counted_releases.py" in output
     assert "Quendoline" not in output
