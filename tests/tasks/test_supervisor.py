@@ -238,7 +238,7 @@ def test_input_on_the_lease_does_not_end_the_step(attended: type[Attended]) -> N
 def test_step_ends_at_its_deadline(attended: type[Attended]) -> None:
     # the start of the interpreter counts too
     code, out, err = attended(PATIENT, CONFIDE_DEADLINE="8").end()
-    assert (code, out) == (143, "ready\ntold\n")
+    assert (code, out) == (143, "ready\nterminated\n")
     assert "not done after 8 s" in err
 
 
