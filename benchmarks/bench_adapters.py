@@ -1,11 +1,12 @@
-"""What privacy costs an update of a part of the parameters: LoRA, and the other choices.
+"""The cost of privacy for an update of some parameters: LoRA and the other choices.
 
     python benchmarks/bench_adapters.py [--rounds N] [--models 4x256] [--kinds lora,all]
 
 Writes benchmarks/results/adapters.json: per model and choice of trained parameters, the median
 seconds of an ordinary and of a private update of the same parameters, interleaved in one run, their
-ratio (median over rounds), how many parameters are trained, and peak memory of the private one. The
-ordinary update is the same model, forward pass, optimizer and compiled graph, without clipping.
+ratio (median over rounds), the number of trained parameters, and the peak memory of the private
+update. The ordinary update uses the same model, forward pass, optimizer and compiled graph, without
+clipping.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from cases import CASES, Case
 from clocks import clocks
 from memory import PeakMemory
 
-import tensorflow as tf  # isort: skip - after bench_clipping, which chooses whose products are used
+import tensorflow as tf  # isort: skip - after bench_clipping, which sets environment variables
 
 from dp_core.config.training import AdapterConfig
 from dp_core.models.adapters import prepared, trained_names
@@ -40,7 +41,7 @@ WARM_UP = 2
 
 
 def trainer_of(kind: Any, c: Case, private: bool) -> Trainer:
-    tf.config.experimental.enable_op_determinism()  # as training does
+    tf.config.experimental.enable_op_determinism()  # as in training
     config = BertConfig.of_size(vocab_size=c.words, hidden=c.hidden, layers=c.layers)
     adapters = AdapterConfig(trained_parameters=kind)
     start = prepared(fresh(config, 0), adapters, 0)
@@ -55,7 +56,7 @@ def trainer_of(kind: Any, c: Case, private: bool) -> Trainer:
 
 
 def side_by_side(kind: str, c: Case, rounds: int) -> dict[str, Any]:
-    """Alternate private and ordinary updates: what else the machine does hits both."""
+    """Alternate private and ordinary updates, so that other load on the machine affects both."""
     trainers = {private: trainer_of(kind, c, private) for private in (False, True)}
     batch = batch_of(c, c.units)
     seconds: dict[bool, list[float]] = {False: [], True: []}
@@ -77,7 +78,7 @@ def side_by_side(kind: str, c: Case, rounds: int) -> dict[str, Any]:
 
 
 def peak_memory(name: str, kind: str, private: bool) -> dict[str, float]:
-    """Measure two updates in a process of their own."""
+    """Measure two updates in a separate process."""
     words = [name, kind, "private" if private else "ordinary"]
     answer = subprocess.run(
         [sys.executable, __file__, "--peak", *words], capture_output=True, text=True, check=True
@@ -101,28 +102,28 @@ def main() -> None:
     parser.add_argument("--kinds", default=",".join(KINDS))
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--peak", nargs=3, metavar=("MODEL", "KIND", "HOW"))
-    told = parser.parse_args()
-    if told.peak:
-        print_peak(*told.peak)
+    options = parser.parse_args()
+    if options.peak:
+        print_peak(*options.peak)
         return
     about: dict[str, Any] = {
         "command": "python benchmarks/bench_adapters.py",
         "machine": {"cpus": os.cpu_count(), "processor": processor()},
         "tensorflow": tf.__version__,
-        "rounds": told.rounds,
+        "rounds": options.rounds,
     }
     results: dict[str, Any] = {}
-    for name in told.models.split(","):
-        own = results[name] = vars(CASES[name]) | {"load_before": os.getloadavg()[0]}
-        for kind in told.kinds.split(","):
-            own[kind] = side_by_side(kind, CASES[name], told.rounds)
-            gc.collect()  # trainers and their graphs point at each other
-            if not told.no_memory:
+    for name in options.models.split(","):
+        figures = results[name] = vars(CASES[name]) | {"load_before": os.getloadavg()[0]}
+        for kind in options.kinds.split(","):
+            figures[kind] = side_by_side(kind, CASES[name], options.rounds)
+            gc.collect()  # trainers and their graphs refer to each other
+            if not options.no_memory:
                 for how, private in (("ordinary", False), ("private", True)):
-                    own[kind] |= {
+                    figures[kind] |= {
                         f"{how}_{k}": v for k, v in peak_memory(name, kind, private).items()
                     }
-            print(name, kind, json.dumps(own[kind]), flush=True)
+            print(name, kind, json.dumps(figures[kind]), flush=True)
             RESULT.write_text(json.dumps(about | {"results": results}, indent=2) + "\n")
     print(f"written: {RESULT}")
 

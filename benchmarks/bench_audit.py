@@ -1,13 +1,14 @@
-"""What audits of the engine find, and what they would find if it were wrong.
+"""Audits of the engine, and their power against wrong noise.
 
     python benchmarks/bench_audit.py [--repeats N] [--updates N] [--white N] [--black N] [--more]
 
-Writes benchmarks/results/audit.json. `trainings`: the engine itself, white box and black box, at a
-claim of ε = 4, δ = 1e-5: lower bounds at 95%, the power that was known beforehand, and the p-value
-of the claim. `power`: of 200 simulated audits of each size, the share that contradicts the claim at
-p ≤ 0.001, where the noise is as planned and where it is smaller: what a right engine's noised sums
-show has a known law. `null`: false alarms of bounds on scores that hold nothing. With `--more`,
-trainings are added to those that are there, and nothing else is measured; 0 canaries: no training.
+Writes benchmarks/results/audit.json. `trainings`: the engine, white box and black box, at a claim
+of ε = 4, δ = 1e-5: lower bounds at 95%, the power as computed in advance, and the p-value of the
+claim. `power`: the share of 200 simulated audits of each size that contradict the claim at p ≤
+0.001, with the planned noise and with less noise; the distribution of the noised sums of a correct
+engine is known. `null`: false alarms of bounds on uninformative scores. With `--more`, trainings
+are added to the existing results, and nothing else is measured. A count of 0 canaries skips the
+training.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ def trained(kind: str, count: int, updates: int, rate: float) -> dict[str, Any]:
         plan = audited_plan(dirac.count, EPSILON, DELTA, sampling_rate=rate, steps=updates)
         coins = throw_coins(coins_of, dirac.count)
         seen = white_box_observations(dirac, plan, coins, training, micro_rows=1024)
-        # The sum alone: which score is best was fixed here before the training.
+        # Only the sum is used; the choice of the score was fixed before the training.
         scores, inside = white_box_scores(plan, seen)[:1], round(0.02 * dirac.count)
     else:
         tokens = NewTokenCanaries(count)
@@ -78,7 +79,7 @@ def trained(kind: str, count: int, updates: int, rate: float) -> dict[str, Any]:
 
 
 def power(canaries: int, inside: int, updates: int) -> dict[str, Any]:
-    """Simulate sums of noised sums, of which the noise is a part of the plan's."""
+    """Simulate sums of noised sums, with a fraction of the planned noise."""
     plan = audited_plan(canaries, EPSILON, DELTA, sampling_rate=RATE, steps=updates)
     curve, rng = claim_of(plan).trade_off, np.random.default_rng(0)
     guesses, sigma = Guesses(inside, 0), plan.noise_multiplier
@@ -105,8 +106,8 @@ def power(canaries: int, inside: int, updates: int) -> dict[str, Any]:
 
 
 def null(canaries: int, trials: int = 1000) -> dict[str, Any]:
-    """Count the bounds above 0, at 99.9%, on scores that hold nothing."""
-    rng, found = np.random.default_rng(0), {}
+    """Count the bounds above 0, at 99.9%, on uninformative scores."""
+    rng, alarms = np.random.default_rng(0), {}
     for bound in BOUNDS:
         fixed = scanned = 0
         for _ in range(trials):
@@ -117,8 +118,8 @@ def null(canaries: int, trials: int = 1000) -> dict[str, Any]:
             if bound.name != "Gaussian":
                 right = surest_first(scores, coins)
                 scanned += bound.best_epsilon(right, DELTA, 0.999) > 0
-        found[bound.name] = {"fixed": fixed, "all thresholds": scanned}
-    return {"canaries": canaries, "trials": trials, "alarms": found}
+        alarms[bound.name] = {"fixed": fixed, "all thresholds": scanned}
+    return {"canaries": canaries, "trials": trials, "alarms": alarms}
 
 
 def main() -> None:
@@ -129,22 +130,22 @@ def main() -> None:
     parser.add_argument("--black", type=int, default=4_000)
     parser.add_argument("--rate", type=float, default=RATE, help="sampling rate of trainings")
     parser.add_argument("--more", action="store_true")
-    given = parser.parse_args()
+    options = parser.parse_args()
     result: dict[str, Any] = {"epsilon": EPSILON, "delta": DELTA}
-    if given.more:
+    if options.more:
         result = json.loads(RESULT.read_text())
     else:
         result["null"] = null(60)
         result["power"] = [
-            power(m, inside, given.updates)
+            power(m, inside, options.updates)
             for m, inside in ((4_096, 200), (20_736, 400), (20_736, 1_000))
         ]
         result["trainings"] = []
-    for _ in range(given.repeats):
-        for kind, count in (("white box", given.white), ("black box", given.black)):
+    for _ in range(options.repeats):
+        for kind, count in (("white box", options.white), ("black box", options.black)):
             if not count:
                 continue
-            result["trainings"].append(trained(kind, count, given.updates, given.rate))
+            result["trainings"].append(trained(kind, count, options.updates, options.rate))
             print(json.dumps(result["trainings"][-1]), flush=True)
             RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
 

@@ -1,15 +1,15 @@
-"""What privacy costs a training step: engines side by side, interleaved in one run.
+"""The cost of privacy for a training step: engines interleaved in one run.
 
     make bench            (or: python benchmarks/bench_clipping.py [--rounds N] [--models 4x256])
-    make bench-opacus     the same with Opacus' ghost clipping beside it
+    make bench-opacus     the same, also with Opacus' ghost clipping
 
-Writes benchmarks/results/clipping.json: per model and engine the median seconds of a step (wall
-and CPU), the ratio to the non-private step of the same round (median over rounds), rows per second
-and peak memory. `sum` is the gradient sum of one micro-batch; `update` is another one, plus noise
-(where private) and AdamW: what a run pays when a batch is a single micro-batch; `accumulated` is an
-update of eight of them, in fewer rounds.
+Writes benchmarks/results/clipping.json: per model and engine the median seconds of a step (wall and
+CPU), the ratio to the non-private step of the same round (median over rounds), rows per second and
+peak memory. `sum` is the gradient sum of one micro-batch. `update` is another gradient sum, plus
+noise (if private) and AdamW: the cost of an update whose batch is a single micro-batch.
+`accumulated` is an update of eight micro-batches, in fewer rounds.
 
-The ordinary step is the same model, forward pass, optimizer and compiled graph, without clipping.
+The ordinary step uses the same model, forward pass, optimizer and compiled graph, without clipping.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-import dp_core  # noqa: F401 - before TensorFlow: it chooses whose products are used
+import dp_core  # noqa: F401 - before TensorFlow, whose environment it sets
 
 # isort: split
 import numpy as np
@@ -57,12 +57,13 @@ OPACUS = ROOT / ".venv" / "bench" / "bin" / "python"
 SEED = PrivacySeed.fixed(0)
 WARM_UP, SLOW_ROUNDS = 2, 2
 MICRO_BATCHES = 8  # of the `accumulated` update
-tf.get_logger().setLevel("ERROR")  # it takes the trainers' first traces together for retracing
+# TensorFlow mistakes the first traces of several trainers for retracing
+tf.get_logger().setLevel("ERROR")
 Figures = dict[str, float]
 
 
 def trainer_of(engine: str, c: Case) -> Trainer:
-    tf.config.experimental.enable_op_determinism()  # as training does
+    tf.config.experimental.enable_op_determinism()  # as in training
     config = BertConfig.of_size(vocab_size=c.words, hidden=c.hidden, layers=c.layers)
     return Trainer(
         strategy_for("cpu"),
@@ -74,7 +75,7 @@ def trainer_of(engine: str, c: Case) -> Trainer:
 
 
 def batch_of(c: Case, real: int) -> MicroBatch:
-    """Return a batch of which the first `real` units are there, the others padding."""
+    """Return a batch whose first `real` units are real and whose other units are padding."""
     rng = np.random.default_rng(0)
     rows, places = (c.units, c.rows_per_unit), (c.units, c.rows_per_unit, c.predictions)
     shares = np.full(rows, 1 / c.rows_per_unit, np.float32)
@@ -99,7 +100,7 @@ def update(
 
 
 def step(trainer: Trainer, batch: MicroBatch, private: bool, t: int) -> Figures:
-    """Make a gradient sum, then a whole update; on a CPU, calls wait."""
+    """Time a gradient sum, then a whole update; on a CPU, calls are synchronous."""
     start = clocks()
     trainer.add(batch)
     between = clocks()
@@ -118,18 +119,18 @@ def accumulated(
             start = clocks()
             update(trainer, batch, engine != ORDINARY, t, MICRO_BATCHES)
             seconds[engine].append((clocks() - start)[0])
-    ratios = {e: np.divide(own, seconds[ORDINARY]) for e, own in seconds.items()}
+    ratios = {e: np.divide(times, seconds[ORDINARY]) for e, times in seconds.items()}
     return {
         engine: {
-            "accumulated_seconds": statistics.median(own),
+            "accumulated_seconds": statistics.median(times),
             "accumulated_ratio": float(np.median(ratios[engine])),
         }
-        for engine, own in seconds.items()
+        for engine, times in seconds.items()
     }
 
 
 def side_by_side(c: Case, engines: Sequence[str], rounds: int) -> dict[str, Figures]:
-    """Alternate the engines with the ordinary step: what else the machine does hits both."""
+    """Alternate the engines with the ordinary step, so that other load affects both."""
     trainers = {engine: trainer_of(engine, c) for engine in (ORDINARY, *engines)}
     seconds: dict[str, list[Figures]] = {engine: [] for engine in trainers}
     for t in range(rounds + WARM_UP):
@@ -139,21 +140,21 @@ def side_by_side(c: Case, engines: Sequence[str], rounds: int) -> dict[str, Figu
             if t >= WARM_UP:
                 seconds[engine].append(timed)
     out: dict[str, Figures] = {}
-    for engine, own in seconds.items():
-        out[engine] = {f"{k}_seconds": statistics.median(s[k] for s in own) for k in own[0]}
+    for engine, figures in seconds.items():
+        out[engine] = {f"{k}_seconds": statistics.median(s[k] for s in figures) for k in figures[0]}
         out[engine]["rows_per_second"] = c.rows / out[engine]["update_seconds"]
-        for kind in own[0]:
-            pairs = zip(own, seconds[ORDINARY], strict=True)
+        for kind in figures[0]:
+            pairs = zip(figures, seconds[ORDINARY], strict=True)
             out[engine][f"{kind}_ratio"] = statistics.median(a[kind] / b[kind] for a, b in pairs)
         out[engine]["compilations"] = trainers[engine].compilations
     if FAST in trainers:
-        own = accumulated(trainers, batch_of(c, c.units), max(2, rounds // 3))
-        out = {engine: out[engine] | own[engine] for engine in trainers}
+        figures = accumulated(trainers, batch_of(c, c.units), max(2, rounds // 3))
+        out = {engine: out[engine] | figures[engine] for engine in trainers}
     return out
 
 
 def peak_memory(name: str, engine: str) -> Figures:
-    """Measure two updates in a process of their own."""
+    """Measure two updates in a separate process."""
     answer = subprocess.run(
         [sys.executable, __file__, "--peak", name, engine],
         capture_output=True,
@@ -173,7 +174,7 @@ def print_peak(name: str, engine: str) -> None:
 
 
 def opacus(name: str, rounds: int, with_memory: bool) -> dict[str, Figures]:
-    """Return the figures of PyTorch's own step and of Opacus', from their environment."""
+    """Return the figures of PyTorch's ordinary step and of Opacus' step, from their environment."""
 
     def ask(*words: str) -> Any:
         command = [OPACUS, ROOT / "benchmarks" / "opacus_ghost.py", *words]
@@ -181,41 +182,45 @@ def opacus(name: str, rounds: int, with_memory: bool) -> dict[str, Figures]:
         return json.loads(answer.stdout.splitlines()[-1])
 
     out: dict[str, Figures] = ask("times", name, str(rounds))
-    for engine, own in out.items():
+    for engine, figures in out.items():
         if with_memory:
-            own.update(ask("peak", name, engine))
+            figures.update(ask("peak", name, engine))
     return out
 
 
 def measure(name: str, rounds: int, with_memory: bool) -> dict[str, Figures]:
     c = CASES[name]
     results = side_by_side(c, [FAST], rounds)
-    for engine in SLOW:  # many times slower, so fewer rounds, each beside its own ordinary
+    for engine in SLOW:  # many times slower, so in fewer rounds, each with a separate ordinary step
         results[engine] = side_by_side(c, [engine], min(rounds, SLOW_ROUNDS))[engine]
-        gc.collect()  # trainers and their graphs point at each other
+        gc.collect()  # trainers and their graphs refer to each other
     if with_memory:
-        for engine, own in results.items():
-            own.update(peak_memory(name, engine))
+        for engine, figures in results.items():
+            figures.update(peak_memory(name, engine))
     if OPACUS.exists():
         results |= opacus(name, min(rounds, 3 * SLOW_ROUNDS), with_memory)
     else:
-        print("Opacus is left out: no .venv/bench. `make bench-opacus` sets it up.", flush=True)
+        print(
+            "Opacus is not measured: .venv/bench is missing. Run `make bench-opacus`.", flush=True
+        )
     if with_memory:
-        for engine, own in results.items():
+        for engine, figures in results.items():
             base = results["pytorch non-private" if "opacus" in engine else ORDINARY]
             for field in ("peak", "step"):
-                own[f"{field}_memory_ratio"] = own[f"{field}_mib"] / base[f"{field}_mib"]
+                figures[f"{field}_memory_ratio"] = figures[f"{field}_mib"] / base[f"{field}_mib"]
     return results
 
 
 def processor() -> str:
-    """Return what the system calls its processor: ratios depend on its arithmetic and memory."""
+    """Return the processor's name; ratios depend on its arithmetic and memory."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    told = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
-    name, family, model = (told.get(key, "?") for key in ("model name", "cpu family", "model"))
+    fields = {
+        key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)
+    }
+    name, family, model = (fields.get(key, "?") for key in ("model name", "cpu family", "model"))
     return f"{platform.machine()}, {name}, family {family}, model {model}"
 
 
@@ -233,8 +238,8 @@ def show(name: str, results: dict[str, Figures]) -> None:
         "compilations": "compilations",
     }
     table = Table("engine", *columns.values(), title=name)
-    for engine, own in results.items():
-        cells = (f"{own[key]:.4g}" if key in own else "–" for key in columns)
+    for engine, figures in results.items():
+        cells = (f"{figures[key]:.4g}" if key in figures else "–" for key in columns)
         table.add_row(engine, *cells)
     Console(width=140).print(table)
 
@@ -246,29 +251,29 @@ def main() -> None:
     parser.add_argument("--no-memory", action="store_true")
     parser.add_argument("--output", type=Path, default=RESULT)
     parser.add_argument("--peak", nargs=2, metavar=("MODEL", "ENGINE"))
-    told = parser.parse_args()
-    if told.peak:
-        print_peak(*told.peak)
+    options = parser.parse_args()
+    if options.peak:
+        print_peak(*options.peak)
         return
     about: dict[str, Any] = {
         "command": "make bench",
         "machine": {"cpus": os.cpu_count(), "processor": processor()},
         "tensorflow": tf.__version__,
     }
-    kept = json.loads(told.output.read_text()) if told.output.exists() else {}
+    kept = json.loads(options.output.read_text()) if options.output.exists() else {}
     if any(kept.get(field) != value for field, value in about.items()):
-        kept = {}  # another machine's: nothing to set beside this one's
+        kept = {}  # results of another machine are not comparable
     cases, results = kept.get("cases", {}), kept.get("results", {})
-    told.output.parent.mkdir(exist_ok=True)
-    for name in told.models.split(","):
+    options.output.parent.mkdir(exist_ok=True)
+    for name in options.models.split(","):
         load = os.getloadavg()[0]
-        results[name] = measure(name, told.rounds, not told.no_memory)
+        results[name] = measure(name, options.rounds, not options.no_memory)
         show(name, results[name])
         loads = {"load_before": load, "load_after": os.getloadavg()[0]}
-        cases[name] = vars(CASES[name]) | {"rounds": told.rounds} | loads
+        cases[name] = vars(CASES[name]) | {"rounds": options.rounds} | loads
         record = about | {"cases": cases, "results": results}
-        told.output.write_text(json.dumps(record, indent=2) + "\n")
-    print(f"written: {told.output}")
+        options.output.write_text(json.dumps(record, indent=2) + "\n")
+    print(f"written: {options.output}")
 
 
 if __name__ == "__main__":

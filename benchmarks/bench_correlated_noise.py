@@ -1,13 +1,14 @@
-"""What correlated noise costs an update by its bands, and what it gains at equal ε, in one run.
+"""The cost of correlated noise by number of bands, and its gain at equal ε, in one run.
 
     make bench        (or: python benchmarks/bench_correlated_noise.py [--values N] [--rounds N])
 
-Writes benchmarks/results/correlated_noise.json. Cost: nanoseconds of one core for each value, draw,
-recursion, addition and division included, of 1, 2, 4 and 8 bands in turn; beside an ordinary update
-(AdamW on one micro-batch, no privacy) of two models, in seconds of all cores; and made again from
-the seed in place of kept buffers. Gain: root mean square noise of the weights beside DP-SGD's at
-the same ε (δ = 1e-6), with σ, for plans of several sizes, by the prefix sums and by the shipped
-AdamW, with the strategy of either; computed, so without a spread.
+Writes benchmarks/results/correlated_noise.json. Cost: nanoseconds of one core per value (drawing,
+recursion, addition and division) with 1, 2, 4 and 8 bands in turn; seconds of all cores compared
+with an ordinary update (AdamW on one micro-batch, without privacy) of two models; and the cost of
+recomputing noise from the seed instead of keeping buffers. Gain: root mean square noise of the
+weights relative to DP-SGD at the same ε (δ = 1e-6), with σ, for plans of several sizes, for the
+prefix-sum workload and for the shipped AdamW, with the strategy of either; these values are
+computed, so they have no spread.
 """
 
 from __future__ import annotations
@@ -45,11 +46,11 @@ from dp_core.training.devices import keep_freed_memory
 
 RESULT = ROOT / "benchmarks" / "results" / "correlated_noise.json"
 BANDS = (1, 2, 4, 8)
-BLOCK = 1 << 18  # values: as `dp_core.privacy.noise_addition` cuts them
+BLOCK = 1 << 18  # values per block, as in `dp_core.privacy.noise_addition`
 UPDATES, SEED = 1000, PrivacySeed.fixed("benchmark")
-RESUMED = 16  # number of an update whose noise is made from the seed alone
+RESUMED = 16  # number of an update whose noise is recomputed from the seed
 MODELS = ("2x128", "4x256")
-PLANS = {  # updates, times that a unit takes part, ε
+PLANS = {  # updates, participations per unit, ε
     "282 updates, 12 turns, ε 5.44": (282, 12, 5.44),
     "282 updates, 48 turns, ε 5.44": (282, 48, 5.44),
     "1000 updates, 10 turns, ε 1": (1000, 10, 1.0),
@@ -66,7 +67,7 @@ def adamw(updates: int) -> Workload:
 
 
 def cost(values: int, rounds: int) -> dict[str, float]:
-    """Return nanoseconds a value by bands, each the median over rounds taken in turn."""
+    """Return nanoseconds per value by bands, each the median over rounds taken in turn."""
     total = np.random.default_rng(0).normal(size=values).astype(np.float32)
     out = np.empty_like(total)
     blocks = [slice(start, start + BLOCK) for start in range(0, values, BLOCK)]
@@ -76,11 +77,11 @@ def cost(values: int, rounds: int) -> dict[str, float]:
         strategy = least_error_strategy(bands, adamw(UPDATES))
         noise = UpdateNoise(SEED, b"", t, 1.0, 1.0, strategy)
         scale, key = lattice_scale(1.0, 1.0, values, strategy), noise.key("w")
-        for j, own in enumerate(blocks):
+        for j, block in enumerate(blocks):
             if bands == 1:
-                noised_mean(total[own], key, j, scale, 1024.0, out[own])
+                noised_mean(total[block], key, j, scale, 1024.0, out[block])
             else:
-                past[bands].add(noise, "w", j, total[own], scale, 1024.0, out[own])
+                past[bands].add(noise, "w", j, total[block], scale, 1024.0, out[block])
 
     taken: dict[int, list[float]] = {bands: [] for bands in BANDS}
     for t in range(rounds + 1):
@@ -88,13 +89,13 @@ def cost(values: int, rounds: int) -> dict[str, float]:
             before = clocks()
             update(bands, t)
             spent = clocks() - before
-            if t:  # the first compiles
+            if t:  # the first round compiles
                 taken[bands].append(spent[1] / values * 1e9)
     return {str(bands): round(statistics.median(times), 2) for bands, times in taken.items()}
 
 
-def beside_an_update(name: str, rounds: int) -> dict[str, float]:
-    """Return seconds of all cores by kind, and what 8 bands cost in ordinary updates."""
+def compared_with_update(name: str, rounds: int) -> dict[str, float]:
+    """Return seconds of all cores by kind, and the cost of 8 bands relative to ordinary updates."""
     case = CASES[name]
     trainer, batch = trainer_of(ORDINARY, case), batch_of(case, case.units)
     shapes = {n: a.shape for n, a in trainer.weights().items()}
@@ -113,13 +114,13 @@ def beside_an_update(name: str, rounds: int) -> dict[str, float]:
             ways[f"noise of 8 bands, update {RESUMED} from the seed"] = functools.partial(
                 noised, 8, RESUMED, None
             )
-        for way, act in ways.items():
+        for way, run_once in ways.items():
             before = clocks()
-            act()
-            if t:  # the first compiles
+            run_once()
+            if t:  # the first round compiles
                 taken.setdefault(way, []).append((clocks() - before)[1])
-    ordinary, one = taken["ordinary update"], taken["noise of 1 bands"]
-    more = zip(taken["noise of 8 bands"], one, ordinary, strict=True)
+    ordinary, single_band = taken["ordinary update"], taken["noise of 1 bands"]
+    more = zip(taken["noise of 8 bands"], single_band, ordinary, strict=True)
     return {
         "parameters": sum(math.prod(shape) for shape in shapes.values()),
         "rows": case.rows,
@@ -131,7 +132,7 @@ def beside_an_update(name: str, rounds: int) -> dict[str, float]:
 
 
 def gain(updates: int, turns: int, epsilon: float) -> dict[str, dict[str, float]]:
-    """Return σ, and errors beside DP-SGD's, by bands: workload, then (→) where it is felt."""
+    """Return σ and errors relative to DP-SGD by bands, for pairs of strategy → evaluation."""
     units, sums, real = 1_000_000, Workload.prefix_sums(updates), adamw(updates)
     plan = ExecutionPlan.poisson(
         unit="patient",
@@ -171,24 +172,24 @@ def gain(updates: int, turns: int, epsilon: float) -> dict[str, dict[str, float]
 
 
 def main() -> None:
-    """Measure and write."""
+    """Run all measurements and write the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--values", type=int, default=1 << 22)
     parser.add_argument("--rounds", type=int, default=20)
-    told = parser.parse_args()
+    options = parser.parse_args()
     keep_freed_memory()  # as in training
     result = {
-        "values": told.values,
-        "rounds": told.rounds,
-        "nanoseconds a value, by bands": cost(told.values, told.rounds),
+        "values": options.values,
+        "rounds": options.rounds,
+        "nanoseconds a value, by bands": cost(options.values, options.rounds),
         "seconds of all cores beside an ordinary update": {
-            name: beside_an_update(name, told.rounds) for name in MODELS
+            name: compared_with_update(name, options.rounds) for name in MODELS
         },
         "load": os.getloadavg()[0],
-        "error beside DP-SGD, by bands": {name: gain(*of) for name, of in PLANS.items()},
+        "error beside DP-SGD, by bands": {name: gain(*sizes) for name, sizes in PLANS.items()},
     }
     kept = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    if "trainings" in kept:  # of bench_recipe's models, by hand
+    if "trainings" in kept:  # measured separately with the models of bench_recipe
         result["trainings"] = kept["trainings"]
     RESULT.write_text(json.dumps(result, indent=1, ensure_ascii=False) + "\n")
     print(json.dumps(result, indent=1, ensure_ascii=False))

@@ -1,18 +1,18 @@
-"""The data plane: a corpus read, split, counted and cut into rows, in one process and in a pool.
+"""The data plane: reading, splitting, counting and cutting of text, in one process and in a pool.
 
-Beside it, in the same run and on the same text, the counting with which `tokenizers` begins to
-train a WordPiece vocabulary, on all cores. Made-up text (`made_up_text`); every measurement is a
-process of its own, whose peak memory, with that of its workers, Linux tells.
+The same run also measures, on the same text, the counting with which `tokenizers` starts to train a
+WordPiece vocabulary, on all cores. The text is made up (`made_up_text`). Every measurement is a
+separate process; its peak memory and the peak of its workers are read from Linux.
 
     python -m benchmarks.bench_data                                # 60 MB, about two minutes
     python -m benchmarks.bench_data --megabytes 200,1000,5000      # memory at several sizes
-    python -m benchmarks.bench_data --with-datasets PYTHON         # beside `datasets.map`
+    python -m benchmarks.bench_data --with-datasets PYTHON         # also `datasets.map`
 
-PYTHON is that of any environment with `datasets` and `tokenizers` (`python -m venv X && X/bin/pip
-install datasets tokenizers`): neither is in the project's locks. Writes
-`benchmarks/results/data.json`: megabytes (10⁶ bytes) of text and rows a second on the wall, and of
-processor time beside, since a shared machine makes the wall slow; that of a pool holds the start of
-its processes, some seconds each.
+PYTHON is the interpreter of any environment with `datasets` and `tokenizers` (`python -m venv X &&
+X/bin/pip install datasets tokenizers`); neither is in the project's locks. Writes
+`benchmarks/results/data.json`: megabytes (10⁶ bytes) of text and rows per second of wall time, and
+per second of processor time, because wall time is unreliable on a shared machine. The processor
+time of a pool includes the start of its processes, some seconds each.
 """
 
 from __future__ import annotations
@@ -59,27 +59,27 @@ PER_UNIT, LENGTH = 512, 128
 
 
 def all_rows(_: str, rows: list[list[int]]) -> list[list[int]]:
-    """No canaries."""
+    """Return the rows unchanged, without canaries."""
     return rows
 
 
-# --- what is measured, each in a process of its own: returns further figures
+# --- measured functions, each run in a separate process and returning further figures
 
 
 def read(_: ShardMap, work: Path) -> dict[str, Any]:
-    """Make the corpus of the source."""
+    """Write the corpus from its source file."""
     write_corpus(read_corpus("jsonl", work / "text.jsonl"), work / "corpus")
     return {}
 
 
 def counts(engine: ShardMap, work: Path) -> dict[str, Any]:
-    """Count, of each word, the patients who have it: nothing bounded."""
-    found = word_counts(engine, shards_of(work / "corpus"), UNIT)
-    return {"distinct_words": len(found)}
+    """Count the patients who have each word, without bounds."""
+    distinct = word_counts(engine, shards_of(work / "corpus"), UNIT)
+    return {"distinct_words": len(distinct)}
 
 
 def sets(engine: ShardMap, work: Path) -> dict[str, Any]:
-    """Gather each patient's distinct words, bounded to N: what a private release counts."""
+    """Gather each patient's distinct words, bounded to N, as a private release counts them."""
     of_shard = WordSets(UNIT, PER_UNIT, b"key")
     with GatheredSets(work / "gathered") as gathered:
         word_sets(engine, shards_of(work / "corpus"), of_shard, gathered)
@@ -87,14 +87,14 @@ def sets(engine: ShardMap, work: Path) -> dict[str, Any]:
 
 
 def released(engine: ShardMap, work: Path) -> dict[str, Any]:
-    """Gather the same, merge them, and release by the default mechanism, in its eight rounds."""
+    """Gather the same sets, merge them, and release by the default mechanism in eight rounds."""
     of_shard = WordSets(UNIT, PER_UNIT, b"key")
     plan = selection_plan("elimination", 3.0, 1e-6, PER_UNIT, declared_units=200_000)
     with GatheredSets(work / "gathered") as gathered:
         word_sets(engine, shards_of(work / "corpus"), of_shard, gathered)
-        # A seed that is no secret: the text is made up.
-        found = plan.release(gathered, PrivacySeed.fixed(0), b"benchmark")
-        return {"distinct_words": gathered.distinct, "released": len(found)}
+        # The seed need not be secret, because the text is made up.
+        chosen = plan.release(gathered, PrivacySeed.fixed(0), b"benchmark")
+        return {"distinct_words": gathered.distinct, "released": len(chosen)}
 
 
 def rows(engine: ShardMap, work: Path) -> dict[str, Any]:
@@ -111,7 +111,7 @@ def rows(engine: ShardMap, work: Path) -> dict[str, Any]:
 
 
 def tokenizers_counts(_: ShardMap, work: Path) -> dict[str, Any]:
-    """Let `tokenizers` count: its training, stopped before it merges anything."""
+    """Let `tokenizers` count words: its training, stopped before the first merge."""
     tokenizer = Tokenizer(WordPiece(unk_token="[UNK]"))  # noqa: S106
     tokenizer.normalizer, tokenizer.pre_tokenizer = NORMALIZER, PRE_TOKENIZER
     texts = (document.text for document in open_corpus(work / "corpus"))
@@ -154,14 +154,14 @@ print(json.dumps({"seconds": time.perf_counter() - begun, "rows": len(made)}))
 
 
 def measure(name: str, work: Path) -> dict[str, Any]:
-    """Run one case here; return its figures, also of the worker processes that it started."""
+    """Run one case in this process; return its figures, including its worker processes."""
     pool = ProcessPool(len(os.sched_getaffinity(0)))
     begun, worked = time.perf_counter(), time.process_time()
     figures = CASES[name](pool if name.endswith(POOL) else InProcess(), work)
     figures["seconds"] = round(time.perf_counter() - begun, 2)
     worked = time.process_time() - worked
     workers = [mebibytes("VmHWM", child.pid) for child in multiprocessing.active_children()]
-    pool.close()  # ended, so that Linux counts their time
+    pool.close()  # Linux counts the time of processes that have ended
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
     figures["processor_seconds"] = round(worked + ended.ru_utime + ended.ru_stime, 2)
     figures["peak_mib"] = round(mebibytes("VmHWM"))
@@ -173,7 +173,7 @@ def measure(name: str, work: Path) -> dict[str, Any]:
 def measured(
     megabytes: int, work: Path, python: str, only: list[str]
 ) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield each case's figures at one size."""
+    """Yield the figures of each case at one size."""
     made_up_text.write(work / "text.jsonl", megabytes)
     texts = 0
     with (work / "text.jsonl").open() as lines:
@@ -183,8 +183,8 @@ def measured(
     for name in CASES:
         if not any(part in name for part in only):
             continue
-        told = subprocess.run([*spent, name], check=True, stdout=subprocess.PIPE, cwd=ROOT)
-        figures = json.loads(told.stdout.splitlines()[-1])
+        answer = subprocess.run([*spent, name], check=True, stdout=subprocess.PIPE, cwd=ROOT)
+        figures = json.loads(answer.stdout.splitlines()[-1])
         yield name, with_rates(figures, texts)
         if name == next(iter(CASES)):
             known = word_counts(InProcess(), shards_of(work / "corpus")[:1], UNIT)
@@ -193,47 +193,47 @@ def measured(
             tokenizer.save(str(work / "tokenizer.json"))
     if python:
         cores = str(len(os.sched_getaffinity(0)))
-        asked = [python, "-c", DATASETS, str(work), str(LENGTH), cores]
-        told = subprocess.run(asked, check=True, stdout=subprocess.PIPE)
+        command = [python, "-c", DATASETS, str(work), str(LENGTH), cores]
+        answer = subprocess.run(command, check=True, stdout=subprocess.PIPE)
         yield (
             f"datasets.map, {cores} processes",
-            with_rates(json.loads(told.stdout.splitlines()[-1]), texts),
+            with_rates(json.loads(answer.stdout.splitlines()[-1]), texts),
         )
 
 
 def with_rates(figures: dict[str, Any], texts: int) -> dict[str, Any]:
-    """Return figures with megabytes, rows and tokens a second."""
+    """Return figures with megabytes, rows and tokens per second."""
     rates = {"mb_per_second": round(texts / 1e6 / figures["seconds"], 1)}
     if "processor_seconds" in figures:
         rates["mb_per_processor_second"] = round(texts / 1e6 / figures["processor_seconds"], 1)
-    for what in ("rows", "tokens"):
-        if what in figures:
-            rates[f"{what}_per_second"] = round(figures[what] / figures["seconds"])
+    for field in ("rows", "tokens"):
+        if field in figures:
+            rates[f"{field}_per_second"] = round(figures[field] / figures["seconds"])
     return figures | rates
 
 
 def main() -> None:
-    """Measure every size; write the results."""
+    """Measure every size and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", default="60", help="sizes of the text, comma-separated")
     parser.add_argument("--only", default="", help="cases with one of these in their name, by ;")
     parser.add_argument("--with-datasets", default="", metavar="PYTHON")
     parser.add_argument("--case", default="", help=argparse.SUPPRESS)
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
-    asked = parser.parse_args()
-    if asked.case:
-        print(json.dumps(measure(asked.case, asked.work)))
+    options = parser.parse_args()
+    if options.case:
+        print(json.dumps(measure(options.case, options.work)))
         return
     results: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    for megabytes in map(int, asked.megabytes.split(",")):
+    for megabytes in map(int, options.megabytes.split(",")):
         with tempfile.TemporaryDirectory() as name:
-            found: dict[str, Any] = {"load_at_the_start": os.getloadavg()[0]}
+            figures_of_size: dict[str, Any] = {"load_at_the_start": os.getloadavg()[0]}
             for case, figures in measured(
-                megabytes, Path(name), asked.with_datasets, asked.only.split(";")
+                megabytes, Path(name), options.with_datasets, options.only.split(";")
             ):
-                found[case] = figures
+                figures_of_size[case] = figures
                 print(f"{megabytes} MB, {case}: {json.dumps(figures)}", flush=True)
-        results[f"{megabytes} MB"] = found
+        results[f"{megabytes} MB"] = figures_of_size
         RESULT.write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -1,11 +1,11 @@
-"""How much faster rows are made than a model eats them, in one run.
+"""The speed of making rows compared with the speed of training on them, in one run.
 
     make bench        (or: python benchmarks/bench_feeding.py [--rows N] [--model 4x256])
 
-Writes benchmarks/results/feeding.json: rows per second of each feeder on one core (units drawn by
-Poisson sampling, rows chosen and masked, micro-batches packed), rows per second of the private
-trainer on the whole machine, their ratio, and the feeder's peak memory on a corpus and on one eight
-times as large. Feeder and trainer alternate, so that what else the machine does hits both.
+Writes benchmarks/results/feeding.json: rows per second of each feeder on one core (Poisson sampling
+of units, choosing and masking rows, packing micro-batches), rows per second of the private trainer
+on the whole machine, their ratio, and the feeder's peak memory on a corpus and on a corpus eight
+times as large. Feeder and trainer alternate, so that other load on the machine affects both.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ def plan_for(store: TokenStore) -> ExecutionPlan:
 
 
 def batches(store: TokenStore, continuation: np.ndarray | None = None) -> PrivateBatches:
-    """Return units drawn by Poisson sampling, their rows masked."""
+    """Return Poisson-sampled units with masked rows."""
     return PrivateBatches.of_plan(
         plan_for(store),
         SEED,
@@ -79,20 +79,20 @@ def batches(store: TokenStore, continuation: np.ndarray | None = None) -> Privat
 
 
 def feeders(store: TokenStore) -> dict[str, PrivateBatches]:
-    """Return micro-batches of masked pieces, and of masked words of which a third goes on."""
+    """Return micro-batches of masked tokens, and of masked words with a third of continuations."""
     return {"pieces": batches(store), "whole words": batches(store, np.arange(WORDS) % 3 == 0)}
 
 
 def fed(source: PrivateBatches, t: int) -> np.ndarray:
-    """Return rows per second of making update t: by the wall, and by the processor."""
+    """Return the rows per second of making update t, by wall time and by processor time."""
     start, rows = clocks(), 0
     for batch in source.micro_batches(t):
         rows += int((batch.shares > 0).sum())
     return rows / (clocks() - start)
 
 
-def eaten(trainer: Trainer, source: PrivateBatches, t: int) -> np.ndarray:
-    """Return rows per second of one private update of a few micro-batches, as `fed`."""
+def trained(trainer: Trainer, source: PrivateBatches, t: int) -> np.ndarray:
+    """Return the rows per second of one private update of a few micro-batches, as `fed` does."""
     batches = list(itertools.islice(source.micro_batches(t), 3))
     start = clocks()
     for batch in batches:
@@ -103,7 +103,7 @@ def eaten(trainer: Trainer, source: PrivateBatches, t: int) -> np.ndarray:
 
 
 def peak(folder: Path) -> float:
-    """Return the most MiB that opening a corpus and making one batch takes in Python and NumPy."""
+    """Return the peak MiB of Python and NumPy while opening a corpus and making one batch."""
     tracemalloc.start()
     store = TokenStore.open(folder)
     for _ in batches(store).micro_batches(0):
@@ -120,11 +120,11 @@ def middle(values: list[np.ndarray]) -> list[float]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--rows", type=int, default=40_000, help="of the smaller corpus")
+    parser.add_argument("--rows", type=int, default=40_000, help="rows of the smaller corpus")
     parser.add_argument("--model", default="4x256", help="layers x hidden")
     parser.add_argument("--output", type=Path, default=RESULT)
-    told = parser.parse_args()
-    layers, hidden = map(int, told.model.split("x"))
+    options = parser.parse_args()
+    layers, hidden = map(int, options.model.split("x"))
     config = BertConfig.of_size(vocab_size=WORDS, hidden=hidden, layers=layers)
     trainer = Trainer(
         strategy_for("cpu"),
@@ -135,22 +135,22 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        store = corpus(folder / "one", told.rows)
-        corpus(folder / "eight", 8 * told.rows)
+        store = corpus(folder / "one", options.rows)
+        corpus(folder / "eight", 8 * options.rows)
         sources = feeders(store)
         speeds: dict[str, list[np.ndarray]] = {name: [] for name in ("trainer", *sources)}
         for t in range(ROUNDS + 1):
-            speed = {"trainer": eaten(trainer, sources["pieces"], t)}
+            speed = {"trainer": trained(trainer, sources["pieces"], t)}
             speed |= {name: fed(source, t) for name, source in sources.items()}
-            for name, value in speed.items() if t else ():  # the first one compiles
+            for name, value in speed.items() if t else ():  # the first round compiles
                 speeds[name].append(value)
         memory = {size: peak(folder / size) for size in ("one", "eight")}
     cores = os.cpu_count() or 1
-    # The trainer may have every core, a feeder has one; on an idle machine both ratios agree.
+    # The trainer may use every core and a feeder only one; on an idle machine both ratios agree.
     everything = np.array([1.0, cores])
     result = {
-        "model": told.model,
-        "rows": {"one": told.rows, "eight": 8 * told.rows},
+        "model": options.model,
+        "rows": {"one": options.rows, "eight": 8 * options.rows},
         "cores": cores,
         "load": os.getloadavg()[0],
         "rows_per_second": {name: middle(values)[0] for name, values in speeds.items()},
@@ -170,8 +170,8 @@ def main() -> None:
         },
         "peak_memory_mib": {size: round(value, 2) for size, value in memory.items()},
     }
-    told.output.parent.mkdir(parents=True, exist_ok=True)
-    told.output.write_text(json.dumps(result, indent=1) + "\n")
+    options.output.parent.mkdir(parents=True, exist_ok=True)
+    options.output.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 
 

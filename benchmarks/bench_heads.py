@@ -1,12 +1,12 @@
-"""What the heads of fine-tuning learn of public labelled text, from a fresh small model.
+"""Fine-tuning heads on public labelled text, from a fresh small model.
 
     python benchmarks/bench_heads.py [--seeds 3]
 
-Reads through CONFIDE_DATA, and says so where it is not set: sentence pairs of three classes
-(evidence_inference_pairs, where a paper uses MedNLI), and BC5CDR's entities by document in rows
-that most documents do not fit into: cut side by side or in windows that overlap, with and without a
-CRF. Scores are means over seeds with a 95% interval by the bootstrap over documents and seeds;
-differences are paired. Writes benchmarks/results/heads.json.
+Reads data from CONFIDE_DATA, and prints a message if it is not set: sentence pairs of three classes
+(evidence_inference_pairs, in place of a paper's MedNLI), and BC5CDR's entities by document in rows
+that are too short for most documents, which are cut into adjacent or overlapping windows, with and
+without a CRF. Scores are means over seeds with a 95% interval by the bootstrap over documents and
+seeds; differences are paired. Writes benchmarks/results/heads.json.
 
 Without pre-training the scores are low; they compare heads, not models.
 """
@@ -84,12 +84,12 @@ def by_owner(items: Sequence[Any], count: Callable[[list[int]], tuple[int, int, 
     numbers: dict[str, list[int]] = {}
     for number, item in enumerate(items):
         numbers.setdefault(owner_of(item), []).append(number)
-    return {owner: count(own) for owner, own in numbers.items()}
+    return {owner: count(own_numbers) for owner, own_numbers in numbers.items()}
 
 
-def told(counts: Sequence[Counts]) -> dict[str, Any]:
-    found = mean_f1([Replicate(str(i), 0, own) for i, own in enumerate(counts)])
-    return {"mean": found.mean, "sd_over_seeds": found.seed_deviation, "interval": found.interval}
+def summary_of(counts: Sequence[Counts]) -> dict[str, Any]:
+    mean = mean_f1([Replicate(str(i), 0, own) for i, own in enumerate(counts)])
+    return {"mean": mean.mean, "sd_over_seeds": mean.seed_deviation, "interval": mean.interval}
 
 
 def pairs(data: Path, seeds: int) -> dict[str, Any]:
@@ -105,13 +105,13 @@ def pairs(data: Path, seeds: int) -> dict[str, Any]:
         guesses = classes_of(model, test, tokenizer, max_length=128)
         macro.append(class_scores([t.label for t in test], guesses).macro_f1)
 
-        def count(own: list[int], guesses: list[str] = guesses) -> tuple[int, int, int]:
-            return sum(guesses[i] == test[i].label for i in own), len(own), len(own)
+        def count(numbers: list[int], guesses: list[str] = guesses) -> tuple[int, int, int]:
+            return sum(guesses[i] == test[i].label for i in numbers), len(numbers), len(numbers)
 
         accuracies.append(by_owner(test, count))
     usual = Counter(t.label for t in train).most_common(1)[0][0]
     return {
-        "accuracy": told(accuracies),
+        "accuracy": summary_of(accuracies),
         "macro_f1": sum(macro) / seeds,
         "accuracy_of_the_most_frequent_class": sum(t.label == usual for t in test) / len(test),
         "test": {"pairs": len(test), "documents": len(accuracies[0])},
@@ -134,7 +134,7 @@ def tagging(data: Path, seeds: int) -> dict[str, Any]:
     ]
     tokenizer = vocabulary([" ".join(s.tokens) for s in parts[0]])
     labels = label_set(parts[0])
-    found: dict[str, list[Counts]] = {}
+    counts_by_tagger: dict[str, list[Counts]] = {}
     for name, (context, overlap, crf) in TAGGERS.items():
         train, test = ([*map(joined, parts)]) if context == "document" else parts
         head = TaggingHead(labels, crf, overlap)
@@ -143,25 +143,27 @@ def tagging(data: Path, seeds: int) -> dict[str, Any]:
             guesses = tag(model, test, tokenizer, max_length=64, overlap=overlap)
 
             def count(
-                own: list[int], test: Any = test, guesses: Any = guesses
+                numbers: list[int], test: Any = test, guesses: Any = guesses
             ) -> tuple[int, int, int]:
-                one: Score = score([test[i] for i in own], [guesses[i] for i in own]).micro
-                return one.correct, one.predicted, one.expected
+                micro: Score = score(
+                    [test[i] for i in numbers], [guesses[i] for i in numbers]
+                ).micro
+                return micro.correct, micro.predicted, micro.expected
 
-            found.setdefault(name, []).append(by_owner(test, count))
-            print(name, seed, told(found[name])["mean"], flush=True)
+            counts_by_tagger.setdefault(name, []).append(by_owner(test, count))
+            print(name, seed, summary_of(counts_by_tagger[name])["mean"], flush=True)
 
     def difference(second: str, first: str) -> dict[str, Any]:
-        one, two = (
-            [Replicate(str(i), 0, own) for i, own in enumerate(found[name])]
+        micro, two = (
+            [Replicate(str(i), 0, numbers) for i, numbers in enumerate(counts_by_tagger[name])]
             for name in (first, second)
         )
-        less = f1_difference(one, two)
+        less = f1_difference(micro, two)
         assert less is not None
         return {"value": less.value, "interval": less.interval, "p": less.p_value}
 
     return {
-        "f1": {name: told(counts) for name, counts in found.items()},
+        "f1": {name: summary_of(counts) for name, counts in counts_by_tagger.items()},
         "overlap less none": difference("document", "document, no overlap"),
         "CRF less none, by sentence": difference("sentence, CRF", "sentence"),
         "CRF less none, by document": difference("document, CRF", "document"),

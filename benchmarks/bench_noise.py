@@ -1,11 +1,11 @@
-"""What exact noise costs beside float32 Box-Muller normals on a grid, in one run.
+"""The cost of exact noise compared with float32 Box-Muller normals on a grid, in one run.
 
     make bench        (or: python benchmarks/bench_noise.py [--values N] [--rounds N])
 
-Writes benchmarks/results/noise.json: nanoseconds of one core for each value, bits, noise,
-addition and division included, of both ways in turn, and the median of their ratios: on this
-processor, and on it with the instructions hidden that older ones have not got. Box and
-Muller's way, as in Confide before its noise was exact, is written out below, with its bits.
+Writes benchmarks/results/noise.json: nanoseconds of one core per value (random bits, noise,
+addition and division) of both ways in turn, and the median of their ratios, on this processor and
+on this processor without instructions that older ones lack. The Box-Muller way, which Confide used
+before its noise was exact, is implemented below, including its random bits.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from dp_core.training.devices import keep_freed_memory
 
 RESULT = ROOT / "benchmarks" / "results" / "noise.json"
 KEY = np.arange(32, dtype=np.uint8)
-BLOCK = 1 << 18  # values: as `dp_core.privacy.noise_addition` cuts them
+BLOCK = 1 << 18  # values per block, as in `dp_core.privacy.noise_addition`
 ZEROS = np.zeros(6 * BLOCK, np.uint8)
-# Wide AES (VAES, VPCLMULQDQ) and AVX-512 hidden from OpenSSL, AVX2 named to the compiler.
+# Hides wide AES (VAES, VPCLMULQDQ) and AVX-512 from OpenSSL, and gives AVX2 to the compiler.
 OLDER = {"OPENSSL_ia32cap": ":~0x600C0030000", "NUMBA_CPU_NAME": "skylake"}
 PROCESSORS: dict[str, dict[str, str]] = {"this one": {}, "without wide AES and AVX-512": OLDER}
 _f, _i = np.float32, np.int32
@@ -106,31 +106,31 @@ def box_muller(total, words, stddev, places, factor, out):  # type: ignore[no-un
 
 
 def ways(values: int) -> dict[str, Callable[[], None]]:
-    """Return both ways to noise `values` values, block by block."""
+    """Return both ways to add noise to `values` values, block by block."""
     total = np.random.default_rng(0).normal(size=values).astype(np.float32)
     out = np.empty_like(total)
     blocks = [slice(start, start + BLOCK) for start in range(0, values, BLOCK)]
     scale = lattice_scale(1.0, 1.0, 10**8)
 
     def exact() -> None:
-        for j, own in enumerate(blocks):
-            noised_mean(total[own], KEY, j, scale, 1024.0, out[own])
+        for j, block in enumerate(blocks):
+            noised_mean(total[block], KEY, j, scale, 1024.0, out[block])
 
     def floats() -> None:
-        for j, own in enumerate(blocks):
-            words = galois_words(total[own].size, j)
-            box_muller(total[own], words, _f(1), _f(2048), _f(2.0**-21), out[own])
+        for j, block in enumerate(blocks):
+            words = galois_words(total[block].size, j)
+            box_muller(total[block], words, _f(1), _f(2048), _f(2.0**-21), out[block])
 
     return {"exact": exact, "box-muller": floats}
 
 
 def measured(values: int, rounds: int) -> dict[str, Any]:
-    """Return what both ways cost on this processor, or on what the environment makes of it."""
+    """Return the cost of both ways on this processor, as the environment configures it."""
     keep_freed_memory()  # as in training
     taken: dict[str, list[float]] = {"exact": [], "box-muller": []}
     both = ways(values)
     for way in both.values():
-        way()  # compiles
+        way()  # the first call compiles
     for _ in range(rounds):
         for name, way in both.items():
             before = clocks()
@@ -149,14 +149,16 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--values", type=int, default=1 << 22)
     parser.add_argument("--rounds", type=int, default=30)
-    parser.add_argument("--here", action="store_true", help="this processor alone; write nothing")
-    told = parser.parse_args()
-    if told.here:
-        print(json.dumps(measured(told.values, told.rounds)))
+    parser.add_argument(
+        "--here", action="store_true", help="measure this processor only, and write nothing"
+    )
+    options = parser.parse_args()
+    if options.here:
+        print(json.dumps(measured(options.values, options.rounds)))
         return
     command = [sys.executable, __file__, "--here"]
-    command += ["--values", str(told.values), "--rounds", str(told.rounds)]
-    result: dict[str, Any] = {"values": told.values, "rounds": told.rounds}
+    command += ["--values", str(options.values), "--rounds", str(options.rounds)]
+    result: dict[str, Any] = {"values": options.values, "rounds": options.rounds}
     for processor, changes in PROCESSORS.items():
         answer = subprocess.run(
             command, env=os.environ | changes, check=True, capture_output=True, text=True

@@ -1,15 +1,14 @@
-"""Mechanisms of partition selection beside each other, at equal (ε, δ), unit and bound.
+"""Mechanisms of partition selection compared at equal (ε, δ), unit and bound.
 
-    python -m benchmarks.bench_partition_selection             # all parts; CONFIDE_DATA's if named
+    python -m benchmarks.bench_partition_selection             # all parts; uses CONFIDE_DATA if set
     python -m benchmarks.bench_partition_selection planted
 
-`released`: items released, and how far their estimated counts are off, on made-up sets of items
-(`made_up`; the 1,000 commonest taken as public, or counted) and on 4.2 million words of
-`pmc_rct_articles` in tuples of 256, the unit `example`. Rows that are there are kept.
-`planted`: how often what one unit alone
-holds is released, against δ. `throughput`: counting and release beside those of plain counts, in
-turns within one process; of these times only the ratios are figures. What vocabularies are made of
-released words: `bench_vocabulary.py`.
+`released`: the number of released items and the error of their estimated counts, on made-up sets of
+items (`made_up`; the 1,000 most common items are counted, or excluded as public) and on 4.2 million
+words of `pmc_rct_articles` in tuples of 256, with the unit `example`. Existing rows are kept.
+`planted`: the rate at which items of a single unit are released, compared with δ. `throughput`:
+counting and release compared with plain counts, in turns within one process; only the ratios of
+these times are meaningful. Vocabularies from released words are measured by `bench_vocabulary.py`.
 """
 
 from __future__ import annotations
@@ -54,11 +53,11 @@ _CORPORA = ((TUPLES, "counted"), ("made-up", "counted"), ("made-up", "left out")
 Named = tuple[str, str, str, float]  # corpus, public items, mechanism, ε
 
 
-# --- items released
+# --- released items
 
 
 def released(seeds: int, folder: Path | None, there: set[Named]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each corpus, mechanism and ε, but for those that are there."""
+    """Yield a row for each corpus, mechanism and ε that is not in `there`."""
     wanted = [(m, e) for m in MECHANISMS for e in EPSILONS]
     for corpus, public_items in _CORPORA:
         missing = [w for w in wanted if (corpus, public_items, *w) not in there]
@@ -101,25 +100,25 @@ def released(seeds: int, folder: Path | None, there: set[Named]) -> Iterator[dic
 def planted(
     epsilon: float = 3.0, delta: float = 0.002, n: int = 16, draws: int = 10_000
 ) -> Iterator[dict[str, Any]]:
-    """Yield how often a unit is given away by items that nobody else holds, against δ.
+    """Yield the rate at which items that no other unit holds reveal a unit, compared with δ.
 
-    δ is large so that some thousands of draws can tell. Units hold one item of their own, or N:
-    whichever is released more often. Every release has 400 such units, and there are as many
-    releases as the draws take; a unit counts once.
+    δ is large so that some thousands of draws suffice. Each unit holds one unique item, or N,
+    whichever is released more often. Every release has 400 such units, and the number of releases
+    follows from the draws; a unit counts once.
     """
     in_one = 400
     for mechanism in MECHANISMS:
         plan = selection_plan(mechanism, epsilon, delta, n, declared_units=in_one)
         given = 0
-        for own in (1, n):
-            held = [(str(u), [f"{u} {i}" for i in range(own)]) for u in range(in_one)]
+        for unique in (1, n):
+            held = [(str(u), [f"{u} {i}" for i in range(unique)]) for u in range(in_one)]
             shard = item_sets(held, n, _KEY)
             outs = (
                 plan.release([shard], PrivacySeed.fixed(s), _KEY) for s in range(draws // in_one)
             )
             given = max(given, sum(len({item.split()[0] for item in out}) for out in outs))
         yield _judged(mechanism, n, epsilon, delta, draws, given)
-    # Hoory et al.'s formulas at the same δ and N, and their own figures: N = 256, δ = 1e-9.
+    # Hoory et al.'s formulas at the same δ and N, and with the paper's figures: N = 256, δ = 1e-9.
     for sigma, claimed, words, many in ((20.0, delta, n, draws), (200.0, 1e-9, 256, 40_000)):
         paper = paper_parameters(sigma, claimed, words)
         given = _given_by_counts(paper.plan(), words, many)
@@ -129,7 +128,7 @@ def planted(
 
 
 def _given_by_counts(plan: Any, words: int, draws: int) -> int:
-    """Return how many of so many units, each with N words of its own, a histogram names."""
+    """Return the number of units, each with N unique words, that a histogram reveals."""
     in_one = 1000
     given = 0
     for s in range(draws // in_one):
@@ -160,7 +159,7 @@ def _judged(
 
 
 def throughput(folder: Path, turns: int = 3) -> Iterator[dict[str, Any]]:
-    """Yield megabytes and units a second of counting, and the seconds of each release."""
+    """Yield megabytes and units per second of counting, and the seconds of each release."""
     n, key = 512, _KEY
     for name in ("noteevents_format",):
         corpus = units(name, folder)
@@ -202,11 +201,15 @@ def throughput(folder: Path, turns: int = 3) -> Iterator[dict[str, Any]]:
 
 
 def main() -> None:
-    """Measure; every row is in `results/partition_selection.json` as soon as it is there."""
+    """Run the measurements; every row is written to `results/partition_selection.json` at once."""
     parser = argparse.ArgumentParser(description=__doc__)
     parts = ("released", "planted", "throughput")
-    parser.add_argument("part", nargs="?", choices=parts, help="one of the parts")
-    parser.add_argument("--seeds", type=int, default=3, help="releases of each row of `released`")
+    parser.add_argument(
+        "part", nargs="?", choices=parts, help="the part to measure; all by default"
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="number of releases per row of `released`"
+    )
     options = parser.parse_args()
     data = os.environ.get("CONFIDE_DATA")
     folder = Path(data) if data else None
@@ -214,20 +217,20 @@ def main() -> None:
         if options.part not in (None, part) or (part == "throughput" and folder is None):
             continue
         rows = _known().get(part, []) if part == "released" else []
-        found: Iterator[dict[str, Any]]
+        measured: Iterator[dict[str, Any]]
         if part == "released":
             there = {(r["corpus"], r["public_items"], r["mechanism"], r["epsilon"]) for r in rows}
-            found = released(options.seeds, folder, there)
+            measured = released(options.seeds, folder, there)
         elif part == "planted":
-            found = planted()
+            measured = planted()
         else:
             assert folder is not None
-            found = throughput(folder)
-        for row in found:
+            measured = throughput(folder)
+        for row in measured:
             rows.append(row)
             print(part, json.dumps(row, ensure_ascii=False), file=sys.stderr, flush=True)
-            said = _known() | {part: rows}
-            RESULTS.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n")
+            results = _known() | {part: rows}
+            RESULTS.write_text(json.dumps(results, indent=1, ensure_ascii=False) + "\n")
 
 
 def _known() -> dict[str, Any]:

@@ -1,19 +1,19 @@
-"""What released phrases are worth: how many come out, and what a model learns of text from them.
+"""The number of released phrases, and the accuracy of models trained on text written from them.
 
     python benchmarks/bench_phrases.py --corpus demo|noteevents [--lengths 2,3,5] [--per-unit 2000]
         [--epsilon 4] [--mechanism elimination] [--updates 600,1800]
 
-Releases a vocabulary (from public text, with private words) and phrases, writes text, trains from
-the public model on it, and measures MLM accuracy on private units that were held out of everything;
-with `--updates ""` it only releases. `--epsilon` and `--lengths` may be several, the latter between
-slashes (2,3,5/3,5), then too. `--nonprivate` trains on the private rows without privacy instead,
-for the same number of updates: the whole gain. `--epsilon-words` is what the vocabulary has of ε.
-Writes a line of benchmarks/results/phrases.json.
-The noise has a known seed: for measuring only. `noteevents` reads real text through CONFIDE_DATA
-(noteevents_format, wikitext-2).
+Releases a vocabulary (from public text, with private words) and phrases, writes text, continues the
+training of the public model on this text, and measures MLM accuracy on private units that were held
+out of everything. With `--updates ""` it only releases; then `--epsilon` may be several values, and
+`--lengths` several lists between slashes (2,3,5/3,5). `--nonprivate` trains on the private rows
+without privacy for the same number of updates, which yields the largest possible gain.
+`--epsilon-words` is the part of ε for the vocabulary. Writes a line of
+benchmarks/results/phrases.json. The noise has a known seed, so the results are for measuring only.
+`noteevents` reads real text from CONFIDE_DATA (noteevents_format, wikitext-2).
 
-A phrase is *common* if as many units hold it as plain counts of 300 phrases a unit in two rounds
-need at this ε and δ: the same set for every mechanism, lengths and bound.
+A phrase is *common* if at least as many units hold it as plain counts of 300 phrases per unit in
+two rounds need at this ε and δ, which is the same set for every mechanism, length and bound.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from tasks.demo_data.public_text import public_text
 from tasks.steps.training_inputs import config_of
 
 RESULT = ROOT / "benchmarks" / "results" / "phrases.json"
-SETTINGS = {  # as in the demo, and in tasks/presets/real-text.json
+SETTINGS = {  # the settings of the demo and of tasks/presets/real-text.json
     "demo": {"units": 6000, "words": 128, "epsilon_v": 2.0, "delta_v": 1e-7, "length": 32,
              "rows": 4, "public": 900, "rate": 3e-3},
     "noteevents": {"units": 1200, "words": 512, "epsilon_v": 3.0, "delta_v": 1e-6, "length": 64,
@@ -81,7 +81,7 @@ def corpora(name: str, patients: int) -> tuple[Iterable[Document], Iterable[Docu
 
 
 class Stores:
-    """Makes rows of units with one vocabulary."""
+    """Cuts units into rows with one vocabulary."""
 
     def __init__(self, tokenizer: object, length: int, folder: Path) -> None:
         self.tokenizer, self.length, self.folder = tokenizer, length, folder
@@ -105,7 +105,7 @@ def split(units: Iterable[Unit], *, held: bool) -> Iterator[Unit]:
 
 
 def true_counts(units: Iterable[Unit], length: int) -> Counter[str]:
-    """Return in how many units each phrase is, unbounded and without noise: private."""
+    """Return the number of units that hold each phrase, unbounded and without noise (private)."""
     counts: Counter[str] = Counter()
     for unit in units:
         words = [split_words(text) for text in unit.texts]
@@ -124,14 +124,14 @@ def train(model: AnyModel, store: TokenStore, updates: int, rate: float, place: 
 
 
 def words_of(
-    folder: Path, own: dict[str, float], private: Iterable[Unit]
+    folder: Path, settings: dict[str, float], private: Iterable[Unit]
 ) -> tuple[dict[str, int], dict[str, int]]:
-    """Learn the tokens as the product does; return the known words, and the released ones."""
+    """Learn the tokens as the product does; return the known words and the released words."""
     public = document_counts(public_units(folder), split_words)
     known = whole_words(public, wordpiece.learn(public, TOKENS))
     plan = selection_plan(
-        "elimination", own["epsilon_v"], own["delta_v"], int(own["words"]),
-        declared_units=int(own["units"]),
+        "elimination", settings["epsilon_v"], settings["delta_v"], int(settings["words"]),
+        declared_units=int(settings["units"]),
     )  # fmt: skip
     held = ((u.unit_id, chain.from_iterable(map(split_words, u.texts))) for u in private)
     shard = item_sets(held, plan.items_per_unit, seed_key(SEED), exclude=known)
@@ -145,11 +145,11 @@ def share_within(texts: Iterable[list[str]], phrases: Iterable[str], length: int
     """Return the share of running words that lie within one of the phrases."""
     known, words, within = set(phrases), 0, 0
     for text in texts:
-        found = [False] * len(text)
+        covered = [False] * len(text)
         for i in range(len(text) - length + 1):
             if " ".join(text[i : i + length]) in known:
-                found[i : i + length] = [True] * length
-        words, within = words + len(text), within + sum(found)
+                covered[i : i + length] = [True] * length
+        words, within = words + len(text), within + sum(covered)
     return within / words
 
 
@@ -158,7 +158,7 @@ def public_units(folder: Path) -> Iterator[Unit]:
 
 
 def plain_threshold(epsilon: float, delta: float) -> int:
-    """Return how many units plain counts take, 300 phrases a unit in two rounds (`common`)."""
+    """Return the number of units that plain counts need for 300 phrases per unit in two rounds."""
     plan = calibrate(epsilon, delta, (3, 5), 300, declared_units=6000, mechanism="gaussian")
     event = plan.each_round.event()
     assert isinstance(event, ThresholdedHistogram)
@@ -168,25 +168,31 @@ def plain_threshold(epsilon: float, delta: float) -> int:
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--corpus", choices=tuple(SETTINGS), default="demo")
-    parser.add_argument("--patients", type=int, default=6000, help="of the made-up notes")
+    parser.add_argument(
+        "--patients", type=int, default=6000, help="number of patients of the made-up notes"
+    )
     parser.add_argument("--lengths", default="2,3,5")
     parser.add_argument("--per-unit", type=int, default=2000)
     parser.add_argument("--mechanism", choices=get_args(MechanismName), default="elimination")
     parser.add_argument("--epsilon", default="4")
-    parser.add_argument("--epsilon-words", type=float, default=0.0, help="0: as in the preset")
+    parser.add_argument(
+        "--epsilon-words", type=float, default=0.0, help="0: the value of the preset"
+    )
     parser.add_argument("--delta", type=float, default=1e-6)
     parser.add_argument("--documents", type=int, default=6000)
     parser.add_argument("--updates", default="600,1800")
     parser.add_argument("--nonprivate", action="store_true")
     parser.add_argument("--public-updates", type=int, default=0, help="0: as in the preset")
-    parser.add_argument("--work", type=Path, help="keeps what was made, to go on from there")
-    asked = parser.parse_args()
-    own = SETTINGS[asked.corpus]
+    parser.add_argument(
+        "--work", type=Path, help="folder that keeps intermediate results for a later run"
+    )
+    options = parser.parse_args()
+    settings = SETTINGS[options.corpus]
     with tempfile.TemporaryDirectory() as name:
-        folder = asked.work or Path(name)
+        folder = options.work or Path(name)
         folder.mkdir(parents=True, exist_ok=True)
         for part, documents in zip(
-            ("private", "public"), corpora(asked.corpus, asked.patients), strict=True
+            ("private", "public"), corpora(options.corpus, options.patients), strict=True
         ):
             if not (folder / part).exists():
                 write_corpus(documents, folder / part)
@@ -196,27 +202,28 @@ def main() -> None:
         def private(*, held: bool) -> Iterator[Unit]:
             return split(every, held=held)
 
-        own |= {"epsilon_v": asked.epsilon_words or own["epsilon_v"]}
-        words, alone = words_of(folder, own, private(held=False))
+        settings |= {"epsilon_v": options.epsilon_words or settings["epsilon_v"]}
+        words, alone = words_of(folder, settings, private(held=False))
         held_texts = [split_words(text) for unit in private(held=True) for text in unit.texts]
         true: dict[int, Counter[str]] = {}
-        told: dict[str, object] = {}
+        used: dict[str, object] = {}
         line: dict[str, object] = {}
-        for epsilon, lengths in product(asked.epsilon.split(","), asked.lengths.split("/")):
-            told = {k: v for k, v in vars(asked).items() if k != "work"}
-            told |= {"epsilon": float(epsilon), "lengths": lengths}
-            told |= {"epsilon_words": own["epsilon_v"]}
+        for epsilon, lengths in product(options.epsilon.split(","), options.lengths.split("/")):
+            used = {k: v for k, v in vars(options).items() if k != "work"}
+            used |= {"epsilon": float(epsilon), "lengths": lengths}
+            used |= {"epsilon_words": settings["epsilon_v"]}
             plan = calibrate(
-                float(epsilon), asked.delta, tuple(map(int, lengths.split(","))), asked.per_unit,
-                declared_units=int(own["units"]), mechanism=asked.mechanism,
+                float(epsilon), options.delta, tuple(map(int, lengths.split(","))),
+                options.per_unit, declared_units=int(settings["units"]),
+                mechanism=options.mechanism,
             )  # fmt: skip
             units = list(private(held=False))
             phrases = release_phrases(
                 lambda sets, units=units: [sets(in_blocks(units))],
                 *(plan, words, PrivacySeed.fixed("phrases"), b"bench"),
             )
-            line = told | {"mechanism of a round": plan.each_round.event().describe()}
-            line["common"] = plain_threshold(float(epsilon), asked.delta)
+            line = used | {"mechanism of a round": plan.each_round.event().describe()}
+            line["common"] = plain_threshold(float(epsilon), options.delta)
             for length, released in phrases.items():
                 if length not in true:
                     true[length] = true_counts(private(held=False), length)
@@ -233,35 +240,35 @@ def main() -> None:
                     shared & set(released)
                 )
             print(json.dumps(line), flush=True)
-            write(line, told)
-        if not asked.updates:
+            write(line, used)
+        if not options.updates:
             return
-        stores = Stores(wordpiece.load(folder), own["length"], folder)
-        held_out = stores.of("held", private(held=True), own["rows"])
+        stores = Stores(wordpiece.load(folder), settings["length"], folder)
+        held_out = stores.of("held", private(held=True), settings["rows"])
         public_rows = stores.of("public rows", public_units(folder), ALL)
         size = wordpiece.load(folder).get_vocab_size()
-        start: AnyModel = fresh(config_of(ArchitectureConfig(), size, own["length"]), SEED)
-        updates = asked.public_updates or own["public"]
-        start = train(start, public_rows, updates, own["rate"], folder / "c public")
-        if asked.nonprivate:
-            rows = stores.of("train", private(held=False), own["rows"])
+        start: AnyModel = fresh(config_of(ArchitectureConfig(), size, settings["length"]), SEED)
+        updates = options.public_updates or settings["public"]
+        start = train(start, public_rows, updates, settings["rate"], folder / "c public")
+        if options.nonprivate:
+            rows = stores.of("train", private(held=False), settings["rows"])
         else:
             text = {1: alone, **phrases}
-            written = write_documents(text, asked.documents, WORDS_OF_A_DOCUMENT, SEED)
+            written = write_documents(text, options.documents, WORDS_OF_A_DOCUMENT, SEED)
             rows = stores.of("written", units_of(written, PrivacyUnit.DOCUMENT, 1), ALL)
         scores = {"public only": mlm_accuracy(start, held_out, seed=SEED)}
-        for updates in map(int, asked.updates.split(",")):
-            model = train(start, rows, updates, own["rate"], folder / f"c {updates}")
+        for updates in map(int, options.updates.split(",")):
+            model = train(start, rows, updates, settings["rate"], folder / f"c {updates}")
             scores[f"{updates} updates"] = mlm_accuracy(model, held_out, seed=SEED)
             print(scores, flush=True)
             line["mlm accuracy, private, held out"] = {k: round(v, 4) for k, v in scores.items()}
-            write(line, told)
+            write(line, used)
 
 
-def write(line: dict[str, object], told: dict[str, object]) -> None:
-    """Write a line of results in place of an earlier one of the same settings."""
+def write(line: dict[str, object], used: dict[str, object]) -> None:
+    """Write a line of results in place of an earlier line with the same settings."""
     lines = json.loads(RESULT.read_text()) if RESULT.exists() else []
-    lines = [one for one in lines if not one.items() >= told.items()]
+    lines = [earlier for earlier in lines if not earlier.items() >= used.items()]
     RESULT.write_text(json.dumps([*lines, line], indent=1) + "\n")
 
 

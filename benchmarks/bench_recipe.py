@@ -1,17 +1,17 @@
-"""Which recipe of DP training learns most from the same ε, one change at a time and together.
+"""Recipes of DP training compared at the same ε, with single changes and combined.
 
     python -m benchmarks.bench_recipe [--only NAME;…] [--seeds 0,1] [--whole] [--minutes 9]
-    python -m benchmarks.bench_recipe --curve dp_core/privacy/gain_curve.json   # of what is there
+    python -m benchmarks.bench_recipe --curve dp_core/privacy/gain_curve.json   # existing results
     python -m benchmarks.bench_recipe --table       # into docs/adr/0021-training-under-noise.md
 
 Writes benchmarks/results/recipe.json: MLM accuracy on held-out private rows after DP pre-training
-of one public model on the demo's made-up notes, by recipe, number of patients and seed. What is
-there is not measured again, so a run that was stopped goes on.
+of one public model on the demo's made-up notes, by recipe, number of patients and seed. Existing
+results are not measured again, so a stopped run can be resumed.
 
-A recipe's noise is that of its batch, updates and number of patients at EPSILON; the rows are those
-of 6,000 made-up patients throughout. Only `units_drawn` of a batch's units are drawn, with the
-noise of all of them: their mean has the same expectation and varies more, so whole batches
-(`--whole`) would do no worse.
+The noise of a recipe follows from its batch, updates and number of patients at EPSILON; the rows
+always come from 6,000 made-up patients. Only `units_drawn` of a batch's units are drawn, with
+the noise of all of them: their mean has the same expectation and a larger variance, so whole
+batches (`--whole`) would not be worse.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tasks.runtime.process import Job, run_job
 RESULT = ROOT / "benchmarks" / "results" / "recipe.json"
 PAGE = ROOT / "docs" / "adr" / "0021-training-under-noise.md"
 EPSILON, DELTA = 5.44, 1e-6
-KEPT = 16  # rows of a patient, so that recipes may read more than the demo keeps
+KEPT = 16  # rows of a patient, so that recipes may read more rows than the demo keeps
 FRONT = (
     "private_corpus",
     "public_corpus",
@@ -70,7 +70,7 @@ FRONT = (
 
 @dataclass(frozen=True)
 class Recipe:
-    """What a training is told; `training` are settings of `TrainingConfig`."""
+    """The settings of a training; `training` are settings of `TrainingConfig`."""
 
     batch: int = 256
     updates: int = 141
@@ -93,7 +93,7 @@ class Recipe:
 BEFORE = Recipe(256, 282, 1, training={"learning_rate": 2e-3})
 BASE = Recipe()
 MANY = BASE.but(patients=60_000)
-# Batches of the same share of the units, so that updates, σ and ε are alike: what differs is σ/B.
+# Batches are the same share of the units, so that updates, σ and ε are equal and only σ/B differs.
 BATCHES = {6_000: 256, 20_000: 853, 60_000: 2_560}
 RATES = (2e-3, 6e-3, 12e-3, 24e-3)
 BY_NOISE = {
@@ -103,8 +103,8 @@ BY_NOISE = {
     for patients, batch in BATCHES.items()
     for rate in RATES
 }
-# By gradients alone, where computing is no object: batches of a sixth of all units, and of a unit
-# four rows with so many masks each.
+# Recipes without phrases and without a limit on computing: batches of a sixth of all units, and
+# four rows of a unit with this number of maskings each.
 ALONE = {
     f"{patients:,} patients, {updates} updates of {batch:,}, {maskings} maskings": Recipe(
         batch, updates, 4, maskings, patients=patients, units_drawn=drawn
@@ -178,7 +178,7 @@ def plan_of(recipe: Recipe, sigma: float, batch: float, declared: int) -> Execut
 
 @functools.cache
 def noise_of(batch: int, updates: int, patients: int) -> float:
-    """Return the σ at which so many updates of such a batch cost EPSILON."""
+    """Return the σ at which this number of updates of this batch costs EPSILON."""
     recipe = Recipe(batch, updates)
 
     def too_much(sigma: float) -> float:
@@ -189,7 +189,7 @@ def noise_of(batch: int, updates: int, patients: int) -> float:
 
 @dataclass(frozen=True)
 class Start:
-    """The public model, the rows that train, and those that measure."""
+    """The public model, the training rows, and the held-out rows."""
 
     model: AnyModel
     train: TokenStore
@@ -197,7 +197,7 @@ class Start:
 
 
 def prepare(home: Path) -> Start:
-    """Make corpora, vocabulary, rows and the public model by the product's own steps."""
+    """Make corpora, vocabulary, rows and the public model by the product's steps."""
     os.environ["CONFIDE_HOME"] = str(home)
     deployment = Deployment.from_environment()
     steps = dp_bert_steps(JobSettings(nonprivate=False))
@@ -228,7 +228,7 @@ def trial(start: Start, recipe: Recipe, drawn: int, seed: int) -> float:
 
 
 def without_privacy(start: Start, seed: int) -> float:
-    """Return the accuracy of the job's own training without privacy, on the same rows."""
+    """Return the accuracy of the job's training without privacy, on the same rows."""
     job = JobSettings()
     rows = job.nonprivate_batch_size * job.examples_per_step
     updates = OrdinaryUpdates(job.nonprivate_updates, rows, seed)
@@ -251,7 +251,7 @@ def trained(start: Start, updates: UpdateRule, config: TrainingConfig) -> AnyMod
 
 
 def costs(rounds: int = 40) -> dict[str, float]:
-    """Return the seconds that one update takes beside its gradients, the kinds in turn."""
+    """Return the seconds of one update without its gradients, the kinds measured in turn."""
     config = BertConfig.of_size(vocab_size=4096, hidden=128, layers=2)
     parameters = fresh(config, 0).parameters
 
@@ -268,39 +268,42 @@ def costs(rounds: int = 40) -> dict[str, float]:
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for step in range(rounds):
         noise = UpdateNoise(PrivacySeed.fixed(0), b"benchmark", step, 1.0, 1.0)
-        for kind, one in kinds.items():
+        for kind, kind_trainer in kinds.items():
             clock = time.perf_counter()
-            one.apply_update(step=step, learning_rate=1e-6, divisor=32.0, noise=noise)
+            kind_trainer.apply_update(step=step, learning_rate=1e-6, divisor=32.0, noise=noise)
             if kind == "average":
-                one.average(0.1)
+                kind_trainer.average(0.1)
             seconds[kind].append(time.perf_counter() - clock)
-    return {kind: statistics.median(own[3:]) for kind, own in seconds.items()}
+    return {kind: statistics.median(times[3:]) for kind, times in seconds.items()}
 
 
-def share_of_gain(kept: dict[str, Any], found: float) -> float:
-    """Return which part of the way from public text alone to no privacy an accuracy is."""
+def share_of_gain(kept: dict[str, Any], accuracy: float) -> float:
+    """Return an accuracy as a share of the gain from public text to training without privacy."""
     best = statistics.mean(kept["without privacy"].values())
-    return (found - kept["public"]) / (best - kept["public"])
+    return (accuracy - kept["public"]) / (best - kept["public"])
 
 
-def _accuracy(one: dict[str, Any]) -> str:
-    return f"{100 * one['mean']:.1f}% ({len(one['accuracy'])})"
+def _accuracy(trial: dict[str, Any]) -> str:
+    return f"{100 * trial['mean']:.1f}% ({len(trial['accuracy'])})"
 
 
 def curve(kept: dict[str, Any]) -> GainCurve:
-    """Return what the noise beside the signal was worth: a point for each training.
+    """Return the gain by noise-to-signal ratio, with a point for each training.
 
-    Of recipes that differ from the default in batch, updates, rows and masks alone, as advice does.
+    Only recipes that differ from the default in batch, updates, rows and maskings are used, as in
+    the advice.
     """
     points = set()
-    for one in kept["trials"].values():
-        recipe = Recipe(**{each.name: one["recipe"][each.name] for each in fields(Recipe)})
+    for trial_result in kept["trials"].values():
+        recipe = Recipe(
+            **{setting.name: trial_result["recipe"][setting.name] for setting in fields(Recipe)}
+        )
         if (recipe.training, recipe.clipping) != (BASE.training, BASE.clipping):
             continue
-        sigma = one["recipe"]["noise"]
+        sigma = trial_result["recipe"]["noise"]
         figure = noise_to_signal(plan_of(recipe, sigma, recipe.batch, recipe.patients))
-        for found in one["accuracy"].values():
-            points.add((float(f"{figure:.6g}"), round(share_of_gain(kept, found), 4)))
+        for accuracy in trial_result["accuracy"].values():
+            points.add((float(f"{figure:.6g}"), round(share_of_gain(kept, accuracy), 4)))
     figures, shares = zip(*sorted(points), strict=True)
     source = (
         "with the noise of 6,000, 20,000 and 60,000 patients at ε = 5.4; of large batches a part "
@@ -319,16 +322,16 @@ def tables(kept: dict[str, Any]) -> dict[str, str]:
     for name in ("base", *ALONE):
         if name not in kept["trials"]:
             continue
-        one, recipe = kept["trials"][name], RECIPES[name]
+        trial_result, recipe = kept["trials"][name], RECIPES[name]
         rows.append(
             f"{recipe.patients:,} patients | {recipe.updates:,} of {recipe.batch:,} "
             f"| {recipe.rows} × {recipe.maskings} | {recipe.rows_read / 1e6:.2g} million "
-            f"| {_accuracy(one)} | {share_of_gain(kept, one['mean']):.0%}"
+            f"| {_accuracy(trial_result)} | {share_of_gain(kept, trial_result['mean']):.0%}"
         )
     changes = ["recipe | MLM accuracy, private text (seeds)", " | ".join(["---"] * 2)]
-    for name, one in kept["trials"].items():
+    for name, trial_result in kept["trials"].items():
         if name in RECIPES and not (name in ALONE or name in BY_NOISE):
-            changes.append(f"{name} | {_accuracy(one)}")
+            changes.append(f"{name} | {_accuracy(trial_result)}")
     return {
         name: "\n".join(f"| {row} |" for row in table)
         for name, table in (("alone", rows), ("changes", changes))
@@ -337,60 +340,62 @@ def tables(kept: dict[str, Any]) -> dict[str, str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--only", default="", help="names of recipes, with semicolons")
+    parser.add_argument("--only", default="", help="names of recipes, separated by semicolons")
     parser.add_argument("--seeds", default="0,1,2")
     parser.add_argument("--whole", action="store_true", help="draw whole batches")
-    parser.add_argument("--minutes", type=float, default=1e9, help="begin no trial after these")
+    parser.add_argument("--minutes", type=float, default=1e9, help="start no trial after this time")
     parser.add_argument("--home", type=Path, default=ROOT / ".confide" / "bench-recipe")
     parser.add_argument("--output", type=Path, default=RESULT)
-    parser.add_argument("--curve", type=Path, help="write advice's curve by gradients there; stop")
+    parser.add_argument(
+        "--curve", type=Path, help="write the curve of the advice to this file, and stop"
+    )
     parser.add_argument("--table", action="store_true", help="write the page's table; stop")
-    told = parser.parse_args()
-    if told.table:
-        PAGE.write_text(filled(PAGE.read_text(), tables(json.loads(told.output.read_text()))))
+    options = parser.parse_args()
+    if options.table:
+        PAGE.write_text(filled(PAGE.read_text(), tables(json.loads(options.output.read_text()))))
         return
-    if told.curve:
-        replace_curves(told.curve, [curve(json.loads(told.output.read_text()))])
+    if options.curve:
+        replace_curves(options.curve, [curve(json.loads(options.output.read_text()))])
         return
     began = time.monotonic()
-    start = prepare(told.home)
-    kept = json.loads(told.output.read_text()) if told.output.exists() else {"trials": {}}
+    start = prepare(options.home)
+    kept = json.loads(options.output.read_text()) if options.output.exists() else {"trials": {}}
     if "seconds of an update without gradients" not in kept:
         kept["seconds of an update without gradients"] = costs()
     public = accuracy(start, start.model)
     if kept.get("public") != public:  # another model, or other rows
         kept |= {"trials": {}, "without privacy": {}, "public": public}
     kept |= {"epsilon": EPSILON, "delta": DELTA}
-    seeds = [int(seed) for seed in told.seeds.split(",")]
+    seeds = [int(seed) for seed in options.seeds.split(",")]
     for seed in seeds:
         once = kept.setdefault("without privacy", {})
         if str(seed) not in once:
             once[str(seed)] = without_privacy(start, seed)
-    names = told.only.split(";") if told.only else list(RECIPES)
+    names = options.only.split(";") if options.only else list(RECIPES)
     for seed, name in itertools.product(seeds, names):
-        if time.monotonic() - began > 60 * told.minutes:
+        if time.monotonic() - began > 60 * options.minutes:
             return
         recipe = RECIPES[name]
-        drawn = recipe.batch if told.whole else recipe.units_drawn
-        said = asdict(recipe) | {
+        drawn = recipe.batch if options.whole else recipe.units_drawn
+        description = asdict(recipe) | {
             "noise": noise_of(recipe.batch, recipe.updates, recipe.patients),
             "rows_read": recipe.rows_read,
             "units_drawn": drawn,
         }
-        key = f"{name} (whole batches)" if told.whole else name
-        one = kept["trials"].get(key, {})
-        if one.get("recipe") != said:
-            one = {"recipe": said, "accuracy": {}}
-        if str(seed) in one["accuracy"]:
+        key = f"{name} (whole batches)" if options.whole else name
+        trial_result = kept["trials"].get(key, {})
+        if trial_result.get("recipe") != description:
+            trial_result = {"recipe": description, "accuracy": {}}
+        if str(seed) in trial_result["accuracy"]:
             continue
         clock = time.monotonic()
-        one["accuracy"][str(seed)] = trial(start, recipe, drawn, seed)
-        one["mean"] = statistics.mean(one["accuracy"].values())
-        kept["trials"][key] = one
-        told.output.parent.mkdir(exist_ok=True)
-        told.output.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
+        trial_result["accuracy"][str(seed)] = trial(start, recipe, drawn, seed)
+        trial_result["mean"] = statistics.mean(trial_result["accuracy"].values())
+        kept["trials"][key] = trial_result
+        options.output.parent.mkdir(exist_ok=True)
+        options.output.write_text(json.dumps(kept, indent=1, ensure_ascii=False) + "\n")
         took = time.monotonic() - clock
-        print(f"{100 * one['mean']:6.2f}  {key} ({took:.0f} s)", flush=True)
+        print(f"{100 * trial_result['mean']:6.2f}  {key} ({took:.0f} s)", flush=True)
 
 
 if __name__ == "__main__":

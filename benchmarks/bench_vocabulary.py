@@ -1,13 +1,13 @@
-"""Vocabularies by source and mechanism: how they fit a text, and what models make of them.
+"""Vocabularies by source and mechanism: their fit to a text, and the accuracy of models.
 
     CONFIDE_DATA=folder python -m benchmarks.bench_vocabulary            # both parts, both corpora
     python -m benchmarks.bench_vocabulary fits --corpora noteevents_format --seeds 1
     python -m benchmarks.bench_vocabulary trainings --minutes 30 --home folder
 
-`fits` learns vocabularies as the step does and cuts held-out text with them; nothing is trained.
-`trainings` runs the steps of `dp_bert`, with few updates: its figures are there to be compared with
-each other. Every row is written into results/vocabulary.json as soon as it is there, and a row that
-is there is not measured again: whoever stops this can go on. Text is found in CONFIDE_DATA
+`fits` learns vocabularies as the step does and tokenizes held-out text with them, without training.
+`trainings` runs the steps of `dp_bert` with few updates, so its figures are only comparable with
+each other. Every row is written to results/vocabulary.json at once, and an existing row is not
+measured again, so a stopped run can be resumed. Text is read from CONFIDE_DATA
 (`vocabulary_corpora.py`); without it nothing is measured.
 """
 
@@ -69,7 +69,7 @@ DELTA, WORDS_PER_UNIT, SIZE, HOLDOUT = 1e-6, 512, 4000, 0.05
 
 @dataclass(frozen=True)
 class Row:
-    """One vocabulary: its source and, where private words are released, mechanism and ε.
+    """A vocabulary: its source and, if private words are released, its mechanism and ε.
 
     The paper's mechanism has its own ε and δ.
     """
@@ -80,9 +80,9 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What the row is called in the results."""
-        said = [self.source, self.mechanism, self.epsilon and f"ε {self.epsilon:g}"]
-        return " · ".join(str(part) for part in said if part)
+        """The name of the row in the results."""
+        parts = [self.source, self.mechanism, self.epsilon and f"ε {self.epsilon:g}"]
+        return " · ".join(str(part) for part in parts if part)
 
 
 def fit_rows() -> Iterator[Row]:
@@ -110,7 +110,7 @@ def training_rows() -> Iterator[Row]:
 
 
 class Texts:
-    """A private corpus and the public texts beside it, counted once."""
+    """A private corpus and the corresponding public texts, counted once."""
 
     def __init__(self, name: str, folder: Path) -> None:
         corpus = units(name, folder)
@@ -140,7 +140,7 @@ class Texts:
         return item_sets(self.held, words, coins, exclude=self.known[source])
 
     def tokenizer(self, row: Row, seed: int) -> tuple[Tokenizer, int, dict[str, float]]:
-        """Return a row's tokens, how many private words they hold, and what those were charged."""
+        """Return a row's tokenizer, the number of private words in it, and the charged ε and δ."""
         if row.source == "public":
             return wordpiece.learn(self.public, SIZE), 0, {}
         if row.source == "nonprivate":
@@ -166,13 +166,14 @@ class Texts:
             (self.public, in_turns(self.public, released)) if both else (Counter[str](), [])
         )
         if not counts and not released:
-            return wordpiece.of_tokens(wordpiece.SPECIAL_TOKENS), 0, charged  # all is unknown
+            # every word is unknown
+            return wordpiece.of_tokens(wordpiece.SPECIAL_TOKENS), 0, charged
         tokenizer = wordpiece.learn(counts + Counter(released), SIZE, whole)
         return tokenizer, len(released), charged
 
 
 def fit_of(tokenizer: Tokenizer, words: Counter[str]) -> Fit:
-    """Return how a vocabulary fits a text of which each word is counted; as `subwords.fit`."""
+    """Return the fit of a vocabulary to a text given by word counts, as `subwords.fit` does."""
     unknown = tokenizer.token_to_id("[UNK]")
     cut = tokenizer.encode_batch(list(words), add_special_tokens=False)
     ids = [encoding.ids for encoding in cut]
@@ -188,19 +189,19 @@ def fit_of(tokenizer: Tokenizer, words: Counter[str]) -> Fit:
 
 
 def fitted(texts: Texts, row: Row, seeds: int) -> dict[str, Any]:
-    """Return a row: means over releases, and the least and the most of words and coverage."""
+    """Return a row: means over releases, and the range of released words and coverage."""
     drawn = seeds if row.mechanism else 1
-    found: list[dict[str, float]] = []
+    fits: list[dict[str, float]] = []
     for seed in range(drawn):
         tokenizer, released, charged = texts.tokenizer(row, seed)
         fit = fit_of(tokenizer, texts.measured)
-        found.append(
+        fits.append(
             {"words_released": released, "tokens": tokenizer.get_vocab_size(),
              "coverage": fit.coverage, "fertility": fit.fertility, "unknown": fit.unknown}
         )  # fmt: skip
-    means = {k: round(float(np.mean([f[k] for f in found])), 4) for k in found[0]}
+    means = {k: round(float(np.mean([f[k] for f in fits])), 4) for k in fits[0]}
     spans = {
-        f"{k}_least_and_most": [min(f[k] for f in found), max(f[k] for f in found)]
+        f"{k}_least_and_most": [min(f[k] for f in fits), max(f[k] for f in fits)]
         for k in ("words_released", "coverage")
     }
     return means | spans | charged | {"releases": drawn}
@@ -241,32 +242,33 @@ def settings_of(name: str, folder: Path, row: Row) -> JobSettings:
 
 
 def trained(settings: JobSettings, home: Path) -> dict[str, Any]:
-    """Run the job's steps; return what they measured. What another row ran alike is not repeated.
+    """Run the job's steps and return their figures; finished steps of other rows are reused.
 
     Args:
         settings: the job.
-        home: the deployment, whose finished steps are kept.
+        home: the deployment, which keeps finished steps.
     """
-    places = {"CONFIDE_HOME": str(home), "CONFIDE_TRACKING": "http://127.0.0.1:9"}  # nobody
+    # no server listens there
+    places = {"CONFIDE_HOME": str(home), "CONFIDE_TRACKING": "http://127.0.0.1:9"}
     deployment = Deployment.from_environment(places)
     deployment.prepare()
     ledger = Ledger.open(deployment.ledger)
     if settings.private_dataset not in ledger.datasets():
-        ledger.register_made_up(settings.private_dataset)  # public: it has no budget
+        ledger.register_made_up(settings.private_dataset)  # public, so without a budget
         for path in (settings.private_path, settings.public_path, settings.entities_train,
                      settings.entities_test):  # fmt: skip
             declare_public(path, deployment, known_private=True)
     results: dict[str, StepResult] = {}
     for task, spec in dp_bert_steps(settings).items():
         if task not in SKIPPED:
-            who = RunContext(run_key="bench", run_name="bench", task=task)
-            results[task] = contract.run_step(spec, deployment, who)
+            context = RunContext(run_key="bench", run_name="bench", task=task)
+            results[task] = contract.run_step(spec, deployment, context)
     last = {task: {m.name: m.value for m in result.metrics} for task, result in results.items()}
     vocabulary = results["vocabulary"].facts
     row: dict[str, Any] = {
         "words_released": vocabulary["words_released"], "tokens": vocabulary["vocabulary_size"]
     }  # fmt: skip
-    row |= {said: last["private_store"].get(name) for name, said in STORE.items()}
+    row |= {column: last["private_store"].get(name) for name, column in STORE.items()}
     for model in ("public", "dp"):
         row[f"{model}_mlm"] = last[f"{model}_pretraining"].get("mlm_accuracy_private")
         row[f"{model}_f1"] = last[f"{model}_finetuning"].get("f1")
@@ -279,22 +281,22 @@ def trained(settings: JobSettings, home: Path) -> dict[str, Any]:
 
 
 def known() -> dict[str, Any]:
-    """Return the rows that are there: part, corpus, name of the row."""
+    """Return the existing rows: part, corpus, name of the row."""
     return json.loads(RESULT.read_text()) if RESULT.exists() else {}
 
 
-def note(part: str, corpus: str, row: Row, found: dict[str, Any]) -> None:
-    """Write one row beside those that are there by now."""
+def note(part: str, corpus: str, row: Row, figures: dict[str, Any]) -> None:
+    """Add one row to the results file."""
     rows = known()
-    rows.setdefault(part, {}).setdefault(corpus, {})[row.name] = found
+    rows.setdefault(part, {}).setdefault(corpus, {})[row.name] = figures
     RESULT.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n")
-    print(part, corpus, row.name, json.dumps(found), flush=True)
+    print(part, corpus, row.name, json.dumps(figures), flush=True)
 
 
 def measure_missing(
     part: str, corpus: str, rows: Iterator[Row], until: float, measure: Callable[[Row], dict]
 ) -> None:
-    """Measure the rows that are not there, as long as there is time to begin one."""
+    """Measure the missing rows, until the time to start one is over."""
     for row in rows:
         if row.name not in known().get(part, {}).get(corpus, {}) and time.monotonic() < until:
             begun = time.monotonic()
@@ -302,35 +304,44 @@ def measure_missing(
 
 
 def main() -> None:
-    """Measure the rows that are not there yet."""
+    """Measure the missing rows."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", nargs="?", choices=["fits", "trainings"], help="one of the parts")
+    parser.add_argument(
+        "part",
+        nargs="?",
+        choices=["fits", "trainings"],
+        help="the part to measure; both by default",
+    )
     parser.add_argument("--corpora", default=",".join(CORPORA))
-    parser.add_argument("--seeds", type=int, default=3, help="releases of each row of `fits`")
+    parser.add_argument("--seeds", type=int, default=3, help="number of releases per row of `fits`")
     parser.add_argument("--only", default="", help="rows with this in their name")
-    parser.add_argument("--minutes", type=float, default=600, help="begin no row after this time")
-    parser.add_argument("--home", type=Path, help="keeps finished steps of `trainings`")
-    told = parser.parse_args()
+    parser.add_argument("--minutes", type=float, default=600, help="start no row after this time")
+    parser.add_argument("--home", type=Path, help="folder that keeps finished steps of `trainings`")
+    options = parser.parse_args()
     if not os.environ.get("CONFIDE_DATA"):
         print("CONFIDE_DATA names no folder: nothing is measured", file=sys.stderr)
         return
     folder = Path(os.environ["CONFIDE_DATA"])
-    until = time.monotonic() + 60 * told.minutes
-    for corpus in told.corpora.split(","):
-        if told.part != "trainings":
+    until = time.monotonic() + 60 * options.minutes
+    for corpus in options.corpora.split(","):
+        if options.part != "trainings":
             texts = Texts(corpus, folder)
-            rows = (row for row in fit_rows() if told.only in row.name)
+            rows = (row for row in fit_rows() if options.only in row.name)
             measure_missing(
                 "fits",
                 corpus,
                 rows,
                 until,
-                lambda row: fitted(texts, row, told.seeds),  # noqa: B023
+                lambda row: fitted(texts, row, options.seeds),  # noqa: B023
             )
-        if told.part != "fits":
-            rows = (row for row in training_rows() if told.only in row.name)
-            at = nullcontext(told.home / corpus) if told.home else tempfile.TemporaryDirectory()
-            with at as home:
+        if options.part != "fits":
+            rows = (row for row in training_rows() if options.only in row.name)
+            home_context = (
+                nullcontext(options.home / corpus)
+                if options.home
+                else tempfile.TemporaryDirectory()
+            )
+            with home_context as home:
                 measure_missing(
                     "trainings", corpus, rows, until,
                     lambda row: trained(settings_of(corpus, folder, row), Path(home)),  # noqa: B023

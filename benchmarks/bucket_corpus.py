@@ -2,11 +2,11 @@
 
     python -m benchmarks.bucket_corpus --megabytes 5000 --folder /srv/scratch
 
-Made-up text (`made_up_text`) is read as private JSON lines, published as shards to the compose
-stack's own store (docker/storage_server.py, a process here), counted from there by the default
-engine and released. Each step is a process of its own with its workers, and of each process Linux
-tells the peak memory. It takes three times the size on the folder's disk, so it is run by hand.
-Results: benchmarks/results/bucket_corpus.json.
+Made-up text (`made_up_text`) is read as private JSON lines, published as shards to the object store
+of the compose stack (docker/storage_server.py, run as a local process), counted from there by the
+default engine and released. Each step is a separate process with its workers, whose peak memory is
+read from Linux. The benchmark needs three times the size on the folder's disk, so it is run by
+hand. Results: benchmarks/results/bucket_corpus.json.
 """
 
 from __future__ import annotations
@@ -55,49 +55,53 @@ def specs(text: Path, units: int) -> list[StepSpec]:
 
 
 def workers_of(process: int) -> list[int]:
-    """Return the processes that a process has started, and those that they have."""
-    found = []
+    """Return the descendants of a process."""
+    descendants = []
     for task in Path(f"/proc/{process}/task").glob("*/children"):
         with suppress(OSError):
             for child in map(int, task.read_text().split()):
-                found += [child, *workers_of(child)]
-    return found
+                descendants += [child, *workers_of(child)]
+    return descendants
 
 
 def measured(spec: StepSpec, store: int) -> dict[str, Any]:
-    """Run one step; return its time, and the peak memory of it, of its workers and of the store."""
+    """Run one step; return its time, and the peak memory of the step, its workers and the store."""
     begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    told = encode_data(spec.model_dump_json().encode())
-    step = subprocess.Popen([sys.executable, "-m", "tasks", spec.step, "--spec", told], cwd=ROOT)
+    spec_uri = encode_data(spec.model_dump_json().encode())
+    step = subprocess.Popen(
+        [sys.executable, "-m", "tasks", spec.step, "--spec", spec_uri], cwd=ROOT
+    )
     peaks: dict[int, float] = {}
     while step.poll() is None:
         for process in (step.pid, *workers_of(step.pid)):
-            with suppress(OSError, RuntimeError):  # it has just ended
+            with suppress(OSError, RuntimeError):  # the process has just ended
                 peaks[process] = mebibytes("VmHWM", process)
         time.sleep(0.2)
     if step.returncode:
         raise SystemExit(f"the step {spec.step} failed")
     ended = resource.getrusage(resource.RUSAGE_CHILDREN)
-    own = peaks.pop(step.pid)
+    step_peak = peaks.pop(step.pid)
     return {
         "seconds": round(time.monotonic() - begun, 1),
         "processor_seconds": round(
             ended.ru_utime + ended.ru_stime - before.ru_utime - before.ru_stime, 1
         ),
-        "peak_mib": round(own),
+        "peak_mib": round(step_peak),
         "peak_of_a_worker_mib": round(max(peaks.values(), default=0)),
         "peak_of_the_store_mib": round(mebibytes("VmHWM", store)),
     }
 
 
 def main() -> None:
-    """Make the text, run both steps, write the results."""
+    """Write the text, run both steps, and write the results."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--megabytes", type=int, default=5000)
-    parser.add_argument("--folder", type=Path, default=None, help="on a disk with room")
-    asked = parser.parse_args()
-    work = Path(tempfile.mkdtemp(dir=asked.folder))
-    made_up_text.write(work / "text.jsonl", asked.megabytes)
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="folder on a disk with enough space"
+    )
+    options = parser.parse_args()
+    work = Path(tempfile.mkdtemp(dir=options.folder))
+    made_up_text.write(work / "text.jsonl", options.megabytes)
     store, address = serve(work / "served")
     os.environ |= {
         "STORAGE_EMULATOR_HOST": address,
@@ -108,20 +112,20 @@ def main() -> None:
     try:
         ledger = Ledger.open(os.environ["CONFIDE_LEDGER"])
         ledger.register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
-        found: dict[str, Any] = {"load_at_the_start": round(os.getloadavg()[0], 1)}
+        figures: dict[str, Any] = {"load_at_the_start": round(os.getloadavg()[0], 1)}
         for spec in specs(work / "text.jsonl", 200_000):
-            found[spec.step] = measured(spec, store.pid)
-            print(json.dumps({spec.step: found[spec.step]}), flush=True)
+            figures[spec.step] = measured(spec, store.pid)
+            print(json.dumps({spec.step: figures[spec.step]}), flush=True)
         objects = [f for f in (work / "served").rglob("*") if f.is_file()]
         cached = [f for f in (work / "home/cache").rglob("*") if f.is_file()]
-        found["bytes_in_the_store"] = sum(f.stat().st_size for f in objects)
-        found["bytes_in_the_cache"] = sum(f.stat().st_size for f in cached)
+        figures["bytes_in_the_store"] = sum(f.stat().st_size for f in objects)
+        figures["bytes_in_the_cache"] = sum(f.stat().st_size for f in cached)
     finally:
         store.kill()
         store.wait()
         shutil.rmtree(work)
     results: dict[str, Any] = json.loads(RESULT.read_text()) if RESULT.exists() else {}
-    results[f"{asked.megabytes} MB"] = found
+    results[f"{options.megabytes} MB"] = figures
     RESULT.write_text(json.dumps(results, indent=1) + "\n")
 
 

@@ -1,4 +1,4 @@
-"""The models and micro-batches that are measured: plain numbers, for engines of any kind."""
+"""The measured models and micro-batches, as plain numbers for engines of any kind."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Case:
 
 
 CASES = {
-    "2x128": Case(2, 128, 4096, 32, 2, 64, 10),  # the demo's
+    "2x128": Case(2, 128, 4096, 32, 2, 64, 10),  # the model of the demo
     "4x256": Case(4, 256, 8192, 32, 1, 128, 20),
     "12x768": Case(12, 768, 30522, 4, 1, 128, 20),
 }

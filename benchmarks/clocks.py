@@ -1,4 +1,4 @@
-"""The two clocks that a benchmark reads."""
+"""The clocks of the benchmarks: wall time and processor time."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ import numpy as np
 
 
 def clocks() -> np.ndarray:
-    """Return seconds on the wall, and of this process on all cores together."""
+    """Return seconds of wall time, and processor seconds of this process on all cores together."""
     return np.array([time.perf_counter(), time.process_time()])

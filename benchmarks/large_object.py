@@ -2,9 +2,10 @@
 
     python benchmarks/large_object.py --gigabytes 5 --folder /srv/scratch
 
-The store is the compose stack's own (docker/storage_server.py), as a process here; the way is the
-steps' own: published, then fetched alone into the cache and checked. It takes four times the size
-on the folder's disk, so it is run by hand. Results: benchmarks/results/large_object.json.
+The store is the object store of the compose stack (docker/storage_server.py), run as a local
+process. The object is published, fetched into the cache and checked, as steps do. The benchmark
+needs four times the size on the folder's disk, so it is run by hand. Results:
+benchmarks/results/large_object.json.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ RESULT = ROOT / "benchmarks" / "results" / "large_object.json"
 
 
 def write(file: Path, size: int) -> None:
-    """Write random bytes: nothing between here and there can make them shorter."""
+    """Write random bytes, which no layer can compress."""
     rng = np.random.default_rng(0)
     with file.open("wb") as stream:
         for start in range(0, size, BLOCK):
@@ -41,7 +42,7 @@ def write(file: Path, size: int) -> None:
 
 
 def serve(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
-    """Start the store; return its process and address, once it answers."""
+    """Start the store; return its process and its address after it answers."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -57,7 +58,7 @@ def serve(folder: Path) -> tuple[subprocess.Popen[bytes], str]:
 
 
 class Watch(threading.Thread):
-    """The peak of a process's own memory, in MiB: pages of files are the disk's cache."""
+    """The peak anonymous memory of a process in MiB, without the page cache of files."""
 
     def __init__(self, pid: int | str) -> None:
         super().__init__(daemon=True)
@@ -66,14 +67,14 @@ class Watch(threading.Thread):
 
     def run(self) -> None:
         while self.status.exists():
-            found = re.findall(r"^RssAnon:\s+(\d+)", self.status.read_text(), re.M)
-            now = int(found[0]) >> 10 if found else 0
+            matches = re.findall(r"^RssAnon:\s+(\d+)", self.status.read_text(), re.M)
+            now = int(matches[0]) >> 10 if matches else 0
             self.peak, self.first = max(self.peak, now), self.first or now
             time.sleep(0.1)
 
 
 def measured(gigabytes: float, folder: Path) -> dict[str, object]:
-    """Move the object there and back."""
+    """Send the object to the store and fetch it back."""
     size = int(gigabytes * 1e9)
     made = folder / "made"
     made.mkdir()
@@ -81,7 +82,7 @@ def measured(gigabytes: float, folder: Path) -> dict[str, object]:
     server, os.environ["STORAGE_EMULATOR_HOST"] = serve(folder / "served")
     try:
         store, uri = Store("gs://b/store", folder / "cache"), "gs://b/store/corpus/one"
-        here, there = Watch("self"), Watch(server.pid)
+        client, store_watch = Watch("self"), Watch(server.pid)
         began = time.monotonic()
         store.publish(made, uri)
         sent = time.monotonic()
@@ -92,8 +93,8 @@ def measured(gigabytes: float, folder: Path) -> dict[str, object]:
             "bytes": size,
             "seconds_to_send": round(sent - began, 1),
             "seconds_to_get": round(got - sent, 1),
-            "client_MiB": {"before": here.first, "peak": here.peak},
-            "store_MiB": {"before": there.first, "peak": there.peak},
+            "client_MiB": {"before": client.first, "peak": client.peak},
+            "store_MiB": {"before": store_watch.first, "peak": store_watch.peak},
         }
     finally:
         server.kill()
@@ -103,12 +104,14 @@ def measured(gigabytes: float, folder: Path) -> dict[str, object]:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--gigabytes", type=float, default=5.0)
-    parser.add_argument("--folder", type=Path, default=None, help="on a disk with room")
-    given = parser.parse_args()
-    scratch = Path(tempfile.mkdtemp(dir=given.folder))
+    parser.add_argument(
+        "--folder", type=Path, default=None, help="folder on a disk with enough space"
+    )
+    options = parser.parse_args()
+    scratch = Path(tempfile.mkdtemp(dir=options.folder))
     try:
-        found = measured(given.gigabytes, scratch)
+        result = measured(options.gigabytes, scratch)
     finally:
         shutil.rmtree(scratch)
-    print(json.dumps(found, indent=1))
-    RESULT.write_text(json.dumps(found, indent=1) + "\n")
+    print(json.dumps(result, indent=1))
+    RESULT.write_text(json.dumps(result, indent=1) + "\n")

@@ -1,7 +1,8 @@
-"""Peak resident memory of this process, from Linux' own counters.
+"""Peak resident memory of this process, from Linux' counters.
 
-Not `ru_maxrss`: a new process inherits its parent's. `VmHWM` belongs to the memory map, which
-starts anew with `exec`, and writing 5 to `clear_refs` sets it back to what is resident now.
+`ru_maxrss` is unsuitable, because a new process inherits it from its parent. `VmHWM` belongs to the
+memory map, which `exec` replaces, and writing 5 to `clear_refs` resets it to the present resident
+size.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ _CLEAR = Path("/proc/self/clear_refs")
 
 
 def mebibytes(field: str, process: int | str = "self") -> float:
-    """Return a field of a process's status, as VmHWM or VmRSS."""
+    """Return a field of a process's status, such as VmHWM or VmRSS."""
     status = Path(f"/proc/{process}/status")
     for line in status.read_text().splitlines():
         if line.startswith(f"{field}:"):
@@ -21,13 +22,13 @@ def mebibytes(field: str, process: int | str = "self") -> float:
 
 
 class PeakMemory:
-    """Make one when the model stands and no step has been made; read it after the steps."""
+    """Create it after the model and before the first step; read it after the steps."""
 
     def __init__(self) -> None:
         _CLEAR.write_text("5")
         self._before = mebibytes("VmRSS")
 
     def figures(self) -> dict[str, float]:
-        """Return the peak, and by how much it is above the process with its model."""
+        """Return the peak, and its difference to the process with its model."""
         highest = mebibytes("VmHWM")
         return {"peak_mib": highest, "step_mib": highest - self._before}

@@ -1,9 +1,9 @@
-"""Opacus' ghost clipping on a model of the same size, as Opacus means it to be used.
+"""Opacus' ghost clipping on a model of the same size, used as Opacus recommends.
 
 Run by bench_clipping.py in `.venv/bench` (`make bench-opacus`); prints one JSON object. PyTorch's
-ordinary step stands beside it: another framework's seconds say nothing about clipping, its ratio
-does. A unit is one row (Opacus knows no other), and the output projection has its own table, for
-ghost clipping leaves out the cross term of a tied one.
+ordinary step is measured too, because seconds of another framework are not comparable, but ratios
+are. A unit is one row (Opacus supports no other), and the output projection has a separate table,
+because ghost clipping omits the cross term of a tied one.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ def side_by_side(c: Case, rounds: int) -> dict[str, dict[str, float]]:
             if t:
                 seconds[engine].append(took)
     out = {}
-    for engine, own in seconds.items():
-        pairs = zip(own, seconds[ENGINES[0]], strict=True)
+    for engine, times in seconds.items():
+        pairs = zip(times, seconds[ENGINES[0]], strict=True)
         out[engine] = {
-            "update_seconds": statistics.median(own),
+            "update_seconds": statistics.median(times),
             "update_ratio": statistics.median(a / b for a, b in pairs),
-            "rows_per_second": c.rows / statistics.median(own),
+            "rows_per_second": c.rows / statistics.median(times),
         }
     return out
 

@@ -1,4 +1,4 @@
-"""Where real text is: files below the folder that `CONFIDE_DATA` names."""
+"""Paths of real text below the folder that `CONFIDE_DATA` names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ NOTES = "noteevents_format/NOTEEVENTS_derived.csv.xz"
 ARTICLES = "pmc_rct_articles/articles.jsonl.xz"
 PUBLIC = "wikitext-2/train.txt.xz"
 
-# By the setting that names each.
+# By the setting that takes each path.
 PUBLIC_AND_ENTITIES = {
     "public_path": PUBLIC,
     "entities_train": "ner_bc5cdr/train.tsv",
@@ -21,14 +21,14 @@ PUBLIC_AND_ENTITIES = {
 NOTES_AND_ENTITIES = {"private_path": NOTES, **PUBLIC_AND_ENTITIES}
 
 
-def found(files: Mapping[str, str]) -> dict[str, str]:
-    """Return files by the setting that names each, as whole paths.
+def existing_files(files: Mapping[str, str]) -> dict[str, str]:
+    """Return files by setting, as absolute paths.
 
     Args:
         files: each relative to the folder.
 
     Raises:
-        BadInput: `CONFIDE_DATA` names no folder that has one of them.
+        BadInput: a file is missing in the folder that `CONFIDE_DATA` names.
     """
     folder = Path(os.environ.get("CONFIDE_DATA") or "/nowhere")
     for name, file in files.items():

@@ -1,15 +1,15 @@
-"""What a point of a sweep takes beyond its steps' own work: four points of trivial size.
+"""The overhead of a sweep per point, beyond the work of its steps, for four points of trivial size.
 
-Takes more than two minutes, so `make bench` leaves it out:
+It takes more than two minutes, so `make bench` omits it:
 
     .venv/task/bin/python -m benchmarks.sweep_overhead [shell] [airflow]
 
-A step's own work is the `seconds` of its result; all else between its start and that of the next is
-overhead. A sweep that is repeated finds everything done: then all of it is overhead, and is told in
-seconds of processor too, which a busy machine does not change. From the shell
-with the fork server, and with a process started anew for every step; in Airflow by a local stack of
-its own, where a point's time runs from when its first task could start until the report's starts.
-Writes benchmarks/results/sweeps.json, of which what was not asked for stays as it is.
+The work of a step is the `seconds` of its result; the remaining time until the start of the next
+step is overhead. A repeated sweep reuses every result, so all of its time is overhead, which is
+also given in processor seconds, because these do not depend on other load. From the shell, the
+sweep is run with the fork server, and with a new process for every step. In Airflow, it is run by a
+separate local stack, and the time of a point runs from the earliest start of its first task to the
+start of the report. Writes benchmarks/results/sweeps.json, in which other parts are kept.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job
 
-RUNS = ("made", "found")  # the same sweep twice: the second finds everything
+RUNS = ("made", "found")  # the same sweep twice; the second run reuses every result
 RESULTS = Path(__file__).parent / "results" / "sweeps.json"
 SETTINGS = SweepSettings(
     synthetic_patients=200, declared_units=240, words_per_unit=64, vocabulary_epsilon=8.0,
@@ -45,18 +45,18 @@ SETTINGS = SweepSettings(
 
 
 def shell() -> dict[str, Any]:
-    """Return what the sweep takes from the shell, made and found, both ways."""
-    found: dict[str, Any] = {}
+    """Return the overhead of the sweep from the shell, new and repeated, both ways."""
+    measurements: dict[str, Any] = {}
     for name, server in (("anew", OFF), ("forked", "")):
         os.environ[SERVER] = server
         with tempfile.TemporaryDirectory() as folder:
             os.environ["CONFIDE_HOME"] = str(Path(folder) / "home")
-            found[name] = {"made": measured(), "found": measured()}
-    return _machine() | found
+            measurements[name] = {"made": measured(), "found": measured()}
+    return _machine() | measurements
 
 
 def measured() -> dict[str, Any]:
-    """Return wall-clock and processor seconds of the sweep, and of a point beyond its work."""
+    """Return wall and processor seconds of the sweep, and the overhead of a point."""
     deployment = Deployment.from_environment()
     steps = sweep_steps(SETTINGS)
     started: dict[str, float] = {}
@@ -69,10 +69,10 @@ def measured() -> dict[str, Any]:
     finished = run_job(Job("dp_sweep", "benchmark", "benchmark", steps), deployment, watch)
     assert not finished.exit_code, finished.failed
     ended = time.monotonic()
-    own = {n: result.seconds if made else 0.0 for n, result in finished.results.items()}
+    step_seconds = {n: result.seconds if made else 0.0 for n, result in finished.results.items()}
     moments = [*started.items(), ("", ended)]
     beyond = sum(
-        after - start - own[name]
+        after - start - step_seconds[name]
         for (name, start), (_, after) in itertools.pairwise(moments)
         if " · " in name
     )
@@ -80,19 +80,19 @@ def measured() -> dict[str, Any]:
         "steps": len(steps),
         "wall_seconds": round(ended - begun, 1),
         "processor_seconds": round(_processor_seconds() - before, 1),
-        "seconds_inside_the_steps": round(sum(own.values()), 1),
+        "seconds_inside_the_steps": round(sum(step_seconds.values()), 1),
         "seconds_of_a_point_beyond_its_steps_work": round(beyond / len(SETTINGS.points()), 2),
     }
 
 
 def _processor_seconds() -> float:
-    """Return what ended processes have taken: a fork server's steps are among its own."""
+    """Return the processor seconds of ended processes, including the steps of a fork server."""
     used = resource.getrusage(resource.RUSAGE_CHILDREN)
     return used.ru_utime + used.ru_stime
 
 
 def airflow() -> dict[str, Any]:
-    """Return what the sweep takes in an Airflow of its own, made and found."""
+    """Return the overhead of the sweep in a separate Airflow, new and repeated."""
     os.environ[SERVER] = ""
     with tempfile.TemporaryDirectory() as folder:
         os.environ["CONFIDE_HOME"] = str(Path(folder) / "home")
@@ -105,7 +105,7 @@ def airflow() -> dict[str, Any]:
 
 
 def _in_airflow(deployment: Deployment, stack: local.Stack, run: str) -> dict[str, Any]:
-    """Return wall-clock and Airflow's own processor seconds of the sweep as one run."""
+    """Return wall seconds and Airflow's processor seconds of the sweep as one run."""
     api, before, begun = stack.api(), _session_seconds(stack), time.monotonic()
     api.trigger("dp_sweep", run, SETTINGS.model_dump(mode="json", exclude_defaults=True))
     while (state := api.run_state("dp_sweep", run)) not in {"success", "failed"}:
@@ -121,8 +121,8 @@ def _in_airflow(deployment: Deployment, stack: local.Stack, run: str) -> dict[st
         for point, _, spec in sweep_steps(SETTINGS)
         if point
     ]
-    own = sum(r.seconds for r in results if r) if run == "made" else 0.0
-    beyond = _moment(report["start_date"]) - first - own
+    step_seconds = sum(r.seconds for r in results if r) if run == "made" else 0.0
+    beyond = _moment(report["start_date"]) - first - step_seconds
     count = len(SETTINGS.points())
     airflows = {name: used[name] - before[name] for name in used if name != local.FORK_SERVER}
     return {
@@ -131,7 +131,7 @@ def _in_airflow(deployment: Deployment, stack: local.Stack, run: str) -> dict[st
         "processor_seconds_of_airflow": {n: round(seconds, 1) for n, seconds in airflows.items()},
         "processor_seconds_of_airflow_a_task": round(sum(airflows.values()) / len(tasks), 2),
         "tasks_of_a_point": len(points) / count,
-        "seconds_inside_the_steps_of_points": round(own, 1),
+        "seconds_inside_the_steps_of_points": round(step_seconds, 1),
         "seconds_of_a_point_beyond_its_steps_work": round(beyond / count, 2),
     }
 
@@ -141,16 +141,16 @@ def _moment(text: str) -> float:
 
 
 def _session_seconds(stack: local.Stack) -> dict[str, float]:
-    """Return what each component's session has taken: its processes, and those that they awaited.
+    """Return the processor seconds of each component's session and its awaited processes.
 
-    Steps have sessions of their own.
+    Steps have separate sessions.
     """
     names = {process.pid: name for name, process in stack.components.items()}
     seconds = dict.fromkeys(names.values(), 0.0)
     for file in Path("/proc").glob("[0-9]*/stat"):
         try:
             fields = file.read_text().rpartition(")")[2].split()
-        except OSError:  # it has just ended
+        except OSError:  # the process has just ended
             continue
         if name := names.get(int(fields[3])):
             seconds[name] += sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
@@ -162,8 +162,8 @@ def _machine() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    asked = sys.argv[1:] or ["shell", "airflow"]
+    parts = sys.argv[1:] or ["shell", "airflow"]
     results = json.loads(RESULTS.read_text()) if RESULTS.exists() else {}
-    results |= {name: {"shell": shell, "airflow": airflow}[name]() for name in asked}
+    results |= {name: {"shell": shell, "airflow": airflow}[name]() for name in parts}
     RESULTS.write_text(json.dumps(results, indent=1) + "\n")
     print(json.dumps(results, indent=1))

@@ -1,6 +1,6 @@
-"""The texts on which vocabularies are measured: units of private text, counts of public words.
+"""The texts for measuring vocabularies: units of private text, counts of public words.
 
-Real ones are in the folder that CONFIDE_DATA names.
+Real text is in the folder that CONFIDE_DATA names.
 """
 
 from __future__ import annotations
@@ -27,9 +27,12 @@ class Corpus:
     """A private corpus of CONFIDE_DATA.
 
     Attributes:
-        file: below the folder. abstracts: the same documents, shorter, for trainings.
-        format: of `read_corpus`. unit: what is protected. declared_units: a bound on their number.
-        fields: names of the fields of JSON lines: text, document, patient.
+        file: path below the folder.
+        abstracts: path of the same documents, shortened, for trainings.
+        format: format of `read_corpus`.
+        unit: the protected unit.
+        declared_units: a bound on the number of units.
+        fields: names of the JSON fields of text, document and patient.
     """
 
     file: str
@@ -42,7 +45,8 @@ class Corpus:
 
 CORPORA = {
     "noteevents_format": Corpus(NOTES, NOTES, "noteevents", "patient", 1200),
-    # Five articles name no author, and 37 authors have more than one: so the unit is the article.
+    # Five articles name no author, and 37 authors have several articles, so the unit is the
+    # article.
     "pmc_rct_articles": Corpus(
         ARTICLES,
         "pmc_rct_articles/abstracts.jsonl.xz",
@@ -66,18 +70,18 @@ def units(name: str, folder: Path) -> list[Unit]:
 
 
 def held_by(units: Iterable[Unit]) -> Held:
-    """Return each unit's distinct words."""
+    """Return the distinct words of each unit."""
     return [(u.unit_id, {w for text in u.texts for w in split_words(text)}) for u in units]
 
 
 def public_counts(folder: Path) -> Counter[str]:
-    """Return in how many articles of wikitext-2 each word stands."""
+    """Return the number of articles of wikitext-2 that contain each word."""
     articles = read_corpus("text", folder / PUBLIC, public=True)
     return document_counts((Unit(a.document_id, [a.text]) for a in articles), split_words)
 
 
 def novels_counts(folder: Path) -> Counter[str]:
-    """Return in how many pieces of 1,000 characters of the novels each word stands."""
+    """Return the number of pieces of 1,000 characters of the novels that contain each word."""
     fields = JsonlFields("text", "doc_id", "no_patient")
     novels = read_corpus("jsonl", folder / "english_novels_100/novels.jsonl.xz", fields=fields)
     pieces = (n.text[i : i + 1000] for n in novels for i in range(0, len(n.text), 1000))

@@ -2,8 +2,8 @@
 
     python -m benchmarks.vocabulary_tables
 
-In the page a table stands between `<!-- NAME -->` and `<!-- end -->`. Rows that are not measured
-are left out; a table of which no row is measured says so.
+In the page a table is between `<!-- NAME -->` and `<!-- end -->`. Rows without measurements are
+omitted; a table without rows states that nothing is measured.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ Row = Mapping[str, Any]
 
 
 def tables(fits: Row, trainings: Row, selection: Row) -> dict[str, str]:
-    """Return the page's tables by name, from what the two benchmarks wrote."""
-    found: dict[str, Callable[[], str]] = {
+    """Return the page's tables by name, from the results of both benchmarks."""
+    makers: dict[str, Callable[[], str]] = {
         "released": lambda: _released(selection.get("released", [])),
         "planted": lambda: _planted(selection.get("planted", [])),
         "throughput": lambda: _throughput(selection.get("throughput", [])),
     }
     for corpus in CORPORA:
         of_corpus, models = fits.get(corpus, {}), trainings.get(corpus, {})
-        found |= {
+        makers |= {
             f"sources {corpus}": lambda rows=of_corpus: _sources(rows),
             f"mechanisms {corpus}": lambda rows=of_corpus: _mechanisms(rows),
             f"models {corpus}": lambda rows=models: _models(rows),
         }
-    return {name: make() or "Not measured yet." for name, make in found.items()}
+    return {name: make() or "Not measured yet." for name, make in makers.items()}
 
 
 def _table(head: str, rows: Iterable[Iterable[str]]) -> str:
@@ -61,7 +61,7 @@ def _sources(rows: Mapping[str, Row]) -> str:
 
 
 def _mechanisms(rows: Mapping[str, Row]) -> str:
-    """Return every mechanism at every ε, of two sources."""
+    """Return every mechanism at every ε, for two sources."""
     kinds = [(m, f" · ε {e}") for e in (1, 3, 8) for m in MECHANISMS] + [("paper", "")]
     lines = []
     for mechanism, epsilon in kinds:
@@ -78,7 +78,7 @@ def _mechanisms(rows: Mapping[str, Row]) -> str:
 
 
 def _models(rows: Mapping[str, Row]) -> str:
-    """Return what trainings made of each vocabulary."""
+    """Return the results of trainings with each vocabulary."""
     return _table(
         "source | mechanism | ε_V | private words | tokens | MLM, public | MLM, DP "
         "| F1, public | F1, DP",
@@ -89,7 +89,7 @@ def _models(rows: Mapping[str, Row]) -> str:
 
 
 def _released(rows: list[Row]) -> str:
-    """Return the items that each mechanism released, on sets of items."""
+    """Return the items that each mechanism released from sets of items."""
     kinds = dict.fromkeys((row["corpus"], row["public_items"], row["epsilon"]) for row in rows)
     lines = []
     for kind in kinds:
@@ -101,8 +101,8 @@ def _released(rows: list[Row]) -> str:
         cells = []
         for mechanism in MECHANISMS:
             row = of_kind.get(mechanism)
-            said = f"{row['items_released']:,.0f}" if row else "–"
-            cells.append(f"**{said}**" if row is best else said)
+            text = f"{row['items_released']:,.0f}" if row else "–"
+            cells.append(f"**{text}**" if row is best else text)
         lines.append([kind[0], kind[1], f"{kind[2]:g}", *cells])
     return _table("corpus | public items | ε | " + " | ".join(f"`{m}`" for m in MECHANISMS), lines)
 
@@ -143,8 +143,8 @@ def _source_mechanism(name: str) -> list[str]:
 
 def _words(row: Row) -> str:
     least, most = row["words_released_least_and_most"]
-    said = f"{row['words_released']:,.0f}"
-    return said if row["releases"] == 1 else f"{said} ({least:,}–{most:,})"
+    text = f"{row['words_released']:,.0f}"
+    return text if row["releases"] == 1 else f"{text} ({least:,}–{most:,})"
 
 
 def _fit(row: Row) -> list[str]:
@@ -154,14 +154,14 @@ def _fit(row: Row) -> list[str]:
 def filled(page: str, by_name: Mapping[str, str]) -> str:
     """Return the page with its tables."""
 
-    def replaced(found: re.Match[str]) -> str:
-        return f"<!-- {found[1]} -->\n{by_name[found[1]]}\n<!-- end -->"
+    def replaced(match: re.Match[str]) -> str:
+        return f"<!-- {match[1]} -->\n{by_name[match[1]]}\n<!-- end -->"
 
     return _MARKED.sub(replaced, page)
 
 
 def measured() -> dict[str, str]:
-    """Return the tables of what is measured."""
+    """Return the tables of the existing results."""
     vocabulary, selection = (
         json.loads(path.read_text()) if path.exists() else {}
         for path in (RESULTS / "vocabulary.json", RESULTS / "partition_selection.json")

@@ -1,10 +1,11 @@
-"""Runs the study, and writes its tables and figures from MLflow. Hours; goes on.
+"""Runs the study, and writes its tables and figures from MLflow. It takes hours and can be resumed.
 
     python -m benchmarks.study [NAME …] [--seeds N …] [--write]
 
-What is done is not done again. --write alone reads MLflow and writes docs/reproduction.md (between
-its marks), docs/figures and benchmarks/results/study.json. `CONFIDE_DATA` names the folder of real
-text; what needs it is left out without it. --list says what is left to do.
+Finished runs are not repeated. With --write, nothing is run: docs/reproduction.md (between its
+marks), docs/figures and benchmarks/results/study.json are written from MLflow. `CONFIDE_DATA` names
+the folder of real text; without it, experiments on real text are skipped. --list prints the missing
+runs.
 """
 
 from __future__ import annotations
@@ -26,33 +27,33 @@ RESULTS = ROOT / "benchmarks" / "results" / "study.json"
 
 
 def main() -> int:
-    told = _arguments()
-    study = Study(told.home)
+    options = _arguments()
+    study = Study(options.home)
     failed = 0
     wanted = [
         (EXPERIMENTS[name], variant, seed)
-        for seed in told.seeds
-        for name in told.names or EXPERIMENTS
+        for seed in options.seeds
+        for name in options.names or EXPERIMENTS
         for variant in EXPERIMENTS[name].variants
         if not EXPERIMENTS[name].files or "CONFIDE_DATA" in os.environ
     ]
-    for experiment, variant, seed in [] if told.write else wanted:
+    for experiment, variant, seed in [] if options.write else wanted:
         key = study.key(experiment, variant, seed)
         if study.done(key) is not None:
             continue
         print(key, flush=True)
-        if not told.list:
+        if not options.list:
             try:
                 study.run(experiment, variant, seed)
             except subprocess.CalledProcessError:
                 failed += 1
-    if told.write:
+    if options.write:
         write(study)
     return min(failed, 1)
 
 
 def write(study: Study) -> None:
-    """Write every table and figure that the finished runs give."""
+    """Write every table and figure that the finished runs provide."""
     kept, page = {}, PAGE.read_text()
     for experiment in EXPERIMENTS.values():
         runs: list[tuple[str, list[ModelFigures]]] = [
@@ -67,8 +68,8 @@ def write(study: Study) -> None:
         kept[experiment.name] = [
             {"variant": row.variant, "model": row.model, **row.values} for row in rows
         ]
-        told = "\n".join([table(experiment, rows), differences(experiment, rows)]).rstrip()
-        page = _between(page, experiment.name, told)
+        text = "\n".join([table(experiment, rows), differences(experiment, rows)]).rstrip()
+        page = _between(page, experiment.name, text)
         if experiment.name == "models":
             for suffix in ("svg", "png"):
                 draw_models(rows, FIGURES / f"study-models.{suffix}")
@@ -90,8 +91,10 @@ def _arguments() -> argparse.Namespace:
     parser.add_argument("names", nargs="*", choices=[*EXPERIMENTS, []], metavar="NAME")
     parser.add_argument("--seeds", nargs="*", type=int, default=SEEDS, metavar="N")
     parser.add_argument("--home", type=Path, default=ROOT / ".confide-study")
-    parser.add_argument("--write", action="store_true", help="tables and figures alone")
-    parser.add_argument("--list", action="store_true", help="say what is left, and run nothing")
+    parser.add_argument("--write", action="store_true", help="write tables and figures only")
+    parser.add_argument(
+        "--list", action="store_true", help="print the missing runs, and run nothing"
+    )
     return parser.parse_args()
 
 

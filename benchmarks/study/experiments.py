@@ -1,7 +1,7 @@
-"""What the study runs: experiments, each a job's settings in one or several variants.
+"""The experiments of the study, each a job's settings in one or several variants.
 
-An experiment is data. To ask another question, add one: its variants are run for every seed, and
-its columns say which figures of MLflow stand in its table.
+An experiment is data. To answer another question, add one: its variants are run for every seed, and
+its columns select figures of MLflow for its table.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.real_text import NOTES_AND_ENTITIES, found
+from benchmarks.real_text import NOTES_AND_ENTITIES, existing_files
 from tasks.protocol import JobSettings, SweepSettings
 from tasks.protocol.presets import preset
 from tasks.releases.advice import PrivacyBudget, Spending, calibrated
@@ -20,13 +20,13 @@ SEEDS = (1, 2, 3)
 
 @dataclass(frozen=True)
 class Column:
-    """A figure of a model, as MLflow has it.
+    """A figure of a model, as logged in MLflow.
 
     Attributes:
-        title: in the table.
-        metric: its name in MLflow, on the model's run or on that of one of its steps.
+        title: the title in the table.
+        metric: its name in MLflow, on the run of the model or of one of its steps.
         unit: "%" shows a share times 100.
-        decimals: how many are shown.
+        decimals: number of decimal places.
     """
 
     title: str
@@ -50,17 +50,16 @@ class Experiment:
     """A question, with the runs that answer it.
 
     Attributes:
-        name: on the command line, and of its place in docs/reproduction.md.
+        name: the name on the command line and in docs/reproduction.md.
         job: "dp_bert" or "dp_sweep".
-        columns: of its table.
-        variants: what differs, by the name of a table's row group; one with an empty name: nothing
-            does.
-        preset: the settings begin with.
-        settings: changed from the preset's, in every variant.
+        columns: the columns of its table.
+        variants: changed settings, by the name of a row group; a single one has an empty name.
+        preset: the preset with the initial settings.
+        settings: changes of the preset in every variant.
         files: settings that name files, relative to the folder `CONFIDE_DATA`.
         epsilon: if above 0, the noise multiplier is calibrated to this ε in total.
-        models: whose rows are shown, as MLflow names them; empty: all.
-        compared: pairs of rows, by name, whose difference in a column is told under the table.
+        models: names of the models in MLflow whose rows are shown; all if empty.
+        compared: pairs of rows, by name, whose difference in a column is shown below the table.
     """
 
     name: str
@@ -78,23 +77,23 @@ class Experiment:
         """Return the settings of one run.
 
         Raises:
-            BadInput: its files are asked for, and `CONFIDE_DATA` names no folder that has them.
+            BadInput: a required file is missing in the folder that `CONFIDE_DATA` names.
             ValueError: the settings are refused.
         """
         made = preset(self.preset) if self.preset else {}
         made = {**made, **self.settings, **self.variants[variant], "seed": seed}
-        made |= found(self.files)
+        made |= existing_files(self.files)
         if self.epsilon:
             settings = JobSettings.model_validate(made)
             delta = Spending.of(settings).delta
-            told = calibrated(settings, PrivacyBudget(self.epsilon, delta))
-            made["noise_multiplier"] = told.noise_multiplier
+            calibrated_settings = calibrated(settings, PrivacyBudget(self.epsilon, delta))
+            made["noise_multiplier"] = calibrated_settings.noise_multiplier
         model = SweepSettings if self.job == "dp_sweep" else JobSettings
         model.model_validate(made)
         return made
 
 
-# Small enough for two cores, large enough that counts of phrases rise above the noise.
+# Small enough for two cores, and large enough that counts of phrases exceed the noise.
 _SMALL: dict[str, Any] = {
     "synthetic_patients": 2000,
     "declared_units": 2000,
@@ -109,11 +108,11 @@ _SMALL: dict[str, Any] = {
     "canary_patterns": "HS",
     "finetune_epochs": 2,
 }
-# As many updates, each of three times as many units, of which there are six times as many.
+# As many updates of three times as many units, of which there are six times as many.
 _EXAMPLES = {"unit": "example", "declared_units": 12000, "batch_size": 1023, "epochs": 3.069}
 # A split that was chosen on made-up notes.
 _WORDS_AND_PHRASES = {"vocabulary_epsilon": 1.2, "phrases_epsilon": 4.8}
-# Of real notes batches without privacy are small, so that few passes are more than a thousand
+# Batches without privacy are small on real notes, so that few epochs have more than a thousand
 # updates.
 _NOTES: dict[str, Any] = {
     **_WORDS_AND_PHRASES,
@@ -128,8 +127,8 @@ _NOTES: dict[str, Any] = {
 }
 
 EXPERIMENTS: dict[str, Experiment] = {
-    one.name: one
-    for one in (
+    experiment.name: experiment
+    for experiment in (
         Experiment(
             "models",
             "dp_bert",

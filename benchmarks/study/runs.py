@@ -19,16 +19,16 @@ from benchmarks.utility.runs import Results
 from tasks.runtime.deployment import Deployment
 
 ROOT = Path(__file__).resolve().parents[2]
-INFINITE = 1e300  # from here on a number stands for ∞: MLflow has the largest float for it
-_FOLD = re.compile(r" · fold=\d+$")  # behind the name of a sweep's point
+INFINITE = 1e300  # numbers from here on represent ∞, which MLflow stores as the largest float
+_FOLD = re.compile(r" · fold=\d+$")  # suffix of the name of a sweep's point
 
 
 @dataclass
 class ModelFigures:
-    """What MLflow has of one model of one run.
+    """The metrics of one model of one run in MLflow.
 
     Attributes:
-        model: its name there.
+        model: its name in MLflow.
         metrics: the last value of each metric of the model's run and of its steps' runs.
     """
 
@@ -37,10 +37,10 @@ class ModelFigures:
 
 
 class Study:
-    """The study's runs, in a deployment of its own.
+    """The runs of the study, in a separate deployment.
 
     Args:
-        home: its folder; what is done stays there, and is not done again.
+        home: the folder of the deployment, where finished runs are kept.
     """
 
     def __init__(self, home: Path) -> None:
@@ -55,22 +55,22 @@ class Study:
         return "/".join(filter(None, (experiment.name, variant, str(seed))))
 
     def done(self, key: str) -> dict[str, Any] | None:
-        """Return what is kept of a run that ended well: its settings and its key in MLflow."""
+        """Return the settings and the MLflow key of a successful run."""
         return self._done.lines.get(key)
 
     def run(self, experiment: Experiment, variant: str, seed: int) -> None:
-        """Run one job to its end, and keep its key.
+        """Run one job to its end, and store its key.
 
         Raises:
-            subprocess.CalledProcessError: it failed; what it said stands above.
+            subprocess.CalledProcessError: the job failed; its output was printed.
         """
         settings = experiment.of(variant, seed)
-        self._may_be_read(settings)
+        self._declare_public(settings)
         started = time.monotonic()
-        with tempfile.NamedTemporaryFile("w", suffix=".json") as told:
-            json.dump(settings, told)
-            told.flush()
-            out = self._confide("run", experiment.job, "--settings", told.name, "--json")
+        with tempfile.NamedTemporaryFile("w", suffix=".json") as settings_file:
+            json.dump(settings, settings_file)
+            settings_file.flush()
+            out = self._confide("run", experiment.job, "--settings", settings_file.name, "--json")
         self._done.add(
             self.key(experiment, variant, seed),
             {
@@ -87,8 +87,8 @@ class Study:
         )
         return done.stdout
 
-    def _may_be_read(self, settings: dict[str, Any]) -> None:
-        """Declare public what the study reads, all of which is."""
+    def _declare_public(self, settings: dict[str, Any]) -> None:
+        """Declare the sources of the study public; all of them are public text."""
         files = [str(v) for k, v in settings.items() if k.endswith(("_path", "_train", "_test"))]
         if settings.get("private_path"):
             self._confide("ledger", "register", settings["private_dataset"], "--public")
@@ -96,13 +96,13 @@ class Study:
             self._confide("ledger", "declare-public", *filter(None, files))
 
     def figures(self, key: str) -> list[ModelFigures]:
-        """Return what MLflow has of a finished run, model by model; of a sweep, over its folds."""
+        """Return the metrics of a finished run by model, averaged over the folds of a sweep."""
         from mlflow.tracking import MlflowClient  # noqa: TID251
 
         client = MlflowClient(tracking_uri=self.deployment.tracking)
         line = self._done.lines[key]
-        found: dict[str, ModelFigures] = {}
-        experiments = [one.experiment_id for one in client.search_experiments()]
+        by_model: dict[str, ModelFigures] = {}
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
         runs = client.search_runs(
             experiments,
             f"tags.`confide.run_key` = '{line['run_key']}'",
@@ -112,29 +112,32 @@ class Study:
             model = run.data.tags.get("confide.model")
             if model is None:
                 continue
-            own = found.setdefault(model, ModelFigures(model))
-            # The model's own run says what everything of it has cost; a step's what that step has.
-            told = run.data.metrics
+            model_figures = by_model.setdefault(model, ModelFigures(model))
+            # The model's run has the total cost of the model, and a step's run the cost of the
+            # step.
+            metrics = run.data.metrics
             of_model = "confide.step" not in run.data.tags
-            own.metrics.update(
-                told if of_model else {k: v for k, v in told.items() if k not in own.metrics}
+            model_figures.metrics.update(
+                metrics
+                if of_model
+                else {k: v for k, v in metrics.items() if k not in model_figures.metrics}
             )
             for name, value in run.data.params.items():
                 if name.endswith(".noise_multiplier"):
-                    own.metrics.setdefault("noise_multiplier", float(value))
-        return over_folds(found.values())
+                    model_figures.metrics.setdefault("noise_multiplier", float(value))
+        return over_folds(by_model.values())
 
 
 def _mean(values: list[float]) -> float:
-    """Return the mean; an infinite one is the largest number, as in MLflow."""
+    """Return the mean; an infinite mean is the largest number, as in MLflow."""
     return max(values) if max(values) >= INFINITE else statistics.fmean(values)
 
 
 def over_folds(models: Iterable[ModelFigures]) -> list[ModelFigures]:
-    """Return a sweep's models without their folds: each metric's mean over those that have it."""
+    """Return a sweep's models without folds: the mean of each metric over its folds."""
     of_setting: dict[str, list[ModelFigures]] = {}
-    for one in models:
-        of_setting.setdefault(_FOLD.sub("", one.model), []).append(one)
+    for fold in models:
+        of_setting.setdefault(_FOLD.sub("", fold.model), []).append(fold)
     return [
         ModelFigures(
             name,

@@ -1,4 +1,4 @@
-"""From the study's figures to the tables and pictures of docs/reproduction.md."""
+"""Tables and plots of docs/reproduction.md, from the figures of the study."""
 
 from __future__ import annotations
 
@@ -28,9 +28,9 @@ class Row:
     """One model of one variant, over the seeds.
 
     Attributes:
-        variant: as the experiment names it.
-        model: as MLflow names it.
-        values: of each column, one for each seed that has it.
+        variant: its name in the experiment.
+        model: its name in MLflow.
+        values: the values of each column, one per seed.
     """
 
     variant: str
@@ -39,7 +39,7 @@ class Row:
 
     @property
     def name(self) -> str:
-        """What stands before its figures."""
+        """The title of the row."""
         return ", ".join(filter(None, (self.variant, self.model)))
 
 
@@ -49,33 +49,35 @@ def rows_of(
     """Return a row for each variant and model.
 
     Args:
-        experiment: whose runs they are.
-        runs: (variant, models) of each run that ended.
+        experiment: the experiment of the runs.
+        runs: (variant, models) of each finished run.
     """
-    found: dict[tuple[str, str], list[ModelFigures]] = {}
+    by_model: dict[tuple[str, str], list[ModelFigures]] = {}
     for variant, models in runs:
-        for one in models:
-            if not experiment.models or one.model in experiment.models:
-                found.setdefault((variant, one.model), []).append(one)
+        for figures in models:
+            if not experiment.models or figures.model in experiment.models:
+                by_model.setdefault((variant, figures.model), []).append(figures)
     rows = [
         Row(
             variant,
             model,
             {
                 column.metric: tuple(
-                    own.metrics[column.metric] for own in seeds if column.metric in own.metrics
+                    figures_of_seed.metrics[column.metric]
+                    for figures_of_seed in seeds
+                    if column.metric in figures_of_seed.metrics
                 )
                 for column in experiment.columns
             },
         )
-        for (variant, model), seeds in found.items()
+        for (variant, model), seeds in by_model.items()
     ]
-    # What others start from has a cost and no figures of its own.
+    # Initial models of other models have a cost, but no scores.
     return [row for row in rows if any(v for k, v in row.values.items() if k != "epsilon")]
 
 
 def shown(column: Column, values: Sequence[float]) -> str:
-    """Return a cell: the mean, and where there are several the standard deviation."""
+    """Return a cell: the mean, and for several values the standard deviation."""
     if not values:
         return "–"
     if max(values) >= INFINITE:
@@ -99,19 +101,19 @@ def table(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 
 def differences(experiment: Experiment, rows: Sequence[Row]) -> str:
-    """Return a line for each pair that the experiment compares, and that has both its rows."""
+    """Return a line for each compared pair of rows that exists."""
     named, lines = {row.name: row for row in rows}, []
     for first, second, column in experiment.compared:
         if first not in named or second not in named:
             continue
-        found = difference(named[first], named[second], column.metric)
-        if found is None or found.low is None or found.high is None:
+        paired = difference(named[first], named[second], column.metric)
+        if paired is None or paired.low is None or paired.high is None:
             continue
         factor = 100.0 if column.unit == "%" else 1.0
-        mean, low, high = (factor * value for value in (found.mean, found.low, found.high))
+        mean, low, high = (factor * value for value in (paired.mean, paired.low, paired.high))
         lines.append(
             f"- {second}, against {first}: {column.title} {mean:+.1f} "
-            f"({low:+.1f} to {high:+.1f}; {found.seeds} seeds)"
+            f"({low:+.1f} to {high:+.1f}; {paired.seeds} seeds)"
         )
     return (
         "\n".join(["", "Differences seed by seed, 95% interval by Student's t:", "", *lines])
@@ -121,7 +123,7 @@ def differences(experiment: Experiment, rows: Sequence[Row]) -> str:
 
 
 def difference(first: Row, second: Row, metric: str) -> Share | None:
-    """Return by how much the second is above the first, seed by seed, with its interval (t)."""
+    """Return the paired difference of two rows over seeds, with its interval (t)."""
     pairs = list(zip(first.values[metric], second.values[metric], strict=False))
     if not pairs or not all(map(math.isfinite, (v for pair in pairs for v in pair))):
         return None
@@ -129,7 +131,7 @@ def difference(first: Row, second: Row, metric: str) -> Share | None:
 
 
 def draw_models(rows: Sequence[Row], file: Path) -> None:
-    """Draw what each model finds (F1) against what it remembers (largest exposure), by seed."""
+    """Draw F1 against largest exposure for each model and seed."""
     with pyplot.rc_context({"font.size": 10, "svg.hashsalt": "study", "svg.fonttype": "none"}):
         figure, panel = pyplot.subplots(figsize=(6.4, 3.9), layout="constrained")
         for edge in ("top", "right"):

@@ -1,1 +1,1 @@
-"""How much of the non-private gain a private training keeps: cells, runs, shares, figure."""
+"""The share of the non-private gain that private training keeps: cells, runs, shares, figure."""

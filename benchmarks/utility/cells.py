@@ -1,6 +1,6 @@
-"""What is measured: corpora, recipes, and the cells that they make with sizes, seeds and ε.
+"""The measured cells: corpora, recipes, sizes, seeds and ε.
 
-A recipe is data: settings changed from the corpus's own. To measure a new setting, add a line.
+A recipe is data: changes of the corpus's settings. To measure another setting, add a line.
 """
 
 from __future__ import annotations
@@ -9,16 +9,17 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.real_text import ARTICLES, NOTES_AND_ENTITIES, PUBLIC_AND_ENTITIES, found
+from benchmarks.real_text import ARTICLES, NOTES_AND_ENTITIES, PUBLIC_AND_ENTITIES, existing_files
 from dp_core.privacy.advice import Recipe as Advisable
 from tasks.protocol.presets import preset
 
-EPSILONS = (1.0, 3.0, 5.8, 8.0)  # 5.8: the demo's
+EPSILONS = (1.0, 3.0, 5.8, 8.0)  # 5.8 is the demo's ε
 SEEDS = (1, 2, 3)
-REFERENCE = "gradients"  # whose public-only and non-private models all cells are held to
+# the recipe whose public-only and non-private models are the references of all cells
+REFERENCE = "gradients"
 
-# Updates stay as many, so batches grow with the corpus; of a large one fewer rows of each patient
-# are read, for time's sake.
+# The number of updates is constant, so batches grow with the corpus; for large corpora fewer rows
+# of each patient are read, to save time.
 MADE_UP: dict[int, dict[str, Any]] = {
     2_000: {"batch_size": 85, "nonprivate_batch_size": 24},
     6_000: {},
@@ -29,14 +30,12 @@ MADE_UP: dict[int, dict[str, Any]] = {
 
 @dataclass(frozen=True)
 class Corpus:
-    """A private corpus, with what is trained on it.
+    """A private corpus, with the settings of its trainings.
 
     Attributes:
-        sizes: what is measured, in units (of real text, the declared bound alone), and the settings
-            that a size has of its own.
-        settings: of the job, beside its defaults.
+        sizes: the measured numbers of units (for real text, the bound), with their settings.
+        settings: settings of the job that differ from its defaults.
         files: settings that name files, relative to the folder `CONFIDE_DATA`.
-        public: the files that the operator declares public: all of them, here.
     """
 
     sizes: Mapping[int, Mapping[str, Any]]
@@ -47,18 +46,18 @@ class Corpus:
         """Return the settings of a size and seed.
 
         Raises:
-            BadInput: its files are asked for, and `CONFIDE_DATA` names no folder that has them.
+            BadInput: a required file is missing in the folder that `CONFIDE_DATA` names.
         """
-        own = self.sizes.get(units, {})
-        made = {**self.settings, **own, "seed": seed, "declared_units": units}
+        size_settings = self.sizes.get(units, {})
+        made = {**self.settings, **size_settings, "seed": seed, "declared_units": units}
         if not self.files:
             return made | {"synthetic_patients": units}
-        return made | found(self.files)
+        return made | existing_files(self.files)
 
 
 _REAL = preset("real-text")
-# Of recipes that say nothing of words: below two thirds of ε = 1 too, so that one vocabulary serves
-# every ε.
+# For recipes without vocabulary settings: below two thirds of ε = 1 too, so that one vocabulary
+# serves every ε.
 _WORDS = {"vocabulary_epsilon": 0.6}
 CORPORA: dict[str, Corpus] = {
     "made-up": Corpus(MADE_UP, _WORDS),
@@ -87,10 +86,10 @@ class Recipe:
     """A way to spend a budget.
 
     Attributes:
-        settings: changed from the corpus's own.
-        of_epsilon: settings that are a share of ε in total.
-        of_units: whole settings that are a share of the units.
-        advised: batch, updates and the vocabulary's ε are those of `confide advise`.
+        settings: changes of the corpus's settings.
+        of_epsilon: settings that are a share of the total ε.
+        of_units: integer settings that are a share of the units.
+        advised: whether `confide advise` chooses batch, updates and the vocabulary's ε.
     """
 
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -99,20 +98,21 @@ class Recipe:
     advised: bool = False
 
     def of(self, epsilon: float, units: int) -> dict[str, Any]:
-        """Return the settings that it changes, at an ε in total and for so many units."""
+        """Return the changed settings at this total ε and for this number of units."""
         shares = {name: round(share * epsilon, 3) for name, share in self.of_epsilon.items()}
         wholes = {name: round(share * units) for name, share in self.of_units.items()}
         return {**self.settings, **shares, **wholes}
 
 
-# Phrases first: what is left of ε goes into few updates of large batches.
+# Phrases first: the remaining ε is spent on few updates of large batches.
 _PHRASES = {"phrases_steps": 1500, "written_public_share": 0.0}
 _AMONG = {"phrases_steps": 1500, "written_public_share": 0.5}
-_FEW = {"epochs": 6.0}  # of real text, where a job has 30
+_FEW = {"epochs": 6.0}  # for real text, for which a job has 30
 _LARGE = {"batch_size": 1024 / 6000}
-_MANY = {"examples_per_step": 4, "maskings_per_example": 2}  # of a unit; takes its time
+# rows and maskings of a unit; takes longer
+_MANY = {"examples_per_step": 4, "maskings_per_example": 2}
 
-# The noise of training is calibrated to each cell's ε, and takes what the releases before it leave.
+# The noise of training is calibrated to the part of each cell's ε that earlier releases leave.
 RECIPES: dict[str, Recipe] = {
     REFERENCE: Recipe(),
     "phrases + gradients": Recipe(
@@ -135,7 +135,7 @@ RECIPES: dict[str, Recipe] = {
     "phrases among public text + few gradients": Recipe(
         _AMONG | _FEW, {"phrases_epsilon": 0.8}, _LARGE
     ),
-    # One item of the default at a time left out, or one more put in.
+    # The default with one item removed or added.
     "one row of a unit": Recipe({"examples_per_step": 1}),
     "four maskings of one row": Recipe({"examples_per_step": 1, "maskings_per_example": 4}),
     "two maskings": Recipe({"maskings_per_example": 2}),
@@ -155,8 +155,8 @@ RECIPES: dict[str, Recipe] = {
     "phrases + small batches": Recipe(_PHRASES, {"phrases_epsilon": 0.8}),
 }
 
-# What the figure shows; and what `confide advise` can name, of which its curves are made (those by
-# gradients alone are made by `benchmarks.bench_recipe`).
+# The recipes of the figure; and the recipes that `confide advise` can name, from which its curves
+# are made (the curves without phrases are made by `benchmarks.bench_recipe`).
 FIGURED = (
     REFERENCE,
     "phrases + gradients, few words",
@@ -167,19 +167,19 @@ ADVISABLE: dict[Advisable, tuple[str, ...]] = {
     "phrases": ("phrases + gradients", "phrases + gradients of many rows"),
 }
 
-# Hours become minutes: whether the harness works, not what it measures.
+# Small enough for minutes: tests the harness only.
 QUICK: dict[str, Any] = {
     "public_steps": 60,
     "epochs": 1.0,
     "finetune_epochs": 1,
     "canaries_per_group": 1,
 }
-QUICK_UNITS = 400  # of made-up notes
+QUICK_UNITS = 400  # made-up notes
 
 
 @dataclass(frozen=True)
 class Cell:
-    """One training with DP, and what it is held to."""
+    """One training with DP, and its reference."""
 
     corpus: str
     units: int
@@ -189,23 +189,23 @@ class Cell:
 
     @property
     def key(self) -> str:
-        """Its name in the results."""
+        """The name of the cell in the results."""
         return f"{self.corpus}/{self.units}/{self.seed}/{self.epsilon:g}/{self.recipe}"
 
     @property
     def reference(self) -> str:
-        """The name of its public-only and non-private models: shared by recipes of like words."""
+        """The name of the public-only and non-private models, shared by recipes of equal ε_V."""
         common = f"{self.corpus}/{self.units}/{self.seed}"
         words = self._words()
         return f"{common} (ε {words['vocabulary_epsilon']:g} for words)" if words else common
 
     def _words(self) -> dict[str, Any]:
-        """Return ε of the vocabulary where the recipe sets it: models of others do not compare."""
-        own = RECIPES[self.recipe].of(self.epsilon, self.units)
-        return {name: value for name, value in own.items() if name == "vocabulary_epsilon"}
+        """Return the vocabulary's ε if the recipe sets it; models of other vocabularies differ."""
+        changes = RECIPES[self.recipe].of(self.epsilon, self.units)
+        return {name: value for name, value in changes.items() if name == "vocabulary_epsilon"}
 
     def settings(self, *, reference: bool = False, quick: bool = False) -> dict[str, Any]:
-        """Return the cell's settings before its noise is calibrated, or its reference's."""
+        """Return the settings of the cell or its reference, before calibration of the noise."""
         corpus = CORPORA[self.corpus]
         recipe = RECIPES[REFERENCE if reference else self.recipe]
         made = {**corpus.of(self.units, self.seed), **recipe.of(self.epsilon, self.units)}
@@ -222,29 +222,29 @@ def cells(
     epsilons: Iterable[float] = EPSILONS,
     quick: bool = False,
 ) -> list[Cell]:
-    """Return the cells, those first that say most: small before large, the default first.
+    """Return the cells in order of importance: small before large, the default first.
 
     Args:
-        corpora: keys of `CORPORA`; empty: all.
-        recipes: keys of `RECIPES`; empty: all.
-        units: sizes; empty: all.
-        seeds: of initialisation and made-up data.
-        epsilons: budgets in total.
+        corpora: keys of `CORPORA`; all if empty.
+        recipes: keys of `RECIPES`; all if empty.
+        units: sizes; all if empty.
+        seeds: seeds of initialisation and made-up data.
+        epsilons: total budgets.
         quick: one small size of each made-up corpus, and no real text.
     """
-    asked, found = set(units), []
+    sizes_wanted, selected = set(units), []
     for name in corpora or CORPORA:
         corpus = CORPORA[name]
         if quick and corpus.files:
             continue
         sizes = (QUICK_UNITS,) if quick else tuple(corpus.sizes)
-        found += [
+        selected += [
             Cell(name, size, seed, epsilon, recipe)
             for size in sizes
-            if not asked or size in asked
+            if not sizes_wanted or size in sizes_wanted
             for seed in seeds
             for recipe in recipes or RECIPES
             for epsilon in epsilons
         ]
     order = list(RECIPES)
-    return sorted(found, key=lambda cell: (cell.seed, order.index(cell.recipe), cell.units))
+    return sorted(selected, key=lambda cell: (cell.seed, order.index(cell.recipe), cell.units))

@@ -20,12 +20,12 @@ SHOWN = ("MLM accuracy on private text", "entity F1")
 
 
 def draw(rows: Iterable[Mapping[str, Any]], file: Path, recipes: Iterable[str] = ()) -> None:
-    """Draw made-up notes: a row of panels for each ε, one for each quantity, a line a recipe.
+    """Draw made-up notes: a row of panels per ε, a panel per quantity, and a line per recipe.
 
     Args:
-        rows: of `aggregate`.
+        rows: the rows of `aggregate`.
         file: .svg or .png.
-        recipes: those that are drawn; none: all.
+        recipes: the drawn recipes; all if empty.
     """
     wanted = set(recipes)
     shown = [r for r in rows if r["corpus"] == "made-up" and (not wanted or r["recipe"] in wanted)]
@@ -33,7 +33,8 @@ def draw(rows: Iterable[Mapping[str, Any]], file: Path, recipes: Iterable[str] =
     sizes = {
         e: {r["units"] for r in shown if r["epsilon"] == e} for e in {r["epsilon"] for r in shown}
     }
-    # One size is no curve: where others have more, it stands in the results alone.
+    # A single size is no curve; if another ε has several sizes, this one is in the results file
+    # only.
     epsilons = sorted(e for e in sizes if len(sizes[e]) > 1 or max(map(len, sizes.values())) == 1)
     names = list(dict.fromkeys(r["recipe"] for r in shown))
     units = sorted({r["units"] for r in shown})
@@ -49,8 +50,10 @@ def draw(rows: Iterable[Mapping[str, Any]], file: Path, recipes: Iterable[str] =
         )
         for i, epsilon in enumerate(epsilons):
             for j, quantity in enumerate(quantities):
-                own = [r for r in shown if r["quantity"] == quantity and r["epsilon"] == epsilon]
-                _panel(panels[i, j], own, names, units)
+                selected = [
+                    r for r in shown if r["quantity"] == quantity and r["epsilon"] == epsilon
+                ]
+                _panel(panels[i, j], selected, names, units)
                 if i == 0:
                     panels[i, j].set_title(quantity, fontsize=9)
                 if i == len(epsilons) - 1:
@@ -81,10 +84,10 @@ def _panel(panel: Axes, rows: list[Mapping[str, Any]], names: list[str], units: 
     panel.axhline(0, color="#888888", linewidth=0.8)
     panel.axhline(1, color="#888888", linewidth=0.8, linestyle=":")
     for k, name in enumerate(names):
-        own = sorted((r for r in rows if r["recipe"] == name), key=lambda r: r["units"])
-        if not own:
+        selected = sorted((r for r in rows if r["recipe"] == name), key=lambda r: r["units"])
+        if not selected:
             continue
-        x, y = [r["units"] for r in own], [r["share"] for r in own]
+        x, y = [r["units"] for r in selected], [r["share"] for r in selected]
         colour = COLOURS[k % len(COLOURS)]
         panel.plot(
             x,
@@ -95,7 +98,7 @@ def _panel(panel: Axes, rows: list[Mapping[str, Any]], names: list[str], units: 
             linewidth=1.3,
             label=name,
         )
-        spread = [r for r in own if r["low"] is not None]
+        spread = [r for r in selected if r["low"] is not None]
         if spread:
             panel.fill_between(
                 [r["units"] for r in spread],
@@ -118,7 +121,7 @@ def _panel(panel: Axes, rows: list[Mapping[str, Any]], names: list[str], units: 
     panel.xaxis.set_minor_locator(NullLocator())
     panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     lowest = min((r["share"] for r in rows), default=0.0)
-    # Of few seeds an interval may be many times the whole gain: it goes on beyond the panel.
+    # With few seeds an interval may be many times the whole gain, so it is cut off at the panel.
     panel.set_ylim(min(-0.15, lowest - 0.1), 1.1)
     panel.grid(axis="y", color="#e5e5e5", linewidth=0.6)
     panel.set_axisbelow(True)

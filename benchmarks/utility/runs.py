@@ -1,8 +1,7 @@
-"""Runs a cell by the job's own steps, in this process, and keeps each answer as a JSON line.
+"""Runs a cell by the job's steps, in this process, and writes each result as a JSON line.
 
-What an earlier cell has made of the same specs (corpora, vocabulary, public and non-private
-models) is found in the store and not made again: so references are trained once, and a run that
-was stopped goes on.
+Outputs of earlier cells with the same specs (corpora, vocabulary, public and non-private models)
+are reused from the store, so references are trained once, and a stopped run can be resumed.
 """
 
 from __future__ import annotations
@@ -28,11 +27,11 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.step import run_step
 
 MEASURED = ("f1", "mlm_accuracy_private", "mlm_accuracy_public", "perplexity_private")
-_NO_TRACKER = "http://127.0.0.1:9"  # nobody listens there: the results are kept here
+_NO_TRACKER = "http://127.0.0.1:9"  # no server listens there, because the results are written here
 
 
 class Results:
-    """The JSON lines of finished cells and references; a line that was cut off is left out."""
+    """The JSON lines of finished cells and references; a truncated line is ignored."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
@@ -44,7 +43,7 @@ class Results:
         return key in self.lines
 
     def add(self, key: str, line: Mapping[str, Any]) -> None:
-        """Keep a line, on the disk before this returns."""
+        """Write a line to the disk before returning."""
         self.lines[key] = {"key": key, **line}
         self._file.parent.mkdir(parents=True, exist_ok=True)
         cut = self._file.exists() and self._file.read_bytes()[-1:] not in (b"", b"\n")
@@ -57,17 +56,17 @@ def _whole_lines(text: str) -> Iterator[dict[str, Any]]:
     for line in text.splitlines():
         try:
             yield json.loads(line)
-        except json.JSONDecodeError:  # the process ended while it wrote
+        except json.JSONDecodeError:  # the process ended during the write
             continue
 
 
 class Runner:
-    """Runs cells in a deployment of the benchmark's own.
+    """Runs cells in a separate deployment.
 
     Args:
-        home: its folder; what is done stays there.
-        results: where the answers are kept.
-        quick: minutes in place of hours.
+        home: the folder of the deployment, which keeps finished steps.
+        results: the file of the results.
+        quick: use settings that take minutes instead of hours.
     """
 
     def __init__(self, home: Path, results: Results, *, quick: bool = False) -> None:
@@ -77,14 +76,14 @@ class Runner:
         self._results, self._quick = results, quick
 
     def run(self, cell: Cell) -> None:
-        """Run a cell, and first its reference; what is done is not done again."""
+        """Run the reference of a cell, then the cell, unless they are finished."""
         if cell.reference not in self._results:
             self._results.add(cell.reference, self._reference(cell))
         if cell.key not in self._results:
             self._results.add(cell.key, self._cell(cell))
 
     def settings(self, cell: Cell) -> JobSettings:
-        """Return a cell's settings, calibrated to its ε; δ in total is that of the settings."""
+        """Return a cell's settings, calibrated to its ε; the total δ is that in the settings."""
         settings = JobSettings.model_validate(cell.settings(quick=self._quick))
         budget = PrivacyBudget(cell.epsilon, Spending.of(settings).delta)
         settings = _affordable(settings, cell.epsilon)
@@ -131,7 +130,7 @@ class Runner:
         }
 
     def _steps(self, settings: JobSettings) -> dict[str, StepSpec]:
-        """Return the job's steps; what they read is declared public, and their data set so."""
+        """Return the job's steps, after declaring its sources and data set public."""
         steps = dp_bert_steps(settings)
         ledger = Ledger.open(self._deployment.ledger)
         if settings.private_format != "synthetic":
@@ -144,7 +143,7 @@ class Runner:
     def _measured(
         self, run: str, steps: Mapping[str, StepSpec], models: tuple[str, ...]
     ) -> dict[str, Any]:
-        """Run what the models need; return their figures, and the digest of their vocabulary."""
+        """Run the steps of the models; return their metrics and the digest of their vocabulary."""
         wanted = {f"{model}_{step}" for model in models for step in ("pretraining", "finetuning")}
         results = {
             task: self._step(run, task, spec)
@@ -173,7 +172,7 @@ def _front(task: str) -> bool:
 
 
 def _affordable(settings: JobSettings, epsilon: float) -> JobSettings:
-    """Return the settings with a vocabulary that takes a third of ε at most, and no more."""
+    """Return the settings with a vocabulary that takes a third of ε at most."""
     if settings.vocabulary_epsilon <= epsilon / 1.5:
         return settings
     return settings.model_copy(update={"vocabulary_epsilon": round(epsilon / 3, 3)})

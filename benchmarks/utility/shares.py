@@ -1,9 +1,9 @@
-"""From the runs' lines to shares of the gain, with intervals, and to the curve that advice uses.
+"""Shares of the gain with intervals, and the curve of the advice, from the lines of the runs.
 
 share = (private − public only)/(non-private − public only), of one figure, one seed at a time.
-Entity F1 is held to the reference of the corpus, size and seed, whatever the vocabulary. Accuracy
-and perplexity of masked tokens can be compared with one vocabulary only: where a recipe has
-another than its reference, they have no share.
+Entity F1 is compared with the reference of the corpus, size and seed, with any vocabulary. Accuracy
+and perplexity of masked tokens are only comparable for the same vocabulary: a recipe with another
+vocabulary than its reference has no such share.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from dp_core.privacy.advice import (
     curves_from_json,
 )
 
-QUANTITIES = {  # metric -> what it is called, and whether it needs the reference's vocabulary
+QUANTITIES = {  # metric -> its title, and whether it needs the reference's vocabulary
     "mlm_accuracy_private": ("MLM accuracy on private text", True),
     "f1": ("entity F1", False),
     "perplexity_private": ("log perplexity of private text", True),
 }
-_LEAST_GAIN = 0.01  # of accuracy or F1, or of nats: less than that is no gain to have a share of
+_LEAST_GAIN = 0.01  # of accuracy or F1, or of nats; a smaller gain has no share
 
 
 @dataclass(frozen=True)
@@ -40,9 +40,9 @@ class Share:
     """The share of the gain of one cell over its seeds.
 
     Attributes:
-        mean: over the seeds.
+        mean: the mean over the seeds.
         low, high: 95% interval of the mean (Student's t); None with a single seed.
-        seeds: how many.
+        seeds: the number of seeds.
     """
 
     mean: float
@@ -52,14 +52,15 @@ class Share:
 
 
 def share_of(metric: str, cell: Mapping[str, Any], reference: Mapping[str, Any]) -> float | None:
-    """Return the share of the gain of one training, or None where it has none.
+    """Return the share of the gain of one training, or None if it is undefined.
 
     Args:
         metric: a key of `QUANTITIES`.
-        cell: its line. reference: the line of what it is held to.
+        cell: the line of the training.
+        reference: the line of its reference.
     """
-    _, one_vocabulary = QUANTITIES[metric]
-    if one_vocabulary and cell["vocabulary"] != reference["vocabulary"]:
+    _, needs_vocabulary = QUANTITIES[metric]
+    if needs_vocabulary and cell["vocabulary"] != reference["vocabulary"]:
         return None
     values = [
         _value(metric, line) for line in (cell["dp"], reference["public"], reference["nonprivate"])
@@ -78,7 +79,7 @@ def _value(metric: str, figures: Mapping[str, float]) -> float | None:
 
 
 def mean_of(shares: Iterable[float]) -> Share:
-    """Return the mean of the seeds' shares, with its interval."""
+    """Return the mean of the shares over seeds, with its interval."""
     values = list(shares)
     mean, n = statistics.fmean(values), len(values)
     if n < 2:
@@ -100,7 +101,7 @@ def aggregate(lines: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
                 grouped.setdefault(key, []).append(share)
     rows = []
     for (corpus, units, epsilon, recipe, metric), shares in sorted(grouped.items()):
-        found = mean_of(shares)
+        share_of_group = mean_of(shares)
         rows.append(
             {
                 "corpus": corpus,
@@ -108,23 +109,23 @@ def aggregate(lines: Mapping[str, Mapping[str, Any]]) -> list[dict[str, Any]]:
                 "epsilon": epsilon,
                 "recipe": recipe,
                 "quantity": QUANTITIES[metric][0],
-                "share": found.mean,
-                "low": found.low,
-                "high": found.high,
-                "seeds": found.seeds,
+                "share": share_of_group.mean,
+                "low": share_of_group.low,
+                "high": share_of_group.high,
+                "seeds": share_of_group.seeds,
             }
         )
     return rows
 
 
 def _gains(lines: Mapping[str, Mapping[str, Any]], metric: str) -> dict[str, float]:
-    """Return what each reference gains by private text without privacy."""
-    found = {}
+    """Return the gain of each reference by private text without privacy."""
+    gains = {}
     for key, line in lines.items():
         ends = [_value(metric, line.get(model, {})) for model in ("public", "nonprivate")]
         if None not in ends:
-            found[key] = float(ends[1] or 0) - float(ends[0] or 0)
-    return found
+            gains[key] = float(ends[1] or 0) - float(ends[0] or 0)
+    return gains
 
 
 def curves(
@@ -132,18 +133,18 @@ def curves(
     recipes: Mapping[Recipe, Collection[str]],
     source: str,
 ) -> list[GainCurve]:
-    """Return what a figure is worth, of the made-up notes: a point for each training.
+    """Return the curves of the gain by figure on made-up notes, with a point for each training.
 
-    Shares of a small gain do not compare with those of a large one: where even a training without
-    privacy gains less than half of the most (too few notes, too few updates), there is no point.
+    Shares of a small gain are not comparable with shares of a large gain. If even a training
+    without privacy gains less than half of the largest gain (too few notes, too few updates), it
+    yields no point.
 
     Args:
-        lines: of the runs.
-        recipes: those that advice may name, by what it calls them: what other settings gain would
-            not be had with it.
-        source: of the points, in words.
+        lines: the lines of the runs.
+        recipes: the measured recipes by the name of the advice; other recipes have another gain.
+        source: a description of the points.
     """
-    found = []
+    result = []
     for recipe, metric in itertools.product(recipes, ("mlm_accuracy_private", "f1")):
         points, gains = [], _gains(lines, metric)
         most = max(gains.values(), default=0.0)
@@ -157,14 +158,14 @@ def curves(
                 points.append((line["figure"], share))
         if len({figure for figure, _ in points}) >= LEAST_POINTS:
             figures, shares = zip(*sorted(points), strict=True)
-            found.append(GainCurve(recipe, QUANTITIES[metric][0], figures, shares, source))
-    return found
+            result.append(GainCurve(recipe, QUANTITIES[metric][0], figures, shares, source))
+    return result
 
 
-def replace_curves(file: Path, found: Sequence[GainCurve]) -> None:
-    """Write curves into the file that advice reads, in place of those of the same recipes."""
-    recipes = {curve.recipe for curve in found}
-    there = curves_from_json(json.loads(file.read_text())) if file.exists() else ()
-    kept = [curve for curve in there if curve.recipe not in recipes]
-    in_order = sorted([*kept, *found], key=lambda curve: curve.recipe)
-    file.write_text(json.dumps([one.to_json() for one in in_order], indent=1) + "\n")
+def replace_curves(file: Path, new: Sequence[GainCurve]) -> None:
+    """Write curves into the file of the advice, replacing curves of the same recipes."""
+    recipes = {curve.recipe for curve in new}
+    existing = curves_from_json(json.loads(file.read_text())) if file.exists() else ()
+    kept = [curve for curve in existing if curve.recipe not in recipes]
+    in_order = sorted([*kept, *new], key=lambda curve: curve.recipe)
+    file.write_text(json.dumps([item.to_json() for item in in_order], indent=1) + "\n")

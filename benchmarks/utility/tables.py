@@ -1,4 +1,4 @@
-"""The tables of docs/phrases.md: what models of one recipe are worth, by number of patients.
+"""The tables of docs/phrases.md: accuracy of the models of a recipe, by number of patients.
 
 python -m benchmarks.utility.tables
 """
@@ -44,28 +44,30 @@ def _gains(lines: Mapping[str, Line], recipe: str) -> str:
     ]
     rows = [_HEAD, " | ".join(["---"] * 5)]
     for units in sorted({cell["units"] for cell in cells}):
-        own = [cell for cell in cells if cell["units"] == units]
-        held_to = [lines[cell["reference"]] for cell in own]
+        selected = [cell for cell in cells if cell["units"] == units]
+        references = [lines[cell["reference"]] for cell in selected]
         shares = ", ".join(
-            _share(share_of(metric, cell, lines[cell["reference"]]) for cell in own)
+            _share(share_of(metric, cell, lines[cell["reference"]]) for cell in selected)
             for metric in QUANTITIES
             if not metric.startswith("perplexity")
         )
         rows += [
-            f"{units:,} ({len(own)}) | public text only | {_means(held_to, 'public')} | ",
-            f" | then text written from phrases | {_means(own, 'phrases')} | ",
-            f" | then DP-SGD | {_means(own, 'dp')} | {shares}",
-            f" | the notes without privacy | {_means(held_to, 'nonprivate')} | ",
+            f"{units:,} ({len(selected)}) | public text only | {_means(references, 'public')} | ",
+            f" | then text written from phrases | {_means(selected, 'phrases')} | ",
+            f" | then DP-SGD | {_means(selected, 'dp')} | {shares}",
+            f" | the notes without privacy | {_means(references, 'nonprivate')} | ",
         ]
     return "\n".join(f"| {row} |" for row in rows)
 
 
 def _means(lines: Iterable[Line], model: str) -> str:
-    found = [line[model] for line in lines]
+    figures = [line[model] for line in lines]
     return " | ".join(
         f"{100 * statistics.fmean(values):.1f}{sign}" if values else "–"
         for metric, sign in (("mlm_accuracy_private", "%"), ("f1", ""))
-        for values in [[one[metric] for one in found if metric in one]]
+        for values in [
+            [values_of_run[metric] for values_of_run in figures if metric in values_of_run]
+        ]
     )
 
 
@@ -73,12 +75,12 @@ def _share(shares: Iterable[float | None]) -> str:
     known = [share for share in shares if share is not None]
     if not known:
         return "–"
-    found = mean_of(known)
-    said = "below 0" if found.mean < 0 else f"**{found.mean:.0%}**"
-    if found.low is None or found.high is None:
-        return said
-    low = "below 0" if found.low < 0 else f"{100 * found.low:.0f}"
-    return f"{said} ({low} to {100 * found.high:.0f})"
+    interval = mean_of(known)
+    text = "below 0" if interval.mean < 0 else f"**{interval.mean:.0%}**"
+    if interval.low is None or interval.high is None:
+        return text
+    low = "below 0" if interval.low < 0 else f"{100 * interval.low:.0f}"
+    return f"{text} ({low} to {100 * interval.high:.0f})"
 
 
 if __name__ == "__main__":

@@ -1,11 +1,11 @@
-"""What no source of the project may do: run what it reads, or hand words to a shell."""
+"""Search for forbidden calls in sources: executing file contents, or using a shell."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 
-# Reading a file in these forms runs what is written in it.
+# These modules and calls execute the contents of the file that they read.
 EXECUTING_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
 EXECUTING_CALLS = {
     *("eval", "exec", "compile", "__import__", "os.system", "os.popen", "pty.spawn"),
@@ -18,13 +18,13 @@ ARRAYS = {"np.load", "numpy.load"}
 
 
 def findings(source: str) -> Iterator[str]:
-    """Yield `LINE: what` for everything that a source must not do."""
+    """Yield `LINE: call` for each forbidden call in the source."""
     for node in ast.walk(ast.parse(source)):
-        for what in _of(node):
-            yield f"{getattr(node, 'lineno', 0)}: {what}"
+        for call in _forbidden(node):
+            yield f"{getattr(node, 'lineno', 0)}: {call}"
 
 
-def _of(node: ast.AST) -> Iterator[str]:
+def _forbidden(node: ast.AST) -> Iterator[str]:
     if isinstance(node, ast.Import):
         yield from (n.name for n in node.names if n.name.split(".")[0] in EXECUTING_MODULES)
     elif isinstance(node, ast.ImportFrom):

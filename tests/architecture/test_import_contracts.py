@@ -1,4 +1,4 @@
-"""The arrows between the rooms, as pyproject.toml draws them."""
+"""The import contracts between packages, as pyproject.toml states them."""
 
 import subprocess
 import sys
@@ -18,23 +18,23 @@ def lint(folder: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_rooms_keep_their_arrows():
-    answer = lint(CHECKOUT)
-    assert answer.returncode == 0, answer.stdout
+def test_packages_keep_the_import_contracts():
+    result = lint(CHECKOUT)
+    assert result.returncode == 0, result.stdout
 
 
-def test_an_arrow_the_wrong_way_is_noticed(tmp_path):
+def test_import_against_a_contract_is_reported(tmp_path):
     for room in ("dp_core", "tasks", "dags"):
         _copy_sources(CHECKOUT / room, tmp_path / room)
     (tmp_path / "pyproject.toml").write_text((CHECKOUT / "pyproject.toml").read_text())
     (tmp_path / "dp_core" / "errors.py").write_text("import tasks.protocol\n")
     (tmp_path / "dp_core" / "nn" / "layers.py").write_text("import dp_core.privacy.mechanisms\n")
     (tmp_path / "dags" / "dp_bert.py").write_text("import tasks.runtime.step\n")
-    answer = lint(tmp_path)
-    assert answer.returncode != 0
-    assert "dp_core.errors -> tasks.protocol" in answer.stdout
-    assert "dp_core.nn.layers -> dp_core.privacy.mechanisms" in answer.stdout
-    assert "dags.dp_bert -> tasks.runtime.step" in answer.stdout
+    result = lint(tmp_path)
+    assert result.returncode != 0
+    assert "dp_core.errors -> tasks.protocol" in result.stdout
+    assert "dp_core.nn.layers -> dp_core.privacy.mechanisms" in result.stdout
+    assert "dags.dp_bert -> tasks.runtime.step" in result.stdout
 
 
 def _copy_sources(source: Path, target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Every link and path in the documentation leads somewhere."""
+"""Links, paths, make targets and imports that the documentation mentions exist."""
 
 import ast
 import re
@@ -9,7 +9,7 @@ import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGES = [*CHECKOUT.glob("*.md"), *(CHECKOUT / "docs").rglob("*.md")]
-# History names what was; CHANGELOG.md is not held to today's tree.
+# CHANGELOG.md describes earlier versions, so its paths need not exist today.
 LIVING = [page for page in PAGES if page.name != "CHANGELOG.md"]
 
 
@@ -19,7 +19,7 @@ def anchors(page: Path) -> set[str]:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda p: str(p.relative_to(CHECKOUT)))
-def test_links_lead_somewhere(page):
+def test_link_targets_and_anchors_exist(page):
     for target in re.findall(r"\]\(([^)\s]+)\)", page.read_text()):
         if re.match(r"https?://|mailto:", target):
             continue
@@ -44,9 +44,9 @@ def test_make_targets_in_the_text_exist(page):
 
 
 @pytest.mark.parametrize("page", LIVING, ids=lambda p: str(p.relative_to(CHECKOUT)))
-def test_what_examples_import_of_ours_is_there(page):
+def test_names_imported_by_documented_examples_exist(page):
     for example in re.findall(r"^```python\n(.*?)^```", page.read_text(), re.M | re.S):
         for node in ast.walk(ast.parse(example)):
             if isinstance(node, ast.ImportFrom) and re.match("dp_core|tasks", node.module or ""):
-                there = dir(import_module(node.module))
-                assert {name.name for name in node.names} <= set(there), node.module
+                defined = dir(import_module(node.module))
+                assert {name.name for name in node.names} <= set(defined), node.module

@@ -1,4 +1,4 @@
-"""The locks: one for each dependency group, pinned, hashed, and free of anyone's index."""
+"""Each dependency group has a lock file of pinned and hashed requirements without an index URL."""
 
 import re
 import tomllib
@@ -33,27 +33,29 @@ def test_every_requirement_is_pinned_and_hashed(name):
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_a_lock_holds_what_its_group_asks_for(name):
-    asked = [re.match(r"[\w.-]+", r)[0].lower() for r in GROUPS[name] if isinstance(r, str)]
-    assert set(asked) <= pins(name).keys()
+def test_lock_contains_every_requirement_of_its_group(name):
+    required = [re.match(r"[\w.-]+", r)[0].lower() for r in GROUPS[name] if isinstance(r, str)]
+    assert set(required) <= pins(name).keys()
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_no_lock_names_an_index(name):
+def test_no_lock_contains_an_index_url(name):
     text = (LOCKS / f"{name}.txt").read_text()
     assert not re.search(r"--(extra-)?index-url|--find-links|--trusted-host|https?://", text)
 
 
 @pytest.mark.parametrize("larger", [name for name in GROUPS if name.endswith("-dev")])
-def test_the_developers_locks_hold_the_products_locks(larger):
-    """`scripts/environments.py` relies on it: one environment serves both."""
+def test_developer_locks_contain_the_product_locks(larger):
+    """`scripts/environments.py` relies on this rule to use one environment for both groups."""
     assert pins(larger).items() >= pins(larger.removesuffix("-dev")).items()
 
 
-def test_the_split_is_real():
-    assert "apache-airflow" not in pins("task")
-    assert not {"tensorflow", "tensorflow-cpu", "mlflow"} & set(pins("orchestrator"))
-    assert "tensorflow" not in pins("task")  # tensorflow-cpu stands in for it
+def test_task_and_orchestrator_locks_do_not_share_their_frameworks():
+    assert not [name for name in pins("task") if name.startswith("apache-airflow")]
+    orchestrator = pins("orchestrator")
+    assert "mlflow" not in orchestrator
+    assert not [name for name in orchestrator if name.startswith("tensorflow")]
+    assert "tensorflow" not in pins("task")  # The group uses tensorflow-cpu instead.
 
 
 BINDING = re.compile(r"(?<!L)\bA?GPL|(?<!Lesser )General Public License", re.IGNORECASE)
@@ -61,7 +63,7 @@ FREE = re.compile(r"MIT|BSD|Apache|Artistic|Python Software|Mozilla|MPL|ISC|LGPL
 
 
 def binding_licences(*folders: Path) -> list[str]:
-    """Return the installed packages that come under nothing but a GPL or an AGPL."""
+    """Return the installed packages that are licensed under GPL or AGPL only."""
     binding = []
     for package in metadata.distributions(path=[str(folder) for folder in folders]):
         about = package.metadata
@@ -73,7 +75,7 @@ def binding_licences(*folders: Path) -> list[str]:
     return binding
 
 
-def test_no_licence_binds_our_users():
+def test_no_installed_package_is_licensed_under_gpl_only():
     assert binding_licences(*CHECKOUT.glob(".venv/*/lib/python3.*/site-packages")) == []
 
 
@@ -89,7 +91,7 @@ def test_no_licence_binds_our_users():
         ("License: MIT", False),
     ],
 )
-def test_a_licence_that_would_bind_our_users_is_named(tmp_path, licence, binds):
+def test_package_licensed_under_gpl_only_is_reported(tmp_path, licence, binds):
     about = tmp_path / "x-1.dist-info"
     about.mkdir()
     (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: x\nVersion: 1\n{licence}\n")

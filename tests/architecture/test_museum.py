@@ -1,4 +1,4 @@
-"""The museum of bugs names tests and planted bugs that there are, and says what becomes of each."""
+"""The page docs/museum.md names existing tests and planted bugs, and the outcome of each bug."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ PLANTED = {
 }
 
 
-def test_every_entry_says_what_becomes_of_it_and_by_which_test() -> None:
+def test_every_entry_states_its_outcome_and_its_test() -> None:
     assert len(ENTRIES) >= 20
     for number, entry in enumerate(ENTRIES, 1):
         assert entry.startswith(f"{number}. ")
@@ -25,21 +25,21 @@ def test_every_entry_says_what_becomes_of_it_and_by_which_test() -> None:
         assert "Test: `" in entry, entry
 
 
-def test_its_tests_are_there() -> None:
+def test_tests_named_by_the_page_exist() -> None:
     for file, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", PAGE):
         tree = ast.parse((ROOT / file).read_text())
         defined = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)}
         assert name in defined, f"{file}::{name}"
 
 
-def test_its_planted_bugs_are_planted() -> None:
-    told = " ".join(re.findall(r"Planted: (.+)", PAGE))
-    named = re.findall(r"\*([^*]+)\*", told)
+def test_planted_bugs_named_by_the_page_exist() -> None:
+    lines = " ".join(re.findall(r"Planted: (.+)", PAGE))
+    named = re.findall(r"\*([^*]+)\*", lines)
     assert len(named) > 40
     assert not set(named) - PLANTED
 
 
-def test_what_is_called_caught_is_planted_or_held_to_a_definition() -> None:
+def test_caught_entries_name_a_planted_bug() -> None:
     for entry in ENTRIES:
         if "**Caught.**" in entry:
             assert "Planted: *" in entry, entry

@@ -70,7 +70,7 @@ OTHER_ERRORS = {
 
 
 def errors_in(file: Path, names: tuple[str, ...]) -> Iterator[str]:
-    """Yield the functions of a file that make such an error: `file.Class.function`."""
+    """Yield `file.Class.function` for each function of the file that raises a named error."""
 
     def walk(node: ast.AST, above: str) -> Iterator[str]:
         for child in ast.iter_child_nodes(node):

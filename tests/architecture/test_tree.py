@@ -1,4 +1,4 @@
-"""What must not be in the tree: this or that machine's paths, and large files."""
+"""The repository contains no path of a particular machine and no large file."""
 
 import re
 import subprocess
@@ -10,8 +10,8 @@ import pytest
 CHECKOUT = Path(__file__).resolve().parents[2]
 LARGEST = 1_000_000  # bytes
 MACHINE = re.compile(r"(?<![\w.~-])/(?:home|Users|root|mnt|media|workspace)/\w")
-BESIDE = re.compile(r"\.\./shared\b")
-MAY_LOOK_BESIDE = ("tests/", "benchmarks/", ".ci/")
+SHARED_FOLDER = re.compile(r"\.\./shared\b")
+MAY_USE_SHARED_FOLDER = ("tests/", "benchmarks/", ".ci/")
 
 
 def tracked() -> list[Path]:
@@ -19,45 +19,47 @@ def tracked() -> list[Path]:
         ["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, text=True, check=False
     )
     if answer.returncode:
-        pytest.skip("not a git checkout: what is tracked is unknown")
+        pytest.skip("not a git checkout: the tracked files are unknown")
     files = [CHECKOUT / name for name in answer.stdout.split("\0") if name]
     return [file for file in files if file.is_file()]
 
 
 def lines_with(pattern: re.Pattern[str]) -> list[str]:
-    found = []
+    places = []
     for file in tracked():
         try:
             text = file.read_text()
         except UnicodeDecodeError:
             continue
         name = str(file.relative_to(CHECKOUT))
-        found += [
+        places += [
             f"{name}:{n}" for n, line in enumerate(text.splitlines(), 1) if pattern.search(line)
         ]
-    return found
+    return places
 
 
-def test_no_path_of_a_machine_stands_in_the_tree():
-    own = "tests/architecture/test_tree.py"
-    assert [place for place in lines_with(MACHINE) if not place.startswith(own)] == []
+def test_no_tracked_file_contains_a_machine_path():
+    this_file = "tests/architecture/test_tree.py"
+    assert [place for place in lines_with(MACHINE) if not place.startswith(this_file)] == []
 
 
-def test_the_folder_beside_the_checkout_is_looked_for_by_tests_alone():
-    assert [place for place in lines_with(BESIDE) if not place.startswith(MAY_LOOK_BESIDE)] == []
+def test_only_tests_and_benchmarks_mention_the_shared_folder():
+    assert [
+        place for place in lines_with(SHARED_FOLDER) if not place.startswith(MAY_USE_SHARED_FOLDER)
+    ] == []
 
 
 def test_no_large_file_is_tracked():
     assert [file.name for file in tracked() if file.stat().st_size > LARGEST] == []
 
 
-def test_every_fast_test_is_there():
+def test_patterns_of_fast_tests_match_files():
     settings = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     patterns = settings["tool"]["confide"]["fast-tests"]
     assert [pattern for pattern in patterns if not list(CHECKOUT.glob(pattern.lstrip("!")))] == []
 
 
-def test_the_patterns_find_what_they_are_for():
+def test_patterns_match_machine_paths_only():
     assert MACHINE.search("data = '/home/someone/notes'")
     assert not MACHINE.search("https://example.org/home/page and a/root/b")
-    assert BESIDE.search("../shared/data")
+    assert SHARED_FOLDER.search("../shared/data")

@@ -1,4 +1,4 @@
-"""The study: settings that the product takes, figures from MLflow, tables that say the spread."""
+"""The study: valid settings, figures from MLflow, and tables that show the spread over seeds."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.protocol import JobSettings
 from tasks.releases.advice import Spending
 
 TWO = Experiment("two", "dp_bert", (EPSILON, F1))
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.
 
 RUN_KEY = "cli/dp_bert/2026-01-01T00:00:00/1"
 
@@ -29,8 +29,8 @@ def model(name: str, **metrics: float) -> ModelFigures:
 
 @pytest.fixture
 def real_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """Empty files where the experiments look for real text."""
-    for file in (file for one in EXPERIMENTS.values() for file in one.files.values()):
+    """Create empty files in place of the real text that the experiments read."""
+    for file in (file for experiment in EXPERIMENTS.values() for file in experiment.files.values()):
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).touch()
     monkeypatch.setenv("CONFIDE_DATA", str(tmp_path))
@@ -38,7 +38,7 @@ def real_text(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("name", EXPERIMENTS)
-def test_the_product_takes_the_settings_of_every_variant(name: str, real_text: Path):
+def test_settings_of_every_variant_are_valid(name: str, real_text: Path):
     for variant in EXPERIMENTS[name].variants:
         settings = EXPERIMENTS[name].of(variant, seed=2)
         assert settings["seed"] == 2
@@ -46,52 +46,53 @@ def test_the_product_takes_the_settings_of_every_variant(name: str, real_text: P
             assert settings[setting] == str(real_text / file)
 
 
-@pytest.mark.parametrize("name", [n for n, one in EXPERIMENTS.items() if one.epsilon])
+@pytest.mark.parametrize("name", [n for n, experiment in EXPERIMENTS.items() if experiment.epsilon])
 def test_variants_at_equal_epsilon_cost_that_epsilon(name: str, real_text: Path):
-    one = EXPERIMENTS[name]
-    for variant in one.variants:
-        settings = JobSettings.model_validate(one.of(variant, 1))
-        assert Spending.of(settings).epsilon == pytest.approx(one.epsilon, rel=1e-3)
-        assert Spending.of(settings).epsilon <= one.epsilon
+    experiment = EXPERIMENTS[name]
+    for variant in experiment.variants:
+        settings = JobSettings.model_validate(experiment.of(variant, 1))
+        assert Spending.of(settings).epsilon == pytest.approx(experiment.epsilon, rel=1e-3)
+        assert Spending.of(settings).epsilon <= experiment.epsilon
 
 
-def test_real_text_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch):
+def test_missing_real_text_is_refused_with_its_path(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("CONFIDE_DATA", raising=False)
     real = Experiment("real", "dp_bert", (F1,), files={"public_path": "no/such.txt"})
     with pytest.raises(BadInput, match=r"no/such\.txt"):
         real.of("", 1)
 
 
-def test_a_row_has_every_seed_and_says_how_far_they_are_apart():
+def test_row_shows_mean_and_spread_over_seeds():
     runs = [("", [model("With DP", epsilon=4.0, f1=f1)]) for f1 in (0.5, 0.6, 0.7)]
     (row,) = rows_of(TWO, runs)
     assert row.values["f1"] == (0.5, 0.6, 0.7)
     assert table(TWO, [row]).splitlines()[-1] == "| With DP | 4.00 | 60.0 ± 10.0 |"
 
 
-def test_models_that_are_not_asked_for_are_left_out():
-    one = Experiment("one", "dp_bert", (F1,), models=("With DP",))
+def test_table_contains_selected_models_only():
+    experiment = Experiment("one", "dp_bert", (F1,), models=("With DP",))
     runs = [("", [model("With DP", f1=0.5), model("Public text only", f1=0.4)])]
-    assert [row.model for row in rows_of(one, runs)] == ["With DP"]
+    assert [row.model for row in rows_of(experiment, runs)] == ["With DP"]
 
 
-def test_no_promise_and_no_figure_are_shown_as_such():
+def test_infinite_epsilon_and_missing_figures_are_shown_as_symbols():
     assert shown(EPSILON, [1.7976931348623157e308]) == "∞"  # MLflow's largest number
     assert shown(F1, []) == "–"
     assert shown(Column("x", "x", decimals=2), [1.0, 1.0]) == "1.00"
 
 
-def test_a_difference_is_between_models_of_one_seed():
+def test_differences_are_paired_by_seed():
     first = Row("", "a", {"f1": (0.1, 0.5, 0.9)})
     second = Row("", "b", {"f1": (0.2, 0.6, 1.0)})
-    found = difference(first, second, "f1")
-    assert found is not None
-    assert found.mean == pytest.approx(0.1)
-    assert found.low == pytest.approx(0.1)  # the seeds agree, whatever lies between them
+    paired = difference(first, second, "f1")
+    assert paired is not None
+    assert paired.mean == pytest.approx(0.1)
+    # the seeds agree, although the models of one seed differ
+    assert paired.low == pytest.approx(0.1)
     assert difference(first, Row("", "c", {"f1": (math.inf,)}), "f1") is None
 
 
-def test_what_is_compared_stands_under_the_table_with_its_interval():
+def test_comparisons_below_the_table_show_their_interval():
     compared = (("a", "b", F1), ("a", "not there", F1))
     rows = [Row("", "a", {"f1": (0.1, 0.5)}), Row("", "b", {"f1": (0.2, 0.6)})]
     text = differences(Experiment("x", "dp_bert", (F1,), compared=compared), rows)
@@ -102,9 +103,9 @@ def test_what_is_compared_stands_under_the_table_with_its_interval():
 
 @pytest.fixture
 def study(tmp_path: Path) -> Study:
-    found = Study(tmp_path)
-    found._done.add("two/1", {"settings": {}, "run_key": RUN_KEY})
-    return found
+    prepared = Study(tmp_path)
+    prepared._done.add("two/1", {"settings": {}, "run_key": RUN_KEY})
+    return prepared
 
 
 def log(client: MlflowClient, tags: dict[str, str], **metrics: float) -> str:
@@ -114,36 +115,36 @@ def log(client: MlflowClient, tags: dict[str, str], **metrics: float) -> str:
     return str(run.info.run_id)
 
 
-def test_figures_are_those_of_the_run_and_the_model_s_own_epsilon_stands(study: Study):
+def test_figures_come_from_the_run_and_keep_the_epsilon_of_the_model(study: Study):
     client = MlflowClient(tracking_uri=study.deployment.tracking)
     log(client, {"confide.model": "With DP"}, epsilon=5.0, f1=0.8)
     step = {"confide.model": "With DP", "confide.step": "pretrain"}
-    # A step's own ε is that of its training alone.
+    # The ε logged by a step covers its training only.
     trained = log(client, step, epsilon=3.0, mlm_accuracy_private=0.4)
     client.log_param(trained, "privacy.noise_multiplier", "1.25")
     client.log_metric(trained, "loss", 2.0, step=1)
     client.log_metric(trained, "loss", 1.0, step=2)
     log(client, {"confide.model": "With DP", "confide.run_key": "another"}, f1=0.1)
-    log(client, {}, planned_epsilon=9.0)  # the job's
-    (found,) = study.figures("two/1")
-    assert found.metrics == {
+    log(client, {}, planned_epsilon=9.0)  # metrics of the job, which belongs to no model
+    (figures,) = study.figures("two/1")
+    assert figures.metrics == {
         "epsilon": 5.0, "f1": 0.8, "loss": 1.0,
         "mlm_accuracy_private": 0.4, "noise_multiplier": 1.25,
     }  # fmt: skip
 
 
-def test_folds_of_a_sweep_are_one_row_whose_figures_are_their_means():
+def test_folds_of_a_sweep_are_averaged_into_one_row():
     folds = [model(f"σ=1 · fold={i}", epsilon=4.0, f1=f1) for i, f1 in ((1, 0.4), (2, 0.6))]
     training = model("σ=1", epsilon=4.0, exposure=1.5)
-    (found,) = over_folds([training, *folds])
-    assert found.model == "σ=1"
-    assert found.metrics == pytest.approx({"epsilon": 4.0, "f1": 0.5, "exposure": 1.5})
+    (row,) = over_folds([training, *folds])
+    assert row.model == "σ=1"
+    assert row.metrics == pytest.approx({"epsilon": 4.0, "f1": 0.5, "exposure": 1.5})
     without = [model(f"nonprivate · fold={i}", epsilon=sys.float_info.max) for i in (1, 2)]
-    (found,) = over_folds(without)
-    assert shown(EPSILON, [found.metrics["epsilon"]]) == "∞"
+    (row,) = over_folds(without)
+    assert shown(EPSILON, [row.metrics["epsilon"]]) == "∞"
 
 
-def test_a_table_is_put_between_its_marks_and_nowhere_else():
+def test_table_replaces_only_the_text_between_its_marks():
     page = "a\n<!-- study: two -->\nold\n<!-- end: two -->\nz\n"
     assert command._between(page, "two", "new") == page.replace("old", "new")
     with pytest.raises(SystemExit, match="no place for three"):

@@ -1,4 +1,4 @@
-"""The utility benchmark: what is done is not done again, and shares of the gain add up."""
+"""The utility benchmark: finished cells are not repeated, and shares of the gain are correct."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.utility import cells as told
+from benchmarks.utility import cells as cells_module
 from benchmarks.utility import tables as page_tables
 from benchmarks.utility.cells import CORPORA, RECIPES, REFERENCE, Cell, cells
 from benchmarks.utility.figure import draw
@@ -38,43 +38,44 @@ def line(f1: float, seed: int = 1, vocabulary: str = "v", **more) -> dict:
     }  # fmt: skip
 
 
-def test_a_share_is_the_part_of_the_way_from_public_only_to_no_privacy():
+def test_share_is_the_fraction_of_the_nonprivate_gain():
     assert share_of("f1", line(0.3), reference()) == pytest.approx(0.25)
     assert share_of("mlm_accuracy_private", line(0.3), reference()) == pytest.approx(0.25)
     lost = share_of("f1", line(0.1), reference())
-    assert lost == pytest.approx(-0.25)  # worse than public text only is shown as such
+    # A result worse than public text only yields a negative share.
+    assert lost == pytest.approx(-0.25)
     way = math.log(90 / 30) / math.log(90 / 10)
     assert share_of("perplexity_private", line(0.3), reference()) == pytest.approx(way)
 
 
-def test_accuracies_with_two_vocabularies_are_not_compared():
+def test_accuracies_with_different_vocabularies_have_no_share():
     other = line(0.3, vocabulary="w")
     assert share_of("mlm_accuracy_private", other, reference()) is None
     assert share_of("perplexity_private", other, reference()) is None
     assert share_of("f1", other, reference()) == pytest.approx(0.25)
 
 
-def test_where_there_is_no_gain_there_is_no_share():
+def test_share_needs_a_positive_nonprivate_gain():
     assert share_of("f1", line(0.3), reference(public=0.6, best=0.605)) is None
     assert share_of("f1", line(0.3), reference(public=0.6, best=0.5)) is None
 
 
-def test_the_interval_is_student_s():
-    found = mean_of([0.2, 0.3, 0.4])
+def test_interval_of_the_mean_uses_students_t():
+    interval = mean_of([0.2, 0.3, 0.4])
     reach = 4.302653 * 0.1 / math.sqrt(3)  # t of 2 degrees of freedom, from a table
-    assert found.mean == pytest.approx(0.3)
-    assert (found.low, found.high) == pytest.approx((0.3 - reach, 0.3 + reach))
+    assert interval.mean == pytest.approx(0.3)
+    assert (interval.low, interval.high) == pytest.approx((0.3 - reach, 0.3 + reach))
     assert mean_of([0.2]).low is None
 
 
-def test_cells_are_gathered_over_their_seeds_and_nothing_else():
+def test_cells_are_aggregated_over_seeds_only():
     lines = {
         "made-up/2000/1": reference(1),
         "made-up/2000/2": reference(2),
         "a": line(0.3, 1),
         "b": line(0.5, 2),
         "c": line(0.6, 1, epsilon=8.0),
-        "d": line(0.6, 3),  # its reference is not there yet
+        "d": line(0.6, 3),  # its reference has not been measured
     }
     rows = {(r["epsilon"], r["quantity"]): r for r in aggregate(lines)}
     three = rows[3.0, "entity F1"]
@@ -84,32 +85,32 @@ def test_cells_are_gathered_over_their_seeds_and_nothing_else():
     assert rows[8.0, "entity F1"]["low"] is None
 
 
-def test_the_curve_is_made_of_what_can_be_advised_on_alone():
+def test_curve_uses_only_recipes_that_advice_may_name():
     lines = {"made-up/2000/1": reference(1)}
     for i, figure in enumerate((1e-4, 2e-4, 4e-4, 8e-4)):
         lines[f"a{i}"] = line(0.5 - i / 10, figure=figure)
         lines[f"b{i}"] = line(0.6, figure=figure, recipe="learning rate ×3")
-    found = {curve.quantity: curve for curve in curves(lines, ALONE, "a test")}
-    assert found["entity F1"].figures == (1e-4, 2e-4, 4e-4, 8e-4)
-    assert found["entity F1"].shares == pytest.approx((0.75, 0.5, 0.25, 0.0))
+    by_quantity = {curve.quantity: curve for curve in curves(lines, ALONE, "a test")}
+    assert by_quantity["entity F1"].figures == (1e-4, 2e-4, 4e-4, 8e-4)
+    assert by_quantity["entity F1"].shares == pytest.approx((0.75, 0.5, 0.25, 0.0))
     assert curves({"made-up/2000/1": reference(1), "a": line(0.3)}, ALONE, "") == []
 
 
-def test_shares_of_a_small_gain_make_no_curve():
+def test_curve_excludes_cells_with_a_small_gain():
     small = reference(2, public=0.2, best=0.39)
     lines = {"made-up/2000/1": reference(1), "made-up/2000/2": small}
     for i, figure in enumerate((1e-4, 2e-4, 4e-4, 8e-4)):
         lines[f"a{i}"] = line(0.5 - i / 10, figure=figure)
         lines[f"b{i}"] = line(0.35, 2, figure=figure / 3)
-    (found,) = [c for c in curves(lines, ALONE, "a test") if c.quantity == "entity F1"]
-    assert found.figures == (1e-4, 2e-4, 4e-4, 8e-4)
+    (curve,) = [c for c in curves(lines, ALONE, "a test") if c.quantity == "entity F1"]
+    assert curve.figures == (1e-4, 2e-4, 4e-4, 8e-4)
 
 
-def test_a_line_that_was_cut_off_is_measured_again_and_others_stay(tmp_path: Path):
+def test_truncated_line_is_measured_again_and_other_lines_are_kept(tmp_path: Path):
     file = tmp_path / "lines.jsonl"
     Results(file).add("one", {"f1": 0.5})
     with file.open("a") as out:
-        out.write('{"key": "two", "f')  # the process ended here
+        out.write('{"key": "two", "f')  # the process was killed here
     results = Results(file)
     assert list(results.lines) == ["one"]
     results.add("two", {"f1": 0.6})
@@ -120,7 +121,7 @@ def test_a_line_that_was_cut_off_is_measured_again_and_others_stay(tmp_path: Pat
 
 
 class Recorded(Runner):
-    """A runner whose steps do nothing but say that they ran."""
+    """A runner that records its steps instead of executing them."""
 
     def __init__(self, home: Path, results: Results) -> None:
         super().__init__(home, results)
@@ -140,7 +141,7 @@ def runner(tmp_path: Path) -> Recorded:
     return Recorded(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
 
 
-def test_a_reference_is_trained_once_for_all_recipes_and_epsilons(runner: Recorded):
+def test_reference_is_trained_once_for_all_recipes_and_epsilons(runner: Recorded):
     for recipe in (REFERENCE, "automatic clipping"):
         for epsilon in (3.0, 8.0):
             runner.run(Cell("made-up", 2000, 1, epsilon, recipe))
@@ -150,7 +151,7 @@ def test_a_reference_is_trained_once_for_all_recipes_and_epsilons(runner: Record
     assert not [task for task, _ in runner.ran if "exposure" in task or task == "report"]
 
 
-def test_what_is_done_is_not_run_again(runner: Recorded, tmp_path: Path):
+def test_finished_cell_is_not_run_again(runner: Recorded, tmp_path: Path):
     runner.run(FIRST)
     again = Recorded(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
     again.run(FIRST)
@@ -161,7 +162,7 @@ def test_what_is_done_is_not_run_again(runner: Recorded, tmp_path: Path):
     assert kept[FIRST.key]["dp"] == {"f1": 0.5}
 
 
-def test_recipes_share_what_is_public_and_the_corpus(runner: Recorded):
+def test_recipes_share_the_public_training(runner: Recorded):
     runner.run(FIRST)
     runner.run(Cell("made-up", 2000, 1, 3.0, "automatic clipping"))
     public = {spec for task, spec in runner.ran if task == "public_pretraining"}
@@ -169,7 +170,7 @@ def test_recipes_share_what_is_public_and_the_corpus(runner: Recorded):
     assert (len(public), len(private)) == (1, 2)
 
 
-def test_the_noise_is_calibrated_to_the_cell_s_epsilon(tmp_path: Path):
+def test_noise_is_calibrated_to_the_epsilon_of_the_cell(tmp_path: Path):
     from tasks.releases.advice import Spending
 
     runner = Runner(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
@@ -181,12 +182,12 @@ def test_the_noise_is_calibrated_to_the_cell_s_epsilon(tmp_path: Path):
         assert settings.vocabulary_epsilon == 0.6
 
 
-def test_every_recipe_is_settings_of_the_job():
+def test_every_recipe_has_valid_settings():
     for name in RECIPES:
         JobSettings.model_validate(Cell("made-up", 2000, 1, 3.0, name).settings())
 
 
-def test_cells_are_chosen_by_corpus_recipe_size_seed_and_epsilon():
+def test_cells_are_selected_by_corpus_recipe_size_seed_and_epsilon():
     assert {cell.units for cell in cells()} >= {2000, 6000, 20_000, 60_000}
     chosen = cells(
         corpora=["made-up"], recipes=[REFERENCE], units=[6000], seeds=[2], epsilons=[8.0]
@@ -196,14 +197,16 @@ def test_cells_are_chosen_by_corpus_recipe_size_seed_and_epsilon():
     assert len({cell.key for cell in cells()}) == len(cells())
 
 
-def test_quick_cells_are_small_and_made_up():
+def test_quick_cells_are_small_and_use_made_up_text():
     quick = cells(quick=True)
-    assert {cell.units for cell in quick} == {told.QUICK_UNITS}
+    assert {cell.units for cell in quick} == {cells_module.QUICK_UNITS}
     assert not [cell for cell in quick if CORPORA[cell.corpus].files]
-    assert quick[0].settings(quick=True)["public_steps"] == told.QUICK["public_steps"]
+    assert quick[0].settings(quick=True)["public_steps"] == cells_module.QUICK["public_steps"]
 
 
-def test_real_text_is_asked_for_by_its_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_missing_real_text_is_refused_with_the_folder_variable(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
     monkeypatch.setenv("CONFIDE_DATA", str(tmp_path))
     with pytest.raises(BadInput, match="CONFIDE_DATA, private_path"):
         Cell("noteevents_format", 1200, 1, 3.0, REFERENCE).settings()
@@ -218,20 +221,20 @@ def test_real_text_is_asked_for_by_its_folder(monkeypatch: pytest.MonkeyPatch, t
 
 
 @pytest.mark.parametrize("rows", [[], aggregate({"made-up/2000/1": reference(), "a": line(0.3)})])
-def test_the_figure_is_drawn_of_whatever_is_there(rows, tmp_path: Path):
+def test_figure_is_drawn_with_or_without_rows(rows, tmp_path: Path):
     draw(rows, tmp_path / "figures" / "share.svg")
     text = (tmp_path / "figures" / "share.svg").read_text()
     assert ("patients" in text) == bool(rows)
 
 
-def test_the_tables_of_the_page_are_those_of_the_results() -> None:
+def test_tables_on_the_page_match_the_results() -> None:
     page = page_tables.PAGE.read_text()
-    found = page_tables.tables(Results(page_tables.RESULTS).lines)
-    assert all(f"<!-- {name} -->" in page and "DP-SGD" in table for name, table in found.items())
-    assert filled(page, found) == page, "run python -m benchmarks.utility.tables"
+    tables = page_tables.tables(Results(page_tables.RESULTS).lines)
+    assert all(f"<!-- {name} -->" in page and "DP-SGD" in table for name, table in tables.items())
+    assert filled(page, tables) == page, "run python -m benchmarks.utility.tables"
 
 
-def test_a_table_has_means_over_seeds_and_their_share() -> None:
+def test_table_shows_means_over_seeds_and_their_shares() -> None:
     few = {"recipe": "phrases + gradients", "epsilon": 5.8}
     lines = {f"made-up/2000/{seed}": reference(seed) for seed in (1, 2)}
     lines |= {str(seed): line(0.4, seed) | few | {"phrases": {"f1": 0.3}} for seed in (1, 2)}
@@ -241,7 +244,7 @@ def test_a_table_has_means_over_seeds_and_their_share() -> None:
     assert table[4].endswith("| **25%** (25 to 25), **50%** (50 to 50) |")
 
 
-def test_the_command_aggregates_what_is_there(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+def test_command_aggregates_the_existing_results(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     from benchmarks.utility import __main__ as command
 
     results = Results(tmp_path / "results" / "utility.jsonl")

@@ -1,6 +1,6 @@
-"""Every file that the project reads, corrupted: an answer or one line, no traceback, no leak.
+"""Readers answer a corrupted file with a result or with a one-line error that quotes no content.
 
-(The readers of corpora and of labelled sentences have files of their own beside them.)
+The readers of corpora and of labelled sentences are tested in separate files.
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ from tasks.steps import canaries as canaries_step
 from tasks.steps import entities as entities_step
 from tasks.storage import Store
 
-SECRET = "zyxsecret"  # stands for what a note says
-EACH = 40
+SECRET = "zyxsecret"  # represents the private text of a note
+CORRUPTIONS = 40
 VOCABULARY = {SECRET: 900, "pain": 800, "has": 700, "fever": 600}
 TINY = BertConfig(vocab_size=24, hidden=64, layers=1, heads=1, intermediate=64, max_positions=16)
 
 
 class Case:
-    """A kind of file: how a good one is made, and how it is read."""
+    """A kind of file: functions that write a valid example and that read it."""
 
     def __init__(self, make: Callable[[Path], Path], read: Callable[[Path], object]) -> None:
         self.make, self.read = make, read
@@ -62,15 +62,15 @@ def corpus(file: str) -> Callable[[Path], Path]:
 
 def sentences(folder: Path) -> Path:
     folder.mkdir()
-    found = [Sentence((SECRET, "pain"), ("B-problem", "I-problem"), "d")] * 5
-    entities_step.write_sentences(found, folder / "train.jsonl")
+    examples = [Sentence((SECRET, "pain"), ("B-problem", "I-problem"), "d")] * 5
+    entities_step.write_sentences(examples, folder / "train.jsonl")
     return folder / "train.jsonl"
 
 
 def texts(folder: Path) -> Path:
     folder.mkdir()
-    found = [LabelledText(SECRET, "pain", "yes", "d", "p")] * 5
-    entities_step.write_texts(found, folder / "train.jsonl")
+    examples = [LabelledText(SECRET, "pain", "yes", "d", "p")] * 5
+    entities_step.write_texts(examples, folder / "train.jsonl")
     return folder / "train.jsonl"
 
 
@@ -82,8 +82,8 @@ def vocabulary(folder: Path) -> Path:
 def canaries(folder: Path) -> Path:
     vocabulary(folder / "v")
     file = folder / canaries_step.FILE
-    found = draw(folder / "v", ["HS"], [0.01], 2, 1)
-    file.write_text(json.dumps([vars(canary) for canary in found]))
+    drawn = draw(folder / "v", ["HS"], [0.01], 2, 1)
+    file.write_text(json.dumps([vars(canary) for canary in drawn]))
     return file
 
 
@@ -121,7 +121,7 @@ def checkpoint(folder: Path) -> Path:
 
 
 def newest(folder: Path) -> object:
-    """A damaged checkpoint is passed over: training goes on from the one before, or anew."""
+    """A damaged checkpoint is skipped: training resumes from the previous one or starts again."""
     if Checkpoints(LocalFolder(folder), "run").latest() is None:
         raise ConfideError("no checkpoint is whole")
     return folder
@@ -203,11 +203,13 @@ AS_JSON = {
 
 @pytest.mark.filterwarnings("ignore:Reading .*npy")  # NumPy tries a header of Python 2 first
 @pytest.mark.parametrize("name", CASES)
-def test_corrupted(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_corrupted_file_is_read_or_refused_without_its_content(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     case, rng = CASES[name], random.Random(name)
     file = case.make(tmp_path / "x")
     good, refused = file.read_bytes(), 0
-    for number in range(EACH):
+    for number in range(CORRUPTIONS):
         bad = misshapen(good, rng) if name in AS_JSON and number % 2 else _bytes(file, good, rng)
         file.write_bytes(bad)
         try:
@@ -218,23 +220,23 @@ def test_corrupted(name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str])
             assert "\n" not in str(error)
         except Exception as error:  # noqa: BLE001 - names the case, so that it can be repeated
             pytest.fail(f"{name}, number {number}: {type(error).__name__}: {bad[:300]!r}")
-    assert refused > EACH // 8, "the corruption does not corrupt"
-    said = capfd.readouterr()
-    assert SECRET not in said.out + said.err
+    assert refused > CORRUPTIONS // 8, "the corruption does not corrupt"
+    output = capfd.readouterr()
+    assert SECRET not in output.out + output.err
 
 
 def _bytes(file: Path, good: bytes, rng: random.Random) -> bytes:
-    """Corrupt a file's bytes; of a package, the package or what is packed."""
+    """Corrupt the bytes of a file; of a gzip file, the compressed or the uncompressed bytes."""
     if file.suffix == ".gz" and rng.random() < 0.5:
         return gzip.compress(corrupted(gzip.decompress(good), rng))
     return corrupted(good, rng)
 
 
-def test_events_that_are_not_events() -> None:
+def test_misshapen_events_are_refused() -> None:
     rng = random.Random("events")
     good = json.dumps(EVENT).encode()
     refused = 0
-    for _ in range(EACH):
+    for _ in range(CORRUPTIONS):
         try:
             MechanismEvent.from_json(json.loads(misshapen(good, rng)))
         except ConfideError:
@@ -242,6 +244,6 @@ def test_events_that_are_not_events() -> None:
     assert refused
 
 
-def test_there_are_five_hundred() -> None:
-    """With the readers of corpora and of entities (720 more) in their own files."""
-    assert EACH * len(CASES) >= 500
+def test_at_least_five_hundred_files_are_corrupted() -> None:
+    """The readers of corpora and of entities have another 720 cases in their test files."""
+    assert CORRUPTIONS * len(CASES) >= 500

@@ -1,4 +1,7 @@
-"""What orchestrator and steps agree on: specs as JSON, hashes that mean the work, jobs that fit."""
+"""The interface of orchestrator and steps:
+
+JSON specs, their hashes, and the validation of settings.
+"""
 
 from __future__ import annotations
 
@@ -41,20 +44,20 @@ from tasks.protocol import (
 
 WHOLE = JobSettings(
     phrases_epsilon=2.0, membership_units=50, audit_canaries=40
-)  # with every step that settings can switch on
+)  # with every optional step switched on
 STEPS = dp_bert_steps(WHOLE)
 
 
 def _uris(spec: StepSpec) -> list[str]:
-    found = [
+    uris = [
         v for k, v in spec.model_dump().items() if k.endswith("_uri") and isinstance(v, str) and v
     ]
     results = spec.model_dump().get("results", {})
-    return found + [uri for uri in results.values() if isinstance(uri, str)]
+    return uris + [uri for uri in results.values() if isinstance(uri, str)]
 
 
 @pytest.mark.parametrize("name", list(STEPS))
-def test_a_spec_survives_its_journey(name: str) -> None:
+def test_spec_round_trips_through_json(name: str) -> None:
     spec = STEPS[name]
     again = spec_from_json(spec.model_dump_json())
     assert again == spec
@@ -62,14 +65,14 @@ def test_a_spec_survives_its_journey(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", list(STEPS))
-def test_an_unknown_field_is_refused_by_name(name: str) -> None:
+def test_unknown_field_is_refused_by_name(name: str) -> None:
     body = json.loads(STEPS[name].model_dump_json()) | {"surprise": 1}
     with pytest.raises(ValidationError) as refused:
         spec_from_json(json.dumps(body))
     assert "surprise: unknown setting" in one_line(refused.value)
 
 
-def test_a_job_can_be_run_in_its_own_order() -> None:
+def test_steps_of_a_job_are_listed_after_their_inputs() -> None:
     done: set[str] = set()
     for spec in STEPS.values():
         assert set(_uris(spec)) <= done
@@ -85,8 +88,8 @@ def _descendants(kind: type[StepSpec]) -> set[type[StepSpec]]:
     return set().union(*({c, *_descendants(c)} for c in kind.__subclasses__()))
 
 
-def test_what_a_configuration_model_states_is_stated_once() -> None:
-    """Its type, range, default and help: the form, the settings and the specs take them over."""
+def test_every_setting_is_declared_by_one_configuration_model() -> None:
+    """Forms, settings and specs inherit its type, range, default and help text."""
     stated = set(STATED) - {"model_config"}
     assert len(STATED) == len(set(STATED))
     settings_and_specs = {*SweepSettings.__mro__, *_descendants(StepSpec), PrivacyPlan}
@@ -95,8 +98,8 @@ def test_what_a_configuration_model_states_is_stated_once() -> None:
     form = SweepSettings.model_json_schema()["properties"]
     assert stated <= set(form)
     settings = SweepSettings(selection="random-count")
-    told = [*STEPS.values(), *sweep_point_steps(settings, settings.points()[0]).values()]
-    assert stated <= {name for spec in told for name in _names(spec.model_dump())}
+    specs = [*STEPS.values(), *sweep_point_steps(settings, settings.points()[0]).values()]
+    assert stated <= {name for spec in specs for name in _names(spec.model_dump())}
 
 
 def _names(value: Any) -> set[str]:
@@ -105,7 +108,7 @@ def _names(value: Any) -> set[str]:
     return set().union(*map(_names, value)) if isinstance(value, tuple | list) else set()
 
 
-def test_more_private_trainings_are_trainings_of_their_own() -> None:
+def test_further_private_trainings_are_separate_charged_releases() -> None:
     settings = JobSettings(more_trainings="noise_multiplier=3; private_start=fresh")
     steps, alone = dp_bert_steps(settings), dp_bert_steps(JobSettings())
     named = {name: spec for name, spec in steps.items() if " / " in name}
@@ -113,9 +116,9 @@ def test_more_private_trainings_are_trainings_of_their_own() -> None:
     for name in alone.keys() - {"budget", "reserve", "report"}:
         assert steps[name] == alone[name]
     trained = [spec for spec in steps.values() if isinstance(spec, PretrainSpec) and spec.plan]
-    own, noisier, fresh = trained
-    assert (own.init_uri, fresh.init_uri) == (steps["public_pretraining"].output, "")
-    assert own.plan == fresh.plan and noisier.init_uri == own.init_uri
+    first, noisier, fresh = trained
+    assert (first.init_uri, fresh.init_uri) == (steps["public_pretraining"].output, "")
+    assert first.plan == fresh.plan and noisier.init_uri == first.init_uri
     assert noisier.plan and noisier.plan.noise_multiplier == 3
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec)
@@ -124,8 +127,8 @@ def test_more_private_trainings_are_trainings_of_their_own() -> None:
     assert isinstance(nonprivate, PretrainSpec) and nonprivate.init_uri == ""
 
 
-def test_more_private_trainings_count_for_delta() -> None:
-    JobSettings(delta=1 / 15_000, more_trainings="epochs=2")  # two of 6,000 patients
+def test_further_private_trainings_count_for_delta() -> None:
+    JobSettings(delta=1 / 15_000, more_trainings="epochs=2")  # Two models of 6,000 patients.
     with pytest.raises(ValidationError, match="of each of 3 models"):
         JobSettings(delta=1 / 15_000, more_trainings="epochs=2; epochs=3")
 
@@ -141,12 +144,12 @@ def test_more_private_trainings_count_for_delta() -> None:
         ("batch_size=100000", "batch_size is above declared_units"),
     ],
 )
-def test_a_further_training_that_is_none_is_refused(more: str, reason: str) -> None:
+def test_invalid_further_training_is_refused(more: str, reason: str) -> None:
     with pytest.raises(ValidationError, match=reason):
         JobSettings(more_trainings=more)
 
 
-def test_a_sweep_has_no_further_trainings_and_no_audit_begins_with_random_weights() -> None:
+def test_sweep_refuses_further_trainings_and_audit_refuses_random_weights() -> None:
     with pytest.raises(ValidationError, match="a sweep lists its points in sweep_points"):
         SweepSettings(more_trainings="epochs=2")
     for settings in ({"private_start": "fresh"}, {"more_trainings": "private_start=fresh"}):
@@ -154,7 +157,7 @@ def test_a_sweep_has_no_further_trainings_and_no_audit_begins_with_random_weight
             JobSettings.model_validate({"audit_canaries": 40, **settings})
 
 
-def test_a_new_setting_is_stated_in_one_place() -> None:
+def test_new_setting_is_declared_in_one_place() -> None:
     class Nesterov(OptimizerConfig):
         lookahead: float = setting(0.0, MORE_TRAINING, "Lookahead", "Of the next.", ge=0, lt=1)
 
@@ -167,7 +170,8 @@ def test_a_new_setting_is_stated_in_one_place() -> None:
         Job(lookahead=1.0)
 
 
-# These change together with a format, or have no effect on the made-up data of the default job.
+# These settings change together with a format, or do not affect the made-up data of the default
+# job.
 ELSEWHERE = {
     "private_path", "private_dataset", "public_path", "entities_train", "entities_test",
     "all_public", "entities_public", "entities_dataset", "entities_patients", "batch_cap",
@@ -180,8 +184,8 @@ ELSEWHERE = {
 
 
 @pytest.mark.parametrize("field", sorted(set(JobSettings.model_fields) - ELSEWHERE))
-def test_every_setting_reaches_a_step_that_it_changes(field: str) -> None:
-    """A setting that changed no hash would be answered with another setting's results."""
+def test_every_setting_changes_the_hash_of_a_step(field: str) -> None:
+    """A setting that changed no hash would return the results of another setting."""
     changed: dict[str, dict[str, Any]] = {
         "private_format": {
             "private_format": "text", "private_path": "/x", "private_dataset": "notes"
@@ -264,29 +268,29 @@ NOTES = {"private_format": "text", "private_path": "/z", "private_dataset": "not
         ),
     ],
 )
-def test_settings_that_belong_together_change_the_training(
+def test_dependent_settings_change_the_hash_of_the_training(
     together: dict[str, Any], changed: dict[str, Any]
 ) -> None:
-    one, two = (
+    first, second = (
         dp_bert_steps(JobSettings.model_validate(settings))
         for settings in (together, {**together, **changed})
     )
     before, after = (
         [steps[name].digest() for name in ("dp_pretraining", "dp_finetuning")]
-        for steps in (one, two)
+        for steps in (first, second)
     )
     assert before != after
-    # Of these, the public model's fine-tuning learns too.
+    # The public model's fine-tuning depends on these settings too.
     shared = {"entities_patients", "entity_types", "class_names", "head"}
     same = not shared & set(changed)
-    assert (one["public_finetuning"].digest() == two["public_finetuning"].digest()) is same
-    assert one["vocabulary"].digest() == two["vocabulary"].digest()
+    assert (first["public_finetuning"].digest() == second["public_finetuning"].digest()) is same
+    assert first["vocabulary"].digest() == second["vocabulary"].digest()
 
 
 @pytest.mark.parametrize("together", [{}, PRIVATE_LABELS, {"model_kind": "gpt2"}])
 @pytest.mark.parametrize("field", sorted(JobSettings.model_fields))
-def test_settings_that_are_accepted_make_specs(field: str, together: dict[str, Any]) -> None:
-    """Else the reason would be found out after the form, as a traceback."""
+def test_accepted_settings_make_valid_specs(field: str, together: dict[str, Any]) -> None:
+    """Otherwise an accepted form would fail later with a traceback."""
     schema = JobSettings.model_json_schema()["properties"][field]
     limits = ("minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum")
     values = [schema[limit] + nudge for limit in limits if limit in schema for nudge in (0, 1e-9)]
@@ -299,14 +303,14 @@ def test_settings_that_are_accepted_make_specs(field: str, together: dict[str, A
             assert spec_from_json(spec.model_dump_json()) == spec
 
 
-def test_a_table_of_codes_is_read_by_the_membership_steps_which_hold_no_secret() -> None:
+def test_only_membership_steps_read_the_table_of_codes() -> None:
     notes: dict[str, Any] = {
         "private_format": "text", "private_path": "/x", "private_dataset": "notes",
         "membership_units": 10,
     }  # fmt: skip
     without = dp_bert_steps(JobSettings(**notes))
     steps = dp_bert_steps(JobSettings(**notes, membership_codes="/codes"))
-    readers = {n for n, s in steps.items() if any(one.uri == "/codes" for one in s.sources)}
+    readers = {n for n, s in steps.items() if any(source.uri == "/codes" for source in s.sources)}
     assert readers == {f"{kind}_membership" for kind in ("public", "dp", "nonprivate")}
     for name in readers:
         assert needs(steps[name]) == {Need.SOURCES} and needs(without[name]) == frozenset()
@@ -319,8 +323,8 @@ def test_a_table_of_codes_is_read_by_the_membership_steps_which_hold_no_secret()
         JobSettings(membership_codes="/codes")
 
 
-def test_how_a_training_is_kept_changes_no_hash() -> None:
-    """Else a longer time box would be another release, and another charge."""
+def test_checkpoint_settings_change_no_hash() -> None:
+    """Otherwise a longer time box would be charged as another release."""
     changes: dict[str, Any] = {
         "checkpoint_every": 7, "keep_checkpoints": 5, "time_box_minutes": 30.0
     }  # fmt: skip
@@ -335,7 +339,7 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
 
 
 @pytest.mark.parametrize(
-    ("settings", "said"),
+    ("settings", "reason"),
     [
         ({"sampling": "truncated-poisson"}, "batch_cap"),
         ({"batch_cap": 10}, "batch_cap"),
@@ -377,18 +381,18 @@ def test_how_a_training_is_kept_changes_no_hash() -> None:
         ({"canary_rates": "e"}, "canary_rates: 'e' is not a number"),
     ],
 )
-def test_what_contradicts_itself_is_refused_with_the_reason(
-    settings: dict[str, object], said: str
+def test_contradictory_settings_are_refused_with_the_reason(
+    settings: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(ValidationError) as refused:
         JobSettings.model_validate(settings)
     line = one_line(refused.value)
-    assert said in line
-    assert not line.startswith("settings: ")  # whoever shows the line says whose it is
+    assert reason in line
+    assert not line.startswith("settings: ")  # the caller adds the name of the source
 
 
-def test_classes_have_an_id_that_no_order_changes() -> None:
-    """Neither that of the setting nor that of the private texts."""
+def test_order_of_class_names_does_not_change_their_ids() -> None:
+    """The order of the setting and of the private texts does not matter."""
     tuned = [
         dp_bert_steps(JobSettings.model_validate(PRIVATE_PAIRS | {"class_names": names}))
         for names in ("yes,no,maybe", "maybe, yes,no,yes")
@@ -400,7 +404,7 @@ def test_classes_have_an_id_that_no_order_changes() -> None:
         assert spec.entity_types == ()
 
 
-def test_texts_may_name_their_patients_themselves() -> None:
+def test_jsonl_texts_need_no_list_of_patients() -> None:
     JobSettings.model_validate(PRIVATE_PAIRS | {"entities_unit": "patient"})
     with pytest.raises(ValidationError, match="entities_patients"):
         JobSettings.model_validate(PRIVATE_LABELS | {"entities_unit": "patient"})
@@ -414,7 +418,7 @@ def test_texts_may_name_their_patients_themselves() -> None:
         {"unit": "document"},
     ],
 )
-def test_private_labels_may_be_charged_to_the_notes_or_to_a_data_set_of_their_own(
+def test_private_labels_are_charged_to_the_notes_or_to_a_separate_data_set(
     more: dict[str, Any],
 ) -> None:
     settings = JobSettings.model_validate({**PRIVATE_LABELS, **NOTES, **more})
@@ -422,7 +426,7 @@ def test_private_labels_may_be_charged_to_the_notes_or_to_a_data_set_of_their_ow
 
 
 @pytest.mark.parametrize(
-    ("grid", "said"),
+    ("grid", "reason"),
     [
         ({"sweep_epochs": "e"}, "sweep_epochs: 'e' is not a number"),
         ({"sweep_epochs": "5,0"}, "sweep_epochs: 0 should be greater than 0"),
@@ -436,31 +440,29 @@ def test_private_labels_may_be_charged_to_the_notes_or_to_a_data_set_of_their_ow
         ({"sweep_batch_sizes": "64,7000"}, "B=7000 · epochs=5: batch_size is above declared_units"),
     ],
 )
-def test_what_is_wrong_with_a_grid_is_said_in_the_sweeps_own_names(
-    grid: dict[str, str], said: str
-) -> None:
+def test_grid_errors_name_the_setting_of_the_sweep(grid: dict[str, str], reason: str) -> None:
     with pytest.raises(ValidationError) as refused:
         SweepSettings.model_validate(grid)
     line = one_line(refused.value)
-    assert said in line
+    assert reason in line
     assert "\n" not in line
 
 
-def test_every_pattern_is_said_in_words() -> None:
+def test_every_pattern_has_a_description_in_words() -> None:
     schema = SweepSettings.model_json_schema()["properties"]
     patterns = {field["pattern"] for field in schema.values() if "pattern" in field}
     assert patterns == set(IN_WORDS)
 
 
-def test_every_description_can_be_read_alone() -> None:
-    """The command line shows them without the form's titles and order."""
+def test_every_description_is_understandable_without_context() -> None:
+    """The command line shows descriptions without the form's titles and order."""
     for name, field in SweepSettings.model_fields.items():
-        said = field.description or ""
-        assert len(said.split()) > 2, name
-        assert not said.startswith(("As above", "Peak,", "Peak.", "Its own", "Of ")), name
+        description = field.description or ""
+        assert len(description.split()) > 2, name
+        assert not description.startswith(("As above", "Peak,", "Peak.", "Its own", "Of ")), name
 
 
-def test_a_whole_run_is_registered_before_its_first_release() -> None:
+def test_budget_step_registers_every_release_before_the_first() -> None:
     budget = STEPS["budget"]
     assert isinstance(budget, BudgetSpec)
     assert [c.output for c in budget.charged] == [
@@ -475,7 +477,7 @@ def test_a_whole_run_is_registered_before_its_first_release() -> None:
     assert len(sweep_budget(settings).charged) == 3
 
 
-def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
+def test_random_count_selection_is_one_charged_point() -> None:
     settings = SweepSettings(selection="random-count", sweep_noise_multipliers="1,2,4")
     (point,) = settings.points()
     assert SweepPoint.model_validate(json.loads(json.dumps(point.model_dump()))) == point
@@ -492,7 +494,7 @@ def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
     private = settings.model_copy(update=source)
     of_point = sweep_point_steps(private, point)
     assert hides_count(of_point.values()) and hides_count([sweep_report(private)])
-    assert not hides_count(steps.values())  # made up
+    assert not hides_count(steps.values())  # made-up data
     published = private.model_copy(update={"selection": "publish-all"})
     assert not hides_count(spec for _, _, spec in sweep_steps(published))
     with pytest.raises(ValidationError, match="Rényi"):
@@ -502,22 +504,22 @@ def test_a_random_count_is_one_point_that_survives_its_journey() -> None:
     SweepSettings(time_box_minutes=30)
 
 
-def test_another_run_of_the_same_work_is_the_same_work() -> None:
+def test_spec_contains_no_field_of_the_run() -> None:
     spec = STEPS["vocabulary"]
     assert not set(RunContext.model_fields) & set(spec.model_dump())
 
 
-def test_the_points_of_a_sweep_share_what_they_can() -> None:
+def test_points_of_a_sweep_share_every_step_before_training() -> None:
     settings = SweepSettings(
         sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1", phrases_epsilon=2.0
     )
-    one, two = (sweep_point_steps(settings, p) for p in settings.points())
-    own = {"pretraining", "finetuning", "exposure"}
-    assert {n for n in one if one[n].output != two[n].output} == own
+    first, second = (sweep_point_steps(settings, p) for p in settings.points())
+    separate = {"pretraining", "finetuning", "exposure"}
+    assert {n for n in first if first[n].output != second[n].output} == separate
     assert set(sweep_report(settings).results) == {p.name for p in settings.points()}
 
 
-def test_membership_attacks_are_calibrated_by_the_public_model_and_can_be_left_out() -> None:
+def test_membership_attacks_use_the_public_model_as_reference_and_are_optional() -> None:
     public = STEPS["public_pretraining"].output
     for name, references in (("public", ()), ("dp", (public,)), ("nonprivate", (public,))):
         spec = STEPS[f"{name}_membership"]
@@ -531,15 +533,15 @@ def test_membership_attacks_are_calibrated_by_the_public_model_and_can_be_left_o
         assert name == "report" or without[name].digest() == STEPS[name].digest()
 
 
-def test_how_text_is_sought_in_a_model_changes_no_training_but_is_told_to_it() -> None:
+def test_extraction_settings_reach_the_training_spec_without_changing_its_hash() -> None:
     without = JobSettings(model_kind="gpt2")
-    one, other = (
+    first, second = (
         dp_bert_steps(without.model_copy(update={"extraction_rows": rows})) for rows in (0, 9)
     )
-    changed = {name for name in one if one[name].output != other[name].output} - {"report"}
+    changed = {name for name in first if first[name].output != second[name].output} - {"report"}
     assert changed == {"public_exposure", "dp_exposure", "nonprivate_exposure"}
     for name in ("dp_pretraining", "dp_exposure"):
-        assert other[name].model_dump()["extraction"]["extraction_rows"] == 9
+        assert second[name].model_dump()["extraction"]["extraction_rows"] == 9
 
 
 @pytest.mark.parametrize(
@@ -549,13 +551,15 @@ def test_how_text_is_sought_in_a_model_changes_no_training_but_is_told_to_it() -
         ({"extraction_rows": 5, "extraction_prefix": 21, "model_kind": "gpt2"}, "needs 33 tokens"),
     ],
 )
-def test_rows_that_cannot_be_continued_are_refused(settings: dict[str, Any], reason: str) -> None:
+def test_extraction_of_rows_that_cannot_be_continued_is_refused(
+    settings: dict[str, Any], reason: str
+) -> None:
     with pytest.raises(ValidationError, match=reason):
         JobSettings.model_validate(settings)
     JobSettings.model_validate(settings | {"extraction_rows": 0})
 
 
-def test_audit_canaries_are_declared_trained_and_audited_or_none_is() -> None:
+def test_audit_canaries_change_training_and_budget_together() -> None:
     without, audit = JobSettings(), STEPS["dp_audit"]
     declared, batch = without.declared_units, without.batch_size
     assert WHOLE.updates == math.ceil(without.epochs * (declared + 40) / batch) > without.updates
@@ -565,7 +569,7 @@ def test_audit_canaries_are_declared_trained_and_audited_or_none_is() -> None:
     assert isinstance(audit, AuditSpec) and isinstance(model, PretrainSpec)
     assert (audit.model_uri, audit.start_uri) == (model.output, model.init_uri)
     assert model.plan is not None and model.plan.audit_canaries == 40
-    assert needs(audit) == {Need.CHARGING} and not audit.sources  # it reads no file from outside
+    assert needs(audit) == {Need.CHARGING} and not audit.sources  # it reads no external file
     with pytest.raises(ValidationError, match="audit_canaries is above declared_units"):
         JobSettings(audit_canaries=declared + 1)
     with pytest.raises(ValidationError, match="only pre-training is audited"):
@@ -579,14 +583,14 @@ def test_audit_canaries_are_declared_trained_and_audited_or_none_is() -> None:
     assert sweep.job(sweep.points()[0]).audit_canaries == 0
 
 
-def test_a_delta_stays_below_one_in_all_declared_units() -> None:
+def test_delta_must_be_below_one_over_all_declared_units() -> None:
     near = {"delta": 1 / 6200, "declared_units": 6000, "vocabulary_source": "public"}
     JobSettings(**near)
     with pytest.raises(ValidationError, match="1/6600"):
         JobSettings(audit_canaries=600, **near)
 
 
-def test_only_what_is_declared_public_or_made_up_is_shown() -> None:
+def test_only_public_or_made_up_data_is_shown() -> None:
     private = {"private_format": "text", "private_path": "/x", "private_dataset": "notes"}
     assert JobSettings().made_up
     assert not JobSettings.model_validate(private).made_up
@@ -600,39 +604,39 @@ def test_only_what_is_declared_public_or_made_up_is_shown() -> None:
         assert entities.public is shown
 
 
-def test_without_phrases_a_job_has_no_step_of_theirs_and_the_others_as_they_were() -> None:
+def test_job_without_phrases_omits_their_steps_and_keeps_other_hashes() -> None:
     without = dp_bert_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0}))
-    own = {"phrases", "written_text"} | {
+    of_phrases = {"phrases", "written_text"} | {
         f"phrases_{step}"
         for step in ("store", "pretraining", "finetuning", "exposure", "membership")
     }
-    assert set(STEPS) - set(without) == own
+    assert set(STEPS) - set(without) == of_phrases
     for name in ("vocabulary", "private_store", "public_pretraining", "nonprivate_pretraining"):
         assert without[name].digest() == STEPS[name].digest()
     start, phrased = without["dp_pretraining"], STEPS["dp_pretraining"]
     assert isinstance(start, PretrainSpec) and isinstance(phrased, PretrainSpec)
     assert start.init_uri == without["public_pretraining"].output
     assert phrased.init_uri == STEPS["phrases_pretraining"].output
-    # what belongs to phrases alone changes no hash where there are none
+    # Settings of phrases do not change the hashes of a job without phrases.
     other = dp_bert_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0, "phrases_per_unit": 7}))
     assert {n: s.digest() for n, s in without.items() if n != "report"} == {
         n: s.digest() for n, s in other.items() if n != "report"
     }
 
 
-def test_phrases_are_charged_and_what_is_made_of_them_is_not() -> None:
+def test_phrases_are_charged_and_text_written_from_them_is_not() -> None:
     assert needs(STEPS["phrases"]) == {Need.CHARGING, Need.CLUSTER}
     assert needs(STEPS["written_text"]) == frozenset()
     assert needs(STEPS["phrases_pretraining"]) == {Need.CLUSTER}
 
 
 @pytest.mark.parametrize("lengths", ["5,3", "3,3", "1,2", "3,17", "2,3,4,5,6,7,8,9,10", "a", ""])
-def test_lengths_that_do_not_rise_are_refused(lengths: str) -> None:
+def test_phrase_lengths_must_increase(lengths: str) -> None:
     with pytest.raises(ValidationError, match="phrases_lengths"):
         JobSettings(phrases_lengths=lengths)
 
 
-def test_the_phrases_delta_counts_where_there_are_phrases() -> None:
+def test_delta_of_phrases_counts_only_with_phrases() -> None:
     assert JobSettings(phrases_delta=1e-3)
     with pytest.raises(ValidationError, match="for the phrases"):
         JobSettings(phrases_delta=1e-3, phrases_epsilon=1.0)

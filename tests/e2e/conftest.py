@@ -1,4 +1,4 @@
-"""The deployment of jobs that need no tracker."""
+"""The deployment for jobs that log to no MLflow server."""
 
 from pathlib import Path
 
@@ -11,6 +11,6 @@ from tasks.runtime.deployment import Deployment
 def untracked(e2e_home: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
     """A deployment whose MLflow does not answer."""
     monkeypatch.setenv("CONFIDE_TRACKING", "http://127.0.0.1:9")
-    found = Deployment.from_environment()
-    found.prepare()
-    return found
+    deployment = Deployment.from_environment()
+    deployment.prepare()
+    return deployment

@@ -1,4 +1,4 @@
-"""A job as small as it gets, and its steps run one by one as the launchers do."""
+"""The smallest job, and functions that run its steps as the launchers do."""
 
 from __future__ import annotations
 

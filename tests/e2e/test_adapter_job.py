@@ -1,4 +1,4 @@
-"""The job with a Llama-style model of which adapters alone are trained: charged, exported twice."""
+"""A job that trains only the adapters of a Llama-style model, and both forms of its export."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tasks.protocol import (
 )
 from tasks.runtime.deployment import Deployment
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
 SETTINGS = JobSettings(
     model_kind="llama", trained_parameters="lora", lora_rank=2, learning_rate=0.05, **SIZES
@@ -32,7 +32,7 @@ NEEDED = ("private_corpus", "public_corpus", "vocabulary", "canaries", "private_
           "public_store", "public_pretraining", "dp_pretraining")  # fmt: skip
 
 
-def test_adapters_are_trained_charged_and_exported_merged_or_alone(
+def test_adapter_training_is_charged_and_exports_merged_model_and_adapter(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     steps = dp_bert_steps(SETTINGS)
@@ -62,7 +62,8 @@ def test_adapters_are_trained_charged_and_exported_merged_or_alone(
         assert cli.main() == 0, "".join(capfd.readouterr())
     names = {f.relative_to(whole).as_posix() for f in whole.rglob("*")}
     assert {"config.json", "model.safetensors", "PRIVACY.md", "vocab.json"} <= names
-    assert not [name for name in names if "adapter" in name]  # or it would be applied twice
+    # an adapter in the folder would be applied a second time
+    assert not [name for name in names if "adapter" in name]
     names = {f.name for f in alone.iterdir()}
     assert {"adapter_config.json", "adapter_model.safetensors", "PRIVACY.md"} <= names
     assert not {"config.json", "model.safetensors"} & names
@@ -82,9 +83,9 @@ def test_adapters_are_trained_charged_and_exported_merged_or_alone(
             expected = expected + about["lora_alpha"] / about["r"] * (b @ a)
         np.testing.assert_allclose(value, expected, atol=1e-6, err_msg=name)
         changed += not np.array_equal(value, start[name])
-    assert changed == 7  # the matrices of one block; nothing else moved by a bit
+    assert changed == 7  # the matrices of one block; every other parameter is unchanged
 
-    # A model without adapters has none to export.
+    # A model without adapters cannot be exported as an adapter.
     words = [str(untracked.home / "none"), "--adapter", "--uri", public.output]
     monkeypatch.setattr(sys, "argv", ["confide", "export", *words])
     assert cli.main() != 0

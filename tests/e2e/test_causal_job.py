@@ -1,4 +1,4 @@
-"""The job with a GPT-2-style model: charged, stated, exported; refused where it must be."""
+"""A job with a GPT-2-style model: charging, statement, export and refusals."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tasks.protocol import (
 )
 from tasks.runtime.deployment import Deployment
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
 SETTINGS = JobSettings(
     model_kind="gpt2", audit_canaries=40, extraction_rows=20, extraction_prefix=4,
@@ -29,7 +29,7 @@ SETTINGS = JobSettings(
 )  # fmt: skip
 
 
-def test_a_causal_model_is_trained_charged_stated_and_exported(
+def test_causal_model_is_trained_charged_audited_and_exported(
     untracked: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
     steps = dp_bert_steps(SETTINGS)
@@ -46,7 +46,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
     assert (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
     result = StepResult.model_validate_json((folder / "result.json").read_bytes())
-    assert len(result.releases) == 2  # the vocabulary's, and its own
+    assert len(result.releases) == 2  # the releases of the vocabulary and of the training
     assert json.loads((folder / "privacy_statement.json").read_text())["private"] is True
     labels = {m.name: m.label for m in result.metrics}
     assert labels["perplexity_public"] == labels["perplexity_curve"] == "dp"
@@ -60,25 +60,25 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     assert table["rows"][1][column]["value"] == measured["perplexity_public"] > 1
     page = (pages / "report" / "report.html").read_text()
     assert "GPT-2, 1 layer × 64" in page
-    assert "entity extraction" not in page  # it was not asked for
+    assert "entity extraction" not in page  # the job has no entity extraction
 
     audit = folder_of(steps["dp_exposure"])
     read = StepResult.model_validate_json((audit / "result.json").read_bytes())
     exposures = {m.name: m for m in read.metrics if m.name.startswith("exposure")}
     within = {name for name in exposures if "in_rows" in name or "/in rows/" in name}
     assert within and {exposures[name].label for name in within} == {"operator"}
-    # The others are read in contexts of their own.
+    # The other canaries are scored in contexts that contain no private text.
     assert {m.label for name, m in exposures.items() if name not in within} == {"dp"}
     column = [c["name"] for c in table["columns"]].index("Exposure")
     assert table["rows"][1][column]["value"] == exposures["exposure"].value
     assert "as the next token after the hints" in page
 
-    # What can be got out of it: canaries by anyone, rows by the operator.
-    tried = {m.name: m.label for m in read.metrics if m.name.startswith("extraction")}
+    # Extraction: the results for canaries are published, the results for rows are for the operator.
+    extraction_labels = {m.name: m.label for m in read.metrics if m.name.startswith("extraction")}
     for decoding in ("greedy", "sampling"):
         for side in ("", "_control"):
-            assert tried[f"extraction_targeted/{decoding}{side}"] == "dp"
-            assert tried[f"extraction_discoverable/{decoding}{side}"] == "operator"
+            assert extraction_labels[f"extraction_targeted/{decoding}{side}"] == "dp"
+            assert extraction_labels[f"extraction_discoverable/{decoding}{side}"] == "operator"
     labels = {file: label for file, label, _ in read.facts["artifacts"]}
     assert labels["extraction_targeted.json"] == "dp"
     assert labels["extraction_discoverable.json"] == "operator"
@@ -89,22 +89,22 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
     assert "training rows" in page and "secrets of planted canaries" in page
 
     (record,) = json.loads((folder_of(steps["dp_audit"]) / "audit.json").read_text())
-    assert record["verdict"] == "inconclusive"  # so few canaries could refute no such ε
+    assert record["verdict"] == "inconclusive"  # so few canaries could not refute such an ε
     assert record["interval"][0] <= record["ceiling"] <= result.facts["epsilon_training"]
     assert result.facts["plan"]["declared_units"] == SETTINGS.declared_units + 40
     assert "is inconclusive about the claimed ε" in page and record["finding"] in page
     assert "ε at least, by the audit" in page
     assert table["lead"].endswith(f"inconclusive. {record['finding']}")
 
-    # By hand: it is not begun, so nothing is charged or listed.
+    # A fine-tuning step started by hand is refused before it charges or lists anything.
     spec = FinetuneSpec(
         made_up=True, device="cpu", seed=1,
         model_uri=steps["dp_pretraining"].output, entities_uri=steps["private_store"].output,
         epochs=1, training=TrainingConfig(), batches=BatchConfig(batch_size=1), sequence_length=16,
     )  # fmt: skip
     assert run(spec) == 2
-    said = "".join(capfd.readouterr())
-    assert "reads both sides of a word, and this one is causal" in said
+    output = "".join(capfd.readouterr())
+    assert "reads both sides of a word, and this one is causal" in output
     assert len(ledger.history("synthetic-notes")) == 2
 
 
@@ -119,7 +119,7 @@ def test_a_causal_model_is_trained_charged_stated_and_exported(
         }, "a causal model is not fine-tuned"),
     ],
 )  # fmt: skip
-def test_what_a_causal_model_cannot_do_is_refused_with_the_settings(
+def test_settings_that_causal_models_do_not_support_are_refused(
     settings: dict[str, object], reason: str
 ) -> None:
     with pytest.raises(ValidationError, match=reason):

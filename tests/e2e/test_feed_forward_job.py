@@ -1,4 +1,7 @@
-"""Kerrigan et al. 2020 in small: four regimes of feed-forward models, stated for what they are."""
+"""A small version of Kerrigan et al.
+
+2020: four training regimes of feed-forward models, each charged.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from tasks.evidence.gate import JUDGED
 from tasks.protocol import JobSettings, StepResult, StepSpec, dp_bert_steps
 from tasks.runtime.deployment import Deployment
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
 SETTINGS = JobSettings.model_validate(
     SIZES
@@ -39,7 +42,7 @@ def labels_of(spec: StepSpec) -> Mapping[str, str]:
     return {m.name: m.label for m in result_of(spec).metrics}
 
 
-def test_four_regimes_are_trained_in_one_job_each_charged_for_itself(
+def test_four_regimes_in_one_job_are_charged_separately(
     untracked: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
     steps = dp_bert_steps(SETTINGS)
@@ -47,14 +50,18 @@ def test_four_regimes_are_trained_in_one_job_each_charged_for_itself(
     ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
     for task, spec in steps.items():
         assert run(spec) == 0, (task, "".join(capfd.readouterr()))
-    # Two private trainings, and the use without privacy.
+    # Two private trainings, and one unaccounted use by the training without privacy.
     assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 3
 
     trained = {name: steps[f"{name}_pretraining"] for name in MODELS}
     results = {name: result_of(spec) for name, spec in trained.items()}
-    own = {name: [r.ledger_id for r in result.releases] for name, result in results.items()}
-    assert own["public"] == [] and [len(own[name]) for name in MODELS[1:]] == [1, 1, 1]
-    assert len({entry for entries in own.values() for entry in entries}) == 3
+    entries_of = {name: [r.ledger_id for r in result.releases] for name, result in results.items()}
+    assert entries_of["public"] == [] and [len(entries_of[name]) for name in MODELS[1:]] == [
+        1,
+        1,
+        1,
+    ]
+    assert len({entry for entries in entries_of.values() for entry in entries}) == 3
     epsilons = [results[name].facts["epsilon_training"] for name in MODELS]
     assert epsilons[0] == 0 < epsilons[1] < epsilons[2] and epsilons[3] is None
     model = load_model(folder_of(trained[MODELS[2]]))
@@ -79,13 +86,13 @@ def test_four_regimes_are_trained_in_one_job_each_charged_for_itself(
     assert [row[0]["text"] for row in tables["closing"]["rows"]] == names
     assert [row[0]["text"] for row in tables["samples"]["rows"][::2]] == names
     assert (pages / "report" / "training.svg").read_text().count("Perplexity, private text") == 1
-    # Whoever is shown both models is told what they cost together.
+    # The report states the joint cost of both private models, because it shows both.
     metrics = {m.name: m.value for m in report.metrics}
     assert metrics["epsilon"] > epsilons[1]
     assert metrics["delta"] == pytest.approx(2 * SETTINGS.delta)
     page = (pages / "report" / "report.html").read_text()
     assert "Feed-forward model, 2 layers × 64" in page
-    assert all(entry in page for name in MODELS[1:3] for entry in own[name])
-    judged = {one["name"]: one["promoted"] for one in report.facts[JUDGED]}
+    assert all(entry in page for name in MODELS[1:3] for entry in entries_of[name])
+    judged = {model_facts["name"]: model_facts["promoted"] for model_facts in report.facts[JUDGED]}
     assert judged.keys() == {f"{name}_pretraining" for name in MODELS[1:3]}
     assert not any(judged.values())

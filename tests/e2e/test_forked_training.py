@@ -1,4 +1,4 @@
-"""A training in a process that the fork server forked gives the bits of one started anew."""
+"""A training in a forked process yields the same bits as a training in a new process."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.process import Job, run_job
 
 pytestmark = [
-    pytest.mark.filterwarnings("ignore"),  # TensorFlow's own
+    pytest.mark.filterwarnings("ignore"),  # Warnings of TensorFlow.
     pytest.mark.skipif(sys.platform != "linux", reason="the fork server is Linux's"),
     pytest.mark.slow,
 ]
 
 
-def test_the_second_training_of_a_fork_server_is_that_of_a_process_started_anew(
+def test_second_training_of_a_fork_server_equals_training_in_a_new_process(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     steps = dp_bert_steps(JobSettings(**SIZES))
@@ -31,24 +31,24 @@ def test_the_second_training_of_a_fork_server_is_that_of_a_process_started_anew(
         assert run(spec) == 0
 
     def trained(*names: str) -> bytes:
-        """Train; return the weights of the last, and forget it."""
+        """Run these steps, delete the output of the last step and return its weights."""
         job = Job("dp_bert", "run", "run", [("", name, steps[name]) for name in names])
         finished = run_job(job, untracked, lambda *_: None)
         assert finished.exit_code == 0, finished.failed
         logs = "".join(file.read_text() for file in finished.log_folder.glob("*.log"))
         assert "started anew" not in logs
-        return forgotten(names[-1])
+        return delete_output(names[-1])
 
-    def forgotten(name: str) -> bytes:
+    def delete_output(name: str) -> bytes:
         content = (folder_of(steps[name]) / "model.safetensors").read_bytes()
         shutil.rmtree(folder_of(steps[name]))
         return content
 
     ledger = Ledger.open(untracked.ledger)
     monkeypatch.setenv(SERVER, OFF)
-    anew = trained("dp_pretraining")
+    expected = trained("dp_pretraining")
     entries = ledger.history("synthetic-notes")
-    forgotten("public_pretraining")
+    delete_output("public_pretraining")
     monkeypatch.delenv(SERVER)
-    assert trained("public_pretraining", "dp_pretraining") == anew
+    assert trained("public_pretraining", "dp_pretraining") == expected
     assert ledger.history("synthetic-notes") == entries  # nothing is charged again

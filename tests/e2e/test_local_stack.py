@@ -1,6 +1,7 @@
-"""`up`, `demo` and `down` for real: Airflow and MLflow as processes, with steps that only pretend.
+"""The commands `up`, `demo` and `down` with real Airflow and MLflow processes and simulated steps.
 
-(That the steps do their work is tested where they are; here it is what starts and follows them.)
+Other files test the work of the steps. The tests here cover the processes that start and monitor
+them.
 """
 
 import base64
@@ -58,7 +59,7 @@ def deployment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(deployment):
-    """The stack that `up` starts, for all tests of this file."""
+    """The stack that `up` starts, shared by all tests of this file."""
     stack = local.start(deployment, local.PAGES, lambda line: None)
     yield stack
     local.stop(deployment)
@@ -69,21 +70,21 @@ def served(deployment):
 
 
 def sessions(stack) -> list[int]:
-    """Return the processes of the stack's sessions that still run."""
+    """Return the running processes of the stack's sessions."""
     leaders = {process.pid for process in stack.components.values()}
-    found = []
+    processes = []
     for entry in Path("/proc").glob("[0-9]*"):
         try:
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
         if int(fields[3]) in leaders and fields[0] not in "ZX":
-            found.append(int(entry.name))
-    return found
+            processes.append(int(entry.name))
+    return processes
 
 
 def listeners(stack) -> set[str]:
-    """Return the local addresses (hexadecimal, as the kernel writes them) that it listens on."""
+    """Return the local addresses (hexadecimal, as in /proc/net) on which the stack listens."""
     inodes = set()
     for pid in sessions(stack):
         for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
@@ -101,19 +102,19 @@ def listeners(stack) -> set[str]:
     return {row[1].partition(":")[0] for row in rows if row[3] == LISTENING and row[9] in inodes}
 
 
-def test_everything_listens_on_loopback_alone(served):
-    found = listeners(served)
-    assert found
-    assert found <= LOOPBACK
+def test_stack_listens_on_loopback_only(served):
+    addresses = listeners(served)
+    assert addresses
+    assert addresses <= LOOPBACK
 
 
-def test_what_the_stack_keeps_is_for_its_owner_alone(served, deployment):
+def test_files_of_the_stack_are_readable_by_their_owner_only(served, deployment):
     folder = local.airflow_home(deployment)
     for name in ("stack.json", "secrets.json", "passwords.json", "airflow.db", "mlflow-auth.ini"):
         assert (folder / name).stat().st_mode & 0o077 == 0, name
 
 
-def test_a_wrong_password_opens_nothing(served):
+def test_airflow_refuses_a_wrong_password(served):
     from tasks.local.airflow_api import AirflowApi, AirflowRefused
 
     with pytest.raises(AirflowRefused):
@@ -121,15 +122,15 @@ def test_a_wrong_password_opens_nothing(served):
 
 
 def mlflow(stack, password: str) -> int:
-    """Return the status with which MLflow answers; it may still be starting."""
-    words = base64.b64encode(f"admin:{password}".encode()).decode()
+    """Return the HTTP status of MLflow's answer; wait while MLflow starts."""
+    credentials = base64.b64encode(f"admin:{password}".encode()).decode()
     place = f"{stack.mlflow_url}/api/2.0/mlflow/experiments/search?max_results=1"
-    told = {"Authorization": f"Basic {words}"}
-    asked = urllib.request.Request(place, headers=told)  # noqa: S310 - our own server
+    headers = {"Authorization": f"Basic {credentials}"}
+    request = urllib.request.Request(place, headers=headers)  # noqa: S310 - the test's server
     deadline = time.monotonic() + 240
     while True:
         try:
-            with urllib.request.urlopen(asked, timeout=30) as answer:  # noqa: S310
+            with urllib.request.urlopen(request, timeout=30) as answer:  # noqa: S310
                 return answer.status
         except urllib.error.HTTPError as refused:
             with refused:
@@ -139,37 +140,37 @@ def mlflow(stack, password: str) -> int:
             time.sleep(0.5)
 
 
-def test_mlflow_asks_for_its_password(served):
+def test_mlflow_accepts_only_the_mlflow_password(served):
     assert mlflow(served, served.mlflow_password) == 200
     assert mlflow(served, "wrong") == 401
     assert mlflow(served, served.password) == 401
 
 
-def test_mlflow_s_processes_hold_nothing_of_airflow_s(served, deployment):
+def test_mlflow_processes_receive_no_secret_of_airflow(served, deployment):
     kept = json.loads((local.airflow_home(deployment) / "secrets.json").read_text())
-    airflow_s = [kept[name].encode() for name in ("password", "jwt", "session", "fernet")]
+    airflow_secrets = [kept[name].encode() for name in ("password", "jwt", "session", "fernet")]
     leader = served.components["mlflow"].pid
-    looked_at = 0
+    inspected = 0
     for process in Path("/proc").glob("[0-9]*"):
         try:
             session = (process / "stat").read_text().rpartition(")")[2].split()[3]
-            told = (process / "environ").read_bytes() if int(session) == leader else b""
-            works_in = (process / "cwd").readlink() if told else None
-        except OSError:  # it has ended meanwhile
+            environment = (process / "environ").read_bytes() if int(session) == leader else b""
+            works_in = (process / "cwd").readlink() if environment else None
+        except OSError:  # the process has ended meanwhile
             continue
-        if told:
-            looked_at += 1
-            assert not [secret for secret in airflow_s if secret in told]
-            assert b"AIRFLOW" not in told
+        if environment:
+            inspected += 1
+            assert not [secret for secret in airflow_secrets if secret in environment]
+            assert b"AIRFLOW" not in environment
             assert list(works_in.iterdir()) == []
-    assert looked_at
+    assert inspected
 
 
 def output_folder(deployment, address):
     return local_path(deployment.open_store().location(address))
 
 
-def test_the_demo_runs_to_its_report_on_the_stack_that_serves(served, deployment):
+def test_demo_runs_to_its_report_on_the_running_stack(served, deployment):
     written = io.StringIO()
     report = demo.run(deployment, JobSettings(), Console(file=written, width=120))
     result = json.loads((output_folder(deployment, report) / "result.json").read_text())
@@ -178,13 +179,14 @@ def test_the_demo_runs_to_its_report_on_the_stack_that_serves(served, deployment
     steps = dp_bert_steps(JobSettings())
     assert sorted(done) == sorted(["settings", "kept_models", "give_back", *steps])
     assert done[-2:] == ["report", "give_back"]
-    assert local.running(deployment) is not None  # it was not the demo's to stop
+    # the demo did not start the stack, so it does not stop it
+    assert local.running(deployment) is not None
     logs = [file.read_text() for file in deployment.logs.glob("airflow/**/*.log")]
     assert any("vocabulary: working" in log for log in logs)
-    assert not [log for log in logs if "started anew" in log]  # all by the fork server
+    assert not [log for log in logs if "started anew" in log]  # the fork server ran every step
 
 
-def test_a_failing_step_is_told_with_its_reason_and_its_log(served, deployment):
+def test_failed_step_is_reported_with_its_reason_and_its_log(served, deployment):
     (deployment.home / "fail").write_text("canaries=2")
     settings = JobSettings(seed=2, canary_rates="0.5")
     with pytest.raises(ConfideError) as failed:
@@ -196,28 +198,28 @@ def test_a_failing_step_is_told_with_its_reason_and_its_log(served, deployment):
 
 
 def ended(api, dag: str, runs: int) -> list[dict]:
-    """Return the DAG's runs once so many have ended; Airflow may take its time under load."""
+    """Return the runs of a DAG after `runs` of them have ended; Airflow may be slow under load."""
     deadline = time.monotonic() + 240
     while True:
-        found = api._call("GET", f"/api/v2/dags/{dag}/dagRuns?limit=100&order_by=id")["dag_runs"]
-        if sum(run["state"] in {"success", "failed"} for run in found) >= runs:
-            return found
-        assert time.monotonic() < deadline, f"{dag}: {[run['state'] for run in found]}"
+        dag_runs = api._call("GET", f"/api/v2/dags/{dag}/dagRuns?limit=100&order_by=id")["dag_runs"]
+        if sum(run["state"] in {"success", "failed"} for run in dag_runs) >= runs:
+            return dag_runs
+        assert time.monotonic() < deadline, f"{dag}: {[run['state'] for run in dag_runs]}"
         time.sleep(0.5)
 
 
-def test_a_new_version_of_a_corpus_is_trained_on(served, deployment):
-    """An asset event starts `new_corpus`, and that `dp_bert`, with the version as data."""
+def test_announced_corpus_version_starts_a_training(served, deployment):
+    """An asset event starts `new_corpus`, which starts `dp_bert` with the version as data."""
     api = served.api()
     before = len(ended(api, "dp_bert", 0))
-    said = CliRunner().invoke(announce, ["synthetic-notes", "2026-11"])
-    assert said.exit_code == 0, said.output
+    answer = CliRunner().invoke(announce, ["synthetic-notes", "2026-11"])
+    assert answer.exit_code == 0, answer.output
     run = ended(api, "dp_bert", before + 1)[-1]
     assert run["dag_run_id"] == "corpus__synthetic-notes__2026-11"
     assert (run["state"], run["conf"]) == ("success", {"data_version": "2026-11"})
     report = dp_bert_steps(JobSettings(data_version="2026-11"))["report"].output
     assert (output_folder(deployment, report) / "result.json").exists()
-    # ... and from the task's page buttons lead to its run and to the report.
+    # The task's page links to its MLflow run and to the report.
     place = f"/api/v2/dags/dp_bert/dagRuns/{run['dag_run_id']}/taskInstances/report/links"
     links = api._call("GET", place)["extra_links"]
     run_page = "http://127.0.0.1:5000/#/experiments/1/runs/report"
@@ -225,23 +227,23 @@ def test_a_new_version_of_a_corpus_is_trained_on(served, deployment):
     assert links["Report"].partition("?")[0] == f"{run_page}/artifacts/report/report.html"
 
 
-def test_what_is_no_version_starts_nothing(served, tmp_path):
+def test_invalid_corpus_version_starts_no_training(served, tmp_path):
     api = served.api()
     before = len(ended(api, "dp_bert", 0))
     answered = len(ended(api, "new_corpus", 0))
-    said = CliRunner().invoke(announce, ["synthetic-notes", f"2026; touch {tmp_path}/here"])
-    assert said.exit_code == 0
+    answer = CliRunner().invoke(announce, ["synthetic-notes", f"2026; touch {tmp_path}/here"])
+    assert answer.exit_code == 0
     assert ended(api, "new_corpus", answered + 1)[-1]["state"] == "failed"
     assert len(ended(api, "dp_bert", 0)) == before
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_corpus_that_nobody_configured_cannot_be_announced(served):
+def test_unconfigured_corpus_cannot_be_announced(served):
     with pytest.raises(BadInput, match="CONFIDE_CORPORA"):
         CliRunner().invoke(announce, ["ward-notes", "1"], catch_exceptions=False)
 
 
-def test_settings_that_airflow_refuses_start_nothing(served, deployment):
+def test_settings_refused_by_airflow_start_no_run(served, deployment):
     beyond = JobSettings.model_construct(**JobSettings().model_dump() | {"layers": 1000})
     with pytest.raises(BadInput, match="1000 is greater than the maximum of 48"):
         demo.run(deployment, beyond, Console(file=io.StringIO()))

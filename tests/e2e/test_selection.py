@@ -1,4 +1,4 @@
-"""A sweep of which a secret random number of points is trained, and one leaves."""
+"""A sweep that trains a secret random number of points and releases one model."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tasks.protocol import (
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
 SETTINGS = SweepSettings(
     selection="random-count", selection_mean=2.0, sweep_noise_multipliers="1,2",
@@ -34,7 +34,7 @@ SETTINGS = SweepSettings(
 )  # fmt: skip
 
 
-def test_one_model_leaves_and_is_charged_once_for_all(e2e_home: Path) -> None:
+def test_random_count_selection_releases_one_model_with_one_charge(e2e_home: Path) -> None:
     deployment = Deployment.from_environment()
     (point,) = SETTINGS.points()
     steps: dict[str, StepSpec] = sweep_point_steps(SETTINGS, point)
@@ -51,14 +51,15 @@ def test_one_model_leaves_and_is_charged_once_for_all(e2e_home: Path) -> None:
     assert (len(event.candidates), event.eta, event.gamma) == (2, 1.0, 0.5)
     winner = results["pretraining"]
     assert winner.facts["chosen"]["noise_multiplier"] in (1.0, 2.0)
-    (own,) = [r for r in winner.releases if r.ledger_id == selection.id]
-    assert MechanismEvent.from_json(own.event) == event
-    assert own.epsilon == own.epsilon_rdp  # no PLD of it is known, and the claim says so
+    (release,) = [r for r in winner.releases if r.ledger_id == selection.id]
+    assert MechanismEvent.from_json(release.event) == event
+    # No PLD of this mechanism is known, so the claim uses the RDP value.
+    assert release.epsilon == release.epsilon_rdp
     statement = (
         deployment.open_store().local_copy(steps["pretraining"].output) / "PRIVACY.md"
     ).read_text()
     assert "secret random number of trainings" in statement and "Rényi" in statement
-    # K stays secret: nothing that is left tells how many trainings there were
+    # The number K of trainings is secret, so no remaining file or figure depends on it.
     seed = SeedStore(deployment.seeds).get(selection.seed_key)
     count = draw_count(event, seed)
     names = [f.name for f in deployment.home.rglob("*") if f.is_file()]
@@ -70,4 +71,4 @@ def test_one_model_leaves_and_is_charged_once_for_all(e2e_home: Path) -> None:
     }  # fmt: skip
     headline = {m.name: m.value for m in results["report"].metrics}
     assert headline["points"] == 1
-    assert headline["epsilon"] > own.epsilon
+    assert headline["epsilon"] > release.epsilon

@@ -1,4 +1,4 @@
-"""Each experiment's tiny preset, run to its end as its reader would run it: `make test-presets`."""
+"""Every tiny preset runs to its end from the command line: `make test-presets`."""
 
 from __future__ import annotations
 
@@ -26,22 +26,23 @@ def is_number(cell: dict[str, Any]) -> bool:
 
 
 @pytest.mark.parametrize("preset", TINY)
-def test_it_ends_with_a_table_of_what_each_model_costs_and_can_do(preset: str, tmp_path: Path):
+def test_preset_ends_with_a_table_of_costs_and_scores(preset: str, tmp_path: Path):
     job = "dp_bert" if preset in presets_of(JobSettings) else "dp_sweep"
-    ran = subprocess.run(
+    process = subprocess.run(
         [str(ROOT / "confide"), "run", job, "--preset", preset, "--json"],
         env={**os.environ, "CONFIDE_HOME": str(tmp_path / "home")},
         stdout=subprocess.PIPE,
         text=True,
         check=False,
     )
-    assert ran.returncode == 0
-    told = json.loads(ran.stdout)
-    table = told["table"]
+    assert process.returncode == 0
+    answer = json.loads(process.stdout)
+    table = answer["table"]
     titles = [column["name"] for column in table["columns"]]
-    rows = [list(zip(titles, row, strict=True)) for row in table["rows"]]  # names come again
-    # ε of a model without privacy is the word `inf`, of one of public text 0.
+    rows = [list(zip(titles, row, strict=True)) for row in table["rows"]]  # column titles repeat
+    # ε of a model without privacy is the word `inf`, and ε of public text is 0.
     private = [row for row in rows if is_number(dict(row)["ε"]) and dict(row)["ε"]["value"]]
     assert private, "no model with a finite ε above 0"
     assert any(is_number(c) for row in private for title, c in row if title.startswith(SCORES))
-    assert any("pretraining" in step for step in told["steps"])  # of a sweep, with its point
+    # step names of a sweep include the point
+    assert any("pretraining" in step for step in answer["steps"])

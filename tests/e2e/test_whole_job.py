@@ -1,9 +1,9 @@
-"""A whole tiny job on private text, step by step as the launchers run it; then every byte is read.
+"""A tiny job on private text, run step by step as the launchers run it, and a search of every file.
 
-Secrets are planted in the text, in patient and document ids, and in the entity labels. The
-private store may hold them (the corpus and the labelled sentences are private text); nothing else
-may: no log line, no tracker, no result, spec, file name, report, model, error. Nor may anything
-outside the protected seed store hold a privacy seed.
+Secrets are planted in the text, in patient and document ids, and in the entity labels. The private
+store may contain them, because the corpus and the labelled sentences are private text. No log line,
+tracker, result, spec, file name, report, model or error may contain them. Only the protected seed
+store may contain a privacy seed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
+from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
 
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.ledger import Ledger
@@ -44,13 +44,13 @@ from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 from tasks.storage import local_path
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
 NAME, NUMBER, PATIENT = "Zyqvarnex Bolgathorpe", "998-87-66551", "patient-quorvath"
 DOCUMENT, LABEL = "document-xanthorquil", "entiquorble"
-TYPE = "typequandrix"  # of an entity, which the settings do not tell
+TYPE = "typequandrix"  # an entity type that the settings do not name
 SECRETS = (*NAME.split(), NUMBER, PATIENT, DOCUMENT, LABEL)
-PRIVATE_STEPS = ("corpus", "entities")  # their outputs are private text, in the private store
+PRIVATE_STEPS = ("corpus", "entities")  # their outputs are private text in the private store
 OPERATOR_METRICS = {
     "loss", "batch", "clipped", "units", "rows", "documents", "f1", "distinct_words"
 }  # fmt: skip
@@ -58,13 +58,13 @@ OPERATOR_METRICS = {
 
 @dataclass
 class Finished:
-    """The job as it was left."""
+    """The finished job and its deployment."""
 
     deployment: Deployment
     settings: JobSettings
     steps: dict[str, StepSpec]
     sources: Path
-    said: dict[str, str] = field(default_factory=dict)
+    printed: dict[str, str] = field(default_factory=dict)
     started: str = "12:34:56"
 
     def result(self, task: str) -> StepResult:
@@ -77,11 +77,11 @@ class Finished:
         return local_path(self.deployment.open_store().location(uri))
 
     def statement(self, task: str) -> dict[str, Any]:
-        found: dict[str, Any] = json.loads((self.output(task) / DATA).read_text())
-        return found
+        statement: dict[str, Any] = json.loads((self.output(task) / DATA).read_text())
+        return statement
 
-    def left_behind(self) -> Iterator[tuple[str, bytes]]:
-        """Yield every file of the deployment but seeds and keys: its name and what it holds."""
+    def files_left(self) -> Iterator[tuple[str, bytes]]:
+        """Yield the name and content of every file of the deployment except seeds and keys."""
         for file in sorted(self.deployment.home.rglob("*")):
             secret = {self.deployment.seeds, self.deployment.keys} & set(file.parents)
             if file.is_file() and not secret:
@@ -97,7 +97,7 @@ def _content(file: Path) -> bytes:
     return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
 
 
-def _found(secrets: tuple[str, ...], content: bytes) -> list[str]:
+def _secrets_in(secrets: tuple[str, ...], content: bytes) -> list[str]:
     lower = content.lower()
     return [s for s in secrets if s.lower().encode() in lower]
 
@@ -135,15 +135,15 @@ def _settings(folder: Path) -> JobSettings:
 
 
 def _run(finished: Finished, task: str, capture: pytest.CaptureFixture[str]) -> int:
-    point, own = point_and_task(task)
-    file = finished.deployment.home / f"{point}{own}.spec.json"
+    point, step_task = point_and_task(task)
+    file = finished.deployment.home / f"{point}{step_task}.spec.json"
     file.write_text(finished.steps[task].model_dump_json())
     started = f"2026-11-22 {finished.started}"
     context = RunContext(
-        run_key=f"e2e/{started}", run_name=f"dp_bert {started}", task=own, point=point
+        run_key=f"e2e/{started}", run_name=f"dp_bert {started}", task=step_task, point=point
     )
     code = contract.main(finished.steps[task].step, str(file), context=context.model_dump_json())
-    finished.said[task] = "".join(capture.readouterr())
+    finished.printed[task] = "".join(capture.readouterr())
     return code
 
 
@@ -156,7 +156,7 @@ def finished(
     tmp_path_factory: pytest.TempPathFactory,
     capfd: pytest.CaptureFixture[str],
 ) -> Finished:
-    """The job, run once for all tests of this file (what it prints is captured by function)."""
+    """The job, run once for all tests of this file; the output of each step is kept per task."""
     if not _DONE:
         sources = tmp_path_factory.mktemp("sources")
         _write_sources(sources)
@@ -168,35 +168,35 @@ def finished(
         settings = _settings(sources)
         done = Finished(deployment, settings, dp_bert_steps(settings), sources)
         for task in done.steps:
-            assert _run(done, task, capfd) == 0, done.said[task]
+            assert _run(done, task, capfd) == 0, done.printed[task]
         _DONE.append(done)
     return _DONE[0]
 
 
-def test_no_private_token_leaves_the_private_store(finished: Finished) -> None:
-    for name, content in finished.left_behind():
-        assert _found(SECRETS, name.encode()) == [], "a file name holds a secret"
+def test_private_text_stays_in_the_private_store(finished: Finished) -> None:
+    for name, content in finished.files_left():
+        assert _secrets_in(SECRETS, name.encode()) == [], "a file name holds a secret"
         if not finished.may_hold_text(name):
-            assert _found(SECRETS, content) == [], name
-    for task, said in finished.said.items():
-        assert _found(SECRETS, said.encode()) == [], task
+            assert _secrets_in(SECRETS, content) == [], name
+    for task, output in finished.printed.items():
+        assert _secrets_in(SECRETS, output.encode()) == [], task
 
 
-def test_the_search_would_have_found_them(finished: Finished) -> None:
-    private = b"".join(c for n, c in finished.left_behind() if finished.may_hold_text(n))
-    assert _found(SECRETS, private) == list(SECRETS)
-    assert finished.said["dp_pretraining"]
-    assert any(name == "mlflow.db" for name, _ in finished.left_behind())
+def test_search_finds_the_secrets_in_the_private_store(finished: Finished) -> None:
+    private = b"".join(c for n, c in finished.files_left() if finished.may_hold_text(n))
+    assert _secrets_in(SECRETS, private) == list(SECRETS)
+    assert finished.printed["dp_pretraining"]
+    assert any(name == "mlflow.db" for name, _ in finished.files_left())
 
 
 def _forms(secret: bytes) -> Iterator[bytes]:
-    """Yield every form in which 12 bytes of a secret, from wherever in it, may be written down."""
+    """Yield the encodings of every piece of 12 bytes of a secret."""
     for start in range(len(secret) - 11):
         piece = secret[start : start + 12]
         yield piece
         yield piece.hex().encode()
         yield piece.hex().upper().encode()
-        yield base64.b64encode(piece)  # at some start it is aligned, whatever stands before it
+        yield base64.b64encode(piece)  # one of the offsets is aligned with the encoded text
         yield base64.urlsafe_b64encode(piece)
         yield ", ".join(str(byte) for byte in piece).encode()  # a list of numbers
         yield repr(piece)[2:-1].encode()
@@ -204,27 +204,27 @@ def _forms(secret: bytes) -> Iterator[bytes]:
         yield str(number).encode()
 
 
-def _betrayed(secrets: dict[str, bytes], content: bytes) -> set[str]:
+def _leaked(secrets: dict[str, bytes], content: bytes) -> set[str]:
     return {name for name, secret in secrets.items() if any(f in content for f in _forms(secret))}
 
 
-def test_no_privacy_seed_leaves_its_store(finished: Finished) -> None:
+def test_privacy_seeds_stay_in_the_seed_store(finished: Finished) -> None:
     kept = (finished.deployment.seeds, finished.deployment.keys)
     secrets: dict[str, bytes] = {}
     for file in (file for folder in kept for file in folder.glob("*.json")):
         store = SeedStore(file.parent)
         secrets[file.stem] = bytes.fromhex(json.loads(file.read_text())["secret"])
-        for t in range(2):  # who knows these knows who was drawn, if not the noise
+        for t in range(2):  # these keys reveal the sampled units, although not the noise
             key = store.get(file.stem).derive("sampling", "poisson", t)
             secrets[f"{file.stem}, batch {t}"] = key[:16]
-    assert len(secrets) >= 9  # of vocabulary, DP training, and the key of content digests
-    assert any(".log" in name or "result.json" in name for name, _ in finished.left_behind())
-    for name, content in finished.left_behind():
-        assert _betrayed(secrets, name.encode() + content) == set(), name
-    assert _betrayed(secrets, "".join(finished.said.values()).encode()) == set()
+    assert len(secrets) >= 9  # of the vocabulary, the DP training, and the key of content digests
+    assert any(".log" in name or "result.json" in name for name, _ in finished.files_left())
+    for name, content in finished.files_left():
+        assert _leaked(secrets, name.encode() + content) == set(), name
+    assert _leaked(secrets, "".join(finished.printed.values()).encode()) == set()
 
 
-def test_the_search_would_have_found_a_seed_in_any_form() -> None:
+def test_search_finds_a_seed_in_every_encoding() -> None:
     seed = bytes(range(7, 39))
     for written in (
         b"\x00" + seed[3:20],
@@ -234,16 +234,16 @@ def test_the_search_would_have_found_a_seed_in_any_form() -> None:
         json.dumps(list(seed)).encode(),
         str(int.from_bytes(seed, "little")).encode(),
     ):
-        assert _betrayed({"seed": seed}, b"before " + written + b" after") == {"seed"}
-    assert _betrayed({"seed": seed}, hashlib.sha256(seed).hexdigest().encode()) == set()
+        assert _leaked({"seed": seed}, b"before " + written + b" after") == {"seed"}
+    assert _leaked({"seed": seed}, hashlib.sha256(seed).hexdigest().encode()) == set()
 
 
-def test_what_is_the_operators_is_not_in_the_public_experiment(finished: Finished) -> None:
+def test_operator_metrics_are_absent_from_the_public_experiment(finished: Finished) -> None:
     client = MlflowClient(finished.deployment.tracking)
     names: dict[str, set[str]] = {}
     for experiment in ("confide", "confide-operator"):
-        found = client.get_experiment_by_name(experiment)
-        runs = client.search_runs([found.experiment_id])
+        experiment_info = client.get_experiment_by_name(experiment)
+        runs = client.search_runs([experiment_info.experiment_id])
         names[experiment] = {metric for run in runs for metric in run.data.metrics}
     assert names["confide-operator"] >= OPERATOR_METRICS
     public_corpus = {"documents", "units", "rows", "loss", "batch"}  # of public text
@@ -258,8 +258,8 @@ def _downloaded(client: MlflowClient, run: str, folder: Path, of: str = "") -> l
     return [file for file in folder.rglob("*") if file.is_file()]
 
 
-def test_every_model_has_a_run_with_its_epsilon_f1_and_exposure(finished: Finished) -> None:
-    """Beside an F1 on private labels, the operator finds the ε; the job's own run is the DP one."""
+def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished: Finished) -> None:
+    """The operator's run shows ε next to F1 on private labels; the job's run shows the DP model."""
     client = MlflowClient(finished.deployment.tracking)
     experiments = [client.get_experiment_by_name(n) for n in ("confide", "confide-operator")]
     seen: dict[str, dict[str, float]] = {}
@@ -282,7 +282,7 @@ def test_every_model_has_a_run_with_its_epsilon_f1_and_exposure(finished: Finish
     assert not seen.get("Without privacy in confide", {}).keys() & {"epsilon", "exposure"}
 
 
-def test_a_registered_model_is_the_model_and_nothing_else(
+def test_registered_model_contains_only_the_files_of_the_model(
     finished: Finished, tmp_path: Path
 ) -> None:
     client = MlflowClient(finished.deployment.tracking)
@@ -302,7 +302,7 @@ def test_a_registered_model_is_the_model_and_nothing_else(
         "after",
     }
     assert all(f.read_bytes() == (output / name).read_bytes() for name, f in files.items())
-    for task in ("dp_pretraining", "dp_finetuning"):  # and so is what is exported
+    for task in ("dp_pretraining", "dp_finetuning"):  # exported models contain the same files
         folder = tmp_path / task
         words = [str(folder), "--uri", finished.steps[task].output]
         assert CliRunner().invoke(export, words).exit_code == 0
@@ -311,26 +311,28 @@ def test_a_registered_model_is_the_model_and_nothing_else(
     assert files == {name: (output / name).read_bytes() for name in files}
 
 
-def test_the_public_experiment_names_no_type_of_private_labels_and_no_time_of_day(
+def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(
     finished: Finished, tmp_path: Path
 ) -> None:
-    """Of the labels' types the one that was told is scored, for the operator, and no other is."""
+    """Only the entity type named in the settings is scored, and only for the operator."""
     client = MlflowClient(finished.deployment.tracking)
-    found = {name: client.get_experiment_by_name(name) for name in ("confide", "confide-operator")}
+    experiments = {
+        name: client.get_experiment_by_name(name) for name in ("confide", "confide-operator")
+    }
     named = {
         name: any(
             "f1/problem" in run.data.metrics
             for run in client.search_runs([experiment.experiment_id])
         )
-        for name, experiment in found.items()
+        for name, experiment in experiments.items()
     }
     assert named == {"confide": False, "confide-operator": True}
-    runs = client.search_runs([found["confide"].experiment_id])
+    runs = client.search_runs([experiments["confide"].experiment_id])
     for run in runs:
         for file in _downloaded(client, run.info.run_id, tmp_path / run.info.run_id):
-            assert _found((TYPE,), _content(file)) == [], file.name
-        told = json.dumps([run.data.params, run.data.tags, run.info.run_name])
-        assert _found((TYPE, finished.started), told.encode()) == []
+            assert _secrets_in((TYPE,), _content(file)) == [], file.name
+        published = json.dumps([run.data.params, run.data.tags, run.info.run_name])
+        assert _secrets_in((TYPE, finished.started), published.encode()) == []
     page = (finished.output("report") / "report" / "report.html").read_text()
     assert TYPE not in page
     assert finished.result("report").facts["created"] not in page
@@ -338,14 +340,16 @@ def test_the_public_experiment_names_no_type_of_private_labels_and_no_time_of_da
     assert ">problem<" in operators and TYPE not in operators
 
 
-def test_progress_on_private_labels_does_not_say_how_many_there_are(finished: Finished) -> None:
+def test_progress_on_private_labels_hides_their_number(finished: Finished) -> None:
     for task in ("public_finetuning", "nonprivate_finetuning"):
-        told = re.findall(rf"{task}: (\d+)/(\d+)", finished.said[task])
+        progress = re.findall(rf"{task}: (\d+)/(\d+)", finished.printed[task])
         epochs = finished.settings.finetune_epochs
-        assert told and {(int(done) <= epochs, int(of)) for done, of in told} == {(True, epochs)}
+        assert progress and {(int(done) <= epochs, int(of)) for done, of in progress} == {
+            (True, epochs)
+        }
 
 
-def test_the_total_is_composed_of_all_that_the_model_was_made_from(finished: Finished) -> None:
+def test_total_epsilon_composes_all_releases_of_the_model(finished: Finished) -> None:
     vocabulary, dp = finished.result("vocabulary"), finished.result("dp_pretraining")
     assert [r.ledger_id for r in dp.releases][:1] == [r.ledger_id for r in vocabulary.releases]
     assert len(dp.releases) == 3  # vocabulary, phrases, training
@@ -356,18 +360,19 @@ def test_the_total_is_composed_of_all_that_the_model_was_made_from(finished: Fin
     assert total < sum(r.epsilon for r in dp.releases)
 
 
-def test_the_ledger_holds_what_was_released_and_a_rerun_adds_nothing(
+def test_ledger_holds_every_release_and_a_rerun_adds_none(
     finished: Finished, capfd: pytest.CaptureFixture[str]
 ) -> None:
     ledger = Ledger.open(finished.deployment.ledger)
     before = [(e.id, e.state, e.accounted) for e in ledger.history("notes")]
-    # vocabulary, phrases and DP training as one plan; without privacy is the operator's own
+    # One plan of vocabulary, phrases and DP training, and one unaccounted use of the operator.
     assert [(state, accounted) for _, state, accounted in before] == [
         *[("settled", True)] * 3,
         ("settled", False),
     ]
     assert [e.whole_plan for e in ledger.history("notes")] == [True, True, True, False]
-    # of the labels: a private fine-tuning of each DP model, and four of the operator's own
+    # For the labels: a private fine-tuning of each DP model, and four unaccounted uses of the
+    # operator.
     labels = ledger.history("labels")
     assert [(e.state, e.accounted) for e in labels] == [
         *[("settled", True)] * 2,
@@ -376,52 +381,53 @@ def test_the_ledger_holds_what_was_released_and_a_rerun_adds_nothing(
     assert {e.unit for e in labels} == {PrivacyUnit.EXAMPLE}
     for task in ("vocabulary", "phrases", "dp_pretraining", "nonprivate_pretraining"):
         assert _run(finished, task, capfd) == 0
-        assert "done before" in finished.said[task]
+        assert "done before" in finished.printed[task]
     assert [(e.id, e.state, e.accounted) for e in ledger.history("notes")] == before
 
 
-def test_a_model_of_an_earlier_epoch_has_the_epsilon_of_all_of_them_in_every_room(
+def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
     finished: Finished,
 ) -> None:
-    """What the ledger was charged is what statements, MLflow and the report say of each model."""
+    """Statements, MLflow and the report state the ε that the ledger charged."""
     ledger = Ledger.open(finished.deployment.ledger)
     charged = [entry for entry in ledger.history("notes") if entry.accounted]
     training = charged[-1].event.to_json()
-    assert sum(steps for _, _, steps in training["phases"]) == 3  # to the last update, and once
+    # one charge for all updates up to the last
+    assert sum(steps for _, _, steps in training["phases"]) == 3
     total = pytest.approx(
         epsilon_pld(compose(*(e.event for e in charged)), sum(e.delta for e in charged))
     )
     earlier, red = kept_points(finished.settings)
-    own = {task: spec.output for task, spec in steps_of(earlier, finished.steps).items()}
-    assert set(own) == {"finetuning", "exposure"}
+    outputs = {task: spec.output for task, spec in steps_of(earlier, finished.steps).items()}
+    assert set(outputs) == {"finetuning", "exposure"}
 
     folder = finished.output("dp_pretraining")
-    tuned = finished.folder(own["finetuning"])
+    tuned = finished.folder(outputs["finetuning"])
     for model in (folder, folder / kept_folder(1), tuned, finished.output("dp_finetuning")):
-        said = json.loads((model / DATA).read_text())
-        assert said["epsilon"] == total and said["dataset"] == "notes"
-        assert said["released_after_updates"] == [1, 3]
+        statement = json.loads((model / DATA).read_text())
+        assert statement["epsilon"] == total and statement["dataset"] == "notes"
+        assert statement["released_after_updates"] == [1, 3]
         assert "1 and 3 updates" in (model / "PRIVACY.md").read_text()
 
     client = MlflowClient(finished.deployment.tracking)
-    told: dict[str, dict[str, float]] = {}
+    metrics_of: dict[str, dict[str, float]] = {}
     for name in ("confide", "confide-operator"):
         experiment = client.get_experiment_by_name(name)
         for run in client.search_runs([experiment.experiment_id]):
-            told[f"{run.info.run_name} in {name}"] = run.data.metrics
+            metrics_of[f"{run.info.run_name} in {name}"] = run.data.metrics
     for experiment in ("confide", "confide-operator"):
-        found = told[f"{earlier.name} in {experiment}"]
-        assert found["epsilon"] == found["epsilon/notes"] == total
-        told_of = {n for n in found if n.startswith("epsilon")} - {"epsilon_training"}
-        assert told_of == {"epsilon", "epsilon/notes", "epsilon/labels"}
-        assert found["delta"] == pytest.approx(sum(entry.delta for entry in charged))
-    # Nothing else of ε stands there but what its private fine-tuning spent of the labels.
-    shown = told[f"{earlier.name} in confide"]
+        metrics = metrics_of[f"{earlier.name} in {experiment}"]
+        assert metrics["epsilon"] == metrics["epsilon/notes"] == total
+        costs = {n for n in metrics if n.startswith("epsilon")} - {"epsilon_training"}
+        assert costs == {"epsilon", "epsilon/notes", "epsilon/labels"}
+        assert metrics["delta"] == pytest.approx(sum(entry.delta for entry in charged))
+    # The public run has no other ε, except the ε that private fine-tuning spent on the labels.
+    shown = metrics_of[f"{earlier.name} in confide"]
     assert shown["epsilon_training"] == pytest.approx(shown["epsilon/labels"])
     assert "exposure" in shown
-    assert "f1" in told[f"{earlier.name} in confide-operator"]  # the labels are private
-    assert "f1" not in told[f"{earlier.name} in confide"]
-    assert not told.get(f"{red.name} in confide", {}).keys() & {"epsilon", "exposure", "f1"}
+    assert "f1" in metrics_of[f"{earlier.name} in confide-operator"]  # the labels are private
+    assert "f1" not in metrics_of[f"{earlier.name} in confide"]
+    assert not metrics_of.get(f"{red.name} in confide", {}).keys() & {"epsilon", "exposure", "f1"}
 
     report = finished.output("report")
     kept, published = (
@@ -439,21 +445,23 @@ def test_a_model_of_an_earlier_epoch_has_the_epsilon_of_all_of_them_in_every_roo
         assert [bool(cell.get("withheld")) for cell in row[-2:]] == [hidden] * 2, row[:2]
 
 
-def test_every_exported_model_says_how_private_it_is(finished: Finished) -> None:
+def test_every_exported_model_states_its_guarantee(finished: Finished) -> None:
     ids = [r.ledger_id for r in finished.result("dp_pretraining").releases]
     statement = finished.statement("dp_pretraining")
     assert (statement["private"], statement["one_plan"]) == (True, True)
     assert statement["ledger_ids"] == ids
     words = (finished.output("dp_pretraining") / "PRIVACY.md").read_text()
     assert all(entry in words for entry in ids)
-    # Fine-tuned privately, on labels of a data set of their own: two guarantees, none added.
+    # A model that was fine-tuned privately on labels of another data set has two separate
+    # guarantees.
     statement = finished.statement("dp_finetuning")
     assert (statement["dataset"], statement["private"]) == ("notes", True)
     assert [(s["dataset"], s["unit"]) for s in statement["others"]] == [("labels", "example")]
     assert len(statement["ledger_ids"]) == 4
-    # Trained without privacy, or fine-tuned on private labels as they are: the operator's alone.
-    own = ("nonprivate_pretraining", "nonprivate_finetuning", "public_finetuning")
-    for task in (*own, "phrases_finetuning"):
+    # Models without privacy, or fine-tuned on private labels without privacy, are for the operator
+    # only.
+    operator_only = ("nonprivate_pretraining", "nonprivate_finetuning", "public_finetuning")
+    for task in (*operator_only, "phrases_finetuning"):
         assert finished.statement(task)["private"] is False
         assert "Not private" in (finished.output(task) / "PRIVACY.md").read_text()
 
@@ -461,17 +469,17 @@ def test_every_exported_model_says_how_private_it_is(finished: Finished) -> None
 def _refused(
     finished: Finished, changes: dict[str, object], task: str, capfd: pytest.CaptureFixture[str]
 ) -> str:
-    """Return what a task of the same job with other settings says, when it refuses."""
+    """Run a task of the same job with other settings; return its refusal."""
     changed = finished.settings.model_copy(update=changes)
     steps = dp_bert_steps(changed)
     failing = Finished(finished.deployment, changed, steps, finished.sources)
     if task == "vocabulary":
         assert _run(failing, "private_corpus", capfd) == 0
     assert _run(failing, task, capfd) == 2
-    return failing.said[task]
+    return failing.printed[task]
 
 
-def test_an_error_does_not_quote_what_it_read(
+def test_error_messages_quote_no_private_text(
     finished: Finished, capfd: pytest.CaptureFixture[str]
 ) -> None:
     broken = finished.sources / "broken.jsonl"
@@ -486,8 +494,8 @@ def test_an_error_does_not_quote_what_it_read(
         "declared_units": 20, "vocabulary_epsilon": 49.0, "kept_epochs": ""
     }  # fmt: skip
     too_many = _refused(finished, few, "vocabulary", capfd)
-    for said in (unreadable, not_text, too_many):
-        assert len(said.strip().splitlines()) == 1
-        assert _found(SECRETS, said.encode()) == []
-    list_of_them = not_text.partition("Which ones: ")[2].strip()
-    assert PATIENT in Path(list_of_them).read_text()
+    for message in (unreadable, not_text, too_many):
+        assert len(message.strip().splitlines()) == 1
+        assert _secrets_in(SECRETS, message.encode()) == []
+    list_file = not_text.partition("Which ones: ")[2].strip()
+    assert PATIENT in Path(list_file).read_text()

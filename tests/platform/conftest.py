@@ -1,4 +1,4 @@
-"""The stack that `docker/ci` has brought up."""
+"""The stack that `docker/ci` has started."""
 
 import pytest
 from running_stack import Stack

@@ -1,4 +1,4 @@
-"""What the tests of the running compose stack talk to: Airflow, MLflow, PostgreSQL, the store."""
+"""Clients of the running compose stack: Airflow, MLflow, PostgreSQL and the object store."""
 
 from __future__ import annotations
 
@@ -17,32 +17,34 @@ import pytest
 from child_processes import wait_for
 
 ROOT = Path(__file__).parents[2]
-# The whole job, as small as it gets: every step, every release, every model.
+# The smallest whole job, with every step, release and model.
 TINY: dict[str, Any] = json.loads(Path(__file__).with_name("tiny_job.json").read_text())
-if os.environ.get("CONFIDE_STACK_DATA_VERSION"):  # another release
+# another version of the data, and so other releases
+if os.environ.get("CONFIDE_STACK_DATA_VERSION"):
     TINY["data_version"] = os.environ["CONFIDE_STACK_DATA_VERSION"]
-# What `test_faults.py` leaves for `test_stack.py`: checksums and ledger of the disturbed job.
+# Checksums and ledger of the disturbed job, which `test_faults.py` writes for `test_stack.py`.
 DISTURBED = ROOT / "ci-artifacts" / "disturbed.json"
 TAG = os.environ.get("CONFIDE_TAG") or "local"
 PROJECT = os.environ.get("COMPOSE_PROJECT_NAME") or "confide"
 LONGEST = float(os.environ.get("CONFIDE_STACK_PATIENCE") or 3600)  # seconds for one run
-ENDED = ("success", "failed")  # the states in which a run stays
+ENDED = ("success", "failed")  # the final states of a run
 
 
-def on_the_stack(what: str, asked: str = "") -> list[pytest.MarkDecorator]:
-    """Return the marks of a file of tests that need the stack: without it they say what is not so.
+def on_the_stack(missing_check: str, required: str = "") -> list[pytest.MarkDecorator]:
+    """Return the marks of tests that need the stack; a skipped test states the missing check.
 
     Args:
-        asked: what CONFIDE_STACK must be; anything by default.
+        missing_check: a description of the skipped check.
+        required: the required value of CONFIDE_STACK; any value by default.
     """
-    told = os.environ.get("CONFIDE_STACK")
-    reason = f"SKIPPED, {what}: CONFIDE_STACK is {told or 'unset'} (docker/ci sets it)"
-    missing = not told or asked not in ("", told)
-    return [pytest.mark.slow, pytest.mark.skipif(missing, reason=reason)]
+    mode = os.environ.get("CONFIDE_STACK")
+    reason = f"SKIPPED, {missing_check}: CONFIDE_STACK is {mode or 'unset'} (docker/ci sets it)"
+    stack_is_missing = not mode or required not in ("", mode)
+    return [pytest.mark.slow, pytest.mark.skipif(stack_is_missing, reason=reason)]
 
 
 class Services:
-    """The services of a compose stack that are up, whichever they are."""
+    """The running services of any compose stack."""
 
     def compose(self, *words: str) -> str:
         answer = subprocess.run(
@@ -56,9 +58,9 @@ class Services:
         return [line.split("\t") for line in self.compose(*words, "-c", query).splitlines()]
 
     def storage(self, program: str) -> str:
-        """Return what a Python program prints inside the object store's container.
+        """Return the output of a Python program inside the object store's container.
 
-        It finds `call(path, method="GET")`: no port of the store is published.
+        The program can use `call(path, method="GET")`, because no port of the store is published.
         """
         start = (
             "import json, urllib.request as u; from urllib.parse import quote\n"
@@ -77,7 +79,7 @@ class Services:
         return sizes
 
     def read(self, *names: str) -> list[Any]:
-        """Return objects of the store that hold JSON."""
+        """Return the JSON content of objects of the store."""
         program = (
             f"for name in {list(names)!r}:\n"
             "    path = '/download/storage/v1/b/confide/o/' + quote(name, '') + '?alt=media'\n"
@@ -86,7 +88,7 @@ class Services:
         return [json.loads(line) for line in self.storage(program).splitlines()]
 
     def empty_store(self) -> None:
-        """Take every result away: steps will do their work again."""
+        """Delete every result, so that steps repeat their work."""
         self.storage(
             "for name in names('store/'):\n"
             "    call('/storage/v1/b/confide/o/' + quote(name, ''), 'DELETE')"
@@ -94,12 +96,12 @@ class Services:
 
 
 class Stack(Services):
-    """A compose stack that is up, with the secrets in `.env`."""
+    """A running compose stack, with the secrets of `.env`."""
 
     def __init__(self) -> None:
         lines = (ROOT / ".env").read_text().splitlines()
         written = dict(line.split("=", 1) for line in lines if "=" in line)
-        # As for compose itself, the environment comes before the file.
+        # As in compose, environment variables take precedence over the file.
         self.secrets = {name: os.environ.get(name, value) for name, value in written.items()}
         self.airflow = f"http://127.0.0.1:{self.secrets['AIRFLOW_PORT']}"
         self.mlflow = f"http://127.0.0.1:{self.secrets['MLFLOW_PORT']}"
@@ -112,7 +114,7 @@ class Stack(Services):
     def call(
         self, url: str, body: Any = None, authorization: str = "", method: str | None = None
     ) -> Any:
-        """Return the JSON answer; `urllib.error.HTTPError` for what is refused."""
+        """Return the JSON answer; raise `urllib.error.HTTPError` if the call is refused."""
         headers = {"Content-Type": "application/json", "Authorization": authorization}
         data = None if body is None else json.dumps(body).encode()
         given = {name: value for name, value in headers.items() if value}
@@ -129,24 +131,24 @@ class Stack(Services):
         return self.call(f"{self.mlflow}/api/2.0/mlflow{path}", body, basic)
 
     def tracked(self, run: str, seconds: float = 600) -> list[Any]:
-        """Return MLflow's runs of a DAG run, once they are whole: the rest comes later."""
+        """Return MLflow's runs of a DAG run once they are complete, because events arrive later."""
         experiment = self.mlflow_api("/experiments/get-by-name?experiment_name=confide")
         body = {
             "experiment_ids": [experiment["experiment"]["experiment_id"]],
             "filter": f"tags.`confide.run_key` = 'dp_bert/{run}'",
             "max_results": 100,
         }
-        told = self.runs_told(run)
+        expected = self.expected_runs(run)
         until = time.monotonic() + seconds
         while True:
             runs: list[Any] = self.mlflow_api("/runs/search", body).get("runs", [])
             whole = {r["info"]["status"] for r in runs} == {"FINISHED"}
-            if (whole and len(runs) >= told) or time.monotonic() > until:
+            if (whole and len(runs) >= expected) or time.monotonic() > until:
                 return runs
             time.sleep(5)
 
     def trigger(self, dag: str, conf: dict[str, Any]) -> str:
-        wait_for(  # a fresh stack is still reading its DAGs
+        wait_for(  # a new stack is still parsing its DAGs
             lambda: refused(lambda: self.airflow_api(f"/dags/{dag}"))[0] != 404,
             120,
             what=f"{dag} is no DAG of this stack",
@@ -156,23 +158,23 @@ class Stack(Services):
         return str(run["dag_run_id"])
 
     def cancel(self, dag: str, run: str) -> None:
-        """Mark a run as failed, as the button on its page does."""
+        """Mark a run as failed, like the button on its page."""
         url = f"{self.airflow}/api/v2/dags/{dag}/dagRuns/{run}"
         self.call(url, {"state": "failed"}, self._token, "PATCH")
 
     def train_together(self, models: int) -> None:
-        """Let so many models be trained at the same time, as CONFIDE_TRAINING_SLOTS does."""
+        """Set the number of models trained at the same time, like CONFIDE_TRAINING_SLOTS."""
         pool = {"pool": "training", "slots": models, "include_deferred": False}
         url = f"{self.airflow}/api/v2/pools/training?update_mask=slots"
         self.call(url, pool, self._token, "PATCH")
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
-        """Return a DAG's runs: identifier, state and conf, the oldest first."""
-        found = self.airflow_api(f"/dags/{dag}/dagRuns?limit=100&order_by=run_after")["dag_runs"]
-        return [{name: run[name] for name in ("dag_run_id", "state", "conf")} for run in found]
+        """Return a DAG's runs with identifier, state and conf, oldest first."""
+        dag_runs = self.airflow_api(f"/dags/{dag}/dagRuns?limit=100&order_by=run_after")["dag_runs"]
+        return [{name: run[name] for name in ("dag_run_id", "state", "conf")} for run in dag_runs]
 
     def wait(self, dag: str, run: str, seconds: float) -> str:
-        """Return the state in which a run ended, or the one in which it still is."""
+        """Return the state in which a run ended, or its present state after the time limit."""
         state, until = "", time.monotonic() + seconds
         while time.monotonic() < until:
             state = self.state(dag, run)
@@ -185,16 +187,16 @@ class Stack(Services):
         return str(self.airflow_api(f"/dags/{dag}/dagRuns/{run}")["state"])
 
     def tasks(self, dag: str, run: str) -> dict[str, Any]:
-        found = self.airflow_api(f"/dags/{dag}/dagRuns/{run}/taskInstances?limit=1000")
-        return {task["task_id"]: task for task in found["task_instances"]}
+        answer = self.airflow_api(f"/dags/{dag}/dagRuns/{run}/taskInstances?limit=1000")
+        return {task["task_id"]: task for task in answer["task_instances"]}
 
-    def runs_told(self, run: str) -> int:
-        """Return how many runs MLflow is told of: the job's, each model's, and each step's."""
+    def expected_runs(self, run: str) -> int:
+        """Return the expected number of MLflow runs: one per job, model and step."""
         steps = self.steps("dp_bert", run)
         return 1 + sum(name.endswith("_pretraining") for name in steps) + len(steps)
 
     def steps(self, dag: str, run: str) -> dict[str, Any]:
-        """Return those of a run's tasks that work in containers, but for what was not asked for."""
+        """Return the tasks of a run that work in containers and were not skipped."""
         return {
             name: task
             for name, task in self.tasks(dag, run).items()
@@ -206,42 +208,45 @@ class Stack(Services):
         return "\n".join(str(line.get("event")) for line in self.airflow_api(path)["content"])
 
     def outputs(self, dag: str, run: str) -> dict[str, str]:
-        """Return where the steps of a run put their output, by task, as names in the bucket."""
-        found = {}
+        """Return the outputs of a run's steps by task, as names in the bucket."""
+        names = {}
         for name, task in self.steps(dag, run).items():
             lines = self.log(dag, run, name, task["try_number"]).splitlines()
             uris = [x.removeprefix("Output: store://") for x in lines if "Output: store" in x]
-            found |= {name: f"store/{uris[-1]}"} if uris else {}
-        return found
+            names |= {name: f"store/{uris[-1]}"} if uris else {}
+        return names
 
     def left(self, file: str, outputs: dict[str, str]) -> dict[str, Any]:
-        """Return what the steps left in a file of this name, by task."""
-        found = self.read(*(f"{output}/{file}" for output in outputs.values()))
-        return dict(zip(outputs, found, strict=True))
+        """Return the content of the files of this name in the outputs, by task."""
+        contents = self.read(*(f"{output}/{file}" for output in outputs.values()))
+        return dict(zip(outputs, contents, strict=True))
 
     def points(self, runs: list[Any]) -> dict[str, list[tuple[str, int, float]]]:
-        """Return every point of every metric of MLflow's runs, by the run's name."""
+        """Return every point of every metric of MLflow's runs, by run name."""
         names = {run["info"]["run_id"]: run["info"]["run_name"] for run in runs}
         which = ", ".join(f"'{identifier}'" for identifier in names)
-        query = f"select run_uuid, key, step, value from metrics where run_uuid in ({which})"  # noqa: S608 - our own identifiers
-        found: dict[str, list[tuple[str, int, float]]] = {name: [] for name in names.values()}
+        query = f"select run_uuid, key, step, value from metrics where run_uuid in ({which})"  # noqa: S608
+        points: dict[str, list[tuple[str, int, float]]] = {name: [] for name in names.values()}
         for identifier, key, step, value in self.ledger(query, database="mlflow"):
-            found[names[identifier]].append((key, int(step), float(value)))
-        return found
+            points[names[identifier]].append((key, int(step), float(value)))
+        return points
 
     def tries(self, dag: str, run: str, task: str) -> list[tuple[datetime, datetime]]:
-        """Return when each try of a task began and ended."""
+        """Return the start and end of each try of a task."""
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/tries"
         tries = self.airflow_api(path)["task_instances"]
-        ordered = sorted(tries, key=lambda one: one["try_number"])
+        ordered = sorted(tries, key=lambda attempt: attempt["try_number"])
         return [
-            (datetime.fromisoformat(one["start_date"]), datetime.fromisoformat(one["end_date"]))
-            for one in ordered
+            (
+                datetime.fromisoformat(attempt["start_date"]),
+                datetime.fromisoformat(attempt["end_date"]),
+            )
+            for attempt in ordered
         ]
 
 
 def step_containers(run: str, task: str = "") -> list[str]:
-    """Return the containers of a run's steps, or of one: while all is well, those at work."""
+    """Return the containers of a run's steps, or of one task; normally only running ones exist."""
     labels = [f"--filter=label=confide.run=dp_bert/{run}"]
     if task:
         labels.append(f"--filter=label=confide.task={task}.-1")
@@ -250,7 +255,7 @@ def step_containers(run: str, task: str = "") -> list[str]:
 
 
 def refused(call: Any) -> tuple[int, str]:
-    """Return the status and the words with which a call is refused; (200, "") if it is not."""
+    """Return the status and message of a refused call; (200, "") if it is not refused."""
     try:
         call()
     except urllib.error.HTTPError as error:

@@ -1,7 +1,7 @@
-"""The pages as a person uses them, in headless Chromium: from logging in to reading the report.
+"""The pages as a user sees them in headless Chromium, from the log-in to the report.
 
-`docker/ci` brings the stack up, sets CONFIDE_STACK and runs this file in `.venv/browser`; anywhere
-else it is skipped. Each page that is passed is kept in `ci-artifacts/screenshots`, to be looked at.
+`docker/ci` starts the stack, sets CONFIDE_STACK and runs this file in `.venv/browser`; elsewhere
+the tests are skipped. A screenshot of each page is saved in `ci-artifacts/screenshots`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ expect = playwright.expect
 
 CHROMIUM = os.environ.get("CONFIDE_CHROMIUM") or shutil.which("chromium") or ""
 SCREENSHOTS = ROOT / "ci-artifacts" / "screenshots"
-PATIENCE = 180_000  # milliseconds for a page, on a machine that trains models meanwhile
+PATIENCE = 180_000  # milliseconds for a page, on a machine that also trains models
 
 pytestmark = [
     *on_the_stack("no page is looked at"),
@@ -34,7 +34,7 @@ pytestmark = [
 
 
 class Person:
-    """One person at a browser, who keeps a picture of every page."""
+    """A user with a browser who saves a screenshot of every page."""
 
     def __init__(self, stack: Stack, context: Any) -> None:
         self.stack = stack
@@ -46,7 +46,7 @@ class Person:
         self._pictures += 1
         self.page.wait_for_timeout(
             1500
-        )  # drawers open and charts draw themselves: no event says so
+        )  # drawers and charts are animated without an event at the end
         self.page.screenshot(path=SCREENSHOTS / f"{self._pictures:02d}-{name}.png")
 
     def log_in(self) -> None:
@@ -66,7 +66,7 @@ class Person:
         return dialog
 
     def fill(self, dialog: Any, settings: dict[str, Any]) -> None:
-        """Write the settings into the form, opening the section that each one is in."""
+        """Fill in the settings, opening the section of each."""
         for name, value in settings.items():
             field = self.page.locator(f"[name=element_{name}]")
             section = dialog.locator("[data-part=item]").filter(has=field)
@@ -80,7 +80,7 @@ class Person:
         self.page.goto(f"{self.stack.airflow}/dags/dp_bert/runs/{run}/tasks/{task}/details")
 
     def follow(self, link: str) -> None:
-        """Follow a link that opens a tab of its own, and go on there."""
+        """Follow a link that opens a new tab, and continue in that tab."""
         with self._context.expect_page() as opened:
             self.page.get_by_role("link", name=link, exact=True).click()
         self.page.close()
@@ -93,7 +93,7 @@ def person(stack: Stack) -> Iterator[Person]:
     SCREENSHOTS.mkdir(parents=True)
     arguments = ["--disable-background-networking"]
     if os.getuid() == 0:
-        arguments.append("--no-sandbox")  # Chromium's own sandbox refuses to start for root
+        arguments.append("--no-sandbox")  # Chromium's sandbox refuses to start for root
     with playwright.sync_playwright() as tool:
         browser = tool.chromium.launch(executable_path=CHROMIUM, args=arguments)
         context = browser.new_context(
@@ -114,7 +114,7 @@ def person(stack: Stack) -> Iterator[Person]:
 
 @pytest.fixture(scope="module")
 def run(stack: Stack, person: Person) -> str:
-    """Return a run that was started by the form and has succeeded, training two at a time."""
+    """Return a successful run that was started by the form, with two trainings at a time."""
     stack.train_together(2)
     before = {r["dag_run_id"] for r in stack.runs("dp_bert")}
     dialog = person.open_form()
@@ -128,21 +128,21 @@ def run(stack: Stack, person: Person) -> str:
     return name
 
 
-def test_the_first_page_leads_to_the_jobs(person: Person) -> None:
+def test_start_page_lists_the_jobs(person: Person) -> None:
     person.page.goto(f"{person.stack.airflow}/dags")
     for name in ("dp_bert · train privately, then measure", "dp_sweep"):
         expect(person.page.get_by_text(name).first).to_be_visible()
     person.keep("jobs")
 
 
-def test_a_job_says_what_it_does(person: Person) -> None:
+def test_page_of_a_job_shows_its_documentation(person: Person) -> None:
     person.page.goto(f"{person.stack.airflow}/dags/dp_bert")
     person.page.get_by_role("button", name="Dag Docs").click()
     expect(person.page.get_by_text("Hoory et al. 2021, Learning and Evaluating")).to_be_visible()
     person.keep("what-dp_bert-does")
 
 
-def test_a_bad_value_is_refused_with_its_reason(stack: Stack, person: Person) -> None:
+def test_invalid_value_is_refused_with_its_reason(stack: Stack, person: Person) -> None:
     before = stack.runs("dp_bert")
     dialog = person.open_form()
     person.keep("form")
@@ -157,7 +157,7 @@ def test_a_bad_value_is_refused_with_its_reason(stack: Stack, person: Person) ->
     assert stack.runs("dp_bert") == before
 
 
-def test_the_form_starts_a_run_and_it_succeeds(person: Person, run: str) -> None:
+def test_run_started_by_the_form_succeeds(person: Person, run: str) -> None:
     person.page.goto(f"{person.stack.airflow}/dags/dp_bert/runs/{run}")
     expect(person.page.get_by_text("Pre-train: private (ε_T)").first).to_be_visible()
     expect(person.page.get_by_text("Success", exact=True).first).to_be_visible()
@@ -169,9 +169,9 @@ def test_mlflow_shows_epsilon_f1_and_exposure(person: Person, run: str) -> None:
     expect(person.page.get_by_role("link", name="MLflow run", exact=True)).to_be_visible()
     person.keep("last-task")
     person.follow("MLflow run")
-    person.stack.tracked(run)  # all has arrived
+    person.stack.tracked(run)  # every event has arrived
     person.page.reload()
-    person.page.get_by_role("button", name="Close", exact=True).first.click()  # the assistant
+    person.page.get_by_role("button", name="Close", exact=True).first.click()  # MLflow's assistant
     for metric in ("epsilon", "f1", "exposure", "exposure_largest"):
         expect(person.page.get_by_text(metric, exact=True).first).to_be_attached()
     expect(person.page.get_by_role("link", name=re.compile("^dp_bert 20"))).to_be_visible()
@@ -195,7 +195,7 @@ def test_mlflow_shows_the_figures(person: Person, run: str) -> None:
     person.keep("mlflow-figure")
 
 
-def test_the_report_opens(person: Person, run: str) -> None:
+def test_report_opens_from_the_page_of_the_task(person: Person, run: str) -> None:
     person.open_task(run, "report")
     person.follow("Report")
     page = person.page.frame_locator("iframe").first
@@ -205,7 +205,7 @@ def test_the_report_opens(person: Person, run: str) -> None:
     person.keep("report")
 
 
-def test_every_page_has_its_picture(person: Person) -> None:
+def test_every_page_has_a_screenshot(person: Person) -> None:
     pictures: list[Path] = sorted(SCREENSHOTS.glob("*.png"))
     assert len(pictures) >= 11
     assert all(picture.stat().st_size > 10_000 for picture in pictures)

@@ -1,4 +1,4 @@
-"""The script that tries the compose stack, where there is no engine to try it on."""
+"""The script docker/ci on a machine without a container engine, and the script .ci/run."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ SCRIPT = Path(__file__).parents[2] / "docker" / "ci"
 
 
 @pytest.mark.parametrize(("ci", "code"), [("", 0), ("true", 1)])
-def test_without_an_engine_continuous_integration_does_not_pass(
+def test_docker_ci_without_an_engine_fails_in_continuous_integration(
     tmp_path: Path, ci: str, code: int
 ) -> None:
     engine = tmp_path / "docker"
     engine.write_text("#!/bin/sh\nexit 1\n")
     engine.chmod(0o755)
-    told = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CI": ci}
-    answer = subprocess.run([SCRIPT], env=told, capture_output=True, text=True, check=False)
+    environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CI": ci}
+    answer = subprocess.run([SCRIPT], env=environment, capture_output=True, text=True, check=False)
     assert answer.returncode == code
     assert "was NOT tried" in answer.stderr
 
 
-def test_every_file_that_needs_the_stack_or_the_images_is_run_on_them() -> None:
-    """`make test` skips these; `docker/ci` names each."""
+def test_docker_ci_runs_every_file_that_needs_stack_or_images() -> None:
+    """`make test` skips these files, so `docker/ci` must name each of them."""
     files = Path(__file__).parent.glob("test_*.py")
     needing = [f.name for f in files if "\nfrom running_stack import " in f.read_text()]
     assert len(needing) >= 4
@@ -36,7 +36,7 @@ def test_every_file_that_needs_the_stack_or_the_images_is_run_on_them() -> None:
 
 
 def continuous_integration(folder: Path, make: str) -> subprocess.CompletedProcess[str]:
-    """Run .ci/run where `make` does what is given, and no engine answers."""
+    """Run .ci/run with a stub of `make`, and without a container engine."""
     (folder / "repository" / ".ci").mkdir(parents=True)
     script = folder / "repository" / ".ci" / "run"
     shutil.copy(SCRIPT.parents[1] / ".ci" / "run", script)
@@ -45,19 +45,17 @@ def continuous_integration(folder: Path, make: str) -> subprocess.CompletedProce
     for name, body in {"make": make, "docker": "exit 1", "apt-get": "exit 0"}.items():
         (commands / name).write_text(f"#!/bin/sh\n{body}\n")
         (commands / name).chmod(0o755)
-    told = os.environ | {
+    environment = os.environ | {
         "PATH": f"{commands}:{os.environ['PATH']}",
         "CONFIDE_ENGINE_FILES": str(folder / "no-engine"),
     }
     words = ["bash", str(script)]
-    return subprocess.run(words, env=told, capture_output=True, text=True, check=False)
+    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
 
 
 @pytest.mark.parametrize("answered", [False, True])
-def test_a_vulnerability_check_that_did_not_run_stands_in_the_summary(
-    tmp_path: Path, answered: bool
-) -> None:
-    """`make check` passes where nobody can be asked; its word must not be lost above the rest."""
+def test_summary_states_a_missing_vulnerability_check(tmp_path: Path, answered: bool) -> None:
+    """`make check` passes without a vulnerability service, so the summary must state it."""
     says = "Audited every lock" if answered else "NOT AUDITED: no vulnerability service answers"
     answer = continuous_integration(tmp_path, f'[ "$1" != check ] || echo "{says}" >&2')
     assert answer.returncode == 0
@@ -67,8 +65,8 @@ def test_a_vulnerability_check_that_did_not_run_stands_in_the_summary(
 
 
 @pytest.mark.parametrize("target", ["check", "test", "mutants", "test-transformers"])
-def test_every_part_runs_and_each_can_fail_the_whole(tmp_path: Path, target: str) -> None:
-    """Those, too, that run beside the stack."""
+def test_failure_of_any_part_fails_continuous_integration(tmp_path: Path, target: str) -> None:
+    """This includes the parts that run concurrently with the stack."""
     make = f'echo "words of $1"; [ "$1" != {target} ] || exit 3'
     answer = continuous_integration(tmp_path, make)
     assert answer.returncode == 3

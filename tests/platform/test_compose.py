@@ -1,4 +1,4 @@
-"""docker-compose.yml and the Dockerfiles, read as text: what needs no engine to be seen."""
+"""docker-compose.yml and the Dockerfiles as text, checked without a container engine."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_ports_are_published_on_loopback_only() -> None:
     assert [port for port in published if not str(port).startswith("127.0.0.1:")] == []
 
 
-def test_every_secret_comes_from_outside_and_has_no_default() -> None:
+def test_every_secret_is_a_variable_without_a_default() -> None:
     held = [(s, n, v) for s, n, v in environments() if SECRET.search(n)]
     assert len(held) > 8
     for service, name, value in held:
@@ -42,7 +42,7 @@ def test_every_secret_comes_from_outside_and_has_no_default() -> None:
         assert all(r[1].startswith(":?") for r in secret), f"{service}: {name} has a default"
 
 
-def test_what_operate_md_lets_people_set_reaches_a_service() -> None:
+def test_settings_documented_in_operate_md_reach_a_service() -> None:
     text = (ROOT / "docs" / "operate.md").read_text()
     tables = re.findall(
         r"^### (?:Schedules|Settings in `\.env`)\n(.+?)(?=^### )", text, re.M | re.S
@@ -53,14 +53,14 @@ def test_what_operate_md_lets_people_set_reaches_a_service() -> None:
     assert sorted(name for name in named if f"${{{name}:" not in COMPOSE) == []
 
 
-def test_what_compose_asks_for_is_what_make_env_writes(tmp_path: Path) -> None:
-    asked = set(re.findall(r"\$\{([A-Z_]+):\?", COMPOSE))
-    assert asked
-    assert asked <= made(tmp_path).keys()
+def test_make_env_writes_every_required_variable(tmp_path: Path) -> None:
+    required = set(re.findall(r"\$\{([A-Z_]+):\?", COMPOSE))
+    assert required
+    assert required <= make_env(tmp_path).keys()
 
 
-def made(folder: Path) -> dict[str, str]:
-    """Run make-env in a copy of the checkout that holds nothing else; return what it wrote."""
+def make_env(folder: Path) -> dict[str, str]:
+    """Run make-env in an otherwise empty copy of the checkout; return the written variables."""
     (folder / "docker").mkdir(exist_ok=True)
     script = folder / "docker" / "make-env"
     script.write_text((ROOT / "docker" / "make-env").read_text())
@@ -69,10 +69,10 @@ def made(folder: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
-def test_make_env_draws_secrets_that_only_the_owner_can_read(tmp_path: Path) -> None:
+def test_make_env_draws_secrets_readable_by_the_owner_only(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
-    first, second = made(tmp_path / "a"), made(tmp_path / "b")
+    first, second = make_env(tmp_path / "a"), make_env(tmp_path / "b")
     assert (tmp_path / "a" / ".env").stat().st_mode & 0o777 == 0o600
     secrets = [n for n in first if n.endswith(("PASSWORD", "_KEY", "_SECRET"))]
     assert len(secrets) == 12
@@ -82,28 +82,28 @@ def test_make_env_draws_secrets_that_only_the_owner_can_read(tmp_path: Path) -> 
     assert len({first[name] for name in secrets}) == len(secrets)
 
 
-def test_make_env_keeps_what_is_there(tmp_path: Path) -> None:
-    first = made(tmp_path)
+def test_make_env_keeps_existing_values(tmp_path: Path) -> None:
+    first = make_env(tmp_path)
     text = (tmp_path / ".env").read_text().replace("MLFLOW_PORT=5000", "MLFLOW_PORT=5555")
     (tmp_path / ".env").write_text(text)
-    assert made(tmp_path) == {**first, "MLFLOW_PORT": "5555"}
+    assert make_env(tmp_path) == {**first, "MLFLOW_PORT": "5555"}
 
 
 @pytest.mark.parametrize("service", sorted(SERVICES.keys() - ONE_SHOT))
-def test_long_running_services_have_health_checks_and_come_back(service: str) -> None:
+def test_long_running_services_have_health_checks_and_restart(service: str) -> None:
     assert SERVICES[service]["healthcheck"]["test"][0] == "CMD"
     assert SERVICES[service]["restart"] == "unless-stopped"
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_no_service_may_gain_rights(service: str) -> None:
+def test_services_have_no_capabilities_and_no_new_privileges(service: str) -> None:
     assert SERVICES[service]["cap_drop"] == ["ALL"]
     assert SERVICES[service]["security_opt"] == ["no-new-privileges:true"]
     assert not SERVICES[service].get("privileged")
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_no_service_is_root(service: str) -> None:
+def test_services_do_not_run_as_root(service: str) -> None:
     build = SERVICES[service].get("build")
     shares = [s for s in SERVICES.values() if s["image"] == SERVICES[service]["image"]]
     if build is None and not any("build" in s for s in shares):
@@ -114,19 +114,19 @@ def test_no_service_is_root(service: str) -> None:
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "a number, so that Kubernetes can check it"
 
 
-def test_only_the_scheduler_holds_the_engine_s_socket() -> None:
+def test_only_the_scheduler_mounts_the_docker_socket() -> None:
     holders = [n for n, s in SERVICES.items() if "docker.sock" in str(s.get("volumes"))]
     assert holders == ["scheduler"]
 
 
-def test_only_who_starts_steps_or_runs_them_knows_the_ledger() -> None:
+def test_only_services_that_start_or_run_steps_know_the_ledger() -> None:
     assert {s for s, n, _ in environments() if n == "CONFIDE_LEDGER"} == {"prepare", "scheduler"}
 
 
-def test_only_mlflow_and_who_makes_its_users_know_its_admin_s_password() -> None:
-    """A step that logs is no admin of what it logs to; nor is who starts it, or sends for it."""
-    asked = {s for s, _, value in environments() if "${MLFLOW_PASSWORD:" in value}
-    assert asked == {"mlflow", "mlflow-users"}
+def test_only_mlflow_services_know_the_admin_password() -> None:
+    """Steps, and the services that start them or send for them, log as an ordinary user."""
+    holders = {s for s, _, value in environments() if "${MLFLOW_PASSWORD:" in value}
+    assert holders == {"mlflow", "mlflow-users"}
     users = {s: v for s, n, v in environments() if n == "MLFLOW_TRACKING_USERNAME"}
     assert users == {
         "mlflow-users": "confide",
@@ -136,28 +136,28 @@ def test_only_mlflow_and_who_makes_its_users_know_its_admin_s_password() -> None
     }
 
 
-def test_who_may_only_read_the_ledger_has_a_user_of_its_own() -> None:
-    told = {(s, n): v for s, n, v in environments()}
-    reader = told["scheduler", "CONFIDE_LEDGER_READER"]
+def test_readers_of_the_ledger_use_a_separate_database_user() -> None:
+    values = {(s, n): v for s, n, v in environments()}
+    reader = values["scheduler", "CONFIDE_LEDGER_READER"]
     assert "//ledger_reader:${LEDGER_READER_DATABASE_PASSWORD:" in reader
-    assert "//ledger:" in told["scheduler", "CONFIDE_LEDGER"]
+    assert "//ledger:" in values["scheduler", "CONFIDE_LEDGER"]
     assert "CONFIDE_LEDGER_READER" not in SERVICES["prepare"]["environment"]
 
 
-def test_seeds_and_sources_are_no_mount_of_every_step() -> None:
-    told = SERVICES["scheduler"]["environment"]
-    every = told["CONFIDE_DOCKER_MOUNTS"].split()
+def test_seeds_and_sources_are_not_mounted_for_every_step() -> None:
+    environment = SERVICES["scheduler"]["environment"]
+    every = environment["CONFIDE_DOCKER_MOUNTS"].split()
     assert [word.partition(":")[2] for word in every] == [
         "/var/lib/confide",
         "/var/lib/confide/keys:ro",
     ]
-    assert told["CONFIDE_DOCKER_SEEDS"].endswith("_seeds:/var/lib/confide-seeds")
-    assert told["CONFIDE_DOCKER_SOURCES"] == "${CONFIDE_DATA_MOUNT:-}"
+    assert environment["CONFIDE_DOCKER_SEEDS"].endswith("_seeds:/var/lib/confide-seeds")
+    assert environment["CONFIDE_DOCKER_SOURCES"] == "${CONFIDE_DATA_MOUNT:-}"
     holders = {n for n, s in SERVICES.items() if "seeds:" in str(s.get("volumes"))}
     assert holders == {"prepare"}
 
 
-def test_every_image_may_be_named_by_its_digest() -> None:
+def test_every_base_image_can_be_pinned_by_digest() -> None:
     built = [s["build"] for s in SERVICES.values() if "build" in s]
     assert {build["dockerfile"] for build in built} == {f"docker/{f.name}" for f in DOCKERFILES}
     for build in built:
@@ -166,7 +166,7 @@ def test_every_image_may_be_named_by_its_digest() -> None:
     assert SERVICES["postgres"]["image"] == "${CONFIDE_POSTGRES_IMAGE:-postgres:15-bookworm}"
 
 
-def test_ray_nodes_hold_the_cluster_s_secrets_and_nothing_else() -> None:
+def test_ray_nodes_hold_only_the_secrets_of_the_cluster() -> None:
     cluster = {n: s for n, s in SERVICES.items() if n.startswith("ray-")}
     assert len(cluster) == 2
     for service in cluster.values():
@@ -185,7 +185,7 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
 @pytest.mark.parametrize(("known", "pinned"), [(True, True), (False, False)])
-def test_make_env_pins_bases_where_the_engine_knows_their_digests(
+def test_make_env_pins_base_images_with_known_digests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, pinned: bool
 ) -> None:
     engine = tmp_path / "bin" / "docker"
@@ -195,19 +195,19 @@ def test_make_env_pins_bases_where_the_engine_knows_their_digests(
     engine.chmod(0o755)
     monkeypatch.setenv("PATH", str(engine.parent), prepend=":")
     names = ("CONFIDE_PYTHON_IMAGE", "CONFIDE_POSTGRES_IMAGE")
-    written = made(tmp_path)
+    written = make_env(tmp_path)
     assert [name in written for name in names] == [pinned, pinned]
     if pinned:
         assert written["CONFIDE_PYTHON_IMAGE"] == f"python:3.11-slim-bookworm@{DIGEST}"
         assert written["CONFIDE_POSTGRES_IMAGE"] == f"postgres:15-bookworm@{DIGEST}"
 
 
-def test_the_steps_network_leads_nowhere() -> None:
+def test_network_of_the_steps_is_internal() -> None:
     assert yaml.safe_load(COMPOSE)["networks"]["steps"]["internal"] is True
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.name)
-def test_images_are_built_from_a_pinned_lock_and_a_public_base(file: Path) -> None:
+def test_images_use_a_pinned_lock_and_a_public_base(file: Path) -> None:
     text = file.read_text()
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", text, re.M))
     froms = set(re.findall(r"^FROM (\S+)", text, re.M))
@@ -224,19 +224,21 @@ def test_images_are_built_from_a_pinned_lock_and_a_public_base(file: Path) -> No
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.name)
-def test_dependencies_come_before_code(file: Path) -> None:
+def test_dependencies_are_copied_before_code(file: Path) -> None:
     text = file.read_text()
     code = [m.start() for m in re.finditer(r"^COPY (?:dp_core|tasks|dags|docker)\S* ", text, re.M)]
-    own = [start for start in code if "install-lock" not in text[start:].partition("\n")[0]]
-    assert own
-    assert all(text.rindex("COPY --from=environment") < start for start in own)
+    code_after_lock = [
+        start for start in code if "install-lock" not in text[start:].partition("\n")[0]
+    ]
+    assert code_after_lock
+    assert all(text.rindex("COPY --from=environment") < start for start in code_after_lock)
 
 
 @pytest.mark.parametrize(
     ("image", "entries"),
     [("airflow", ["dags"]), ("task", ["tasks.__main__", "tasks.cli", "tasks.steps"])],
 )
-def test_an_image_holds_the_modules_that_its_code_imports(image: str, entries: list[str]) -> None:
+def test_image_contains_every_imported_module(image: str, entries: list[str]) -> None:
     text = (ROOT / "docker" / f"{image}.Dockerfile").read_text()
     sources = " ".join(re.findall(r"^COPY (?!--)(.+) \S+$", text, re.M)).split()
     copied = [path for path in sources if re.match("dags|tasks|dp_core", path)]
@@ -251,14 +253,7 @@ def test_an_image_holds_the_modules_that_its_code_imports(image: str, entries: l
     assert not [path for path in copied if not (ROOT / path).exists()]
 
 
-def test_locks_do_not_mix_what_must_stay_apart() -> None:
-    task = (ROOT / "requirements" / "task.txt").read_text()
-    orchestrator = (ROOT / "requirements" / "orchestrator.txt").read_text()
-    assert not re.search(r"^apache-airflow", task, re.M)
-    assert not re.search(r"^tensorflow", orchestrator, re.M)
-
-
-def test_the_build_context_is_a_list_of_what_goes_in() -> None:
+def test_dockerignore_is_a_list_of_permitted_files() -> None:
     lines = [
         line
         for line in (ROOT / ".dockerignore").read_text().splitlines()

@@ -1,6 +1,6 @@
-"""kill -9 of everything in turn, in the middle of one job: it ends well, the same, and pays once.
+"""Every component is killed once during a job, whose results and charges stay the same.
 
-As in `test_stack.py`, `docker/ci` brings the stack up; CONFIDE_STACK=faults asks for this too.
+As for `test_stack.py`, `docker/ci` starts the stack; CONFIDE_STACK=faults selects this file too.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ import pytest
 from child_processes import wait_for
 from running_stack import DISTURBED, ENDED, LONGEST, TINY, Stack, on_the_stack, step_containers
 
-pytestmark = on_the_stack("faults are NOT tried", asked="faults")
+pytestmark = on_the_stack("faults are NOT tried", required="faults")
 STEP = "the step itself"
-# While this task's container runs, that is killed.
+# Each component is killed while the container of this task runs.
 FAULTS = {
     "vocabulary": "storage",
     "private_store": "postgres",
@@ -28,14 +28,14 @@ FAULTS = {
     "dp_pretraining": STEP,
     "nonprivate_pretraining": "scheduler",
 }
-TRAINS = re.compile(r"\b\d+/\d+\b")  # a training says how far it is
+TRAINS = re.compile(r"\b\d+/\d+\b")  # a training prints its progress
 DOWN = 5.0  # seconds
-LEASE = 15.0  # seconds in which a step must end when whoever started it is gone
+LEASE = 15.0  # seconds in which a step must end after the death of its worker
 
 
 @dataclass(frozen=True)
 class Strike:
-    """What was killed, when, and which container of the task was at work then."""
+    """A kill: the component, the time, and the container of the task that was running."""
 
     victim: str
     at: datetime
@@ -48,28 +48,28 @@ def docker(*words: str) -> str:
     ).stdout.strip()
 
 
-def at_work(container: str, victim: str) -> bool:
-    """Whether the container runs, and a step that is to be killed has begun to train."""
+def is_working(container: str, victim: str) -> bool:
+    """Return whether the container runs, and a step that is to be killed has begun to train."""
     answer = subprocess.run(["docker", "logs", container], capture_output=True, check=False)
-    said = (answer.stdout + answer.stderr).decode()
-    return answer.returncode == 0 and (victim != STEP or bool(TRAINS.search(said)))
+    log = (answer.stdout + answer.stderr).decode()
+    return answer.returncode == 0 and (victim != STEP or bool(TRAINS.search(log)))
 
 
 def strike(stack: Stack, victim: str, container: str) -> Strike:
-    at = datetime.now(UTC)
+    moment = datetime.now(UTC)
     if victim == STEP:
         docker("kill", "--signal=KILL", container)
-        return Strike(victim, at, container)
+        return Strike(victim, moment, container)
     stack.compose("kill", "--signal=SIGKILL", victim)
     if victim == "scheduler":
         ended_within(container, LEASE)
     time.sleep(DOWN)
     stack.compose("start", victim)
-    return Strike(victim, at, container)
+    return Strike(victim, moment, container)
 
 
 def ended_within(container: str, seconds: float) -> None:
-    """Fail unless the container of a worker that is dead ends by itself."""
+    """Fail unless the container of a dead worker ends without intervention."""
     running = ("inspect", "--format={{.State.Running}}", container)
     what = "the end of a dead worker's step"
     wait_for(lambda: docker(*running) != "true", seconds, what=what, pause=0.5)
@@ -83,22 +83,22 @@ def is_over(stack: Stack, run: str) -> bool:
 
 @pytest.fixture(scope="module")
 def strikes() -> dict[str, Strike]:
-    """What was killed during which task; `run` fills it."""
+    """The kills by task; the fixture `run` fills the dictionary."""
     return {}
 
 
 @pytest.fixture(scope="module")
 def run(stack: Stack, strikes: dict[str, Strike]) -> str:
-    """Return a run that succeeded though everything was killed once."""
+    """Return a successful run during which every component was killed once."""
     DISTURBED.unlink(missing_ok=True)
     run = stack.trigger("dp_bert", TINY)
     until = time.monotonic() + 2 * LONGEST
     while len(strikes) < len(FAULTS) and time.monotonic() < until:
         for task in FAULTS.keys() - strikes.keys():
             for container in step_containers(run, task):
-                if at_work(container, FAULTS[task]):
+                if is_working(container, FAULTS[task]):
                     strikes[task] = strike(stack, FAULTS[task], container)
-        if not step_containers(run) and is_over(stack, run):  # nothing more will be at work
+        if not step_containers(run) and is_over(stack, run):  # no further container will start
             break
         time.sleep(0.2)
     assert strikes.keys() == FAULTS.keys(), f"never at work: {FAULTS.keys() - strikes.keys()}"
@@ -106,37 +106,37 @@ def run(stack: Stack, strikes: dict[str, Strike]) -> str:
     return run
 
 
-def test_each_was_killed_while_its_task_was_at_work(
+def test_each_component_was_killed_while_its_task_ran(
     stack: Stack, run: str, strikes: dict[str, Strike]
 ) -> None:
-    for task, one in strikes.items():
+    for task, kill in strikes.items():
         tries = stack.tries("dp_bert", run, task)
-        assert tries[0][0] < one.at < tries[-1][1], (task, one, tries)
-    # Who was killed has been started anew.
+        assert tries[0][0] < kill.at < tries[-1][1], (task, kill, tries)
+    # The killed component has been restarted.
     for victim in set(FAULTS.values()) - {STEP}:
         container = stack.compose("ps", "--quiet", victim).strip()
         began = docker("inspect", "--format={{.State.StartedAt}}", container)
-        (at,) = (one.at for one in strikes.values() if one.victim == victim)
-        assert datetime.fromisoformat(began[:19] + "+00:00") > at.replace(microsecond=0), victim
+        (moment,) = (kill.at for kill in strikes.values() if kill.victim == victim)
+        assert datetime.fromisoformat(began[:19] + "+00:00") > moment.replace(microsecond=0), victim
 
 
-def test_killed_steps_were_tried_again(stack: Stack, run: str) -> None:
+def test_killed_steps_were_retried(stack: Stack, run: str) -> None:
     tries = {name: task["try_number"] for name, task in stack.tasks("dp_bert", run).items()}
     assert tries["dp_pretraining"] == 2
     assert tries["nonprivate_pretraining"] >= 2
 
 
-def test_each_release_was_paid_for_once(stack: Stack, run: str) -> None:
+def test_each_release_was_charged_once(stack: Stack, run: str) -> None:
     query = f"select spec_hash, state, event from entries where run = 'dp_bert/{run}'"  # noqa: S608 - our own run's name
     entries = stack.ledger(query)
     assert len({spec for spec, _, _ in entries}) == len(entries)
     assert {state for _, state, _ in entries} == {"settled"}
-    # The third is no payment: it says that the operator trained without privacy.
+    # The third entry is no charge: it lists the training without privacy.
     kinds = sorted(json.loads(event)["kind"] for _, _, event in entries)
     assert kinds == ["noised_weights", "poisson_gaussian", "unaccounted"]
 
 
-def test_no_metric_was_lost_or_doubled(stack: Stack, run: str) -> None:
+def test_no_metric_was_lost_or_duplicated(stack: Stack, run: str) -> None:
     runs = stack.tracked(run)
     assert {r["info"]["status"] for r in runs} == {"FINISHED"}
     names = Counter(r["info"]["run_name"] for r in runs)
@@ -145,17 +145,17 @@ def test_no_metric_was_lost_or_doubled(stack: Stack, run: str) -> None:
     results = stack.left("result.json", stack.outputs("dp_bert", run))
     for task, result in results.items():
         expected = {(m["name"], m["step"]): m["value"] for m in result["metrics"]}
-        found = {(key, step): value for key, step, value in arrived[task]}
-        assert len(arrived[task]) == len(found), f"{task}: doubled"
-        assert found == pytest.approx(expected), task
+        values = {(key, step): value for key, step, value in arrived[task]}
+        assert len(arrived[task]) == len(values), f"{task}: doubled"
+        assert values == pytest.approx(expected), task
 
 
-def test_nothing_was_left_running(run: str) -> None:
+def test_no_container_was_left_running(run: str) -> None:
     assert step_containers(run) == []
 
 
-def test_its_results_are_taken_away(stack: Stack, run: str) -> None:
-    """`test_stack.py` compares: the same job is made again, from the same secret seeds."""
+def test_results_are_recorded_and_deleted(stack: Stack, run: str) -> None:
+    """`test_stack.py` compares the results of the same job with the same secret seeds."""
     left = {
         "checksums": stack.left("checksums.json", stack.outputs("dp_bert", run)),
         "paid": stack.ledger("select * from entries order by 1"),

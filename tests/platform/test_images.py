@@ -1,6 +1,7 @@
-"""The images as they were built: who they run as, what they hold, what they must not hold.
+"""The built images: their user, their contents, and the contents that they must not have.
 
-Needs a Docker engine and the images (`docker compose build`), and says so where it is skipped.
+The tests need a Docker engine and the images (`docker compose build`); a skipped test states the
+reason.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from test_sbom import faults
 ROOT = Path(__file__).parents[2]
 TAG = os.environ.get("CONFIDE_TAG") or "local"
 NAMES = ("airflow", "task", "mlflow", "storage-emulator")
-# What a walk through an image looks for, wherever it is not a package's own file.
+# Patterns that are searched for in all files of an image except package files.
 SCAN = r"""
 import os, re, sys
 secret = re.compile(
@@ -66,7 +67,7 @@ def docker(*words: str) -> str:
 
 
 def available() -> str:
-    """Return why the images cannot be looked at; empty where they can."""
+    """Return why the images cannot be inspected, or an empty string."""
     if shutil.which("docker") is None:
         return "there is no docker command"
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
@@ -97,13 +98,13 @@ def python(image: str, program: str, *options: str) -> str:
     )
 
 
-def test_runs_as_a_user_without_rights(image: str) -> None:
+def test_image_runs_as_an_unprivileged_user(image: str) -> None:
     user = docker("image", "inspect", "-f", "{{.Config.User}}", image).strip()
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user)
     assert python(image, "import os; print(os.getuid())").strip() == user.partition(":")[0]
 
 
-def test_writes_only_where_it_keeps_its_data(image: str) -> None:
+def test_only_data_folders_are_writable(image: str) -> None:
     writable = set(python(image, WRITABLE).split())
     data = {"/var/lib/airflow", "/var/lib/confide", "/var/lib/confide-seeds"}
     data |= {"/var/lib/confide-cluster"}  # the mount of the Ray cluster's secrets, for a volume
@@ -119,8 +120,8 @@ def bill_of(image: str) -> dict[str, Any]:
     return bill
 
 
-def test_says_what_it_is_made_of(image: str) -> None:
-    """Every locked package, with its digests, and every Debian package: neither more nor less."""
+def test_bill_of_materials_lists_every_package(image: str) -> None:
+    """The bill lists exactly the locked packages with their digests and the Debian packages."""
     name = image.partition(":")[0].removeprefix("confide-")
     lock = {"airflow": "orchestrator"}.get(name, name)
     bill = bill_of(image)
@@ -128,28 +129,28 @@ def test_says_what_it_is_made_of(image: str) -> None:
     listed = {c["purl"]: c for c in bill["components"]}
     pinned = (ROOT / "requirements" / f"{lock}.txt").read_text()
     locked = set(re.findall(r"^([a-z0-9][\w.-]*)(?:\[.*\])?==(\S+)", pinned, re.M))
-    found = {c["name"]: c for p, c in listed.items() if p.startswith("pkg:pypi/")}
-    assert {(n, c["version"]) for n, c in found.items()} == locked
-    digests = {h["content"] for c in found.values() for h in c["hashes"]}
+    python_packages = {c["name"]: c for p, c in listed.items() if p.startswith("pkg:pypi/")}
+    assert {(n, c["version"]) for n, c in python_packages.items()} == locked
+    digests = {h["content"] for c in python_packages.values() for h in c["hashes"]}
     assert digests == set(re.findall(r"sha256:([0-9a-f]{64})", pinned))
     query = ["dpkg-query", "-W", "-f", "${db:Status-Status} ${Package} ${Version}\n"]
-    said = docker("run", "--rm", f"--entrypoint={query[0]}", image, *query[1:]).splitlines()
-    debian = {tuple(line.split()[1:]) for line in said if line.startswith("installed ")}
+    lines = docker("run", "--rm", f"--entrypoint={query[0]}", image, *query[1:]).splitlines()
+    debian = {tuple(line.split()[1:]) for line in lines if line.startswith("installed ")}
     assert len(debian) > 50
     packages = [c for p, c in listed.items() if p.startswith("pkg:deb/")]
     assert {(c["name"], c["version"]) for c in packages} == debian
 
 
-def test_says_which_base_it_stands_on(image: str) -> None:
+def test_bill_of_materials_states_the_base_image(image: str) -> None:
     label = '{{index .Config.Labels "org.opencontainers.image.base.name"}}'
     base = docker("image", "inspect", "-f", label, image).strip()
-    told = {p["name"]: p["value"] for p in bill_of(image)["metadata"]["properties"]}
+    properties = {p["name"]: p["value"] for p in bill_of(image)["metadata"]["properties"]}
     name, _, digest = base.partition("@")
-    assert name == told["confide:base-image"] == "python:3.11-slim-bookworm"
-    assert told["confide:base-digest"] == (digest or "unknown: the build was told a tag only")
+    assert name == properties["confide:base-image"] == "python:3.11-slim-bookworm"
+    assert properties["confide:base-digest"] == (digest or "unknown: the build was told a tag only")
 
 
-def test_holds_no_secret(image: str) -> None:
+def test_image_contains_no_secret(image: str) -> None:
     assert python(image, SCAN, "--user=0").strip() == ""
     settings = json.loads(docker("image", "inspect", image))[0]["Config"]
     names = [variable.partition("=")[0] for variable in settings["Env"]]
@@ -158,7 +159,7 @@ def test_holds_no_secret(image: str) -> None:
     assert not re.search(r"PASSWORD=|SECRET=|TOKEN=", history)
 
 
-def test_holds_none_of_this_deployment_s_secrets(image: str) -> None:
+def test_image_contains_no_secret_of_this_deployment(image: str) -> None:
     env = ROOT / ".env"
     if not env.exists():
         pytest.skip("SKIPPED: no .env here to look for")
@@ -169,13 +170,13 @@ def test_holds_none_of_this_deployment_s_secrets(image: str) -> None:
     assert not [value for value in secrets if value in text]
 
 
-def test_the_scan_can_find(tmp_path: Path) -> None:
+def test_scan_finds_a_planted_secret(tmp_path: Path) -> None:
     planted = tmp_path / "settings.py"
     planted.write_text("URL = 'postgresql://somebody:hunter22@db/x'\n")
     tmp_path.chmod(0o755)
     planted.chmod(0o644)  # the scan runs as another user
-    found = python(f"confide-task:{TAG}", SCAN, f"-v{tmp_path}:/srv/planted:ro")
-    assert found.split() == ["/srv/planted/settings.py"]
+    output = python(f"confide-task:{TAG}", SCAN, f"-v{tmp_path}:/srv/planted:ro")
+    assert output.split() == ["/srv/planted/settings.py"]
 
 
 @pytest.mark.parametrize(
@@ -187,7 +188,7 @@ def test_the_scan_can_find(tmp_path: Path) -> None:
         ("storage-emulator", ["tensorflow", "airflow", "mlflow", "dp_core"]),
     ],
 )
-def test_holds_nothing_of_the_other_environments(name: str, without: list[str]) -> None:
+def test_image_contains_no_package_of_other_environments(name: str, without: list[str]) -> None:
     program = f"""
 from importlib.util import find_spec
 def there(name):
@@ -207,7 +208,7 @@ print([name for name in {without} if there(name)])
         ("mlflow", "mlflow"),
     ],
 )
-def test_its_bytecode_is_compiled(name: str, module: str) -> None:
+def test_bytecode_is_compiled(name: str, module: str) -> None:
     program = f"import importlib.util as u; print(u.find_spec({module!r}).cached)"
     cached = python(f"confide-{name}:{TAG}", program).strip()
     assert (
@@ -216,7 +217,7 @@ def test_its_bytecode_is_compiled(name: str, module: str) -> None:
 
 
 @pytest.mark.parametrize("name", ["task", "airflow"])
-def test_a_change_of_code_alone_builds_code_alone(name: str, tmp_path: Path) -> None:
+def test_change_of_code_reuses_the_environment_layer(name: str, tmp_path: Path) -> None:
     for place in ("dags", "dp_core", "tasks", "docker", "requirements"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / place, tmp_path / place, ignore=ignored)
@@ -227,14 +228,14 @@ def test_a_change_of_code_alone_builds_code_alone(name: str, tmp_path: Path) -> 
     words = ["docker", "build", "--progress=plain", f"--tag={tag}", "."]
     words += [f"--file=docker/{name}.Dockerfile"]
     answer = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
-    said = answer.stdout + answer.stderr
+    log = answer.stdout + answer.stderr
     try:
-        assert answer.returncode == 0, said
+        assert answer.returncode == 0, log
         read = "print(open('/opt/confide/tasks/__init__.py').read())"
         assert python(tag, read).strip() == mark.strip(), "the image holds the change"
-        # The environment's layer, a gigabyte or two, is the one that was there.
-        assert re.search(r"install-lock [\s\S]*?\n#\d+ CACHED", said), said
-        sizes = re.findall(r"transferring context: ([\d.]+)(k?B|MB)", said)
+        # The layer of the environment, of one or two gigabytes, is reused.
+        assert re.search(r"install-lock [\s\S]*?\n#\d+ CACHED", log), log
+        sizes = re.findall(r"transferring context: ([\d.]+)(k?B|MB)", log)
         assert sizes
         assert all(unit != "MB" or float(size) < 5 for size, unit in sizes), sizes
     finally:
@@ -242,9 +243,9 @@ def test_a_change_of_code_alone_builds_code_alone(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", ["task", "airflow"])
-def test_code_has_small_layers_of_its_own(name: str) -> None:
+def test_code_is_in_small_separate_layers(name: str) -> None:
     words = ["history", "--human=false", "--format={{.Size}} {{.CreatedBy}}"]
-    layers = docker(*words, f"confide-{name}:{TAG}").splitlines()  # the youngest first
+    layers = docker(*words, f"confide-{name}:{TAG}").splitlines()  # newest first
     part = "/opt/confide/environment /"
     environment = min(i for i, line in enumerate(layers) if part in line)
     assert environment > 3
@@ -258,7 +259,7 @@ def container() -> Iterator[str]:
     subprocess.run(["docker", "rm", "-f", name], capture_output=True, check=False)
 
 
-def test_the_first_process_passes_sigterm_on(container: str) -> None:
+def test_first_process_forwards_sigterm(container: str) -> None:
     program = (
         "import signal, sys, time; signal.signal(15, lambda *_: sys.exit(143));"
         " print('ready', flush=True); time.sleep(60)"

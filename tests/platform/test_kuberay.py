@@ -1,4 +1,4 @@
-"""The manifest of a Ray cluster on Kubernetes, read as text: secrets, probes, devices.
+"""The manifest of a Ray cluster on Kubernetes as text: secrets, probes, devices.
 
 Its fields were compared with KubeRay's published schema; no Kubernetes cluster has run it.
 """
@@ -57,7 +57,7 @@ def test_every_member_uses_the_variables_of_token_and_tls(name: str, tmp_path: P
 
 
 @pytest.mark.parametrize("name", GROUPS)
-def test_members_hold_no_seed_no_ledger_and_no_right_of_root(name: str) -> None:
+def test_members_have_no_seed_no_ledger_and_no_root_rights(name: str) -> None:
     assert not re.search("seed|ledger|mlflow|tracking|keys", str(pod(name)), re.I)
     assert pod(name)["securityContext"]["runAsNonRoot"] is True
     for container in (*pod(name)["containers"], *pod(name)["initContainers"]):

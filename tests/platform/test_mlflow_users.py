@@ -1,4 +1,4 @@
-"""The MLflow user by which steps log, on a real server with passwords: what it may, and may not."""
+"""The permissions of the MLflow user of steps, on a real server with passwords."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 from child_processes import free_port
-from mlflow.exceptions import MlflowException  # noqa: TID251 - asks the server as a step does
+from mlflow.exceptions import MlflowException  # noqa: TID251 - uses the server as a step does
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
 from dp_core.labels import Operator, Public
@@ -29,11 +29,11 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docker" / "mlflow-users"
 ADMIN, STEPS = ("confide", "the admin's password"), ("steps", "the steps' password")
-WHOSE = Identity("run-1", "dp_bert today", "dp_pretraining", "", "pretrain", "a" * 64, False)
+IDENTITY = Identity("run-1", "dp_bert today", "dp_pretraining", "", "pretrain", "a" * 64, False)
 
 
 def make_users(address: str) -> str:
-    """Run the script as its container does; return why it ended early, empty where it did not."""
+    """Run the script as its container does; return the reason of an early end, or nothing."""
     with pytest.MonkeyPatch.context() as patch:
         speak_as(ADMIN, patch)
         patch.setenv("MLFLOW_TRACKING_URI", address)
@@ -47,20 +47,20 @@ def make_users(address: str) -> str:
 
 
 def users_of(address: str) -> Any:
-    """Return the client of the server's users; importing it warns of its own dependencies."""
+    """Return the client of the server's users; its import prints warnings."""
     from mlflow.server import get_app_client  # noqa: TID251
 
     return get_app_client("basic-auth", address)
 
 
-def speak_as(who: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", who[0])
-    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", who[1])
+def speak_as(user: tuple[str, str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_USERNAME", user[0])
+    monkeypatch.setenv("MLFLOW_TRACKING_PASSWORD", user[1])
 
 
 @pytest.fixture(scope="module")
 def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server as docker/mlflow-server starts it, on SQLite."""
+    """A server as docker/mlflow-server starts it, with SQLite."""
     folder = tmp_path_factory.mktemp("mlflow")
     port = free_port()
     settings = folder / "auth.ini"
@@ -69,7 +69,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     settings.write_text(
         f"[mlflow]\ndefault_permission = {permission}\ndatabase_uri = sqlite:///{folder}/users.db\n"
     )
-    told = os.environ | {
+    environment = os.environ | {
         "MLFLOW_AUTH_CONFIG_PATH": str(settings),
         "MLFLOW_BACKEND_STORE_URI": f"sqlite:///{folder}/mlflow.db",
         "MLFLOW_AUTH_ADMIN_USERNAME": ADMIN[0],
@@ -82,7 +82,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     words += ["--artifacts-destination", str(folder / "artifacts")]
     with (folder / "log").open("wb") as log:
         server = subprocess.Popen(
-            words, cwd=folder, env=told, stdout=log, stderr=log, start_new_session=True
+            words, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
         )
     try:
         until = time.monotonic() + 240
@@ -102,7 +102,7 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def served(address: str) -> str:
-    """The address once the user is made; a model is there that the admin registered before."""
+    """The address after the user was created; the admin has registered a model before."""
     with pytest.MonkeyPatch.context() as patch:
         speak_as(ADMIN, patch)
         admin = MlflowClient(address)
@@ -113,7 +113,7 @@ def served(address: str) -> str:
     return address
 
 
-def test_a_step_logs_by_it_and_registers_its_model(
+def test_step_user_can_log_and_register_models(
     served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speak_as(STEPS, monkeypatch)
@@ -121,10 +121,10 @@ def test_a_step_logs_by_it_and_registers_its_model(
     here.prepare()
     weights = tmp_path / "weights"
     weights.write_text("w")
-    log = EventLog.of(here.events, WHOSE)
+    log = EventLog.of(here.events, IDENTITY)
     kept = [log.keep(weights)]
     log.append(Begun(), metric("ε", Public(1.0), 1), metric("ε", Operator(1.0), 1))
-    tags = {"confide.spec_hash": WHOSE.spec_hash}
+    tags = {"confide.spec_hash": IDENTITY.spec_hash}
     for name in ("a-new-one", "an-earlier-one"):
         log.append(Model(name=name, files=kept, tags=tags, description=""))
     assert Delivery(here).deliver(log)
@@ -132,11 +132,11 @@ def test_a_step_logs_by_it_and_registers_its_model(
     for name in ("a-new-one", "an-earlier-one"):
         assert len(client.search_model_versions(f"name = '{name}'")) == 1
     shown = client.get_experiment_by_name(SHOWN).experiment_id
-    (run,) = client.search_runs([shown], f"tags.`{KEY_TAG}` = '{WHOSE.key('step')}'")
+    (run,) = client.search_runs([shown], f"tags.`{KEY_TAG}` = '{IDENTITY.key('step')}'")
     assert len(client.list_artifacts(run.info.run_id, "model")) == 1
 
 
-def test_a_double_that_it_may_not_delete_is_found_no_more(
+def test_duplicate_run_that_cannot_be_deleted_is_ignored(
     served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     speak_as(STEPS, monkeypatch)
@@ -144,17 +144,17 @@ def test_a_double_that_it_may_not_delete_is_found_no_more(
     here.prepare()
     client = MlflowClient(served)
     experiment = client.get_experiment_by_name(OPERATOR).experiment_id
-    key = WHOSE.key("parent")
+    key = IDENTITY.key("parent")
     for later in (0, 1):
         client.create_run(experiment, start_time=1000 + later, tags={KEY_TAG: key})
-    log = EventLog.of(here.events, WHOSE)
+    log = EventLog.of(here.events, IDENTITY)
     log.append(metric("x", Operator(1.0), 1, target="parent"))
     assert Delivery(here).deliver(log)
-    found = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'")
-    assert len(found) == 1
+    runs = client.search_runs([experiment], f"tags.`{KEY_TAG}` = '{key}'")
+    assert len(runs) == 1
 
 
-def test_it_is_no_admin(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_user_is_no_admin(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
     speak_as(STEPS, monkeypatch)
     client, users = MlflowClient(served), users_of(served)
     assert {e.name for e in client.search_experiments()} == set(EXPERIMENTS)
@@ -172,7 +172,7 @@ def test_it_is_no_admin(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
             attempt()
 
 
-def test_an_admin_is_not_made_the_steps_user(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_admin_is_refused_as_step_user(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
     speak_as(ADMIN, monkeypatch)
     users = users_of(served)
     users.update_user_admin(STEPS[0], True)

@@ -1,8 +1,8 @@
-"""A whole private job on the stack's Ray cluster; workers are killed in a count and in an update.
+"""A whole private job on the stack's Ray cluster, with workers killed in a count and in an update.
 
-`docker/ci` brings the stack up, as for `test_stack.py`; this file starts the cluster. No wait is a
-guess: the object store is paused while shards are counted, and a worker is killed while its host
-process computes an update.
+`docker/ci` starts the stack, as for `test_stack.py`; this file starts the cluster. The kills are
+synchronised without fixed delays: the object store is paused while shards are counted, and a worker
+is killed while its host process computes an update.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ pytestmark = on_the_stack("Ray is NOT tried")
 ADDRESS = "ray-head:6379"
 CACHE = "/var/lib/confide/cache/shards"
 SHARDS = 48
-PATIENCE = 600.0  # seconds, on a machine that does much else
+PATIENCE = 600.0  # seconds, on a busy machine
 SPECS = dp_bert_steps(
     JobSettings(
         **TINY
@@ -54,7 +54,8 @@ class Cluster(Services):
 
     def __init__(self) -> None:
         described = json.loads(self.compose("--profile", "ray", "config", "--format", "json"))
-        self.step = described["services"]["prepare"]  # it has all that a charging step has
+        # this service has the environment of a charging step
+        self.step = described["services"]["prepare"]
 
     def up(self) -> None:
         names = ("storage", "postgres", "ray-head", "ray-worker")
@@ -77,13 +78,15 @@ class Cluster(Services):
         return [w for w in self.workers() if docker("exec", w, "sh", "-c", find) != "0"]
 
     def start(self, spec: StepSpec, place: str, hosts: int = 0) -> str:
-        """Start a step in its own container, as the launcher does; return its name."""
+        """Start a step in a separate container, as the launcher does; return its name."""
         name = f"confide-test-{uuid.uuid4().hex[:12]}"
-        told = dict(self.step["environment"]) | {"CONFIDE_CLUSTER": place}
-        told = environment_for(spec, told | {"CONFIDE_HOSTS": str(hosts)}, apart=False)
+        environment = dict(self.step["environment"]) | {"CONFIDE_CLUSTER": place}
+        environment = environment_for(
+            spec, environment | {"CONFIDE_HOSTS": str(hosts)}, apart=False
+        )
         words = ["run", "--detach", "--name", name, f"--network={PROJECT}_steps", "--cap-drop=ALL"]
         words += ["--security-opt=no-new-privileges", "--label=confide.run=ray", "--shm-size=1g"]
-        for variable, value in told.items():
+        for variable, value in environment.items():
             words += ["--env", f"{variable}={value}"]
         for volume in self.step["volumes"]:
             words += ["--volume", f"{PROJECT}_{volume['source']}:{volume['target']}"]
@@ -93,11 +96,11 @@ class Cluster(Services):
         return name
 
     def ended(self, name: str) -> int:
-        """Return the exit code of a step's container, once it has ended; show its last output."""
+        """Wait for the end of a step's container, print its last output, and return its code."""
         running = "{{.State.Running}}"
         waited(f"{name} ends", lambda: docker("inspect", "-f", running, name) == "false")
-        said = subprocess.run(["docker", "logs", name], capture_output=True, text=True, check=True)
-        print(said.stdout[-2000:], said.stderr[-4000:])
+        log = subprocess.run(["docker", "logs", name], capture_output=True, text=True, check=True)
+        print(log.stdout[-2000:], log.stderr[-4000:])
         return int(docker("inspect", "-f", "{{.State.ExitCode}}", name))
 
     def run(self, spec: StepSpec, place: str = "in-process", hosts: int = 0) -> None:
@@ -114,7 +117,7 @@ class Cluster(Services):
         return self.ledger(query)
 
     def forget(self, spec: StepSpec) -> None:
-        """Remove a step's output, so that the step does its work again."""
+        """Remove a step's output, so that the step repeats its work."""
         folder = spec.output.replace("store://", "store/")
         self.storage(
             f"for name in names({folder + '/'!r}):\n"
@@ -141,20 +144,20 @@ def killed(cluster: Cluster) -> dict[str, int]:
     spec, storage = SPECS["vocabulary"], cluster.compose("ps", "--quiet", "storage").strip()
     counted = {}
 
-    def in_mid_count(before: int) -> int:
-        """Pause the store once more shards than before are counted; return their number."""
+    def pause_during_count(before: int) -> int:
+        """Pause the store after more shards than before are counted; return their number."""
         number = waited("shards are counted", lambda: (n := opened(cluster)) > before and n)
         docker("pause", storage)
         return int(number)
 
     first = cluster.start(spec, ADDRESS)
-    counted["driver"] = in_mid_count(0)
+    counted["driver"] = pause_during_count(0)
     docker("kill", "--signal=KILL", first)
     docker("unpause", storage)
     docker("rm", "--force", first)
 
     second = cluster.start(spec, ADDRESS)
-    counted["worker"] = in_mid_count(counted["driver"])
+    counted["worker"] = pause_during_count(counted["driver"])
     victim = max(cluster.counted().items(), key=lambda item: len(item[1]))[0]
     docker("kill", "--signal=KILL", victim)
     docker("unpause", storage)
@@ -167,7 +170,7 @@ def opened(cluster: Cluster) -> int:
     return len(set().union(*cluster.counted().values()))
 
 
-def test_step_and_worker_were_killed_in_mid_count(killed: dict[str, int]) -> None:
+def test_step_and_worker_were_killed_during_the_count(killed: dict[str, int]) -> None:
     assert 0 < killed["driver"] < killed["worker"] < SHARDS
     assert killed["workers left"] == 1
 
@@ -188,11 +191,11 @@ def test_vocabulary_has_the_bytes_of_a_run_in_process(
     assert cluster.charged(spec) == [["settled"]]
 
 
-def test_worker_killed_in_mid_update_is_replaced_and_the_job_ends(
+def test_worker_killed_during_an_update_is_replaced_and_the_job_ends(
     cluster: Cluster, killed: dict[str, int]
 ) -> None:
     """All other steps of the job follow, with the private training on two hosts."""
-    cluster.up()  # the killed worker, too
+    cluster.up()  # including the killed worker
     done = {"budget", "private_corpus", "vocabulary"}
     for name, spec in SPECS.items():
         if name in done:
@@ -208,7 +211,7 @@ def test_worker_killed_in_mid_update_is_replaced_and_the_job_ends(
         assert cluster.charged(spec) == [["settled"]]
 
 
-def test_files_of_ray_hold_no_text(cluster: Cluster, killed: dict[str, int]) -> None:
+def test_files_of_ray_contain_no_private_text(cluster: Cluster, killed: dict[str, int]) -> None:
     output = SPECS["vocabulary"].output.replace("store://", "store/")
     (words,) = cluster.read(f"{output}/words.json")
     long = [word for word in words if len(word) > 8 and word.isalpha()][:40]
@@ -219,7 +222,7 @@ def test_files_of_ray_hold_no_text(cluster: Cluster, killed: dict[str, int]) -> 
         assert docker("exec", container, "sh", "-c", find) == ""
 
 
-def test_workers_hold_no_seed_and_no_key(cluster: Cluster) -> None:
+def test_workers_have_no_seed_and_no_key(cluster: Cluster) -> None:
     (worker, *_) = cluster.workers()
     folders = "/var/lib/confide-seeds /var/lib/confide/keys"
     assert docker("exec", worker, "sh", "-c", f"ls -A {folders} | grep json || true") == ""

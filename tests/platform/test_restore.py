@@ -1,6 +1,6 @@
-"""What docs/operate.md says about backup and restore, done word by word on the running stack.
+"""The commands for backup and restore in docs/operate.md, executed on the running stack.
 
-As in `test_stack.py`, `docker/ci` brings the stack up; the restored one is a project of its own.
+As for `test_stack.py`, `docker/ci` starts the stack; the restored stack is a separate project.
 """
 
 from __future__ import annotations
@@ -31,12 +31,15 @@ def commands(number: int, project: str) -> str:
 
 
 def shell(words: str, folder: Path, project: str) -> str:
-    told = {"COMPOSE_PROJECT_NAME": project, "COMPOSE_FILE": str(ROOT / "docker-compose.yml")}
-    told["COMPOSE_ENV_FILES"] = str(ROOT / ".env")
+    environment = {
+        "COMPOSE_PROJECT_NAME": project,
+        "COMPOSE_FILE": str(ROOT / "docker-compose.yml"),
+    }
+    environment["COMPOSE_ENV_FILES"] = str(ROOT / ".env")
     answer = subprocess.run(
         ["bash", "-euo", "pipefail", "-c", words],
         cwd=folder,
-        env=os.environ | told,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=False,
@@ -51,7 +54,7 @@ def rows(query: str, database: str, folder: Path, project: str) -> str:
 
 
 def seeds(folder: Path, project: str) -> str:
-    """Return names, modes, owners and checksums of what lies in the volume of the seeds."""
+    """Return names, modes, owners and checksums of the files in the volume of the seeds."""
     look = (
         "cd /from; find . -printf '%p %m %U\\n' | sort; find . -type f | sort | xargs -r sha256sum"
     )
@@ -61,15 +64,16 @@ def seeds(folder: Path, project: str) -> str:
 
 @pytest.fixture(scope="module")
 def restored(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """Back the stack up and restore it beside itself; return the folder of the backup."""
-    if not stack.ledger("select * from entries limit 1"):  # no job before this one: nothing to keep
+    """Back up the stack and restore it as a second project; return the folder of the backup."""
+    # no job ran before, so there is nothing to back up
+    if not stack.ledger("select * from entries limit 1"):
         assert stack.wait("dp_bert", stack.trigger("dp_bert", TINY), LONGEST) == "success"
     folder = tmp_path_factory.mktemp("backup")
     shell(commands(0, PROJECT), folder, PROJECT)
     restore = commands(1, RESTORED).rstrip()
     assert restore.endswith("\ndocker compose up --detach")
     try:
-        # Its other services would only be the same once more.
+        # The other services would only repeat what is tested elsewhere.
         shell(restore.removesuffix("\ndocker compose up --detach"), folder, RESTORED)
         yield folder
     finally:
@@ -86,22 +90,22 @@ def restored(stack: Stack, tmp_path_factory: pytest.TempPathFactory) -> Iterator
         ("mlflow_auth", "select username, password_hash from users order by 1"),
     ],
 )
-def test_the_databases_are_the_same(restored: Path, database: str, query: str) -> None:
+def test_restored_databases_are_identical(restored: Path, database: str, query: str) -> None:
     assert rows(query, database, restored, RESTORED) == rows(query, database, restored, PROJECT)
 
 
-def test_there_was_something_to_keep(restored: Path) -> None:
+def test_backup_contains_ledger_entries(restored: Path) -> None:
     assert int(rows("select count(*) from entries", "ledger", restored, RESTORED)) >= 2
 
 
-def test_the_seeds_are_the_same_and_for_their_owner_alone(restored: Path) -> None:
-    found = seeds(restored, RESTORED)
-    assert found == seeds(restored, PROJECT)
-    assert ". 700 10001\n" in found
+def test_restored_seeds_are_identical_and_private(restored: Path) -> None:
+    listing = seeds(restored, RESTORED)
+    assert listing == seeds(restored, PROJECT)
+    assert ". 700 10001\n" in listing
 
 
-def test_the_ledger_is_used_as_a_step_uses_it(restored: Path) -> None:
-    """By its own user, whose password is the stack's: tables and rows belong to it."""
+def test_restored_ledger_can_be_read_by_a_step(restored: Path) -> None:
+    """The ledger's user, with the password of the stack, owns tables and rows."""
     ask = "docker compose run --rm --no-deps -T prepare -m tasks.cli ledger --json"
     spent = shell(ask, restored, RESTORED)
     assert "synthetic-notes" in spent

@@ -1,4 +1,4 @@
-"""The bill of materials as it is written, without an engine: form, completeness, sameness."""
+"""The bill of materials, made without a container engine: format, completeness, determinism."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ LOCK = f"""numpy==1.26.4 \\
 Some_Thing[extra]==2.0 ; python_version < "4" \\
     --hash=sha256:{"3" * 64}
 """
-# What CycloneDX 1.5's schema asks of the parts that these bills use.
+# The requirements of CycloneDX 1.5's schema for the fields that the bills use.
 HASH = re.compile(r"[a-f0-9]{64}")
 TYPES = {"application", "library", "platform", "container", "operating-system"}
 SERIAL = re.compile(r"urn:uuid:[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
@@ -41,29 +41,29 @@ ALLOWED = {"type", "bom-ref", "name", "version", "purl", "hashes"}
 
 
 def faults(bill: dict[str, Any]) -> list[str]:
-    """Return in what a bill departs from CycloneDX 1.5."""
-    found = []
+    """Return the deviations of a bill from CycloneDX 1.5."""
+    deviations = []
     top = {"bomFormat", "specVersion", "version", "serialNumber", "metadata", "components"}
-    found += [f"unknown field {name}" for name in bill.keys() ^ top]
+    deviations += [f"unknown field {name}" for name in bill.keys() ^ top]
     head = (bill.get("bomFormat"), bill.get("specVersion"), bill.get("version"))
     if head != ("CycloneDX", "1.5", 1):
-        found.append("another format")
+        deviations.append("another format")
     if not SERIAL.fullmatch(str(bill.get("serialNumber"))):
-        found.append("no serial number")
+        deviations.append("no serial number")
     parts = [bill["metadata"]["component"], *bill["components"]]
     for part in parts:
         if part.get("type") not in TYPES or not part.get("name") or part.keys() - ALLOWED:
-            found.append(f"no component: {part.get('name')}")
-        for one in part.get("hashes", []):
-            if one.keys() != {"alg", "content"} or not HASH.fullmatch(one["content"]):
-                found.append(f"no digest: {part['name']}")
+            deviations.append(f"no component: {part.get('name')}")
+        for digest in part.get("hashes", []):
+            if digest.keys() != {"alg", "content"} or not HASH.fullmatch(digest["content"]):
+                deviations.append(f"no digest: {part['name']}")
     references = [part["bom-ref"] for part in parts]
     if len(set(references)) != len(references):
-        found.append("a reference twice")
-    return found
+        deviations.append("a reference twice")
+    return deviations
 
 
-def made(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+def run_script(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     status = folder / "status"
     status.write_text(STATUS)
     return subprocess.run(
@@ -74,28 +74,28 @@ def made(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_bill_names_debian_s_packages_and_the_base(tmp_path: Path) -> None:
-    answer = made(tmp_path, "--base", f"python:3.11-slim-bookworm@{DIGEST}")
+def test_bill_lists_debian_packages_and_the_base_image(tmp_path: Path) -> None:
+    answer = run_script(tmp_path, "--base", f"python:3.11-slim-bookworm@{DIGEST}")
     bill = json.loads(answer.stdout)
     assert faults(bill) == []
     assert [c["purl"] for c in bill["components"]] == [
         "pkg:deb/debian/libc6@2.36-9%2Bdeb12u10?arch=amd64"
     ]
-    told = {p["name"]: p["value"] for p in bill["metadata"]["properties"]}
-    assert told["confide:base-digest"] == DIGEST
+    properties = {p["name"]: p["value"] for p in bill["metadata"]["properties"]}
+    assert properties["confide:base-digest"] == DIGEST
 
 
-def test_a_base_without_a_digest_is_said_to_have_none(tmp_path: Path) -> None:
-    answer = made(tmp_path, "--base", "python:3.11-slim-bookworm")
+def test_base_image_without_a_digest_is_marked_unknown(tmp_path: Path) -> None:
+    answer = run_script(tmp_path, "--base", "python:3.11-slim-bookworm")
     assert "unknown: the build was told a tag only" in answer.stdout
 
 
-def test_the_same_image_has_the_same_bill(tmp_path: Path) -> None:
-    assert made(tmp_path, "--base", "a").stdout == made(tmp_path, "--base", "a").stdout
-    assert made(tmp_path, "--base", "a").stdout != made(tmp_path, "--base", "b").stdout
+def test_bill_is_reproducible(tmp_path: Path) -> None:
+    assert run_script(tmp_path, "--base", "a").stdout == run_script(tmp_path, "--base", "a").stdout
+    assert run_script(tmp_path, "--base", "a").stdout != run_script(tmp_path, "--base", "b").stdout
 
 
-def test_every_pin_has_all_its_digests(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_every_pin_has_all_digests(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SCRIPT.parent))
     import sbom  # type: ignore[import-not-found]  # a script of docker/
 
@@ -110,17 +110,17 @@ def test_every_pin_has_all_its_digests(monkeypatch: pytest.MonkeyPatch) -> None:
         assert sum(len(p["hashes"]) for p in parts) == text.count("--hash=sha256:")
 
 
-def test_an_environment_that_is_not_its_lock_s_gets_no_bill(tmp_path: Path) -> None:
+def test_environment_that_differs_from_its_lock_gets_no_bill(tmp_path: Path) -> None:
     lock = tmp_path / "lock.txt"
     lock.write_text(LOCK)
-    answer = made(tmp_path, "--base", "a", "--lock", lock)
+    answer = run_script(tmp_path, "--base", "a", "--lock", lock)
     assert answer.returncode == 1
     assert answer.stdout == ""
     assert "some-thing: locked 2.0, installed not" in answer.stderr
 
 
-def test_the_form_s_check_can_fail(tmp_path: Path) -> None:
-    bill = json.loads(made(tmp_path, "--base", "a").stdout)
+def test_format_check_detects_faults(tmp_path: Path) -> None:
+    bill = json.loads(run_script(tmp_path, "--base", "a").stdout)
     bill["components"] *= 2
     bill["components"][0]["hashes"] = [{"alg": "SHA-256", "content": "no"}]
     assert len(faults(bill)) >= 2

@@ -1,6 +1,6 @@
-"""The compose stack as it runs: a whole job in task containers, through Airflow's API.
+"""The running compose stack: a whole job in task containers, started by Airflow's API.
 
-`docker/ci` brings the stack up and sets CONFIDE_STACK; without it these tests are skipped.
+`docker/ci` starts the stack and sets CONFIDE_STACK; without it these tests are skipped.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from running_stack import (
 
 pytestmark = on_the_stack("compose is NOT tried")
 
-COURIER = 60  # seconds between its rounds
+COURIER = 60  # seconds between deliveries
 PHRASES = ("phrases_pretraining", "phrases_finetuning", "phrases_exposure")
 MEMBERSHIP = tuple(f"{kind}_membership" for kind in ("public", "phrases", "dp", "nonprivate"))
 KEPT = {"kept.exposure", "kept.finetuning"}
@@ -40,20 +40,20 @@ FURTHER = {f"more.dp_{step}" for step in ("pretraining", "exposure", "finetuning
 
 @pytest.fixture(scope="module")
 def before(stack: Stack) -> list[list[str]]:
-    """Return the ledger as it was before the run."""
+    """Return the ledger before the run."""
     return stack.ledger("select * from entries order by 1")
 
 
 @pytest.fixture(scope="module", autouse=True)
 def started(stack: Stack, before: list[list[str]]) -> str:
-    """Return a run of dp_bert, at work while the first tests ask what needs no run."""
+    """Return a run of dp_bert, which continues while the first tests check things without a run."""
     stack.train_together(2)
     return stack.trigger("dp_bert", TINY)
 
 
 @pytest.fixture(scope="module")
 def run(stack: Stack, started: str) -> str:
-    """Return this run when it has succeeded, in task containers."""
+    """Return this run after it has succeeded in task containers."""
     state = stack.wait("dp_bert", started, LONGEST)
     tasks = stack.tasks("dp_bert", started)
     bad = [n for n, t in tasks.items() if t["state"] == "failed"]
@@ -62,16 +62,16 @@ def run(stack: Stack, started: str) -> str:
     return started
 
 
-# --- while the run is at work
+# --- during the run
 
 
-def test_nobody_gets_in_without_a_password(stack: Stack) -> None:
+def test_airflow_and_mlflow_refuse_access_without_a_password(stack: Stack) -> None:
     assert refused(lambda: stack.call(f"{stack.airflow}/api/v2/dags"))[0] == 401
     search = f"{stack.mlflow}/api/2.0/mlflow/experiments/search"
     assert refused(lambda: stack.call(search, {"max_results": 1}))[0] == 401
 
 
-def test_mlflow_answers_to_its_own_names_only(stack: Stack) -> None:
+def test_mlflow_refuses_foreign_host_names(stack: Stack) -> None:
     request = urllib.request.Request(stack.mlflow, headers={"Host": "evil.example"})  # noqa: S310
     assert refused(lambda: urllib.request.urlopen(request, timeout=30))[0] == 403  # noqa: S310
 
@@ -79,13 +79,13 @@ def test_mlflow_answers_to_its_own_names_only(stack: Stack) -> None:
 @pytest.mark.parametrize(
     ("setting", "value"), [("noise_multiplier", -1), ("device", "abacus"), ("layers", "two")]
 )
-def test_a_bad_value_is_refused_with_its_reason(stack: Stack, setting: str, value: Any) -> None:
+def test_invalid_value_is_refused_with_its_reason(stack: Stack, setting: str, value: Any) -> None:
     status, words = refused(lambda: stack.trigger("dp_bert", {**TINY, setting: value}))
     assert status == 400
     assert setting in words
 
 
-def test_the_steps_network_leads_nowhere(stack: Stack) -> None:
+def test_network_of_the_steps_has_no_internet_access(stack: Stack) -> None:
     program = "import socket; socket.create_connection(('1.1.1.1', 443), timeout=3)"
     words = ["run", "--rm", f"--network={PROJECT}_steps", f"confide-task:{TAG}", "-c", program]
     answer = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
@@ -93,7 +93,7 @@ def test_the_steps_network_leads_nowhere(stack: Stack) -> None:
     assert "OSError" in answer.stderr or "timed out" in answer.stderr
 
 
-def test_a_step_cannot_reach_airflow_or_its_database(stack: Stack) -> None:
+def test_step_cannot_reach_airflow_or_its_database(stack: Stack) -> None:
     program = """
 import os, socket, sqlalchemy
 try:
@@ -115,29 +115,29 @@ print("reached the ledger")
     assert answer.split("\n")[:-1] == ["reached the ledger"]
 
 
-# --- what the run did
+# --- results of the run
 
 
-def test_an_undisturbed_job_gives_the_same_and_costs_nothing(
+def test_undisturbed_job_has_identical_results_without_a_charge(
     stack: Stack, before: list[list[str]], run: str
 ) -> None:
-    """The next job after the faults made every result anew: the same to the last bit."""
+    """The job after the faults made every result again, with identical bits."""
     if not DISTURBED.exists():
         pytest.skip("SKIPPED: no job was disturbed before this one")
     disturbed = json.loads(DISTURBED.read_text())
     undisturbed = stack.runs("dp_bert")[1]["dag_run_id"]
     assert "done before" not in stack.log("dp_bert", undisturbed, "dp_pretraining")
-    found = stack.left("checksums.json", stack.outputs("dp_bert", undisturbed))
-    assert found.keys() == disturbed["checksums"].keys()
-    for task in found.keys() - {"report"}:  # which names its run, and when it was written
-        assert found[task] == disturbed["checksums"][task], task
+    checksums = stack.left("checksums.json", stack.outputs("dp_bert", undisturbed))
+    assert checksums.keys() == disturbed["checksums"].keys()
+    for task in checksums.keys() - {"report"}:  # the report names its run and its date
+        assert checksums[task] == disturbed["checksums"][task], task
     assert before == disturbed["paid"]
 
 
-def test_every_step_ran_once_in_a_container(stack: Stack, run: str) -> None:
+def test_every_requested_step_ran_in_a_container(stack: Stack, run: str) -> None:
     tasks = stack.tasks("dp_bert", run)
-    unasked = {name for name, task in tasks.items() if task["state"] == "skipped"}
-    assert unasked == {
+    skipped = {name for name, task in tasks.items() if task["state"] == "skipped"}
+    assert skipped == {
         "checkpoint",
         "phrases",
         "written_text",
@@ -148,8 +148,8 @@ def test_every_step_ran_once_in_a_container(stack: Stack, run: str) -> None:
         *KEPT,
         "dp_audit",
     }
-    assert {t["state"] for name, t in tasks.items() if name not in unasked} == {"success"}
-    assert tasks.keys() - unasked - stack.steps("dp_bert", run).keys() == {
+    assert {t["state"] for name, t in tasks.items() if name not in skipped} == {"success"}
+    assert tasks.keys() - skipped - stack.steps("dp_bert", run).keys() == {
         "settings",
         "kept_models",
     }
@@ -163,21 +163,21 @@ def test_results_are_objects_in_the_bucket(stack: Stack, run: str) -> None:
     assert [name for name in objects if name.endswith(".html")]
 
 
-def test_both_releases_are_in_the_ledger_in_postgresql(stack: Stack, run: str) -> None:
+def test_releases_are_in_the_postgresql_ledger(stack: Stack, run: str) -> None:
     assert int(stack.ledger("select count(*) from entries")[0][0]) >= 2
 
 
-def test_the_same_job_again_costs_nothing(stack: Stack, run: str, before: list[list[str]]) -> None:
-    """`docker/ci` has the browser's job done before, with the same settings."""
+def test_repeated_job_costs_nothing(stack: Stack, run: str, before: list[list[str]]) -> None:
+    """`docker/ci` has run the browser's job with the same settings before."""
     others = [r for r in stack.runs("dp_bert") if r["dag_run_id"] != run]
-    if not others[DISTURBED.exists() :]:  # the disturbed one's results were taken away
+    if not others[DISTURBED.exists() :]:  # the results of the disturbed job were deleted
         pytest.skip("SKIPPED: this job found no results, and had to make its own")
     assert "done before" in stack.log("dp_bert", run, "dp_pretraining")
     assert stack.ledger("select * from entries order by 1") == before
 
 
-def test_an_unknown_setting_is_refused_by_the_first_task(stack: Stack) -> None:
-    """Airflow itself lets unknown keys of a run's conf through."""
+def test_unknown_setting_is_refused_by_the_first_task(stack: Stack) -> None:
+    """Airflow accepts unknown keys of a run's conf."""
     run = stack.trigger("dp_bert", {**TINY, "noise_multiplyer": 2.0})
     assert stack.wait("dp_bert", run, LONGEST) == "failed"
     tasks = stack.tasks("dp_bert", run)
@@ -187,8 +187,8 @@ def test_an_unknown_setting_is_refused_by_the_first_task(stack: Stack) -> None:
     assert {t["state"] for n, t in tasks.items() if n != "settings"} == {"upstream_failed"}
 
 
-def test_a_cancelled_run_leaves_nothing_running(stack: Stack) -> None:
-    """What the page's "mark as failed" asks for."""
+def test_cancelled_run_leaves_no_container_running(stack: Stack) -> None:
+    """The button "mark as failed" does the same."""
     run = stack.trigger("dp_bert", {**TINY, "data_version": "cancelled"})
     wait_for(lambda: step_containers(run), LONGEST, pause=0.5)
     stack.cancel("dp_bert", run)
@@ -198,7 +198,7 @@ def test_a_cancelled_run_leaves_nothing_running(stack: Stack) -> None:
 
 def test_mlflow_has_the_run_with_its_epsilon(stack: Stack, run: str) -> None:
     runs = stack.tracked(run)
-    assert len(runs) == stack.runs_told(run)
+    assert len(runs) == stack.expected_runs(run)
     metrics = {
         r["info"]["run_name"]: {m["key"] for m in r["data"].get("metrics", [])} for r in runs
     }
@@ -206,7 +206,7 @@ def test_mlflow_has_the_run_with_its_epsilon(stack: Stack, run: str) -> None:
     assert {r["info"]["status"] for r in runs} == {"FINISHED"}
 
 
-# What the scheduler would start for a step, with a look round in place of the step's work.
+# The container that the scheduler would start for a step, with a probe in place of the step.
 AS_STEP = """
 import os, sys
 from unittest.mock import patch
@@ -266,38 +266,38 @@ tried("users", lambda: mlflow("/api/2.0/mlflow/users/create", somebody))
 """
 
 
-def looked(stack: Stack, task: str) -> dict[str, str]:
-    """Return what a step's container can do, by the words of LOOK."""
-    said = stack.compose("exec", "-T", "scheduler", "python", "-c", AS_STEP, task, LOOK)
-    lines = [line.partition(" ") for line in said.splitlines() if line.strip()]
+def probe(stack: Stack, task: str) -> dict[str, str]:
+    """Return the abilities of a step's container, as the probe LOOK prints them."""
+    output = stack.compose("exec", "-T", "scheduler", "python", "-c", AS_STEP, task, LOOK)
+    lines = [line.partition(" ") for line in output.splitlines() if line.strip()]
     return {name: rest for name, _, rest in lines}
 
 
-def test_a_step_that_reads_files_has_no_seed_and_cannot_write_the_ledger(
+def test_step_that_reads_files_has_no_seed_and_cannot_write_the_ledger(
     stack: Stack, run: str
 ) -> None:
-    found = looked(stack, "private_corpus")
-    assert "digests" in found
-    assert found["seeds"] == "False"  # the image's own folder, empty
-    assert found["key"].startswith("refused")
-    assert found["ledger"] == "True"
-    assert found["write"] == "refused InternalError"  # a transaction that only reads
-    assert found["write-anyway"] == "refused ProgrammingError"  # permission denied
-    assert found["mlflow"] == "200"
-    assert found["users"] == "refused HTTPError"
+    abilities = probe(stack, "private_corpus")
+    assert "digests" in abilities
+    assert abilities["seeds"] == "False"  # the empty folder of the image
+    assert abilities["key"].startswith("refused")
+    assert abilities["ledger"] == "True"
+    assert abilities["write"] == "refused InternalError"  # a read-only transaction
+    assert abilities["write-anyway"] == "refused ProgrammingError"  # permission denied
+    assert abilities["mlflow"] == "200"
+    assert abilities["users"] == "refused HTTPError"
 
 
-def test_the_look_round_finds_what_is_there(stack: Stack, run: str) -> None:
-    found = looked(stack, "vocabulary")
-    assert (found["seeds"], found["ledger"], found["write"]) == ("True", "True", "done")
-    assert found["users"] == "refused HTTPError"  # no step is an admin of MLflow
+def test_probe_detects_seeds_and_ledger_access_of_a_charging_step(stack: Stack, run: str) -> None:
+    abilities = probe(stack, "vocabulary")
+    assert (abilities["seeds"], abilities["ledger"], abilities["write"]) == ("True", "True", "done")
+    assert abilities["users"] == "refused HTTPError"  # no step is an admin of MLflow
 
 
-# --- last: what the cancelled run left has been delivered meanwhile
+# --- last: the events of the cancelled run have been delivered meanwhile
 
 
 def by_name(findings: str) -> dict[str, dict[str, Any]]:
-    return {one["name"]: one for one in json.loads(findings)["findings"]}
+    return {finding["name"]: finding for finding in json.loads(findings)["findings"]}
 
 
 def doctor_as_a_step(stack: Stack) -> dict[str, dict[str, Any]]:
@@ -305,13 +305,13 @@ def doctor_as_a_step(stack: Stack) -> dict[str, dict[str, Any]]:
     return by_name(stack.compose("run", "--rm", "--no-deps", "-T", "prepare", *words))
 
 
-def test_the_doctor_finds_nothing_wrong(stack: Stack, run: str, tmp_path: Path) -> None:
+def test_doctor_finds_no_fault(stack: Stack, run: str, tmp_path: Path) -> None:
     as_a_step = doctor_as_a_step(stack)
     until = time.monotonic() + 3 * COURIER
     while not as_a_step["event logs"]["ok"] and time.monotonic() < until:
-        time.sleep(5)  # what the cancelled run left is the MLflow sync's, once a minute
+        time.sleep(5)  # the MLflow sync delivers the events of the cancelled run once a minute
         as_a_step = doctor_as_a_step(stack)
-    told = {
+    environment = {
         "CONFIDE_HOME": str(tmp_path),
         "CONFIDE_AIRFLOW_API": stack.airflow,
         "CONFIDE_AIRFLOW_PASSWORD": stack.secrets["AIRFLOW_PASSWORD"],
@@ -319,14 +319,14 @@ def test_the_doctor_finds_nothing_wrong(stack: Stack, run: str, tmp_path: Path) 
     from_outside = subprocess.run(
         [sys.executable, "-m", "tasks.cli", "doctor", "--json"],
         cwd=ROOT,
-        env=os.environ | told,
+        env=os.environ | environment,
         capture_output=True,
         text=True,
         check=True,
     ).stdout
-    for found, expected in (
+    for findings, expected in (
         (as_a_step, {"ledger", "store", "MLflow", "event logs", "privacy seeds", "clock"}),
         (by_name(from_outside), {"Airflow", "pool training"}),
     ):
-        assert found.keys() >= expected
-        assert [one for one in found.values() if not one["ok"]] == []
+        assert findings.keys() >= expected
+        assert [finding for finding in findings.values() if not finding["ok"]] == []

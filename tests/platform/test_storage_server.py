@@ -1,4 +1,4 @@
-"""The object store of the compose stack: what is deleted is gone from its disk."""
+"""The object store of the compose stack removes deleted objects from its disk."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NOTE = b"The patient was seen in clinic."
 
 @contextmanager
 def serving(folder: Path) -> Iterator[str]:
-    """The address of a bucket whose files lie in the folder."""
+    """Yield the address of a bucket with files in this folder."""
     pytest.importorskip("gcp_storage_emulator", reason="needs gcp-storage-emulator")
     port = free_port()
     server = subprocess.Popen(
@@ -58,20 +58,20 @@ def _holding(folder: Path) -> list[Path]:
     return [file for file in folder.rglob("*") if file.is_file() and NOTE in file.read_bytes()]
 
 
-def test_a_deleted_object_frees_its_file(tmp_path: Path) -> None:
+def test_deleted_object_is_removed_from_the_disk(tmp_path: Path) -> None:
     with serving(tmp_path) as address:
         upload = f"{address}/upload/storage/v1/b/notes/o?uploadType=media&name=a.txt"
-        for _ in range(2):  # the second time in place of the first
+        for _ in range(2):  # the second upload replaces the first
             _call(upload, "POST", NOTE)
             assert len(_holding(tmp_path)) == 1
         _call(f"{address}/storage/v1/b/notes/o/a.txt", "DELETE")
         assert _holding(tmp_path) == []
 
 
-def test_a_large_object_passes_in_parts_and_ranges(
+def test_large_object_is_transferred_in_parts_and_ranges(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By the real client. Each part is written once, and of each range no more is read than it."""
+    """The real client writes each part once and reads only the requested ranges."""
     large, copy = tmp_path / "large", tmp_path / "copy"
     with large.open("wb") as stream:
         for number in range(3 * RANGE >> 20):
@@ -83,7 +83,7 @@ def test_a_large_object_passes_in_parts_and_ranges(
         backend.put(large, "large")
         backend.get("large", copy)
         assert filecmp.cmp(large, copy, shallow=False)
-        backend.put(copy, "large")  # the second time in place of the first
+        backend.put(copy, "large")  # the second upload replaces the first
         assert backend.sizes("") == {"large": large.stat().st_size}
         backend.delete("large")
         kept = [
@@ -92,7 +92,7 @@ def test_a_large_object_passes_in_parts_and_ranges(
         assert kept == []
 
 
-def test_what_was_set_aside_goes_at_the_next_start(tmp_path: Path) -> None:
+def test_deleted_and_partial_files_are_removed_at_the_next_start(tmp_path: Path) -> None:
     aside = tmp_path / "objects" / "_softdelete" / "notes" / "abc"
     aside.parent.mkdir(parents=True)
     aside.write_bytes(NOTE)

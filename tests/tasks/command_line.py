@@ -1,4 +1,4 @@
-"""`confide …` as a person calls it, within the test's own process."""
+"""Calls the command line `confide` within the test process."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ class Confide:
     captured: pytest.CaptureFixture[str]
 
     def __call__(self, *words: object) -> tuple[int, str, str]:
-        """Return its exit code, and what it said on standard output and standard error."""
-        self.captured.readouterr()  # what steps said before
+        """Return the exit code, the standard output and the standard error."""
+        self.captured.readouterr()  # discard earlier output
         self.patch.setattr(sys, "argv", ["confide", *map(str, words)])
         code = cli.main()
-        said = self.captured.readouterr()
-        return code, said.out, said.err
+        output = self.captured.readouterr()
+        return code, output.out, output.err
 
     def json(self, *words: object) -> Any:
-        """Return what it answers with --json; it must succeed."""
+        """Return the parsed answer of a command with --json, which must succeed."""
         code, out, err = self(*words, "--json")
         assert (code, err) == (0, ""), err
         return json.loads(out)

@@ -1,4 +1,4 @@
-"""What the tests of the steps share: a deployment of their own, and places to keep files."""
+"""Fixtures of the step tests: deployments, a tracker and storage."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ create_server("127.0.0.1", int(sys.argv[1]), in_memory=True, default_bucket="con
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Deployment:
-    """A deployment in a folder of its own, with nothing in it."""
-    found = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
-    found.prepare()
-    return found
+    """An empty deployment in a temporary folder."""
+    empty = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
+    empty.prepare()
+    return empty
 
 
 @pytest.fixture
@@ -44,7 +44,7 @@ def registered(deployment: Deployment) -> Deployment:
 
 @pytest.fixture
 def at_home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
-    """The command line's own deployment is the test's."""
+    """Make the command line use the test's deployment."""
     monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
     for name in ("CONFIDE_DEBUG", "CONFIDE_LAUNCHER"):
         monkeypatch.delenv(name, raising=False)
@@ -52,26 +52,26 @@ def at_home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
 
 @pytest.fixture
 def confide(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Confide:
-    """The command line within the test's own process."""
+    """The command line within the test process."""
     return Confide(monkeypatch, capsys)
 
 
 @pytest.fixture(scope="session")
 def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """An MLflow database without runs: making its tables takes longer than any test here."""
+    """An MLflow database without runs; creating its tables takes longer than any test."""
     from tasks.tracking.mlflow import reachable
 
     home = tmp_path_factory.mktemp("mlflow")
     deployment = Deployment.from_environment({"CONFIDE_HOME": str(home)})
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # MLflow's own, while it makes its tables
+        warnings.simplefilter("ignore")  # warnings of MLflow while it creates its tables
         assert reachable(deployment)
     return home / "mlflow.db"
 
 
 @pytest.fixture
 def tracked(deployment: Deployment, empty_mlflow: Path) -> Deployment:
-    """A deployment whose MLflow is ready."""
+    """A deployment with a ready MLflow."""
     shutil.copyfile(empty_mlflow, deployment.home / "mlflow.db")
     return deployment
 
@@ -84,7 +84,7 @@ def untracked(deployment: Deployment) -> Deployment:
 
 @pytest.fixture
 def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Event logs are written, and nothing is delivered."""
+    """Write event logs without delivering them to MLflow."""
     from tasks.tracking.mlflow import Delivery
 
     monkeypatch.setattr(Delivery, "deliver", lambda *_: True)
@@ -93,9 +93,9 @@ def no_mlflow(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture(scope="session")
 def bucket() -> Iterator[str]:
-    """A bucket of an emulator that the real google-cloud-storage client talks to.
+    """A bucket of an emulator that the real google-cloud-storage client accesses.
 
-    The emulator is a process of its own, and so survives its clients' deaths.
+    The emulator runs in a separate process, so it survives the death of its clients.
     """
     pytest.importorskip("gcp_storage_emulator.server", reason="needs gcp-storage-emulator")
     port = free_port()

@@ -26,7 +26,7 @@ UNITS = 10_000
 TRAINING = PoissonGaussian.single(0.1, 2.0, 100, unit=UNIT)
 EARLIER = PoissonGaussian.single(1.0, 9.0, 4, unit=UNIT)
 SPEC = "5" * 64
-# What may be in no publishable pack: as an operator's number, a run's name, an error, a file.
+# No publishable pack may contain this word, whether as operator metric, run name, error or file.
 SECRET = "Quendoline"
 PLAN = {
     "declared_units": UNITS,
@@ -53,15 +53,15 @@ def settled(
     settle: bool = True,
     delta: float = 1e-6,
 ) -> list[ReleaseRecord]:
-    """Charge releases as one plan; the last one's step is that of the model."""
+    """Charge releases as one plan; the last release belongs to the step of the model."""
     ledger = Ledger.open(deployment.ledger)
     if dataset not in ledger.datasets():
         ledger.register_dataset(dataset, UNIT, 20.0, 1e-4)
     seeds, key = SeedStore(deployment.seeds), f"{SECRET} 14:03:59 · {dataset}"
     hashes = [f"{number}" * 64 for number in range(len(events) - 1)] + [spec_hash]
     planned = [
-        Reservation(dataset, UNIT, event, delta, one, key, key)
-        for event, one in zip(events, hashes, strict=True)
+        Reservation(dataset, UNIT, event, delta, hash_of_spec, key, key)
+        for event, hash_of_spec in zip(events, hashes, strict=True)
     ]
     ledger.register_plan(planned)
     records = []
@@ -99,21 +99,21 @@ def released_model(
     kept: Mapping[str, bytes] = {},
     **facts: Any,
 ) -> str:
-    """Publish a model made of these releases; return its URI.
+    """Publish a model that descends from these releases; return its URI.
 
     Args:
-        kept: folder -> weights, of models that its training kept on the way.
+        kept: folder -> weights, of models that the training kept at earlier updates.
     """
     store, folder = store_of(deployment), deployment.home / "made" / name
     after = [int(name.split("/")[1]) for name in kept]
     if kept:
         facts["kept_updates"], after = after, [*after, facts["updates"]]
     for inside, content in {"": weights, **kept}.items():
-        own = folder / inside
-        own.mkdir(parents=True, exist_ok=True)
-        (own / "model.safetensors").write_bytes(content)
-        (own / "config.json").write_text("{}")
-        write_statement(own, releases, made_up=False, released_after=after)
+        model_folder = folder / inside
+        model_folder.mkdir(parents=True, exist_ok=True)
+        (model_folder / "model.safetensors").write_bytes(content)
+        (model_folder / "config.json").write_text("{}")
+        write_statement(model_folder, releases, made_up=False, released_after=after)
     uri = f"store://{step}/{name}"
     store.publish(folder, uri)
     write_result(
@@ -161,13 +161,15 @@ def pack_of(
 ) -> Path:
     """Write the evidence pack of a model."""
     folder.mkdir(parents=True)
-    said = OperatorWords(**words)
-    write_pack(gather(deployment, store_of(deployment), uri, operator=operator, words=said), folder)
+    statements = OperatorWords(**words)
+    write_pack(
+        gather(deployment, store_of(deployment), uri, operator=operator, words=statements), folder
+    )
     return folder
 
 
 def altered(pack: Path, **changed: Any) -> check_evidence.Findings:
-    """Change data of a pack, write its pages and digests again where that is possible, and check.
+    """Change data of a pack, rewrite its pages and digests where possible, and check it.
 
     Args:
         pack: its folder.
@@ -191,7 +193,7 @@ def altered(pack: Path, **changed: Any) -> check_evidence.Findings:
 
 
 def signed_again(pack: Path) -> check_evidence.Findings:
-    """Name the digests of changed files, as an attacker can, and check the pack."""
+    """Update the digests of changed files, as an attacker could, and check the pack."""
     evidence = json.loads((pack / check_evidence.EVIDENCE).read_text())
     for name in evidence.get("files", {}):
         if (pack / name).is_file():

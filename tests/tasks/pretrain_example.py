@@ -1,4 +1,4 @@
-"""A pre-training step with all that it needs."""
+"""A pre-training step with all its inputs."""
 
 from __future__ import annotations
 
@@ -19,25 +19,26 @@ from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.storage import Store, is_remote
 from tasks.storage.local import backend_for
 
-UPDATES = 300  # kept after 1, and after every 100 more; a kill has the time of 200 to arrive
+# checkpoints after update 1 and then every 100; a kill has the time of 200 updates to arrive
+UPDATES = 300
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A deployment with all that a pre-training needs, and its spec."""
+    """A deployment with the inputs of a pre-training, and the spec of the step."""
 
     deployment: Deployment
     spec: PretrainSpec
 
     def file(self, **changes: object) -> Path:
-        """Write the spec, with changes of how its run is kept."""
+        """Write the spec, with changed checkpoint settings."""
         file = self.deployment.home / "spec.json"
         training = self.spec.training.model_copy(update=changes)
         file.write_text(self.spec.model_copy(update={"training": training}).model_dump_json())
         return file
 
     def start(self, *, hosts: int = 0, **changes: object) -> subprocess.Popen[str]:
-        """Start the step in a process of its own, with changes of how its run is kept."""
+        """Start the step in a separate process, with changed checkpoint settings."""
         return subprocess.Popen(
             [sys.executable, "-m", "tasks", "pretrain", "--spec", str(self.file(**changes))],
             cwd=CHECKOUT,
@@ -56,37 +57,37 @@ class Prepared:
         )
 
     def run(self, *, hosts: int = 0, **changes: object) -> tuple[int, str]:
-        """Run such a process to its end; return its exit code and last words."""
+        """Run such a process to its end; return its exit code and standard error."""
         process = self.start(hosts=hosts, **changes)
-        _, said = process.communicate()
-        return process.returncode, said
+        _, errors = process.communicate()
+        return process.returncode, errors
 
     def store(self) -> Store:
         return Store(self.deployment.store, self.deployment.home / "look")
 
     def checkpoints(self) -> list[str]:
         if is_remote(self.deployment.store):
-            found = backend_for(self.deployment.store).sizes("unfinished")
-            return sorted(name for name in found if "/update-" in name)
+            names = backend_for(self.deployment.store).sizes("unfinished")
+            return sorted(name for name in names if "/update-" in name)
         return sorted(map(str, self.deployment.work.glob("pretrain-*/checkpoints-*/update-*")))
 
     def to_another_machine(self) -> None:
-        """Where the store is shared, nothing else of a machine is needed to go on."""
+        """Delete the local folders; a training with a shared store resumes without them."""
         if is_remote(self.deployment.store):
             shutil.rmtree(self.deployment.work)
             shutil.rmtree(self.deployment.cache)
 
     def weights(self) -> bytes:
-        found = self.store().read(f"{self.spec.output}/model.safetensors")
-        assert found is not None
-        return found
+        content = self.store().read(f"{self.spec.output}/model.safetensors")
+        assert content is not None
+        return content
 
     def lose_output(self) -> None:
         self.store().clear(self.spec.output)
 
 
 def prepare(untracked: Deployment, updates: int = UPDATES) -> Prepared:
-    """Leave rows and a vocabulary, as the steps before would have; return a pre-training."""
+    """Publish rows and a vocabulary, as earlier steps would; return a pre-training."""
     store = Store(untracked.store, untracked.cache)
     rows, public, words = (
         f"{untracked.store}/{name}" for name in ("token_store/0", "token_store/1", "vocabulary/0")

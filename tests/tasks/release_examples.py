@@ -1,4 +1,4 @@
-"""Releases of the data set `notes`, and a step's context that is enough to charge one."""
+"""Releases of the data set `notes`, and a step context that suffices to charge one."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ NOTES = PrivateUnits("notes", UNIT, 100, 1, patients=True, origin="token_store")
 def record(
     name: str, event: MechanismEvent, dataset: str = "notes", *, epsilon: float = 1.0, **more: Any
 ) -> ReleaseRecord:
-    """Return a release as the results of steps hold it; without a guarantee, its ε is infinite."""
+    """Return a release record as step results contain it; without a guarantee, ε is infinite."""
     stated = (math.inf, 0.0) if event.is_unaccounted else (epsilon, 1e-6)
     fields = dict(zip(("epsilon", "delta"), stated, strict=True)) | more
     return ReleaseRecord(

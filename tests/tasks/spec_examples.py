@@ -1,4 +1,4 @@
-"""Specs by hand, as small as they get: each test says what is its own. And the way into a step."""
+"""The smallest valid specs, of which tests change some fields, and a function that runs them."""
 
 from __future__ import annotations
 

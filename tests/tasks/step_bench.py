@@ -1,4 +1,4 @@
-"""Steps without a tracker: contexts whose inputs are given, and a chain of steps in them."""
+"""Steps without a tracker: contexts with given inputs, and a chain of steps that uses them."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ PLAN = spec_examples.PLAN.model_copy(update={"declared_units": DECLARED})
 
 
 class Bench(StepContext):
-    """A context whose inputs are given, and which notes down what it is told."""
+    """A step context with given inputs that records releases, metrics and progress."""
 
     def __init__(self, home: Deployment, inputs: dict[str, Input], name: str) -> None:
         self.deployment, self.inputs, self.made_up = home, inputs, False
@@ -58,9 +58,9 @@ class Bench(StepContext):
         self.progress = cast(Any, lambda done, total, note="": self.counted.append(done))
 
     def input(self, uri: str) -> Input:
-        found = self.inputs[uri]
-        self.descends_from(*found.result.releases)
-        return found
+        given = self.inputs[uri]
+        self.descends_from(*given.result.releases)
+        return given
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         number = MetricRecord(name=name, value=float(value.value), label=value.label, step=step)
@@ -70,15 +70,15 @@ class Bench(StepContext):
         return list(self.numbers)
 
     def labels(self) -> dict[str, set[str]]:
-        """Return every label that a number of each name had."""
-        found: dict[str, set[str]] = {}
+        """Return the labels of the metrics by name."""
+        labels: dict[str, set[str]] = {}
         for number in self.numbers:
-            found.setdefault(number.name, set()).add(number.label)
-        return found
+            labels.setdefault(number.name, set()).add(number.label)
+        return labels
 
 
-def answered(answer: StepOutput, context: Bench, step: str) -> Input:
-    """Return a step's answer as the next step's input."""
+def as_input(answer: StepOutput, context: Bench, step: str) -> Input:
+    """Return the output of a step as an input of the next step."""
     result = StepResult(
         step=step,
         spec_hash=context.spec_hash,
@@ -92,13 +92,13 @@ def answered(answer: StepOutput, context: Bench, step: str) -> Input:
 
 def corpus_of(context: Bench, dataset: str, notes: dict[str, str], role: str = "private") -> Input:
     """Return a corpus: patient -> note."""
-    write_corpus((Document("1", who, text) for who, text in notes.items()), context.out)
+    write_corpus((Document("1", patient, text) for patient, text in notes.items()), context.out)
     facts = {"dataset": dataset, "role": role, "digest": context.content_digest(context.out)}
-    return answered(StepOutput({}, facts=facts | {"all_name_a_patient": True}), context, "corpus")
+    return as_input(StepOutput({}, facts=facts | {"all_name_a_patient": True}), context, "corpus")
 
 
 def notes_of(patients: int) -> dict[str, str]:
-    """All share their words, and one of them has a word with a letter that no other has."""
+    """Return notes that share their words; one note also has a word with a unique letter."""
     notes = {f"p{number}": " ".join(WORDS) for number in range(patients)}
     return notes | {"p0": " ".join(WORDS) + " qqqq"}
 
@@ -121,7 +121,7 @@ class Chain:
         drawn.append(Canary("HS-reference-0", "HS", 0.0, self.pieces("two", "days")))
         (planted.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
         facts = {"vocabulary_digest": self.inputs["vocabulary"].facts["digest"], "digest": "c"}
-        self.inputs["canaries"] = answered(StepOutput({}, facts=facts), planted, "canaries")
+        self.inputs["canaries"] = as_input(StepOutput({}, facts=facts), planted, "canaries")
         self.inputs["rows"] = self.answer("rows", token_store.run, self.cut())
         public_rows = {"units": None, "corpus_uri": "public corpus", "canaries_uri": ""}
         self.inputs["public rows"] = self.answer(
@@ -132,10 +132,10 @@ class Chain:
         return Bench(self.home, self.inputs, name)
 
     def answer(self, name: str, run: Any, spec: Any) -> Input:
-        """Run a step; keep its context as an attribute of the input's."""
+        """Run a step and return its output; keep its context in the attribute `NAME_bench`."""
         context = self.context(name)
         setattr(self, f"{name}_bench", context)
-        return answered(run(spec, context), context, spec.step)
+        return as_input(run(spec, context), context, spec.step)
 
     def pieces(self, *words: str) -> tuple[int, ...]:
         known = (self.inputs["vocabulary"].folder / "vocab.txt").read_text().splitlines()
@@ -159,7 +159,7 @@ class Chain:
 
 
 def with_facts(source: Input, **facts: Any) -> Input:
-    """Return an input that says something else of itself."""
+    """Return a copy of an input with changed facts."""
     return replace(source, result=source.result.model_copy(update={"facts": source.facts | facts}))
 
 
@@ -177,7 +177,7 @@ def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench
     }  # fmt: skip
     facts["digest"] = labelled.content_digest(labelled.out)
     context.inputs = chain.inputs | {"model": model}
-    context.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
+    context.inputs["labels"] = as_input(StepOutput({}, facts=facts), labelled, "entities")
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     spec = spec_of(
         FinetuneSpec, model_uri="model", entities_uri="labels",

@@ -1,4 +1,4 @@
-"""Outputs of steps as they would have left them, for tests that begin in the middle of a job."""
+"""Outputs of steps as a job leaves them, for tests that begin in the middle of a job."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def output_folder(deployment: Deployment, uri: str) -> Path:
 
 
 def vocabulary_in(*folders: Path) -> int:
-    """Leave a vocabulary in each folder; return its size."""
+    """Write a vocabulary to each folder; return its size."""
     tokenizer = wordpiece.learn({"pain": 90, "in": 80, "arm": 70}, 40)
     for folder in folders:
         folder.mkdir(parents=True)
@@ -33,7 +33,7 @@ def vocabulary_in(*folders: Path) -> int:
 
 
 def rows_in(deployment: Deployment, folder: Path, size: int, *parts: str) -> str:
-    """Leave the same rows of 30 units in each part; return their keyed digest."""
+    """Write the same rows of 30 units to each part; return their keyed digest."""
     for part in parts:
         writer = TokenStoreWriter(folder / part, POSITIONS, size)
         for unit in range(30):

@@ -1,4 +1,4 @@
-"""`confide advise`: what it names keeps the budget, and nothing else compared does better."""
+"""`confide advise`: its plan keeps the budget, and no compared alternative is better."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ BUDGET = PrivacyBudget(6.0, 1e-5)
 
 
 @pytest.fixture(scope="module")
-def told() -> advice.Advice:
+def advice_on_small() -> advice.Advice:
     """The advice on the small settings."""
     return advised(SMALL, BUDGET)
 
 
 @pytest.fixture(autouse=True)
 def _at_home(at_home: None) -> None:
-    """The command line's ledger is the test's."""
+    """The command line uses the ledger of the test."""
 
 
 def confide(*words: str) -> dict:
@@ -44,16 +44,16 @@ def words_of(changes: dict) -> list[str]:
     return [part for name, value in changes.items() for part in ("--set", f"{name}={value}")]
 
 
-def test_what_is_named_costs_at_most_the_budget_by_the_ledger_s_own_arithmetic(told):
+def test_advised_plan_costs_at_most_the_budget_by_ledger_cost(advice_on_small):
     given = SMALL.model_dump(mode="json", exclude_defaults=True)
-    cost = confide("ledger", "cost", *words_of(given | told.changes))
+    cost = confide("ledger", "cost", *words_of(given | advice_on_small.changes))
     assert 0.99 * BUDGET.epsilon < cost["epsilon"] <= BUDGET.epsilon
     assert 0.98 * BUDGET.delta < cost["delta"] <= BUDGET.delta
-    assert cost["releases"] == 2  # the vocabulary is in it
+    assert cost["releases"] == 2  # including the release of the vocabulary
 
 
-def test_a_data_set_registered_with_the_budget_admits_the_run(told, deployment):
-    """At order ∞ the ledger adds up (ε, δ) as they are stated, a run's releases as one."""
+def test_data_set_registered_with_the_budget_admits_the_advised_run(advice_on_small, deployment):
+    """At order ∞ the ledger adds the stated (ε, δ), and counts the releases of a run as one."""
     from dp_core.privacy.ledger import Reservation
     from dp_core.privacy.mechanisms import PrivacyUnit
 
@@ -61,7 +61,7 @@ def test_a_data_set_registered_with_the_budget_admits_the_run(told, deployment):
     ledger.register_dataset(
         "notes", PrivacyUnit.PATIENT, BUDGET.epsilon, BUDGET.delta, order=float("inf")
     )
-    spending = told.spending
+    spending = advice_on_small.spending
     events = [(r.event, r.delta) for r in spending.alongside]
     events.append((spending.training.event(), spending.training.delta))
     planned = [
@@ -73,120 +73,125 @@ def test_a_data_set_registered_with_the_budget_admits_the_run(told, deployment):
     assert ledger.cost_of_plan(planned).fits
 
 
-def test_no_other_batch_and_no_other_rows_have_less_noise_beside_the_signal(told):
-    """Brute force: every batch, and rows and masks of a unit, for as many rows read."""
-    training = Spending.of(told.settings).training
+def test_advised_batch_and_rows_minimise_the_noise_to_signal_ratio(advice_on_small):
+    """Brute force over batch sizes, rows and maskings per unit, for an equal number of rows."""
+    training = Spending.of(advice_on_small.settings).training
     epsilon = epsilon_pld(training.event(), training.delta)
     figures = {}
     for rows, maskings in rows_to_try(SMALL.max_examples_per_unit):
         epochs = 6 * SMALL.examples_per_step / (rows * maskings)
         for batch in batches_to_try(400, epochs * 400):
-            one = changed(
-                told.settings, epochs=epochs, batch_size=batch,
+            alternative = changed(
+                advice_on_small.settings, epochs=epochs, batch_size=batch,
                 examples_per_step=rows, maskings_per_example=maskings,
             )  # fmt: skip
-            sigma = rough_noise(Spending.of(one).training_event, epsilon, training.delta)
+            sigma = rough_noise(Spending.of(alternative).training_event, epsilon, training.delta)
             figures[rows, maskings, batch] = Spending.of(
-                changed(one, noise_multiplier=sigma)
+                changed(alternative, noise_multiplier=sigma)
             ).noise_to_signal
     assert len(figures) > 30
-    own = told.settings
-    chosen = figures[own.examples_per_step, own.maskings_per_example, own.batch_size]
+    settings = advice_on_small.settings
+    chosen = figures[settings.examples_per_step, settings.maskings_per_example, settings.batch_size]
     assert chosen == pytest.approx(min(figures.values()), rel=2e-3)
-    assert chosen == pytest.approx(told.spending.noise_to_signal, rel=2e-3)
-    read = own.updates * own.batch_size * own.examples_per_step * own.maskings_per_example
-    asked = SMALL.updates * SMALL.batch_size * SMALL.examples_per_step
-    assert read == pytest.approx(asked, rel=0.1)
+    assert chosen == pytest.approx(advice_on_small.spending.noise_to_signal, rel=2e-3)
+    read = (
+        settings.updates
+        * settings.batch_size
+        * settings.examples_per_step
+        * settings.maskings_per_example
+    )
+    given = SMALL.updates * SMALL.batch_size * SMALL.examples_per_step
+    assert read == pytest.approx(given, rel=0.1)
 
 
-def test_a_causal_model_is_advised_no_maskings():
-    found = advised(changed(SMALL, model_kind="gpt2"), BUDGET)
-    assert found.settings.maskings_per_example == 1
+def test_causal_model_is_advised_one_masking():
+    answer = advised(changed(SMALL, model_kind="gpt2"), BUDGET)
+    assert answer.settings.maskings_per_example == 1
 
 
-def test_more_computing_leaves_less_noise_beside_the_signal(told):
-    """At the ε of the training as planned, and with as many units."""
-    by_name = {o.case.name: o.case for o in told.outlook}
-    own, more = by_name["as planned"], by_name["four times the computing"]
-    assert by_name["sixteen times the computing"].figure < more.figure < own.figure
-    assert (more.epsilon, more.declared_units) == (own.epsilon, own.declared_units)
+def test_more_computing_lowers_the_noise_to_signal_ratio(advice_on_small):
+    """The cases have the ε of the training as planned, and as many units."""
+    by_name = {o.case.name: o.case for o in advice_on_small.outlook}
+    planned, more = by_name["as planned"], by_name["four times the computing"]
+    assert by_name["sixteen times the computing"].figure < more.figure < planned.figure
+    assert (more.epsilon, more.declared_units) == (planned.epsilon, planned.declared_units)
 
 
-def test_no_other_split_is_worth_more(told):
+def test_no_other_split_of_the_budget_is_better(advice_on_small):
     from dp_core.privacy.advice import measured_curves, zipf_coverage
 
     worth = {}
     for share in advice.VOCABULARY_SHARES:
-        own = changed(SMALL, vocabulary_epsilon=round(share * BUDGET.epsilon, 3))
-        spending = Spending.of(calibrated(own, BUDGET))
+        settings = changed(SMALL, vocabulary_epsilon=round(share * BUDGET.epsilon, 3))
+        spending = Spending.of(calibrated(settings, BUDGET))
         (vocabulary,) = (release.event for release in spending.alongside)
         kept = measured_curves("gradients")[0].expected(spending.noise_to_signal).share
-        worth[own.vocabulary_epsilon] = kept * zipf_coverage(vocabulary.units_to_pass, 400, 16)
-    assert worth[told.settings.vocabulary_epsilon] >= 0.99 * max(worth.values())
+        worth[settings.vocabulary_epsilon] = kept * zipf_coverage(vocabulary.units_to_pass, 400, 16)
+    assert worth[advice_on_small.settings.vocabulary_epsilon] >= 0.99 * max(worth.values())
 
 
-def test_more_units_and_more_epsilon_never_have_more_noise(told):
-    by_name = {o.case.name: o for o in told.outlook}
-    own = by_name["as planned"]
+def test_more_units_or_more_epsilon_never_increase_the_noise(advice_on_small):
+    by_name = {o.case.name: o for o in advice_on_small.outlook}
+    planned = by_name["as planned"]
     for better in ("twice the units", "twice the ε of training"):
-        assert by_name[better].case.figure < own.case.figure
-        for name, one in by_name[better].expected.items():
-            assert one.share >= own.expected[name].share
+        assert by_name[better].case.figure < planned.case.figure
+        for name, expected in by_name[better].expected.items():
+            assert expected.share >= planned.expected[name].share
     for worse in ("half the units", "half the ε of training"):
-        assert by_name[worse].case.figure > own.case.figure
+        assert by_name[worse].case.figure > planned.case.figure
 
 
-def test_released_phrases_get_the_measured_share_and_the_whole_keeps_the_budget():
-    """Phrases, words and gradients: composed from the events themselves, by the ledger's PLD."""
+def test_phrases_receive_the_measured_share_of_the_budget():
+    """The total of phrases, words and gradients is composed by PLD from their events."""
     given = changed(SMALL, phrases_epsilon=1.0, phrases_per_unit=50)
-    found = advised(given, BUDGET)
-    settings, spending = found.settings, found.spending
+    answer = advised(given, BUDGET)
+    settings, spending = answer.settings, answer.spending
     assert (settings.phrases_epsilon, settings.vocabulary_epsilon) == (4.5, 1.5)
     assert 0.99 * BUDGET.epsilon < spending.epsilon <= BUDGET.epsilon
     assert 0.98 * BUDGET.delta < spending.delta <= BUDGET.delta
     assert spending.recipe == "phrases"
-    assert found.phrases_instead == ""
+    assert answer.phrases_instead == ""
 
 
-def test_the_outlook_of_phrases_follows_their_noise_for_each_unit():
+def test_outlook_of_phrases_follows_their_noise_per_unit():
     given = changed(SMALL, phrases_epsilon=3.0, phrases_per_unit=50)
     by_name = {o.case.name: o for o in advice.outlook_of(given)}
-    own = by_name["as planned"]
+    planned = by_name["as planned"]
     noise = phrase_noise(Spending.of(given).phrases)
-    assert own.case.figure == pytest.approx(noise / 400)
-    assert own.case.figure == Spending.of(given).figure
+    assert planned.case.figure == pytest.approx(noise / 400)
+    assert planned.case.figure == Spending.of(given).figure
     assert by_name["half the units"].case.figure == pytest.approx(noise / 200)
     doubled = phrase_noise(Spending.of(changed(given, phrases_epsilon=6.0)).phrases)
     assert by_name["twice the ε of phrases"].case.figure == pytest.approx(doubled / 400)
     assert doubled < noise
-    for quantity, expected in own.expected.items():
+    for quantity, expected in planned.expected.items():
         assert by_name["twice the units"].expected[quantity].share >= expected.share
         assert by_name["half the ε of phrases"].expected[quantity].share <= expected.share
 
 
 @pytest.mark.parametrize(("epsilon", "words"), [(0.8, 0.48), (1.0, 0.6), (2.0, 0.6), (4.0, 1.0)])
-def test_of_a_small_budget_words_get_more_than_a_quarter(epsilon, words):
+def test_words_receive_more_than_a_quarter_of_a_small_budget(epsilon, words):
     budget = PrivacyBudget(epsilon, 2.1e-6)
-    found = advised(changed(JobSettings(), phrases_epsilon=1.0), budget)
-    assert found.settings.vocabulary_epsilon == pytest.approx(words)
-    assert found.spending.epsilon <= epsilon
+    answer = advised(changed(JobSettings(), phrases_epsilon=1.0), budget)
+    assert answer.settings.vocabulary_epsilon == pytest.approx(words)
+    assert answer.spending.epsilon <= epsilon
 
 
-def test_after_phrases_few_updates_of_large_batches_are_advised():
-    """As it was measured: 36 of 1,024 patients bring something, 141 of 256 nothing."""
+def test_few_updates_of_large_batches_are_advised_after_phrases():
+    """In the measurements, 36 updates of 1,024 patients help, and 141 updates of 256 do not."""
     phrases = changed(JobSettings(), phrases_epsilon=4.35)
-    found = advised(phrases, PrivacyBudget(5.8, 2.1e-6))
-    assert 512 <= found.settings.batch_size <= 2048
-    assert 10 < found.settings.updates < 100
+    answer = advised(phrases, PrivacyBudget(5.8, 2.1e-6))
+    assert 512 <= answer.settings.batch_size <= 2048
+    assert 10 < answer.settings.updates < 100
 
 
-def test_what_phrases_would_give_is_said_where_there_are_none(told):
-    assert "phrases_epsilon=4.5" in told.phrases_instead
-    assert "made-up notes" in told.phrases_instead
+def test_advice_without_phrases_states_the_effect_of_phrases(advice_on_small):
+    assert "phrases_epsilon=4.5" in advice_on_small.phrases_instead
+    assert "made-up notes" in advice_on_small.phrases_instead
 
 
-def test_bands_that_the_plan_chooses_spend_the_budget_and_no_more():
-    """σ of the settings is that of one band; what is charged is the noise of the chosen ones."""
+def test_noise_bands_chosen_by_the_plan_keep_the_budget():
+    """The setting σ is that of a single band, and the charged noise is that of the chosen bands."""
     made = calibrated(changed(SMALL, noise_bands=0, batch_size=16), BUDGET)
     spending = Spending.of(made)
     assert spending.training.strategy.bands > 1
@@ -194,14 +199,14 @@ def test_bands_that_the_plan_chooses_spend_the_budget_and_no_more():
     assert 0.98 * BUDGET.epsilon < spending.epsilon <= BUDGET.epsilon
 
 
-def test_calibration_keeps_the_budget_with_everything_in_it():
-    """Over all releases, at odd budgets: composed from the events themselves."""
+def test_calibration_keeps_the_budget_over_all_releases():
+    """The total over all releases, composed from their events, keeps an uneven budget."""
     from dp_core.privacy.mechanisms import compose
 
-    found = calibrated(SMALL, PrivacyBudget(5.0, 7.77e-6))
-    spending = Spending.of(found)
+    settings = calibrated(SMALL, PrivacyBudget(5.0, 7.77e-6))
+    spending = Spending.of(settings)
     (vocabulary,) = spending.alongside
-    delta = found.delta + found.vocabulary_delta
+    delta = settings.delta + settings.vocabulary_delta
     assert delta <= 7.77e-6
     total = epsilon_pld(compose(vocabulary.event, spending.training.event()), delta)
     assert 0.99 * 5.0 < total <= 5.0
@@ -215,22 +220,22 @@ def test_calibration_is_monotone_in_epsilon():
     assert len(set(sigmas)) == 3
 
 
-def test_delta_is_divided_as_the_settings_divide_it(told):
-    settings = told.settings
+def test_delta_is_divided_in_the_proportions_of_the_settings(advice_on_small):
+    settings = advice_on_small.settings
     assert settings.vocabulary_delta + settings.delta <= 1e-5
     assert settings.delta / settings.vocabulary_delta == pytest.approx(10, rel=0.01)
-    assert settings.finetune_delta == SMALL.finetune_delta  # nothing is charged for it
-    assert settings.phrases_delta == SMALL.phrases_delta  # nor for this
+    assert settings.finetune_delta == SMALL.finetune_delta  # no private fine-tuning is charged
+    assert settings.phrases_delta == SMALL.phrases_delta  # no phrases are charged
 
 
-def test_the_budget_of_what_is_set_already_changes_no_delta():
+def test_calibration_to_the_present_cost_changes_no_delta():
     now = Spending.of(SMALL)
     same = calibrated(SMALL, PrivacyBudget(now.epsilon, now.delta))
     assert (same.delta, same.vocabulary_delta) == (SMALL.delta, SMALL.vocabulary_delta)
     assert same.noise_multiplier == pytest.approx(SMALL.noise_multiplier, rel=1e-3)
 
 
-def test_private_labels_of_the_same_people_are_paid_from_the_same_budget():
+def test_private_labels_of_the_same_data_set_share_the_budget():
     labels = changed(
         SMALL, private_format="jsonl", private_path="/x/notes.jsonl", private_dataset="notes",
         unit="document", entities_format="columns", entities_train="/x/a.tsv",
@@ -239,48 +244,49 @@ def test_private_labels_of_the_same_people_are_paid_from_the_same_budget():
     )  # fmt: skip
     spending = Spending.of(labels)
     assert len(spending.alongside) == 2
-    found = calibrated(labels, PrivacyBudget(8.0, 1e-5))
-    assert Spending.of(found).epsilon <= 8.0
-    assert Spending.of(found).delta <= 1e-5
-    assert found.finetune_delta < labels.finetune_delta * 10
+    settings = calibrated(labels, PrivacyBudget(8.0, 1e-5))
+    assert Spending.of(settings).epsilon <= 8.0
+    assert Spending.of(settings).delta <= 1e-5
+    assert settings.finetune_delta < labels.finetune_delta * 10
     apart = changed(labels, entities_dataset="labels")
-    assert len(Spending.of(apart).alongside) == 1  # others' budget
+    assert len(Spending.of(apart).alongside) == 1  # the labels are charged to another budget
 
 
-def test_the_command_reads_nothing_and_writes_settings_that_run(tmp_path: Path, deployment):
+def test_command_reads_no_data_and_writes_valid_settings(tmp_path: Path, deployment):
     file = tmp_path / "advised.json"
-    asked = [
+    options = [
         "--set", "private_format=jsonl", "--set", "private_path=/nowhere/notes.jsonl",
         "--set", "private_dataset=ward", "--set", "declared_units=300", "--set", "epochs=4",
         "--set", "batch_size=100", "--set", "words_per_unit=16",
         "--epsilon", "5", "--delta", "1e-5", "--write", str(file),
     ]  # fmt: skip
-    found = confide("advise", *asked)
-    assert found["plan"]["epsilon"] <= 5
-    assert found["plan"]["delta"] <= 1e-5
-    assert [part["release"] for part in found["split"]] == [
+    answer = confide("advise", *options)
+    assert answer["plan"]["epsilon"] <= 5
+    assert answer["plan"]["delta"] <= 1e-5
+    assert [part["release"] for part in answer["split"]] == [
         "partition selection",
         "DP pre-training",
     ]
-    assert found["expected"][0]["case"] == "as planned"
-    assert "made-up notes" in found["known_from"]
-    assert not found["beats_public_only"]  # 300 units at ε = 5
-    assert "cannot be expected to beat" in found["verdict"]
+    assert answer["expected"][0]["case"] == "as planned"
+    assert "made-up notes" in answer["known_from"]
+    assert not answer["beats_public_only"]  # 300 units at ε = 5
+    assert "cannot be expected to beat" in answer["verdict"]
     settings = JobSettings.model_validate(json.loads(file.read_text()))
-    assert settings.noise_multiplier == found["plan"]["noise_multiplier"]
-    assert settings.batch_size == found["plan"]["batch_size"]
+    assert settings.noise_multiplier == answer["plan"]["noise_multiplier"]
+    assert settings.batch_size == answer["plan"]["batch_size"]
     assert settings.private_path == "/nowhere/notes.jsonl"
-    assert not Path(deployment.ledger.removeprefix("sqlite:///")).exists()  # nothing is charged
+    # no ledger was created, so nothing is charged
+    assert not Path(deployment.ledger.removeprefix("sqlite:///")).exists()
 
 
-def test_people_get_words_that_can_be_copied(told, monkeypatch):
-    monkeypatch.setattr(advice, "advised", lambda settings, budget: told)
+def test_text_output_contains_options_to_copy(advice_on_small, monkeypatch):
+    monkeypatch.setattr(advice, "advised", lambda settings, budget: advice_on_small)
     answer = CliRunner().invoke(cli, ["advise"], catch_exceptions=False)
     assert answer.exit_code == 0
     for part in (
-        f"--set noise_multiplier={told.settings.noise_multiplier}",
+        f"--set noise_multiplier={advice_on_small.settings.noise_multiplier}",
         "They are not a promise",
-        told.verdict,
+        advice_on_small.verdict,
         "twice the units",
     ):
         assert part in answer.output
@@ -299,9 +305,11 @@ def test_people_get_words_that_can_be_copied(told, monkeypatch):
         (["--write", "/nowhere/at/all.json"], "cannot be written"),
     ],
 )
-def test_what_makes_no_sense_is_refused_in_one_line(words, reason, told, monkeypatch):
+def test_invalid_budget_or_settings_are_refused_in_one_line(
+    words, reason, advice_on_small, monkeypatch
+):
     if "--write" in words:
-        monkeypatch.setattr(advice, "advised", lambda settings, budget: told)
+        monkeypatch.setattr(advice, "advised", lambda settings, budget: advice_on_small)
     small = ["--set", "declared_units=400", "--set", "batch_size=64", *words]
     small += ["--set", "words_per_unit=16"]
     with pytest.raises((BadInput, PlanError)) as refused:
@@ -310,23 +318,23 @@ def test_what_makes_no_sense_is_refused_in_one_line(words, reason, told, monkeyp
     assert "\n" not in str(refused.value)
 
 
-def test_ten_units_are_too_few_for_any_budget():
-    """Either no plan keeps it, or it is said that it is not worth it."""
+def test_verdict_for_ten_units_is_negative():
+    """The advice is either a refusal, or a plan with the verdict that it is not worthwhile."""
     tiny = changed(SMALL, declared_units=10, batch_size=10, epochs=2.0)
-    found = advised(tiny, PrivacyBudget(8.0, 1e-3))
-    assert found.spending.epsilon <= 8.0
-    assert found.settings.batch_size <= 10
-    assert "cannot be expected to beat" in found.verdict
+    answer = advised(tiny, PrivacyBudget(8.0, 1e-3))
+    assert answer.spending.epsilon <= 8.0
+    assert answer.settings.batch_size <= 10
+    assert "cannot be expected to beat" in answer.verdict
 
 
-def test_a_noise_that_no_setting_takes_is_refused(monkeypatch):
+def test_noise_above_the_maximum_of_the_setting_is_refused(monkeypatch):
     monkeypatch.setattr(advice, "noise_for", lambda *arguments: 1000.1)
     with pytest.raises(BadInput, match="takes 1000 at most: nothing"):
         calibrated(SMALL, BUDGET)
 
 
 @pytest.mark.parametrize(
-    ("share", "low", "said"),
+    ("share", "low", "wording"),
     [
         (0.2, 0.01, "should beat training on public text only, by 20% of the gain"),
         (0.2, 0.0, "may beat"),
@@ -335,7 +343,7 @@ def test_a_noise_that_no_setting_takes_is_refused(monkeypatch):
         (0.049, 0.01, "cannot be expected to beat"),
     ],
 )
-def test_the_verdict_is_plain(share, low, said):
+def test_verdict_depends_on_share_and_lower_bound(share, low, wording):
     from dp_core.privacy.advice import Expected
 
-    assert said in advice.verdict({"F1": Expected(share, low, 0.6, True)})
+    assert wording in advice.verdict({"F1": Expected(share, low, 0.6, True)})

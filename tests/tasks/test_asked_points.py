@@ -1,4 +1,4 @@
-"""Points that Optuna asks for: registered before the first, and told no secret."""
+"""Sweep points that Optuna proposes: charged in advance, and chosen without operator metrics."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ ASKED: dict[str, Any] = PUBLIC_LABELS | {
     "sweep_epochs": "1,2", "sweep_finetune_learning_rates": "1e-4,1e-3",
 }  # fmt: skip
 SETTINGS = SweepSettings.model_validate(ASKED)
-# 6000 declared patients, batches of 60, two epochs at the least noise of the space.
+# The event of 6000 declared patients, batches of 60, two epochs and the lowest noise of the space.
 COSTLIEST = PoissonGaussian.single(0.01, 1.0, 200, unit=PrivacyUnit.PATIENT)
 UNITS = PrivateUnits("notes", PrivacyUnit.PATIENT, 6000, 1, patients=True, origin="x")
 Steps = list[tuple[str, str, StepSpec]]
@@ -50,15 +50,15 @@ Steps = list[tuple[str, str, StepSpec]]
 
 @pytest.fixture
 def ledger(deployment: Deployment) -> Ledger:
-    found = Ledger.open(deployment.ledger)
-    found.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-4)
-    return found
+    ledger = Ledger.open(deployment.ledger)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-4)
+    return ledger
 
 
 def run(
     deployment: Deployment, steps: Iterator[Any], label: str = "dp", key: str = "run"
 ) -> Iterator[Any]:
-    """Do of each step what this is about: register, charge, score; yield it."""
+    """Run a simplified version of each step (register, charge or score), and yield the step."""
     store = Store(deployment.store, deployment.cache)
     for step in steps:
         _, _, spec = step
@@ -66,16 +66,16 @@ def run(
         if spec.step == "reserve":
             register_plans(bench_of(deployment, run=key), spec.charged)
         if isinstance(spec, PretrainSpec) and spec.mode == "dp":
-            of = charge(
+            charged = charge(
                 bench_of(deployment, spec_hash=spec.digest()),
                 UNITS,
                 planned_release(spec),
                 content=spec.digest().encode(),
                 charged_as=spec.charged_as.digest(),
             )
-            of.settle(b"weights")
+            charged.settle(b"weights")
         if isinstance(spec, FinetuneSpec):
-            f1 = spec.training.learning_rate * 100  # the best is at the upper end
+            f1 = spec.training.learning_rate * 100  # the best value is at the upper end
             metrics = [MetricRecord(name="f1", value=f1, label=label)]
         result = StepResult(
             step=spec.step, spec_hash=spec.digest(), outputs={}, metrics=metrics, facts={}
@@ -90,12 +90,12 @@ def of_kind(kind: type[StepSpec], steps: Steps) -> list[Any]:
     ]
 
 
-def test_what_it_costs_is_known_and_registered_before_the_first_is_asked(
+def test_cost_of_a_search_is_registered_before_the_first_point(
     ledger: Ledger, deployment: Deployment
 ) -> None:
-    told = budget_of_run(SETTINGS).charged  # what `ledger cost` shows
-    assert [planned_release(spec).event for spec in told] == [COSTLIEST] * 4
-    assert len({spec.digest() for spec in told}) == 4
+    planned = budget_of_run(SETTINGS).charged  # the plan that `ledger cost` shows
+    assert [planned_release(spec).event for spec in planned] == [COSTLIEST] * 4
+    assert len({spec.digest() for spec in planned}) == 4
     steps = run(deployment, asked_steps(SETTINGS, deployment))
     assert [next(steps)[1] for _ in range(5)][-1] == "reserve"
     entries = ledger.history("notes")
@@ -107,46 +107,46 @@ def test_what_it_costs_is_known_and_registered_before_the_first_is_asked(
     assert len(done) + 1 <= most_steps(SETTINGS)
     trainings = {spec.digest(): spec for spec in of_kind(PretrainSpec, done)}
     assert 1 < len(trainings) <= 4
-    assert ledger.remaining("notes").spent == spent  # each took an entry that was there
+    assert ledger.remaining("notes").spent == spent  # every training used a planned entry
     states = [entry.state for entry in ledger.history("notes")]
     assert states.count(State.SETTLED) == len(trainings) and len(states) == 4
     for spec in trainings.values():
-        own, charged = training_plan(spec).event(), planned_release(spec).event
+        event, charged = training_plan(spec).event(), planned_release(spec).event
         assert charged == COSTLIEST
-        assert epsilon_pld(own, 1e-6) <= epsilon_pld(charged, 1e-6)
+        assert epsilon_pld(event, 1e-6) <= epsilon_pld(charged, 1e-6)
         assert 1 <= spec.plan.noise_multiplier <= 4 and 100 <= spec.updates <= 200
         assert Need.CHARGING in needs(spec)
 
 
-def test_each_training_descends_from_what_it_was_chosen_by(
+def test_each_training_descends_from_the_scores_that_chose_it(
     ledger: Ledger, deployment: Deployment
 ) -> None:
     done = list(run(deployment, asked_steps(SETTINGS, deployment)))
     trainings, tuned = of_kind(PretrainSpec, done), of_kind(FinetuneSpec, done)
     assert [spec.asked.number for spec in trainings] == [0, 1, 2, 3]
-    for number, (spec, own) in enumerate(zip(trainings, tuned, strict=True)):
-        assert spec.after == own.after == tuple(one.output for one in tuned[:number])
+    for number, (spec, tuning) in enumerate(zip(trainings, tuned, strict=True)):
+        assert spec.after == tuning.after == tuple(earlier.output for earlier in tuned[:number])
     report = done[-1][2]
     assert isinstance(report, SweepReportSpec)
-    assert [own["finetuning"] for own in report.results.values()] == [t.output for t in tuned]
+    assert [tuning["finetuning"] for tuning in report.results.values()] == [t.output for t in tuned]
 
 
-def test_what_the_earlier_ones_cost_is_in_the_total_of_the_later(deployment: Deployment) -> None:
+def test_total_of_a_later_point_includes_earlier_points(deployment: Deployment) -> None:
     context = bench_of(deployment)
     result = StepResult(
         step="finetune", spec_hash="x", outputs={}, metrics=[], facts={},
         releases=[record("entry", COSTLIEST)],
     )  # fmt: skip
-    told = f"{deployment.store}/told"
-    context.store.write(f"{told}/result.json", result.model_dump_json().encode())
-    StepContext.descends_from_choice(context, [told])
+    earlier = f"{deployment.store}/told"
+    context.store.write(f"{earlier}/result.json", result.model_dump_json().encode())
+    StepContext.descends_from_choice(context, [earlier])
     assert context.releases == result.releases
     with pytest.raises(BadInput, match="no result there"):
-        StepContext.descends_from_choice(context, [f"{told}-not"])
+        StepContext.descends_from_choice(context, [f"{earlier}-not"])
 
 
 @pytest.mark.parametrize("stopped_after", [1, 16])
-def test_a_run_that_was_stopped_goes_on_and_a_repeated_one_finds_all(
+def test_stopped_search_resumes_and_repeated_search_reuses_all_results(
     ledger: Ledger, deployment: Deployment, stopped_after: int
 ) -> None:
     begun = run(deployment, asked_steps(SETTINGS, deployment))
@@ -156,31 +156,32 @@ def test_a_run_that_was_stopped_goes_on_and_a_repeated_one_finds_all(
     assert whole[:stopped_after] == first
     entries = ledger.history("notes")
     assert list(run(deployment, asked_steps(SETTINGS, deployment))) == whole
-    (deployment.home / STORAGE).unlink()  # what it was told follows from the results
+    (deployment.home / STORAGE).unlink()  # the study can be rebuilt from the results
     assert list(run(deployment, asked_steps(SETTINGS, deployment))) == whole
     assert ledger.history("notes") == entries
     more = SETTINGS.model_copy(update={"sweep_trials": 5})
     again = list(run(deployment, asked_steps(more, deployment), key="another run"))
     assert of_kind(PretrainSpec, again)[:4] == of_kind(PretrainSpec, whole)
     assert len(ledger.history("notes")) == 5
-    # Another search shares no entry with this one: its cost is known beforehand, too.
+    # Another search shares no entry with this one, so its cost is also known before it starts.
     other = SETTINGS.model_copy(update={"sweep_finetune_learning_rates": "1e-4,1e-2"})
-    told = {spec.digest() for spec in budget_of_run(other).charged}
-    assert told.isdisjoint(spec.digest() for spec in budget_of_run(SETTINGS).charged)
+    digests = {spec.digest() for spec in budget_of_run(other).charged}
+    assert digests.isdisjoint(spec.digest() for spec in budget_of_run(SETTINGS).charged)
 
 
-def test_it_learns_from_what_it_is_told(ledger: Ledger, deployment: Deployment) -> None:
+def test_search_moves_towards_better_scores(ledger: Ledger, deployment: Deployment) -> None:
     free = ASKED | {"sweep_noise_multipliers": "2", "sweep_epochs": "1", "sweep_trials": 40}
     settings = SweepSettings.model_validate(free | {"delta": 1e-9})
     done = list(run(deployment, asked_steps(settings, deployment)))
     rates = [spec.training.learning_rate for spec in of_kind(FinetuneSpec, done)]
     assert min(rates) < 5e-4 and sum(rates[20:]) / 20 > sum(rates[:10]) / 10
-    assert len({spec.digest() for spec in of_kind(PretrainSpec, done)}) == 1  # shared: one release
+    # the trials share one training: one release
+    assert len({spec.digest() for spec in of_kind(PretrainSpec, done)}) == 1
     settled = [e for e in ledger.history("notes") if e.state is State.SETTLED]
     assert len(settled) == 1
 
 
-def test_no_optimiser_is_told_an_operators_number(ledger: Ledger, deployment: Deployment) -> None:
+def test_search_refuses_scores_for_the_operator(ledger: Ledger, deployment: Deployment) -> None:
     steps = run(deployment, asked_steps(SETTINGS, deployment), label="operator")
     with pytest.raises(BadInput, match="f1 is the operator's"):
         list(steps)
@@ -193,7 +194,7 @@ def test_no_optimiser_is_told_an_operators_number(ledger: Ledger, deployment: De
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         ({"plan": {"noise_multiplier": 0.99}}, "less noise than what is charged"),
         ({"updates": 201}, "more updates than what is charged"),
@@ -202,32 +203,34 @@ def test_no_optimiser_is_told_an_operators_number(ledger: Ledger, deployment: De
         ({"batches": {"first_batch_size": 30}}, "must be alike"),
     ],
 )
-def test_a_training_beyond_what_is_charged_is_no_spec(change: dict[str, Any], said: str) -> None:
+def test_training_that_costs_more_than_its_charge_is_refused(
+    change: dict[str, Any], reason: str
+) -> None:
     spec = asked_training(SETTINGS, SETTINGS.costliest, 0)
     assert spec.charged_as == spec
     content = spec.model_dump()
     for name, value in change.items():
         content[name] = content[name] | value if isinstance(value, dict) else value
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=reason):
         PretrainSpec.model_validate(content)
 
 
 @pytest.mark.parametrize("clipping", ["flat", "automatic", "adaptive"])
-def test_whatever_is_asked_costs_no_more_than_what_is_charged(clipping: str) -> None:
-    """A learned clip norm has noise of its own on its counts: it is in the σ that is compared."""
+def test_no_proposed_training_costs_more_than_the_charge(clipping: str) -> None:
+    """With adaptive clipping, the compared σ includes the noise of the clipped counts."""
     settings = SweepSettings.model_validate(ASKED | {"clipping": clipping})
     charged = training_plan(asked_training(settings, settings.costliest, 0)).event()
     for sigma in (1.0, 1.7, 4.0):
         for epochs in (1.0, 1.3, 2.0):
             point = settings.asked_point({"noise_multiplier": sigma, "epochs": epochs,
                                           "finetune_learning_rate": 1e-3})  # fmt: skip
-            asked = training_plan(asked_training(settings, point, 1)).event()
+            proposed = training_plan(asked_training(settings, point, 1)).event()
             for delta in (1e-3, 1e-6, 1e-9):
-                assert epsilon_pld(asked, delta) <= epsilon_pld(charged, delta)
+                assert epsilon_pld(proposed, delta) <= epsilon_pld(charged, delta)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "reason"),
     [
         (PRIVATE_LABELS | {"entities_folds": 0, "entities_test": __file__}, "the operator's"),
         ({"vocabulary_source": "nonprivate"}, "the operator's"),
@@ -243,14 +246,14 @@ def test_whatever_is_asked_costs_no_more_than_what_is_charged(clipping: str) -> 
         ),
     ],
 )
-def test_a_search_that_cannot_be_accounted_is_refused(wrong: dict[str, Any], said: str) -> None:
-    asked = {name: ASKED[name] for name in ("sweep_search", "sweep_trials")}
-    with pytest.raises(ValidationError, match=said):
-        SweepSettings.model_validate(ASKED | wrong | {**asked, **wrong})
+def test_search_that_cannot_be_accounted_is_refused(wrong: dict[str, Any], reason: str) -> None:
+    search = {name: ASKED[name] for name in ("sweep_search", "sweep_trials")}
+    with pytest.raises(ValidationError, match=reason):
+        SweepSettings.model_validate(ASKED | wrong | {**search, **wrong})
 
 
-def test_an_ordinary_training_is_named_as_it_was() -> None:
-    """Whose hash changed would be charged again after an upgrade."""
+def test_training_outside_a_search_keeps_its_hash() -> None:
+    """A changed hash would charge the training again after an upgrade."""
     (spec,) = of_kind(PretrainSpec, list(_grid(PUBLIC_LABELS)))
     assert spec.asked is None and not {"asked", "after"} & spec.hashed().keys()
     assert spec.charged_as is spec
@@ -264,9 +267,7 @@ def _grid(settings: dict[str, Any]) -> Steps:
 
 
 @pytest.mark.parametrize("name", ["feature%2Fx", "why?", "Zürich #1"])
-def test_study_is_kept_in_the_home_whatever_the_name_of_the_folder(
-    name: str, tmp_path: Path
-) -> None:
+def test_study_is_stored_in_a_home_folder_of_any_name(name: str, tmp_path: Path) -> None:
     deployment = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / name)})
     asked_points._study(SETTINGS, deployment)
     assert (tmp_path / name / STORAGE).stat().st_size > 0

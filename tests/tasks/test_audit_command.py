@@ -1,4 +1,4 @@
-"""`confide audit`: models of a run and of strangers, canaries and texts, and what it refuses."""
+"""`confide audit`: models of a run and of third parties, canaries, texts, and refusals."""
 
 from __future__ import annotations
 
@@ -30,15 +30,15 @@ pytestmark = [pytest.mark.usefixtures("at_home"), pytest.mark.filterwarnings("ig
 SIZES: dict[str, Any] = {
     "hidden": 64, "layers": 1, "heads": 2, "intermediate": 12, "max_positions": 16,
 }  # fmt: skip
-KNOWN = [f"known{i}" for i in range(20)]  # what the model expects everywhere
+KNOWN = [f"known{i}" for i in range(20)]  # the model predicts these words at every position
 OTHER = [f"other{i}" for i in range(20)]
-# A stranger's order: the special tokens stand where BERT's checkpoints have them, not first.
+# A third party's vocabulary, whose special tokens are not the first tokens.
 WORDS = [*KNOWN, "her", "number", "is", *OTHER, *SPECIAL_TOKENS]
 
 
 @pytest.fixture
 def stranger(tmp_path: Path) -> Path:
-    """A BERT of somebody else that expects the known words, and `known3` most."""
+    """A BERT of a third party that predicts the known words, and `known3` most."""
     folder = tmp_path / "stranger"
     folder.mkdir()
     model = fresh(BertConfig(vocab_size=len(WORDS), **SIZES), 0)
@@ -51,10 +51,10 @@ def stranger(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def texts(tmp_path: Path) -> list[str]:
-    """The options for texts that trained it, and texts that did not."""
+    """The options for texts that trained the model, and for texts that did not."""
     rng, words = np.random.default_rng(0), []
-    for option, of in (("--members", KNOWN), ("--held-out", OTHER)):
-        lines = {" ".join(rng.choice(of, 8)) for _ in range(60)}
+    for option, choice in (("--members", KNOWN), ("--held-out", OTHER)):
+        lines = {" ".join(rng.choice(choice, 8)) for _ in range(60)}
         file = tmp_path / f"{option.strip('-')}.txt"
         file.write_text("\n".join(sorted(lines)))
         words += [option, str(file)]
@@ -67,18 +67,18 @@ def lines_in(tmp_path: Path, *lines: str) -> str:
     return str(file)
 
 
-def test_a_remembered_secret_has_all_bits_and_a_forgotten_one_few(
+def test_exposure_is_high_for_a_memorised_secret_and_low_for_another(
     confide: Confide, stranger: Path, tmp_path: Path
 ) -> None:
     for secret, low, high in (("known3", 5.4, 6), ("other3", 0, 2)):
         canaries = lines_in(tmp_path, f"her number is [[{secret}]]", f"is [[{secret}]] her number")
-        (found,) = confide.json("audit", stranger, "--canaries", canaries)["audits"]
-        assert low <= found["value"] <= high
-        assert found["ceiling"] == math.log2(len(WORDS) - 5)
-        assert found["label"] == "operator"
+        (record,) = confide.json("audit", stranger, "--canaries", canaries)["audits"]
+        assert low <= record["value"] <= high
+        assert record["ceiling"] == math.log2(len(WORDS) - 5)
+        assert record["label"] == "operator"
 
 
-def test_cased_model_is_not_audited_with_tokens_that_no_text_meets(
+def test_cased_model_without_matching_tokens_is_refused(
     confide: Confide, stranger: Path, texts: list[str]
 ) -> None:
     cased = [word.capitalize() if word in KNOWN else word for word in WORDS]
@@ -88,7 +88,7 @@ def test_cased_model_is_not_audited_with_tokens_that_no_text_meets(
     assert "46.5% of its tokens can never occur in normalised text" in err
 
 
-def test_line_of_a_wrong_canary_is_its_line_in_the_file(
+def test_invalid_canary_is_reported_with_its_line_number(
     confide: Confide, stranger: Path, tmp_path: Path
 ) -> None:
     canaries = lines_in(tmp_path, "", "her number is [[known3]]", "", "  ", "her number is")
@@ -96,30 +96,32 @@ def test_line_of_a_wrong_canary_is_its_line_in_the_file(
     assert code == 2 and "line 5 has 0 secrets" in err
 
 
-def test_texts_that_the_model_expects_are_told_from_others(
+def test_membership_attack_separates_texts_that_the_model_predicts(
     confide: Confide, stranger: Path, texts: list[str]
 ) -> None:
-    found = confide.json("audit", stranger, *texts)
-    assert found["verdict"] == "not audited"  # a fixed division refutes no claim
-    loss = next(one for one in found["audits"] if one["key"] == "membership_given_loss")
+    answer = confide.json("audit", stranger, *texts)
+    assert answer["verdict"] == "not audited"  # a fixed division of the texts cannot refute a claim
+    loss = next(record for record in answer["audits"] if record["key"] == "membership_given_loss")
     assert loss["value"] > 0.3
     assert loss["ceiling"] is None
     assert loss["rows"][0]["auc"] > 0.95
 
 
-def test_a_stated_claim_is_the_ceiling(confide: Confide, stranger: Path, texts: list[str]) -> None:
+def test_stated_claim_sets_the_ceiling_of_every_audit(
+    confide: Confide, stranger: Path, texts: list[str]
+) -> None:
     claim = ("--epsilon", "0.1", "--delta", "1e-6")
-    found = confide.json("audit", stranger, *texts, *claim)
+    answer = confide.json("audit", stranger, *texts, *claim)
     most = pytest.approx(math.expm1(0.1) / (math.exp(0.1) + 1), abs=1e-5)
-    assert all(one["ceiling"] == most for one in found["audits"])
-    assert "inconclusive" in {one["verdict"] for one in found["audits"]}
+    assert all(record["ceiling"] == most for record in answer["audits"])
+    assert "inconclusive" in {record["verdict"] for record in answer["audits"]}
     code, out, _ = confide("audit", stranger, *texts, *claim)
     assert code == 0
     assert "ε = 0.1 at δ = 1e-06, as given: not audited" in out
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_a_decoder_of_a_stranger_is_read_with_its_own_tokens(
+def test_decoder_of_a_third_party_is_audited_with_its_tokenizer(
     confide: Confide, tmp_path: Path, texts: list[str], whole: bool
 ) -> None:
     merges = [["Ġ", "k"], ["Ġk", "n"]]
@@ -135,19 +137,19 @@ def test_a_decoder_of_a_stranger_is_read_with_its_own_tokens(
         (folder / "vocab.json").write_text(json.dumps(vocabulary))
         (folder / "merges.txt").write_text("#version: 0.2\n" + "\n".join(map(" ".join, merges)))
     canaries = lines_in(tmp_path, "it is [[kn]]", "so [[k]]")
-    found = confide.json("audit", folder, *texts, "--canaries", canaries)["audits"]
-    assert {one["key"] for one in found} == {
+    records = confide.json("audit", folder, *texts, "--canaries", canaries)["audits"]
+    assert {record["key"] for record in records} == {
         "exposure_given", "membership_given_loss", "membership_given_min_k",
         "extraction_given_targeted", "extraction_given_discoverable",
     }  # fmt: skip
-    (late,) = (one for one in found if one["key"] == "extraction_given_discoverable")
+    (late,) = (record for record in records if record["key"] == "extraction_given_discoverable")
     assert late["verdict"] == "not run" and "no rows that trained" in late["finding"]  # 22 tokens
     code, _, err = confide("audit", folder, *texts, "--top-k", "0")
     assert code == 2 and "extraction_top_k" in err
 
 
 def decoder_that_ends_in_z(folder: Path) -> Path:
-    """Write a decoder that expects `z`, and next ` z`, whatever it is shown."""
+    """Write a decoder that always predicts `z` and then ` z`."""
     folder.mkdir()
     tokens = [*ALPHABET, "Ġz", "Ġy", "<|endoftext|>"]
     model = fresh(Gpt2Config(vocab_size=len(tokens), **SIZES), 0)
@@ -160,7 +162,7 @@ def decoder_that_ends_in_z(folder: Path) -> Path:
     return folder
 
 
-def test_what_a_decoder_goes_on_with_comes_out_beside_what_it_does_not(
+def test_extraction_finds_only_text_that_the_decoder_generates(
     confide: Confide, tmp_path: Path
 ) -> None:
     folder = decoder_that_ends_in_z(tmp_path / "decoder")
@@ -175,28 +177,28 @@ def test_what_a_decoder_goes_on_with_comes_out_beside_what_it_does_not(
     protocol = ("--prefix", "3", "--suffix", "4", "--top-k", "2", "--tries", "10")
     claim = ("--epsilon", "1", "--delta", "1e-6", "--canaries", canaries)
     records = confide.json("audit", folder, *texts, tmp_path / "out", *protocol, *claim)["audits"]
-    found = {one["key"]: one for one in records}
-    rows, secret = (found[f"extraction_given_{name}"] for name in ("discoverable", "targeted"))
+    by_key = {record["key"]: record for record in records}
+    rows, secret = (by_key[f"extraction_given_{name}"] for name in ("discoverable", "targeted"))
     assert (rows["value"], rows["verdict"], rows["label"]) == (1.0, "inconclusive", "operator")
     assert rows["rows"][0]["control_found"] == 0
-    highest = 1 - 0.025 ** (1 / 24)  # none of 24 came out
+    highest = 1 - 0.025 ** (1 / 24)  # none of 24 was extracted
     most = PrivacyProfile.of_claim(1.0, 1e-6).true_positive_rate(highest)
     assert rows["ceiling"] == pytest.approx(most, abs=1e-6)
     assert "prefixes of 3 tokens, suffixes of 4; k = 2" in rows["power"]
     assert "chosen by who audits" in rows["power"]
     assert (secret["value"], secret["verdict"]) == (0.5, "inconclusive")
     assert secret["rows"][0]["control_tried"] == 8 * 24
-    assert secret["rows"][0]["control_found"] <= 6  # drawn by chance among 258
+    assert secret["rows"][0]["control_found"] <= 6  # chance hits among 258 tokens
     alike = confide.json("audit", folder, *texts, tmp_path / "alike", *protocol)["audits"]
-    (same,) = [one for one in alike if one["key"] == rows["key"]]
+    (same,) = [record for record in alike if record["key"] == rows["key"]]
     assert (same["verdict"], same["null_control"]["p_value"]) == ("consistent", 1.0)
 
 
-# --- texts that coins divided
+# --- texts that fair coins divided
 
 
 def divided(tmp_path: Path, told_apart: float, count: int = 800) -> list[str]:
-    """Texts in or out by fair coins, of which a share shows by its words on which side it is."""
+    """Return options for texts divided by fair coins; a share of the texts reveals its side."""
     rng, sides = np.random.default_rng(1), {True: set[str](), False: set[str]()}
     while sum(map(len, sides.values())) < count:
         inside = bool(rng.random() < 0.5)
@@ -210,64 +212,64 @@ def divided(tmp_path: Path, told_apart: float, count: int = 800) -> list[str]:
     return [*words, "--coins", "--delta", "1e-6"]
 
 
-def test_coins_contradict_a_claim_that_is_false_and_no_other(
+def test_audit_by_coins_contradicts_only_a_false_claim(
     confide: Confide, stranger: Path, tmp_path: Path
 ) -> None:
-    """Of 96 in 100 the side can be told: as ε = ln 24 = 3.2 allows, and ε = 0.5 does not."""
+    """The side of 96 in 100 texts can be guessed: ε = ln 24 = 3.2 allows this, ε = 0.5 does not."""
     given = divided(tmp_path, 0.92)
-    told = {}
+    answers = {}
     for epsilon in ("0.5", "3.2"):
         code, out, err = confide("audit", stranger, *given, "--epsilon", epsilon, "--json")
-        told[epsilon] = json.loads(out)
-        (bound,) = [one for one in told[epsilon]["audits"] if one["key"] == COIN_BOUND]
+        answers[epsilon] = json.loads(out)
+        (bound,) = [record for record in answers[epsilon]["audits"] if record["key"] == COIN_BOUND]
         contradicted = epsilon == "0.5"
         assert code == (4 if contradicted else 0), err
         assert (bound["verdict"] == "contradicted") is contradicted
         assert bound["label"] == "operator" and "800 canaries" in bound["power"]
         assert 0.5 < bound["value"] <= 3.2
-    assert told["0.5"]["verdict"] == "contradicted"
+    assert answers["0.5"]["verdict"] == "contradicted"
     nothing = divided(tmp_path, 0.0)
-    found = confide.json("audit", stranger, *nothing, "--epsilon", "1")
-    assert found["verdict"] == "consistent"
+    answer = confide.json("audit", stranger, *nothing, "--epsilon", "1")
+    assert answer["verdict"] == "consistent"
 
 
-def test_what_are_no_coins_is_refused(
+def test_unfair_division_by_coins_is_refused(
     confide: Confide, stranger: Path, texts: list[str], tmp_path: Path
 ) -> None:
     few = tmp_path / "few.txt"
     few.write_text("\n".join(Path(texts[3]).read_text().splitlines()[:14]))
     claim = ("--epsilon", "1", "--delta", "1e-6")
-    for words, said in (
+    for words, reason in (
         (["--coins"], "coins divide texts"),
         ([*texts, "--coins"], "there is no claim that coins could contradict"),
         ([*texts[:3], few, "--coins", *claim], "fair coins do not put 60 of 74 in"),
     ):
         code, _, err = confide("audit", stranger, *words)
-        assert code == 2, said
-        assert said in err
+        assert code == 2, reason
+        assert reason in err
 
 
-def test_a_model_of_a_run_comes_with_its_claim_and_its_audits(
+def test_model_of_a_run_has_its_claim_and_its_audits(
     confide: Confide, deployment: Deployment
 ) -> None:
     uri = released_model(deployment, settled(deployment, EARLIER, TRAINING))
-    found = confide.json("audit", "--uri", uri)
-    assert found["claim"].endswith("for one patient of “notes”")
-    assert {one["verdict"] for one in found["audits"]} == {"not run"}
+    answer = confide.json("audit", "--uri", uri)
+    assert answer["claim"].endswith("for one patient of “notes”")
+    assert {record["verdict"] for record in answer["audits"]} == {"not run"}
     copy = deployment.home / "copy"
     copy.mkdir()
     for name in ("model.safetensors", "config.json"):
         (copy / name).write_bytes((store_of(deployment).local_copy(uri) / name).read_bytes())
-    assert confide.json("audit", copy)["claim"] == found["claim"]
+    assert confide.json("audit", copy)["claim"] == answer["claim"]
     code, _, err = confide("audit", copy, "--epsilon", "1", "--delta", "1e-6")
     assert code == 2
     assert "says itself what it claims" in err
 
 
-def test_the_step_finds_the_same_and_keeps_it_for_the_operator(
+def test_audit_step_writes_the_command_results_for_the_operator(
     confide: Confide, tracked: Deployment, stranger: Path, texts: list[str]
 ) -> None:
-    found = confide.json("audit", stranger, *texts, "--seed", "1")["audits"]
+    records = confide.json("audit", stranger, *texts, "--seed", "1")["audits"]
     spec = PrivacyAuditSpec(
         made_up=False, audited_model=str(stranger),
         given_members=texts[1], given_held_out=texts[3],
@@ -275,7 +277,7 @@ def test_the_step_finds_the_same_and_keeps_it_for_the_operator(
     context = RunContext(run_key="r", run_name="privacy_audit", task="privacy_audit")
     result = run_step(spec, tracked, context)
     file = store_of(tracked).local_copy(spec.output) / "audits.json"
-    assert json.loads(file.read_text()) == found
+    assert json.loads(file.read_text()) == records
     assert {metric.label for metric in result.metrics} == {"operator"}
     assert run_step(spec, tracked, context) == result
     Path(texts[1]).write_text("changed")
@@ -296,7 +298,7 @@ SECRET = "other7"
         ([], "there is no canary"),
     ],
 )
-def test_what_is_no_canary_is_refused_without_its_text(
+def test_invalid_canary_is_refused_without_quoting_its_text(
     confide: Confide, stranger: Path, tmp_path: Path, lines: list[str], words: str
 ) -> None:
     code, out, err = confide("audit", stranger, "--canaries", lines_in(tmp_path, *lines))
@@ -306,11 +308,11 @@ def test_what_is_no_canary_is_refused_without_its_text(
     assert err.count("\n") == 1
 
 
-def test_what_cannot_be_audited_is_refused_in_a_line(
+def test_incomplete_audit_inputs_are_refused_in_one_line(
     confide: Confide, stranger: Path, texts: list[str], tmp_path: Path
 ) -> None:
     short = lines_in(tmp_path, *(f"her number is {word}" for word in OTHER[:5]))
-    for words, said in (
+    for words, reason in (
         ([], "there is nothing to audit it by"),
         (texts[:2], "one side is missing"),
         ([*texts, "--epsilon", "1"], "half a claim"),
@@ -320,6 +322,6 @@ def test_what_cannot_be_audited_is_refused_in_a_line(
         (["--uri", "file:///elsewhere"], "two models are named"),
     ):
         code, _, err = confide("audit", stranger, *words)
-        assert code == 2, said
-        assert said in err
+        assert code == 2, reason
+        assert reason in err
         assert err.count("\n") == 1

@@ -1,4 +1,4 @@
-"""`confide audit-engine`: a small audit as JSON and as a table, and what it refuses."""
+"""`confide audit-engine`: a small audit as JSON and as a table, and invalid options."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ pytestmark = pytest.mark.usefixtures("at_home")
 SMALL = ["audit-engine", "--updates", "2", "--sampling-rate", "1"]
 
 
-def test_a_small_audit_is_consistent_and_says_what_it_could_have_refuted(confide: Confide):
+def test_small_audit_is_consistent_and_states_its_power(confide: Confide):
     words = ["--white-box-canaries", "400", "--black-box-canaries", "0", "--json"]
     code, out, _ = confide(*SMALL, *words)
-    found = json.loads(out)["white-box"]
+    audit = json.loads(out)["white-box"]
     assert code == 0
-    assert found["verdict"] == "consistent"
-    assert found["canaries"] >= 400
-    assert found["lower_bounds"].keys() == found["power"].keys()
-    assert found["lower_bounds"]["trade-off"] <= found["power"]["trade-off"]
-    assert found["null"]["repeats"] == 1000
+    assert audit["verdict"] == "consistent"
+    assert audit["canaries"] >= 400
+    assert audit["lower_bounds"].keys() == audit["power"].keys()
+    assert audit["lower_bounds"]["trade-off"] <= audit["power"]["trade-off"]
+    assert audit["null"]["repeats"] == 1000
 
 
-def test_a_contradicted_claim_fails_the_command(confide: Confide, monkeypatch):
+def test_contradicted_claim_fails_the_command(confide: Confide, monkeypatch):
     monkeypatch.setattr(ExecutionPlan, "gradient_noise_multiplier", lambda plan: 0.05)
     words = ["--epsilon", "1", "--white-box-canaries", "10000", "--black-box-canaries", "0"]
     code, out, err = confide(*SMALL, *words)
@@ -45,7 +45,7 @@ def test_a_contradicted_claim_fails_the_command(confide: Confide, monkeypatch):
         ("--white-box-canaries 0 --black-box-canaries 0", "nothing to audit"),
     ],
 )
-def test_what_no_audit_can_be_made_of_is_refused(confide: Confide, words, named):
+def test_invalid_audit_options_are_refused_in_one_line(confide: Confide, words, named):
     code, _, err = confide("audit-engine", *words.split())
     assert code == 2
     assert named in err

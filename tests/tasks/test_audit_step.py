@@ -1,4 +1,4 @@
-"""An audited training: declared with its canaries, coins bound to its charge; and its audit."""
+"""A training with audit canaries: declared units, coins bound to the charge, and the audit step."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from step_bench import DECLARED, PLAN, Bench, Chain, answered, with_facts
+from step_bench import DECLARED, PLAN, Bench, Chain, as_input, with_facts
 
 from dp_core.audit.coins import coin_seed, throw_coins
 from dp_core.audit.one_run import Guesses
@@ -59,7 +59,7 @@ def trained(chain: Chain) -> tuple[Input, Bench, list[TokenStore]]:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(training_inputs, "joined", noting)
-        model = answered(pretrain.run(training(chain), context), context, "pretrain")
+        model = as_input(pretrain.run(training(chain), context), context, "pretrain")
     return model, context, given
 
 
@@ -82,19 +82,21 @@ def coins_of(chain: Chain, model: Input) -> np.ndarray:
 # --- rows
 
 
-def test_audit_canaries_are_units_beside_the_private_ones(chain: Chain) -> None:
+def test_audit_canaries_are_additional_units_with_distinct_keys(chain: Chain) -> None:
     rows, plain = chain.inputs["audited rows"], chain.inputs["rows"]
     train = TokenStore.open(rows.folder / token_store.TRAIN)
     assert train.digest == TokenStore.open(plain.folder / token_store.TRAIN).digest
     canaries = TokenStore.open(rows.folder / token_store.AUDIT)
     assert canaries.n_units == canaries.n_rows == CANARIES
-    # A private unit may have any id, also a canary's number.
+    # Private units may have any id, including the number of a canary.
     private = {digest64(seed_key(1), "unit", str(number)) for number in range(CANARIES)}
     assert not set(canaries.unit_keys.tolist()) & {*train.unit_keys.tolist(), *private}
     assert not (plain.folder / token_store.AUDIT).exists()
 
 
-def test_a_joined_store_is_the_units_and_those_chosen(chain: Chain, tmp_path: Any) -> None:
+def test_joined_store_contains_private_units_and_selected_canaries(
+    chain: Chain, tmp_path: Any
+) -> None:
     rows = chain.inputs["audited rows"]
     train, canaries = (
         TokenStore.open(rows.folder / part) for part in (token_store.TRAIN, token_store.AUDIT)
@@ -108,11 +110,11 @@ def test_a_joined_store_is_the_units_and_those_chosen(chain: Chain, tmp_path: An
     assert whole.content_digest() == whole.digest
 
 
-# --- what is declared
+# --- declared units
 
 
-def test_all_canaries_are_declared_in_or_out(chain: Chain) -> None:
-    """The plan's units, its sampling rate, the bound that δ stays below, and what is charged."""
+def test_included_and_excluded_canaries_are_declared(chain: Chain) -> None:
+    """The canaries count in the plan's units, the sampling rate, the bound on δ and the charge."""
     spec = training(chain)
     plan, planned = training_plan(spec, 1), planned_release(spec)
     assert plan.declared_units == planned.declared_units == DECLARED + CANARIES
@@ -133,7 +135,7 @@ def test_all_canaries_are_declared_in_or_out(chain: Chain) -> None:
         {"audit_canaries": CANARIES + 1, "declared_units": DECLARED - 1},
     ],
 )
-def test_a_plan_of_other_canaries_than_the_rows_is_refused_before_a_charge(
+def test_plan_with_another_number_of_canaries_is_refused_before_a_charge(
     chain: Chain, changes: dict[str, int]
 ) -> None:
     before = len(chain.ledger.history("notes"))
@@ -146,7 +148,7 @@ def test_a_plan_of_other_canaries_than_the_rows_is_refused_before_a_charge(
 # --- coins
 
 
-def test_it_trains_on_the_private_units_and_the_canaries_that_are_in(
+def test_training_reads_private_units_and_included_canaries(
     chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
 ) -> None:
     model, _, (given,) = trained
@@ -159,38 +161,38 @@ def test_it_trains_on_the_private_units_and_the_canaries_that_are_in(
     assert given.unit_keys.tolist() == [*train.unit_keys, *canaries.unit_keys[coins]]
 
 
-def test_the_coins_are_bound_to_the_charge(
+def test_coins_are_bound_to_the_charge(
     chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
 ) -> None:
-    """Who trains again for the same charge has the same coins; another charge has others."""
+    """A repeated training under the same charge has the same coins; another charge changes them."""
     model, _, _ = trained
     before = len(chain.ledger.history("notes"))
-    again = chain.context("audited")  # the same spec hash: as after a lost output
-    once_more = answered(pretrain.run(training(chain), again), again, "pretrain")
+    again = chain.context("audited")  # the same spec hash, as after a lost output
+    once_more = as_input(pretrain.run(training(chain), again), again, "pretrain")
     assert once_more.facts["audit"] == model.facts["audit"]
     assert len(chain.ledger.history("notes")) == before
     other = chain.context("audited again")
-    another = answered(pretrain.run(training(chain), other), other, "pretrain")
+    another = as_input(pretrain.run(training(chain), other), other, "pretrain")
     assert another.facts["audit"]["coins"] != model.facts["audit"]["coins"]
     assert len(chain.ledger.history("notes")) == before + 1
     assert chain.ledger.entry(another.facts["audit"]["entry"]).state is State.SETTLED
 
 
-def test_how_many_canaries_are_in_is_told_nobody(
+def test_number_of_included_canaries_is_not_published(
     trained: tuple[Input, Bench, list[TokenStore]],
 ) -> None:
     model, context, _ = trained
     labels = context.labels()
     assert {labels[name].pop() for name in ("loss", "batch", "clipped")} == {Label.OPERATOR}
-    told = json.dumps(model.facts)
+    facts = json.dumps(model.facts)
     assert set(model.facts["audit"]) == {"entry", "coins"}
-    assert "seed" not in told
+    assert "seed" not in facts
 
 
 # --- the audit
 
 
-def test_an_audit_is_dp_and_the_evidence_reads_it(
+def test_audit_results_are_dp_and_readable_as_evidence(
     chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
 ) -> None:
     model, _, _ = trained
@@ -208,11 +210,11 @@ def test_an_audit_is_dp_and_the_evidence_reads_it(
     assert (record.key, record.label) == (LOWER_BOUND.key, Label.DP)
     assert record.verdict == answer.facts["verdict"] != "contradicted"
     claimed = {m.name: m.value for m in context.numbers}["audit/claimed_epsilon"]
-    assert claimed == pytest.approx(model.result.releases[-1].epsilon)  # the training's own
-    found = AuditOutput(chain.context("store").store, "uri", model.result, "that model")
-    object.__setattr__(found, "text", lambda name: (context.out / name).read_text())
+    assert claimed == pytest.approx(model.result.releases[-1].epsilon)  # the ε of the training only
+    audit_output = AuditOutput(chain.context("store").store, "uri", model.result, "that model")
+    object.__setattr__(audit_output, "text", lambda name: (context.out / name).read_text())
     assert LOWER_BOUND.read is not None
-    assert LOWER_BOUND.read(LOWER_BOUND, found)[0].subject == "that model"
+    assert LOWER_BOUND.read(LOWER_BOUND, audit_output)[0].subject == "that model"
 
 
 def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(
@@ -229,22 +231,22 @@ def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(
     assert verdict_of("ε = 4", [record]).word == "invalid"
 
 
-def test_coins_that_the_ledger_never_bound_are_refused(
+def test_coins_that_the_ledger_did_not_bind_are_refused(
     chain: Chain, trained: tuple[Input, Bench, list[TokenStore]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _, _ = trained
-    told = model.facts["audit"]
+    audit_facts = model.facts["audit"]
     for number, wrong in enumerate(
         (
-            told | {"coins": coin_seed(PrivacySeed.fixed("chosen")).salted_hash()},
-            told | {"entry": chain.inputs["vocabulary"].result.releases[0].ledger_id},
+            audit_facts | {"coins": coin_seed(PrivacySeed.fixed("chosen")).salted_hash()},
+            audit_facts | {"entry": chain.inputs["vocabulary"].result.releases[0].ledger_id},
         )
     ):
         with pytest.raises(BadInput, match="the coins are not those"):
             auditing(chain, with_facts(model, audit=wrong), f"chosen {number}")
     with pytest.raises(BadInput, match="none of the model's"):
-        auditing(chain, with_facts(model, audit=told | {"entry": "e" * 32}), "no entry")
-    # A seed that was exchanged beside the ledger, with a model that tells of its coins.
+        auditing(chain, with_facts(model, audit=audit_facts | {"entry": "e" * 32}), "no entry")
+    # An exchanged seed is detected, even with a model that states the matching coins.
     chosen = PrivacySeed.draw()
     real = SeedStore.get
 
@@ -252,12 +254,12 @@ def test_coins_that_the_ledger_never_bound_are_refused(
         return chosen if store._directory == chain.home.seeds else real(store, key)
 
     monkeypatch.setattr(SeedStore, "get", exchange)
-    exchanged = told | {"coins": coin_seed(chosen).salted_hash()}
+    exchanged = audit_facts | {"coins": coin_seed(chosen).salted_hash()}
     with pytest.raises(BadInput, match="the coins are not those"):
         auditing(chain, with_facts(model, audit=exchanged), "exchanged")
 
 
-def test_a_training_without_canaries_is_not_audited(
+def test_audit_of_a_training_without_canaries_is_refused(
     chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
 ) -> None:
     with pytest.raises(BadInput, match="held no audit canaries"):
@@ -275,24 +277,24 @@ def test_altered_canaries_are_refused(chain: Chain) -> None:
             audit_canaries_of(with_facts(rows, **wrong), context)
 
 
-def test_an_audit_needs_a_beginning(chain: Chain) -> None:
+def test_audit_canaries_need_an_initial_model(chain: Chain) -> None:
     with pytest.raises(BadInput, match="compares a model with its beginning"):
         pretrain.run(training(chain, init_uri=""), chain.context("from nothing"))
 
 
-def test_the_noise_is_bound_to_the_canaries(chain: Chain) -> None:
+def test_noise_seed_depends_on_the_canaries(chain: Chain) -> None:
     spec, rows = training(chain), chain.inputs["audited rows"]
     words = chain.inputs["vocabulary"]
     plan: ExecutionPlan = training_plan(spec, 1)
-    found = {
+    manifests = {
         pretrain._manifest(
             spec, training_inputs.TrainingInputs(words, source, rows, rows, None), plan
         )
         for source in (rows, with_facts(rows, audit_digest="1" * 64))
     }
-    assert len(found) == 2
+    assert len(manifests) == 2
 
 
-def test_private_fine_tuning_has_no_audit_canaries(chain: Chain) -> None:
+def test_training_without_a_plan_has_no_audit_facts(chain: Chain) -> None:
     assert isinstance(AUDITED, PrivacyPlan) and AUDITED.all_units == DECLARED + CANARIES
     assert replace(chain.inputs["start"]).facts["audit"] is None

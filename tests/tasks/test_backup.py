@@ -1,4 +1,4 @@
-"""Backup and restore of the ledger: what was spent is known afterwards, to the entry."""
+"""Backup and restore of the ledger: the restored ledger has every entry."""
 
 import shutil
 import sqlite3
@@ -32,38 +32,38 @@ def reserve(ledger: Ledger, name: str):
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Deployment:
-    """A deployment that has spent something: one release settled, one begun."""
-    found = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
-    found.prepare()
-    ledger = Ledger.open(found.ledger)
+    """A deployment with one settled and one reserved release."""
+    deployment = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
+    deployment.prepare()
+    ledger = Ledger.open(deployment.ledger)
     ledger.register_made_up("notes")
     entry = reserve(ledger, "first")
-    ledger.seed(entry, SeedStore(found.seeds), b"{}")
-    content_key(found, "content-digest")
+    ledger.seed(entry, SeedStore(deployment.seeds), b"{}")
+    content_key(deployment, "content-digest")
     ledger.settle(entry.id)
     reserve(ledger, "begun")
-    with sqlite3.connect(found.home / "mlflow.db") as mlflow:
+    with sqlite3.connect(deployment.home / "mlflow.db") as mlflow:
         mlflow.execute("CREATE TABLE runs (id TEXT)")
-    return found
+    return deployment
 
 
-def test_what_was_spent_is_known_after_a_restore(deployment: Deployment, tmp_path: Path) -> None:
+def test_restored_ledger_has_every_entry(deployment: Deployment, tmp_path: Path) -> None:
     before = Ledger.open(deployment.ledger).history("notes")
     kept = copied(deployment, tmp_path / "backup")
     assert set(kept) == {"ledger", "seeds", "keys", "mlflow"}
     digests = content_key(deployment, "content-digest")
 
-    # The disaster, and the commands of docs/operate.md.
+    # Lose the home folder, then restore it with the commands of docs/operate.md.
     shutil.rmtree(deployment.home)
     deployment.prepare()
     shutil.copy(tmp_path / "backup" / "ledger.db", deployment.home / "ledger.db")
     shutil.copytree(tmp_path / "backup" / "seeds", deployment.seeds)
     shutil.copytree(tmp_path / "backup" / "keys", deployment.keys)
-    assert content_key(deployment, "content-digest") == digests  # what was begun can go on
+    assert content_key(deployment, "content-digest") == digests  # unfinished work can continue
 
     restored = Ledger.open(deployment.ledger)
     assert restored.history("notes") == before
-    # A repeat of what was settled finds it and is charged nothing; its seed is the same one.
+    # Reserving a settled release again returns its entry, without a charge and with the same seed.
     again = reserve(restored, "first")
     assert again.id == before[0].id
     seed = SeedStore(deployment.seeds).get(again.seed_key)
@@ -71,7 +71,7 @@ def test_what_was_spent_is_known_after_a_restore(deployment: Deployment, tmp_pat
     assert len(restored.history("notes")) == len(before)
 
 
-def test_a_ledger_in_use_is_copied_whole(deployment: Deployment, tmp_path: Path) -> None:
+def test_ledger_in_use_is_copied_consistently(deployment: Deployment, tmp_path: Path) -> None:
     ledger = Ledger.open(deployment.ledger)
     with sqlite3.connect(deployment.home / "ledger.db") as busy:
         busy.execute("BEGIN IMMEDIATE")
@@ -82,7 +82,7 @@ def test_a_ledger_in_use_is_copied_whole(deployment: Deployment, tmp_path: Path)
     assert copy.history("notes") == ledger.history("notes")
 
 
-def test_the_copy_is_for_its_owner_alone(deployment: Deployment, tmp_path: Path, monkeypatch):
+def test_backup_is_readable_by_its_owner_only(deployment: Deployment, tmp_path: Path, monkeypatch):
     monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
     for name in ("CONFIDE_LEDGER", "CONFIDE_SEEDS", "CONFIDE_TRACKING"):
         monkeypatch.delenv(name, raising=False)
@@ -94,7 +94,7 @@ def test_the_copy_is_for_its_owner_alone(deployment: Deployment, tmp_path: Path,
         CliRunner().invoke(command, [str(tmp_path / "backup")], catch_exceptions=False)
 
 
-def test_a_damaged_database_is_no_backup(deployment: Deployment, tmp_path: Path) -> None:
+def test_backup_of_a_damaged_database_is_refused(deployment: Deployment, tmp_path: Path) -> None:
     (deployment.home / "mlflow.db").write_bytes(b"not a database at all" * 100)
     with pytest.raises(ConfideError, match="not complete"):
         copied(deployment, tmp_path / "backup")

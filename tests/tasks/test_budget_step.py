@@ -1,4 +1,4 @@
-"""The budget step as a launcher sees it: exit code 3, one line, nothing spent, nothing read."""
+"""A refusal of the budget step has exit code 3 and one line, and charges nothing."""
 
 from __future__ import annotations
 
@@ -36,22 +36,22 @@ def _budget(deployment: Deployment, tmp_path: Path) -> int:
     return run(dp_bert_steps(job)["budget"])
 
 
-def test_a_run_that_does_not_fit_ends_with_exit_code_3(
+def test_run_above_the_budget_ends_with_exit_code_3(
     home: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger = Ledger.open(home.ledger)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 4.0, 1e-5)
     vocabulary = planned_release(dp_bert_steps(JOB)["vocabulary"])
     room = ledger.cost_of_next("notes", [(vocabulary.event, vocabulary.delta)])
-    assert room.fits  # the vocabulary alone would have been bought, for nothing
+    assert room.fits  # the vocabulary alone would fit and would be charged without use
     assert _budget(home, tmp_path) == 3
-    said = [line for line in capsys.readouterr().err.splitlines() if "spent + asked" in line]
-    assert len(said) == 1
-    assert said[0].count(">") >= 2  # the arithmetic
+    lines = [line for line in capsys.readouterr().err.splitlines() if "spent + asked" in line]
+    assert len(lines) == 1
+    assert lines[0].count(">") >= 2  # the arithmetic
     assert ledger.history("notes") == []
 
 
-def test_a_data_set_without_a_budget_is_named_before_anything_is_read(
+def test_data_set_without_a_budget_is_refused_before_reading(
     home: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(dp_bert_steps(JOB)["budget"]) == 2

@@ -1,4 +1,4 @@
-"""`register`, `advise`, `cost` and `run` agree on what a budget holds."""
+"""The commands `register`, `advise`, `cost` and `run` apply the same budget arithmetic."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WARD = {"private_format": "jsonl", "private_dataset": "ward"}
 
 @pytest.fixture
 def settings(tmp_path: Path) -> list[str]:
-    """Words of the command line for a job on the data set `ward`."""
+    """Options of the command line for a job on the data set `ward`."""
     (tmp_path / "ward.jsonl").write_text("")
     named = WARD | {"private_path": str(tmp_path / "ward.jsonl")}
     return [word for name, value in named.items() for word in ("--set", f"{name}={value}")]
@@ -96,7 +96,7 @@ def test_advice_fits_the_part_of_a_budget_that_is_left(
 def test_largest_epsilon_that_the_filter_admits_is_advised(
     monkeypatch: pytest.MonkeyPatch, room: float
 ) -> None:
-    """Against a filter whose charge is the square of ε: the largest ε is known."""
+    """The largest ε is known, because the charge of this filter is the square of ε."""
     plans: dict[float, Any] = {}
 
     def plan_of(given: JobSettings, budget: PrivacyBudget) -> advice.Advice:

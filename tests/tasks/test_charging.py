@@ -1,4 +1,4 @@
-"""Releases: reserved once, with one seed, bound to what the noise is drawn for."""
+"""A release is charged once, with one seed that is bound to the inputs of its noise."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def _draw(release: Charge) -> bytes:
     return release.seed.derive("noise")
 
 
-def test_a_retry_has_the_same_entry_and_the_same_noise(registered: Deployment) -> None:
+def test_retry_reuses_the_entry_and_the_noise(registered: Deployment) -> None:
     first, again = charged(bench_of(registered)), charged(bench_of(registered))
     assert first.entry.id == again.entry.id
     assert _draw(first) == _draw(again)
@@ -39,7 +39,9 @@ def test_a_retry_has_the_same_entry_and_the_same_noise(registered: Deployment) -
     assert len(Ledger.open(registered.ledger).history("notes")) == 1
 
 
-def test_other_inputs_are_a_new_release_with_a_new_seed(registered: Deployment) -> None:
+def test_changed_inputs_are_charged_as_a_new_release_with_a_new_seed(
+    registered: Deployment,
+) -> None:
     first, other = charged(bench_of(registered), b"one"), charged(bench_of(registered), b"two")
     assert first.entry.id != other.entry.id
     assert _draw(first) != _draw(other)
@@ -47,12 +49,12 @@ def test_other_inputs_are_a_new_release_with_a_new_seed(registered: Deployment) 
     assert charged(bench_of(registered), b"one").entry.id == first.entry.id
 
 
-def test_two_grid_points_share_no_seed(registered: Deployment) -> None:
-    one, two = charged(bench_of(registered, "1" * 64)), charged(bench_of(registered, "2" * 64))
-    assert _draw(one) != _draw(two)
+def test_grid_points_have_different_seeds(registered: Deployment) -> None:
+    first, second = charged(bench_of(registered, "1" * 64)), charged(bench_of(registered, "2" * 64))
+    assert _draw(first) != _draw(second)
 
 
-def test_a_lost_seed_is_a_new_charge(registered: Deployment) -> None:
+def test_lost_seed_is_charged_as_new_release(registered: Deployment) -> None:
     first = charged(bench_of(registered))
     for file in registered.seeds.iterdir():
         file.unlink()
@@ -61,7 +63,7 @@ def test_a_lost_seed_is_a_new_charge(registered: Deployment) -> None:
     assert _draw(again) != _draw(first)
 
 
-def test_the_budget_is_asked_before_there_is_a_seed(registered: Deployment) -> None:
+def test_seed_is_created_only_after_the_budget_admits_the_release(registered: Deployment) -> None:
     event = PoissonGaussian.single(0.5, 0.5, 1000, unit=UNIT)
     with pytest.raises(BudgetExceeded):
         charged(bench_of(registered), event=event)
@@ -69,19 +71,19 @@ def test_the_budget_is_asked_before_there_is_a_seed(registered: Deployment) -> N
     assert Ledger.open(registered.ledger).history("notes") == []
 
 
-def test_a_private_data_set_needs_a_budget_of_its_own(deployment: Deployment) -> None:
+def test_unregistered_data_set_is_refused(deployment: Deployment) -> None:
     with pytest.raises(BadInput, match="confide ledger register"):
         charged(bench_of(deployment))
     with pytest.raises(BadInput, match="confide ledger register notes --public"):
-        charged(bench_of(deployment, made_up=True))  # a run registers nothing
+        charged(bench_of(deployment, made_up=True))  # a run registers no data set
     assert Ledger.open(deployment.ledger).datasets() == {}
     Ledger.open(deployment.ledger).register_made_up("notes")
     charged(bench_of(deployment, made_up=True))
-    with pytest.raises(BadInput, match="made up"):  # the same name, now called private
+    with pytest.raises(BadInput, match="made up"):  # the same name, now described as private
         charged(bench_of(deployment))
 
 
-def test_a_private_data_set_cannot_be_called_made_up(registered: Deployment) -> None:
+def test_private_data_set_cannot_be_used_as_made_up(registered: Deployment) -> None:
     with pytest.raises(BadInput, match="registered as private, but this run calls it public"):
         charged(bench_of(registered, made_up=True))
     assert Ledger.open(registered.ledger).history("notes") == []
@@ -101,7 +103,9 @@ def test_training_without_privacy_is_listed_for_the_operator(registered: Deploym
     "other",
     [{"dataset": "letters"}, {"unit": PrivacyUnit.DOCUMENT}, {"declared_units": 50}],
 )
-def test_only_what_is_read_is_charged(registered: Deployment, other: dict[str, Any]) -> None:
+def test_charge_must_match_the_data_that_is_read(
+    registered: Deployment, other: dict[str, Any]
+) -> None:
     ledger = Ledger.open(registered.ledger)
     ledger.register_dataset("letters", UNIT, 2.0, 1e-5)
     with pytest.raises(BadInput, match=next(iter(other))):
@@ -109,7 +113,7 @@ def test_only_what_is_read_is_charged(registered: Deployment, other: dict[str, A
     assert ledger.history("notes") == ledger.history("letters") == []
 
 
-def test_nothing_that_descends_from_the_operators_is_released(registered: Deployment) -> None:
+def test_descendant_of_a_nonprivate_training_cannot_be_released(registered: Deployment) -> None:
     context = bench_of(registered)
     record_operator_use(context, NOTES)
     before = Ledger.open(registered.ledger).history("notes")
@@ -118,7 +122,7 @@ def test_nothing_that_descends_from_the_operators_is_released(registered: Deploy
     assert Ledger.open(registered.ledger).history("notes") == before
 
 
-def test_delta_of_what_the_inputs_cost_counts(registered: Deployment) -> None:
+def test_delta_of_the_inputs_counts_towards_the_limit(registered: Deployment) -> None:
     record = charged(bench_of(registered, "b" * 64)).settle(b"released")
     before = Ledger.open(registered.ledger).history("notes")
     context = bench_of(registered)
@@ -128,20 +132,20 @@ def test_delta_of_what_the_inputs_cost_counts(registered: Deployment) -> None:
     assert Ledger.open(registered.ledger).history("notes") == before
 
 
-def test_a_release_travels_with_what_is_made_of_it(registered: Deployment) -> None:
+def test_settled_release_is_recorded_in_the_context(registered: Deployment) -> None:
     context = bench_of(registered)
     record = charged(context).settle(b"released")
     assert context.releases == [record] and not operator_only(context.releases)
 
 
-def test_a_settled_release_says_what_it_cost(registered: Deployment) -> None:
+def test_settled_release_states_its_cost(registered: Deployment) -> None:
     record = charged(bench_of(registered)).settle(b"released")
     assert record.dataset == "notes"
     assert 0 < record.epsilon < record.epsilon_rdp < 2  # type: ignore[operator]
     assert PoissonGaussian.from_json(record.event).unit is UNIT
 
 
-def test_the_code_is_part_of_what_noise_is_bound_to(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_manifest_of_the_noise_contains_the_code_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     before = manifest(kind="vocabulary")
     assert json.loads(before)["code"]
     monkeypatch.setattr("tasks.releases.manifest.code_digest", lambda kind: "other")
@@ -149,40 +153,40 @@ def test_the_code_is_part_of_what_noise_is_bound_to(monkeypatch: pytest.MonkeyPa
     assert manifest(kind="vocabulary", a=1) != manifest(kind="vocabulary", a=2)
 
 
-def test_who_only_reads_the_ledger_writes_nothing_into_it(deployment: Deployment) -> None:
-    """Not even the data sets that are made up: a step that reads files has no right to."""
+def test_reading_the_ledger_writes_no_entry(deployment: Deployment) -> None:
+    """A step that reads files may not even register made-up data sets."""
     ledger = refuse_unregistered(bench_of(deployment, made_up=True), MADE_UP)
     assert ledger.datasets() == {}
     with pytest.raises(BadInput, match="no privacy budget yet"):
         refuse_unregistered(bench_of(deployment), "ward")
 
 
-def test_a_step_from_which_the_seeds_are_withheld_has_none(deployment: Deployment) -> None:
+def test_step_without_access_to_seeds_can_create_none(deployment: Deployment) -> None:
     assert deployment.holds_seeds
-    told = {"CONFIDE_HOME": str(deployment.home), "CONFIDE_SEEDS": WITHHELD}
-    without = Deployment.from_environment(told)
+    environment = {"CONFIDE_HOME": str(deployment.home), "CONFIDE_SEEDS": WITHHELD}
+    without = Deployment.from_environment(environment)
     assert not without.holds_seeds
     with pytest.raises(NotADirectoryError):
         SeedStore(without.seeds).create("a")
-    told = {"CONFIDE_HOME": str(deployment.home), "CONFIDE_LEDGER": f"sqlite:///{WITHHELD}"}
-    with pytest.raises(BadInput, match="/dev/null"):  # and no new ledger, which knows nothing
-        Ledger.open(Deployment.from_environment(told).ledger)
+    environment = {"CONFIDE_HOME": str(deployment.home), "CONFIDE_LEDGER": f"sqlite:///{WITHHELD}"}
+    with pytest.raises(BadInput, match="/dev/null"):  # a new, empty ledger is not created either
+        Ledger.open(Deployment.from_environment(environment).ledger)
 
 
-# --- a settled release whose output was lost: the same may be handed out again, nothing else
+# --- a settled release with a lost output: only the identical output may be released again
 
 
 WEIGHTS = {"a": np.arange(6, dtype=np.float32).reshape(2, 3), "b": np.zeros(2, np.float32)}
 ROUNDED = WEIGHTS | {"b": np.nextafter(WEIGHTS["b"], np.float32(1))}
 
 
-def forget_what_came_out(deployment: Deployment) -> None:
-    """Make the entry one that an older version settled."""
+def delete_released_digests(deployment: Deployment) -> None:
+    """Change the entry to one that an older version settled."""
     with create_engine(deployment.ledger).begin() as db:
         db.execute(text("UPDATE entries SET released_hash = ''"))
 
 
-def test_the_same_weights_again_are_the_same_release(registered: Deployment) -> None:
+def test_identical_weights_settle_the_same_release(registered: Deployment) -> None:
     first = charged(bench_of(registered))
     first.settle(weights_released(WEIGHTS))
     again = charged(bench_of(registered))
@@ -197,18 +201,18 @@ def test_weights_that_differ_in_one_bit_are_refused(registered: Deployment) -> N
     assert "a new charge" in str(refused.value)
 
 
-def test_without_a_record_nothing_is_handed_out_again(registered: Deployment) -> None:
+def test_settled_release_without_a_digest_is_not_released_again(registered: Deployment) -> None:
     first = charged(bench_of(registered))
     first.settle(weights_released(WEIGHTS))
-    forget_what_came_out(registered)
+    delete_released_digests(registered)
     with pytest.raises(BadInput, match="nothing tells any more what came out"):
-        charged(bench_of(registered))  # before anything is trained in vain
+        charged(bench_of(registered))  # the refusal precedes the training
     with pytest.raises(BadInput, match="nothing tells any more what came out"):
         first.settle(weights_released(WEIGHTS))
 
 
-def test_the_record_outlives_the_outputs(registered: Deployment) -> None:
-    """Outputs are what gets lost: the record of a release may not be one of them."""
+def test_released_digest_outlives_the_outputs(registered: Deployment) -> None:
+    """The ledger keeps the digest of a release, because outputs may be lost."""
     charged(bench_of(registered)).settle(weights_released(WEIGHTS))
     shutil.rmtree(registered.store, ignore_errors=True)
     charged(bench_of(registered)).settle(weights_released(WEIGHTS))
@@ -216,15 +220,15 @@ def test_the_record_outlives_the_outputs(registered: Deployment) -> None:
         charged(bench_of(registered)).settle(weights_released(ROUNDED))
 
 
-def test_before_it_is_settled_nothing_was_released(registered: Deployment) -> None:
-    """A run that was killed before its release may come out otherwise on another machine."""
+def test_unsettled_release_may_have_other_weights(registered: Deployment) -> None:
+    """A run that was killed before its release may yield other bits on another machine."""
     assert charged(bench_of(registered)).entry.state is State.RESERVED
     assert charged(bench_of(registered)).entry.released_hash == ""
     charged(bench_of(registered)).settle(weights_released(ROUNDED))
 
 
-def test_who_holds_no_seed_cannot_confirm_a_guess(registered: Deployment) -> None:
-    """The same content under another seed has another record, and another mark in the ledger."""
+def test_released_digest_depends_on_the_seed(registered: Deployment) -> None:
+    """The same content has another digest under another seed, so a digest confirms no guess."""
     content = weights_released(WEIGHTS)
     records, marks = set(), set()
     for number in "ab":
@@ -236,7 +240,7 @@ def test_who_holds_no_seed_cannot_confirm_a_guess(registered: Deployment) -> Non
     assert content.hex() not in records
 
 
-def test_a_histogram_is_the_same_in_every_word_and_count(registered: Deployment) -> None:
+def test_histogram_that_differs_in_a_word_or_count_is_refused(registered: Deployment) -> None:
     counts = {"pain": 41, "arm": 17}
     charged(bench_of(registered)).settle(counts_released(counts))
     charged(bench_of(registered)).settle(counts_released(dict(reversed(counts.items()))))

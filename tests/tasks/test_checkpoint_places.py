@@ -1,4 +1,4 @@
-"""One suite over every place for checkpoints: whole or not there, in a folder or in a bucket."""
+"""Conformance tests of checkpoint storage: local folders, local stores and buckets."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.storage import Store, StoredCheckpoints
 
 @pytest.fixture(params=["folder", "local store", "bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointPlace:
-    """An empty place of each kind."""
+    """An empty checkpoint storage of each kind."""
     if request.param == "folder":
         return LocalFolder(tmp_path / "checkpoints")
     root = str(tmp_path / "store")
@@ -33,7 +33,7 @@ def content(place: CheckpointPlace, name: str) -> bytes:
         return path.read_bytes()
 
 
-def test_what_is_written_is_read_listed_replaced_and_deleted(place: CheckpointPlace) -> None:
+def test_checkpoint_file_is_read_listed_replaced_and_deleted(place: CheckpointPlace) -> None:
     assert place.names() == []
     put(place, "b", b"2" * 100_000)
     put(place, "a", b"1")
@@ -46,14 +46,12 @@ def test_what_is_written_is_read_listed_replaced_and_deleted(place: CheckpointPl
     assert place.names() == ["b"]
 
 
-def test_what_is_not_there_is_said_so(place: CheckpointPlace) -> None:
+def test_reading_a_missing_file_raises_file_not_found(place: CheckpointPlace) -> None:
     with pytest.raises(FileNotFoundError), place.read("a"):
         pass
 
 
-def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
-    place: CheckpointPlace, tmp_path: Path
-) -> None:
+def test_failed_write_keeps_the_old_file(place: CheckpointPlace, tmp_path: Path) -> None:
     put(place, "a", b"old")
 
     def half(path: Path) -> None:
@@ -67,7 +65,7 @@ def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
     assert not (tmp_path / "scratch").exists()
 
 
-def test_checkpoints_go_on_from_any_place(place: CheckpointPlace) -> None:
+def test_torn_checkpoint_is_skipped_for_the_previous_one(place: CheckpointPlace) -> None:
     def at(update: int) -> Checkpoint:
         return Checkpoint(update, {"w": np.full(5, update, np.float32)})
 
@@ -76,13 +74,13 @@ def test_checkpoints_go_on_from_any_place(place: CheckpointPlace) -> None:
     again = Checkpoints(place, "run", keep=2)
     assert len(place.names()) == 2
     put(place, place.names()[-1], b"torn")
-    found = again.latest()
-    assert found is not None
-    assert found.update == 2
-    assert found.arrays["w"][0] == 2.0
+    latest = again.latest()
+    assert latest is not None
+    assert latest.update == 2
+    assert latest.arrays["w"][0] == 2.0
 
 
-def test_a_bucket_that_is_gone_is_one_clear_line(bucket: str, tmp_path: Path) -> None:
+def test_missing_bucket_is_reported_in_one_line(bucket: str, tmp_path: Path) -> None:
     root = "gs://no-such-bucket/x"
     place = StoredCheckpoints(Store(root, tmp_path), f"{root}/c", tmp_path / "scratch")
     with pytest.raises(ConfideError, match=r"^gs://no-such-bucket/x/c: checkpoint not written: "):

@@ -1,4 +1,4 @@
-"""The command line: quick to ask, pure JSON, errors in one line."""
+"""The command line: fast answers, pure JSON, and errors of one line."""
 
 from __future__ import annotations
 
@@ -33,23 +33,23 @@ pytestmark = pytest.mark.usefixtures("at_home")
 ON_NOTES = ["private_format=text", "private_path=/notes", "private_dataset=notes"]
 
 
-def told(settings: list[str]) -> list[str]:
+def set_options(settings: list[str]) -> list[str]:
     return [word for pair in settings for word in ("--set", pair)]
 
 
-def test_epsilon_has_the_reference_values(confide: Confide) -> None:
+def test_epsilon_command_matches_reference_values(confide: Confide) -> None:
     words = "epsilon --sampling-rate 0.01 --noise-multiplier 4 --steps 10000 --delta 1e-5"
-    found = confide.json(*words.split())
-    assert found["epsilon_pld"] == pytest.approx(0.947, rel=0.01)
-    assert found["epsilon_rdp"] == pytest.approx(1.0355, rel=0.01)
-    assert found["epsilon_unamplified"] > 10
+    answer = confide.json(*words.split())
+    assert answer["epsilon_pld"] == pytest.approx(0.947, rel=0.01)
+    assert answer["epsilon_rdp"] == pytest.approx(1.0355, rel=0.01)
+    assert answer["epsilon_unamplified"] > 10
 
 
 def test_calibrated_noise_reaches_its_target(confide: Confide) -> None:
     target = ["--epsilon", "2", "--delta", "1e-5", "--sampling-rate", "0.02"]
-    found = confide.json("calibrate", "training", *target, "--steps", "200")
-    assert 1.98 <= found["epsilon"] <= 2
-    sigma = ["--noise-multiplier", found["noise_multiplier"]]
+    answer = confide.json("calibrate", "training", *target, "--steps", "200")
+    assert 1.98 <= answer["epsilon"] <= 2
+    sigma = ["--noise-multiplier", answer["noise_multiplier"]]
     assert confide.json("calibrate", "training", *target, *sigma)["steps"] >= 200
     for more in ([], ["--steps", "10", "--noise-multiplier", "1"]):
         code, _, err = confide("calibrate", "training", *target, *more)
@@ -65,25 +65,26 @@ def test_calibrated_noise_reaches_its_target(confide: Confide) -> None:
         ("shuffled", "zero-out-one"),
     ],
 )
-def test_every_sampling_is_calibrated_by_what_is_proven_for_it(
+def test_each_sampling_is_calibrated_under_its_neighbouring_relation(
     confide: Confide, sampling: str, neighbours: str
 ) -> None:
-    said = f"--delta 1e-5 --sampling-rate 0.05 --sampling {sampling}".split()
-    asked = ["calibrate", "training", "--epsilon", "4", *said]
-    found = confide.json(*asked, "--steps", "40")
-    assert (found["neighbours"], found["sampling"]) == (neighbours, sampling.split()[0])
-    sigma = ["--noise-multiplier", found["noise_multiplier"]]
-    told = confide.json("epsilon", *said, *sigma, "--steps", "40")
-    assert told["epsilon_pld"] == pytest.approx(found["epsilon"])
-    assert 3.98 <= found["epsilon"] <= 4
-    back = confide.json(*asked, *sigma)
+    options = f"--delta 1e-5 --sampling-rate 0.05 --sampling {sampling}".split()
+    command = ["calibrate", "training", "--epsilon", "4", *options]
+    calibrated = confide.json(*command, "--steps", "40")
+    assert (calibrated["neighbours"], calibrated["sampling"]) == (neighbours, sampling.split()[0])
+    sigma = ["--noise-multiplier", calibrated["noise_multiplier"]]
+    accounted = confide.json("epsilon", *options, *sigma, "--steps", "40")
+    assert accounted["epsilon_pld"] == pytest.approx(calibrated["epsilon"])
+    assert 3.98 <= calibrated["epsilon"] <= 4
+    back = confide.json(*command, *sigma)
     assert back["steps"] == (40 if sampling != "shuffled" else 40 // 20 * 20)
 
 
-def test_no_batch_is_rounded_down(confide: Confide) -> None:
+def test_sampling_rate_without_a_whole_batch_is_refused(confide: Confide) -> None:
     words = "epsilon --sampling fixed-size --units 100 --noise-multiplier 1 --steps 5"
     common = [*words.split(), "--delta", "1e-3", "--sampling-rate"]
-    code, out, err = confide(*common, "0.0144")  # the ε of 0.01 is too small
+    # rounding to 0.01 would yield an ε that is too small
+    code, out, err = confide(*common, "0.0144")
     assert (code, out) == (2, "")
     assert "give 0.02" in err
     assert confide(*common, "0.02")[0] == 0
@@ -91,12 +92,12 @@ def test_no_batch_is_rounded_down(confide: Confide) -> None:
     assert "not between 0 and 1/100" in confide(*common, "0.02")[2]
 
 
-def test_calibrated_vocabulary_is_better_than_the_papers_noise(confide: Confide) -> None:
+def test_calibrated_vocabulary_has_a_lower_threshold_than_the_paper(confide: Confide) -> None:
     words = "calibrate vocabulary --epsilon 0.5178 --delta 1e-9 --tuple-words 256"
-    found = confide.json(*words.split())
-    assert found["threshold"] < 1369  # what σ = 200 needs
-    assert found["delta_earned"] <= 1e-9
-    # as the paper prints it: σ = 200, C = 982.5, and a δ that is not 1e-9
+    answer = confide.json(*words.split())
+    assert answer["threshold"] < 1369  # the threshold that σ = 200 needs
+    assert answer["delta_earned"] <= 1e-9
+    # The paper prints σ = 200, C = 982.5 and a δ that is not 1e-9.
     paper = confide.json(*words.split(), "--mode", "paper")
     assert paper["sigma"] == pytest.approx(200, rel=1e-4)
     assert paper["threshold"] == pytest.approx(982.54, abs=0.05)
@@ -106,12 +107,12 @@ def test_calibrated_vocabulary_is_better_than_the_papers_noise(confide: Confide)
     assert "delta_earned, not delta" in shown
 
 
-def test_the_ledger_by_command(confide: Confide) -> None:
+def test_data_set_is_registered_once_by_command(confide: Confide) -> None:
     register = "ledger register notes --unit patient --epsilon 8 --delta 1e-5"
     assert confide(*register.split())[0] == 0
-    found = confide.json("ledger")
-    assert found["notes"]["epsilon"] == 8
-    assert found["notes"]["share"] == 0
+    answer = confide.json("ledger")
+    assert answer["notes"]["epsilon"] == 8
+    assert answer["notes"]["share"] == 0
     assert confide.json("ledger", "history", "notes") == []
     raised = register.replace("8", "9")
     code, _, err = confide(*raised.split())
@@ -138,7 +139,7 @@ def test_cost_shows_the_way_and_exits_with_3_if_the_run_does_not_fit(
     assert cheap["new_releases"] == cheap["releases"] == 2
 
 
-def test_what_made_up_data_cost_is_told_before_anything_is_registered(
+def test_cost_of_made_up_data_needs_no_registration(
     confide: Confide, deployment: Deployment
 ) -> None:
     words = ["ledger", "cost"]
@@ -148,28 +149,28 @@ def test_what_made_up_data_cost_is_told_before_anything_is_registered(
     assert ledger.datasets() == {}
     ledger.register_made_up("synthetic-notes")
     assert confide.json(*words) == first
-    code, _, err = confide(*words, *told(ON_NOTES))
+    code, _, err = confide(*words, *set_options(ON_NOTES))
     assert code == 2 and "confide ledger register" in err
 
 
 @pytest.mark.parametrize(
-    ("source", "said"),
+    ("source", "note"),
     [("public", "costs nothing (ε 0)"), ("nonprivate", "finite ε"), ("public+private", "")],
 )
-def test_a_vocabulary_that_is_not_charged_is_named(
-    confide: Confide, deployment: Deployment, source: str, said: str
+def test_cost_names_a_vocabulary_that_is_not_charged(
+    confide: Confide, deployment: Deployment, source: str, note: str
 ) -> None:
     words = ["ledger", "cost", "--set", f"vocabulary_source={source}"]
-    told = confide(*words)[1]
-    assert said in told and ("The vocabulary" in told) is bool(said)
-    found = confide.json(*words)
-    assert found["new_releases"] == (1 if said else 2)
+    text = confide(*words)[1]
+    assert note in text and ("The vocabulary" in text) is bool(note)
+    answer = confide.json(*words)
+    assert answer["new_releases"] == (1 if note else 2)
 
 
 def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployment) -> None:
     register = "ledger register notes --unit patient --epsilon 12 --delta 1e-5"
     confide(*register.split())
-    words = ["ledger", "cost", *told(ON_NOTES)]
+    words = ["ledger", "cost", *set_options(ON_NOTES)]
     before = confide.json(*words)
     (planned,) = _planned(settings_told(JobSettings, SettingsOptions(words=ON_NOTES))).values()
     Ledger.open(deployment.ledger).register_plan(
@@ -184,7 +185,7 @@ def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployme
     assert f"{after['left_after']:.1%}" in shown
 
 
-def test_the_ledger_shows_history_what_is_left_and_whether_the_last_run_fits_again(
+def test_ledger_shows_history_remaining_budget_and_whether_the_last_run_fits_again(
     confide: Confide, deployment: Deployment
 ) -> None:
     assert "No data set" in confide("ledger")[1]
@@ -197,19 +198,19 @@ def test_the_ledger_shows_history_what_is_left_and_whether_the_last_run_fits_aga
             "notes", PrivacyUnit.PATIENT, event, 1e-6, spec, "p" + spec, f"run-{number}"
         )
         (entry,) = ledger.register_plan([run])
-        found = confide.json("ledger")["notes"]
+        answer = confide.json("ledger")["notes"]
         shown = confide("ledger")[1]
-        one = gaussian_epsilon(1e-6, 1 / 5)
-        assert found["left"] == pytest.approx(1 - number * one / 2, abs=1e-3)
-        assert [r["run"] for r in found["history"]] == [f"run-{n + 1}" for n in range(number)]
-        assert found["history"][-1]["epsilon"] == pytest.approx(one, rel=1e-3)
-        again = found["like_the_last_run"]
+        epsilon = gaussian_epsilon(1e-6, 1 / 5)
+        assert answer["left"] == pytest.approx(1 - number * epsilon / 2, abs=1e-3)
+        assert [r["run"] for r in answer["history"]] == [f"run-{n + 1}" for n in range(number)]
+        assert answer["history"][-1]["epsilon"] == pytest.approx(epsilon, rel=1e-3)
+        again = answer["like_the_last_run"]
         assert (again["run"], again["fits"]) == (f"run-{number}", number == 1)
         assert ("REFUSED" in shown) is (number == 2)
         assert entry.id[:8] in shown and "add/remove" in shown
 
 
-def test_what_withdraw_asks_for_is_shown_whole_on_a_narrow_terminal(
+def test_run_names_for_withdraw_are_not_truncated_on_a_narrow_terminal(
     confide: Confide, monkeypatch: pytest.MonkeyPatch, deployment: Deployment
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
@@ -218,8 +219,10 @@ def test_what_withdraw_asks_for_is_shown_whole_on_a_narrow_terminal(
     for name in ("a-data-set-of-a-long-name", "another-data-set-of-a-long-name"):
         ledger.register_dataset(name, PrivacyUnit.PATIENT, 8.0, 1e-5, order=math.inf)
         run = f"cli/dp_bert/2026-07-01T12:00:00/{name}/123456789"
-        asked = Reservation(name, PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run=run)
-        entries += ledger.register_plan([asked])
+        reservation = Reservation(
+            name, PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run=run
+        )
+        entries += ledger.register_plan([reservation])
     for words in (["ledger"], ["ledger", "history", "a-data-set-of-a-long-name"]):
         shown = confide(*words)[1]
         for entry in entries if words == ["ledger"] else entries[:1]:
@@ -228,9 +231,7 @@ def test_what_withdraw_asks_for_is_shown_whole_on_a_narrow_terminal(
         assert "…" not in shown
 
 
-def test_a_run_that_was_registered_and_never_began_can_be_given_back(
-    confide: Confide, deployment: Deployment
-) -> None:
+def test_planned_run_can_be_withdrawn(confide: Confide, deployment: Deployment) -> None:
     words = "ledger register notes --unit patient --epsilon 8 --delta 1e-5 --order inf"
     assert confide.json(*words.split())["renyi_order"] == "infinity"
     event = PoissonGaussian.single(0.01, 2.0, 10)
@@ -238,8 +239,8 @@ def test_a_run_that_was_registered_and_never_began_can_be_given_back(
         [Reservation("notes", PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run="run-1")]
     )
     withdraw = ["ledger", "withdraw", "notes", "run-1"]
-    (gone,) = confide.json(*withdraw)
-    assert gone["state"] == "withdrawn"
+    (withdrawn,) = confide.json(*withdraw)
+    assert withdrawn["state"] == "withdrawn"
     left = confide.json("ledger", "remaining", "notes")
     assert (left["share"], left["unsettled"]) == (0, 0)
     code, _, err = confide(*withdraw)
@@ -255,16 +256,16 @@ def test_a_run_that_was_registered_and_never_began_can_be_given_back(
          "--cap 1152", 2.77),
     ],
 )  # fmt: skip
-def test_epsilon_of_every_sampling_and_of_schedules(
+def test_epsilon_of_samplings_and_schedules_matches_reference_values(
     confide: Confide, words: str, reference: float
 ) -> None:
     common = ["epsilon", "--noise-multiplier", "1", "--delta", "1e-6", "--group", "3"]
-    found = confide.json(*common, *words.split())
-    assert found["epsilon_pld"] == pytest.approx(reference, rel=0.01)
-    if "--phase" not in words:  # whose epochs are counted phase by phase
-        assert found["epsilon_unamplified"] == pytest.approx(20.65, rel=0.001)
-        assert found["epsilon_unamplified_replace_one"] == pytest.approx(52.78, rel=0.001)
-    epsilon, group = found["epsilon_pld"], found["group"]
+    answer = confide.json(*common, *words.split())
+    assert answer["epsilon_pld"] == pytest.approx(reference, rel=0.01)
+    if "--phase" not in words:  # epochs of phases are counted per phase
+        assert answer["epsilon_unamplified"] == pytest.approx(20.65, rel=0.001)
+        assert answer["epsilon_unamplified_replace_one"] == pytest.approx(52.78, rel=0.001)
+    epsilon, group = answer["epsilon_pld"], answer["group"]
     assert group["epsilon"] == pytest.approx(3 * epsilon)
     odds = math.exp(epsilon)
     assert group["delta"] == pytest.approx(1e-6 * (1 + odds + odds**2))
@@ -276,7 +277,7 @@ REGISTER = ["ledger", "register", "--unit=patient"]
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         (["run", "--set", "epochs=-1"], "epochs"),
         (["run", "--set", "xyzzy=1"], "unknown setting. Names: confide run --show-settings"),
@@ -301,17 +302,19 @@ REGISTER = ["ledger", "register", "--unit=patient"]
         ([*REGISTER, "--epsilon=1", "--delta=1e-5", "n" * 65], "64 at most"),
     ],
 )
-def test_an_error_is_one_line(confide: Confide, words: list[str], said: str) -> None:
+def test_error_is_one_line_with_exit_code_2(
+    confide: Confide, words: list[str], reason: str
+) -> None:
     code, out, err = confide(*words)
     assert code == 2
     assert out == ""
     assert len(err.strip().splitlines()) == 1
     assert err.startswith("confide: ")
-    assert said in err
+    assert reason in err
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_home_that_cannot_be_is_bad_input(
+def test_home_that_cannot_be_created_is_refused(
     confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
 ) -> None:
     (tmp_path / "file").write_text("in the way")
@@ -321,7 +324,7 @@ def test_a_home_that_cannot_be_is_bad_input(
     assert "CONFIDE_HOME: " in err and "cannot be made (" in err
 
 
-def test_a_home_that_may_not_be_written_is_bad_input(
+def test_home_without_write_permission_is_refused(
     confide: Confide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
@@ -330,28 +333,28 @@ def test_a_home_that_may_not_be_written_is_bad_input(
     assert "CONFIDE_HOME: " in err and "cannot be written" in err
 
 
-def test_without_a_command_there_is_help_and_no_fault(confide: Confide) -> None:
+def test_confide_without_a_command_prints_help(confide: Confide) -> None:
     _, out, err = confide()
     assert "confide: Usage" not in out + err
     assert "paper-table" in out + err
 
 
-def test_doctor_names_what_is_wrong(
+def test_doctor_reports_faults_with_their_fix(
     confide: Confide, monkeypatch: pytest.MonkeyPatch, untracked: Deployment
 ) -> None:
     monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
     untracked.seeds.mkdir(mode=0o755)
     untracked.seeds.chmod(0o755)
     code, out, _ = confide("doctor", "--json")
-    found = {f["name"]: f for f in json.loads(out)["findings"]}
+    findings = {f["name"]: f for f in json.loads(out)["findings"]}
     assert code == 1
-    assert not found["privacy seeds"]["ok"]
-    assert "chmod 700" in found["privacy seeds"]["fix"]
-    assert not found["MLflow"]["ok"]
-    assert found["store"]["ok"] and found["ledger"]["ok"]
+    assert not findings["privacy seeds"]["ok"]
+    assert "chmod 700" in findings["privacy seeds"]["fix"]
+    assert not findings["MLflow"]["ok"]
+    assert findings["store"]["ok"] and findings["ledger"]["ok"]
 
 
-def test_no_password_is_shown(
+def test_doctor_prints_no_password(
     confide: Confide, monkeypatch: pytest.MonkeyPatch, untracked: Deployment
 ) -> None:
     monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
@@ -366,15 +369,15 @@ HEAVY = (
 )
 
 
-def test_a_step_that_finds_its_result_imports_little() -> None:
-    """Every task of a run is a process: what they all import is paid for by each."""
+def test_step_with_a_finished_result_imports_few_libraries() -> None:
+    """Each task of a run is a process, so each task pays for these imports."""
     script = f"import sys, tasks.runtime.step; print(sorted({HEAVY}))"
     words = [sys.executable, "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ)
     assert set(ast.literal_eval(done.stdout)) <= {"scipy", "sqlalchemy"}
 
 
-def test_asking_imports_nothing_heavy() -> None:
+def test_help_and_epsilon_import_no_heavy_libraries() -> None:
     script = (
         "import sys\n"
         "from tasks import cli\n"
@@ -391,8 +394,8 @@ def test_asking_imports_nothing_heavy() -> None:
             check=True,
             env=os.environ,
         )
-        found: list[str] = ast.literal_eval(done.stderr.strip().splitlines()[-1])
-        return found
+        imported: list[str] = ast.literal_eval(done.stderr.strip().splitlines()[-1])
+        return imported
 
     assert heavy("--help") == []
     epsilon = ["epsilon", "--sampling-rate=.1", "--noise-multiplier=4", "--steps=1", "--delta=.1"]
@@ -402,7 +405,7 @@ def test_asking_imports_nothing_heavy() -> None:
 def test_exhausted_memory_ends_with_one_line(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Also if there is no memory left to build the line."""
+    """The same line is printed if no memory is left to build it."""
 
     def exhausted(*_: object, **__: object) -> None:
         raise MemoryError
@@ -415,7 +418,7 @@ def test_exhausted_memory_ends_with_one_line(
     assert capfd.readouterr().err == f"confide: {OUT_OF_MEMORY}\n"
 
 
-def test_libraries_that_memory_has_no_room_for_are_named_as_exhausted_memory() -> None:
+def test_import_errors_by_exhausted_memory_are_reported_as_such() -> None:
     unmapped = ImportError("libx.so: failed to map segment from shared object")
     for error in (MemoryError(), unmapped, OSError(errno.ENOMEM, "Cannot allocate memory")):
         assert fault_line(error) == OUT_OF_MEMORY
@@ -439,7 +442,7 @@ def test_faults_with_little_memory_read_no_source_file() -> None:
     assert (done.returncode, done.stderr) == (1, f"confide: {OUT_OF_MEMORY}\n")
 
 
-def test_stopped_run_says_that_the_same_command_continues_it(
+def test_stopped_run_states_that_the_same_command_continues_it(
     monkeypatch: pytest.MonkeyPatch, confide: Confide, at_home: None
 ) -> None:
     def stopped(*_: object) -> None:

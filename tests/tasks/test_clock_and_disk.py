@@ -1,4 +1,4 @@
-"""A clock that jumps, and a disk that is full: nothing lost, nothing doubled, no time runs back."""
+"""A clock that jumps and a full disk: events are neither lost nor duplicated."""
 
 from __future__ import annotations
 
@@ -21,20 +21,20 @@ from tasks.tracking.event_log import EventLog, Identity, Tag
 from tasks.tracking.mlflow import PUBLIC, _client
 from tasks.tracking.tracker import Tracker
 
-WHO = Identity("dp_bert/1", "a run", "canaries", "", "canaries", "ab12", made_up=True)
+IDENTITY = Identity("dp_bert/1", "a run", "canaries", "", "canaries", "ab12", made_up=True)
 
 
 @pytest.fixture
 def jumping(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wall clock that somebody sets: a day ahead, two days back, an hour ahead, and so on."""
+    """A wall clock that is reset repeatedly: a day ahead, two days back, an hour ahead."""
     true, jumps = time.time, itertools.cycle([0.0, 86_400.0, -172_800.0, 3_600.0])
     monkeypatch.setattr(time, "time", lambda: true() + next(jumps))
 
 
-def test_numbers_arrive_once_each_in_the_order_of_their_steps(
+def test_metrics_are_delivered_once_in_order_under_a_jumping_clock(
     tracked: Deployment, jumping: None
 ) -> None:
-    tracker = Tracker(tracked, WHO)
+    tracker = Tracker(tracked, IDENTITY)
     tracker.begin()
     for step in range(8):
         tracker.measure("loss", Public(float(step)), step)
@@ -46,13 +46,15 @@ def test_numbers_arrive_once_each_in_the_order_of_their_steps(
     assert len(runs) == 2
     for run in runs:
         assert run.info.end_time >= run.info.start_time
-    (own,) = [run for run in runs if run.info.run_name == "canaries"]
-    history = api.get_metric_history(own.info.run_id, "loss")
+    (step_run,) = [run for run in runs if run.info.run_name == "canaries"]
+    history = api.get_metric_history(step_run.info.run_id, "loss")
     assert sorted((m.step, m.value) for m in history) == [(s, float(s)) for s in range(8)]
     assert EventLog.all(tracked.events) == []
 
 
-def test_the_ledger_counts_by_number_and_not_by_time(tmp_path: Path, jumping: None) -> None:
+def test_ledger_orders_entries_by_number_under_a_jumping_clock(
+    tmp_path: Path, jumping: None
+) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
     ledger.register_made_up("notes")
     made = [
@@ -72,17 +74,17 @@ def test_the_ledger_counts_by_number_and_not_by_time(tmp_path: Path, jumping: No
     assert [entry.id for entry in ledger.history("notes")] == made
 
 
-def test_how_long_a_step_took_is_not_read_off_the_wall(jumping: None, capsys) -> None:
-    said = ProgressReporter("step")
+def test_progress_intervals_use_a_monotonic_clock(jumping: None, capsys) -> None:
+    report = ProgressReporter("step")
     for done in range(1, 6):
-        said(done, 5)
+        report(done, 5)
     printed = capsys.readouterr().err.splitlines()
-    assert printed[0].startswith("step: 1/5")  # then silence for ten seconds of a clock that runs
+    assert printed[0].startswith("step: 1/5")  # then no output for ten seconds of a steady clock
     assert printed[1:] == ["step: 5/5"]
 
 
 class TornDisk:
-    """Takes half of a line, and has no room for the rest."""
+    """A disk that writes half of a line and then has no space left."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self._true, self._taken = os.write, False
@@ -95,8 +97,8 @@ class TornDisk:
         return self._true(descriptor, content[: len(content) // 2])
 
 
-def test_half_an_event_is_taken_back_and_the_next_one_is_whole(tmp_path: Path) -> None:
-    log = EventLog.of(tmp_path, WHO)
+def test_half_written_event_is_removed_before_the_next(tmp_path: Path) -> None:
+    log = EventLog.of(tmp_path, IDENTITY)
     log.append(Tag(name="a", value=""))
     with pytest.MonkeyPatch.context() as patch:
         TornDisk(patch)
@@ -106,8 +108,8 @@ def test_half_an_event_is_taken_back_and_the_next_one_is_whole(tmp_path: Path) -
     assert [event.name for event in log.read()[0]] == ["a", "b"]
 
 
-def test_a_torn_end_is_no_line_and_is_cut_off_before_the_next(tmp_path: Path) -> None:
-    """A power cut leaves half a line; the next one must not be glued to it."""
+def test_torn_last_line_is_ignored_and_removed(tmp_path: Path) -> None:
+    """A power failure leaves half a line, and the next line must start on a new line."""
     file = tmp_path / "lines.jsonl"
     journal.append(file, "1")
     with file.open("a") as stream:
@@ -120,20 +122,20 @@ def test_a_torn_end_is_no_line_and_is_cut_off_before_the_next(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("end", ["\u2028", "\u0085", "\r"])
-def test_a_name_with_an_end_of_line_of_its_own_cuts_no_line(tmp_path: Path, end: str) -> None:
-    log = EventLog.of(tmp_path, WHO)
+def test_line_separators_in_names_do_not_split_events(tmp_path: Path, end: str) -> None:
+    log = EventLog.of(tmp_path, IDENTITY)
     for _ in range(2):
         log.append(Tag(name=f"f1/a{end}b", value=""))
     assert [event.name for event in log.read()[0]] == [f"f1/a{end}b"] * 2
 
 
-def test_a_line_that_waits_for_a_file_that_goes_away_is_written_anew(tmp_path: Path) -> None:
+def test_line_waiting_for_a_renamed_file_is_written_to_a_new_file(tmp_path: Path) -> None:
     file = tmp_path / "lines.jsonl"
     journal.append(file, "1")
     waiting = threading.Thread(target=journal.append, args=(file, "2"))
     with journal.exclusive(file):
         waiting.start()
-        time.sleep(0.2)  # it has opened the file, most likely
+        time.sleep(0.2)  # the thread has most likely opened the file by now
         file.rename(tmp_path / "gone")
     waiting.join()
     assert journal.read(file)[0] == ["2"]

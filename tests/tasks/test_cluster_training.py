@@ -1,4 +1,4 @@
-"""A training on Ray hosts as a real step: a host killed, the step killed, and one charge."""
+"""A training step on Ray hosts: killed hosts and a killed step still end with one charge."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def workers(prepared: Prepared) -> list[int]:
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             line, environ = (folder / "cmdline").read_bytes(), (folder / "environ").read_bytes()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         home = f"CONFIDE_HOME={prepared.deployment.home}".encode()
         if b"ray::HostProcess" in line and home in environ:
@@ -56,20 +56,21 @@ def workers(prepared: Prepared) -> list[int]:
 
 @pytest.mark.slow
 @pytest.mark.ray
-def test_hosts_and_step_are_killed_and_the_training_ends_with_one_charge(
+def test_training_survives_killed_hosts_and_step_with_one_charge(
     untracked: Deployment, tmp_path: Path
 ) -> None:
     prepared = prepare(untracked, UPDATES)
     home, kept = prepared.deployment.home, tmp_path / "kept"
     ledger = Ledger.open(prepared.deployment.ledger)
-    code, said = prepared.run(time_box_minutes=1e-6)  # reserved, and one update done
-    assert code == 75, said
+    # the release is reserved, and one update is done
+    code, errors = prepared.run(time_box_minutes=1e-6)
+    assert code == 75, errors
     (reserved,) = ledger.history("notes")
     shutil.copytree(home, kept)
     assert prepared.run()[0] == 0
     weights, alone, spent = prepared.weights(), record(prepared), ledger.remaining("notes")
     (settled,) = ledger.history("notes")
-    # Again from the same point, under the same seed, on two hosts; the step is killed.
+    # Restart from the same state, under the same seed, on two hosts; the step is killed.
     shutil.rmtree(home)
     shutil.copytree(kept, home)
     step = prepared.start(hosts=2, checkpoint_every=2)
@@ -80,14 +81,14 @@ def test_hosts_and_step_are_killed_and_the_training_ends_with_one_charge(
     assert hosts
     wait_for(lambda: not any(map(alive, hosts)), 60)
     assert [(e.id, e.state) for e in ledger.history("notes")] == [(reserved.id, State.RESERVED)]
-    # Once more: a host is killed, and the step continues.
+    # Restart again; a host is killed, and the step continues.
     step = prepared.start(hosts=2, checkpoint_every=2)
     victim = wait_for(lambda: workers(prepared), 200)[0]
     time.sleep(1)
     os.kill(victim, signal.SIGKILL)
-    _, said = step.communicate(timeout=300)
-    assert step.returncode == 0, said
-    assert "training on 2 hosts" in said
+    _, errors = step.communicate(timeout=300)
+    assert step.returncode == 0, errors
+    assert "training on 2 hosts" in errors
     assert [(e.id, e.state, e.event) for e in ledger.history("notes")] == [
         (settled.id, State.SETTLED, settled.event)
     ]
@@ -100,7 +101,7 @@ def test_hosts_and_step_are_killed_and_the_training_ends_with_one_charge(
     assert not [left for left in home.glob("work/*") if left.is_dir()]
 
 
-def test_the_cluster_of_a_deployment_is_in_no_spec(
+def test_spec_does_not_depend_on_the_cluster_of_the_deployment(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     spec = prepare(untracked).spec
@@ -113,7 +114,7 @@ def test_the_cluster_of_a_deployment_is_in_no_spec(
     assert not re.findall(r'"[a-z_]*(?:hosts?|cluster)"', spec.model_dump_json())
 
 
-def test_a_host_opens_the_rows_of_the_deployment_s_store_and_no_others(
+def test_host_opens_only_rows_of_the_deployment_store(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     spec = prepare(untracked).spec

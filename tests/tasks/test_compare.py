@@ -1,4 +1,4 @@
-"""`confide compare`: runs by their reports, and differences in F1 where documents tell of them."""
+"""`confide compare`: runs by their reports, and differences in F1 with significance by document."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ EDITIONS = ("report", "operator_report")
 
 
 class Reports:
-    """Reports in a store, and the fine-tunings behind them."""
+    """Reports in a store, and the fine-tunings that they show."""
 
     def __init__(self, store: Store, folder: Path) -> None:
         self.store, self.folder, self.count = store, folder, 0
@@ -30,7 +30,7 @@ class Reports:
         models: Mapping[str, int | None],
         leakage: Sequence[Mapping[str, Any]] = (),
     ) -> str:
-        """Leave a run whose models are right about so many of 400 documents; None: not told."""
+        """Write a run whose models are correct on so many of 400 documents, if published."""
         self.count += 1
         finetuned, figures = {}, {}
         for name, right in models.items():
@@ -43,14 +43,14 @@ class Reports:
         uri, made = f"store://report/{self.count:016}", self.folder / str(self.count)
         for edition in EDITIONS:
             (made / edition).mkdir(parents=True)
-            shown = {name: dict(own) for name, own in figures.items()}
-            for own in shown.values():
+            shown = {name: dict(figures_of) for name, figures_of in figures.items()}
+            for figures_of in shown.values():
                 secret = edition == "report"
-                own["exposure"] = (
+                figures_of["exposure"] = (
                     {"withheld": True} if secret else {"value": "7", "label": "operator"}
                 )
-            told = [] if edition == "report" else leakage
-            written = {"settings": settings, "models": shown, "leakage": told}
+            leakage_rows = [] if edition == "report" else leakage
+            written = {"settings": settings, "models": shown, "leakage": leakage_rows}
             (made / edition / FIGURES_FILE).write_text(json.dumps(written))
         created = f"2026-01-0{self.count}T10:11:12"
         publish(self.store, uri, made, created=created, finetuned=finetuned)
@@ -65,17 +65,19 @@ def reports(at_home: None, deployment: Deployment, tmp_path: Path) -> Reports:
     return Reports(Store(deployment.store, deployment.cache), tmp_path / "made")
 
 
-def test_settings_and_f1_of_two_runs(reports: Reports, confide: Confide) -> None:
+def test_changed_settings_and_f1_difference_of_two_runs_are_shown(
+    reports: Reports, confide: Confide
+) -> None:
     old = reports.add({"epochs": 2, "seed": 1}, {"With DP": 200, "Public text only": 100})
     new = reports.add({"epochs": 4, "seed": 1, "layers": 2}, {"With DP": 220})
-    found = confide.json("compare", "1", "0")
-    assert [run["uri"] for run in found["runs"]] == [old, new]
-    assert found["settings"] == {"epochs": [2, 4], "layers": [None, 2]}
-    (one,) = found["f1_differences"]
-    assert (one["first"], one["second"]) == ([0, "With DP"], [1, "With DP"])
-    assert one["difference"]["value"] == pytest.approx(0.05)
-    assert one["difference"]["p_value"] < 0.01
-    low, high = one["difference"]["interval"]
+    answer = confide.json("compare", "1", "0")
+    assert [run["uri"] for run in answer["runs"]] == [old, new]
+    assert answer["settings"] == {"epochs": [2, 4], "layers": [None, 2]}
+    (entry,) = answer["f1_differences"]
+    assert (entry["first"], entry["second"]) == ([0, "With DP"], [1, "With DP"])
+    assert entry["difference"]["value"] == pytest.approx(0.05)
+    assert entry["difference"]["p_value"] < 0.01
+    low, high = entry["difference"]["interval"]
     assert 0 < low < 0.05 < high < 0.1
     code, out, err = confide("compare", old, new)
     assert (code, err) == (0, "")
@@ -84,15 +86,15 @@ def test_settings_and_f1_of_two_runs(reports: Reports, confide: Confide) -> None
     assert "layers" in out and "seed" not in out.replace("seeds", "")
 
 
-def test_leakage_stands_by_family_and_epoch_for_the_operator(
-    reports: Reports, confide: Confide
-) -> None:
-    def found(epoch: float | None, value: float) -> dict[str, Any]:
+def test_operator_sees_leakage_by_model_kind_and_epoch(reports: Reports, confide: Confide) -> None:
+    def leakage(epoch: float | None, value: float) -> dict[str, Any]:
         row = {"model": "With DP", "level": "patient", "attack": "loss", "label": "operator"}
         return {**row, "epoch": epoch, "value": value, "interval": [0.0, 1.0]}
 
-    reports.add({"model_kind": "bert"}, {"With DP": 200}, [found(1.0, 0.021), found(2.0, 0.032)])
-    reports.add({"model_kind": "gpt2"}, {"With DP": 200}, [found(None, 0.071)])
+    reports.add(
+        {"model_kind": "bert"}, {"With DP": 200}, [leakage(1.0, 0.021), leakage(2.0, 0.032)]
+    )
+    reports.add({"model_kind": "gpt2"}, {"With DP": 200}, [leakage(None, 0.071)])
     code, out, _ = confide("compare", "--operator", "1", "0")
     table = out[out.index("Membership: leakage") :].partition("Differences")[0]
     words = " ".join(table.split())
@@ -104,49 +106,45 @@ def test_leakage_stands_by_family_and_epoch_for_the_operator(
     assert "Membership" not in confide("compare", "1", "0")[1]
 
 
-def test_of_one_run_its_models_are_compared_with_the_first(
-    reports: Reports, confide: Confide
-) -> None:
+def test_models_of_one_run_are_compared_with_the_first(reports: Reports, confide: Confide) -> None:
     reports.add({}, {"Public text only": 200, "With DP": 200, "Without privacy": 280})
-    found = confide.json("compare", "0")["f1_differences"]
-    assert [(one["first"][1], one["second"][1]) for one in found] == [
+    differences = confide.json("compare", "0")["f1_differences"]
+    assert [(entry["first"][1], entry["second"][1]) for entry in differences] == [
         ("Public text only", "With DP"), ("Public text only", "Without privacy"),
     ]  # fmt: skip
-    assert [one["difference"]["value"] for one in found] == [0.0, pytest.approx(0.2)]
-    assert found[0]["difference"]["p_value"] == 1.0
+    assert [entry["difference"]["value"] for entry in differences] == [0.0, pytest.approx(0.2)]
+    assert differences[0]["difference"]["p_value"] == 1.0
 
 
-def test_of_three_runs_each_is_compared_with_the_first(reports: Reports, confide: Confide) -> None:
+def test_later_runs_are_compared_with_the_first(reports: Reports, confide: Confide) -> None:
     for right in (200, 210, 190):
         reports.add({}, {"With DP": right})
-    found = confide.json("compare", "2", "1", "0")["f1_differences"]
-    assert [(one["first"][0], one["second"][0]) for one in found] == [(0, 1), (0, 2)]
+    differences = confide.json("compare", "2", "1", "0")["f1_differences"]
+    assert [(entry["first"][0], entry["second"][0]) for entry in differences] == [(0, 1), (0, 2)]
 
 
-def test_what_cannot_be_told_is_said(reports: Reports, confide: Confide) -> None:
+def test_missing_difference_states_its_reason(reports: Reports, confide: Confide) -> None:
     reports.add({}, {"With DP": 200})
     reports.add({}, {"With DP": None})
-    (one,) = confide.json("compare", "1", "0")["f1_differences"]
-    assert one["difference"] is None and "labels or model are private" in one["why_not"]
+    (entry,) = confide.json("compare", "1", "0")["f1_differences"]
+    assert entry["difference"] is None and "labels or model are private" in entry["why_not"]
 
 
-def test_the_operators_figures_are_shown_to_who_asks_as_the_operator(
-    reports: Reports, confide: Confide
-) -> None:
+def test_operator_figures_need_the_operator_option(reports: Reports, confide: Confide) -> None:
     reports.add({}, {"With DP": 200})
     shown, whole = (confide.json("compare", "0", *more) for more in ([], ["--operator"]))
     (exposure,) = [run["models"]["With DP"]["exposure"] for run in shown["runs"]]
     assert exposure == {"withheld": True}
     assert whole["runs"][0]["models"]["With DP"]["exposure"]["value"] == "7"
-    # To the second, when it ended tells how large the data are.
+    # The end time to the second would reveal the size of the data.
     assert (shown["runs"][0]["created"], whole["runs"][0]["created"][10:]) == (
         "2026-01-01", "T10:11:12",
     )  # fmt: skip
 
 
-def test_what_is_no_run_is_refused_in_one_line(reports: Reports, confide: Confide) -> None:
+def test_unknown_run_is_refused_in_one_line(reports: Reports, confide: Confide) -> None:
     uri = reports.add({}, {"With DP": 200})
-    for words, said in (
+    for words, reason in (
         (["3"], "RUN 3: there are 1 reports. 0 is the latest."),
         ([uri, "0"], "one run is named twice"),
         (["store://report/x"], "no report there"),
@@ -154,10 +152,10 @@ def test_what_is_no_run_is_refused_in_one_line(reports: Reports, confide: Confid
     ):
         code, out, err = confide("compare", *words)
         assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
-        assert said in err
+        assert reason in err
 
 
-def test_a_report_of_an_earlier_version_is_refused(
+def test_report_of_an_earlier_version_is_refused(
     reports: Reports, confide: Confide, tmp_path: Path
 ) -> None:
     (tmp_path / "old" / "report").mkdir(parents=True)

@@ -56,7 +56,7 @@ def spec(deployment: Deployment) -> CanariesSpec:
 
 @pytest.fixture
 def step(monkeypatch: pytest.MonkeyPatch) -> Step:
-    """Say what a step does from now on; at first it is a good one."""
+    """Return a function that sets the work of the step; the initial step succeeds."""
 
     def does(work: Any, **more: Any) -> None:
         module = SimpleNamespace(run=work, **more)
@@ -77,7 +77,7 @@ def _good(spec: CanariesSpec, context: StepContext) -> StepOutput:
     return StepOutput(outputs={"made": "made.txt", "all": ""}, facts={"answer": 42})
 
 
-def test_a_result_says_what_was_made(
+def test_result_states_outputs_metrics_and_facts(
     spec: CanariesSpec, deployment: Deployment, capsys: pytest.CaptureFixture[str], step: Step
 ) -> None:
     assert run(spec) == 0
@@ -96,7 +96,7 @@ def test_a_result_says_what_was_made(
     assert not (deployment.work / f"canaries-{spec.digest()[:16]}").exists()
 
 
-def test_a_finished_step_does_not_work_again(spec: CanariesSpec, step: Step) -> None:
+def test_finished_step_is_not_run_again(spec: CanariesSpec, step: Step) -> None:
     assert run(spec) == 0
     before = (_output(spec) / "result.json").read_bytes()
     step(lambda *_: pytest.fail("it worked again"))
@@ -104,7 +104,7 @@ def test_a_finished_step_does_not_work_again(spec: CanariesSpec, step: Step) -> 
     assert (_output(spec) / "result.json").read_bytes() == before
 
 
-def test_what_a_kill_after_the_result_left_is_removed(
+def test_work_folder_left_by_a_kill_is_removed(
     spec: CanariesSpec, deployment: Deployment, step: Step
 ) -> None:
     assert run(spec) == 0
@@ -116,7 +116,7 @@ def test_what_a_kill_after_the_result_left_is_removed(
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_a_copy_of_the_source_is_removed_once_it_was_compared(
+def test_copy_of_the_source_is_removed_after_the_comparison(
     spec: CanariesSpec,
     deployment: Deployment,
     monkeypatch: pytest.MonkeyPatch,
@@ -135,7 +135,7 @@ def test_a_copy_of_the_source_is_removed_once_it_was_compared(
     assert not list(deployment.work.rglob("source"))
 
 
-def test_a_result_that_lacks_something_is_made_again(spec: CanariesSpec, step: Step) -> None:
+def test_result_with_missing_parts_is_made_again(spec: CanariesSpec, step: Step) -> None:
     missing = ["σ=1"]
     answer = {"table": 1, "missing": missing}
     step(lambda spec, context: StepOutput(outputs={}, facts=answer))
@@ -148,7 +148,7 @@ def test_a_result_that_lacks_something_is_made_again(spec: CanariesSpec, step: S
     assert run(spec) == 0
 
 
-def test_the_result_is_written_after_everything_else(
+def test_result_is_written_last(
     spec: CanariesSpec, monkeypatch: pytest.MonkeyPatch, step: Step
 ) -> None:
     seen: list[set[str]] = []
@@ -173,7 +173,7 @@ def test_the_result_is_written_after_everything_else(
         (OSError(28, "No space left on device", SECRET), 1),
     ],
 )
-def test_a_failure_is_one_line_a_code_and_no_result(
+def test_failure_is_one_line_with_an_exit_code_and_no_result(
     spec: CanariesSpec,
     deployment: Deployment,
     capsys: pytest.CaptureFixture[str],
@@ -187,16 +187,16 @@ def test_a_failure_is_one_line_a_code_and_no_result(
 
     step(fails)
     assert run(spec) == code
-    said = capsys.readouterr()
-    lines = said.err.strip().splitlines()
+    output = capsys.readouterr()
+    lines = output.err.strip().splitlines()
     assert len(lines) == 1
     assert lines[0].startswith("confide: canaries: ")
     failed = Follower(deployment.home / "channel").look().failed
     assert failed is not None
     assert f"confide: canaries: {failed.reason}" == lines[0]
     assert failed.exit_code == code
-    assert SECRET not in said.err + said.out
-    assert ("No space left on device" in said.err) is isinstance(error, OSError)
+    assert SECRET not in output.err + output.out
+    assert ("No space left on device" in output.err) is isinstance(error, OSError)
     assert not _output(spec).exists()
 
 
@@ -209,10 +209,10 @@ def test_a_failure_is_one_line_a_code_and_no_result(
         (contract.Stopped(), contract.STOPPED),
     ],
 )
-def test_tracking_that_meets_a_full_disk_leaves_the_code_as_it_was(
+def test_tracking_on_a_full_disk_keeps_the_exit_code(
     spec: CanariesSpec, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, step: Step
 ) -> None:
-    """Another code would have the orchestrator try again what it never should."""
+    """Another exit code would make the orchestrator repeat a step that must not be repeated."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
@@ -226,7 +226,7 @@ def test_tracking_that_meets_a_full_disk_leaves_the_code_as_it_was(
     assert run(spec) == code
 
 
-def test_the_traceback_is_there_when_asked_for(
+def test_debug_variable_prints_the_traceback(
     spec: CanariesSpec,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -238,7 +238,7 @@ def test_the_traceback_is_there_when_asked_for(
     assert "Traceback" in capsys.readouterr().err
 
 
-def test_a_retry_goes_on_in_the_same_folder(spec: CanariesSpec, step: Step) -> None:
+def test_retry_continues_in_the_same_work_folder(spec: CanariesSpec, step: Step) -> None:
     def first(spec: CanariesSpec, context: StepContext) -> StepOutput:
         context.measure("epsilon", Public(1.0), 1)
         (context.durable / "checkpoint").write_text("half-way")
@@ -260,24 +260,24 @@ def test_a_retry_goes_on_in_the_same_folder(spec: CanariesSpec, step: Step) -> N
     assert not (_output(spec) / "stale").exists()
 
 
-def test_a_spec_that_is_not_one_is_bad_input(
+def test_invalid_spec_is_refused_with_the_reason(
     spec: CanariesSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     whole = json.loads(spec.model_dump_json())
-    for change, said in (
+    for change, reason in (
         ({"unknown": 1}, "unknown setting"),
         ({"seed": "one"}, "seed"),
         ({"step": "nonsense"}, "nonsense"),
     ):
         body = json.dumps(whole | change).encode()
         assert contract.main("canaries", encode_data(body)) == 2
-        assert said in capsys.readouterr().err
+        assert reason in capsys.readouterr().err
     assert contract.main("canaries", "/no/such/spec.json") == 2
     assert contract.main("corpus", encode_data(json.dumps(whole).encode())) == 2
     assert "is for the step 'canaries'" in capsys.readouterr().err
 
 
-def test_a_private_input_cannot_be_called_made_up(
+def test_private_input_cannot_be_used_as_made_up(
     deployment: Deployment, capsys: pytest.CaptureFixture[str], step: Step
 ) -> None:
     private = _spec(deployment, made_up=False)
@@ -294,7 +294,7 @@ def test_a_private_input_cannot_be_called_made_up(
     assert run(_spec(deployment, vocabulary_uri=f"{deployment.store}/none/0")) == 2
 
 
-def test_files_that_changed_under_one_version_are_refused(
+def test_changed_files_under_the_same_version_are_refused(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
@@ -313,9 +313,7 @@ def test_files_that_changed_under_one_version_are_refused(
     assert second.facts["digest"] != first.facts["digest"]
 
 
-def test_a_stopped_step_ends_at_once_and_leaves_no_result(
-    spec: CanariesSpec, tmp_path: Path
-) -> None:
+def test_stopped_step_ends_at_once_and_leaves_no_result(spec: CanariesSpec, tmp_path: Path) -> None:
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     script = textwrap.dedent(
         f"""
@@ -339,8 +337,8 @@ def test_a_stopped_step_ends_at_once_and_leaves_no_result(
     assert process.stdout is not None
     assert process.stdout.readline().strip() == "working"
     process.send_signal(signal.SIGTERM)
-    _, said = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=60)
     assert process.returncode == contract.STOPPED
-    assert said.strip().splitlines()[-1] == "confide: canaries: stopped before it was done"
-    assert "Traceback" not in said
+    assert errors.strip().splitlines()[-1] == "confide: canaries: stopped before it was done"
+    assert "Traceback" not in errors
     assert not _output(spec).exists()

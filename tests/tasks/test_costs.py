@@ -1,4 +1,4 @@
-"""Every ε that is shown is the total of what the shown model has cost, fine-tuning included."""
+"""Every ε in a report is the total cost of its model, including fine-tuning."""
 
 from __future__ import annotations
 
@@ -49,35 +49,37 @@ def row(tuning: ReleaseRecord | None) -> ModelRow:
     return replace(model_row("dp", vocabulary, model, tuned, None, None, 1.0), f1=Operator(0.5))
 
 
-def report(one: ModelRow) -> JobReport:
+def report(row_of_model: ModelRow) -> JobReport:
     return JobReport(
         title="", run_key="", shown_run="", created="2026-01-01", made_up=False, known_seed=False,
         private_dataset="notes", public_dataset="", entities_dataset="", unit=P,
-        declared_units=10, model_size="", statement=Statement(()), models=(one,),
+        declared_units=10, model_size="", statement=Statement(()), models=(row_of_model,),
     )  # fmt: skip
 
 
-def shown(one: ModelRow, edition: Edition) -> dict[str, float | str | None]:
-    table = closing_table(edition_of(report(one), edition).models, P)
+def shown(row_of_model: ModelRow, edition: Edition) -> dict[str, float | str | None]:
+    table = closing_table(edition_of(report(row_of_model), edition).models, P)
     names = [f"{header.name} {header.unit}" for header in table.headers]
     return dict(zip(names, (cell.value for cell in table.rows[0]), strict=True))
 
 
-def test_private_fine_tuning_of_the_same_patients_is_in_the_total() -> None:
+def test_total_includes_private_fine_tuning_of_the_same_patients() -> None:
     whole = epsilon_pld(compose(VOCABULARY, TRAINING, TUNING), 3e-6)
     before = epsilon_pld(compose(VOCABULARY, TRAINING), 2e-6)
     assert whole > 1.5 * before
-    one = row(record("f", TUNING))
+    row_of_model = row(record("f", TUNING))
     for edition in Edition:
-        cells = shown(one, edition)
+        cells = shown(row_of_model, edition)
         assert cells["ε in total, per patient"] == pytest.approx(whole)
         assert cells["ε before fine-tuning"] == pytest.approx(before)
         assert cells["δ in total"] == pytest.approx(3e-6)
-    assert one.pretrained.corpus.epsilon == pytest.approx(before)
-    assert verdict(report(one)).headline  # of what was audited, before it was fine-tuned
+    assert row_of_model.pretrained.corpus.epsilon == pytest.approx(before)
+    assert verdict(
+        report(row_of_model)
+    ).headline  # the verdict on the audited model, before fine-tuning
 
 
-def test_labels_of_other_people_have_a_total_of_their_own() -> None:
+def test_labels_of_another_data_set_have_a_separate_total() -> None:
     cells = shown(row(record("f", TUNING, "labels")), Edition.PUBLISHABLE)
     before = epsilon_pld(compose(VOCABULARY, TRAINING), 2e-6)
     assert cells["ε in total, per patient"] == pytest.approx(before)
@@ -86,19 +88,19 @@ def test_labels_of_other_people_have_a_total_of_their_own() -> None:
 
 
 @pytest.mark.parametrize("dataset", ["notes", "labels"])
-def test_beside_f1_of_a_fine_tuning_without_privacy_the_total_is_infinite(dataset: str) -> None:
-    one = row(record("f", NO_PRIVACY, dataset))
+def test_total_is_infinite_after_fine_tuning_without_privacy(dataset: str) -> None:
+    row_of_model = row(record("f", NO_PRIVACY, dataset))
     name = "ε in total, per patient" if dataset == "notes" else "ε of “labels”, per patient"
-    assert shown(one, Edition.OPERATOR)[name] == math.inf
-    # Where that F1 is withheld, what is left is the pre-trained model's.
-    cells = shown(one, Edition.PUBLISHABLE)
+    assert shown(row_of_model, Edition.OPERATOR)[name] == math.inf
+    # Without F1, the row shows the cost of the pre-trained model.
+    cells = shown(row_of_model, Edition.PUBLISHABLE)
     before = epsilon_pld(compose(VOCABULARY, TRAINING), 2e-6)
     assert cells["ε in total, per patient"] == pytest.approx(before)
     assert not [n for n in cells if "labels" in n or "before" in n]
 
 
-def test_a_model_trained_without_privacy_has_no_finite_total_whatever_it_is_called() -> None:
+def test_model_trained_without_privacy_has_an_infinite_total_under_any_name() -> None:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None)
-    one = model_row("dp", vocabulary, model, None, None, None, 1.0)
-    assert (one.cost.corpus.epsilon, one.epsilon_training) == (math.inf, math.inf)
+    row_of_model = model_row("dp", vocabulary, model, None, None, None, 1.0)
+    assert (row_of_model.cost.corpus.epsilon, row_of_model.epsilon_training) == (math.inf, math.inf)

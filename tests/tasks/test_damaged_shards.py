@@ -1,4 +1,4 @@
-"""A corpus of which a shard is damaged: nobody reads on, and its step mends that shard alone."""
+"""A corpus with a damaged shard: reading is refused, and the step remakes only that shard."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ SHARD = "shard-0002.parquet"
 
 @pytest.fixture
 def spec(deployment: Deployment, at_home: None, no_mlflow: None, tmp_path: Path) -> CorpusSpec:
-    """A corpus of private notes in four shards, read."""
+    """A finished corpus of private notes in four shards."""
     Ledger.open(deployment.ledger).register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
     rows = [{"patient_id": f"p{i}", "document_id": str(i), "text": f"note {i}"} for i in range(40)]
     source = tmp_path / "ward.jsonl"
@@ -41,7 +41,7 @@ def folder(spec: CorpusSpec) -> Path:
 
 
 @pytest.mark.parametrize("harm", ["missing", "altered", "of another length"])
-def test_the_step_run_again_makes_that_shard_alone(
+def test_repeated_step_remakes_only_the_damaged_shard(
     spec: CorpusSpec, deployment: Deployment, harm: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     before = {f.name: (f.read_bytes(), f.stat().st_ino) for f in folder(spec).iterdir()}
@@ -58,10 +58,10 @@ def test_the_step_run_again_makes_that_shard_alone(
         assert name == SHARD or (folder(spec) / name).stat().st_ino == inode
     assert len(list(open_corpus(folder(spec)))) == 40
     monkeypatch.setattr(corpus_step, "remake_shards", None)
-    assert run(spec) == 0  # whole: nothing is made
+    assert run(spec) == 0  # nothing is remade in an intact corpus
 
 
-def test_of_a_source_that_changed_no_shard_is_made(
+def test_no_shard_is_remade_from_a_changed_source(
     spec: CorpusSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder(spec) / SHARD).unlink()
@@ -72,7 +72,7 @@ def test_of_a_source_that_changed_no_shard_is_made(
     assert not (folder(spec) / SHARD).exists()
 
 
-def test_what_is_no_shard_is_not_made_again(
+def test_damaged_corpus_index_is_refused(
     spec: CorpusSpec, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (folder(spec) / "corpus.json").write_text("{}")
@@ -80,7 +80,7 @@ def test_what_is_no_shard_is_not_made_again(
     assert capsys.readouterr().err.count("\n") == 1
 
 
-def test_who_reads_the_corpus_names_the_shard(
+def test_reading_a_damaged_corpus_names_the_shard(
     spec: CorpusSpec, deployment: Deployment, confide: Confide
 ) -> None:
     (folder(spec) / SHARD).unlink()

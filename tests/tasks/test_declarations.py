@@ -1,6 +1,6 @@
-"""Who starts jobs chooses settings and specs; what is public, the operator alone declares.
+"""Users choose settings and specs, but only the operator may declare sources public.
 
-Every attack here ends with exit code 2, with nothing charged and nothing published.
+Every attack in this file ends with exit code 2, charges nothing and publishes nothing.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ LABELS = "The O\npatient O\nhad O\nfever B-problem\n\n".replace(" ", "\t")
 def home(
     deployment: Deployment, at_home: None, as_in_a_process: None, no_mlflow: None
 ) -> Deployment:
-    """A deployment in which `ward` is registered as private."""
+    """A deployment with `ward` registered as private."""
     Ledger.open(deployment.ledger).register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
     return deployment
 
@@ -69,29 +69,29 @@ def declare(confide: Confide, *paths: Path | str) -> None:
 
 
 def published(home: Deployment) -> list[Path]:
-    """Return what lies in the store, and copies of sources that a refusal left behind."""
+    """Return the files of the store, and copies of sources that a refused step left."""
     store = [f for f in (home.home / "store").rglob("*") if f.is_file()]
     store = [
         f for f in store if f != local_path(home.open_store().location(IDENTITY))
-    ]  # which ledger it belongs to
+    ]  # the identity of the ledger
     return store + [f for f in home.work.rglob("source/**/*") if f.is_file()]
 
 
 @pytest.fixture
 def refused(home: Deployment, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Run a step; it must end with exit code 2 and one line, and have done nothing."""
+    """Run a step that must end with exit code 2 and one line, without charge or output."""
 
-    def ran(spec: StepSpec, why: str) -> None:
+    def run_refused(spec: StepSpec, why: str) -> None:
         before = published(home)
         capsys.readouterr()
         assert run(spec) == 2
-        said = [line for line in capsys.readouterr().err.splitlines() if "confide: " in line]
-        assert len(said) == 1 and why in said[0], said
+        lines = [line for line in capsys.readouterr().err.splitlines() if "confide: " in line]
+        assert len(lines) == 1 and why in lines[0], lines
         assert published(home) == before
         ledger = Ledger.open(home.ledger)
         assert [e for name in ledger.datasets() for e in ledger.history(name)] == []
 
-    return ran
+    return run_refused
 
 
 def corpus_spec(home: Deployment, path: Path | str, **more: Any) -> CorpusSpec:
@@ -109,16 +109,16 @@ def entities_spec(home: Deployment, labels: Path, **more: Any) -> EntitiesSpec:
 
 
 def job(files: Path, **more: Any) -> JobSettings:
-    """Return what the trigger form hands on for an honest run on `ward`, changed."""
-    own = {"private_format": "jsonl", "private_path": str(files / "ward.jsonl")}
-    return JobSettings.model_validate({**own, "private_dataset": "ward", **more})
+    """Return the settings that the trigger form passes for an honest run on `ward`, changed."""
+    source = {"private_format": "jsonl", "private_path": str(files / "ward.jsonl")}
+    return JobSettings.model_validate({**source, "private_dataset": "ward", **more})
 
 
 # --- the trigger form
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_a_run_that_calls_a_registered_set_public_is_refused(
+def test_registered_private_data_set_cannot_be_used_as_public(
     home: Deployment, files: Path, confide: Confide, declared: bool, refused: Refused
 ) -> None:
     if declared:
@@ -129,7 +129,7 @@ def test_a_run_that_calls_a_registered_set_public_is_refused(
     refused(steps["private_corpus"], why)
 
 
-def test_a_run_registers_no_name_as_public(
+def test_run_does_not_register_a_public_data_set(
     home: Deployment, files: Path, confide: Confide, refused: Refused
 ) -> None:
     declare(confide, files / "ward.jsonl")
@@ -157,30 +157,30 @@ def test_a_run_registers_no_name_as_public(
         {"all_public": True, "private_dataset": "declared-elsewhere"},
     ],
 )  # fmt: skip
-def test_a_run_that_calls_private_files_public_is_refused_before_it_is_charged(
+def test_undeclared_public_source_is_refused_before_a_charge(
     home: Deployment, files: Path, confide: Confide, settings: dict[str, Any], refused: Refused
 ) -> None:
-    assert run(private_spec(home, files / "ward.jsonl")) == 0  # it is known as private
+    assert run(private_spec(home, files / "ward.jsonl")) == 0  # the file is known as private
     Ledger.open(home.ledger).register_made_up("declared-elsewhere")
-    declare(confide, files / "wiki")  # which declares nothing beside it
+    declare(confide, files / "wiki")  # the declaration covers only this folder
     shutil.copy(files / "ward.jsonl", files / "copy.jsonl")
     (files / "link.jsonl").symlink_to(files / "ward.jsonl")
     (files / "model").mkdir()
     (files / "model" / DATA).write_text("{}")
     paths = ("public_path", "entities_train", "entities_test", "public_model")
-    told = {n: str(files / v) if n in paths else v for n, v in settings.items()}
-    steps = dp_bert_steps(job(files, **told))
+    changes = {n: str(files / v) if n in paths else v for n, v in settings.items()}
+    steps = dp_bert_steps(job(files, **changes))
     refused(steps["budget"], "confide ledger declare-public")
-    field = next((n for n in paths if n in told), "private_path")
+    field = next((n for n in paths if n in changes), "private_path")
     step = {
         "public_path": "public_corpus", "entities_train": "entities",
         "private_path": "private_corpus",
     }.get(field)  # fmt: skip
-    if step:  # and the step itself, were the run begun past its budget
+    if step:  # the step itself refuses too, even if the budget step is skipped
         refused(steps[step], field)
 
 
-def test_what_is_refused_is_told_before_a_run_begins(
+def test_undeclared_source_is_refused_before_a_run_starts(
     home: Deployment, files: Path, confide: Confide
 ) -> None:
     words = ["run", "--set", "public_format=text", "--set", f"public_path={files / 'wiki'}"]
@@ -190,18 +190,23 @@ def test_what_is_refused_is_told_before_a_run_begins(
     assert not (home.home / "logs").exists()
 
 
-def test_a_sweep_is_refused_alike(home: Deployment, files: Path) -> None:
-    told = job(files).model_dump() | {"public_format": "text", "public_path": str(files / "wiki")}
-    spec = budget_of_run(SweepSettings.model_validate(told))
+def test_undeclared_source_of_a_sweep_is_refused(home: Deployment, files: Path) -> None:
+    settings = job(files).model_dump() | {
+        "public_format": "text",
+        "public_path": str(files / "wiki"),
+    }
+    spec = budget_of_run(SweepSettings.model_validate(settings))
     assert [source.field for source in spec.called_public] == ["public_path"]
     with pytest.raises(BadInput, match="declare-public"):
         refuse_undeclared(spec.called_public, home)
 
 
-# --- specs by hand
+# --- specs written by hand
 
 
-def test_no_spec_makes_a_real_file_made_up(home: Deployment, files: Path, refused: Refused) -> None:
+def test_spec_cannot_declare_a_real_file_made_up(
+    home: Deployment, files: Path, refused: Refused
+) -> None:
     ward, labels = files / "ward.jsonl", files / "labels.tsv"
     notes = "synthetic-notes"
     for spec, why in (
@@ -209,7 +214,8 @@ def test_no_spec_makes_a_real_file_made_up(home: Deployment, files: Path, refuse
         (corpus_spec(home, ward, made_up=True), "declare-public"),
         (corpus_spec(home, ward, made_up=True, dataset="ward"), "declare-public"),
         (corpus_spec(home, ward, role="private", made_up=True, dataset=notes), "declare-public"),
-        # The project's own notes have no limit: nothing else is charged to them.
+        # The budget of the project's made-up notes is unlimited, so no other text may be charged to
+        # it.
         (corpus_spec(home, ward, role="private", dataset=notes), "the project's own"),
         (entities_spec(home, labels), "declare-public"),
         (entities_spec(home, labels, made_up=True), "declare-public"),
@@ -220,12 +226,12 @@ def test_no_spec_makes_a_real_file_made_up(home: Deployment, files: Path, refuse
         refused(spec, why)
 
 
-def test_an_empty_registration_of_the_budget_opens_no_door(
+def test_budget_spec_without_sources_does_not_permit_reading(
     home: Deployment, files: Path, refused: Refused
 ) -> None:
-    """A budget spec by hand may name no source: the step that reads asks for itself."""
-    told = job(files, public_format="text", public_path=str(files / "wiki"))
-    steps = dp_bert_steps(told)
+    """A budget spec written by hand may omit a source, but the reading step checks it."""
+    settings = job(files, public_format="text", public_path=str(files / "wiki"))
+    steps = dp_bert_steps(settings)
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec)
     refused(steps["public_corpus"], "declare-public")
@@ -233,10 +239,10 @@ def test_an_empty_registration_of_the_budget_opens_no_door(
     assert run(steps["public_corpus"]) == 2
 
 
-# --- what is declared is a content
+# --- declarations refer to content
 
 
-def test_what_is_declared_is_read_wherever_it_lies(
+def test_declared_content_is_read_from_any_path(
     home: Deployment, files: Path, confide: Confide, tmp_path: Path
 ) -> None:
     declare(confide, files / "wiki")
@@ -244,12 +250,12 @@ def test_what_is_declared_is_read_wherever_it_lies(
     assert run(corpus_spec(home, tmp_path / "moved" / "again", format="text")) == 0
 
 
-def test_a_file_that_changed_after_its_declaration_is_not_declared(
+def test_file_changed_after_its_declaration_is_refused(
     home: Deployment, files: Path, confide: Confide, refused: Refused
 ) -> None:
     declare(confide, files / "wiki")
     spec = corpus_spec(home, files / "wiki", format="text")
-    for other in (PRIVATE, "A leaf is brown."):  # also one of the same length
+    for other in (PRIVATE, "A leaf is brown."):  # including a text of the same length
         (files / "wiki" / "leaf.txt").write_text(other)
         refused(spec, "declare-public")
     (files / "wiki" / "leaf.txt").write_text("A leaf is green.")
@@ -260,7 +266,7 @@ def test_a_file_that_changed_after_its_declaration_is_not_declared(
     refused(spec, "a link, a pipe or a device")
 
 
-def test_a_file_that_changes_between_the_look_and_the_reading_is_not_read(
+def test_file_changed_between_check_and_reading_is_not_read(
     home: Deployment, files: Path, confide: Confide, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     declare(confide, files / "wiki")
@@ -287,21 +293,22 @@ def _read_all(spec: StepSpec) -> str:
     )
 
 
-def test_a_withdrawn_declaration_ends_what_was_read_before_too(
+def test_withdrawn_declaration_also_invalidates_finished_steps(
     home: Deployment, files: Path, confide: Confide, refused: Refused
 ) -> None:
     declare(confide, files / "wiki")
     spec = corpus_spec(home, files / "wiki", format="text")
     assert run(spec) == 0
-    assert run(spec) == 0  # done before
+    assert run(spec) == 0  # the second run reuses the result
     (shown,) = confide.json("ledger", "declare-public")
-    assert confide("ledger", "withdraw-public", shown["digest"][:4])[0] == 2  # could be another's
+    # the prefix could match another declaration
+    assert confide("ledger", "withdraw-public", shown["digest"][:4])[0] == 2
     assert confide("ledger", "withdraw-public", shown["digest"])[0] == 0
     assert confide("ledger", "withdraw-public", shown["digest"])[0] == 2
     refused(spec, "declare-public")
 
 
-def test_a_bucket_is_declared_by_its_content(
+def test_bucket_is_declared_by_its_content(
     home: Deployment, files: Path, confide: Confide, bucket: str, tmp_path: Path
 ) -> None:
     root = f"gs://{bucket}/{tmp_path.name}"
@@ -316,15 +323,15 @@ def test_a_bucket_is_declared_by_its_content(
     assert list(home.work.glob("asked-*")) == []
 
 
-# --- what the operator may not declare by a slip
+# --- declarations that the operator could make by mistake
 
 
-def test_what_was_read_as_private_is_not_declared_by_a_slip(
+def test_known_private_text_needs_an_explicit_option_to_be_declared(
     home: Deployment, files: Path, confide: Confide, refused: Refused
 ) -> None:
     ward = files / "ward.jsonl"
     assert run(private_spec(home, ward)) == 0
-    for path in (ward, files):  # the folder holds it
+    for path in (ward, files):  # the folder contains the file
         code, _, err = confide("ledger", "declare-public", path)
         assert code == 2 and "private text of ward" in err and "--known-private" in err
     refused(corpus_spec(home, ward), "declare-public")
@@ -332,7 +339,7 @@ def test_what_was_read_as_private_is_not_declared_by_a_slip(
     assert run(corpus_spec(home, ward)) == 0
 
 
-def test_a_declaration_ends_where_the_files_turn_out_to_be_private(
+def test_declaration_is_invalid_after_the_files_are_read_as_private(
     home: Deployment, files: Path, confide: Confide, refused: Refused
 ) -> None:
     ward = files / "ward.jsonl"
@@ -344,7 +351,7 @@ def test_a_declaration_ends_where_the_files_turn_out_to_be_private(
     assert run(corpus_spec(home, ward)) == 0
 
 
-def test_what_this_deployment_made_is_no_public_source(
+def test_outputs_of_the_deployment_cannot_be_declared_public(
     home: Deployment, files: Path, confide: Confide
 ) -> None:
     model = home.home / "store" / "pretrain" / "0"
@@ -353,7 +360,7 @@ def test_what_this_deployment_made_is_no_public_source(
     for path in (model, home.home, home.home.parent):
         code, _, err = confide("ledger", "declare-public", path)
         assert code == 2 and "this deployment has made" in err
-    shutil.copytree(model, files / "model")  # as an export, or a copy, has it
+    shutil.copytree(model, files / "model")  # as an export or a copy contains it
     (files / "model" / DATA).write_text("{}")
     code, _, err = confide("ledger", "declare-public", files / "model")
     assert code == 2 and "a model that Confide made" in err
@@ -363,7 +370,7 @@ def test_what_this_deployment_made_is_no_public_source(
 # --- one text, two budgets
 
 
-def test_the_same_file_under_another_name_is_told_aloud(
+def test_same_file_under_two_data_sets_is_warned_about(
     home: Deployment, files: Path, confide: Confide, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ledger = Ledger.open(home.ledger)
@@ -375,18 +382,19 @@ def test_the_same_file_under_another_name_is_told_aloud(
     assert "WARNING" not in "".join(capsys.readouterr())
     assert "WARNING" not in confide("ledger")[1]
     assert run(private_spec(home, files / "letters.jsonl", "letters")) == 0
-    said = "".join(capsys.readouterr())
-    assert "WARNING: the files of letters are those of ward, wing too" in said
-    found = confide.json("ledger")
-    same = {name: one["same_files_as"] for name, one in found.items()}
+    output = "".join(capsys.readouterr())
+    assert "WARNING: the files of letters are those of ward, wing too" in output
+    budgets = confide.json("ledger")
+    same = {name: budget["same_files_as"] for name, budget in budgets.items()}
     assert same == {"letters": ["ward", "wing"], "ward": ["letters"], "wing": ["letters"]}
     assert confide("ledger")[1].count("WARNING") == 3
 
 
-def test_the_commands_by_which_sets_are_registered(confide: Confide) -> None:
+def test_register_command_refuses_contradictory_options(confide: Confide) -> None:
     assert confide("ledger", "register", "shown", "--public")[0] == 0
     assert confide("ledger", "register", "shown", "--public", "--epsilon", "1")[0] == 2
-    assert confide("ledger", "register", "ward", "--public")[0] == 2  # private it stays
+    # a private data set stays private
+    assert confide("ledger", "register", "ward", "--public")[0] == 2
     code, _, err = confide("ledger", "register", "other", "--unit", "patient")
     assert code == 2 and "needs --unit, --epsilon and --delta" in err
     full = ["--unit", "patient", "--epsilon", "1", "--delta", "1e-6"]
@@ -394,10 +402,10 @@ def test_the_commands_by_which_sets_are_registered(confide: Confide) -> None:
     assert confide("ledger", "register", "shown", *full)[0] == 2
 
 
-# --- one door
+# --- a single function opens sources
 
 
-def test_every_step_opens_its_sources_through_one_door() -> None:
+def test_every_step_opens_its_sources_through_one_function() -> None:
     callers = {
         file.relative_to(CHECKOUT).as_posix()
         for file in (CHECKOUT / "tasks").rglob("*.py")
@@ -415,5 +423,5 @@ def test_every_step_opens_its_sources_through_one_door() -> None:
         for file in (CHECKOUT / "tasks" / "steps").glob("*.py")
         if open_for_operator.__name__ in file.read_text()
     }
-    # They write for the operator alone.
+    # The outputs of these steps are for the operator only.
     assert undeclared == {"membership", "privacy_audit"}

@@ -1,4 +1,4 @@
-"""`confide errors`: places from the step's list, words from the labelled text."""
+"""`confide errors`: positions from the step's error list, words from the labelled text."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ TEST = [
 
 @pytest.fixture
 def tuned(at_home: None, deployment: Deployment, tmp_path: Path) -> str:
-    """A fine-tuning that finds nothing but a drug at the wrong place."""
+    """A fine-tuning whose only prediction is a drug with a wrong boundary."""
     store = Store(deployment.store, deployment.cache)
     labelled, made = tmp_path / "labelled", tmp_path / "made"
     labelled.mkdir()
@@ -37,17 +37,17 @@ def tuned(at_home: None, deployment: Deployment, tmp_path: Path) -> str:
     )
     spec = spec_of(FinetuneSpec, model_uri="model", entities_uri=entities, plan=None)
     predicted = [("O", "O", "O"), ("B-drug", "I-drug", "O")]
-    told = {"spec": spec.model_dump(mode="json"), **head_of(spec).errors(TEST, predicted)}
-    (made / ERRORS).write_text(json.dumps(told))
+    content = {"spec": spec.model_dump(mode="json"), **head_of(spec).errors(TEST, predicted)}
+    (made / ERRORS).write_text(json.dumps(content))
     return publish(
         store, f"store://finetune/{'a' * 16}", made, artifacts=[[ERRORS, "operator", ""]]
     )
 
 
-def test_the_words_are_looked_up_where_the_labelled_text_is(confide: Confide, tuned: str) -> None:
-    found = confide.json("errors", "--uri", tuned)
-    assert found["counts"] == {"drug": {"wrong boundary": 1}, "problem": {"missed": 1}}
-    assert found["errors"] == [
+def test_errors_are_shown_with_words_of_the_labelled_text(confide: Confide, tuned: str) -> None:
+    answer = confide.json("errors", "--uri", tuned)
+    assert answer["counts"] == {"drug": {"wrong boundary": 1}, "problem": {"missed": 1}}
+    assert answer["errors"] == [
         {"document": "n1", "error": "missed", "expected": "problem: pain", "predicted": "–",
          "context": "no pain today"},
         {"document": "n2", "error": "wrong boundary", "expected": "drug: quorvathin",
@@ -57,7 +57,7 @@ def test_the_words_are_looked_up_where_the_labelled_text_is(confide: Confide, tu
     assert code == 0 and "for the operator alone" in out and "quorvathin" in out
 
 
-def test_what_has_no_list_is_refused(confide: Confide, tuned: str) -> None:
+def test_output_without_an_error_list_is_refused(confide: Confide, tuned: str) -> None:
     for uri in (tuned.replace("a" * 16, "c" * 16), tuned.replace("finetune/" + "a", "entities/b")):
         code, _, err = confide("errors", "--uri", uri)
         assert code == 2 and "no list of errors there" in err

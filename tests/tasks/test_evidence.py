@@ -1,4 +1,4 @@
-"""The evidence pack: what it holds, what it refuses, and what a forged one is caught by."""
+"""The evidence pack: its content, its refusals, and the checks that detect forgeries."""
 
 from __future__ import annotations
 
@@ -85,10 +85,10 @@ def pack(made_once: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(made_once, tmp_path / "pack"))
 
 
-# --- what it holds
+# --- content
 
 
-def test_a_stranger_checks_it_with_the_script_alone(pack: Path, tmp_path: Path) -> None:
+def test_pack_is_checked_with_its_script_only(pack: Path, tmp_path: Path) -> None:
     away = tmp_path / "away"
     shutil.copytree(pack, away)
     answer = subprocess.run(
@@ -101,7 +101,7 @@ def test_a_stranger_checks_it_with_the_script_alone(pack: Path, tmp_path: Path) 
     assert sum("derived" in line for line in findings["compared"]) == 5
 
 
-def test_the_script_imports_nothing_of_ours() -> None:
+def test_script_imports_no_module_of_the_project() -> None:
     source = Path(check_evidence.__file__).read_text()
     imported = set()
     for node in ast.walk(ast.parse(source)):
@@ -115,7 +115,7 @@ def test_the_script_imports_nothing_of_ours() -> None:
     assert "__import__" not in source and "importlib" not in source
 
 
-def test_the_claim_is_said_whole(pack: Path) -> None:
+def test_claim_is_complete_and_rederived(pack: Path) -> None:
     evidence, ledger = read_pack(pack)
     (claim,) = evidence.claims
     statement = json.loads((pack / DATA).read_text())
@@ -138,7 +138,7 @@ def test_the_claim_is_said_whole(pack: Path) -> None:
     assert evidence.model.files["model.safetensors"] == hashlib.sha256(b"weights").hexdigest()
 
 
-def test_models_and_script_know_the_same_fields() -> None:
+def test_models_and_script_have_the_same_fields() -> None:
     def compare(fields: Any, model: Any) -> None:
         assert set(fields) == set(model.model_fields)
 
@@ -155,7 +155,7 @@ def test_models_and_script_know_the_same_fields() -> None:
     compare(ledger["extracts"][0]["entries"][0], LedgerEntry)
 
 
-def test_what_the_operator_did_not_say_is_said_to_be_missing(
+def test_missing_statements_of_the_operator_are_marked(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
     pack = pack_of(deployment, model, tmp_path / "pack", license="apache-2.0", data_people="none")
@@ -166,7 +166,7 @@ def test_what_the_operator_did_not_say_is_said_to_be_missing(
         assert "NIST SP 800-226" in text
 
 
-def test_the_model_card_is_one_to_hugging_face(pack: Path) -> None:
+def test_model_card_is_valid_for_hugging_face(pack: Path) -> None:
     cards = pytest.importorskip("huggingface_hub").ModelCard
     data = cards.load(pack / "README.md").data.to_dict()
     assert data["library_name"] == "transformers"
@@ -175,7 +175,7 @@ def test_the_model_card_is_one_to_hugging_face(pack: Path) -> None:
     assert (claim["unit"], claim["delta"]) == ("patient", 2e-6)
 
 
-def test_the_page_needs_nothing_else(pack: Path) -> None:
+def test_page_loads_no_other_resource(pack: Path) -> None:
     page = (pack / "evidence.html").read_text()
     assert not re.search(r"""(?:src|href)\s*=|@import|url\(""", page)
     assert "Another library derives no larger ε" in page
@@ -184,7 +184,7 @@ def test_the_page_needs_nothing_else(pack: Path) -> None:
 # --- labels
 
 
-def test_a_publishable_pack_holds_no_word_of_private_origin(pack: Path) -> None:
+def test_publishable_pack_contains_no_private_text(pack: Path) -> None:
     evidence, _ = read_pack(pack)
     assert [m.name for m in evidence.measures] == ["mlm_accuracy_public"]
     for file in pack.iterdir():
@@ -194,7 +194,7 @@ def test_a_publishable_pack_holds_no_word_of_private_origin(pack: Path) -> None:
         assert not re.search(r"\d{4}-\d\d-\d\dT\d\d:", text), file.name
 
 
-def test_the_operators_edition_says_so_on_every_page(
+def test_operator_edition_is_marked_on_every_page(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
     pack = pack_of(deployment, model, tmp_path / "pack", operator=True)
@@ -238,14 +238,14 @@ def _exposures(deployment: Deployment, name: str, ranks: float, **facts: object)
     )
 
 
-def test_an_audit_that_was_not_run_is_said_to_be_not_run(pack: Path) -> None:
+def test_missing_audits_are_listed_as_not_run(pack: Path) -> None:
     evidence, _ = read_pack(pack)
     assert {a.key: a.verdict for a in evidence.audits} == {a.key: "not run" for a in AUDITS}
     page = html.unescape((pack / "evidence.html").read_text())
     assert all(audit.name in page for audit in AUDITS)
 
 
-def test_exposure_of_this_model_and_of_no_other_is_in_the_pack(
+def test_pack_contains_exposure_of_its_model_only(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
     ours, other = hashlib.sha256(b"weights").hexdigest(), hashlib.sha256(b"other").hexdigest()
@@ -253,41 +253,41 @@ def test_exposure_of_this_model_and_of_no_other_is_in_the_pack(
     _exposures(deployment, "2", 1.0, **{SUBJECT: other, PROBES: "c"})
     _exposures(deployment, "3", 1.0, **{SUBJECT: "", PROBES: "c"})
     evidence, _ = read_pack(pack_of(deployment, model, tmp_path / "pack"))
-    (found,) = [a for a in evidence.audits if a.key == "exposure"]
-    assert found.value == pytest.approx(1.32, abs=0.01)
-    assert (found.verdict, found.label, found.level) == ("consistent", "dp", "canary")
-    assert found.null_control is not None and found.null_control.alarm_rate == 0.025
-    assert len(found.rows) == 2
-    assert found.rows[0]["rank_exposure_p_value"] == pytest.approx(1 / math.comb(8, 4))
+    (exposure,) = [a for a in evidence.audits if a.key == "exposure"]
+    assert exposure.value == pytest.approx(1.32, abs=0.01)
+    assert (exposure.verdict, exposure.label, exposure.level) == ("consistent", "dp", "canary")
+    assert exposure.null_control is not None and exposure.null_control.alarm_rate == 0.025
+    assert len(exposure.rows) == 2
+    assert exposure.rows[0]["rank_exposure_p_value"] == pytest.approx(1 / math.comb(8, 4))
 
 
-def test_exposure_in_the_rows_that_trained_is_the_operators(
+def test_exposure_in_training_rows_is_for_the_operator(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
     ours = hashlib.sha256(b"weights").hexdigest()
     _exposures(deployment, "1", 2.0, **{SUBJECT: ours, PROBES: "c"})
-    found = {}
+    audits = {}
     for edition in ("publishable", "operator"):
         folder = tmp_path / edition
         evidence, _ = read_pack(pack_of(deployment, model, folder, operator=edition == "operator"))
-        (found[edition],) = [a for a in evidence.audits if a.key == EXPOSURE_IN_ROWS]
-    assert found["publishable"].verdict == "not run" and not found["publishable"].rows
-    assert "for the operator only" in found["publishable"].finding
-    assert (found["operator"].verdict, found["operator"].label) == ("inconclusive", "operator")
-    assert found["operator"].value == pytest.approx(math.log2(500))
+        (audits[edition],) = [a for a in evidence.audits if a.key == EXPOSURE_IN_ROWS]
+    assert audits["publishable"].verdict == "not run" and not audits["publishable"].rows
+    assert "for the operator only" in audits["publishable"].finding
+    assert (audits["operator"].verdict, audits["operator"].label) == ("inconclusive", "operator")
+    assert audits["operator"].value == pytest.approx(math.log2(500))
 
 
-def test_membership_is_the_operators_and_the_others_pack_says_that_it_was_run(
+def test_membership_results_are_for_the_operator_and_publicly_marked_as_run(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
     folder = deployment.home / "made" / "membership"
     folder.mkdir(parents=True)
     rows = [
         MembershipRow(
-            level, attack, 300, 200, Share(found, found - 0.1, found + 0.1), Share(0.6, 0.5, 0.7),
+            level, attack, 300, 200, Share(gain, gain - 0.1, gain + 0.1), Share(0.6, 0.5, 0.7),
             (), ceiling, ceiling, None, above,
         )
-        for level, attack, found, ceiling, above in (
+        for level, attack, gain, ceiling, above in (
             ("sample", "loss", 0.07, 0.3, False), ("sample", "gradients", 0.21, 0.3, False),
             ("patient", "loss", 0.45, 0.3, True), ("admission", "loss", 0.02, None, False),
         )
@@ -297,26 +297,26 @@ def test_membership_is_the_operators_and_the_others_pack_says_that_it_was_run(
     publish(store, f"store://membership/{'a' * 16}", folder, **{SUBJECT: ours, PROBES: "c"})
 
     shared, _ = read_pack(pack_of(deployment, model, tmp_path / "shared"))
-    (told,) = [a for a in shared.audits if a.key == "membership"]
-    assert (told.verdict, told.value) == ("not run", None)
-    assert "It was run" in told.finding
+    (summary,) = [a for a in shared.audits if a.key == "membership"]
+    assert (summary.verdict, summary.value) == ("not run", None)
+    assert "It was run" in summary.finding
 
-    own, _ = read_pack(pack_of(deployment, model, tmp_path / "own", operator=True))
-    found = {a.level: a for a in own.audits if a.key == "membership"}
-    assert {level: a.value for level, a in found.items()} == {
+    operator_pack, _ = read_pack(pack_of(deployment, model, tmp_path / "own", operator=True))
+    by_level = {a.level: a for a in operator_pack.audits if a.key == "membership"}
+    assert {level: a.value for level, a in by_level.items()} == {
         "example": 0.21, "patient": 0.45, "group": 0.02,
     }  # fmt: skip
-    assert {a.verdict for a in found.values()} == {"consistent", "inconclusive"}
-    assert found["patient"].verdict == "inconclusive"
-    assert all(a.label == "operator" for a in found.values())
+    assert {a.verdict for a in by_level.values()} == {"consistent", "inconclusive"}
+    assert by_level["patient"].verdict == "inconclusive"
+    assert all(a.label == "operator" for a in by_level.values())
 
 
 def _extracted(
     deployment: Deployment, rows: dict[str, int], secrets: int, *, fixed: bool = True
 ) -> None:
-    """The exposure step's outputs of this model: rows by decoding, of 50, and secrets of 12."""
+    """Publish extraction results of the model: hits by decoding of 50 rows, and of 12 secrets."""
     folder = _exposed(deployment, "e", 400.0)
-    found = {
+    results = {
         DISCOVERABLE: [
             compare(decoding, "all", np.arange(50) < hits, np.arange(40) < 1)
             for decoding, hits in rows.items()
@@ -327,23 +327,23 @@ def _extracted(
             for decoding in (TOP_K, GREEDY, SAMPLING)
         ],
     }
-    told = {"settings": ExtractionConfig().model_dump(), "fixed_before_training": fixed}
-    for key, made in found.items():
-        text = json.dumps(told | {"rows": [asdict(row) for row in made]})
+    header = {"settings": ExtractionConfig().model_dump(), "fixed_before_training": fixed}
+    for key, made in results.items():
+        text = json.dumps(header | {"rows": [asdict(row) for row in made]})
         (folder / f"{key}.json").write_text(text)
     store, ours = store_of(deployment), hashlib.sha256(b"weights").hexdigest()
     publish(
-        store, f"store://exposure/{'e' * 16}", folder, outputs=list(found),
+        store, f"store://exposure/{'e' * 16}", folder, outputs=list(results),
         **{SUBJECT: ours, PROBES: "c"},
     )  # fmt: skip
 
 
 def _of_exposure(key: str, pack: Path) -> Any:
-    (found,) = [audit for audit in read_pack(pack)[0].audits if audit.key == key]
-    return found
+    (record,) = [audit for audit in read_pack(pack)[0].audits if audit.key == key]
+    return record
 
 
-def test_secrets_that_came_out_are_everybodys_and_rows_the_operators(
+def test_extracted_secrets_are_published_and_extracted_rows_are_for_the_operator(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
     _extracted(deployment, {GREEDY: 2, SAMPLING: 4}, 9)
@@ -356,53 +356,53 @@ def test_secrets_that_came_out_are_everybodys_and_rows_the_operators(
     assert [row["group"] for row in targeted.rows] == ["all"] * 3 + ["p = 0.01"] * 3
     assert (rows.verdict, rows.value) == ("not run", None) and "It was run" in rows.finding
 
-    own = pack_of(deployment, model, tmp_path / "own", operator=True)
-    rows = _of_exposure(DISCOVERABLE, own)
+    operator_pack = pack_of(deployment, model, tmp_path / "own", operator=True)
+    rows = _of_exposure(DISCOVERABLE, operator_pack)
     assert (rows.verdict, rows.label, rows.value) == ("consistent", "operator", 0.04)
     assert "2 of 50 rows that trained came out by greedy decoding" in rows.finding
     assert "4 by top-k sampling (1 of the control)" in rows.finding
     assert "prefixes of 10 tokens, suffixes of 10" in rows.power
 
 
-def test_that_there_was_no_row_to_try_is_as_private_as_what_came_out(
+def test_absence_of_rows_to_extract_is_for_the_operator(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
     _extracted(deployment, {}, 1, fixed=False)
     shared = _of_exposure(DISCOVERABLE, pack_of(deployment, model, tmp_path / "shared"))
     assert shared.verdict == "not run" and "It was run" in shared.finding
-    own = pack_of(deployment, model, tmp_path / "own", operator=True)
-    told = _of_exposure(DISCOVERABLE, own)
-    assert (told.verdict, told.label) == ("not run", "operator")
-    assert "nothing to try" in told.finding
-    assert "chosen after it" in _of_exposure(TARGETED, own).power
+    operator_pack = pack_of(deployment, model, tmp_path / "own", operator=True)
+    record = _of_exposure(DISCOVERABLE, operator_pack)
+    assert (record.verdict, record.label) == ("not run", "operator")
+    assert "nothing to try" in record.finding
+    assert "chosen after it" in _of_exposure(TARGETED, operator_pack).power
 
 
-# --- which model
+# --- the model of a pack
 
 
-def test_an_exported_model_is_found_by_its_weights(
+def test_exported_model_is_identified_by_its_weights(
     confide: Confide, at_home: None, tmp_path: Path, model: str
 ) -> None:
     given, out = str(tmp_path / "given"), str(tmp_path / "out")
     assert confide("export", given, "--uri", model)[0] == 0
-    code, said, _ = confide("evidence", given, "--out", out, "--json")
+    code, output, _ = confide("evidence", given, "--out", out, "--json")
     assert code == 0
-    assert json.loads(said)["sha256"] == sha256_of(tmp_path / "out" / "evidence.json")
-    code, said, _ = confide("evidence", given, "--check", out)
-    assert code == 0 and said.splitlines()[-1].startswith("HOLDS")
+    assert json.loads(output)["sha256"] == sha256_of(tmp_path / "out" / "evidence.json")
+    code, output, _ = confide("evidence", given, "--check", out)
+    assert code == 0 and output.splitlines()[-1].startswith("HOLDS")
     (tmp_path / "given" / DATA).write_text("{}")
-    code, _, said = confide("evidence", given, "--out", f"{out}2")
-    assert code == 2 and f"{DATA} was changed after the export" in said
-    assert len(said.strip().splitlines()) == 1
+    code, _, output = confide("evidence", given, "--out", f"{out}2")
+    assert code == 2 and f"{DATA} was changed after the export" in output
+    assert len(output.strip().splitlines()) == 1
     (tmp_path / "given" / "model.safetensors").write_bytes(b"other")
-    code, said, _ = confide("evidence", given, "--check", out)
-    assert code == 1 and "differs from the file named by this evidence" in said
-    code, _, said = confide("evidence", given, "--out", f"{out}2")
-    assert code == 2 and "no training of this deployment made these weights" in said
+    code, output, _ = confide("evidence", given, "--check", out)
+    assert code == 1 and "differs from the file named by this evidence" in output
+    code, _, output = confide("evidence", given, "--out", f"{out}2")
+    assert code == 2 and "no training of this deployment made these weights" in output
     assert not (tmp_path / "out2").exists()
 
 
-def test_the_latest_report_names_the_model(
+def test_evidence_defaults_to_the_model_of_the_latest_report(
     confide: Confide, at_home: None, deployment: Deployment, tmp_path: Path, model: str
 ) -> None:
     store = store_of(deployment)
@@ -413,15 +413,15 @@ def test_the_latest_report_names_the_model(
     words = tmp_path / "words.json"
     words.write_text('{"licence": "none"}')
     out = ["--out", str(tmp_path / "out")]
-    code, _, said = confide("evidence", *out, "--words", str(words))
-    assert code == 2 and "licence" in said and "license" in said
-    code, said, _ = confide("evidence", *out)
-    assert code == 0 and "SHA-256" in said
+    code, _, output = confide("evidence", *out, "--words", str(words))
+    assert code == 2 and "licence" in output and "license" in output
+    code, output, _ = confide("evidence", *out)
+    assert code == 0 and "SHA-256" in output
     assert read_pack(tmp_path / "out")[0].model.step == "pretrain"
 
 
 @pytest.mark.parametrize("name", ["nothing", "no weights"])
-def test_a_foreign_folder_is_refused(
+def test_folder_without_a_model_or_pack_is_refused(
     confide: Confide, at_home: None, tmp_path: Path, name: str
 ) -> None:
     if name == "no weights":
@@ -430,8 +430,8 @@ def test_a_foreign_folder_is_refused(
         (("evidence", str(tmp_path / name)), "no model there"),
         (("evidence", "--check", str(tmp_path / name)), "no evidence pack"),
     ):
-        code, _, said = confide(*words)
-        assert code == 2 and fault in said and len(said.strip().splitlines()) == 1
+        code, _, errors = confide(*words)
+        assert code == 2 and fault in errors and len(errors.strip().splitlines()) == 1
 
 
 def _refused(deployment: Deployment, uri: str, tmp_path: Path) -> str:
@@ -457,11 +457,11 @@ def test_models_without_a_claim_are_refused(deployment: Deployment, tmp_path: Pa
         assert fault in _refused(deployment, uri, tmp_path / name)
 
 
-# --- the store and the ledger must agree
+# --- agreement of store and ledger
 
 
 def _with_statement(deployment: Deployment, uri: str, change: Change) -> None:
-    """Alter the statement in the store, and its checksum with it."""
+    """Change the statement in the store and update its checksum."""
     folder = output_folder(deployment, uri)
     content = json.loads((folder / DATA).read_text())
     change(content)
@@ -486,7 +486,7 @@ def _with_statement(deployment: Deployment, uri: str, change: Change) -> None:
         lambda s: s.clear(),
     ],
 )
-def test_a_tampered_statement_is_no_evidence(
+def test_tampered_statement_is_refused(
     deployment: Deployment, model: str, tmp_path: Path, change: Change
 ) -> None:
     _with_statement(deployment, model, change)
@@ -495,37 +495,33 @@ def test_a_tampered_statement_is_no_evidence(
     )
 
 
-def test_a_damaged_file_is_no_evidence(deployment: Deployment, model: str, tmp_path: Path) -> None:
+def test_damaged_file_is_refused(deployment: Deployment, model: str, tmp_path: Path) -> None:
     (output_folder(deployment, model) / WORDS).write_text("nothing was used")
     assert "damaged" in _refused(deployment, model, tmp_path)
 
 
-def test_a_release_that_the_ledger_lost_is_no_evidence(
+def test_release_missing_from_the_ledger_is_refused(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
     with sqlite3.connect(deployment.home / "ledger.db") as ledger:
         ledger.execute("DELETE FROM entries WHERE number = 1")
-    shutil.rmtree(deployment.seeds)  # else the seeds already tell
+    shutil.rmtree(deployment.seeds)  # otherwise the seeds already reveal the release
     assert "the ledger does not hold it" in _refused(deployment, model, tmp_path)
 
 
-def test_a_release_that_is_not_settled_is_no_evidence(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_unsettled_release_is_refused(deployment: Deployment, tmp_path: Path) -> None:
     uri = released_model(deployment, settled(deployment, TRAINING, settle=False))
     assert "has not settled it: it is reserved" in _refused(deployment, uri, tmp_path)
 
 
-def test_a_result_that_hides_its_own_release_is_no_evidence(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_result_without_its_release_is_refused(deployment: Deployment, tmp_path: Path) -> None:
     records = settled(deployment, EARLIER, TRAINING)
     uri = released_model(deployment, records[:1], spec_hash=SPEC)
-    said = _refused(deployment, uri, tmp_path)
-    assert records[1].ledger_id in said and "does not name" in said
+    reason = _refused(deployment, uri, tmp_path)
+    assert records[1].ledger_id in reason and "does not name" in reason
 
 
-def test_a_release_of_another_mechanism_is_no_evidence(
+def test_release_with_another_event_than_the_ledger_is_refused(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     (record,) = settled(deployment, TRAINING)
@@ -537,23 +533,25 @@ def test_a_release_of_another_mechanism_is_no_evidence(
 # --- files
 
 
-@pytest.mark.parametrize("what", ["changed", "missing", "added"])
-def test_every_file_is_named_by_its_digest(made_once: Path, tmp_path: Path, what: str) -> None:
+@pytest.mark.parametrize("change", ["changed", "missing", "added"])
+def test_changed_missing_and_added_files_are_detected(
+    made_once: Path, tmp_path: Path, change: str
+) -> None:
     for name in sorted(f.name for f in made_once.iterdir() if f.name != "evidence.json"):
         copy = tmp_path / name
         shutil.copytree(made_once, copy)
-        match what:
+        match change:
             case "changed":
                 (copy / name).write_text((copy / name).read_text() + " ")
             case "missing":
                 (copy / name).unlink()
             case "added":
                 (copy / f"more-{name}").write_text("")
-        found = check_evidence.check(copy)
-        assert found.code == 1 and any(name in fault for fault in found.faults)
+        findings = check_evidence.check(copy)
+        assert findings.code == 1 and any(name in fault for fault in findings.faults)
 
 
-def test_what_cannot_be_derived_again_is_said_and_has_a_code_of_its_own(
+def test_claim_that_cannot_be_rederived_has_a_separate_exit_code(
     deployment: Deployment, model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def no_theorem(event: object) -> check_evidence.Reduction:
@@ -566,9 +564,9 @@ def test_what_cannot_be_derived_again_is_said_and_has_a_code_of_its_own(
     pack = pack_of(deployment, model, tmp_path / "pack")
     (claim,) = read_pack(pack)[0].claims
     assert claim.rederived is not None and claim.rederived.epsilon is None
-    found = check_evidence.check(pack)
-    assert found.code == 4 and len(found.not_derived) == 3 and not found.faults
-    assert "NOT DERIVED" in check_evidence.as_text(found)
+    findings = check_evidence.check(pack)
+    assert findings.code == 4 and len(findings.not_derived) == 3 and not findings.faults
+    assert "NOT DERIVED" in check_evidence.as_text(findings)
     page = (pack / "evidence.html").read_text()
     assert "Another library could not derive a part of the claim" in page
     assert "derives no larger" not in page
@@ -577,7 +575,7 @@ def test_what_cannot_be_derived_again_is_said_and_has_a_code_of_its_own(
 # --- two data sets
 
 
-def test_two_data_sets_are_two_claims(deployment: Deployment, tmp_path: Path) -> None:
+def test_each_data_set_has_a_separate_claim(deployment: Deployment, tmp_path: Path) -> None:
     notes = settled(deployment, EARLIER, spec_hash="1" * 64)
     labels = settled(deployment, TRAINING, dataset="labels")
     uri = released_model(deployment, [*notes, *labels], step="finetune", plan=None)
@@ -596,7 +594,7 @@ def test_two_data_sets_are_two_claims(deployment: Deployment, tmp_path: Path) ->
     assert altered(pack, evidence=one_claim_for_both).code == 1
 
 
-def test_a_fine_tuned_model_shows_the_audits_of_the_one_it_began_with(
+def test_fine_tuned_model_shows_the_audits_of_its_initial_model(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     records, began = settled(deployment, TRAINING), hashlib.sha256(b"began").hexdigest()
@@ -607,9 +605,7 @@ def test_a_fine_tuned_model_shows_the_audits_of_the_one_it_began_with(
     assert subjects == {"the model from which it was fine-tuned"}
 
 
-def test_a_result_without_its_statement_is_no_evidence(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_result_without_a_statement_is_refused(deployment: Deployment, tmp_path: Path) -> None:
     store = store_of(deployment)
     empty = tmp_path / "empty"
     empty.mkdir()
@@ -619,10 +615,10 @@ def test_a_result_without_its_statement_is_no_evidence(
     assert "no privacy statement there" in _refused(deployment, uri, tmp_path)
 
 
-def test_pack_of_a_private_selection_has_no_day_after_its_beginning(
+def test_pack_of_a_private_selection_has_no_date_after_its_charge(
     deployment: Deployment, no_mlflow: None, tmp_path: Path
 ) -> None:
-    """The days between its charge and anything later would reveal how many trainings it had."""
+    """The days between the charge and later events would reveal the number of trainings."""
     chosen = RandomCountSelection(
         (TRAINING,), count="poisson", mean=3.0, delta=1e-6, unit=TRAINING.unit
     )

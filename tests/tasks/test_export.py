@@ -1,4 +1,4 @@
-"""What `confide export` leaves in a folder: a model, whole, or nothing."""
+"""`confide export` writes a complete model to a folder, or nothing."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _result(store: Store, step: str, *releases: ReleaseRecord, **facts: object) 
 
 @pytest.fixture
 def model(store: Store, tmp_path: Path) -> str:
-    """A published model, and the report that names it."""
+    """A published model, and a report that names it."""
     made = tmp_path / "made"
     for name, content in FILES.items():
         (made / name).parent.mkdir(parents=True, exist_ok=True)
@@ -43,7 +43,7 @@ def model(store: Store, tmp_path: Path) -> str:
 
 @pytest.fixture
 def export(confide: Confide) -> Export:
-    """`confide export …`, which says one line."""
+    """Calls `confide export …`, which must print one line."""
 
     def called(*words: object) -> tuple[int, str]:
         code, out, err = confide("export", *words)
@@ -59,7 +59,7 @@ def _content(folder: Path) -> dict[str, str]:
 
 
 @pytest.mark.parametrize("there", [False, True])
-def test_a_model_is_copied_whole_or_not_at_all(
+def test_model_is_exported_completely_or_not_at_all(
     export: Export, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str, there: bool
 ) -> None:
     folder = tmp_path / "to" / "given"
@@ -72,7 +72,7 @@ def test_a_model_is_copied_whole_or_not_at_all(
             raise KeyboardInterrupt
         copy(source, target)
 
-    for removed in (True, False):  # a killed process cannot even tidy up
+    for removed in (True, False):  # a killed process does not clean up
         with monkeypatch.context() as patch:
             patch.setattr(shutil, "copyfile", interrupted)
             if not removed:
@@ -80,16 +80,16 @@ def test_a_model_is_copied_whole_or_not_at_all(
             assert export(folder)[0] == 130
         assert folder.exists() is before
         assert bool(_content(folder.parent)) is not removed
-    code, said = export(folder)
-    assert code == 0 and "3 files" in said
+    code, output = export(folder)
+    assert code == 0 and "3 files" in output
     assert _content(folder) == FILES
     assert [f.name for f in folder.parent.iterdir()] == ["given"]
     assert sorted(f.name for f in folder.iterdir()) == ["PRIVACY.md", "config.json", "tokens"]
-    code, said = export(folder)
-    assert code == 2 and "not empty" in said
+    code, output = export(folder)
+    assert code == 2 and "not empty" in output
 
 
-def test_the_last_model_is_handed_on_or_the_one_that_is_asked_for(
+def test_export_defaults_to_the_last_of_the_kept_models(
     export: Export, store: Store, tmp_path: Path
 ) -> None:
     made = tmp_path / "made"
@@ -101,13 +101,13 @@ def test_the_last_model_is_handed_on_or_the_one_that_is_asked_for(
     for given, words, content in (("last", (), ""), ("early", ("--after", "30"), "after/30")):
         assert export(tmp_path / given, "--uri", uri, *words)[0] == 0
         assert _content(tmp_path / given) == {"config.json": content, "PRIVACY.md": content}
-    code, said = export(tmp_path / "none", "--uri", uri, "--after", "45")
-    assert code == 2 and "no model was kept after 45 updates" in said
-    assert "There are those after 30, 60" in said and not (tmp_path / "none").exists()
+    code, output = export(tmp_path / "none", "--uri", uri, "--after", "45")
+    assert code == 2 and "no model was kept after 45 updates" in output
+    assert "There are those after 30, 60" in output and not (tmp_path / "none").exists()
 
 
-def test_what_is_the_operators_stays_behind(export: Export, store: Store, tmp_path: Path) -> None:
-    """What a fine-tuned model got wrong lies beside it, with the words of the test part."""
+def test_operator_artifacts_are_not_exported(export: Export, store: Store, tmp_path: Path) -> None:
+    """The list of errors of a fine-tuned model contains words of the test part."""
     made = tmp_path / "made"
     made.mkdir()
     for name in ("config.json", "PRIVACY.md", "errors.json"):
@@ -122,7 +122,7 @@ def test_what_is_the_operators_stays_behind(export: Export, store: Store, tmp_pa
     assert set(_content(tmp_path / "given")) == {"config.json", "PRIVACY.md"}
 
 
-def test_the_folder_that_one_stands_in_will_do(
+def test_model_is_exported_to_the_current_folder(
     export: Export, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, model: str
 ) -> None:
     (tmp_path / "here").mkdir()
@@ -131,23 +131,23 @@ def test_the_folder_that_one_stands_in_will_do(
     assert _content(Path()) == FILES
 
 
-def test_a_folder_that_cannot_be_made_is_refused(
+def test_folder_that_cannot_be_created_is_refused(
     export: Export, tmp_path: Path, model: str
 ) -> None:
     (tmp_path / "file").write_text("a file")
     folder = tmp_path / "file" / "given"
-    code, said = export(folder)
+    code, output = export(folder)
     assert code == 2
-    assert f"{folder}: cannot be made (Not a directory)" in said
+    assert f"{folder}: cannot be made (Not a directory)" in output
 
 
-def test_a_report_that_names_no_model_says_how_to_find_one(
+def test_report_without_a_model_is_refused_with_a_fix(
     export: Export, tmp_path: Path, store: Store
 ) -> None:
     _result(store, "report", created="2026-01-01")
-    code, said = export(tmp_path / "given")
+    code, output = export(tmp_path / "given")
     assert code == 2
-    assert "Run the job again" in said and "store://pretrain/" in said
+    assert "Run the job again" in output and "store://pretrain/" in output
 
 
 @pytest.mark.parametrize("command", ["export given", "report"])
@@ -161,23 +161,23 @@ def test_a_report_that_names_no_model_says_how_to_find_one(
         ("ftp://host/a", "unknown kind of URI"),
     ],
 )
-def test_a_uri_is_refused_by_the_name_that_was_typed(
+def test_invalid_uri_is_refused_as_typed(
     confide: Confide, store: Store, command: str, uri: str, words: str
 ) -> None:
-    code, _, said = confide(*command.split(), "--uri", uri)
+    code, _, errors = confide(*command.split(), "--uri", uri)
     assert code == 2
-    assert said.startswith(f"confide: --uri {uri}: ") and words in said
-    assert RESULT not in said
+    assert errors.startswith(f"confide: --uri {uri}: ") and words in errors
+    assert RESULT not in errors
 
 
-def test_a_model_without_privacy_is_not_exported(
+def test_nonprivate_model_is_not_exported(
     export: Export, store: Store, model: str, tmp_path: Path
 ) -> None:
     used = Unaccounted("training without privacy", unit=PrivacyUnit.PATIENT)
     _result(store, "pretrain", record("used", used))
-    code, said = export(tmp_path / "out", "--uri", model)
+    code, output = export(tmp_path / "out", "--uri", model)
     assert code == 2
-    assert "the operator's alone" in said
+    assert "the operator's alone" in output
     words = _result(store, "vocabulary")
     assert "no model there" in export(tmp_path / "out", "--uri", words)[1]
     assert not (tmp_path / "out").exists()

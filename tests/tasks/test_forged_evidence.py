@@ -1,4 +1,4 @@
-"""Forged evidence packs: each is refused, although every digest in it is right."""
+"""Forged evidence packs with correct digests are refused."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def test_honest_pack_of_the_model_holds(pack: Path, model: Path) -> None:
     assert check_evidence.check(pack, model).code == check_evidence.HOLDS
 
 
-# --- forged data; the pages are written again from them
+# --- forged data, with pages written again from the forged data
 
 
 def _holders(content: dict[str, Any]) -> list[dict[str, Any]]:
@@ -111,7 +111,7 @@ def _relabelled(content: dict[str, Any]) -> None:
     _each(neighbours="replace-one")(content)
     for holder in content.get("claims") or content.get("extracts") or [content]:
         holder["neighbours" if "neighbours" in holder else "budget_neighbours"] = "replace-one"
-    if "releases" in content:  # releases of a statement have no field for it
+    if "releases" in content:  # releases of a statement have no such field
         for item in content["releases"]:
             del item["neighbours"]
 
@@ -301,13 +301,13 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
 @pytest.mark.parametrize("forged", FORGED)
 def test_forged_data_are_refused_with_the_place(pack: Path, forged: str) -> None:
     changes, fault = FORGED[forged]
-    found = altered(pack, **changes)
-    assert found.code == check_evidence.FAULTY
-    assert any(fault in line for line in found.faults), found.faults
+    findings = altered(pack, **changes)
+    assert findings.code == check_evidence.FAULTY
+    assert any(fault in line for line in findings.faults), findings.faults
 
 
 def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack: Path) -> None:
-    """(1 + e^ε)δ is the δ under replace-one; a release claims it with the δ of the halves."""
+    """The δ under replace-one is (1 + e^ε)δ, but the forged release claims the smaller δ."""
 
     def change(content: dict[str, Any]) -> None:
         _relabelled(content)
@@ -331,8 +331,8 @@ def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack: Path) -> N
         if "extracts" not in content:
             _top(epsilon=2 * (content.get("claims") or [content])[0]["epsilon"])(content)
 
-    found = altered(pack, **_everywhere(change))
-    assert any("dp_accounting derives inf" in line for line in found.faults), found.faults
+    findings = altered(pack, **_everywhere(change))
+    assert any("dp_accounting derives inf" in line for line in findings.faults), findings.faults
 
 
 # --- forged pages and files
@@ -347,8 +347,8 @@ def test_page_with_another_figure_is_refused(pack: Path, name: str) -> None:
         forged = text.replace("1e-06", "1e-09")
     assert forged != text
     (pack / name).write_text(forged)
-    found = signed_again(pack)
-    assert found.code == check_evidence.FAULTY and found.faults
+    findings = signed_again(pack)
+    assert findings.code == check_evidence.FAULTY and findings.faults
 
 
 def test_pages_that_say_more_than_the_data_are_refused(pack: Path) -> None:
@@ -361,7 +361,7 @@ def test_pages_that_say_more_than_the_data_are_refused(pack: Path) -> None:
         (pack / name).write_text(text)
 
 
-def test_changed_script_is_not_run_against(pack: Path) -> None:
+def test_pack_with_a_changed_script_is_refused(pack: Path) -> None:
     script = pack / check_evidence.SCRIPT
     script.write_text(script.read_text() + "\n")
     with pytest.raises(check_evidence.NotAPackError, match="the pack has another check_evidence"):
@@ -421,17 +421,17 @@ FORGED_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
 def test_forged_model_folder_is_refused(pack: Path, model: Path, forged: str) -> None:
     change, fault = FORGED_MODELS[forged]
     change(model)
-    found = check_evidence.check(pack, model)
-    assert found.code == check_evidence.FAULTY
-    assert any(fault in line for line in found.faults), found.faults
+    findings = check_evidence.check(pack, model)
+    assert findings.code == check_evidence.FAULTY
+    assert any(fault in line for line in findings.faults), findings.faults
 
 
-def test_statement_of_the_model_is_the_statement_of_the_pack(pack: Path, model: Path) -> None:
+def test_model_with_another_statement_than_the_pack_is_refused(pack: Path, model: Path) -> None:
     (model / "PRIVACY.md").write_text("ε = 0.01")
     digest = check_evidence._digest_of(model / "PRIVACY.md")
     altered(pack, evidence=lambda e: e["model"]["files"].update({"PRIVACY.md": digest}))
-    found = check_evidence.check(pack, model)
-    assert "the model and the pack have different files PRIVACY.md" in found.faults
+    findings = check_evidence.check(pack, model)
+    assert "the model and the pack have different files PRIVACY.md" in findings.faults
 
 
 # --- text that is not strict JSON
@@ -451,17 +451,17 @@ def test_statement_of_the_model_is_the_statement_of_the_pack(pack: Path, model: 
     ],
     ids=["twice", "nan", "infinity", "overflow", "nested", "digits", "cut", "list"],
 )
-def test_text_that_is_not_strict_json_is_no_pack(pack: Path, text: str) -> None:
+def test_text_that_is_not_strict_json_is_refused(pack: Path, text: str) -> None:
     (pack / check_evidence.EVIDENCE).write_text(text)
     assert check_evidence.main([str(pack)]) == check_evidence.NO_PACK
 
 
 def test_nested_mechanisms_are_refused(pack: Path) -> None:
-    found = altered(pack, **_everywhere(_nested))
-    assert any("is nested too deeply" in line for line in found.faults), found.faults
+    findings = altered(pack, **_everywhere(_nested))
+    assert any("is nested too deeply" in line for line in findings.faults), findings.faults
 
 
-# --- every figure that is not listed as recorded is derived
+# --- every figure is derived, or listed as recorded
 
 
 def _leaves(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:
@@ -487,7 +487,7 @@ def _other(value: Any) -> Any:
 def test_every_value_is_derived_or_listed_as_recorded(
     pack: Path, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each leaf is changed alone, and the pages are written again from the forged data."""
+    """Each value is changed separately, with pages written again from the forged data."""
     derive = check_evidence.derive
     known: dict[str, check_evidence.Derived] = {}
 
@@ -516,10 +516,10 @@ def test_every_value_is_derived_or_listed_as_recorded(
         ):
             continue
         try:
-            found = altered(pack, **{part or "statement": change})
+            findings = altered(pack, **{part or "statement": change})
         except check_evidence.NotAPackError:
             continue
-        assert found.code != check_evidence.HOLDS, field
+        assert findings.code != check_evidence.HOLDS, field
 
 
 def test_recorded_fields_are_printed_and_shown_on_the_page(pack: Path) -> None:
@@ -529,8 +529,8 @@ def test_recorded_fields_are_printed_and_shown_on_the_page(pack: Path) -> None:
         assert ", ".join(fields) in text and ", ".join(fields) in page
 
 
-def test_claim_above_the_derivation_is_no_fault(pack: Path) -> None:
-    """A weaker claim is a true one: ε of total and releases twice as large."""
+def test_claim_above_the_derivation_is_accepted(pack: Path) -> None:
+    """A claim with twice the ε is weaker and therefore true."""
 
     def weaker(content: dict[str, Any]) -> None:
         for holder in content.get("claims") or [content]:
@@ -540,5 +540,5 @@ def test_claim_above_the_derivation_is_no_fault(pack: Path) -> None:
                 if release.get("epsilon_rdp"):
                     release["epsilon_rdp"] *= 2
 
-    found = altered(pack, **_claimed(weaker))
-    assert found.code == check_evidence.HOLDS, found.faults
+    findings = altered(pack, **_claimed(weaker))
+    assert findings.code == check_evidence.HOLDS, findings.faults

@@ -1,7 +1,7 @@
-"""The fork server: each step is a process of its own, told by its request alone, and ended in time.
+"""The fork server: each step is a separate process with only its request's settings, ended in time.
 
-The server here imports no TensorFlow, and its steps are a few scripted words; that a real training
-gives the same bits is told by tests/e2e/test_forked_training.py.
+The server of these tests imports no TensorFlow, and its steps are short scripts. The file
+tests/e2e/test_forked_training.py checks that a real training yields the same bits.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from tasks.protocol.supervisor import Process
 CHECKOUT = Path(__file__).resolve().parents[2]
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="as the kernel's help is")
 
-# The real server, over steps that do what their words say; `changing` is a module that it imports.
+# The real server with scripted steps; `changing` is a module that the server imports.
 PROGRAM = """
 import json, os, sys, time, types
 sys.path.insert(0, sys.argv.pop(1))
@@ -63,7 +63,7 @@ sys.exit(fork_server.main(sys.argv[1:]))
 
 
 class Served:
-    """A fork server, and the files that its steps write to."""
+    """A fork server, and the output files of its steps."""
 
     def __init__(self, folder: Path) -> None:
         self.folder, self.socket = folder, folder / ("long" * 30) / "server.socket"
@@ -92,7 +92,7 @@ class Served:
                 server=self.socket,
             )
 
-    def said(self, name: str = "out") -> str:
+    def output(self, name: str = "out") -> str:
         return (self.folder / name).read_text()
 
     def end(self) -> None:
@@ -109,15 +109,15 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """A server for a test that ends or changes it."""
+    """A separate server for a test that stops or changes it."""
     server = Served(tmp_path)
     yield server
     server.end()
 
 
 @pytest.fixture
-def cold(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
-    """The commands that were started anew, none of which does anything."""
+def new_processes(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
+    """The commands that were started as new processes, replaced by a process that does nothing."""
     started: list[list[str]] = []
 
     def start(command: list[str], *_: object) -> subprocess.Popen[bytes]:
@@ -128,14 +128,14 @@ def cold(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     return started
 
 
-def test_a_step_is_a_process_that_holds_its_own_environment_alone(shared: Served) -> None:
+def test_forked_step_has_only_its_own_environment(shared: Served) -> None:
     assert shared.start("tell", CONFIDE_LEDGER="one's password", CONFIDE_RUN="1").wait() == 0
     assert shared.start("tell", name="second", CONFIDE_RUN="2").wait() == 0
-    first, second = json.loads(shared.said()), json.loads(shared.said("second"))
+    first, second = json.loads(shared.output()), json.loads(shared.output("second"))
     assert first["environment"]["CONFIDE_LEDGER"] == "one's password"
     assert "CONFIDE_LEDGER" not in second["environment"]
-    assert [told["environment"]["CONFIDE_RUN"] for told in (first, second)] == ["1", "2"]
-    assert first["environment"]["TF_CPP_MIN_LOG_LEVEL"] == "2"  # set by what was imported
+    assert [step["environment"]["CONFIDE_RUN"] for step in (first, second)] == ["1", "2"]
+    assert first["environment"]["TF_CPP_MIN_LOG_LEVEL"] == "2"  # set by an imported module
     assert first["pid"] == first["session"] != second["pid"]
     assert first["argv"] == ["tasks", "tell"]
     assert first["open"][1:] == [str(shared.folder / "out")] * 2
@@ -144,18 +144,18 @@ def test_a_step_is_a_process_that_holds_its_own_environment_alone(shared: Served
     assert b"password" not in held and b"secret" not in held
 
 
-def test_a_fault_of_one_step_does_not_spoil_the_next(shared: Served) -> None:
+def test_failed_step_does_not_affect_the_next(shared: Served) -> None:
     poisoned = shared.start("poison", name="poisoned")
     assert poisoned.wait() == 1
-    assert "MemoryError" in shared.said("poisoned")
+    assert "MemoryError" in shared.output("poisoned")
     assert shared.start("tell").wait() == 0
-    told = json.loads(shared.said())
-    assert told["state"] == [] and "LEFT" not in told["environment"]
+    state = json.loads(shared.output())
+    assert state["state"] == [] and "LEFT" not in state["environment"]
     assert [shared.start("exit", str(code)).wait() for code in (3, 75, 2)] == [3, 75, 2]
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "reason"),
     [
         (lambda served: served.environment.update(SHARED="2", TF_MORE="1"), "SHARED, TF_MORE"),
         (lambda served: served.module.write_text("STATE = [1, 2]\n"), "has changed"),
@@ -163,34 +163,37 @@ def test_a_fault_of_one_step_does_not_spoil_the_next(shared: Served) -> None:
     ],
     ids=["another environment", "changed sources", "no server"],
 )
-def test_what_would_not_be_the_same_is_started_anew(
-    served: Served, cold: list[list[str]], change: Callable[[Served], None], said: str
+def test_changed_server_state_starts_a_new_process(
+    served: Served, new_processes: list[list[str]], change: Callable[[Served], None], reason: str
 ) -> None:
     assert served.start("exit", "5").wait() == 5
     change(served)
     step = served.start("exit", "3", name="refused")
-    assert step.wait() == 0  # what stands in for a process of its own
-    assert cold == [[sys.executable, "-m", "tasks", "exit", "3"]]
-    assert said in served.said("refused") and "=" not in served.said("refused")  # no value is told
+    assert step.wait() == 0  # the exit code of the replacement process
+    assert new_processes == [[sys.executable, "-m", "tasks", "exit", "3"]]
+    # no value is printed
+    assert reason in served.output("refused") and "=" not in served.output("refused")
 
 
-def test_a_server_whose_sources_changed_begins_anew(served: Served, cold: list[list[str]]) -> None:
+def test_server_with_changed_sources_restarts_in_place(
+    served: Served, new_processes: list[list[str]]
+) -> None:
     assert served.start("tell").wait() == 0
     served.module.write_text("STATE = ['new']\n")
     assert served.start("tell").wait() == 0
-    assert len(cold) == 1
+    assert len(new_processes) == 1
     pid = served.process.pid
     assert served.start("tell", name="anew").wait() == 0
-    assert json.loads(served.said("anew"))["state"] == ["new"]
-    assert alive(pid) and len(cold) == 1
+    assert json.loads(served.output("anew"))["state"] == ["new"]
+    assert alive(pid) and len(new_processes) == 1
 
 
-def test_whoever_waits_no_more_ends_the_step_and_what_it_started(
+def test_closed_connection_ends_the_step_and_its_children(
     shared: Served, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     step = shared.start("stubborn")
-    wait_for(lambda: re.fullmatch(r"\d+\n", shared.said()))
-    child = int(shared.said())
+    wait_for(lambda: re.fullmatch(r"\d+\n", shared.output()))
+    child = int(shared.output())
     assert alive(step.pid) and alive(child)
     with pytest.raises(subprocess.TimeoutExpired):
         step.wait(0.01)
@@ -200,27 +203,27 @@ def test_whoever_waits_no_more_ends_the_step_and_what_it_started(
     wait_for(lambda: not alive(step.pid) and not alive(child))
 
 
-def test_a_cancelled_step_tells_its_signal(shared: Served) -> None:
+def test_cancelled_step_returns_its_signal(shared: Served) -> None:
     step = shared.start("sleep")
-    wait_for(lambda: "asleep" in shared.said())
+    wait_for(lambda: "asleep" in shared.output())
     supervisor.stop([Process.of(step.pid)], 5.0)
     assert step.wait(10.0) == -signal.SIGTERM
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
-def test_no_step_outlives_its_server(served: Served, number: signal.Signals) -> None:
+def test_steps_end_with_their_server(served: Served, number: signal.Signals) -> None:
     step = served.start("sleep")
-    wait_for(lambda: "asleep" in served.said())
+    wait_for(lambda: "asleep" in served.output())
     os.kill(served.process.pid, number)
     assert step.wait(10.0) < 0
     wait_for(lambda: not alive(step.pid))
 
 
-def test_nonsense_on_the_socket_starts_nothing_and_harms_nobody(shared: Served) -> None:
+def test_invalid_requests_start_no_step_and_leave_the_server_running(shared: Served) -> None:
     for words in (b"", b"nonsense\n", b'{"kind":"start","words":["tell"],"environment":{}}\n'):
         with socket.socket(socket.AF_UNIX) as client, fork_server.address(shared.socket) as place:
             client.connect(place)
-            client.sendall(words)  # without a descriptor to write to
+            client.sendall(words)  # without a file descriptor for the output
             client.shutdown(socket.SHUT_WR)
             answer = fork_server.read_answer(client)
             assert isinstance(answer, Ended) and answer.exit_code != 0

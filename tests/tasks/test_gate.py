@@ -1,4 +1,4 @@
-"""The gate: what audits leave of a claim, and that nothing registers or promotes around it."""
+"""The gate: the verdict of audits on a claim decides registration, promotion and export."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ from tasks.steps import privacy_audit, promote
 from tasks.tracking.event_log import EventLog, Model
 from tasks.tracking.mlflow import ALIAS, Delivery, send_all
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.
 
 RUN = RunContext(run_key="run-1", run_name="dp_bert today", task="report")
 NAME = "confide-notes"
@@ -72,7 +72,7 @@ def record(
 
 
 def invalid_record(*, right: int = 30, key: str = LOWER_BOUND.key, label: Label = Label.DP) -> Any:
-    """Return the record that the audit's own path writes when all of its null controls alarm."""
+    """Return the record that the audit writes when all of its null controls raise an alarm."""
     claim = Claim(1.0, 1e-6, PrivacyProfile.of_claim(1.0, 1e-6))
     coins, same_coins = np.zeros((2, 400), np.bool_)
     coins[:right] = same_coins[:60] = True
@@ -111,12 +111,10 @@ SECRET = record("inconclusive", bound=False, label=Label.OPERATOR, name="Members
         ([record("contradicted", label=Label.OPERATOR), GOOD], "contradicted"),
     ],
 )
-def test_one_record_decides_where_it_speaks_against_the_claim(
-    records: list[AuditRecord], word: str
-) -> None:
-    found = verdict_of("ε = 4", records)
-    assert found.word == word
-    assert found.sentence.startswith("ε = 4: ")
+def test_worst_record_decides_the_verdict(records: list[AuditRecord], word: str) -> None:
+    verdict = verdict_of("ε = 4", records)
+    assert verdict.word == word
+    assert verdict.sentence.startswith("ε = 4: ")
 
 
 # --- a model of the store
@@ -128,8 +126,8 @@ def uri(tracked: Deployment) -> str:
 
 
 @pytest.fixture
-def found(monkeypatch: pytest.MonkeyPatch) -> list[AuditRecord]:
-    """What the only audit of the registry finds of every model that it has an output of."""
+def audit_records(monkeypatch: pytest.MonkeyPatch) -> list[AuditRecord]:
+    """The records that the only registered audit returns for every audited model."""
     records: list[AuditRecord] = []
 
     def read(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
@@ -151,30 +149,32 @@ def judged(deployment: Deployment, uri: str, rule: Any = "audited") -> dict[str,
     store = store_of(deployment)
     result = read_result(store, uri)
     assert result is not None
-    (one,) = judge(store, {"dp": Input(result, Path())}, {"dp": uri}, rule)
-    return one
+    (judgement,) = judge(store, {"dp": Input(result, Path())}, {"dp": uri}, rule)
+    return judgement
 
 
-def test_a_verdict_reads_the_audits_of_these_weights_and_no_others(
-    tracked: Deployment, uri: str, found: list[AuditRecord]
+def test_verdict_uses_audits_of_the_same_weights_only(
+    tracked: Deployment, uri: str, audit_records: list[AuditRecord]
 ) -> None:
     result = read_result(store_of(tracked), uri)
     assert result is not None
     other = released_model(tracked, result.releases, name="b" * 16, weights=b"others")
     audited(tracked, uri)
-    found.append(BAD)
+    audit_records.append(BAD)
     store = store_of(tracked)
-    words = {one: verdict_on(store, one, read_result(store, one)).word for one in (uri, other)}  # type: ignore[arg-type]
+    words = {
+        model: verdict_on(store, model, read_result(store, model)).word for model in (uri, other)
+    }  # type: ignore[arg-type]
     assert words == {uri: "contradicted", other: "not audited"}
 
 
-def test_what_a_training_without_privacy_shows_is_not_held_against_the_model(
-    tracked: Deployment, uri: str, found: list[AuditRecord]
+def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(
+    tracked: Deployment, uri: str, audit_records: list[AuditRecord]
 ) -> None:
     audited(tracked, uri)
-    found += [GOOD, BAD.model_copy(update={"subject": audits.CONTROL})]
+    audit_records += [GOOD, BAD.model_copy(update={"subject": audits.CONTROL})]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.evidence.gate.audits_of", lambda *_, **__: tuple(found))
+        patch.setattr("tasks.evidence.gate.audits_of", lambda *_, **__: tuple(audit_records))
         assert judged(tracked, uri)["verdict"] == "consistent"
 
 
@@ -191,42 +191,42 @@ def test_what_a_training_without_privacy_shows_is_not_held_against_the_model(
 def test_promotion_follows_the_verdict_and_the_rule(
     tracked: Deployment,
     uri: str,
-    found: list[AuditRecord],
+    audit_records: list[AuditRecord],
     record: AuditRecord | None,
     audited_rule: bool,
     unaudited_rule: bool,
 ) -> None:
     if record is not None:
         audited(tracked, uri)
-        found.append(record)
+        audit_records.append(record)
     promoted = {rule: judged(tracked, uri, rule)["promoted"] for rule in
                 ("audited", "unaudited", "approved")}  # fmt: skip
     assert promoted == {"audited": audited_rule, "unaudited": unaudited_rule, "approved": False}
 
 
-def test_a_model_whose_statement_is_not_private_is_not_promoted(
-    tracked: Deployment, found: list[AuditRecord]
+def test_model_with_a_known_seed_is_not_promoted(
+    tracked: Deployment, audit_records: list[AuditRecord]
 ) -> None:
     releases = [
         r.model_copy(update={"seed_known": True}) for r in settled(tracked, EARLIER, TRAINING)
     ]
     known = released_model(tracked, releases, model=NAME)
     audited(tracked, known)
-    found.append(GOOD)
+    audit_records.append(GOOD)
     assert not judged(tracked, known)["promoted"]
 
 
-def test_an_output_of_another_version_hides_no_audit_and_stops_none(
-    tracked: Deployment, uri: str, found: list[AuditRecord]
+def test_unreadable_audit_output_does_not_hide_other_audits(
+    tracked: Deployment, uri: str, audit_records: list[AuditRecord]
 ) -> None:
     store = store_of(tracked)
     store.write(f"store://audit/{'0' * 16}/result.json", b'{"version": 1}')
     audited(tracked, uri)
-    found.append(BAD)
+    audit_records.append(BAD)
     assert judged(tracked, uri)["verdict"] == "contradicted"
 
 
-# --- what reaches MLflow
+# --- registration in MLflow
 
 
 def report_of(
@@ -236,17 +236,24 @@ def report_of(
     title: str = "t",
     run: RunContext = RUN,
 ) -> ReportSpec:
-    """Run a report step that writes nothing but the verdict, as a process would."""
+    """Run a report step whose only output is the verdict, as a process would."""
     spec = ReportSpec(made_up=False, title=title, results={"dp": uri}, settings={})
 
     def judging(spec: ReportSpec, context: StepContext) -> StepOutput:
         results = {name: context.input(uri) for name, uri in spec.results.items()}
-        found = judge(context.store, results, spec.results, spec.promotion)
-        return StepOutput(outputs={}, facts={JUDGED: found, "created": "2026-01-01"})
+        verdicts = judge(context.store, results, spec.results, spec.promotion)
+        return StepOutput(outputs={}, facts={JUDGED: verdicts, "created": "2026-01-01"})
 
     monkeypatch.setattr(contract, "_module", lambda _: SimpleNamespace(run=judging))
     contract.run_step(spec, deployment, run)
     return spec
+
+
+def approve(deployment: Deployment, report: ReportSpec, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Run the step `promote` on a report, as an approval does."""
+    spec = PromoteSpec(made_up=False, report_uri=report.output)
+    monkeypatch.setattr(contract, "_module", lambda _: promote)
+    contract.run_step(spec, deployment, RUN.model_copy(update={"task": "promote"}))
 
 
 @pytest.fixture
@@ -256,16 +263,16 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
     yield messages
 
 
-def test_a_model_is_registered_with_its_verdict_and_promoted(
+def test_consistent_model_is_registered_with_its_verdict_and_promoted(
     tracked: Deployment,
     uri: str,
-    found: list[AuditRecord],
+    audit_records: list[AuditRecord],
     monkeypatch: pytest.MonkeyPatch,
     sent: list[Any],
 ) -> None:
     audited(tracked, uri)
-    found.append(GOOD)
-    for _ in range(2):  # the second finds it done, and says the same
+    audit_records.append(GOOD)
+    for _ in range(2):  # the second run reuses the result and sends the same message
         report_of(tracked, uri, monkeypatch)
     client = MlflowClient(tracked.tracking)
     (version,) = client.search_model_versions(f"name = '{NAME}'")
@@ -281,24 +288,24 @@ def test_a_model_is_registered_with_its_verdict_and_promoted(
 
 
 def test_model_of_a_private_selection_is_not_registered(
-    tracked: Deployment, uri: str, found: list[AuditRecord], monkeypatch: pytest.MonkeyPatch
+    tracked: Deployment, uri: str, audit_records: list[AuditRecord], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The registry stamps each version with the second in which the selection was over."""
+    """The registry stamps each version with a time that would reveal the end of the selection."""
     audited(tracked, uri)
-    found.append(GOOD)
+    audit_records.append(GOOD)
     report_of(tracked, uri, monkeypatch, run=RUN.model_copy(update={"hides_count": True}))
     assert MlflowClient(tracked.tracking).search_registered_models() == []
 
 
-def test_a_contradicted_model_fails_the_step_after_all_is_written_and_is_not_promoted(
+def test_contradicted_model_is_recorded_fails_the_step_and_is_not_promoted(
     tracked: Deployment,
     uri: str,
-    found: list[AuditRecord],
+    audit_records: list[AuditRecord],
     monkeypatch: pytest.MonkeyPatch,
     sent: list[Any],
 ) -> None:
     audited(tracked, uri)
-    found += [GOOD, BAD]
+    audit_records += [GOOD, BAD]
     for _ in range(2):
         with pytest.raises(Contradicted, match="contradicted by Bound") as refused:
             report_of(tracked, uri, monkeypatch)
@@ -310,45 +317,45 @@ def test_a_contradicted_model_fails_the_step_after_all_is_written_and_is_not_pro
     experiment = client.get_experiment_by_name("confide")
     assert experiment is not None
     assert {r.info.status for r in client.search_runs([experiment.experiment_id])} == {"FAILED"}
-    assert EventLog.all(tracked.events) == []  # MLflow was told everything
+    assert EventLog.all(tracked.events) == []  # every event was delivered to MLflow
     assert [m.verdict for m in sent if isinstance(m, Judged)] == ["contradicted"] * 2
 
 
-def test_a_later_contradiction_takes_the_alias_and_stays(
+def test_later_contradiction_removes_the_alias_permanently(
     tracked: Deployment,
     uri: str,
-    found: list[AuditRecord],
+    audit_records: list[AuditRecord],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     audited(tracked, uri)
-    found.append(GOOD)
+    audit_records.append(GOOD)
     report_of(tracked, uri, monkeypatch)
     client = MlflowClient(tracked.tracking)
     assert ALIAS in client.get_registered_model(NAME).aliases
-    found.append(BAD)
+    audit_records.append(BAD)
     with pytest.raises(Contradicted):
         report_of(tracked, uri, monkeypatch, "later")
     assert client.get_registered_model(NAME).aliases == {}
-    found.remove(BAD)  # and an earlier run, of which MLflow hears only now
+    audit_records.remove(BAD)  # an earlier run whose events are delivered later
     report_of(tracked, uri, monkeypatch, "late")
     (version,) = client.search_model_versions(f"name = '{NAME}'")
     assert version.tags["confide.verdict"] == "contradicted"
     assert client.get_registered_model(NAME).aliases == {}
 
 
-def test_an_mlflow_that_was_away_learns_the_verdict_and_the_alias_once(
+def test_verdict_and_alias_are_delivered_once_after_an_outage(
     tracked: Deployment,
     uri: str,
-    found: list[AuditRecord],
+    audit_records: list[AuditRecord],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     audited(tracked, uri)
-    found.append(GOOD)
+    audit_records.append(GOOD)
     report_of(replace(tracked, tracking="http://127.0.0.1:9"), uri, monkeypatch)
     client = MlflowClient(tracked.tracking)
     assert client.search_model_versions(f"name = '{NAME}'") == []
-    with monkeypatch.context() as patch:  # everything arrives, then the process is killed
-        patch.setattr(EventLog, "confirm", _dies)
+    with monkeypatch.context() as patch:  # every event is delivered, then the process is killed
+        patch.setattr(EventLog, "confirm", _raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             Delivery(tracked).deliver(EventLog.all(tracked.events)[0])
     assert send_all(tracked) == 0
@@ -356,29 +363,27 @@ def test_an_mlflow_that_was_away_learns_the_verdict_and_the_alias_once(
     assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
 
 
-def _dies(*_: object) -> None:
+def _raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
 @pytest.mark.parametrize("verdict", ["contradicted", "invalid", None])
-def test_an_alias_against_the_verdict_is_no_event(verdict: str | None) -> None:
+def test_event_with_an_alias_against_the_verdict_is_refused(verdict: str | None) -> None:
     tags = {"confide.verdict": verdict} if verdict else {}
     with pytest.raises(ValidationError, match="the verdict is"):
         Model(name=NAME, files=[], description="", tags=tags, alias=ALIAS)
 
 
-def test_who_approves_is_asked_after_the_audits_and_judged_again(
+def test_approved_model_is_judged_again_and_promoted(
     tracked: Deployment,
     uri: str,
-    found: list[AuditRecord],
+    audit_records: list[AuditRecord],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     report = report_of(tracked, uri, monkeypatch)
     client = MlflowClient(tracked.tracking)
     assert client.get_registered_model(NAME).aliases == {}
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
-    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    approve(tracked, report, monkeypatch)
     (version,) = client.search_model_versions(f"name = '{NAME}'")
     assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
     assert version.tags["confide.approved"] == "by a person"
@@ -388,7 +393,7 @@ def test_who_approves_is_asked_after_the_audits_and_judged_again(
 def test_model_with_an_invalid_audit_is_never_promoted(
     tracked: Deployment, uri: str, right: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """The audit's own path writes the record, the registry of audits reads it from the store."""
+    """The audit writes the record, and the registry of audits reads it from the store."""
     store = store_of(tracked)
     result = read_result(store, uri)
     assert result is not None
@@ -399,19 +404,17 @@ def test_model_with_an_invalid_audit_is_never_promoted(
     weights = {SUBJECT: result.facts["weights_digest"]}
     publish(store, f"{store.root}/audit/{'a' * 16}", folder, **weights, made_up=False)
     for rule in ("audited", "unaudited", "approved"):
-        found = judged(tracked, uri, rule)
-        assert (found["verdict"], found["promoted"]) == ("invalid", False)
+        judgement = judged(tracked, uri, rule)
+        assert (judgement["verdict"], judgement["promoted"]) == ("invalid", False)
     report = report_of(tracked, uri, monkeypatch)
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
-    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    approve(tracked, report, monkeypatch)
     client = MlflowClient(tracked.tracking)
     (version,) = client.search_model_versions(f"name = '{NAME}'")
     assert version.tags["confide.verdict"] == "invalid"
     assert client.get_registered_model(NAME).aliases == {}
     pack = pack_of(tracked, uri, tmp_path / "pack")
     evidence, _ = read_pack(pack)
-    (shown,) = [one for one in evidence.audits if one.key == LOWER_BOUND.key]
+    (shown,) = [audit for audit in evidence.audits if audit.key == LOWER_BOUND.key]
     assert (shown.verdict, shown.ceiling) == ("invalid", None)
     assert "An audit of the claim is invalid" in (pack / "evidence.html").read_text()
 
@@ -420,9 +423,7 @@ def test_invalid_audit_from_outside_withdraws_the_model(
     tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     report = report_of(tracked, uri, monkeypatch)
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
-    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    approve(tracked, report, monkeypatch)
     client = MlflowClient(tracked.tracking)
     assert ALIAS in client.get_registered_model(NAME).aliases
     outside(
@@ -432,30 +433,28 @@ def test_invalid_audit_from_outside_withdraws_the_model(
     assert judged(tracked, uri, "unaudited")["verdict"] == "invalid"
 
 
-def test_what_was_contradicted_while_it_waited_is_not_promoted(
+def test_model_contradicted_before_its_approval_is_not_promoted(
     tracked: Deployment,
     uri: str,
-    found: list[AuditRecord],
+    audit_records: list[AuditRecord],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     report = report_of(tracked, uri, monkeypatch)
     audited(tracked, uri)
-    found.append(BAD)
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
+    audit_records.append(BAD)
     with pytest.raises(Contradicted):
-        contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+        approve(tracked, report, monkeypatch)
     assert MlflowClient(tracked.tracking).get_registered_model(NAME).aliases == {}
 
 
-# --- audits from outside, run whenever somebody does
+# --- audits from outside, at any time
 
 
 def given(verdict: str) -> AuditRecord:
-    """What was found by texts that somebody says coins divided."""
-    found = record(verdict, label=Label.OPERATOR, name="Given coins")
-    assert isinstance(found, AuditRecord)
-    return found.model_copy(update={"key": COIN_BOUND})
+    """Return a record of an audit by texts that, as its user states, fair coins divided."""
+    coin_record = record(verdict, label=Label.OPERATOR, name="Given coins")
+    assert isinstance(coin_record, AuditRecord)
+    return coin_record.model_copy(update={"key": COIN_BOUND})
 
 
 def outside(
@@ -463,13 +462,13 @@ def outside(
     model: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    found: AuditRecord,
+    outcome: AuditRecord,
 ) -> StepResult:
-    """Run the step `privacy_audit` on a model, as a process would; its audit finds what is said."""
+    """Run the step `privacy_audit` on a model, as a process would, with this record as result."""
     monkeypatch.setattr(contract, "_module", lambda _: privacy_audit)
     monkeypatch.setattr("dp_core.audit.black_box.open_model", lambda _: None)
-    monkeypatch.setattr("dp_core.audit.black_box.audit", lambda *_, **__: [found])
-    canaries = tmp_path / f"{found.verdict}.txt"
+    monkeypatch.setattr("dp_core.audit.black_box.audit", lambda *_, **__: [outcome])
+    canaries = tmp_path / f"{outcome.verdict}.txt"
     canaries.write_text("her number is [[seven]]")
     spec = PrivacyAuditSpec(made_up=False, audited_model=model, given_canaries=str(canaries))
     context = RUN.model_copy(update={"run_key": "later", "task": "privacy_audit"})
@@ -477,7 +476,7 @@ def outside(
 
 
 @pytest.mark.parametrize("copied", [False, True])
-def test_a_contradiction_from_outside_withdraws_the_model_and_stands_in_its_pack(
+def test_contradiction_from_outside_withdraws_the_model_and_is_in_its_pack(
     tracked: Deployment,
     uri: str,
     copied: bool,
@@ -485,9 +484,7 @@ def test_a_contradiction_from_outside_withdraws_the_model_and_stands_in_its_pack
     tmp_path: Path,
 ) -> None:
     report = report_of(tracked, uri, monkeypatch)
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
-    contract.run_step(spec, tracked, RUN.model_copy(update={"task": "promote"}))
+    approve(tracked, report, monkeypatch)
     client, store = MlflowClient(tracked.tracking), store_of(tracked)
     assert ALIAS in client.get_registered_model(NAME).aliases
     folder = tmp_path / "copy"
@@ -496,7 +493,7 @@ def test_a_contradiction_from_outside_withdraws_the_model_and_stands_in_its_pack
         (store.local_copy(uri) / "model.safetensors").read_bytes()
     )
     model = str(folder) if copied else uri
-    for _ in range(2):  # the second finds it done, and says the same
+    for _ in range(2):  # the second run reuses the result and fails alike
         with pytest.raises(Contradicted, match="contradicted by Given coins"):
             outside(tracked, model, monkeypatch, tmp_path, given("contradicted"))
     (version,) = client.search_model_versions(f"name = '{NAME}'")
@@ -504,19 +501,19 @@ def test_a_contradiction_from_outside_withdraws_the_model_and_stands_in_its_pack
     assert client.get_registered_model(NAME).aliases == {}
     assert judged(tracked, uri, "unaudited")["promoted"] is False
     evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "pack"))
-    (told,) = [one for one in evidence.audits if one.verdict == "contradicted"]
-    assert (told.key, told.subject) == (COIN_BOUND, "the released model")
+    (contradiction,) = [audit for audit in evidence.audits if audit.verdict == "contradicted"]
+    assert (contradiction.key, contradiction.subject) == (COIN_BOUND, "the released model")
 
 
 @pytest.mark.parametrize("kind", ["kept on the way", "fine-tuned"])
-def test_a_contradicted_model_is_not_exported_nor_the_others_under_its_claim(
+def test_contradicted_copy_prevents_the_export_of_every_model_of_its_claim(
     deployment: Deployment,
     no_mlflow: None,
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
 ) -> None:
-    """An auditor has a copy: of a model after an epoch before the last, or with a head."""
+    """The audited copy is a model of an earlier epoch, or a fine-tuned model."""
     releases, store = settled(deployment, EARLIER, TRAINING), store_of(deployment)
     if kind == "fine-tuned":
         uri = released_model(deployment, releases, step="finetune", weights_digest="")
@@ -542,7 +539,7 @@ def test_a_contradicted_model_is_not_exported_nor_the_others_under_its_claim(
         find_origin(store, copy)
 
 
-def test_evidence_of_a_model_that_was_kept_on_the_way_is_that_of_the_last(
+def test_evidence_for_an_intermediate_model_is_refused_with_the_last_model(
     deployment: Deployment, tmp_path: Path
 ) -> None:
     releases, store = settled(deployment, EARLIER, TRAINING), store_of(deployment)
@@ -554,24 +551,24 @@ def test_evidence_of_a_model_that_was_kept_on_the_way_is_that_of_the_last(
         origin_of_export(store, copy)
 
 
-def test_nothing_that_is_found_from_outside_promotes_a_model(
+def test_audit_from_outside_never_promotes_a_model(
     tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Nobody bound the coins before the training: they may have been chosen to find nothing."""
+    """The coins were not bound before the training, so they may be chosen to hide leakage."""
     for verdict in ("consistent", "inconclusive"):
         result = outside(tracked, uri, monkeypatch, tmp_path, given(verdict))
         assert result.facts[JUDGED] == []
     assert judged(tracked, uri)["verdict"] == "not audited"
     assert MlflowClient(tracked.tracking).search_registered_models() == []
     evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "pack"))
-    (told,) = [one for one in evidence.audits if one.key == "from_outside"]
-    assert "for the operator only" in told.finding
+    (summary,) = [audit for audit in evidence.audits if audit.key == "from_outside"]
+    assert "for the operator only" in summary.finding
     evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "whole", operator=True))
-    shown = {one.verdict for one in evidence.audits if one.key == COIN_BOUND}
+    shown = {audit.verdict for audit in evidence.audits if audit.key == COIN_BOUND}
     assert shown == {"consistent", "inconclusive"}
 
 
-def test_a_contradicted_stranger_fails_its_audit_and_is_nobodys_version(
+def test_contradicted_third_party_model_is_not_registered(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     folder = tmp_path / "stranger"
@@ -582,7 +579,7 @@ def test_a_contradicted_stranger_fails_its_audit_and_is_nobodys_version(
     assert MlflowClient(tracked.tracking).search_registered_models() == []
 
 
-def test_a_training_registers_nothing_by_itself(
+def test_step_result_alone_registers_no_model(
     tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     report = ReportSpec(made_up=False, title="t", results={}, settings={})
@@ -593,15 +590,15 @@ def test_a_training_registers_nothing_by_itself(
 
 
 @pytest.mark.usefixtures("at_home")
-def test_a_contradicted_model_is_not_exported(
+def test_contradicted_model_is_not_exported(
     tracked: Deployment,
     uri: str,
-    found: list[AuditRecord],
+    audit_records: list[AuditRecord],
     confide: Confide,
     tmp_path: Path,
 ) -> None:
     audited(tracked, uri)
-    found.append(BAD)
+    audit_records.append(BAD)
     code, _, err = confide("export", str(tmp_path / "out"), "--uri", uri)
     assert code == 4
     assert "contradicted by Bound" in err

@@ -1,4 +1,4 @@
-"""Names and paths are data: never a word of a command, never a way out of their folder."""
+"""Names and paths are data: they execute no command and leave no folder."""
 
 import json
 import os
@@ -31,15 +31,15 @@ HOSTILE = [
 
 @pytest.mark.parametrize("name", HOSTILE)
 @pytest.mark.parametrize("field", ["private_dataset", "data_version"])
-def test_a_name_is_a_name(field, name):
-    told = {"private_format": "jsonl", "private_path": "/data/x", "private_dataset": "notes"}
+def test_names_with_special_characters_are_refused(field, name):
+    settings = {"private_format": "jsonl", "private_path": "/data/x", "private_dataset": "notes"}
     with pytest.raises(ValidationError):
-        JobSettings.model_validate(told | {field: name})
+        JobSettings.model_validate(settings | {field: name})
 
 
 @pytest.mark.parametrize("path", [f"/data/{word}" for word in HOSTILE[:5]])
-def test_a_path_reaches_the_step_as_it_was_given_and_runs_nothing(tmp_path, monkeypatch, path):
-    """Through a real process: the spec that arrives is the spec that was sent."""
+def test_path_reaches_the_step_unchanged_and_executes_nothing(tmp_path, monkeypatch, path):
+    """A real process receives the spec unchanged."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "$PROGRAM" "$@"\n')
     python.chmod(0o755)
@@ -64,15 +64,15 @@ def test_sources_are_absolute_paths_or_buckets(tmp_path, path):
         stage_source(path, tmp_path, field="private_path")
 
 
-def test_a_step_s_name_is_no_module_to_import(tmp_path):
-    """`python -m tasks NAME`: only a spec's own step is ever imported."""
+def test_step_name_cannot_import_another_module(tmp_path):
+    """`python -m tasks NAME` imports only the step of the spec."""
     for name in ("os", "../corpus; true"):
-        answer = subprocess.run(
+        process = subprocess.run(
             [sys.executable, "-m", "tasks", name, "--spec", "data:,%7B%22step%22:%22os%22%7D"],
             env={**os.environ, "CONFIDE_HOME": str(tmp_path), "PYTHONPATH": str(CHECKOUT)},
             capture_output=True,
             text=True,
             check=False,
         )
-        assert answer.returncode == 2
-        assert answer.stderr.count("\n") == 1
+        assert process.returncode == 2
+        assert process.stderr.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Models of one training after several epochs: one charge, one statement, bound to one noise."""
+"""Models of several epochs of one training share one charge, one statement and one noise seed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from release_examples import record
 from spec_examples import spec_of
-from step_bench import Bench, Chain, answered, tuning
+from step_bench import Bench, Chain, as_input, tuning
 
 from dp_core.errors import BadInput, ConfideError
 from dp_core.models.hugging_face import load_model
@@ -49,18 +49,18 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
 def released(chain: Chain) -> tuple[Input, Bench]:
     context = chain.context("kept")
     spec = chain.training(updates=4, kept_updates=(1, 3))
-    return answered(pretrain.run(spec, context), context, "pretrain"), context
+    return as_input(pretrain.run(spec, context), context, "pretrain"), context
 
 
 def weights_in(folder: Path) -> Arrays:
     return load_model(folder).parameters
 
 
-def differ(one: Arrays, other: Arrays) -> bool:
-    return any((one[name] != other[name]).any() for name in one)
+def differ(first: Arrays, second: Arrays) -> bool:
+    return any((first[name] != second[name]).any() for name in first)
 
 
-def test_models_of_several_epochs_are_one_entry_and_one_epsilon(
+def test_models_of_several_epochs_have_one_ledger_entry_and_one_epsilon(
     chain: Chain, released: tuple[Input, Bench]
 ) -> None:
     model, context = released
@@ -72,26 +72,26 @@ def test_models_of_several_epochs_are_one_entry_and_one_epsilon(
     assert epsilon == {n.value for n in alone.numbers if n.name == "epsilon"}.pop()
     folders = models_by_updates(model)
     assert list(folders) == [1, 3, 4] and folders[4] == context.out
-    said = [json.loads((folder / DATA).read_text()) for folder in folders.values()]
-    assert said[0] == said[1] == said[2]
-    assert said[0]["epsilon"] == pytest.approx(epsilon)
-    assert said[0]["released_after_updates"] == [1, 3, 4]
+    statements = [json.loads((folder / DATA).read_text()) for folder in folders.values()]
+    assert statements[0] == statements[1] == statements[2]
+    assert statements[0]["epsilon"] == pytest.approx(epsilon)
+    assert statements[0]["released_after_updates"] == [1, 3, 4]
     for folder in folders.values():
         words = (folder / WORDS).read_text()
         assert "3 models are released: after 1, 3 and 4 updates" in words
     assert "released_after_updates" not in json.loads((alone.out / DATA).read_text())
 
 
-def test_they_are_the_weights_that_the_training_had(
+def test_kept_models_equal_the_weights_of_the_training(
     chain: Chain, released: tuple[Input, Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same noise gives the same models: a run that is repeated, looked into at its updates."""
+    """A repeated training with the same noise is inspected at every update."""
     model, context = released
     passed: dict[int, Arrays] = {}
-    own = KeptModels.hook
+    original = KeptModels.hook
 
-    def looked_into(self: KeptModels, beside: EvaluationHook | None) -> EvaluationHook | None:
-        hook = own(self, beside)
+    def inspected(self: KeptModels, inner: EvaluationHook | None) -> EvaluationHook | None:
+        hook = original(self, inner)
         assert hook is not None
         every = frozenset(range(1, 5))
 
@@ -102,7 +102,7 @@ def test_they_are_the_weights_that_the_training_had(
 
         return EvaluationHook(every, evaluate)
 
-    monkeypatch.setattr(KeptModels, "hook", looked_into)
+    monkeypatch.setattr(KeptModels, "hook", inspected)
     again = chain.context("kept")  # the same entry, seed and manifest
     for name in ("checkpoints", "models"):
         for place in context.durable.glob(f"{name}-*"):
@@ -116,16 +116,19 @@ def test_they_are_the_weights_that_the_training_had(
         assert differ(kept, {n: passed[updates % 4 + 1][n] for n in kept}), updates
 
 
-def test_another_model_under_the_same_noise_is_refused(
+def test_changed_intermediate_model_under_the_same_noise_is_refused(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The noise is bound to all that was released, not to the last model alone."""
+    """The digest in the ledger covers every released model, not only the last."""
     spec = chain.training(updates=3, kept_updates=(1,))
     pretrain.run(spec, chain.context("bound"))
-    own = KeptModels.weights
+    original = KeptModels.weights
 
     def rounded(self: KeptModels) -> dict[int, Arrays]:
-        return {u: {n: v * (1 + 1e-6) for n, v in one.items()} for u, one in own(self).items()}
+        return {
+            u: {n: v * (1 + 1e-6) for n, v in values.items()}
+            for u, values in original(self).items()
+        }
 
     monkeypatch.setattr(KeptModels, "weights", rounded)
     with pytest.raises(BadInput, match="was released before"):
@@ -136,8 +139,8 @@ def kept_in(folder: Path, *updates: int, run: str = "run") -> KeptModels:
     return KeptModels(updates, LocalFolder(folder), run)
 
 
-def test_models_of_two_processes_are_not_released_together(tmp_path: Path) -> None:
-    """Two machines train the same at once, and round otherwise: under one noise."""
+def test_models_written_by_two_processes_are_refused(tmp_path: Path) -> None:
+    """Two machines run the same training at once and round differently under one noise."""
     ours, theirs = kept_in(tmp_path, 1, 2), kept_in(tmp_path, 1, 2)
     for kept, rounded in ((ours, 0.0), (theirs, 1e-7)):
         hook = kept.hook(None)
@@ -153,24 +156,24 @@ def arrays(number: int) -> Arrays:
     return {"w": np.full((2, 3), number, np.float32)}
 
 
-def test_what_was_kept_is_found_again_by_a_run_that_goes_on(tmp_path: Path) -> None:
+def test_resumed_training_finds_its_kept_models(tmp_path: Path) -> None:
     seen: list[int] = []
-    beside = EvaluationHook(frozenset({2, 5}), lambda done, _: seen.append(done))
-    first = kept_in(tmp_path, 2, 4).hook(beside)
+    evaluation = EvaluationHook(frozenset({2, 5}), lambda done, _: seen.append(done))
+    first = kept_in(tmp_path, 2, 4).hook(evaluation)
     assert first is not None and first.at == {2, 4, 5}
     first.evaluate(2, arrays(2))
     second = kept_in(tmp_path, 2, 4)
-    again = second.hook(beside)
+    again = second.hook(evaluation)
     assert again is not None
-    for done in (2, 4, 5):  # it passes once more through where it goes on from
+    for done in (2, 4, 5):  # a resumed training repeats the update that it resumes from
         again.evaluate(done, arrays(done))
     assert seen == [2, 2, 5]
     assert {u: float(w["w"][0, 0]) for u, w in second.weights().items()} == {2: 2.0, 4: 4.0}
-    assert kept_in(tmp_path).hook(beside) is beside
+    assert kept_in(tmp_path).hook(evaluation) is evaluation
     assert kept_in(tmp_path).weights() == {}
 
 
-def test_a_lost_or_damaged_model_is_told_and_none_of_another_training_taken(
+def test_missing_damaged_or_foreign_kept_model_is_refused(
     tmp_path: Path,
 ) -> None:
     kept = kept_in(tmp_path, 2, 4)
@@ -191,12 +194,14 @@ def test_a_lost_or_damaged_model_is_told_and_none_of_another_training_taken(
 
 
 @pytest.mark.parametrize("kept", [(2, 1), (1, 1), (0, 1), (2,), (3,)])
-def test_models_are_kept_in_order_and_before_the_last(chain: Chain, kept: tuple[int, ...]) -> None:
+def test_kept_updates_must_increase_and_precede_the_last(
+    chain: Chain, kept: tuple[int, ...]
+) -> None:
     with pytest.raises(ValueError, match="kept_updates: they must rise, and lie below updates"):
         chain.training(updates=2, kept_updates=kept)
 
 
-def test_epochs_become_updates_of_each_training() -> None:
+def test_kept_epochs_become_updates_and_measurements_of_each_training() -> None:
     settings = JobSettings(
         kept_epochs="1,2.5", epochs=4, declared_units=1000, batch_size=64,
         nonprivate_batch_size=100, membership_units=10, audit_canaries=100, phrases_epsilon=1.0,
@@ -206,12 +211,12 @@ def test_epochs_become_updates_of_each_training() -> None:
     assert kept == {
         "public_pretraining": (),
         "phrases_pretraining": (),
-        "dp_pretraining": (18, 43),  # of 1100 units, audit canaries among them
+        "dp_pretraining": (18, 43),  # 1100 units, including the audit canaries
         "nonprivate_pretraining": (10, 25),
     }
     for name in ("dp_membership", "dp_exposure", "dp_finetuning", "dp_audit"):
         assert vars(steps[name])["model_uri"] == steps["dp_pretraining"].output
-    # What is measured of the last model is measured of each before it, under a name of its own.
+    # Each earlier model has the same measurements as the last, under separate names.
     measured = {
         name: (spec.model_uri, spec.model_updates)
         for name, spec in steps.items()
@@ -228,7 +233,7 @@ def test_epochs_become_updates_of_each_training() -> None:
         for task in ("finetuning", "exposure")
     }
     outputs = {spec.output for spec in steps.values() if isinstance(spec, FinetuneSpec)}
-    assert len(outputs) == 4 + 4  # of each model its own
+    assert len(outputs) == 4 + 4  # one fine-tuning per model
     assert steps["budget"].model_dump()["charged"] == tuple(
         steps[name].model_dump() for name in ("vocabulary", "phrases", "dp_pretraining")
     )
@@ -237,57 +242,60 @@ def test_epochs_become_updates_of_each_training() -> None:
     assert len(tasks) == 4 and all(name.endswith("exposure") for name in tasks)
 
 
-def test_private_fine_tunings_of_earlier_models_are_charged_each() -> None:
-    """Of the labels each is a release of its own; δ counts them before anything is read."""
-    told: dict[str, Any] = {
+def test_each_private_fine_tuning_of_an_earlier_model_is_charged() -> None:
+    """Each fine-tuning is a release of the labels, and δ counts all of them in advance."""
+    settings_of_job: dict[str, Any] = {
         "private_format": "text", "private_path": "/a", "private_dataset": "notes",
         "entities_format": "columns", "entities_train": "/l", "entities_test": "/t",
         "entities_dataset": "labels", "finetune_privacy": "dp", "entity_types": "problem",
         "entities_unit": "document", "entities_declared_units": 1000, "nonprivate": False,
     }  # fmt: skip
-    alone, kept = JobSettings(**told), JobSettings(**told, kept_epochs="1,2,3")
+    alone, kept = (
+        JobSettings(**settings_of_job),
+        JobSettings(**settings_of_job, kept_epochs="1,2,3"),
+    )
     charged = [
         [spec.step for spec in budget_of_run(settings).charged] for settings in (alone, kept)
     ]
-    assert [one.count("finetune") for one in charged] == [1, 4]
-    assert [one.count("pretrain") for one in charged] == [1, 1]
-    delta = {"finetune_delta": 4e-4}  # twice is below one in 1000, four times is not
-    JobSettings(**told, **delta, kept_epochs="1")
+    assert [steps.count("finetune") for steps in charged] == [1, 4]
+    assert [steps.count("pretrain") for steps in charged] == [1, 1]
+    delta = {"finetune_delta": 4e-4}  # twice this δ is below one in 1000, four times is not
+    JobSettings(**settings_of_job, **delta, kept_epochs="1")
     with pytest.raises(ValueError, match="finetune_delta, entities_declared_units"):
-        JobSettings(**told, **delta, kept_epochs="1,2,3")
+        JobSettings(**settings_of_job, **delta, kept_epochs="1,2,3")
 
 
-def test_the_total_of_a_job_counts_the_fine_tunings_of_earlier_models() -> None:
-    """And leaves out those that stay with the operator."""
+def test_total_of_a_job_includes_fine_tunings_of_earlier_models() -> None:
+    """The total excludes the releases that only the operator sees."""
     event = PoissonGaussian.single(0.1, 2.0, 5, unit=PrivacyUnit.PATIENT)
     training, last, earlier = (record(name, event) for name in ("training", "last", "earlier"))
-    own = record("own", Unaccounted("labels as they are", unit=PrivacyUnit.PATIENT))
+    unaccounted = record("own", Unaccounted("labels as they are", unit=PrivacyUnit.PATIENT))
 
     def output(step: str, *releases: ReleaseRecord) -> Input:
-        told: dict[str, Any] = {"outputs": {}, "metrics": [], "facts": {}, "spec_hash": ""}
-        return Input(StepResult(step=step, releases=[training, *releases], **told), Path())
+        fields: dict[str, Any] = {"outputs": {}, "metrics": [], "facts": {}, "spec_hash": ""}
+        return Input(StepResult(step=step, releases=[training, *releases], **fields), Path())
 
     results = {
         "dp_pretraining": output("pretrain"),
         "dp_finetuning": output("finetune", last),
         "σ=1 · B=64 · epochs=1 of 4 / finetuning": output("finetune", earlier),
-        "training without privacy · epochs=1 of 4 / finetuning": output("finetune", own),
+        "training without privacy · epochs=1 of 4 / finetuning": output("finetune", unaccounted),
     }
     assert released_by_job(results) == [training, last, earlier]
 
 
-def test_the_model_of_an_epoch_is_what_is_fine_tuned_and_measured(
+def test_fine_tuning_and_exposure_read_the_model_of_the_requested_epoch(
     chain: Chain, released: tuple[Input, Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     model, _ = released
     tuned: dict[str, Arrays] = {}
     ranked: list[Path] = []
 
-    def looked_at(folder: Path) -> Any:
+    def recorded(folder: Path) -> Any:
         ranked.append(folder)
         return load_model(folder)
 
-    monkeypatch.setattr(exposure, "load_model", looked_at)
+    monkeypatch.setattr(exposure, "load_model", recorded)
     for updates in (1, 3, 0):
         context, spec = tuning(chain, model, f"tuned after {updates}", model_updates=updates)
         opened = model_at(context, "model", field="model_uri", updates=updates)
@@ -296,32 +304,32 @@ def test_the_model_of_an_epoch_is_what_is_fine_tuned_and_measured(
         answer = finetune.run(spec, context)
         assert answer.facts["began_with"] == opened.facts["weights_digest"] == weights
         assert answer.facts["released_after"] == [1, 3, 4]
-        said = json.loads((context.out / DATA).read_text())
-        assert said["released_after_updates"] == [1, 3, 4]
-        assert said["epsilon"] == json.loads((model.folder / DATA).read_text())["epsilon"]
+        statement = json.loads((context.out / DATA).read_text())
+        assert statement["released_after_updates"] == [1, 3, 4]
+        assert statement["epsilon"] == json.loads((model.folder / DATA).read_text())["epsilon"]
         tuned[weights] = load_model(context.out).parameters
         audited = chain.context(f"exposure after {updates}")
         audited.inputs = chain.inputs | {"model": model}
         inputs = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "rows"}
-        told = spec_of(ExposureSpec, **inputs, model_updates=updates)
-        found = exposure.run(told, audited)
-        assert found.facts[SUBJECT] == weights
+        exposure_spec = spec_of(ExposureSpec, **inputs, model_updates=updates)
+        measured = exposure.run(exposure_spec, audited)
+        assert measured.facts[SUBJECT] == weights
         (epsilon,) = (n.value for n in audited.numbers if n.name == "epsilon")
-        assert epsilon == pytest.approx(said["epsilon"])
+        assert epsilon == pytest.approx(statement["epsilon"])
         assert ranked.pop() == opened.folder and not ranked
     assert len(tuned) == 3
-    one, two, three = tuned.values()
-    assert differ(one, two) and differ(two, three)
+    first, second, third = tuned.values()
+    assert differ(first, second) and differ(second, third)
     context = chain.context("no such model")
     context.inputs = chain.inputs | {"model": model}
     with pytest.raises(BadInput, match=r"no model was kept after 2 updates.*those after 1, 3, 4"):
         model_at(context, "model", field="model_uri", updates=2)
 
 
-def test_nothing_is_kept_under_a_charge_of_the_last_model_alone(
+def test_kept_models_need_a_mechanism_that_covers_every_iterate(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As an accounting that hides the other iterates would have it: before anything is charged."""
+    """A mechanism that hides the other iterates is refused before the charge."""
     spec = chain.training(updates=4, kept_updates=(2,))
     planned_release(spec)
     monkeypatch.setattr(PoissonGaussian, "every_iterate", False)
@@ -335,16 +343,16 @@ def test_nothing_is_kept_under_a_charge_of_the_last_model_alone(
 
 
 @pytest.mark.parametrize("epochs", ["2,1", "0,1", "4", "1,5", "1,1", "1,1.001"])
-def test_epochs_out_of_order_are_refused_with_the_settings(epochs: str) -> None:
+def test_kept_epochs_must_increase_below_the_last_epoch(epochs: str) -> None:
     with pytest.raises(ValueError, match=r"kept_epochs: .* must rise, above 0 and below epochs"):
         JobSettings(kept_epochs=epochs, epochs=4)
 
 
-def test_what_releases_one_model_keeps_no_other(chain: Chain) -> None:
+def test_selection_and_search_refuse_kept_models(chain: Chain) -> None:
     kept: dict[str, Any] = {"updates": 3, "kept_updates": (1,)}
-    told = {"made_up": False, "selection": {}}
+    fields = {"made_up": False, "selection": {}}
     with pytest.raises(ValueError, match="a selection releases its best model alone"):
-        SelectSpec(candidates=(chain.training(**kept),), **told)
+        SelectSpec(candidates=(chain.training(**kept),), **fields)
     asked = {"search": "s", "number": 0, "least_noise_multiplier": 4.0, "most_updates": 9}
     with pytest.raises(ValueError, match="the last model alone is released"):
         chain.training(asked=asked, **kept)

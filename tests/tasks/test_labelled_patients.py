@@ -1,4 +1,4 @@
-"""Private labels by patient: all documents of one are one unit, or nothing is begun."""
+"""Private labels with the unit patient: all documents of a patient are one unit."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.runtime.deployment import Deployment
 from tasks.steps.entities import read_part, read_text_part
 from tasks.steps.finetune import units_of
 
-WHO = RunContext(run_key="by-hand", run_name="by hand", task="entities")
+CONTEXT = RunContext(run_key="by-hand", run_name="by hand", task="entities")
 SENTENCE = "Pain\tB-problem\n\n"
 
 
@@ -38,7 +38,7 @@ def spec(untracked: Deployment, tmp_path: Path) -> EntitiesSpec:
 
 
 def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: EntitiesSpec) -> None:
-    result = contract.run_step(spec, untracked, WHO)
+    result = contract.run_step(spec, untracked, CONTEXT)
     assert result.facts["all_name_a_patient"] is True
     train = read_part(output_folder(untracked, spec.output), "train")
     assert [(s.document_id, s.patient_id) for s in train] == [
@@ -49,45 +49,45 @@ def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: En
     assert len(set(units_of([*train, *train], PrivacyUnit.EXAMPLE))) == 4
 
 
-def test_another_list_is_another_version_of_the_data(
+def test_changed_list_of_patients_needs_another_data_version(
     untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
 ) -> None:
-    contract.run_step(spec, untracked, WHO)
+    contract.run_step(spec, untracked, CONTEXT)
     (tmp_path / "patients.csv").write_text("a.tsv#0,p\nb.tsv#0,q\n")
     with pytest.raises(BadInput, match="data_version"):
-        contract.run_step(spec, untracked, WHO)
+        contract.run_step(spec, untracked, CONTEXT)
 
 
-def test_a_document_without_a_patient_is_nobodys(
+def test_training_document_without_a_patient_is_refused(
     untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
 ) -> None:
     (tmp_path / "patients.csv").write_text("a.tsv#0,p\n")
     with pytest.raises(BadInput, match="every training document"):
-        contract.run_step(spec, untracked, WHO)
+        contract.run_step(spec, untracked, CONTEXT)
 
 
-def test_without_a_list_no_labelled_document_names_a_patient(
+def test_labels_without_a_list_of_patients_cannot_have_patient_units(
     untracked: Deployment, spec: EntitiesSpec
 ) -> None:
     alone = spec.model_copy(update={"patients_path": ""})
-    assert contract.run_step(alone, untracked, WHO).facts["all_name_a_patient"] is False
-    nobody = [Sentence(("a",), ("O",), "d")]
+    assert contract.run_step(alone, untracked, CONTEXT).facts["all_name_a_patient"] is False
+    unassigned = [Sentence(("a",), ("O",), "d")]
     with pytest.raises(BadInput, match="entities_patients"):
-        units_of(nobody, PrivacyUnit.PATIENT)
+        units_of(unassigned, PrivacyUnit.PATIENT)
 
 
 def test_reading_step_hides_whether_private_labels_hold_an_entity(
     untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
 ) -> None:
-    """One unit's entity may be the only one: the step ends alike with and without it."""
+    """An entity of a single unit may be the only one, and the step must not reveal it."""
     (tmp_path / "train" / "a.tsv").write_text("Pain\tO\n\n")
-    with_it = contract.run_step(spec, untracked, WHO)
+    with_it = contract.run_step(spec, untracked, CONTEXT)
     (tmp_path / "train" / "b.tsv").write_text("Pain\tO\n\n")
-    without = contract.run_step(spec.model_copy(update={"data_version": "2"}), untracked, WHO)
+    without = contract.run_step(spec.model_copy(update={"data_version": "2"}), untracked, CONTEXT)
     assert set(with_it.facts) == set(without.facts)
 
 
-def test_texts_with_a_class_name_their_patients_themselves(
+def test_texts_with_classes_contain_their_patients(
     untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
 ) -> None:
     rows = ("p\tno pain\tmild pain\tno\n", "q\tno pain\tnone\tyes\n")
@@ -97,11 +97,11 @@ def test_texts_with_a_class_name_their_patients_themselves(
             (tmp_path / part / f"{name}.tsv").unlink()
         (tmp_path / part / "pairs.tsv").write_text(header + "".join(rows))
     change = {"head": "pairs", "format": "tsv", "patients_path": ""}
-    result = contract.run_step(spec.model_copy(update=change), untracked, WHO)
+    result = contract.run_step(spec.model_copy(update=change), untracked, CONTEXT)
     assert (result.facts["head"], result.facts["all_name_a_patient"]) == ("pairs", True)
     texts = read_text_part(output_folder(untracked, result.outputs["train"]).parent, "train")
     assert units_of(texts, PrivacyUnit.PATIENT) == ["p", "q"]
-    assert len({text.document_id for text in texts}) == 1  # the same first text, no id
+    assert len({text.document_id for text in texts}) == 1  # the same first text, without ids
     assert len(set(units_of(texts, PrivacyUnit.DOCUMENT))) == 2  # of two patients
     assert len(set(units_of([*texts, texts[0]], PrivacyUnit.EXAMPLE))) == 3
     assert {m.name: m.label for m in result.metrics}["train_pairs"] == "operator"

@@ -1,4 +1,4 @@
-"""What arrives late, in whatever order: a job that has ended stays ended, and nothing is lost."""
+"""Late events in any order: a finished job stays finished, and no event is lost."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from mlflow.tracking import MlflowClient  # noqa: TID251 - looks at what tracking.py left there
+from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
 
 from dp_core.errors import Unfinished
 from dp_core.labels import Operator, Public
@@ -27,15 +27,15 @@ from tasks.tracking.mlflow import (
 )
 from tasks.tracking.tracker import Tracker
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.
 
 DONE = Identity("run-1", "dp_bert today", "corpus", "", "corpus", "a" * 64, True)
 KILLED = replace(DONE, task="canaries", step="canaries", spec_hash="b" * 64)
 REPORT = replace(DONE, task="report", step="report", spec_hash="c" * 64)
 
 
-def _left_behind(deployment: Deployment) -> None:
-    """Keep what a finished step, a killed one and the last one could not send."""
+def _write_undelivered(deployment: Deployment) -> None:
+    """Write the undelivered events of a finished, a killed and a last step."""
     down = replace(deployment, tracking="http://127.0.0.1:9")
     for identity in (DONE, KILLED, REPORT):
         tracker = Tracker(down, identity)
@@ -48,11 +48,11 @@ def _statuses(
     deployment: Deployment, identity: Identity, target: str, experiment: str = PUBLIC
 ) -> list[str]:
     client = MlflowClient(deployment.tracking)
-    found = client.get_experiment_by_name(experiment)
-    if found is None:
+    experiment_info = client.get_experiment_by_name(experiment)
+    if experiment_info is None:
         return []
     key = identity.key(target)
-    runs = client.search_runs([found.experiment_id], f"tags.`{KEY_TAG}` = '{key}'")
+    runs = client.search_runs([experiment_info.experiment_id], f"tags.`{KEY_TAG}` = '{key}'")
     return [str(run.info.status) for run in runs]
 
 
@@ -64,27 +64,27 @@ def _status(
 
 
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
-def test_a_job_that_has_ended_is_not_shown_as_running(
+def test_finished_job_is_not_shown_as_running(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
 ) -> None:
-    _left_behind(tracked)
-    found = EventLog.all(tracked.events)
-    monkeypatch.setattr(EventLog, "all", lambda parent: [found[place] for place in order])
+    _write_undelivered(tracked)
+    logs = EventLog.all(tracked.events)
+    monkeypatch.setattr(EventLog, "all", lambda parent: [logs[place] for place in order])
     assert send_all(tracked) == 0
     assert _status(tracked, REPORT, "parent") == "FINISHED"
     assert _status(tracked, DONE, "step") == "FINISHED"
     assert _status(tracked, KILLED, "step") == "RUNNING"
 
 
-def test_a_step_that_is_over_makes_no_job_run_again(tracked: Deployment) -> None:
-    _left_behind(tracked)
-    for identity in (REPORT, DONE):  # each by a process of its own
+def test_late_events_of_a_step_do_not_restart_its_job(tracked: Deployment) -> None:
+    _write_undelivered(tracked)
+    for identity in (REPORT, DONE):  # each in a separate process
         Delivery(tracked).deliver(EventLog.of(tracked.events, identity))
     assert _status(tracked, REPORT, "parent") == "FINISHED"
 
 
-def test_what_another_run_measured_since_makes_no_job_run_again(tracked: Deployment) -> None:
-    """Both are told of one work; the first one's job has ended meanwhile."""
+def test_metrics_of_another_run_do_not_restart_a_finished_job(tracked: Deployment) -> None:
+    """Both runs use one result; the job of the first run has ended meanwhile."""
     down = replace(tracked, tracking="http://127.0.0.1:9")
     first = Tracker(down, DONE)
     first.begin()
@@ -98,7 +98,7 @@ def test_what_another_run_measured_since_makes_no_job_run_again(tracked: Deploym
 
 
 @pytest.mark.parametrize("status", ["FINISHED", "FAILED"])
-def test_the_last_step_sends_what_was_left_behind_before_its_end(
+def test_last_step_sends_undelivered_events_before_its_end(
     tracked: Deployment, status: str
 ) -> None:
     Tracker(replace(tracked, tracking="http://127.0.0.1:9"), KILLED).begin()
@@ -111,16 +111,18 @@ def test_the_last_step_sends_what_was_left_behind_before_its_end(
 
 @pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
-def test_a_step_with_nothing_for_the_operator_ends_the_job_there_too(
+def test_last_step_ends_the_job_in_both_experiments(
     tracked: Deployment, status: str, down: bool
 ) -> None:
-    told = replace(tracked, tracking="http://127.0.0.1:9") if down else tracked
+    target_deployment = replace(tracked, tracking="http://127.0.0.1:9") if down else tracked
     point = replace(DONE, made_up=False, model="σ=1")
-    first = Tracker(told, point)
+    first = Tracker(target_deployment, point)
     first.measure("loss", Operator(1.0))
     first.events.append(metric("loss", Operator(1.0), target="model"))
     first.end("FINISHED")
-    last = Tracker(told, replace(point, task="report", step="report", spec_hash="c" * 64))
+    last = Tracker(
+        target_deployment, replace(point, task="report", step="report", spec_hash="c" * 64)
+    )
     last.begin()
     (last.leave if status == "KILLED" else last.end)(status, also=("model", "parent"))
     assert send_all(tracked) == 0
@@ -130,10 +132,10 @@ def test_a_step_with_nothing_for_the_operator_ends_the_job_there_too(
     assert _status(tracked, point, "step", OPERATOR) == "FINISHED"
 
 
-def test_an_operators_number_after_the_end_makes_no_job_run_again(tracked: Deployment) -> None:
+def test_late_operator_metric_does_not_restart_a_finished_job(tracked: Deployment) -> None:
     failed = Tracker(tracked, replace(DONE, made_up=False))
     failed.begin()
-    other = Tracker(tracked, replace(KILLED, made_up=False))  # at work at the same time
+    other = Tracker(tracked, replace(KILLED, made_up=False))  # a step that runs at the same time
     other.begin()
     failed.end("FAILED", also=("parent",))
     other.measure("loss", Operator(1.0))
@@ -145,7 +147,7 @@ def test_an_operators_number_after_the_end_makes_no_job_run_again(tracked: Deplo
         assert _status(tracked, replace(DONE, made_up=False), "parent", experiment) == "RUNNING"
 
 
-def test_nothing_is_made_in_an_experiment_to_end_it_there(tracked: Deployment) -> None:
+def test_ending_a_job_creates_no_run_in_an_unused_experiment(tracked: Deployment) -> None:
     other = Tracker(tracked, replace(KILLED, made_up=False, run_key="run-2"))
     other.measure("loss", Operator(1.0))
     last = Tracker(tracked, replace(REPORT, made_up=False))
@@ -157,7 +159,7 @@ def test_nothing_is_made_in_an_experiment_to_end_it_there(tracked: Deployment) -
 
 
 @pytest.mark.parametrize("made_up", [True, False])
-def test_a_retry_is_shown_as_running(tracked: Deployment, made_up: bool) -> None:
+def test_retry_is_shown_as_running(tracked: Deployment, made_up: bool) -> None:
     identity = replace(DONE, made_up=made_up)
     first = Tracker(tracked, identity)
     first.begin()
@@ -168,7 +170,7 @@ def test_a_retry_is_shown_as_running(tracked: Deployment, made_up: bool) -> None
         assert _status(tracked, identity, "parent", experiment) == "RUNNING"
 
 
-def test_a_cancelled_job_is_not_shown_as_running_until_it_is_tried_again(
+def test_cancelled_job_is_shown_as_killed_until_its_retry(
     tracked: Deployment,
 ) -> None:
     first = Tracker(tracked, DONE)
@@ -179,13 +181,14 @@ def test_a_cancelled_job_is_not_shown_as_running_until_it_is_tried_again(
     again = Tracker(tracked, DONE)
     again.begin()
     assert _status(tracked, DONE, "parent") == "RUNNING"
-    _end_tracking(again, Unfinished("time is up"), closed=False)  # its time was up: the job goes on
+    # its time was up, so the job will continue
+    _end_tracking(again, Unfinished("time is up"), closed=False)
     send_all(tracked)
     assert [_status(tracked, DONE, t) for t in ("parent", "step")] == ["RUNNING", "KILLED"]
 
 
-def test_a_step_that_has_said_all_does_not_wait(tracked: Deployment) -> None:
-    """A step that runs, or was killed, has an outbox as long as nothing ends it."""
+def test_fully_delivered_log_does_not_count_as_unsent(tracked: Deployment) -> None:
+    """The log of a running or killed step exists until the step ends."""
     tracker = Tracker(tracked, KILLED)
     tracker.begin()
     Delivery(tracked).deliver(EventLog.of(tracked.events, KILLED))
@@ -195,17 +198,17 @@ def test_a_step_that_has_said_all_does_not_wait(tracked: Deployment) -> None:
     assert unsent(tracked) == 1
 
 
-def _told(parent: Path) -> EventLog:
-    """Return a log whose work is over, and whose run was told so."""
+def _delivered(parent: Path) -> EventLog:
+    """Return a log of finished work, all of whose events are delivered."""
     log = EventLog.of(parent, DONE)
     log.append(Ended(status="FINISHED"))
     log.confirm(DONE, log.undelivered(DONE)[1])
     return log
 
 
-def test_a_log_that_was_removed_stays_removed(tmp_path: Path) -> None:
-    """Made anew by its sender, it would belong to nobody, and take a new try's events with it."""
-    log = _told(tmp_path)
+def test_removed_log_is_not_created_again_by_its_sender(tmp_path: Path) -> None:
+    """A log that its sender created again would belong to no run and would swallow later events."""
+    log = _delivered(tmp_path)
     late = EventLog.all(tmp_path)[0]
     log.remove_if_told()
     with late.delivering() as ours:
@@ -215,10 +218,10 @@ def test_a_log_that_was_removed_stays_removed(tmp_path: Path) -> None:
     assert EventLog.all(tmp_path)[0].runs() == [DONE]
 
 
-def test_a_log_whose_removal_was_interrupted_waits_for_nobody(
+def test_interrupted_removal_of_a_log_is_completed(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = _told(tracked.events)
+    log = _delivered(tracked.events)
     with monkeypatch.context() as killed:
         killed.setattr(event_log.shutil, "rmtree", lambda *_, **__: None)
         log.remove_if_told()
@@ -228,7 +231,7 @@ def test_a_log_whose_removal_was_interrupted_waits_for_nobody(
     assert list(tracked.events.glob("*.removed")) == []
 
 
-def test_who_holds_the_lock_of_a_removed_log_does_not_send_the_new_one(
+def test_lock_of_a_removed_log_does_not_cover_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = EventLog.of(tmp_path, DONE)
@@ -246,17 +249,17 @@ def test_who_holds_the_lock_of_a_removed_log_does_not_send_the_new_one(
         assert not ours
 
 
-def test_a_file_kept_after_the_removal_is_kept_with_its_run(tmp_path: Path) -> None:
+def test_file_kept_after_the_removal_of_its_log_keeps_its_run(tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("page")
     log = EventLog.of(tmp_path / "events", DONE)
     log.folder.rename(tmp_path / "gone")
     name = log.keep(page)
-    (found,) = EventLog.all(tmp_path / "events")
-    assert found.runs() == [DONE] and found.kept(name).read_text() == "page"
+    (successor,) = EventLog.all(tmp_path / "events")
+    assert successor.runs() == [DONE] and successor.kept(name).read_text() == "page"
 
 
-def test_a_log_that_goes_while_a_run_subscribes_is_made_anew(
+def test_log_removed_during_a_subscription_is_created_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     locked, gone = event_log.journal.exclusive, []
@@ -270,8 +273,8 @@ def test_a_log_that_goes_while_a_run_subscribes_is_made_anew(
     assert EventLog.of(tmp_path / "events", DONE).runs() == [DONE]
 
 
-def test_the_log_of_unfinished_work_stays_with_it(tracked: Deployment) -> None:
-    """A retry goes on from its numbers; and one that was killed said no end."""
+def test_log_of_unfinished_work_is_kept(tracked: Deployment) -> None:
+    """A retry continues with the log's metrics, and a killed step wrote no end."""
     Tracker(tracked, KILLED).begin()
     stopped = Tracker(tracked, DONE)
     stopped.end("FAILED", closed=False)
@@ -283,22 +286,22 @@ def test_the_log_of_unfinished_work_stays_with_it(tracked: Deployment) -> None:
     assert left.runs() == [KILLED]
 
 
-def test_the_log_of_abandoned_work_goes(
+def test_log_of_abandoned_work_is_deleted_after_30_days(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     stopped = Tracker(tracked, DONE)
     stopped.begin()
     stopped.end("FAILED", closed=False)
     (log,) = EventLog.all(tracked.events)
-    at, day = time.time(), 24 * 3600
+    now, day = time.time(), 24 * 3600
     for days, left in ((29, [log.folder]), (31, [])):
-        monkeypatch.setattr(time, "time", lambda days=days: at + days * day)
+        monkeypatch.setattr(time, "time", lambda days=days: now + days * day)
         send_all(tracked)
         assert [each.folder for each in EventLog.all(tracked.events)] == left
 
 
-def test_a_try_that_goes_on_is_not_shown_as_the_failed_one_before_it(tracked: Deployment) -> None:
-    """What the earlier one could not send is sent with the later one's first lines."""
+def test_running_retry_is_not_shown_as_the_earlier_failure(tracked: Deployment) -> None:
+    """Undelivered events of the earlier try are sent with the first events of the later try."""
     failed = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), DONE)
     failed.begin()
     failed.end("FAILED", also=("parent",))

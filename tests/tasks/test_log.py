@@ -1,4 +1,4 @@
-"""The log: the same words as a line for people or as an object for programs, and no message."""
+"""The log: the same text as a line or as JSON, without the messages of libraries."""
 
 import io
 import json
@@ -27,13 +27,13 @@ def _as_it_was(monkeypatch):
     configure("")
 
 
-def test_lines_are_for_people_unless_programs_are_asked_for(capsys):
+def test_log_defaults_to_plain_lines(capsys):
     configure("pretrain", CONTEXT)
     log("dp_pretraining: 3/10")
     assert capsys.readouterr().err == "dp_pretraining: 3/10\n"
 
 
-def test_a_line_and_its_end_are_written_at_once(monkeypatch):
+def test_line_and_its_end_are_written_in_one_call(monkeypatch):
     class Unbuffered(io.StringIO):
         def __init__(self):
             super().__init__()
@@ -50,7 +50,7 @@ def test_a_line_and_its_end_are_written_at_once(monkeypatch):
     assert stream.pieces == ["one\n", "two\n"]
 
 
-def test_in_json_every_line_says_who_when_and_how_bad(capsys, monkeypatch):
+def test_json_line_has_time_level_and_run(capsys, monkeypatch):
     monkeypatch.setenv("CONFIDE_LOG", "json")
     configure("pretrain", CONTEXT)
     log("two\nlines", "warning")
@@ -68,7 +68,7 @@ def test_in_json_every_line_says_who_when_and_how_bad(capsys, monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["", "text", "json"])
-def test_in_silence_libraries_leave_no_line(capsys, monkeypatch, form):
+def test_silence_suppresses_lines_of_libraries(capsys, monkeypatch, form):
     monkeypatch.setenv("CONFIDE_LOG", form)
     configure("select", CONTEXT)
     with warnings.catch_warnings():
@@ -78,43 +78,43 @@ def test_in_silence_libraries_leave_no_line(capsys, monkeypatch, form):
             warnings.warn("again", stacklevel=1)
             log("heard")
         logging.getLogger("tensorflow").warning("loud again")
-    said = capsys.readouterr().err.splitlines()
+    lines = capsys.readouterr().err.splitlines()
     if form == "json":
-        said = [json.loads(line)["message"] for line in said]
-    assert [line.split()[0] for line in said] == ["heard", "tensorflow"]
+        lines = [json.loads(line)["message"] for line in lines]
+    assert [line.split()[0] for line in lines] == ["heard", "tensorflow"]
 
 
-def test_lines_for_people_quote_no_library_either(capsys):
+def test_plain_lines_do_not_quote_library_messages(capsys):
     configure("corpus", CONTEXT)
     logging.getLogger("some.package").error("cannot parse %s", "zyxsecret")
-    said = capsys.readouterr().err
-    assert said.startswith("some.package (test_log.py:") and "zyxsecret" not in said
+    output = capsys.readouterr().err
+    assert output.startswith("some.package (test_log.py:") and "zyxsecret" not in output
 
 
-def test_what_libraries_log_is_placed_but_not_quoted(capsys, monkeypatch):
+def test_json_lines_locate_library_messages_without_quoting_them(capsys, monkeypatch):
     monkeypatch.setenv("CONFIDE_LOG", "json")
     configure("corpus", CONTEXT)
     logging.getLogger("some.package").error("cannot parse %s", "zyxsecret")
     with warnings.catch_warnings():
         warnings.simplefilter("always")
         warnings.warn("zyxsecret", stacklevel=1)
-    said = capsys.readouterr().err
-    assert "zyxsecret" not in said
+    output = capsys.readouterr().err
+    assert "zyxsecret" not in output
     levels = [
-        (json.loads(line)["level"], json.loads(line)["message"]) for line in said.splitlines()
+        (json.loads(line)["level"], json.loads(line)["message"]) for line in output.splitlines()
     ]
     assert levels[0][0] == "error"
     assert levels[0][1].startswith("some.package (test_log.py:")
     assert levels[1][1].startswith("py.warnings (")
 
 
-def test_another_form_is_refused(monkeypatch):
+def test_unknown_log_form_is_refused(monkeypatch):
     monkeypatch.setenv("CONFIDE_LOG", "xml")
     with pytest.raises(BadInput, match="CONFIDE_LOG"):
         configure("pretrain")
 
 
-def test_a_step_that_fails_says_so_in_the_form_that_was_asked_for(capsys, monkeypatch, tmp_path):
+def test_failed_step_reports_in_the_requested_form(capsys, monkeypatch, tmp_path):
     monkeypatch.setenv("CONFIDE_LOG", "json")
     monkeypatch.setenv("CONFIDE_HOME", str(tmp_path))
     assert contract.main("pretrain", "data:,{}") == 2
@@ -123,18 +123,18 @@ def test_a_step_that_fails_says_so_in_the_form_that_was_asked_for(capsys, monkey
     assert json.loads(line)["message"].startswith("confide: pretrain: ")
 
 
-def test_messages_go_to_their_channel_and_not_to_the_log(capsys, monkeypatch, tmp_path):
+def test_messages_are_written_to_their_channel_only(capsys, monkeypatch, tmp_path):
     file = tmp_path / "channel"
     for channel in (str(file), "stdout", ""):
         monkeypatch.setenv("CONFIDE_MESSAGES", channel)
         send(TrackedAt(url="http://127.0.0.1:5000/#/1"))
-    said = capsys.readouterr()
-    assert said.err == ""
-    assert said.out == file.read_text()
-    assert parse(said.out) == TrackedAt(url="http://127.0.0.1:5000/#/1")
+    output = capsys.readouterr()
+    assert output.err == ""
+    assert output.out == file.read_text()
+    assert parse(output.out) == TrackedAt(url="http://127.0.0.1:5000/#/1")
 
 
-def test_progress_that_cannot_be_kept_ends_no_step(tmp_path, capsys, monkeypatch):
+def test_progress_on_a_full_disk_does_not_end_the_step(tmp_path, capsys, monkeypatch):
     if not Path("/dev/full").exists():
         pytest.skip("this system has no /dev/full")
     (tmp_path / "channel").symlink_to("/dev/full")  # every write meets a full disk

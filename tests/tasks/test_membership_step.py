@@ -1,4 +1,4 @@
-"""The membership step: who can be told is told, and all of it stays with the operator."""
+"""The membership step: attacks on models, and the labels of their results."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from step_bench import DECLARED, LENGTH, WORDS, Bench, Chain, answered, with_facts
+from step_bench import DECLARED, LENGTH, WORDS, Bench, Chain, as_input, with_facts
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.membership_attacks import Attack
@@ -36,10 +36,10 @@ PATIENTS, HELD_OUT, SEED = 260, 0.4, 1
 
 
 def notes(*, apart: bool) -> Iterator[Document]:
-    """Two notes a patient, each of an admission of its own; nobody could guess their words.
+    """Yield two notes per patient, each of a separate admission, with random words.
 
-    `apart`: who is held out never uses the words of the others. A model of the others' then gives
-    them away, as one would that had learned their rows by heart.
+    With `apart`, held-out patients and members have disjoint words, so a model of the members
+    distinguishes them as a model that memorised its rows would.
     """
     rng = np.random.default_rng(0)
     for number in range(PATIENTS):
@@ -60,13 +60,13 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     drawn = [Canary("HS-1-0", "HS", 0.1, made.pieces("arm", "fever"))]
     (planted.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
     known = {"vocabulary_digest": made.inputs["vocabulary"].facts["digest"], "digest": "few"}
-    made.inputs["canaries"] = answered(StepOutput({}, facts=known), planted, "canaries")
+    made.inputs["canaries"] = as_input(StepOutput({}, facts=known), planted, "canaries")
     for prefix, apart in (("", False), ("apart ", True)):
         corpus = made.context(f"{prefix}many notes")
         write_corpus(notes(apart=apart), corpus.out)
         facts = {"dataset": "notes", "role": "private", "all_name_a_patient": True}
         facts["digest"] = corpus.content_digest(corpus.out)
-        made.inputs[f"{prefix}corpus"] = answered(StepOutput({}, facts=facts), corpus, "corpus")
+        made.inputs[f"{prefix}corpus"] = as_input(StepOutput({}, facts=facts), corpus, "corpus")
         cut = made.cut().model_copy(
             update={
                 "corpus_uri": f"{prefix}corpus",
@@ -97,11 +97,11 @@ def attacking(chain: Chain, **changes: Any) -> MembershipSpec:
 
 @pytest.fixture(scope="module")
 def models(chain: Chain) -> dict[str, Input]:
-    """A model of public text, and one of members who have words of their own."""
+    """A model of public text, and a model of members with distinct words."""
     once = {"plan": None, "public_store_uri": "public rows", "private_store_uri": "rows"}
     public = chain.training(mode="public", store_uri="public rows", updates=2, **once)
     chain.inputs["public model"] = chain.answer("public model", pretrain.run, public)
-    telling = chain.training(
+    memorising = chain.training(
         mode="nonprivate",
         store_uri="apart rows",
         updates=40,
@@ -112,7 +112,7 @@ def models(chain: Chain) -> dict[str, Input]:
     )
     return {
         "public": chain.inputs["public model"],
-        "telling": chain.answer("telling", pretrain.run, telling),
+        "memorising": chain.answer("memorising", pretrain.run, memorising),
     }
 
 
@@ -123,54 +123,54 @@ def attacked(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Ste
 
 
 @pytest.fixture(scope="module")
-def caught(chain: Chain, models: dict[str, Input]) -> tuple[StepOutput, Bench]:
+def attacked_members(chain: Chain, models: dict[str, Input]) -> tuple[StepOutput, Bench]:
     apart = {"corpus_uri": "apart corpus", "private_store_uri": "apart rows"}
-    return attacked(chain, models["telling"], "caught", **apart)
+    return attacked(chain, models["memorising"], "caught", **apart)
 
 
 def figures(context: Bench) -> dict[str, float]:
     return {number.name: number.value for number in context.numbers}
 
 
-def test_a_model_of_its_members_words_gives_them_away_at_every_level(
-    caught: tuple[StepOutput, Bench],
+def test_attacks_detect_members_of_a_memorising_model_at_every_level(
+    attacked_members: tuple[StepOutput, Bench],
 ) -> None:
-    found = figures(caught[1])
+    metrics = figures(attacked_members[1])
     for level in ("sample", "document", "admission", "patient"):
         for attack in ("loss", "reference", "gradients"):
-            assert found[f"membership/{level}/{attack}/auc"] > 0.8, (level, attack)
-    assert found["membership/patient/loss/pl"] > 0.3
+            assert metrics[f"membership/{level}/{attack}/auc"] > 0.8, (level, attack)
+    assert metrics["membership/patient/loss/pl"] > 0.3
 
 
-def test_the_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(
-    caught: tuple[StepOutput, Bench],
+def test_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(
+    attacked_members: tuple[StepOutput, Bench],
 ) -> None:
-    found = json.loads((caught[1].out / MEMBERSHIP_FILE).read_text())
-    (earlier,) = found["kept"]
-    assert (earlier["updates"], found["updates"]) == (4, 40)
+    results = json.loads((attacked_members[1].out / MEMBERSHIP_FILE).read_text())
+    (earlier,) = results["kept"]
+    assert (earlier["updates"], results["updates"]) == (4, 40)
     leaks, counts = (
         {
-            updates: {(row["level"], row["attack"]): value(row) for row in one["rows"]}
-            for updates, one in ((4, earlier), (40, found))
+            updates: {(row["level"], row["attack"]): value(row) for row in entry["rows"]}
+            for updates, entry in ((4, earlier), (40, results))
         }
         for value in (lambda row: row["leakage"]["value"], lambda row: row["members"])
     )
     assert counts[4] == counts[40]
-    gaps = [one["losses"]["others"] - one["losses"]["members"] for one in (earlier, found)]
-    assert earlier["losses"]["members"] > found["losses"]["members"] + 0.1
+    gaps = [entry["losses"]["others"] - entry["losses"]["members"] for entry in (earlier, results)]
+    assert earlier["losses"]["members"] > results["losses"]["members"] + 0.1
     assert gaps[1] > gaps[0] + 0.1 and gaps[1] > 0.2
-    told = {
+    by_step = {
         number.step: number.value
-        for number in caught[1].numbers
+        for number in attacked_members[1].numbers
         if number.name == "membership/patient/loss/pl"
     }
-    assert told == {updates: own["patient", "loss"] for updates, own in leaks.items()}
+    assert by_step == {updates: leak["patient", "loss"] for updates, leak in leaks.items()}
 
 
-def test_rare_patients_are_those_of_rare_codes_where_a_table_tells_them(
+def test_table_of_codes_defines_rare_patients(
     chain: Chain, models: dict[str, Input], tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """A fifth of the patients has a rare code beside the common one, and a fifth has no code."""
+    """A fifth of the patients also has a rare code, and another fifth has no code."""
     table = tmp_path / "codes.csv"
     lines = ["SUBJECT_ID,HADM_ID,ICD9_CODE"]
     for number in range(PATIENTS):
@@ -188,58 +188,57 @@ def test_rare_patients_are_those_of_rare_codes_where_a_table_tells_them(
     counted = [bucket["members"] + bucket["others"] for bucket in (rare, common)]
     known = sum(counted)
     assert 10 <= counted[0] < counted[1] and known < 120
-    share = counted[0] / known  # of those whose codes are known, all have the common one
+    share = counted[0] / known  # every patient with a known code has the common code
     assert rare["log_probability"] == pytest.approx(math.log(share))
     assert common["log_probability"] == pytest.approx(math.log(1 - share))
-    said = written + json.dumps(answer.facts) + "".join(capfd.readouterr())
-    assert "zyx" not in said and "patient-" not in said
-    result = answered(answer, context, "membership").result
+    outputs = written + json.dumps(answer.facts) + "".join(capfd.readouterr())
+    assert "zyx" not in outputs and "patient-" not in outputs
+    result = as_input(answer, context, "membership").result
     membership.refuse_if_changed(spec, result, context)
     table.write_text(table.read_text() + "\npatient-1,a1,zyx1")
     with pytest.raises(BadInput, match="have changed since"):
         membership.refuse_if_changed(spec, result, context)
 
 
-def test_a_model_of_public_text_tells_members_from_nobody(
-    chain: Chain, models: dict[str, Input]
-) -> None:
+def test_attacks_on_a_public_model_find_no_members(chain: Chain, models: dict[str, Input]) -> None:
     _, context = attacked(chain, models["public"], "null", reference_uris=())
-    found = json.loads((context.out / MEMBERSHIP_FILE).read_text())
-    assert {row["attack"] for row in found["rows"]} == {"loss", "min-k", "attention", "gradients"}
-    for row in found["rows"]:  # 16 intervals of 95%; none may be far off
+    results = json.loads((context.out / MEMBERSHIP_FILE).read_text())
+    assert {row["attack"] for row in results["rows"]} == {"loss", "min-k", "attention", "gradients"}
+    for row in results["rows"]:  # 16 intervals of 95%, of which none may be far off
         assert row["leakage"]["low"] <= 0.02 and row["leakage"]["high"] >= -0.02, row
         assert not row["above"]
 
 
-def test_all_but_the_ceilings_is_the_operators(caught: tuple[StepOutput, Bench]) -> None:
-    answer, context = caught
+def test_only_ceilings_are_public(attacked_members: tuple[StepOutput, Bench]) -> None:
+    answer, context = attacked_members
     labels = context.labels()
     assert labels and all(
-        own == {Label.PUBLIC if name.startswith("membership_ceiling/") else Label.OPERATOR}
-        for name, own in labels.items()
+        labels_of_metric
+        == {Label.PUBLIC if name.startswith("membership_ceiling/") else Label.OPERATOR}
+        for name, labels_of_metric in labels.items()
     )
     assert [artifact.label for artifact in answer.artifacts] == [Label.OPERATOR]
-    assert answer.facts.keys() == {SUBJECT, PROBES}  # which model, and whose rows: digests
+    assert answer.facts.keys() == {SUBJECT, PROBES}  # digests of the model and of its canaries
     written = (context.out / MEMBERSHIP_FILE).read_text()
     assert "patient-" not in written
     assert not any(word in written for word in WORDS if len(word) > 2)
 
 
-def test_nobody_carries_a_canary_and_members_are_bounded(
-    caught: tuple[StepOutput, Bench],
+def test_number_of_attacked_members_is_bounded(
+    attacked_members: tuple[StepOutput, Bench],
 ) -> None:
-    rows = json.loads((caught[1].out / MEMBERSHIP_FILE).read_text())["rows"]
+    rows = json.loads((attacked_members[1].out / MEMBERSHIP_FILE).read_text())["rows"]
     by_patient = next(row for row in rows if (row["level"], row["attack"]) == ("patient", "loss"))
     assert by_patient["members"] == by_patient["others"] == 60
 
 
-def test_an_infinite_claim_has_no_ceiling_and_a_finite_one_its_own(
-    chain: Chain, models: dict[str, Input], caught: tuple[StepOutput, Bench]
+def test_only_a_finite_claim_on_the_data_set_has_a_ceiling(
+    chain: Chain, models: dict[str, Input], attacked_members: tuple[StepOutput, Bench]
 ) -> None:
-    assert not any(name.startswith("membership_ceiling") for name in figures(caught[1]))
+    assert not any(name.startswith("membership_ceiling") for name in figures(attacked_members[1]))
     ceiling = membership.claimed(models["public"], chain.inputs["rows"])
     assert ceiling is not None
-    (release,) = models["public"].result.releases  # the vocabulary's
+    (release,) = models["public"].result.releases  # the release of the vocabulary
     assert (release.epsilon, release.delta) == pytest.approx(ceiling.pairs[-1])
     stated = PrivacyProfile.of_claim(release.epsilon, release.delta)
     assert ceiling.true_positive_rate(0.01) <= stated.true_positive_rate(0.01)
@@ -250,7 +249,7 @@ def test_an_infinite_claim_has_no_ceiling_and_a_finite_one_its_own(
     assert free is not None and free.leakage == 0 and free.true_positive_rate(0.3) == 0.3
 
 
-def test_the_ceiling_is_of_all_releases_together(chain: Chain, models: dict[str, Input]) -> None:
+def test_ceiling_composes_all_releases(chain: Chain, models: dict[str, Input]) -> None:
     (release,) = models["public"].result.releases
     twice = [release, release.model_copy(update={"ledger_id": "again"})]
     result = models["public"].result.model_copy(update={"releases": twice})
@@ -274,16 +273,14 @@ def test_rows_of_another_corpus_or_other_canaries_are_refused(
             membership.run(attacking(chain), context)
 
 
-def test_too_few_held_out_units_measure_nothing_and_fail_nothing(
-    chain: Chain, models: dict[str, Input]
-) -> None:
+def test_too_few_held_out_units_yield_no_rows(chain: Chain, models: dict[str, Input]) -> None:
     few = MembershipConfig(membership_units=2)
     _, context = attacked(chain, models["public"], "few", config=few)
     assert json.loads((context.out / MEMBERSHIP_FILE).read_text())["rows"] == []
     assert DECLARED < PATIENTS
 
 
-def test_a_group_of_several_units_has_the_ceiling_of_several(chain: Chain) -> None:
+def test_ceiling_of_a_group_uses_group_privacy(chain: Chain) -> None:
     n = 60
     scored = Scored(np.arange(n, dtype=np.float64), np.arange(n) % 2 == 0, np.arange(n))
 
@@ -293,12 +290,12 @@ def test_a_group_of_several_units_has_the_ceiling_of_several(chain: Chain) -> No
         def scored(self, level: str, attack: Attack) -> tuple[Scored, int]:
             return scored, 3
 
-    one = PrivacyProfile.of_claim(0.5, 1e-6)
+    profile = PrivacyProfile.of_claim(0.5, 1e-6)
     attack = Attack("loss", scored.scores, 0.0, np.ones(n, np.bool_))
-    rows = membership.measured(cast(Any, Grouped()), [attack], one)
+    rows = membership.measured(cast(Any, Grouped()), [attack], profile)
     ceilings = {row.level: row.leakage_ceiling for row in rows}
-    assert ceilings["sample"] == ceilings["document"] == one.leakage
-    assert ceilings["patient"] == one.for_group(3).leakage > one.leakage
+    assert ceilings["sample"] == ceilings["document"] == profile.leakage
+    assert ceilings["patient"] == profile.for_group(3).leakage > profile.leakage
     assert {
         r.leakage_ceiling for r in membership.measured(cast(Any, Grouped()), [attack], None)
     } == {None}

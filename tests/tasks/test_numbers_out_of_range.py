@@ -1,4 +1,4 @@
-"""Numbers that no release can have are bad input: one line, exit code 2, in forms and commands."""
+"""Numbers outside their range are refused by forms and commands in one line, with exit code 2."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ REGISTER = "ledger register ward --unit patient --epsilon 8 --delta 1e-6"
     ],
 )
 @pytest.mark.usefixtures("at_home")
-def test_a_command_refuses_them_in_one_line(
+def test_command_refuses_numbers_out_of_range_in_one_line(
     confide: Confide, command: str, option: str, values: list[str]
 ) -> None:
     for value in values:
@@ -53,7 +53,8 @@ def test_a_command_refuses_them_in_one_line(
         code, out, err = confide(*words)
         assert (code, out) == (2, ""), words
         assert len(err.strip().splitlines()) == 1, err
-        assert option in err or command == REGISTER, err  # where the ledger itself refuses
+        # the ledger refuses without naming the option
+        assert option in err or command == REGISTER, err
 
 
 @pytest.mark.parametrize(
@@ -69,12 +70,12 @@ def test_a_command_refuses_them_in_one_line(
         ("declared_units", LONG),
     ],
 )
-def test_the_form_refuses_them(field: str, value: Any) -> None:
+def test_settings_refuse_numbers_out_of_range(field: str, value: Any) -> None:
     with pytest.raises(ValidationError, match=field):
         JobSettings.model_validate({field: value})
 
 
-def test_a_plan_refuses_noise_that_is_none() -> None:
+def test_plan_refuses_invalid_noise() -> None:
     for sigma in (1e-300, 1e300, float("nan"), float("inf")):
         with pytest.raises(PlanError, match="noise_multiplier"):
             ExecutionPlan.poisson(
@@ -83,13 +84,13 @@ def test_a_plan_refuses_noise_that_is_none() -> None:
             )  # fmt: skip
 
 
-def test_a_sweep_has_a_bound_that_is_said_before_its_points_are_looked_at(
+def test_too_large_sweep_is_refused_before_its_grid_is_expanded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def looked(self: SweepSettings) -> list[Any]:
+    def expand(self: SweepSettings) -> list[Any]:
         raise AssertionError("the grid was expanded")
 
-    monkeypatch.setattr(SweepSettings, "grid", looked)
+    monkeypatch.setattr(SweepSettings, "grid", expand)
     noise = ",".join(f"{1 + i / 1000:g}" for i in range(1000))
     epochs = ",".join(str(i) for i in range(1, 1001))
     with pytest.raises(ValidationError, match=f"1000 × 1 × 1000 = 1000000 .* {MOST_POINTS}"):
@@ -102,6 +103,6 @@ def test_a_sweep_has_a_bound_that_is_said_before_its_points_are_looked_at(
         )
 
 
-def test_a_batch_size_of_many_digits_is_no_number() -> None:
+def test_batch_size_of_too_many_digits_is_refused() -> None:
     with pytest.raises(ValidationError, match="sweep_batch_sizes"):
         SweepSettings.model_validate({"sweep_batch_sizes": LONG})

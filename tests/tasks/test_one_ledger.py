@@ -1,4 +1,4 @@
-"""A deployment opens one ledger: the one that its seeds and its store remember."""
+"""A deployment opens only the ledger that its seeds and its store refer to."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def release(deployment: Deployment) -> None:
 
 @pytest.fixture
 def used(registered: Deployment) -> Deployment:
-    """A deployment that has released something."""
+    """A deployment with one settled release."""
     release(registered)
     return registered
 
@@ -36,7 +36,7 @@ def delete_ledger(deployment: Deployment) -> None:
         file.unlink()
 
 
-def test_a_deleted_ledger_opens_no_new_budget(
+def test_deleted_ledger_is_not_replaced_by_a_new_budget(
     confide: Confide, used: Deployment, at_home: None
 ) -> None:
     delete_ledger(used)
@@ -46,13 +46,13 @@ def test_a_deleted_ledger_opens_no_new_budget(
     assert "the privacy ledger is missing" in err and "Restore ledger and seeds" in err
     with pytest.raises(BadInput, match="ledger is missing"):
         release(used)
-    asked = {f.name: f for f in doctor_services.ledger(used)}
-    assert not asked["ledger's integrity"].ok
-    assert "ledger is missing" in asked["ledger's integrity"].found
+    findings = {f.name: f for f in doctor_services.ledger(used)}
+    assert not findings["ledger's integrity"].ok
+    assert "ledger is missing" in findings["ledger's integrity"].found
 
 
-def test_the_store_remembers_uses_that_drew_no_seed(deployment: Deployment) -> None:
-    """A training without privacy is listed; its results name an entry, and it has no seed."""
+def test_store_remembers_the_ledger_of_uses_without_a_seed(deployment: Deployment) -> None:
+    """A training without privacy is listed, and its results refer to an entry without a seed."""
     Ledger.open(deployment.ledger).register_dataset("notes", UNIT, 2.0, 1e-5)
     record_operator_use(bench_of(deployment), NOTES)
     delete_ledger(deployment)
@@ -64,19 +64,19 @@ def test_the_store_remembers_uses_that_drew_no_seed(deployment: Deployment) -> N
     assert remembered != Ledger.open(deployment.ledger).identity().encode()
 
 
-def test_a_restored_backup_is_the_same_ledger(used: Deployment, tmp_path: Path) -> None:
+def test_restored_backup_is_accepted_as_the_same_ledger(used: Deployment, tmp_path: Path) -> None:
     copied(used, tmp_path / "backup")
     delete_ledger(used)
     used.seeds.rename(tmp_path / "moved away")
     (tmp_path / "backup" / "ledger.db").rename(used.home / "ledger.db")
     (tmp_path / "backup" / "seeds").rename(used.seeds)
-    release(used)  # found again, and accepted again
+    release(used)  # the entry is found and accepted again
     store = Store(used.store, used.cache)
     assert len(open_ledger(used, store).history("notes")) == 1
     assert all(finding.ok for finding in doctor_services.ledger(used) if finding.needed)
 
 
-def test_a_backup_copies_no_seed_twice(used: Deployment, tmp_path: Path) -> None:
+def test_backup_omits_temporary_seed_files(used: Deployment, tmp_path: Path) -> None:
     (used.seeds / ".left.0123456789abcdef").write_text("{}")
     copied(used, tmp_path / "backup")
     names = {file.name for file in (tmp_path / "backup" / "seeds").iterdir()}
@@ -84,7 +84,7 @@ def test_a_backup_copies_no_seed_twice(used: Deployment, tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "a row", "an entry is gone"])
-def test_doctor_survives_a_broken_ledger_and_names_it(
+def test_doctor_reports_a_broken_ledger_and_continues(
     confide: Confide, used: Deployment, at_home: None, monkeypatch: pytest.MonkeyPatch, damage: str
 ) -> None:
     file = used.home / "ledger.db"
@@ -103,14 +103,14 @@ def test_doctor_survives_a_broken_ledger_and_names_it(
     assert code == 1
     assert "✗ ledger" in out
     assert "Restore" in out
-    assert "✓ store" in out  # it went on
+    assert "✓ store" in out  # the command continues after the broken ledger
 
 
-# --- places
+# --- paths and URLs
 
 
 @pytest.mark.parametrize(
-    "told",
+    "environment",
     [
         {"CONFIDE_HOME": "home"},
         {"CONFIDE_SEEDS": "./seeds"},
@@ -121,31 +121,31 @@ def test_doctor_survives_a_broken_ledger_and_names_it(
         {"CONFIDE_TRACKING": "sqlite:///mlflow.db"},
     ],
 )
-def test_a_relative_place_is_refused(told: dict[str, str]) -> None:
-    (name,) = told
+def test_relative_path_is_refused(environment: dict[str, str]) -> None:
+    (name,) = environment
     with pytest.raises(BadInput, match=f"{name}: a relative place"):
-        Deployment.from_environment(told)
+        Deployment.from_environment(environment)
 
 
-def test_whole_places_are_taken() -> None:
-    told = {
+def test_absolute_paths_and_urls_are_accepted() -> None:
+    environment = {
         "CONFIDE_HOME": "~/confide",
         "CONFIDE_SEEDS": "/srv/seeds",
         "CONFIDE_STORE": "gs://bucket/store",
         "CONFIDE_LEDGER": "postgresql://host/ledger",
         "CONFIDE_TRACKING": "https://somebody:hunter2@mlflow.example.org/",
     }
-    found = Deployment.from_environment(told)
-    assert found.home == Path.home() / "confide"
-    assert found.ledger == told["CONFIDE_LEDGER"]
-    assert found.tracking == told["CONFIDE_TRACKING"]
-    assert found.tracking_ui == "https://mlflow.example.org"
+    deployment = Deployment.from_environment(environment)
+    assert deployment.home == Path.home() / "confide"
+    assert deployment.ledger == environment["CONFIDE_LEDGER"]
+    assert deployment.tracking == environment["CONFIDE_TRACKING"]
+    assert deployment.tracking_ui == "https://mlflow.example.org"
 
 
 @pytest.mark.parametrize(
     "inside", [[], ["ledger.db"], ["seeds", "notes.txt"], ["messages"], ["specs"]]
 )
-def test_a_home_that_others_can_reach_is_closed(tmp_path: Path, inside: list[str]) -> None:
+def test_accessible_home_is_closed_to_other_users(tmp_path: Path, inside: list[str]) -> None:
     home = tmp_path / "home"
     home.mkdir()
     home.chmod(0o755)
@@ -156,7 +156,9 @@ def test_a_home_that_others_can_reach_is_closed(tmp_path: Path, inside: list[str
 
 
 @pytest.mark.parametrize(("mode", "inside"), [(0o755, "thesis.tex"), (0o1777, "seeds")])
-def test_a_folder_of_somebody_elses_is_not_closed(tmp_path: Path, mode: int, inside: str) -> None:
+def test_folder_with_foreign_files_is_refused_as_home(
+    tmp_path: Path, mode: int, inside: str
+) -> None:
     home = tmp_path / "home"
     home.mkdir()
     (home / inside).touch()
@@ -166,7 +168,7 @@ def test_a_folder_of_somebody_elses_is_not_closed(tmp_path: Path, mode: int, ins
     assert home.stat().st_mode & 0o7777 == mode
 
 
-def test_a_new_home_is_its_owners_alone_whoever_makes_it(tmp_path: Path) -> None:
+def test_new_home_is_accessible_to_its_owner_only(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         deployment = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
@@ -176,14 +178,15 @@ def test_a_new_home_is_its_owners_alone_whoever_makes_it(tmp_path: Path) -> None
     assert deployment.home.stat().st_mode & 0o777 == 0o700
 
 
-def test_no_password_of_an_option_is_shown(
+def test_password_in_a_url_option_is_not_printed(
     confide: Confide, at_home: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url = "postgresql://127.0.0.1:1/ledger?user=confide&password=hunter2"
     monkeypatch.setenv("CONFIDE_LEDGER", url)
     monkeypatch.setattr(doctor, "LOOKS", (doctor_services.ledger,))
     for words in (["doctor"], ["doctor", "--json"], ["ledger"], ["--debug", "ledger", "--json"]):
-        monkeypatch.setenv("CONFIDE_DEBUG", "")  # and what --debug sets ends with the test
+        # the variable that --debug sets is reset after the test
+        monkeypatch.setenv("CONFIDE_DEBUG", "")
         _, out, err = confide(*words)
         assert "127.0.0.1:1/ledger" in out + err
         assert "hunter2" not in out + err, words

@@ -1,4 +1,4 @@
-"""What a run will charge follows from its settings; it is registered whole, or not at all."""
+"""The charges of a run follow from its settings, and are registered completely or not at all."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def steps_of(**settings: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
-def test_a_job_charges_what_its_sampling_proves_and_all_of_it_adds_up(
+def test_job_charges_the_event_of_its_sampling_and_composes_the_total(
     settings: dict[str, Any], kind: type[MechanismEvent], relation: NeighboringRelation
 ) -> None:
     steps = steps_of(**settings)
@@ -74,23 +74,23 @@ def test_a_job_charges_what_its_sampling_proves_and_all_of_it_adds_up(
         record(str(i), r.event, r.dataset, epsilon=epsilon_pld(r.event, r.delta), delta=r.delta)
         for i, r in enumerate(charged)
     ]
-    (found,) = reporting.totals(records)
-    total, delta = found.epsilon, found.delta
+    (composed,) = reporting.totals(records)
+    total, delta = composed.epsilon, composed.delta
     assert total is not None and math.isfinite(total)
     assert max(r.epsilon for r in records) < total <= sum(r.epsilon for r in records) * 1.001
     assert delta == pytest.approx(sum(r.delta for r in records))
 
 
-def test_unlike_neighbours_have_no_total() -> None:
-    """Nobody adds them up: not the report, not the statement."""
+def test_releases_of_different_neighbouring_relations_have_no_total() -> None:
+    """Neither the report nor the statement adds them."""
     histogram = ThresholdedHistogram(64, 80.0, 600, unit=PrivacyUnit.PATIENT)
     shuffled = ShuffledGaussian(2.0, 3, unit=PrivacyUnit.PATIENT)
-    (found,) = reporting.totals([record(event.kind, event) for event in (histogram, shuffled)])
-    assert (found.epsilon, found.delta) == (None, 2e-6)
+    (total,) = reporting.totals([record(event.kind, event) for event in (histogram, shuffled)])
+    assert (total.epsilon, total.delta) == (None, 2e-6)
 
 
 @pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
-def test_epsilon_on_the_way_follows_the_sampling_and_the_schedule(
+def test_epsilon_during_training_follows_sampling_and_schedule(
     settings: dict[str, Any], kind: type[MechanismEvent], relation: NeighboringRelation
 ) -> None:
     plan = training_plan(steps_of(**settings, first_batch_size=64)["dp_pretraining"])
@@ -104,7 +104,7 @@ def test_epsilon_on_the_way_follows_the_sampling_and_the_schedule(
     assert isinstance(plan_until(plan, 3).event(), kind)
 
 
-def test_bands_make_sampling_noise_and_charge_of_a_training() -> None:
+def test_noise_bands_determine_sampling_noise_and_charge() -> None:
     plans = {
         bands: training_plan(steps_of(noise_bands=bands, epochs=20)["dp_pretraining"])
         for bands in (0, 1, 4)
@@ -160,7 +160,7 @@ def test_registered_run_is_charged_once(
     assert [e.state for e in ledger.history("notes")] == [State.SETTLED] * 2
 
 
-def test_a_sweep_of_k_points_is_charged_as_k(deployment: Deployment) -> None:
+def test_every_point_of_a_sweep_is_charged(deployment: Deployment) -> None:
     settings = SweepSettings.model_validate(
         PRIVATE
         | {"sweep_noise_multipliers": "2,4", "sweep_batch_sizes": "64", "sweep_epochs": "1,2"}
@@ -171,7 +171,7 @@ def test_a_sweep_of_k_points_is_charged_as_k(deployment: Deployment) -> None:
 
 
 @pytest.mark.parametrize("relation", NeighboringRelation)
-def test_a_budget_holds_jobs_of_its_own_neighbours_only(
+def test_budget_admits_only_jobs_of_its_neighbouring_relation(
     deployment: Deployment, relation: NeighboringRelation
 ) -> None:
     ledger = _registered(deployment, 400.0, relation=relation)
@@ -184,7 +184,7 @@ def test_a_budget_holds_jobs_of_its_own_neighbours_only(
         assert not ledger.history("notes")
 
 
-def test_a_run_on_the_way_has_made_its_first_updates_and_no_more() -> None:
+def test_plan_until_an_update_contains_only_earlier_updates() -> None:
     plan = ExecutionPlan(
         unit=PrivacyUnit.PATIENT,
         declared_units=100,
@@ -203,21 +203,21 @@ def test_a_run_on_the_way_has_made_its_first_updates_and_no_more() -> None:
     }
 
 
-def test_what_is_done_about_the_noise_is_told_to_private_trainings_alone() -> None:
+def test_noise_reduction_settings_reach_private_trainings_only() -> None:
     steps = steps_of(
         examples_per_step=2, maskings_per_example=3, noise_floor=0.5, averaging="tail",
         entities_format="i2b2", entities_train=__file__, entities_test=__file__,
         finetune_privacy="dp", entity_types="problem", entities_declared_units=100,
         entities_dataset="labels", finetune_batch_size=10, finetune_rows_per_unit=5,
     )  # fmt: skip
-    told = {
+    settings_of_step = {
         name: (
             spec.batches.examples_per_step, spec.batches.maskings_per_example,
             spec.training.noise_floor, spec.training.averaging,
         )
         for name, spec in steps.items() if hasattr(spec, "training")
     }  # fmt: skip
-    assert told == {
+    assert settings_of_step == {
         "public_pretraining": (1, 1, 0.0, "none"),
         "dp_pretraining": (2, 3, 0.5, "tail"),
         "nonprivate_pretraining": (2, 1, 0.0, "none"),
@@ -229,7 +229,7 @@ def test_what_is_done_about_the_noise_is_told_to_private_trainings_alone() -> No
     assert (plan.examples_per_step, plan.maskings_per_example) == (2, 3)
 
 
-def test_a_step_reads_no_more_rows_of_a_unit_than_there_are() -> None:
+def test_examples_per_step_are_bounded_by_the_rows_of_a_unit() -> None:
     spec = steps_of(examples_per_step=4)["dp_pretraining"]
     assert training_plan(spec).examples_per_step == 4
     assert training_plan(spec, 3).examples_per_step == 3
@@ -237,7 +237,7 @@ def test_a_step_reads_no_more_rows_of_a_unit_than_there_are() -> None:
     assert training_plan(alone, 3).examples_per_step == 1
 
 
-def test_what_masks_nothing_has_no_maskings() -> None:
+def test_maskings_are_refused_for_trainings_without_masks_or_dp() -> None:
     with pytest.raises(ValueError, match=r"maskings_per_example.*masks nothing"):
         steps_of(model_kind="gpt2", maskings_per_example=2)
     steps = steps_of()

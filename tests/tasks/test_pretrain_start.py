@@ -1,4 +1,4 @@
-"""What a pre-training begins with: fresh, of another kind, or a public model from elsewhere."""
+"""The initial model of a pre-training: random weights, another kind, or a public model."""
 
 from __future__ import annotations
 
@@ -46,21 +46,21 @@ def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
     ours = deployment_in(tmp_path)
     key = content_key(ours, "content-digest")
     kept = Store(ours.store, ours.cache)
-    own = {"durable": tmp_path / "work", "deployment": ours, "store": kept}
-    own["content_key"] = lambda: key
-    context = cast(StepContext, SimpleNamespace(**own))
+    attributes = {"durable": tmp_path / "work", "deployment": ours, "store": kept}
+    attributes["content_key"] = lambda: key
+    context = cast(StepContext, SimpleNamespace(**attributes))
     store = cast(Any, SimpleNamespace(sequence_length=16))
     return pretrain._start(spec, context, store, inputs)
 
 
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
-def test_a_fresh_model_is_of_the_kind_that_was_asked_for(tmp_path: Path, kind: str) -> None:
+def test_fresh_model_has_the_requested_kind(tmp_path: Path, kind: str) -> None:
     model = start(tmp_path, model_kind=kind)
     assert kind_of(model.config) == kind
     assert (model.config.layers, model.config.hidden) == (1, 64)
 
 
-def test_a_public_model_keeps_what_it_knows_of_pieces_that_both_have(tmp_path: Path) -> None:
+def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path: Path) -> None:
     theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
     public.mkdir()
     wordpiece.save(theirs, public)
@@ -72,17 +72,17 @@ def test_a_public_model_keeps_what_it_knows_of_pieces_that_both_have(tmp_path: P
     with pytest.raises(BadInput, match="confide ledger declare-public"):
         start(tmp_path, public_model=str(public))
     declare(tmp_path, public)
-    found = start(tmp_path, public_model=str(public))
+    initial = start(tmp_path, public_model=str(public))
     ours = wordpiece.learn(WORDS, 60)
-    assert (found.config.layers, found.config.hidden) == (2, 128)
-    assert found.config.vocab_size == ours.get_vocab_size()
+    assert (initial.config.layers, initial.config.hidden) == (2, 128)
+    assert initial.config.vocab_size == ours.get_vocab_size()
     rows = [(ours.token_to_id(p), theirs.token_to_id(p)) for p in ("[MASK]", "p")]
     for new, old in rows:
-        np.testing.assert_array_equal(found.parameters[WORD][new], model.parameters[WORD][old])
+        np.testing.assert_array_equal(initial.parameters[WORD][new], model.parameters[WORD][old])
 
 
 @pytest.mark.parametrize(("kind", "other"), [("bert", "GPT-2"), ("gpt2", "BERT")])
-def test_a_public_model_of_the_other_architecture_is_refused(
+def test_public_model_of_another_architecture_is_refused(
     tmp_path: Path, kind: str, other: str
 ) -> None:
     theirs, public = wordpiece.learn({"pain": 9, "leaf": 9}, 40), tmp_path / "public"
@@ -98,7 +98,7 @@ def test_a_public_model_of_the_other_architecture_is_refused(
     assert kind_of(start(tmp_path, public_model=str(public), model_kind=right).config) == right
 
 
-def test_private_trainings_begin_with_the_public_step_and_nothing_else(tmp_path: Path) -> None:
+def test_private_trainings_start_from_the_public_step_only(tmp_path: Path) -> None:
     steps = dp_bert_steps(JobSettings(public_model="/bert"))
     for mode in ("dp", "nonprivate"):
         spec = steps[f"{mode}_pretraining"]

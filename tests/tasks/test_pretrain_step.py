@@ -1,4 +1,4 @@
-"""The pre-training step: killed, timed out, its output lost; one charge, one model."""
+"""The pre-training step after kills, time limits and a lost output: one charge and one model."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def prepared(
     monkeypatch: pytest.MonkeyPatch,
     as_in_a_process: None,
 ) -> Prepared:
-    """Rows and a vocabulary, as the steps before would have left them."""
+    """Rows and a vocabulary, as earlier steps would have left them."""
     if request.param == "gs":
         root = f"gs://{request.getfixturevalue('bucket')}/{tmp_path.name}"
         untracked = replace(untracked, store=root)
@@ -36,22 +36,23 @@ def prepared(
 
 
 @pytest.mark.slow
-@pytest.mark.filterwarnings("ignore")  # MLflow's, SQLAlchemy's and TensorFlow's own
-def test_killed_timed_out_and_done_again_it_is_one_charge_and_one_model(
+@pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
+def test_interrupted_training_has_one_charge_and_the_same_bits(
     prepared: Prepared, capfd: pytest.CaptureFixture[str]
 ) -> None:
     def run(**changes: object) -> tuple[int, str]:
-        """Run the step in this process; return its exit code and words."""
+        """Run the step in this process; return its exit code and standard error."""
         code = step.main("pretrain", str(prepared.file(**changes)))
         return code, capfd.readouterr().err
 
     ledger = Ledger.open(prepared.deployment.ledger)
-    # Its time is up at once: stopped in good order, reserved, not failed.
-    code, said = run(time_box_minutes=1e-6)
-    assert code == Unfinished.exit_code == 75, said
-    assert f"time is up after 1 of {UPDATES} updates" in said.splitlines()[-1]
+    # The time box ends after one update; the step stops with a reserved release and without
+    # failure.
+    code, errors = run(time_box_minutes=1e-6)
+    assert code == Unfinished.exit_code == 75, errors
+    assert f"time is up after 1 of {UPDATES} updates" in errors.splitlines()[-1]
     assert [e.state for e in ledger.history("notes")] == [State.RESERVED]
-    # kill -9, once it has gone on from there (on another machine, where the store is a bucket).
+    # The step is killed after it has resumed (on another machine if the store is a bucket).
     prepared.to_another_machine()
     process = prepared.start()
     while not any("0000000001." not in name for name in prepared.checkpoints()):
@@ -61,25 +62,25 @@ def test_killed_timed_out_and_done_again_it_is_one_charge_and_one_model(
     assert process.wait() == -signal.SIGKILL
     assert process.stderr is not None
     process.stderr.close()
-    # It goes on from what was kept, not from the beginning.
+    # The step resumes from the last checkpoint, not from the beginning.
     prepared.to_another_machine()
-    code, said = run(time_box_minutes=1e-6)
-    assert code == Unfinished.exit_code, said
-    reached = re.search(rf"time is up after (\d+) of {UPDATES} updates", said.splitlines()[-1])
-    assert reached is not None, said
-    assert int(reached[1]) in range(102, UPDATES, 100)  # one more than was kept last
-    # And to its end.
-    code, said = run()
-    assert code == 0, said
+    code, errors = run(time_box_minutes=1e-6)
+    assert code == Unfinished.exit_code, errors
+    reached = re.search(rf"time is up after (\d+) of {UPDATES} updates", errors.splitlines()[-1])
+    assert reached is not None, errors
+    assert int(reached[1]) in range(102, UPDATES, 100)  # one update more than the last checkpoint
+    # The step continues to its end.
+    code, errors = run()
+    assert code == 0, errors
     assert prepared.checkpoints() == []
     resumed = prepared.weights()
     entries = ledger.history("notes")
     assert [e.state for e in entries] == [State.SETTLED]
     spent = ledger.remaining("notes")
-    # The output is lost: undisturbed this time, and the same model bit for bit, for nothing.
+    # After a lost output, an undisturbed run yields the same bits without a charge.
     prepared.lose_output()
-    code, said = run()
-    assert code == 0, said
+    code, errors = run()
+    assert code == 0, errors
     assert prepared.weights() == resumed
     assert ledger.history("notes") == entries
     assert ledger.remaining("notes") == spent

@@ -1,6 +1,6 @@
-"""Hand-made specs through the real contract: what is charged, and what a model may become,
+"""Specs written by hand: charges and permitted uses of a model follow from the inputs.
 
-follows from the inputs. Each is refused in one line, before anything is charged.
+Each invalid spec is refused in one line, before anything is charged.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ from tasks.runtime.deployment import Deployment
 from tasks.steps.entities import write_sentences
 from tasks.storage import RESULT, Store
 
-WHO = RunContext(run_key="by-hand", run_name="by hand", task="attack")
+CONTEXT = RunContext(run_key="by-hand", run_name="by hand", task="attack")
 OTHER = "other-hospital"
 
 
@@ -67,7 +67,7 @@ HELD = (WORDS, WORDS_ELSEWHERE, TRAINED, USED)  # settled before the tests begin
 
 
 @dataclass
-class House:
+class Published:
     """A deployment with the outputs of all steps, as they would have left them."""
 
     deployment: Deployment
@@ -90,24 +90,24 @@ class House:
 
 
 @pytest.fixture
-def house(untracked: Deployment) -> House:
+def published(untracked: Deployment) -> Published:
     store = Store(untracked.store, untracked.cache)
     ledger = Ledger.open(untracked.ledger)
     for name in ("notes", OTHER, "labels"):
         ledger.register_dataset(name, P, 500.0, 1e-3)
     hold(untracked, HELD)
-    made = untracked.home / "made"
-    wordpiece_folder, rows, model = made / "words", made / "rows", made / "model"
+    outputs = untracked.home / "made"
+    wordpiece_folder, rows, model = outputs / "words", outputs / "rows", outputs / "model"
     size = vocabulary_in(wordpiece_folder, model)
     config = BertConfig.of_size(vocab_size=size, hidden=64, layers=1, max_positions=POSITIONS)
     save(fresh(config, 3), model)
     keyed = rows_in(untracked, rows, size, "train", "held_out")
-    labels = made / "labels"
+    labels = outputs / "labels"
     labels.mkdir()
     for part in ("train", "test"):
         write_sentences([Sentence(("pain",), ("B-problem",), "d")] * 4, labels / f"{part}.jsonl")
-    (made / "canaries").mkdir()
-    (made / "canaries" / "canaries.json").write_text("[]")
+    (outputs / "canaries").mkdir()
+    (outputs / "canaries" / "canaries.json").write_text("[]")
 
     units = {
         "unit": "patient", "example_words": 0, "declared_units": 40, "max_examples_per_unit": 1,
@@ -126,7 +126,7 @@ def house(untracked: Deployment) -> House:
         "all_name_a_patient": False,
         "digest": "x",
     }  # fmt: skip
-    cards = made / "canaries"
+    cards = outputs / "canaries"
     held: dict[str, tuple[str, Path, dict[str, Any], list[ReleaseRecord]]] = {
         "words": ("vocabulary", wordpiece_folder, words, [WORDS]),
         "words of documents": (
@@ -169,60 +169,60 @@ def house(untracked: Deployment) -> House:
         )
         for name, (step, folder, facts, releases) in held.items()
     }  # fmt: skip
-    return House(untracked, uris)
+    return Published(untracked, uris)
 
 
-def made(house: House, kind: type[Spec], told: dict[str, Any]) -> Spec:
-    """Return a spec whose inputs are given by their names in the house."""
-    named = {n: house.uris.get(v, v) if n.endswith("_uri") else v for n, v in told.items()}
+def spec_from(published: Published, kind: type[Spec], fields: dict[str, Any]) -> Spec:
+    """Return a spec whose inputs are given by the names of published outputs."""
+    named = {n: published.uris.get(v, v) if n.endswith("_uri") else v for n, v in fields.items()}
     return spec_of(kind, **named)
 
 
-def pretraining(house: House, **changes: Any) -> PretrainSpec:
-    told = {
+def pretraining(published: Published, **changes: Any) -> PretrainSpec:
+    fields = {
         "mode": "dp", "store_uri": "private", "public_store_uri": "public",
         "private_store_uri": "private", "vocabulary_uri": "words", "init_uri": "public model",
         **changes,
     }  # fmt: skip
-    return made(house, PretrainSpec, told)
+    return spec_from(published, PretrainSpec, fields)
 
 
-def selection(house: House, *candidates: dict[str, Any]) -> SelectSpec:
-    specs = tuple(pretraining(house, **one) for one in candidates or ({},))
+def selection(published: Published, *candidates: dict[str, Any]) -> SelectSpec:
+    specs = tuple(pretraining(published, **candidate) for candidate in candidates or ({},))
     return SelectSpec(
         made_up=False, candidates=specs,
         selection=SelectionConfig(selection_mean=2.0),
     )  # fmt: skip
 
 
-def finetuning(house: House, **changes: Any) -> FinetuneSpec:
-    told = {"model_uri": "model", "entities_uri": "labels", "plan": planned(dataset="labels")}
-    return made(house, FinetuneSpec, told | {"entity_types": ("problem",)} | changes)
+def finetuning(published: Published, **changes: Any) -> FinetuneSpec:
+    fields = {"model_uri": "model", "entities_uri": "labels", "plan": planned(dataset="labels")}
+    return spec_from(published, FinetuneSpec, fields | {"entity_types": ("problem",)} | changes)
 
 
-def exposing(house: House, **changes: str) -> ExposureSpec:
-    told = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "private"}
-    return made(house, ExposureSpec, told | changes)
+def exposing(published: Published, **changes: str) -> ExposureSpec:
+    fields = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "private"}
+    return spec_from(published, ExposureSpec, fields | changes)
 
 
-def wording(house: House, **changes: Any) -> VocabularySpec:
-    told = {"corpus_uri": "corpus"} | changes
-    if source := told.pop("vocabulary_source", ""):
-        told["config"] = {"vocabulary_source": source, "declared_units": 40}
-    return made(house, VocabularySpec, told)
+def wording(published: Published, **changes: Any) -> VocabularySpec:
+    fields = {"corpus_uri": "corpus"} | changes
+    if source := fields.pop("vocabulary_source", ""):
+        fields["config"] = {"vocabulary_source": source, "declared_units": 40}
+    return spec_from(published, VocabularySpec, fields)
 
 
-def cutting(house: House, **changes: Any) -> TokenStoreSpec:
-    told = {"corpus_uri": "corpus", "vocabulary_uri": "words", "canaries_uri": "canaries"}
-    return made(house, TokenStoreSpec, told | changes)
+def cutting(published: Published, **changes: Any) -> TokenStoreSpec:
+    fields = {"corpus_uri": "corpus", "vocabulary_uri": "words", "canaries_uri": "canaries"}
+    return spec_from(published, TokenStoreSpec, fields | changes)
 
 
 def planned(**changes: Any) -> PrivacyPlan:
     return PLAN.model_copy(update=changes)
 
 
-ATTACKS: dict[str, tuple[Callable[[House], StepSpec], str]] = {
-    # an initial model that only the operator may have, or one that descends from it
+ATTACKS: dict[str, tuple[Callable[[Published], StepSpec], str]] = {
+    # an initial model that is for the operator only, or a descendant of one
     "DP from an operator's model": (
         lambda h: pretraining(h, init_uri="operator model"), "without privacy"),
     "public from an operator's model": (
@@ -238,7 +238,7 @@ ATTACKS: dict[str, tuple[Callable[[House], StepSpec], str]] = {
                              plan=planned(dataset="labels", unit="document")), "without privacy"),
     "pre-training from a fine-tuned model": (
         lambda h: pretraining(h, init_uri="of operator model"), "init_uri"),
-    # one data set is read, another charged
+    # the charged data set differs from the data set that is read
     "another data set": (lambda h: pretraining(h, plan=planned(dataset=OTHER)), "dataset"),
     "another data set's rows": (lambda h: pretraining(h, store_uri="private elsewhere"), "dataset"),
     "another unit": (
@@ -265,7 +265,7 @@ ATTACKS: dict[str, tuple[Callable[[House], StepSpec], str]] = {
     "vocabulary, another data set": (lambda h: wording(h, dataset=OTHER), "dataset"),
     "vocabulary by patient without patients": (
         lambda h: wording(h, corpus_uri="nameless"), "patient id"),
-    # every input is what it is called
+    # every input must have the expected role
     "public rows as private": (lambda h: pretraining(h, store_uri="public"), "must be private"),
     "private rows as public": (
         lambda h: pretraining(h, mode="public", plan=None), "must be public"),
@@ -294,7 +294,7 @@ ATTACKS: dict[str, tuple[Callable[[House], StepSpec], str]] = {
         "patient id"),
     "a private corpus as public": (
         lambda h: cutting(h, units=None, canaries_uri=""), "must be public"),
-    # of one vocabulary
+    # all inputs must have one vocabulary
     "rows of another vocabulary": (
         lambda h: pretraining(h, store_uri="private otherwise cut"), "another vocabulary"),
     "a vocabulary of other rows": (
@@ -321,99 +321,109 @@ ATTACKS: dict[str, tuple[Callable[[House], StepSpec], str]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_a_hand_made_spec_is_refused_before_anything_is_charged(house: House, name: str) -> None:
+def test_invalid_spec_is_refused_before_a_charge(published: Published, name: str) -> None:
     make, reason = ATTACKS[name]
     with pytest.raises(BadInput) as refused:
-        contract.run_step(make(house), house.deployment, WHO)
+        contract.run_step(make(published), published.deployment, CONTEXT)
     assert reason in str(refused.value) and "\n" not in str(refused.value)
-    assert house.charged() == []
+    assert published.charged() == []
 
 
-def test_an_operators_model_is_not_laundered_by_its_folder(house: House, tmp_path: Path) -> None:
-    store = Store(house.deployment.store, house.deployment.cache)
-    folder = store.local_copy(house.uris["operator model"])
+def test_nonprivate_model_cannot_be_used_as_a_public_model(
+    published: Published, tmp_path: Path
+) -> None:
+    store = Store(published.deployment.store, published.deployment.cache)
+    folder = store.local_copy(published.uris["operator model"])
     spec = pretraining(
-        house, mode="public", plan=None, store_uri="public", init_uri="", public_model=str(folder)
+        published,
+        mode="public",
+        plan=None,
+        store_uri="public",
+        init_uri="",
+        public_model=str(folder),
     )
     with pytest.raises(BadInput, match="public_model"):
-        contract.run_step(spec, house.deployment, WHO)
+        contract.run_step(spec, published.deployment, CONTEXT)
 
 
 @pytest.mark.parametrize("name", ["operator model", "model"])
-def test_a_bare_copy_of_a_model_made_of_private_text_is_not_declared_public(
-    house: House, tmp_path: Path, name: str
+def test_weights_trained_on_private_text_cannot_be_declared_public(
+    published: Published, tmp_path: Path, name: str
 ) -> None:
-    """Without statement and result it looks like a stranger's, and would cost nothing."""
-    store = Store(house.deployment.store, house.deployment.cache)
-    ours = store.local_copy(house.uris[name])
+    """A copy without statement and result looks like a model of a third party."""
+    store = Store(published.deployment.store, published.deployment.cache)
+    ours = store.local_copy(published.uris[name])
     copy = tmp_path / "copy"
     copy.mkdir()
     for file in ("config.json", "vocab.txt"):
         shutil.copyfile(ours / file, copy / file)
-    declare_public(str(copy), house.deployment, known_private=False)
+    declare_public(str(copy), published.deployment, known_private=False)
     shutil.copyfile(ours / "model.safetensors", copy / "weights.safetensors")
     for path in (copy, copy / "weights.safetensors"):
         with pytest.raises(BadInput, match=r"its weights are those of .* made of private text"):
-            declare_public(str(path), house.deployment, known_private=True)
+            declare_public(str(path), published.deployment, known_private=True)
 
 
-def test_what_a_model_cost_comes_from_all_that_it_was_made_of(house: House) -> None:
-    """A vocabulary of another data set, a model of a third party's: each keeps its own total."""
-    spec = pretraining(house, vocabulary_uri="words elsewhere", init_uri="model")
-    result = contract.run_step(spec, house.deployment, WHO)
-    (own,) = house.charged()
-    assert {r.ledger_id for r in result.releases} == {"words", "elsewhere", "trained", own}
-    told = {m.name: m for m in result.metrics}
+def test_cost_of_a_model_includes_all_its_inputs(published: Published) -> None:
+    """The vocabulary of another data set keeps a separate total, which the model inherits."""
+    spec = pretraining(published, vocabulary_uri="words elsewhere", init_uri="model")
+    result = contract.run_step(spec, published.deployment, CONTEXT)
+    (training,) = published.charged()
+    assert {r.ledger_id for r in result.releases} == {"words", "elsewhere", "trained", training}
+    metrics = {m.name: m for m in result.metrics}
     costs = [f"{n}{of}" for n in ("epsilon", "delta") for of in ("", "/notes", f"/{OTHER}")]
-    assert set(costs) | {"epsilon_training"} == {n for n in told if n.startswith(("eps", "delta"))}
-    assert {told[name].step for name in costs} == {len(result.releases)}
-    trained = next(r.epsilon for r in result.releases if r.ledger_id == own)
-    assert told["epsilon/notes"].value > trained
-    assert told["delta/notes"].value == pytest.approx(2e-6 + 1e-5)
-    assert told["mlm_accuracy_public"].label == "dp"
+    assert set(costs) | {"epsilon_training"} == {
+        n for n in metrics if n.startswith(("eps", "delta"))
+    }
+    assert {metrics[name].step for name in costs} == {len(result.releases)}
+    trained = next(r.epsilon for r in result.releases if r.ledger_id == training)
+    assert metrics["epsilon/notes"].value > trained
+    assert metrics["delta/notes"].value == pytest.approx(2e-6 + 1e-5)
+    assert metrics["mlm_accuracy_public"].label == "dp"
 
 
-def test_what_was_used_without_privacy_stays_so_in_all_that_descends(house: House) -> None:
-    spec = pretraining(house, mode="nonprivate", plan=None)
-    first = contract.run_step(spec, house.deployment, WHO)
+def test_descendants_of_a_nonprivate_training_remain_nonprivate(published: Published) -> None:
+    spec = pretraining(published, mode="nonprivate", plan=None)
+    first = contract.run_step(spec, published.deployment, CONTEXT)
     assert [r.epsilon for r in first.releases][-1] == math.inf
     (cost,) = (m for m in first.metrics if m.name == "epsilon")
     assert (cost.value, cost.label) == (sys.float_info.max, "operator")
     assert {m.label for m in first.metrics if "accuracy" in m.name} == {"operator"}
-    tuned = finetuning(house, model_uri="model", plan=None).model_copy(
+    tuned = finetuning(published, model_uri="model", plan=None).model_copy(
         update={"model_uri": spec.output, "entity_types": ()}
     )
-    after = contract.run_step(tuned, house.deployment, WHO)
-    assert sum(math.isinf(r.epsilon) for r in after.releases) == 2  # the notes', the labels'
-    assert house.result(tuned) == after
-    before = house.charged()
-    again = pretraining(house).model_copy(update={"init_uri": spec.output})
+    after = contract.run_step(tuned, published.deployment, CONTEXT)
+    # the uses of the notes and of the labels
+    assert sum(math.isinf(r.epsilon) for r in after.releases) == 2
+    assert published.result(tuned) == after
+    before = published.charged()
+    again = pretraining(published).model_copy(update={"init_uri": spec.output})
     with pytest.raises(BadInput, match="without privacy"):
-        contract.run_step(again, house.deployment, WHO)
-    assert house.charged() == before
+        contract.run_step(again, published.deployment, CONTEXT)
+    assert published.charged() == before
 
 
-def test_a_results_releases_are_gathered_whatever_the_step_says(house: House) -> None:
+def test_releases_of_inputs_are_recorded_by_the_contract(published: Published) -> None:
     spec = CanariesSpec(
         made_up=False, seed=1,
-        vocabulary_uri=house.uris["words elsewhere"],
+        vocabulary_uri=published.uris["words elsewhere"],
         config=CanaryConfig(canary_patterns="S", canary_rates="0.1", canaries_per_group=1),
     )  # fmt: skip
-    result = contract.run_step(spec, house.deployment, replace_task("canaries"))
+    result = contract.run_step(spec, published.deployment, replace_task("canaries"))
     assert result.releases == [WORDS_ELSEWHERE]
 
 
 def replace_task(name: str) -> RunContext:
-    return WHO.model_copy(update={"task": name})
+    return CONTEXT.model_copy(update={"task": name})
 
 
-def test_an_earlier_versions_result_is_no_input(house: House) -> None:
-    """It would carry no use without privacy."""
-    store = Store(house.deployment.store, house.deployment.cache)
-    uri = f"{house.uris['public model']}/{RESULT}"
+def test_result_of_an_earlier_version_is_refused_as_input(published: Published) -> None:
+    """Such a result would not carry the uses without privacy."""
+    store = Store(published.deployment.store, published.deployment.cache)
+    uri = f"{published.uris['public model']}/{RESULT}"
     content = store.read(uri)
     assert content is not None
     store.write(uri, content.replace(b'"version":2', b'"version":1'))
     with pytest.raises(BadInput, match="not a result of this version"):
-        contract.run_step(pretraining(house), house.deployment, WHO)
-    assert house.charged() == []
+        contract.run_step(pretraining(published), published.deployment, CONTEXT)
+    assert published.charged() == []

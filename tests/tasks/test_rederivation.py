@@ -1,4 +1,4 @@
-"""ε of every mechanism, derived again by dp_accounting from the recorded events alone."""
+"""The script derives ε of every mechanism from the recorded events alone, by dp_accounting."""
 
 from __future__ import annotations
 
@@ -143,13 +143,13 @@ def test_honest_histogram_of_little_noise_is_not_understated(
     assert not understates(epsilon_pld(event, 1e-4), derived.epsilon)
 
 
-def test_claim_above_the_derived_epsilon_is_no_fault_and_below_it_is() -> None:
+def test_only_a_claim_below_the_derived_epsilon_is_understated() -> None:
     assert not understates(12.138, 11.646)
     assert understates(11.5, 11.646)
     assert understates(math.nan, 11.646)
 
 
-def test_every_mechanism_of_the_product_is_tried() -> None:
+def test_every_registered_mechanism_is_tested() -> None:
     assert {event.kind for event in CASES} == {kind for kind, _ in REGISTRY} - {"unaccounted"}
 
 
@@ -171,7 +171,7 @@ def test_claim_for_more_noise_than_was_recorded_is_understated(
     assert understates(claimed, derived.epsilon) == (factor < 1)
 
 
-def test_the_ceilings_are_those_of_the_composed_distribution() -> None:
+def test_ceilings_use_the_composed_distribution() -> None:
     event = compose(SAMPLED, Gaussian(3.0))
     again = derive([_recorded(SAMPLED), _recorded(Gaussian(3.0))], DELTA, (0.001, 0.01))
     for rate, ceiling in again.ceilings.items():
@@ -193,13 +193,13 @@ def test_the_ceilings_are_those_of_the_composed_distribution() -> None:
     ],
     ids=["unknown", "newer", "incomplete", "false", "no worst candidate"],
 )
-def test_what_no_theorem_reduces_is_said_not_to_be_derived(event: dict[str, Any]) -> None:
+def test_event_without_a_theorem_is_not_derived(event: dict[str, Any]) -> None:
     again = derive([event], DELTA)
     assert again.epsilon is None and again.why_not
 
 
-def test_it_is_derived_without_our_modules(tmp_path: Path) -> None:
-    """The script, alone in a folder, loads nothing of ours."""
+def test_derivation_imports_no_module_of_the_project(tmp_path: Path) -> None:
+    """The script runs in a separate folder and imports no module of the project."""
     import subprocess
 
     from tasks.evidence import check_evidence

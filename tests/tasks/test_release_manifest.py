@@ -1,4 +1,4 @@
-"""A manifest changes with the code and libraries that shape a release, and with nothing else."""
+"""A manifest changes only with the code and libraries that determine a release."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.releases import manifest as release_manifest
 from tasks.releases.manifest import BY_VALUE, ENTRIES, SHARED, code_digest, code_of, imports_of
 from tasks.runtime.deployment import CHECKOUT
 
-AFTERWARDS = {  # what a step imports to look at a release, not to make it
+AFTERWARDS = {  # modules that a step imports for its outputs after the release
     "vocabulary": {"dp_core.vocabulary.wordpiece", "dp_core.vocabulary", "dp_core.labels"},
     "phrases": {"dp_core.labels"},
     "pretrain": {"dp_core.labels"},
@@ -49,7 +49,7 @@ SHAPES = {
     "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/evaluate"],
     "finetune": [*TRAINING, "training/finetune", "data/ner"],
 }  # fmt: skip
-LEAVES_ALONE = [
+UNRELATED = [
     "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
     "dp_core/audit/exposure", "dp_core/audit/canaries", "dp_core/audit/unit_canaries",
     "dp_core/privacy/statement",
@@ -72,25 +72,25 @@ def checkout(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def changed_by(edited: list[Path], kind: str, root: Path) -> list[bool]:
     """Return for each file whether a comment at its end changes the digest."""
     before = code_digest.__wrapped__(kind, root)
-    found = []
+    changed = []
     for file in edited:
         text = file.read_text()
         file.write_text(text + "# edited\n")
-        found.append(code_digest.__wrapped__(kind, root) != before)
+        changed.append(code_digest.__wrapped__(kind, root) != before)
         file.write_text(text)
     assert code_digest.__wrapped__(kind, root) == before
-    return found
+    return changed
 
 
 @pytest.fixture
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The import graph is found once: a comment does not change it."""
+    """Compute the import graph once, because a comment does not change it."""
     monkeypatch.setattr(release_manifest, "code_of", cache(release_manifest.code_of))
 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_what_shapes_a_release_is_in_its_manifest(kind: str, checkout: Path) -> None:
+def test_manifest_depends_on_code_that_determines_the_release(kind: str, checkout: Path) -> None:
     files = [checkout / "dp_core" / f"{name}.py" for name in SHAPES[kind]]
     steps = [kind, "training_inputs"] if kind in ("pretrain", "select") else [kind]
     files += [checkout / "tasks" / "steps" / f"{step}.py" for step in steps]
@@ -103,15 +103,16 @@ def test_what_shapes_a_release_is_in_its_manifest(kind: str, checkout: Path) -> 
 
 @pytest.mark.usefixtures("quick")
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_what_only_looks_at_a_release_changes_no_manifest(kind: str, checkout: Path) -> None:
-    shaping = {"dp_core/audit/canaries"} if kind == "phrases" else set()  # it plants them
-    files = [checkout / f"{name}.py" for name in LEAVES_ALONE if name not in shaping]
+def test_manifest_does_not_depend_on_unrelated_code(kind: str, checkout: Path) -> None:
+    # phrases are released with planted canaries
+    shaping = {"dp_core/audit/canaries"} if kind == "phrases" else set()
+    files = [checkout / f"{name}.py" for name in UNRELATED if name not in shaping]
     assert not any(changed_by(files, kind, checkout))
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_a_step_imports_nothing_that_its_manifest_overlooks(kind: str) -> None:
-    """Who calls a new module in a step adds it to the entries, or says that it only looks."""
+def test_every_import_of_a_step_is_in_its_manifest_or_listed(kind: str) -> None:
+    """A module that a step newly calls must be added to ENTRIES or to AFTERWARDS."""
     known = {*code_of(kind).modules, *AFTERWARDS[kind]}
     steps = (f"tasks.steps.{kind}", *SHARED.get(kind, ()))
     files = [CHECKOUT.joinpath(*step.split(".")).with_suffix(".py") for step in steps]
@@ -121,20 +122,22 @@ def test_a_step_imports_nothing_that_its_manifest_overlooks(kind: str) -> None:
         assert name in known or name.rpartition(".")[0] in known, name
 
 
-def test_code_of_a_release_is_what_it_imports_when_it_runs() -> None:
-    """The graph that import-linter's own library finds, without what enters by value."""
+def test_code_of_a_release_equals_its_import_graph() -> None:
+    """The code equals the import graph of grimp, without the modules that enter by value."""
     grimp = pytest.importorskip("grimp")
     graph = grimp.build_graph("dp_core", exclude_type_checking_imports=True)
     for package in BY_VALUE:
         for module in {package, *graph.find_descendants(package)} & graph.modules:
             graph.remove_module(module)
     for kind, entries in ENTRIES.items():
-        found = set(entries).union(*(graph.find_upstream_modules(e) for e in entries))
-        packages = {".".join(m.split(".")[:n]) for m in found for n in range(1, m.count(".") + 1)}
+        upstream = set(entries).union(*(graph.find_upstream_modules(e) for e in entries))
+        packages = {
+            ".".join(m.split(".")[:n]) for m in upstream for n in range(1, m.count(".") + 1)
+        }
         assert (
-            found
+            upstream
             <= set(code_of(kind).modules)
-            <= found | packages | {m for p in packages for m in graph.find_upstream_modules(p)}
+            <= upstream | packages | {m for p in packages for m in graph.find_upstream_modules(p)}
         )
 
 
@@ -151,12 +154,12 @@ def test_libraries_that_compute_a_release_are_named_with_their_versions(
     assert code_digest.__wrapped__("vocabulary") != before
 
 
-def test_a_digest_imports_nothing_that_it_reads(tmp_path: Path) -> None:
+def test_code_digest_imports_none_of_the_modules(tmp_path: Path) -> None:
     import subprocess
     import sys
 
-    told = (
+    program = (
         "import sys; from tasks.releases.manifest import code_digest; code_digest('pretrain'); "
         "assert not {'tensorflow', 'numba', 'dp_core.training'} & set(sys.modules)"
     )
-    subprocess.run([sys.executable, "-c", told], cwd=CHECKOUT, check=True)
+    subprocess.run([sys.executable, "-c", program], cwd=CHECKOUT, check=True)

@@ -1,4 +1,4 @@
-"""A home that was moved or restored: outputs, ledger and seeds must still belong together."""
+"""A moved or restored home: outputs, ledger and seeds must still belong together."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ from tasks.releases.restored_state import confirm_releases
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
-WHO = RunContext(run_key="moved", run_name="moved", task="vocabulary")
+CONTEXT = RunContext(run_key="moved", run_name="moved", task="vocabulary")
 TASKS = ("budget", "private_corpus", "public_corpus", "vocabulary")
 
 
 def release(deployment: Deployment, spec_hash: str = "a" * 64) -> ReleaseRecord:
-    """Settle one release and leave an output in the store that carries its record."""
+    """Settle one release and write an output with its record to the store."""
     settled = charged(bench_of(deployment, spec_hash)).settle(spec_hash.encode())
     result = StepResult(
         step="pretrain", spec_hash=spec_hash, outputs={}, metrics=[], releases=[settled],
@@ -42,7 +42,7 @@ def release(deployment: Deployment, spec_hash: str = "a" * 64) -> ReleaseRecord:
 
 
 def restore(deployment: Deployment, backup: Path) -> None:
-    """Put ledger and seeds of a backup in the place of today's."""
+    """Replace ledger and seeds by those of a backup."""
     for file in deployment.home.glob("ledger.db*"):
         file.unlink()
     shutil.rmtree(deployment.seeds)
@@ -56,7 +56,7 @@ def findings(deployment: Deployment) -> dict[str, doctor_services.Finding]:
 
 @pytest.fixture
 def older(registered: Deployment, tmp_path: Path) -> tuple[Deployment, ReleaseRecord]:
-    """A deployment that was restored from a backup of before its second release."""
+    """A deployment restored from a backup that is older than its second release."""
     release(registered)
     copied(registered, tmp_path / "backup")
     second = release(registered, "b" * 64)
@@ -80,7 +80,7 @@ def test_release_that_the_restored_ledger_lacks_is_refused_as_input(
     assert len(Ledger.open(deployment.ledger).history("notes")) == 1
 
 
-def test_doctor_names_an_output_that_is_younger_than_the_ledger(
+def test_doctor_reports_an_output_that_is_newer_than_the_ledger(
     older: tuple[Deployment, ReleaseRecord],
 ) -> None:
     deployment, second = older
@@ -92,12 +92,12 @@ def test_doctor_names_an_output_that_is_younger_than_the_ledger(
 def test_doctor_names_settled_releases_without_an_output(registered: Deployment) -> None:
     release(registered)
     registered.open_store().clear("store://pretrain/aaaaaaaaaaaaaaaa")
-    found = findings(registered)
-    assert found["releases in the store"].ok
-    assert "1 settled releases have no output" in found["outputs of releases"].found
+    reported = findings(registered)
+    assert reported["releases in the store"].ok
+    assert "1 settled releases have no output" in reported["outputs of releases"].found
 
 
-def test_doctor_is_not_green_without_the_seeds_of_settled_releases(registered: Deployment) -> None:
+def test_doctor_reports_missing_seeds_of_settled_releases(registered: Deployment) -> None:
     release(registered)
     identity = SeedStore(registered.seeds).remembered_ledger()
     for file in registered.seeds.glob("*.json"):
@@ -135,18 +135,20 @@ def test_record_of_an_entry_that_is_not_settled_is_refused(registered: Deploymen
         confirm_releases(ledger, [waiting], "x")
 
 
-def test_emptied_ledger_is_missing_whatever_still_remembers_it(
+def test_emptied_ledger_is_refused_by_store_or_seeds(
     registered: Deployment, tmp_path: Path
 ) -> None:
     release(registered)
     registered.seeds.rename(tmp_path / "seeds")
     for file in registered.home.glob("ledger.db*"):
         file.write_bytes(b"")
-    with pytest.raises(BadInput, match="the privacy ledger is missing"):  # the store remembers it
+    # the store remembers the ledger
+    with pytest.raises(BadInput, match="the privacy ledger is missing"):
         open_ledger(registered)
     (tmp_path / "seeds").rename(registered.seeds)
     shutil.rmtree(registered.home / "store")
-    with pytest.raises(BadInput, match="the privacy ledger is missing"):  # the seeds remember it
+    # the seeds remember the ledger
+    with pytest.raises(BadInput, match="the privacy ledger is missing"):
         open_ledger(registered)
 
 
@@ -168,10 +170,10 @@ def test_ledger_with_a_garbled_page_is_refused_when_it_is_opened(registered: Dep
 
 def run(deployment: Deployment) -> list[StepResult]:
     steps = dp_bert_steps(JobSettings.model_validate(SMALL))
-    return [contract.run_step(steps[task], deployment, WHO) for task in TASKS]
+    return [contract.run_step(steps[task], deployment, CONTEXT) for task in TASKS]
 
 
-def test_moved_home_finds_its_outputs_and_charges_nothing_again(
+def test_moved_home_reuses_its_outputs_without_a_charge(
     untracked: Deployment, tmp_path: Path
 ) -> None:
     made = run(untracked)
@@ -181,10 +183,10 @@ def test_moved_home_finds_its_outputs_and_charges_nothing_again(
         {"CONFIDE_HOME": str(tmp_path / "another place%2F"), "CONFIDE_TRACKING": untracked.tracking}
     )
     for again, result in zip(run(moved), made, strict=True):
-        if result.step == "budget":  # it runs again in every run
+        if result.step == "budget":  # the budget step runs again in every run
             assert (again.outputs, again.facts) == (result.outputs, result.facts)
         else:
-            assert again == result  # with the seconds that the first run took
+            assert again == result  # including the seconds of the first run
     after = Ledger.open(moved.ledger).history(MADE_UP)
     assert [(e.id, e.state) for e in after] == [(e.id, e.state) for e in before]
     assert not untracked.home.exists()

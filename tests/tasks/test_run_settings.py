@@ -1,4 +1,4 @@
-"""The settings of a run on the command line: read, refused before anything starts, shown."""
+"""The settings of a run on the command line: parsing, refusals before the start, and display."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ pytestmark = pytest.mark.usefixtures("at_home")
 
 
 @pytest.mark.parametrize(
-    ("content", "said"),
+    ("content", "reason"),
     [
         ('[["epochs", 1]]', "not a JSON object"),
         ('"epochs"', "not a JSON object"),
@@ -39,34 +39,34 @@ pytestmark = pytest.mark.usefixtures("at_home")
         (b"\xff\xfe", "not UTF-8"),
     ],
 )
-def test_a_file_of_settings_that_is_none_is_refused(
-    confide: Confide, tmp_path: Path, content: str | bytes, said: str
+def test_invalid_settings_file_is_refused(
+    confide: Confide, tmp_path: Path, content: str | bytes, reason: str
 ) -> None:
     file = tmp_path / "settings.json"
     file.write_bytes(content if isinstance(content, bytes) else content.encode())
     code, out, err = confide("run", "--settings", str(file))
     assert (code, out) == (2, "")
-    assert said in err and "settings.json" in err
+    assert reason in err and "settings.json" in err
 
 
 PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entities_test": "."}
 
 
 @pytest.mark.parametrize(
-    ("preset", "more", "found"),
+    ("preset", "more", "expected"),
     [
         ("demo", {}, {"phrases_epsilon": 4.35}),
         ("real-text", PATHS, {"private_format": "noteevents", "all_public": True}),
         ("large-batches", {"epochs": "20"}, {"weight_decay": 1.0, "first_batch_size": 256}),
     ],
 )
-def test_a_preset_is_a_settings_file_by_name(
-    preset: str, more: dict[str, str], found: dict[str, Any]
+def test_preset_is_read_by_name(
+    preset: str, more: dict[str, str], expected: dict[str, Any]
 ) -> None:
     settings = settings_told(
         JobSettings, SettingsOptions(preset, words=[f"{k}={v}" for k, v in more.items()])
     )
-    assert settings.model_dump().items() >= found.items()
+    assert settings.model_dump().items() >= expected.items()
 
 
 @pytest.mark.parametrize("kind", ["pipe", "device", "large"])
@@ -103,11 +103,11 @@ def test_ambiguous_settings_are_refused(
     assert code == 2 and words in err
 
 
-def test_truth_values_are_still_read_where_they_belong() -> None:
+def test_truth_values_of_boolean_settings_are_read() -> None:
     assert JobSettings.model_validate({"nonprivate": False}).nonprivate is False
 
 
-def test_a_preset_is_changed_by_a_file_and_a_file_by_words(tmp_path: Path) -> None:
+def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"weight_decay": 0.5, "epochs": 20, "layers": 3}')
     options = SettingsOptions("large-batches", tmp_path / "s.json", ["layers=4"])
     settings = settings_told(JobSettings, options)
@@ -125,7 +125,7 @@ CLINICAL = [
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
-def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
+def test_every_preset_is_valid_with_the_paper_values(preset: str) -> None:
     assert set(PRESETS) == {"demo", "real-text", "large-batches", *PAPER, *CLINICAL, *KERRIGAN}
     values = json.loads(PRESETS[preset].read_text())
     kind = SweepSettings if "sweep_points" in values else JobSettings
@@ -143,7 +143,7 @@ def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
     )
     if "tiny" in preset:
         assert settings.made_up and settings.device == "cpu"
-    elif preset == "kerrigan2020":  # appendix A, section 4.2, and their public code
+    elif preset == "kerrigan2020":  # appendix A, section 4.2, and the public code of the paper
         shape = settings.window, settings.dense_units, settings.model_kind
         assert shape == (20, "500,250,50", "feed-forward")
         sigmas = [settings.noise_multiplier, *(j.noise_multiplier for j in settings.more_jobs())]
@@ -151,7 +151,7 @@ def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
         assert [job.private_start for job in settings.more_jobs()] == ["public", "fresh"]
         assert (settings.declared_units, settings.epochs, settings.batch_size) == (10_000, 5, 64)
         assert settings.nonprivate and settings.private_format != "synthetic"
-    elif preset == "kerrigan2020-sweep":  # around the training of the job's preset
+    elif preset == "kerrigan2020-sweep":  # varies the training of the job's preset
         job = settings_told(
             JobSettings,
             SettingsOptions("kerrigan2020", words=[f"{k}={v}" for k, v in named.items()]),
@@ -162,12 +162,12 @@ def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
         assert changed == {"delta", "more_trainings", "sample_texts", "sample_prompt"}
         assert isinstance(settings, SweepSettings)
         assert settings.candidates()[0].noise_multiplier == 1.1 and settings.sweep_seeds == 3
-    elif preset in PAPER:  # what the paper prints, sections 3 and 5
+    elif preset in PAPER:  # the paper's values in sections 3 and 5
         assert (settings.unit, settings.declared_units) == ("example", 83_000_000)
         assert (settings.noise_multiplier, settings.clip_norm) == (2.72, 0.01)
         assert (settings.batch_size, settings.updates) == (131_072, 31_250)
-        assert not settings.made_up  # nor does it run on made-up notes by mistake
-    elif preset in CLINICAL:  # what the paper prints, appendix A
+        assert not settings.made_up  # the preset cannot run on made-up notes by mistake
+    elif preset in CLINICAL:  # the paper's values in appendix A
         assert (settings.unit, settings.holdout, settings.max_examples_per_unit) == (
             "patient", 0.3, 50,
         )  # fmt: skip
@@ -182,7 +182,7 @@ def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
 
 @pytest.fixture
 def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The runs that were started, none of which does anything."""
+    """The names of the started runs, which are not executed."""
     started: list[str] = []
 
     def start(job: Job, deployment: Deployment, watch: object) -> Outcome:
@@ -204,7 +204,7 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         ("public_model", {}),
     ],
 )
-def test_a_path_that_is_not_there_is_refused_before_anything_starts(
+def test_missing_path_is_refused_before_the_run_starts(
     confide: Confide,
     monkeypatch: pytest.MonkeyPatch,
     steps: list[str],
@@ -219,13 +219,13 @@ def test_a_path_that_is_not_there_is_refused_before_anything_starts(
     given = [word for pair in more.items() for word in ("--set", "=".join(pair))]
     for path, code, starts in (("/nonexist/a", 2, 0), (".", 1, 1), ("gs://bucket/a", 1, 2)):
         words = ["run", *given, "--set", f"{field}={path}"]
-        found, _, err = confide(*words)
-        assert (found, len(steps)) == (code, starts)
+        exit_code, _, err = confide(*words)
+        assert (exit_code, len(steps)) == (code, starts)
         assert (f"{field}: no such file or folder: {path}" in err) is (code == 2)
 
 
 @pytest.mark.parametrize("launcher", ["docker", "kubernetes"])
-def test_a_run_on_this_machine_is_checked_whatever_starts_airflows_steps(
+def test_local_run_checks_paths_under_every_launcher(
     confide: Confide, monkeypatch: pytest.MonkeyPatch, steps: list[str], launcher: str
 ) -> None:
     monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
@@ -235,7 +235,7 @@ def test_a_run_on_this_machine_is_checked_whatever_starts_airflows_steps(
 
 
 @pytest.mark.parametrize(("launcher", "starts"), [("process", 0), ("docker", 1)])
-def test_the_demo_is_checked_where_airflow_starts_its_steps_here(
+def test_demo_checks_paths_only_with_the_process_launcher(
     confide: Confide, monkeypatch: pytest.MonkeyPatch, launcher: str, starts: int
 ) -> None:
     started: list[JobSettings] = []
@@ -252,13 +252,13 @@ def test_the_demo_is_checked_where_airflow_starts_its_steps_here(
 
 
 @pytest.mark.parametrize("path", ["~nosuch/x", "a\0b"])
-def test_what_cannot_be_a_path_is_refused_in_one_line(confide: Confide, path: str) -> None:
+def test_invalid_path_is_refused_in_one_line(confide: Confide, path: str) -> None:
     code, out, err = confide("ledger", "cost", "--set", f"public_model={path}")
     assert (code, out) == (2, "")
     assert err == f"confide: public_model: cannot be a path: {path!r}\n"
 
 
-def test_a_model_that_reads_no_labels_needs_none(confide: Confide, steps: list[str]) -> None:
+def test_causal_model_needs_no_labels(confide: Confide, steps: list[str]) -> None:
     words = "entities_format=i2b2 entities_train=/nonexist entities_test=/nonexist"
     given = [word for pair in words.split() for word in ("--set", pair)]
     assert confide("run", *given)[0] == 2
@@ -267,7 +267,7 @@ def test_a_model_that_reads_no_labels_needs_none(confide: Confide, steps: list[s
 
 
 @pytest.mark.parametrize("device", ["gpu", "tpu"])
-def test_a_device_that_the_steps_have_no_tensorflow_for_is_refused(
+def test_device_without_a_matching_tensorflow_is_refused(
     confide: Confide, monkeypatch: pytest.MonkeyPatch, steps: list[str], tmp_path: Path, device: str
 ) -> None:
     monkeypatch.setenv("CONFIDE_TASK_PYTHON", sys.executable)
@@ -275,7 +275,7 @@ def test_a_device_that_the_steps_have_no_tensorflow_for_is_refused(
     code, _, err = confide(*words)
     assert (code, steps) == (2, [])
     assert f"tensorflow-cpu) drives no {device}" in err
-    other = tmp_path / "other" / "bin" / "python"  # whose packages are not known here
+    other = tmp_path / "other" / "bin" / "python"  # an environment with unknown packages
     other.parent.mkdir(parents=True)
     other.touch(mode=0o755)
     monkeypatch.setenv("CONFIDE_TASK_PYTHON", str(other))
@@ -283,23 +283,23 @@ def test_a_device_that_the_steps_have_no_tensorflow_for_is_refused(
     assert steps == ["dp_bert"]
 
 
-def test_the_settings_are_shown_as_they_would_be(
+def test_show_settings_prints_effective_values(
     confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: list[str]
 ) -> None:
     (tmp_path / "settings.json").write_text('{"epochs": 3, "layers": 4}')
     given = ["--settings", str(tmp_path / "settings.json"), "--set", "layers=5"]
     words = ["run", "dp_sweep", "--show-settings", *given]
-    found = confide.json(*words)
-    assert set(found) == set(SweepSettings.model_fields)
-    assert (found["epochs"]["value"], found["epochs"]["default"]) == (3, 6)
-    assert (found["layers"]["value"], found["seed"]["value"]) == (5, 1)
-    sections = [one["section"] for one in found.values()]
+    shown_settings = confide.json(*words)
+    assert set(shown_settings) == set(SweepSettings.model_fields)
+    assert (shown_settings["epochs"]["value"], shown_settings["epochs"]["default"]) == (3, 6)
+    assert (shown_settings["layers"]["value"], shown_settings["seed"]["value"]) == (5, 1)
+    sections = [setting["section"] for setting in shown_settings.values()]
     assert sections == sorted(sections)
     monkeypatch.setenv("COLUMNS", "80")
     code, shown, _ = confide(*words)
     assert code == 0
-    for name in found:
-        assert f" {name} " in shown  # whole
+    for name in shown_settings:
+        assert f" {name} " in shown  # not truncated
     assert shown.index("0. Grid") < shown.index("1. Data") < shown.index("9. Advanced")
     assert max(map(len, shown.splitlines())) <= 80
     assert confide("run", "--show-settings", "--set", "layers=0")[0] == 2
@@ -307,7 +307,7 @@ def test_the_settings_are_shown_as_they_would_be(
 
 
 @pytest.mark.parametrize("made_up", [True, False])
-def test_how_long_a_step_took_is_told_of_made_up_data_alone(tmp_path: Path, made_up: bool) -> None:
+def test_duration_of_a_step_is_shown_for_made_up_data_only(tmp_path: Path, made_up: bool) -> None:
     result = StepResult(
         step="corpus",
         spec_hash="0",
@@ -322,7 +322,7 @@ def test_how_long_a_step_took_is_told_of_made_up_data_alone(tmp_path: Path, made
 
 
 @pytest.mark.parametrize("selection", ["publish-all", "random-count"])
-def test_every_step_of_a_private_selection_on_the_command_line_hides_its_count(
+def test_steps_of_a_private_selection_hide_its_count(
     deployment: Deployment, selection: Literal["publish-all", "random-count"], monkeypatch: Any
 ) -> None:
     settings = SweepSettings(
@@ -337,7 +337,7 @@ def test_every_step_of_a_private_selection_on_the_command_line_hides_its_count(
     monkeypatch.setattr(process, "_run_step", run_step)
     steps = list(sweep_steps(settings))
     process._run(Job("dp_sweep", "r", "r", steps), deployment, Path(), None, lambda *_: None)
-    assert [one.hides_count for one in contexts] == [selection == "random-count"]
+    assert [context.hides_count for context in contexts] == [selection == "random-count"]
 
 
 @pytest.mark.parametrize("words", [(), ("--json",)])
@@ -360,20 +360,21 @@ def test_run_warns_of_items_that_readers_left_out(
     _, out, err = confide("run", *words)
     line = "confide: warning: private_corpus: documents left out: 3 (not UTF-8: 3)"
     assert err.count(line) == 1
-    assert "quarantined" not in out and "not UTF-8" not in out  # programs pass the summary on
+    # the summary may be forwarded by programs
+    assert "quarantined" not in out and "not UTF-8" not in out
 
 
 @pytest.mark.parametrize(
-    ("key", "said", "not_said"),
+    ("key", "reason", "absent"),
     [
         ("target_epsilon", "No setting holds the ε of a training", "Did you mean"),
         ("epsilon", "`confide calibrate` and `confide advise` return σ", "Did you mean"),
         ("vocabulary_epsilo", "Did you mean vocabulary_epsilon?", "No setting holds"),
     ],
 )
-def test_unknown_epsilon_is_answered_with_the_way_to_sigma(
-    confide: Confide, steps: list[str], key: str, said: str, not_said: str
+def test_unknown_epsilon_setting_is_refused_with_a_hint_to_calibrate(
+    confide: Confide, steps: list[str], key: str, reason: str, absent: str
 ) -> None:
     code, _, err = confide("run", "--set", f"{key}=3")
-    assert code == 2 and said in err and not_said not in err
+    assert code == 2 and reason in err and absent not in err
     assert steps == []

@@ -1,4 +1,4 @@
-"""What travels with a model: the statement of all its releases, or the warning of none."""
+"""The statement of a model: all its releases, or the warning that it is not private."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tasks.releases.statements import DATA, WORDS, refuse_own_model, statement_o
 RELEASE = record("entry-1", PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT))
 
 
-def test_a_statement_names_its_ledger_entries_and_never_a_seed(tmp_path: Path) -> None:
+def test_statement_names_ledger_entries_and_no_seed(tmp_path: Path) -> None:
     write_statement(tmp_path, [RELEASE], made_up=False)
     data = json.loads((tmp_path / DATA).read_text())
     assert data["private"] is True
@@ -32,14 +32,14 @@ def _used(dataset: str) -> ReleaseRecord:
     return record(f"used-{dataset}", event, dataset)
 
 
-def test_a_model_without_privacy_says_so(tmp_path: Path) -> None:
+def test_statement_of_a_nonprivate_model_is_marked(tmp_path: Path) -> None:
     write_statement(tmp_path, [_used("notes")], made_up=False)
     data = json.loads((tmp_path / DATA).read_text())
     assert (data["private"], data["epsilon"]) == (False, "inf")
     assert "must not be exported" in (tmp_path / WORDS).read_text()
 
 
-def test_a_use_without_privacy_of_any_data_set_comes_first(tmp_path: Path) -> None:
+def test_unaccounted_use_of_any_data_set_is_stated_first(tmp_path: Path) -> None:
     write_statement(tmp_path, [RELEASE, _used("labels")], made_up=False)
     data = json.loads((tmp_path / DATA).read_text())
     assert (data["private"], data["epsilon"], data["dataset"]) == (False, "inf", "labels")
@@ -47,7 +47,7 @@ def test_a_use_without_privacy_of_any_data_set_comes_first(tmp_path: Path) -> No
     assert (tmp_path / WORDS).read_text().startswith("# Not private")
 
 
-def test_an_infinite_epsilon_survives_its_journey_as_json() -> None:
+def test_infinite_epsilon_round_trips_through_json() -> None:
     used = _used("notes")
     assert json.loads(used.model_dump_json())["epsilon"] == "inf"
     assert ReleaseRecord.model_validate_json(used.model_dump_json()) == used
@@ -57,7 +57,7 @@ def test_an_infinite_epsilon_survives_its_journey_as_json() -> None:
 
 
 @pytest.mark.parametrize("name", [WORDS, DATA, "result.json", "Privacy.md"])
-def test_a_model_of_our_own_is_no_public_model(tmp_path: Path, name: str) -> None:
+def test_model_made_by_confide_is_refused_as_public_model(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     refuse_own_model(tmp_path, "public_model")
     (tmp_path / name).write_text("{}")
@@ -65,7 +65,7 @@ def test_a_model_of_our_own_is_no_public_model(tmp_path: Path, name: str) -> Non
         refuse_own_model(tmp_path, "public_model")
 
 
-def test_the_report_shows_each_item_by_itself() -> None:
+def test_statement_has_one_line_per_item() -> None:
     words = statement_of([RELEASE], made_up=False).words
     assert sum(line.startswith("• ") for line in words) >= 2
     assert not any("**" in line or line.startswith(("#", "- ")) for line in words)

@@ -1,4 +1,4 @@
-"""Steps one by one, without a tracker: who may see their numbers, and which inputs they refuse."""
+"""Individual steps without a tracker: labels of their metrics, and refused inputs."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from step_bench import (
     WORDS,
     Bench,
     Chain,
-    answered,
+    as_input,
     corpus_of,
     notes_of,
     tuning,
@@ -86,7 +86,7 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
 # --- the vocabulary
 
 
-def test_only_what_was_noised_shapes_the_vocabulary(chain: Chain) -> None:
+def test_vocabulary_depends_only_on_noised_counts(chain: Chain) -> None:
     known = (chain.inputs["vocabulary"].folder / "vocab.txt").read_text()
     assert "fever" in known.splitlines()
     assert "q" not in known
@@ -95,15 +95,15 @@ def test_only_what_was_noised_shapes_the_vocabulary(chain: Chain) -> None:
     assert labels["words_released"] == labels["vocabulary_size"] == {DP}
 
 
-def test_a_corpus_that_was_altered_is_not_counted(chain: Chain) -> None:
+def test_corpus_with_another_digest_is_refused(chain: Chain) -> None:
     context = chain.context("altered")
     context.inputs = {"corpus": with_facts(chain.inputs["corpus"], digest="0" * 64)}
     with pytest.raises(BadInput, match="not those that the step wrote"):
         vocabulary.run(chain.histogram(), context)
 
 
-def test_a_corpus_that_was_written_anew_is_not_counted(chain: Chain) -> None:
-    """Whole by itself, mark and shards: but not what its step wrote, whose digest was charged."""
+def test_rewritten_corpus_is_refused(chain: Chain) -> None:
+    """The index and shards are consistent, but differ from the digest that was charged."""
     context = chain.context("written anew")
     once = corpus_of(context, "notes", notes_of(PATIENTS))
     corpus_of(context, "notes", notes_of(PATIENTS) | {"p1": "no fever"})
@@ -112,8 +112,8 @@ def test_a_corpus_that_was_written_anew_is_not_counted(chain: Chain) -> None:
         vocabulary.run(chain.histogram(), context)
 
 
-def test_a_shard_that_was_altered_is_not_counted(chain: Chain) -> None:
-    """A good shard of another corpus in the place of one of this corpus."""
+def test_exchanged_shard_is_refused(chain: Chain) -> None:
+    """A valid shard of another corpus replaces a shard of this corpus."""
     context = chain.context("other shard")
     other = corpus_of(chain.context("other corpus"), "notes", {"p1": "no fever"})
     context.inputs = {"corpus": corpus_of(context, "notes", notes_of(PATIENTS))}
@@ -123,7 +123,7 @@ def test_a_shard_that_was_altered_is_not_counted(chain: Chain) -> None:
         vocabulary.run(chain.histogram(), context)
 
 
-def test_another_corpus_under_one_spec_is_another_charge(chain: Chain) -> None:
+def test_another_corpus_under_the_same_spec_is_charged_again(chain: Chain) -> None:
     before = len(chain.ledger.history("notes"))
     for number, patients in enumerate((30, 40)):
         context = chain.context(f"corpus {number}")
@@ -137,7 +137,7 @@ def test_another_corpus_under_one_spec_is_another_charge(chain: Chain) -> None:
 # --- rows
 
 
-def test_how_many_rows_there_are_is_the_operators(chain: Chain) -> None:
+def test_number_of_rows_is_for_the_operator(chain: Chain) -> None:
     context = cast(Any, chain).rows_bench
     fit = {"coverage", "fertility", "unknown_words"}
     names = ("units", "rows", "occurrences/HS at 1", *fit)
@@ -149,7 +149,7 @@ def test_how_many_rows_there_are_is_the_operators(chain: Chain) -> None:
 
 
 def test_rows_of_more_units_than_declared_are_refused_over_all_shards(chain: Chain) -> None:
-    """No shard holds more units than this, all together do."""
+    """No single shard exceeds the bound, but all shards together do."""
     units = chain.cut().units
     assert units is not None
     few = units.model_copy(update={"declared_units": PATIENTS // 2})
@@ -158,7 +158,7 @@ def test_rows_of_more_units_than_declared_are_refused_over_all_shards(chain: Cha
     assert str(PATIENTS) not in str(caught.value)
 
 
-def test_units_train_or_measure_and_canaries_train(chain: Chain) -> None:
+def test_units_are_split_and_canaries_are_planted_in_training_units(chain: Chain) -> None:
     parts = [
         chain.inputs["rows"].folder / part for part in (token_store.TRAIN, token_store.HELD_OUT)
     ]
@@ -172,8 +172,8 @@ def test_units_train_or_measure_and_canaries_train(chain: Chain) -> None:
         return sum((first, second) in itertools.pairwise(row) for row in rows)
 
     assert carriers(train) == train.n_units  # its rate is 1
-    told = json.loads((chain.inputs["rows"].folder / OCCURRENCES_FILE).read_text())
-    assert told == {
+    occurrences = json.loads((chain.inputs["rows"].folder / OCCURRENCES_FILE).read_text())
+    assert occurrences == {
         "canaries": {"HS-1-0": train.n_units}, "means": {"HS at 1": train.n_units},
     }  # fmt: skip
     assert carriers(held_out) == 0
@@ -185,17 +185,17 @@ def test_units_train_or_measure_and_canaries_train(chain: Chain) -> None:
 @pytest.fixture(scope="module")
 def trained(chain: Chain) -> tuple[Input, Bench]:
     context = chain.context("dp")
-    return answered(pretrain.run(chain.training(), context), context, "pretrain"), context
+    return as_input(pretrain.run(chain.training(), context), context, "pretrain"), context
 
 
 @pytest.fixture(scope="module")
 def unprotected(chain: Chain) -> tuple[Input, Bench]:
     context = chain.context("nonprivate")
     spec = chain.training(mode="nonprivate", plan=None)
-    return answered(pretrain.run(spec, context), context, "pretrain"), context
+    return as_input(pretrain.run(spec, context), context, "pretrain"), context
 
 
-def test_of_a_private_training_scores_on_public_text_are_shown(
+def test_scores_of_a_private_training_on_public_text_are_published(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
     model, context = trained
@@ -210,24 +210,26 @@ def test_of_a_private_training_scores_on_public_text_are_shown(
         name: {m.step: m.value for m in context.numbers if m.name == name}
         for name in ("mlm_public", under_way, "epsilon_training")
     }
-    assert values["mlm_public"] == values[under_way] != {}  # until it was released
+    assert values["mlm_public"] == values[under_way] != {}  # until the release
     spent = values["epsilon_training"].keys()
     assert values["mlm_public"].keys() <= spent and max(spent) == chain.training().updates
 
 
-def test_scores_under_noise_that_was_never_released_are_not_shown(
+def test_scores_of_an_unreleased_attempt_are_not_published(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An attempt ends before its release; the code changes, and the next has noise of its own."""
+    """The first attempt ends before its release; the next one has another noise seed."""
     context, spec = chain.context("two noises"), chain.training(updates=3)
-    own = pretrain._manifest
+    original = pretrain._manifest
 
     def stopped(*_: object) -> bytes:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
         patch.setattr(pretrain, "weights_released", stopped)
-        patch.setattr(pretrain, "_manifest", lambda *told: own(*told) + b" of before")
+        patch.setattr(
+            pretrain, "_manifest", lambda *arguments: original(*arguments) + b" of before"
+        )
         patch.setattr(pretrain, "curve_points", lambda _: [1])
         with pytest.raises(KeyboardInterrupt):
             pretrain.run(spec, context)
@@ -235,33 +237,35 @@ def test_scores_under_noise_that_was_never_released_are_not_shown(
     pretrain.run(spec, context)
     steps = {(m.name.partition("/")[0], m.step, m.label) for m in context.numbers}
     looks = {step for name, step, _ in steps if name == "mlm_public_under_way"}
-    assert 1 in looks  # which the operator may see
+    assert 1 in looks  # for the operator
     assert {step for name, step, label in steps if name == "mlm_public"} == looks - {1} != set()
 
 
-def test_of_a_training_without_privacy_nothing_is_shown(unprotected: tuple[Input, Bench]) -> None:
+def test_all_metrics_of_a_nonprivate_training_are_for_the_operator(
+    unprotected: tuple[Input, Bench],
+) -> None:
     model, context = unprotected
     assert {label for labels in context.labels().values() for label in labels} == {OPERATOR}
     assert operator_only(model.result.releases)
 
 
-def test_a_model_names_every_release_that_it_was_made_from(
+def test_model_records_every_release_that_it_descends_from(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
     (words,) = chain.inputs["vocabulary"].result.releases
-    first, own = trained[0].result.releases
+    first, training = trained[0].result.releases
     assert first == words
-    assert own.ledger_id not in ("", words.ledger_id)
+    assert training.ledger_id not in ("", words.ledger_id)
 
 
-def test_rows_that_no_step_wrote_are_refused(chain: Chain) -> None:
+def test_rows_with_another_digest_are_refused(chain: Chain) -> None:
     context = chain.context("other rows")
     context.inputs = chain.inputs | {"rows": with_facts(chain.inputs["rows"], digest="0" * 64)}
     with pytest.raises(BadInput, match="rows are not those"):
         pretrain.run(chain.training(), context)
 
 
-def test_the_noise_is_bound_to_rows_and_first_weights(chain: Chain, tmp_path: Path) -> None:
+def test_noise_seed_depends_on_rows_and_initial_weights(chain: Chain, tmp_path: Path) -> None:
     spec, rows, words = chain.training(), chain.inputs["rows"], chain.inputs["vocabulary"]
     plan = training_plan(spec, 1)
     begun: list[Input | None] = [None]
@@ -269,18 +273,18 @@ def test_the_noise_is_bound_to_rows_and_first_weights(chain: Chain, tmp_path: Pa
         (tmp_path / name).mkdir()
         (tmp_path / name / "model.safetensors").write_text(name)
         begun.append(Input(words.result, tmp_path / name))
-    found = {
+    manifests = {
         pretrain._manifest(spec, TrainingInputs(words, source, rows, rows, initial), plan)
         for source in (rows, with_facts(rows, digest="1" * 64))
         for initial in begun
     }
-    assert len(found) == 6
+    assert len(manifests) == 6
 
 
-# --- what is measured of a model
+# --- measurements of a model
 
 
-def test_an_exposure_has_the_label_of_its_model(
+def test_exposure_has_the_label_of_its_model(
     chain: Chain, trained: tuple[Input, Bench], unprotected: tuple[Input, Bench]
 ) -> None:
     for (model, _), label in ((trained, DP), (unprotected, OPERATOR)):
@@ -293,15 +297,19 @@ def test_an_exposure_has_the_label_of_its_model(
         assert labels.pop("epsilon") == {OPERATOR if label == OPERATOR else PUBLIC}
         labels.pop("delta", None)
         within = [name for name in labels if "in_rows" in name or "/in rows/" in name]
-        assert within and {own for name in within for own in labels.pop(name)} == {OPERATOR}
-        assert {own for of_one in labels.values() for own in of_one} == {label}
+        assert within and {
+            metric_label for name in within for metric_label in labels.pop(name)
+        } == {OPERATOR}
+        assert {
+            metric_label for metric_labels in labels.values() for metric_label in metric_labels
+        } == {label}
         assert [artifact.label for artifact in answer.artifacts] == [label, OPERATOR]
 
 
 @pytest.fixture(scope="module")
 def causal(chain: Chain) -> dict[str, Input]:
-    """A model that was told of a protocol, and one without privacy that learned its rows."""
-    told = ExtractionConfig(extraction_rows=40, extraction_prefix=2, extraction_suffix=3)
+    """A model with a fixed extraction protocol, and a nonprivate model that memorised its rows."""
+    protocol = ExtractionConfig(extraction_rows=40, extraction_prefix=2, extraction_suffix=3)
     shape = {"layers": 1, "hidden": 64, "model_kind": "gpt2"}
     learned = {
         "mode": "nonprivate",
@@ -312,13 +320,13 @@ def causal(chain: Chain) -> dict[str, Input]:
     made = {}
     for name, changes in (("dp", {}), ("nonprivate", learned)):
         context = chain.context(f"causal {name}")
-        spec = chain.training(shape=shape, extraction=told, **changes)
-        made[name] = answered(pretrain.run(spec, context), context, "pretrain")
+        spec = chain.training(shape=shape, extraction=protocol, **changes)
+        made[name] = as_input(pretrain.run(spec, context), context, "pretrain")
     return made
 
 
 def seeking(chain: Chain, model: Input, name: str, **changes: int) -> tuple[StepOutput, Bench]:
-    """Look for text and secrets; each unit carries the planted canary, so another is named."""
+    """Attack with another canary, because every unit contains the planted one."""
     context, other = chain.context(name), chain.context(f"{name} canaries")
     drawn = [Canary("HS-1-0", "HS", 1.0, chain.pieces("fever", "pain"))]
     drawn.append(Canary("HS-reference-0", "HS", 0.0, chain.pieces("two", "days")))
@@ -332,17 +340,21 @@ def seeking(chain: Chain, model: Input, name: str, **changes: int) -> tuple[Step
     return exposure.run(spec, context), context
 
 
-def test_what_comes_out_of_rows_is_the_operators_and_of_canaries_the_models(
+def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_label(
     chain: Chain, causal: dict[str, Input]
 ) -> None:
-    for name, own in (("dp", DP), ("nonprivate", OPERATOR)):
+    for name, label in (("dp", DP), ("nonprivate", OPERATOR)):
         answer, context = seeking(chain, causal[name], f"extraction {name}")
-        labels = {n: found for n, found in context.labels().items() if n.startswith("extraction")}
+        labels = {
+            n: metric_labels
+            for n, metric_labels in context.labels().items()
+            if n.startswith("extraction")
+        }
         assert len(labels) == 2 * (3 + 2)
-        for metric, found in labels.items():
-            assert found == {OPERATOR if "discoverable" in metric else own}, metric
+        for metric, metric_labels in labels.items():
+            assert metric_labels == {OPERATOR if "discoverable" in metric else label}, metric
         shown = {artifact.file: artifact.label for artifact in answer.artifacts}
-        assert shown[f"{TARGETED}.json"] == own and shown[f"{DISCOVERABLE}.json"] == OPERATOR
+        assert shown[f"{TARGETED}.json"] == label and shown[f"{DISCOVERABLE}.json"] == OPERATOR
         assert set(answer.outputs) == {EXPOSURE, EXPOSURE_IN_ROWS, TARGETED, DISCOVERABLE}
         for key in (TARGETED, DISCOVERABLE):
             written = (context.out / f"{key}.json").read_text()
@@ -350,8 +362,10 @@ def test_what_comes_out_of_rows_is_the_operators_and_of_canaries_the_models(
             assert not any(word in written for word in WORDS if len(word) > 3)
 
 
-def test_members_train_and_the_control_does_not(chain: Chain, causal: dict[str, Input]) -> None:
-    """Rows say the same but for the canary among those that trained: the others come out whole."""
+def test_extraction_compares_training_rows_with_held_out_rows(
+    chain: Chain, causal: dict[str, Input]
+) -> None:
+    """Held-out rows lack only the canaries of training rows, so they are extracted in full."""
     _, context = seeking(chain, causal["nonprivate"], "guessed")
     rows = json.loads((context.out / f"{DISCOVERABLE}.json").read_text())["rows"]
     held = TokenStore.open(chain.inputs["rows"].folder / token_store.HELD_OUT)
@@ -361,36 +375,38 @@ def test_members_train_and_the_control_does_not(chain: Chain, causal: dict[str, 
     assert greedy["p_value"] > 0.9 and greedy["ceiling"] is None
 
 
-def test_a_protocol_that_was_chosen_after_the_training_is_told_from_one_that_was_not(
+def test_extraction_protocol_chosen_after_training_is_marked(
     chain: Chain, causal: dict[str, Input]
 ) -> None:
     answer, context = seeking(chain, causal["dp"], "late", extraction_rows=0, extraction_top_k=1)
-    told = json.loads((context.out / f"{TARGETED}.json").read_text())
-    assert told["fixed_before_training"] is False
-    assert set(answer.outputs) == {EXPOSURE, EXPOSURE_IN_ROWS, TARGETED}  # no row was asked for
+    results = json.loads((context.out / f"{TARGETED}.json").read_text())
+    assert results["fixed_before_training"] is False
+    assert set(answer.outputs) == {EXPOSURE, EXPOSURE_IN_ROWS, TARGETED}  # no rows were requested
 
 
-def test_f1_on_private_labels_is_the_operators_whatever_the_model_is(
+def test_f1_on_private_labels_is_for_the_operator(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
     context, spec = tuning(chain, trained[0], "tuned")
     answer = finetune.run(spec, context)
-    costs = {n: own for n, own in context.labels().items() if n.startswith(("epsilon", "delta"))}
+    costs = {
+        n: label for n, label in context.labels().items() if n.startswith(("epsilon", "delta"))
+    }
     assert set().union(*costs.values()) == {PUBLIC}
-    others = [own for name, own in context.labels().items() if name not in costs]
+    others = [label for name, label in context.labels().items() if name not in costs]
     assert set().union(*others) == {OPERATOR}
     assert not operator_only(context.releases)
     assert {r.dataset for r in context.releases} == {"notes", "labels"}
-    assert "documents" not in answer.facts  # facts are for everyone
+    assert "documents" not in answer.facts  # facts are published
 
 
-def test_another_fold_is_another_release_and_is_scored_on_its_own_documents(
+def test_each_fold_is_a_separate_release_with_disjoint_test_documents(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     before = len(chain.ledger.history("labels"))
     tested: list[str] = []
-    for fold in range(3):  # under one hash, as if the hash did not tell them apart
+    for fold in range(3):  # under one spec hash, as if the hash did not depend on the fold
         context, spec = tuning(chain, trained[0], "folded", folds=3, fold=fold)
         finetune.run(spec, context)
         train, test = (
@@ -403,7 +419,7 @@ def test_another_fold_is_another_release_and_is_scored_on_its_own_documents(
     assert len(set(tested)) == len(tested) == 12
 
 
-def test_of_public_labels_counts_by_document_add_up_to_f1(
+def test_counts_by_document_of_public_labels_add_up_to_f1(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
     context, spec = tuning(chain, trained[0], "openly", folds=2)
@@ -414,7 +430,7 @@ def test_of_public_labels_counts_by_document_add_up_to_f1(
     test = finetune.items_of(freely, labels, "test")
     assert len(counts) == len(test) > 0
     correct, predicted, expected = (sum(column) for column in zip(*counts.values(), strict=True))
-    assert expected == len(test)  # each has one entity
+    assert expected == len(test)  # each document has one entity
     (f1,) = [number for number in context.numbers if number.name == "f1"]
     assert (f1.value, f1.label) == (pytest.approx(2 * correct / (predicted + expected)), DP)
 
@@ -428,7 +444,7 @@ def test_f1_of_a_test_part_without_entities_is_not_measured(predicted: tuple[str
     assert (scores.f1_by_label, scores.interval) == ({}, None)
 
 
-def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(
+def test_error_list_is_for_the_operator_and_not_part_of_the_model(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
     context, spec = tuning(chain, trained[0], "listed")
@@ -436,18 +452,18 @@ def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(
     kept = {shown.file: shown.label for shown in answer.artifacts}
     assert kept == {finetune.ERRORS: OPERATOR, DOCUMENTS_FILE: OPERATOR}
     counts = json.loads((context.out / DOCUMENTS_FILE).read_text())
-    correct, predicted, labelled = (sum(own) for own in zip(*counts.values(), strict=True))
+    correct, predicted, labelled = (sum(column) for column in zip(*counts.values(), strict=True))
     (f1,) = [number for number in context.numbers if number.name == "f1"]
     assert f1.value == pytest.approx(2 * correct / (predicted + labelled))
     written = (context.out / finetune.ERRORS).read_text()
-    assert "pain" not in written  # places alone: no word of a text
-    told = json.loads(written)
-    assert FinetuneSpec.model_validate(told["spec"]) == spec
+    assert "pain" not in written  # the list has positions without words
+    error_list = json.loads(written)
+    assert FinetuneSpec.model_validate(error_list["spec"]) == spec
     items = head_of(spec).learned(finetune.items_of(spec, context.inputs["labels"], "test"))
-    shown_error = head_of(spec).in_words(items, told["errors"][0])
+    shown_error = head_of(spec).in_words(items, error_list["errors"][0])
     assert shown_error["context"] == "pain in arm"
-    counted = sum(n for kinds in told["counts"].values() for n in kinds.values())
-    assert counted == len(told["errors"]) > 0  # after two updates under noise
+    counted = sum(n for kinds in error_list["counts"].values() for n in kinds.values())
+    assert counted == len(error_list["errors"]) > 0  # after two updates under noise
     result = StepResult(
         step="finetune", spec_hash="", outputs={}, metrics=[],
         facts={"artifacts": [[a.file, a.label, a.folder] for a in answer.artifacts]},
@@ -457,7 +473,7 @@ def test_what_is_wrong_is_listed_for_the_operator_and_goes_with_no_model(
     assert "pain" not in json.dumps(answer.facts)
 
 
-def test_types_that_nobody_told_are_named_for_the_operator_alone(
+def test_entity_types_not_in_the_settings_are_for_the_operator(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
     context, spec = tuning(chain, trained[0], "untold", plan=None, entity_types=(), epochs=1)
@@ -473,7 +489,7 @@ def pairing(
 ) -> tuple[Bench, FinetuneSpec]:
     """Return the context of a fine-tuning on sixty pairs of thirty documents, and its spec.
 
-    `odd` is the class of the second pair, which else is no.
+    `odd` is the class of the second pair, which is `no` by default.
     """
     context, spec = tuning(chain, model, name, head="pairs", class_names=("no", "yes"), **changes)
     labelled = chain.context(f"pairs of {name}")
@@ -486,11 +502,11 @@ def pairing(
         entities.write_texts(pairs, labelled.out / f"{part}.jsonl")
     facts = context.inputs["labels"].facts | {"head": "pairs", "public": public}
     facts["digest"] = labelled.content_digest(labelled.out)
-    context.inputs["labels"] = answered(StepOutput({}, facts=facts), labelled, "entities")
+    context.inputs["labels"] = as_input(StepOutput({}, facts=facts), labelled, "entities")
     return context, spec
 
 
-def test_private_pairs_are_charged_and_their_accuracy_is_the_operators(
+def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
     plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
@@ -502,14 +518,14 @@ def test_private_pairs_are_charged_and_their_accuracy_is_the_operators(
     assert {r.dataset for r in context.releases} == {"notes", "labels"}
     assert not operator_only(context.releases)
     assert (answer.facts["head"], answer.facts["labels"]) == ("pairs", ["no", "yes"])
-    assert "documents" not in answer.facts  # facts are for everyone
+    assert "documents" not in answer.facts  # facts are published
     assert load(context.out).labels == ("no", "yes")
 
 
-def test_private_pairs_learn_the_classes_that_were_told_and_no_others(
+def test_private_pairs_learn_only_classes_of_the_settings(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
-    """Neither a class that one document alone has, nor the order in which texts show them."""
+    """Neither a class of a single document nor the order of the texts affects the classes."""
     plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
     context, spec = pairing(chain, trained[0], "odd", public=False, odd="mumps", plan=plan)
     answer = finetune.run(spec, context)
@@ -518,25 +534,23 @@ def test_private_pairs_learn_the_classes_that_were_told_and_no_others(
     assert "f1/mumps" not in context.labels()
 
 
-def test_accuracy_on_public_pairs_is_drawn_by_document(
+def test_interval_of_accuracy_is_resampled_by_document(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
-    """Pairs of one document stand or fall together: drawn by pair, the interval is too narrow."""
+    """Pairs of a document are correlated, so resampling by pair would narrow the interval."""
     context, spec = pairing(chain, trained[0], "open pairs", public=True, plan=None, epochs=1)
     answer = finetune.run(spec, context)
     counts = answer.facts["documents"]
     assert len(counts) == 30
     assert all(predicted == expected == 2 for _, predicted, expected in counts.values())
     values = {number.name: number for number in context.numbers}
-    right = sum(one for one, _, _ in counts.values())
+    right = sum(correct for correct, _, _ in counts.values())
     assert values["accuracy"].value == right / 60
     assert values["accuracy"].label == DP
     assert values["accuracy_low"].value <= right / 60 <= values["accuracy_high"].value
 
 
-def test_a_head_learns_labels_of_its_own_kind_alone(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
+def test_head_refuses_labels_of_another_kind(chain: Chain, trained: tuple[Input, Bench]) -> None:
     context, spec = tuning(chain, trained[0], "other", head="classes", class_names=("a", "b"))
     with pytest.raises(BadInput, match="labels are of entities, the head is for classes"):
         finetune.run(spec, context)
@@ -571,11 +585,11 @@ def released(chain: Chain) -> Input:
     return chain.inputs["phrases"]
 
 
-def test_phrases_that_units_share_are_released_and_charged(chain: Chain, released: Input) -> None:
+def test_shared_phrases_are_released_and_charged(chain: Chain, released: Input) -> None:
     counts = phrases.read_phrases(released.folder)
     assert {"pain in", "no fever"} <= set(counts[2]) and "pain in arm" in counts[3]
-    assert not any("q" in phrase for found in counts.values() for phrase in found)
-    # the canary that every training unit carries takes this road too
+    assert not any("q" in phrase for by_phrase in counts.values() for phrase in by_phrase)
+    # phrases also release the canary that every training unit contains
     assert "arm fever" in counts[2]
     context = cast(Any, chain).phrases_bench
     labels = context.labels()
@@ -587,11 +601,11 @@ def test_phrases_that_units_share_are_released_and_charged(chain: Chain, release
     assert phrases_entry.ledger_id in {entry.id for entry in chain.ledger.history("notes")}
 
 
-def test_held_out_units_are_in_no_phrase(chain: Chain) -> None:
+def test_held_out_units_contribute_no_phrases(chain: Chain) -> None:
     context = chain.context("held out")
-    said = {f"p{number}": "pain fever" for number in range(PATIENTS)}
-    said |= {who: "two days" for who in said if is_held_out(who, 0.5, seed_key(1))}
-    context.inputs = chain.inputs | {"corpus": corpus_of(chain.context("halves"), "notes", said)}
+    texts = {f"p{number}": "pain fever" for number in range(PATIENTS)}
+    texts |= {patient: "two days" for patient in texts if is_held_out(patient, 0.5, seed_key(1))}
+    context.inputs = chain.inputs | {"corpus": corpus_of(chain.context("halves"), "notes", texts)}
     phrases.run(phrasing(chain, holdout=0.5, canaries_uri=""), context)
     counts = phrases.read_phrases(context.out)
     assert "pain fever" in counts[2] and "two days" not in counts[2]
@@ -605,7 +619,7 @@ def test_held_out_units_are_in_no_phrase(chain: Chain) -> None:
         ({"corpus_uri": "public corpus"}, "must be private"),
     ],
 )
-def test_phrases_of_other_inputs_are_refused(
+def test_phrases_with_mismatched_inputs_are_refused(
     chain: Chain, changes: dict[str, str], message: str
 ) -> None:
     before = len(chain.ledger.history("notes"))
@@ -614,22 +628,22 @@ def test_phrases_of_other_inputs_are_refused(
     assert len(chain.ledger.history("notes")) == before
 
 
-def test_phrases_protect_the_unit_of_the_vocabulary(chain: Chain) -> None:
+def test_phrases_must_have_the_unit_of_the_vocabulary(chain: Chain) -> None:
     for changes in ({"unit": "document"}, {"unit": "example"}):
         config = phrasing(chain).config.model_copy(update=changes)
         with pytest.raises(BadInput, match="Choose one unit for vocabulary and phrases"):
             phrases.run(phrasing(chain, config=config), chain.context(f"another unit {changes}"))
 
 
-def test_more_units_than_declared_are_refused_without_saying_how_many(chain: Chain) -> None:
-    """One unit too many is too many, although held-out ones bring nothing."""
+def test_more_units_than_declared_are_refused_without_their_number(chain: Chain) -> None:
+    """A single unit above the bound is refused, although held-out units contribute no phrases."""
     config = phrasing(chain).config.model_copy(update={"declared_units": PATIENTS - 1})
     with pytest.raises(BadInput, match=f"declared bound of {PATIENTS - 1}") as caught:
         phrases.run(phrasing(chain, config=config), chain.context("too many"))
     assert str(PATIENTS) not in str(caught.value)
 
 
-def test_an_altered_corpus_gives_no_phrases(chain: Chain) -> None:
+def test_phrases_of_an_altered_corpus_are_refused(chain: Chain) -> None:
     context = chain.context("altered phrases")
     altered = with_facts(chain.inputs["corpus"], digest="0" * 64)
     context.inputs = chain.inputs | {"corpus": altered}
@@ -637,7 +651,7 @@ def test_an_altered_corpus_gives_no_phrases(chain: Chain) -> None:
         phrases.run(phrasing(chain), context)
 
 
-def test_written_text_is_of_released_phrases_and_trains_at_their_price(
+def test_written_text_contains_released_words_and_inherits_their_cost(
     chain: Chain, released: Input
 ) -> None:
     config = WrittenTextConfig(written_documents=30, written_words=20, written_public_share=0.25)
@@ -653,14 +667,16 @@ def test_written_text_is_of_released_phrases_and_trains_at_their_price(
     written = chain.inputs["written"]
     counts = phrases.read_phrases(released.folder)
     alone = vocabulary.released_words(chain.inputs["vocabulary"].folder)
-    known = {word for found in counts.values() for phrase in found for word in phrase.split()}
+    known = {
+        word for by_phrase in counts.values() for phrase in by_phrase for word in phrase.split()
+    }
     assert alone and alone.keys() <= known
     texts = {d.document_id: d.text for d in open_corpus(written.folder)}
-    own = [text for name, text in texts.items() if name.startswith("written-")]
+    generated = [text for name, text in texts.items() if name.startswith("written-")]
     public = [text for name, text in texts.items() if name.startswith("public-")]
-    assert len(own) == 30 and {word for text in own for word in text.split()} <= known
+    assert len(generated) == 30 and {word for text in generated for word in text.split()} <= known
     assert set(public) == set(notes_of(PATIENTS).values())  # 200 words of 480, each once or not
-    assert len(own) + len(public) == len(texts)
+    assert len(generated) + len(public) == len(texts)
     assert "qqqq" not in (written.folder / written_text.SAMPLE).read_text()
     rows = chain.cut().model_copy(
         update={"units": None, "corpus_uri": "written", "canaries_uri": "", "holdout": 0.0}
@@ -670,7 +686,7 @@ def test_written_text_is_of_released_phrases_and_trains_at_their_price(
     before = len(chain.ledger.history("notes"))
     context = chain.context("learned from phrases")
     training = chain.training(mode="released", plan=None, store_uri="written rows")
-    model = answered(pretrain.run(training, context), context, "pretrain")
+    model = as_input(pretrain.run(training, context), context, "pretrain")
     assert len(chain.ledger.history("notes")) == before
     paid = {release.ledger_id for release in released.result.releases}
     assert len(paid) == 2 and paid <= {release.ledger_id for release in model.result.releases}
@@ -679,7 +695,7 @@ def test_written_text_is_of_released_phrases_and_trains_at_their_price(
     assert paid <= set(statement["ledger_ids"]) and statement["private"]
 
 
-def test_a_released_word_that_no_phrase_holds_is_written_too(
+def test_released_word_outside_every_phrase_is_written(
     chain: Chain, released: Input, tmp_path: Path
 ) -> None:
     folder = tmp_path / "vocabulary"
@@ -702,7 +718,7 @@ def test_a_released_word_that_no_phrase_holds_is_written_too(
     assert "elsewhere" in written and "unwritten" not in written
 
 
-def test_private_text_is_not_taken_for_public_text_among_written_one(
+def test_private_text_is_refused_as_public_text_for_written_text(
     chain: Chain, released: Input
 ) -> None:
     spec = WrittenTextSpec(
@@ -719,7 +735,7 @@ def test_private_text_is_not_taken_for_public_text_among_written_one(
     assert not list(context.out.iterdir())
 
 
-def test_released_rows_are_not_taken_for_public_or_private_ones(
+def test_training_on_released_text_refuses_public_and_private_rows(
     chain: Chain, released: Input
 ) -> None:
     for mode, rows in (("released", "public rows"), ("released", "rows")):

@@ -1,4 +1,4 @@
-"""One suite over every backend: what is written is what is read, whole, and only below the root."""
+"""Conformance tests of stores: written content is read back completely, and only below the root."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tasks.storage.store import CHECKSUMS
 
 @pytest.fixture(params=["path", "file", "gs"])
 def root(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """A root URI of each kind; the local ones hold what URIs must escape."""
+    """A root URI of each kind; local paths contain characters that URIs must escape."""
     if request.param == "gs":
         name = request.getfixturevalue("bucket")
         return f"gs://{name}/{tmp_path.name}/store"
@@ -37,26 +37,26 @@ def _folder(place: Path, files: dict[str, bytes]) -> Path:
     return place
 
 
-def test_a_written_object_is_read_back_and_replaced(store: Store, root: str) -> None:
+def test_object_is_written_read_and_replaced(store: Store, root: str) -> None:
     assert store.read(f"{root}/a/b.json") is None
     store.write(f"{root}/a/b.json", b"one")
     store.write(f"{root}/a/b.json", b"two")
     assert store.read(f"{root}/a/b.json") == b"two"
 
 
-def test_a_published_folder_comes_back_whole(store: Store, root: str, tmp_path: Path) -> None:
+def test_published_folder_is_read_back_completely(store: Store, root: str, tmp_path: Path) -> None:
     files = {"x.bin": bytes(range(256)) * 5000, "deep/er/y.txt": "σ".encode(), "empty": b""}
     store.publish(_folder(tmp_path / "made", files), f"{root}/step/one")
     copy = store.local_copy(f"{root}/step/one")
     assert {n: (copy / n).read_bytes() for n in files} == files
 
 
-def test_one_file_of_a_published_folder_is_fetched_alone(
+def test_single_file_of_a_published_folder_is_fetched(
     store: Store, root: str, tmp_path: Path
 ) -> None:
     uri, files = f"{root}/step/shards", {"a/one": b"1" * 1000, "a/two": b"2", "three": b"3"}
     store.publish(_folder(tmp_path / "made", files), uri)
-    store.write(f"{uri}/three", b"damaged")  # which is nothing to who asks for another one
+    store.write(f"{uri}/three", b"damaged")  # damage of other files does not matter
     for name in ("a/one", "a/two"):
         with store.local_file(uri, name) as file:
             assert file.read_bytes() == files[name]
@@ -68,19 +68,19 @@ def test_one_file_of_a_published_folder_is_fetched_alone(
             pytest.fail("it was given away")
 
 
-def test_a_download_that_was_cut_short_goes_on(
+def test_interrupted_download_is_resumed(
     tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What had arrived whole is not fetched again; what had arrived in part is."""
+    """Only files that had not arrived completely are fetched again."""
     root = f"gs://{bucket}/{tmp_path.name}"
     store, uri = Store(root, tmp_path / "cache"), f"{root}/step/one"
     files = {"a": b"a" * 100, "b": b"b" * 100, "c": b"c" * 100}
     store.publish(_folder(tmp_path / "made", files), uri)
-    get, asked = GoogleStorageBackend.get, []
+    get, fetched = GoogleStorageBackend.get, []
 
     def breaks(self: GoogleStorageBackend, key: str, to: Path, size: int | None = None) -> None:
-        asked.append(to.name)
-        if asked == ["a", "b"]:
+        fetched.append(to.name)
+        if fetched == ["a", "b"]:
             to.write_bytes(b"b" * 50 + bytes(50))
             raise OSError("the connection was lost")
         get(self, key, to, size)
@@ -90,10 +90,12 @@ def test_a_download_that_was_cut_short_goes_on(
         store.local_copy(uri)
     copy = Store(root, tmp_path / "cache").local_copy(uri)
     assert {name: (copy / name).read_bytes() for name in files} == files
-    assert asked == ["a", "b", "b", "c"]
+    assert fetched == ["a", "b", "b", "c"]
 
 
-def test_publishing_again_leaves_nothing_of_before(store: Store, root: str, tmp_path: Path) -> None:
+def test_publishing_again_replaces_the_whole_folder(
+    store: Store, root: str, tmp_path: Path
+) -> None:
     store.publish(_folder(tmp_path / "first", {"old": b"1", "both": b"1"}), f"{root}/s/x")
     store.publish(_folder(tmp_path / "second", {"both": b"2"}), f"{root}/s/x")
     copy = store.local_copy(f"{root}/s/x")
@@ -102,14 +104,14 @@ def test_publishing_again_leaves_nothing_of_before(store: Store, root: str, tmp_
     assert store.read(f"{root}/s/x/old") is None
 
 
-def test_a_half_published_folder_is_refused(store: Store, root: str, tmp_path: Path) -> None:
-    store.write(f"{root}/s/half/data", b"1")  # no checksums: the upload was cut short
+def test_incompletely_published_folder_is_refused(store: Store, root: str, tmp_path: Path) -> None:
+    store.write(f"{root}/s/half/data", b"1")  # no checksums, because the upload was interrupted
     with pytest.raises(BadInput, match="no complete folder"):
         store.local_copy(f"{root}/s/half")
 
 
 @pytest.mark.parametrize("change", [b"x", b"", b"more than there was"])
-def test_every_change_of_a_published_file_is_seen(
+def test_changed_published_file_is_refused(
     store: Store, root: str, tmp_path: Path, change: bytes
 ) -> None:
     store.publish(_folder(tmp_path / "made", {"data": b"w"}), f"{root}/s/bad")
@@ -119,18 +121,18 @@ def test_every_change_of_a_published_file_is_seen(
 
 
 @pytest.mark.parametrize("tail", ["/../elsewhere", "/a/../../elsewhere", "", "x/y"])
-def test_nothing_outside_the_root_is_touched(store: Store, root: str, tail: str) -> None:
+def test_writing_outside_the_root_is_refused(store: Store, root: str, tail: str) -> None:
     with pytest.raises(BadInput, match="not below"):
         store.write(f"{root}{tail}", b"no")
 
 
 @pytest.mark.parametrize("uri", ["gs://another/store/x", "/etc/passwd", "file:///etc/passwd"])
-def test_another_place_is_not_below_the_root(store: Store, uri: str) -> None:
+def test_reading_outside_the_root_is_refused(store: Store, uri: str) -> None:
     with pytest.raises(BadInput):
         store.read(uri)
 
 
-def test_a_symbolic_link_does_not_lead_out(tmp_path: Path) -> None:
+def test_symbolic_link_out_of_the_root_is_refused(tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     (tmp_path / "secret" / "file").write_text("private")
     (tmp_path / "store").mkdir()
@@ -140,7 +142,7 @@ def test_a_symbolic_link_does_not_lead_out(tmp_path: Path) -> None:
         store.read(f"{tmp_path}/store/link/file")
 
 
-def test_a_published_name_cannot_lead_out_of_the_cache(tmp_path: Path, bucket: str) -> None:
+def test_published_name_outside_the_cache_is_refused(tmp_path: Path, bucket: str) -> None:
     root = f"gs://{bucket}/{tmp_path.name}"
     store = Store(root, tmp_path / "cache")
     checksums = {"../../escaped": {"sha256": "0" * 64, "bytes": 1}}
@@ -150,7 +152,7 @@ def test_a_published_name_cannot_lead_out_of_the_cache(tmp_path: Path, bucket: s
     assert not (tmp_path / "escaped").exists()
 
 
-def test_a_spec_is_read_from_every_kind_of_uri(tmp_path: Path, bucket: str) -> None:
+def test_spec_is_read_from_every_kind_of_uri(tmp_path: Path, bucket: str) -> None:
     file = tmp_path / "a spec.json"
     file.write_bytes(b'{"a": "\xcf\x83"}')
     content = file.read_bytes()
@@ -161,7 +163,7 @@ def test_a_spec_is_read_from_every_kind_of_uri(tmp_path: Path, bucket: str) -> N
         assert read_spec(uri) == content
 
 
-def test_a_cut_data_uri_is_bad_input() -> None:
+def test_truncated_data_uri_is_refused() -> None:
     whole = encode_data(b"{}" * 50)
     assert base64.b64decode(whole.partition(",")[2]) == b"{}" * 50
     with pytest.raises(BadInput, match="base64"):
@@ -170,7 +172,7 @@ def test_a_cut_data_uri_is_bad_input() -> None:
         read_spec("/no/such/spec.json")
 
 
-def test_a_remote_source_is_staged(tmp_path: Path, bucket: str) -> None:
+def test_remote_source_is_staged(tmp_path: Path, bucket: str) -> None:
     root = f"gs://{bucket}/{tmp_path.name}"
     store = Store(root, tmp_path / "cache")
     store.write(f"{root}/notes/a/one.txt", b"1")
@@ -183,7 +185,7 @@ def test_a_remote_source_is_staged(tmp_path: Path, bucket: str) -> None:
         stage_source(f"{root}/nothing", tmp_path / "staged", field="private_path")
 
 
-def test_a_digest_needs_its_key_and_follows_the_content(tmp_path: Path) -> None:
+def test_keyed_digest_depends_on_key_names_and_content(tmp_path: Path) -> None:
     folder = _folder(tmp_path / "notes", {"a": b"1", "b": b"2"})
     first = keyed_digest(folder, b"key")
     assert first == keyed_digest(folder, b"key") != keyed_digest(folder, b"other key")

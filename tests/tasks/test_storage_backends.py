@@ -1,6 +1,6 @@
-"""One contract for every back end: whole or not at all, streamed, checked, and full.
+"""Conformance tests of storage back ends: atomic writes, streaming, checks, and full disks.
 
-The `gs` half is the real google-cloud-storage client against an emulator in a process of its own.
+The tests for `gs` use the real google-cloud-storage client with an emulator in a separate process.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ for number in range(10**6):
 
 
 class BackendConformance:
-    """Inherited by the tests of each back end, which say where an empty one is."""
+    """Tests of every back end; a subclass provides an empty one."""
 
     @pytest.fixture
     def root(self, tmp_path: Path) -> str:
@@ -77,7 +77,7 @@ class BackendConformance:
     def backend(self, root: str) -> Backend:
         return backend_for(root)
 
-    def test_what_is_put_is_what_is_got(self, backend: Backend, tmp_path: Path) -> None:
+    def test_file_is_read_back_unchanged(self, backend: Backend, tmp_path: Path) -> None:
         for size in (0, 1, MIB):
             source = tmp_path / f"source-{size}"
             source.write_bytes(os.urandom(size))
@@ -90,12 +90,12 @@ class BackendConformance:
             f"a folder/σ/{MIB}": MIB,
         }
 
-    def test_a_folder_is_not_its_neighbour(self, backend: Backend) -> None:
+    def test_listing_a_folder_excludes_names_with_the_same_prefix(self, backend: Backend) -> None:
         backend.write("step/one/x", b"1")
         backend.write("step/one-more/x", b"22")
         assert backend.sizes("step/one") == {"step/one/x": 1}
 
-    def test_what_is_not_there_is_missing(self, backend: Backend, tmp_path: Path) -> None:
+    def test_missing_object_raises_missing(self, backend: Backend, tmp_path: Path) -> None:
         with pytest.raises(Missing):
             backend.read("nothing")
         with pytest.raises(Missing):
@@ -104,22 +104,23 @@ class BackendConformance:
         assert backend.sizes("nothing") == {}
         backend.delete("nothing")
 
-    def test_what_is_deleted_is_gone(self, backend: Backend) -> None:
+    def test_deleted_object_is_missing(self, backend: Backend) -> None:
         backend.write("x", b"1")
         backend.delete("x")
         with pytest.raises(Missing):
             backend.read("x")
 
-    def test_large_files_pass_through_little_memory(self, root: str, tmp_path: Path) -> None:
-        (tmp_path / "small").write_bytes(os.urandom(CHUNK + 1))  # in parts as well
+    def test_large_files_are_streamed_in_little_memory(self, root: str, tmp_path: Path) -> None:
+        # large enough for an upload in parts
+        (tmp_path / "small").write_bytes(os.urandom(CHUNK + 1))
         large = large_file(tmp_path, 8 * CHUNK)
         words = [sys.executable, "-c", MEASURE, root, tmp_path / "small", large, tmp_path / "copy"]
         answer = subprocess.run(words, capture_output=True, text=True, check=True)
         grown = int(answer.stdout)
         assert grown < 2 * CHUNK // MIB, f"{grown} MiB more for a file of {8 * CHUNK // MIB} MiB"
 
-    def test_a_large_file_comes_back_the_same(self, backend: Backend, tmp_path: Path) -> None:
-        """In ranges, from a bucket; the last one is short."""
+    def test_large_file_is_read_back_unchanged(self, backend: Backend, tmp_path: Path) -> None:
+        """A bucket is read in ranges, of which the last is shorter."""
         large = large_file(tmp_path, 3 * RANGE - MIB)
         with large.open("ab") as stream:
             stream.write(b"end")
@@ -130,11 +131,11 @@ class BackendConformance:
         with pytest.raises(Missing):
             backend.get("y", tmp_path / "copy", 3 * RANGE)
 
-    def test_an_upload_that_is_killed_leaves_what_was_there(
+    def test_killed_upload_leaves_no_partial_object(
         self, backend: Backend, root: str, tmp_path: Path
     ) -> None:
-        """`kill -9` at several moments of uploading again and again: never a part of an object."""
-        elsewhere = Path("/dev/shm")  # noqa: S108 - another disk: a file there cannot be linked in
+        """A repeated upload is killed at several moments; no partial object may remain."""
+        elsewhere = Path("/dev/shm")  # noqa: S108 - another disk, from which files cannot be linked
         source = (elsewhere if elsewhere.is_dir() else tmp_path) / f"{os.getpid()}-upload"
         old, new = b"old", bytes(range(256)) * (3 * CHUNK // 256)
         source.write_bytes(new)
@@ -149,9 +150,9 @@ class BackendConformance:
                     process.stdout.readline()
                     time.sleep(0.01 + 0.03 * moment)
                     process.send_signal(signal.SIGKILL)
-                found = backend.read("object")
-                assert found in (old, new)
-                assert backend.sizes("") == {"object": len(found)}
+                content = backend.read("object")
+                assert content in (old, new)
+                assert backend.sizes("") == {"object": len(content)}
                 backend.write("object", old)
         finally:
             source.unlink()
@@ -169,13 +170,13 @@ class TestGoogleStorage(BackendConformance):
         return f"gs://{bucket}/{tmp_path.name}"
 
 
-def test_ranges_of_two_versions_of_an_object_are_no_copy(
+def test_object_replaced_during_a_download_is_refused(
     tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """An object that is replaced while it is read: an error, and nothing in the cache."""
+    """An object that is replaced during a download causes an error, and the cache stays empty."""
     root = f"gs://{bucket}/{tmp_path.name}"
     store, made = Store(root, tmp_path / "cache"), tmp_path / "made"
-    from google.cloud.storage.blob import Blob  # announces things until the store has hushed it
+    from google.cloud.storage.blob import Blob  # prints announcements until the store silences it
 
     made.mkdir()
     large_file(made, 2 * RANGE)
@@ -205,7 +206,7 @@ def test_ranges_of_two_versions_of_an_object_are_no_copy(
 # --- credentials
 
 
-def test_credentials_come_by_the_standard_ways(
+def test_standard_google_credentials_are_used(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
@@ -220,7 +221,7 @@ def test_credentials_come_by_the_standard_ways(
     assert client.project == "somewhere"
 
 
-def test_no_credentials_are_said_in_one_line(
+def test_missing_credentials_are_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name in ("STORAGE_EMULATOR_HOST", "GOOGLE_APPLICATION_CREDENTIALS"):
@@ -232,7 +233,7 @@ def test_no_credentials_are_said_in_one_line(
     assert "\n" not in str(raised.value)
 
 
-# --- a disk that is full
+# --- a full disk
 
 
 @pytest.fixture
@@ -247,7 +248,7 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "--lazy", str(folder)], check=True)
 
 
-def test_a_full_disk_shows_no_part_of_a_file(small_disk: Path, tmp_path: Path) -> None:
+def test_full_disk_leaves_no_partial_file(small_disk: Path, tmp_path: Path) -> None:
     backend = backend_for(str(small_disk / "store"))
     backend.write("object", b"old")
     large = large_file(tmp_path, MIB)
@@ -259,7 +260,7 @@ def test_a_full_disk_shows_no_part_of_a_file(small_disk: Path, tmp_path: Path) -
     assert not [f for f in small_disk.rglob("*") if f.name.endswith(".partial")]
 
 
-def test_a_full_disk_is_said_in_one_line_and_the_step_can_be_repeated(
+def test_full_disk_is_reported_in_one_line_and_the_step_can_be_repeated(
     small_disk: Path, tmp_path: Path, tracked: Deployment
 ) -> None:
     from tasks.protocol import JobSettings, dp_bert_steps

@@ -1,4 +1,4 @@
-"""How a worker of a cluster gets at shards in a bucket, and what it is not told."""
+"""Workers of a cluster read shards of a bucket, and receive no secret of the step."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def published(bucket: str, tmp_path: Path) -> tuple[str, list[Shard]]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The worker's own."""
+    """The home folder of the worker."""
     monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / "worker"))
     return tmp_path / "worker"
 
@@ -54,18 +54,18 @@ def of_bucket(published: tuple[str, list[Shard]]) -> list[StoredShard]:
     return [StoredShard(f"{uri}/{shard.name}", shard.sha256) for shard in shards]
 
 
-def test_a_shard_that_travelled_is_read_from_the_bucket(
+def test_pickled_shard_is_read_from_the_bucket(
     published: tuple[str, list[Shard]], home: Path
 ) -> None:
-    for here, there in zip(published[1], of_bucket(published), strict=True):
-        arrived = ForkingPickler.loads(bytes(ForkingPickler.dumps(there)))
-        assert list(read_shard(arrived)) == list(read_shard(here))
+    for local, remote in zip(published[1], of_bucket(published), strict=True):
+        arrived = ForkingPickler.loads(bytes(ForkingPickler.dumps(remote)))
+        assert list(read_shard(arrived)) == list(read_shard(local))
     copies = [file for file in home.rglob("*.shard") if file.is_file()]
     assert len(copies) == 4
     assert {file.stat().st_mode & 0o077 for file in (home / "cache").iterdir()} == {0}
 
 
-def test_a_second_look_costs_no_download(
+def test_second_read_of_a_shard_needs_no_download(
     published: tuple[str, list[Shard]], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (shard, *_) = of_bucket(published)
@@ -74,7 +74,7 @@ def test_a_second_look_costs_no_download(
     assert list(read_shard(shard)) == first
 
 
-def test_a_copy_that_was_damaged_is_refused(published: tuple[str, list[Shard]], home: Path) -> None:
+def test_damaged_copy_of_a_shard_is_refused(published: tuple[str, list[Shard]], home: Path) -> None:
     (shard, *_) = of_bucket(published)
     list(read_shard(shard))
     (copy,) = home.rglob("*.shard")
@@ -83,15 +83,13 @@ def test_a_copy_that_was_damaged_is_refused(published: tuple[str, list[Shard]], 
         list(read_shard(shard))
 
 
-def test_a_shard_that_is_not_there_is_refused(
-    published: tuple[str, list[Shard]], home: Path
-) -> None:
+def test_missing_shard_is_refused(published: tuple[str, list[Shard]], home: Path) -> None:
     uri, (shard, *_) = published
     with pytest.raises(BadInput, match="missing or damaged"):
         list(read_shard(StoredShard(f"{uri}/shard-9999.parquet", shard.sha256)))
 
 
-def test_a_machine_keeps_no_more_than_its_limit_of_the_latest(
+def test_cache_of_shards_keeps_the_latest_within_its_limit(
     published: tuple[str, list[Shard]], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = of_bucket(published)
@@ -102,10 +100,10 @@ def test_a_machine_keeps_no_more_than_its_limit_of_the_latest(
     left = {file.stem for file in home.rglob("*.shard")}
     assert shards[-1].sha256 in left
     assert sum(file.stat().st_size for file in home.rglob("*.shard")) <= 2 * largest + 1
-    assert list(read_shard(shards[0]))  # and is fetched again
+    assert list(read_shard(shards[0]))  # a deleted copy is fetched again
 
 
-def test_the_one_that_was_just_fetched_stays_whatever_its_size(tmp_path: Path) -> None:
+def test_just_fetched_shard_is_kept_at_any_size(tmp_path: Path) -> None:
     for number, name in enumerate(("old", "middle", "new")):
         (tmp_path / f"{name}.shard").write_bytes(b"x" * 10)
         os.utime(tmp_path / f"{name}.shard", (number, number))
@@ -118,15 +116,15 @@ class Bench(StepContext):
         self.deployment, self.store = deployment, deployment.open_store()
 
 
-def deployment(home: Path, **told: str) -> Deployment:
-    return Deployment.from_environment({"CONFIDE_HOME": str(home), **told})
+def deployment(home: Path, **variables: str) -> Deployment:
+    return Deployment.from_environment({"CONFIDE_HOME": str(home), **variables})
 
 
 @pytest.mark.parametrize("place", ["pool", "in-process", "local:2"])
-def test_a_step_takes_a_corpus_without_its_shards(
+def test_step_opens_a_corpus_without_downloading_shards(
     published: tuple[str, list[Shard]], tmp_path: Path, home: Path, place: str
 ) -> None:
-    """Whatever works on them, here or elsewhere, fetches each from the bucket itself."""
+    """Every worker, on this machine or another, fetches each shard from the bucket."""
     uri, shards = published
     context = Bench(deployment(tmp_path, CONFIDE_CLUSTER=place))
     context.store = Store(uri.rpartition("/corpus/")[0], tmp_path / "cache")
@@ -135,20 +133,22 @@ def test_a_step_takes_a_corpus_without_its_shards(
     context.store.write(f"{uri}/{RESULT}", content.model_dump_json().encode())
     corpus = context.input(uri)
     assert [file.name for file in corpus.folder.iterdir()] == ["corpus.json"]
-    found = context.shards(corpus)
-    assert {type(shard) for shard in found} == {StoredShard}
-    assert [shard.sha256 for shard in found] == [shard.sha256 for shard in shards]
-    assert len(list(documents_of(found))) == 40
+    corpus_shards = context.shards(corpus)
+    assert {type(shard) for shard in corpus_shards} == {StoredShard}
+    assert [shard.sha256 for shard in corpus_shards] == [shard.sha256 for shard in shards]
+    assert len(list(documents_of(corpus_shards))) == 40
 
 
-def test_on_a_disk_shards_are_read_where_they_are(tmp_path: Path) -> None:
+def test_shards_on_a_local_disk_are_read_in_place(tmp_path: Path) -> None:
     write_corpus([Document("1", "p", "x")], tmp_path / "corpus", 2)
     corpus = Input(None, tmp_path / "corpus", (tmp_path / "corpus").as_uri())  # type: ignore[arg-type]
-    found = Bench(deployment(tmp_path)).shards(corpus)
-    assert {type(shard) for shard in found} == {Shard} and len(list(documents_of(found))) == 1
+    corpus_shards = Bench(deployment(tmp_path)).shards(corpus)
+    assert {type(shard) for shard in corpus_shards} == {Shard} and len(
+        list(documents_of(corpus_shards))
+    ) == 1
 
 
-def test_a_copy_that_nobody_used_for_a_week_goes(tmp_path: Path) -> None:
+def test_copy_unused_for_a_week_is_deleted(tmp_path: Path) -> None:
     for name, days in (("new", 0), ("last week's", 6), ("old", 8)):
         (tmp_path / f"{name}.shard").write_bytes(b"x")
         used = time.time() - 86_400 * days
@@ -157,7 +157,7 @@ def test_a_copy_that_nobody_used_for_a_week_goes(tmp_path: Path) -> None:
     assert {file.stem for file in tmp_path.iterdir()} == {"new", "last week's"}
 
 
-def test_a_step_has_one_connection_to_its_cluster_and_closes_it(
+def test_step_opens_one_cluster_connection_and_closes_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     closed = []
@@ -173,7 +173,7 @@ def test_a_step_has_one_connection_to_its_cluster_and_closes_it(
     assert closed == [cluster]
 
 
-def test_a_cluster_without_secrets_is_refused_before_anything_is_sent(tmp_path: Path) -> None:
+def test_cluster_without_secrets_is_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="without token and TLS"):
         assert Bench(deployment(tmp_path, CONFIDE_CLUSTER=ADDRESS)).cluster
     settings = {"CONFIDE_CLUSTER": ADDRESS, "CONFIDE_CLUSTER_SECRETS": str(tmp_path)}
@@ -181,7 +181,7 @@ def test_a_cluster_without_secrets_is_refused_before_anything_is_sent(tmp_path: 
         assert Bench(deployment(tmp_path, **settings)).cluster
 
 
-def test_workers_on_the_step_s_machine_do_not_receive_its_secrets(tmp_path: Path) -> None:
+def test_local_workers_do_not_receive_the_secrets_of_the_step(tmp_path: Path) -> None:
     secret = {
         "CONFIDE_LEDGER": "postgresql://ledger:password@host/ledger",
         "CONFIDE_LEDGER_READER": "postgresql://reader:password@host/ledger",
@@ -201,7 +201,7 @@ def test_workers_on_the_step_s_machine_do_not_receive_its_secrets(tmp_path: Path
     assert not Deployment.from_environment(received).holds_seeds
 
 
-def test_only_steps_that_need_the_cluster_know_its_address() -> None:
+def test_only_steps_that_need_the_cluster_receive_its_address() -> None:
     settings = {
         "CONFIDE_CLUSTER": ADDRESS, "CONFIDE_CLUSTER_SECRETS": "/secrets", "CONFIDE_HOSTS": "2",
     }  # fmt: skip
@@ -215,8 +215,6 @@ def test_only_steps_that_need_the_cluster_know_its_address() -> None:
 @pytest.mark.parametrize(
     ("cluster", "hosts"), [("pool", "2"), ("", "1"), ("local:2", "two"), ("local:2", "99999")]
 )
-def test_number_of_hosts_that_cannot_be_used_is_one_line(
-    tmp_path: Path, cluster: str, hosts: str
-) -> None:
+def test_invalid_number_of_hosts_is_refused(tmp_path: Path, cluster: str, hosts: str) -> None:
     with pytest.raises(BadInput, match="CONFIDE_HOSTS"):
         deployment(tmp_path, CONFIDE_CLUSTER=cluster, CONFIDE_HOSTS=hosts)

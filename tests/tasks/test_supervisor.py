@@ -1,4 +1,4 @@
-"""Supervision: nothing is left, nobody else's process is touched, and a step ends when it must."""
+"""The supervisor leaves no process behind, stops no foreign one, and ends every step in time."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ def child_of(tmp_path: Path) -> int:
 
 
 @linux
-def test_output_goes_to_the_log(tmp_path: Path) -> None:
+def test_output_is_written_to_the_log(tmp_path: Path) -> None:
     started = start(tmp_path, "echo word; echo another >&2")
     wait_for(lambda: not started.is_alive())
     assert (tmp_path / "log").read_text() == "word\nanother\n"
 
 
 @linux
-def test_stopping_ends_a_stubborn_process_and_its_child(tmp_path: Path) -> None:
+def test_stop_kills_a_process_that_ignores_sigterm_and_its_child(tmp_path: Path) -> None:
     started = start(tmp_path, STUBBORN_CHILD)
     child = child_of(tmp_path)
     assert started.is_alive()
@@ -54,7 +54,7 @@ def test_stopping_ends_a_stubborn_process_and_its_child(tmp_path: Path) -> None:
 
 
 @linux
-def test_children_are_found_after_their_parent_was_killed(tmp_path: Path) -> None:
+def test_children_of_a_killed_parent_are_stopped(tmp_path: Path) -> None:
     started = start(tmp_path, STUBBORN_CHILD)
     child = child_of(tmp_path)
     os.kill(started.pid, signal.SIGKILL)
@@ -65,9 +65,9 @@ def test_children_are_found_after_their_parent_was_killed(tmp_path: Path) -> Non
 
 
 @linux
-def test_a_pid_that_was_used_anew_is_left_alone(tmp_path: Path) -> None:
+def test_reused_pid_is_not_stopped(tmp_path: Path) -> None:
     other = start(tmp_path, "exec sleep 60")
-    stale = replace(other, birth="1")  # what an old state file may say
+    stale = replace(other, birth="1")  # as an old state file may record it
     try:
         assert not stale.is_alive()
         supervisor.stop([stale], 0.1, for_the_rest=0.1)
@@ -77,8 +77,8 @@ def test_a_pid_that_was_used_anew_is_left_alone(tmp_path: Path) -> None:
 
 
 @linux
-def test_what_an_earlier_boot_started_is_left_alone(tmp_path: Path) -> None:
-    """By then the same pid, born as long after the start of the machine, may be anybody's."""
+def test_pid_of_an_earlier_boot_is_not_stopped(tmp_path: Path) -> None:
+    """After a restart, the same pid and start time may belong to an unrelated process."""
     other = start(tmp_path, STUBBORN_CHILD)
     child = child_of(tmp_path)
     stale = replace(other, boot="0b6e2a52-of-another-boot")
@@ -88,7 +88,7 @@ def test_what_an_earlier_boot_started_is_left_alone(tmp_path: Path) -> None:
         assert other.is_alive()
         os.kill(other.pid, signal.SIGKILL)
         wait_for(lambda: not other.is_alive())
-        supervisor.stop([stale], 0.1, for_the_rest=0.1)  # now the session alone bears the number
+        supervisor.stop([stale], 0.1, for_the_rest=0.1)  # only the session still has this number
         assert alive(child)
     finally:
         supervisor.stop([other], 0.1, for_the_rest=0.1)
@@ -96,7 +96,7 @@ def test_what_an_earlier_boot_started_is_left_alone(tmp_path: Path) -> None:
 
 
 @linux
-def test_a_process_may_be_made_to_end_with_its_starter(tmp_path: Path) -> None:
+def test_process_can_be_bound_to_its_parent(tmp_path: Path) -> None:
     program = (
         "import os, pathlib, time\n"
         "from tasks.protocol import supervisor\n"
@@ -115,27 +115,29 @@ def test_a_process_may_be_made_to_end_with_its_starter(tmp_path: Path) -> None:
 
 # --- process 1 of a container
 
-# Says when it is ready, and how it was told to end; ends by itself only after a minute.
+# Prints when it is ready and when it receives SIGTERM; without a signal it ends after a minute.
 PATIENT = """
 import signal, sys, time
-def told(number, frame):
-    print("told", flush=True)
+def terminated(number, frame):
+    print("terminated", flush=True)
     sys.exit(143)
-signal.signal(signal.SIGTERM, told)
+signal.signal(signal.SIGTERM, terminated)
 print("ready", flush=True)
 time.sleep(60)
 """
-# Starts a process that outlives it, unless somebody sees to that.
+# Starts a process that outlives its parent unless the entrypoint stops it.
 FORGETFUL = """
 import subprocess, sys
 left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
 print(left.pid, flush=True)
 """
-DEAF = PATIENT.replace("signal.signal(signal.SIGTERM, told)", "signal.signal(15, signal.SIG_IGN)")
+DEAF = PATIENT.replace(
+    "signal.signal(signal.SIGTERM, terminated)", "signal.signal(15, signal.SIG_IGN)"
+)
 
 
 class Attended:
-    """The entrypoint with a Python program under it."""
+    """The entrypoint with a Python program as its child."""
 
     def __init__(self, program: str, **variables: str) -> None:
         self.process = subprocess.Popen(
@@ -171,56 +173,60 @@ def attended() -> Iterator[type[Attended]]:
             started.append(self)
 
     yield Recorded
-    for one in started:
-        one.process.kill()
-        one.process.wait()
-        for stream in (one.process.stdin, one.process.stdout, one.process.stderr):
+    for entrypoint in started:
+        entrypoint.process.kill()
+        entrypoint.process.wait()
+        for stream in (
+            entrypoint.process.stdin,
+            entrypoint.process.stdout,
+            entrypoint.process.stderr,
+        ):
             if stream is not None:
                 stream.close()
 
 
 @pytest.mark.parametrize("code", [0, 1, 2, 3, 143])
-def test_answers_with_the_step_s_own_exit_code(attended: type[Attended], code: int) -> None:
+def test_entrypoint_returns_the_exit_code_of_the_step(attended: type[Attended], code: int) -> None:
     assert attended(f"raise SystemExit({code})").end()[0] == code
 
 
-def test_answers_for_a_signal_as_a_shell_does(attended: type[Attended]) -> None:
+def test_entrypoint_returns_signals_as_a_shell_does(attended: type[Attended]) -> None:
     assert attended("import os; os.kill(os.getpid(), 9)").end()[0] == 137
 
 
-def test_passes_sigterm_on(attended: type[Attended]) -> None:
+def test_entrypoint_forwards_sigterm(attended: type[Attended]) -> None:
     step = attended(PATIENT)
     assert step.line() == "ready"
     step.process.send_signal(signal.SIGTERM)
     code, out, err = step.end()
-    assert (code, out) == (143, "told\n")
+    assert (code, out) == (143, "terminated\n")
     assert "told to end" in err
 
 
-def test_kills_a_step_that_does_not_listen(attended: type[Attended]) -> None:
+def test_entrypoint_kills_a_step_that_ignores_sigterm(attended: type[Attended]) -> None:
     step = attended(DEAF)
     assert step.line() == "ready"
     step.process.send_signal(signal.SIGTERM)
     assert step.end()[0] == 137
 
 
-def test_ends_the_step_when_the_lease_closes(attended: type[Attended]) -> None:
+def test_step_ends_when_the_lease_closes(attended: type[Attended]) -> None:
     step = attended(PATIENT, CONFIDE_LEASE="stdin")
     assert step.line() == "ready"
     assert step.process.poll() is None
     step.close_stdin()
     code, out, err = step.end()
-    assert (code, out) == (143, "told\n")
+    assert (code, out) == (143, "terminated\n")
     assert "whoever started this step is gone" in err
 
 
-def test_without_a_lease_a_closed_stdin_means_nothing(attended: type[Attended]) -> None:
+def test_closed_stdin_without_a_lease_is_ignored(attended: type[Attended]) -> None:
     step = attended("import time; time.sleep(1); print('done')")
     step.close_stdin()
     assert step.end()[:2] == (0, "done\n")
 
 
-def test_a_lease_that_talks_is_still_held(attended: type[Attended]) -> None:
+def test_input_on_the_lease_does_not_end_the_step(attended: type[Attended]) -> None:
     step = attended("import time; time.sleep(1); print('done')", CONFIDE_LEASE="stdin")
     assert step.process.stdin is not None
     step.process.stdin.write("anything\n")
@@ -229,20 +235,21 @@ def test_a_lease_that_talks_is_still_held(attended: type[Attended]) -> None:
     assert step.process.wait(30) == 0
 
 
-def test_ends_the_step_at_its_deadline(attended: type[Attended]) -> None:
-    code, out, err = attended(PATIENT, CONFIDE_DEADLINE="8").end()  # the start counts too
-    assert (code, out) == (143, "ready\ntold\n")
+def test_step_ends_at_its_deadline(attended: type[Attended]) -> None:
+    # the start of the interpreter counts too
+    code, out, err = attended(PATIENT, CONFIDE_DEADLINE="8").end()
+    assert (code, out) == (143, "ready\nterminated\n")
     assert "not done after 8 s" in err
 
 
-def test_nothing_that_the_step_started_outlives_it(attended: type[Attended]) -> None:
+def test_child_processes_end_with_the_step(attended: type[Attended]) -> None:
     step = attended(FORGETFUL)
     left = int(step.line())
     assert step.end()[0] == 0
-    wait_for(lambda: not alive(left))  # the kernel needs a moment to bury it
+    wait_for(lambda: not alive(left))  # the kernel needs a moment to remove the process
 
 
-def test_a_command_that_is_not_there_is_said_so() -> None:
+def test_missing_command_is_reported() -> None:
     answer = subprocess.run(
         [sys.executable, "-P", "-S", "-E", str(ENTRYPOINT), "/nowhere/python"],
         capture_output=True,
@@ -254,14 +261,14 @@ def test_a_command_that_is_not_there_is_said_so() -> None:
     assert "cannot start /nowhere/python" in answer.stderr
 
 
-def test_a_cancelled_step_can_end_its_runs_by_itself() -> None:
-    """Each waits for the one inside it; Airflow, outside them all, kills after five seconds."""
+def test_grace_periods_increase_from_the_step_outwards() -> None:
+    """Each waits for the inner one, and Airflow, the outermost, kills after five seconds."""
     assert supervisor.STEP_GRACE < supervisor.ENTRYPOINT_GRACE < supervisor.LAUNCHER_GRACE < 5
 
 
-def test_the_launcher_is_told_why_where_the_step_had_no_time_to(attended: type[Attended]) -> None:
+def test_entrypoint_sends_the_failure_of_a_killed_step(attended: type[Attended]) -> None:
     step = attended(PATIENT, CONFIDE_LEASE="stdin", CONFIDE_MESSAGES="stdout")
     assert step.line() == "ready"
     step.close_stdin()
-    told = step.end()[1].splitlines()[-1]
-    assert parse(told) == Failed(exit_code=143, reason="whoever started this step is gone")
+    message = step.end()[1].splitlines()[-1]
+    assert parse(message) == Failed(exit_code=143, reason="whoever started this step is gone")

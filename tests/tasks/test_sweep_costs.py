@@ -1,4 +1,4 @@
-"""What a sweep costs: points that share a private training share its charge, and no seeds do."""
+"""The cost of a sweep: points that share a private training share its charge, but seeds do not."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
 from tasks.steps import budget
 
-# Without a charge for the vocabulary: all that is charged is the trainings.
+# The vocabulary is public, so only trainings are charged.
 PUBLIC_LABELS: dict[str, Any] = PRIVATE | {
     "vocabulary_source": "public", "sweep_noise_multipliers": "2", "sweep_batch_sizes": "60",
     "sweep_epochs": "1",
@@ -50,14 +50,14 @@ EVENT = PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT)
 
 
 def specs(kind: type[StepSpec], **settings: Any) -> list[Any]:
-    """Return the private trainings, or the fine-tunings, of a sweep, each once."""
+    """Return the distinct private trainings or fine-tunings of a sweep."""
     every = sweep_steps(SweepSettings.model_validate(settings))
     task = {PretrainSpec: "pretraining", FinetuneSpec: "finetuning"}[kind]
     return [spec for _, name, spec in every if name == task]
 
 
 def planned(deployment: Deployment, run: str = "run", **settings: Any) -> dict[str, float]:
-    """Return the costs of a sweep that its first step measures, and register the sweep."""
+    """Register a sweep; return the costs that its first step measures."""
     context = bench_of(deployment, run=run)
     spec = budget_of_run(SweepSettings.model_validate(settings))
     budget.run(spec, context)
@@ -67,15 +67,13 @@ def planned(deployment: Deployment, run: str = "run", **settings: Any) -> dict[s
 
 @pytest.fixture
 def ledger(deployment: Deployment) -> Ledger:
-    found = Ledger.open(deployment.ledger)
-    found.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-4)
-    found.register_dataset("labels", PrivacyUnit.DOCUMENT, 500.0, 1e-3)
-    return found
+    ledger = Ledger.open(deployment.ledger)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-4)
+    ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 500.0, 1e-3)
+    return ledger
 
 
-def test_folds_seeds_and_settings_of_fine_tuning_on_public_labels_are_free(
-    ledger: Ledger, deployment: Deployment
-) -> None:
+def test_fine_tuning_on_public_labels_costs_nothing(ledger: Ledger, deployment: Deployment) -> None:
     free = {
         "entities_folds": 5, "sweep_finetune_seeds": 3, "sweep_finetune_epochs": "1,2",
         "sweep_finetune_learning_rates": "1e-4,1e-3", "sweep_finetune_batch_sizes": "16,32",
@@ -89,7 +87,7 @@ def test_folds_seeds_and_settings_of_fine_tuning_on_public_labels_are_free(
         "planned_delta/notes": 1e-6,
     }
     assert [entry.event for entry in ledger.history("notes")] == [EVENT]
-    # A job of the same settings is the very same release.
+    # A job with the same settings is the same release.
     (job,) = [
         spec
         for name, spec in dp_bert_steps(
@@ -102,21 +100,23 @@ def test_folds_seeds_and_settings_of_fine_tuning_on_public_labels_are_free(
     assert job.output == training.output
 
 
-def test_a_causal_sweep_is_charged_as_the_same_trainings_of_a_job(
+def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
     ledger: Ledger, deployment: Deployment
 ) -> None:
-    """Two seeds of one training cost what two of them do, and the baselines nothing more."""
+    """Two seeds of a training cost as much as two trainings, and baselines cost nothing."""
     causal = PUBLIC_LABELS | {"model_kind": "gpt2", "sweep_noise_multipliers": "2,4"}
     settings = SweepSettings.model_validate(
         causal | {"sweep_baselines": "public-training,nonprivate,nonprivate-training"}
     )
     points = settings.points()
     steps = [sweep_point_steps(settings, point) for point in points]
-    assert not [task for own in steps for task in own if task in ("entities", "finetuning")]
+    assert not [
+        task for point_steps in steps for task in point_steps if task in ("entities", "finetuning")
+    ]
     jobs = [dp_bert_steps(settings.job(point)) for point in points[:2]]
-    for own, job in zip(steps, jobs, strict=False):
-        assert own["pretraining"] == job["dp_pretraining"]
-        assert own["exposure"] == job["dp_exposure"]
+    for point_steps, job in zip(steps, jobs, strict=False):
+        assert point_steps["pretraining"] == job["dp_pretraining"]
+        assert point_steps["exposure"] == job["dp_exposure"]
     of_sweep = planned(deployment, **settings.model_dump())
     assert [entry.event for entry in ledger.history("notes")] == [
         EVENT, PoissonGaussian.single(0.01, 4.0, 100, unit=PrivacyUnit.PATIENT)
@@ -131,12 +131,12 @@ def test_a_causal_sweep_is_charged_as_the_same_trainings_of_a_job(
         name: label.value
         for name, label in of_job.measured.items()  # type: ignore[attr-defined]
     }
-    assert ledger.history("notes") == charged  # the very same entries
+    assert ledger.history("notes") == charged  # the same entries
     assert not any("entities" in source.field for source in sweep_budget(settings).reads)
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "reason"),
     [
         (
             {"sweep_finetune_epochs": "1,2", "entities_folds": 5},
@@ -157,18 +157,18 @@ def test_a_causal_sweep_is_charged_as_the_same_trainings_of_a_job(
         ({"sweep_checkpoints": "/a/gpt2"}, "sweep_checkpoints: the perplexity of a causal model"),
     ],
 )
-def test_what_a_sweep_of_causal_models_cannot_have_is_refused(
-    wrong: dict[str, Any], said: str
+def test_settings_without_support_in_causal_sweeps_are_refused(
+    wrong: dict[str, Any], reason: str
 ) -> None:
     SweepSettings.model_validate(PUBLIC_LABELS | {"model_kind": "gpt2"})
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=reason):
         SweepSettings.model_validate(PUBLIC_LABELS | {"model_kind": "gpt2"} | wrong)
 
 
-def test_points_that_share_a_training_are_charged_once_when_it_runs(
+def test_points_that_share_a_training_are_charged_once(
     ledger: Ledger, deployment: Deployment
 ) -> None:
-    """Whoever comes second finds the reservation, its seed and what was released."""
+    """Later points use the reservation, the seed and the released digest of the first."""
     settings = SweepSettings.model_validate(PUBLIC_LABELS | {"sweep_finetune_epochs": "1,2,3"})
     planned(deployment, **settings.model_dump())
     spent = ledger.remaining("notes").spent
@@ -186,13 +186,13 @@ def test_points_that_share_a_training_are_charged_once_when_it_runs(
     assert [entry.state for entry in ledger.history("notes")] == [State.SETTLED]
 
 
-def test_each_seed_of_the_private_training_is_a_release(
+def test_each_seed_of_the_private_training_is_charged(
     ledger: Ledger, deployment: Deployment
 ) -> None:
     settings = PUBLIC_LABELS | {"sweep_seeds": 3, "entities_folds": 2}
     trainings = specs(PretrainSpec, **settings)
     assert [spec.seed for spec in trainings] == [1, 2, 3]
-    assert len({spec.init_uri for spec in trainings}) == 1  # what is public is trained once
+    assert len({spec.init_uri for spec in trainings}) == 1  # the public training is run once
     cost = planned(deployment, **settings)
     three = total_epsilon([EVENT.stating(PrivacyUnit.PATIENT)] * 3, 3e-6)
     assert cost["planned_epsilon/notes"] == pytest.approx(three)
@@ -201,7 +201,7 @@ def test_each_seed_of_the_private_training_is_a_release(
     assert len(ledger.history("notes")) == 3
 
 
-def test_more_seeds_later_are_charged_for_the_new_ones_alone(
+def test_additional_seeds_are_charged_without_earlier_ones(
     ledger: Ledger, deployment: Deployment
 ) -> None:
     planned(deployment, **PUBLIC_LABELS)
@@ -209,7 +209,7 @@ def test_more_seeds_later_are_charged_for_the_new_ones_alone(
     assert len(ledger.history("notes")) == 2
 
 
-def test_private_fine_tunings_are_charged_each_and_their_training_once(
+def test_each_private_fine_tuning_is_charged_and_their_training_once(
     ledger: Ledger, deployment: Deployment
 ) -> None:
     settings = PRIVATE_LABELS | {
@@ -230,8 +230,8 @@ def test_private_fine_tunings_are_charged_each_and_their_training_once(
     assert cost["planned_epsilon/notes"] == pytest.approx(epsilon_pld(EVENT, 1e-6))
 
 
-def test_delta_counts_shared_trainings_once_and_private_fine_tunings_each() -> None:
-    """1/6000 is 1.67e-4 and 1/400 is 2.5e-3: what all of it comes to must stay below."""
+def test_total_delta_counts_shared_trainings_once() -> None:
+    """The total δ must stay below 1/6000 = 1.67e-4 and below 1/400 = 2.5e-3."""
     near = PUBLIC_LABELS | {"delta": 1.5e-4, "entities_folds": 10}
     SweepSettings.model_validate(near)
     with pytest.raises(ValidationError, match="2 models"):
@@ -242,7 +242,7 @@ def test_delta_counts_shared_trainings_once_and_private_fine_tunings_each() -> N
         SweepSettings.model_validate(tuned | {"sweep_finetune_seeds": 2})
 
 
-def test_noise_that_grows_with_the_root_of_the_batch_keeps_epsilon_about_where_it_is() -> None:
+def test_noise_scaled_with_the_root_of_the_batch_keeps_epsilon_similar() -> None:
     settings = PUBLIC_LABELS | {"sweep_batch_sizes": "60,240", "sweep_noise_scaling": "sqrt-batch"}
     small, large = specs(PretrainSpec, **settings)
     assert (small.plan.noise_multiplier, large.plan.noise_multiplier) == (2.0, 4.0)
@@ -251,71 +251,75 @@ def test_noise_that_grows_with_the_root_of_the_batch_keeps_epsilon_about_where_i
     assert epsilons[1] == pytest.approx(epsilons[0], rel=0.1)
 
 
-def test_listed_points_take_the_jobs_own_where_they_say_nothing() -> None:
+def test_listed_points_inherit_settings_of_the_job() -> None:
     settings = SweepSettings.model_validate(
         PRIVATE
         | {"sweep_points": "batch_size=64; epochs=1, finetune_epochs=7", "sweep_epochs": "99"}
     )
-    one, two = (settings.job(point) for point in settings.points())
-    assert (one.batch_size, one.epochs, one.noise_multiplier) == (64, 2.0, 0.7)
-    assert (two.batch_size, two.epochs, two.finetune_epochs) == (settings.batch_size, 1.0, 7)
+    first, second = (settings.job(point) for point in settings.points())
+    assert (first.batch_size, first.epochs, first.noise_multiplier) == (64, 2.0, 0.7)
+    assert (second.batch_size, second.epochs, second.finetune_epochs) == (
+        settings.batch_size,
+        1.0,
+        7,
+    )
     assert [point.name for point in settings.trainings()] == [
         "σ=0.7 · B=64 · epochs=2",
         f"σ=0.7 · B={settings.batch_size} · epochs=1",
     ]
 
 
-def test_one_of_a_random_number_is_charged_once_however_it_is_fine_tuned() -> None:
+def test_random_count_selection_with_fine_tunings_is_charged_once() -> None:
     settings = PUBLIC_LABELS | {
         "selection": "random-count", "sweep_noise_multipliers": "2,4",
         "sweep_finetune_epochs": "1,2", "entities_folds": 3,
     }  # fmt: skip
-    found = SweepSettings.model_validate(settings)
-    spec = budget_of_run(found)
+    sweep = SweepSettings.model_validate(settings)
+    spec = budget_of_run(sweep)
     assert [charged.step for charged in spec.charged] == ["select"]
     assert len(spec.charged[0].candidates) == 2  # type: ignore[union-attr]
-    assert len(found.points()) == 2 * 3
+    assert len(sweep.points()) == 2 * 3
 
 
-def test_every_point_is_fine_tuned_from_its_own_training_on_its_own_fold() -> None:
+def test_every_point_is_fine_tuned_from_its_training_on_its_fold() -> None:
     settings = SweepSettings.model_validate(
         PUBLIC_LABELS | {"sweep_seeds": 2, "sweep_finetune_seeds": 2, "entities_folds": 3}
     )
     tunings = specs(FinetuneSpec, **settings.model_dump())
     trainings = specs(PretrainSpec, **settings.model_dump())
-    found = [(spec.model_uri, spec.seed, spec.folds, spec.fold) for spec in tunings]
-    assert found == [
+    inputs = [(spec.model_uri, spec.seed, spec.folds, spec.fold) for spec in tunings]
+    assert inputs == [
         (training.output, seed, 3, fold)
         for training in trainings
         for seed in (1, 2)
         for fold in range(3)
     ]
     report = sweep_report(settings)
-    assert [one["finetuning"] for one in report.results.values()] == [t.output for t in tunings]
+    assert [result["finetuning"] for result in report.results.values()] == [
+        t.output for t in tunings
+    ]
 
 
-def test_the_model_of_public_text_is_fine_tuned_alike_and_costs_nothing(
-    ledger: Ledger, deployment: Deployment
-) -> None:
+def test_fine_tuned_public_baseline_costs_nothing(ledger: Ledger, deployment: Deployment) -> None:
     settings = PRIVATE_LABELS | {"sweep_seeds": 2, "sweep_finetune_seeds": 2}
     settings |= {"sweep_finetune_noise_multipliers": "2,4"}
     before = planned(deployment, **settings)
     compared = settings | {"sweep_baselines": "public-training"}
     assert planned(deployment, "another run", **compared) == before
-    found = SweepSettings.model_validate(compared)
-    own = [point for point in found.points() if point.baseline]
-    assert len(own) == 2 * 5 and len(found.points()) == 2 * 2 * 2 * 5 + 10
-    assert len(found.trainings()) == 2
-    steps = sweep_point_steps(found, own[3])
+    sweep = SweepSettings.model_validate(compared)
+    baselines = [point for point in sweep.points() if point.baseline]
+    assert len(baselines) == 2 * 5 and len(sweep.points()) == 2 * 2 * 2 * 5 + 10
+    assert len(sweep.trainings()) == 2
+    steps = sweep_point_steps(sweep, baselines[3])
     tuned = steps["finetuning"]
     assert isinstance(tuned, FinetuneSpec)
     assert tuned.model_uri == steps["public_pretraining"].output
     assert (tuned.plan, tuned.seed, tuned.fold) == (None, 1, 3)
-    # A job's own comparison is the very same fine-tuning.
-    (first, *_) = own
+    # The comparison of a job is the same fine-tuning.
+    (first, *_) = baselines
     assert (
-        sweep_point_steps(found, first)["finetuning"].output
-        == dp_bert_steps(found.job(first))["public_finetuning"].output
+        sweep_point_steps(sweep, first)["finetuning"].output
+        == dp_bert_steps(sweep.job(first))["public_finetuning"].output
     )
 
 
@@ -327,10 +331,10 @@ WITH_BASELINES: dict[str, Any] = PRIVATE_LABELS | {
 }  # fmt: skip
 
 
-def test_baselines_are_charged_nothing_and_what_they_read_is_named_to_the_budget(
+def test_baselines_cost_nothing_and_their_sources_are_in_the_budget_spec(
     ledger: Ledger, deployment: Deployment
 ) -> None:
-    """Of private labels too: a baseline is never fine-tuned privately, nor has it phrases."""
+    """Baselines have neither private fine-tuning nor phrases."""
     alone = WITH_BASELINES | {"sweep_baselines": "", "sweep_checkpoints": ""}
     before = planned(deployment, **alone)
     entries = len(ledger.history("notes")) + len(ledger.history("labels"))
@@ -338,12 +342,13 @@ def test_baselines_are_charged_nothing_and_what_they_read_is_named_to_the_budget
     assert budget.charged == budget_of_run(SweepSettings.model_validate(alone)).charged
     read = [(source.field, source.uri) for source in budget.called_public]
     assert read == [("public_model", "/a/bert"), ("public_model", "/b/biobert")]
-    without = WITH_BASELINES | {"sweep_checkpoints": ""}  # whose files the ledger is asked of
+    # the ledger would look up the files of checkpoints
+    without = WITH_BASELINES | {"sweep_checkpoints": ""}
     assert planned(deployment, "another run", **without) == before
     assert len(ledger.history("notes")) + len(ledger.history("labels")) == entries
 
 
-# Of each: whose vocabulary, how its model is trained last, its updates, how many trainings.
+# For each baseline: the source of its vocabulary, its last mode, its updates, its trainings.
 EXPECTED = {
     "public text only": ("public", "public", 900, 1),
     "public training": ("private", "public", 900, 1),
@@ -354,16 +359,16 @@ EXPECTED = {
 }
 
 
-def test_each_baseline_is_what_its_name_says_on_the_same_folds_and_seeds() -> None:
-    found = SweepSettings.model_validate(WITH_BASELINES | {"sweep_finetune_seeds": 3})
-    points = [point for point in found.points() if point.baseline]
+def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
+    sweep = SweepSettings.model_validate(WITH_BASELINES | {"sweep_finetune_seeds": 3})
+    points = [point for point in sweep.points() if point.baseline]
     assert [(p.finetune_seed, p.fold) for p in points[:15]] == [
         (seed, fold) for seed in (1, 2, 3) for fold in range(5)
     ]
     made: dict[str, tuple[str, str, int]] = {}
     trainings: dict[str, set[str]] = {}
     for point in points:
-        steps = sweep_point_steps(found, point)
+        steps = sweep_point_steps(sweep, point)
         name = point.name.partition(" · ")[0]
         vocabulary, model, tuned = (steps[n] for n in ("vocabulary", "pretraining", "finetuning"))
         assert isinstance(vocabulary, VocabularySpec) and isinstance(model, PretrainSpec)
@@ -375,39 +380,37 @@ def test_each_baseline_is_what_its_name_says_on_the_same_folds_and_seeds() -> No
         trainings.setdefault(name, set()).add(model.output)
         if point.epochs < 2:
             made[name] = vocabulary.config.vocabulary_source, model.mode, model.updates
-    assert made == {name: told[:3] for name, told in EXPECTED.items()}
-    assert {name: len(own) for name, own in trainings.items()} == {
+    assert made == {name: expected[:3] for name, expected in EXPECTED.items()}
+    assert {name: len(steps_of_point) for name, steps_of_point in trainings.items()} == {
         name: count for name, (*_, count) in EXPECTED.items()
     }
-    # In MLflow the model that private trainings start from has the name of what it is.
-    named = {(task, spec.output): name for name, task, spec in sweep_steps(found)}
-    start = sweep_point_steps(found, found.points()[0])["public_pretraining"].output
+    # In MLflow, the initial model of private trainings is named by its baseline.
+    named = {(task, spec.output): name for name, task, spec in sweep_steps(sweep)}
+    start = sweep_point_steps(sweep, sweep.points()[0])["public_pretraining"].output
     assert named["public_pretraining", start] == named["pretraining", start] == "public training"
     assert {named["vocabulary", spec] for task, spec in named if task == "vocabulary"} == {
         "", "public text only", "without privacy", "checkpoint bert", "checkpoint biobert"
     }  # fmt: skip
-    # A job's own comparisons are the very same steps.
-    own, job = (
-        sweep_point_steps(found, points[0]),
-        dp_bert_steps(found.job(points[0])),
+    # The comparisons of a job are the same steps.
+    steps_of_point, job = (
+        sweep_point_steps(sweep, points[0]),
+        dp_bert_steps(sweep.job(points[0])),
     )
     assert points[0].name.startswith("public text only")
-    assert own["pretraining"].output == job["public_pretraining"].output
-    assert own["exposure"].output == job["public_exposure"].output
-    assert own["finetuning"].output == job["public_finetuning"].output
+    assert steps_of_point["pretraining"].output == job["public_pretraining"].output
+    assert steps_of_point["exposure"].output == job["public_exposure"].output
+    assert steps_of_point["finetuning"].output == job["public_finetuning"].output
 
 
-def test_epochs_from_checkpoints_are_one_release_of_the_longest_training(
-    ledger: Ledger, deployment: Deployment
-) -> None:
-    """Points that differ in epochs alone; another σ with one number of epochs is its own."""
-    told = PUBLIC_LABELS | {
+def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Deployment) -> None:
+    """Points that differ only in epochs share a training; another σ needs a separate training."""
+    changed = PUBLIC_LABELS | {
         "sweep_points": "epochs=1;epochs=4;epochs=2,finetune_epochs=7;"
         "noise_multiplier=3,epochs=2",
         "sweep_baselines": "nonprivate-training", "entities_folds": 2, "entities_test": "",
         "noise_multiplier": 2, "batch_size": 60,
     }  # fmt: skip
-    settings = SweepSettings.model_validate(told | {"sweep_epochs_from": "checkpoints"})
+    settings = SweepSettings.model_validate(changed | {"sweep_epochs_from": "checkpoints"})
     points = [point for point in settings.points() if not point.fold]
     names = [f"{point.name} " for point in points]
     assert [name.partition(" · fold=")[0] for name in names] == [
@@ -425,15 +428,15 @@ def test_epochs_from_checkpoints_are_one_release_of_the_longest_training(
     assert training == last["pretraining"] == tuned["pretraining"] != other["pretraining"]
     for steps, updates in ((first, 100), (last, 0), (tuned, 200), (other, 0)):
         for task in ("finetuning", "exposure"):
-            found = steps[task].model_dump()
-            assert found["model_uri"] == steps["pretraining"].output
-            assert found["model_updates"] == updates
+            fields = steps[task].model_dump()
+            assert fields["model_uri"] == steps["pretraining"].output
+            assert fields["model_updates"] == updates
     red = specs_of[points[4]]
     assert red["finetuning"].model_dump()["model_updates"] == settings.job(points[4]).updates_after(
         "nonprivate", 1
     )
     assert red["pretraining"] == specs_of[points[5]]["pretraining"]
-    # One entry for all three, of the mechanism of the longest.
+    # One entry for all three points, with the mechanism of the longest training.
     planned(deployment, **settings.model_dump())
     longest, shorter = (
         PoissonGaussian.single(0.01, sigma, updates, unit=PrivacyUnit.PATIENT)
@@ -445,8 +448,8 @@ def test_epochs_from_checkpoints_are_one_release_of_the_longest_training(
     named = {(task, spec.output): name for name, task, spec in sweep_steps(settings)}
     assert named["pretraining", training.output] == "σ=2 · B=60 · epochs=4"
     assert named["exposure", first["exposure"].output] == "σ=2 · B=60 · epochs=1 of 4"
-    # Each a training that ends there, as ever.
-    apart = SweepSettings.model_validate(told)
+    # Without checkpoints, each number of epochs is a separate training.
+    apart = SweepSettings.model_validate(changed)
     assert len(apart.trainings()) == 4
     assert all(not point.is_on_the_way for point in apart.points())
 
@@ -463,15 +466,15 @@ WRONG_BASELINES: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "said"), WRONG_BASELINES)
-def test_a_baseline_that_is_none_is_refused(wrong: dict[str, Any], said: str) -> None:
-    told = PUBLIC_LABELS | {"all_public": True} | wrong
-    with pytest.raises(ValidationError, match=said):
-        SweepSettings.model_validate(told)
+@pytest.mark.parametrize(("wrong", "reason"), WRONG_BASELINES)
+def test_invalid_baseline_is_refused(wrong: dict[str, Any], reason: str) -> None:
+    changed = PUBLIC_LABELS | {"all_public": True} | wrong
+    with pytest.raises(ValidationError, match=reason):
+        SweepSettings.model_validate(changed)
 
 
-def test_every_point_of_a_sweep_too_large_for_one_run_is_on_one_page_and_in_the_report() -> None:
-    """What Airflow maps at a time is bounded; what is charged and reported is all of it."""
+def test_large_sweep_is_split_into_pages_and_reported_completely() -> None:
+    """Airflow maps a bounded number of points at a time, but all are charged and reported."""
     grid = ",".join(f"{2 + i / 1000:g}" for i in range(700))
     settings = SweepSettings.model_validate(
         PUBLIC_LABELS
@@ -519,7 +522,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("wrong", "said"), WRONG)
-def test_what_is_wrong_is_said_by_the_name_of_its_setting(wrong: dict[str, Any], said: str) -> None:
-    with pytest.raises(ValidationError, match=said):
+@pytest.mark.parametrize(("wrong", "reason"), WRONG)
+def test_invalid_sweep_setting_is_refused_by_name(wrong: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ValidationError, match=reason):
         SweepSettings.model_validate(PUBLIC_LABELS | wrong)

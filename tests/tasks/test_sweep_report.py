@@ -1,4 +1,4 @@
-"""The sweep's page where points failed: it holds the others, says which, and waits for them."""
+"""The report of a sweep with failed points: it lists them, and is completed once they finish."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ from tasks.runtime.deployment import Deployment
 from tasks.steps.report import EDITIONS
 from tasks.storage import Store
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.
 
 SETTINGS = SweepSettings(
     sweep_noise_multipliers="1,2", sweep_batch_sizes="20", sweep_epochs="1",
     synthetic_patients=50, declared_units=60, batch_size=20, sequence_length=32,
 )  # fmt: skip
-WHO = RunContext(run_key="sweep", run_name="sweep", task="report")
+CONTEXT = RunContext(run_key="sweep", run_name="sweep", task="report")
 FACTS = {
     "vocabulary": {"unit": "patient", "dataset": "notes", "declared_units": 60},
     "pretraining": {
@@ -59,7 +59,7 @@ FACTS = {
 
 
 def exposures(rank: float) -> list[dict[str, Any]]:
-    """Return what the exposure step leaves where every secret is ranked there among 1024."""
+    """Return exposure results in which every secret has this rank among 1024 candidates."""
     planted = [Canary(f"HS-{i}", "HS", rate, (5, 6)) for rate in (0.1, 0.5) for i in range(4)]
     ranks = np.full((len(planted), 8), rank)
     rows = rows_from_ranks(
@@ -81,7 +81,7 @@ def _done(
     metrics: Sequence[MetricRecord] | None = None,
     **facts: Any,
 ) -> None:
-    """Leave what a step of a point would have left."""
+    """Publish the output of a step as the step would."""
     if task == "finetuning":
         facts = {"documents": {"": (f1, 1, 1)}} | facts
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
@@ -108,7 +108,7 @@ def _done(
 
 
 def sweep_of_private_text(deployment: Deployment, baselines: str) -> SweepSettings:
-    """Return one point beside baselines, on a data set that the ledger knows as private."""
+    """Return a sweep of one point and baselines on a data set that is registered as private."""
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
     return SweepSettings.model_validate(
         SETTINGS.model_dump()
@@ -117,22 +117,22 @@ def sweep_of_private_text(deployment: Deployment, baselines: str) -> SweepSettin
     )
 
 
-def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Deployment) -> None:
+def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) -> None:
     Ledger.open(tracked.ledger).register_made_up("notes")
     first, second = (sweep_point_steps(SETTINGS, point) for point in SETTINGS.points())
     report = sweep_report(SETTINGS)
     with pytest.raises(BadInput, match="no point has finished"):
-        contract.run_step(report, tracked, WHO)
+        contract.run_step(report, tracked, CONTEXT)
     for task in ("vocabulary", "pretraining", "finetuning", "exposure"):
         _done(tracked, task, first[task])
     names = ("documents_quarantined", "documents_quarantined/empty")
     omitted = [MetricRecord(name=name, value=3, label="public") for name in names]
     _done(tracked, "public_corpus", first["public_corpus"], metrics=omitted, releases=[])
-    _done(tracked, "pretraining", second["pretraining"])  # and its fine-tuning failed
+    _done(tracked, "pretraining", second["pretraining"])  # the fine-tuning of this point failed
     names = list(report.results)
     page = output_folder(tracked, report.output) / "report" / "report.html"
 
-    partial = contract.run_step(report, tracked, WHO)
+    partial = contract.run_step(report, tracked, CONTEXT)
     assert partial.facts["missing"] == names[1:]
     assert f"did not finish: {names[1]}" in page.read_text()
     assert "Not read, public_corpus:</b> documents left out: 3 (no text: 3)." in page.read_text()
@@ -140,13 +140,13 @@ def test_a_point_that_failed_is_named_and_comes_in_once_it_is_there(tracked: Dep
 
     for task in ("finetuning", "exposure"):
         _done(tracked, task, second[task])
-    whole = contract.run_step(report, tracked, WHO)
+    whole = contract.run_step(report, tracked, CONTEXT)
     assert whole.facts["missing"] == [] and "did not finish" not in page.read_text()
     assert [(m.value, m.step) for m in whole.metrics if m.name == "points"] == [(2, 2)]
-    assert contract.run_step(report, tracked, WHO) == whole  # done before
+    assert contract.run_step(report, tracked, CONTEXT) == whole  # the result is reused
 
 
-def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deployment) -> None:
+def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) -> None:
     """Trainings 1 and 2, on folds 1 and 2: F1 of 0.8, 0.6 and 0.7, 0.3 over ten documents each."""
     Ledger.open(tracked.ledger).register_made_up("notes")
     settings = SweepSettings.model_validate(
@@ -169,7 +169,7 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=256.0)
 
-    done = contract.run_step(sweep_report(settings), tracked, WHO)
+    done = contract.run_step(sweep_report(settings), tracked, CONTEXT)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
     assert [row[2]["value"] for row in table["rows"]] == [20, 30, None]
@@ -185,25 +185,25 @@ def test_seeds_and_folds_are_one_row_with_what_they_cost_together(tracked: Deplo
     assert public["Exposure mean, bits"]["value"] == pytest.approx(2.0)
     assert public["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.3)
     assert public["ε in total, per patient"]["value"] == 0
-    # A row costs what both of its trainings cost, and the sweep what all four do.
+    # The cost of a row includes both of its trainings, and the cost of the sweep all four.
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
     both, all_four = (
         total_epsilon([event.stating(PrivacyUnit.PATIENT)] * n, n * 1e-5) for n in (2, 4)
     )
     assert first["ε in total, per patient"]["value"] == pytest.approx(both)
-    told = {metric.name: metric.value for metric in done.metrics}
-    assert told["epsilon"] == pytest.approx(all_four)
-    assert len(done.facts["models"]) == 4 + 1  # one for each training, not for each fold
+    metrics = {metric.name: metric.value for metric in done.metrics}
+    assert metrics["epsilon"] == pytest.approx(all_four)
+    assert len(done.facts["models"]) == 4 + 1  # one per training, not per fold
     report = output_folder(tracked, sweep_report(settings).output) / "report"
     assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
     drawn = (report / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=30 step=2 σ=1" in drawn
 
 
-def test_what_was_trained_without_privacy_is_the_operators_and_no_part_of_the_total(
+def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
     tracked: Deployment,
 ) -> None:
-    """On private text: the vocabulary of exact counts makes no other number the operator's."""
+    """With private text, exact counts of a baseline do not make other metrics operator-only."""
     settings = sweep_of_private_text(tracked, "public,nonprivate")
     exact = Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT)
     report, red_name = sweep_report(settings), "without privacy"
@@ -215,17 +215,17 @@ def test_what_was_trained_without_privacy_is_the_operators_and_no_part_of_the_to
         epsilon_training = None if red else 0.0 if point.baseline else 2.0
         trained = {"shape": shape, "epsilon_training": epsilon_training}
         releases = [] if point.baseline == "public" else releases
-        told: dict[str, Any] = {"releases": releases, "label": "operator" if red else "dp"}
+        options: dict[str, Any] = {"releases": releases, "label": "operator" if red else "dp"}
         counts = {str(i): (5 + i % 3, 10, 10) for i in range(12)}
-        _done(tracked, "vocabulary", steps["vocabulary"], **told)
-        _done(tracked, "pretraining", steps["pretraining"], **told, **trained)
-        _done(tracked, "exposure", steps["exposure"], rank=2.0 if red else 512.0, **told)
+        _done(tracked, "vocabulary", steps["vocabulary"], **options)
+        _done(tracked, "pretraining", steps["pretraining"], **options, **trained)
+        _done(tracked, "exposure", steps["exposure"], rank=2.0 if red else 512.0, **options)
         _done(
-            tracked, "finetuning", steps["finetuning"], 0.71828, documents=counts, **told,
+            tracked, "finetuning", steps["finetuning"], 0.71828, documents=counts, **options,
             files={DOCUMENTS_FILE: counts} if red else {},
         )  # fmt: skip
 
-    done = contract.run_step(report, tracked, WHO)
+    done = contract.run_step(report, tracked, CONTEXT)
     assert f"{red_name} · epochs=1" in report.results
     numbers = {m.name: (m.value, m.label) for m in done.metrics}
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
@@ -252,35 +252,38 @@ def test_what_was_trained_without_privacy_is_the_operators_and_no_part_of_the_to
     shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
     assert shown.count("0.71828") == 2 and kept.count("0.71828") == 3
     lines = [(folder / name / "sweep-exposure.svg").exists() for name in EDITIONS]
-    assert lines == [False, True]  # red ones are for the operator, and two make a figure
-    (own,) = (row for row in json.loads(kept)["sweep"]["rows"] if row[0]["text"] == red_name)
-    interval = dict(zip(columns, own, strict=True))["F1 95% interval"]
+    # nonprivate lines are for the operator, and a figure needs two lines
+    assert lines == [False, True]
+    (operator_row,) = (
+        row for row in json.loads(kept)["sweep"]["rows"] if row[0]["text"] == red_name
+    )
+    interval = dict(zip(columns, operator_row, strict=True))["F1 95% interval"]
     assert interval["label"] == "operator" and " – " in interval["text"]
 
 
-def test_where_the_operators_alone_finished_nobody_says_that_no_private_text_was_used(
+def test_report_with_only_a_nonprivate_point_does_not_deny_private_text(
     tracked: Deployment,
 ) -> None:
     settings = sweep_of_private_text(tracked, "nonprivate")
     exact = record("exact", Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT), delta=0.0)
-    (point,) = (one for one in settings.points() if one.baseline)
+    (point,) = (candidate for candidate in settings.points() if candidate.baseline)
     steps = sweep_point_steps(settings, point)
     for task in ("vocabulary", "pretraining", "exposure", "finetuning"):
         trained = {"shape": {"layers": 1, "hidden": 64}, "epsilon_training": None}
         facts = trained if task == "pretraining" else {}
         _done(tracked, task, steps[task], label="operator", releases=[exact], **facts)
     report = sweep_report(settings)
-    contract.run_step(report, tracked, WHO)
+    contract.run_step(report, tracked, CONTEXT)
     for edition in EDITIONS:
         page = (output_folder(tracked, report.output) / edition / "report.html").read_text()
         assert "No private text was used" not in page
         assert "No training with differential privacy of this sweep has finished" in page
 
 
-def test_causal_models_are_compared_by_the_perplexity_of_private_text(
+def test_causal_models_are_compared_by_private_perplexity(
     tracked: Deployment,
 ) -> None:
-    """On private text; of the second setting one training diverged, and has no perplexity."""
+    """On private text, one training of the second setting diverged and has no perplexity."""
     Ledger.open(tracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
     settings = SweepSettings.model_validate(
         SETTINGS.model_dump()
@@ -292,17 +295,17 @@ def test_causal_models_are_compared_by_the_perplexity_of_private_text(
     shape = {"kind": "feed-forward", "layers": 3, "hidden": 64}
     for _, task, spec in sweep_steps(settings):
         if task == "pretraining":
-            found = next(perplexities)
-            metrics = [] if found is None else [
-                MetricRecord(name="perplexity_public", value=found[0], label="dp"),
-                MetricRecord(name="perplexity_private", value=found[1], label="operator"),
+            perplexity = next(perplexities)
+            metrics = [] if perplexity is None else [
+                MetricRecord(name="perplexity_public", value=perplexity[0], label="dp"),
+                MetricRecord(name="perplexity_private", value=perplexity[1], label="operator"),
             ]  # fmt: skip
-            own = {} if spec.mode == "dp" else {"epsilon_training": 0.0, "releases": []}
-            _done(tracked, task, spec, metrics=metrics, shape=shape, **own)
+            extra = {} if spec.mode == "dp" else {"epsilon_training": 0.0, "releases": []}
+            _done(tracked, task, spec, metrics=metrics, shape=shape, **extra)
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, **({} if task == "exposure" else {"releases": []}))
 
-    done = contract.run_step(report, tracked, WHO)
+    done = contract.run_step(report, tracked, CONTEXT)
     assert set(report.results["public training"]) == {"vocabulary", "pretraining", "exposure"}
     assert done.facts["finetuned"] == {} and done.facts["missing"] == []
     folder = output_folder(tracked, report.output)
@@ -320,7 +323,7 @@ def test_causal_models_are_compared_by_the_perplexity_of_private_text(
     assert (low, high) == (round(430.25 - reach), round(430.25 + reach))
     assert [row["Perplexity public text, by token"]["value"] for row in rows] == [314.0, None, 300]
     assert not [column for column in columns if "F1" in column or "MLM" in column]
-    # What was read from private text is in nothing that anyone may see.
+    # No published file contains a figure that was computed from private text.
     files = [*(folder / "report").glob("*.json"), *(folder / "report").glob("*.html")]
     texts = [done.model_dump_json(include={"facts"}), *(file.read_text() for file in files)]
     for secret in ("430.2", ">430<", "610.5", ">610<", "440.2", f"{low:g} – {high:g}"):
@@ -328,14 +331,12 @@ def test_causal_models_are_compared_by_the_perplexity_of_private_text(
     assert "430.2" in kept and "314.0" in shown
     assert {m.name for m in done.metrics} == {"epsilon", "delta", "points"}
     figures = json.loads((folder / "operator_report" / "figures.json").read_text())["models"]
-    own = figures["public training"]["perplexity_private"]
-    assert own == {"value": "610.5", "label": "operator"}
+    extra = figures["public training"]["perplexity_private"]
+    assert extra == {"value": "610.5", "label": "operator"}
 
 
 @pytest.mark.parametrize("seeds", [7, 8])
-def test_the_three_best_of_eight_seeds_are_shown_and_of_fewer_none(
-    tracked: Deployment, seeds: int
-) -> None:
+def test_three_best_seeds_are_shown_from_eight_seeds_on(tracked: Deployment, seeds: int) -> None:
     """Accuracy of pairs, as Jagannatha et al. 2021 report MedNLI."""
     Ledger.open(tracked.ledger).register_made_up("notes")
     settings = SweepSettings.model_validate(
@@ -350,7 +351,7 @@ def test_the_three_best_of_eight_seeds_are_shown_and_of_fewer_none(
             _done(tracked, task, spec, accuracy, score="accuracy", documents=documents)
         elif task in ("vocabulary", "pretraining", "exposure"):
             _done(tracked, task, spec)
-    done = contract.run_step(sweep_report(settings), tracked, WHO)
+    done = contract.run_step(sweep_report(settings), tracked, CONTEXT)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
     (row,) = (dict(zip(columns, row, strict=True)) for row in table["rows"])
@@ -365,10 +366,10 @@ def test_the_three_best_of_eight_seeds_are_shown_and_of_fewer_none(
         assert best is None
 
 
-def test_checkpoints_of_one_training_have_its_epsilon_and_their_own_figures(
+def test_checkpoints_of_one_training_share_its_epsilon(
     tracked: Deployment,
 ) -> None:
-    """Two seeds, after 1 and after 4 epochs: two charges, and every row has the ε of both."""
+    """Two seeds after 1 and 4 epochs: two charges, and every row has the ε of both."""
     Ledger.open(tracked.ledger).register_made_up("notes")
     settings = SweepSettings.model_validate(
         SETTINGS.model_dump()
@@ -386,7 +387,7 @@ def test_checkpoints_of_one_training_have_its_epsilon_and_their_own_figures(
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=512.0 if on_the_way else 128.0)
     report = sweep_report(settings)
-    done = contract.run_step(report, tracked, WHO)
+    done = contract.run_step(report, tracked, CONTEXT)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
     first, last = (dict(zip(columns, row, strict=True)) for row in table["rows"])
@@ -401,11 +402,12 @@ def test_checkpoints_of_one_training_have_its_epsilon_and_their_own_figures(
     (epsilon,) = (m.value for m in done.metrics if m.name == "epsilon")
     assert epsilon == pytest.approx(both)
     accuracies = [row["MLM accuracy public text, %"]["text"] for row in (first, last)]
-    assert accuracies == ["–", "40.0"]  # it was measured on the last model alone
+    assert accuracies == ["–", "40.0"]  # measured for the last model only
     assert any("has the ε of all" in note for note in table["notes"])
     assert any("would give another model" in note for note in table["notes"])
     folder = output_folder(tracked, report.output) / "report"
     drawn = (folder / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=20 step=12 σ=1" in drawn
     assert "models that one training saved before its end" in (folder / "report.html").read_text()
-    assert len(done.facts["models"]) == 2  # a training each: the last models alone are registered
+    # one per training, because only last models are registered
+    assert len(done.facts["models"]) == 2

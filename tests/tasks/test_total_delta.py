@@ -1,4 +1,4 @@
-"""δ of all that is claimed together stays below one in the units: in settings, specs and plans."""
+"""The total δ of a claim stays below one over the units, in settings, specs and plans."""
 
 from __future__ import annotations
 
@@ -29,32 +29,32 @@ LABELS = {
 }  # fmt: skip
 TOO_MUCH: list[dict[str, Any]] = [
     {"vocabulary_delta": 0.01, "declared_units": 50_000},
-    {"vocabulary_delta": 0.9e-4, "delta": 0.9e-4},  # each below 1/6000, not both
+    {"vocabulary_delta": 0.9e-4, "delta": 0.9e-4},  # each below 1/6000, but not both together
     # charged to the same data set
     {**LABELS, "entities_patients": "/p.csv", "delta": 1e-4, "finetune_delta": 1e-4},
 ]
 
 
 @pytest.mark.parametrize("wrong", TOO_MUCH)
-def test_settings_are_refused_before_anything_starts(wrong: dict[str, Any]) -> None:
+def test_settings_with_a_too_large_total_delta_are_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ValidationError, match="publishing one unit whole"):
         JobSettings.model_validate(PRIVATE | wrong)
 
 
-def test_the_defaults_and_their_like_are_admitted() -> None:
+def test_default_deltas_are_accepted() -> None:
     JobSettings.model_validate(PRIVATE | LABELS | {"entities_patients": "/l/patients.csv"})
     SweepSettings.model_validate(PRIVATE)
 
 
-def test_all_points_of_a_sweep_are_released_together() -> None:
+def test_total_delta_counts_all_points_of_a_sweep() -> None:
     twelve = PRIVATE | {"delta": 2e-5}
     JobSettings.model_validate(twelve)
     with pytest.raises(ValidationError, match="12 models"):
         SweepSettings.model_validate(twelve)
-    SweepSettings.model_validate(twelve | {"selection": "random-count"})  # one model leaves
+    SweepSettings.model_validate(twelve | {"selection": "random-count"})  # one model is released
 
 
-def test_what_settings_reckon_is_no_less_than_what_is_charged() -> None:
+def test_settings_never_underestimate_the_charged_delta() -> None:
     settings = JobSettings.model_validate(PRIVATE)
     charged = planned_release(steps_of()["vocabulary"]).delta
     assert charged <= settings.vocabulary_delta <= charged * 1.02
@@ -72,7 +72,7 @@ def of_delta(spec: VocabularySpec, delta: float) -> VocabularySpec:
     return spec.model_copy(update={"config": config})
 
 
-def test_a_hand_made_spec_is_refused_by_the_step_itself() -> None:
+def test_spec_with_a_too_large_delta_is_refused_by_its_step() -> None:
     vocabulary = steps_of()["vocabulary"]
     for delta, relation in ((0.01, "add-or-remove-one"), (1e-4, "replace-one")):
         spec = of_delta(vocabulary, delta).model_copy(update={"relation": relation})
@@ -81,12 +81,13 @@ def test_a_hand_made_spec_is_refused_by_the_step_itself() -> None:
     training = planned_release(steps_of(delta=1e-4)["dp_pretraining"])
     refuse_large_deltas([training], [released("notes", 1e-5)])
     refuse_large_deltas([training], [released("others", 1e-4)])
-    refuse_large_deltas([training], [released("notes", 1e-5)] * 20)  # one entry, many ways
+    # the same entry, listed repeatedly
+    refuse_large_deltas([training], [released("notes", 1e-5)] * 20)
     with pytest.raises(PlanError, match="δ of the data set notes"):
         refuse_large_deltas([training], [released("notes", 1e-4)])
 
 
-def test_a_whole_run_is_refused_before_it_is_registered(deployment: Deployment) -> None:
+def test_run_with_a_too_large_delta_is_not_registered(deployment: Deployment) -> None:
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
     steps = steps_of(delta=1e-4)
     vocabulary = steps["vocabulary"]
@@ -100,7 +101,7 @@ def test_a_whole_run_is_refused_before_it_is_registered(deployment: Deployment) 
     assert not Ledger.open(deployment.ledger).history("notes")
 
 
-def test_a_sweeps_registration_counts_every_point(deployment: Deployment) -> None:
+def test_registration_of_a_sweep_counts_the_delta_of_every_point(deployment: Deployment) -> None:
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
     small = SweepSettings.model_validate(PRIVATE)
     spec = sweep_budget(small)
@@ -114,21 +115,21 @@ def test_a_sweeps_registration_counts_every_point(deployment: Deployment) -> Non
         budget.run(spec, bench_of(deployment))
 
 
-def test_a_statement_makes_no_claim_at_a_delta_of_one_in_the_units() -> None:
+def test_statement_makes_no_claim_at_a_delta_above_one_over_units() -> None:
     for units, private in ((0, True), (900, True), (1100, False)):
         release = Release("notes", PrivacyUnit.PATIENT, EVENT, 1e-3, "1", declared_units=units)
-        said = privacy_statement([release])
-        assert said.data["private"] is private
-        assert ("No claim is made" in said.words) is not private
-        assert ("differentially private**" in said.words) is private
+        statement = privacy_statement([release])
+        assert statement.data["private"] is private
+        assert ("No claim is made" in statement.words) is not private
+        assert ("differentially private**" in statement.words) is private
 
 
-def test_a_calibrated_vocabulary_is_checked_against_its_units() -> None:
+def test_vocabulary_calibration_checks_delta_against_units() -> None:
     with pytest.raises(PlanError, match="1/50000"):
         calibrate(2.0, 1e-3, 16, declared_units=50_000)
 
 
 @pytest.mark.parametrize("delta", [0.0, -1e-6, math.nan, math.inf])
-def test_no_number_is_no_delta(delta: float) -> None:
+def test_invalid_delta_is_refused(delta: float) -> None:
     with pytest.raises(PlanError):
         refuse_large_delta([delta], 100, "δ")

@@ -1,4 +1,4 @@
-"""Tracking by a real MLflow: labels by type, runs made once, nothing lost and nothing doubled."""
+"""Tracking with a real MLflow: labels by type, one run per step, and exactly-once delivery."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from mlflow.entities import Run  # noqa: TID251 - looks at what tracking.py left there
+from mlflow.entities import Run  # noqa: TID251 - reads the runs that tracking wrote
 from mlflow.exceptions import MlflowException  # noqa: TID251
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
@@ -37,7 +37,7 @@ from tasks.tracking.mlflow import (
 )
 from tasks.tracking.tracker import Tracker
 
-pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
+pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.
 
 PRIVATE = Identity("run-1", "dp_bert today", "dp_pretraining", "", "pretrain", "a" * 64, False)
 MADE_UP = replace(PRIVATE, made_up=True)
@@ -46,8 +46,8 @@ OF_A_MODEL = replace(PRIVATE, model="σ=1 · B=2")
 
 def _runs(deployment: Deployment, experiment: str) -> dict[str, Run]:
     client = MlflowClient(deployment.tracking)
-    found = client.get_experiment_by_name(experiment)
-    runs = client.search_runs([found.experiment_id]) if found else []
+    experiment_info = client.get_experiment_by_name(experiment)
+    runs = client.search_runs([experiment_info.experiment_id]) if experiment_info else []
     assert len({r.info.run_name for r in runs}) == len(runs), "a run was made twice"
     return {r.info.run_name: r for r in runs}
 
@@ -67,7 +67,7 @@ def register(tracker: Tracker, *files: Path, **tags: str) -> None:
     tracker.events.append(Model(name="confide-notes", files=kept, description="ε = 1", tags=tags))
 
 
-def test_a_type_decides_who_sees_a_number(tracked: Deployment) -> None:
+def test_label_decides_the_experiment_of_a_metric(tracked: Deployment) -> None:
     tracker = Tracker(tracked, PRIVATE)
     tracker.measure("epsilon", Public(1.5), 3)
     tracker.measure("exposure", Dp(0.9), 3)
@@ -81,14 +81,14 @@ def test_a_type_decides_who_sees_a_number(tracked: Deployment) -> None:
 
 
 @pytest.mark.parametrize("value", [1.0, None])
-def test_a_number_without_a_label_is_refused(untracked: Deployment, value: object) -> None:
+def test_metric_without_a_label_is_refused(untracked: Deployment, value: object) -> None:
     tracker = Tracker(untracked, PRIVATE)
     with pytest.raises(TypeError, match="loss"):
         tracker.measure("loss", value, 1)  # type: ignore[arg-type]
     assert tracker.events.read()[0] == []
 
 
-def test_an_operator_artifact_stays_in_the_restricted_experiment(
+def test_operator_artifact_is_logged_to_the_operator_experiment_only(
     tracked: Deployment, tmp_path: Path
 ) -> None:
     tracker = Tracker(tracked, PRIVATE)
@@ -102,7 +102,7 @@ def test_an_operator_artifact_stays_in_the_restricted_experiment(
         assert [a.path for a in client.list_artifacts(run.info.run_id)] == [name]
 
 
-def test_made_up_data_shares_one_experiment_and_says_so(tracked: Deployment) -> None:
+def test_runs_on_made_up_data_use_one_experiment_and_are_tagged(tracked: Deployment) -> None:
     tracker = Tracker(tracked, MADE_UP)
     tracker.measure("loss", Operator(2.5))
     tracker.end("FINISHED")
@@ -112,17 +112,17 @@ def test_made_up_data_shares_one_experiment_and_says_so(tracked: Deployment) -> 
     assert _runs(tracked, OPERATOR) == {}
 
 
-def test_mlflow_shows_training_and_tells_its_makers_nothing(tracked: Deployment) -> None:
+def test_experiment_has_its_kind_and_telemetry_is_disabled(tracked: Deployment) -> None:
     from mlflow.telemetry.utils import is_telemetry_disabled  # noqa: TID251
 
     Tracker(tracked, MADE_UP).end("FINISHED")
-    found = MlflowClient(tracked.tracking).get_experiment_by_name(PUBLIC)
-    assert found is not None
-    assert found.tags["mlflow.experimentKind"] == "custom_model_development"
+    experiment = MlflowClient(tracked.tracking).get_experiment_by_name(PUBLIC)
+    assert experiment is not None
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
     assert is_telemetry_disabled()
 
 
-def test_models_stand_between_the_run_and_their_steps(tracked: Deployment) -> None:
+def test_model_runs_are_nested_between_run_and_steps(tracked: Deployment) -> None:
     tracker = Tracker(tracked, OF_A_MODEL)
     tracker.events.append(metric("f1", Dp(0.8), target="model"))
     tracker.measure("epsilon", Public(2.0), 7)
@@ -137,7 +137,7 @@ def test_models_stand_between_the_run_and_their_steps(tracked: Deployment) -> No
     assert (parent.info.status, point.info.status) == ("RUNNING", "FINISHED")
 
 
-def test_what_a_model_cost_stands_beside_what_the_operator_alone_may_see(
+def test_operator_run_also_has_epsilon_and_delta(
     tracked: Deployment,
 ) -> None:
     tracker = Tracker(tracked, OF_A_MODEL)
@@ -154,7 +154,7 @@ def test_what_a_model_cost_stands_beside_what_the_operator_alone_may_see(
     assert shown == {"epsilon": 2.0, "delta/labels": 1e-6, "epsilon_training": 1.0}
 
 
-def test_a_retry_continues_its_run(tracked: Deployment) -> None:
+def test_retry_continues_its_mlflow_run(tracked: Deployment) -> None:
     first = Tracker(tracked, PRIVATE)
     first.begin()
     for step in range(5):
@@ -185,10 +185,10 @@ def test_step_after_the_job_leaves_the_job_as_it_ended(tracked: Deployment) -> N
     assert runs[shown_name(PRIVATE, PUBLIC)].info.status == "FINISHED"
 
 
-def test_steps_that_begin_at_once_share_one_parent(tracked: Deployment) -> None:
+def test_concurrent_steps_share_one_parent_run(tracked: Deployment) -> None:
     def work(number: int) -> None:
-        own = replace(PRIVATE, task=f"task {number}", spec_hash=f"{number}" * 64)
-        tracker = Tracker(tracked, own)
+        identity = replace(PRIVATE, task=f"task {number}", spec_hash=f"{number}" * 64)
+        tracker = Tracker(tracked, identity)
         tracker.measure("epsilon", Public(number))
         tracker.end("FINISHED")
 
@@ -201,7 +201,7 @@ def test_steps_that_begin_at_once_share_one_parent(tracked: Deployment) -> None:
     assert sorted(runs) == [shown_name(PRIVATE, PUBLIC), *(f"task {n}" for n in range(4))]
 
 
-def test_what_cannot_be_sent_is_kept_and_sent_later(
+def test_undelivered_events_are_kept_and_sent_later(
     tracked: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     down = replace(tracked, tracking="http://127.0.0.1:9")
@@ -226,7 +226,7 @@ def test_what_cannot_be_sent_is_kept_and_sent_later(
     assert EventLog.all(tracked.events) == []
 
 
-def test_a_later_step_sends_what_an_earlier_one_could_not(tracked: Deployment) -> None:
+def test_later_step_sends_undelivered_events_of_an_earlier_step(tracked: Deployment) -> None:
     earlier = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), PRIVATE)
     earlier.measure("epsilon", Public(1.0), 1)
     earlier.end("FINISHED")
@@ -238,7 +238,7 @@ def test_a_later_step_sends_what_an_earlier_one_could_not(tracked: Deployment) -
     assert EventLog.all(tracked.events) == []
 
 
-def test_one_model_is_one_version_whoever_uses_it(tracked: Deployment, tmp_path: Path) -> None:
+def test_model_used_by_two_runs_is_registered_once(tracked: Deployment, tmp_path: Path) -> None:
     file = tmp_path / "config.json"
     file.write_text("{}")
     for run_key in ("run-1", "run-2"):
@@ -251,7 +251,7 @@ def test_one_model_is_one_version_whoever_uses_it(tracked: Deployment, tmp_path:
     assert version.tags["ledger.0"] == "abc"
 
 
-def test_the_platform_s_own_files_are_no_part_of_a_model(
+def test_result_and_checksums_are_not_registered_with_a_model(
     tracked: Deployment, tmp_path: Path
 ) -> None:
     files = [tmp_path / name for name in ("config.json", "result.json", "checksums.json")]
@@ -265,13 +265,14 @@ def test_the_platform_s_own_files_are_no_part_of_a_model(
     assert [a.path for a in shown] == ["model/config.json"]
 
 
-def test_what_arrived_without_confirmation_is_not_doubled(
+def test_unconfirmed_delivery_is_not_repeated(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = EventLog.of(tracked.events, PRIVATE)
     log.append(*(metric("epsilon", Public(1.0), step) for step in range(20)))
     with monkeypatch.context() as patch:
-        patch.setattr(EventLog, "confirm", _dies)  # everything arrives, then the process is killed
+        # every event is delivered, then the process is killed
+        patch.setattr(EventLog, "confirm", _raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             Delivery(tracked).deliver(log)
     assert len(log.undelivered(PRIVATE)[0]) == 20
@@ -281,19 +282,19 @@ def test_what_arrived_without_confirmation_is_not_doubled(
     assert log.undelivered(PRIVATE)[0] == []
 
 
-def _dies(*_: object) -> None:
+def _raise_interrupt(*_: object) -> None:
     raise KeyboardInterrupt
 
 
-def test_a_run_whose_making_was_not_confirmed_is_found_again(
+def test_run_with_an_unconfirmed_creation_is_reused(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true, asked = MlflowClient.create_run, []
+    original, created = MlflowClient.create_run, []
 
     def unanswered(client: MlflowClient, *arguments: object, **named: object) -> Run:
-        made = true(client, *arguments, **named)  # type: ignore[arg-type]
-        asked.append(made.info.run_id)
-        if len(asked) < 3:
+        made = original(client, *arguments, **named)  # type: ignore[arg-type]
+        created.append(made.info.run_id)
+        if len(created) < 3:
             raise MlflowException("the server was ended before it could answer")
         return made
 
@@ -306,10 +307,10 @@ def test_a_run_whose_making_was_not_confirmed_is_found_again(
     Delivery(tracked).deliver(log)
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     assert _history(tracked, run, "ε") == [(1, 1.0)]
-    assert len(asked) == 2  # the parent and the step: none is asked for twice
+    assert len(created) == 2  # one for the parent and one for the step, without repetition
 
 
-def test_of_runs_made_twice_the_first_stays_and_what_was_written_into(tracked: Deployment) -> None:
+def test_duplicate_runs_are_deleted_unless_they_have_content(tracked: Deployment) -> None:
     log = EventLog.of(tracked.events, PRIVATE)
     log.append(Begun())
     Delivery(tracked).deliver(log)
@@ -332,8 +333,8 @@ def test_of_runs_made_twice_the_first_stays_and_what_was_written_into(tracked: D
     assert client.get_run(first.run_id).data.metrics == {"ε": 1.0}
 
 
-def test_the_result_and_every_run_are_made_from_one_log(tracked: Deployment) -> None:
-    """A retry, also one of another run, goes on in the log; each run is told everything once."""
+def test_result_and_runs_are_written_from_one_log(tracked: Deployment) -> None:
+    """A retry, also in another run, continues the log, and each run receives every event once."""
     again = replace(PRIVATE, run_key="run-2", run_name="another run", task="again")
     for identity, steps in ((PRIVATE, range(3)), (again, range(2, 5))):
         tracker = Tracker(tracked, identity)
@@ -346,8 +347,8 @@ def test_the_result_and_every_run_are_made_from_one_log(tracked: Deployment) -> 
             assert EventLog.all(tracked.events), "a retry goes on from it"
         else:
             numbers = [(m.name, m.label, m.step) for m in tracker.events.metrics()]
-    assert EventLog.all(tracked.events) == []  # every run was told, and the work is over
-    assert numbers == []  # and so is the log: the result was made before
+    assert EventLog.all(tracked.events) == []  # all runs are delivered, and the work is finished
+    assert numbers == []  # the log is deleted with its metrics, after the result was written
     for name, steps in (("dp_pretraining", range(5)), ("again", range(5))):
         public, restricted = (_runs(tracked, e)[name] for e in (PUBLIC, OPERATOR))
         assert _history(tracked, public, "epsilon") == [(s, float(s)) for s in steps]
@@ -356,31 +357,32 @@ def test_the_result_and_every_run_are_made_from_one_log(tracked: Deployment) -> 
     assert _runs(tracked, PUBLIC)["dp_pretraining"].info.status == "FAILED"
 
 
-def test_of_an_attempt_that_measures_again_the_last_number_counts(tmp_path: Path) -> None:
+def test_last_value_of_a_repeated_measurement_counts(tmp_path: Path) -> None:
     log = EventLog.of(tmp_path, PRIVATE)
     log.append(metric("b", Operator(1.0), 1), metric("a", Public(1.0), 2))
     log.append(metric("b", Operator(2.0), 1), metric("a", Dp(3.0), target="model"))
-    log.append(metric("a", Dp(4.0), 9, run=PRIVATE.key("step")))  # told to one run: no new number
+    # delivered to one run only, so it is not a new metric
+    log.append(metric("a", Dp(4.0), 9, run=PRIVATE.key("step")))
     numbers = [(m.name, m.step, m.value, m.label) for m in log.metrics()]
     assert numbers == [("a", 2, 1.0, "public"), ("b", 1, 2.0, "operator")]
 
 
-def test_what_is_said_while_the_log_is_removed_is_not_lost(tmp_path: Path) -> None:
+def test_event_during_the_removal_of_its_log_is_not_lost(tmp_path: Path) -> None:
     log = EventLog.of(tmp_path, PRIVATE)
     log.append(Ended(status="KILLED"))
     log.confirm(PRIVATE, log.undelivered(PRIVATE)[1])
-    again = EventLog.of(tmp_path, PRIVATE)  # the next try, before its first line
+    again = EventLog.of(tmp_path, PRIVATE)  # the next try, before its first event
     log.remove_if_told()
     assert not log.folder.exists()
     again.append(Tag(name="a", value=""))
-    (found,) = EventLog.all(tmp_path)
-    assert found.runs() == [PRIVATE]
+    (successor,) = EventLog.all(tmp_path)
+    assert successor.runs() == [PRIVATE]
     for _ in range(2):
         assert [event.name for event in again.undelivered(PRIVATE)[0]] == ["a"]
-        log.remove_if_told()  # once there is an event, nothing is removed
+        log.remove_if_told()  # a log with an event is not removed
 
 
-def test_infinity_is_a_word_and_not_a_large_number(tracked: Deployment) -> None:
+def test_infinite_metric_is_logged_as_a_tag(tracked: Deployment) -> None:
     tracker = Tracker(tracked, PRIVATE)
     tracker.measure("epsilon", Public(float("inf")))
     tracker.end("FINISHED")
@@ -389,7 +391,7 @@ def test_infinity_is_a_word_and_not_a_large_number(tracked: Deployment) -> None:
     assert run.data.tags["epsilon"] == "inf"
 
 
-def test_tags_by_which_runs_are_found_hold_no_names(tracked: Deployment) -> None:
+def test_key_tag_of_a_run_supports_any_run_key(tracked: Deployment) -> None:
     awkward = replace(PRIVATE, run_key="it's \"quoted\" `so` = '1'")
     Tracker(tracked, awkward).end("FINISHED")
     Tracker(tracked, awkward).end("FINISHED")
@@ -398,7 +400,7 @@ def test_tags_by_which_runs_are_found_hold_no_names(tracked: Deployment) -> None
 
 
 @pytest.mark.parametrize("made_up", [False, True])
-def test_runs_of_a_private_selection_are_in_the_operator_s_experiment_alone(
+def test_runs_of_a_private_selection_are_in_the_operator_experiment_only(
     tracked: Deployment, tmp_path: Path, made_up: bool
 ) -> None:
     tracker = Tracker(tracked, replace(OF_A_MODEL, hides_count=not made_up, made_up=made_up))
@@ -417,34 +419,36 @@ def test_runs_of_a_private_selection_are_in_the_operator_s_experiment_alone(
     assert numbers == {"epsilon": 1.5, "mlm_accuracy_public": 0.5}
 
 
-# --- times: the public experiment must not learn from them how large private data are
+# --- times: the public experiment must not reveal the size of private data
 
 NOON = 1_795_260_000_123
 
 
 @pytest.mark.parametrize("later", [1, 3_000, 3_600_000])
-def test_of_private_data_the_public_experiment_learns_the_day(later: int) -> None:
+def test_times_of_private_runs_are_rounded_to_the_day(later: int) -> None:
     began, ended = (shown_time(t, PRIVATE, PUBLIC) for t in (NOON, NOON + later))
-    assert began == ended  # a step's duration is not there to be read
+    assert began == ended  # the duration of a step is not visible
     assert began % 86_400_000 == 0
     assert 0 <= NOON - began < 86_400_000
 
 
-def test_the_operator_and_made_up_data_have_real_times() -> None:
+def test_operator_and_made_up_runs_have_exact_times() -> None:
     assert shown_time(NOON, PRIVATE, OPERATOR) == NOON
     assert shown_time(NOON, replace(PRIVATE, made_up=True), PUBLIC) == NOON
 
 
-def test_neither_name_nor_key_of_a_run_tells_when_it_began() -> None:
+def test_public_name_and_key_of_a_run_hide_its_start_time() -> None:
     run = replace(PRIVATE, run_key="dp_bert/manual__2026-11-22T13:07:59.385211+00:00",
                   run_name="dp_bert 2026-11-22 13:07:59")  # fmt: skip
     later = replace(run, run_key="dp_bert/manual__2026-11-22T15:00:00+00:00")
     assert shown_name(run, PUBLIC).startswith("dp_bert 2026-11-22 · ")
     for shown in (shown_name(run, PUBLIC), shown_key(run, PUBLIC)):
         assert ":" not in shown
-    assert shown_name(run, PUBLIC) != shown_name(later, PUBLIC)  # still told apart
+    # but the runs remain distinguishable
+    assert shown_name(run, PUBLIC) != shown_name(later, PUBLIC)
     assert shown_key(run, PUBLIC) != shown_key(later, PUBLIC)
-    # Who guesses the moment cannot confirm it: what is shown hangs on a secret of the deployment.
+    # A guessed time cannot be confirmed, because names and keys depend on a secret of the
+    # deployment.
     salted, other = (replace(run, salt=salt * 32) for salt in ("ab", "cd"))
     for shown in (shown_key, lambda i, _: i.key("parent"), lambda i, _: i.key("step")):
         assert len({shown(i, PUBLIC) for i in (run, salted, other)}) == 3

@@ -1,4 +1,4 @@
-"""A run that ends before its first release leaves nothing planned, however it ends."""
+"""A run that ends before its first release withdraws its planned releases."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
 RUN = "cli/dp_bert/now"
-WHO = RunContext(run_key=RUN, run_name="now", task="reserve")
+CONTEXT = RunContext(run_key=RUN, run_name="now", task="reserve")
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def states(ledger: Ledger) -> list[State]:
     return [entry.state for entry in ledger.history("notes")]
 
 
-def test_plan_is_given_back_at_the_end_of_its_run(deployment: Deployment, ledger: Ledger) -> None:
+def test_plan_is_withdrawn_at_the_end_of_its_run(deployment: Deployment, ledger: Ledger) -> None:
     with plans_given_back(deployment, RUN) as given_back:
         ledger.register_plan([reservation()])
         assert given_back == [] and killed_runs(deployment) == frozenset()
@@ -53,7 +53,7 @@ def test_plan_is_given_back_at_the_end_of_its_run(deployment: Deployment, ledger
     assert list((deployment.home / "runs").iterdir()) == []
 
 
-def test_plan_is_given_back_after_an_error(deployment: Deployment, ledger: Ledger) -> None:
+def test_plan_is_withdrawn_after_an_error(deployment: Deployment, ledger: Ledger) -> None:
     with pytest.raises(BadInput), plans_given_back(deployment, RUN):
         ledger.register_plan([reservation()])
         raise BadInput("a column is missing")
@@ -92,7 +92,7 @@ def test_plan_of_a_stopped_or_killed_run_does_not_hold_the_budget(
     words = [sys.executable, "-c", PROGRAM, str(deployment.home), "cli/other"]
     with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None and process.stdout.readline() == "planned\n"
-        with plans_given_back(deployment, RUN):  # next to a live run
+        with plans_given_back(deployment, RUN):  # during another live run
             assert states(ledger) == [State.PLANNED]
         process.send_signal(end)
         assert process.wait(30) == (143 if end is signal.SIGTERM else -signal.SIGKILL)
@@ -104,12 +104,12 @@ def test_plan_of_a_stopped_or_killed_run_does_not_hold_the_budget(
     assert killed_runs(deployment) == frozenset()
 
 
-def test_last_step_of_a_dag_run_gives_its_plan_back(untracked: Deployment, ledger: Ledger) -> None:
+def test_last_step_of_a_dag_run_withdraws_its_plan(untracked: Deployment, ledger: Ledger) -> None:
     spec = GiveBackSpec(made_up=False)
-    for number in (1, 2):  # an earlier run's result does not answer for it
-        who = WHO.model_copy(update={"run_key": f"dp_bert/{number}", "task": "give_back"})
-        ledger.register_plan([reservation(who.run_key)])
-        assert contract.run_step(spec, untracked, who).facts["given_back"] == 1
+    for number in (1, 2):  # the result of an earlier run must not be reused
+        context = CONTEXT.model_copy(update={"run_key": f"dp_bert/{number}", "task": "give_back"})
+        ledger.register_plan([reservation(context.run_key)])
+        assert contract.run_step(spec, untracked, context).facts["given_back"] == 1
         assert states(ledger) == [State.WITHDRAWN] * number
 
 
@@ -154,7 +154,7 @@ def run_until_reserved(settings: JobSettings, deployment: Deployment, **more: An
     """Run the steps of a job up to `reserve`; `more` replaces fields of that step's spec."""
     for task, spec in dp_bert_steps(settings).items():
         changed = spec.model_copy(update=more) if task == "reserve" else spec
-        contract.run_step(changed, deployment, WHO.model_copy(update={"task": task}))
+        contract.run_step(changed, deployment, CONTEXT.model_copy(update={"task": task}))
         if task == "reserve":
             return
 
@@ -191,7 +191,7 @@ LABELS = {
 def test_private_labels_without_an_entity_are_refused_before_the_charge(
     untracked: Deployment, ledger: Ledger, tmp_path: Path, labels: str
 ) -> None:
-    """They are found before DP pre-training, and not after it has spent the budget."""
+    """Such labels are detected before DP pre-training spends the budget."""
     write_notes(tmp_path)
     (tmp_path / "labels.tsv").write_text(LABELS[labels] * 3)
     ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 5.0, 1e-4)

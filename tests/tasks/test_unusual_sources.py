@@ -1,4 +1,4 @@
-"""Sources that are not what they seem: a step says so in one line, exit code 2, and never hangs."""
+"""Steps refuse unusual sources in one line with exit code 2, and never hang."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from tasks.runtime.deployment import Deployment
 from tasks.storage import Store, keyed_digest, read_spec, stage_source
 
 NAME = "doe_john_1961"
-pytestmark = pytest.mark.usefixtures("at_home", "tracked", "not_for_ever")
+pytestmark = pytest.mark.usefixtures("at_home", "tracked", "time_limit")
 
 
 @pytest.fixture
-def not_for_ever() -> Iterator[None]:
-    """A step that waits on a pipe fails its test, and does not stop all others."""
+def time_limit() -> Iterator[None]:
+    """A step that waits on a pipe fails its test instead of blocking the test run."""
 
     def late(*_: object) -> None:
         raise TimeoutError("it waits")
@@ -61,9 +61,9 @@ ENTRIES: dict[str, Callable[[Path], None]] = {
 
 def run(spec: StepSpec, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
     code = spec_examples.run(spec)
-    said = capfd.readouterr()
-    assert NAME not in said.out + said.err
-    lines = (said.out + said.err).splitlines(keepends=True)
+    captured = capfd.readouterr()
+    assert NAME not in captured.out + captured.err
+    lines = (captured.out + captured.err).splitlines(keepends=True)
     return code, "".join(line for line in lines if not line.startswith("tracking is down"))
 
 
@@ -72,43 +72,44 @@ def corpus(deployment: Deployment, path: Path, format: str = "text") -> CorpusSp
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_a_folder_with_something_else_in_it(
+def test_folder_with_an_irregular_entry_is_refused(
     tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str], kind: str
 ) -> None:
     (tmp_path / "in" / "ward").mkdir(parents=True)
     (tmp_path / "in" / "ward" / "note.txt").write_text("zyxsecret")
     ENTRIES[kind](tmp_path / "in" / "ward" / NAME)
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    code, said = run(corpus(deployment, tmp_path / "in"), capfd)
-    assert code == 2, said
-    assert said.count("\n") == 1
-    assert "private_path" in said
-    assert NAME not in said
-    with pytest.raises(BadInput, match="in it") as told:
+    code, output = run(corpus(deployment, tmp_path / "in"), capfd)
+    assert code == 2, output
+    assert output.count("\n") == 1
+    assert "private_path" in output
+    assert NAME not in output
+    with pytest.raises(BadInput, match="in it") as error:
         keyed_digest(tmp_path / "in", b"key")
-    assert NAME not in str(told.value)
+    assert NAME not in str(error.value)
 
 
 @pytest.mark.parametrize(
     "path",
     ["pipe", "/dev/zero", "/dev/null", "x" * 300, "nowhere", "note.txt/deeper", "round"],
 )
-def test_a_path_that_is_no_source(
+def test_irregular_source_path_is_refused(
     tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str], path: str
 ) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "note.txt").write_text("good")
     (tmp_path / "round").symlink_to("round")
     for format in ("text", "jsonl", "noteevents"):
-        code, said = run(corpus(deployment, tmp_path / path, format), capfd)
-        assert (code, said.count("\n")) == (2, 1), said
-    with pytest.raises(BadInput, match="public_model: n"):  # neither …, no such …
+        code, output = run(corpus(deployment, tmp_path / path, format), capfd)
+        assert (code, output.count("\n")) == (2, 1), output
+    # "neither a file nor a folder" or "no such file"
+    with pytest.raises(BadInput, match="public_model: n"):
         stage_source(str(tmp_path / path), tmp_path / "staged", field="public_model")
     with pytest.raises(BadInput):
         keyed_digest(tmp_path / path, b"key")
 
 
-def test_labels_behind_the_same_door(
+def test_label_folder_with_a_pipe_is_refused(
     tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -118,13 +119,13 @@ def test_labels_behind_the_same_door(
         EntitiesSpec, format="pubtator", train_path=str(tmp_path / "in"),
         test_path=str(tmp_path / "in" / "a.txt"), dataset="notes", entities_unit="document",
     )  # fmt: skip
-    code, said = run(spec, capfd)
-    assert (code, said.count("\n")) == (2, 1), said
-    assert "entities_train" in said
-    assert NAME not in said
+    code, output = run(spec, capfd)
+    assert (code, output.count("\n")) == (2, 1), output
+    assert "entities_train" in output
+    assert NAME not in output
 
 
-def test_a_file_that_may_not_be_read(
+def test_unreadable_file_is_refused(
     tmp_path: Path,
     deployment: Deployment,
     capfd: pytest.CaptureFixture[str],
@@ -141,9 +142,9 @@ def test_a_file_that_may_not_be_read(
         return opened(place, *how, **more)
 
     monkeypatch.setattr(os, "open", denied)
-    code, said = run(corpus(deployment, tmp_path / "in", "jsonl"), capfd)
-    assert (code, said.count("\n")) == (2, 1), said
-    assert NAME not in said
+    code, output = run(corpus(deployment, tmp_path / "in", "jsonl"), capfd)
+    assert (code, output.count("\n")) == (2, 1), output
+    assert NAME not in output
 
 
 def test_notes_that_are_not_utf8_are_counted_for_the_operator(
@@ -157,8 +158,8 @@ def test_notes_that_are_not_utf8_are_counted_for_the_operator(
     (tmp_path / "in" / "readme.md").write_text("notes")
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     spec = corpus(deployment, tmp_path / "in")
-    code, said = run(spec, capfd)
-    assert (code, "UTF-8" in said) == (0, False)  # logs are fit for publication
+    code, output = run(spec, capfd)
+    assert (code, "UTF-8" in output) == (0, False)  # logs may be published
     result = read_result(deployment.open_store(), spec.output)
     assert result is not None
     assert omissions_of(result) == (
@@ -168,7 +169,7 @@ def test_notes_that_are_not_utf8_are_counted_for_the_operator(
     )
 
 
-def test_what_is_digested_is_what_is_read(tmp_path: Path) -> None:
+def test_digest_refuses_links_that_readers_refuse(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     (folder / "p").mkdir(parents=True)
     (folder / "p" / "n.txt").write_text("x")
@@ -181,7 +182,7 @@ def test_what_is_digested_is_what_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("uri", ["/a\0b", "/" + "x" * 300, "file:///a%00b"])
-def test_a_spec_at_no_possible_place(uri: str) -> None:
+def test_spec_at_an_invalid_path_is_refused(uri: str) -> None:
     with pytest.raises(BadInput, match="cannot read the spec"):
         read_spec(uri)
 
@@ -190,31 +191,33 @@ def test_a_spec_at_no_possible_place(uri: str) -> None:
     ("path", "reason"),
     [("pipe", "neither a file nor a folder"), ("a\0b", "no such"), ("x" * 300, "no such")],
 )
-def test_a_run_is_told_before_it_registers_anything(tmp_path: Path, path: str, reason: str) -> None:
+def test_missing_source_is_found_before_a_run_registers(
+    tmp_path: Path, path: str, reason: str
+) -> None:
     os.mkfifo(tmp_path / "pipe")
-    found = missing_file(JobSettings(public_model=str(tmp_path / path)))
-    assert found is not None
-    assert found[0] == "public_model"
-    assert found[1].startswith(reason)
+    missing = missing_file(JobSettings(public_model=str(tmp_path / path)))
+    assert missing is not None
+    assert missing[0] == "public_model"
+    assert missing[1].startswith(reason)
 
 
-def test_objects_of_a_bucket_whose_names_are_no_files(tmp_path: Path, bucket: str) -> None:
+def test_bucket_objects_with_impossible_file_names_are_refused(tmp_path: Path, bucket: str) -> None:
     root = f"gs://{bucket}/{tmp_path.name}"
     store = Store(root, tmp_path / "cache")
     store.write(f"{root}/one/{NAME}", b"1")
     store.write(f"{root}/one/{NAME}/note.txt", b"2")
     store.write(f"{root}/two/{'x' * 300}.txt", b"3")
     for folder in ("one", "two"):
-        with pytest.raises(BadInput, match="cannot be a file's") as told:
+        with pytest.raises(BadInput, match="cannot be a file's") as error:
             stage_source(f"{root}/{folder}", tmp_path / "staged", field="private_path")
-        assert NAME not in str(told.value)
-    store._backend.write("three/", b"")  # a console's empty folder
+        assert NAME not in str(error.value)
+    store._backend.write("three/", b"")  # an empty folder created in the cloud console
     store.write(f"{root}/three/note.txt", b"4")
     staged = stage_source(f"{root}/three", tmp_path / "staged", field="private_path")
     assert [f.name for f in staged.iterdir()] == ["note.txt"]
 
 
-def test_a_model_s_config_of_a_hundred_thousand_brackets(tmp_path: Path) -> None:
+def test_deeply_nested_model_config_is_refused(tmp_path: Path) -> None:
     from dp_core.models.hugging_face import CONFIG, load_model
 
     (tmp_path / CONFIG).write_text("[" * 100_000)

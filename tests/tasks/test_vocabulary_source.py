@@ -1,4 +1,4 @@
-"""Where a vocabulary's tokens come from: what is read, what is charged, what is the operator's."""
+"""The sources of a vocabulary: inputs, charges, and the labels of the results."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ FREE = ("public", "checkpoint")
 
 
 class Job:
-    """A job in a deployment of its own, run as far as a test asks."""
+    """A job in a deployment, of which a test runs some tasks."""
 
     def __init__(self, deployment: Deployment, **settings: Any) -> None:
         self.deployment = deployment
@@ -64,10 +64,10 @@ class Job:
         self.steps = dp_bert_steps(self.settings)
 
     def run(self, *tasks: str) -> StepResult:
-        """Run these tasks, in their order; return the last one's result."""
+        """Run these tasks in order; return the last result."""
         for task in tasks:
-            who = RunContext(run_key="sources", run_name="sources", task=task)
-            result = contract.run_step(self.steps[task], self.deployment, who)
+            context = RunContext(run_key="sources", run_name="sources", task=task)
+            result = contract.run_step(self.steps[task], self.deployment, context)
         return result
 
     def folder(self, task: str) -> Path:
@@ -89,7 +89,7 @@ def values(result: StepResult) -> dict[str, tuple[float, str]]:
 
 @pytest.fixture
 def bert(untracked: Deployment, tmp_path: Path) -> Path:
-    """A public model whose vocabulary lies in another order than ours, declared public."""
+    """A public model with another order of tokens, declared public."""
     folder = tmp_path / "bert"
     tokens = ["[PAD]", "[unused1]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "the", "patient"]
     letters = "abcdefghijklmnopqrstuvwxyz0123456789.,:;()%/-"
@@ -101,24 +101,24 @@ def bert(untracked: Deployment, tmp_path: Path) -> Path:
     return folder
 
 
-# --- nothing private is read for public tokens
+# --- public tokens need no private text
 
 
 @pytest.mark.parametrize("source", FREE)
-def test_what_is_public_costs_nothing_and_holds_nothing_private(source: str) -> None:
+def test_public_sources_cost_nothing_and_need_no_private_corpus(source: str) -> None:
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
     spec = dp_bert_steps(job)["vocabulary"]
     assert isinstance(spec, VocabularySpec) and not spec.corpus_uri
     assert needs(spec) == {Need.CLUSTER}
     charged = [c.step for c in budget_of_run(job).charged]
     assert charged == ["pretrain"]
-    job.model_copy(update={"vocabulary_delta": 0.01}).refuse_large_deltas()  # it is not spent
+    job.model_copy(update={"vocabulary_delta": 0.01}).refuse_large_deltas()  # this δ is not spent
 
 
 @pytest.mark.parametrize(
     "source", ["public+private", "private", "checkpoint+private", "nonprivate"]
 )
-def test_what_reads_private_words_is_not_given_files(source: str) -> None:
+def test_vocabulary_steps_with_private_words_read_no_external_files(source: str) -> None:
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
     spec = dp_bert_steps(job)["vocabulary"]
     assert isinstance(spec, VocabularySpec) and spec.corpus_uri
@@ -127,23 +127,23 @@ def test_what_reads_private_words_is_not_given_files(source: str) -> None:
     assert charged == (["vocabulary"] * (source != "nonprivate")) + ["pretrain"]
 
 
-def test_a_public_vocabulary_is_made_without_ledger_seed_or_private_text(
+def test_public_vocabulary_needs_no_ledger_seed_or_private_text(
     untracked: Deployment,
 ) -> None:
     job = Job(untracked, vocabulary_source="public")
-    result = job.run("public_corpus", "vocabulary")  # there is no private corpus
+    result = job.run("public_corpus", "vocabulary")  # without a private corpus
     assert job.charges == []
     assert not untracked.seeds.exists() or not list(untracked.seeds.iterdir())
     assert result.releases == []
     assert values(result)["epsilon"] == (0, "public")
     assert values(result)["delta"] == (0, "public")
     assert "words_released" not in values(result)
-    said = statement_of(result.releases, made_up=False)
-    assert "No private text was used to make it." in said.words
+    statement = statement_of(result.releases, made_up=False)
+    assert "No private text was used to make it." in statement.words
 
 
 @pytest.mark.parametrize(
-    ("source", "given", "said"),
+    ("source", "given", "reason"),
     [
         ("public", {"corpus_uri": "file:///s/corpus/x", "public_corpus_uri": "p"}, "corpus_uri"),
         ("public", {}, "public_corpus_uri"),
@@ -154,19 +154,19 @@ def test_a_public_vocabulary_is_made_without_ledger_seed_or_private_text(
         ("nonprivate", {}, "corpus_uri"),
     ],
 )
-def test_a_spec_by_hand_names_what_its_source_reads_and_nothing_else(
-    source: str, given: dict[str, str], said: str
+def test_vocabulary_spec_must_name_exactly_the_inputs_of_its_source(
+    source: str, given: dict[str, str], reason: str
 ) -> None:
     body = {
         "made_up": False, "dataset": "notes", "seed": 1, "step": "vocabulary",
         "config": {"vocabulary_source": source}, **given,
     }  # fmt: skip
-    with pytest.raises(ValidationError, match=said):
+    with pytest.raises(ValidationError, match=reason):
         spec_from_json(json.dumps(body))
 
 
-def test_sources_that_cannot_be_are_refused_with_the_settings() -> None:
-    for settings, said in (
+def test_impossible_vocabulary_sources_are_refused() -> None:
+    for settings, reason in (
         ({"vocabulary_source": "checkpoint"}, "public_model"),
         (
             {"vocabulary_source": "checkpoint+private", "public_model": "/x", "model_kind": "gpt2"},
@@ -174,24 +174,24 @@ def test_sources_that_cannot_be_are_refused_with_the_settings() -> None:
         ),
         ({"model_kind": "gpt2", "vocabulary_size": 260}, "261"),
     ):
-        with pytest.raises(ValidationError, match=said):
+        with pytest.raises(ValidationError, match=reason):
             JobSettings.model_validate(SMALL | settings)
 
 
-# --- private words are bought where public text lacks them
+# --- private words are released only if public text lacks them
 
 
-def test_no_word_is_bought_that_public_text_keeps_whole(untracked: Deployment) -> None:
+def test_words_that_public_text_keeps_whole_are_not_released(untracked: Deployment) -> None:
     public = Job(untracked, vocabulary_source="public")
     public.run("public_corpus", "vocabulary")
     job = Job(untracked)
     result = job.run("private_corpus", "vocabulary")
     (event,) = job.charges
     assert event == planned_release(job.steps["vocabulary"]).event  # type: ignore[arg-type]
-    # (the step says how many; which, the tokens show)
+    # The step states the number of words; the tokens show the words.
     both, alone = set(job.tokens()), set(public.tokens())
-    bought = {t for t in both - alone if not t.startswith("##")}
-    assert bought
+    released = {t for t in both - alone if not t.startswith("##")}
+    assert released
     assert result.facts["words_released"] > 0
     assert result.facts["words_known"] > 50
     assert values(result)["epsilon"][0] == pytest.approx(50, rel=0.01)
@@ -199,10 +199,10 @@ def test_no_word_is_bought_that_public_text_keeps_whole(untracked: Deployment) -
 
 
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
-def test_released_words_are_tokens_of_the_default_source(
+def test_released_words_become_tokens(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
-    """However many merges of public words would come before them."""
+    """Released words take precedence over merges of public words."""
     given: list[tuple[dict[str, int], list[str]]] = []
     split = subwords.KINDS["wordpiece" if kind == "bert" else "byte-level-bpe"]
 
@@ -221,16 +221,16 @@ def test_released_words_are_tokens_of_the_default_source(
     assert len(first) == 20 and set(first) <= set(job.tokens())
 
 
-def test_other_public_words_are_another_release(untracked: Deployment) -> None:
-    """One private corpus and plan, counted without other words: never under the same noise."""
+def test_changed_public_words_are_charged_as_a_new_release(untracked: Deployment) -> None:
+    """The same private corpus counted without other public words needs another noise seed."""
     job = Job(untracked)
     job.run("private_corpus", "public_corpus", "vocabulary")
     assert len(job.charges) == 1
     (job.folder("vocabulary") / "result.json").unlink()
-    again = job.run("vocabulary")  # repeated as it was: found, not charged
+    again = job.run("vocabulary")  # the repeated step finds the release and is not charged
     assert len(job.charges) == 1
     before = (job.folder("vocabulary") / "vocab.txt").read_text()
-    # The same spec, and its public corpus made anew of other documents.
+    # The spec is unchanged, but its public corpus is written again from other documents.
     other = Job(untracked, synthetic_patients=75)
     other.run("public_corpus")
     (job.folder("vocabulary") / "result.json").unlink()
@@ -243,7 +243,7 @@ def test_other_public_words_are_another_release(untracked: Deployment) -> None:
     assert (job.folder("vocabulary") / "vocab.txt").read_text() != before
 
 
-def test_a_public_corpus_that_was_altered_is_not_counted(untracked: Deployment) -> None:
+def test_altered_public_corpus_is_refused(untracked: Deployment) -> None:
     job = Job(untracked, vocabulary_source="public")
     job.run("public_corpus")
     result = json.loads((job.folder("public_corpus") / "result.json").read_text())
@@ -253,10 +253,10 @@ def test_a_public_corpus_that_was_altered_is_not_counted(untracked: Deployment) 
         job.run("vocabulary")
 
 
-# --- a checkpoint's tokens
+# --- tokens of a checkpoint
 
 
-def test_a_checkpoint_keeps_its_tokens_and_embeddings(untracked: Deployment, bert: Path) -> None:
+def test_checkpoint_keeps_its_tokens_and_embeddings(untracked: Deployment, bert: Path) -> None:
     job = Job(untracked, vocabulary_source="checkpoint+private", public_model=str(bert))
     result = job.run(
         "private_corpus", "public_corpus", "checkpoint", "vocabulary", "canaries",
@@ -277,8 +277,8 @@ def test_a_checkpoint_keeps_its_tokens_and_embeddings(untracked: Deployment, ber
     ours, old = _started(job, bert)
     for token in (*kept, new[0]):
         pieces = wordpiece.of_tokens(theirs).encode(token, add_special_tokens=False)
-        at = [theirs.index(t) for t in ([token] if token in theirs else pieces.tokens)]
-        np.testing.assert_allclose(ours[tokens.index(token)], old[at].mean(0), rtol=1e-6)
+        positions = [theirs.index(t) for t in ([token] if token in theirs else pieces.tokens)]
+        np.testing.assert_allclose(ours[tokens.index(token)], old[positions].mean(0), rtol=1e-6)
 
 
 def _started(job: Job, bert: Path) -> tuple[np.ndarray, np.ndarray]:
@@ -289,19 +289,17 @@ def _started(job: Job, bert: Path) -> tuple[np.ndarray, np.ndarray]:
     return ours.parameters[table], load_model(bert).parameters[table]
 
 
-def test_a_checkpoint_alone_is_free(untracked: Deployment, bert: Path) -> None:
+def test_checkpoint_source_costs_nothing(untracked: Deployment, bert: Path) -> None:
     job = Job(untracked, vocabulary_source="checkpoint", public_model=str(bert))
     result = job.run("checkpoint", "vocabulary")
     assert job.charges == [] and result.releases == []
     assert len(job.tokens()) == len((bert / "vocab.txt").read_text().split())
 
 
-def test_a_checkpoint_without_an_update_is_compared_with_as_it_is(
-    untracked: Deployment, bert: Path
-) -> None:
-    """Rows of private text measure it for the operator: it has learned nothing of them."""
-    told = {"sweep_points": "noise_multiplier=1", "sweep_checkpoints": str(bert)}
-    sweep = SweepSettings.model_validate(SMALL | told)
+def test_checkpoint_baseline_is_evaluated_unchanged(untracked: Deployment, bert: Path) -> None:
+    """The operator's scores on private rows do not make the model private."""
+    changes = {"sweep_points": "noise_multiplier=1", "sweep_checkpoints": str(bert)}
+    sweep = SweepSettings.model_validate(SMALL | changes)
     (point,) = (point for point in sweep.points() if point.baseline)
     job = Job(untracked)
     job.steps = dict(sweep_point_steps(sweep, point))
@@ -314,10 +312,10 @@ def test_a_checkpoint_without_an_update_is_compared_with_as_it_is(
     assert values(result)["exposure"][1] == "dp"
     ours, theirs = load_model(job.folder("pretraining")), load_model(bert)
     given = (bert / "vocab.txt").read_text().split()
-    at = [given.index(token) for token in job.tokens()]
+    positions = [given.index(token) for token in job.tokens()]
     assert ours.parameters.keys() == theirs.parameters.keys()
     for name, weights in theirs.parameters.items():
-        ordered = weights[at] if weights.shape[0] == len(given) else weights
+        ordered = weights[positions] if weights.shape[0] == len(given) else weights
         np.testing.assert_array_equal(ours.parameters[name], ordered)
 
 
@@ -334,8 +332,8 @@ def test_cased_and_undeclared_checkpoints_are_refused(untracked: Deployment, ber
 # --- exact counts, for the operator
 
 
-def test_behind_exact_counts_everything_is_the_operators(untracked: Deployment) -> None:
-    """Also a DP training, which is charged for what it spends: its model has no finite ε."""
+def test_all_results_after_exact_counts_are_for_the_operator(untracked: Deployment) -> None:
+    """Even a charged DP training yields a model without finite ε."""
     job = Job(untracked, vocabulary_source="nonprivate", model_kind="gpt2")
     spec = job.steps["vocabulary"]
     done = {task: job.run(task) for task in job.steps}
@@ -343,7 +341,7 @@ def test_behind_exact_counts_everything_is_the_operators(untracked: Deployment) 
     assert [r.epsilon for r in first.releases] == [float("inf")]
     plain = subwords.vocabulary_digest(subwords.load(job.folder("vocabulary")))
     assert first.facts["words_released"] == 0
-    assert first.facts["digest"] != plain  # keyed: who guesses the words cannot confirm it
+    assert first.facts["digest"] != plain  # a keyed digest does not confirm guessed words
     first_tasks = ("budget", "private_corpus", "public_corpus", "reserve")
     after = [t for t in done if t not in first_tasks]
     assert {"canaries", "public_store", "public_pretraining", "dp_pretraining"} < set(after)
@@ -352,8 +350,10 @@ def test_behind_exact_counts_everything_is_the_operators(untracked: Deployment) 
         assert {m.label for m in result.metrics} == {"operator"}, task
         assert {label for _, label, _ in result.facts["artifacts"]} <= {"operator"}, task
         assert result.facts["model"] == "", task
-        said = statement_of(result.releases, made_up=False)  # of the report's inputs, too
-        assert any("Not private" in p for p in said.words), task
+        statement = statement_of(
+            result.releases, made_up=False
+        )  # also for the inputs of the report
+        assert any("Not private" in p for p in statement.words), task
     assert len(done["dp_pretraining"].releases) == 2
     assert isinstance(spec, VocabularySpec) and needs(spec) == {Need.CHARGING, Need.CLUSTER}
     assert sorted(e.is_unaccounted for e in job.charges) == [False, True]
@@ -362,7 +362,7 @@ def test_behind_exact_counts_everything_is_the_operators(untracked: Deployment) 
 # --- byte-level BPE
 
 
-def test_gpt2_gets_byte_level_tokens_of_its_own_words(untracked: Deployment) -> None:
+def test_gpt2_vocabulary_has_byte_level_tokens(untracked: Deployment) -> None:
     job = Job(untracked, model_kind="gpt2")
     result = job.run(
         "private_corpus", "public_corpus", "vocabulary", "canaries", "private_store", "public_store"
@@ -375,8 +375,8 @@ def test_gpt2_gets_byte_level_tokens_of_its_own_words(untracked: Deployment) -> 
     assert len(job.tokens()) <= 400
 
 
-def test_a_gpt2_keeps_its_own_merges(untracked: Deployment, tmp_path: Path) -> None:
-    """As OpenAI's folder has them: one marker, no special tokens of ours, text with its case."""
+def test_gpt2_checkpoint_keeps_its_merges(untracked: Deployment, tmp_path: Path) -> None:
+    """The folder is as OpenAI publishes it: one special token, and text with case."""
     words = {"Fever": 9, " is": 8, " common": 7, " Pain": 6}
     learned = byte_level.learn(words, 290, ())
     ours = read_vocabulary(_saved(learned, tmp_path / "ours"))
@@ -404,7 +404,7 @@ def test_a_gpt2_keeps_its_own_merges(untracked: Deployment, tmp_path: Path) -> N
     )
     start = load_with_vocabulary(folder, job.tokens(), 1).parameters["embeddings/word"]
     np.testing.assert_array_equal(start[5:], model.parameters["embeddings/word"])
-    # Both markers of ours begin as its only one.
+    # The begin and end tokens are both initialised from the single special token.
     np.testing.assert_array_equal(start[2], start[3])
     np.testing.assert_array_equal(start[2], model.parameters["embeddings/word"][-1])
     masked = Job(untracked, vocabulary_source="checkpoint", public_model=str(folder))

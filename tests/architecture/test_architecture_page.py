@@ -1,4 +1,4 @@
-"""docs/architecture.md shows the rooms and the imports that are there."""
+"""The diagram and the table in docs/architecture.md match the packages and their imports."""
 
 import sys
 from pathlib import Path
@@ -8,14 +8,14 @@ sys.path.insert(0, str(CHECKOUT / "scripts"))
 import architecture  # noqa: E402
 
 
-def test_the_picture_shows_the_measured_imports():
+def test_diagram_shows_the_imports_of_the_code():
     page = architecture.PAGE.read_text()
     now = architecture.mermaid(architecture.reduced(architecture.measured()))
     assert architecture.drawn_into(page, now) == page, "imports changed: `make picture`"
     assert now in page
 
 
-def test_what_is_left_out_is_implied():
+def test_reduced_arrows_reach_the_same_packages():
     arrows = {("a", "b"), ("b", "c"), ("a", "c"), ("c", "b"), ("a", "d")}
     left = architecture.reduced(arrows)
     assert left == {("a", "c"), ("b", "c"), ("c", "b"), ("a", "d")}
@@ -23,7 +23,7 @@ def test_what_is_left_out_is_implied():
         assert architecture.reached(left, room) == architecture.reached(arrows, room)
 
 
-def test_every_room_stands_in_the_table():
+def test_table_lists_every_package():
     page = architecture.PAGE.read_text()
     packages = {
         f"{file.parent.parent.name}.{file.parent.name}"

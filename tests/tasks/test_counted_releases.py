@@ -1,4 +1,4 @@
-"""Whose releases a page counts, whatever a job leaves out or a spec by hand calls its parts."""
+"""The releases that a report counts, for incomplete jobs and for specs written by hand."""
 
 from __future__ import annotations
 
@@ -40,8 +40,8 @@ def ids(releases: Sequence[ReleaseRecord]) -> list[str]:
     return [release.ledger_id for release in releases]
 
 
-def test_phrases_that_no_private_training_begins_with_are_in_the_jobs_total() -> None:
-    """With private_start=fresh the page shows a model of phrases beside one without them."""
+def test_released_phrases_count_in_the_total_without_a_training_that_uses_them() -> None:
+    """With private_start=fresh, the report shows a model of phrases and a model without phrases."""
     job = {
         "public_pretraining": output(WORDS),
         "phrases_pretraining": output(WORDS, PHRASES),
@@ -52,40 +52,40 @@ def test_phrases_that_no_private_training_begins_with_are_in_the_jobs_total() ->
     assert ids(results.released_by_job(job)) == ["words", "phrases", "trained"]
 
 
-def test_what_a_baseline_shows_to_anyone_is_counted_whatever_it_began_with() -> None:
-    """A spec by hand puts a released fine-tuning behind a training without privacy."""
+def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> None:
+    """A spec written by hand runs a private fine-tuning after a training without privacy."""
     point = SweepPoint(noise_multiplier=0, batch_size=0, epochs=1, baseline="nonprivate-training")
-    found = {
+    outputs = {
         "vocabulary": output(WORDS),
         "pretraining": output(WORDS, USED),
         "finetuning": output(WORDS, OTHER),
     }
-    uris = {task: task for task in found}
+    uris = {task: task for task in outputs}
     spec = SweepReportSpec(
         made_up=False, title="dp_sweep", points={"p": point}, results={"p": uris}, readers={},
         settings={},
     )  # fmt: skip
-    assert ids(sweep_results.released_by_sweep(spec, {"p": found})) == ["words", "other"]
+    assert ids(sweep_results.released_by_sweep(spec, {"p": outputs})) == ["words", "other"]
 
-    class Told(StepContext):
+    class Context(StepContext):
         def __init__(self) -> None:
             self.releases: list[ReleaseRecord] = []
 
         def beside(self, uri: str) -> Input:
-            return found[uri]
+            return outputs[uri]
 
-    context = Told()
-    assert sweep_report._opened(spec, context, "p") == found
+    context = Context()
+    assert sweep_report._opened(spec, context, "p") == outputs
     assert ids(context.releases) == ["words", "other"]
 
 
 @pytest.mark.parametrize(
     ("release", "label"), [(WORDS, Label.DP), (EXACT, Label.OPERATOR)], ids=["released", "exact"]
 )
-def test_how_large_a_model_is_tells_how_many_tokens_there_are(
+def test_parameter_counts_are_labelled_like_the_vocabulary_they_depend_on(
     release: ReleaseRecord, label: Label
 ) -> None:
-    """Of exact counts that fill no table, the number of parameters is a private count."""
+    """With exact counts, the number of parameters reveals the private size of the vocabulary."""
     plan = {
         "schedule": [{"steps": 1, "expected_batch": 8}], "declared_units": 40,
         "sampling": {"kind": "poisson"}, "strategy": {"coefficients": [1]},
@@ -98,10 +98,10 @@ def test_how_large_a_model_is_tells_how_many_tokens_there_are(
 
 
 class PanicException(BaseException):
-    """What a library in Rust raises: no `Exception`."""
+    """A panic of a library in Rust, which is not an `Exception`."""
 
 
-def test_the_words_of_a_panic_are_not_said(
+def test_message_of_a_panic_is_not_printed(
     deployment: Deployment,
     no_mlflow: None,
     monkeypatch: pytest.MonkeyPatch,
@@ -118,6 +118,6 @@ def test_the_words_of_a_panic_are_not_said(
         {"made_up": False, "seed": 1, "vocabulary_uri": "v"} | {"config": {}}
     )
     code = contract.main("canaries", encode_data(spec.model_dump_json().encode()))
-    said = "".join(capfd.readouterr())
-    assert code == 1 and "PanicException at tests/tasks/test_across_rooms.py" in said
-    assert "Quendoline" not in said
+    output = "".join(capfd.readouterr())
+    assert code == 1 and "PanicException at tests/tasks/test_counted_releases.py" in output
+    assert "Quendoline" not in output
