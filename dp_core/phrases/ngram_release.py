@@ -32,7 +32,7 @@ from dp_core.vocabulary.gathered_sets import GatheredSets
 from dp_core.vocabulary.item_sets import ItemSets, bounded_sets
 
 if TYPE_CHECKING:
-    from dp_core.phrases.calibration import PhrasePlan
+    from dp_core.phrases.phrase_calibration import PhrasePlan
     from dp_core.privacy.seed_store import PrivacySeed
 
 Ints = NDArray[np.int64]

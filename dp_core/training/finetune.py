@@ -28,7 +28,7 @@ from dp_core.training.objectives import Objective
 from dp_core.training.tagging import padded
 
 
-class Row(Protocol):
+class LabelledRow(Protocol):
     """A row of token ids that was cut from a labelled text."""
 
     @property
@@ -41,7 +41,7 @@ class Row(Protocol):
 
 
 Item = TypeVar("Item", contravariant=True)
-AnyRow = TypeVar("AnyRow", bound=Row)
+AnyRow = TypeVar("AnyRow", bound=LabelledRow)
 
 
 class Head(Protocol[Item, AnyRow]):

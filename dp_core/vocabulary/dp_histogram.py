@@ -17,7 +17,7 @@ from dp_core.privacy.discrete_gaussian import discrete_gaussian
 
 if TYPE_CHECKING:
     from dp_core.privacy.seed_store import PrivacySeed
-    from dp_core.vocabulary.calibration import HistogramPlan
+    from dp_core.vocabulary.vocabulary_calibration import HistogramPlan
 
 
 def release(

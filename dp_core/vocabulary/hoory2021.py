@@ -20,7 +20,12 @@ from scipy.special import erfcinv, ndtr, ndtri
 from dp_core.privacy.accounting import epsilon_paper_conversion, epsilon_pld, epsilon_rdp
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
-from dp_core.vocabulary.calibration import HistogramPlan, calibrate, check_target, delta_of
+from dp_core.vocabulary.vocabulary_calibration import (
+    HistogramPlan,
+    calibrate,
+    check_target,
+    delta_of,
+)
 
 
 @dataclass(frozen=True)

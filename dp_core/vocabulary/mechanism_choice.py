@@ -21,7 +21,6 @@ from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.discrete_gaussian import lattice_deviation
 from dp_core.privacy.mechanisms import NoisedWeights, PrivacyUnit
-from dp_core.vocabulary.calibration import calibrate, check_target
 from dp_core.vocabulary.hoory2021 import paper_parameters
 from dp_core.vocabulary.partition_selection import (
     Counted,
@@ -32,6 +31,7 @@ from dp_core.vocabulary.partition_selection import (
     Policy,
     Weighted,
 )
+from dp_core.vocabulary.vocabulary_calibration import calibrate, check_target
 
 _COUNTING = 0.05  # share of μ² for the estimate of counts
 _WITHIN = 1 - 1e-5  # share of δ that is spent; the rest is more than the accounting rounds up

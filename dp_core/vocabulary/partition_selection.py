@@ -33,10 +33,10 @@ from dp_core.privacy.mechanisms import (
     PrivacyUnit,
     ThresholdedHistogram,
 )
-from dp_core.vocabulary.calibration import HistogramPlan, refuse_unearned
 from dp_core.vocabulary.dp_histogram import release as release_counts
 from dp_core.vocabulary.gathered_sets import GatheredSets
 from dp_core.vocabulary.item_sets import ItemSets, UnitSets
+from dp_core.vocabulary.vocabulary_calibration import HistogramPlan, refuse_unearned
 
 if TYPE_CHECKING:
     from dp_core.privacy.seed_store import PrivacySeed

@@ -15,8 +15,8 @@ from scipy.stats import binom
 
 from dp_core.data.privacy_units import Unit, in_blocks
 from dp_core.errors import BadInput
-from dp_core.phrases.calibration import PhrasePlan, calibrate
 from dp_core.phrases.ngram_release import Candidates, PhraseSets, release_phrases
+from dp_core.phrases.phrase_calibration import PhrasePlan, calibrate
 from dp_core.privacy.mechanisms import NoisedWeights, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.gathered_sets import GatheredSets

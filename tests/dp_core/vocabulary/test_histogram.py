@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.calibration import HistogramPlan
 from dp_core.vocabulary.dp_histogram import release as release_numbers
+from dp_core.vocabulary.vocabulary_calibration import HistogramPlan
 
 SEED = PrivacySeed.fixed(7)
 

@@ -4,8 +4,13 @@ import pytest
 
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
-from dp_core.vocabulary.calibration import HistogramPlan, calibrate, delta_of, smallest_threshold
 from dp_core.vocabulary.hoory2021 import continuous_delta, paper_parameters
+from dp_core.vocabulary.vocabulary_calibration import (
+    HistogramPlan,
+    calibrate,
+    delta_of,
+    smallest_threshold,
+)
 
 EPSILON, DELTA, N = 0.5178, 1e-9, 256  # the paper's
 
