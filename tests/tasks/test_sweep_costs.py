@@ -491,7 +491,7 @@ def test_every_point_of_a_sweep_too_large_for_one_run_is_on_one_page_and_in_the_
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sweep_points": "patience=1"}, "sweep_points: patience is none of noise_multiplier"),
-    ({"sweep_points": "epochs=1,epochs=2"}, "sweep_points: epochs stands twice"),
+    ({"sweep_points": "epochs=1,epochs=2"}, "sweep_points: epochs occurs twice"),
     ({"sweep_points": "epochs=many"}, "sweep_points: epochs: Input should be a valid number"),
     ({"sweep_points": "epochs=1;epochs=0"}, "sweep_points: 0 should be greater than 0"),
     ({"sweep_finetune_epochs": "0"}, "sweep_finetune_epochs: 0 should be greater"),
