@@ -1,4 +1,4 @@
-"""The errors that people see: one line each, never with private text in it."""
+"""Errors that users see: one line each, without private text."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ class ConfideError(Exception):
     """Root of the errors that Confide raises on purpose.
 
     Args:
-        what: what went wrong, in one clause.
-        where: the field, file (never its content) or step it concerns.
-        fix: what the reader can do about it.
+        what: the problem, in one clause.
+        where: the field, file (never its content) or step that it concerns.
+        fix: remedy for the reader.
     """
 
     exit_code = 1
@@ -39,56 +39,56 @@ class ConfideError(Exception):
         super().__init__(f"{line}. {fix}" if fix else line)
 
     def __reduce__(self) -> tuple[Callable[..., ConfideError], tuple[str]]:
-        """Keep what, where and fix apart on the way from a worker process."""
+        """Pickle what, where and fix separately, for errors of worker processes."""
         return partial(type(self), where=self.where, fix=self.fix), (self.what,)
 
 
 class BadInput(ConfideError):
-    """The input, spec or setting is wrong; trying again cannot help."""
+    """The input, spec or setting is wrong; retrying cannot help."""
 
     exit_code = 2
 
 
 class PrivateTextRefusal(BadInput):
-    """The source text is refused for its content: an answer without noise if the text is private.
+    """The content of a source text is refused: an answer without noise if the text is private.
 
-    No ε covers such an answer. docs/privacy.md lists every place that gives one, and a test holds
-    the list to the code.
+    No ε covers such an answer. docs/privacy.md lists every place that gives one, and a test
+    compares the list with the code.
     """
 
 
 class PlanError(BadInput):
-    """A privacy plan that would claim more than the mechanism gives."""
+    """A privacy plan that claims more than its mechanism provides."""
 
 
 class BudgetExceeded(ConfideError):
-    """A reservation that would pass the data set's privacy budget."""
+    """A reservation that would exceed the data set's privacy budget."""
 
     exit_code = 3
 
 
 class Contradicted(ConfideError):
-    """An audit refutes what a model claims: its guarantee does not hold, trying again or not."""
+    """An audit refutes the privacy claim of a model; retrying does not change that."""
 
     exit_code = 4
 
 
 class Unfinished(ConfideError):
-    """The work stopped in good order before its end; run again, it goes on: no failure.
+    """The work stopped in good order before its end, which is not a failure; a retry continues it.
 
-    The exit code is `EX_TEMPFAIL` of sysexits.h: try again.
+    The exit code is `EX_TEMPFAIL` of sysexits.h.
     """
 
     exit_code = 75
 
 
 def kind_and_place(error: BaseException) -> str:
-    """Return an unexpected error's kind and the place in our code, never its message.
+    """Return an unexpected error's kind and its place in our code, never its message.
 
-    A library's message may quote what it read, and what it read may be private.
+    A library's message may quote its input, which may be private.
     """
     place = ""
-    for frame, line in traceback.walk_tb(error.__traceback__):  # which reads no source file
+    for frame, line in traceback.walk_tb(error.__traceback__):  # does not read source files
         file = Path(frame.f_code.co_filename)
         if file.is_relative_to(_CODE) and "site-packages" not in file.parts:
             place = f" at {file.relative_to(_CODE)}:{line}"
@@ -98,7 +98,7 @@ def kind_and_place(error: BaseException) -> str:
 
 
 def is_full_disk(error: OSError) -> bool:
-    """Return whether a disk had no room left; the same command may succeed later."""
+    """Return whether a disk was full; the same command may succeed later."""
     return error.errno in (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -122,10 +122,10 @@ def fault_line(error: BaseException) -> str:
 
 
 def without_password(url: str) -> str:
-    """Return a URL without user, password and options; only its scheme, where it is unclear."""
-    found = _URL.fullmatch(url)
-    if found:
-        return found["scheme"] + found["place"]
+    """Return a URL without user, password and options, or only its scheme if it is ambiguous."""
+    match = _URL.fullmatch(url)
+    if match:
+        return match["scheme"] + match["place"]
     scheme, colon, _ = url.partition("://")
     if colon and scheme.replace("+", "").isalnum():
         return f"{scheme}://…"

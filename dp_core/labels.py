@@ -1,7 +1,7 @@
-"""Who may see a number: the label every value carries from where it arises to where it is shown.
+"""Labels that state who may see a number; every value carries its label until it is shown.
 
 `Dp`: a function of released (noised) outputs, public data and settings.
-`Public`: settings, and results on public data alone.
+`Public`: settings, and results on public data only.
 `Operator`: computed from private data without noise; never leaves the restricted experiment.
 """
 

@@ -35,7 +35,7 @@ _MEMBER = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "confide cluster me
 
 
 def make_secrets(folder: Path) -> None:
-    """Write a new cluster's three files, for their owner alone; files that exist stay."""
+    """Write the three files of a new cluster, readable only by their owner; existing files stay."""
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     if not (folder / TOKEN).exists():
         _write(folder / TOKEN, secrets.token_hex(32).encode())
@@ -77,8 +77,8 @@ def member_environment(secrets_folder: Path, folder: Path, *addresses: str) -> d
 
     Args:
         secrets_folder: see `make_secrets`.
-        folder: where the certificate and its key go.
-        addresses: and names of this machine, as the other members see it.
+        folder: receives the certificate and its key.
+        addresses: addresses and names of this machine, as the other members see it.
     """
     authority = x509.load_pem_x509_certificate((secrets_folder / AUTHORITY).read_bytes())
     signer = serialization.load_pem_private_key((secrets_folder / AUTHORITY_KEY).read_bytes(), None)
@@ -107,8 +107,8 @@ def address_towards(host: str) -> str:
     """Return the address by which a host sees this machine; no packet is sent.
 
     Args:
-        host: a name or address. If no route leads there, the result is the address of this
-            machine's own name.
+        host: a name or address. Without a route to it, the result is the address of this machine's
+            host name.
 
     Raises:
         OSError: neither name is known.

@@ -13,24 +13,25 @@ T = TypeVar("T")
 R = TypeVar("R")
 
 WHERE = "cluster"
-HostFunction = Callable[[Any, Any], Any]  # (shared by all hosts, of this host) -> the host's value
+HostFunction = Callable[[Any, Any], Any]  # (argument of all hosts, of this host) -> host's value
 
 
 class ShardMap(Protocol):
     """Maps a function over shards."""
 
     def map(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
-        """Yield the function's value of every shard, in their order.
+        """Yield the function's value of every shard, in the order of the shards.
 
-        Few results are held at a time, whatever their number.
+        Only a few results are held at a time.
 
         Args:
-            function: of one shard; a function of a module or an instance of a module's class, so
-                that another process can import it. It depends on its argument alone.
+            function: function of one shard. It is a function of a module, or an instance of a
+                module's class, so that another process can import it. Its value depends only on
+                its argument.
             shards: the arguments.
 
         Raises:
-            BadInput: as the function raised it; of several, the error of the first shard.
+            BadInput: the function raised it; of several errors, the error of the first shard.
             ConfideError: a worker was lost, and the shard could not be computed again.
         """
 
@@ -48,12 +49,12 @@ class Hosts(Protocol):
     def call(self, shared: Any, arguments: Sequence[Any]) -> Iterator[Any]:
         """Yield the value of every host's function, in the order of hosts.
 
-        A function depends on its arguments alone: a host that was lost computes them again.
+        A function depends only on its arguments, so a lost host can compute them again.
 
         Args:
-            shared: first argument of all, sent to each machine once.
+            shared: first argument of every host, sent to each machine once.
             arguments: second argument of each host.
 
         Raises:
-            ConfideError: as a host raised it, or a host was lost too often.
+            ConfideError: a host raised it, or a host was lost too often.
         """

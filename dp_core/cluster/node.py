@@ -1,4 +1,4 @@
-"""A machine of a Ray cluster: a process that starts Ray's own processes, and ends with them.
+"""A machine of a Ray cluster: a process that starts Ray's processes and ends with them.
 
     python -m dp_core.cluster.node head PORT FOLDER SECRETS
     python -m dp_core.cluster.node worker HOST:PORT FOLDER SECRETS
@@ -8,10 +8,10 @@
     python -m dp_core.cluster.node certificate FOLDER SECRETS ADDRESS...
 
 `head` and `worker` are the containers of a cluster. `step` joins a step's machine to a cluster: a
-driver needs a node of the cluster on its machine, on which no task may run. `local` is a cluster of
-this machine alone. The last two print the cluster's address when they are ready, and end when their
-standard input ends, as it does however the step ends. `secrets` makes a cluster's secrets, and
-`certificate` a member's certificate if another program starts Ray there (KubeRay).
+driver needs a node of the cluster on its machine, on which no task may run. `local` is a cluster
+that consists of this machine. Both print the cluster's address when they are ready, and end when
+their standard input ends, which happens even if the step crashes. `secrets` makes a cluster's
+secrets, and `certificate` a member's certificate if another program starts Ray there (KubeRay).
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from pathlib import Path
 from dp_core.cluster.certificates import address_towards, make_secrets, member_environment
 
 QUIET = {
-    "RAY_USAGE_STATS_ENABLED": "0",  # Ray would report to its makers
+    "RAY_USAGE_STATS_ENABLED": "0",  # Ray would send usage statistics to its makers
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a call without a connection would start an open cluster
     "RAY_DEDUP_LOGS": "0",
-    "RAY_task_oom_retries": "3",  # by default a task that lacks memory is tried without end
+    "RAY_task_oom_retries": "3",  # by default a task that lacks memory is retried without limit
 }
-_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - of Linux, for all processes
-_OBJECTS = 0.6  # of the shared memory that is free
+_SHARED_MEMORY = "/dev/shm"  # noqa: S108 - Linux's shared memory of all processes
+_OBJECTS = 0.6  # share of the free shared memory
 _LEAST_OBJECTS = 80_000_000  # bytes; Ray refuses less
 _PARENT_DEATH = 1  # PR_SET_PDEATHSIG of <sys/prctl.h>
 
@@ -50,28 +50,30 @@ def main(words: list[str]) -> int:
         case ["certificate", folder, secrets, *addresses]:
             member_environment(Path(secrets), Path(folder), *addresses)
             return 0
-        case [("head" | "worker" | "step" | "local") as kind, what, folder, secrets]:
+        case [("head" | "worker" | "step" | "local") as kind, target, folder, secrets]:
             pass
         case _:
             sys.exit(__doc__)
     Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-    host = what.rpartition(":")[0] if ":" in what else "192.0.2.1"  # any address: nothing is sent
+    host = (
+        target.rpartition(":")[0] if ":" in target else "192.0.2.1"
+    )  # any address: nothing is sent
     address = address_towards(host)
     os.environ |= QUIET | member_environment(Path(secrets), Path(folder), address)
     if kind == "local":
-        return _local(int(what), folder, address)
+        return _local(int(target), folder, address)
     common = ["start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"]
     common += [f"--object-store-memory={_object_memory()}"]
     if kind == "head":
-        options = ["--head", f"--port={what}", "--num-cpus=0", "--include-dashboard=false"]
+        options = ["--head", f"--port={target}", "--num-cpus=0", "--include-dashboard=false"]
         return _run([*common, *options])
     if kind == "worker":
-        return _run([*common, f"--address={what}"])
-    return _run([*common, f"--address={what}", "--num-cpus=0"], step_of=what)
+        return _run([*common, f"--address={target}"])
+    return _run([*common, f"--address={target}", "--num-cpus=0"], step_of=target)
 
 
 def _local(cpus: int, folder: str, address: str) -> int:
-    """Start a cluster of this machine alone; print its address; wait for the end of the input."""
+    """Start a cluster of this machine, print its address, and wait for the end of the input."""
     import ray
 
     ray.init(
@@ -91,15 +93,15 @@ def _local(cpus: int, folder: str, address: str) -> int:
 
 
 def _object_memory() -> int:
-    """Return the bytes for objects: without this bound, a small /dev/shm puts them on the disk."""
+    """Return the bytes for objects. Without this bound, a small /dev/shm moves them to the disk."""
     return max(_LEAST_OBJECTS, int(_OBJECTS * shutil.disk_usage(_SHARED_MEMORY).free))
 
 
 def _run(words: list[str], *, step_of: str = "") -> int:
-    """Run Ray's own command, which ends with this process; return its exit code.
+    """Run Ray's command as a child that ends with this process; return its exit code.
 
     Args:
-        words: of the command.
+        words: arguments of the command.
         step_of: address of the cluster that this machine joins for a step.
     """
     with subprocess.Popen(  # noqa: S603

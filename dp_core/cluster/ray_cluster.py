@@ -1,14 +1,14 @@
 """Ray: shards as tasks and hosts of a training as actors, on other machines or on this one.
 
-The step is Ray's driver. It alone holds seeds, ledger and plan; workers receive functions of shards
-and the weights of an update, and return counts and clipped sums without noise.
+The step is Ray's driver. Only the step holds seeds, ledger and plan. Workers receive functions of
+shards and the weights of an update, and return counts and clipped sums without noise.
 
 *Faults.* A task whose worker or machine is lost runs again elsewhere; a lost actor is started again
-and computes the same call again. A call depends on its arguments alone, so the result is the same.
+and computes the same call again. A call depends only on its arguments, so the result is the same.
 
 *Secrets.* Every call between processes carries the cluster's token, over TLS in both directions
-(`certificates`). An address without these secrets is refused. A cluster of this machine alone makes
-its own secrets, and ends with the step.
+(`certificates`). An address without these secrets is refused. A cluster on this machine only makes
+temporary secrets, and ends with the step.
 
 *Logs.* Tasks, actors and objects have fixed names, no error of a function reaches Ray, and workers
 print nothing: Ray's logs hold times, sizes and addresses.
@@ -56,8 +56,8 @@ PATIENCE = 120.0  # seconds without any suitable machine, after which a call fai
 _ANSWERING = 10.0  # seconds for the head to accept a connection
 _STARTING = 120.0  # seconds for a node and the connection to start
 _RETRIES = 3  # of a task or call whose worker was lost
-_MOST_AT_ONCE = 256  # shards in flight, whatever the cluster's size
-_LOOK = 2.0  # seconds between two looks at the cluster's machines
+_MOST_AT_ONCE = 256  # shards in flight, for clusters of any size
+_LOOK = 2.0  # seconds between two checks of the cluster's machines
 _ANYWHERE = "192.0.2.1"  # a documentation address: no packet is sent
 
 
@@ -67,12 +67,13 @@ class RayCluster:
     Args:
         place: `local:N`, or `HOST:PORT` of the cluster's head.
         secrets: folder of the cluster's secrets (`certificates`); needed with an address.
-        environment: of the Ray processes that this step starts, and so of local workers.
-        packages: whose code must be the same on every worker.
+        environment: environment of the Ray processes that this step starts, including local
+            workers.
+        packages: packages whose code must be the same on every worker.
         patience: seconds without any suitable machine, after which a call fails.
 
     Raises:
-        BadInput: no such place, or an address without secrets.
+        BadInput: an invalid place, or an address without secrets.
     """
 
     def __init__(
@@ -86,7 +87,7 @@ class RayCluster:
     ) -> None:
         self._cpus = int(local[1]) if (local := _LOCAL.fullmatch(place)) else 0
         if not self._cpus and not _ADDRESS.fullmatch(place):
-            raise BadInput(f"{place!r} is no place", where=VARIABLE, fix=f"Use {PLACES}.")
+            raise BadInput(f"{place!r} is not a place", where=VARIABLE, fix=f"Use {PLACES}.")
         self._secrets = None if self._cpus else require_secrets(secrets, f"{VARIABLE}={place}")
         self._place, self._packages = place, tuple(packages)
         self._environment = dict(os.environ if environment is None else environment)
@@ -148,11 +149,11 @@ class RayCluster:
         return [node["Resources"] for node in ray.nodes() if node["Alive"]]
 
     def _answer(self, reference: Any, needed: Mapping[str, float]) -> Any:
-        """Return the value of a call, as long as the cluster has a machine for it.
+        """Return the value of a call, while the cluster has a machine for it.
 
         Raises:
-            ConfideError: the cluster lost the call more often than it retries, has no machine for
-                it, or no room for objects.
+            ConfideError: the cluster lost the call more often than the retry limit, has no machine
+                for it, or no room for objects.
         """
         ray, alone_since = self._ray, None
         while True:
@@ -187,7 +188,7 @@ class RayCluster:
         """
         if self._ray is not None:
             return self._ray
-        # Ray opens its folders to everybody, so they lie in a folder that is closed.
+        # Ray's folders are readable by all users, so they are inside a private folder.
         self._scratch = Path(tempfile.mkdtemp(prefix="confide-"))
         atexit.register(self.close)
         secrets = self._secrets or self._scratch / "secrets"
@@ -199,9 +200,9 @@ class RayCluster:
             else:
                 self._find_head()
                 address = self._start_node("step", self._place, secrets)
-            own = self._scratch / "driver"
-            own.mkdir()
-            os.environ.update(QUIET | member_environment(secrets, own, address_towards(host)))
+            driver = self._scratch / "driver"
+            driver.mkdir()
+            os.environ.update(QUIET | member_environment(secrets, driver, address_towards(host)))
             self._ray = _connect(address)
         except Exception as error:
             self.close()
@@ -224,10 +225,10 @@ class RayCluster:
                 "no cluster answers", where=self._place, fix=f"Start it, or change {VARIABLE}."
             ) from None
 
-    def _start_node(self, kind: str, what: str, secrets: Path) -> str:
+    def _start_node(self, kind: str, target: str, secrets: Path) -> str:
         """Start Ray's processes on this machine; return the address that they print."""
         assert self._scratch is not None  # noqa: S101 - narrows the type
-        words = [kind, what, str(self._scratch / "ray"), str(secrets)]
+        words = [kind, target, str(self._scratch / "ray"), str(secrets)]
         path = [*sys.path, self._environment.get("PYTHONPATH", "")]
         self._node = subprocess.Popen(  # noqa: S603
             [sys.executable, "-m", "dp_core.cluster.node", *words],
@@ -256,9 +257,9 @@ class RayHosts:
     """Hosts of a training as Ray actors; see `Hosts`.
 
     Args:
-        cluster: that runs them.
+        cluster: the cluster that runs them.
         count: number of hosts.
-        resources: that each host takes of its machine.
+        resources: resources that each host takes of its machine.
     """
 
     def __init__(self, cluster: RayCluster, count: int, resources: Mapping[str, float]) -> None:
@@ -279,7 +280,7 @@ class RayHosts:
             scheduling_strategy="SPREAD",
         )
         version = Version.of(self._cluster._packages)
-        # Kept for as long as an actor may have to be started again.
+        # Kept while an actor may have to be started again.
         self._functions = [ray.put(packed(function)) for function in made]
         self._actors = [actor.remote(version, function) for function in self._functions]
 
@@ -287,7 +288,7 @@ class RayHosts:
         """Yield the value of every host, in their order; see `Hosts`.
 
         Raises:
-            ConfideError: as a host raised it, or a host was lost more often than it is retried.
+            ConfideError: a host raised it, or a host was lost more often than the retry limit.
         """
         ray = self._cluster._connected()
         try:
@@ -310,14 +311,14 @@ class RayHosts:
 
 
 def open_cluster(place: str, **options: Any) -> ShardMap:
-    """Return the place where functions of shards run, as CONFIDE_CLUSTER names it.
+    """Return the place where functions of shards run, given the value of CONFIDE_CLUSTER.
 
     Args:
         place: `in-process`; `pool`, over all cores that this process may use; or as `RayCluster`.
-        options: of `RayCluster`.
+        options: options of `RayCluster`.
 
     Raises:
-        BadInput: no such place, or an address without secrets.
+        BadInput: an invalid place, or an address without secrets.
     """
     if place == "in-process":
         return InProcess()
@@ -374,7 +375,7 @@ def _connect(address: str) -> Any:
 
 
 def _fault(error: Exception) -> ConfideError:
-    """Return an error of Ray as ours, without its message, which may hold arguments."""
+    """Convert an error of Ray to ours, without its message, which may hold arguments."""
     name = type(error).__name__
     if name in ("ObjectStoreFullError", "OutOfDiskError"):
         return ConfideError(
@@ -383,14 +384,14 @@ def _fault(error: Exception) -> ConfideError:
             fix="Give its machines more memory or disk, or use more shards.",
         )
     return ConfideError(
-        f"the cluster lost a call more often than it tries again ({name})",
+        f"the cluster lost a call more often than it retries ({name})",
         where=WHERE,
         fix="A worker may have lacked memory: give workers more, or use more shards.",
     )
 
 
 def _end(node: subprocess.Popen[bytes]) -> None:
-    """End the Ray processes of this machine, which end with their input."""
+    """End the Ray processes of this machine by closing their input."""
     for pipe in (node.stdin, node.stdout):
         if pipe is not None:
             with suppress(OSError):

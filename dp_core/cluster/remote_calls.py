@@ -1,9 +1,9 @@
-"""Calls that other processes compute: their arguments and answers, and the check of their code.
+"""Calls that other processes compute: arguments, answers, and the check of the workers' code.
 
-Arguments travel as pickles of Python's own kind, in which a privacy seed refuses to be. A worker
-opens them only if its code is the caller's. Errors travel as values: an error of ours as it was
-raised, any other error as its kind and its place in our code, because its message may quote text
-and the cluster's logs would keep it.
+Arguments are pickled by Python's pickle module, which refuses privacy seeds. A worker unpickles
+them only if it has the caller's code. Errors are returned as values. Confide's errors are returned
+unchanged; of any other error only its kind and its place in our code, because its message may
+quote text, which the cluster's logs would keep.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Outcome:
     """The end of a call: a value, or an error.
 
     Attributes:
-        value: that the function returned.
-        error: of ours, or None.
+        value: return value of the function.
+        error: an error of Confide, or None.
         fault: kind and place of another error; empty if there was none.
     """
 
@@ -45,7 +45,7 @@ class Outcome:
         """Return the value.
 
         Raises:
-            ConfideError: as the function raised it, or with the kind and place of its error.
+            ConfideError: the error of the function, or the kind and place of another error.
         """
         if self.error is not None:
             raise self.error
@@ -59,8 +59,8 @@ class Version:
     """The code that a call needs.
 
     Attributes:
-        packages: whose sources count.
-        digest: of their sources at the caller.
+        packages: packages whose sources count.
+        digest: digest of their sources at the caller.
     """
 
     packages: tuple[str, ...]
@@ -75,7 +75,7 @@ class Version:
         """Raise `BadInput` if this process has other code."""
         if code_digest(self.packages) != self.digest:
             raise BadInput(
-                "a worker's code or libraries are not those of this step",
+                "a worker has other code or libraries than this step",
                 where=f"worker {socket.gethostname()}",
                 fix="Start the cluster from the same image or checkout.",
             )
@@ -87,7 +87,7 @@ def outcome_of(call: Callable[[], Any]) -> Outcome:
         return Outcome(call())
     except ConfideError as error:
         return Outcome(error=error)
-    except BaseException as error:  # noqa: BLE001 - a panic of a library may quote text, too
+    except BaseException as error:  # noqa: BLE001 - a library's panic may quote text, too
         return Outcome(fault=kind_and_place(error))
 
 
@@ -119,7 +119,7 @@ class HostProcess:
     """One host of a training, in a process that may be started again at any time.
 
     Args:
-        version: of the caller.
+        version: version of the caller's code.
         made: packed function without arguments, which returns the host's function of two arguments.
     """
 

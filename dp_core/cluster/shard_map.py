@@ -1,11 +1,11 @@
 """Mapping a function over the shards of a corpus: in this process, or in a pool of processes.
 
-Every data step is a function of one shard, followed by a small merge. Wherever the function runs
-(here, in a pool, or on Ray: `ray_cluster`), its values are the same and come in the order of the
-shards, so that the place cannot change the output of a step.
+Every data step is a function of one shard, followed by a small merge. The values are the same, and
+in the order of the shards, in this process, in a pool and on Ray (`ray_cluster`), so the place
+cannot change the output of a step.
 
-A function receives everything by its arguments. No privacy seed is among them: noise is drawn once,
-by the step, after the merge.
+A function receives everything by its arguments. No privacy seed is among them: the step draws the
+noise once, after the merge.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ from concurrent.futures.process import BrokenProcessPool
 from dp_core.cluster.interfaces import WHERE, R, T
 from dp_core.errors import ConfideError
 
-_PATIENCE = 2.0  # seconds of work before processes are started, which takes about as long
+_PATIENCE = 2.0  # seconds of work before processes are started, about as long as their start takes
 
 
 class InProcess:
     """Computes one shard after the other in this process."""
 
     def map(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
-        """Yield the function's value of every shard, in their order."""
+        """Yield the function's value of every shard, in the order of the shards."""
         return map(function, shards)
 
 
 class ProcessPool:
     """Computes shards in processes of this machine, one for each core.
 
-    This process computes the first shards for a moment: a small corpus is done before any other
-    process has started.
+    This process computes the first shards, so that a small corpus is finished before other
+    processes have started.
 
     Args:
         processes: number of processes.
@@ -47,10 +47,10 @@ class ProcessPool:
 
     def __init__(self, processes: int, patience: float = _PATIENCE) -> None:
         self._processes, self._patience = processes, patience
-        self._pool: ProcessPoolExecutor | None = None  # started once, for all that follows
+        self._pool: ProcessPoolExecutor | None = None  # started once, for all later maps
 
     def map(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
-        """Yield the function's value of every shard, in their order."""
+        """Yield the function's value of every shard, in the order of the shards."""
         begun = time.monotonic()
         done = 0
         while done < len(shards) and (
@@ -65,13 +65,13 @@ class ProcessPool:
 
     def _by_processes(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
         if self._pool is None:
-            # Not forked: a thread of this process may hold a lock that no thread releases there.
+            # Not forked: a lock that another thread holds would never be released in the child.
             context = multiprocessing.get_context("spawn")
             self._pool = ProcessPoolExecutor(self._processes, context, initializer=_begin_worker)
         waiting = iter(shards)
         ahead: deque[Future[R]] = deque()
         try:
-            # One more than there are processes: none waits while this one takes a result.
+            # One more shard than processes, so no process waits while this one takes a result.
             for shard in itertools.islice(waiting, self._processes + 1):
                 ahead.append(self._pool.submit(function, shard))
             while ahead:
@@ -92,14 +92,14 @@ class ProcessPool:
                 left.cancel()
 
     def close(self) -> None:
-        """End the processes, after their present shard."""
+        """End the processes after their current shard."""
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
             self._pool = None
 
 
 def _begin_worker() -> None:
-    """Keep to one core, for each has a worker; and end when the parent does, however it ends."""
+    """Use one core, because each core has a worker, and end when the parent process ends."""
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
@@ -108,4 +108,4 @@ def _end_with_parent() -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         parent.join()
-        os._exit(1)  # with the private text that it holds
+        os._exit(1)  # without cleanup: the process holds private text

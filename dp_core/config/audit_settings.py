@@ -1,4 +1,4 @@
-"""Settings of the audits of a trained model; its canaries have settings of their own file."""
+"""Settings of the audits of a trained model; `data` has the settings of its canaries."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from dp_core.config.training import SeedConfig
 
 
 class AuditCanariesConfig(Config):
-    """Whole-unit canaries in a job's own private training, each in or out by a secret coin."""
+    """Canaries that are whole units of a job's private training, each included by a secret coin."""
 
     audit_canaries: int = setting(
         0,
         AUDIT_AND_RUN,
         "Audit of ε: canaries",
-        "Units of random tokens beside the private ones, each in DP pre-training or left out by a "
-        "secret coin: from the model the audit guesses which, and what it guesses bounds ε from "
-        "below. Each counts as a declared unit and costs what one costs; a tenth of declared_units "
-        "is plenty. 0: no audit. A sweep has none.",
+        "Number of units of random tokens that are added to the private units. A secret coin "
+        "includes each in DP pre-training or leaves it out. The audit guesses the coins from the "
+        "model, and its correct guesses bound ε from below. Each canary counts as a declared unit "
+        "and costs as much; a tenth of declared_units is enough. 0: no audit. Sweeps have none.",
         ge=0,
         le=100_000,
     )
 
 
 class SamplesConfig(Config):
-    """Texts that a causal model of a job writes, for people to read."""
+    """Sample texts of a job's causal models, for people to read."""
 
     sample_texts: int = setting(
         0,
         AUDIT_AND_RUN,
         "Samples: texts",
-        "How many texts every causal model writes for the report. Those of a released model cost "
-        "no privacy; those of a model without it are the operator's.",
+        "Number of texts that every causal model generates for the report. Texts of a released "
+        "model have no privacy cost; texts of a model without privacy are the operator's.",
         ge=0,
         le=100,
     )
@@ -43,28 +43,28 @@ class SamplesConfig(Config):
         "",
         AUDIT_AND_RUN,
         "Samples: beginning",
-        "The words that every text begins with.",
+        "Words at the beginning of every text.",
         max_length=200,
     )
     sample_tokens: int = setting(
         24,
         AUDIT_AND_RUN,
         "Samples: tokens",
-        "Tokens that a text goes on for, at most.",
+        "Largest number of tokens that are generated for a text.",
         ge=1,
         le=512,
     )
 
 
 class MembershipConfig(Config):
-    """Membership attacks: on how many units, and under how many masks."""
+    """Membership attacks: the numbers of units and masks."""
 
     membership_units: int = setting(
         0,
         AUDIT_AND_RUN,
         "Membership attacks: units",
-        "At most this many units that trained, and as many held out, are attacked; what is found "
-        "is the operator's. 0: no membership attacks. A sweep has none.",
+        "At most this many units of the training, and as many held-out units, are attacked. The "
+        "results are the operator's. 0: no membership attacks. Sweeps have none.",
         ge=0,
         le=1_000_000,
     )
@@ -72,8 +72,8 @@ class MembershipConfig(Config):
         4,
         AUDIT_AND_RUN,
         "Membership attacks: masks",
-        "Fresh masks over which a masked model's losses are averaged; more of them tell members "
-        "apart better, and cost as many times the computing.",
+        "Number of fresh masks over which a masked model's losses are averaged. More masks "
+        "distinguish members better; the computing time grows in proportion.",
         ge=1,
         le=256,
     )
@@ -81,14 +81,14 @@ class MembershipConfig(Config):
         "",
         AUDIT_AND_RUN,
         "Membership attacks: codes of diseases",
-        "A table (.csv) in the columns of MIMIC's DIAGNOSES_ICD. How rare a patient is, and "
-        "whether rare ones are given away more, is then told by codes; by tokens if empty.",
+        "A table (.csv) with the columns of MIMIC's DIAGNOSES_ICD. The rarity of patients, and "
+        "the attack on rare patients, are then measured by codes; by tokens if empty.",
         path=True,
     )
 
 
 class ExtractionProtocol(Config):
-    """How text and secrets are sought in a causal model: fixed beforehand, or said to be not."""
+    """Extraction of text and secrets from a causal model: its parameters, fixed beforehand."""
 
     extraction_prefix: int = setting(
         10,
@@ -102,7 +102,7 @@ class ExtractionProtocol(Config):
         10,
         AUDIT_AND_RUN,
         "Extraction: suffix",
-        "Tokens behind the prefix that must come out word for word. Carlini et al. 2023 use 50.",
+        "Tokens after the prefix that must be reproduced exactly. Carlini et al. 2023 use 50.",
         ge=1,
         le=510,
     )
@@ -110,7 +110,7 @@ class ExtractionProtocol(Config):
         40,
         AUDIT_AND_RUN,
         "Extraction: top-k",
-        "Tokens that sampling draws from, and the guesses for a canary's secret.",
+        "Number of tokens that sampling chooses from, and of guesses for a canary's secret.",
         ge=1,
         le=1_000_000,
     )
@@ -125,20 +125,20 @@ class ExtractionProtocol(Config):
 
     @property
     def extraction_tokens(self) -> int:
-        """Tokens that a row needs to be tried, [CLS] and [SEP] included."""
+        """Least number of tokens of an attacked row, including [CLS] and [SEP]."""
         return self.extraction_prefix + self.extraction_suffix + 2
 
 
 class ExtractionConfig(ExtractionProtocol):
-    """Attempts to get text and secrets out of a causal model of a job."""
+    """Attempts to extract text and secrets from a job's causal model."""
 
     extraction_rows: int = setting(
         0,
         AUDIT_AND_RUN,
         "Extraction: rows",
-        "A causal model is given the beginning of at most this many rows that trained, one of a "
-        "unit, and as many held out; what it continues as they go on is counted, for the "
-        "operator. 0: only canaries' secrets are tried.",
+        "A causal model receives the beginning of at most this many training rows, one per unit, "
+        "and of as many held-out rows; the rows that it continues correctly are counted for the "
+        "operator. 0: the attack tries only canaries' secrets.",
         ge=0,
         le=1_000_000,
     )
@@ -159,44 +159,48 @@ class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig):
         "",
         DATA,
         "Canaries",
-        "A file: lines of text, the secret of each in [[brackets]].",
+        "A file of text lines; each line has its secret in [[brackets]].",
         path=True,
     )
     given_members: str = setting(
-        "", DATA, "Members", "A file: texts that trained the model, one a line.", path=True
+        "", DATA, "Members", "A file of texts that trained the model, one per line.", path=True
     )
     given_held_out: str = setting(
-        "", DATA, "Held-out texts", "A file: texts that did not, drawn alike.", path=True
+        "",
+        DATA,
+        "Held-out texts",
+        "A file of texts from the same distribution that did not train the model.",
+        path=True,
     )
     given_coins: bool = setting(
         False,
         DATA,
         "Divided by coins",
-        "Tick only if each of these texts was one whole privacy unit and, before the training, put "
-        "in or left out by a fair coin of its own: then the guesses about them bound ε from below, "
-        "and may contradict the claim.",
+        "Tick this only if each of these texts was one whole privacy unit and an independent fair "
+        "coin included it in the training or left it out: the guesses about them then bound ε "
+        "from below, and may contradict the claim.",
     )
     given_epsilon: float = setting(
-        0.0, PRIVACY, "Claimed ε", "Of a model from elsewhere, for one text. 0: no claim.", ge=0
+        0.0, PRIVACY, "Claimed ε", "Claim for one text of an external model. 0: no claim.", ge=0
     )
     given_delta: float = setting(
-        0.0, PRIVACY, "Claimed δ", "Of the same claim; below 1.", ge=0, lt=1
+        0.0, PRIVACY, "Claimed δ", "δ of the same claim; below 1.", ge=0, lt=1
     )
     given_masks: int = setting(
         4,
         DATA,
         "Masks",
-        "Fresh masks over which a masked model's losses are averaged.",
+        "Number of fresh masks over which a masked model's losses are averaged.",
         ge=1,
         le=256,
     )
 
     @model_validator(mode="after")
-    def _asks_for_something(self) -> Self:
+    def _audits_something(self) -> Self:
         if not self.audited_model:
             raise ValueError("audited_model: name the model")
         if bool(self.given_members) != bool(self.given_held_out):
-            raise ValueError("given_members: needs given_held_out, and the other way round")
+            raise ValueError("given_members: needs given_held_out; give both or neither")
         if not self.given_canaries and not self.given_members:
             raise ValueError("given_canaries: give canaries, or members and held-out texts")
         if self.given_coins and not self.given_members:

@@ -1,4 +1,4 @@
-"""What is read and how it is cut into rows; the canaries that are planted among them."""
+"""Settings of the source files, of the rows that they are cut into, and of planted canaries."""
 
 from __future__ import annotations
 
@@ -21,25 +21,25 @@ from dp_core.config.fields import (
 
 
 class VersionConfig(Config):
-    """Which version of the source files is read."""
+    """The version of the source files."""
 
     data_version: str = setting(
         "1",
         MORE_DATA,
         "Data version",
-        "Change it when the files change: results are reused for the same settings only.",
+        "Change it when the files change: results are reused only for the same settings.",
         pattern=NAME,
     )
 
 
 class ReaderConfig(VersionConfig):
-    """How corpora are read, private and public alike."""
+    """How private and public corpora are read."""
 
     synthetic_patients: int = setting(
         6000,
         DATA,
         "Synthetic patients",
-        "How many made-up patients write notes.",
+        "Number of synthetic patients who write notes.",
         ge=50,
         le=200_000,
     )
@@ -54,23 +54,23 @@ class ReaderConfig(VersionConfig):
         16,
         MORE_DATA,
         "Shards of a corpus",
-        "Files that a corpus is kept in, at least; each is worked on alone, by one core at a"
-        " time. Of more than a gigabyte there are more.",
+        "Least number of files of a corpus; one core processes one file at a time. Corpora above "
+        "a gigabyte have more.",
         ge=1,
         le=4096,
     )
 
 
 class HoldoutConfig(Config):
-    """What is kept out of every training, to measure by and to attack beside those that trained."""
+    """The part of the data that is kept out of every training, for evaluation and attacks."""
 
     holdout: float = setting(
         0.05,
         MORE_DATA,
         "Held-out share",
-        "Share of units and of public documents that never train: accuracy, vocabulary fit, "
-        "membership attacks and extraction from rows need them. A larger share shows smaller "
-        "differences, and leaves less to train on. 0: none of that is measured.",
+        "Share of units and of public documents that are never trained on: accuracy, vocabulary "
+        "fit, membership attacks and extraction from rows need them. A larger share measures more "
+        "precisely and leaves less training data. 0: none of these is measured.",
         ge=0,
         le=0.5,
     )
@@ -116,19 +116,19 @@ class CanaryConfig(Config):
         4,
         AUDIT_AND_RUN,
         "Canaries per pattern and rate",
-        "More of them measure exposure more closely.",
+        "More canaries measure exposure more precisely.",
         ge=1,
         le=1000,
     )
 
     @property
     def patterns(self) -> tuple[str, ...]:
-        """The patterns, one by one."""
+        """The canary patterns as a tuple."""
         return tuple(self.canary_patterns.split(","))
 
     @property
     def rates(self) -> tuple[float, ...]:
-        """The canary rates, one by one."""
+        """The canary rates as a tuple."""
         return tuple(numbers(self.canary_rates))
 
     @field_validator("canary_rates")

@@ -1,4 +1,4 @@
-"""How a setting is declared: default, section of the form, title, description and range."""
+"""Declaration of settings: default, section of the form, title, description and range."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-# What most people need comes first; the rest is advanced.
+# The sections that most users need come first; the others are advanced.
 GRID = "0. Grid"
 DATA, PRIVACY, MODEL, TRAINING = "1. Data", "2. Privacy", "3. Model", "4. Training"
 MORE_DATA = "5. Advanced: data"
@@ -33,7 +33,7 @@ CLASSES_OR_NONE = r"^$|^[^,]+(,[^,]+)+$"
 CANARIES = r"^H*SH*(,H*SH*)*$"
 
 _NAME = "letters, digits, dots, dashes and underscores, 64 at most, the first a letter or digit"
-IN_WORDS = {  # what a pattern admits, for those who do not read patterns
+IN_WORDS = {  # descriptions of the patterns for error messages
     NAME: _NAME,
     NAME_OR_NONE: f"empty, or {_NAME}",
     DEVICE: "cpu, mock-tpu:N (N from 1 to 99), gpu or tpu",
@@ -51,9 +51,9 @@ IN_WORDS = {  # what a pattern admits, for those who do not read patterns
 
 
 class Config(BaseModel):
-    """A value object: immutable; unknown fields, NaN and infinity are refused."""
+    """An immutable value object that refuses unknown fields, NaN and infinity."""
 
-    # Validators are built at the first use: each task of Airflow imports all models and uses few.
+    # Validators are built at their first use: each Airflow task imports all models and uses few.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
     @model_validator(mode="before")
@@ -67,10 +67,10 @@ class Config(BaseModel):
         return values
 
     def part(self, concern: type[AnyConfig], **changes: Any) -> AnyConfig:
-        """Return these settings' values of one concern, some of them changed.
+        """Return this configuration's values of one concern, with changes.
 
         Raises:
-            pydantic.ValidationError: they do not go together.
+            pydantic.ValidationError: the values do not fit together.
         """
         shared = concern.model_fields.keys() & type(self).model_fields.keys()
         return concern.model_validate({name: getattr(self, name) for name in shared} | changes)
@@ -93,16 +93,16 @@ def setting(
     several: bool = False,
     **limits: Any,
 ) -> Any:
-    """Return a field of a configuration model that people can set.
+    """Return a field of a configuration model that users can set.
 
     Args:
-        default: its value where nobody sets it.
-        section: of the form.
-        title: what the form calls it.
+        default: value if the user does not set it.
+        section: section of the form.
+        title: title in the form.
         description: its meaning and unit, readable without title and section.
-        path: it names a file or folder.
-        several: it may name more than one of them, with commas between.
-        limits: as of `pydantic.Field`: ge, gt, le, lt, multiple_of, pattern.
+        path: whether it names a file or folder.
+        several: whether it may name more than one of them, separated by commas.
+        limits: limits of `pydantic.Field`: ge, gt, le, lt, multiple_of, pattern.
     """
     return Field(
         default=default,
@@ -114,7 +114,7 @@ def setting(
 
 
 def paths(settings: type[Config]) -> list[str]:
-    """Return the names of the settings that name files or folders."""
+    """Return the names of the settings whose values are files or folders."""
     return [
         name
         for name, field in settings.model_fields.items()
@@ -123,26 +123,26 @@ def paths(settings: type[Config]) -> list[str]:
 
 
 def split_list(text: str) -> list[str]:
-    """Return the words of a comma-separated list, each once, in their order."""
+    """Return the distinct words of a comma-separated list, in order."""
     return list(dict.fromkeys(word.strip() for word in text.split(",") if word.strip()))
 
 
 def named_paths(settings: type[Config], values: Mapping[str, Any]) -> dict[str, list[str]]:
-    """Return the files and folders that values name, by setting; of most settings it is one."""
-    found = {}
+    """Return the files and folders that values name, by setting; most settings name one."""
+    named = {}
     for name in paths(settings):
         value, extra = values.get(name), settings.model_fields[name].json_schema_extra
         if isinstance(value, str) and value:
             several = isinstance(extra, dict) and extra["several"]
-            found[name] = split_list(value) if several else [value]
-    return found
+            named[name] = split_list(value) if several else [value]
+    return named
 
 
 def numbers(text: str) -> list[float]:
     """Return the numbers of a comma-separated list.
 
     Raises:
-        ValueError: a part that is none, which it names.
+        ValueError: a part is not a number; the message names it.
     """
     parsed = []
     for word in text.split(","):
@@ -157,31 +157,31 @@ def numbers(text: str) -> list[float]:
 
 
 def listed_points(text: str, names: Iterable[str], field: str) -> list[dict[str, str]]:
-    """Return what each point of a list sets: name=value,name=value; name=value.
+    """Return the settings of each point of a list: name=value,name=value; name=value.
 
     Args:
         text: the list; empty for no points.
-        names: what a point may set.
+        names: names that a point may set.
         field: the setting, for messages.
 
     Raises:
-        ValueError: a point names what none has, or something twice.
+        ValueError: a point has an unknown name, or a name twice.
     """
     allowed, points = tuple(names), text.split(";") if text else []
     for point in points:
-        told = [word.partition("=")[0].strip() for word in point.split(",")]
-        for name, times in Counter(told).items():
+        point_names = [word.partition("=")[0].strip() for word in point.split(",")]
+        for name, times in Counter(point_names).items():
             if name not in allowed:
                 raise ValueError(f"{field}: {name} is none of {', '.join(allowed)}")
             if times > 1:
-                raise ValueError(f"{field}: {name} stands twice in the point {point.strip()}")
+                raise ValueError(f"{field}: {name} occurs twice in the point {point.strip()}")
     return [dict(word.strip().partition("=")[::2] for word in p.split(",")) for p in points]
 
 
 def one_line(error: ValidationError) -> str:
-    """Return a validation error as one line: field, reason, for each field that is wrong.
+    """Return a validation error as one line with field and reason of each wrong field.
 
-    A rule over several fields names them itself.
+    Messages of rules over several fields already contain the field names.
     """
     parts = []
     for item in error.errors(include_url=False, include_input=False):

@@ -1,4 +1,4 @@
-"""What is protected, and at what price: units, vocabulary, DP-SGD, selection."""
+"""Privacy settings: units, vocabulary, phrases, DP-SGD and selection."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from dp_core.errors import PlanError
 
 UnitName = Literal["example", "document", "patient"]
 RelationName = Literal["add-or-remove-one", "zero-out-one", "replace-one"]
-LEAST_UNITS = 10  # fewer are not hidden by anything
+LEAST_UNITS = 10  # smaller crowds do not hide a unit
 LEAST_NOISE = 0.01  # below it ε is in the thousands
 MOST_PHRASE, MOST_ROUNDS = 16, 8  # words of a phrase; rounds of a phrase release
-MOST_BANDS = 64  # of correlated noise; more gain little and take as many buffers
-LEAST_DELTA = 1e-30  # nobody lives to see it; tails beyond are not computed
+MOST_BANDS = 64  # of correlated noise; more bands gain little and need as many buffers
+LEAST_DELTA = 1e-30  # below any meaningful probability; smaller tails are not computed
 LEAST_BYTE_LEVEL = 261  # tokens: 256 bytes and 5 special ones
 MechanismName = Literal["elimination", "weighted", "policy", "mad", "mad2r", "gaussian", "paper"]
 ClippingEngine = Literal["book-keeping", "tensorflow-privacy", "naive"]
@@ -36,9 +36,9 @@ Delta = Annotated[float, Field(ge=LEAST_DELTA, le=0.01)]
 
 
 def gives_a_unit_away(delta: float, declared_units: int) -> bool:
-    """Return whether δ promises nothing, being 1/n or more of n units (or no number).
+    """Return whether δ is 1/n or more for n units (or NaN) and so guarantees nothing.
 
-    To publish one unit drawn at random whole is (0, 1/n)-DP.
+    Publishing one whole random unit is (0, 1/n)-DP.
     """
     return not delta * declared_units < 1
 
@@ -49,13 +49,13 @@ def refuse_large_delta(
     """Refuse a total δ that `gives_a_unit_away`.
 
     Args:
-        deltas: of everything that is claimed together, each as it is stated (`stated_delta`).
+        deltas: δ of every part of a claim, as stated (`stated_delta`).
         declared_units: n, the public upper bound on the number of units.
-        where: what the message calls it.
-        parts: what the total is made of, in words.
+        where: location for the message.
+        parts: description of the parts of the total, for the message.
 
     Raises:
-        PlanError: the sum is not above 0 and below 1/n, or no number.
+        PlanError: the sum is not above 0 and below 1/n, or NaN.
     """
     total = math.fsum(deltas)
     if not total > 0 or gives_a_unit_away(total, declared_units):
@@ -68,13 +68,13 @@ def refuse_large_delta(
 
 
 class UnitConfig(Config):
-    """The privacy unit, the same for vocabulary and training, and public bounds on it."""
+    """The privacy unit of vocabulary and training, and public bounds on it."""
 
     unit: UnitName = setting(
         "patient",
         PRIVACY,
         "Privacy unit",
-        "What is protected as a whole, in vocabulary and training alike.",
+        "The unit that is protected as a whole, in vocabulary and training.",
     )
     declared_units: int = setting(
         6000,
@@ -89,8 +89,8 @@ class UnitConfig(Config):
         128,
         MORE_PRIVACY,
         "Words per unit",
-        "At most this many distinct words of a unit count towards the vocabulary; with the unit "
-        "“example”, the length of a tuple (256 in the paper).",
+        "At most this many distinct words of a unit count towards the vocabulary. With the unit "
+        "“example” it is the length of a tuple (256 in the paper).",
         ge=1,
         le=100_000,
     )
@@ -107,28 +107,28 @@ VocabularySource = Literal[
 
 
 class VocabularyConfig(UnitConfig):
-    """Where the vocabulary's words come from, and the noised histogram of the private ones."""
+    """The source of the vocabulary's words, and the noised histogram of private words."""
 
     vocabulary_source: VocabularySource = setting(
         "public+private",
         MODEL,
         "Vocabulary: source",
-        "Where the tokens come from. public+private: public words, which are free, and private "
-        "ones that public text would leave in pieces (charged), in turns; merges of the rest. "
-        "private: from released private words alone, as in the paper (charged). public: from "
-        "public text alone (ε 0). checkpoint+private, checkpoint: the tokens and embeddings of "
-        "public_model are kept, with released private words added (charged) or without (ε 0). "
-        "nonprivate: from exact private counts; nothing made with it has a finite ε, and all of "
-        "it is the operator's.",
+        "Source of the tokens. public+private: in turns, public words without privacy cost and "
+        "released private words that public text would split into pieces (charged); merges of "
+        "the other words. private: from released private words only, as in the paper (charged). "
+        "public: from public text only (ε 0). checkpoint+private, checkpoint: the tokens and "
+        "embeddings of public_model, with added released private words (charged) or without "
+        "(ε 0). nonprivate: from exact private counts; every model of such a vocabulary has ε = ∞ "
+        "and is the operator's.",
     )
     vocabulary_mechanism: MechanismName = setting(
         "elimination",
         MORE_PRIVACY,
         "Vocabulary: mechanism",
-        "How words are released at the same ε and δ. elimination: rounds that add up, released and "
-        "hopeless words left out, most words; weighted, policy (one process), mad, mad2r, gaussian "
-        "(noised counts): to compare with; paper: Hoory et al.'s N = 256, σ = 200, C = 982.5, "
-        "charged at its true δ whatever ε, δ and words per unit say.",
+        "Mechanism that releases words at the same ε and δ. elimination: cumulative rounds that "
+        "drop released and hopeless words; releases the most words. weighted, policy (one "
+        "process), mad, mad2r, gaussian (noised counts): for comparison. paper: Hoory et al.'s "
+        "N = 256, σ = 200, C = 982.5, charged at its true δ; it ignores ε, δ and words per unit.",
     )
     vocabulary_epsilon: float = setting(
         2.0,
@@ -142,36 +142,36 @@ class VocabularyConfig(UnitConfig):
         1e-7,
         PRIVACY,
         "Vocabulary: δ",
-        "δ of the vocabulary's release; far below one in the number of units.",
+        "δ of the vocabulary's release; far below 1 / number of units.",
     )
     vocabulary_size: int = setting(
         4000,
         MODEL,
         "Vocabulary size",
-        "At most this many tokens are learned (with gpt2 at least 261: bytes and special tokens); "
-        "a checkpoint keeps all of its own.",
+        "At most this many tokens are learned (at least 261 with gpt2: bytes and special tokens); "
+        "a checkpoint keeps all of its tokens.",
         ge=100,
         le=200_000,
     )
 
     @property
     def releases_private_words(self) -> bool:
-        """Whether the mechanism runs, and is charged."""
+        """Whether the mechanism runs and is charged."""
         return self.vocabulary_source in ("public+private", "private", "checkpoint+private")
 
     @property
     def reads_private_text(self) -> bool:
-        """Whether the private corpus is opened at all."""
+        """Whether the private corpus is read at all."""
         return self.releases_private_words or self.vocabulary_source == "nonprivate"
 
     @property
     def reads_public_text(self) -> bool:
-        """Whether words of the public corpus are learned from."""
+        """Whether words are learned from the public corpus."""
         return self.vocabulary_source in ("public+private", "public")
 
     @property
     def keeps_a_checkpoint(self) -> bool:
-        """Whether the tokens are those of a public model."""
+        """Whether the tokens come from a public model."""
         return self.vocabulary_source in ("checkpoint+private", "checkpoint")
 
 
@@ -182,8 +182,8 @@ class PhrasesConfig(UnitConfig):
         0.0,
         PRIVACY,
         "Phrases: ε",
-        "Privacy loss of released phrases, of which text is written that trains the model before "
-        "its private rows do; 0: none are released.",
+        "Privacy loss of released phrases. A generator writes text from them, which trains the "
+        "model before its private rows do. 0: no phrases are released.",
         ge=0,
         le=100,
     )
@@ -191,30 +191,30 @@ class PhrasesConfig(UnitConfig):
         1e-6,
         PRIVACY,
         "Phrases: δ",
-        "δ of the released phrases; far below one in the number of units. Unused where ε is 0.",
+        "δ of the released phrases; far below 1 / number of units. Unused if ε is 0.",
     )
     phrases_lengths: str = setting(
         "2,3,5",
         MORE_PRIVACY,
         "Phrases: lengths",
-        "Comma-separated, rising from 2 to 16: words of a phrase in each round. A round counts "
-        "only phrases whose parts the round before released.",
+        "Comma-separated, increasing, from 2 to 16: words of a phrase in each round. A round "
+        "counts only phrases whose parts the previous round released.",
         pattern=WHOLE_NUMBERS,
     )
     phrases_per_unit: int = setting(
         2000,
         MORE_PRIVACY,
         "Phrases per unit",
-        "At most this many distinct phrases of a unit count in one round, drawn at random. More of "
-        "them raise the threshold hardly (by the root of the logarithm); fewer leave more of a "
-        "unit's text out.",
+        "At most this many distinct phrases of a unit count in one round, sampled at random. More "
+        "phrases hardly raise the threshold (by the root of the logarithm); fewer leave out more "
+        "of a unit's text.",
         ge=1,
         le=100_000,
     )
 
     @property
     def lengths(self) -> tuple[int, ...]:
-        """The rounds' lengths, one by one."""
+        """The phrase lengths of the rounds as a tuple."""
         return tuple(int(word) for word in self.phrases_lengths.split(","))
 
     @field_validator("phrases_lengths")
@@ -222,20 +222,20 @@ class PhrasesConfig(UnitConfig):
     def _rise(cls, value: str) -> str:
         lengths = [int(word) for word in value.split(",")]
         if lengths != sorted(set(lengths)) or len(lengths) > MOST_ROUNDS:
-            raise ValueError(f"lengths must rise, in at most {MOST_ROUNDS} rounds")
+            raise ValueError(f"lengths must increase, in at most {MOST_ROUNDS} rounds")
         if not 2 <= lengths[0] <= lengths[-1] <= MOST_PHRASE:
             raise ValueError(f"a phrase has 2 to {MOST_PHRASE} words")
         return value
 
 
 class WrittenTextConfig(Config):
-    """Text drawn from released phrases: post-processing, which costs nothing more."""
+    """Text generated from released phrases: post-processing without further privacy cost."""
 
     written_documents: int = setting(
         6000,
         MORE_TRAINING,
         "Written text: documents",
-        "How many documents are written from the released phrases.",
+        "Number of documents that are generated from the released phrases.",
         ge=1,
         le=10_000_000,
     )
@@ -243,7 +243,7 @@ class WrittenTextConfig(Config):
         120,
         MORE_TRAINING,
         "Written text: words",
-        "Words of each document that is written from the released phrases.",
+        "Number of words of each document that is generated from the released phrases.",
         ge=16,
         le=10_000,
     )
@@ -251,8 +251,8 @@ class WrittenTextConfig(Config):
         0.5,
         MORE_TRAINING,
         "Written text: share of public text",
-        "Public documents among the written ones, by words: they keep what the public model can "
-        "do while it learns the phrases. 0: written text alone.",
+        "Share of public documents among the generated ones, by words: they preserve the public "
+        "model's knowledge while it learns the phrases. 0: only generated text.",
         ge=0,
         le=0.95,
     )
@@ -273,9 +273,9 @@ class PrivacyConfig(UnitConfig):
         "flat",
         MORE_PRIVACY,
         "Clipping",
-        "flat: at the clip norm; automatic: every gradient is scaled to nearly the clip norm "
-        "(AUTO-S), same ε; adaptive: the clip norm follows a quantile of the norms, from counts "
-        "that share the noise, same ε.",
+        "flat: clip at the clip norm; automatic: scale every gradient to nearly the clip norm "
+        "(AUTO-S), same ε; adaptive: the clip norm follows a quantile of the norms, by counts that "
+        "share the noise, same ε.",
     )
     clip_quantile: float = setting(
         0.5,
@@ -289,22 +289,23 @@ class PrivacyConfig(UnitConfig):
         "book-keeping",
         MORE_PRIVACY,
         "Clipping engine",
-        "How clipped sums are computed; they are the same, speed and memory are not. Choose "
-        "book-keeping, the fastest; tensorflow-privacy and naive (one unit at a time) are there to "
-        "compare with.",
+        "Algorithm for clipped sums; results are equal, speed and memory differ. Choose "
+        "book-keeping, the fastest; tensorflow-privacy and naive (one unit at a time) serve for "
+        "comparison.",
     )
     sampling: Literal["poisson", "truncated-poisson"] = setting(
         "poisson",
         MORE_PRIVACY,
         "Sampling",
-        "How batches are drawn, and so what ε is proven. poisson: least ε; truncated-poisson: no "
-        "batch above the cap, a little more ε. Neighbours: add or remove one.",
+        "Distribution of batches, which determines the proven ε. poisson: smallest ε; "
+        "truncated-poisson: no batch above the cap, slightly larger ε. Neighbours: add or remove "
+        "one.",
     )
     batch_cap: int = setting(
         0,
         MORE_PRIVACY,
         "Batch cap",
-        "Most units of a batch, with truncated-poisson only; 0 otherwise.",
+        "Largest number of units of a batch, only with truncated-poisson; otherwise 0.",
         ge=0,
         le=1 << 26,
     )
@@ -312,11 +313,12 @@ class PrivacyConfig(UnitConfig):
         1,
         MORE_PRIVACY,
         "Correlated noise: bands",
-        "1: every update has noise of its own (DP-SGD). b above 1: banded matrix factorisation; a "
-        "part of the units in turn is drawn from, noise partly cancels over b updates, and σ is "
-        "that of one column. 0: what disturbs training least at the ε that σ has with 1, at most "
-        f"{MOST_BANDS}; 1 where batches are cut, grow, or have a clip norm that is learned. Choose "
-        "0 where a unit takes part in few updates: there it gains most.",
+        "1: every update has independent noise (DP-SGD). b above 1: banded matrix factorisation; "
+        "updates sample from parts of the units in turn, noise partly cancels over b updates, and "
+        "σ is the noise of one column. 0: the number of bands, at most "
+        f"{MOST_BANDS}, that disturbs training least at the ε that σ has with 1 band; 1 if batches "
+        "are truncated or grow, or the clip norm is learned. Choose 0 if each unit takes part in "
+        "few updates, where the gain is largest.",
         ge=0,
         le=MOST_BANDS,
     )
@@ -324,15 +326,15 @@ class PrivacyConfig(UnitConfig):
     @model_validator(mode="after")
     def _correlated_noise_is_proven(self) -> Self:
         if self.noise_bands > 1 and self.sampling != "poisson":
-            raise ValueError("noise_bands: correlated noise is proven for poisson sampling alone")
+            raise ValueError("noise_bands: correlated noise is proven only for poisson sampling")
         if self.noise_bands > 1 and self.clipping == "adaptive":
-            raise ValueError("noise_bands: correlated noise needs a clip norm that stays the same")
+            raise ValueError("noise_bands: correlated noise needs a constant clip norm")
         return self
 
     @model_validator(mode="after")
     def _sampling_has_its_cap(self) -> Self:
         if (self.sampling == "truncated-poisson") != (self.batch_cap > 0):
-            raise ValueError("batch_cap belongs to truncated-poisson sampling, and to no other")
+            raise ValueError("batch_cap: only truncated-poisson sampling has one, and needs it")
         return self
 
 
@@ -340,12 +342,14 @@ def refuse_many_bands(config: PrivacyConfig, batch: int, first_batch: int, updat
     """Refuse correlated noise that a training of this size cannot have.
 
     Args:
-        config: with `noise_bands`.
-        batch: expected units of an update; `first_batch` of the first, or 0.
-        updates: of the whole run.
+        config: settings with `noise_bands`.
+        batch: expected units of an update.
+        first_batch: expected units of the first update, or 0.
+        updates: number of updates of the whole run.
 
     Raises:
-        ValueError: batches that grow, that no part of the units can fill, or too few updates.
+        ValueError: batches grow, a part of the units cannot fill them, or there are too few
+            updates.
     """
     bands = config.noise_bands
     if bands <= 1:
@@ -365,7 +369,7 @@ class SelectionConfig(Config):
         "geometric",
         MORE_PRIVACY,
         "Random count: law",
-        "Law of the secret number of trainings of a selection; poisson may draw 0.",
+        "Law of the secret number of trainings of a selection; with poisson it may be 0.",
     )
     selection_mean: float = setting(
         6.0,

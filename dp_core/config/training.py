@@ -1,4 +1,4 @@
-"""The model, and how it is trained: architecture, optimizer, batches, checkpoints, device."""
+"""Settings of models and training: architecture, optimizer, batches, checkpoints, device."""
 
 from __future__ import annotations
 
@@ -17,15 +17,15 @@ from dp_core.config.fields import (
     setting,
 )
 
-_CAUSAL = ("gpt2", "llama", "feed-forward")  # the kinds of model that read from left to right
-LEAST_GROWING = 8  # updates that batches need to grow in
+_CAUSAL = ("gpt2", "llama", "feed-forward")  # kinds of model that read from left to right
+LEAST_GROWING = 8  # least number of updates with growing batches
 
 LearningRate = Annotated[float, Field(gt=0, le=10)]
 BatchSize = Annotated[int, Field(ge=1, le=1 << 24)]
 
 
 def is_causal(kind: str) -> bool:
-    """Whether a kind of model reads from left to right and predicts what comes next."""
+    """Return whether a kind of model reads from left to right and predicts the next token."""
     return kind in _CAUSAL
 
 
@@ -36,39 +36,39 @@ class ArchitectureConfig(Config):
         "bert",
         MODEL,
         "Kind of model",
-        "distilbert: the same without token types. gpt2, llama, feed-forward: causal models, "
-        "measured by perplexity and exposure; they are not fine-tuned. feed-forward: dense layers "
-        "over a window of tokens.",
+        "distilbert: BERT without token types. gpt2, llama, feed-forward: causal models, measured "
+        "by perplexity and exposure; they are not fine-tuned. feed-forward: dense layers over a "
+        "window of tokens.",
     )
     layers: int = setting(
-        2, MODEL, "Layers", "How many Transformer blocks; of no use to feed-forward.", ge=1, le=48
+        2, MODEL, "Layers", "Number of Transformer blocks; unused by feed-forward.", ge=1, le=48
     )
     hidden: int = setting(
         128,
         MODEL,
         "Hidden size",
-        "Width of the model, a multiple of 64; of a feed-forward one, of a token's embedding.",
+        "Width of the model, a multiple of 64; with feed-forward, size of a token's embedding.",
         ge=64,
         le=4096,
         multiple_of=64,
     )
     window: int = setting(
-        20, MODEL, "Window", "feed-forward: how many tokens it predicts by.", ge=1, le=1024
+        20, MODEL, "Window", "feed-forward: tokens that a prediction reads.", ge=1, le=1024
     )
     dense_units: str = setting(
         "500,250,50",
         MODEL,
         "Dense layers",
-        "feed-forward: units of each dense layer, with commas between them.",
+        "feed-forward: units of each dense layer, separated by commas.",
         pattern=WHOLE_NUMBERS,
     )
 
 
 class OptimizerConfig(Config):
-    """AdamW (Loshchilov and Hutter 2019) and the course of its learning rate."""
+    """AdamW (Loshchilov and Hutter 2019) and its learning-rate schedule."""
 
     learning_rate: LearningRate = setting(
-        6e-3, TRAINING, "DP learning rate", "Peak learning rate of DP pre-training, of AdamW."
+        6e-3, TRAINING, "DP learning rate", "Peak learning rate of DP pre-training with AdamW."
     )
     warmup: float = setting(
         0.1,
@@ -82,7 +82,7 @@ class OptimizerConfig(Config):
         1.0,
         MORE_TRAINING,
         "Learning-rate decay",
-        "After warm-up the learning rate falls as (share of the updates left)^power; 0 keeps it.",
+        "After warm-up the learning rate falls as (share of updates left)^power; 0: constant.",
         ge=0,
         le=10,
     )
@@ -90,8 +90,8 @@ class OptimizerConfig(Config):
         0.01,
         MORE_TRAINING,
         "Weight decay",
-        "AdamW's, on kernels and tables, in every pre-training. Anil et al. 2021 take 1: under DP "
-        "the noise makes the norms of weights that a LayerNorm follows grow, which slows learning.",
+        "AdamW's weight decay of kernels and tables, in every pre-training. Anil et al. 2021 use "
+        "1: DP noise increases the norms of weights before a LayerNorm, which slows learning.",
         ge=0,
         le=10,
     )
@@ -117,7 +117,7 @@ class OptimizerConfig(Config):
 
         Args:
             step: number of the update, from 0.
-            updates: of the whole run.
+            updates: number of updates of the whole run.
         """
         rising = max(1, round(self.warmup * updates))
         if step < rising:
@@ -126,28 +126,28 @@ class OptimizerConfig(Config):
         return float(self.learning_rate * left**self.decay_power)
 
     @model_validator(mode="after")
-    def _weights_shrink_and_do_not_turn_round(self) -> Self:
+    def _weight_decay_shrinks_weights(self) -> Self:
         if self.weight_decay * self.learning_rate >= 1:
             raise ValueError(
                 f"weight_decay: {self.weight_decay:g} at a learning rate of "
-                f"{self.learning_rate:g} would not shrink the weights but turn them round: keep "
-                "their product below 1"
+                f"{self.learning_rate:g} would reverse the weights instead of shrinking them: "
+                "keep their product below 1"
             )
         return self
 
 
 class NoisyUpdatesConfig(Config):
-    """What is done about the noise of DP updates: known variance, averages of the iterates.
+    """Treatment of the noise of DP updates: known variance, averages of the iterates.
 
-    All of it is post-processing of noised gradients and costs no privacy.
+    Both are post-processing of noised gradients and have no privacy cost.
     """
 
     noise_floor: float = setting(
         0.0,
         MORE_TRAINING,
         "Noise correction: floor",
-        "Above 0, AdamW's second moment is freed of the known variance of the noise (DP-AdamBC, "
-        "Tang et al. 2023), and kept above this many times that variance. 0: left as it is.",
+        "Above 0, the known variance of the noise is subtracted from AdamW's second moment "
+        "(DP-AdamBC, Tang et al. 2023), down to this multiple of the variance. 0: no correction.",
         ge=0,
         le=1e6,
     )
@@ -155,15 +155,15 @@ class NoisyUpdatesConfig(Config):
         "none",
         MORE_TRAINING,
         "Averaging of iterates",
-        "Which weights a DP training releases. none: the last; exponential: a moving average of "
-        "all, warm-started; tail: the mean of the last ones.",
+        "Weights that a DP training releases. none: the last ones; exponential: a moving average "
+        "of all, with a warm start; tail: the mean of the last ones.",
     )
     average_share: float = setting(
         0.1,
         MORE_TRAINING,
         "Averaging: share",
-        "Over which share of a training's updates its weights are averaged: the time constant of "
-        "the moving average, the length of the tail.",
+        "Share of a training's updates over which weights are averaged: the time constant of the "
+        "moving average, or the length of the tail.",
         gt=0,
         le=1,
     )
@@ -171,13 +171,13 @@ class NoisyUpdatesConfig(Config):
     def newest_share(self, step: int, updates: int) -> float:
         """Return the weight of the newest iterate in the average: a ← a + share·(w − a).
 
-        Exponential: 1 − min(1 − 1/(s·T), (1 + t)/(10 + t)) after t of T updates, whose second part
+        Exponential: 1 − min(1 − 1/(s·T), (1 + t)/(10 + t)) after t of T updates; the second term
         is the warm start of De et al. 2022 (arXiv:2204.13650). Tail: 1/k for the k-th of the last
-        s·T iterates, which makes their plain mean, and 1 before.
+        s·T iterates, which gives their arithmetic mean, and 1 before.
 
         Args:
             step: number of the update, from 0.
-            updates: of the whole run.
+            updates: number of updates of the whole run.
         """
         length = max(1, round(self.average_share * updates))
         if self.averaging == "exponential":
@@ -186,13 +186,13 @@ class NoisyUpdatesConfig(Config):
 
 
 class CheckpointConfig(Config):
-    """How a run is kept; no weight depends on it."""
+    """Checkpoints and time limit of a run; the weights do not depend on them."""
 
     checkpoint_every: int = setting(
         100,
         MORE_TRAINING,
         "Updates between checkpoints",
-        "After how many updates a training keeps what it needs to go on.",
+        "Number of updates between two checkpoints, from which a training can continue.",
         ge=1,
         le=1_000_000,
     )
@@ -200,7 +200,7 @@ class CheckpointConfig(Config):
         2,
         MORE_TRAINING,
         "Checkpoints kept",
-        "How many of the newest a training keeps.",
+        "Number of newest checkpoints that a training keeps.",
         ge=1,
         le=100,
     )
@@ -208,15 +208,15 @@ class CheckpointConfig(Config):
         0.0,
         MORE_TRAINING,
         "Time box",
-        "Minutes after which a training's process ends with a checkpoint; it is started again at "
-        "once and goes on, charged once. It bounds one process, not the job. 0: none.",
+        "Minutes after which a training's process ends with a checkpoint. It is restarted at once "
+        "and continues without a new charge. The limit is per process, not per job. 0: none.",
         ge=0,
         le=100_000,
     )
 
     @property
     def stop_after_seconds(self) -> float | None:
-        """Seconds after which the process ends with a checkpoint; None never does."""
+        """Seconds after which the process ends with a checkpoint; None: no limit."""
         return 60 * self.time_box_minutes or None
 
 
@@ -224,15 +224,15 @@ TrainedParameters = Literal["all", "lora", "biases-and-norms", "no-embeddings", 
 
 
 class AdapterConfig(Config):
-    """Which parameters a training with DP changes: only these get gradients, and noise."""
+    """The parameters that a DP training changes: only these have gradients and noise."""
 
     trained_parameters: TrainedParameters = setting(
         "all",
         TRAINING,
         "Trained parameters",
-        "What training with DP changes. lora: low-rank adapters beside frozen matrices. "
-        "biases-and-norms: vectors alone (BitFit). no-embeddings: all but the tables of words and "
-        "positions. top-layer: the last block and what follows it, but for tables. A fresh "
+        "Parameters that training with DP changes. lora: low-rank adapters of frozen matrices. "
+        "biases-and-norms: only vectors (BitFit). no-embeddings: all except the tables of words "
+        "and positions. top-layer: the last block and the layers after it, except tables. A fresh "
         "classifier is always trained.",
     )
     lora_rank: int = setting(8, MORE_TRAINING, "LoRA: rank", "Width of the adapters.", ge=1, le=256)
@@ -248,12 +248,12 @@ class AdapterConfig(Config):
         "attention-and-mlp",
         MORE_TRAINING,
         "LoRA: targets",
-        "Which matrices have an adapter: those of attention, those of the MLP, or both.",
+        "Matrices with adapters: attention, MLP, or both.",
     )
 
 
 class TrainingConfig(AdapterConfig, OptimizerConfig, NoisyUpdatesConfig, CheckpointConfig):
-    """How a model is trained, whatever its batches."""
+    """How a model is trained, except for its batches."""
 
     whole_words: bool = setting(
         False, MORE_TRAINING, "Mask whole words", "Mask all pieces of a word together."
@@ -268,13 +268,13 @@ class TrainingConfig(AdapterConfig, OptimizerConfig, NoisyUpdatesConfig, Checkpo
         64,
         MORE_TRAINING,
         "Rows at a time",
-        "Rows that one device works on at a time, in a micro-batch; memory and speed only.",
+        "Rows of a micro-batch on one device; affects only memory and speed.",
         ge=1,
         le=1 << 20,
     )
 
     def identity(self) -> dict[str, Any]:
-        """Return the settings that the trained weights depend on: part of a run's manifest."""
+        """Return the settings that determine the trained weights, for a run's manifest."""
         return self.model_dump(mode="json", exclude=set(CheckpointConfig.model_fields))
 
 
@@ -282,13 +282,13 @@ class BatchConfig(Config):
     """The size of batches."""
 
     batch_size: BatchSize = setting(
-        256, TRAINING, "Batch size", "Expected units per DP update; the last, where it grows."
+        256, TRAINING, "Batch size", "Expected units per DP update; of the last one if it grows."
     )
     first_batch_size: int = setting(
         0,
         MORE_TRAINING,
         "First batch size",
-        "DP batches grow in four phases from this to the batch size, over 3/8 of the updates "
+        "DP batches grow in four phases from this size to the batch size, over 3/8 of the updates "
         "(after Anil et al. 2021); 0: constant.",
         ge=0,
         le=1 << 24,
@@ -297,8 +297,8 @@ class BatchConfig(Config):
         4,
         MORE_TRAINING,
         "Examples per unit and step",
-        "Rows of a sampled unit that one step reads, at most those that are kept; their gradients "
-        "are averaged and clipped together.",
+        "Rows of a sampled unit that one step reads, at most the kept rows; their gradients are "
+        "averaged and clipped together.",
         ge=1,
         le=256,
     )
@@ -306,8 +306,8 @@ class BatchConfig(Config):
         1,
         MORE_TRAINING,
         "Maskings per example",
-        "Masks of one row whose gradients a DP update averages before it clips the unit's. Costs "
-        "as many times the computing, and no privacy (De et al. 2022).",
+        "Masks of one row whose gradients a DP update averages before it clips the unit's "
+        "gradient. Computing time grows in proportion; no privacy cost (De et al. 2022).",
         ge=1,
         le=256,
     )
@@ -320,23 +320,23 @@ class BatchConfig(Config):
 
 
 def refuse_short_growth(first_batch_size: int, updates: int) -> None:
-    """Refuse batches that have no time to grow.
+    """Refuse batches that have too few updates to grow.
 
     Raises:
-        ValueError: they are to grow in too few updates.
+        ValueError: batches grow, but there are too few updates.
     """
     if first_batch_size and updates < LEAST_GROWING:
         raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
 
 
 def refuse_masks(kind: str, *, whole_words: bool, maskings_per_example: int) -> None:
-    """Refuse what a causal model has no masks for.
+    """Refuse mask settings for a causal model, which has no masks.
 
     Raises:
-        ValueError: the kind of model is causal, and masks are asked for.
+        ValueError: the kind of model is causal, and a setting needs masks.
     """
-    asked = {"whole_words": whole_words, "maskings_per_example": maskings_per_example > 1}
-    for name in [n for n, masks in asked.items() if masks and is_causal(kind)]:
+    needs_masks = {"whole_words": whole_words, "maskings_per_example": maskings_per_example > 1}
+    for name in [n for n, masks in needs_masks.items() if masks and is_causal(kind)]:
         raise ValueError(f"{name}: a causal model ({kind}) masks nothing")
 
 
@@ -344,33 +344,34 @@ Head = Literal["entities", "classes", "pairs"]
 
 
 class HeadConfig(Config):
-    """What a model is fine-tuned for."""
+    """The task that a model is fine-tuned for."""
 
     head: Head = setting(
         "entities",
         TRAINING,
         "Fine-tuning: head",
-        "What fine-tuning teaches. entities: tags of words, scored by strict F1; classes: one of "
-        "each text; pairs: one of each pair of texts, as in MedNLI; both scored by accuracy.",
+        "Task of fine-tuning. entities: tags of words, scored by strict F1; classes: one class for "
+        "each text; pairs: one class for each pair of texts, as in MedNLI. Classes and pairs are "
+        "scored by accuracy.",
     )
 
 
 class TaggingConfig(HeadConfig):
-    """How words are tagged: in which text, and by which head."""
+    """Tagging of words: the context of a sentence, and the head."""
 
     tagging_context: Literal["sentence", "document"] = setting(
         "sentence",
         MORE_TRAINING,
         "Tagging: context",
-        "What is tagged as one text. sentence: each by itself; document: all sentences of a "
-        "document together, so that nothing depends on where they were cut.",
+        "Text that is tagged together. sentence: each sentence separately; document: all sentences "
+        "of a document, so that sentence boundaries have no effect.",
     )
     window_overlap: float = setting(
         0.5,
         MORE_TRAINING,
         "Tagging: overlap of windows",
-        "Share of a row that the next one repeats, where a text is longer than a row. Each word is "
-        "learned and tagged once, in the row that shows most of the text around it.",
+        "Share of a row that the next row repeats if a text is longer than a row. Each word is "
+        "learned and tagged once, in the row with the most context around it.",
         ge=0,
         le=0.9,
     )
@@ -378,8 +379,8 @@ class TaggingConfig(HeadConfig):
         False,
         MORE_TRAINING,
         "Tagging: CRF",
-        "Learn the tags of a row together, by a linear-chain conditional random field, and take "
-        "the best sequence of tags that is well formed.",
+        "Learn the tags of a row jointly by a linear-chain conditional random field, and decode "
+        "the best well-formed sequence of tags.",
     )
 
     @model_validator(mode="after")
@@ -391,20 +392,20 @@ class TaggingConfig(HeadConfig):
 
 
 class SeedConfig(Config):
-    """The seed of coins that anyone may know."""
+    """The public seed."""
 
     seed: int = setting(
         1,
         AUDIT_AND_RUN,
         "Public seed",
-        "For initialisation, made-up data and canaries. Noise and sampling never use it.",
+        "For initialisation, synthetic data and canaries. Noise and sampling never use it.",
         ge=0,
         le=2**31 - 1,
     )
 
 
 class RunConfig(SeedConfig):
-    """Where a step computes."""
+    """The device of a step."""
 
     device: str = setting(
         "mock-tpu:2",

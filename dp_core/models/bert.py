@@ -32,7 +32,7 @@ def encode(
     config: BertConfig,
     ids: Tensor,
     lengths: Tensor,
-    asked: Tensor | None = None,
+    positions: Tensor | None = None,
     types: Tensor | None = None,
 ) -> Tensor:
     """Return the last hidden states.
@@ -42,7 +42,7 @@ def encode(
         config: the shape.
         ids: (M, S) int32 token ids.
         lengths: (M,) int32; later tokens are padding and receive no attention.
-        asked: (M, K) int32 positions whose states are returned; all if None. For other positions
+        positions: (M, K) int32, whose states are returned; all if None. For other positions
             the last block computes only keys and values.
         types: (M, S) int32 token types; zeros if None. A DistilBERT has none.
 
@@ -60,9 +60,9 @@ def encode(
     x = tf.reshape(x, (m * s, config.hidden))  # (M·S, D): every layer from here on is by token
     x = layers.layer_norm("embeddings/norm", x, config.layer_norm_epsilon)
     for i in range(config.layers):
-        wanted = asked if i == config.layers - 1 else None
+        wanted = positions if i == config.layers - 1 else None
         x = _block(layers, config, f"layer_{i}", x, bias, (m, s), wanted)
-    return tf.reshape(x, (m, s if asked is None else shape_of(asked)[1], config.hidden))
+    return tf.reshape(x, (m, s if positions is None else shape_of(positions)[1], config.hidden))
 
 
 def _block(
@@ -72,12 +72,12 @@ def _block(
     x: Tensor,
     bias: Tensor,
     shape: tuple[Any, Any],
-    asked: Tensor | None,
+    positions: Tensor | None,
 ) -> Tensor:
-    attended = layers.attention(name, x, bias, shape, config.heads, asked)
-    if asked is not None:
-        x = tf.gather(tf.reshape(x, (*shape, config.hidden)), asked, batch_dims=1)  # (M, K, D)
-        x = tf.reshape(x, (shape[0] * shape_of(asked)[1], config.hidden))
+    attended = layers.attention(name, x, bias, shape, config.heads, positions)
+    if positions is not None:
+        x = tf.gather(tf.reshape(x, (*shape, config.hidden)), positions, batch_dims=1)  # (M, K, D)
+        x = tf.reshape(x, (shape[0] * shape_of(positions)[1], config.hidden))
     x = layers.layer_norm(f"{name}/attention_norm", x + attended, config.layer_norm_epsilon)
     inner = gelu(layers.linear(f"{name}/intermediate", x))  # (N, F)
     outer = layers.linear(f"{name}/output", inner)  # (N, D)
@@ -100,7 +100,7 @@ def mlm_logits(
         (M·K, V) float32.
     """
     m, k = shape_of(positions)
-    hidden = encode(layers, config, ids, lengths, asked=positions)  # (M, K, D)
+    hidden = encode(layers, config, ids, lengths, positions=positions)  # (M, K, D)
     x = gelu(layers.linear("mlm/transform", tf.reshape(hidden, (m * k, config.hidden))))
     x = layers.layer_norm("mlm/norm", x, config.layer_norm_epsilon)
     return layers.tied_projection(x, WORD, MLM_BIAS)
@@ -117,7 +117,7 @@ def tag_logits(
 
     The arguments are as in `mlm_logits`.
     """
-    hidden = encode(layers, config, ids, lengths, asked=positions)
+    hidden = encode(layers, config, ids, lengths, positions=positions)
     return layers.linear(TAGGER, tf.reshape(hidden, (-1, config.hidden)))
 
 
@@ -142,7 +142,7 @@ def class_logits(
     if seconds is not None and not config.distilled:
         behind = tf.range(s)[None, :] >= seconds[:, None]  # (M, S)
         types = tf.cast(tf.logical_and(behind, seconds[:, None] > 0), tf.int32)
-    first = encode(layers, config, ids, lengths, asked=tf.zeros((m, 1), tf.int32), types=types)
+    first = encode(layers, config, ids, lengths, positions=tf.zeros((m, 1), tf.int32), types=types)
     pooled = layers.linear(POOLER, tf.reshape(first, (m, config.hidden)))
     activation = tf.nn.relu if config.distilled else tf.tanh
     return layers.linear(CLASSIFIER, activation(pooled))

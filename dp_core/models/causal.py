@@ -57,7 +57,7 @@ class Gpt2Blocks:
 
 
 def causal_logits(
-    layers: Layers, config: CausalConfig, ids: Tensor, asked: Tensor | None = None
+    layers: Layers, config: CausalConfig, ids: Tensor, positions: Tensor | None = None
 ) -> Tensor:
     """Return the logits of the next token at each position.
 
@@ -65,13 +65,13 @@ def causal_logits(
         layers: the layers, which hold the parameters.
         config: the shape.
         ids: (M, S) int32 token ids, padded at the end.
-        asked: (M, K) int32 positions whose logits are returned, K static; all if None.
+        positions: (M, K) int32, positions whose logits are returned, K static; all if None.
 
     Returns:
         (M·S, V) float32, or (M·K, V).
     """
     if isinstance(config, FeedForwardConfig):
-        return feed_forward_logits(layers, config, ids, asked)
+        return feed_forward_logits(layers, config, ids, positions)
     m, s = shape_of(ids)
     ahead = tf.range(s)[None, :] > tf.range(s)[:, None]  # (S, S)
     bias = FAR_BELOW * tf.cast(ahead, tf.float32)
@@ -87,9 +87,9 @@ def causal_logits(
         name = f"layer_{i}"
         x = x + blocks.attention(name, blocks.norm(f"{name}/attention_norm", x))
         x = x + blocks.mlp(name, blocks.norm(f"{name}/intermediate_norm", x))
-    if asked is not None:
-        x = tf.gather(tf.reshape(x, (m, s, config.hidden)), asked, batch_dims=1)  # (M, K, D)
-        x = tf.reshape(x, (m * shape_of(asked)[1], config.hidden))
+    if positions is not None:
+        x = tf.gather(tf.reshape(x, (m, s, config.hidden)), positions, batch_dims=1)  # (M, K, D)
+        x = tf.reshape(x, (m * shape_of(positions)[1], config.hidden))
     x = blocks.norm("final_norm", x)
     return layers.tied_projection(x, WORD, None) if tied else layers.linear(HEAD, x, bias=False)
 

@@ -38,7 +38,7 @@ _BERT = {
     "is_decoder": False,
     "tie_word_embeddings": True,
 }
-# `sinusoidal_pos_embds` says how the position table began: it is stored like any other.
+# `sinusoidal_pos_embds` records how the position table was initialised; it is stored as usual.
 _DISTILBERT_FIELDS = {
     "vocab_size": "vocab_size",
     "hidden": "dim",
@@ -221,7 +221,7 @@ class BertConfig(TransformerConfig):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> BertConfig:
-        """Read Hugging Face's `config.json`, refusing what this encoder does not compute.
+        """Read Hugging Face's `config.json`, refusing unsupported encoders.
 
         Raises:
             BadInput: another architecture, activation or position embedding.
@@ -288,7 +288,7 @@ class Gpt2Config(CausalConfig, TransformerConfig):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> Gpt2Config:
-        """Read Hugging Face's `config.json`, refusing what this decoder does not compute.
+        """Read Hugging Face's `config.json`, refusing unsupported decoders.
 
         Raises:
             BadInput: another architecture, activation, or scaling of attention.
@@ -344,7 +344,7 @@ class LlamaConfig(CausalConfig, TransformerConfig):
     Attributes:
         key_heads: heads of keys and values, each of which serves `heads / key_heads` queries
             (grouped-query attention, Ainslie et al. 2023).
-        head_width: of a query, key or value.
+        head_width: width of a query, key or value.
         rope_theta: base of the rotary frequencies (Su et al. 2021, arXiv:2104.09864).
         rope_scaling: scaling of rotary positions to a longer context, or None.
         tied: whether the word table is also the output projection.
@@ -392,13 +392,13 @@ class LlamaConfig(CausalConfig, TransformerConfig):
 
     @classmethod
     def from_hf(cls, config: Mapping[str, Any]) -> LlamaConfig:
-        """Read Hugging Face's `config.json`, refusing what this decoder does not compute.
+        """Read Hugging Face's `config.json`, refusing unsupported decoders.
 
         Raises:
             BadInput: another architecture or activation, biases, or another scaling of rotary
                 positions than Llama 3's.
         """
-        found = _fields(config, _LLAMA_FIELDS, _LLAMA) | _markers(config)
+        values = _fields(config, _LLAMA_FIELDS, _LLAMA) | _markers(config)
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if not isinstance(rope, Mapping):
             raise BadInput("rope_parameters is not an object", where="config.json")
@@ -407,10 +407,10 @@ class LlamaConfig(CausalConfig, TransformerConfig):
             fix = "Only 'default' and 'llama3' work."
             raise BadInput(f"rope_type is {kind!r}", where="config.json", fix=fix)
         fields = _ROPE_FIELDS if kind == "llama3" else {}
-        scaling = _fields(rope, fields, {"partial_rotary_factor": 1.0})  # of all of a head
-        found["rope_scaling"] = RopeScaling(**scaling) if scaling else None
-        found["rope_theta"] = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
-        return cls(**found)
+        scaling = _fields(rope, fields, {"partial_rotary_factor": 1.0})  # rotates whole heads
+        values["rope_scaling"] = RopeScaling(**scaling) if scaling else None
+        values["rope_theta"] = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
+        return cls(**values)
 
     def to_hf(self) -> dict[str, Any]:
         """Return a `config.json` for `transformers.LlamaConfig` of versions 4 and 5."""

@@ -15,16 +15,16 @@ from dp_core.nn.layers import Layers, Tensor, shape_of
 
 
 def feed_forward_logits(
-    layers: Layers, config: FeedForwardConfig, ids: Tensor, asked: Tensor | None = None
+    layers: Layers, config: FeedForwardConfig, ids: Tensor, positions: Tensor | None = None
 ) -> Tensor:
     """Return the logits of the next token; arguments and result are as in `causal_logits`."""
     m, s = shape_of(ids)
     before = tf.fill((m, config.window - 1), config.begin)  # left padding of the first windows
     every = layers.embed(tf.concat([before, ids], axis=1), None, WORD, None, None)
-    if asked is None:  # (M, S + W − 1, D): the window of position i begins at i
+    if positions is None:  # (M, S + W − 1, D): the window of position i begins at i
         windows = tf.concat([every[:, i : i + s] for i in range(config.window)], axis=2)
     else:
-        windows = tf.gather(every, asked[:, :, None] + tf.range(config.window), batch_dims=1)
+        windows = tf.gather(every, positions[:, :, None] + tf.range(config.window), batch_dims=1)
     x = tf.reshape(windows, (-1, config.window * config.hidden))
     for i in range(config.layers):
         x = tf.nn.relu(layers.linear(f"layer_{i}/intermediate", x))

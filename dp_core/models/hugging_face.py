@@ -174,14 +174,14 @@ def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) ->
     """Return the parameters by their names in Hugging Face's layout.
 
     Raises:
-        BadInput: a parameter has no name there and would be lost, as adapters before merging.
+            BadInput: a parameter has no name there and would be lost, like unmerged adapters.
     """
     out: Arrays = {}
     names = hf_names(config, heads_of(parameters))
     if unnamed := parameters.keys() - names.keys():
         raise BadInput(
-            f"{len(unnamed)} parameters have no name in Hugging Face's layout, {min(unnamed)} "
-            "among them",
+            f"{len(unnamed)} parameters have no name in Hugging Face's layout, for example "
+            f"{min(unnamed)}",
             where="model",
             fix="Merge adapters before the model is written.",
         )
@@ -237,8 +237,8 @@ _TOKENIZER = (VOCABULARY, "tokenizer.json", "tokenizer_config.json", "vocab.json
 _CLASSIFIERS = {TAGGER: "ForTokenClassification", CLASSIFIER: "ForSequenceClassification"}
 _UNUSABLE = (
     *(OSError, SafetensorError, TypeError, ValueError, KeyError, AttributeError),
-    ArithmeticError,  # a size of zero, or without end
-    RecursionError,  # JSON of a hundred thousand brackets
+    ArithmeticError,  # a size of zero or infinity
+    RecursionError,  # deeply nested JSON
 )
 _KINDS: dict[str, type[ModelConfig]] = {
     "bert": BertConfig,
@@ -294,21 +294,21 @@ def load_model(folder: Path) -> AnyModel:
     config = _KINDS[kind].from_hf(about)
     head = _classifier(about)
     heads = {TAGGER: {TAGGER, TRANSITIONS}, CLASSIFIER: {CLASSIFIER}, None: {"mlm"}}[head]
-    found = from_hf(_read_tensors(folder), config, frozenset(heads))
+    parameters = from_hf(_read_tensors(folder), config, frozenset(heads))
     shapes = parameter_shapes(config)
     for name, shape in shapes.items():
-        if name not in found and not name.startswith(HEADS):
+        if name not in parameters and not name.startswith(HEADS):
             raise BadInput(f"{name} is missing", where=f"{folder}/{WEIGHTS}")
-        if name in found and found[name].shape != shape:
+        if name in parameters and parameters[name].shape != shape:
             raise BadInput(
-                f"{name} is {found[name].shape}, but {CONFIG} states {shape}",
+                f"{name} is {parameters[name].shape}, but {CONFIG} states {shape}",
                 where=f"{folder}/{WEIGHTS}",
             )
     if head is None:
-        return language_model(Model(config, found))
-    if f"{head}/kernel" not in found:
-        raise BadInput("its classifier is missing", where=f"{folder}/{WEIGHTS}")
-    return Model(config, found, _labels(about))
+        return language_model(Model(config, parameters))
+    if f"{head}/kernel" not in parameters:
+        raise BadInput("the classifier is missing", where=f"{folder}/{WEIGHTS}")
+    return Model(config, parameters, _labels(about))
 
 
 def _classifier(about: dict[str, Any]) -> str | None:
@@ -326,12 +326,12 @@ def _read_tensors(folder: Path) -> Arrays:
     """Return the floating-point tensors of a model folder, of one file or of all its shards.
 
     Raises:
-        BadInput: no weights in safetensors, a shard that is missing, or a damaged file.
+        BadInput: no weights in safetensors, a missing shard, or a damaged file.
     """
     try:
         files = [WEIGHTS]
         if not (folder / WEIGHTS).exists() and (folder / _SHARDS).exists():
-            # Only the name counts: no index can point outside of its folder.
+            # Only the name is used, so no index can point outside of its folder.
             shards = json.loads((folder / _SHARDS).read_text())["weight_map"].values()
             files = sorted({Path(name).name for name in shards})
         if missing := [name for name in files if not (folder / name).exists()]:
@@ -345,7 +345,7 @@ _FORMAT = f"The folder needs {WEIGHTS}, or all its shards, as `save_pretrained` 
 
 
 def _absent(folder: Path, files: Sequence[str], missing: Sequence[str]) -> str:
-    """Return which weights a folder lacks, in words."""
+    """Return a message about the missing weights of a folder."""
     if files != [WEIGHTS]:
         return f"{len(missing)} of {len(files)} shards are missing, the first is {missing[0]!r}"
     if pickles := sorted(file.name for file in folder.glob("*.bin")):
@@ -362,8 +362,8 @@ _BFLOAT16 = "BF16"
 def _floats_of(file: Path) -> Arrays:
     """Return the floating-point tensors of a safetensors file as float32.
 
-    Parameters are floats. Tensors of other types, as the buffer `position_ids` of older
-    checkpoints, are left out unread. NumPy has no bfloat16: it is the upper half of a float32.
+    Parameters are floats. Tensors of other types, such as the buffer `position_ids` of older
+    checkpoints, are not read. NumPy has no bfloat16, which is the upper half of a float32.
     """
     out: Arrays = {}
     with safe_open(file, "np") as tensors:
@@ -427,7 +427,7 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
         BadInput: as `load_model`, or the folder has no vocabulary.
     """
     model = load_model(folder)
-    old, goes_on = _names_for(tokens, *_stored_vocabulary(folder))
+    old, prefix = _names_for(tokens, *_stored_vocabulary(folder))
     if isinstance(model.config, CausalConfig):  # begin and end tokens may have other names
         old = {"[CLS]": model.config.begin, "[SEP]": model.config.end} | old
     table = model.parameters[WORD]
@@ -439,7 +439,7 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
     spelt = {
         new: pieces
         for new, token in enumerate(tokens)
-        if token not in old and (pieces := _spelt(token, old, goes_on))
+        if token not in old and (pieces := _spelt(token, old, prefix))
     }
     changed = {WORD: _exchanged(WORD, table, pairs, spelt, len(tokens), seed)}
     if (head := model.parameters.get(f"{HEAD}/kernel")) is not None:
@@ -451,22 +451,22 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
     return Model(config, model.parameters | changed, model.labels)
 
 
-def _spelt(token: str, old: Mapping[str, int], goes_on: str) -> list[int]:
+def _spelt(token: str, old: Mapping[str, int], prefix: str) -> list[int]:
     """Return the ids of old tokens that spell a new token, longest first; [] if none do.
 
     Args:
         token: the new token, with the prefix if it continues a word.
         old: ids by token, with the same prefix.
-        goes_on: the prefix `##` of WordPiece; empty for byte-level tokens.
+        prefix: the continuation prefix `##` of WordPiece; empty for byte-level tokens.
     """
     rest = token
     pieces: list[int] = []
-    while rest not in ("", goes_on):
-        least = len(goes_on) if goes_on and rest.startswith(goes_on) else 0
+    while rest not in ("", prefix):
+        least = len(prefix) if prefix and rest.startswith(prefix) else 0
         for end in range(len(rest), least, -1):
             if rest[:end] in old:
                 pieces.append(old[rest[:end]])
-                rest = goes_on + rest[end:]
+                rest = prefix + rest[end:]
                 break
         else:
             return []

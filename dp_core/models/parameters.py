@@ -1,7 +1,7 @@
-"""A model's parameters: names, shapes, initial values. A model is a config and a dict of arrays.
+"""Names, shapes and initial values of a model's parameters.
 
-Kernels are [in, out]; query, key and value share one kernel [D, 3D], so that one matrix product
-serves all three.
+A model is a config and a dict of arrays. Kernels are [in, out]. Query, key and value share one
+kernel [D, 3D], so that one matrix product computes all three.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ Config = TypeVar("Config", bound=ModelConfig, covariant=True)
 
 WORD, POSITION, TYPE = "embeddings/word", "embeddings/position", "embeddings/type"
 MLM_BIAS = "mlm/bias"
-HEAD = "head"  # a decoder's output projection, where it is not the word table
-HEAD_BIAS = f"{HEAD}/bias"  # a feed-forward model's
+HEAD = "head"  # a decoder's output projection, unless it is the word table
+HEAD_BIAS = f"{HEAD}/bias"  # of a feed-forward model
 TAGGER = "tagger"  # classifies tokens
 TRANSITIONS = f"{TAGGER}/transitions"  # of a CRF over its tags: (from, to)
 POOLER, CLASSIFIER = "pooler", "classifier"  # classify rows
 CLASSIFIERS = (f"{TAGGER}/", f"{POOLER}/", f"{CLASSIFIER}/")
-HEADS = ("mlm/", *CLASSIFIERS)  # what stands on a BERT's encoder
+HEADS = ("mlm/", *CLASSIFIERS)  # heads of a BERT's encoder
 TABLES = (WORD, POSITION, TYPE, f"{HEAD}/kernel")
 
 
@@ -45,9 +45,9 @@ class Model(Generic[Config]):
     """A model outside of training.
 
     Attributes:
-        config: its shape.
+        config: the model's shape.
         parameters: arrays by name.
-        labels: the tags of its token classifier in order of id, if it has one.
+        labels: the labels of its classifier in order of id, if it has one.
     """
 
     config: Config
@@ -65,7 +65,7 @@ AnyModel = Model[ModelConfig]
 
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Return the name and shape of every parameter, a BERT's MLM head among them."""
+    """Return the name and shape of every parameter, including a BERT's MLM head."""
     if isinstance(config, LlamaConfig):
         return _llama_shapes(config)
     if isinstance(config, FeedForwardConfig):
@@ -75,7 +75,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes[POSITION] = (config.max_positions, d)
     norms = ("attention_norm", "intermediate_norm")  # before attention and before the MLP
     if isinstance(config, BertConfig):
-        norms = ("attention_norm", "output_norm")  # behind both
+        norms = ("attention_norm", "output_norm")  # after both
         if not config.distilled:
             shapes[TYPE] = (config.type_vocab, d)
         shapes |= _norm("embeddings/norm", d)
@@ -93,7 +93,7 @@ def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
 
 
 def _llama_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Return a Llama's: query, key and value apart, since they differ in width; no bias."""
+    """Return a Llama's shapes: separate query, key and value of different widths, and no bias."""
     d, f, w = config.hidden, config.intermediate, config.head_width
     queries, keys = config.heads * w, config.key_heads * w
     shapes: dict[str, tuple[int, ...]] = {WORD: (config.vocab_size, d)}
@@ -131,10 +131,10 @@ def _norm(name: str, d: int) -> dict[str, tuple[int, ...]]:
 
 
 def initial_values(shapes: Mapping[str, tuple[int, ...]], scale: float, seed: int) -> Arrays:
-    """Draw parameters as BERT does: N(0, scale²) cut at two deviations, gains 1, biases 0.
+    """Draw initial values as in BERT: N(0, scale²) cut at two deviations, gains 1, biases 0.
 
-    Each parameter has a stream of its own, so its values do not depend on which others exist.
-    The seed is public: initial values protect nothing.
+    Each parameter has a separate random stream, so its values do not depend on other parameters.
+    The seed is public, because initial values protect nothing.
     """
     return {name: _initial(name, shape, scale, seed) for name, shape in shapes.items()}
 
@@ -156,9 +156,9 @@ def _initial(name: str, shape: tuple[int, ...], scale: float, seed: int) -> NDAr
 def fresh(config: C, seed: int) -> Model[C]:
     """Return a randomly initialised model: a BERT with its MLM head, or a decoder.
 
-    What a decoder's layers add to the residual stream starts smaller by √(2·layers), so that the
-    sum of all layers starts as large as one (Radford et al. 2019, 2.3). A feed-forward model's
-    dense layers start with the deviation √(2 / inputs), which keeps the variance of what goes
+    The kernels whose output a decoder adds to the residual stream are divided by √(2·layers), so
+    that the sum of all layers starts as large as one (Radford et al. 2019, 2.3). A feed-forward
+    model's dense layers start with the deviation √(2 / inputs), which preserves the variance
     through ReLU (He et al. 2015, arXiv:1502.01852).
     """
     shapes = parameter_shapes(config)
@@ -177,7 +177,7 @@ def fresh(config: C, seed: int) -> Model[C]:
 def language_model(model: Model[C]) -> Model[C]:
     """Return the model without classifiers, and with an MLM head if its architecture has one.
 
-    A head that is missing is drawn from a public seed, with no data.
+    A missing head is initialised from a public seed, without data.
     """
     shapes = parameter_shapes(model.config)
     missing = {name: shape for name, shape in shapes.items() if name not in model.parameters}
@@ -187,5 +187,5 @@ def language_model(model: Model[C]) -> Model[C]:
 
 
 def decays(name: str) -> bool:
-    """Whether weight decay applies: to kernels and tables, not to biases and LayerNorm gains."""
+    """Return whether weight decay applies: to kernels and tables, not to biases and gains."""
     return not name.endswith(("/bias", "/gain"))

@@ -1,1 +1,1 @@
-"""Layers of neural networks, apart from models."""
+"""Layers of neural networks, shared by all models."""

@@ -26,10 +26,10 @@ def chain_losses(emissions: Tensor, transitions: Tensor, tags: Tensor, weights: 
         weights: (M, K), 1 for words and 0 for padding; words come first.
     """
     m, _, n = shape_of(emissions)
-    own = tf.gather(emissions, tags, batch_dims=2) * weights  # (M, K)
+    at_tags = tf.gather(emissions, tags, batch_dims=2) * weights  # (M, K)
     steps = tags[:, :-1] * n + tags[:, 1:]  # (M, K − 1)
     between = tf.gather(tf.reshape(transitions, (m, n * n)), steps, batch_dims=1) * weights[:, 1:]
-    score = tf.reduce_sum(own, axis=1) + tf.reduce_sum(between, axis=1)
+    score = tf.reduce_sum(at_tags, axis=1) + tf.reduce_sum(between, axis=1)
     return (_log_partition(emissions, transitions, weights) - score) * weights[:, 0]
 
 

@@ -1,7 +1,7 @@
-"""The layers that Transformers are made of, each reading its parameters by name.
+"""Layers of Transformers, which read their parameters by name.
 
-The forward pass is written once against this class; `dp_core.privacy.clipping` gives a subclass
-that also notes down what went in and what came out of each layer.
+Models write the forward pass once against this class. `dp_core.privacy.clipping` has a subclass
+that also records the inputs and outputs of each layer.
 """
 
 from __future__ import annotations
@@ -73,14 +73,14 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
 
 
 def row_means(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Return each row's mean cross-entropy over its own answers: (M·K, V), (M, K) twice -> (M,).
+    """Return each row's mean cross-entropy over its predictions: (M·K, V), (M, K) twice -> (M,).
 
-    A row without answers costs 0. Nothing is divided by anything of the batch.
+    A row without predictions has loss 0. No divisor depends on other rows of the batch.
     """
     m, k = shape_of(labels)
     losses = cross_entropy(logits, tf.reshape(labels, (m * k,)))
-    own = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
-    return tf.reduce_sum(tf.reshape(losses, (m, k)) * weights, axis=1) / own
+    counts = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
+    return tf.reduce_sum(tf.reshape(losses, (m, k)) * weights, axis=1) / counts
 
 
 # (layers, config, ids, lengths, positions) -> (M·K, V), the logits at the positions
@@ -90,15 +90,15 @@ RowLosses = Callable[..., Tensor]
 
 
 def row_losses(logits_of: LogitsOf) -> RowLosses:
-    """Return the rows' losses by a model's logits: `row_means` of them.
+    """Return a function that computes rows' losses from a model's logits by `row_means`.
 
     A row is ids (S,), its length, K positions with their labels, all int32, and K weights, float32,
-    1 for an answer and 0 for padding. Its loss is in nats.
+    1 for a prediction and 0 for padding. Its loss is in nats.
     """
 
     def losses(layers: Layers, config: Any, *row: Tensor) -> Tensor:
-        *asked, labels, weights = row
-        return row_means(logits_of(layers, config, *asked), labels, weights)
+        *inputs, labels, weights = row
+        return row_means(logits_of(layers, config, *inputs), labels, weights)
 
     return losses
 
@@ -140,17 +140,17 @@ PRECISIONS = ("float32", "bfloat16")
 
 
 def compute_type(precision: str) -> Any:
-    """Return the tf.DType of the factors of matrix products; all else is float32 in any case.
+    """Return the tf.DType of the factors of matrix products; all else is always float32.
 
     Weights, sums over a vector (LayerNorm, softmax, losses), gradients, norms and noise stay
     float32 (Micikevicius et al. 2018, arXiv:1710.03740; Kalamkar et al. 2019, arXiv:1905.12322).
 
     Raises:
-        BadInput: no such precision.
+        BadInput: unknown precision.
     """
     if precision not in PRECISIONS:
         raise BadInput(
-            f"{precision!r} is no precision",
+            f"{precision!r} is not a precision",
             where="precision",
             fix=f"Use {' or '.join(PRECISIONS)}.",
         )
@@ -158,18 +158,18 @@ def compute_type(precision: str) -> Any:
 
 
 Variables = Mapping[str, Any]  # name -> tf.Variable or tf.Tensor
-FAR_BELOW = -1e9  # added to a score that must not count: its softmax weight is exactly 0
-LORA_A, LORA_B = "lora_a", "lora_b"  # leaves beside a module's kernel
-LORA_SCALE = "lora/scale"  # alpha / rank: a constant of the model, and never trained
+FAR_BELOW = -1e9  # added to excluded scores, whose softmax weight is then exactly 0
+LORA_A, LORA_B = "lora_a", "lora_b"  # leaves next to a module's kernel
+LORA_SCALE = "lora/scale"  # alpha / rank: a constant of the model, never trained
 
 
 class Layers:
-    """Ordinary layers over named parameters. N stands for any leading shape.
+    """Ordinary layers over named parameters. N is any leading shape.
 
     Args:
         parameters: float32 variables or tensors, by name.
-        precision: the format of the factors of products, `float32` or `bfloat16`; what goes in
-            and comes out is float32 in any case.
+        precision: the format of the factors of products, `float32` or `bfloat16`; inputs and
+            outputs are always float32.
     """
 
     def __init__(self, parameters: Variables, precision: str = "float32") -> None:
@@ -179,14 +179,15 @@ class Layers:
     def linear(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
         """(N, in) -> (N, out) by `name/kernel`, `name/bias`, and `name`'s adapter, if it has one.
 
-        The adapter is a LoRA's (Hu et al. 2021, arXiv:2106.09685): y += (alpha / rank)·(x·A)·B. One
-        of p blocks, as a query-key-value kernel has three, is p adapters side by side: A is
-        (in, p·rank), B (rank, p·out), and block j of the output sees block j of x·A alone.
+        The adapter is a LoRA's (Hu et al. 2021, arXiv:2106.09685): y += (alpha / rank)·(x·A)·B. A
+        kernel of p blocks, such as a query-key-value kernel with three, has p adapters next to each
+        other: A is (in, p·rank), B is (rank, p·out), and block j of the output sees only block j of
+        x·A.
 
         Args:
-            name: of the module.
+            name: name of the module.
             x: (N, in).
-            bias: whether it has one.
+            bias: whether the module has a bias.
         """
         y = self.dense(name, x, bias=bias)
         if not self.adapted(name):
@@ -199,7 +200,7 @@ class Layers:
         return f"{name}/{LORA_A}" in self._parameters
 
     def dense(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
-        """(N, in) -> (N, out) by kernel and bias alone."""
+        """(N, in) -> (N, out) by kernel and bias, without the adapter."""
         y = self.product(x, self._parameters[f"{name}/kernel"])
         return y + self._parameters[f"{name}/bias"] if bias else y
 
@@ -216,18 +217,18 @@ class Layers:
         return tf.concat([self.product(*pair) for pair in pairs], axis=1)
 
     def blocks_of(self, b: str, h: Tensor) -> int:
-        """Return p: h is p times as wide as B is high."""
+        """Return the number of blocks p: h is p times as wide as B is high."""
         return int(h.shape[1] // self._parameters[b].shape[0])
 
     def product(self, a: Tensor, b: Tensor, *, transpose_b: bool = False) -> Tensor:
-        """(..., n, k), (..., k, m) -> (..., n, m), its factors in the chosen precision."""
+        """(..., n, k), (..., k, m) -> (..., n, m), with factors in the chosen precision."""
         if self._type == tf.float32:
             return tf.matmul(a, b, transpose_b=transpose_b)
         factors = (tf.cast(factor, self._type) for factor in (a, b))
         return tf.cast(tf.matmul(*factors, transpose_b=transpose_b), tf.float32)
 
     def for_each_row(self, name: str, rows: Any) -> Tensor:
-        """Return a whole parameter once for each of M rows: (M, ...), as a CRF reads its matrix."""
+        """Return a whole parameter once for each of M rows, (M, ...), like a CRF's transitions."""
         value = tf.convert_to_tensor(self._parameters[name])
         return tf.tile(value[None], (rows, *(1 for _ in value.shape)))
 
@@ -238,17 +239,17 @@ class Layers:
         bias: Tensor,
         shape: tuple[Any, Any],
         heads: int,
-        asked: Tensor | None = None,
+        positions: Tensor | None = None,
     ) -> Tensor:
         """Multi-head self-attention (Vaswani et al. 2017, section 3.2).
 
         Args:
-            name: of the block: its `qkv` and `attention_output` are used.
+            name: name of the block, whose `qkv` and `attention_output` are used.
             x: (M·S, D).
             bias: added to scores; broadcast to (M, heads, queries, S).
             shape: M and S.
-            heads: how many.
-            asked: (M, K) int32 positions that query; all if None.
+            heads: number of heads.
+            positions: (M, K) int32, positions that query; all if None.
 
         Returns:
             (M·S, D), or (M·K, D).
@@ -258,16 +259,16 @@ class Layers:
         qkv = self.linear(f"{name}/qkv", x)  # (M·S, 3D)
         qkv = tf.transpose(tf.reshape(qkv, (m, s, 3, heads, width)), (2, 0, 3, 1, 4))
         q, k, v = tf.unstack(qkv)  # each (M, heads, S, W)
-        if asked is not None:
-            positions = tf.tile(asked[:, None, :], (1, heads, 1))  # (M, heads, K)
-            q = tf.gather(q, positions, batch_dims=2)  # (M, heads, K, W)
+        if positions is not None:
+            queried = tf.tile(positions[:, None, :], (1, heads, 1))  # (M, heads, K)
+            q = tf.gather(q, queried, batch_dims=2)  # (M, heads, K, W)
         return self.linear(f"{name}/attention_output", self.mixed_values(name, q, k, v, bias))
 
     def mixed_values(self, name: str, q: Tensor, k: Tensor, v: Tensor, bias: Tensor) -> Tensor:
-        """Return softmax(q·kᵀ/√W + bias)·v, heads side by side: (M·queries, heads·W).
+        """Return softmax(q·kᵀ/√W + bias)·v, with concatenated heads: (M·queries, heads·W).
 
         Args:
-            name: of the block.
+            name: name of the block.
             q: (M, heads, queries, W).
             k: (M, heads, S, W).
             v: (M, heads, S, W).
@@ -280,7 +281,7 @@ class Layers:
 
     def attention_weights(self, name: str, scores: Tensor) -> Tensor:
         """(M, heads, queries, S) scores of the block `name` -> weights that sum to 1 over S."""
-        del name  # for those who watch
+        del name  # used by subclasses that record the weights
         return tf.nn.softmax(scores)
 
     def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
@@ -291,7 +292,7 @@ class Layers:
         )
 
     def rms_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
-        """(N, D) -> (N, D), each vector brought to mean square 1, then scaled (RMSNorm)."""
+        """(N, D) -> (N, D), each vector scaled to mean square 1 and by the gain (RMSNorm)."""
         return scale_to_unit_power(x, epsilon) * self._parameters[f"{name}/gain"]
 
     def embed(
@@ -301,7 +302,7 @@ class Layers:
         return embedding_sum(self._parameters, ids, types, word, position, kind)
 
     def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
-        """(N, D) -> (N, V): logits by the word table itself, transposed."""
+        """(N, D) -> (N, V): logits by the transposed word table."""
         logits = self.product(x, self._parameters[table], transpose_b=True)
         return logits if bias is None else logits + self._parameters[bias]
 

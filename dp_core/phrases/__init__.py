@@ -1,1 +1,1 @@
-"""Phrases that many units share: released with noise, and text written from them."""
+"""Phrases that many units share, released with noise, and text generated from them."""

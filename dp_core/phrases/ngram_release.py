@@ -1,16 +1,16 @@
 """Differentially private n-gram extraction in rounds (DPNE: Kim et al. 2021, arXiv:2108.02831).
 
-A phrase is a run of n words of one text, as BERT splits words (punctuation marks are words). In the
-first round every word of a candidate must be known from an earlier release; in each later round
-every shorter phrase within a candidate must have been released in the round before. So what may be
-counted follows from released values alone.
+A phrase is a run of n words of one text, in BERT's word segmentation (punctuation marks are words).
+In the first round every word of a candidate must be known from an earlier release. In each later
+round every shorter phrase within a candidate must have been released in the previous round. The
+set of candidates is therefore a function of released values.
 
-A round is a partition selection (`dp_core.vocabulary.partition_selection`), whose items are the
-candidates: a unit brings at most N of them, drawn by its own coins.
+A round is a partition selection (`dp_core.vocabulary.partition_selection`) whose items are the
+candidates. A unit contributes at most N of them, sampled by the unit's coins.
 
-*Theorem.* Given the earlier rounds' outputs, which items a unit brings is a function of that unit
-alone: whatever those outputs were, the privacy loss of a round is dominated by that of the round's
-mechanism. So all rounds together are dominated by the composition (adaptive composition of
+*Theorem.* Given the outputs of the earlier rounds, a unit's items are a function of that unit only.
+For any such outputs, the privacy loss of a round is therefore dominated by the loss of its
+mechanism, and all rounds together are dominated by the composition (adaptive composition of
 dominating pairs: Zhu, Dong and Wang 2022, arXiv:2106.08567, Theorem 10).
 """
 
@@ -32,21 +32,21 @@ from dp_core.vocabulary.gathered_sets import GatheredSets
 from dp_core.vocabulary.item_sets import ItemSets, bounded_sets
 
 if TYPE_CHECKING:
-    from dp_core.phrases.calibration import PhrasePlan
+    from dp_core.phrases.phrase_calibration import PhrasePlan
     from dp_core.privacy.seed_store import PrivacySeed
 
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
-Counts = Mapping[str, int]  # a phrase, its words joined by single spaces -> estimate of its units
+Counts = Mapping[str, int]  # phrase (words joined by spaces) -> estimated number of its units
 
 
 @dataclass(frozen=True)
 class Candidates:
-    """What may be counted in a round: phrases all of whose parts were released before.
+    """The candidates of a round: phrases whose parts were all released before.
 
     Attributes:
         length: words of a phrase.
-        part_length: words of a part: 1 in the first round, else those of the round before.
+        part_length: words of a part: 1 in the first round, else the length of the previous round.
         parts: released (or public) parts.
     """
 
@@ -55,22 +55,22 @@ class Candidates:
     parts: Collection[str]
 
     def of(self, texts: Iterable[str]) -> set[str]:
-        """Return the candidates that a unit's texts hold."""
+        """Return the candidates in a unit's texts."""
         (block,) = in_blocks([Unit("", list(texts))])
         return set(self.held(block).items.to_pylist())
 
     def held(self, block: UnitTexts) -> HeldItems:
-        """Return the distinct candidates that each of many units holds."""
+        """Return the distinct candidates of each of many units."""
         words = encode_bert_words(block.texts)
-        ends = np.repeat(words.starts[1:], np.diff(words.starts))  # of the text of each word
+        ends = np.repeat(words.starts[1:], np.diff(words.starts))  # end of the text of each word
         begins = np.flatnonzero(self._released_parts(words, ends))
         inner = self.length - self.part_length + 1  # parts within a phrase
-        # That many parts in a row, each one word on: then the first and the last one are so far
-        # apart that every part between them is there.
+        # A candidate has `inner` parts at consecutive words. The first and the last of them are
+        # `inner` − 1 apart exactly if all parts between them are present.
         last = inner - 1
         in_a_row = begins[last:] - begins[: len(begins) - last] == last
         begins = begins[: len(begins) - last][in_a_row]
-        begins = begins[begins + self.length <= ends[begins]]  # and all in one text
+        begins = begins[begins + self.length <= ends[begins]]  # and within one text
         numbers, phrases = _numbered(words, begins, self.length)
         owners = np.searchsorted(words.starts[block.rows], begins, "right") - 1
         pairs = np.unique(owners * max(1, len(phrases)) + numbers)
@@ -79,7 +79,7 @@ class Candidates:
         return HeldItems(block.unit_ids, phrases, starts, members.astype(np.int32))
 
     def _released_parts(self, words: WordCodes, ends: Ints) -> Flags:
-        """Return whether a released part begins at each running word."""
+        """Return whether a released part begins at each word."""
         number = {word: i for i, word in enumerate(words.words.to_pylist())}
         if self.part_length == 1:
             known = np.zeros(max(1, len(number)), np.bool_)
@@ -91,22 +91,22 @@ class Candidates:
         if not parts:
             return flags
         places = np.flatnonzero(np.arange(len(ends)) + self.part_length <= ends)
-        # Word after word: the numbers of the parts' beginnings, and of what stands in the text.
+        # Extend word by word: number the prefixes of the parts, and match them in the text.
         table = np.array(parts, np.int64)
         beginnings, here = table[:, 0], words.codes[places]
         for k in range(1, self.part_length):
             known_pairs = beginnings * len(number) + table[:, k]
             distinct, beginnings = np.unique(known_pairs, return_inverse=True)
             pairs = here * len(number) + words.codes[places + k]
-            found = np.searchsorted(distinct, pairs)
-            there = distinct[np.minimum(found, len(distinct) - 1)] == pairs
-            places, here = places[there], found[there]
+            positions = np.searchsorted(distinct, pairs)
+            there = distinct[np.minimum(positions, len(distinct) - 1)] == pairs
+            places, here = places[there], positions[there]
         flags[places] = True
         return flags
 
 
 def _numbered(words: WordCodes, begins: Ints, length: int) -> tuple[Ints, pa.Array]:
-    """Return for the phrase that begins at each place its number, and the distinct phrases."""
+    """Return the number of the phrase that begins at each word, and the distinct phrases."""
     numbers, first = words.codes[begins], np.arange(len(begins))
     for k in range(1, length):
         pairs = numbers * max(1, len(words.words)) + words.codes[begins + k]
@@ -117,10 +117,10 @@ def _numbered(words: WordCodes, begins: Ints, length: int) -> tuple[Ints, pa.Arr
 
 @dataclass(frozen=True)
 class PhraseSets:
-    """From the units of one shard to the bounded candidates of a round; fields as of `item_sets`.
+    """Maps the units of one shard to the bounded candidates of a round; fields as in `item_sets`.
 
     Attributes:
-        candidates: of the round.
+        candidates: the candidates of the round.
     """
 
     candidates: Candidates
@@ -129,18 +129,18 @@ class PhraseSets:
     declared_units: int | None = None
 
     def __call__(self, blocks: Iterable[UnitTexts]) -> ItemSets:
-        """Return the sets of the units, each whole in one block."""
+        """Return the sets of the units; no unit is split over blocks."""
         held = map(self.candidates.held, blocks)
         return bounded_sets(held, self.items_per_unit, self.key, self.declared_units, ())
 
 
 @dataclass(frozen=True)
 class PhraseSetsOfShard:
-    """From a shard to the bounded candidates of a round.
+    """Maps a shard to the bounded candidates of a round.
 
     Attributes:
         read: yields the shard's units with their texts.
-        sets: the round.
+        sets: makes the sets of the round.
     """
 
     read: Callable[[Shard], Iterable[UnitTexts]]
@@ -158,22 +158,22 @@ def release_phrases(
     seed: PrivacySeed,
     context: bytes,
 ) -> dict[int, dict[str, int]]:
-    """Return the released phrases of each round, by length, with estimates of their units.
+    """Return the released phrases of each round by length, with estimates of their unit counts.
 
-    Only this result is released; its privacy is `plan`'s. The same seed and context give the same
-    noise, so that a retry of the same release reveals nothing more.
+    Only this result is released; `plan` states its privacy. The same seed and context give the same
+    noise, so a retry of the same release reveals nothing more.
 
     Args:
-        gather: gives the sets of every shard, in any number of shards, in which each unit is once:
-            asked anew in every round, for another round's sets.
+        gather: returns the sets of every shard, for any division into shards that contains each
+            unit once. It is called in every round with the sets of that round.
         plan: rounds and their mechanism.
-        words: words that may stand in a phrase; a release or public. They must not come from
+        words: words that phrases may contain; released or public. They must not come from
             private text in any other way.
         seed: the privacy seed of this reservation.
-        context: what the noise is bound to (a digest of data and plan).
+        context: digest of data and plan, to which the noise is bound.
 
     Raises:
-        BadInput: more units than declared. (How many there are is private, and not said.)
+        BadInput: more units than declared. (The message does not state their private number.)
     """
     key = seed.derive("contribution bounding")
     each = plan.each_round
@@ -182,7 +182,7 @@ def release_phrases(
     for length in plan.lengths:
         candidates = Candidates(length, part_length, parts)
         sets = gather(PhraseSets(candidates, each.items_per_unit, key, each.declared_units))
-        bound_to = context + f" phrases of {length} words".encode()
-        released[length] = each.release(sets, seed, bound_to)
+        round_context = context + f" phrases of {length} words".encode()
+        released[length] = each.release(sets, seed, round_context)
         parts, part_length = released[length], length
     return released

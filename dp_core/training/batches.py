@@ -1,9 +1,9 @@
 """Micro-batches of masked rows, of one fixed shape, made in NumPy from a token store.
 
-U units, R rows of a unit, S tokens of a row, K predictions of a row. What a draw does not fill is
-padding of weight zero, so that every micro-batch runs the same compiled step. Rows and masks are
-keyed by (secret, unit, row, step): a unit looks the same whoever else was drawn. A row that is
-masked several times stands among its unit's rows as often, each copy under a key of its own.
+U units, R rows of a unit, S tokens of a row, K predictions of a row. Padding of weight zero fills
+micro-batches up, so that every micro-batch runs the same compiled step. Rows and masks are keyed by
+(secret, unit, row, step), so a unit's rows do not depend on the other drawn units. A row with
+several maskings is repeated among its unit's rows, with a different key for each copy.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 
 Indices = NDArray[np.int64]
-# (store, row numbers (M,), their keys (M,)) -> inputs and predictions, each row's its own affair
+# (store, row numbers (M,), their keys (M,)) -> inputs and predictions, for each row independently
 Examples = Callable[[TokenStore, Indices, U64], MaskedRows]
 _OF_UNITS, _OF_ROWS = "units", "rows"
 _CHOICE = 7  # stream of the generator that chooses rows
@@ -71,7 +71,7 @@ def masked_examples(
         store: the rows.
         rows: (M,) row numbers.
         keys: (M,) uint64, one per row.
-        continuation: (V,) true for tokens that go on with a word: whole words are then masked.
+        continuation: (V,) true for tokens that continue a word, to mask whole words.
     """
     return mask_rows(
         store.tokens[rows],
@@ -87,21 +87,21 @@ def masked_examples(
 class BatchSource(Protocol):
     """Micro-batches of a run, by update.
 
-    An update's items (units or rows) are drawn as a whole, and then made into micro-batches: all of
-    them here, or each host's part on that host.
+    An update's items (units or rows) are drawn together and then made into micro-batches, either in
+    this process, or by each host for its share.
     """
 
     def draw(self, step: int) -> Indices:
-        """Return the numbers of the items that update `step` reads; maybe none."""
+        """Return the numbers of the items that update `step` reads, possibly none."""
 
     def items(self, units: range) -> range:
         """Return the numbers of the items of units `units.start` to `units.stop` − 1."""
 
     def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of a draw of update `step`, all of one shape; maybe none."""
+        """Yield the micro-batches of a draw of update `step`, of one shape; possibly none."""
 
     def settings(self) -> dict[str, Any]:
-        """Return the settings by which `batches_of` makes the same micro-batches of a draw."""
+        """Return the settings from which `batches_of` makes the same micro-batches of a draw."""
 
 
 class UnitBatches:
@@ -111,10 +111,10 @@ class UnitBatches:
         store: the rows.
         coins: 64 secret bits, which choose rows and masks.
         units: U, units of a micro-batch.
-        rows: R, rows of a unit and update, copies among them.
+        rows: R, rows of a unit and update, including copies.
         maskings: masked copies of each row; R is a multiple of it.
-        least: micro-batches of every draw, the last ones of padding alone where it is smaller.
-        examples: what rows ask for.
+        least: least number of micro-batches of a draw; smaller draws end with pure padding.
+        examples: makes the inputs and predictions of rows.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class UnitBatches:
         return units
 
     def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of drawn units; none if there are none, and none is due."""
+        """Yield the micro-batches of drawn units; without units only the `least` number."""
         count = max(self._least, math.ceil(len(drawn) / self._units))
         for start in range(0, count * self._units, self._units):
             units = drawn[start : start + self._units]
@@ -148,7 +148,7 @@ class UnitBatches:
             yield micro_batch(self._store, rows, real, keys, self._units, self._examples)
 
     def settings(self) -> dict[str, Any]:
-        """Return the numbers that this was made with. The seed does not follow from the coins."""
+        """Return the constructor's numbers. The seed cannot be derived from the coins."""
         return {
             "kind": _OF_UNITS,
             "coins": self._coins,
@@ -165,10 +165,10 @@ class PrivateBatches(UnitBatches):
     Args:
         store: the rows.
         sampler: draws the units of each update.
-        coins: as in `UnitBatches`, and so `units`, `rows`, `maskings` and `examples`.
-        largest: the most units that the sampler can draw, where it has such a bound: every update
-            then has at least as many micro-batches.
-        hosts: over how many hosts a draw is dealt out.
+        coins: as in `UnitBatches`, like `units`, `rows`, `maskings` and `examples`.
+        largest: largest draw of the sampler, if it is bounded. Every update then has at least the
+            number of micro-batches that this draw needs.
+        hosts: number of hosts that share a draw.
     """
 
     def __init__(
@@ -221,23 +221,23 @@ class PrivateBatches(UnitBatches):
         )
 
     def draw(self, step: int) -> Indices:
-        """Return the sorted units of an update, those of all hosts."""
+        """Return the sorted units of an update for all hosts."""
         return self._sampler.batch(step)
 
     def micro_batches(self, step: int) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of an update; none if no unit was drawn, and none is due."""
+        """Yield the micro-batches of an update; without units only the least number."""
         return self.made(step, self.draw(step))
 
 
 class OrdinaryBatches:
-    """Shuffled epochs over all rows, each row alone: batches of training without privacy.
+    """Batches of training without privacy: shuffled epochs over all rows, one unit for each row.
 
     Args:
         store: the rows.
-        seed: public; orders rows and chooses masks, afresh in every epoch.
-        units: U, rows of a micro-batch (each is a unit of its own here).
+        seed: public; orders rows and chooses masks, anew in every epoch.
+        units: U, rows of a micro-batch (each row is one unit here).
         batch_rows: rows of an update.
-        examples: what rows ask for.
+        examples: makes the inputs and predictions of rows.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class OrdinaryBatches:
         self._batch_rows, self._examples = batch_rows, examples
 
     def draw(self, step: int) -> Indices:
-        """Return the rows of an update, in their order; updates follow through the epochs."""
+        """Return the rows of an update, in order; successive updates run through the epochs."""
         numbers = np.arange(step * self._batch_rows, (step + 1) * self._batch_rows)
         epochs, offsets = np.divmod(numbers, self._store.n_rows)
         rows = np.empty(len(numbers), np.int64)
@@ -282,7 +282,7 @@ class OrdinaryBatches:
         return self.made(step, self.draw(step))
 
     def settings(self) -> dict[str, Any]:
-        """Return the numbers that this was made with."""
+        """Return the constructor's numbers."""
         return {
             "kind": _OF_ROWS,
             "seed": self._seed,
@@ -297,10 +297,10 @@ def batches_of(
     """Return the batch source that another source's `settings` describe, over the same rows.
 
     Args:
-        settings: of a source for one device.
+        settings: settings of a source for one device.
         store: the rows.
         examples: as in `UnitBatches`.
-        devices: that share a micro-batch, which has as many times more units.
+        devices: number of devices that share a micro-batch; multiplies its units.
     """
     numbers = {name: value for name, value in settings.items() if name != "kind"}
     numbers["units"] *= devices
@@ -317,7 +317,7 @@ def choose_rows(
     """Draw up to R of each unit's rows, without replacement.
 
     Returns:
-        Row numbers (n, R), and (n, R) which of them are real; units with fewer rows are padded.
+        Row numbers (n, R), and (n, R) flags that are false for padding of units with fewer rows.
     """
     first = store.unit_rows[units]
     count = store.unit_rows[units + 1] - first
@@ -338,9 +338,9 @@ def row_keys(store: TokenStore, units: Indices, rows: Indices, coins: int, step:
 def masked_copies(
     rows: Indices, real: NDArray[np.bool_], keys: U64, maskings: int
 ) -> tuple[Indices, NDArray[np.bool_], U64]:
-    """Repeat each row (n, R), under a key of its own for each of its maskings: (n, R·maskings).
+    """Repeat each row (n, R) with a different key for each masking: (n, R·maskings).
 
-    The first copies stand first and have the keys as they are: one masking changes nothing.
+    The first copies come first and keep their keys, so a single masking changes nothing.
     """
     number = np.repeat(np.arange(maskings, dtype=np.uint64), rows.shape[1])[None, :]
     copied = np.tile(keys, maskings)
@@ -367,7 +367,7 @@ def micro_batch(
         real: (n, R) false for padding.
         keys: (n, R) uint64 keys of the rows.
         units: U.
-        examples: what rows ask for.
+        examples: makes the inputs and predictions of rows.
     """
     n, r = rows.shape
     s = store.sequence_length
@@ -404,9 +404,9 @@ class _Failure:
 
 
 def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
-    """Yield the items in order, made up to `depth` ahead by a thread of their own.
+    """Yield the items in order, while a thread makes up to `depth` items ahead.
 
-    An error while making an item is raised here; leaving the loop early ends the thread.
+    An error in the thread is raised here. Leaving the loop early ends the thread.
     """
     end = object()
     ready: queue.Queue[object] = queue.Queue(depth)

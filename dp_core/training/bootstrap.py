@@ -1,14 +1,15 @@
-"""How sure a score is, and a difference of two: a bootstrap over documents and seeds.
+"""Confidence intervals of scores and of differences: a bootstrap over documents and seeds.
 
-What has no counts by document, as a perplexity, has an interval over seeds alone (Student's t).
+Quantities without counts by document, such as perplexity, have an interval over seeds only
+(Student's t).
 
 Documents and seeds are resampled independently of each other: the pigeonhole bootstrap of Owen 2007
-(Annals of Applied Statistics 1:386), which errs on the side of wide intervals. Documents are
-resampled within their fold. What seeds and documents do not vary is not in the interval: the
-pre-training that they share, and which documents there are.
+(Annals of Applied Statistics 1:386), whose intervals are rather too wide. Documents are resampled
+within their fold. The interval does not include variation by a shared pre-training or by the
+choice of the corpus.
 
-Accuracy is the micro F1 of classes: of each text one class is predicted, and one expected. Where
-patients are known they stand in the place of documents, all of whose texts are drawn together.
+Accuracy is the micro F1 of classes, because each text has one predicted and one expected class. If
+patients are known, they replace documents, and all texts of a patient are drawn together.
 """
 
 from __future__ import annotations
@@ -22,21 +23,21 @@ from numpy.typing import NDArray
 from scipy import stats
 
 RESAMPLES = 2000
-LEAST_DOCUMENTS = 10  # with fewer, resampling says next to nothing
+LEAST_DOCUMENTS = 10  # with fewer, resampling is not informative
 Counts = Mapping[str, Sequence[float]]  # by document: correct, predicted and expected labels
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True)
 class Replicate:
-    """What one fine-tuned model makes of its test documents.
+    """Test results of one fine-tuned model.
 
     Attributes:
-        seed: names what was drawn anew for it; replicates of other folds share it.
-        fold: that it was tested on; 0 where there are none.
-        counts: of each test document.
-        start: names the model that it was fine-tuned from. Where there are several, seeds of the
-            same one vary together, and are drawn together.
+        seed: name of the random draw; replicates of other folds share it.
+        fold: test fold; 0 without folds.
+        counts: counts of each test document.
+        start: name of the model that was fine-tuned. If there are several, seeds of the same model
+            are correlated, and are drawn together.
     """
 
     seed: str
@@ -47,18 +48,16 @@ class Replicate:
 
 @dataclass(frozen=True)
 class MeanF1:
-    """Mean of micro F1 over seeds and folds, within 0 … 1; None: one alone does not say.
-
-    Or, by `mean_over_seeds`, of another quantity in its own unit.
+    """Mean of micro F1 over seeds and folds, from 0 to 1, or of another quantity over seeds.
 
     Attributes:
-        mean: over all replicates.
-        replicates: how many.
-        seeds: how many are drawn: of the models that were started from, if there are several.
-        folds: how many.
-        seed_deviation: standard deviation over seeds of their mean over folds.
-        fold_deviation: standard deviation over folds of their mean over seeds.
-        interval: 95%, by documents and seeds; None where documents are too few.
+        mean: mean over all replicates.
+        replicates: number of replicates.
+        seeds: number of seeds, or of started models if there are several.
+        folds: number of folds.
+        seed_deviation: standard deviation over seeds of the mean over folds; None for one seed.
+        fold_deviation: standard deviation over folds of the mean over seeds; None for one fold.
+        interval: 95%, by documents and seeds; None if there are too few documents.
     """
 
     mean: float
@@ -72,12 +71,12 @@ class MeanF1:
 
 @dataclass(frozen=True)
 class Difference:
-    """A difference of two mean F1, the second less the first, on the same documents.
+    """Difference of two mean F1 on the same documents, the second minus the first.
 
     Attributes:
-        value: within −1 … 1.
+        value: from −1 to 1.
         interval: 95%.
-        p_value: two-sided, of no difference.
+        p_value: two-sided, for the hypothesis of no difference.
     """
 
     value: float
@@ -86,7 +85,7 @@ class Difference:
 
 
 def mean_f1(replicates: Sequence[Replicate]) -> MeanF1:
-    """Return the mean over replicates, how it spreads, and its interval.
+    """Return the mean over replicates with its deviations and its interval.
 
     Args:
         replicates: one for each pair of a seed and a fold.
@@ -98,8 +97,8 @@ def mean_f1(replicates: Sequence[Replicate]) -> MeanF1:
     scores = table.scores(np.ones((1, len(table.documents))))[0]  # (seeds, folds)
     interval = None
     if len(table.documents) >= LEAST_DOCUMENTS:
-        drawn = np.random.default_rng(0)
-        interval = _interval(table.resampled(table.drawn_documents(drawn), drawn))
+        generator = np.random.default_rng(0)
+        interval = _interval(table.resampled(table.drawn_documents(generator), generator))
     of_seeds = table.membership @ scores.mean(1)
     return MeanF1(
         float(scores.mean()),
@@ -116,10 +115,10 @@ def mean_over_seeds(values: Sequence[float]) -> MeanF1:
     """Return the mean of a quantity that was measured once for each seed.
 
     Args:
-        values: in any unit; of trainings that are independent of each other.
+        values: values of independent trainings, in any unit.
 
     Returns:
-        With Student's t interval of the mean, of two values or more.
+        The mean, with Student's t interval if there are two or more values.
 
     Raises:
         ValueError: there are none.
@@ -136,26 +135,26 @@ def mean_over_seeds(values: Sequence[float]) -> MeanF1:
 
 
 def f1_difference(first: Sequence[Replicate], second: Sequence[Replicate]) -> Difference | None:
-    """Return the difference of two mean F1 by the paired bootstrap; None where none can be had.
+    """Return the difference of two mean F1 by the paired bootstrap, or None if it is undefined.
 
-    The same documents are drawn for both, the seeds of each by themselves. After Koehn 2004 and
-    Berg-Kirkpatrick et al. 2012.
+    The same documents are drawn for both models, but seeds are drawn separately. After Koehn 2004
+    and Berg-Kirkpatrick et al. 2012.
 
     Args:
         first: replicates of one model.
-        second: replicates of another, tested on the same documents in the same folds.
+        second: replicates of another model, tested on the same documents in the same folds.
     """
     try:
-        one, two = _Table.of(first), _Table.of(second)
+        before, after = _Table.of(first), _Table.of(second)
     except ValueError:
         return None
-    if one.documents != two.documents or len(one.documents) < LEAST_DOCUMENTS:
+    if before.documents != after.documents or len(before.documents) < LEAST_DOCUMENTS:
         return None
-    whole = np.ones((1, len(one.documents)))
-    value = float(two.scores(whole).mean() - one.scores(whole).mean())
-    drawn = np.random.default_rng(0)
-    weights = one.drawn_documents(drawn)
-    differences = two.resampled(weights, drawn) - one.resampled(weights, drawn)
+    whole = np.ones((1, len(before.documents)))
+    value = float(after.scores(whole).mean() - before.scores(whole).mean())
+    generator = np.random.default_rng(0)
+    weights = before.drawn_documents(generator)
+    differences = after.resampled(weights, generator) - before.resampled(weights, generator)
     tail = min((differences <= 0).sum(), (differences >= 0).sum())
     return Difference(
         value, _interval(differences), float(min(1.0, 2 * (tail + 1) / (RESAMPLES + 1)))
@@ -167,8 +166,8 @@ class _Table:
     """Counts by seed, fold and document.
 
     Attributes:
-        documents: (D,) each one's name and fold.
-        membership: (G, S) share of each seed in what is drawn together; rows add up to 1.
+        documents: (D,) name and fold of each document.
+        membership: (G, S) share of each seed in a group that is drawn together; rows sum to 1.
         correct: (S, F, D) right entities.
         both: (S, F, D) predicted and expected entities.
     """
@@ -180,35 +179,36 @@ class _Table:
 
     @classmethod
     def of(cls, replicates: Sequence[Replicate]) -> _Table:
-        """Raises ValueError: there is nothing, or not each seed with each fold, once."""
-        seeds = sorted({one.seed for one in replicates})
-        folds = sorted({one.fold for one in replicates})
-        pairs = {(one.seed, one.fold) for one in replicates}
+        """Raise ValueError unless there is one replicate for each pair of a seed and a fold."""
+        seeds = sorted({replicate.seed for replicate in replicates})
+        folds = sorted({replicate.fold for replicate in replicates})
+        pairs = {(replicate.seed, replicate.fold) for replicate in replicates}
         if not replicates or not len(pairs) == len(replicates) == len(seeds) * len(folds):
             raise ValueError("not one replicate for each seed and fold")
-        documents = sorted({(name, one.fold) for one in replicates for name in one.counts})
+        documents = sorted({(name, r.fold) for r in replicates for name in r.counts})
         place = {document: i for i, document in enumerate(documents)}
         correct = np.zeros((len(seeds), len(folds), len(documents)))
         both = np.zeros_like(correct)
-        for one in replicates:
-            row = seeds.index(one.seed), folds.index(one.fold)
-            for name, (right, predicted, expected) in one.counts.items():
-                where = (*row, place[name, one.fold])
+        for replicate in replicates:
+            row = seeds.index(replicate.seed), folds.index(replicate.fold)
+            for name, (right, predicted, expected) in replicate.counts.items():
+                where = (*row, place[name, replicate.fold])
                 correct[where], both[where] = right, predicted + expected
-        starts = {one.seed: one.start for one in replicates}
+        starts = {replicate.seed: replicate.start for replicate in replicates}
         several = len(set(starts.values())) > 1
-        drawn = [starts[seed] if several else seed for seed in seeds]
-        member = np.array([[own == one for own in drawn] for one in sorted(set(drawn))], np.float64)
+        group_of = [starts[seed] if several else seed for seed in seeds]
+        groups = sorted(set(group_of))
+        member = np.array([[name == group for name in group_of] for group in groups], np.float64)
         return cls(tuple(documents), member / member.sum(1, keepdims=True), correct, both)
 
-    def drawn_documents(self, drawn: np.random.Generator) -> Floats:
-        """Return (resamples, D) how often each document is drawn, fold by fold."""
+    def drawn_documents(self, generator: np.random.Generator) -> Floats:
+        """Return how often each document is drawn, fold by fold: (resamples, D)."""
         weights = np.zeros((RESAMPLES, len(self.documents)))
         of_fold = np.array([fold for _, fold in self.documents])
         for fold in np.unique(of_fold):
-            own = np.flatnonzero(of_fold == fold)
-            weights[:, own] = drawn.multinomial(
-                len(own), np.full(len(own), 1 / len(own)), RESAMPLES
+            inside = np.flatnonzero(of_fold == fold)
+            weights[:, inside] = generator.multinomial(
+                len(inside), np.full(len(inside), 1 / len(inside)), RESAMPLES
             )
         return weights
 
@@ -216,13 +216,13 @@ class _Table:
         """Return (resamples, S, F) micro F1 under (resamples, D) weights of the documents."""
         right = np.einsum("rd,sfd->rsf", weights, self.correct)
         both = np.einsum("rd,sfd->rsf", weights, self.both)
-        found: Floats = np.divide(2 * right, both, out=np.zeros_like(right), where=both > 0)
-        return found
+        scores: Floats = np.divide(2 * right, both, out=np.zeros_like(right), where=both > 0)
+        return scores
 
-    def resampled(self, weights: Floats, drawn: np.random.Generator) -> Floats:
-        """Return (resamples,) means over folds and over seeds that are drawn anew."""
+    def resampled(self, weights: Floats, generator: np.random.Generator) -> Floats:
+        """Return means over folds and over resampled seeds: (resamples,)."""
         groups = len(self.membership)
-        share = drawn.multinomial(groups, np.full(groups, 1 / groups), len(weights)) / groups
+        share = generator.multinomial(groups, np.full(groups, 1 / groups), len(weights)) / groups
         means: Floats = (self.scores(weights).mean(2) * (share @ self.membership)).sum(1)
         return means
 

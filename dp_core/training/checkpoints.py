@@ -1,7 +1,6 @@
-"""Where checkpoints are kept: a small door, and a folder of this machine behind it.
+"""Storage of checkpoints: an interface, and a folder on this machine.
 
-Other places (a bucket) are other classes with the same four methods; a contract test runs over
-all of them.
+Other places (a bucket) implement the same four methods. One contract test runs over all of them.
 """
 
 from __future__ import annotations
@@ -30,20 +29,20 @@ _PARTIAL = ".partial"
 
 
 class CheckpointPlace(Protocol):
-    """Files under names, each there whole or not at all. Errors are `OSError`s."""
+    """Named files, each of which is complete or absent. Errors are `OSError`s."""
 
     @property
     def where(self) -> str:
-        """What people call the place."""
+        """Name of the place in messages."""
 
     def write(self, name: str, make: Callable[[Path], None]) -> None:
-        """Keep the file that `make` writes to the path it is given, in place of an older one."""
+        """Store the file that `make` writes to the path it receives, replacing an older one."""
 
     def names(self) -> list[str]:
         """Return the names of all files, sorted."""
 
     def read(self, name: str) -> AbstractContextManager[Path]:
-        """Give a local path of the file for as long as the context lasts; `OSError` if none."""
+        """Provide a local path of the file within the context; `OSError` if there is none."""
 
     def delete(self, name: str) -> None:
         """Remove a file if it is there."""
@@ -52,11 +51,11 @@ class CheckpointPlace(Protocol):
 class LocalFolder:
     """Checkpoints in a folder that only its owner can read.
 
-    A file is written in a folder of its own, flushed to disk, then renamed into place, so that a
-    kill at any instant leaves the old file or the new one.
+    A file is written to a temporary folder, flushed to disk, and then renamed, so a kill at any
+    time leaves the old file or the new one.
 
     Args:
-        folder: made when the first file is written.
+        folder: created with the first file.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -64,14 +63,14 @@ class LocalFolder:
 
     @property
     def where(self) -> str:
-        """The folder."""
+        """Path of the folder."""
         return str(self._folder)
 
     def write(self, name: str, make: Callable[[Path], None]) -> None:
-        """Keep the file that `make` writes."""
+        """Store the file that `make` writes."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         partial = self._folder / _PARTIAL
-        shutil.rmtree(partial, ignore_errors=True)  # what a killed run left
+        shutil.rmtree(partial, ignore_errors=True)  # remains of a killed run
         partial.mkdir(mode=0o700)
         try:
             make(partial / name)
@@ -90,7 +89,7 @@ class LocalFolder:
             return []
 
     def read(self, name: str) -> AbstractContextManager[Path]:
-        """Give the file itself."""
+        """Provide the file itself."""
         (self._folder / name).stat()
         return nullcontext(self._folder / name)
 
@@ -113,7 +112,7 @@ _LOG = logging.getLogger("confide.training")
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Everything that a run needs to go on: `update` updates are done."""
+    """The state from which a run continues after `update` updates."""
 
     update: int
     arrays: Arrays
@@ -123,9 +122,9 @@ class Checkpoints:
     """The checkpoints of one run.
 
     Args:
-        place: where they are.
-        run: digest of what the run is; a checkpoint of another run is refused.
-        keep: how many are kept.
+        place: storage of the checkpoints.
+        run: digest of the run's identity; checkpoints of another run are refused.
+        keep: number of checkpoints that are kept.
     """
 
     def __init__(self, place: CheckpointPlace, run: str, keep: int = 2) -> None:
@@ -135,7 +134,7 @@ class Checkpoints:
         """Write a checkpoint and drop the oldest beyond `keep`.
 
         Raises:
-            ConfideError: the disk is full or the place not writable; older ones stay as they are.
+            ConfideError: the disk is full or the place not writable; older checkpoints stay.
         """
         about = {"update": str(checkpoint.update), "run": self._run}
         about["digest"] = _digest(checkpoint, self._run)
@@ -153,26 +152,26 @@ class Checkpoints:
             ) from error
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest checkpoint that is whole, or None; damaged ones are named in the log.
+        """Return the newest intact checkpoint, or None; the log names damaged ones.
 
         Raises:
-            BadInput: it belongs to another run (its data, plan or code differ): resuming would
+            BadInput: it belongs to another run (its data, plan or code differ). Resuming would
                 draw the same noise for other gradients.
-            ConfideError: the place cannot be read; that is no reason to begin anew.
+            ConfideError: the place cannot be read. The run must not start anew in this case.
         """
         for update in reversed(self._updates()):
-            found = self._read(update)
-            if found is not None:
-                return found
+            checkpoint = self._read(update)
+            if checkpoint is not None:
+                return checkpoint
             _LOG.warning(
-                "%s: the checkpoint of update %d is damaged; going on from the one before it",
+                "%s: the checkpoint of update %d is damaged; continuing from the one before it",
                 self._place.where,
                 update,
             )
         return None
 
     def at(self, update: int) -> Checkpoint | None:
-        """Return the checkpoint after that many updates; None: it is not there, or damaged.
+        """Return the checkpoint after that many updates, or None if it is missing or damaged.
 
         Raises:
             BadInput, ConfideError: as `latest`.
@@ -189,7 +188,7 @@ class Checkpoints:
         return sorted(int(match[1]) for match in matches if match)
 
     def _read(self, update: int) -> Checkpoint | None:
-        """Return a checkpoint, or None if it is torn or altered."""
+        """Return a checkpoint, or None if it is incomplete or altered."""
         try:
             with self._place.read(_name(update)) as path:
                 about = _header(path)
@@ -213,7 +212,7 @@ class Checkpoints:
         return checkpoint
 
     def _drop(self, newest: int) -> None:
-        """Drop what is older than the last `keep`, and later ones: those were found damaged."""
+        """Delete checkpoints older than the last `keep`, and newer ones, which are damaged."""
         updates = self._updates()
         kept = [u for u in updates if u <= newest][-self._keep :]
         for update in updates:
@@ -222,7 +221,7 @@ class Checkpoints:
 
 
 def run_digest(*settings: object) -> str:
-    """Return what ties a checkpoint to its run: SHA-256 of everything that the run is, in words."""
+    """Return SHA-256 over all settings of a run, which ties its checkpoints to it."""
     return hashlib.sha256(json.dumps([str(s) for s in settings]).encode()).hexdigest()
 
 
@@ -249,7 +248,7 @@ def arrays_digest(arrays: Mapping[str, NDArray[Any]], about: str = "") -> str:
 
 
 def _reason(error: BaseException) -> str:
-    """Return the system's words for an error; a library's own message may hold anything."""
+    """Return the system's message of an error; a library's message may contain private text."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     number = re.search(r"\(os error (\d+)\)", str(error))

@@ -1,4 +1,4 @@
-"""The head for texts, and pairs of texts, with a class: by the state of a row's first token."""
+"""Head that classifies texts and pairs of texts by the state of a row's first token."""
 
 from __future__ import annotations
 
@@ -26,12 +26,12 @@ from dp_core.training.objectives import Objective
 
 @dataclass(frozen=True)
 class ClassRow:
-    """One row: [CLS] first [SEP], and of a pair also second [SEP].
+    """One row: [CLS] first [SEP], followed by second [SEP] if the text is a pair.
 
     Attributes:
-        ids: its pieces.
-        second: place where the second text begins; 0 if there is none.
-        label: number of its class, or −1 if it has none of those that were told.
+        ids: ids of the row's pieces.
+        second: position of the second text's first piece; 0 if there is none.
+        label: number of the row's class, or −1 if the class is not in the list of labels.
         item: index of the text.
     """
 
@@ -46,7 +46,7 @@ class ClassHead:
     """A classifier of whole rows.
 
     Attributes:
-        labels: the classes in order of id, two or more; of private text they must be public
+        labels: two or more classes in order of id; for private text they must be public
             knowledge. A text of another class teaches nothing.
     """
 
@@ -57,7 +57,7 @@ class ClassHead:
             raise PrivateTextRefusal("fewer than two classes, or one of them twice", where="labels")
 
     def begin(self, start: Bert, seed: int) -> Bert:
-        """Return the encoder with a fresh pooler and classifier; other heads are left behind."""
+        """Return the encoder with a fresh pooler and classifier; other heads are dropped."""
         d, n = start.config.hidden, len(self.labels)
         shapes = {
             f"{POOLER}/kernel": (d, d),
@@ -72,12 +72,12 @@ class ClassHead:
     def rows(
         self, items: Sequence[LabelledText], tokenizer: Tokenizer, max_length: int
     ) -> list[ClassRow]:
-        """Return a row for each text; what does not fit is cut off the end of a pair's longer one.
+        """Return a row for each text; the longer text of a pair is shortened until both fit.
 
         Args:
-            items: with or without labels.
-            tokenizer: BERT's.
-            max_length: pieces of a row, markers among them.
+            items: texts with or without labels.
+            tokenizer: BERT's tokenizer.
+            max_length: pieces of a row, including markers.
         """
         special = SpecialIds.of(tokenizer)
         numbers = {label: i for i, label in enumerate(self.labels)}
@@ -97,15 +97,15 @@ class ClassHead:
         return rows
 
     def objective(self, rows: Sequence[ClassRow], max_length: int) -> Objective:
-        """Return what the rows, in a store's order, ask: each one's class."""
+        """Return the objective that predicts the class of each row of a store."""
         del max_length
         return Objective("classification", _Answers(rows).examples, class_row_losses)
 
 
 def _cut(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
     """Shorten the longer one until both fit."""
-    own = min(len(first), max(room - len(second), -(-room // 2)))
-    return first[:own], second[: room - own]
+    kept = min(len(first), max(room - len(second), -(-room // 2)))
+    return first[:kept], second[: room - kept]
 
 
 class _Answers:
@@ -116,10 +116,10 @@ class _Answers:
         self._labels = _column([row.label for row in rows])
 
     def examples(self, store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:
-        """Ask each row for its class: one answer; nothing is masked, nothing is random."""
+        """Return one prediction for each row, its class; nothing is masked or random."""
         labels = self._labels[rows]
-        told = (labels >= 0).astype(np.float32)
-        return MaskedRows(store.tokens[rows], self._seconds[rows], np.maximum(labels, 0), told)
+        weights = (labels >= 0).astype(np.float32)
+        return MaskedRows(store.tokens[rows], self._seconds[rows], np.maximum(labels, 0), weights)
 
 
 def _column(values: Sequence[int]) -> NDArray[np.int32]:
@@ -135,15 +135,15 @@ def classes_of(
     batch_size: int = 32,
     device: str = "cpu",
 ) -> list[str]:
-    """Return each text's likeliest class.
+    """Return the most probable class of each text.
 
     Args:
-        model: with its classifier and labels.
-        texts: their own labels are not looked at.
-        tokenizer: of the model's vocabulary.
-        max_length: pieces of a row, as in training; the model's positions bound them too.
-        batch_size: rows at once; memory and speed only.
-        device: cpu, gpu, tpu or mock-tpu:N; one device of it is used.
+        model: model with its classifier and labels.
+        texts: texts; their labels are ignored.
+        tokenizer: tokenizer with the model's vocabulary.
+        max_length: pieces of a row, as in training, and at most the model's positions.
+        batch_size: rows at once; affects only memory and speed.
+        device: cpu, gpu, tpu or mock-tpu:N; one of its devices is used.
     """
     length = min(max_length, model.config.max_positions)
     rows = ClassHead(model.labels).rows(texts, tokenizer, length)
@@ -164,8 +164,8 @@ def classes_of(
         compiled = tf.function(best, autograph=False)
         guesses = [
             compiled(
-                *(tf.constant(a[at : at + batch_size]) for a in (ids, lengths, seconds))
+                *(tf.constant(a[start : start + batch_size]) for a in (ids, lengths, seconds))
             ).numpy()
-            for at in range(0, len(ids), batch_size)
+            for start in range(0, len(ids), batch_size)
         ]
     return [model.labels[int(n)] for part in guesses for n in part][: len(rows)]

@@ -1,4 +1,4 @@
-"""From a device's name to a TensorFlow distribution strategy: one code path for all of them."""
+"""Maps a device name to a TensorFlow distribution strategy; all devices share one code path."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _NEVER = 2**31 - 1
 
 
 def keep_freed_memory() -> bool:
-    """Tell the C library; return whether it understood. Elsewhere than on glibc: False."""
+    """Make glibc keep freed memory; return False on other C libraries."""
     if not sys.platform.startswith("linux"):
         return False
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
@@ -35,13 +35,13 @@ _MOCK = re.compile(r"mock-tpu:([1-9][0-9]?)")
 
 
 def replicas(device: str) -> int:
-    """Return N of `mock-tpu:N`, and 1 for `cpu`; other devices know it once they are there."""
+    """Return N of `mock-tpu:N`, else 1; the number of real GPUs or TPUs is known only later."""
     mock = _MOCK.fullmatch(device)
     return int(mock[1]) if mock else 1
 
 
 def configure(device: str) -> None:
-    """Prepare TensorFlow for a device. Call it first of all: it must come before any operation.
+    """Prepare TensorFlow for a device. Call it before any TensorFlow operation.
 
     `mock-tpu:N` splits the CPU into N logical devices.
 
@@ -70,11 +70,11 @@ def configure(device: str) -> None:
 def strategy_for(device: str) -> Any:
     """Return the distribution strategy of `cpu`, `gpu`, `tpu` or `mock-tpu:N`.
 
-    Also makes float32 products float32 on all of them: by default GPUs round the factors to
-    TensorFloat-32 and TPUs to bfloat16, and the bound on norms (`clipping.gram`) would not hold.
+    Float32 products are then computed in float32 on all devices. By default GPUs round the factors
+    to TensorFloat-32 and TPUs to bfloat16, and the bound on norms (`clipping.gram`) would fail.
 
     Raises:
-        BadInput: an unknown name, or a device that is not there.
+        BadInput: unknown device name, or an absent device.
     """
     keep_freed_memory()
     tf.config.experimental.enable_tensor_float_32_execution(False)
@@ -84,7 +84,7 @@ def strategy_for(device: str) -> Any:
         configure(device)
         names = [f"/cpu:{i}" for i in range(replicas(device))]
         if len(tf.config.list_logical_devices("CPU")) < len(names):
-            raise BadInput("not that many logical devices", where=device)
+            raise BadInput(f"fewer than {len(names)} logical devices", where=device)
         return tf.distribute.MirroredStrategy(
             names, cross_device_ops=tf.distribute.ReductionToOneDevice()
         )
@@ -94,11 +94,11 @@ def strategy_for(device: str) -> Any:
         return tf.distribute.MirroredStrategy()
     if device == "tpu":
         return _tpu_strategy()
-    raise BadInput(f"{device!r} is no device", fix="Use cpu, gpu, tpu or mock-tpu:N.")
+    raise BadInput(f"{device!r} is not a device", fix="Use cpu, gpu, tpu or mock-tpu:N.")
 
 
 def single_device(device: str) -> str:
-    """Return the one TensorFlow device on which fine-tuning and measuring run."""
+    """Return the single TensorFlow device that fine-tuning and evaluation use."""
     strategy_for(device)
     return {"gpu": "/gpu:0", "tpu": "/tpu:0"}.get(device, "/cpu:0")
 

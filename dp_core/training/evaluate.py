@@ -1,4 +1,4 @@
-"""What a language model knows: accuracy under masks, or perplexity."""
+"""Evaluation of language models: accuracy under masks, and perplexity."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _ROWS_AT_ONCE = 64
 
 
 def mlm_accuracy(model: AnyModel, store: TokenStore, *, seed: int, max_rows: int = 1024) -> float:
-    """Return the share of masked pieces whose first guess is right.
+    """Return the share of masked pieces that the model predicts correctly with its first guess.
 
-    Rows and masks are a function of the store and the public seed, so that models are compared on
-    the very same predictions. On private rows the result is an `operator` number.
+    Rows and masks are a function of the store and the public seed, so all models are compared on
+    the same predictions. On private rows the result is an `operator` number.
 
     Args:
-        model: with its MLM head.
+        model: model with its MLM head.
         store: rows that did not train the model.
         seed: public; chooses at most `max_rows` rows, and the masks.
-        max_rows: bounds the work.
+        max_rows: limits the computing time.
 
     Raises:
-        BadInput: a causal model, which fills in no masks.
+        BadInput: the model is causal and cannot fill in masks.
     """
     if isinstance(model.config, CausalConfig):
-        raise BadInput("a causal model has no MLM accuracy", fix="Ask for its perplexity.")
+        raise BadInput("a causal model has no MLM accuracy", fix="Measure its perplexity.")
     unit_of = np.repeat(np.arange(store.n_units), np.diff(store.unit_rows))
     rows = _chosen(store, seed, max_rows)
     first_guess_is_right = _first_guesses(Model(model.config, model.parameters))
-    right = asked = 0.0
+    correct = predicted = 0.0
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         part = rows[start : start + _ROWS_AT_ONCE]
         keys = row_keys(store, unit_of[part], part[:, None], seed, 0)
@@ -51,9 +51,9 @@ def mlm_accuracy(model: AnyModel, store: TokenStore, *, seed: int, max_rows: int
         weights = batch.weights[:, 0]
         arrays = (batch.ids, batch.lengths, batch.positions, batch.labels)
         hits = first_guess_is_right(*(tf.constant(a[:, 0]) for a in arrays)).numpy()
-        right += float((hits.reshape(weights.shape) * weights).sum())
-        asked += float(weights.sum())
-    return right / asked if asked else 0.0
+        correct += float((hits.reshape(weights.shape) * weights).sum())
+        predicted += float(weights.sum())
+    return correct / predicted if predicted else 0.0
 
 
 def perplexity(
@@ -66,29 +66,29 @@ def perplexity(
 ) -> float:
     """Return exp(mean cross-entropy) of the next piece, over the ordinary pieces of held-out rows.
 
-    Markers and unknown pieces are not predicted (`objective.causal_examples`), so say beside it how
-    many pieces are unknown. It depends on the vocabulary: short pieces are easily told. By words
-    (with `continuation`) vocabularies can be compared: the same sum, divided by the words begun.
-    On private rows the result is an `operator` number.
+    Markers and unknown pieces are not predicted (`objective.causal_examples`), so report the share
+    of unknown pieces as well. Perplexity depends on the vocabulary: short pieces are easier to
+    predict. With `continuation` the same sum is divided by the number of words, which makes
+    vocabularies comparable. On private rows the result is an `operator` number.
 
     Args:
-        model: a causal one.
+        model: a causal model.
         store: rows that did not train the model.
         seed: public; chooses at most `max_rows` rows.
-        max_rows: bounds the work.
-        continuation: (V,) true for pieces that go on with a word; None counts pieces.
+        max_rows: limits the computing time.
+        continuation: (V,) true for pieces that continue a word; None counts pieces.
 
     Returns:
-        1 or more, perhaps infinite; NaN if nothing is asked, or an answer is not a number.
+        1 or more, possibly infinite; NaN without predictions, or if a loss is NaN.
 
     Raises:
-        BadInput: a model that is not causal.
+        BadInput: the model is not causal.
     """
     if not isinstance(model.config, CausalConfig):
-        raise BadInput("a masked model has no perplexity", fix="Ask for its MLM accuracy.")
+        raise BadInput("a masked model has no perplexity", fix="Measure its MLM accuracy.")
     rows = _chosen(store, seed, max_rows)
     mean_losses = _row_losses(model)
-    total = asked = 0.0
+    total = predicted = 0.0
     for start in range(0, len(rows), _ROWS_AT_ONCE):
         part = np.resize(rows[start : start + _ROWS_AT_ONCE], _ROWS_AT_ONCE)  # one shape
         real = np.arange(_ROWS_AT_ONCE) < len(rows) - start
@@ -98,8 +98,8 @@ def perplexity(
         means = mean_losses(*(tf.constant(a) for a in arrays)).numpy().astype(np.float64)
         total += float((means * weights.sum(1)).sum())
         counted = weights if continuation is None else weights * ~continuation[made.labels]
-        asked += float(counted.sum())
-    return float(np.exp(np.float64(total) / asked)) if asked else float("nan")
+        predicted += float(counted.sum())
+    return float(np.exp(np.float64(total) / predicted)) if predicted else float("nan")
 
 
 def _chosen(store: TokenStore, seed: int, max_rows: int) -> NDArray[np.int64]:

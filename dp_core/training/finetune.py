@@ -1,8 +1,8 @@
-"""Fine-tuning a model on labelled text, private or not, whatever head stands on it.
+"""Fine-tuning a model on labelled text, with or without privacy, for every kind of head.
 
-A head (`tagging.TaggingHead`, `classification.ClassHead`) says what is fresh in the model, how
-texts become rows, and what rows ask. Units, plan, clipping, noise and checkpoints are those of
-every training.
+A head (`tagging.TaggingHead`, `classification.ClassHead`) adds fresh parameters to the model,
+cuts texts into rows, and defines the objective. Units, plan, clipping, noise and checkpoints work
+as in every training.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from dp_core.training.objectives import Objective
 from dp_core.training.tagging import padded
 
 
-class Row(Protocol):
+class LabelledRow(Protocol):
     """A row of token ids that was cut from a labelled text."""
 
     @property
     def ids(self) -> tuple[int, ...]:
-        """Its pieces, markers among them."""
+        """Ids of the row's pieces, including markers."""
 
     @property
     def item(self) -> int:
@@ -41,34 +41,34 @@ class Row(Protocol):
 
 
 Item = TypeVar("Item", contravariant=True)
-AnyRow = TypeVar("AnyRow", bound=Row)
+AnyRow = TypeVar("AnyRow", bound=LabelledRow)
 
 
 class Head(Protocol[Item, AnyRow]):
-    """What stands on an encoder and is learned from labelled texts."""
+    """A head on an encoder, which is learned from labelled texts."""
 
     @property
     def labels(self) -> tuple[str, ...]:
-        """What it tells apart, in order of id; public where the texts are private."""
+        """Labels in order of id; public knowledge even if the texts are private."""
 
     def begin(self, start: Bert, seed: int) -> Bert:
         """Return the encoder with this head, fresh from a public seed."""
 
     def rows(self, items: Sequence[Item], tokenizer: Tokenizer, max_length: int) -> list[AnyRow]:
-        """Return the rows of texts, each a function of its own text alone."""
+        """Return the rows of the texts; each row depends only on its text."""
 
     def objective(self, rows: Sequence[AnyRow], max_length: int) -> Objective:
-        """Return what rows, in the order in which a store has them, teach."""
+        """Return the training objective for rows in the order of a store."""
 
 
-_LEAST = 8  # pieces: the markers, and some of a text or of two
+_LEAST = 8  # pieces: the markers, and a few pieces of one or two texts
 
 
 def check_row_length(max_length: int, most: int) -> None:
-    """Refuse rows that hold next to nothing, or more than the model reads.
+    """Refuse rows that are too short to be useful, or longer than the model reads.
 
     Raises:
-        BadInput: not from 8 to `most`, the model's positions.
+        BadInput: `max_length` is not from 8 to `most`, the model's positions.
     """
     if not _LEAST <= max_length <= most:
         raise BadInput(
@@ -84,7 +84,7 @@ def store_by_unit(
     vocabulary: int,
     pad: int,
 ) -> tuple[TokenStore, NDArray[np.int64]]:
-    """Return the rows by unit, and which row stands where.
+    """Return a store of the rows by unit, and the order of the rows in it.
 
     Args:
         rows: piece ids of each row, at most `max_length`.
@@ -94,7 +94,7 @@ def store_by_unit(
         pad: id of [PAD].
 
     Returns:
-        The store, and (rows,) the number in `rows` of each of its rows. Rows of one unit keep
+        The store, and (rows,) the index in `rows` of each row of the store. Rows of one unit keep
         their order.
     """
     ids = sorted(set(units))
@@ -126,13 +126,13 @@ def labelled_units(
     vocabulary: int,
     pad: int,
 ) -> tuple[TokenStore, Objective]:
-    """Return the rows by unit, and what they teach.
+    """Return a store of labelled rows by unit, and their training objective.
 
     Args:
-        head: that made the rows.
-        rows: of labelled texts.
-        units: id of the unit of each text that the rows were cut from.
-        max_length: S, at least 3 and that of the rows.
+        head: the head that made the rows.
+        rows: rows of labelled texts.
+        units: unit id of each text that the rows were cut from.
+        max_length: S, at least 3 and the length of the longest row.
         vocabulary: number of pieces.
         pad: id of [PAD].
 
@@ -164,19 +164,20 @@ def finetune(
     device: str = "cpu",
     progress: Callable[[Progress], None] = lambda now: None,
 ) -> Bert:
-    """Train a head, and the encoder, without privacy, in shuffled epochs over the rows.
+    """Train a head and the encoder without privacy, in shuffled epochs over the rows.
 
     Args:
-        model: the pre-trained model, or its folder; its heads are left behind.
+        model: the pre-trained model, or its folder; its heads are dropped.
         items: the labelled texts.
-        tokenizer: of the model's vocabulary.
-        head: what is learned.
-        epochs: passes over the rows. The points of the curve are their ends.
-        batch_size: rows.
-        config: optimizer, and how the run is kept.
-        max_length: tokens of a row, at most; the longest hundredth is cut, as what is longer.
-        seed: public; the head's initial values, and the order.
-        checkpoints: where they are kept.
+        tokenizer: tokenizer with the model's vocabulary.
+        head: the head to learn.
+        epochs: passes over the rows. The curve has a point at the end of each.
+        batch_size: number of rows.
+        config: optimizer, checkpoints and time limit.
+        max_length: largest number of tokens of a row. The longest hundredth of the rows is cut
+            further.
+        seed: public; determines the head's initial values and the order of rows.
+        checkpoints: place of the checkpoints.
         device: cpu, gpu, tpu or mock-tpu:N.
         progress: as in `loop.train`.
 
@@ -184,14 +185,14 @@ def finetune(
         The encoder with its head; `tagging.tag` or `classification.classes_of` uses it.
 
     Raises:
-        BadInput: nothing to train on, or a vocabulary that is not the model's.
+        BadInput: there are no rows, or the vocabulary is not the model's.
         Unfinished: as in `loop.train`.
     """
     start = load(model) if isinstance(model, Path) else model
     rows = head.rows(items, tokenizer, min(max_length, start.config.max_positions))
     if not rows:
         raise PrivateTextRefusal("there are no texts to train on", where="fine-tuning")
-    # Rows of a batch have one length: the few longest are cut, or all would be mostly padding.
+    # Rows of a batch share one length: cutting the few longest avoids padding all others.
     usual = padded(int(np.percentile([len(row.ids) for row in rows], 99)))
     length = min(usual, max_length, start.config.max_positions)
     rows = head.rows(items, tokenizer, length)
@@ -233,29 +234,28 @@ def finetune_privately(
     device: str = "cpu",
     progress: Callable[[Progress], None] = lambda now: None,
 ) -> Bert:
-    """Train a head, and the encoder, on private texts with private labels.
+    """Train a head and the encoder on private texts with private labels.
 
-    Formal guarantee: that of `PrivateUpdates`, for the plan's unit: the model is as private
-    towards the texts, their labels and which of them there are as `plan.event()` says. The
-    starting model must be public, or private under a budget of its own, which then adds up with
-    this one.
+    Formal guarantee: the guarantee of `PrivateUpdates` for the plan's unit. `plan.event()` bounds
+    the privacy loss of the texts, of their labels and of the set of texts. The starting model must
+    be public, or private under a separate budget, which then adds to this one.
 
-    What depends on the data in no noised way must come from outside: the labels there may be, and
-    the length of a row. Another label teaches nothing (another tag counts as `O`).
+    Values without noise must come from outside the data: the list of labels and the row length. A
+    label outside the list teaches nothing (a tag outside it counts as `O`).
 
     Args:
-        model: the pre-trained model, or its folder; its heads are left behind.
+        model: the pre-trained model, or its folder; its heads are dropped.
         items: private texts with private labels.
-        tokenizer: of the model's vocabulary.
-        head: what is learned; its labels PUBLIC, see `ner.tags_of_types`.
-        units: id of each text's privacy unit: its document's, its patient's, or its own.
+        tokenizer: tokenizer with the model's vocabulary.
+        head: the head to learn; its labels must be PUBLIC, see `ner.tags_of_types`.
+        units: id of each text's privacy unit: its document, its patient, or the text.
         updates: the plan over these units, with the seed of its reservation.
-        config: optimizer, and how the run is kept.
-        init_seed: public; the head's initial values.
-        max_length: tokens of a row. Public.
-        checkpoints: where they are kept; private.
+        config: optimizer, checkpoints and time limit.
+        init_seed: public; determines the head's initial values.
+        max_length: number of tokens of a row. Public.
+        checkpoints: place of the checkpoints; private.
         device: cpu, gpu, tpu or mock-tpu:N.
-        progress: as in `loop.train`; `operator` numbers.
+        progress: as in `loop.train`; receives `operator` numbers.
 
     Returns:
         The encoder with its head; `tagging.tag` or `classification.classes_of` uses it.
@@ -266,7 +266,7 @@ def finetune_privately(
     """
     start = load(model) if isinstance(model, Path) else model
     if len(units) != len(items):
-        raise BadInput("not one unit for each text", where="fine-tuning")
+        raise BadInput("the numbers of units and texts differ", where="fine-tuning")
     check_row_length(max_length, start.config.max_positions)
     store, objective = labelled_units(
         head,

@@ -1,18 +1,19 @@
 """Sources of an update's clipped gradient sum: this process, or hosts of a cluster.
 
-The step draws the units of every update from all units at once, truncation included, and adds the
-noise once, after the sums of all hosts are added. A host receives weights, clip norm and the drawn
-items of its share, and returns a clipped sum without noise; it never receives a seed or a plan.
+The step draws the units of every update from all units at once, including truncation, and adds the
+noise once, after it has added the sums of all hosts. A host receives weights, clip norm and the
+drawn items of its share, and returns a clipped sum without noise. It never receives a seed or a
+plan.
 
-*Units.* Host k of n owns an unbroken stretch of the units (`share`) and reads no other rows. The
-union over hosts is the batch of a single process, exactly. The step sends one number for each item
-of a share, drawn or not, so that no size tells how many were drawn.
+*Units.* Host k of n owns a contiguous range of units (`share`) and reads no other rows. The union
+over hosts is exactly the batch of a single process. The step sends one number for each item of a
+share, drawn or not, so no message size reveals the number of drawn items.
 
-*Sums.* The step adds the sums of hosts in their order. The float32 sum of one process is a sum of n
-parts here: weights agree to rounding, and are the same bits for the same n.
+*Sums.* The step adds the hosts' sums in the order of the hosts. The float32 sum of one process
+becomes a sum of n parts: weights agree up to rounding, and are the same bits for the same n.
 
-*Faults.* A host's answer depends on its arguments alone: a host that is started again computes the
-same update again, and no sum of an interrupted call remains (`GradientSums.clear`).
+*Faults.* A host's answer depends only on its arguments. A restarted host computes the same update
+again, and no sum of an interrupted call remains (`GradientSums.clear`).
 """
 
 from __future__ import annotations
@@ -51,10 +52,10 @@ Sums = tuple[list[NDArray[np.float32]], NDArray[np.float64]]
 
 
 class GradientSource(Protocol):
-    """Adds the clipped gradients of one update after the other to a trainer."""
+    """Adds the clipped gradients of successive updates to a trainer."""
 
     def updates(self, first: int, last: int) -> Iterator[int]:
-        """Yield each update's number, from `first` to `last` − 1, once the trainer has its sum."""
+        """Yield each update's number, from `first` to `last` − 1, after the trainer has its sum."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +80,7 @@ class LocalGradients:
                     self.trainer.add(batch)
 
     def _stream(self, first: int, last: int) -> Iterator[tuple[int, MicroBatch | None]]:
-        """Yield an update's micro-batches and then None: an empty batch makes an update, too."""
+        """Yield an update's micro-batches and then None, because empty batches make updates too."""
         for step in range(first, last):
             for batch in self.batches.made(step, self.batches.draw(step)):
                 yield step, batch
@@ -88,11 +89,11 @@ class LocalGradients:
 
 @dataclass(frozen=True)
 class GradientHosts:
-    """The hosts of a training, and where they find the rows.
+    """The hosts of a training, and their access to the rows.
 
     Attributes:
-        hosts: of a cluster.
-        open_rows: opens the token store on a host; it can be pickled.
+        hosts: hosts of a cluster.
+        open_rows: picklable function that opens the token store on a host.
     """
 
     hosts: Hosts
@@ -111,13 +112,13 @@ class GradientHosts:
         """Start the hosts; return the source of their sums.
 
         Raises:
-            BadInput: hosts do not know the objective.
+            BadInput: hosts do not support the objective.
             ConfideError: the cluster does not answer.
         """
         clipper, weights, count = trainer.clipper, trainer.weights(), self.hosts.count
         if objective.name != objective_for(trainer.config).name:
             raise BadInput(
-                f"{objective.name} is not trained on hosts of a cluster",
+                f"hosts of a cluster do not train the objective {objective.name}",
                 where="CONFIDE_HOSTS",
                 fix="Unset it: hosts train language models.",
             )
@@ -145,13 +146,13 @@ class GradientHosts:
 
 @dataclass(frozen=True)
 class HostGradients:
-    """Sums of a cluster's hosts, each over its own units.
+    """Sums of a cluster's hosts, each over its share of the units.
 
     Attributes:
         trainer: receives the sums.
-        batches: draws the items of every update, of all hosts.
+        batches: draws the items of every update for all hosts.
         hosts: compute the sums.
-        items: of each host's share.
+        items: items of each host's share.
     """
 
     trainer: Trainer
@@ -163,7 +164,7 @@ class HostGradients:
         """Yield each update's number; see `GradientSource`.
 
         Raises:
-            ConfideError: a host was lost more often than it is retried.
+            ConfideError: a host failed more often than the retry limit.
         """
         for step in range(first, last):
             drawn = self.batches.draw(step)
@@ -175,21 +176,21 @@ class HostGradients:
 
 @dataclass(frozen=True)
 class HostShare:
-    """All that a host receives before the first update: no seed and no plan is among it.
+    """Everything that a host receives before the first update, without seed and plan.
 
     Attributes:
-        units: of the host.
+        units: units of the host.
         config: the model's shape.
-        trained: shape of each parameter that is trained.
+        trained: shape of each trained parameter.
         frozen: the other parameters.
         clipping: style and engine; None does not clip.
-        precision: of products.
-        device: of the host.
-        continuation: of the objective.
-        batches: settings of the batch source. Its coins choose rows and masks; the noise does not
-            follow from them.
+        precision: precision of products.
+        device: device of the host.
+        continuation: word continuation flags of the objective.
+        batches: settings of the batch source. Its coins choose rows and masks; the noise cannot be
+            derived from them.
         open_rows: opens the token store.
-        rows_digest: of the host's rows.
+        rows_digest: digest of the host's rows.
     """
 
     units: range
@@ -208,15 +209,15 @@ class HostShare:
         """Return the function that computes the host's sums.
 
         Raises:
-            BadInput: the rows are not the step's.
+            BadInput: the host reads other rows than the step.
         """
         configure(self.device)
         store = self.open_rows()
         if rows_digest(store, self.units) != self.rows_digest:
             raise BadInput(
-                "a host's rows are not those of the step", fix="Let all hosts read the same store."
+                "a host reads other rows than the step", fix="Let all hosts read the same store."
             )
-        tf.config.experimental.enable_op_determinism()  # as the step does
+        tf.config.experimental.enable_op_determinism()  # as in the step
         objective = objective_for(self.config, self.continuation)
         zeros = {name: np.zeros(shape, np.float32) for name, shape in self.trained.items()}
         sums = GradientSums(
@@ -239,7 +240,7 @@ class HostSums:
     Attributes:
         sums: accumulators on the host's devices.
         batches: makes micro-batches.
-        items: of the host's share.
+        items: items of the host's share.
     """
 
     sums: GradientSums
@@ -247,7 +248,7 @@ class HostSums:
     items: range
 
     def __call__(self, shared: Any, marks: NDArray[np.uint16]) -> Sums:
-        """Return sums and counts of `GradientSums.take`.
+        """Return the sums and counts of `GradientSums.take`.
 
         Args:
             shared: number of the update, clip norm, and weights in the order of `trained`.
@@ -266,7 +267,7 @@ class HostSums:
 
 
 def added(results: Iterator[Sums]) -> Sums:
-    """Return the sum over hosts, added in their order."""
+    """Return the sum over hosts, added in the order of the hosts."""
     sums, counts = next(results)
     totals = [np.array(array) for array in sums]
     for more, more_counts in results:
@@ -277,27 +278,27 @@ def added(results: Iterator[Sums]) -> Sums:
 
 
 def share(number: int, count: int, n_units: int) -> range:
-    """Return the units of host `number` of `count`: unbroken stretches that hold every unit once.
+    """Return the units of host `number` of `count`: contiguous ranges that partition the units.
 
-    Their sizes differ by at most one unit. The share of a unit depends on its place in the store
-    alone.
+    Their sizes differ by at most one unit. The share of a unit depends only on its position in the
+    store.
     """
     return range(n_units * number // count, n_units * (number + 1) // count)
 
 
 def marks_of(drawn: Indices, items: range) -> NDArray[np.uint16]:
-    """Return how often each of the `items` is drawn, (len(items),): its size hides the draw's."""
+    """Return how often each item is drawn, (len(items),); the size does not depend on the draw."""
     inside = drawn[(items.start <= drawn) & (drawn < items.stop)] - items.start
     return np.bincount(inside, minlength=len(items)).astype(np.uint16)
 
 
 def marked(marks: NDArray[np.uint16], items: range) -> Indices:
-    """Return the sorted items of `marks_of`."""
+    """Return the sorted items that `marks_of` encodes."""
     return np.repeat(np.arange(items.start, items.stop), marks)
 
 
 def rows_digest(store: TokenStore, units: range) -> str:
-    """Return SHA-256 over the rows and keys of a share of a store: private, as the rows are."""
+    """Return SHA-256 over the rows and keys of a share of a store; private like the rows."""
     first, last = int(store.unit_rows[units.start]), int(store.unit_rows[units.stop])
     return arrays_digest(
         {

@@ -1,8 +1,8 @@
-"""The training loop: update by update, from the last checkpoint, for every model and objective.
+"""The training loop: runs updates from the last checkpoint, for every model and objective.
 
-An update rule says what an update is: `PrivateUpdates` carries out an execution plan,
-`OrdinaryUpdates` trains without privacy in shuffled epochs. The loop draws, adds noise, updates and
-keeps checkpoints; gradients come from this process or from hosts (`gradient_sources`).
+An update rule defines an update: `PrivateUpdates` executes an execution plan, `OrdinaryUpdates`
+trains without privacy in shuffled epochs. The loop draws batches, adds noise, updates the weights
+and saves checkpoints. Gradients come from this process or from hosts (`gradient_sources`).
 """
 
 from __future__ import annotations
@@ -47,17 +47,17 @@ _COUNTS = "since-the-last-point"
 
 
 class UpdateRule(Protocol):
-    """What an update of a run is: its batches, and what is done with their gradient sum."""
+    """Defines an update of a run: its batches, and the use of their gradient sum."""
 
     @property
     def updates(self) -> int:
         """Number of updates of the run."""
 
     def identity(self) -> object:
-        """Return what tells this run from others with the same model and configuration."""
+        """Return the value that distinguishes runs of one model and one configuration."""
 
     def clipper(self) -> Clipper | None:
-        """Return the clipper of a run, before its first update; None does not clip."""
+        """Return the clipper of a run, before its first update, or None for no clipping."""
 
     def batches(
         self,
@@ -68,23 +68,23 @@ class UpdateRule(Protocol):
         examples: Examples,
         hosts: int = 1,
     ) -> BatchSource:
-        """Return the micro-batches of every update, each dealt out over `hosts`."""
+        """Return the micro-batches of every update, each divided over `hosts`."""
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
-        """Make update `step` (from 0) from what was added to the trainer."""
+        """Make update `step` (from 0) from the sums that the trainer has accumulated."""
 
 
 @dataclass(frozen=True)
 class PrivateUpdates:
     """DP-SGD by an execution plan.
 
-    Formal guarantee: the weights after every update are those of the mechanism `plan.event()`, in
-    real arithmetic, as long as `seed` stays secret and is used for nothing else.
+    Formal guarantee: the weights after every update are the output of the mechanism
+    `plan.event()`, in real arithmetic, if `seed` stays secret and is used for nothing else.
 
     Attributes:
-        plan: makes sampler, clipper and noise.
-        seed: secret of the reservation; everything random is drawn from it.
-        manifest: keyed digests of everything the noise is drawn for.
+        plan: makes the sampler, the clipper and the noise.
+        seed: secret of the reservation. All randomness is drawn from it.
+        manifest: keyed digests of everything that the noise is drawn for.
     """
 
     plan: ExecutionPlan
@@ -132,9 +132,9 @@ class PrivateUpdates:
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
         """Add the plan's noise to the clipped sum and divide by the expected batch.
 
-        AdamW divides by the root of its second moment, which holds the noise of single updates. Of
-        correlated noise most is taken back, so its steps are longer by as much as it is louder: a
-        learning rate means the same with any number of bands.
+        AdamW divides by the root of its second moment, which includes the noise of each update.
+        Later updates cancel most of the correlated noise, so the step is multiplied by the noise's
+        loudness: a learning rate then means the same for any number of bands.
         """
         clipper, batch = trainer.clipper, self.plan.expected_batch(step)
         assert clipper is not None  # noqa: S101 - narrows the type
@@ -156,9 +156,9 @@ class OrdinaryUpdates:
     """AdamW without privacy, in shuffled epochs over the rows.
 
     Attributes:
-        updates: number of updates; after none, the model is what it was.
+        updates: number of updates; with 0 the model stays unchanged.
         batch_rows: rows that an update reads.
-        seed: public; order of rows, and masks.
+        seed: public; determines the order of rows and the masks.
     """
 
     updates: int
@@ -186,7 +186,7 @@ class OrdinaryUpdates:
         examples: Examples,
         hosts: int = 1,
     ) -> BatchSource:
-        """Return micro-batches of the rows, of even size: little padding."""
+        """Return micro-batches of equal size, which need little padding."""
         share = math.ceil(self.batch_rows / hosts)
         parts = math.ceil(share / (micro_rows * devices))
         rows = math.ceil(share / (parts * devices)) * devices
@@ -201,19 +201,19 @@ class OrdinaryUpdates:
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is. `loss`, `batch` and `clipped` are `operator` numbers in private training.
+    """Progress of a run. `loss`, `batch` and `clipped` are `operator` numbers in private training.
 
-    What is reported at the points of the curve follows from the number of updates alone: a run
-    that was stopped and resumed reports what an undisturbed one does, and nothing of it tells how
-    fast the training goes.
+    Reports at the points of the curve depend only on the number of updates. A run that was stopped
+    and resumed therefore reports the same points as an uninterrupted run, and the points do not
+    reveal the speed of the training.
 
     Attributes:
-        update: updates done.
-        updates: of how many.
+        update: number of updates done.
+        updates: number of updates of the whole run.
         loss: mean unit loss since the last point of the curve, in nats; NaN if no unit was drawn.
         batch: mean realised batch size since that point, in units.
         clipped: share of units whose gradient was clipped since that point.
-        clip_norm: bound of the next update; a released number where it is learned.
+        clip_norm: clip norm of the next update; a released number if it is learned.
         at_point: whether this is a point of the curve.
     """
 
@@ -228,13 +228,13 @@ class Progress:
 
 @dataclass(frozen=True)
 class EvaluationHook:
-    """Called with the weights during training. In private training these are released.
+    """A function that is called with the weights during training; private training releases them.
 
     Attributes:
-        at: numbers of updates done, fixed beforehand: a point that followed the clock would tell
-            how fast, and so on how many units, the training goes.
-        evaluate: given (updates done, weights by name). A run that is resumed may evaluate once
-            more where it goes on from, and sees the same.
+        at: numbers of updates done, fixed beforehand. Points chosen by the clock would reveal the
+            speed of the training, and thereby the number of units.
+        evaluate: receives (updates done, weights by name). A resumed run may repeat the evaluation
+            at its checkpoint, with the same weights.
     """
 
     at: frozenset[int]
@@ -242,18 +242,18 @@ class EvaluationHook:
 
 
 def curve_points(updates: int) -> list[int]:
-    """Return the points of a run's curve: 40 numbers of updates done, or all if there are fewer."""
+    """Return the points of a run's curve: 40 numbers of updates, or all if there are fewer."""
     return sorted({max(1, round(updates * i / CURVE_POINTS)) for i in range(CURVE_POINTS + 1)})
 
 
 class ProgressReporter:
-    """Adds up the trainer's counts and reports them: reading them waits for the devices.
+    """Accumulates the trainer's counts and reports them. Reading the counts waits for the devices.
 
     Args:
-        trainer: that counts.
-        updates: of the whole run.
+        trainer: counts losses, units and clipped units.
+        updates: number of updates of the whole run.
         points: numbers of updates done at which the curve has a point.
-        progress: is called.
+        progress: receives every report.
     """
 
     def __init__(
@@ -268,7 +268,7 @@ class ProgressReporter:
         self._begin(0)
 
     def report(self, done: int, clip_norm: float, *, last: bool) -> None:
-        """Report, if this is a point of the curve, or it is time, or the run ends here."""
+        """Report at a point of the curve, at the end, or if the last report is a second old."""
         now, at_point = time.monotonic(), done in self._points
         if not at_point and not last and now - self._at < REPORT_SECONDS:
             return
@@ -290,13 +290,13 @@ class ProgressReporter:
             self._begin(done)
 
     def state(self) -> Arrays:
-        """Return what a checkpoint needs: the counts since the last point."""
+        """Return the counts since the last point, for a checkpoint."""
         self._read()
         counts = (self._since, self._loss, self._units, self._clipped)
         return {_COUNTS: np.array(counts, np.float64)}
 
     def restore(self, state: Arrays) -> None:
-        """Set what `state` returned."""
+        """Restore the counts that `state` returned."""
         since, loss, units, clipped = state[_COUNTS].tolist()
         self._since, self._loss = int(since), loss
         self._units, self._clipped = int(units), int(clipped)
@@ -329,40 +329,40 @@ def train(
 ) -> Model[C]:
     """Train a model on the rows of a store, resuming from a checkpoint if there is one.
 
-    On one machine the same arguments give the same weights, bit for bit, however often the run
-    was stopped. On another kind of processor, with other threads, or on another number of hosts,
-    sums may round otherwise: who runs a released training again must compare (the noise is the
-    same).
+    On one machine the same arguments give the same weights, bit for bit, even if the run was
+    stopped and resumed. Another kind of processor, number of threads or number of hosts may round
+    sums differently, although the noise is the same: compare the weights after repeating a
+    released training elsewhere.
 
     Args:
-        start: the model before the first update; `config` says which parameters are trained.
-        objective: what the rows teach.
+        start: the model before the first update; `config` selects the trained parameters.
+        objective: the training objective.
         store: the rows, by unit.
         updates: the update rule, private or ordinary.
-        config: optimizer, and how the run is kept.
+        config: optimizer, checkpoints and time limit.
         seed: public, part of the run's identity.
-        checkpoints: where they are kept. Of private training, treat them as private: moments are
-            functions of the released weights, but the run may not be finished.
+        checkpoints: place of the checkpoints. Treat checkpoints of private training as private:
+            moments are functions of the released weights, but the run may be unfinished.
         device: cpu, gpu, tpu or mock-tpu:N.
-        progress: called at the points of the curve, and about once a second; a resumed run may
-            report the point it goes on from once more.
-        points: of the curve; `curve_points` if None.
+        progress: called at the points of the curve, and about once a second. A resumed run may
+            repeat the report of its checkpoint.
+        points: points of the curve; `curve_points` if None.
         hook: called with the weights at some updates.
         observe: called with every update's noised means; see `Trainer`.
-        hosts: that compute the gradients on their devices; None computes them here.
+        hosts: hosts that compute the gradients on their devices; None computes them here.
 
     Raises:
         BadInput: model, store and update rule do not fit together, or the checkpoints belong to
             another run.
-        Unfinished: `config.stop_after_seconds` passed; run again, it goes on.
-        ConfideError: the weights stopped being finite, or a checkpoint could not be written.
+        Unfinished: `config.stop_after_seconds` passed; another run continues the training.
+        ConfideError: the weights are not finite, or a checkpoint could not be written.
     """
     deadline = time.monotonic() + (config.stop_after_seconds or math.inf)
     _check_model(start.config, store)
     _check_maskings(updates, objective)
     start = prepared(start, config, seed)
     trained = trained_names(start, config)
-    # With the noise fixed by its key, sums must not depend on the order in which threads add.
+    # The noise is fixed by its key, so sums must not depend on the order in which threads add.
     tf.config.experimental.enable_op_determinism()
     trainer = Trainer(
         strategy_for(device if hosts is None else "cpu"),
@@ -389,7 +389,7 @@ def train(
             trainer, objective, batches, store=store, device=device, precision=config.precision
         )
     settings = (sorted(config.identity().items()), start.config, seed, objective.name)
-    # A checkpoint holds what is trained: what it stands on belongs to the run's identity.
+    # Checkpoints hold only trained parameters; the frozen ones are part of the run's identity.
     frozen = {name: a for name, a in start.parameters.items() if name not in trained}
     run = run_digest(updates.identity(), *settings, sorted(trained), arrays_digest(frozen))
     if points is None:
@@ -407,7 +407,7 @@ def train(
 
 
 class _Run:
-    """A run under way: from the last checkpoint, update by update."""
+    """A run in progress, which starts from the last checkpoint."""
 
     def __init__(
         self,
@@ -426,7 +426,7 @@ class _Run:
 
     def to_its_end(self, gradients: GradientSource) -> None:
         total = self._updates.updates
-        if self._done:  # it may have ended after the checkpoint and before it could report
+        if self._done:  # the run may have ended between its checkpoint and its report
             self._report(last=self._done == total)
         for step in gradients.updates(self._done, total):
             learning_rate = self._config.learning_rate_at(step, total)
@@ -437,11 +437,11 @@ class _Run:
             self._between_updates()
 
     def _between_updates(self) -> None:
-        """Save a checkpoint, report, stop: as it is due."""
+        """Save a checkpoint, report and stop, each when it is due."""
         ends = self._done == self._updates.updates
         late = not ends and time.monotonic() >= self._deadline
         due = self._done - self._saved >= self._config.checkpoint_every
-        # A checkpoint precedes every evaluation: a resumed run passes through what was evaluated.
+        # The checkpoint precedes the evaluation, so a resumed run has the evaluated weights.
         if ends or late or due or self._is_evaluated():
             arrays = self._trainer.state() | self._reporter.state()
             self._checkpoints.save(Checkpoint(self._done, arrays))
@@ -451,7 +451,7 @@ class _Run:
             raise Unfinished(
                 f"time is up after {self._done} of {self._updates.updates} updates",
                 where="training",
-                fix="Run it again: it goes on from its checkpoint.",
+                fix="Run it again: it continues from its checkpoint.",
             )
 
     def _report(self, *, last: bool) -> None:
@@ -484,7 +484,8 @@ def _check_model(config: ModelConfig, store: TokenStore) -> None:
         )
     if store.sequence_length > config.max_positions:
         raise BadInput(
-            f"rows of {store.sequence_length} tokens, positions for {config.max_positions}",
+            f"rows of {store.sequence_length} tokens are longer than the model's "
+            f"{config.max_positions} positions",
             where="model",
         )
 
@@ -494,7 +495,7 @@ def _check_maskings(updates: UpdateRule, objective: Objective) -> None:
     several = isinstance(updates, PrivateUpdates) and updates.plan.maskings_per_example > 1
     if several and not objective.masks:
         raise BadInput(
-            f"{objective.name} masks nothing: every masking of a row would be the same",
+            f"{objective.name} has no masks, so every masking of a row would be the same",
             where="maskings_per_example",
             fix="Set it to 1.",
         )
@@ -515,20 +516,21 @@ def pretrain(
     hook: EvaluationHook | None = None,
     hosts: GradientHosts | None = None,
 ) -> AnyModel:
-    """Train a language model on the rows of a token store. Guarantee and errors are `train`'s.
+    """Train a language model on the rows of a token store. See `train` for guarantee and errors.
 
     Args:
-        model: folder of initial weights, a model, or the shape of a fresh one.
+        model: folder of initial weights, a model, or the shape of a fresh model.
         store: the rows, by unit.
         updates: the update rule, private or ordinary.
-        config: optimizer, masking, and how the run is kept.
-        init_seed: public; initial weights.
-        checkpoints: where they are kept.
+        config: optimizer, masking, checkpoints and time limit.
+        init_seed: public; determines the initial weights.
+        checkpoints: place of the checkpoints.
         device: cpu, gpu, tpu or mock-tpu:N.
         progress: as in `train`.
-        continuation: (V,) true for tokens that go on with a word; needed by `config.whole_words`.
-        objective: what rows teach; by the architecture if None: masked tokens, or the next.
-        hook: as in `train`, and so `hosts`.
+        continuation: (V,) true for tokens that continue a word; needed by `config.whole_words`.
+        objective: the training objective; None selects masked or next tokens by the architecture.
+        hook: as in `train`.
+        hosts: as in `train`.
     """
     if config.whole_words and (
         continuation is None or continuation.shape != (store.vocabulary_size,)

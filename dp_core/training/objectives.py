@@ -1,4 +1,4 @@
-"""Training objectives: what rows ask of a model, its losses by unit, and their gradient."""
+"""Training objectives: the predictions of rows, losses by unit, and their gradient."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Batch = tuple[Tensor, ...]  # ids, lengths, positions, labels, weights, shares: 
 
 @dataclass(frozen=True)
 class UnitBatch:
-    """U units of R rows; a unit's loss is the sum of its rows', each by its share."""
+    """U units of R rows. A unit's loss is the sum of its rows' losses, weighted by their shares."""
 
     row_losses: RowLosses
     config: ModelConfig
@@ -42,7 +42,7 @@ class UnitBatch:
         return tf.reduce_sum(tf.reshape(losses, (units, rows)) * shares, axis=1)
 
     def of_unit(self, unit: Tensor) -> UnitBatch:
-        """Scalar index -> that unit alone."""
+        """Scalar index -> a batch of that unit only."""
         alone = tuple(array[unit][None] for array in self.batch)
         return UnitBatch(self.row_losses, self.config, alone)
 
@@ -56,7 +56,7 @@ def ordinary_sum(
 ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
     """Return the plain gradient of the summed losses, the losses (U,), and zeros for norms (U,).
 
-    It is by `parameters` alone; `frozen` ones are read.
+    The gradient is by `parameters`; parameters in `frozen` are only read.
     """
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(list(parameters.values()))
@@ -74,10 +74,10 @@ def ordinary_sum(
 
 
 class _LookupsApart(Layers):
-    """Layers whose word lookups are differentiated by place, not by table.
+    """Layers that differentiate word lookups by position instead of by table.
 
-    Differentiation would make a second gradient as large as the table and add the two; rows added
-    to the output projection's in place cost what the rows do.
+    Automatic differentiation would build a second gradient as large as the table and add the two.
+    Adding rows in place to the output projection's gradient costs only as much as the rows.
     """
 
     def __init__(
@@ -113,14 +113,13 @@ Flags = NDArray[np.bool_]
 class Objective:
     """A training objective over the rows of a token store.
 
-    Attributes:
-        name: for logs, and for telling runs apart.
-        examples: (store, row numbers (M,), row keys (M,)) -> inputs and predictions, in NumPy. Each
-            row's is a function of that row and its key alone.
-        row_losses: in TensorFlow; reads parameters through the layers, and divides by nothing of
-            the batch.
-        masks: whether `examples` draws masks by the keys: else copies of a row would be the same.
-        continuation: the flags by which whole words are masked, if they are.
+    name: name in logs and in the run's identity.
+    examples: (store, row numbers (M,), row keys (M,)) -> inputs and predictions, in NumPy. The
+        example of a row depends only on that row and its key.
+    row_losses: losses in TensorFlow. It reads parameters through the layers and never divides
+        by a property of the batch.
+    masks: whether `examples` draws masks by the keys; otherwise copies of a row are identical.
+    continuation: flags of word continuations for masking whole words, or None.
     """
 
     name: str
@@ -131,34 +130,34 @@ class Objective:
 
 
 def objective_for(config: ModelConfig, continuation: Flags | None = None) -> Objective:
-    """Return what a model of this architecture is trained on: masked or next pieces.
+    """Return the objective of a model's architecture: masked or next pieces.
 
-    `continuation` is as in `masked_lm`; a causal model does without.
+    `continuation` is as in `masked_lm`; causal models ignore it.
     """
     return causal_lm() if isinstance(config, CausalConfig) else masked_lm(continuation)
 
 
 def masked_lm(continuation: Flags | None = None) -> Objective:
-    """BERT's: 15% of the pieces, by what stands on both sides (Devlin et al. 2019).
+    """BERT's objective: 15% of the pieces, predicted from both sides (Devlin et al. 2019).
 
     Args:
-        continuation: (V,) true for pieces that go on with a word, to mask whole words; see
-            `wordpiece.continuation_tokens`. None masks pieces one by one.
+        continuation: (V,) true for pieces that continue a word, to mask whole words; see
+            `wordpiece.continuation_tokens`. None masks single pieces.
     """
     examples = partial(masked_examples, continuation=continuation)
     return Objective("masked-lm", examples, mlm_row_losses, masks=True, continuation=continuation)
 
 
 def causal_lm() -> Objective:
-    """GPT-2's: every ordinary piece, by what stands before it (Radford et al. 2019)."""
+    """GPT-2's objective: every ordinary piece, predicted from its left (Radford et al. 2019)."""
     return Objective("causal-lm", causal_examples, causal_row_losses)
 
 
 def causal_examples(store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:
-    """Ask each place for the piece after it.
+    """Predict at each position the next piece.
 
-    The markers of rows and unknown pieces are read but not predicted, as under a mask: the first
-    stand at places that the row's length gives away, the second would reward not knowing.
+    Row markers and unknown pieces are read but not predicted, as under masks. The positions of the
+    markers follow from the row's length, and predicting unknown pieces would reward ignorance.
 
     Args:
         store: the rows.
@@ -166,11 +165,11 @@ def causal_examples(store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:
         keys: (M,) unused: nothing here is random.
 
     Returns:
-        K = S − 1 predictions of each row, those beyond its length of weight 0.
+        K = S − 1 predictions of each row; predictions beyond its length have weight 0.
     """
     ids = store.tokens[rows].astype(np.int32)  # (M, S)
     labels = ids[:, 1:]
-    asked = np.arange(1, ids.shape[1])[None, :] < store.lengths[rows][:, None]
-    asked &= ~np.isin(labels, SpecialIds().as_tuple())
+    predicted = np.arange(1, ids.shape[1])[None, :] < store.lengths[rows][:, None]
+    predicted &= ~np.isin(labels, SpecialIds().as_tuple())
     positions = np.broadcast_to(np.arange(labels.shape[1], dtype=np.int32), labels.shape)
-    return MaskedRows(ids, positions, np.where(asked, labels, 0), asked.astype(np.float32))
+    return MaskedRows(ids, positions, np.where(predicted, labels, 0), predicted.astype(np.float32))

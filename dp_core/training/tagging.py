@@ -1,8 +1,8 @@
-"""The head for entity extraction: a token classifier, alone or under a CRF, over windows of text.
+"""Head for entity extraction: a token classifier, with or without a CRF, over windows of text.
 
-A text that does not fit into a row is read in windows that overlap. Each word is learned and tagged
-once, in the window that shows most of the text around it; in the others it is context alone. A
-word is asked at its first token.
+A text that is longer than a row is read in overlapping windows. Each word is learned and tagged
+once, in the window with the most context around it; in other windows it is only context. A word
+is tagged at its first token.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from dp_core.training.batches import Indices
 from dp_core.training.devices import single_device
 from dp_core.training.objectives import Objective
 
-OVERLAP = 0.5  # share of a window that the next one repeats
+OVERLAP = 0.5  # share of a window that the next window repeats
 _TOGETHER = 32  # rows that are tagged at once
-_STEP = 8  # rows that are tagged are padded to a multiple of this
+_STEP = 8  # rows are padded to a multiple of this for tagging
 Floats = NDArray[np.float32]
 
 
@@ -42,7 +42,7 @@ class TaggingRow:
 
     Attributes:
         ids: [CLS] pieces [SEP].
-        firsts: place in `ids` of the first piece of each word that is asked here.
+        firsts: position in `ids` of the first piece of each word that is tagged in this row.
         labels: label of each of these words.
         item: index of the sentence.
         words: index in the sentence of each of these words.
@@ -60,10 +60,10 @@ class TaggingHead:
     """A classifier of words by their tags.
 
     Attributes:
-        labels: tags in order of id, `O` first; of private text they must be public knowledge. A
-            tag that is none of them counts as `O`.
-        crf: the tags of a row are learned together, and the best sequence is taken.
-        overlap: share of a window that the next one repeats, of texts longer than a row.
+        labels: tags in order of id, `O` first; for private text they must be public knowledge. A
+            tag outside the list counts as `O`.
+        crf: learn the tags of a row jointly, and decode the best sequence.
+        overlap: share of a window that the next window repeats, for texts longer than a row.
     """
 
     labels: tuple[str, ...]
@@ -75,7 +75,7 @@ class TaggingHead:
             raise BadInput("the first label is not O", where="labels")
 
     def begin(self, start: Bert, seed: int) -> Bert:
-        """Return the encoder with a fresh token classifier; other heads are left behind."""
+        """Return the encoder with a fresh token classifier; other heads are dropped."""
         d, n = start.config.hidden, len(self.labels)
         shapes: dict[str, tuple[int, ...]] = {f"{TAGGER}/kernel": (d, n), f"{TAGGER}/bias": (n,)}
         if self.crf:
@@ -87,7 +87,7 @@ class TaggingHead:
     def rows(
         self, items: Sequence[Sentence], tokenizer: Tokenizer, max_length: int
     ) -> list[TaggingRow]:
-        """Cut sentences into rows of at most `max_length` pieces, [CLS] and [SEP] among them."""
+        """Cut sentences into rows of at most `max_length` pieces, including [CLS] and [SEP]."""
         special = SpecialIds.of(tokenizer)
         label_ids = {label: i for i, label in enumerate(self.labels)}
         encodings = tokenizer.encode_batch(
@@ -103,8 +103,8 @@ class TaggingHead:
             whole = [pieces[word][: max_length - 2] for word in words]
             for window in windows([len(p) for p in whole], max_length - 2, self.overlap):
                 ends = list(accumulate(len(p) for p in whole[window.begin : window.end]))
-                begins = [1, *(1 + end for end in ends)]  # behind [CLS]
-                own = range(window.first, window.last)
+                begins = [1, *(1 + end for end in ends)]  # after [CLS]
+                tagged = range(window.first, window.last)
                 rows.append(
                     TaggingRow(
                         (
@@ -112,16 +112,16 @@ class TaggingHead:
                             *(i for p in whole[window.begin : window.end] for i in p),
                             special.sep,
                         ),
-                        tuple(begins[i - window.begin] for i in own),
-                        tuple(label_ids.get(sentence.tags[words[i]], 0) for i in own),
+                        tuple(begins[i - window.begin] for i in tagged),
+                        tuple(label_ids.get(sentence.tags[words[i]], 0) for i in tagged),
                         index,
-                        tuple(words[i] for i in own),
+                        tuple(words[i] for i in tagged),
                     )
                 )
         return rows
 
     def objective(self, rows: Sequence[TaggingRow], max_length: int) -> Objective:
-        """Return what the rows, in a store's order, ask: each word's tag."""
+        """Return the objective that predicts the tag of each word in the rows of a store."""
         answers = _Answers(rows, max_length)
         if self.crf:
             return Objective("tagging with a CRF", answers.examples, crf_row_losses)
@@ -130,7 +130,7 @@ class TaggingHead:
 
 @dataclass(frozen=True)
 class Window:
-    """Words that one row shows, and those of them that are asked there: both without the end."""
+    """A window shows words `begin` to `end` − 1, and tags words `first` to `last` − 1."""
 
     begin: int
     end: int
@@ -139,21 +139,21 @@ class Window:
 
 
 def windows(sizes: Sequence[int], room: int, overlap: float) -> list[Window]:
-    """Return the windows of a text: every word is asked in one of them, in order.
+    """Return the windows of a text: every word is tagged in one of them, in order.
 
-    A word is asked where it has most context: where the smaller of the numbers of pieces before and
-    behind it is largest, the ends of the text aside, of two alike in the first. A window repeats
-    at most a share `overlap` of its room of the one before, and the last is filled from before.
-    Windows in which no word would be asked are left out.
+    A word is tagged in the window that gives it the most context, measured by the smaller of the
+    numbers of pieces before and after it, except at the ends of the text. Of two equal windows the
+    first tags it. A window repeats at most a share `overlap` of its predecessor's room, and the
+    last window is extended to the left. Windows that would tag no word are left out.
 
     Args:
         sizes: pieces of each word, 1 to `room`.
         room: pieces of a window.
-        overlap: 0 … below 1.
+        overlap: from 0 to below 1.
     """
     if not sizes:
         return []
-    ends = [0, *accumulate(sizes)]  # pieces before each word, and in all
+    ends = [0, *accumulate(sizes)]  # pieces before each word, and the total
     n = len(sizes)
     extents: list[tuple[int, int]] = []
     begin = end = 0
@@ -161,7 +161,7 @@ def windows(sizes: Sequence[int], room: int, overlap: float) -> list[Window]:
         end = begin
         while end < n and ends[end + 1] - ends[begin] <= room:
             end += 1
-        if end == n:  # the last: as much as fits
+        if end == n:  # extend the last window to the left
             while begin and ends[n] - ends[begin - 1] <= room:
                 begin -= 1
         extents.append((begin, end))
@@ -172,14 +172,14 @@ def windows(sizes: Sequence[int], room: int, overlap: float) -> list[Window]:
             begin += 1
     firsts = [0]
     for (_, end), (later, _) in pairwise(extents):
-        # Behind word i the one window shows ends[end] − ends[i + 1] pieces, before it the next one
-        # ends[i] − ends[later]: the word goes to the next one as soon as the latter is larger.
+        # After word i the earlier window shows ends[end] − ends[i + 1] pieces; before it the later
+        # window shows ends[i] − ends[later]. The later window tags it if the latter is larger.
         border = max(firsts[-1], later)
         while border < end and ends[end] - ends[border + 1] >= ends[border] - ends[later]:
             border += 1
         firsts.append(border)
-    asked = zip(extents, firsts, [*firsts[1:], n], strict=True)
-    return [Window(*extent, first, last) for extent, first, last in asked if first < last]
+    tagged = zip(extents, firsts, [*firsts[1:], n], strict=True)
+    return [Window(*extent, first, last) for extent, first, last in tagged if first < last]
 
 
 class _Answers:
@@ -189,10 +189,10 @@ class _Answers:
         self._rows, self._length = rows, max_length
 
     def examples(self, store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:
-        """Ask each word for its tag, at its first piece; nothing is masked, nothing is random.
+        """Return the tag of each word at its first piece; nothing is masked or random.
 
         Returns:
-            K = S − 2 answers of each row: no row has more words than places between its markers.
+            K = S − 2 predictions of each row, which bounds the number of words in a row.
         """
         shape = (len(rows), self._length - 2)
         positions, labels = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
@@ -214,15 +214,15 @@ def tag(
     overlap: float = OVERLAP,
     device: str = "cpu",
 ) -> list[tuple[str, ...]]:
-    """Tag sentences with a model that has a token classifier, by its CRF where it has one.
+    """Tag sentences with a model's token classifier, and with its CRF if it has one.
 
     Args:
-        model: with its classifier and labels.
-        sentences: their own tags are not looked at.
-        tokenizer: of the model's vocabulary.
-        max_length: pieces of a row, at most; the model's positions bound them too.
-        overlap: as of `TaggingHead`.
-        device: cpu, gpu, tpu or mock-tpu:N; one device of it is used.
+        model: model with its classifier and labels.
+        sentences: sentences; their tags are ignored.
+        tokenizer: tokenizer with the model's vocabulary.
+        max_length: largest number of pieces of a row, at most the model's positions.
+        overlap: as in `TaggingHead`.
+        device: cpu, gpu, tpu or mock-tpu:N; one of its devices is used.
 
     Returns:
         IOB2 tags of each sentence, one for each token.
@@ -241,23 +241,23 @@ def tags_of(
     labels: Sequence[str],
     transitions: Floats | None = None,
 ) -> list[tuple[str, ...]]:
-    """Return each sentence's tags, over its windows; a word without pieces is `O`.
+    """Return each sentence's tags, combined over its windows; a word without pieces is `O`.
 
     Args:
-        sentences: that the rows were cut from.
-        rows: the rows, those of a sentence in its order.
-        logits: for each row, (words that are asked in it, tags).
+        sentences: sentences that the rows were cut from.
+        rows: the rows; rows of one sentence are in order.
+        logits: for each row, (words that it tags, tags).
         labels: tags in order of id.
-        transitions: of a CRF: (tags, tags); None takes each word's likeliest tag by itself. With a
-            CRF an `I-` tag follows one of its own type alone.
+        transitions: transition scores of a CRF, (tags, tags). None decodes each word separately.
+            With a CRF an `I-` tag only follows a tag of its type.
     """
     words: list[list[int]] = [[] for _ in sentences]
     scores: list[list[Floats]] = [[] for _ in sentences]
-    for row, own in zip(rows, logits, strict=True):
+    for row, row_logits in zip(rows, logits, strict=True):
         words[row.item] += row.words
-        scores[row.item].append(own)
+        scores[row.item].append(row_logits)
     begins = np.array([not label.startswith("I-") for label in labels])
-    follows = np.array([[_may_follow(one, other) for other in labels] for one in labels])
+    follows = np.array([[_may_follow(before, tag) for tag in labels] for before in labels])
     out = [["O"] * len(s.tokens) for s in sentences]
     for tags, places, parts in zip(out, words, scores, strict=True):
         if not places:
@@ -277,18 +277,18 @@ def _may_follow(before: str, tag: str) -> bool:
 
 
 def _logits(model: Bert, rows: Sequence[TaggingRow], pad: int) -> list[Floats]:
-    """Return each row's logits at the words that are asked in it."""
+    """Return each row's logits at the words that it tags."""
     layers = Layers({name: tf.constant(a) for name, a in model.parameters.items()})
 
     def all_logits(ids: Tensor, lengths: Tensor) -> Tensor:
         logits = tag_logits(layers, model.config, ids, lengths)  # (M·S, tags)
         return tf.reshape(logits, (*tf.unstack(tf.shape(ids)), len(model.labels)))
 
-    # One graph for all lengths: making a graph costs more than the padding it would save.
+    # One graph serves all lengths: tracing a graph costs more than the padding that it would save.
     shapes = tf.TensorSpec((_TOGETHER, None), tf.int32), tf.TensorSpec((_TOGETHER,), tf.int32)
     compiled = tf.function(all_logits, input_signature=shapes, autograph=False)
     order = np.argsort([len(row.ids) for row in rows], kind="stable")
-    found: dict[int, Floats] = {}
+    logits_of: dict[int, Floats] = {}
     for start in range(0, len(rows), _TOGETHER):
         batch = order[start : start + _TOGETHER]
         width = min(padded(len(rows[batch[-1]].ids)), model.config.max_positions)
@@ -297,11 +297,11 @@ def _logits(model: Bert, rows: Sequence[TaggingRow], pad: int) -> list[Floats]:
         for i, number in enumerate(batch):
             lengths[i] = len(rows[number].ids)
             ids[i, : lengths[i]] = rows[number].ids
-        for number, own in zip(batch, compiled(ids, lengths).numpy(), strict=False):
-            found[int(number)] = own[list(rows[number].firsts)]
-    return [found[i] for i in range(len(rows))]
+        for number, row_logits in zip(batch, compiled(ids, lengths).numpy(), strict=False):
+            logits_of[int(number)] = row_logits[list(rows[number].firsts)]
+    return [logits_of[i] for i in range(len(rows))]
 
 
 def padded(length: int) -> int:
-    """Return the length of a row with its padding."""
+    """Return the padded length of a row."""
     return -(-length // _STEP) * _STEP

@@ -1,9 +1,9 @@
-"""The compiled part of training: gradient sums of micro-batches, then one update by AdamW.
+"""Compiled training: accumulates clipped gradients and applies AdamW updates.
 
-Each device adds the sums of its micro-batches to its own accumulators; or the sums of a cluster's
-hosts are loaded into them. An update adds the accumulators across devices, adds the noise ONCE,
-divides, and changes the weights. Noise is keyed by variable and update alone, so the layout (hosts,
-devices, micro-batches) cannot change the noise.
+Each device adds the gradient sums of its micro-batches to its accumulators. With a cluster, the
+sums of the hosts are loaded into the accumulators instead. An update adds the accumulators of all
+devices, adds the noise ONCE, divides, and changes the weights. The noise is keyed only by variable
+and update, so the layout (hosts, devices, micro-batches) cannot change it.
 """
 
 from __future__ import annotations
@@ -31,17 +31,17 @@ EPSILON = 1e-8
 
 @dataclass(frozen=True)
 class AdamW:
-    """AdamW (Loshchilov and Hutter 2019): its constants, and the update of one variable.
+    """The AdamW optimizer (Loshchilov and Hutter 2019): its constants and its update rule.
 
     With a `noise_floor` γ > 0 it is DP-AdamBC (Tang, Shpilevskiy and Lécuyer 2023,
-    arXiv:2312.14334): the bias-corrected second moment of noised gradients is the signal's plus
-    the noise's, and what is known of the noise is subtracted,
+    arXiv:2312.14334). The bias-corrected second moment of noised gradients is the sum of the
+    signal's and the noise's second moments. The known part of the noise is subtracted,
 
         w ← w − η·m̂ / √max(v̂ − Φ̂, γΦ̂),
 
-    Φ̂ being the bias-corrected decaying mean of the noise's variance (σC/B)², by the same decay as
-    v: right also where clip norm or batch change. The authors' floor γ' is a variance of its own;
-    as a multiple of Φ̂ it means the same at any σ, C and B. At a large γ this is momentum alone.
+    where Φ̂ is the bias-corrected decaying mean of the noise's variance (σC/B)², with the same decay
+    as v, so clip norm and batch size may change. The authors' floor γ' is an
+    absolute variance; a multiple of Φ̂ means the same at any σ, C and B. A large γ gives momentum.
     """
 
     beta1: float
@@ -64,16 +64,16 @@ class AdamW:
         """Update one variable and its two moments.
 
         Args:
-            name: of the parameter; biases and LayerNorm gains do not decay.
+            name: name of the parameter; biases and LayerNorm gains do not decay.
             weight: tf.Variable.
             mean: tf.Variable, the decaying mean of the gradients.
-            square: tf.Variable, the decaying mean of their squares.
+            square: tf.Variable, the decaying mean of the squared gradients.
             gradient: of the variable's shape.
             learning_rate: scalar.
             step: scalar float32, number of this update, from 1.
-            noise_variance: scalar Φ̂, with a `noise_floor` only; 0 if nothing was noised.
-            loudness: the step, without the decay, is longer by this factor, but with a
-                `noise_floor`, where the second moment is freed of the noise.
+            noise_variance: scalar Φ̂, only with a `noise_floor`; 0 if no update was noised.
+            loudness: multiplies the step without the decay. It has no effect with a `noise_floor`,
+                which already removes the noise from the second moment.
         """
         if self.weight_decay and decays(name):
             weight.assign_sub(learning_rate * self.weight_decay * weight)
@@ -115,23 +115,24 @@ class Tallies:
 
 
 class GradientSums:
-    """Weights and accumulators on the devices of a strategy: what gradient sums are made with.
+    """Weights and accumulators on the devices of a strategy, which compute gradient sums.
 
-    It knows neither noise nor optimizer.
+    The class has no noise and no optimizer.
 
     Args:
         strategy: from `devices.strategy_for`.
         config: the model's shape.
         parameters: weights, by name.
-        clipper: clips the units' gradients, at its clip norm of the moment; None: no clipping.
+        clipper: clips the units' gradients at its current clip norm; None: no clipping.
         precision: format of the factors of products, `float32` or `bfloat16`; weights, norms,
             sums and noise are float32.
-        row_losses: of the objective.
-        trained: names of those that are trained; all if None. The others are read and stay as they
-            are, bit for bit: they have no gradient, no noise, no moments, and no part in a norm.
+        row_losses: losses of the objective.
+        trained: names of the trained parameters; all if None. The others are read and stay
+            unchanged, bit for bit: they have no gradient, no noise, no moments and no part in a
+            norm.
 
     Raises:
-        BadInput: no such precision, or nothing is trained.
+        BadInput: unknown precision, or no parameter is trained.
     """
 
     def __init__(
@@ -149,16 +150,16 @@ class GradientSums:
         self._strategy, self._config = strategy, config
         self._precision, self._row_losses = precision, row_losses
         self.clipper = clipper
-        own = parameters if trained is None else {n: parameters[n] for n in sorted(trained)}
-        if not own:
+        variables = parameters if trained is None else {n: parameters[n] for n in sorted(trained)}
+        if not variables:
             raise BadInput("none of the model's parameters is trained", where="trained_parameters")
-        self.names = list(own)
-        frozen = {n: a for n, a in parameters.items() if n not in own}
+        self.names = list(variables)
+        frozen = {n: a for n, a in parameters.items() if n not in variables}
         self._order = list(parameters)
         with strategy.scope():
-            self._weights = {n: tf.Variable(a, name=n) for n, a in own.items()}
+            self._weights = {n: tf.Variable(a, name=n) for n, a in variables.items()}
             self._frozen = {n: tf.Variable(a, name=n, trainable=False) for n, a in frozen.items()}
-            self._sums = {n: _accumulator(a.shape) for n, a in own.items()}
+            self._sums = {n: _accumulator(a.shape) for n, a in variables.items()}
             self._tallies = _accumulator((_TALLIES,))
             self._within = _accumulator(())
         self._add = tf.function(self._add_everywhere, autograph=False)
@@ -179,11 +180,11 @@ class GradientSums:
 
     @property
     def compilations(self) -> int:
-        """Number of traces of the gradient sum: 1, whatever the batches' realised sizes."""
+        """Number of traces of the gradient sum: 1 for any realised batch sizes."""
         return int(self._add.experimental_get_tracing_count())
 
     def add(self, batch: MicroBatch) -> None:
-        """Add a micro-batch's gradients to the accumulators, its units dealt to the devices."""
+        """Add a micro-batch's gradients to the accumulators; devices share its units equally."""
         clip_norm = self._clip_norm()
         n = self.devices
         shares = [np.split(array, n) for array in batch.arrays()]
@@ -195,22 +196,22 @@ class GradientSums:
         self._add(values, tf.constant(clip_norm, tf.float32))
 
     def set_weights(self, weights: Sequence[Vector]) -> None:
-        """Set the weights of what is trained, in the order of `names`."""
+        """Set the weights of the trained parameters, in the order of `names`."""
         for name, values in zip(self.names, weights, strict=True):
             self._weights[name].assign(values)
 
     def clear(self) -> None:
-        """Empty sums and counts."""
+        """Reset sums and counts to zero."""
         self._clear()
         self._read()
         self._take_within()
 
     def take(self) -> tuple[list[Vector], NDArray[np.float64]]:
-        """Return the sums in the order of `names`, and the counts; empty all of them.
+        """Return the sums in the order of `names`, and the counts; then reset all of them.
 
         Returns:
-            float32 arrays, which are read only; and (4,): sum of unit losses, units, clipped units,
-            and Σ (1{norm ≤ C} − ½).
+            Read-only float32 arrays, and (4,): sum of unit losses, units, clipped units, and
+            Σ (1{norm ≤ C} − ½).
         """
         totals = self._totals()
         counts = [*self._read().numpy().tolist(), float(self._take_within().numpy())]
@@ -232,7 +233,7 @@ class GradientSums:
     ) -> None:
         batch = (ids, lengths, positions, labels, weights, shares)
         unit_losses = UnitBatch(self._row_losses, self._config, batch)
-        real = tf.reduce_sum(shares, axis=1) > 0  # (U,) padding is no unit
+        real = tf.reduce_sum(shares, axis=1) > 0  # (U,) false for padding
         sums, losses, norms = self._gradient_sums(unit_losses, ids.shape[0], clip_norm)
         for name in self.names:
             self._sums[name].assign_add(sums[name])
@@ -256,7 +257,7 @@ class GradientSums:
         return clipped.sums, clipped.losses, clipped.norms
 
     def _take(self, counts: Any) -> Tensor:
-        # With one device, `reduce` answers with the variable itself: copy it before emptying it.
+        # With one device, `reduce` returns the variable itself, so copy it before the reset.
         total = tf.identity(self._strategy.reduce("SUM", counts, axis=None))
         with tf.control_dependencies([total]):
             self._strategy.run(lambda: counts.assign(tf.zeros_like(total)))
@@ -275,19 +276,19 @@ class GradientSums:
 
 
 class Trainer(GradientSums):
-    """Gradient sums, and what is made of them: updates by AdamW, averages, counts.
+    """Accumulates clipped gradients and applies AdamW updates; averages weights on request.
 
     Args:
-        strategy: as in `GradientSums`, and so `config`, `clipper`, `precision`, `row_losses` and
+        strategy: as in `GradientSums`, like `config`, `clipper`, `precision`, `row_losses` and
             `trained`.
         parameters: initial weights, by name.
         optimizer: the constants of AdamW.
-        averages: keep an average of the weights beside them; see `average`.
-        observe: called with every update's noised means, which private training releases: for
-            audits. An update without noise is not shown.
+        averages: also keep an average of the weights; see `average`.
+        observe: for audits, called with every update's noised means, which private training
+            releases. It is not called after an update without noise.
 
     Raises:
-        BadInput: no such precision, or nothing is trained.
+        BadInput: unknown precision, or no parameter is trained.
     """
 
     def __init__(
@@ -314,12 +315,12 @@ class Trainer(GradientSums):
             trained=trained,
         )
         self._optimizer, self._observe = optimizer, observe
-        self._noise_variance = 0.0  # decaying mean, as the second moments are
-        own = {n: parameters[n] for n in self.names}
+        self._noise_variance = 0.0  # decaying mean, like the second moments
+        variables = {n: parameters[n] for n in self.names}
         with strategy.scope():
-            self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in own.items()}
-            self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in own.items()}
-            self._averages = {n: tf.Variable(a) for n, a in own.items() if averages}
+            self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in variables.items()}
+            self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in variables.items()}
+            self._averages = {n: tf.Variable(a) for n, a in variables.items() if averages}
         self._update = tf.function(self._update_everywhere, autograph=False)
         self._average = tf.function(self._average_everywhere, autograph=False)
         self._update_by_totals = tf.function(self._update_without_noise, autograph=False)
@@ -333,14 +334,14 @@ class Trainer(GradientSums):
         noise: UpdateNoise | None,
         loudness: float = 1.0,
     ) -> None:
-        """Make an update from the accumulators, and empty them.
+        """Make an update from the accumulators, and reset them.
 
         Args:
             step: number of the update, from 0.
-            learning_rate: of this update.
-            divisor: what the sums are divided by: the EXPECTED batch when training is private.
-            noise: of this update; None adds none.
-            loudness: of correlated noise, which later updates take back (`ToeplitzStrategy`).
+            learning_rate: learning rate of this update.
+            divisor: divides the sums. Private training divides by the EXPECTED batch size.
+            noise: noise of this update; None adds none.
+            loudness: of correlated noise, which later updates cancel (`ToeplitzStrategy`).
         """
         known = self._known_variance(step, 0.0 if noise is None else noise.deviation / divisor)
         scalars = [tf.constant(x, tf.float32) for x in (learning_rate, step + 1)]
@@ -356,19 +357,19 @@ class Trainer(GradientSums):
 
     @property
     def clip_norm(self) -> float:
-        """The present clip norm; infinite if nothing is clipped."""
+        """The current clip norm; infinite without clipping."""
         return self._clip_norm()
 
     def trained_weights(self) -> list[Vector]:
-        """Return the weights that are trained, in the order of `names`."""
+        """Return the weights of the trained parameters, in the order of `names`."""
         return [self._weights[name].numpy() for name in self.names]
 
     def load(self, sums: Sequence[Vector], counts: NDArray[np.float64]) -> None:
-        """Set the sums of an update, and add its counts, as hosts have taken them (`take`).
+        """Set the sums of an update, and add its counts; hosts return both by `take`.
 
         Args:
-            sums: of all hosts together.
-            counts: of all hosts together, (4,).
+            sums: sums over all hosts.
+            counts: counts over all hosts, (4,).
         """
         for name, values in zip(self.names, sums, strict=True):
             self._sums[name].assign(values)
@@ -378,7 +379,7 @@ class Trainer(GradientSums):
     def average(self, newest: float) -> None:
         """Move the average towards the weights: a ← (1 − newest)·a + newest·w.
 
-        It is post-processing of the weights after each update, which are all released.
+        The average is post-processing of the weights after each update, which are all released.
         """
         self._average(tf.constant(newest, tf.float32))
 
@@ -390,23 +391,23 @@ class Trainer(GradientSums):
     def take_count_within(self) -> float:
         """Return Σ (1{norm ≤ C} − ½) over the units since the last call, without noise.
 
-        What adaptive clipping learns C from (Andrew et al. 2021, arXiv:1905.03871, eq. 1 and
-        remark 4 of section 2.3): one unit changes it by ½. The sum is exact for under 2²³ units.
+        Adaptive clipping learns C from this count (Andrew et al. 2021, arXiv:1905.03871, eq. 1 and
+        remark 4 of section 2.3). One unit changes it by ½. The sum is exact for under 2²³ units.
         """
         return float(self._take_within().numpy())
 
     def weights(self) -> Arrays:
-        """Return all weights as arrays, those that are not trained among them."""
+        """Return all weights as arrays, including frozen ones."""
         every = {**self._frozen, **self._weights}
         return {n: every[n].numpy() for n in self._order}
 
     def released(self) -> Arrays:
-        """Return what a training hands out: the average of the weights where one is kept."""
+        """Return the weights that the training releases: the average, if there is one."""
         every = {**self._frozen, **(self._averages or self._weights)}
         return {n: every[n].numpy() for n in self._order}
 
     def state(self) -> Arrays:
-        """Return everything a checkpoint needs, between two updates: of what is trained."""
+        """Return the trained parameters' state between two updates, for a checkpoint."""
         return (
             {n: v.numpy() for n, v in self._weights.items()}
             | {_MEAN + n: v.numpy() for n, v in self._means.items()}
@@ -417,7 +418,7 @@ class Trainer(GradientSums):
         )
 
     def restore(self, state: Mapping[str, NDArray[Any]]) -> None:
-        """Set what `state` returned."""
+        """Restore the state that `state` returned."""
         for n in self.names:
             self._weights[n].assign(state[n])
             self._means[n].assign(state[_MEAN + n])
@@ -430,7 +431,7 @@ class Trainer(GradientSums):
             self._noise_variance = float(state[_NOISE][0])
 
     def _known_variance(self, step: int, deviation: float) -> float:
-        """Return Φ̂, the bias-corrected decaying mean of the noise's variance, this update's in."""
+        """Return Φ̂, the bias-corrected decaying mean of the noise's variance up to this update."""
         decay = self._optimizer.beta2
         self._noise_variance += (1 - decay) * (deviation**2 - self._noise_variance)
         return self._noise_variance / (1 - decay ** (step + 1))
@@ -481,7 +482,7 @@ class Trainer(GradientSums):
 
 
 def _accumulator(shape: tuple[int, ...]) -> Any:
-    """Return a variable of which every device has its own, added up when read."""
+    """Return a variable with one copy per device; reading it adds up the copies."""
     return tf.Variable(
         np.zeros(shape, np.float32),
         trainable=False,
@@ -491,6 +492,6 @@ def _accumulator(shape: tuple[int, ...]) -> Any:
 
 
 def as_array(tensor: Tensor) -> Vector:
-    """Return a tensor of this machine's memory as an array, without a copy: it is read only."""
+    """Return a tensor in this machine's memory as a read-only array, without a copy."""
     array: Vector = np.asarray(memoryview(tensor))
     return array

@@ -1,8 +1,9 @@
-"""Byte-level BPE, GPT-2's (Radford et al. 2019), learned from counts: nothing is ever unknown.
+"""GPT-2's byte-level BPE (Radford et al. 2019), learned from counts; it has no unknown tokens.
 
-Words are GPT-2's: a space belongs to the word after it, case counts, digits and letters do not mix.
-They are written in the 256 characters that stand for bytes (`Ġ` is the space), so that the alphabet
-depends on no text. The same words are counted privately, for what is spent on other words is lost.
+Words are GPT-2's: a space belongs to the word after it, case matters, and digits and letters do not
+mix. They are written in 256 characters that represent the bytes (`Ġ` is the space), so the alphabet
+does not depend on any text. The private release counts the same words, because budget for other
+words would be wasted.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ VOCABULARY, _MERGES = "vocab.json", "merges.txt"
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text as GPT-2 cuts it, in order, in the characters of `ALPHABET`."""
+    """Return the words of a text in GPT-2's segmentation, in the characters of `ALPHABET`."""
     safe = text.encode("utf-8", "replace").decode()  # Rust's strings hold no lone surrogates
     return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(safe)]
 
 
 def encode_words(texts: pa.Array) -> WordCodes:
-    """Return the words of many texts, strings of Arrow, as `split_words` gives them."""
+    """Return the words of many texts, Arrow strings, as `split_words` returns them."""
     return encode_with(split_words, texts)
 
 
 def spelt(word: str) -> str:
-    """Return the characters that a word of `split_words` stands for."""
+    """Return the characters that a word of `split_words` represents."""
     return _DECODER.decode([word])
 
 
@@ -48,10 +49,10 @@ def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> To
     """Return a byte-level tokenizer with at most `size` tokens.
 
     Args:
-        counts: words, as `split_words` gives them, and how often each counts.
+        counts: words, as `split_words` returns them, and the count of each.
         size: at most this many tokens; [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4 (a causal model
-            reads [CLS] before a text and [SEP] after it), the bytes come next.
-        whole: words, each once, of which the first become tokens whole (`whole_words_apart`).
+            reads [CLS] before a text and [SEP] after it), followed by the bytes.
+        whole: distinct words, of which the first become single tokens (`whole_words_apart`).
 
     Raises:
         BadInput: there is no word, or `size` has no room for the bytes.
@@ -66,7 +67,7 @@ def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> To
         )
     rest, base = whole_words_apart(counts, base, size, whole)
     tokens, merges = learn_merges(rest, base, size)
-    if whole and len(tokens) < size:  # room that is left is for parts of all words
+    if whole and len(tokens) < size:  # the remaining room is for parts of all words
         tokens, more = learn_merges(counts, tokens, size)
         merges = list(dict.fromkeys((*merges, *more)))
     return _gpt2({token: i for i, token in enumerate(tokens)}, merges)
@@ -83,7 +84,7 @@ def save(tokenizer: Tokenizer, folder: Path | str) -> None:
     (folder / _MERGES).write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
     tokenizer.save(str(folder / "tokenizer.json"))
     config = {
-        # Reads tokenizer.json whole; GPT2Tokenizer would leave its template out.
+        # This class reads all of tokenizer.json; GPT2Tokenizer would omit its template.
         "tokenizer_class": "PreTrainedTokenizerFast",
         "clean_up_tokenization_spaces": False,
         "bos_token": "[CLS]",
@@ -97,7 +98,7 @@ def load(folder: Path | str) -> Tokenizer:
     """Return the tokenizer of a folder with `vocab.json` and `merges.txt` that `save` wrote.
 
     Raises:
-        BadInput: none there, or one without the special tokens.
+        BadInput: no vocabulary, or one without the special tokens.
     """
     folder = Path(folder)
     try:
@@ -114,20 +115,20 @@ def load(folder: Path | str) -> Tokenizer:
 
 
 def is_byte_level(tokens: Iterable[str]) -> bool:
-    """Return whether a vocabulary spells any text, by the 256 characters that stand for bytes."""
+    """Return whether a vocabulary has all 256 byte characters and so can spell any text."""
     return set(ALPHABET) <= set(tokens)
 
 
 def of_folder(folder: Path, tokens: Sequence[str]) -> Tokenizer:
-    """Return the tokenizer of a byte-level model's folder, made by whomever.
+    """Return the tokenizer of the folder of a byte-level model from any source.
 
     Args:
-        folder: with `merges.txt`, or with `tokenizer.json`.
-        tokens: of the model; the special ones come first in the result, those of ours that it lacks
-            are added, and the others keep their order.
+        folder: folder with `merges.txt` or `tokenizer.json`.
+        tokens: tokens of the model. In the result the special tokens come first, missing special
+            tokens are added, and the other tokens keep their order.
 
     Raises:
-        BadInput: no merges there that fit the tokens.
+        BadInput: no merges that fit the tokens.
     """
     every = {token: i for i, token in enumerate(dict.fromkeys((*SPECIAL_TOKENS, *tokens)))}
     try:
@@ -146,7 +147,7 @@ def of_folder(folder: Path, tokens: Sequence[str]) -> Tokenizer:
 
 def _gpt2(vocabulary: dict[str, int], merges: list[tuple[str, str]]) -> Tokenizer:
     """Return a tokenizer with GPT-2's splitter and our template around a vocabulary."""
-    # A word that is a token is one, as with Llama 3's: those set apart have no merges.
+    # As in Llama 3, a word that is a token is used whole: whole words have no merges.
     tokenizer = Tokenizer(BPE(vocabulary, merges, ignore_merges=True))
     tokenizer.pre_tokenizer = _PRE_TOKENIZER
     tokenizer.decoder = _DECODER

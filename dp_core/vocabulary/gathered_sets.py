@@ -1,9 +1,9 @@
 """The item sets of all shards together: on disk beyond a limit, with one order of all items.
 
-What shards hand over is merged as sorted runs are: range after range of the items is looked up in
-every shard, its distinct items get the next numbers, and only these numbers stay in memory. Rounds
-of a mechanism then read numbers, shard after shard; an item's text is read again where it is
-released.
+The sets are merged like sorted runs. One range of items after the other is read from every shard,
+its distinct items are numbered consecutively, and only these numbers stay in memory. The rounds of
+a mechanism then read numbers, one shard after the other. Only released items are read as text
+again.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from dp_core.errors import PlanError
 from dp_core.vocabulary.item_sets import ItemSets, UnitSets
 
 _LIMIT = 1 << 26  # bytes in memory
-_TOGETHER = 1 << 17  # items of all shards that are merged at once, about
-_BATCH = 1 << 10  # items of a shard that are read together, and each first one remembered
-_MEMBERS = 1 << 22  # members of units that are sorted at once, about
+_TOGETHER = 1 << 17  # approximate number of items of all shards in one merge
+_BATCH = 1 << 10  # items of a shard in one batch, whose first item is kept in memory
+_MEMBERS = 1 << 22  # approximate number of members in one sort
 _TEXT = pa.large_string()
 
 
 class GatheredSets:
-    """The item sets of shards: added one after the other, then read many times by number.
+    """The item sets of shards, which are appended and then read many times by number.
 
-    Items are numbered in ascending order (of code points), those of all shards together, at the
-    first look: from then on nothing is added.
+    Items of all shards are numbered in ascending order (of code points) at the first read. After
+    that no shard can be appended.
 
     Args:
-        folder: for files, which hold private text: it is made where one is needed, for its owner
-            alone, and removed with all that is in it on leaving the context.
-        limit: bytes of the sets that memory holds.
+        folder: for files with private text. It is created when needed, readable only by its owner,
+            and removed with its content when the context ends.
+        limit: bytes of the sets that are held in memory.
 
     Attributes:
-        units: how many there are in all shards. Private.
+        units: number of units of all shards. Private.
         items_per_unit: the loosest bound of any shard.
     """
 
@@ -54,7 +54,7 @@ class GatheredSets:
 
     @classmethod
     def of(cls, shards: Iterable[ItemSets]) -> GatheredSets:
-        """Return shards that are in memory anyway."""
+        """Return the sets of shards that are already in memory."""
         gathered = cls(Path(os.devnull), limit=1 << 62)
         for shard in shards:
             gathered.append(shard)
@@ -67,22 +67,22 @@ class GatheredSets:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything."""
+        """Remove all sets and files."""
         if self._folder.is_dir():
             shutil.rmtree(self._folder)
         self.units, self.items_per_unit = 0, 0
         self._left = self._limit
         self._runs: list[_Run] = []
-        self._items: list[_Items] | None = None  # of all shards, range after range
+        self._items: list[_Items] | None = None  # of all shards, by range
 
     def append(self, sets: ItemSets) -> None:
         """Add the sets of the next shard.
 
         Raises:
-            PlanError: its units are not bounded.
+            PlanError: the units are not bounded.
         """
         if self._items is not None:
-            raise ValueError("the items have their numbers")
+            raise ValueError("no shard can be appended after the items were numbered")
         if sets.items_per_unit < 1:
             raise PlanError(
                 f"the counts allow {sets.items_per_unit} items per unit",
@@ -99,19 +99,19 @@ class GatheredSets:
 
     @property
     def distinct(self) -> int:
-        """How many distinct items there are. Private."""
+        """Number of distinct items. Private."""
         return sum(items.count for items in self._numbered())
 
     def named(self, numbers: NDArray[np.int64]) -> list[str]:
-        """Return the items of some numbers, which ascend."""
-        found: list[str] = []
+        """Return the items with the given ascending numbers."""
+        names: list[str] = []
         first = 0
         for items in self._numbered():
             begin, end = np.searchsorted(numbers, [first, first + items.count])
             if begin < end:
-                found.extend(items.all().take(pa.array(numbers[begin:end] - first)).to_pylist())
+                names.extend(items.all().take(pa.array(numbers[begin:end] - first)).to_pylist())
             first += items.count
-        return found
+        return names
 
     def __iter__(self) -> Iterator[UnitSets]:
         """Yield the units of each shard, with the numbers of their items."""
@@ -120,9 +120,9 @@ class GatheredSets:
             yield run.read()
 
     def by_order(self) -> Iterator[UnitSets]:
-        """Yield all units in the order of their coins, some at a time.
+        """Yield all units in the order of their coins, in parts.
 
-        Units of equal coins come as shards have them.
+        Units with equal coins keep the order of the shards.
         """
         bits = (sum(run.members for run in self._runs) // _MEMBERS).bit_length()
         bits = bits if self._spills else 0
@@ -164,8 +164,8 @@ class GatheredSets:
         return self._items
 
     def _bounds(self) -> list[str | None]:
-        """Return bounds of ranges of items, between which lie few; None: no bound."""
-        # Each of these stands for one batch of one shard.
+        """Return bounds of item ranges with few items each; None: no bound."""
+        # Each of these represents one batch of one shard.
         firsts = sorted(itertools.chain.from_iterable(run.items.firsts for run in self._runs))
         inner = sorted(set(firsts[_TOGETHER // _BATCH :: _TOGETHER // _BATCH]))
         return [None, *inner, None]
@@ -178,7 +178,7 @@ class GatheredSets:
         if not self._folder.is_dir():
             self._folder.mkdir(parents=True, mode=0o700)
         path = self._folder / name
-        path.unlink(missing_ok=True)  # what a killed attempt left
+        path.unlink(missing_ok=True)  # remains of a killed attempt
         return path
 
 
@@ -186,8 +186,8 @@ class _Items:
     """Items in ascending order, in memory or in a file.
 
     Attributes:
-        count: how many.
-        firsts: the first one of each batch of them.
+        count: number of items.
+        firsts: the first item of each batch.
     """
 
     def __init__(self, items: pa.Array) -> None:
@@ -196,18 +196,18 @@ class _Items:
         self.firsts: list[str] = items[::_BATCH].to_pylist()
 
     def write(self, path: Path) -> None:
-        """Go to a file."""
+        """Move the items to a file."""
         table = pa.table({"items": self._at})
         with _opened(path, "xb") as file, pa.ipc.new_file(file, table.schema) as out:
             out.write_table(table, max_chunksize=_BATCH)
         self._at = path
 
     def all(self) -> pa.Array:
-        """Return all of them."""
+        """Return all items."""
         return self._batches(0, len(self.firsts))
 
     def between(self, low: str | None, high: str | None) -> pa.Array:
-        """Return those from `low` on and below `high`; None is no bound."""
+        """Return the items from `low` to below `high`; None is no bound."""
         begin = 0 if low is None else max(0, bisect_right(self.firsts, low) - 1)
         end = len(self.firsts) if high is None else bisect_left(self.firsts, high)
         items = self._batches(begin, end)
@@ -221,22 +221,22 @@ class _Items:
             return self._at[begin * _BATCH : max(begin, end) * _BATCH]
         with self._at.open("rb") as file:
             batches = pa.ipc.open_file(file)
-            found = [batches.get_batch(i).column(0) for i in range(begin, end)]
-        return pa.concat_arrays([pa.array([], _TEXT), *found])
+            columns = [batches.get_batch(i).column(0) for i in range(begin, end)]
+        return pa.concat_arrays([pa.array([], _TEXT), *columns])
 
     def remove(self) -> None:
-        """Forget them."""
+        """Remove the items."""
         if isinstance(self._at, Path):
             self._at.unlink()
         self._at = pa.array([], _TEXT)
 
 
 class _Run:
-    """One shard: its items and its units, both in memory or both in files.
+    """One shard with its items and units, either in memory or in files.
 
     Attributes:
-        items: of the shard, until they have their numbers.
-        members: of all its units together, how many.
+        items: items of the shard, until they are numbered.
+        members: total number of members of its units.
     """
 
     def __init__(self, sets: ItemSets) -> None:
@@ -246,7 +246,7 @@ class _Run:
         self._numbers: list[NDArray[np.int32]] = []
 
     def write(self, path: Path) -> None:
-        """Go to files."""
+        """Move the shard to files."""
         self.items.write(path.with_suffix(".items"))
         self._write_units(path, self.read())
 
@@ -258,7 +258,7 @@ class _Run:
             return UnitSets.read(file)
 
     def add_numbers(self, numbers: NDArray[np.int32]) -> None:
-        """Take the numbers that the next items have among those of all shards."""
+        """Append the numbers of the shard's next items in the order of all shards."""
         if isinstance(self._units, UnitSets):
             self._numbers.append(numbers)
         else:
@@ -266,7 +266,7 @@ class _Run:
                 numbers.tofile(file)
 
     def renumber(self) -> None:
-        """Give the members the numbers of their items, whose text is forgotten here."""
+        """Replace the members by the numbers of their items, and remove the items' text."""
         self.items.remove()
         units = self.read()
         if isinstance(self._units, UnitSets):
@@ -286,7 +286,7 @@ class _Run:
 
 
 def _sorted_by_order(shards: list[UnitSets]) -> UnitSets:
-    """Return the units of some shards in the order of their coins."""
+    """Return the units of several shards in the order of their coins."""
     order = np.concatenate([np.zeros(0, np.uint64), *(s.order for s in shards)])
     lengths = np.concatenate([np.zeros(0, np.int64), *(np.diff(s.starts) for s in shards)])
     members = np.concatenate([np.zeros(0, np.int32), *(s.members for s in shards)])
@@ -306,5 +306,5 @@ def _read_all(path: Path) -> Iterator[UnitSets]:
 
 
 def _opened(path: Path, mode: Literal["xb", "ab"]) -> IO[bytes]:
-    """Open a file that its owner alone can read: it holds private text."""
+    """Open a file that only its owner can read, because it holds private text."""
     return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))

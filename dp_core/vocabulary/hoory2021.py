@@ -1,8 +1,8 @@
-"""The histogram of Hoory et al. 2021, Corollary 1, as printed, and what it really gives.
+"""The histogram of Hoory et al. 2021, Corollary 1, as printed, and its true guarantee.
 
-The paper sets C = 1 + σ·erf⁻¹(1 − δ/N) and takes the normal tail beyond it for δ/N. But the
-standard normal's quantile is √2·erf⁻¹(2p − 1), not erf⁻¹: at that C a word that one unit alone
-holds is released far more often, and that probability is given away at *every* ε.
+The paper sets C = 1 + σ·erf⁻¹(1 − δ/N) and assumes that the normal tail beyond it is δ/N. But the
+standard normal's quantile is √2·erf⁻¹(2p − 1), not erf⁻¹. At that C a word that only one unit holds
+is released far more often, and this probability is part of δ at *every* ε.
 """
 
 from __future__ import annotations
@@ -20,7 +20,12 @@ from scipy.special import erfcinv, ndtr, ndtri
 from dp_core.privacy.accounting import epsilon_paper_conversion, epsilon_pld, epsilon_rdp
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
-from dp_core.vocabulary.calibration import HistogramPlan, calibrate, check_target, delta_of
+from dp_core.vocabulary.vocabulary_calibration import (
+    HistogramPlan,
+    calibrate,
+    check_target,
+    delta_of,
+)
 
 
 @dataclass(frozen=True)
@@ -29,10 +34,10 @@ class PaperHistogram:
 
     Attributes:
         epsilon: ε_V as printed. claimed_delta: δ as printed.
-        threshold: C as printed. true_delta: the δ that this C gives at that ε.
-        right_threshold: C = 1 + σ·Φ⁻¹(1 − δ/N), at which the paper's own proof gives δ.
-        right_delta: the δ that `right_threshold` gives at that ε.
-        lone_word: probability that a word of one unit alone passes the printed C.
+        threshold: C as printed. true_delta: the δ of this C at that ε.
+        right_threshold: C = 1 + σ·Φ⁻¹(1 − δ/N), at which the paper's proof gives δ.
+        right_delta: the δ of `right_threshold` at that ε.
+        lone_word: probability that a word of only one unit passes the printed C.
     """
 
     words_per_unit: int
@@ -48,9 +53,9 @@ class PaperHistogram:
     def plan(
         self, *, unit: PrivacyUnit | None = None, declared_units: int | None = None
     ) -> HistogramPlan:
-        """Return the printed mechanism as it would be drawn, claiming only the δ it earns.
+        """Return the printed mechanism with discrete noise, claiming only its true δ.
 
-        The noise is discrete and the threshold rounded up to a whole number.
+        The threshold is rounded up to an integer.
         """
         threshold = math.ceil(self.threshold)
         earned = delta_of(self.words_per_unit, self.sigma, threshold, self.epsilon)
@@ -89,17 +94,17 @@ def paper_sigma(epsilon: float, delta: float, words_per_unit: int) -> float:
     """Return the σ at which Corollary 1 has this ε_V at δ.
 
     Raises:
-        BadInput: a target or N out of range.
+        BadInput: a target or N is out of range.
     """
     check_target(epsilon, delta, words_per_unit)
     return math.sqrt(words_per_unit) / epsilon * math.sqrt(2 * math.log(1.25 / delta))
 
 
 def continuous_delta(words_per_unit: int, sigma: float, threshold: float, epsilon: float) -> float:
-    """Return δ at ε with continuous Gaussian noise: the larger of the two directions.
+    """Return δ at ε with continuous Gaussian noise, the larger of the two directions.
 
-    Adding: max over ℓ of δ_G(ε; √(N−ℓ)/σ) + 1 − (1−τ)^ℓ, τ the tail beyond C − 1. Removing:
-    max over ℓ of δ_G(ε + ℓ ln(1−τ); √(N−ℓ)/σ).
+    Adding: max over ℓ of δ_G(ε; √(N−ℓ)/σ) + 1 − (1−τ)^ℓ, where τ is the tail beyond C − 1.
+    Removing: max over ℓ of δ_G(ε + ℓ ln(1−τ); √(N−ℓ)/σ).
     """
     stay = math.log1p(-float(ndtr(-(threshold - 1) / sigma)))
     worst = 0.0
@@ -113,7 +118,7 @@ def continuous_delta(words_per_unit: int, sigma: float, threshold: float, epsilo
 
 Source = Literal["final", "workshop", "both", "neither"]
 
-# What the paper states.
+# Numbers that the paper states.
 _EXAMPLES = 83_000_000
 _WORDS = 712_000_000
 _TUPLE = 256
@@ -126,12 +131,12 @@ _BATCHES = {"128k = 131,072": 131_072, "256k = 256·32·32": _SHARDS * _PER_SHAR
 
 @dataclass(frozen=True)
 class PaperRow:
-    """One figure.
+    """One figure of the paper.
 
     Attributes:
-        name: stable name. figure: what it is, in words. parameters: what it was computed from.
-        printed: the paper's value, None where it prints none. source: the version that does.
-        true: what is true. Infinite values are `math.inf`.
+        name: stable name. figure: description. parameters: parameters of the computation.
+        printed: the paper's value, or None. source: the version of the paper that prints it.
+        true: the true value. Infinite values are `math.inf`.
         verdict: one sentence.
         more: further values of the same parameters (Rényi, the old conversion).
     """
@@ -147,7 +152,7 @@ class PaperRow:
 
 
 def paper_table() -> list[PaperRow]:
-    """Return every row, the vocabulary's first. Takes seconds."""
+    """Return every row, starting with the vocabulary. Takes seconds."""
     return [*_vocabulary(paper_parameters()), *_arithmetic(), *_training()]
 
 
@@ -189,7 +194,7 @@ def _vocabulary(paper: PaperHistogram) -> Iterator[PaperRow]:
         None,
         "neither",
         paper.right_threshold,
-        "With this C the paper's own proof gives its δ.",
+        "With this C the paper's proof gives its δ.",
         {"delta": paper.right_delta},
     )
     best = calibrate(paper.epsilon, paper.claimed_delta, paper.words_per_unit)
@@ -200,7 +205,7 @@ def _vocabulary(paper: PaperHistogram) -> Iterator[PaperRow]:
         None,
         "neither",
         best.threshold,
-        "Exact calibration, for the discrete noise that is drawn: more words, same privacy.",
+        "Exact calibration for discrete noise: more words, same privacy.",
     )
 
 
@@ -212,7 +217,7 @@ def _arithmetic() -> Iterator[PaperRow]:
         printed=128_000,
         source="both",
         true=_SHARDS * _PER_SHARD * _ACCUMULATION,
-        verdict="Twice what is printed.",
+        verdict="Twice the printed value.",
     )
     yield PaperRow(
         "updates",
@@ -221,7 +226,7 @@ def _arithmetic() -> Iterator[PaperRow]:
         printed=None,
         source="both",
         true=_STEPS / _ACCUMULATION,
-        verdict="Only if “1M training steps” counts micro-batches is ε_T near what is printed.",
+        verdict="ε_T is near the printed value only if “1M training steps” counts micro-batches.",
     )
     yield PaperRow(
         "words_per_example",
@@ -231,15 +236,15 @@ def _arithmetic() -> Iterator[PaperRow]:
         source="final",
         true=_WORDS / _EXAMPLES,
         verdict="The examples of ε_T are not the 256-word tuples of ε_V: two different units, so "
-        "the printed sum ε_V + ε_T = 1.1 is nobody's guarantee.",
+        "the printed sum ε_V + ε_T = 1.1 guarantees nothing.",
     )
 
 
 def _training() -> Iterator[PaperRow]:
     updates = _STEPS // _ACCUMULATION
     noises = (
-        ("accumulated", 1, "σ is that of a whole update"),
-        ("per_shard", _SHARDS, "each shard adds σ: σ√P an update"),
+        ("accumulated", 1, "σ applies to a whole update"),
+        ("per_shard", _SHARDS, "each shard adds σ: σ√P per update"),
         ("per_shard_and_micro", _SHARDS * _ACCUMULATION, "each micro-batch adds σ: σ√(P·T)"),
     )
     for (batch_name, batch), steps, (noise_name, draws, meaning) in itertools.product(
@@ -251,7 +256,7 @@ def _training() -> Iterator[PaperRow]:
         sigma = _SIGMA * math.sqrt(draws)
         yield _epsilon_row(name, figure, printed, "final", batch=batch, sigma=sigma, steps=steps)
     yield _epsilon_row(
-        "epsilon_t_workshop", f"ε_T as the workshop version has it, {updates:,} updates",
+        "epsilon_t_workshop", f"ε_T in the workshop version, {updates:,} updates",
         0.58, "workshop",
     )  # fmt: skip
     yield _epsilon_row(
@@ -289,23 +294,23 @@ def _epsilon_row(
 
 def _verdict(printed: float | None, true: float, renyi: float, old: float) -> str:
     if printed is None:
-        return "Not printed; what these parameters give, if batches are Poisson samples."
+        return "Not printed; the value of these parameters if batches are Poisson samples."
     if true > printed:
-        return "More than is printed: the printed ε does not hold for these parameters."
+        return "More than the printed value, which does not hold for these parameters."
     if _rounds_to(renyi, printed):
         return (
-            f"Within rounding of what Rényi accounting gives, {renyi:.3f}, "
+            f"Within rounding of the value of Rényi accounting, {renyi:.3f}, "
             "if batches are Poisson samples."
         )
     if renyi < printed < old:
         return (
-            f"Holds, if batches are Poisson samples: between what Rényi accounting gives, "
+            f"Holds if batches are Poisson samples: between the value of Rényi accounting, "
             f"{renyi:.3f}, and the older conversion's {old:.3f}; it is neither, rounded."
         )
-    return "Holds with room to spare, if batches are Poisson samples."
+    return "Holds with a margin if batches are Poisson samples."
 
 
 def _rounds_to(value: float, printed: float) -> bool:
-    """Return whether the printed number is the value at as many decimals as it has."""
+    """Return whether the value equals the printed number when rounded to its decimals."""
     decimals = max(0, -int(Decimal(repr(printed)).as_tuple().exponent))
     return round(value, decimals) == printed

@@ -1,6 +1,6 @@
-"""Sets of items that units hold, bounded before anything is counted; what shards hand over.
+"""Bounded sets of the items that units hold, which shards pass to a mechanism.
 
-Items are words, phrases, or whatever text a unit's content is made of.
+Items are words, phrases, or other text in a unit's content.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ from dp_core.errors import BadInput, PrivateTextRefusal
 
 @dataclass(frozen=True)
 class UnitSets:
-    """Which items, by number, each of some units holds. Private.
+    """The items, by number, of each of several units. Private.
 
     Attributes:
         starts: int64 `[units + 1]`; unit u holds `members[starts[u]:starts[u + 1]]`.
-        members: int32, numbers of items; each once in a unit, where they ascend.
-        order: uint64 `[units]`, public coins: the order in which a sequential mechanism takes them.
+        members: int32, numbers of items; ascending and distinct within a unit.
+        order: uint64 `[units]`, public coins that order the units for sequential mechanisms.
     """
 
     starts: NDArray[np.int64] = field(repr=False)
@@ -37,7 +37,7 @@ class UnitSets:
 
     @property
     def units(self) -> int:
-        """How many units there are. Private."""
+        """Number of units. Private."""
         return len(self.order)
 
     @property
@@ -52,28 +52,29 @@ class UnitSets:
         return UnitSets(starts, self.members[np.repeat(chosen, lengths)], self.order[chosen])
 
     def numbered(self, numbers: NDArray[np.int32]) -> UnitSets:
-        """Return the units with other, also ascending numbers in place of theirs."""
+        """Return the units with their item numbers replaced by other ascending numbers."""
         return UnitSets(self.starts, numbers[self.members], self.order)
 
     def write(self, file: IO[bytes]) -> None:
-        """Write them to a file, from where it stands."""
+        """Append the units to a file at its current position."""
         for array in (self.starts, self.members, self.order):
             np.save(file, array)
 
     @staticmethod
     def read(file: IO[bytes]) -> UnitSets:
-        """Return what was written, from where the file stands."""
+        """Return the units that `write` wrote at the file's current position."""
         return UnitSets(*(np.load(file, allow_pickle=False) for _ in range(3)))
 
 
 @dataclass(frozen=True)
 class ItemSets(UnitSets):
-    """One shard: units' sets of items, bounded, each unit once. Private.
+    """Bounded item sets of the units of one shard, each unit once. Private.
 
     Attributes:
-        items: distinct items of the shard in ascending order, strings of Arrow: `members` are
-            places in it.
-        items_per_unit: N, most distinct items of a unit. declared_units: most units, if checked.
+        items: distinct items of the shard in ascending order, Arrow strings; `members` are
+            indices of it.
+        items_per_unit: N, largest number of distinct items of a unit. declared_units: largest
+            number of units, if checked.
     """
 
     items: pa.Array = field(repr=False)
@@ -89,25 +90,25 @@ def item_sets(
     declared_units: int | None = None,
     exclude: Collection[str] = frozenset(),
 ) -> ItemSets:
-    """Return the units' sets of items, bounded before anything is counted.
+    """Return the units' sets of items, bounded before they are counted.
 
-    Items of `exclude` are nobody's: they are taken out of a unit before its items are bounded, so
-    that all N of them may be others. **This leaves the sensitivity as it is**: for a list that is
-    fixed before the private text is read, what a unit brings is still a function of that unit alone
-    (its items without the list's, bounded), and still N of them at most. A list that depends on the
-    private text would break both, so it is made of public text, and the release's manifest holds
-    its digest.
+    Public items, `exclude`, are removed from a unit before its items are bounded, so that all N of
+    them may be other items. **This does not change the sensitivity**: the list is fixed before the
+    private text is read, so a unit's items are still a function of that unit only (its items
+    without the list's, bounded), and still at most N. A list that depended on the private text
+    would violate both. The list is therefore made of public text, and the release's manifest
+    contains its digest.
 
     Args:
         units: (id, items) of every unit of the shard, once.
-        items_per_unit: N; where a unit has more distinct items, N of them are drawn uniformly, by
-            the unit's own coins.
-        key: public coins for that draw, and for the order of units.
+        items_per_unit: N. Of a unit with more distinct items, N are sampled uniformly by the unit's
+            coins.
+        key: public coins for that sample, and for the order of units.
         declared_units: the public upper bound on the number of units (of this shard).
-        exclude: public items, which need no release: they count nowhere.
+        exclude: public items, which need no release and are not counted.
 
     Raises:
-        BadInput: more units than declared. (How many there are is private, and not said.)
+        BadInput: more units than declared. (The message does not state their private number.)
     """
     return bounded_sets(_held(units), items_per_unit, key, declared_units, exclude)
 
@@ -119,12 +120,12 @@ def bounded_sets(
     declared_units: int | None,
     exclude: Collection[str],
 ) -> ItemSets:
-    """Return the bounded sets of units that come in blocks, each unit whole in one of them.
+    """Return the bounded sets of units that arrive in blocks; no unit is split over blocks.
 
-    The arguments are those of `item_sets`, which says what they mean for privacy.
+    See `item_sets` for the arguments and their meaning for privacy.
 
     Raises:
-        BadInput: as `item_sets`.
+        BadInput: as in `item_sets`.
     """
     if items_per_unit < 1:
         raise BadInput(f"{items_per_unit} is below 1", where="items_per_unit", fix="Use 1 or more.")
@@ -146,7 +147,7 @@ def bounded_sets(
     rank = np.empty(len(held.items), np.int64)
     ascending = pc.sort_indices(held.items)
     rank[ascending.to_numpy()] = np.arange(len(rank))
-    # Within a unit too: what is added up, rounded, must not depend on who else is in its shard.
+    # Sort within units too, so that rounded sums do not depend on other units of the shard.
     size = max(1, len(rank))
     pairs = np.repeat(np.arange(len(order)), np.diff(held.starts)) * size + rank[held.members]
     pairs.sort()
@@ -161,7 +162,7 @@ def bounded_sets(
 
 
 def _held(units: Iterable[tuple[str, Iterable[str]]]) -> Iterator[HeldItems]:
-    """Yield the distinct items of units, a thousand units at a time."""
+    """Yield the distinct items of units in blocks of a thousand units."""
     source = iter(units)
     while block := [(unit_id, set(items)) for unit_id, items in itertools.islice(source, 1000)]:
         every = [item for _, items in block for item in items]
@@ -175,7 +176,7 @@ def _held(units: Iterable[tuple[str, Iterable[str]]]) -> Iterator[HeldItems]:
 
 
 def _without(block: HeldItems, public: pa.Array) -> HeldItems:
-    """Return a block in which the public items are nobody's."""
+    """Return a block without the public items."""
     if not len(public):
         return block
     private = ~pc.is_in(block.items, value_set=public).to_numpy(zero_copy_only=False)
@@ -185,10 +186,10 @@ def _without(block: HeldItems, public: pa.Array) -> HeldItems:
 
 
 def _bounded(block: HeldItems, items_per_unit: int, key: bytes) -> HeldItems:
-    """Return a block in which no unit has more than N items; those beyond lose the others."""
+    """Return a block in which units with more than N items keep a sample of N."""
     beyond = np.flatnonzero(np.diff(block.starts) > items_per_unit)
     kept = np.ones(len(block.members), np.bool_)
-    # In the order of the items themselves, which is everywhere the same: numbers are not.
+    # Sort by the items' text, which is the same in all shards; their numbers are not.
     rank = np.empty(len(block.items), np.int64)
     if len(beyond):
         rank[pc.sort_indices(block.items).to_numpy()] = np.arange(len(rank))

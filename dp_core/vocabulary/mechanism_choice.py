@@ -1,8 +1,9 @@
 """The mechanisms of partition selection by name, each calibrated to a target (ε, δ).
 
-The ε that the ledger's accounting charges for a mechanism's event is at most the target. Of the σ
-that reach it, the one with the smallest threshold in weights of a unit is taken: it releases most.
-`paper` is not calibrated: it is Hoory et al.'s own σ and threshold, at the δ that they earn.
+The ε that the ledger's accounting charges for a mechanism's event is at most the target. Of all σ
+that reach the target, the one with the smallest threshold relative to a unit's weight is chosen,
+because it releases the most items. `paper` is not calibrated: it has the σ and threshold of Hoory
+et al., and their true δ.
 """
 
 from __future__ import annotations
@@ -21,7 +22,6 @@ from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.discrete_gaussian import lattice_deviation
 from dp_core.privacy.mechanisms import NoisedWeights, PrivacyUnit
-from dp_core.vocabulary.calibration import calibrate, check_target
 from dp_core.vocabulary.hoory2021 import paper_parameters
 from dp_core.vocabulary.partition_selection import (
     Counted,
@@ -32,19 +32,21 @@ from dp_core.vocabulary.partition_selection import (
     Policy,
     Weighted,
 )
+from dp_core.vocabulary.vocabulary_calibration import calibrate, check_target
 
 _COUNTING = 0.05  # share of μ² for the estimate of counts
-_WITHIN = 1 - 1e-5  # share of δ that is spent; the rest is more than the accounting rounds up
+_WITHIN = 1 - 1e-5  # share of δ that is spent; the rest exceeds the accounting's rounding
 
 
 @dataclass(frozen=True)
 class _Shape:
-    """What is fixed of a mechanism of weights before it is calibrated.
+    """The parameters of a mechanism of weights that are fixed before its calibration.
 
     Attributes:
-        maker: its class. shares: of μ², of each round but the last, which counts.
+        maker: its class. shares: share of μ² of each round except the last, which counts.
         checks: (first round, last round, share of the coin).
-        largest: the most weight of an item in a round. sums_are_rounded: and not weights.
+        largest: the largest weight of an item in a round. sums_are_rounded: sums are rounded
+            instead of weights.
     """
 
     maker: type[Weighted]
@@ -65,8 +67,8 @@ _SHAPES: dict[str, _Shape] = {
         ((0, 0, 0.1), (1, 1, 0.9)),
         sums_are_rounded=True,
     ),
-    # Rounds, their largest weight and what is given up were chosen on made-up text
-    # (benchmarks/bench_partition_selection.py): docs/vocabulary.md.
+    # Number of rounds, their largest weight and the elimination level were chosen on synthetic
+    # text (benchmarks/bench_partition_selection.py): docs/vocabulary.md.
     "elimination": _Shape(
         Elimination,
         (1 / _ROUNDS,) * _ROUNDS,
@@ -85,16 +87,17 @@ def selection_plan(
     unit: PrivacyUnit | None = None,
     declared_units: int,
 ) -> PartitionSelection:
-    """Return the mechanism of this name, charged at most ε at δ; `paper` at its own.
+    """Return the mechanism of this name, charged at most ε at δ; `paper` at its true values.
 
     Args:
         mechanism: its name. epsilon: target ε > 0. delta: target δ in (0, 1).
-        items_per_unit: N, the most distinct items of a unit that count.
-        unit: what is added or removed. declared_units: public upper bound on their number.
+        items_per_unit: N, the largest number of distinct items of a unit that count.
+        unit: the unit that is added or removed. declared_units: public upper bound on the number
+            of units.
 
     Raises:
-        BadInput: a target out of range, or one that no noise reaches.
-        PlanError: δ is not below 1/declared_units; or `paper`, where its true δ is not.
+        BadInput: a target is out of range, or no noise reaches it.
+        PlanError: δ is not below 1/declared_units, or the true δ of `paper` is not.
     """
     common = (unit, declared_units)
     if mechanism == "paper":
@@ -103,8 +106,8 @@ def selection_plan(
         plan = calibrate(epsilon, delta, items_per_unit, unit=unit, declared_units=declared_units)
         return Counted(items_per_unit, epsilon, delta, *common, plan.sigma, plan.threshold)
     check_target(epsilon, delta, items_per_unit)
-    what = _calibrated(mechanism, epsilon, delta, items_per_unit, declared_units)
-    event = what if unit is None else what.stating(unit)
+    weights = _calibrated(mechanism, epsilon, delta, items_per_unit, declared_units)
+    event = weights if unit is None else weights.stating(unit)
     return _SHAPES[mechanism].maker(items_per_unit, epsilon, delta, *common, event)
 
 
@@ -112,16 +115,16 @@ def _paper(unit: PrivacyUnit | None, declared_units: int) -> Counted:
     """Return Hoory et al.'s histogram: N = 256, σ = 200, C = 982.5, at its true δ.
 
     Raises:
-        PlanError: that δ is 1/declared_units or more.
+        PlanError: the true δ is 1/declared_units or more.
     """
     paper = paper_parameters()
     plan = paper.plan()
     if gives_a_unit_away(plan.delta, declared_units):
         raise PlanError(
             f"the paper's σ and threshold have δ = {plan.delta:.3g}, not {paper.claimed_delta:g}, "
-            f"and that is 1/{declared_units} or more of the declared units: no guarantee",
+            f"which is 1/{declared_units} or more for the declared units: no guarantee",
             where="vocabulary_mechanism",
-            fix="Use elimination, or gaussian, which is the paper's with a threshold that holds.",
+            fix="Use elimination, or gaussian, the paper's mechanism with a right threshold.",
         )
     return Counted(
         plan.words_per_unit,
@@ -134,17 +137,17 @@ def _paper(unit: PrivacyUnit | None, declared_units: int) -> Counted:
     )
 
 
-@functools.lru_cache(maxsize=256)  # a run asks again in every step that names its mechanism
+@functools.lru_cache(maxsize=256)  # every step of a run that names its mechanism calls this
 def _calibrated(
     name: str, epsilon: float, delta: float, items_per_unit: int, declared_units: int
 ) -> NoisedWeights:
     shape = _SHAPES[name]
-    most = brentq(  # the largest log μ that hides items that others hold
+    most = brentq(  # the largest log μ that hides items which other units hold, too
         lambda x: float(gaussian_delta(epsilon, math.exp(x))) - delta * _WITHIN, -20.0, 6.0
     )
     sigmas = math.exp(-most) * np.geomspace(1 + 1e-5, 1.5, 60)
     rough = [_rough_threshold(shape, epsilon, delta, items_per_unit, s) for s in sigmas]
-    for more in range(12):  # the accounting rounds ε up as well: aim below it
+    for more in range(12):  # the accounting also rounds ε up, so aim below it
         nudge = 1e-5 * (2**more - 1)
         sigma = float(sigmas[int(np.argmin(rough))]) * (1 + nudge)
         aim = epsilon * (1 - nudge)
@@ -154,14 +157,14 @@ def _calibrated(
     raise BadInput(
         f"no noise of the mechanism {name} reaches ε={epsilon:g} at δ={delta:g}",
         where="epsilon, delta",
-        fix="Ask for another ε, a larger δ, or fewer items per unit.",
+        fix="Choose another ε, a larger δ, or fewer items per unit.",
     )
 
 
 def _rough_threshold(
     shape: _Shape, epsilon: float, delta: float, items_per_unit: int, sigma: float
 ) -> float:
-    """Return about what a release takes, in weights of a unit, at σ times a unit's norm in all."""
+    """Return the approximate threshold in weights of a unit, at σ times a unit's total norm."""
     room = delta * _WITHIN - float(gaussian_delta(epsilon, 1 / sigma))
     if room <= 0:
         return math.inf
@@ -179,9 +182,9 @@ def _at(
     declared_units: int,
     sigma: float,
 ) -> NoisedWeights | None:
-    """Return the mechanism at σ with the smallest thresholds that earn (ε, δ); None if none do."""
+    """Return the mechanism at σ with the smallest thresholds for (ε, δ), or None."""
     levels = 2 if shape.sums_are_rounded else 1
-    # Sums of at most so many items are rounded, each by less than a place, and floats by less.
+    # A sum has a bounded number of items, each rounded by less than one place, plus float errors.
     rounding = 0
     if shape.sums_are_rounded:
         rounding = math.isqrt((declared_units + 1) * items_per_unit) + 2
@@ -204,7 +207,7 @@ def _at(
     if made(base).mu >= 1e3:
         return None
     room = delta * _WITHIN - float(gaussian_delta(epsilon, made(base).mu))
-    shared = shape.maker is Elimination  # one threshold for all rounds
+    shared = shape.maker is Elimination  # all rounds have one threshold
     while room > delta * 1e-9:
         thresholds = []
         for i, (_, _, share) in enumerate(shape.checks):
@@ -224,5 +227,5 @@ def _at(
         event = made(thresholds)
         if event.profile.delta(epsilon) <= delta * _WITHIN:
             return event
-        room *= 0.99  # the other direction takes more
+        room *= 0.99  # the other direction needs more δ
     return None

@@ -1,16 +1,16 @@
-"""Byte-pair merges from counts (Sennrich et al. 2016), exactly those of `tokenizers`' trainer.
+"""Byte-pair merges from counts (Sennrich et al. 2016), equal to the merges of `tokenizers`.
 
-That trainer reads text, so that counts had to be written out word by word, and scaled down. Here
-the counts themselves are read, whatever their size, and nothing is rounded: the merges are those
-that `tokenizers.trainers.BpeTrainer` (and `WordPieceTrainer`, which is the same with a prefix)
-finds on a text in which every word stands as often as its count. A test holds the two equal, with
-ties. Words that are to be tokens whole need no merges: they are set apart first
-(`whole_words_apart`), and the rest is learned from.
+The trainers of `tokenizers` read text, so counts would have to be scaled down and written out word
+by word. This module reads counts of any size without rounding. Its merges equal the result of
+`tokenizers.trainers.BpeTrainer` (and of `WordPieceTrainer`, which only adds a prefix) on a text
+in which every word occurs as often as its count. A test compares the two, including ties. Words
+that become whole tokens need no merges: `whole_words_apart` removes them before the rest is
+learned.
 
-What decides, in the trainer's own order: the pair with the highest count; among equals the one
-whose left token has the smaller id, then the right one. A pair's count is kept as the trainer keeps
-it: pairs that overlap themselves (`aaa`) count as often as they stand there, and a token that two
-different pairs spell is one token.
+The order of merges is the trainer's: the pair with the highest count; among equals the pair whose
+left token has the smaller id, then the right one. Counts are also maintained as in the trainer:
+pairs that overlap themselves (`aaa`) count once per position, and a token that two different pairs
+spell is one token.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 
 Pair = tuple[int, int]
-WHOLE = 0.75  # most of the learned tokens that words set apart take: docs/vocabulary.md
+WHOLE = 0.75  # largest share of the learned tokens that whole words take: docs/vocabulary.md
 
 
 def learn_merges(
@@ -30,15 +30,15 @@ def learn_merges(
     """Return the tokens, and the merges in the order in which they were learned.
 
     Args:
-        words: how often each word counts, 1 or more.
-        tokens: what there is to begin with, in order of id: special tokens and the alphabet.
-            Characters that are not among them are left out of the words, as the trainer does.
+        words: count of each word, 1 or more.
+        tokens: the initial tokens in order of id: special tokens and the alphabet. Other
+            characters are left out of the words, as in the trainer.
         size: at most this many tokens in the end.
-        prefix: what the tokens of a word begin with, other than its first (WordPiece's `##`).
+        prefix: prefix of a word's tokens except its first one (WordPiece's `##`).
 
     Returns:
-        `tokens` and the new ones, at most `size` of them unless there were more to begin with; and
-        the pair of tokens behind each merge.
+        `tokens` and the new ones, at most `size` in total unless `tokens` has more; and the pair of
+        tokens of each merge.
     """
     known = list(tokens)
     ids = {token: i for i, token in enumerate(known)}
@@ -49,14 +49,14 @@ def learn_merges(
         for pair in itertools.pairwise(symbols):
             pair_counts[pair] += counts[number]
             places[pair].add(number)
-    # The least of a heap is the pair to merge. The running number keeps sets from being compared.
+    # The heap's least element is the pair to merge. The running number avoids comparing sets.
     queue = [(-pair_counts[p], p, i, where) for i, (p, where) in enumerate(places.items())]
     heapq.heapify(queue)
     merges: list[tuple[str, str]] = []
     running = len(queue)
     while queue and len(known) < size:
         negative, pair, number, where = heapq.heappop(queue)
-        if -negative != pair_counts[pair]:  # it fell since it was put there
+        if -negative != pair_counts[pair]:  # the count has decreased since it was pushed
             if pair_counts[pair] > 0:
                 heapq.heappush(queue, (-pair_counts[pair], pair, number, where))
             continue
@@ -66,10 +66,10 @@ def learn_merges(
         if new == len(known):
             known.append(token)
         merges.append((left, right))
-        found: defaultdict[Pair, set[int]] = defaultdict(set)
+        new_pairs: defaultdict[Pair, set[int]] = defaultdict(set)
         for word in where:
-            _merge(spelt[word], pair, new, counts[word], pair_counts, found, word)
-        for changed, words_with_it in found.items():
+            _merge(spelt[word], pair, new, counts[word], pair_counts, new_pairs, word)
+        for changed, words_with_it in new_pairs.items():
             if pair_counts[changed] > 0:
                 heapq.heappush(queue, (-pair_counts[changed], changed, running, words_with_it))
                 running += 1
@@ -79,19 +79,20 @@ def learn_merges(
 def whole_words_apart(
     words: Mapping[str, int], tokens: Sequence[str], size: int, whole: Sequence[str]
 ) -> tuple[dict[str, int], list[str]]:
-    """Give the first of `whole` tokens of their own; return what merges are then learned from.
+    """Make the first of `whole` single tokens, and return the input for learning merges.
 
-    A word that is learned by merges takes tokens for its beginnings as well, which nothing else may
-    need; set apart, it takes one, and merges serve the words that have none.
+    Merges that build a word also create tokens for its beginnings, which may be useless. A word
+    that is set apart takes one token, and merges serve the words that are not tokens.
 
     Args:
-        words: how often each word counts.
+        words: count of each word.
         tokens: the special tokens and the alphabet.
-        size: of the vocabulary; of what `tokens` leave of it, `WHOLE` is for these words at most.
-        whole: words, the most wanted first, each once.
+        size: size of the vocabulary; at most a share of `WHOLE` of the room after `tokens` is for
+            whole words.
+        whole: distinct words, the most wanted first.
 
     Returns:
-        `words` without those set apart, and `tokens` with them.
+        `words` without the words set apart, and `tokens` with them.
     """
     known = set(tokens)
     room = int(WHOLE * max(0, size - len(tokens)))
@@ -123,18 +124,18 @@ def _merge(
     new: int,
     count: int,
     pair_counts: defaultdict[Pair, int],
-    found: defaultdict[Pair, set[int]],
+    new_pairs: defaultdict[Pair, set[int]],
     word: int,
 ) -> None:
     """Replace a pair by a token within one word, from left to right, and count its new neighbours.
 
     Args:
-        symbols: of the word; changed here.
-        pair: what is merged.
+        symbols: symbols of the word; changed in place.
+        pair: the pair to merge.
         new: the token's id.
-        count: of the word.
-        pair_counts: changed here.
-        found: pair -> words in which it has newly come to stand; changed here.
+        count: count of the word.
+        pair_counts: changed in place.
+        new_pairs: pair -> words with a new occurrence of it; changed in place.
         word: the word's number.
     """
     first, second = pair
@@ -146,10 +147,10 @@ def _merge(
                 before = symbols[i - 1]
                 pair_counts[before, first] -= count
                 pair_counts[before, new] += count
-                found[before, new].add(word)
+                new_pairs[before, new].add(word)
             if i < len(symbols) - 1:
                 after = symbols[i + 1]
                 pair_counts[second, after] -= count
                 pair_counts[new, after] += count
-                found[new, after].add(word)
+                new_pairs[new, after].add(word)
         i += 1

@@ -1,7 +1,7 @@
 """The words of a corpus, counted or gathered into sets: functions of one shard, and their merge.
 
-A worker that runs one is told everything by its fields. It is never told a privacy seed: of that
-comes at most a key for drawing the words that count, which says nothing of the noise.
+A worker receives everything by the fields of the function. It never receives a privacy seed, but
+at most a key for sampling the words that count, from which the noise cannot be derived.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class UnitWords:
-    """How the units of a shard and their words are read.
+    """Reads the units of a shard and their words.
 
     Attributes:
-        unit: what is protected.
+        unit: the privacy unit.
         words_per_unit: the length of a tuple, for the unit `example`.
-        subwords: the kind of vocabulary, which says what a word is.
+        subwords: the kind of vocabulary, which defines words.
         holdout: share of units that are left out.
-        holdout_key: public coins that say which.
+        holdout_key: public coins that choose these units.
     """
 
     unit: PrivacyUnit
@@ -46,7 +46,7 @@ class UnitWords:
     holdout_key: bytes = b""
 
     def of(self, shard: Shard) -> Iterator[HeldItems]:
-        """Yield the distinct words of the shard's units, some units at a time."""
+        """Yield the distinct words of the shard's units, in blocks of units."""
         encode = KINDS[self.subwords].encode
         for block in words_of_units(shard, self.unit, self.words_per_unit, encode):
             if not self.holdout:
@@ -58,7 +58,7 @@ class UnitWords:
 
 @dataclass(frozen=True)
 class WordSets:
-    """From a shard to its units' bounded sets of words; the fields are those of `item_sets`."""
+    """Maps a shard to its units' bounded sets of words; fields as in `item_sets`."""
 
     words: UnitWords
     items_per_unit: int
@@ -75,31 +75,31 @@ class WordSets:
 
 @dataclass(frozen=True)
 class WordCounts:
-    """From a shard to the number of its units that hold each word, nothing bounded."""
+    """Maps a shard to the number of its units that hold each word, without bounds."""
 
     words: UnitWords
 
     def __call__(self, shard: Shard) -> tuple[pa.Array, NDArray[np.int64]]:
-        """Return words, strings of Arrow, and counts."""
+        """Return words, Arrow strings, and counts."""
         return added_counts(map(_counted, self.words.of(shard)))
 
 
 def _counted(block: HeldItems) -> tuple[pa.Array, NDArray[np.int64]]:
     held = np.bincount(block.members, minlength=len(block.items))
-    present = np.flatnonzero(held)  # words of units that are left out are not
+    present = np.flatnonzero(held)  # drops words that only left-out units have
     return block.items.take(pa.array(present)), held[present]
 
 
 def word_sets(
     cluster: ShardMap, shards: Sequence[Shard], sets: WordSets, into: GatheredSets
 ) -> GatheredSets:
-    """Gather the sets of all shards, in their order."""
-    for found in cluster.map(sets, shards):
-        into.append(found)
+    """Gather the sets of all shards, in the order of the shards."""
+    for shard_sets in cluster.map(sets, shards):
+        into.append(shard_sets)
     return into
 
 
 def word_counts(cluster: ShardMap, shards: Sequence[Shard], words: UnitWords) -> Counter[str]:
-    """Return the number of units that hold each word, nothing bounded: of public text only."""
+    """Return the number of units that hold each word, without bounds; for public text only."""
     items, counts = added_counts(cluster.map(WordCounts(words), shards))
     return Counter(dict(zip(items.to_pylist(), counts.tolist(), strict=True)))

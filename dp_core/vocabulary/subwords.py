@@ -1,4 +1,4 @@
-"""Subword vocabularies of both kinds, and how well one fits a text."""
+"""Subword vocabularies of both kinds, and how well a vocabulary fits a text."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ class Subwords:
     """One kind of vocabulary.
 
     Attributes:
-        split: from a text to the words that are counted.
-        encode: the same of many texts at once.
-        learn: from the words' counts, a size and words to be kept whole to a tokenizer.
-        spelt: from a word as `split` gives it to the characters that it stands for.
+        split: text -> words to count.
+        encode: the same for many texts at once.
+        learn: (counts of words, size, words to keep whole) -> tokenizer.
+        spelt: word as returned by `split` -> characters that it represents.
         save: writes a tokenizer into a folder.
         file: the file of that folder that holds the tokens.
     """
@@ -62,10 +62,10 @@ KINDS: Mapping[SubwordKind, Subwords] = {
 
 
 def load(folder: Path | str) -> Tokenizer:
-    """Return the tokenizer of a folder, of whichever kind it is.
+    """Return the tokenizer of a folder, of either kind.
 
     Raises:
-        BadInput: no vocabulary there, or one without the special tokens.
+        BadInput: no vocabulary, or one without the special tokens.
     """
     is_byte_level = (Path(folder) / byte_level.VOCABULARY).is_file()
     return byte_level.load(folder) if is_byte_level else wordpiece.load(folder)
@@ -81,7 +81,7 @@ def vocabulary_digest(tokenizer: Tokenizer) -> str:
 
 
 def document_counts(units: Iterable[Unit], split: Callable[[str], Iterable[str]]) -> Counter[str]:
-    """Return the number of units that hold each word, nothing bounded: of public text only."""
+    """Return the number of units that hold each word, without bounds; for public text only."""
     counts: Counter[str] = Counter()
     for unit in units:
         counts.update({word for text in unit.texts for word in split(text)})
@@ -94,10 +94,10 @@ def whole_words(counts: Mapping[str, int], tokenizer: Tokenizer) -> frozenset[st
 
 
 def in_turns(*sources: Mapping[str, int]) -> list[str]:
-    """Return all words, each once: the most counted of every source, then the next of every one.
+    """Return all distinct words: the most frequent of every source, then the next of every source.
 
-    Turns need no scale on which counts of one source could be held against another's. Of noised
-    counts that were released this is post-processing.
+    Alternating needs no common scale for the counts of different sources. For released noised
+    counts this is post-processing.
     """
     ordered = (sorted(counts, key=lambda word: (-counts[word], word)) for counts in sources)
     turns = chain.from_iterable(zip_longest(*ordered))
@@ -106,12 +106,12 @@ def in_turns(*sources: Mapping[str, int]) -> list[str]:
 
 @dataclass(frozen=True)
 class Fit:
-    """How a vocabulary fits a text, over all its running words.
+    """How a vocabulary fits a text, over all its words.
 
     Attributes:
         coverage: share of the words that are one token.
-        fertility: tokens a word, 1 or more.
-        unknown: share of the words that hold something the vocabulary cannot spell.
+        fertility: tokens per word, 1 or more.
+        unknown: share of the words that contain a character outside the vocabulary.
     """
 
     coverage: float
@@ -120,7 +120,7 @@ class Fit:
 
 
 def fit(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit | None:
-    """Return how a vocabulary fits texts; None if they hold no word."""
+    """Return the fit of a vocabulary to texts, or None if they have no word."""
     words = tokens = whole = unknown = 0
     mark = tokenizer.token_to_id("[UNK]")
     for text in texts:

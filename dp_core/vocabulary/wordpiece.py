@@ -1,9 +1,8 @@
-"""WordPiece learned from counts and nothing else: post-processing of released and public words.
+"""WordPiece learned only from counts: post-processing of released and public words.
 
-The merges are those of `tokenizers`, found from the counts themselves
-(`dp_core.vocabulary.merges`). The alphabet, too, comes from these words alone; and as its ids would
-otherwise follow the order of a hash table, it is fixed here first, so that equal counts give equal
-vocabularies.
+`dp_core.vocabulary.merges` computes the merges of `tokenizers` from the counts. The alphabet comes
+only from these words, too. It is sorted here, because its ids would otherwise follow the order of a
+hash table, and equal counts must give equal vocabularies.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> To
     """Return a BERT tokenizer (lower case) with at most `size` tokens.
 
     Args:
-        counts: words and how often each counts: released ones noised, public ones as they are.
+        counts: counts of words: noised for released words, exact for public ones.
         size: at most this many tokens; [PAD] [UNK] [CLS] [SEP] [MASK] are 0 to 4.
-        whole: words, each once, of which the first become tokens whole (`whole_words_apart`).
+        whole: distinct words, of which the first become single tokens (`whole_words_apart`).
 
     Raises:
         BadInput: there is no word, or `size` has no room for an alphabet.
@@ -51,13 +50,13 @@ def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> To
     base = [*SPECIAL_TOKENS, *_alphabet(counts, (size - len(SPECIAL_TOKENS)) // 2)]
     rest, base = whole_words_apart(counts, base, size, whole)
     tokens, _ = learn_merges(rest, base, size, prefix=_PREFIX)
-    if whole:  # room that is left is for parts of all words, of which unknown ones are spelt
+    if whole:  # the remaining room is for parts of all words, which spell unknown words
         tokens, _ = learn_merges(counts, tokens, size, prefix=_PREFIX)
     return _bert({token: i for i, token in enumerate(tokens)})
 
 
 def refuse_no_words(counts: Mapping[str, int]) -> None:
-    """Refuse to learn from nothing.
+    """Refuse to learn from an empty set of words.
 
     Raises:
         BadInput: there is no word.
@@ -71,13 +70,12 @@ def refuse_no_words(counts: Mapping[str, int]) -> None:
 
 
 def of_tokens(tokens: Sequence[str], words: Iterable[str] = ()) -> Tokenizer:
-    """Return the tokenizer of a checkpoint's own tokens, and of words that are added whole.
+    """Return the tokenizer of a checkpoint's tokens and of additional whole words.
 
     Args:
-        tokens: of a BERT vocabulary (lower case), in any order; the special ones come first in the
-            result, as everywhere in this project, and the others keep their order.
-        words: become tokens of their own, after all others; those that are tokens stay what they
-            are.
+        tokens: tokens of a BERT vocabulary (lower case), in any order. In the result the special
+            tokens come first, as everywhere in this project, and the others keep their order.
+        words: become single tokens after all others, unless they are tokens already.
 
     Raises:
         BadInput: the vocabulary lacks one of BERT's special tokens.
@@ -154,7 +152,7 @@ def _stated_otherwise(folder: Path) -> str:
 
 
 def save(tokenizer: Tokenizer, folder: Path | str) -> None:
-    """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`, as Hugging Face has them."""
+    """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`, as Hugging Face does."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
     vocab = tokenizer.get_vocab()
@@ -172,10 +170,10 @@ def save(tokenizer: Tokenizer, folder: Path | str) -> None:
 
 
 def load(folder: Path | str) -> Tokenizer:
-    """Return the tokenizer of a folder with a `vocab.txt` (one token a line, BERT's).
+    """Return the tokenizer of a folder with a `vocab.txt` (one token per line, BERT's).
 
     Raises:
-        BadInput: no vocabulary there, or one without BERT's special tokens.
+        BadInput: no vocabulary, or one without BERT's special tokens.
     """
     path = Path(folder) / "vocab.txt"
     try:
@@ -192,7 +190,7 @@ def load(folder: Path | str) -> Tokenizer:
 
 
 def continuation_tokens(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
-    """Return bool `[V]`: true for tokens that go on with a word."""
+    """Return bool `[V]`: true for tokens that continue a word."""
     out = np.zeros(tokenizer.get_vocab_size(), np.bool_)
     for token, i in tokenizer.get_vocab().items():
         out[i] = token.startswith(_PREFIX) and len(token) > len(_PREFIX)
@@ -202,7 +200,7 @@ def continuation_tokens(tokenizer: Tokenizer) -> npt.NDArray[np.bool_]:
 def _alphabet(counts: Mapping[str, int], room: int) -> list[str]:
     """Return the words' characters, each as a start and as a continuation of words.
 
-    At most `room` tokens: where there are more, those of the most frequent characters.
+    Returns at most `room` tokens, for the most frequent characters.
     """
     weight: Counter[str] = Counter()
     for word, count in counts.items():

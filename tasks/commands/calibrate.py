@@ -121,7 +121,7 @@ def vocabulary(
 
 
 def _exact(epsilon: float, delta: float, words: int) -> dict[str, Any]:
-    from dp_core.vocabulary.calibration import calibrate, delta_of
+    from dp_core.vocabulary.vocabulary_calibration import calibrate, delta_of
 
     plan = calibrate(epsilon, delta, words)
     return {

@@ -59,7 +59,7 @@ ENTRIES = {
 BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.data.readers",
     "dp_core.privacy.accounting",
-    "dp_core.vocabulary.calibration",
+    "dp_core.vocabulary.vocabulary_calibration",
     "dp_core.vocabulary.mechanism_choice",
 )
 # Lines of other steps' making that say which rows and which first weights a training gets.

@@ -138,7 +138,7 @@ def test_further_private_trainings_count_for_delta() -> None:
     [
         ("epochs=2; epochs=2.0000001", "epochs=2.0000001 is trained already"),
         ("private_start=public", "private_start=public is trained already"),
-        ("epochs=2,epochs=3", "epochs stands twice"),
+        ("epochs=2,epochs=3", "epochs occurs twice"),
         ("learning_rate=0.1", "learning_rate is none of noise_multiplier, batch_size"),
         ("private_start=elsewhere", "private_start: Input should be 'public' or 'fresh'"),
         ("batch_size=100000", "batch_size is above declared_units"),
@@ -345,7 +345,7 @@ def test_checkpoint_settings_change_no_hash() -> None:
         ({"batch_cap": 10}, "batch_cap"),
         ({"noise_bands": 65}, "noise_bands"),
         ({"noise_bands": 2, "sampling": "truncated-poisson", "batch_cap": 300}, "poisson sampling"),
-        ({"noise_bands": 2, "clipping": "adaptive"}, "clip norm that stays the same"),
+        ({"noise_bands": 2, "clipping": "adaptive"}, "needs a constant clip norm"),
         ({"noise_bands": 2, "first_batch_size": 64}, "batches of one expected size"),
         ({"noise_bands": 24}, "above declared_units / 24"),
         ({"noise_bands": 20, "epochs": 0.1}, "noise_bands: more than the"),

@@ -54,7 +54,7 @@ UNRELATED = [
     "dp_core/audit/exposure", "dp_core/audit/canaries", "dp_core/audit/unit_canaries",
     "dp_core/privacy/statement",
     "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
-    "dp_core/vocabulary/calibration", "dp_core/vocabulary/mechanism_choice",
+    "dp_core/vocabulary/vocabulary_calibration", "dp_core/vocabulary/mechanism_choice",
     "dp_core/data/readers/jsonl", "dp_core/cluster/ray_cluster", "dp_core/config/data",
 ]  # fmt: skip
 

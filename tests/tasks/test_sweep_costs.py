@@ -494,7 +494,7 @@ def test_large_sweep_is_split_into_pages_and_reported_completely() -> None:
 
 WRONG: list[tuple[dict[str, Any], str]] = [
     ({"sweep_points": "patience=1"}, "sweep_points: patience is none of noise_multiplier"),
-    ({"sweep_points": "epochs=1,epochs=2"}, "sweep_points: epochs stands twice"),
+    ({"sweep_points": "epochs=1,epochs=2"}, "sweep_points: epochs occurs twice"),
     ({"sweep_points": "epochs=many"}, "sweep_points: epochs: Input should be a valid number"),
     ({"sweep_points": "epochs=1;epochs=0"}, "sweep_points: 0 should be greater than 0"),
     ({"sweep_finetune_epochs": "0"}, "sweep_finetune_epochs: 0 should be greater"),

@@ -27,12 +27,12 @@ def refused(shard: int) -> int:
 
 
 def broken(shard: str) -> str:
-    """A fault whose message quotes its input."""
+    """A failing function whose message quotes its input."""
     raise ValueError(f"cannot read {shard}")
 
 
 class PanicException(BaseException):
-    """A panic in Rust, which is no `Exception`."""
+    """A panic in Rust, which is not an `Exception`."""
 
 
 def panic(shard: str) -> str:
@@ -40,7 +40,7 @@ def panic(shard: str) -> str:
 
 
 def unpicklable(shard: str) -> Callable[[], str]:
-    """A value that cannot travel, and whose error would quote it."""
+    """A value that cannot be pickled, with an error that would quote it."""
     return lambda: shard
 
 
@@ -55,7 +55,7 @@ def process(shard: int) -> int:
 
 @dataclass(frozen=True)
 class Gate:
-    """Doubles a number once the file `open` exists; each call leaves a file `SHARD.PROCESS`."""
+    """Doubles a number after the file `open` exists; each call leaves a file `SHARD.PROCESS`."""
 
     folder: Path
     patience: float = 120.0
@@ -72,7 +72,7 @@ class Gate:
 
 @dataclass(frozen=True)
 class Echo:
-    """Repeats its own text before its input."""
+    """Returns its text before its input."""
 
     before: str
 
@@ -98,7 +98,7 @@ class HostGate:
 
 @dataclass(frozen=True)
 class HostRefusal:
-    """Makes no function: the host's rows are wrong."""
+    """Raises an error instead of making a function: the host's rows are wrong."""
 
     def __call__(self) -> Callable[[Any, Any], Any]:
-        raise BadInput("a host's rows are not those of the step")
+        raise BadInput("a host reads other rows than the step")

@@ -1,6 +1,6 @@
 """The conformance suite of `ShardMap`: the tests of each implementation inherit `MapConformance`.
 
-Their modules import the fixtures `corpora` and `expected` from here, too.
+Modules of these tests also import the fixtures `corpora` and `expected` from here.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dp_core.data.corpus import Document, Shard, shards_of, write_corpus
 from dp_core.data.privacy_units import unit_texts
 from dp_core.data.token_store import PackedRows, ShardRows
 from dp_core.errors import BadInput, ConfideError
-from dp_core.phrases.calibration import calibrate
 from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release_phrases
+from dp_core.phrases.phrase_calibration import calibrate
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
@@ -36,11 +36,11 @@ UNITS = UnitWords(PrivacyUnit.PATIENT, 1)
 
 @dataclass(frozen=True)
 class Squared:
-    """A function of a number; it fails where it is told to, or takes its process with it."""
+    """Squares a number; fails at a given number, or kills its process."""
 
     wrong: int = -1
     deadly: int = -1
-    here: int = 0  # the process that must not die
+    here: int = 0  # the process that must survive
 
     def __call__(self, number: int) -> int:
         if number == self.deadly and os.getpid() != self.here:
@@ -57,14 +57,14 @@ def same(unit_id: str, rows: list[list[int]]) -> list[list[int]]:
 
 @dataclass(frozen=True)
 class Texts:
-    """Reads the units of a shard as phrases need them."""
+    """Reads the units of a shard for phrases."""
 
     def __call__(self, shard: Shard) -> Iterator[object]:
         yield from unit_texts(shard, PrivacyUnit.PATIENT, 1)
 
 
 def documents() -> Iterator[Document]:
-    """Sixty patients, some of one document, and notes of nobody's."""
+    """Sixty patients, some with one document, and notes without a patient."""
     for i in range(240):
         words = [WORDS[(i * k + k * k) % len(WORDS)] for k in range(1, 20)]
         yield Document(str(i), f"p{i % 60}", "The common words. " + " ".join(words) + " Café")
@@ -116,7 +116,7 @@ def rows(place: ShardMap, shards: list[Shard]) -> list[list[bytes]]:
 
 
 class MapConformance:
-    """The rules of every place where shards are mapped; a subclass gives the place."""
+    """The rules of every implementation; a subclass provides it."""
 
     kills_no_more_than_itself = True
 
@@ -124,11 +124,11 @@ class MapConformance:
     def place(self) -> ShardMap:
         raise NotImplementedError
 
-    def test_values_come_in_the_order_of_the_shards(self, place: ShardMap) -> None:
+    def test_values_are_returned_in_the_order_of_the_shards(self, place: ShardMap) -> None:
         for count in (0, 1, 2, 17):
             assert list(place.map(Squared(), range(count))) == [i * i for i in range(count)]
 
-    def test_an_error_of_a_shard_is_raised_as_it_was(self, place: ShardMap) -> None:
+    def test_error_of_a_shard_is_raised_unchanged(self, place: ShardMap) -> None:
         values = place.map(Squared(wrong=3), range(12))
         with pytest.raises(BadInput) as caught:
             list(values)
@@ -141,7 +141,7 @@ class MapConformance:
         )
         assert str(error) == "the number: 3 is wrong. Take another one."
 
-    def test_a_lost_worker_is_one_clear_error(self, place: ShardMap) -> None:
+    def test_lost_worker_is_reported_as_one_error(self, place: ShardMap) -> None:
         if not self.kills_no_more_than_itself:
             pytest.skip("its function runs in this process")
         with pytest.raises(ConfideError) as caught:
@@ -152,7 +152,7 @@ class MapConformance:
     @pytest.mark.parametrize(
         "mechanism", ["elimination", "mad", "mad2r", "policy", "weighted", "gaussian"]
     )
-    def test_released_words_are_the_same_in_any_number_of_shards(
+    def test_released_words_do_not_depend_on_number_of_shards(
         self,
         place: ShardMap,
         corpora: dict[int, list[Shard]],
@@ -162,9 +162,9 @@ class MapConformance:
     ) -> None:
         for shards in corpora.values():
             assert released_words(place, shards, mechanism, tmp_path) == expected.words[mechanism]
-        assert not list(tmp_path.iterdir())  # what was spilled is gone
+        assert not list(tmp_path.iterdir())  # spilled files are removed
 
-    def test_released_phrases_counts_and_rows_are_the_same_in_any_number_of_shards(
+    def test_released_phrases_counts_and_rows_do_not_depend_on_number_of_shards(
         self, place: ShardMap, corpora: dict[int, list[Shard]], expected: Expected
     ) -> None:
         for shards in corpora.values():
@@ -174,7 +174,7 @@ class MapConformance:
 
 
 class Expected:
-    """What one shard gives, by brute force where that is easy."""
+    """Results of one shard, by brute force where possible."""
 
     def __init__(self, folder: Path) -> None:
         write_corpus(documents(), folder / "corpus", 1)
@@ -201,5 +201,5 @@ class Expected:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
-    """What comes out of one shard in this process."""
+    """Return the results of one shard in this process."""
     return Expected(tmp_path_factory.mktemp("one shard"))

@@ -1,4 +1,4 @@
-"""Secrets of a cluster: who may read them, and what a member's certificate proves."""
+"""Secrets of a cluster: file permissions, and the checks of members' certificates."""
 
 from __future__ import annotations
 
@@ -30,22 +30,22 @@ def member(secrets: Path, folder: Path, address: str = "127.0.0.1") -> dict[str,
     return member_environment(secrets, folder, address)
 
 
-def test_secrets_are_readable_by_their_owner_alone(secrets: Path, tmp_path: Path) -> None:
-    told = member(secrets, tmp_path / "member")
+def test_secrets_are_readable_only_by_their_owner(secrets: Path, tmp_path: Path) -> None:
+    variables = member(secrets, tmp_path / "member")
     files = [*secrets.iterdir(), *(tmp_path / "member").iterdir()]
     assert len(files) == 5
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
     assert len((secrets / TOKEN).read_text()) == 64
-    assert (secrets / TOKEN).read_text() not in "".join(told.values())
+    assert (secrets / TOKEN).read_text() not in "".join(variables.values())
 
 
-def test_existing_secrets_stay(secrets: Path) -> None:
+def test_existing_secrets_are_not_overwritten(secrets: Path) -> None:
     before = {file.name: file.read_bytes() for file in secrets.iterdir()}
     make_secrets(secrets)
     assert before == {file.name: file.read_bytes() for file in secrets.iterdir()}
 
 
-def test_an_address_without_secrets_is_refused(secrets: Path) -> None:
+def test_address_without_secrets_is_refused(secrets: Path) -> None:
     with pytest.raises(BadInput, match="without token and TLS"):
         require_secrets(None, "CONFIDE_CLUSTER")
     assert require_secrets(secrets, "CONFIDE_CLUSTER") == secrets
@@ -61,9 +61,9 @@ def handshake(server: dict[str, str], client: dict[str, str], name: str) -> str:
     answering = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     calling = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     answering.verify_mode = ssl.CERT_REQUIRED
-    for context, told in ((answering, server), (calling, client)):
-        context.load_cert_chain(told["RAY_TLS_SERVER_CERT"], told["RAY_TLS_SERVER_KEY"])
-        context.load_verify_locations(told["RAY_TLS_CA_CERT"])
+    for context, variables in ((answering, server), (calling, client)):
+        context.load_cert_chain(variables["RAY_TLS_SERVER_CERT"], variables["RAY_TLS_SERVER_KEY"])
+        context.load_verify_locations(variables["RAY_TLS_CA_CERT"])
     ours, theirs = socket.socketpair()
     ours.settimeout(10)
     theirs.settimeout(10)

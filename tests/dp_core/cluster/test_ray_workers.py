@@ -1,4 +1,4 @@
-"""Ray on this machine, with token and TLS: order, faults, and what its processes and files hold."""
+"""Ray on this machine, with token and TLS: order, faults, and content of processes and files."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def ray() -> Iterator[RayCluster]:
-    """A cluster of two workers; this process knows a password that they do not receive."""
+    """A cluster of two workers; this process has a password that they must not receive."""
     with pytest.MonkeyPatch.context() as patch:
         kept = dict(os.environ) | {"PYTHONPATH": f"{ROOT}:{Path(__file__).parent}"}
         patch.setenv("CONFIDE_LEDGER", f"postgresql://ledger:{PASSWORD}@host/ledger")
@@ -66,14 +66,14 @@ def ray() -> Iterator[RayCluster]:
 
 
 class TestConformance(MapConformance):
-    """The same bytes and errors as in process and in a pool."""
+    """Ray gives the same bytes and errors as this process and the pool."""
 
     @pytest.fixture
     def place(self, ray: RayCluster) -> ShardMap:
         return ray
 
 
-def test_values_of_other_processes_come_in_the_order_of_shards(ray: RayCluster) -> None:
+def test_values_of_other_processes_are_returned_in_the_order_of_shards(ray: RayCluster) -> None:
     assert list(ray.map(squared, range(30))) == [n * n for n in range(30)]
     processes = set(ray.map(process, range(8)))
     assert len(processes) == 2 and os.getpid() not in processes
@@ -85,7 +85,7 @@ def calls(folder: Path) -> list[tuple[int, int]]:
     return sorted((int(shard), int(pid)) for shard, pid in (name.split(".") for name in names))
 
 
-def test_worker_killed_in_mid_count_is_replaced_and_its_shard_is_counted_once(
+def test_shard_of_killed_worker_is_counted_once_by_another_worker(
     ray: RayCluster, tmp_path: Path
 ) -> None:
     with ThreadPoolExecutor(1) as threads:
@@ -99,12 +99,10 @@ def test_worker_killed_in_mid_count_is_replaced_and_its_shard_is_counted_once(
     assert len([number for number, _ in calls(tmp_path) if number == shard]) == 2
 
 
-def test_host_killed_in_mid_update_is_started_again_and_computes_the_same_update(
-    ray: RayCluster, tmp_path: Path
-) -> None:
+def test_killed_host_restarts_and_computes_the_same_update(ray: RayCluster, tmp_path: Path) -> None:
     hosts = ray.hosts(2, "cpu")
     hosts.start([HostGate(tmp_path), HostGate(tmp_path)])
-    gc.collect()  # what a host was made of must outlive its first start
+    gc.collect()  # the host's function must survive until a restart
     shared = [np.arange(70_000, dtype=np.float32)]
     with ThreadPoolExecutor(1) as threads:
         update = threads.submit(lambda: list(hosts.call(shared, [3, 4])))
@@ -122,15 +120,15 @@ def test_host_killed_in_mid_update_is_started_again_and_computes_the_same_update
     hosts.end()
 
 
-def test_error_of_a_host_comes_as_it_was_raised(ray: RayCluster) -> None:
+def test_error_of_a_host_is_raised_unchanged(ray: RayCluster) -> None:
     hosts = ray.hosts(1, "cpu")
     hosts.start([HostRefusal()])
-    with pytest.raises(BadInput, match="a host's rows are not those of the step"):
+    with pytest.raises(BadInput, match="a host reads other rows than the step"):
         list(hosts.call(0, [0]))
     hosts.end()
 
 
-def test_no_machine_with_the_device_is_one_error(ray: RayCluster) -> None:
+def test_cluster_without_the_device_is_refused(ray: RayCluster) -> None:
     with pytest.raises(ConfideError, match="no machine of the cluster has a TPU"):
         ray.hosts(2, "tpu")
 
@@ -143,7 +141,7 @@ def test_error_of_a_shard_leaves_the_cluster_usable(ray: RayCluster) -> None:
     assert list(ray.map(squared, [3])) == [9]
 
 
-def test_no_file_of_ray_and_no_error_holds_private_text(ray: RayCluster) -> None:
+def test_files_of_ray_and_errors_contain_no_private_text(ray: RayCluster) -> None:
     with pytest.raises(ConfideError, match=r"ValueError at .*cluster_functions.py:\d+") as caught:
         list(ray.map(broken, [PLANTED]))
     assert PLANTED not in str(caught.value)
@@ -160,8 +158,8 @@ def test_no_file_of_ray_and_no_error_holds_private_text(ray: RayCluster) -> None
     assert ray._scratch.stat().st_mode & 0o077 == 0
 
 
-def test_tables_of_ray_hold_no_private_text(ray: RayCluster) -> None:
-    """A dashboard would show these tables: tasks, actors and objects have no text."""
+def test_tables_of_ray_contain_no_private_text(ray: RayCluster) -> None:
+    """A dashboard would show these tables; tasks, actors and objects have no text."""
     assert list(ray.map(Echo(PLANTED), [PLANTED])) == [PLANTED + PLANTED]
     from ray._private import state
 
@@ -170,7 +168,9 @@ def test_tables_of_ray_hold_no_private_text(ray: RayCluster) -> None:
     assert "Zebulon" not in tables
 
 
-def test_token_is_on_no_command_line_and_in_no_environment_of_a_worker(ray: RayCluster) -> None:
+def test_command_lines_and_environments_of_workers_do_not_contain_the_token(
+    ray: RayCluster,
+) -> None:
     (variables,) = ray.map(environment, [""])
     assert ray._scratch is not None
     token = (ray._scratch / "secrets" / "token").read_text()
@@ -179,7 +179,7 @@ def test_token_is_on_no_command_line_and_in_no_environment_of_a_worker(ray: RayC
     for each in Path("/proc").glob("[0-9]*"):
         try:
             lines.append((each / "cmdline").read_bytes())
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     assert any(b"raylet" in line for line in lines)
     assert not [line for line in lines if token.encode() in line]
@@ -192,7 +192,7 @@ def test_workers_do_not_receive_the_environment_of_the_step(ray: RayCluster) -> 
     assert variables["RAY_AUTH_MODE"] == "token" and variables["RAY_USE_TLS"] == "1"
 
 
-def test_ports_of_ray_answer_nobody_without_a_certificate(ray: RayCluster) -> None:
+def test_ports_of_ray_refuse_clients_without_a_certificate(ray: RayCluster) -> None:
     import ray as module
 
     host, _, port = module.get_runtime_context().gcs_address.rpartition(":")
@@ -212,7 +212,7 @@ def test_ports_of_ray_answer_nobody_without_a_certificate(ray: RayCluster) -> No
             raise ConnectionError
 
 
-def test_cluster_ends_with_its_step_however_the_step_ends() -> None:
+def test_cluster_ends_with_its_step_even_if_the_step_is_killed() -> None:
     program = """
 import time
 from dp_core.cluster.ray_cluster import RayCluster
@@ -237,14 +237,14 @@ def processes_of(scratch: str) -> list[str]:
     for each in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             line = each.read_text()
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
         if scratch in line:
             lines.append(line)
     return lines
 
 
-def test_closed_cluster_leaves_no_process_and_no_file(ray: RayCluster) -> None:
+def test_closed_cluster_leaves_no_processes_or_files(ray: RayCluster) -> None:
     assert list(ray.map(squared, [2])) == [4]
     scratch = ray._scratch
     assert scratch is not None and processes_of(str(scratch))

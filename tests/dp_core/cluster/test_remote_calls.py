@@ -1,4 +1,4 @@
-"""Calls on workers: outcomes, errors without private text, and the check of the worker's code."""
+"""Calls on workers: outcomes, errors without private text, and the check of the workers' code."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def test_value_of_a_shard_may_be_none() -> None:
     assert [outcome(nothing, shard).result() for shard in range(3)] == [0, None, 2]
 
 
-def test_error_of_ours_travels_as_it_was_raised() -> None:
+def test_confide_error_of_a_worker_is_raised_unchanged() -> None:
     with pytest.raises(BadInput) as caught:
         outcome(refused, 3).result()
     error = caught.value
@@ -41,7 +41,7 @@ def test_error_of_ours_travels_as_it_was_raised() -> None:
 
 
 @pytest.mark.parametrize("function", [broken, panic])
-def test_other_errors_travel_without_their_message(function: Any) -> None:
+def test_other_errors_of_a_worker_lose_their_message(function: Any) -> None:
     answered = map_shard(HERE, packed(function), packed(PLANTED))
     assert b"Zebulon" not in answered
     with pytest.raises(ConfideError, match=r"cluster_functions.py:\d+") as caught:
@@ -49,24 +49,24 @@ def test_other_errors_travel_without_their_message(function: Any) -> None:
     assert not isinstance(caught.value, BadInput)
 
 
-def test_value_that_cannot_travel_is_an_error_without_its_text() -> None:
+def test_unpicklable_value_is_an_error_without_its_text() -> None:
     answered = map_shard(HERE, packed(unpicklable), packed(PLANTED))
     assert b"Zebulon" not in answered
     with pytest.raises(ConfideError, match="a worker failed"):
         unpacked(answered).result()
 
 
-def test_worker_with_other_code_opens_nothing() -> None:
+def test_worker_with_other_code_unpickles_nothing() -> None:
     other = Version(("dp_core",), "another digest")
     answered = unpacked(map_shard(other, b"not a pickle", b"not a pickle"))
-    with pytest.raises(BadInput, match="not those of this step"):
+    with pytest.raises(BadInput, match="other code or libraries than this step"):
         answered.result()
     host = HostProcess(other, b"not a pickle")
-    with pytest.raises(BadInput, match="not those of this step"):
+    with pytest.raises(BadInput, match="other code or libraries than this step"):
         host.call(1, 2).result()
 
 
-def test_code_digest_sees_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_code_digest_depends_on_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
     package = tmp_path / "a_package_of_ours"
     package.mkdir()
@@ -81,7 +81,7 @@ def test_code_digest_sees_every_byte(tmp_path: Path, monkeypatch: pytest.MonkeyP
     code_digest.cache_clear()
 
 
-def test_seed_cannot_be_packed() -> None:
+def test_seed_cannot_be_pickled() -> None:
     with pytest.raises(TypeError):
         packed(PrivacySeed.fixed(1))
     with pytest.raises(TypeError):

@@ -1,4 +1,4 @@
-"""Shards in this process and in a pool of processes: the same results, the same errors."""
+"""Shards in this process and in a pool of processes have equal results and errors."""
 
 from __future__ import annotations
 
@@ -43,12 +43,12 @@ class TestProcessPool(MapConformance):
         return pool
 
 
-def test_few_results_are_held_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of shards without end, one more than there are processes is worked on ahead."""
+def test_map_holds_few_results_in_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of infinitely many shards, one more than the number of processes is computed ahead."""
     submitted = []
 
     class Here:
-        """A pool that works at once."""
+        """A pool that computes immediately."""
 
         def __init__(self, *_: object, **__: object) -> None: ...
 
@@ -85,23 +85,23 @@ def test_abandoned_map_starts_no_more_shards(pool: ProcessPool) -> None:
     assert list(pool.map(Squared(), range(5))) == [0, 1, 4, 9, 16]
 
 
-def test_the_setting_chooses_the_place() -> None:
+def test_setting_selects_where_shards_are_computed() -> None:
     assert isinstance(open_cluster("in-process"), InProcess)
     assert isinstance(open_cluster("pool"), ProcessPool)
     assert isinstance(open_cluster("local:2"), RayCluster)
-    with pytest.raises(BadInput, match="'threads' is no place"):
+    with pytest.raises(BadInput, match="'threads' is not a place"):
         open_cluster("threads")
 
 
-def test_errors_keep_what_where_and_fix_on_their_way() -> None:
-    """By `copy`, which asks for the same as a pickle does."""
+def test_pickled_errors_keep_what_where_and_fix() -> None:
+    """Checked by `copy`, which uses the pickle protocol."""
     for error in (BadInput("what", where="where", fix="fix"), BadInput("what")):
         back = copy.copy(error)
         assert type(back) is BadInput and str(back) == str(error)
         assert (back.what, back.where, back.fix) == (error.what, error.where, error.fix)
 
 
-def test_workers_do_not_outlive_the_process_that_started_them() -> None:
+def test_workers_end_with_the_process_that_started_them() -> None:
     program = """
 import multiprocessing, threading, time
 from dp_core.cluster.shard_map import ProcessPool

@@ -1,4 +1,4 @@
-"""The learning rate's course, and settings that are refused."""
+"""The learning-rate schedule, and refused settings."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def training(**settings: Any) -> TrainingConfig:
     return TrainingConfig.model_validate(settings)
 
 
-def test_the_learning_rate_rises_to_its_peak_and_falls_towards_zero() -> None:
+def test_learning_rate_rises_to_its_peak_and_falls_towards_zero() -> None:
     config = training(learning_rate=1.0, warmup=0.3)
     rates = [config.learning_rate_at(step, 10) for step in range(10)]
     assert rates == pytest.approx([1 / 3, 2 / 3, 1, 1, 6 / 7, 5 / 7, 4 / 7, 3 / 7, 2 / 7, 1 / 7])
     assert training(learning_rate=0.5).learning_rate_at(0, 1) == 0.5
 
 
-def test_the_learning_rate_falls_by_its_power() -> None:
+def test_learning_rate_decays_by_its_power() -> None:
     flat, linear, square = (
         [
             training(learning_rate=1.0, warmup=0.2, decay_power=power).learning_rate_at(step, 10)
@@ -44,7 +44,7 @@ def test_the_learning_rate_falls_by_its_power() -> None:
         ("keep_checkpoints", 0),
         ("decay_power", -1.0),
         ("weight_decay", -0.1),
-        ("weight_decay", 1.0),  # at a learning rate of 1 it takes all of a weight at once
+        ("weight_decay", 1.0),  # at a learning rate of 1 it would remove whole weights
         ("weight_decay", float("inf")),
         ("beta1", 1.0),
         ("beta2", -0.1),
@@ -62,7 +62,7 @@ def test_impossible_batches_are_refused(wrong: dict[str, int]) -> None:
         BatchConfig(**wrong)
 
 
-def test_how_a_run_is_kept_is_no_part_of_what_it_is() -> None:
+def test_checkpoint_settings_are_not_part_of_a_runs_identity() -> None:
     usual = training()
     kept = training(checkpoint_every=1, keep_checkpoints=9, time_box_minutes=5.0)
     assert usual.identity() == kept.identity()

@@ -1,4 +1,4 @@
-"""Files of bfloat16, which NumPy has not: for tests of what reads them."""
+"""Test files in bfloat16, which NumPy lacks."""
 
 from __future__ import annotations
 

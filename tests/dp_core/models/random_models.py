@@ -1,4 +1,4 @@
-"""Models whose every parameter counts: tests of what they compute would not see one at zero."""
+"""Models with random values in every parameter, so that tests notice each of them."""
 
 from __future__ import annotations
 

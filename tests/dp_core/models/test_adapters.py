@@ -1,4 +1,4 @@
-"""LoRA beside a model's matrices: what is trained, what is merged, what PEFT's files hold."""
+"""LoRA adapters: trained parameters, merging, and PEFT's files."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ LORA = AdapterConfig(trained_parameters="lora", lora_rank=3, lora_alpha=6.0)
 
 
 def adapted(name: str, config: AdapterConfig = LORA, *, tags: bool = False) -> AnyModel:
-    """A model whose adapters have learned something."""
+    """Return a model with adapters of random values."""
     rng, start = np.random.default_rng(0), fresh(MODELS[name], 0)
     start = prepared(TaggingHead(tuple("OAB")).begin(start, 0) if tags else start, config, 0)
     values = {
@@ -61,7 +61,7 @@ def logits(model: AnyModel) -> np.ndarray:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_merged_model_computes_the_same_without_adapters(name: str) -> None:
+def test_merged_model_computes_the_same_without_adapters(name: str) -> None:
     model = adapted(name)
     one = merged(model)
     assert one.parameters.keys() == fresh(MODELS[name], 0).parameters.keys()
@@ -71,14 +71,14 @@ def test_a_merged_model_computes_the_same_without_adapters(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_adapter_is_the_sum_that_is_defined(name: str) -> None:
-    """y = x·W + b + (α / rank)·(x·A)·B, each part of a query-key-value kernel with its own A, B."""
+def test_adapter_adds_the_scaled_low_rank_product(name: str) -> None:
+    """y = x·W + b + (α / rank)·(x·A)·B; parts of a query-key-value kernel have separate A and B."""
     model = adapted(name)
     p, x = model.parameters, np.random.default_rng(2).standard_normal((5, 8)).astype("f")
     module = "layer_1/query" if name == "llama" else "layer_1/qkv"
     bias = f"{module}/bias" in p
     got = Layers(p).linear(module, tf.constant(x), bias=bias).numpy()
-    parts = 1 if name in ("llama", "gpt2") else 3  # as Hugging Face's modules are cut
+    parts = 1 if name in ("llama", "gpt2") else 3  # split as in Hugging Face's modules
     a, b = (np.split(p[f"{module}/lora_{leaf}"], parts, axis=1) for leaf in "ab")
     assert a[0].shape == (8, 3)
     expected = 2.0 * np.concatenate(
@@ -96,14 +96,16 @@ def test_an_adapter_is_the_sum_that_is_defined(name: str) -> None:
         ("attention-and-mlp", {"qkv", "attention_output", "intermediate", "output"}),
     ],
 )
-def test_the_targets_are_those_of_the_setting(targets: Any, modules: set[str]) -> None:
+def test_adapters_are_on_the_target_matrices_of_the_setting(
+    targets: Any, modules: set[str]
+) -> None:
     config = LORA.model_copy(update={"lora_targets": targets})
     found = adapters_of(prepared(fresh(MODELS["bert"], 0), config, 0).parameters)
     assert {name.split("/")[1] for name in found} == modules
     assert len(found) == 2 * len(modules)
 
 
-def test_adapters_begin_at_the_model_itself_by_a_public_seed() -> None:
+def test_fresh_adapters_do_not_change_the_model_and_follow_a_public_seed() -> None:
     start = fresh(MODELS["gpt2"], 0)
     one, same, other = (prepared(start, LORA, seed) for seed in (1, 1, 2))
     np.testing.assert_array_equal(logits(one), logits(start))
@@ -120,7 +122,7 @@ def test_adapters_begin_at_the_model_itself_by_a_public_seed() -> None:
     assert drawn.std() == pytest.approx(0.88 / np.sqrt(3 * 256), rel=0.05)  # cut at 2 deviations
 
 
-def test_what_is_trained_is_what_the_setting_says() -> None:
+def test_setting_selects_the_trained_parameters() -> None:
     def of(kind: Any, name: str = "bert", *, tags: bool = False) -> set[str]:
         config = LORA.model_copy(update={"trained_parameters": kind})
         return set(trained_names(adapted(name, config, tags=tags), config))
@@ -135,25 +137,25 @@ def test_what_is_trained_is_what_the_setting_says() -> None:
     top = of("top-layer")
     assert {n.split("/")[0] for n in top} == {"layer_1", "mlm"}
     assert of("no-embeddings", "llama").isdisjoint({WORD, "head/kernel"})
-    for kind in ("lora", "biases-and-norms", "top-layer"):  # who is fresh must learn
+    for kind in ("lora", "biases-and-norms", "top-layer"):  # a fresh classifier must learn
         assert {"tagger/kernel", "tagger/bias"} <= of(kind, tags=True)
 
 
-def test_adapters_that_a_model_has_are_merged_before_it_is_trained_on() -> None:
+def test_existing_adapters_are_merged_before_further_training() -> None:
     first = adapted("bert")
     again = prepared(first, LORA, 5)
     np.testing.assert_allclose(logits(again), logits(first), atol=1e-4)
     assert not again.parameters["layer_0/qkv/lora_b"].any()
 
 
-def test_adapters_end_where_all_is_trained() -> None:
-    """The scale is a constant in any case; whoever trains all of a model has no adapters in it."""
+def test_training_of_all_parameters_has_no_adapters() -> None:
+    """The scale is constant, and training of all parameters merges the adapters first."""
     assert LORA_SCALE not in trained_names(adapted("bert"), AdapterConfig())
     assert not adapters_of(prepared(adapted("bert"), AdapterConfig(), 0).parameters)
 
 
-def test_a_model_is_not_written_without_its_adapters(tmp_path) -> None:
-    """A folder that lacked them would hold the model that nobody trained."""
+def test_writing_a_model_with_unmerged_adapters_is_refused(tmp_path) -> None:
+    """A folder without them would contain a different model."""
     with pytest.raises(BadInput, match="lora"):
         save(adapted("bert"), tmp_path)
 
@@ -162,7 +164,7 @@ def test_a_model_is_not_written_without_its_adapters(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_an_adapters_folder_holds_it(tmp_path, name: str) -> None:
+def test_adapter_folder_contains_config_and_tensors(tmp_path, name: str) -> None:
     save_adapter(adapted(name), tmp_path, "the/base")
     about = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (about["r"], about["lora_alpha"]) == (3, 6.0)
@@ -172,7 +174,7 @@ def test_an_adapters_folder_holds_it(tmp_path, name: str) -> None:
     assert len(tensors) == 2 * len(about["target_modules"])
 
 
-def test_the_tensors_have_pefts_names_and_orientation(tmp_path) -> None:
+def test_saved_tensors_have_the_names_and_orientation_of_peft(tmp_path) -> None:
     model = adapted("bert", tags=True)
     save_adapter(model, tmp_path)
     tensors = load_file(tmp_path / "adapter_model.safetensors")
@@ -191,6 +193,6 @@ def test_the_tensors_have_pefts_names_and_orientation(tmp_path) -> None:
     assert (about["task_type"], about["modules_to_save"]) == ("TOKEN_CLS", ["classifier"])
 
 
-def test_a_model_without_adapters_has_none_to_write(tmp_path) -> None:
+def test_saving_adapters_of_a_model_without_adapters_is_refused(tmp_path) -> None:
     with pytest.raises(BadInput, match="no adapters"):
         save_adapter(fresh(MODELS["bert"], 0), tmp_path)

@@ -1,4 +1,4 @@
-"""What each architecture computes: against a reference in NumPy, and what must not matter."""
+"""Architectures against a NumPy reference, and invariances of their outputs."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES = {
 
 
 class Reference:
-    """Layers of one row in float64, written out."""
+    """Layers of one row in float64, without TensorFlow."""
 
     def __init__(self, model: AnyModel) -> None:
         self.config = model.config
@@ -88,7 +88,7 @@ class Reference:
         return self.norm("final_norm", x) @ p["embeddings/word"].T
 
     def wavelength(self, i: int) -> float:
-        """2π·θ^(2i/W), and what Llama 3 makes of it, in three cases, as it was published."""
+        """2π·θ^(2i/W), scaled by Llama 3's published rule with its three cases."""
         c = self.config
         plain, r = 2 * math.pi * c.rope_theta ** (2 * i / c.head_width), c.rope_scaling
         if r is None or plain < r.context / r.high:
@@ -116,9 +116,9 @@ class Reference:
             q, k, v = (normed @ p[f"{name}/{part}/kernel"] for part in ("query", "key", "value"))
             heads = []
             for h in range(c.heads):
-                own = h * c.key_heads // c.heads  # the group's key and value
+                kv = h * c.key_heads // c.heads  # the group's key and value head
                 mine = slice(h * width, (h + 1) * width)
-                theirs = slice(own * width, (own + 1) * width)
+                theirs = slice(kv * width, (kv + 1) * width)
                 scores = self.rotated(q[:, mine]) @ self.rotated(k[:, theirs]).T / math.sqrt(width)
                 shares = np.tril(np.exp(scores))
                 heads.append(shares / shares.sum(1, keepdims=True) @ v[:, theirs])
@@ -144,30 +144,30 @@ class Reference:
 
 
 class ArchitectureContract:
-    """What holds for every architecture."""
+    """Rules for every architecture."""
 
     CONFIG: ClassVar[LanguageModelConfig]
     TOLERANCE: ClassVar[float]
 
     def output(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
-        """Return what the model computes of each token: (M, S, ·)."""
+        """Return the model's output for each token: (M, S, ·)."""
         raise NotImplementedError
 
     def reference(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
-        """Return the same of one row: (S, ·)."""
+        """Return the reference output of one row: (S, ·)."""
         raise NotImplementedError
 
     @pytest.fixture
     def model(self) -> AnyModel:
         return random_model(self.CONFIG)
 
-    def test_equals_the_reference(self, model: AnyModel) -> None:
+    def test_model_equals_the_numpy_reference(self, model: AnyModel) -> None:
         ids = np.array([2, 7, 7, 9, 29, 3], np.int32)
         np.testing.assert_allclose(
             self.output(model, ids[None])[0], self.reference(model, ids), atol=self.TOLERANCE
         )
 
-    def test_rows_do_not_meet(self, model: AnyModel) -> None:
+    def test_rows_do_not_influence_each_other(self, model: AnyModel) -> None:
         rng = np.random.default_rng(1)
         ids = rng.integers(0, 30, (3, 6)).astype(np.int32)
         before = self.output(model, ids)
@@ -176,7 +176,7 @@ class ArchitectureContract:
         np.testing.assert_array_equal(before[[0, 2]], after[[0, 2]])
         assert np.abs(before[1] - after[1]).max() > 0.01
 
-    def test_its_folder_is_read_back(self, model: AnyModel, tmp_path) -> None:
+    def test_saved_folder_is_read_back(self, model: AnyModel, tmp_path) -> None:
         save(model, tmp_path)
         again = load_model(tmp_path)
         assert again.config == self.CONFIG
@@ -196,34 +196,34 @@ class TestBert(ArchitectureContract):
     def reference(self, model: Bert, ids: np.ndarray) -> np.ndarray:
         return Reference(model).bert(ids)
 
-    def test_what_stands_in_the_padding_does_not_matter(self, model):
+    def test_padding_tokens_do_not_change_the_output(self, model):
         layers = Layers(model.parameters)
         ids = np.array([[2, 7, 8, 3, 0, 0], [2, 7, 8, 3, 11, 12]], np.int32)
         states = encode(layers, BERT, tf.constant(ids), tf.constant([4, 4])).numpy()
         np.testing.assert_allclose(states[0, :4], states[1, :4], atol=1e-6)
         np.testing.assert_allclose(states[0, :4], self.reference(model, ids[0, :4]), atol=2e-5)
 
-    def test_asking_for_places_gives_their_states(self, model):
+    def test_requested_positions_have_their_hidden_states(self, model):
         rng = np.random.default_rng(2)
         layers = Layers(model.parameters)
         ids, lengths = tf.constant(rng.integers(0, 30, (3, 6)), tf.int32), tf.constant([6, 4, 5])
         places = np.array([[1, 3], [0, 0], [4, 2]], np.int32)
         every = encode(layers, BERT, ids, lengths).numpy()
-        asked = encode(layers, BERT, ids, lengths, asked=tf.constant(places)).numpy()
+        asked = encode(layers, BERT, ids, lengths, positions=tf.constant(places)).numpy()
         np.testing.assert_allclose(
             asked, np.take_along_axis(every, places[:, :, None], 1), atol=1e-5
         )
 
-    def test_the_logits_are_tied_to_the_word_table(self, model):
+    def test_logits_use_the_word_table(self, model):
         ids, lengths = tf.constant([[2, 5, 3]]), tf.constant([3])
         layers = Layers(model.parameters)
         logits = mlm_logits(layers, BERT, ids, lengths, tf.constant([[1]])).numpy()
         raised = model.parameters | {"embeddings/word": model.parameters["embeddings/word"].copy()}
-        raised["embeddings/word"][17] *= 2  # not in the input: only its logit may change
+        raised["embeddings/word"][17] *= 2  # not in the input, so only its logit may change
         changed = mlm_logits(Layers(raised), BERT, ids, lengths, tf.constant([[1]])).numpy()
         assert np.flatnonzero(logits != changed).tolist() == [17]
 
-    def test_a_rows_loss_is_the_mean_over_its_own_predictions(self, model):
+    def test_loss_of_a_row_is_the_mean_over_its_predictions(self, model):
         layers = Layers(model.parameters)
         ids = tf.constant([[2, 5, 6, 3]] * 3)
         args = (layers, BERT, ids, tf.constant([4, 4, 4]), tf.constant([[1, 2]] * 3))
@@ -231,12 +231,14 @@ class TestBert(ArchitectureContract):
         weights = tf.constant([[1.0, 1.0], [1.0, 0.0], [0.0, 0.0]])
         both, first, none = mlm_row_losses(*args, labels, weights).numpy()
         logits = mlm_logits(*args).numpy().reshape(3, 2, -1)[0]
-        own = [np.log(np.exp(r).sum()) - r[label] for r, label in zip(logits, (5, 9), strict=True)]
-        assert both == pytest.approx(np.mean(own), rel=1e-5)
-        assert first == pytest.approx(own[0], rel=1e-5)
+        losses = [
+            np.log(np.exp(r).sum()) - r[label] for r, label in zip(logits, (5, 9), strict=True)
+        ]
+        assert both == pytest.approx(np.mean(losses), rel=1e-5)
+        assert first == pytest.approx(losses[0], rel=1e-5)
         assert none == 0
 
-    def test_another_rows_length_does_not_matter(self, model):
+    def test_length_of_other_rows_does_not_change_a_row(self, model):
         ids = tf.constant(np.random.default_rng(1).integers(0, 30, (2, 6)), tf.int32)
         layers = Layers(model.parameters)
         both = [encode(layers, BERT, ids, tf.constant([6, length])).numpy() for length in (6, 2)]
@@ -244,13 +246,13 @@ class TestBert(ArchitectureContract):
 
 
 class CausalContract(ArchitectureContract):
-    """What holds for every model that reads from left to right."""
+    """Rules for every causal model."""
 
     def output(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
         logits = causal_logits(Layers(model.parameters), self.CONFIG, tf.constant(ids))
         return logits.numpy().reshape(*ids.shape, -1)
 
-    def test_nothing_is_known_of_what_lies_ahead(self, model):
+    def test_later_tokens_do_not_change_earlier_logits(self, model):
         ids = np.random.default_rng(1).integers(0, 30, (1, 6)).astype(np.int32)
         changed = ids.copy()
         changed[0, 4:] = 5
@@ -258,17 +260,17 @@ class CausalContract(ArchitectureContract):
         np.testing.assert_array_equal(before[:4], after[:4])
         assert np.abs(before[4:] - after[4:]).max() > 0.01
 
-    def test_it_is_no_bert(self, model, tmp_path):
+    def test_causal_model_folder_is_not_read_as_bert(self, model, tmp_path):
         save(model, tmp_path)
         with pytest.raises(BadInput, match="causal"):
             load(tmp_path)
 
-    def test_asking_for_some_places_gives_their_logits(self, model):
+    def test_requested_positions_have_their_logits(self, model):
         ids, asked = np.array([[2, 7, 7, 9, 29, 3]], np.int32), tf.constant([[4, 0]])
         some = causal_logits(Layers(model.parameters), self.CONFIG, tf.constant(ids), asked).numpy()
         np.testing.assert_allclose(some, self.output(model, ids)[0, [4, 0]], atol=1e-5)
 
-    def test_a_rows_loss_is_the_mean_over_its_own_predictions(self, model):
+    def test_loss_of_a_row_is_the_mean_over_its_predictions(self, model):
         ids = tf.constant([[2, 5, 6, 3]] * 3)
         labels, places = ids[:, 1:], tf.zeros((3, 3), tf.int32)
         weights = tf.constant([[1.0, 1.0, 0.0], [0.0, 1.0, 0.0], [0.0, 0.0, 0.0]])
@@ -276,9 +278,11 @@ class CausalContract(ArchitectureContract):
         losses = causal_row_losses(Layers(model.parameters), self.CONFIG, *arrays)
         both, second, none = losses.numpy()
         logits = self.reference(model, ids.numpy()[0])
-        own = [np.log(np.exp(r).sum()) - r[label] for r, label in zip(logits, (5, 6), strict=False)]
-        assert both == pytest.approx(np.mean(own), rel=1e-5)
-        assert second == pytest.approx(own[1], rel=1e-5)
+        expected = [
+            np.log(np.exp(r).sum()) - r[label] for r, label in zip(logits, (5, 6), strict=False)
+        ]
+        assert both == pytest.approx(np.mean(expected), rel=1e-5)
+        assert second == pytest.approx(expected[1], rel=1e-5)
         assert none == 0
 
 
@@ -333,7 +337,7 @@ class TestFeedForward(CausalContract):
     def reference(self, model: AnyModel, ids: np.ndarray) -> np.ndarray:
         return Reference(model).feed_forward(ids)
 
-    def test_nothing_beyond_the_window_matters(self, model):
+    def test_tokens_beyond_the_window_do_not_change_logits(self, model):
         ids = np.random.default_rng(1).integers(0, 30, (1, 8)).astype(np.int32)
         changed = ids.copy()
         changed[0, 1] = (changed[0, 1] + 1) % 30
@@ -344,7 +348,7 @@ class TestFeedForward(CausalContract):
 class TestFeedForwardOfABigram(TestFeedForward):
     CONFIG = FeedForwardConfig(30, 8, 1, (16,), max_positions=12)
 
-    def test_nothing_beyond_the_window_matters(self, model):
+    def test_tokens_beyond_the_window_do_not_change_logits(self, model):
         ids = np.array([[2, 7, 5, 7]], np.int32)
         logits = self.output(model, ids)[0]
         np.testing.assert_array_equal(logits[1], logits[3])
@@ -353,7 +357,7 @@ class TestFeedForwardOfABigram(TestFeedForward):
 BERT, GPT2 = TestBert.CONFIG, TestGpt2.CONFIG
 
 
-def test_what_a_layer_adds_starts_smaller_the_more_layers_there_are():
+def test_initial_residual_kernels_shrink_with_the_number_of_layers():
     deep = Gpt2Config(vocab_size=9, hidden=64, layers=8, heads=1, intermediate=64)
     values = fresh(deep, 0).parameters
     for name in ("layer_3/attention_output/kernel", "layer_7/output/kernel"):
@@ -364,24 +368,24 @@ def test_what_a_layer_adds_starts_smaller_the_more_layers_there_are():
     ("field", "value"),
     [("activation_function", "relu"), ("scale_attn_by_inverse_layer_idx", True)],
 )
-def test_another_decoder_is_refused(field, value):
+def test_unsupported_decoder_config_is_refused(field, value):
     with pytest.raises(BadInput, match=field):
         Gpt2Config.from_hf(GPT2.to_hf() | {field: value})
 
 
-def test_a_missing_number_is_named():
+def test_missing_config_field_is_named():
     about = GPT2.to_hf()
     del about["n_embd"]
     with pytest.raises(BadInput, match="n_embd is missing"):
         Gpt2Config.from_hf(about)
 
 
-def test_a_distilberts_epsilon_cannot_be_another():
+def test_layer_norm_epsilon_of_distilbert_is_fixed():
     with pytest.raises(BadInput, match="layer_norm_epsilon"):
         BertConfig(**SIZES, type_vocab=0, layer_norm_epsilon=1e-5)
 
 
-def test_dense_layers_keep_the_variance_of_what_goes_through_them():
+def test_initial_dense_layers_preserve_variance():
     values = fresh(FeedForwardConfig(50, 64, 20, (500, 250)), 0).parameters
     for name, inputs in (("layer_0/intermediate", 1280), ("layer_1/intermediate", 500)):
         deviation = values[f"{name}/kernel"].std() / 0.88  # cut at two deviations
@@ -390,6 +394,6 @@ def test_dense_layers_keep_the_variance_of_what_goes_through_them():
 
 
 @pytest.mark.parametrize("units", [(), (0,), (5, -1), (2.5,), [5]])
-def test_dense_layers_of_no_size_are_refused(units):
+def test_dense_layers_without_size_are_refused(units):
     with pytest.raises(BadInput, match="units"):
         FeedForwardConfig(30, 8, 4, units)

@@ -1,4 +1,4 @@
-"""The written-out derivatives, against automatic differentiation of the plain formulas."""
+"""Explicit derivatives against automatic differentiation of the plain formulas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import tensorflow as tf
 from dp_core.nn.layers import cross_entropy, gelu, gelu_new, standardise
 
 RNG = np.random.default_rng(0)
-X = (RNG.standard_normal((6, 9)) * 3).astype(np.float32)  # no TensorFlow before it is set up
+X = (RNG.standard_normal((6, 9)) * 3).astype(np.float32)  # NumPy: TensorFlow is not set up yet
 LABELS = np.array([0, 3, 8, 8, 1, 5], np.int32)
 
 
@@ -30,7 +30,7 @@ def plain_standardise(x: tf.Tensor) -> tf.Tensor:
     ],
     ids=["gelu", "standardise", "cross_entropy"],
 )
-def test_value_and_derivative(ours, plain):
+def test_functions_and_derivatives_equal_plain_tensorflow(ours, plain):
     results = []
     x = tf.constant(X)
     for f in (ours, plain):
@@ -44,12 +44,12 @@ def test_value_and_derivative(ours, plain):
     np.testing.assert_allclose(results[0][1], results[1][1], atol=2e-4, rtol=1e-4)
 
 
-def test_cross_entropy_of_far_apart_logits_is_finite():
+def test_cross_entropy_of_extreme_logits_is_finite():
     logits = tf.constant([[1000.0, -1000.0], [-1000.0, 1000.0]])
     np.testing.assert_allclose(cross_entropy(logits, tf.constant([0, 0])), [0, 2000])
 
 
-def test_gelu_new_and_its_derivative():
+def test_gelu_new_and_its_derivative_equal_the_formula():
     x = tf.constant(np.linspace(-6, 6, 61, dtype=np.float32))
     results = []
     for f in (gelu_new, lambda x: tf.nn.gelu(x, approximate=True)):

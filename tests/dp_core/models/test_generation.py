@@ -1,4 +1,4 @@
-"""Text from causal models: drawn by the model's chances, from the likeliest tokens alone."""
+"""Text of causal models: sampled by the model's probabilities from the top k tokens."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ V, END = 60, 3
 
 
 def model_of(logits: dict[int, float], after: dict[int, int] | None = None) -> AnyModel:
-    """A bigram model: fixed logits, −30 for the others; behind some tokens always a certain one."""
+    """A bigram model: fixed logits, −30 for the others; some tokens have a fixed successor."""
     model = fresh(FeedForwardConfig(V, V, 1, (V,), max_positions=12), 0)
     p = model.parameters
     p["embeddings/word"][:] = np.eye(V)
@@ -30,7 +30,7 @@ def model_of(logits: dict[int, float], after: dict[int, int] | None = None) -> A
     return model
 
 
-def test_tokens_are_drawn_by_their_chances() -> None:
+def test_tokens_are_sampled_by_their_probabilities() -> None:
     chances = {7: 0.6, 8: 0.3, 9: 0.1}
     model = model_of({token: float(np.log(chance)) for token, chance in chances.items()})
     drawn = continuations(model, [5], texts=4000, tokens=1, seed=1)
@@ -40,13 +40,13 @@ def test_tokens_are_drawn_by_their_chances() -> None:
         assert found[token] / 4000 == pytest.approx(chance, abs=5 * (chance / 4000) ** 0.5)
 
 
-def test_only_the_likeliest_are_drawn() -> None:
+def test_only_the_top_k_tokens_are_sampled() -> None:
     model = model_of({token: 1e-4 * token for token in range(5, V)})
     drawn = {t for (t,) in continuations(model, [5], texts=4000, tokens=1, seed=1)}
     assert drawn == set(range(V - TOP_K, V))
 
 
-def test_a_text_goes_on_from_its_own_tokens_and_ends_with_its_end() -> None:
+def test_text_continues_its_own_tokens_and_stops_at_the_end_token() -> None:
     model = model_of({7: 0.0}, after={7: 8, 8: 9, 9: END})
     assert continuations(model, [6], texts=2, tokens=8, seed=1) == [[7, 8, 9]] * 2
     assert continuations(model, [6], texts=1, tokens=2, seed=1) == [[7, 8]]
@@ -56,12 +56,12 @@ def test_a_text_goes_on_from_its_own_tokens_and_ends_with_its_end() -> None:
     ]
 
 
-def test_markers_are_never_drawn() -> None:
+def test_special_tokens_are_never_sampled() -> None:
     model = model_of({0: 50.0, 1: 50.0, 2: 50.0, 4: 50.0, 7: 0.0})
     assert continuations(model, [], texts=3, tokens=2, seed=1) == [[7, 7]] * 3
 
 
-def test_a_seed_gives_the_same_texts_and_another_others() -> None:
+def test_texts_are_determined_by_the_seed() -> None:
     model = fresh(Gpt2Config.of_size(vocab_size=V, hidden=64, layers=1, max_positions=12), 0)
     once, again, other = (
         continuations(model, [5, 6], texts=3, tokens=6, seed=seed) for seed in (1, 1, 2)
@@ -70,7 +70,7 @@ def test_a_seed_gives_the_same_texts_and_another_others() -> None:
     assert len({tuple(text) for text in once}) == 3
 
 
-def test_what_cannot_be_written_is_refused() -> None:
+def test_invalid_generation_requests_are_refused() -> None:
     masked = fresh(BertConfig.of_size(vocab_size=V, hidden=64, layers=1), 0)
     with pytest.raises(BadInput, match="generates no text"):
         continuations(masked, [], texts=1, tokens=1, seed=1)

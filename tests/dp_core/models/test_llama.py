@@ -1,6 +1,6 @@
-"""Llama: its positions, its published folders, its vocabulary, and what is refused.
+"""Llama: positions, published folders, vocabulary, and refused configs.
 
-What it computes: test_architectures.py.
+test_architectures.py checks its outputs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ SIZES = {
     "max_positions": 12,
 }  # fmt: skip
 GROUPED = LlamaConfig(**SIZES, key_heads=2, rope_theta=50.0)
-# Of its eight wavelengths some are stretched whole, some not, some between; heads are wider than
-# hidden / heads.
+# Some of its eight wavelengths are stretched, some are not, some are interpolated; heads are wider
+# than hidden / heads.
 STRETCHED = LlamaConfig(
     **SIZES,
     key_heads=2,
@@ -39,7 +39,7 @@ STRETCHED = LlamaConfig(
 )
 
 
-def test_long_wavelengths_alone_are_stretched() -> None:
+def test_rope_scaling_stretches_only_long_wavelengths() -> None:
     plain = dataclasses.replace(STRETCHED, rope_scaling=None)
     longer = rotary_frequencies(plain) / rotary_frequencies(STRETCHED)
     assert (longer[0], longer[-1]) == (1.0, 8.0)
@@ -54,8 +54,8 @@ def test_long_wavelengths_alone_are_stretched() -> None:
 # --- folders
 
 
-def test_shards_of_bfloat16_are_read(tmp_path) -> None:
-    """As larger models are published: in parts, in a format that NumPy has not."""
+def test_bfloat16_shards_are_read(tmp_path) -> None:
+    """Larger models are published in shards of bfloat16, a format that NumPy lacks."""
     model = random_model(GROUPED)
     save(model, tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
@@ -98,7 +98,7 @@ LLAMA3 = {
         ({"rope_theta": "a", "rope_parameters": None}, "rope_theta"),
     ],
 )
-def test_another_decoder_is_refused(changed, what) -> None:
+def test_unsupported_decoder_config_is_refused(changed, what) -> None:
     if "rope_type" in changed:
         changed = {"rope_parameters": changed}
     with pytest.raises(BadInput, match=what):
@@ -106,7 +106,7 @@ def test_another_decoder_is_refused(changed, what) -> None:
 
 
 def test_both_layouts_of_a_published_config_are_read() -> None:
-    """Llama 3.2's own, as version 4 of transformers writes it and as version 5 does."""
+    """Llama 3.2's config, as written by versions 4 and 5 of transformers."""
     rope = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
     about = {
         **GROUPED.to_hf(), "rope_parameters": None, "rope_scaling": rope, "rope_theta": 500_000.0,
@@ -123,7 +123,7 @@ def test_both_layouts_of_a_published_config_are_read() -> None:
 
 
 @pytest.mark.parametrize("value", [None, -1, 0, "8", [8], {}, 10**12, 0.5, True])
-def test_a_damaged_config_is_refused_or_read_but_never_breaks(value) -> None:
+def test_damaged_config_never_raises_an_unexpected_error(value) -> None:
     about = GROUPED.to_hf()
     for key in about:
         with contextlib.suppress(BadInput):
@@ -131,8 +131,8 @@ def test_a_damaged_config_is_refused_or_read_but_never_breaks(value) -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-def test_its_vocabulary_is_exchanged_in_table_and_head(tmp_path, tied) -> None:
-    """Pieces with SentencePiece's mark begin a word; markers are known by their ids."""
+def test_new_vocabulary_replaces_rows_of_table_and_head(tmp_path, tied) -> None:
+    """Pieces with SentencePiece's mark begin a word; markers are recognised by their ids."""
     config = LlamaConfig(**(SIZES | {"vocab_size": 6}), tied=tied, begin=1, end=2)
     old = random_model(config)
     save(old, tmp_path)

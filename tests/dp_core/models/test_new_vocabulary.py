@@ -1,4 +1,4 @@
-"""A model for another vocabulary: what it keeps, and what it starts with."""
+"""A model with a new vocabulary: kept and new embeddings."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEW = [*SPECIAL, "fever", "pain", *(f"new{i}" for i in range(100))]
 
 
 def folder_of(config, tmp_path):
-    """A model whose table lies off zero, and is wider than a fresh one's."""
+    """A model with a table of nonzero mean and larger deviation than a fresh table."""
     model = fresh(config, 0)
     rng = np.random.default_rng(0)
     table = model.parameters["embeddings/word"]
@@ -38,7 +38,7 @@ def bert(tmp_path):
     return old, folder
 
 
-def test_matching_pieces_keep_their_embedding_and_bias(bert):
+def test_shared_tokens_keep_their_embedding_and_bias(bert):
     old, folder = bert
     new = load_with_vocabulary(folder, NEW, seed=3)
     assert new.config.vocab_size == len(NEW)
@@ -49,7 +49,7 @@ def test_matching_pieces_keep_their_embedding_and_bias(bert):
     np.testing.assert_array_equal(new.parameters[kernel], old.parameters[kernel])
 
 
-def test_new_pieces_are_like_the_old_ones(bert):
+def test_new_tokens_are_sampled_around_the_mean_of_the_old_table(bert):
     old, folder = bert
     new = load_with_vocabulary(folder, NEW, seed=3)
     table, drawn = old.parameters["embeddings/word"], new.parameters["embeddings/word"][7:]
@@ -61,7 +61,7 @@ def test_new_pieces_are_like_the_old_ones(bert):
     )
 
 
-def test_it_is_a_function_of_the_vocabularies_and_the_seed(bert):
+def test_new_embeddings_are_determined_by_vocabularies_and_seed(bert):
     _, folder = bert
     tables = [
         load_with_vocabulary(folder, NEW, seed=s).parameters["embeddings/word"] for s in (3, 3, 4)
@@ -70,14 +70,14 @@ def test_it_is_a_function_of_the_vocabularies_and_the_seed(bert):
     assert not np.array_equal(tables[0][7:], tables[2][7:])
 
 
-def test_no_piece_in_common_is_no_error(bert):
+def test_vocabularies_without_common_tokens_are_accepted(bert):
     _, folder = bert
     new = load_with_vocabulary(folder, ["a", "b"], seed=0)
     assert np.isfinite(new.parameters["embeddings/word"]).all()
 
 
 @pytest.mark.parametrize("file", ["vocab.json", "tokenizer.json"])
-def test_a_gpt2s_pieces_are_known_by_their_word_pieces_names(tmp_path, file):
+def test_gpt2_tokens_are_matched_by_their_wordpiece_form(tmp_path, file):
     vocabulary = {"pain": 0, "Ġpain": 1, "ĠcafÃ©": 2, "ing": 3, "<|endoftext|>": 4, "Ġ": 5}
     old, folder = folder_of(Gpt2Config(vocab_size=6, **SIZES), tmp_path)
     whole = {"model": {"type": "BPE", "vocab": vocabulary}}
@@ -89,7 +89,7 @@ def test_a_gpt2s_pieces_are_known_by_their_word_pieces_names(tmp_path, file):
     assert (new.config.begin, new.config.end) == (2, 3)
 
 
-def test_byte_level_tokens_are_matched_as_they_are(tmp_path):
+def test_byte_level_tokens_are_matched_unchanged(tmp_path):
     vocabulary = {"pain": 0, "Ġpain": 1, "ing": 2, "s": 3, "<|endoftext|>": 4, "Ġ": 5}
     old, folder = folder_of(Gpt2Config(vocab_size=6, **SIZES), tmp_path)
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
@@ -101,7 +101,7 @@ def test_byte_level_tokens_are_matched_as_they_are(tmp_path):
     np.testing.assert_allclose(table[-1], theirs[[5, 5, 2]].mean(0), rtol=1e-6)
 
 
-def test_a_new_token_begins_as_the_mean_of_its_old_pieces(bert):
+def test_new_token_starts_as_the_mean_of_its_old_pieces(bert):
     old, folder = bert
     with (folder / "vocab.txt").open("w") as file:
         rest = ["pain", "##ful", "##f", "pa", "##in"]
@@ -112,10 +112,10 @@ def test_a_new_token_begins_as_the_mean_of_its_old_pieces(bert):
     theirs = old.parameters["embeddings/word"]
     np.testing.assert_allclose(table[5], theirs[[5, 6]].mean(0), rtol=1e-6)  # pain ##ful
     np.testing.assert_allclose(table[6], theirs[[6, 7]].mean(0), rtol=1e-6)  # ##ful ##f
-    assert np.abs(table[7] - theirs[[5, 9]].mean(0)).max() > 0.01  # x cannot be spelt: drawn
+    assert np.abs(table[7] - theirs[[5, 9]].mean(0)).max() > 0.01  # x has no pieces: random
 
 
-def test_the_vocabulary_is_read_from_tokenizer_json_where_there_is_no_other(bert):
+def test_vocabulary_is_read_from_tokenizer_json_if_there_is_no_other(bert):
     _, folder = bert
     (folder / "vocab.txt").unlink()
     vocabulary = {piece: i for i, piece in enumerate(OLD)}
@@ -124,14 +124,14 @@ def test_the_vocabulary_is_read_from_tokenizer_json_where_there_is_no_other(bert
     assert read_vocabulary(folder) == vocabulary
 
 
-def test_a_folder_without_its_vocabulary_is_refused(bert):
+def test_folder_without_vocabulary_is_refused(bert):
     _, folder = bert
     (folder / "vocab.txt").unlink()
     with pytest.raises(BadInput, match="no readable vocab"):
         load_with_vocabulary(folder, NEW, seed=0)
 
 
-def test_a_vocabulary_that_is_not_the_models_is_refused(bert):
+def test_vocabulary_larger_than_the_table_is_refused(bert):
     _, folder = bert
     with (folder / "vocab.txt").open("a") as file:
         file.write("more\n")
@@ -139,7 +139,7 @@ def test_a_vocabulary_that_is_not_the_models_is_refused(bert):
         load_with_vocabulary(folder, NEW, seed=0)
 
 
-def test_a_models_labels_stay(bert, tmp_path):
+def test_labels_survive_a_new_vocabulary(bert, tmp_path):
     old, folder = bert
     encoder = {n: a for n, a in old.parameters.items() if not n.startswith("mlm/")}
     head = {"tagger/kernel": np.ones((64, 1), "f"), "tagger/bias": np.ones(1, "f")}

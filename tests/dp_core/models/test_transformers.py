@@ -1,6 +1,6 @@
-"""Model folders against real `transformers`, both ways: logits equal to 1e-4.
+"""Model folders against real `transformers` in both directions: logits equal to 1e-4.
 
-`make test-transformers` sets its environment up and runs this; without it, these tests skip.
+`make test-transformers` installs its environment and runs this; otherwise these tests are skipped.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def transformers(command: str, folder: Path) -> None:
 
 
 def logits_of(model: AnyModel, folder: Path) -> np.ndarray:
-    """Our logits of what the folder asks, NaN where there is nothing but padding."""
+    """Return our logits of the folder's inputs, NaN for padding."""
     asked = np.load(folder / "asked.npz", allow_pickle=False)
     ids, lengths = (tf.constant(asked[name], tf.int32) for name in ("ids", "lengths"))
     m, s = asked["ids"].shape
@@ -81,7 +81,7 @@ def assert_equal(ours: np.ndarray, theirs: np.ndarray) -> None:
 
 @pytest.fixture(scope="module")
 def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models that transformers made and saved."""
+    """Models that transformers created and saved."""
     folder = tmp_path_factory.mktemp("theirs")
     transformers("make", folder)
     return folder
@@ -89,7 +89,7 @@ def theirs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Some of the old pieces, in another order, and new ones among them."""
+    """Some of the old pieces, in another order, mixed with new ones."""
     folder = tmp_path_factory.mktemp("vocabulary")
     wordpiece.save(wordpiece.learn(dict.fromkeys(("ab", "fa", "bed", "cab"), 50), 24), folder)
     return folder
@@ -100,7 +100,7 @@ BYTES = "GPT-2 of byte-level tokens"
 
 @pytest.fixture(scope="module")
 def byte_level_vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Byte-level tokens that we learned from counts."""
+    """Byte-level tokens that this project learned from counts."""
     folder = tmp_path_factory.mktemp("byte-level")
     counts = {"Ġbed": 50, "Ġfab": 40, "ab": 30, "ĠcafÃ©": 20}
     byte_level.save(byte_level.learn(counts, 290, ["ĠcafÃ©"]), folder)  # one word without merges
@@ -114,7 +114,7 @@ def ours(
     byte_level_vocabulary: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Path:
-    """Models that we saved, and what transformers read in them."""
+    """Models that this project saved, and the logits of transformers for them."""
     folder = tmp_path_factory.mktemp("ours")
     models = {name: load_model(theirs / name) for name in NAMES}
     pieces = list(read_vocabulary(vocabulary))
@@ -139,7 +139,7 @@ def ours(
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_we_compute_what_transformers_computes(theirs: Path, name: str) -> None:
+def test_outputs_equal_transformers_on_its_models(theirs: Path, name: str) -> None:
     model = load_model(theirs / name)
     assert_equal(
         logits_of(model, theirs / name), np.load(theirs / name / "logits.npy", allow_pickle=False)
@@ -150,7 +150,7 @@ SAVED = [*NAMES, "student", BYTES, *(f"{n} of a new vocabulary" for n in LANGUAG
 
 
 @pytest.mark.parametrize("name", SAVED)
-def test_transformers_computes_what_we_saved(ours: Path, name: str) -> None:
+def test_transformers_computes_the_same_from_saved_models(ours: Path, name: str) -> None:
     folder = ours / name
     assert_equal(
         logits_of(load_model(folder), folder), np.load(folder / "logits.npy", allow_pickle=False)
@@ -161,19 +161,19 @@ def test_transformers_computes_what_we_saved(ours: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LANGUAGE_MODELS)
-def test_transformers_reads_the_vocabulary_that_we_saved(ours: Path, name: str) -> None:
+def test_transformers_reads_saved_vocabularies(ours: Path, name: str) -> None:
     folder = ours / f"{name} of a new vocabulary"
     pieces = json.loads((folder / "loading.json").read_text())["pieces"]
     assert pieces == wordpiece.load(folder).encode("ab fa bed").ids
 
 
-def test_transformers_reads_the_byte_level_tokens_that_we_saved(ours: Path) -> None:
+def test_transformers_reads_saved_byte_level_tokens(ours: Path) -> None:
     loading = json.loads((ours / BYTES / "loading.json").read_text())
     assert loading["pieces"] == subwords.load(ours / BYTES).encode("ab fa bed").ids
     assert loading["words"] == "ab fa bed"  # decoded again
 
 
-def test_matching_pieces_keep_what_transformers_stored(ours: Path, theirs: Path) -> None:
+def test_shared_tokens_keep_the_embeddings_of_transformers(ours: Path, theirs: Path) -> None:
     old, new = load(theirs / "bert"), load(ours / "bert of a new vocabulary")
     lines = (theirs / "bert" / "vocab.txt").read_text().split()
     kept = 0
@@ -199,7 +199,7 @@ LORA = AdapterConfig(trained_parameters="lora", lora_rank=3, lora_alpha=7.0)
 
 
 def with_learned_adapters(base: AnyModel) -> AnyModel:
-    """As after training: every A and B away from where they began, and the base as it was."""
+    """Return the model with random A and B and an unchanged base, as after training."""
     rng, start = np.random.default_rng(4), with_adapters(base, LORA, 0)
     values = {
         n: a + 0.2 * rng.standard_normal(a.shape).astype("f") if n.endswith(("_a", "_b")) else a
@@ -210,7 +210,7 @@ def with_learned_adapters(base: AnyModel) -> AnyModel:
 
 @pytest.fixture(scope="module")
 def adapters(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Models of theirs with adapters of ours, and what `peft` makes of them."""
+    """Models of transformers with our adapters, and the logits of `peft` for them."""
     if not has_peft():
         pytest.skip("no peft in .venv/transformers")
     folder = tmp_path_factory.mktemp("adapters")
@@ -238,14 +238,14 @@ def adapters(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("name", ADAPTED)
-def test_peft_computes_what_our_adapters_do_and_so_does_what_it_merges(
+def test_peft_computes_the_same_as_our_adapters_before_and_after_merging(
     adapters: Path, name: str
 ) -> None:
-    own = adapters / name
-    loading = json.loads((own / "loading.json").read_text())
+    folder_of_model = adapters / name
+    loading = json.loads((folder_of_model / "loading.json").read_text())
     assert not loading["zero"]
-    tensors = load_file(own / "adapter" / "adapter_model.safetensors")
+    tensors = load_file(folder_of_model / "adapter" / "adapter_model.safetensors")
     assert loading["tensors"] == sum("lora_" in n for n in tensors)
-    ours = np.load(own / "ours.npy", allow_pickle=False)
+    ours = np.load(folder_of_model / "ours.npy", allow_pickle=False)
     for file in ("logits.npy", "merged.npy"):
-        assert_equal(ours, np.load(own / file, allow_pickle=False))
+        assert_equal(ours, np.load(folder_of_model / file, allow_pickle=False))

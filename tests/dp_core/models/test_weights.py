@@ -1,4 +1,4 @@
-"""Model folders: written, read, given another vocabulary, refused."""
+"""Model folders: writing, reading, new vocabularies, and refusals."""
 
 from __future__ import annotations
 
@@ -64,19 +64,19 @@ def folder(tmp_path):
     return tmp_path / "model"
 
 
-def test_the_file_has_the_names_and_shapes_that_transformers_expects(folder):
+def test_saved_tensors_have_the_names_and_shapes_of_transformers(folder):
     assert {n: a.shape for n, a in load_file(folder / "model.safetensors").items()} == STORED
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["BertForMaskedLM"]
 
 
-def test_kernels_are_transposed_and_the_fused_one_is_cut_in_three(folder):
+def test_kernels_are_transposed_and_the_fused_kernel_is_split(folder):
     stored, model = load_file(folder / "model.safetensors"), load(folder)
     fused = model.parameters["layer_0/qkv/kernel"]
     name = "bert.encoder.layer.0.attention.self.key.weight"
     np.testing.assert_array_equal(stored[name], fused[:, 8:16].T)
 
 
-def test_what_is_saved_is_loaded(folder, tmp_path):
+def test_saved_model_is_loaded_unchanged(folder, tmp_path):
     once = load(folder)
     save(once, tmp_path / "again", folder)
     twice = load(tmp_path / "again")
@@ -87,7 +87,7 @@ def test_what_is_saved_is_loaded(folder, tmp_path):
     assert (tmp_path / "again" / "vocab.txt").read_text() == (folder / "vocab.txt").read_text()
 
 
-def test_older_names_and_a_missing_head_are_understood(folder):
+def test_older_names_and_missing_heads_are_read(folder):
     stored = load_file(folder / "model.safetensors")
     whole = load(folder)
     old = {
@@ -102,7 +102,7 @@ def test_older_names_and_a_missing_head_are_understood(folder):
         assert same != name.startswith("mlm/"), name
 
 
-def test_a_tagger_keeps_its_labels(tmp_path):
+def test_saved_tagger_keeps_its_labels(tmp_path):
     model = fresh(CONFIG, 0)
     encoder = {n: a for n, a in model.parameters.items() if not n.startswith("mlm/")}
     head = {"tagger/kernel": np.ones((8, 3), "f"), "tagger/bias": np.arange(3, dtype="f")}
@@ -116,7 +116,7 @@ def test_a_tagger_keeps_its_labels(tmp_path):
 
 
 @pytest.mark.parametrize("field,value", [("hidden_act", "relu"), ("is_decoder", True)])
-def test_variant_of_bert_that_is_not_computed_is_refused(folder, field, value):
+def test_unsupported_variant_of_bert_is_refused(folder, field, value):
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(about | {field: value}))
     with pytest.raises(BadInput, match=field):
@@ -124,7 +124,7 @@ def test_variant_of_bert_that_is_not_computed_is_refused(folder, field, value):
 
 
 @pytest.mark.parametrize("kind", ["roberta", "modernbert", "qwen2", 7, ["bert"]])
-def test_other_architecture_is_refused_with_the_supported_ones(folder, kind):
+def test_unsupported_architecture_is_refused_with_a_list_of_supported_ones(folder, kind):
     about = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(about | {"model_type": kind}))
     supported = "Supported architectures are bert, distilbert, gpt2, llama, feed-forward"
@@ -132,7 +132,7 @@ def test_other_architecture_is_refused_with_the_supported_ones(folder, kind):
         load(folder)
 
 
-def test_tensors_that_do_not_fit_are_refused(folder):
+def test_tensors_of_wrong_shape_are_refused(folder):
     stored = load_file(folder / "model.safetensors")
     name = "bert.encoder.layer.0.output.dense.weight"
     save_file(stored | {name: np.zeros((8, 11), "f")}, folder / "model.safetensors")
@@ -143,7 +143,7 @@ def test_tensors_that_do_not_fit_are_refused(folder):
         load(folder)
 
 
-def test_a_torn_file_is_refused(folder):
+def test_truncated_file_is_refused(folder):
     (folder / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(BadInput, match="cannot be read"):
         load(folder)
@@ -204,7 +204,7 @@ def test_biases_and_gains_do_not_decay():
     assert kept == {n for n in fresh(CONFIG, 0).parameters if n.endswith(("bias", "gain"))}
 
 
-def test_sizes_that_do_not_fit_are_refused():
+def test_inconsistent_sizes_are_refused():
     with pytest.raises(BadInput, match="not a multiple"):
         BertConfig(vocab_size=6, hidden=9, layers=1, heads=2, intermediate=12)
     with pytest.raises(BadInput, match="layers is 0"):
@@ -220,7 +220,7 @@ SHAPES = {
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_bodies_saved_without_a_head_or_in_parts_are_read(tmp_path, name):
+def test_models_saved_without_head_or_in_shards_are_read(tmp_path, name):
     """As `BertModel`, `DistilBertModel` and `GPT2Model` save themselves, in shards."""
     model = fresh(SHAPES[name], 1)
     save(model, tmp_path)
@@ -239,7 +239,7 @@ def test_bodies_saved_without_a_head_or_in_parts_are_read(tmp_path, name):
             np.testing.assert_array_equal(read.parameters[parameter], value)
 
 
-def test_an_index_cannot_point_out_of_its_folder(tmp_path):
+def test_shard_index_cannot_point_outside_its_folder(tmp_path):
     folder = tmp_path / "model"
     save(fresh(CONFIG, 0), folder)
     (folder / "model.safetensors").rename(tmp_path / "elsewhere.safetensors")
@@ -251,7 +251,7 @@ def test_an_index_cannot_point_out_of_its_folder(tmp_path):
 
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("value", [None, -1, 0, "8", [8], {}, 10**12, 0.5, True])
-def test_a_damaged_config_is_refused_or_read_but_never_breaks(name, value):
+def test_damaged_config_never_raises_an_unexpected_error(name, value):
     about = SHAPES[name].to_hf()
     read = Gpt2Config.from_hf if name == "gpt2" else BertConfig.from_hf
     assert read(about) == SHAPES[name]
@@ -260,7 +260,7 @@ def test_a_damaged_config_is_refused_or_read_but_never_breaks(name, value):
             read(about | {key: value})
 
 
-def test_a_classifier_is_read_without_a_language_models_head(tmp_path):
+def test_classifier_is_read_without_mlm_head(tmp_path):
     model = fresh(CONFIG, 0)
     encoder = {n: a for n, a in model.parameters.items() if not n.startswith("mlm/")}
     shapes = {
@@ -276,7 +276,7 @@ def test_a_classifier_is_read_without_a_language_models_head(tmp_path):
     read = load(tmp_path)
     assert read.labels == ("no", "yes")
     assert read.parameters.keys() == (encoder | head).keys()
-    again = language_model(read)  # to train on: the classifier goes, a fresh head comes
+    again = language_model(read)  # for training: no classifier, and a fresh MLM head
     assert again.parameters.keys() == model.parameters.keys()
     stored = load_file(tmp_path / "model.safetensors")
     del stored["classifier.weight"]

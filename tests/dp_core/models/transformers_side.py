@@ -1,10 +1,10 @@
-"""What real `transformers` makes of model folders. Runs in `.venv/transformers`, not in pytest.
+"""Real `transformers` on model folders. Runs in `.venv/transformers`, not in pytest.
 
     python transformers_side.py make FOLDER   writes small random models, and their logits
     python transformers_side.py read FOLDER   reads models, and writes their logits
-    python transformers_side.py peft FOLDER   reads models with the adapters in them, likewise
+    python transformers_side.py peft FOLDER   reads models with their adapters, likewise
 
-A model's folder holds `asked.npz`: ids (M, S), lengths (M,), and types (M, S) for a classifier.
+A model's folder contains `asked.npz`: ids (M, S), lengths (M,), and types (M, S) for a classifier.
 """
 
 from __future__ import annotations
@@ -100,42 +100,44 @@ def make(folder: Path) -> None:
 
 def read(folder: Path) -> None:
     """Read every model with the class that its `config.json` names."""
-    for own in sorted(folder.iterdir()):
-        words = json.loads((own / "config.json").read_text())["architectures"]
+    for model_folder in sorted(folder.iterdir()):
+        words = json.loads((model_folder / "config.json").read_text())["architectures"]
         model, about = getattr(transformers, words[0]).from_pretrained(
-            own, output_loading_info=True, dtype=torch.float32
+            model_folder, output_loading_info=True, dtype=torch.float32
         )
         np.save(
-            own / "logits.npy",
-            logits_of(model, dict(np.load(own / "asked.npz", allow_pickle=False))),
+            model_folder / "logits.npy",
+            logits_of(model, dict(np.load(model_folder / "asked.npz", allow_pickle=False))),
         )
         loading = {key: sorted(map(str, about[key])) for key in ("missing_keys", "unexpected_keys")}
-        if (own / "tokenizer.json").exists():
-            tokenizer = AutoTokenizer.from_pretrained(own)
+        if (model_folder / "tokenizer.json").exists():
+            tokenizer = AutoTokenizer.from_pretrained(model_folder)
             loading["pieces"] = tokenizer("ab fa bed")["input_ids"]
             loading["words"] = tokenizer.decode(loading["pieces"], skip_special_tokens=True)
-        (own / "loading.json").write_text(json.dumps(loading))
+        (model_folder / "loading.json").write_text(json.dumps(loading))
 
 
 def peft(folder: Path) -> None:
-    """Read each `base` with the `adapter` beside it, and merge the two."""
+    """Read each `base` with its `adapter`, and merge the two."""
     from peft import PeftModel
 
-    for own in sorted(folder.iterdir()):
-        words = json.loads((own / "base" / "config.json").read_text())["architectures"]
-        task = json.loads((own / "adapter" / "adapter_config.json").read_text())["task_type"]
+    for model_folder in sorted(folder.iterdir()):
+        words = json.loads((model_folder / "base" / "config.json").read_text())["architectures"]
+        task = json.loads((model_folder / "adapter" / "adapter_config.json").read_text())[
+            "task_type"
+        ]
         name = words[0]
-        if task == "TOKEN_CLS":  # the base has no classifier: it comes with the adapter
+        if task == "TOKEN_CLS":  # the classifier is in the adapter, not in the base
             name = name.replace("ForMaskedLM", "ForTokenClassification")
         kind, labels = getattr(transformers, name), LABELS if task == "TOKEN_CLS" else {}
-        base = kind.from_pretrained(own / "base", dtype=torch.float32, **labels)
-        asked = dict(np.load(own / "asked.npz", allow_pickle=False))
-        model = PeftModel.from_pretrained(base, own / "adapter")
-        np.save(own / "logits.npy", logits_of(model, asked))
+        base = kind.from_pretrained(model_folder / "base", dtype=torch.float32, **labels)
+        asked = dict(np.load(model_folder / "asked.npz", allow_pickle=False))
+        model = PeftModel.from_pretrained(base, model_folder / "adapter")
+        np.save(model_folder / "logits.npy", logits_of(model, asked))
         zero = [n for n, p in model.named_parameters() if "lora_" in n and not p.any()]
         count = sum("lora_" in n for n, _ in model.named_parameters())
-        (own / "loading.json").write_text(json.dumps({"zero": zero, "tensors": count}))
-        np.save(own / "merged.npy", logits_of(model.merge_and_unload(), asked))
+        (model_folder / "loading.json").write_text(json.dumps({"zero": zero, "tensors": count}))
+        np.save(model_folder / "merged.npy", logits_of(model.merge_and_unload(), asked))
 
 
 def logits_of(model: torch.nn.Module, asked: dict[str, np.ndarray]) -> np.ndarray:

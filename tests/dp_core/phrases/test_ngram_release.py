@@ -1,4 +1,4 @@
-"""Phrases in rounds: bounded by unit, chosen by released values alone, noised, cut."""
+"""Phrases in rounds: bounded per unit, chosen only by released values, noised, thresholded."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from scipy.stats import binom
 
 from dp_core.data.privacy_units import Unit, in_blocks
 from dp_core.errors import BadInput
-from dp_core.phrases.calibration import PhrasePlan, calibrate
 from dp_core.phrases.ngram_release import Candidates, PhraseSets, release_phrases
+from dp_core.phrases.phrase_calibration import PhrasePlan, calibrate
 from dp_core.privacy.mechanisms import NoisedWeights, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.gathered_sets import GatheredSets
@@ -37,7 +37,7 @@ UNITS = st.lists(TEXTS, min_size=1, max_size=6).map(
 
 @dataclass(frozen=True)
 class Exact(PartitionSelection):
-    """Counts without noise, from a threshold on: what a round counted, for these tests alone."""
+    """Counts without noise above a threshold, which show the counts of a round to these tests."""
 
     least: int = 1
     hidden: str = ""  # a phrase that is never released
@@ -53,12 +53,12 @@ class Exact(PartitionSelection):
 
 
 def exact(lengths: tuple[int, ...], n: int, least: int = 1, hidden: str = "") -> PhrasePlan:
-    """A plan that shows what its rounds count."""
+    """Return a plan that reveals the counts of its rounds."""
     return PhrasePlan(lengths, Exact(n, 1.0, 1e-5, None, 10_000, least, hidden), 1.0, 1e-5)
 
 
 def counted(shards: Iterable[ItemSets]) -> Counter[str]:
-    """How many units of the shards bring each phrase."""
+    """Return the number of units of the shards that contribute each phrase."""
     counts: Counter[str] = Counter()
     for shard in shards:
         held = np.bincount(shard.members, minlength=len(shard.items)).tolist()
@@ -71,12 +71,12 @@ def phrase_sets(units: list[Unit], candidates: Candidates, n: int, key: bytes) -
 
 
 def gather(*shards: list[Unit]) -> Callable[[PhraseSets], list[ItemSets]]:
-    """What an engine does, in this process."""
+    """Return a function that gathers the sets of shards in this process."""
     return lambda sets: [sets(in_blocks(units)) for units in shards]
 
 
 def all_runs(units: Iterable[Unit], length: int) -> Counter[str]:
-    """Count, by brute force, the units that hold each run of words."""
+    """Count by brute force the units that contain each run of words."""
     counts: Counter[str] = Counter()
     for unit in units:
         held = set()
@@ -88,16 +88,16 @@ def all_runs(units: Iterable[Unit], length: int) -> Counter[str]:
 
 
 @given(UNITS, st.integers(2, 4))
-def test_every_unit_counts_once_towards_each_of_its_phrases(units: list[Unit], n: int) -> None:
+def test_unit_counts_once_towards_each_of_its_phrases(units: list[Unit], n: int) -> None:
     sets = phrase_sets(units, Candidates(n, 1, WORDS), 100, b"k")
     assert counted([sets]) == all_runs(units, n)
 
 
 @given(UNITS, st.integers(1, 4), st.sets(st.sampled_from([*itertools.product(LETTERS, repeat=2)])))
-def test_a_unit_moves_at_most_n_counts_by_one_whatever_was_released(
+def test_unit_changes_at_most_n_counts_by_one_for_any_earlier_release(
     units: list[Unit], n: int, released: set[tuple[str, str]]
 ) -> None:
-    """Given any outputs of the earlier rounds, of which adaptive composition makes the total."""
+    """Holds for any outputs of earlier rounds, as adaptive composition requires."""
     parts = {" ".join(pair) for pair in released}
     for candidates in (Candidates(2, 1, WORDS), Candidates(3, 2, parts)):
         whole = counted([phrase_sets(units, candidates, n, b"k")])
@@ -108,7 +108,7 @@ def test_a_unit_moves_at_most_n_counts_by_one_whatever_was_released(
             assert sum(difference.values()) <= n
 
 
-def test_released_in_shards_or_whole_is_the_same() -> None:
+def test_release_does_not_depend_on_shards() -> None:
     units = [Unit(str(i), ["a b c d", "b c d"]) for i in range(60)]
     plan = calibrate(6.0, 1e-3, (2, 3), 3, declared_units=100)
     whole = release_phrases(gather(units), plan, WORDS, SEED, b"x")
@@ -127,19 +127,19 @@ def test_more_units_than_declared_are_refused_in_one_shard_or_many() -> None:
             release_phrases(gather(*shards), plan, WORDS, SEED, b"x")
 
 
-def test_a_candidate_needs_every_part_released() -> None:
+def test_candidate_needs_all_its_parts_released() -> None:
     parts = {"a b", "b c", "d e"}
     assert Candidates(3, 2, parts).of(["a b c d e", "a b x b c"]) == {"a b c"}
     assert Candidates(4, 2, parts).of(["a b c d e"]) == set()
     assert Candidates(3, 1, {"a", "b"}).of(["a b x a b a b"]) == {"a b a", "b a b"}
 
 
-def test_words_that_nobody_released_stand_in_no_phrase() -> None:
+def test_phrases_contain_only_released_words() -> None:
     assert Candidates(2, 1, {"a"}).of(["a a secret a", "a a"]) == {"a a"}
 
 
 @given(TEXTS, st.sets(st.sampled_from([*itertools.product(LETTERS, repeat=2)])), st.integers(3, 5))
-def test_candidates_by_brute_force(
+def test_candidates_equal_brute_force(
     texts: list[str], released: set[tuple[str, str]], length: int
 ) -> None:
     wanted = {
@@ -150,15 +150,15 @@ def test_candidates_by_brute_force(
     assert Candidates(length, 2, {" ".join(pair) for pair in released}).of(texts) == wanted
 
 
-def test_a_round_reads_no_more_than_its_bound_of_a_unit() -> None:
+def test_round_counts_at_most_its_bound_of_phrases_per_unit() -> None:
     units = [Unit(str(i), ["a b c d e f"]) for i in range(40)]
     out = release_phrases(gather(units), exact((2, 3), 2), WORDS, SEED, b"x")
     assert sum(out[2].values()) == 80 and sum(out[3].values()) <= 80
-    assert len(out[2]) == 5  # units draw by coins of their own
+    assert len(out[2]) == 5  # units sample with different coins
 
 
-def test_later_rounds_see_released_values_and_not_the_counts_behind_them() -> None:
-    """A phrase that noise kept back in one round is no part of a candidate in the next."""
+def test_later_rounds_depend_only_on_released_values() -> None:
+    """A phrase that noise suppressed in one round is not part of any later candidate."""
     units = [Unit(str(i), ["a b c d"]) for i in range(60)]
     out = release_phrases(gather(units), exact((2, 3), 4, 30, "c d"), WORDS, SEED, b"x")
     assert set(out[2]) == {"a b", "b c"}
@@ -166,11 +166,11 @@ def test_later_rounds_see_released_values_and_not_the_counts_behind_them() -> No
 
 
 def claiming_nothing(event: NoisedWeights, units: int) -> PhrasePlan:
-    """One round of pairs by an event's numbers, which need not earn any (ε, δ)."""
+    """One round of pairs with an event's parameters, without a check of (ε, δ)."""
     one = object.__new__(Elimination)
     for key, value in {
         "items_per_unit": event.items_per_unit, "epsilon": 1.0, "delta": 1e-9, "unit": None,
-        "declared_units": units, "what": event,
+        "declared_units": units, "mechanism": event,
     }.items():  # fmt: skip
         object.__setattr__(one, key, value)
     plan = object.__new__(PhrasePlan)
@@ -180,14 +180,14 @@ def claiming_nothing(event: NoisedWeights, units: int) -> PhrasePlan:
 
 
 @pytest.mark.statistical
-def test_a_phrase_of_one_unit_comes_out_as_often_as_the_coin_says() -> None:
-    """Four thousand units, each with a phrase of its own: as many draws of the same coin."""
+def test_phrase_of_one_unit_is_released_with_the_probability_of_the_coin() -> None:
+    """Four thousand units, each with a different phrase, are as many draws of the same coin."""
     draws = 4000
     units = [Unit(str(i), [f"x{i} y{i}"]) for i in range(draws)]
     words = {word for u in units for word in u.texts[0].split()}
     one = selection_plan("elimination", 6.0, 0.05, 1, declared_units=19)
     assert isinstance(one, Weighted)
-    event = replace(one.what, items_per_unit=1)
+    event = replace(one.mechanism, items_per_unit=1)
 
     def released(event: NoisedWeights) -> int:
         plan = claiming_nothing(event, draws)
@@ -198,8 +198,8 @@ def test_a_phrase_of_one_unit_comes_out_as_often_as_the_coin_says() -> None:
     assert binom.sf(released(lower) - 1, draws, event.coin) < 1e-6
 
 
-def test_a_phrase_of_one_unit_does_not_come_out_of_a_calibrated_plan() -> None:
-    """At δ = 1e-9 none of a thousand lone phrases passes; what all hold does."""
+def test_calibrated_plan_does_not_release_phrase_of_one_unit() -> None:
+    """At δ = 1e-9 none of a thousand unique phrases is released, but the common one is."""
     plan = calibrate(4.0, 1e-9, (2, 3), 20, declared_units=1000)
     units = [Unit(str(i), [f"every one says this x{i} y{i} z{i}"]) for i in range(1000)]
     words = {word for u in units for word in u.texts[0].split()}
@@ -209,7 +209,7 @@ def test_a_phrase_of_one_unit_does_not_come_out_of_a_calibrated_plan() -> None:
     assert all(abs(n - 1000) < 150 for counts in out.values() for n in counts.values())
 
 
-def test_rounds_draw_noise_of_their_own() -> None:
+def test_rounds_draw_independent_noise() -> None:
     units = [Unit(str(i), ["a b a b a b"]) for i in range(900)]
     plan = calibrate(0.25, 1e-4, (2, 3, 4), 2, declared_units=1000, mechanism="gaussian")
     out = release_phrases(gather(units), plan, WORDS, SEED, b"x")
@@ -221,7 +221,7 @@ def test_rounds_draw_noise_of_their_own() -> None:
     "text",
     ["", " \n\t ", "a\x00b\x1b[31m", "w" * 10_000, "\ud800 a b", "a\u2028b\u00a0c", "[CLS] [MASK]"],
 )
-def test_hostile_text_is_text(text: str) -> None:
+def test_special_characters_in_text_are_ordinary_text(text: str) -> None:
     units = [Unit(str(i), [text, "a b c"]) for i in range(40)]
     out = release_phrases(gather(units), exact((2, 3), 5, 20), WORDS, SEED, b"x")
     assert {"a b", "b c"} <= set(out[2]) <= {"a b", "b c", "c d"}

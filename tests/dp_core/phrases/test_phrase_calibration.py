@@ -1,4 +1,4 @@
-"""All rounds together are charged at most what was asked for, and not much less."""
+"""All rounds together are charged at most the target ε, and not much less."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from dp_core.config.privacy import MechanismName
 from dp_core.errors import BadInput, PlanError
-from dp_core.phrases.calibration import PhrasePlan, calibrate
+from dp_core.phrases.phrase_calibration import PhrasePlan, calibrate
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_epsilon
 from dp_core.privacy.mechanisms import (
@@ -33,7 +33,7 @@ from dp_core.privacy.mechanisms import (
         (4.0, 1e-6, (3, 5), 100, "gaussian"),
     ],
 )
-def test_the_charge_is_at_most_the_wish_and_close_to_it(
+def test_charged_epsilon_is_close_to_the_target_and_not_above(
     epsilon: float, delta: float, lengths: tuple[int, ...], n: int, mechanism: MechanismName
 ) -> None:
     plan = calibrate(
@@ -47,15 +47,15 @@ def test_the_charge_is_at_most_the_wish_and_close_to_it(
     )
     charged = epsilon_pld(plan.event(), delta)
     assert 0.99 * epsilon <= charged <= epsilon
-    # as the composition of its rounds, each a selection of its own
+    # equals the composition of its rounds, each a separate selection
     one = plan.each_round.event()
     assert isinstance(one, NoisedWeights | ThresholdedHistogram)
     assert charged == pytest.approx(epsilon_pld(compose(*[one] * len(lengths)), delta), rel=1e-9)
-    # and no less than the Gaussian that weights of shared phrases alone are
+    # and is at least the ε of the Gaussian on weights of shared phrases
     assert charged >= 0.999 * gaussian_epsilon(delta, math.sqrt(len(lengths)) * one.mu)
 
 
-def test_a_plan_that_does_not_earn_what_it_claims_is_refused() -> None:
+def test_plan_that_claims_too_much_is_refused() -> None:
     plan = calibrate(2.0, 1e-6, (2, 3), 50, declared_units=5000)
     with pytest.raises(PlanError, match=r"not 1\.9"):
         replace(plan, epsilon=1.9)
@@ -65,14 +65,14 @@ def test_a_plan_that_does_not_earn_what_it_claims_is_refused() -> None:
         calibrate(2.0, 1e-6, (2, 3), 50, declared_units=10_000_000)
 
 
-def test_a_target_out_of_range_is_refused() -> None:
+def test_target_out_of_range_is_refused() -> None:
     with pytest.raises(BadInput):
         calibrate(0.0, 1e-6, (2,), 50, declared_units=5000)
     with pytest.raises(BadInput, match="not calibrated"):
         calibrate(2.0, 1e-6, (2,), 50, declared_units=5000, mechanism="paper")
 
 
-def test_the_event_is_all_rounds_in_json_words_and_order() -> None:
+def test_event_contains_all_rounds_in_order() -> None:
     plan = calibrate(4.0, 1e-6, (3, 5), 30, unit=PrivacyUnit.PATIENT, declared_units=5000)
     event = plan.event()
     assert MechanismEvent.from_json(event.to_json()) == event
@@ -86,7 +86,7 @@ def test_the_event_is_all_rounds_in_json_words_and_order() -> None:
     assert zeroed is not None and epsilon_pld(zeroed, 1e-6) == epsilon_pld(event, 1e-6)
 
 
-def test_rounds_that_protect_unlike_things_are_refused() -> None:
+def test_rounds_with_different_units_are_refused() -> None:
     one = ThresholdedHistogram(3, 9.0, 30, unit=PrivacyUnit.PATIENT)
     other = ThresholdedHistogram(3, 9.0, 30, unit=PrivacyUnit.DOCUMENT)
     for rounds, lengths in (((one, other), (2, 3)), ((one,), (2, 3)), ((), ()), ((one,), (1,))):
@@ -94,7 +94,7 @@ def test_rounds_that_protect_unlike_things_are_refused() -> None:
             PhraseRounds(rounds, lengths, unit=PrivacyUnit.PATIENT)
 
 
-def test_a_plan_is_of_one_mechanism_for_all_rounds() -> None:
+def test_all_rounds_have_the_same_mechanism() -> None:
     plan = calibrate(4.0, 1e-6, (2, 3, 5), 30, declared_units=5000)
     assert plan.event().rounds == (plan.each_round.event(),) * 3
     assert plan == PhrasePlan((2, 3, 5), plan.each_round, 4.0, 1e-6)

@@ -1,4 +1,4 @@
-"""Text from released phrases, and from nothing else."""
+"""Text generated only from released phrases."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ PHRASES = {
 }
 
 
-def test_every_word_and_pair_is_of_a_released_phrase_or_begins_one() -> None:
+def test_written_pairs_of_words_are_released_or_begin_a_phrase() -> None:
     model = BackOffModel(PHRASES)
     pairs = {("the", "chest"), ("chest", "was"), ("was", "clear"), ("clear", ".")}
     starts = {phrase.split()[0] for counts in PHRASES.values() for phrase in counts}
@@ -30,7 +30,7 @@ def test_every_word_and_pair_is_of_a_released_phrase_or_begins_one() -> None:
             assert (one, two) in pairs or two in starts
 
 
-def test_what_was_released_more_often_is_written_more_often() -> None:
+def test_more_frequent_phrases_are_written_more_often() -> None:
     model = BackOffModel({2: {"a b": 900, "a c": 100, "b a": 500, "c a": 500}})
     text = model.write(20_000, Random(3))
     after_a = [two for one, two in itertools.pairwise(text) if one == "a"]
@@ -45,32 +45,32 @@ def continuations(model: BackOffModel, *context: str) -> Counter[str]:
     )
 
 
-def test_a_context_is_left_as_often_as_its_counts_do_not_explain_what_follows() -> None:
+def test_model_backs_off_with_the_share_that_counts_do_not_explain() -> None:
     pairs = {"x a": 80, "a b": 1000, "b x": 100, "c x": 100, "d x": 100}
     all_explained = continuations(BackOffModel({2: pairs, 3: {"x a c": 80}}), "x", "a")
-    assert all_explained["c"] / all_explained.total() > 0.95  # but for a least chance, by triples
+    assert all_explained["c"] / all_explained.total() > 0.95  # except for the least back-off
     half = continuations(BackOffModel({2: pairs, 3: {"x a c": 20, "x a d": 20}}), "x", "a")
     assert (half["c"] + half["d"]) / half.total() == pytest.approx(0.5, abs=0.05)
-    assert half["b"] / half.total() == pytest.approx(0.5, abs=0.05)  # else by pairs
+    assert half["b"] / half.total() == pytest.approx(0.5, abs=0.05)  # the rest by pairs
 
 
-def test_a_context_that_was_not_released_is_held_to_its_rarest_part() -> None:
+def test_unreleased_context_is_bounded_by_its_rarest_part() -> None:
     phrases = {
         2: {"w x": 90, "x y": 90, "y z": 40, "z e": 40, "z f": 40, "e w": 90, "f w": 90},
         5: {"w x y z e": 10},
     }
     after = continuations(BackOffModel(phrases), "w", "x", "y", "z")
-    # Of at most 40 units with "y z" 10 went on with e; else e and f are as likely.
+    # Of at most 40 units with "y z", 10 continued with e; otherwise e and f are equally likely.
     assert after["e"] / after.total() == pytest.approx(0.25 + 0.75 / 2, abs=0.06)
 
 
-def test_a_released_word_is_written_by_itself() -> None:
+def test_released_word_is_written_as_phrase_of_one_word() -> None:
     phrases = {1: {"alone": 500}, 2: {"a b": 10, "b c": 10}}
     text = BackOffModel(phrases).write(2000, Random(1))
     assert text.count("alone") > 500 and {"a", "b", "c"} < set(text)
 
 
-def test_documents_follow_from_phrases_and_a_public_seed() -> None:
+def test_documents_are_determined_by_phrases_and_public_seed() -> None:
     one = list(write_documents(PHRASES, 5, 40, 1))
     backwards = {n: dict(reversed(c.items())) for n, c in reversed(PHRASES.items())}
     assert one == list(write_documents(backwards, 5, 40, 1))
@@ -82,14 +82,14 @@ def test_documents_follow_from_phrases_and_a_public_seed() -> None:
     assert all(d.patient_id == "" for d in one)
 
 
-def test_nothing_released_is_nothing_to_write() -> None:
+def test_writing_text_without_released_phrases_is_refused() -> None:
     with pytest.raises(BadInput, match="no phrase was released"):
         BackOffModel({2: {}, 3: {}})
-    with pytest.raises(BadInput, match="no phrase was released"):  # words alone are no text
+    with pytest.raises(BadInput, match="no phrase was released"):  # single words are not enough
         BackOffModel({1: {"alone": 5}, 2: {}})
 
 
-def test_counts_that_noise_made_small_are_still_drawn() -> None:
+def test_phrases_with_negative_counts_are_still_written() -> None:
     assert BackOffModel({2: {"a b": -3}}).write(4, Random(0)) == ["a", "b", "a", "b"]
 
 
@@ -97,7 +97,7 @@ PUBLIC = [Document(f"{n}", "", " ".join(["word"] * 10)) for n in range(400)]
 
 
 @pytest.mark.parametrize("times", [0.25, 1.0, 2.5])
-def test_public_documents_have_the_words_asked_for_and_none_is_favoured(times: float) -> None:
+def test_public_documents_have_the_wanted_number_of_words_and_equal_shares(times: float) -> None:
     drawn = list(draw_public_documents(lambda: PUBLIC, times * 4000, 1))
     words = sum(len(d.text.split()) for d in drawn)
     assert words == pytest.approx(times * 4000, abs=5 * 10 * (400 * 0.25) ** 0.5)  # 5 deviations

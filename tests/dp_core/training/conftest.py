@@ -1,4 +1,4 @@
-"""Two logical devices, from before TensorFlow starts; a small token store; a small plan."""
+"""Two logical devices, set before TensorFlow starts; a small token store; a small plan."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ from dp_core.training.devices import configure
 from dp_core.training.loop import PrivateUpdates, UpdateRule, pretrain
 
 configure("mock-tpu:2")
-tf.config.experimental.enable_op_determinism()  # as `train` does, for the whole process
+tf.config.experimental.enable_op_determinism()  # as in `train`, for the whole process
 
 WORDS, LENGTH, UNITS = 40, 12, 24
 
 
 @pytest.fixture(scope="session")
 def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
-    """24 units of 1 to 4 rows, in a language of pairs: an even word is followed by its odd one."""
+    """24 units of 1 to 4 rows, in a language of pairs: an odd word follows its even word."""
     rng = np.random.default_rng(0)
     writer = TokenStoreWriter(tmp_path_factory.mktemp("store"), LENGTH, WORDS)
     for unit in range(UNITS):

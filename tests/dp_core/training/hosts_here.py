@@ -1,4 +1,4 @@
-"""Hosts of a training in this process, which pickles all that a host receives, as Ray does."""
+"""Hosts of a training in this process; as in Ray, they receive everything by pickles."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ STORES: dict[str, TokenStore] = {}
 
 
 class OpenStore:
-    """Opens one of `STORES` by name: a store of the tests does not travel."""
+    """Opens one of `STORES` by name, because stores of the tests are not pickled."""
 
     def __init__(self, name: str = "store") -> None:
         self.name = name
@@ -25,13 +25,13 @@ class OpenStore:
 
 
 class HostsHere:
-    """Computes hosts one after the other; keeps what each was sent."""
+    """Computes hosts sequentially and keeps everything that was sent to them."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.sent: list[bytes] = []
         self._functions: list[HostFunction] = []
-        self.broken: dict[int, int] = {}  # host -> number of its next calls that are lost half-way
+        self.broken: dict[int, int] = {}  # host -> number of calls that are lost half-way
 
     def start(self, made: Sequence[Callable[[], HostFunction]]) -> None:
         self._made = [self._travels(function) for function in made]
@@ -40,7 +40,7 @@ class HostsHere:
     def call(self, shared: Any, arguments: Sequence[Any]) -> Iterator[Any]:
         for number, argument in enumerate(arguments):
             received = self._travels((shared, argument))
-            while self.broken.get(number, 0):  # the call runs again on a host that has begun it
+            while self.broken.get(number, 0):  # the call is repeated on a host that has begun it
                 self.broken[number] -= 1
                 half = np.array(received[1])
                 half[len(half) // 2 :] = 0

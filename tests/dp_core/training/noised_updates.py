@@ -1,4 +1,4 @@
-"""What tests of noised updates look with: the gradient that reaches an optimizer, and its law."""
+"""Tools for tests of noised updates: the gradient that reaches an optimizer, and its law."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from scipy import stats
 
 from dp_core.training.trainer import AdamW
 
-ALPHA = 1e-7  # a right σ is rejected this rarely
+ALPHA = 1e-7  # probability of rejecting a right σ
 
 
 class Recorder(AdamW):
-    """An optimizer that replaces the weights by the gradient it is given."""
+    """An optimizer that replaces the weights by its gradient."""
 
     def apply(self, name, weight, mean, square, gradient, learning_rate, step, loudness):
         weight.assign(gradient)
@@ -29,7 +29,7 @@ def flat(arrays: Mapping[str, Any]) -> NDArray[np.float64]:
 def assert_gaussian(
     sample: NDArray[np.float64], deviation: float, wrong: Sequence[float] = (2 / 3, 3 / 2)
 ) -> None:
-    """Accept N(0, deviation²), and reject it at that many times the deviation."""
+    """Accept N(0, deviation²), and reject the given multiples of the deviation."""
 
     def p_value(stddev: float) -> float:
         below = stats.chi2.cdf(np.square(sample / stddev).sum(), len(sample))

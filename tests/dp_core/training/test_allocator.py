@@ -1,4 +1,4 @@
-"""Freed memory stays with the process, where the C library can be told so."""
+"""Freed memory stays with the process if the C library supports it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ print(resident() - before)
 
 
 @pytest.mark.skipif(not keep_freed_memory(), reason="no glibc here")
-def test_memory_is_kept_only_if_asked_for():
+def test_freed_memory_is_kept_only_on_request():
     kept, returned = (
         int(
             subprocess.run(
@@ -41,6 +41,6 @@ def test_memory_is_kept_only_if_asked_for():
     assert returned < 10
 
 
-def test_elsewhere_it_says_that_it_did_nothing(monkeypatch):
+def test_other_platforms_report_that_memory_is_not_kept(monkeypatch):
     monkeypatch.setattr(sys, "platform", "darwin")
     assert not keep_freed_memory()

@@ -1,4 +1,4 @@
-"""Averages of the iterates: by hand, on any device, through every stop, and as what is released."""
+"""Averages of the iterates: by hand, on several devices, after stops, and in the release."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def averaging(kind, share):
 
 
 def average_of(config, iterates, start):
-    """The average in float64, by its recursion."""
+    """Return the average in float64 by its recursion."""
     average = start
     for t, weights in enumerate(iterates):
         newest = config.newest_share(t, len(iterates))
@@ -29,7 +29,7 @@ def average_of(config, iterates, start):
     return average
 
 
-def test_the_exponential_average_is_warm_started():
+def test_exponential_average_has_a_warm_start():
     """De et al. 2022: a ← d·a + (1 − d)·w with d = min(decay, (1 + t)/(10 + t)) after t updates."""
     config = averaging("exponential", 0.05)
     shares = [config.newest_share(step, 1000) for step in range(1000)]
@@ -39,7 +39,7 @@ def test_the_exponential_average_is_warm_started():
     assert shares[-1] == pytest.approx(0.02)
 
 
-def test_the_tail_is_the_plain_mean_of_the_last_iterates():
+def test_tail_average_is_the_mean_of_the_last_iterates():
     iterates = np.random.default_rng(0).standard_normal((20, 3))
     for share, last in ((0.25, 5), (1.0, 20), (0.001, 1)):
         found = average_of(averaging("tail", share), iterates, np.full(3, 1e3))
@@ -54,7 +54,7 @@ def test_impossible_averages_are_refused(field, value):
 
 
 @pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
-def test_the_trainer_averages_the_weights_after_each_update(config, device):
+def test_trainer_averages_the_weights_after_each_update(config, device):
     rng = np.random.default_rng(0)
     start = fresh(config, 0).parameters
     trainer = Trainer(
@@ -72,7 +72,7 @@ def test_the_trainer_averages_the_weights_after_each_update(config, device):
     assert np.abs(trainer.released()[name] - trainer.weights()[name]).max() > 1e-3
 
 
-def test_without_an_average_the_weights_are_released(config):
+def test_training_without_average_releases_the_weights(config):
     trainer = Trainer(
         strategy_for("cpu"), config, fresh(config, 0).parameters, AdamW(0.9, 0.98, 0.01), None
     )
@@ -82,7 +82,7 @@ def test_without_an_average_the_weights_are_released(config):
 
 
 @pytest.mark.parametrize("kind", ["exponential", "tail"])
-def test_what_is_released_and_evaluated_is_the_average_of_the_iterates(
+def test_average_of_iterates_is_released_and_evaluated(
     train, plan_of, config_of, config, kind, folder
 ):
     averaged = config_of(averaging=kind, average_share=0.6, keep_checkpoints=9, checkpoint_every=1)
@@ -99,8 +99,10 @@ def test_what_is_released_and_evaluated_is_the_average_of_the_iterates(
         np.testing.assert_allclose(model.parameters[name], np.mean(iterates[2:], 0), atol=1e-6)
 
 
-def test_stopped_after_every_update_it_ends_in_the_same_bits(train, plan_of, config_of, tmp_path):
-    """With a learned clip norm and the noise's variance taken off: all of it is state."""
+def test_averaging_stopped_after_every_update_ends_in_the_same_bits(
+    train, plan_of, config_of, tmp_path
+):
+    """With a learned clip norm and noise correction, which are part of the state."""
     plan = plan_of(steps=3, adaptive=AdaptiveClipping(0.5, 2.0, 0.5))
     settings = {"averaging": "exponential", "average_share": 0.9, "noise_floor": 0.5}
     whole = train(plan, config=config_of(**settings), checkpoints=LocalFolder(tmp_path / "whole"))
@@ -112,7 +114,7 @@ def test_stopped_after_every_update_it_ends_in_the_same_bits(train, plan_of, con
         np.testing.assert_array_equal(stopped.parameters[name], value)
 
 
-def test_an_average_is_part_of_what_a_run_is(config_of):
+def test_averaging_is_part_of_a_runs_identity(config_of):
     usual = config_of().identity()
     for change in ({"averaging": "tail"}, {"average_share": 0.5}, {"noise_floor": 0.1}):
         assert config_of(**change).identity() != usual

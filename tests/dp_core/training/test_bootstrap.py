@@ -1,4 +1,4 @@
-"""Means of F1 over seeds and folds, their intervals, and paired differences, by hand figures."""
+"""Means of F1 over seeds and folds, their intervals, and paired differences."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import pytest
 
 from dp_core.training.bootstrap import Replicate, f1_difference, mean_f1, mean_over_seeds
 
-RIGHT, WRONG = (1, 1, 1), (0, 1, 1)  # one entity a document: F1 is the share of right ones
+RIGHT, WRONG = (1, 1, 1), (0, 1, 1)  # one entity per document: F1 is the share of right ones
 
 
 def replicate(seed: str, fold: int, right: int, of: int) -> Replicate:
@@ -20,7 +20,7 @@ def replicate(seed: str, fold: int, right: int, of: int) -> Replicate:
     return Replicate(seed, fold, counts)
 
 
-def test_mean_and_deviations_are_those_of_a_hand_computed_table() -> None:
+def test_mean_and_deviations_equal_a_hand_computed_table() -> None:
     # seed a: folds 0.8, 0.6; seed b: folds 0.7, 0.3
     table = [("a", 0, 8), ("a", 1, 6), ("b", 0, 7), ("b", 1, 3)]
     found = mean_f1([replicate(seed, fold, right, 10) for seed, fold, right in table])
@@ -30,21 +30,21 @@ def test_mean_and_deviations_are_those_of_a_hand_computed_table() -> None:
     assert found.fold_deviation == pytest.approx(statistics.stdev([0.75, 0.45]))
 
 
-def test_f1_is_of_all_entities_of_a_fold_and_not_a_mean_over_documents() -> None:
+def test_f1_counts_all_entities_of_a_fold() -> None:
     counts = {"long": (9, 10, 12), "short": (0, 2, 1), "empty": (0, 0, 0)}
     found = mean_f1([Replicate("a", 0, counts)])
     assert found.mean == pytest.approx(2 * 9 / (12 + 13))
     assert (found.seed_deviation, found.fold_deviation) == (None, None)
-    assert found.interval is None  # three documents say next to nothing
+    assert found.interval is None  # three documents are too few
 
 
-def test_the_interval_of_one_model_is_that_of_a_share() -> None:
+def test_interval_of_one_model_is_the_interval_of_a_share() -> None:
     low, high = mean_f1([replicate("a", 0, 280, 400)]).interval or (0.0, 0.0)
     assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(0.7 * 0.3 / 400), rel=0.1)
     assert (high + low) / 2 == pytest.approx(0.7, abs=0.01)
 
 
-def test_seeds_that_differ_widen_the_interval_and_equal_ones_do_not() -> None:
+def test_only_differing_seeds_widen_the_interval() -> None:
     def width(*right: int) -> float:
         every = [replicate(str(seed), 0, n, 400) for seed, n in enumerate(right)]
         low, high = mean_f1(every).interval or (0.0, 0.0)
@@ -55,7 +55,7 @@ def test_seeds_that_differ_widen_the_interval_and_equal_ones_do_not() -> None:
 
 
 def test_fine_tunings_of_one_model_are_drawn_together() -> None:
-    """Two models of which the second is better, fine-tuned ten times each to the same end."""
+    """The second of two models is better; each is fine-tuned ten times with the same result."""
     every = [replicate(f"{n} {i}", 0, n, 400) for n in (200, 360) for i in range(10)]
     loose, of_two = mean_f1(every), mean_f1([replace(r, start=r.seed.split()[0]) for r in every])
     assert loose.mean == pytest.approx(of_two.mean) == pytest.approx(0.7)
@@ -66,20 +66,20 @@ def test_fine_tunings_of_one_model_are_drawn_together() -> None:
 
 
 @pytest.mark.parametrize("left", [[], [("a", 0), ("a", 1), ("b", 0)], [("a", 0), ("a", 0)]])
-def test_what_is_no_whole_table_has_no_mean(left: list[tuple[str, int]]) -> None:
+def test_incomplete_table_of_replicates_is_refused(left: list[tuple[str, int]]) -> None:
     with pytest.raises(ValueError, match="each seed and fold"):
         mean_f1([replicate(seed, fold, 5, 10) for seed, fold in left])
 
 
-def test_a_model_does_not_differ_from_itself() -> None:
+def test_difference_of_a_model_from_itself_is_zero() -> None:
     same = [replicate("a", fold, 15, 30) for fold in (0, 1)]
     found = f1_difference(same, same)
     assert found is not None
     assert (found.value, found.interval, found.p_value) == (0.0, (0.0, 0.0), 1.0)
 
 
-def test_a_difference_is_paired_by_document_and_has_a_sign() -> None:
-    """The better one is right wherever the other is: only what is between them varies."""
+def test_difference_is_paired_by_document_and_signed() -> None:
+    """The better model is right wherever the other is, so only the difference varies."""
     worse, better = [replicate("a", 0, 200, 400)], [replicate("a", 0, 220, 400)]
     found, back = f1_difference(worse, better), f1_difference(better, worse)
     assert found is not None and back is not None
@@ -89,8 +89,8 @@ def test_a_difference_is_paired_by_document_and_has_a_sign() -> None:
     assert found.p_value == pytest.approx(back.p_value) and found.p_value < 0.01
 
 
-def test_a_p_value_is_two_sided() -> None:
-    """Of 400 documents the one is right on 30 where the other is not, and wrong on 18: z = 1.74."""
+def test_p_value_is_two_sided() -> None:
+    """Of 400 documents only one model is right on 30, and only the other on 18: z = 1.74."""
     pairs = [(True, False)] * 18 + [(False, True)] * 30 + [(True, True)] * 352
     models = [
         [Replicate("a", 0, {str(i): RIGHT if p[side] else WRONG for i, p in enumerate(pairs)})]
@@ -102,7 +102,7 @@ def test_a_p_value_is_two_sided() -> None:
     assert found.p_value == pytest.approx(2 * statistics.NormalDist().cdf(-z), rel=0.25)
 
 
-def test_a_p_value_is_rarely_small_without_a_difference() -> None:
+def test_p_value_is_rarely_small_without_a_difference() -> None:
     drawn = np.random.default_rng(1)
     small = 0
     for _ in range(200):
@@ -126,7 +126,7 @@ def test_models_tested_on_other_documents_or_folds_cannot_be_compared() -> None:
     assert f1_difference(few, few) is None
 
 
-def test_an_interval_over_few_seeds_holds_the_mean_as_often_as_it_says() -> None:
+def test_interval_over_few_seeds_covers_the_mean_at_its_level() -> None:
     found = mean_over_seeds([310.0, 330.0, 350.0])
     assert (found.mean, found.seeds, found.folds, found.seed_deviation) == (330.0, 3, 1, 20.0)
     assert found.interval == pytest.approx((330 - 49.683, 330 + 49.683), abs=1e-3)

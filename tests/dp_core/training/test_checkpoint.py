@@ -1,4 +1,4 @@
-"""Checkpoints: newest whole one, others refused, nothing lost when the disk is full."""
+"""Checkpoints: the newest intact one, refusal of others, and full disks."""
 
 from __future__ import annotations
 
@@ -28,18 +28,18 @@ def kept_in(folder, run="run", keep=2):
     return Checkpoints(LocalFolder(folder), run, keep)
 
 
-def test_the_newest_is_read_and_the_last_ones_are_kept(folder):
+def test_newest_checkpoint_is_read_and_the_last_ones_are_kept(folder):
     kept = kept_in(folder, keep=3)
     assert kept.latest() is None
     for update in (1, 2, 3, 10):
         kept.save(at(update))
     assert kept.latest().update == 10
     np.testing.assert_array_equal(kept.latest().arrays["w"], at(10).arrays["w"])
-    assert kept.latest().arrays["c"][0] == 0.1  # float64 comes back whole
+    assert kept.latest().arrays["c"][0] == 0.1  # float64 keeps its precision
     assert sorted(p.name for p in folder.iterdir()) == [NAMES[2], NAMES[3], NAMES[10]]
 
 
-def test_only_the_owner_can_read_them(folder):
+def test_checkpoints_are_readable_only_by_their_owner(folder):
     umask = os.umask(0)
     try:
         kept_in(folder).save(at(1))
@@ -50,7 +50,7 @@ def test_only_the_owner_can_read_them(folder):
 
 
 @pytest.mark.parametrize("damage", ["flip", "cut", "empty", "header", "other update"])
-def test_a_damaged_newest_is_named_and_the_one_before_is_used(folder, damage, caplog):
+def test_damaged_checkpoint_is_logged_and_the_previous_one_is_used(folder, damage, caplog):
     kept = kept_in(folder)
     kept.save(at(1))
     kept.save(at(2))
@@ -66,7 +66,7 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(folder, damage, ca
         case "header":
             newest.write_bytes(content.replace(b'"run":"run"', b'"run":"ram"'))
         case "other update":
-            (folder / NAMES[1]).rename(folder / NAMES[0])  # under a name that is not its own
+            (folder / NAMES[1]).rename(folder / NAMES[0])  # under a wrong name
             (folder / NAMES[0]).replace(newest)
             kept.save(at(1))
             newest.write_bytes((folder / NAMES[1]).read_bytes())
@@ -77,16 +77,16 @@ def test_a_damaged_newest_is_named_and_the_one_before_is_used(folder, damage, ca
     assert "\n" not in record.getMessage()
 
 
-def test_going_on_after_damage_keeps_the_good_ones(folder):
+def test_continuing_after_damage_keeps_intact_checkpoints(folder):
     kept = kept_in(folder)
     for update in (1, 2, 9):
         kept.save(at(update))
     (folder / NAMES[9]).write_bytes(b"torn")
-    kept.save(at(3))  # after going on from 2
+    kept.save(at(3))  # after continuing from 2
     assert sorted(p.name for p in folder.iterdir()) == [NAMES[2], NAMES[3]]
 
 
-def test_what_a_killed_run_left_does_not_count(folder):
+def test_partial_files_of_a_killed_run_are_ignored(folder):
     kept = kept_in(folder)
     kept.save(at(1))
     (folder / ".partial").mkdir()
@@ -97,7 +97,7 @@ def test_what_a_killed_run_left_does_not_count(folder):
     assert not (folder / ".partial").exists()
 
 
-def test_another_runs_checkpoint_is_refused(folder):
+def test_checkpoint_of_another_run_is_refused(folder):
     kept_in(folder, run_digest(b"manifest", 1)).save(at(1))
     with pytest.raises(BadInput, match="belongs to another run"):
         kept_in(folder, run_digest(b"manifesto", 1)).latest()
@@ -138,15 +138,15 @@ def write_two(*arguments):
     return done.stdout.splitlines()
 
 
-def test_a_disk_that_takes_no_more_is_one_clear_line_and_keeps_the_last_good_one(folder):
-    """A real refusal by the system, in the middle of a file."""
+def test_failed_write_is_one_line_and_keeps_the_last_checkpoint(folder):
+    """The system refuses a write in the middle of a file."""
     line, latest = write_two(folder, 100_000)
     assert line.startswith(f"{folder}: checkpoint not written: File too large.")
     assert latest == "1"
     assert [p.name for p in folder.iterdir()] == [NAMES[1]]
 
 
-def test_a_full_disk_is_one_clear_line(tmp_path):
+def test_full_disk_is_reported_in_one_line(tmp_path):
     disk = tmp_path / "disk"
     disk.mkdir()
     mounted = subprocess.run(
@@ -162,19 +162,19 @@ def test_a_full_disk_is_one_clear_line(tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
-def test_a_place_that_cannot_be_made_is_one_clear_line(tmp_path):
+def test_place_that_cannot_be_created_is_reported_in_one_line(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfideError, match="checkpoint not written: Not a directory"):
         kept_in(tmp_path / "file" / "checkpoints").save(at(1))
 
 
-def test_a_place_that_cannot_be_read_is_no_reason_to_begin_anew(tmp_path):
+def test_unreadable_place_does_not_restart_the_training(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfideError, match="checkpoints cannot be read: Not a directory"):
         kept_in(tmp_path / "file").latest()
 
 
-def test_the_header_says_what_it_is(folder):
+def test_header_contains_update_run_and_digest(folder):
     kept_in(folder).save(at(7))
     content = (folder / NAMES[7]).read_bytes()
     header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])

@@ -1,4 +1,4 @@
-"""Classes of texts and pairs: learned with privacy and without, repeated, exported, refused."""
+"""Classes of texts and pairs: learned with and without privacy, deterministic, exported."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ HEAD = ClassHead(LABELS)
 
 
 def texts(n: int, seed: int) -> list[LabelledText]:
-    """Pairs: ill if the SECOND text speaks of fever, whatever the first one says."""
+    """Pairs: ill if the SECOND text mentions fever, for any first text."""
     rng = np.random.default_rng(seed)
     out = []
     for _ in range(n):
@@ -67,8 +67,8 @@ def run(start, tokenizer, tmp_path):
             "checkpoints": LocalFolder(tmp_path / name),
         }
         if not private:
-            own = {"epochs": updates // 3, "batch_size": 40, "seed": 1}
-            return finetune(start, train, tokenizer, **(settings | own | changes))
+            arguments = {"epochs": updates // 3, "batch_size": 40, "seed": 1}
+            return finetune(start, train, tokenizer, **(settings | arguments | changes))
         plan = ExecutionPlan.poisson(
             unit="document",
             declared_units=120,
@@ -78,18 +78,18 @@ def run(start, tokenizer, tmp_path):
             clip_norm=1.0,
             delta=1e-4,
         )
-        own = {
+        arguments = {
             "units": [str(i) for i in range(len(train))],
             "updates": PrivateUpdates(plan, PrivacySeed.fixed(3), b"m"),
             "init_seed": 1,
         }
-        return finetune_privately(start, train, tokenizer, **(settings | own | changes))
+        return finetune_privately(start, train, tokenizer, **(settings | arguments | changes))
 
     return run
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_it_learns_which_text_of_a_pair_says_what(run, tokenizer, tmp_path, private):
+def test_fine_tuning_learns_the_order_of_a_pair(run, tokenizer, tmp_path, private):
     model = run(private=private)
     test = texts(60, 1)
     assert len({t.label for t in test}) == 2
@@ -97,22 +97,24 @@ def test_it_learns_which_text_of_a_pair_says_what(run, tokenizer, tmp_path, priv
     right = np.mean([g == t.label for g, t in zip(guesses, test, strict=True)])
     usual = max(np.mean([t.label == label for t in test]) for label in LABELS)
     assert right > 0.9 > usual + 0.1
-    save(model, tmp_path / "saved")  # and as what `transformers` reads
+    save(model, tmp_path / "saved")  # in the format of `transformers`
     read = load(tmp_path / "saved")
     assert read.labels == LABELS
     assert classes_of(read, test, tokenizer, max_length=4 * LENGTH) == guesses
 
 
-def test_under_much_noise_it_matters_little_what_the_classes_were(run, start):
+def test_with_much_noise_the_model_hardly_depends_on_the_classes(run, start):
     wrong = [LabelledText(t.first, t.second, "well") for t in texts(120, 0)]
     settings = {"noise": 1000.0, "updates": 2}
     right, other = run("right", **settings), run("wrong", wrong, **settings)
     begun = HEAD.begin(start, 1)
-    first, told, untold = (m.parameters["classifier/kernel"] for m in (begun, right, other))
-    assert np.abs(told - untold).max() < 0.1 * np.abs(told - first).max()
+    first, true_labels, other_labels = (
+        m.parameters["classifier/kernel"] for m in (begun, right, other)
+    )
+    assert np.abs(true_labels - other_labels).max() < 0.1 * np.abs(true_labels - first).max()
 
 
-def test_a_row_is_cut_to_its_length_from_the_longer_text(tokenizer):
+def test_longer_text_of_a_pair_is_shortened_first(tokenizer):
     for first, second in ((1, 20), (20, 1), (20, 20), (2, 3), (20, 0)):
         text = LabelledText(" ".join(["pain"] * first), " ".join(["fever"] * second), "ill")
         (row,) = HEAD.rows([text], tokenizer, LENGTH)
@@ -127,12 +129,12 @@ def test_a_row_is_cut_to_its_length_from_the_longer_text(tokenizer):
         assert row.second == (pieces.index("[SEP]") + 1 if second else 0)
 
 
-def test_special_tokens_written_in_text_are_text(tokenizer):
+def test_special_tokens_in_text_are_ordinary_text(tokenizer):
     (row,) = HEAD.rows([LabelledText("[SEP] pain [MASK]")], tokenizer, LENGTH)
     assert not {tokenizer.token_to_id(t) for t in ("[SEP]", "[MASK]")} & set(row.ids[1:-1])
 
 
-def test_rows_stand_by_unit_and_a_class_that_was_not_told_teaches_nothing(tokenizer):
+def test_rows_are_sorted_by_unit_and_unlisted_classes_teach_nothing(tokenizer):
     train = [LabelledText("pain", "", label) for label in ("well", "secret", "ill")]
     rows = HEAD.rows(train, tokenizer, LENGTH)
     store, objective = labelled_units(
@@ -147,18 +149,18 @@ def test_rows_stand_by_unit_and_a_class_that_was_not_told_teaches_nothing(tokeni
     made = objective.examples(store, np.arange(3), np.zeros(3, np.uint64))
     assert made.weights.ravel().tolist() == [0, 1, 1]  # unit a: secret, ill; unit b: well
     assert made.labels.ravel().tolist() == [0, 0, 1]
-    assert made.input_ids.shape == (3, 16)  # of `max_length`, not of the longest text
+    assert made.input_ids.shape == (3, 16)  # `max_length`, not the longest text
 
 
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"units": ["a"]}, "one unit for each text"),
+        ({"units": ["a"]}, "the numbers of units and texts differ"),
         ({"max_length": 13}, "max_length"),
         ({"private": False, "train": []}, "no texts"),
     ],
 )
-def test_what_does_not_fit_is_refused(run, changes, words):
+def test_inconsistent_arguments_are_refused(run, changes, words):
     with pytest.raises(BadInput, match=words):
         run(updates=1, **changes)
 

@@ -1,4 +1,4 @@
-"""The CRF against every path there is: log Z, probabilities, the best tags; and its gradient."""
+"""The CRF against enumeration of all paths: log Z, probabilities, best tags, and gradient."""
 
 from __future__ import annotations
 
@@ -33,12 +33,12 @@ def chain(words: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 @pytest.mark.parametrize("words", [1, 2, 5])
-def test_a_loss_is_that_of_all_paths(words: int) -> None:
+def test_loss_equals_enumeration_of_all_paths(words: int) -> None:
     emissions, transitions = chain(words, words)
     paths = list(itertools.product(range(TAGS), repeat=words))
     scores = np.array([score(emissions, transitions, path) for path in paths])
     log_z = np.log(np.exp(scores - scores.max()).sum()) + scores.max()
-    room = 6  # padding behind the chain, which must not count
+    room = 6  # padding after the chain, which must have no effect
     shown = np.full((len(paths), room, TAGS), 7.0, np.float32)
     shown[:, :words] = emissions
     tags, weights = np.ones((len(paths), room), np.int32), np.zeros((len(paths), room), np.float32)
@@ -53,7 +53,7 @@ def test_a_loss_is_that_of_all_paths(words: int) -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_best_tags_are_those_of_all_allowed_paths(seed: int) -> None:
+def test_best_tags_equal_enumeration_of_allowed_paths(seed: int) -> None:
     rng = np.random.default_rng(seed)
     words = int(rng.integers(1, 6))
     emissions, transitions = chain(words, seed)
@@ -68,8 +68,8 @@ def test_the_best_tags_are_those_of_all_allowed_paths(seed: int) -> None:
     assert tuple(best_tags(emissions, transitions, begins, follows)) == best
 
 
-def test_clipping_knows_the_transitions_of_every_unit() -> None:
-    """Units of several rows, of other lengths, one of padding: against one unit at a time."""
+def test_clipping_includes_gradients_of_transitions_per_unit() -> None:
+    """Units with several rows of different lengths, one of padding, against one unit at a time."""
     rng = np.random.default_rng(0)
     units, rows, length, words = 4, 2, 8, 6
     config = BertConfig(
@@ -111,9 +111,11 @@ def test_clipping_knows_the_transitions_of_every_unit() -> None:
             scale = float(tf.reduce_max(tf.abs(expected)))
             np.testing.assert_allclose(fast.sums[name], expected, atol=3e-4 * scale + 1e-9)
     assert np.abs(whole.sums[TRANSITIONS]).max() > 0.01
-    # The norm is of the transitions too: without them it would be smaller, and clip too little.
+    # The norm includes the transitions: without them it would be too small.
     alone = {TRANSITIONS: parameters[TRANSITIONS]}
     frozen = {n: v for n, v in parameters.items() if n != TRANSITIONS}
-    own = clipped_grad_sum(batch, alone, units, clip, frozen=frozen).norms.numpy()
+    norms_without_transitions = clipped_grad_sum(
+        batch, alone, units, clip, frozen=frozen
+    ).norms.numpy()
     rest = clipped_grad_sum(batch, frozen, units, clip, frozen=alone).norms.numpy()
-    np.testing.assert_allclose(np.hypot(own, rest), whole.norms, rtol=2e-4)
+    np.testing.assert_allclose(np.hypot(norms_without_transitions, rest), whole.norms, rtol=2e-4)

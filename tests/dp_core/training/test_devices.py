@@ -1,4 +1,4 @@
-"""Device names, and what is not there."""
+"""Device names, and absent devices."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from dp_core.errors import BadInput
 from dp_core.training.devices import configure, replicas, single_device, strategy_for
 
 
-def test_replicas_of_a_name():
+def test_number_of_replicas_follows_from_the_device_name():
     assert [replicas(d) for d in ("cpu", "gpu", "mock-tpu:1", "mock-tpu:8")] == [1, 1, 1, 8]
 
 
-def test_mock_devices_are_as_many_as_asked_for():
+def test_number_of_mock_devices_is_as_configured():
     assert strategy_for("mock-tpu:2").num_replicas_in_sync == 2
     assert strategy_for("cpu").num_replicas_in_sync == 1
 
 
 @pytest.mark.parametrize("name", ["mock-tpu:0", "mock-tpu", "cuda", ""])
-def test_an_unknown_name_is_refused(name):
-    with pytest.raises(BadInput, match="is no device"):
+def test_unknown_device_is_refused(name):
+    with pytest.raises(BadInput, match="is not a device"):
         strategy_for(name)
 
 
@@ -31,7 +31,7 @@ def test_more_devices_than_were_configured_are_refused():
 
 
 @pytest.mark.skipif(bool(tf.config.list_physical_devices("GPU")), reason="there is a GPU")
-def test_a_missing_gpu_is_one_clear_line():
+def test_missing_gpu_is_reported_in_one_line():
     with pytest.raises(BadInput, match="no GPU"):
         strategy_for("gpu")
 
@@ -43,7 +43,7 @@ def test_fine_tuning_runs_on_one_device():
 @pytest.mark.parametrize(
     "error", [ValueError("no metadata"), tf.errors.NotFoundError(None, None, "")]
 )
-def test_a_missing_tpu_is_one_clear_line(monkeypatch, error):
+def test_missing_tpu_is_reported_in_one_line(monkeypatch, error):
     def connect():
         raise error
 

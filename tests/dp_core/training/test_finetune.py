@@ -1,4 +1,4 @@
-"""Fine-tuning, private or not: it learns, it repeats itself; in private, its shapes are public."""
+"""Fine-tuning with and without privacy: it learns, is deterministic, and has public shapes."""
 
 from __future__ import annotations
 
@@ -77,23 +77,23 @@ def run(plan_of, config_of, tmp_path):
 
 
 @pytest.mark.parametrize("pretrained", [2, 0], ids=["BERT", "DistilBERT"], indirect=True)
-def test_it_learns_under_little_noise(pretrained, run):
+def test_private_fine_tuning_learns_with_little_noise(pretrained, run):
     test = sentences(20, 1)
     tags = tag(run(pretrained), test, wordpiece.load(pretrained), max_length=LENGTH)
     assert score(test, tags).micro.f1 > 0.95
 
 
-def test_under_much_noise_it_matters_little_what_the_tags_were(pretrained, run):
+def test_with_much_noise_the_model_hardly_depends_on_the_tags(pretrained, run):
     wrong = [Sentence(s.tokens, ("B-drug",) * len(s.tags), s.document_id) for s in sentences(60, 0)]
     settings = {"noise_multiplier": 1000.0, "updates": 3}
     right = run(pretrained, name="right", **settings)
     other = run(pretrained, name="wrong", train=wrong, **settings)
     start = HEAD.begin(load(pretrained), 1)
-    first, told, untold = (m.parameters["tagger/kernel"] for m in (start, right, other))
-    assert np.abs(told - untold).max() < 0.1 * np.abs(told - first).max()
+    first, true_tags, other_tags = (m.parameters["tagger/kernel"] for m in (start, right, other))
+    assert np.abs(true_tags - other_tags).max() < 0.1 * np.abs(true_tags - first).max()
 
 
-def test_it_repeats_itself_and_its_model_is_kept_and_read(pretrained, run, tmp_path):
+def test_fine_tuning_is_deterministic_and_its_model_is_saved_and_read(pretrained, run, tmp_path):
     first, again = (run(pretrained, name=name, updates=2) for name in "ab")
     for name, value in first.parameters.items():
         np.testing.assert_array_equal(value, again.parameters[name])
@@ -104,16 +104,16 @@ def test_it_repeats_itself_and_its_model_is_kept_and_read(pretrained, run, tmp_p
         np.testing.assert_array_equal(value, read.parameters[name])
 
 
-def test_tags_that_were_not_told_are_nobodys(pretrained, run):
-    """A tag that only one private note has must not become an output of the model."""
+def test_unlisted_tags_count_as_outside(pretrained, run):
+    """A tag of only one private note must not become an output of the model."""
     odd = [*sentences(5, 0), Sentence(("pain",), ("B-secret",), "note 9")]
     model = run(pretrained, train=odd, updates=1)
     assert model.labels == LABELS
     assert model.parameters["tagger/kernel"].shape == (16, len(LABELS))
 
 
-def test_no_shape_depends_on_the_sentences(pretrained):
-    """The longest sentence of a private corpus is private: S and K come from outside."""
+def test_compiled_shapes_do_not_depend_on_the_sentences(pretrained):
+    """The longest sentence of a private corpus is private, so S and K are settings."""
     tokenizer = wordpiece.load(pretrained)
     shapes = set()
     for words in (2, 9):
@@ -141,17 +141,17 @@ def test_sentences_of_one_document_are_one_unit(pretrained):
     )
     assert store.n_units == 2
     expected = [[1, 3], [0, 2]]  # unit a, unit b
-    for unit, own in enumerate(expected):
+    for unit, sentences_of_unit in enumerate(expected):
         numbers = np.array(store.rows_of(unit))
         made = objective.examples(store, numbers, np.zeros(len(numbers), np.uint64))
-        for i, sentence in enumerate(own):
+        for i, sentence in enumerate(sentences_of_unit):
             asked = made.weights[i] == 1
             assert tuple(LABELS[t] for t in made.labels[i][asked]) == train[sentence].tags
             pieces = made.input_ids[i][made.positions[i][asked]]
             assert [tokenizer.id_to_token(p) for p in pieces] == list(train[sentence].tokens)
 
 
-def test_the_old_heads_are_left_behind(pretrained):
+def test_heads_of_the_starting_model_are_dropped(pretrained):
     model = HEAD.begin(load(pretrained), 1)
     assert not any(n.startswith("mlm/") for n in model.parameters)
     again = TaggingHead(("O",)).begin(model, 1)
@@ -161,12 +161,12 @@ def test_the_old_heads_are_left_behind(pretrained):
 @pytest.mark.parametrize(
     ("changes", "words"),
     [
-        ({"units": ["a"]}, "one unit for each text"),
+        ({"units": ["a"]}, "the numbers of units and texts differ"),
         ({"max_length": 17}, "max_length"),
         ({"max_length": 3}, "max_length"),
     ],
 )
-def test_what_does_not_fit_is_refused(pretrained, run, changes, words):
+def test_inconsistent_arguments_are_refused(pretrained, run, changes, words):
     with pytest.raises(BadInput, match=words):
         run(pretrained, updates=1, **changes)
 
@@ -189,7 +189,7 @@ def run_ordinary(config_of, tmp_path):
     return run
 
 
-def test_without_privacy_it_learns_and_repeats_itself(pretrained, run_ordinary):
+def test_fine_tuning_without_privacy_learns_and_is_deterministic(pretrained, run_ordinary):
     points = []
     first = run_ordinary(
         pretrained, progress=lambda now: points.append(now) if now.at_point else None
@@ -214,7 +214,7 @@ def test_rows_longer_than_the_models_positions_are_cut_in_training_and_tagging(
     assert [len(t) for t in tags] == [40] * 8
 
 
-def test_padding_does_not_pass_the_models_positions(pretrained):
+def test_padding_does_not_exceed_the_models_positions(pretrained):
     config = replace(load(pretrained).config, max_positions=LENGTH + 3)
     model = HEAD.begin(fresh(config, 0), 0)
     long = [Sentence(("pain",) * 40, ("O",) * 40)]
@@ -222,12 +222,12 @@ def test_padding_does_not_pass_the_models_positions(pretrained):
     assert len(tags) == 40
 
 
-def test_nothing_to_train_on_is_refused(pretrained, run_ordinary):
+def test_fine_tuning_without_texts_is_refused(pretrained, run_ordinary):
     with pytest.raises(BadInput, match="no texts"):
         run_ordinary(pretrained, train=[])
 
 
-def test_the_tests_tags_are_not_looked_at(pretrained, run_ordinary):
+def test_tagging_ignores_the_tags_of_test_sentences(pretrained, run_ordinary):
     model, tokenizer = run_ordinary(pretrained, epochs=1), wordpiece.load(pretrained)
     blind = [Sentence(s.tokens, ("O",) * len(s.tokens)) for s in sentences(20, 1)]
     seen, unseen = (

@@ -1,6 +1,6 @@
-"""A training on 1, 2 and 4 hosts: the same weights, one noise, every unit counted once.
+"""A training on 1, 2 and 4 hosts has the same weights, one noise, and counts every unit once.
 
-The hosts compute in this process here; tests/tasks/test_cluster_training.py has Ray, and kills one.
+Here the hosts compute in this process; tests/tasks/test_cluster_training.py uses Ray and kills one.
 """
 
 from __future__ import annotations
@@ -58,12 +58,12 @@ def _stores(store):
 
 
 def hosts_of(count):
-    """Return the hosts of a training; 0 trains without any."""
+    """Return the hosts of a training; 0 trains without hosts."""
     return GradientHosts(HostsHere(count), OpenStore()) if count else None
 
 
 class Recorded:
-    """The sums, noise and counts that a training has seen."""
+    """The sums, noise and counts of a training."""
 
     def __init__(self):
         self.sums, self.noised, self.noise, self.points = [], [], [], []
@@ -79,7 +79,7 @@ class Recorded:
 
 @pytest.fixture(scope="module")
 def trained(store, config, plan_of, config_of, tmp_path_factory):
-    """Train without hosts, and on 1, 2 and 4; on two, it is stopped after each update."""
+    """Train without hosts, and on 1, 2 and 4; with two, stop the run after each update."""
     plan, runs = plan_of(steps=STEPS, noise_multiplier=SIGMA, clip_norm=CLIP), {}
     for count in (0, 1, 2, 4):
         seen, folder = Recorded(), tmp_path_factory.mktemp("checkpoints")
@@ -116,7 +116,7 @@ def test_weights_of_any_number_of_hosts_agree_to_rounding(trained):
     assert np.abs(alone).max() > 0.01
 
 
-def test_sums_are_those_of_all_units_and_not_of_the_units_of_a_host(trained):
+def test_sums_cover_all_units_and_not_only_the_units_of_a_host(trained):
     for count in (1, 2, 4):
         assert len(trained[count].sums) == STEPS
         for alone, spread in zip(trained[0].sums, trained[count].sums, strict=True):
@@ -126,7 +126,7 @@ def test_sums_are_those_of_all_units_and_not_of_the_units_of_a_host(trained):
 
 @pytest.mark.parametrize("count", [0, 1, 2, 4])
 def test_noise_is_added_once_on_any_number_of_hosts(trained, count):
-    """The noised mean minus the mean is σ·C / B, not √n times that, and the same for all n."""
+    """The noised mean minus the mean is σ·C / B for all n, not √n times as much."""
     seen = trained[count]
     sample = np.concatenate(
         [
@@ -136,7 +136,7 @@ def test_noise_is_added_once_on_any_number_of_hosts(trained, count):
     )
     right = SIGMA * CLIP / BATCH
     assert len(sample) > 6000
-    assert_gaussian(sample, right, (1 / np.sqrt(2), np.sqrt(2), 2.0))  # by two hosts, or four
+    assert_gaussian(sample, right, (1 / np.sqrt(2), np.sqrt(2), 2.0))  # noise of 2 or 4 hosts
     for spread, alone in zip(seen.noised, trained[0].noised, strict=True):
         np.testing.assert_allclose(flat(spread), flat(alone), atol=1e-6)
     assert [noise.t for noise in seen.noise] == list(range(STEPS))
@@ -208,7 +208,7 @@ def test_correlated_noise_continues_over_updates_of_hosts(
     assert spread[1] == alone[1]
 
 
-def test_training_without_privacy_on_hosts(store, config, config_of, tmp_path):
+def test_training_without_privacy_on_hosts_equals_one_process(store, config, config_of, tmp_path):
     alone, spread = (
         run(
             store, config, tmp_path / str(count), lambda: OrdinaryUpdates(2, 13, 0), config_of(),
@@ -221,7 +221,9 @@ def test_training_without_privacy_on_hosts(store, config, config_of, tmp_path):
     assert {batch for _, batch, *_ in spread[1]} == {13}
 
 
-def test_interrupted_update_leaves_nothing_in_the_sum(store, config, plan_of, config_of, tmp_path):
+def test_interrupted_update_leaves_no_gradients_in_the_sum(
+    store, config, plan_of, config_of, tmp_path
+):
     """A call that runs again in the same process starts from empty accumulators."""
     runs = []
     for broken in ({}, {1: 2}):
@@ -237,7 +239,7 @@ def test_interrupted_update_leaves_nothing_in_the_sum(store, config, plan_of, co
 # --- what hosts receive
 
 
-def test_hosts_receive_no_seed_and_nothing_that_noise_follows_from(
+def test_hosts_receive_no_seed_and_nothing_that_determines_noise(
     store, config, plan_of, config_of, tmp_path
 ):
     hosts = hosts_of(2)
@@ -273,23 +275,23 @@ def test_size_of_an_update_does_not_depend_on_the_draw(store, config, plan_of, c
     assert len(sizes) == 1
 
 
-def test_other_rows_than_the_step_s_are_refused(store, config, plan_of, config_of, tmp_path):
+def test_host_with_other_rows_than_the_step_is_refused(store, config, plan_of, config_of, tmp_path):
     changed = store.tokens.copy()
-    changed[-1, 1] += 1  # of the last unit, which the second host owns
+    changed[-1, 1] += 1  # in the last unit, which the second host owns
     STORES["other"] = dataclasses.replace(store, tokens=changed)
     hosts = GradientHosts(HostsHere(2), OpenStore("other"))
-    with pytest.raises(BadInput, match="a host's rows are not those of the step"):
+    with pytest.raises(BadInput, match="a host reads other rows than the step"):
         run(
             store, config, tmp_path, lambda: PrivateUpdates(plan_of(), SEED, b"m"), config_of(),
             hosts,
         )  # fmt: skip
 
 
-def test_an_objective_that_hosts_do_not_know_is_refused(store, config, config_of, tmp_path):
+def test_objective_that_hosts_do_not_support_is_refused(store, config, config_of, tmp_path):
     from dp_core.models.parameters import fresh
 
     tagging = Objective("tagging", masked_lm().examples, masked_lm().row_losses)
-    with pytest.raises(BadInput, match="tagging is not trained on hosts"):
+    with pytest.raises(BadInput, match="do not train the objective tagging"):
         train(
             fresh(config, 0), tagging, store=store, updates=OrdinaryUpdates(1, 4, 0),
             config=config_of(), seed=0, checkpoints=LocalFolder(tmp_path), device="cpu",
@@ -302,7 +304,7 @@ def test_an_objective_that_hosts_do_not_know_is_refused(store, config, config_of
 
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 7, 64])
 @pytest.mark.parametrize("n_units", [1, 5, 24, 1000])
-def test_every_unit_is_in_one_share_and_shares_are_even(count, n_units):
+def test_shares_partition_the_units_evenly(count, n_units):
     shares = [share(number, count, n_units) for number in range(count)]
     assert [unit for units in shares for unit in units] == list(range(n_units))
     sizes = {len(units) for units in shares}
@@ -322,7 +324,7 @@ def units_in(batches):
 
 
 def parts_of(source, store, step, drawn, count):
-    """Return the units that each host reads of a draw, by what the host receives alone."""
+    """Return the units that each host reads of a draw, computed only from the host's input."""
     helped = batches_of(source.settings(), store, masked_examples)
     parts = []
     for number in range(count):
@@ -335,7 +337,7 @@ def parts_of(source, store, step, drawn, count):
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: law.kind)
 @pytest.mark.parametrize("rows,maskings", [(1, 1), (2, 2)])
-def test_the_union_over_hosts_is_the_whole_batch(store, law, rows, maskings):
+def test_union_over_hosts_is_the_whole_batch(store, law, rows, maskings):
     plan = ExecutionPlan(
         unit=PrivacyUnit.PATIENT, declared_units=30, sampling=law, clip_norm=0.5,
         noise_multiplier=1.0, schedule=(BatchPhase(12, 9),), delta=1e-4, examples_per_step=rows,
@@ -362,7 +364,7 @@ def test_the_union_over_hosts_is_the_whole_batch(store, law, rows, maskings):
 
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("batch_rows", [23, 150])  # the second draws rows of several epochs
-def test_the_union_over_hosts_is_the_whole_batch_in_epochs_too(store, count, batch_rows):
+def test_union_over_hosts_is_the_whole_batch_in_epochs(store, count, batch_rows):
     source = OrdinaryBatches(store, seed=1, units=4, batch_rows=batch_rows)
     for step in range(4):
         parts = parts_of(source, store, step, source.draw(step), count)
@@ -371,7 +373,7 @@ def test_the_union_over_hosts_is_the_whole_batch_in_epochs_too(store, count, bat
         assert len(whole) == batch_rows
 
 
-def test_micro_batches_of_a_host_with_several_devices_are_that_much_larger(store):
+def test_micro_batches_grow_with_the_devices_of_a_host(store):
     source = UnitBatches(store, 1, 4, 2, least=6)
     once, twice = (batches_of(source.settings(), store, masked_examples, n) for n in (1, 2))
     drawn = np.arange(20)
@@ -380,7 +382,7 @@ def test_micro_batches_of_a_host_with_several_devices_are_that_much_larger(store
     assert units_in(once.made(0, drawn)) == units_in(twice.made(0, drawn))
 
 
-def test_a_host_reads_no_rows_of_others(store):
+def test_host_reads_no_rows_of_other_hosts(store):
     class Watched:
         def __init__(self, array):
             self.array, self.read = array, set()
@@ -412,7 +414,7 @@ def test_digest_of_a_share_covers_its_rows_and_no_others(store):
     assert whole[0] == again[0] and whole[1] != again[1]
 
 
-def test_each_host_is_added_once_in_the_order_of_hosts():
+def test_sums_are_added_once_in_the_order_of_hosts():
     rng = np.random.default_rng(0)
     sums = [[rng.standard_normal(s).astype(np.float32) for s in ((3, 99), (7,))] for _ in range(4)]
     counts = [np.array([0.5 * number, 3, number, -0.5]) for number in range(4)]

@@ -25,7 +25,7 @@ CLIP = 0.3
 
 
 class Draws:
-    """A sampler whose draws are given."""
+    """A sampler with given draws."""
 
     def __init__(self, *units):
         self._units = np.array(units, np.int64)
@@ -42,7 +42,7 @@ def batches_of(store, units, *, rows=2, maskings=3, at_once=4, coins=1):
 
 
 def gradient_of(config, copy):
-    """The plain gradient of one copy of one row."""
+    """Return the plain gradient of one copy of one row."""
     parameters = {n: tf.constant(a) for n, a in fresh(config, 0).parameters.items()}
     sums, *_ = ordinary_sum(UnitBatch(mlm_row_losses, config, copy), parameters, 1)
     return flat(sums)
@@ -58,8 +58,8 @@ def sum_of(config, batches, engine="book-keeping", style="flat"):
     return total
 
 
-def test_each_row_is_masked_afresh_as_often_as_asked_and_by_a_key_of_its_own(store):
-    batch = batches_of(store, [3], rows=4, maskings=3)[0]  # has four rows
+def test_each_masking_of_a_row_has_a_different_key(store):
+    batch = batches_of(store, [3], rows=4, maskings=3)[0]  # unit 3 has four rows
     plain = batch.ids[0].copy()
     for row, (places, labels, weights) in enumerate(
         zip(batch.positions[0], batch.labels[0], batch.weights[0], strict=True)
@@ -71,11 +71,11 @@ def test_each_row_is_masked_afresh_as_often_as_asked_and_by_a_key_of_its_own(sto
         bytes(r) for r in store.tokens[store.rows_of(3)].astype(np.int32)
     )
     seen = {(t, bytes(p)) for t, p in zip(texts, batch.positions[0], strict=True)}
-    assert len(seen) > 6  # of 12: rows are short, and some masks fall on the same places
+    assert len(seen) > 6  # of 12: rows are short, so some masks are equal
     np.testing.assert_allclose(batch.shares[0], 1 / 12)
 
 
-def test_one_masking_is_what_there_was(store):
+def test_first_copies_have_the_masks_of_a_single_masking(store):
     units = np.array([3, 7])
     rows, _ = choose_rows(store, units, 2, 1, 0)
     made = masked_examples(store, rows.ravel(), row_keys(store, units, rows, 1, 0).ravel())
@@ -85,7 +85,7 @@ def test_one_masking_is_what_there_was(store):
         np.testing.assert_array_equal(first, made.input_ids)
 
 
-def test_a_units_shares_add_up_to_one_whatever_rows_it_has(store):
+def test_shares_of_a_unit_sum_to_one_for_any_number_of_rows(store):
     batches = batches_of(store, range(9), rows=3, maskings=2, at_once=4)
     shares = np.concatenate([b.shares for b in batches])
     np.testing.assert_allclose(shares.sum(1), [1] * 9 + [0] * 3, atol=1e-6)
@@ -93,7 +93,7 @@ def test_a_units_shares_add_up_to_one_whatever_rows_it_has(store):
     assert (shares > 0).sum(1).tolist() == rows + [0] * 3
 
 
-def test_a_unit_looks_the_same_whoever_else_was_drawn(store):
+def test_rows_and_masks_of_a_unit_do_not_depend_on_other_drawn_units(store):
     (alone,) = batches_of(store, [7, 11], at_once=6)
     (among,) = batches_of(store, [0, 3, 7, 9, 11, 20], at_once=6)
     for place, other in ((0, 2), (1, 4)):
@@ -102,8 +102,8 @@ def test_a_unit_looks_the_same_whoever_else_was_drawn(store):
 
 
 @pytest.mark.parametrize("engine", ENGINES)
-def test_the_sum_is_that_of_averaged_gradients_clipped_unit_by_unit(config, store, engine):
-    """Brute force: each copy's own gradient, averaged over the unit's copies, then clipped."""
+def test_sum_equals_averaged_gradients_clipped_unit_by_unit(config, store, engine):
+    """Brute force: the gradient of each copy, averaged over the unit's copies, then clipped."""
     units = [1, 3, 6]
     (batch,) = batches_of(store, units, at_once=3)
     expected, norms = 0.0, []
@@ -115,14 +115,14 @@ def test_the_sum_is_that_of_averaged_gradients_clipped_unit_by_unit(config, stor
         gradient = np.mean(copies, axis=0)
         norms.append(np.linalg.norm(gradient))
         expected += gradient * min(1, CLIP / norms[-1])
-    assert min(norms) > CLIP  # so it is averaged before it is clipped, not after
+    assert min(norms) > CLIP  # so averaging before clipping differs from averaging after it
     found = sum_of(config, [batch], engine)
     np.testing.assert_allclose(found, expected, atol=1e-5 * np.linalg.norm(expected))
 
 
 @pytest.mark.parametrize("style", ["flat", "automatic"])
 @pytest.mark.parametrize("rows,maskings", [(1, 1), (1, 5), (4, 3)])
-def test_one_unit_moves_the_sum_by_at_most_the_clip_norm(config, store, rows, maskings, style):
+def test_one_unit_changes_the_sum_by_at_most_the_clip_norm(config, store, rows, maskings, style):
     units, options = [1, 3, 6, 10], {"rows": rows, "maskings": maskings}
     everyone = sum_of(config, batches_of(store, units, **options), style=style)
     for unit in units:
@@ -132,7 +132,7 @@ def test_one_unit_moves_the_sum_by_at_most_the_clip_norm(config, store, rows, ma
 
 
 @pytest.mark.parametrize("micro_rows,units", [(24, 4), (12, 2), (5, 1)])
-def test_rows_at_a_time_stay_bounded(store, plan_of, micro_rows, units):
+def test_micro_batch_rows_stay_bounded_with_maskings(store, plan_of, micro_rows, units):
     plan = plan_of(examples_per_step=2, maskings_per_example=3)
     source = PrivateBatches.of_plan(
         plan,
@@ -146,19 +146,19 @@ def test_rows_at_a_time_stay_bounded(store, plan_of, micro_rows, units):
         assert batch.ids.shape[:2] == (units, 6)
 
 
-def test_a_plan_says_its_maskings_and_pays_nothing_for_them(plan_of):
+def test_maskings_are_part_of_the_plan_and_have_no_privacy_cost(plan_of):
     once, thrice = plan_of(), plan_of(maskings_per_example=3)
     assert thrice.to_json()["maskings_per_example"] == 3
     assert once.digest() != thrice.digest()
     assert once.event() == thrice.event()
 
 
-def test_no_masking_at_all_is_refused(plan_of):
+def test_zero_maskings_are_refused(plan_of):
     with pytest.raises(PlanError, match="maskings_per_example"):
         plan_of(maskings_per_example=0)
 
 
-def test_a_causal_model_has_nothing_to_mask(train, plan_of, config):
+def test_several_maskings_of_a_causal_model_are_refused(train, plan_of, config):
     shape = Gpt2Config.of_size(vocab_size=config.vocab_size, hidden=64, layers=1, max_positions=12)
-    with pytest.raises(BadInput, match=r"causal-lm masks nothing.*Set it to 1"):
+    with pytest.raises(BadInput, match=r"causal-lm has no masks.*Set it to 1"):
         train(plan_of(maskings_per_example=2), model=shape)

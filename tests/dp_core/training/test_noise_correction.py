@@ -1,4 +1,4 @@
-"""DP-AdamBC: the published update, under noise that changes, and on noise alone."""
+"""DP-AdamBC: the published update, with changing noise and with pure noise."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def trainer_of(config, optimizer):
 
 
 class Seen(AdamW):
-    """Also keeps the noised gradient, as a weight of its own."""
+    """Also keeps the noised gradient in an additional weight."""
 
     gradients: dict
 
@@ -36,7 +36,7 @@ class Seen(AdamW):
         super().apply(name, weight, mean, square, gradient, *others, **named)
 
 
-def test_it_is_the_published_one_whatever_clip_norm_and_batch_become(config):
+def test_corrected_updates_equal_the_published_rule_for_changing_clip_norm_and_batch(config):
     """Tang et al. 2023, Algorithm 1, in float64; Φ̂ from (σ, C, B) alone."""
     start = fresh(config, 0).parameters
     optimizer = Seen(BETA1, BETA2, 0.01, FLOOR)
@@ -63,14 +63,14 @@ def test_it_is_the_published_one_whatever_clip_norm_and_batch_become(config):
         step = (m / (1 - BETA1**t)) / np.sqrt(np.maximum(second, FLOOR * known))
         w = w - 0.05 * (step + 0.01 * w)
         np.testing.assert_allclose(trainer.weights()[NAME], w, atol=2e-5)
-    assert 0.05 < np.mean(at_floor) < 0.95  # both sides of the maximum were there
+    assert 0.05 < np.mean(at_floor) < 0.95  # both sides of the maximum occurred
 
 
 @pytest.mark.statistical
-def test_of_noise_alone_the_corrected_second_moment_is_centred_at_zero(config):
-    """And the step is the mean over √(γΦ̂): what is divided by is the floor."""
+def test_corrected_second_moment_of_pure_noise_is_centred_at_zero(config):
+    """The step is then the mean over √(γΦ̂), because the divisor is at the floor."""
     sigma, batch, updates = 1.3, 7.0, 40
-    optimizer = AdamW(0.0, 0.999, 0.0, 1e6)  # a floor that nothing passes
+    optimizer = AdamW(0.0, 0.999, 0.0, 1e6)  # a floor that is never exceeded
     trainer = trainer_of(config, optimizer)
     for t in range(updates):
         before = np.concatenate([a.ravel() for a in trainer.weights().values()])
@@ -89,7 +89,7 @@ def test_of_noise_alone_the_corrected_second_moment_is_centred_at_zero(config):
     assert np.std(step) == pytest.approx(1 / 1e3, rel=0.05)  # noise over √(10⁶·known)
 
 
-def test_without_noise_it_is_adamw(config):
+def test_correction_without_noise_equals_adamw(config):
     rng, trainers = np.random.default_rng(0), []
     gradients = rng.standard_normal((4, *fresh(config, 0).parameters[NAME].shape))
     for floor in (0.0, 0.3):
@@ -102,7 +102,7 @@ def test_without_noise_it_is_adamw(config):
         np.testing.assert_allclose(trainers[1][name], value, atol=1e-6)
 
 
-def test_switched_off_it_is_adamws_own_kernel_and_state(config):
+def test_without_correction_kernel_and_state_are_those_of_adamw(config):
     trainer = trainer_of(config, AdamW(BETA1, BETA2, 0.01))
     noise = UpdateNoise(SEED, b"m", 0, 1.0, 1.0)
     trainer.apply_update(step=0, learning_rate=0.1, divisor=9.0, noise=noise)
@@ -116,9 +116,9 @@ def _functions(graph):
     return [f.graph for f in graph._functions.values() if hasattr(f, "graph")]
 
 
-def test_a_training_takes_off_the_noise_that_its_plan_adds(train, plan_of, config_of, monkeypatch):
-    """Growing batches and a learned clip norm: the variance follows both, update by update."""
-    known, told = [], []
+def test_training_subtracts_the_noise_variance_of_its_plan(train, plan_of, config_of, monkeypatch):
+    """With growing batches and a learned clip norm the variance changes in every update."""
+    known, updates_made = [], []
     variance, apply_update = Trainer._known_variance, Trainer.apply_update
 
     def watched(self, step, deviation):
@@ -126,7 +126,9 @@ def test_a_training_takes_off_the_noise_that_its_plan_adds(train, plan_of, confi
         return known[-1]
 
     def updated(self, **what):
-        told.append((what["noise"].noise_multiplier, what["noise"].clip_norm, what["divisor"]))
+        updates_made.append(
+            (what["noise"].noise_multiplier, what["noise"].clip_norm, what["divisor"])
+        )
         return apply_update(self, **what)
 
     monkeypatch.setattr(Trainer, "_known_variance", watched)
@@ -134,9 +136,11 @@ def test_a_training_takes_off_the_noise_that_its_plan_adds(train, plan_of, confi
     plan = plan_of(adaptive=AdaptiveClipping(0.5, 2.0, 0.5))
     plan = dataclasses.replace(plan, schedule=(BatchPhase(2, 4), BatchPhase(3, 16)))
     train(plan, config=config_of(noise_floor=0.5, beta2=0.9))
-    assert len({clip for _, clip, _ in told}) == 5
-    assert [batch for _, _, batch in told] == [4, 4, 16, 16, 16]
+    assert len({clip for _, clip, _ in updates_made}) == 5
+    assert [batch for _, _, batch in updates_made] == [4, 4, 16, 16, 16]
     weights = 0.9 ** np.arange(5)
     for t in range(5):
-        own = np.array([(s * c / b) ** 2 for s, c, b in told[: t + 1]])[::-1]
-        assert known[t] == pytest.approx((weights[: t + 1] * own).sum() / weights[: t + 1].sum())
+        variances = np.array([(s * c / b) ** 2 for s, c, b in updates_made[: t + 1]])[::-1]
+        assert known[t] == pytest.approx(
+            (weights[: t + 1] * variances).sum() / weights[: t + 1].sum()
+        )

@@ -1,4 +1,4 @@
-"""Noise on all parameters: every value its own, of its parameter's key, whoever draws it."""
+"""Noise on all parameters: independent values, keyed by parameter, the same in any thread."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def expected(name, sizes, sigma=1.0):
     return (noise / lattice_scale(sigma, 1.0, VALUES)).astype(np.float32)
 
 
-def test_every_parameter_gets_its_shape_and_every_block_its_own_values():
+def test_noise_has_the_parameters_shapes_and_differs_between_blocks():
     noise = drawn()
     assert {n: v.shape for n, v in noise.items()} == SHAPES
     assert list(noise) == list(SHAPES)
@@ -61,39 +61,39 @@ def test_every_parameter_gets_its_shape_and_every_block_its_own_values():
         assert not np.any(one[:both] == two[:both])
 
 
-def test_large_parameters_have_their_own_key_and_a_stream_for_each_block():
+def test_large_parameters_have_separate_keys_and_a_stream_for_each_block():
     noise = drawn(sigma=0.3)
     a, d = expected("a", (500, 500, 430), 0.3), expected("d", (500, 500, 201), 0.3)
     np.testing.assert_allclose(noise["a"].ravel(), a, rtol=1e-6)
     np.testing.assert_allclose(noise["d"], d, rtol=1e-6)
 
 
-def test_small_parameters_are_one_in_order_of_name():
+def test_small_parameters_share_one_stream_in_order_of_name():
     noise = drawn()
     together = np.concatenate([noise[name].ravel() for name in SMALL])
     np.testing.assert_allclose(together, expected(module._TOGETHER, (100,)), rtol=1e-6)
 
 
 @pytest.mark.parametrize("cores", [1, 2, 7, None])
-def test_the_number_of_threads_changes_nothing(monkeypatch, cores):
+def test_noise_does_not_depend_on_the_number_of_threads(monkeypatch, cores):
     before = flat(drawn())
     monkeypatch.setattr(module.os, "cpu_count", lambda: cores)
     np.testing.assert_array_equal(flat(drawn()), before)
 
 
-def test_the_order_of_the_parameters_changes_nothing():
+def test_noise_does_not_depend_on_the_order_of_parameters():
     other = drawn(totals=zeros(dict(sorted(SHAPES.items()))))
     np.testing.assert_array_equal(flat(other), flat(drawn()))
 
 
-def test_parameters_of_one_kind_alone_are_enough():
+def test_models_with_only_small_or_only_large_parameters_are_noised():
     for names in (("a", "d"), SMALL):
-        own = drawn(totals=zeros({name: SHAPES[name] for name in names}))
-        for name in names:  # the lattice is a little finer where there are fewer values
-            np.testing.assert_allclose(own[name], drawn()[name], rtol=1e-6)
+        means = drawn(totals=zeros({name: SHAPES[name] for name in names}))
+        for name in names:  # fewer values have a slightly finer lattice
+            np.testing.assert_allclose(means[name], drawn()[name], rtol=1e-6)
 
 
-def test_updates_manifests_and_seeds_differ():
+def test_noise_differs_between_updates_manifests_and_seeds():
     others = [
         drawn(),
         drawn(t=4),
@@ -105,7 +105,7 @@ def test_updates_manifests_and_seeds_differ():
 
 
 @pytest.mark.statistical
-def test_the_mean_is_off_by_noise_of_the_stated_scale():
+def test_noise_of_the_mean_has_the_stated_scale():
     totals = {"w": tf.random.stateless_normal((123, 456), (1, 2)), "v": tf.ones((60,))}
     means = drawn(totals=totals, sigma=0.6, clip=0.5, divisor=5.0)
     noise = np.concatenate([(5 * means[n] - totals[n].numpy()).ravel() for n in totals])
@@ -115,28 +115,28 @@ def test_the_mean_is_off_by_noise_of_the_stated_scale():
         assert stats.kstest(noise / (right * wrong), "norm").pvalue < 1e-9
 
 
-def test_the_lattice_is_for_all_values_of_the_model_together(monkeypatch):
-    """What rounding adds to the sensitivity grows with the whole model, not with a block."""
+def test_lattice_bound_covers_all_values_of_the_model(monkeypatch):
+    """The effect of rounding on the sensitivity grows with the whole model, not with a block."""
     asked = []
     exact = module.lattice_scale
 
-    def told(sigma, clip, values, strategy):
+    def scale_of(sigma, clip, values, strategy):
         asked.append((sigma, clip, values))
         return exact(sigma, clip, values, strategy)
 
-    monkeypatch.setattr(module, "lattice_scale", told)
+    monkeypatch.setattr(module, "lattice_scale", scale_of)
     drawn(sigma=0.7, clip=0.2)
     assert asked == [(0.7, 0.2, VALUES)]
 
 
-def test_the_sums_are_left_as_they_are():
+def test_sums_are_not_changed_in_place():
     totals = {"w": tf.range(1000.0), "v": tf.range(10.0)}
     drawn(totals=totals)
     np.testing.assert_array_equal(totals["w"], np.arange(1000.0))
     np.testing.assert_array_equal(totals["v"], np.arange(10.0))
 
 
-def test_what_was_returned_is_not_drawn_over():
+def test_returned_means_are_not_overwritten_by_later_calls():
     noise = UpdateNoise(SEED, b"m", 0, 1.0, 1.0)
     first = noised_means(zeros(), noise, 1.0)
     before = {name: mean.numpy().copy() for name, mean in first.items()}
@@ -145,13 +145,13 @@ def test_what_was_returned_is_not_drawn_over():
         np.testing.assert_array_equal(mean, before[name])
 
 
-def test_an_error_in_a_thread_is_not_a_noise_of_zeros(monkeypatch):
+def test_error_in_a_noise_thread_is_raised(monkeypatch):
     monkeypatch.setattr(module, "noised_mean", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         drawn()
 
 
-def test_what_is_printed_of_a_noise_does_not_hold_its_secret():
+def test_printed_noise_does_not_contain_its_secret():
     shown = repr(UpdateNoise(SEED, b"m", 0, 1.5, 0.1))
     assert shown == "UpdateNoise(t=0, noise_multiplier=1.5, clip_norm=0.1, " + (
         "strategy=ToeplitzStrategy(coefficients=(65536,)))"

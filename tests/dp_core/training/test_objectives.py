@@ -1,4 +1,4 @@
-"""The one training loop on a causal objective: it learns, with privacy and without."""
+"""The training loop with a causal objective learns with and without privacy."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from dp_core.training.loop import OrdinaryUpdates
 GPT2 = Gpt2Config(vocab_size=40, hidden=16, layers=1, heads=2, intermediate=32, max_positions=12)
 
 
-def test_a_causal_model_learns_what_follows(train, store, config_of):
-    """An odd word follows its even one, and an even word is anybody's guess among 17."""
+def test_causal_model_learns_the_next_token(train, store, config_of):
+    """An odd word follows its even word; an even word is uniform among 17."""
     model = train(OrdinaryUpdates(250, 24, seed=1), model=GPT2, config=config_of(micro_rows=24))
     before = perplexity(fresh(GPT2, 1), store, seed=0)
     assert perplexity(model, store, seed=0) < 1.3 * np.sqrt(17) < before / 4
 
 
-def test_a_causal_model_takes_the_same_private_steps_on_any_number_of_devices(
+def test_private_updates_of_a_causal_model_do_not_depend_on_number_of_devices(
     train, plan_of, tmp_path
 ):
     models = [

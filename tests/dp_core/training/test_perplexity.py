@@ -1,4 +1,4 @@
-"""Perplexity of models whose answers are known."""
+"""Perplexity of models with known answers."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ def model():
     return fresh(config, 0)
 
 
-def test_a_model_that_knows_nothing_is_as_perplexed_as_there_are_pieces(model, store):
+def test_perplexity_of_a_uniform_model_is_the_vocabulary_size(model, store):
     model.parameters["final_norm/gain"][:] = 0  # every logit is 0
     assert perplexity(model, store, seed=0) == pytest.approx(WORDS, rel=1e-4)
-    for rows in (1, 5, 33):  # padding of the last batch counts for nothing
+    for rows in (1, 5, 33):  # padding of the last batch has no effect
         assert perplexity(model, store, seed=0, max_rows=rows) == pytest.approx(WORDS, rel=1e-4)
 
 
-def test_it_is_e_to_the_mean_over_pieces_not_over_rows(model, tmp_path):
-    """Words 7 and 8 have logits whatever is read; rows of different lengths."""
+def test_perplexity_averages_over_pieces_and_not_over_rows(model, tmp_path):
+    """Words 7 and 8 have constant logits; rows have different lengths."""
     writer = TokenStoreWriter(tmp_path, LENGTH, WORDS)
     writer.add_unit("a", [[2, 7, 7, 7, 7, 7, 3], [2, 8, 3]])
     store = writer.finish()
@@ -48,7 +48,7 @@ def test_it_is_e_to_the_mean_over_pieces_not_over_rows(model, tmp_path):
     assert by_words == pytest.approx(math.exp(5 * (norm - 3) + norm), rel=1e-4)
 
 
-def test_markers_and_unknown_pieces_are_read_but_not_asked(tmp_path):
+def test_markers_and_unknown_pieces_are_not_predicted(tmp_path):
     writer = TokenStoreWriter(tmp_path, 8, WORDS)
     writer.add_unit("a", [[2, 9, 1, 10, 3]])
     made = causal_examples(writer.finish(), np.array([0]), np.zeros(1, np.uint64))
@@ -57,7 +57,7 @@ def test_markers_and_unknown_pieces_are_read_but_not_asked(tmp_path):
     assert made.input_ids.tolist() == [[2, 9, 1, 10, 3, 0, 0, 0]]
 
 
-def test_nothing_asked_and_no_number_are_not_a_number(model, store, tmp_path):
+def test_perplexity_without_predictions_or_of_nan_losses_is_nan(model, store, tmp_path):
     writer = TokenStoreWriter(tmp_path, LENGTH, WORDS)
     writer.add_unit("a", [[2, 1, 3]])
     assert math.isnan(perplexity(model, writer.finish(), seed=0))
@@ -65,7 +65,7 @@ def test_nothing_asked_and_no_number_are_not_a_number(model, store, tmp_path):
     assert math.isnan(perplexity(model, store, seed=0))
 
 
-def test_what_cannot_be_asked_is_refused(model, config, store):
+def test_metric_that_does_not_fit_the_model_is_refused(model, config, store):
     with pytest.raises(BadInput, match="no perplexity"):
         perplexity(fresh(config, 0), store, seed=0)
     with pytest.raises(BadInput, match="no MLM accuracy"):

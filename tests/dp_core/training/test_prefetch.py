@@ -1,4 +1,4 @@
-"""Order, errors, and threads that end."""
+"""Order, errors and threads of `prefetch`."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from child_processes import wait_for
 from dp_core.training.batches import prefetch
 
 
-def test_order_is_kept():
+def test_prefetch_keeps_the_order():
     assert list(prefetch(range(50), 3)) == list(range(50))
 
 
-def test_an_error_while_making_is_raised_after_what_was_made():
+def test_error_in_the_thread_is_raised_after_finished_items():
     def broken():
         yield 1
         raise ValueError("broken")
@@ -27,15 +27,15 @@ def test_an_error_while_making_is_raised_after_what_was_made():
     assert made == [1]
 
 
-def test_leaving_early_ends_the_thread():
+def test_leaving_prefetch_early_ends_its_thread():
     before = threading.active_count()
-    stream = prefetch(iter(int, 1), 2)  # zeros without end
+    stream = prefetch(iter(int, 1), 2)  # an infinite stream of zeros
     assert next(stream) == 0
     stream.close()
     wait_for(lambda: threading.active_count() == before, 5)
 
 
-def test_no_more_than_depth_is_made_ahead():
+def test_prefetch_makes_at_most_depth_items_ahead():
     made = []
 
     def items():
@@ -46,5 +46,5 @@ def test_no_more_than_depth_is_made_ahead():
     stream = prefetch(items(), 3)
     next(stream)
     time.sleep(0.3)
-    assert len(made) <= 1 + 3 + 1  # read, waiting, in the maker's hand
+    assert len(made) <= 1 + 3 + 1  # read, waiting, and in progress
     stream.close()

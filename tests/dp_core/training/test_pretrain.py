@@ -1,4 +1,4 @@
-"""Pre-training as a whole: it learns, follows the plan, and survives being killed."""
+"""Pre-training as a whole: it learns, follows the plan, and survives interruptions."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def same(a, b):
     return all(np.array_equal(a.parameters[n], b.parameters[n]) for n in a.parameters)
 
 
-def test_without_a_plan_it_learns_the_language(train, store, config_of):
+def test_training_without_privacy_learns_the_language(train, store, config_of):
     losses = []
     model = train(
         OrdinaryUpdates(500, 24, seed=1),
@@ -28,11 +28,11 @@ def test_without_a_plan_it_learns_the_language(train, store, config_of):
         progress=lambda p: losses.append(p.loss),
     )
     assert losses[-1] < 2.0 < np.log(34)
-    # an odd word follows its even one: half of what is masked can be known from its neighbour
+    # an odd word follows its even word, so a neighbour determines half of the masked words
     assert mlm_accuracy(model, store, seed=0) > 0.35
 
 
-def test_the_same_seeds_give_the_same_bits_and_other_noise_gives_others(train, plan_of, tmp_path):
+def test_same_seeds_give_the_same_bits_and_other_noise_gives_others(train, plan_of, tmp_path):
     models = [
         train(
             PrivateUpdates(plan_of(), PrivacySeed.fixed(seed), b"manifest"),
@@ -44,7 +44,7 @@ def test_the_same_seeds_give_the_same_bits_and_other_noise_gives_others(train, p
     assert not same(models[0], models[2])
 
 
-def test_a_run_that_fails_midway_ends_in_the_same_bits(train, plan_of, config_of, tmp_path):
+def test_failed_and_resumed_run_ends_in_the_same_bits(train, plan_of, config_of, tmp_path):
     plan, every = plan_of(), config_of(checkpoint_every=1)
     whole = train(plan, config=every, checkpoints=LocalFolder(tmp_path / "whole"))
 
@@ -57,16 +57,16 @@ def test_a_run_that_fails_midway_ends_in_the_same_bits(train, plan_of, config_of
     with pytest.MonkeyPatch.context() as patch, pytest.raises(Stop):
         patch.setattr(module, "REPORT_SECONDS", 0.0)
         train(plan, config=every, progress=stop)
-    told = []
-    assert same(whole, train(plan, config=every, progress=told.append))
-    assert told[-1].update == 4
+    reports = []
+    assert same(whole, train(plan, config=every, progress=reports.append))
+    assert reports[-1].update == 4
 
 
-def test_a_finished_run_is_not_run_again(train, plan_of):
+def test_finished_run_is_not_repeated(train, plan_of):
     first = train(plan_of())
-    told = []
-    assert same(first, train(plan_of(), progress=told.append))
-    assert [p.update for p in told] == [4]  # it may have ended before it could say so
+    reports = []
+    assert same(first, train(plan_of(), progress=reports.append))
+    assert [p.update for p in reports] == [4]  # the run may have ended before its last report
 
 
 def test_checkpoints_of_another_run_are_refused(train, plan_of, config_of):
@@ -82,41 +82,41 @@ def test_checkpoints_of_another_run_are_refused(train, plan_of, config_of):
             train(updates, **changes)
 
 
-def test_an_empty_batch_takes_a_noisy_step(train, plan_of, config):
-    """At a rate of 10⁻⁹ no unit is ever drawn, and yet the noise moves the weights."""
-    told = []
+def test_empty_batch_makes_a_noised_update(train, plan_of, config):
+    """At a rate of 10⁻⁹ no unit is ever drawn, but the noise changes the weights."""
+    reports = []
     plan = plan_of(declared_units=10**9, expected_batch=1, delta=1e-10)
-    model = train(plan, progress=told.append)
-    assert told[-1].batch == 0
-    assert np.isnan(told[-1].loss)
+    model = train(plan, progress=reports.append)
+    assert reports[-1].batch == 0
+    assert np.isnan(reports[-1].loss)
     start = fresh(config, 1).parameters
     for name, value in model.parameters.items():
         assert np.isfinite(value).all()
         assert (value != start[name]).mean() > 0.99, name
 
 
-def test_the_realised_batch_is_what_the_sampler_drew(train, plan_of):
-    told = []
-    train(plan_of(expected_batch=30, steps=2), progress=told.append)
-    assert told[-1].batch == 24  # rate 1: all 24 units, though 30 are declared
-    assert 0 < told[-1].clipped <= 1
+def test_realised_batch_equals_the_drawn_units(train, plan_of):
+    reports = []
+    train(plan_of(expected_batch=30, steps=2), progress=reports.append)
+    assert reports[-1].batch == 24  # rate 1: all 24 units, though 30 are declared
+    assert 0 < reports[-1].clipped <= 1
 
 
 @pytest.mark.parametrize(
     "declared,changes,message",
     [
         (30, {"vocab_size": 39}, "larger than the model's"),
-        (30, {"max_positions": 11}, "positions for 11"),
+        (30, {"max_positions": 11}, "the model's 11 positions"),
         (23, {}, "more units than declared"),
     ],
 )
-def test_what_does_not_fit_is_refused(train, plan_of, config, declared, changes, message):
+def test_inconsistent_arguments_are_refused(train, plan_of, config, declared, changes, message):
     with pytest.raises(BadInput, match=message):
         train(plan_of(declared_units=declared), model=dataclasses.replace(config, **changes))
 
 
 @pytest.mark.parametrize(("field", "least"), [("updates", 0), ("batch_rows", 1)])
-def test_ordinary_training_makes_no_update_or_more_of_one_row_or_more(field, least):
+def test_negative_updates_and_empty_batches_are_refused(field, least):
     numbers = {"updates": 1, "batch_rows": 1, "seed": 0}
     assert getattr(OrdinaryUpdates(**numbers | {field: least}), field) == least
     with pytest.raises(BadInput, match=field):

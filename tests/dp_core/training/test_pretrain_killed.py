@@ -1,4 +1,4 @@
-"""kill -9 at the worst places, again and again: the end is bit for bit that of a quiet run."""
+"""Runs killed by kill -9 at the worst places end in the same bits as an uninterrupted run."""
 
 from __future__ import annotations
 
@@ -85,15 +85,15 @@ SCRIPT = """
         print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
 DEATHS = (
-    ("before its name", 1),  # the very first checkpoint: nothing is left, it begins anew
+    ("before its name", 1),  # the first checkpoint: no file is left, and the run starts anew
     ("half a checkpoint", 2),
     ("before the old one goes", 1),
     ("before the weights move", 8),
 )
 
 
-def told_by(folder, *cases):
-    """Run each case in a process of its own, to its end or until it is killed; return its lines."""
+def reports_of(folder, *cases):
+    """Run each case in a separate process, to its end or until it is killed; return its lines."""
     words = [sys.executable, "-c", textwrap.dedent(SCRIPT), str(folder), json.dumps(cases)]
     environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(words, capture_output=True, text=True, cwd=ROOT, env=environment)
@@ -106,22 +106,22 @@ def told_by(folder, *cases):
 
 
 @pytest.mark.slow
-def test_killed_anywhere_and_resumed_equals_undisturbed_bit_for_bit(tmp_path):
+def test_run_killed_anywhere_and_resumed_ends_in_the_same_bits(tmp_path):
     killed = [("killed", place, when) for place, when in DEATHS]
-    (*undisturbed, weights), *lives, (*last, resumed) = told_by(
+    (*undisturbed, weights), *lives, (*last, resumed) = reports_of(
         tmp_path, ("undisturbed", "nowhere", 0), *killed, ("killed", "nowhere", 0)
     )
     assert [point[0] for point in undisturbed] == list(range(1, 31))
     done, kept, curve = 0, 0, []
-    for (place, _), told in zip(DEATHS, lives, strict=True):
-        first = told[0][0] if told else done + 1
-        # On from a checkpoint at most 3 updates back, whose update it tells once more.
+    for (place, _), reports in zip(DEATHS, lives, strict=True):
+        first = reports[0][0] if reports else done + 1
+        # It continues from a checkpoint at most 3 updates back, and reports that update again.
         assert kept <= first <= done + 1, place
-        done = told[-1][0] if told else done
+        done = reports[-1][0] if reports else done
         kept = (done // 3 - 1) * 3 if done >= 3 else 0
-        curve += told
+        curve += reports
     assert last[0][0] > 3
     assert resumed == weights
-    # What it says of its losses is what the undisturbed run says, whatever it had to do twice.
+    # It reports the same losses as an uninterrupted run, even for repeated updates.
     assert all(point in undisturbed for point in curve + last)
     assert {point[0] for point in curve + last} == set(range(1, 31))

@@ -1,4 +1,4 @@
-"""What a plan says is what training does: every sampling, growing batches, a learned clip norm."""
+"""Training follows its plan: every sampling, growing batches, and a learned clip norm."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ SEED = PrivacySeed.fixed(4)
 
 @pytest.fixture()
 def seen(monkeypatch):
-    """What the trainer is told, update by update, while it does it."""
+    """The calls of the trainer, update by update, with their effect."""
     return _record(monkeypatch, Trainer.add, Trainer.apply_update)
 
 
 @pytest.fixture()
-def told(monkeypatch):
-    """The same without the arithmetic, where a test asks for nothing but what is told."""
+def calls(monkeypatch):
+    """The calls of the trainer, without the arithmetic."""
     return _record(monkeypatch, lambda *_: None, lambda *_, **__: None)
 
 
@@ -78,46 +78,46 @@ def with_sampling(plan, sampling, batch):
     [(PoissonSampling(), None), (TruncatedPoissonSampling(cap=10), 3)],
     ids=lambda x: getattr(x, "kind", None),
 )
-def test_each_sampling_trains_on_just_the_units_it_draws(
-    train, plan_of, store, told, sampling, micro_batches
+def test_training_reads_exactly_the_units_that_are_drawn(
+    train, plan_of, store, calls, sampling, micro_batches
 ):
     plan = with_sampling(plan_of(), sampling, 9)
     train(plan)
     sampler = plan.sampler(SEED, store.n_units)
-    for t, update in enumerate(told[:-1]):
+    for t, update in enumerate(calls[:-1]):
         assert units_of(update) == len(sampler.batch(t))
-        assert update.divisor == 9  # the expected batch, whatever was drawn
-        if micro_batches:  # static: padding makes up for what was not drawn
+        assert update.divisor == 9  # the expected batch, for any draw
+        if micro_batches:  # static: padding replaces units that are not drawn
             assert len(update.batches) == micro_batches
         for micro_batch in update.batches:
             assert [a.shape for a in micro_batch.arrays()] == [
-                a.shape for a in told[0].batches[0].arrays()
+                a.shape for a in calls[0].batches[0].arrays()
             ]
-    assert len(told) == 1 + plan.steps
-    assert len({units_of(u) for u in told[:-1]}) > 1
+    assert len(calls) == 1 + plan.steps
+    assert len({units_of(u) for u in calls[:-1]}) > 1
 
 
-def test_a_truncated_batch_never_holds_more_than_its_cap(train, plan_of, told):
+def test_truncated_batch_never_exceeds_its_cap(train, plan_of, calls):
     train(with_sampling(plan_of(steps=12), TruncatedPoissonSampling(cap=5), 20))
-    assert max(units_of(u) for u in told[:-1]) == 5
+    assert max(units_of(u) for u in calls[:-1]) == 5
 
 
-def test_batches_grow_by_the_plans_schedule(train, plan_of, told):
+def test_batches_grow_by_the_plans_schedule(train, plan_of, calls):
     plan = dataclasses.replace(plan_of(), schedule=(BatchPhase(3, 4), BatchPhase(3, 20)))
     train(plan)
-    assert [u.divisor for u in told[:-1]] == [4] * 3 + [20] * 3
-    assert max(units_of(u) for u in told[:3]) < min(units_of(u) for u in told[3:6])
+    assert [u.divisor for u in calls[:-1]] == [4] * 3 + [20] * 3
+    assert max(units_of(u) for u in calls[:3]) < min(units_of(u) for u in calls[3:6])
     assert plan.event().phases == ((4 / 30, 0.7, 3), (20 / 30, 0.7, 3))
 
 
-def test_ordinary_updates_read_as_many_rows_as_they_say(train, config_of, told):
+def test_ordinary_updates_read_the_configured_number_of_rows(train, config_of, calls):
     train(OrdinaryUpdates(3, 7, seed=1), config=config_of(micro_rows=6))
-    assert [u.divisor for u in told[:-1]] == [7] * 3
-    assert [units_of(u) for u in told[:-1]] == [7] * 3
-    assert [len(u.batches) for u in told[:-1]] == [2] * 3
+    assert [u.divisor for u in calls[:-1]] == [7] * 3
+    assert [units_of(u) for u in calls[:-1]] == [7] * 3
+    assert [len(u.batches) for u in calls[:-1]] == [2] * 3
 
 
-def test_the_settings_after_anil_train(train, plan_of, config_of, seen):
+def test_training_with_the_settings_of_anil_et_al_runs(train, plan_of, config_of, seen):
     """Growing batches, weight decay 1, quadratic decay of the learning rate."""
     plan = dataclasses.replace(plan_of(), schedule=growing_batches(3, 12, 8))
     model = train(plan, config=config_of(learning_rate=2e-3, weight_decay=1.0, decay_power=2.0))
@@ -125,10 +125,8 @@ def test_the_settings_after_anil_train(train, plan_of, config_of, seen):
     assert all(np.isfinite(a).all() for a in model.parameters.values())
 
 
-def test_a_batch_a_hundred_times_larger_takes_no_more_memory(
-    train, plan_of, config_of, monkeypatch
-):
-    """No more micro-batches exist at once, however many an update has: it is waiting, not room."""
+def test_memory_does_not_grow_with_the_batch_size(train, plan_of, config_of, monkeypatch):
+    """The number of micro-batches in memory does not depend on the size of an update."""
     alive = peak = made = 0
     original = rows.micro_batch
 
@@ -145,7 +143,7 @@ def test_a_batch_a_hundred_times_larger_takes_no_more_memory(
         return batch
 
     monkeypatch.setattr(rows, "micro_batch", watched)
-    monkeypatch.setattr(Trainer, "add", lambda *_: None)  # the arithmetic is tested elsewhere
+    monkeypatch.setattr(Trainer, "add", lambda *_: None)  # other tests cover the arithmetic
     peaks = []
     for batch in (24, 2400):
         monkeypatch.setattr(
@@ -166,7 +164,7 @@ def adaptive_plan(plan_of, **changes):
     return plan_of(adaptive=adaptive, clip_norm=0.1, **changes)
 
 
-def test_a_learned_clip_norm_scales_clipping_and_noise_alike(train, plan_of, seen):
+def test_learned_clip_norm_scales_clipping_and_noise(train, plan_of, seen):
     plan = adaptive_plan(plan_of)
     reported = []
     train(plan, progress=lambda p: reported.append(p.clip_norm))
@@ -179,16 +177,16 @@ def test_a_learned_clip_norm_scales_clipping_and_noise_alike(train, plan_of, see
         assert update.noise.clip_norm == pytest.approx(clip, rel=1e-6)  # float32
         clips.append(clip)
     assert clips[0] == pytest.approx(0.1)
-    assert len(set(clips)) == 4  # every update learned
-    assert clips == sorted(clips)  # gradients are larger than 0.1: it rises
+    assert len(set(clips)) == 4  # every update changed it
+    assert clips == sorted(clips)  # gradients are larger than 0.1, so it increases
     assert reported[-1] > clips[-1]
 
 
-def test_a_time_boxed_run_ends_in_the_same_bits(train, plan_of, config_of, tmp_path):
-    """With a learned clip norm, which is state as well; housekeeping may change on the way."""
+def test_time_limited_run_ends_in_the_same_bits(train, plan_of, config_of, tmp_path):
+    """With a learned clip norm in the state; checkpoint settings may change between runs."""
     plan = adaptive_plan(plan_of, steps=3)
     whole = train(plan, checkpoints=LocalFolder(tmp_path / "whole"))
-    for done in (1, 2):  # always one update, or it would never end
+    for done in (1, 2):  # at least one update per run, or it would never end
         with pytest.raises(Unfinished, match=f"time is up after {done} of 3 updates") as stopped:
             train(plan, config=config_of(time_box_minutes=1e-9))
         assert stopped.value.exit_code == 75
@@ -196,10 +194,10 @@ def test_a_time_boxed_run_ends_in_the_same_bits(train, plan_of, config_of, tmp_p
     assert same(whole, train(plan, config=last))
 
 
-def test_correlated_noise_goes_on_in_the_same_bits_after_a_stop(
+def test_correlated_noise_continues_in_the_same_bits_after_a_stop(
     train, plan_of, config_of, tmp_path
 ):
-    """Of the noise nothing is stored: a resumed run makes it again from the seed."""
+    """The noise is not stored: a resumed run makes it again from the seed."""
     plan = with_bands(plan_of(steps=5), 3, Workload.prefix_sums(5))
     whole = train(plan, checkpoints=LocalFolder(tmp_path / "whole"))
     for _ in range(3):
@@ -211,8 +209,8 @@ def test_correlated_noise_goes_on_in_the_same_bits_after_a_stop(
     assert names and not any("past" in name for name in names)
 
 
-def test_a_checkpoint_precedes_every_evaluation(train, config_of, tmp_path):
-    """A resumed run passes through every state that somebody has seen a score of."""
+def test_checkpoint_precedes_every_evaluation(train, config_of, tmp_path):
+    """A resumed run repeats every state whose score was reported."""
     kept, there = LocalFolder(tmp_path / "kept"), {}
 
     def evaluate(done, weights):
@@ -228,7 +226,7 @@ def test_a_checkpoint_precedes_every_evaluation(train, config_of, tmp_path):
 
 
 @pytest.mark.parametrize("continuation", [None, np.zeros(3, bool)])
-def test_whole_words_need_to_know_what_a_word_is(train, config_of, continuation):
+def test_masking_whole_words_needs_continuation_flags(train, config_of, continuation):
     with pytest.raises(BadInput, match="continuation pieces"):
         train(
             OrdinaryUpdates(1, 1, seed=1),
@@ -238,16 +236,14 @@ def test_whole_words_need_to_know_what_a_word_is(train, config_of, continuation)
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_whole_words_are_masked_together_in_what_is_trained(
-    train, plan_of, config_of, store, told, private
-):
-    """In this language every odd piece goes on with the even one before it."""
+def test_training_masks_whole_words_together(train, plan_of, config_of, store, calls, private):
+    """In this language every odd piece continues the even piece before it."""
     odd = np.arange(store.vocabulary_size) % 2 == 1
     odd[:6] = False
     updates = plan_of(steps=10) if private else OrdinaryUpdates(10, 18, seed=1)
     train(updates, config=config_of(whole_words=True), continuation=odd)
     whole = cut = 0
-    for update in told[:-1]:
+    for update in calls[:-1]:
         for batch in update.batches:
             for positions, weights in zip(
                 batch.positions.reshape(-1, batch.positions.shape[-1]),
@@ -259,6 +255,6 @@ def test_whole_words_are_masked_together_in_what_is_trained(
                 full = sum({2 * w + 1, 2 * w + 2} <= chosen for w in words)
                 whole += full
                 cut += len(words) - full
-                assert len(words) - full == 0 or len(chosen) == 1  # a quota of one cuts its word
+                assert len(words) - full == 0 or len(chosen) == 1  # a quota of one splits a word
     assert whole > 20
-    assert cut > 20  # and both cases were there
+    assert cut > 20  # both cases occurred

@@ -1,4 +1,4 @@
-"""Each update has its own noise, of the plan's scale; the clip norm follows a noised count."""
+"""Each update has independent noise of the plan's scale; the clip norm follows a noised count."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ COUNT = 3.5  # Σ (bᵢ − ½), as the devices counted it
 
 
 def carry_out(plan, steps, seed=SEED):
-    """Return the updates that a trainer is told to make, and the clip norms on the way."""
-    told, updates = [], PrivateUpdates(plan, seed, b"manifest")
+    """Return the updates that a trainer is called to make, and the clip norms in between."""
+    calls, updates = [], PrivateUpdates(plan, seed, b"manifest")
     trainer = SimpleNamespace(
         clipper=updates.clipper(),
-        apply_update=lambda **what: told.append(what),
+        apply_update=lambda **what: calls.append(what),
         take_count_within=lambda: COUNT,
     )
     norms = []
     for step in range(steps):
         updates.apply_update(trainer, step, 0.1)
         norms.append(trainer.clipper.clip_norm)
-    return told, norms
+    return calls, norms
 
 
-def test_every_update_gets_the_noise_of_its_own_number(plan_of):
+def test_noise_of_an_update_is_keyed_by_its_number(plan_of):
     plan = plan_of()
-    told, norms = carry_out(plan, 3)
-    assert told == [
+    calls, norms = carry_out(plan, 3)
+    assert calls == [
         {
             "step": t,
             "learning_rate": 0.1,
@@ -51,28 +51,28 @@ def test_every_update_gets_the_noise_of_its_own_number(plan_of):
     assert norms == [plan.clip_norm] * 3
 
 
-def test_correlated_noise_goes_on_from_one_past_in_all_updates(plan_of):
+def test_correlated_noise_keeps_its_past_over_all_updates(plan_of):
     plan = plan_of()
     plan = with_bands(plan, 2, Workload.prefix_sums(plan.steps))
-    told, _ = carry_out(plan, 3)
-    noises = [what["noise"] for what in told]
+    calls, _ = carry_out(plan, 3)
+    noises = [what["noise"] for what in calls]
     assert [noise.strategy for noise in noises] == [plan.strategy] * 3
     assert noises[0].past is noises[1].past is noises[2].past is not None
     louder = plan.strategy.loudness(plan.steps)
-    assert [what["loudness"] for what in told] == [louder] * 3
+    assert [what["loudness"] for what in calls] == [louder] * 3
     assert louder > 1.2
     other, _ = carry_out(plan, 1)
     assert other[0]["noise"].past is not noises[0].past
 
 
-def test_the_clip_norm_is_learned_from_the_noised_count(plan_of):
-    """As accounted: the next norm is a function of count + N(0, σ_b²), noise and all."""
+def test_clip_norm_is_learned_from_the_noised_count(plan_of):
+    """As accounted: the next norm is a function of count + N(0, σ_b²)."""
     adaptive = AdaptiveClipping(0.5, 3.0)
     plan = plan_of(adaptive=adaptive)
-    told, norms = carry_out(plan, 3)
+    calls, norms = carry_out(plan, 3)
     norm = plan.clip_norm
     for t in range(3):
-        assert told[t]["noise"].clip_norm == pytest.approx(norm)
+        assert calls[t]["noise"].clip_norm == pytest.approx(norm)
         seen = noised_count(COUNT, SEED, b"manifest", t, 3.0)
         assert abs(seen - COUNT) > 1e-3
         share = adaptive.share_within(seen, plan.expected_batch(t))
@@ -80,19 +80,19 @@ def test_the_clip_norm_is_learned_from_the_noised_count(plan_of):
         assert norms[t] == pytest.approx(norm, rel=1e-12)
 
 
-def test_another_seed_and_another_update_learn_another_norm(plan_of):
-    """One count: whatever differs is noise, of the stated scale and drawn afresh."""
+def test_learned_clip_norm_depends_on_seed_and_update(plan_of):
+    """With a fixed count all differences are fresh noise of the stated scale."""
     plan, shifts = plan_of(adaptive=AdaptiveClipping(0.5, 4.0, learning_rate=1.0)), []
     for number in range(64):
         _, (one, two) = carry_out(plan, 2, PrivacySeed.fixed(number))
         shifts += [math.log(one / 0.5) * 9 + COUNT, math.log(two / one) * 9 + COUNT]
-    assert len(set(shifts)) > 100  # it lies on a grid: some may agree
+    assert len(set(shifts)) > 100  # values are on a grid, so some may be equal
     scale = math.sqrt(sum(shift**2 for shift in shifts) / 128)
     assert 2 / 3 * 4 < scale < 3 / 2 * 4  # χ² with 128 degrees: by chance under 10⁻⁷
 
 
 @pytest.mark.statistical
-def test_the_counts_noise_has_its_sigma():
+def test_noise_of_the_count_has_its_sigma():
     sigma = 3.0
     sample = np.array([noised_count(11.5, SEED, b"m", t, sigma) for t in range(400)]) - 11.5
     assert_gaussian(sample, sigma)

@@ -1,4 +1,4 @@
-"""Sentences to rows and back: no word is lost, wherever a sentence is cut."""
+"""Sentences to rows and back: no word is lost at any cut."""
 
 from __future__ import annotations
 
@@ -29,11 +29,11 @@ def sentence(words, tags=None):
 
 
 def echo(rows):
-    """Answer each row with its own labels, as logits."""
+    """Answer each row with its labels as logits."""
     return [np.eye(len(LABELS), dtype=np.float32)[list(row.labels)] for row in rows]
 
 
-def test_labels_stand_at_first_pieces(tokenizer):
+def test_labels_are_at_the_first_pieces_of_words(tokenizer):
     s = sentence(["pain", "aspirinaspirin", "b"], ["O", "B-drug", "I-drug"])
     (row,) = HEAD.rows([s], tokenizer, 32)
     pieces = [tokenizer.id_to_token(i) for i in row.ids]
@@ -44,7 +44,7 @@ def test_labels_stand_at_first_pieces(tokenizer):
 
 
 @pytest.mark.parametrize("max_length", [4, 7, 16, 64])
-def test_tags_survive_any_cut(tokenizer, max_length):
+def test_tags_survive_cutting_into_windows(tokenizer, max_length):
     rng = np.random.default_rng(0)
     words = ["pain", "aspirin", "aabbaabb", "b"]
     sentences = [sentence(rng.choice(words, n), rng.choice(LABELS, n)) for n in (1, 5, 30, 2)]
@@ -53,24 +53,24 @@ def test_tags_survive_any_cut(tokenizer, max_length):
     assert tags_of(sentences, rows, echo(rows), LABELS) == [s.tags for s in sentences]
 
 
-def test_a_word_without_pieces_is_outside(tokenizer):
+def test_word_without_pieces_is_outside(tokenizer):
     s = sentence(["\u200b", "pain"], ["B-drug", "B-drug"])
     rows = HEAD.rows([s], tokenizer, 32)
     assert tags_of([s], rows, echo(rows), LABELS) == [("O", "B-drug")]
 
 
-def test_an_unknown_tag_counts_as_outside(tokenizer):
+def test_unknown_tag_counts_as_outside(tokenizer):
     (row,) = HEAD.rows([sentence(["pain"], ["B-other"])], tokenizer, 32)
     assert row.labels == (0,)
 
 
-def test_special_tokens_written_in_text_are_text(tokenizer):
+def test_special_tokens_in_text_are_ordinary_text(tokenizer):
     (row,) = HEAD.rows([sentence(["[SEP]", "pain"])], tokenizer, 32)
     assert tokenizer.token_to_id("[SEP]") not in row.ids[1:-1]
 
 
 def context(sizes, window, word):
-    """Return the smaller number of pieces before and behind a word; what the text lacks counts."""
+    """Return the smaller number of pieces before and after a word; text ends do not limit it."""
     before = sum(sizes[window[0] : word]) if window[0] else math.inf
     behind = sum(sizes[word + 1 : window[1]]) if window[1] < len(sizes) else math.inf
     return min(before, behind)
@@ -81,7 +81,7 @@ def context(sizes, window, word):
     st.integers(5, 14),
     st.sampled_from([0.0, 0.25, 0.5, 0.9]),
 )
-def test_each_word_is_asked_once_where_it_has_most_context(sizes, room, overlap):
+def test_each_word_is_tagged_once_in_the_window_with_most_context(sizes, room, overlap):
     found = windows(sizes, room, overlap)
     asked = [word for w in found for word in range(w.first, w.last)]
     assert asked == list(range(len(sizes)))
@@ -91,17 +91,17 @@ def test_each_word_is_asked_once_where_it_has_most_context(sizes, room, overlap)
         assert sum(sizes[w.begin : w.end]) <= room
         for word in range(w.first, w.last):
             every = [context(sizes, e, word) for e in extents if e[0] <= word < e[1]]
-            own = context(sizes, (w.begin, w.end), word)
-            assert own == max(every)
-    if len(extents) > 1:  # no room is left in the last
+            shown = context(sizes, (w.begin, w.end), word)
+            assert shown == max(every)
+    if len(extents) > 1:  # the last window has no room left
         assert sum(sizes[extents[-1][0] - 1 :]) > room
     for (_, end), (begin, last) in itertools.pairwise(extents):
         assert begin <= end < last
-        if last < len(sizes):  # the last is filled from before
+        if last < len(sizes):  # the last window is extended to the left
             assert sum(sizes[begin:end]) <= overlap * room
 
 
-def test_a_window_of_half_a_row_gives_each_word_a_quarter_of_a_row_on_both_sides():
+def test_half_overlapping_windows_give_each_word_a_quarter_row_of_context():
     sizes = [1] * 200
     for w in windows(sizes, 20, 0.5):
         assert all(context(sizes, (w.begin, w.end), word) >= 4 for word in range(w.first, w.last))
@@ -110,7 +110,7 @@ def test_a_window_of_half_a_row_gives_each_word_a_quarter_of_a_row_on_both_sides
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.3, 0.5, 0.9])
-def test_a_word_is_learned_and_scored_once_in_whatever_windows_it_stands(tokenizer, overlap):
+def test_word_in_several_windows_is_learned_and_scored_once(tokenizer, overlap):
     rng = np.random.default_rng(1)
     words = ["pain", "aspirin", "aabbaabb", "b"]
     long = sentence(rng.choice(words, 90), rng.choice(LABELS, 90))
@@ -129,7 +129,7 @@ def test_a_word_is_learned_and_scored_once_in_whatever_windows_it_stands(tokeniz
 
 
 def test_f1_does_not_depend_on_where_a_document_was_cut_into_sentences(tokenizer):
-    """A tagger that looks at three words on each side, in windows that show it as many."""
+    """A tagger that reads three words on each side, in windows that show at least as many."""
     rng = np.random.default_rng(2)
     words = tuple(rng.choice(["pain", "aspirin", "b"], 120))
 
@@ -151,17 +151,17 @@ def test_f1_does_not_depend_on_where_a_document_was_cut_into_sentences(tokenizer
 
 
 def annotated_document(words, tags):
-    """Without entities that a cut could divide: every one is a word long."""
+    """A document whose entities are single words, so that no cut divides them."""
     return Sentence(words, tuple("B-drug" if t == "B-drug" else "O" for t in tags), "note")
 
 
-def test_a_crf_tags_well_formed_sequences_over_all_windows_of_a_sentence(tokenizer):
+def test_crf_tags_well_formed_sequences_over_all_windows_of_a_sentence(tokenizer):
     head = TaggingHead(LABELS, crf=True, overlap=0.5)
     long = sentence(["pain"] * 40)
     rows = head.rows([long], tokenizer, 16)
     logits = [np.tile(np.array([0, 1, 2], np.float32), (len(r.words), 1)) for r in rows]
     (alone,) = tags_of([long], rows, logits, LABELS)
-    assert alone == ("I-drug",) * 40  # not well formed: an entity begins with B
+    assert alone == ("I-drug",) * 40  # not well formed, because an entity begins with B
     transitions = np.zeros((3, 3), np.float32)
     (together,) = tags_of([long], rows, logits, LABELS, transitions)
     assert together == ("B-drug", *("I-drug",) * 39)

@@ -1,4 +1,4 @@
-"""What reaches the optimizer: the right sum, the right noise, on any layout of devices."""
+"""Inputs of the optimizer: the right sum and the right noise on any layout of devices."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def recorded(config, *, device="cpu", clipper, sigma=None, batches=(), divisor=1
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
-def test_noise_that_reaches_the_optimizer_has_the_plans_variance(config, device):
+def test_noise_in_updates_has_the_variance_of_the_plan(config, device):
     clip, sigma, divisor = 0.5, 1.7, 9.0
     noise = recorded(
         config,
@@ -69,14 +69,14 @@ def test_noise_is_added_to_the_clipped_sum_and_is_the_same_on_two_devices(config
     assert np.linalg.norm(silent) > 1
 
 
-def test_a_clipped_sum_is_bounded_by_units_times_the_clip_norm(config, store):
+def test_clipped_sum_is_bounded_by_units_times_clip_norm(config, store):
     batches = batches_of(store, updates=1)
     small = recorded(config, clipper=Clipper(0.01), batches=batches)
     assert 0.01 < np.linalg.norm(small) <= 0.06 * (1 + 1e-5)  # six units
 
 
 @pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
-def test_infinite_clip_and_no_noise_is_ordinary_training(config, store, device):
+def test_infinite_clip_norm_without_noise_equals_ordinary_training(config, store, device):
     private = trainer_of(config, device=device, clipper=Clipper(float("inf")))
     ordinary = trainer_of(config, device=device)
     for t in range(3):
@@ -89,7 +89,7 @@ def test_infinite_clip_and_no_noise_is_ordinary_training(config, store, device):
     assert np.abs(flat(ordinary.weights()) - start).max() > 0.01
 
 
-def test_two_devices_train_as_one(config, store):
+def test_two_devices_train_the_same_as_one(config, store):
     results = []
     for device in ("cpu", "mock-tpu:2"):
         trainer = trainer_of(config, device=device, clipper=Clipper(0.5))
@@ -104,7 +104,7 @@ def test_two_devices_train_as_one(config, store):
     assert results[0][3] == pytest.approx(results[1][3], rel=1e-5)
 
 
-def test_an_update_empties_the_accumulators(config, store):
+def test_update_resets_the_accumulators(config, store):
     trainer = trainer_of(config, optimizer=Recorder(0, 0, 0), clipper=Clipper(0.5))
     trainer.add(batches_of(store)[0])
     trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
@@ -115,10 +115,10 @@ def test_an_update_empties_the_accumulators(config, store):
 
 
 @pytest.mark.parametrize("loudness", [1.0, 7.0])
-def test_adamw_is_the_published_one(config, loudness):
+def test_adamw_equals_the_published_rule(config, loudness):
     """Loshchilov and Hutter, Algorithm 2, in float64, on gradients that change.
 
-    Correlated noise makes the step longer, and leaves the decay as it is.
+    Correlated noise increases the step, but not the decay.
     """
     rng = np.random.default_rng(0)
     trainer = trainer_of(config)
@@ -128,8 +128,8 @@ def test_adamw_is_the_published_one(config, loudness):
         for t in range(1, 6):
             g = rng.standard_normal(w.shape).astype(np.float32)
             trainer._sums[name].assign(g)
-            told = {"learning_rate": 0.05, "divisor": 1.0, "loudness": loudness}
-            trainer.apply_update(step=t - 1, noise=None, **told)
+            arguments = {"learning_rate": 0.05, "divisor": 1.0, "loudness": loudness}
+            trainer.apply_update(step=t - 1, noise=None, **arguments)
             m, v = 0.9 * m + 0.1 * g, 0.999 * v + 0.001 * g.astype(np.float64) ** 2
             step = (m / (1 - 0.9**t)) / (np.sqrt(v / (1 - 0.999**t)) + 1e-8)
             w = w - 0.05 * (loudness * step + (0.01 * w if name.endswith("kernel") else 0))
@@ -137,7 +137,7 @@ def test_adamw_is_the_published_one(config, loudness):
         trainer = trainer_of(config)
 
 
-def test_nothing_is_traced_twice(config, store):
+def test_functions_are_traced_once(config, store):
     trainer = trainer_of(config, clipper=Clipper(0.5))
     batches = batches_of(store)
     for t, count in enumerate((3, 0, 1)):
@@ -181,7 +181,7 @@ WITHOUT_TOOLBOX = pytest.mark.skipif(
         pytest.param("cpu", "tensorflow-privacy", marks=WITHOUT_TOOLBOX),
     ],
 )
-def test_every_engine_trains_alike(config, store, device, engine):
+def test_all_clipping_engines_train_the_same(config, store, device, engine):
     fast = sums_of(config, store)
     assert np.linalg.norm(fast) > 0.5
     np.testing.assert_allclose(
@@ -190,7 +190,7 @@ def test_every_engine_trains_alike(config, store, device, engine):
 
 
 @pytest.mark.parametrize("clipper", [None, Clipper(0.5)], ids=["ordinary", "private"])
-def test_bfloat16_products_train_nearly_alike_on_any_layout(config, store, clipper):
+def test_bfloat16_products_train_nearly_the_same_on_any_layout(config, store, clipper):
     exact = sums_of(config, store, clipper=clipper)
     rough = sums_of(config, store, clipper=clipper, precision="bfloat16")
     dealt = sums_of(config, store, "mock-tpu:2", clipper=clipper, precision="bfloat16")
@@ -199,12 +199,12 @@ def test_bfloat16_products_train_nearly_alike_on_any_layout(config, store, clipp
     assert np.linalg.norm(dealt - rough) < 0.01 * size
 
 
-def test_an_unknown_precision_is_one_line(config, store):
-    with pytest.raises(BadInput, match="no precision"):
+def test_unknown_precision_is_refused_in_one_line(config, store):
+    with pytest.raises(BadInput, match="not a precision"):
         sums_of(config, store, precision="float16")
 
 
-def test_clip_norm_and_noise_may_change_with_the_update_without_compiling_anew(config, store):
+def test_changing_clip_norm_and_noise_does_not_recompile(config, store):
     optimizer = Recorder(0, 0, 0)
     trainer = trainer_of(config, optimizer=optimizer, clipper=Clipper(0.5))
     sizes, scales = [], []
@@ -216,14 +216,14 @@ def test_clip_norm_and_noise_may_change_with_the_update_without_compiling_anew(c
         noise = UpdateNoise(SEED, b"m", t, 10.0, clip)
         trainer.apply_update(step=t, learning_rate=0.1, divisor=1.0, noise=noise)
         scales.append(np.std(flat(trainer.weights())))
-    assert sizes[1] > 1.5 * sizes[0]  # other weights by then, so not exactly twice
+    assert sizes[1] > 1.5 * sizes[0]  # the weights have changed, so not exactly twice
     assert sizes[1] <= 6 * 0.02 * (1 + 1e-5)
     np.testing.assert_allclose(scales, [0.1, 0.2], rtol=0.05)
     assert trainer.compilations == 1
 
 
 @pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
-def test_the_count_below_the_clip_norm_is_of_real_units(config, store, device):
+def test_count_below_the_clip_norm_ignores_padding(config, store, device):
     trainer = trainer_of(config, device=device, clipper=Clipper(0.5))
     batch = batches_of(store, updates=1)[0]
     real = int((batch.shares.sum(1) > 0).sum())
@@ -234,7 +234,7 @@ def test_the_count_below_the_clip_norm_is_of_real_units(config, store, device):
     assert trainer.take_count_within() == 0.0
 
 
-def test_padding_is_nobody_within_the_clip_norm(config, store):
+def test_padding_is_not_counted_within_the_clip_norm(config, store):
     trainer = trainer_of(config, clipper=Clipper(1e6))
     (batch,) = OrdinaryBatches(store, seed=0, units=6, batch_rows=4).micro_batches(0)
     assert (batch.shares.sum(1) > 0).sum() == 4
@@ -250,14 +250,14 @@ def test_automatic_clipping_scales_every_unit_to_nearly_the_clip_norm(config, st
 
 
 @pytest.mark.parametrize("sigma", [1.7, None])
-def test_loaded_sums_come_before_the_one_noise_and_the_one_divisor(config, sigma):
+def test_loaded_sums_are_noised_and_divided_once(config, sigma):
     def weights(value):
         trainer = Trainer(
             strategy_for("cpu"), config, fresh(config, 0).parameters, Recorder(0, 0, 0),
             Clipper(0.5),
         )  # fmt: skip
         loaded = [np.full_like(array, value) for array in trainer.trained_weights()]
-        for _ in range(2):  # of a second load of an update, only the second counts
+        for _ in range(2):  # if an update is loaded twice, only the second load counts
             trainer.load(loaded, np.zeros(4))
         noise = sigma and UpdateNoise(SEED, b"m", 0, sigma, 0.5)
         trainer.apply_update(step=0, learning_rate=0.1, divisor=8.0, noise=noise)
@@ -280,8 +280,8 @@ def test_loaded_counts_are_read_once(config):
     assert trainer.read_tallies() == Tallies(0.0, 0, 0)
 
 
-def test_taken_sums_loaded_elsewhere_make_the_same_update(config, store):
-    """What a host takes and the step loads is what a single process would have had."""
+def test_sums_taken_and_loaded_into_another_trainer_make_the_same_update(config, store):
+    """The sums that a host takes and the step loads equal the sums of a single process."""
     (first, *_) = batches_of(store)
     here, host, step = (trainer_of(config, clipper=Clipper(0.5)) for _ in range(3))
     host.add(first)

@@ -1,4 +1,4 @@
-"""Training of a part: the rest stays bit for bit, and has no noise; adapters end up as trained."""
+"""Training of some parameters: the others keep their bits without noise; adapters are saved."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def trainer_of(config: Any, adapters: AdapterConfig, *, device="cpu", clip=0.5, 
 @pytest.mark.statistical
 @pytest.mark.parametrize("kind", ["lora", "biases-and-norms"])
 @pytest.mark.parametrize("device", ["mock-tpu:2"])
-def test_noise_is_on_what_is_trained_alone_and_has_the_plans_variance(config, device, kind):
+def test_noise_is_only_on_trained_parameters_with_the_variance_of_the_plan(config, device, kind):
     clip, sigma, divisor = 0.5, 1.7, 9.0
     adapters = LORA.model_copy(update={"trained_parameters": kind})
     start, trainer = trainer_of(
@@ -74,8 +74,8 @@ def batches_of(store):
     return list(OrdinaryBatches(store, seed=0, units=6, batch_rows=6).micro_batches(0))
 
 
-def test_a_sum_is_bounded_by_the_norms_of_what_is_trained(config, store):
-    """Six units, all clipped: what is trained has the length C each, and no less for the frozen."""
+def test_sum_is_bounded_by_norms_of_trained_parameters(config, store):
+    """Six clipped units: the trained gradient of each has length C."""
     start, trainer = trainer_of(config, LORA, clip=1e-3, optimizer=Recorder(0, 0, 0))
     for batch in batches_of(store):
         trainer.add(batch)
@@ -90,7 +90,7 @@ def test_a_sum_is_bounded_by_the_norms_of_what_is_trained(config, store):
     ("kind", "private"),
     [("lora", True), ("biases-and-norms", True), ("top-layer", True), ("lora", False)],
 )
-def test_what_is_not_trained_stays_bit_for_bit(train, plan_of, config_of, config, kind, private):
+def test_frozen_parameters_stay_the_same_bits(train, plan_of, config_of, config, kind, private):
     updates = (
         PrivateUpdates(plan_of(), PrivacySeed.fixed(4), b"manifest")
         if private
@@ -119,7 +119,7 @@ def test_decoders_train_their_adapters(train, plan_of, config_of, store, kind):
         assert np.array_equal(model.parameters[name], before) == ("lora_" not in name), name
 
 
-def test_a_checkpoint_holds_what_is_trained_and_a_run_that_resumes_ends_in_the_same_bits(
+def test_checkpoint_contains_trained_parameters_and_resumed_run_ends_in_the_same_bits(
     train, plan_of, config_of, tmp_path
 ):
     settings = config_of(trained_parameters="lora", lora_rank=2, checkpoint_every=1)
@@ -152,28 +152,30 @@ def stop_at(update: int) -> Any:
         {"lora_alpha": 1.0},
     ],
 )
-def test_a_checkpoint_of_another_part_belongs_to_another_run(train, plan_of, config_of, other):
+def test_checkpoint_with_other_trained_parameters_belongs_to_another_run(
+    train, plan_of, config_of, other
+):
     settings = {"trained_parameters": "lora", "lora_rank": 2}
     train(plan_of(), config=config_of(**settings))
     with pytest.raises(BadInput, match="another run"):
         train(plan_of(), config=config_of(**(settings | other)))
 
 
-def test_a_checkpoint_beside_another_base_belongs_to_another_run(train, plan_of, config_of, config):
-    """It holds the adapters alone: beside other frozen weights they would mean nothing."""
+def test_checkpoint_with_other_frozen_parameters_belongs_to_another_run(
+    train, plan_of, config_of, config
+):
+    """A checkpoint holds only the adapters, which need their frozen weights."""
     settings = config_of(trained_parameters="lora", lora_rank=2)
     train(plan_of(), config=settings, model=fresh(config, 1))
     with pytest.raises(BadInput, match="another run"):
         train(plan_of(), config=settings, model=fresh(config, 2))
 
 
-def test_a_trained_adapter_is_what_leaves_and_what_comes_back(
-    train, plan_of, config_of, config, tmp_path
-):
-    """Opacus issue 820: training looked normal, and what was saved was not what was trained.
+def test_trained_adapter_is_saved_and_read_back(train, plan_of, config_of, config, tmp_path):
+    """Opacus issue 820: training looked normal, but the saved adapter was not the trained one.
 
-    Every adapter has learned, the base beside it is the one it was trained beside, and what is
-    reloaded, as an adapter or merged, computes what the trained model does.
+    Every adapter has learned, the base is unchanged, and the reloaded model, as an adapter or
+    merged, computes the same as the trained model.
     """
     base = fresh(config, 1)
     settings = config_of(trained_parameters="lora", lora_rank=2, learning_rate=0.05)
@@ -192,7 +194,7 @@ def test_a_trained_adapter_is_what_leaves_and_what_comes_back(
     np.testing.assert_allclose(logits(load_model(tmp_path)), logits(model), atol=1e-5)
 
 
-def test_nothing_to_train_is_refused(config):
+def test_model_without_trained_parameters_is_refused(config):
     start = fresh(config, 0)
     with pytest.raises(BadInput, match="none of the model's parameters"):
         Trainer(strategy_for("cpu"), config, start.parameters, AdamW(0.9, 0.9, 0), None, trained=())

@@ -1,4 +1,4 @@
-"""Which rows an update reads, and that a unit looks the same whoever else was drawn."""
+"""Rows that an update reads, which do not depend on other drawn units."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dp_core.training.batches import (
 
 
 class Draws:
-    """A sampler whose draws are given."""
+    """A sampler with given draws."""
 
     def __init__(self, *draws):
         self._draws = draws
@@ -23,21 +23,21 @@ class Draws:
         return np.array(self._draws[t], np.int64)
 
 
-def test_every_update_chooses_rows_of_the_unit_without_repeating_one(store):
+def test_update_chooses_distinct_rows_of_a_unit(store):
     units = np.arange(store.n_units)
     seen = [set() for _ in units]
     for t in range(40):
         rows, real = choose_rows(store, units, 2, coins=5, step=t)
         for u in units:
-            own = rows[u][real[u]].tolist()
-            assert len(own) == len(set(own)) == min(2, len(store.rows_of(u)))
-            assert set(own) <= set(store.rows_of(u))
-            seen[u] |= set(own)
-    assert all(seen[u] == set(store.rows_of(u)) for u in units)  # every row gets its turn
+            chosen = rows[u][real[u]].tolist()
+            assert len(chosen) == len(set(chosen)) == min(2, len(store.rows_of(u)))
+            assert set(chosen) <= set(store.rows_of(u))
+            seen[u] |= set(chosen)
+    assert all(seen[u] == set(store.rows_of(u)) for u in units)  # every row is chosen at some time
 
 
-def test_rows_are_chosen_evenly(store):
-    unit = np.array([3])  # has four rows
+def test_rows_of_a_unit_are_chosen_uniformly(store):
+    unit = np.array([3])  # unit 3 has four rows
     counts = np.zeros(4)
     for t in range(2000):
         rows, _ = choose_rows(store, unit, 2, coins=5, step=t)
@@ -45,7 +45,7 @@ def test_rows_are_chosen_evenly(store):
     assert np.abs(counts - 1000).max() < 130  # 5.8 standard deviations of √(2000/4)
 
 
-def test_a_unit_looks_the_same_whoever_else_was_drawn(store):
+def test_rows_and_masks_of_a_unit_do_not_depend_on_other_drawn_units(store):
     sampler = Draws([7, 11], [0, 3, 7, 9, 11, 20])
     few, many = (
         PrivateBatches(store, sampler, 1, 8, 2),
@@ -68,7 +68,7 @@ def test_masks_differ_between_updates_rows_and_secrets(store):
     assert not np.array_equal(ids(1, 0)[0], ids(2, 0)[0])
 
 
-def test_micro_batches_have_one_shape_and_nobody_is_left_out(store):
+def test_micro_batches_have_one_shape_and_contain_every_drawn_unit(store):
     units = [0, 1, 2, 5, 6, 9, 11, 13, 17, 20, 23]
     batches = list(PrivateBatches(store, Draws(units), 1, 4, 2).micro_batches(0))
     k = predictions_per_row(store.sequence_length)
@@ -83,7 +83,7 @@ def test_micro_batches_have_one_shape_and_nobody_is_left_out(store):
     assert weights[shares > 0].any(1).all()
 
 
-def test_an_empty_draw_gives_no_micro_batch(store):
+def test_empty_draw_makes_no_micro_batch(store):
     assert list(PrivateBatches(store, Draws([]), 1, 4, 2).micro_batches(0)) == []
 
 
@@ -106,7 +106,7 @@ def test_ordinary_epochs_read_every_row_once(store):
     assert rows[: store.n_rows] != rows[store.n_rows : 2 * store.n_rows]
 
 
-def test_an_update_can_be_asked_for_out_of_order(store):
+def test_updates_can_be_drawn_in_any_order(store):
     fresh = OrdinaryBatches(store, 1, 3, 7)
     used = OrdinaryBatches(store, 1, 3, 7)
     for t in range(20):
@@ -115,7 +115,7 @@ def test_an_update_can_be_asked_for_out_of_order(store):
         np.testing.assert_array_equal(a.ids, b.ids)
 
 
-def test_a_row_is_masked_afresh_in_every_update(store):
+def test_every_update_masks_a_row_anew(store):
     units, rows = np.arange(4), store.unit_rows[:4, None]
     first, second = (row_keys(store, units, rows, 7, t) for t in (0, 1))
     assert not np.any(first == second)

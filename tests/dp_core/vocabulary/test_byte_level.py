@@ -1,4 +1,4 @@
-"""Byte-level BPE: GPT-2's words, nothing unknown, readable by the tokenizers library."""
+"""Byte-level BPE: GPT-2's words, no unknown tokens, readable by the tokenizers library."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ def tokenizer() -> Tokenizer:
     return byte_level.learn(COUNTS, 300)
 
 
-def test_words_are_gpt2s() -> None:
+def test_words_are_split_as_in_gpt2() -> None:
     text = "Pt. has 120mg\n\n café, it's"
     expected = [w for w, _ in ByteLevel(add_prefix_space=False).pre_tokenize_str(text)]
     assert byte_level.split_words(text) == expected
     assert "ĠcafÃ©" in expected and "'s" in expected
 
 
-def test_what_is_learned_is_what_tokenizers_learns_from_the_same_text() -> None:
+def test_vocabulary_equals_tokenizers_on_the_same_text() -> None:
     text = "the theme of the thesis is then these things, the THE The " * 3 + "pain pains painful"
     counts: dict[str, int] = {}
     for word in byte_level.split_words(text):
@@ -50,38 +50,38 @@ def test_what_is_learned_is_what_tokenizers_learns_from_the_same_text() -> None:
 
 @settings(max_examples=100, deadline=None)
 @given(st.text(max_size=40))
-def test_every_text_is_spelt_and_read_back(text: str) -> None:
+def test_every_text_is_encoded_and_decoded_unchanged(text: str) -> None:
     tokenizer = byte_level.learn(COUNTS, 300)
     ids = tokenizer.encode(text, add_special_tokens=False).ids
     assert not set(ids) & set(range(5))
     assert tokenizer.decode(ids) == text
 
 
-def test_words_set_apart_are_one_token_and_the_size_holds() -> None:
+def test_whole_words_are_single_tokens_within_the_size() -> None:
     whole = ["Ġpatients", "Ġ120", "Ġpatient"]
     tokenizer = byte_level.learn(COUNTS, 266, whole)
     assert tokenizer.get_vocab_size() == 266
-    for word in whole[:3]:  # of five tokens beyond the bytes three are for them
+    for word in whole[:3]:  # three of the five tokens after the bytes are for whole words
         text = byte_level.spelt(word)
         assert tokenizer.encode(text, add_special_tokens=False).tokens == [word]
     text = "a patient, 120 patients"
     assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
 
 
-def test_words_set_apart_stay_one_token_behind_save_and_load(tmp_path: Path) -> None:
+def test_whole_words_stay_single_tokens_after_save_and_load(tmp_path: Path) -> None:
     byte_level.save(byte_level.learn(COUNTS, 300, ["Ġpatients"]), tmp_path)
     for read in (byte_level.load(tmp_path), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))):
         assert read.encode(" patients", add_special_tokens=False).tokens == ["Ġpatients"]
 
 
-def test_the_first_ids_are_special_and_text_is_never_a_command(tokenizer: Tokenizer) -> None:
+def test_first_ids_are_special_tokens_and_text_never_contains_them(tokenizer: Tokenizer) -> None:
     assert SpecialIds.of(tokenizer) == SpecialIds()
     ids = tokenizer.encode("a [MASK] [CLS]").ids
     assert (ids[0], ids[-1]) == (2, 3)
     assert not {0, 1, 2, 3, 4} & set(ids[1:-1])
 
 
-def test_files_are_read_back_and_by_the_tokenizers_library(
+def test_saved_files_are_read_back_and_by_the_tokenizers_library(
     tokenizer: Tokenizer, tmp_path: Path
 ) -> None:
     byte_level.save(tokenizer, tmp_path)
@@ -95,7 +95,7 @@ def test_files_are_read_back_and_by_the_tokenizers_library(
     assert plain.encode(text).ids == expected[1:-1]
 
 
-def test_what_cannot_be_learned_or_loaded_is_said(tmp_path: Path) -> None:
+def test_invalid_vocabularies_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no word"):
         byte_level.learn({}, 300)
     with pytest.raises(BadInput, match="Use 261 or more"):

@@ -1,4 +1,4 @@
-"""Sets of all shards: spilled, merged and numbered as by brute force, wherever they lie."""
+"""Sets of all shards are spilled, merged and numbered as by brute force."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from dp_core.vocabulary import gathered_sets
 from dp_core.vocabulary.gathered_sets import GatheredSets
 from dp_core.vocabulary.item_sets import ItemSets, UnitSets, item_sets
 
-# Among them what code points and UTF-16 order otherwise, and one that begins another.
+# Includes items that code points and UTF-16 order differently, and an item that is a prefix.
 ITEMS = [*"abcdefgh", "a b", "é", "ﬀ", "\U0001f600", "zz"]
 SHARDS = st.lists(st.lists(st.sets(st.sampled_from(ITEMS), max_size=6), max_size=5), max_size=6)
 
@@ -38,7 +38,7 @@ def named(sets: UnitSets, gathered: GatheredSets) -> list[set[str]]:
 
 @pytest.fixture
 def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Everything is cut into pieces of a few."""
+    """Set all limits so low that everything is split."""
     for name, value in (("_BATCH", 2), ("_TOGETHER", 4), ("_MEMBERS", 3)):
         monkeypatch.setattr(gathered_sets, name, value)
 
@@ -47,7 +47,7 @@ def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(SHARDS, st.sampled_from([0, 300, 1 << 20]))
-def test_all_shards_together_are_what_brute_force_says(
+def test_gathered_shards_equal_brute_force(
     tmp_path_factory: pytest.TempPathFactory, tiny: None, held: list[list[set[str]]], limit: int
 ) -> None:
     folder = tmp_path_factory.mktemp("sets") / "gathered"
@@ -57,7 +57,7 @@ def test_all_shards_together_are_what_brute_force_says(
         for shard in shards:
             gathered.append(shard)
         assert gathered.units == sum(map(len, held))
-        for _ in range(2):  # read as often as there are rounds
+        for _ in range(2):  # rounds read repeatedly
             assert gathered.distinct == len(every)
             assert gathered.named(np.arange(len(every))) == every
             assert gathered.named(np.arange(1, len(every), 2)) == every[1::2]
@@ -77,7 +77,7 @@ def test_all_shards_together_are_what_brute_force_says(
     assert not folder.exists()
 
 
-def test_what_is_spilled_is_private_and_goes(tmp_path: Path) -> None:
+def test_spilled_files_are_private_and_removed(tmp_path: Path) -> None:
     folder = tmp_path / "gathered"
     shards = shards_of([[{"a", "b"}, {"b"}], [{"c"}], [{"a"}]])
     first = shards[0].items.nbytes + shards[0].members.nbytes + 16 * 2
@@ -91,16 +91,16 @@ def test_what_is_spilled_is_private_and_goes(tmp_path: Path) -> None:
         assert gathered.distinct == 3
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert {stat.S_IMODE(f.stat().st_mode) for f in folder.iterdir()} == {0o600}
-        with pytest.raises(ValueError, match="numbers"):
+        with pytest.raises(ValueError, match="numbered"):
             gathered.append(shards[0])
         gathered.clear()
         assert not folder.exists() and gathered.units == 0
         gathered.append(shards[0])
-        assert not folder.exists()  # there is room again
+        assert not folder.exists()  # clearing frees the room
         assert gathered.named(np.array([1])) == ["b"]
 
 
-def test_what_a_killed_attempt_left_is_written_over(tmp_path: Path) -> None:
+def test_files_of_a_killed_attempt_are_overwritten(tmp_path: Path) -> None:
     shards = shards_of([[{"a", "b"}], [{"c"}]])
     for name in ("shard-000000", "shard-000000.items", "shard-000001.numbers", "items-000001"):
         (tmp_path / name).write_bytes(b"old")
@@ -110,7 +110,7 @@ def test_what_a_killed_attempt_left_is_written_over(tmp_path: Path) -> None:
         assert [named(sets, gathered) for sets in gathered] == [[{"a", "b"}], [{"c"}]]
 
 
-def test_files_go_even_where_the_step_fails(tmp_path: Path) -> None:
+def test_files_are_removed_even_if_the_step_fails(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), GatheredSets(tmp_path / "gathered", limit=0) as gathered:
         gathered.append(shards_of([[{"a"}]])[0])
         assert list(tmp_path.iterdir())
@@ -118,8 +118,8 @@ def test_files_go_even_where_the_step_fails(tmp_path: Path) -> None:
     assert not list(tmp_path.iterdir())
 
 
-def test_a_shard_whose_units_are_not_bounded_is_refused(tmp_path: Path) -> None:
-    """Beside one that is: the loosest bound of the two would hide it."""
+def test_shard_with_unbounded_units_is_refused(tmp_path: Path) -> None:
+    """Even after a bounded shard: the loosest bound of the two would hide it."""
     bounded, other = shards_of([[{"a"}], [{"b"}]])
     gathered = GatheredSets(tmp_path / "sets")
     gathered.append(bounded)

@@ -1,17 +1,17 @@
-"""The histogram: noise on what is present, threshold, sorted."""
+"""The histogram: noise on present words, threshold, sorted result."""
 
 import numpy as np
 import pytest
 
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.calibration import HistogramPlan
 from dp_core.vocabulary.dp_histogram import release as release_numbers
+from dp_core.vocabulary.vocabulary_calibration import HistogramPlan
 
 SEED = PrivacySeed.fixed(7)
 
 
 def plan(sigma: float, threshold: int, n: int = 10) -> HistogramPlan:
-    """A plan that claims nothing (δ = 1): these tests are about what is drawn."""
+    """A plan that claims nothing (δ = 1), because these tests are about its draws."""
     return HistogramPlan(words_per_unit=n, sigma=sigma, threshold=threshold, epsilon=1, delta=1)
 
 
@@ -38,7 +38,7 @@ def test_threshold_is_inclusive() -> None:
 
 
 @pytest.mark.statistical
-def test_noise_has_the_plans_sigma_and_not_another() -> None:
+def test_noise_has_the_sigma_of_the_plan() -> None:
     """Variance of the noise, at six standard errors: σ passes, 2/3 σ and 3/2 σ do not."""
     words = [f"w{i}" for i in range(4000)]
     counts = dict.fromkeys(words, 1000)
@@ -54,7 +54,7 @@ def test_noise_has_the_plans_sigma_and_not_another() -> None:
     assert abs(noise.mean()) < 6 * 20 / np.sqrt(4000)
 
 
-def test_noise_is_bound_to_seed_and_context() -> None:
+def test_noise_depends_on_seed_and_context() -> None:
     counts = dict.fromkeys("abcdefg", 900)
 
     def noised(seed: PrivacySeed, context: bytes) -> dict[str, int]:
@@ -65,5 +65,5 @@ def test_noise_is_bound_to_seed_and_context() -> None:
     assert noised(SEED, b"x") != noised(PrivacySeed.fixed(8), b"x")
 
 
-def test_nothing_present_releases_nothing() -> None:
+def test_empty_histogram_releases_nothing() -> None:
     assert release({}, plan(1.0, 1), SEED, b"x") == {}

@@ -4,23 +4,28 @@ import pytest
 
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
-from dp_core.vocabulary.calibration import HistogramPlan, calibrate, delta_of, smallest_threshold
 from dp_core.vocabulary.hoory2021 import continuous_delta, paper_parameters
+from dp_core.vocabulary.vocabulary_calibration import (
+    HistogramPlan,
+    calibrate,
+    delta_of,
+    smallest_threshold,
+)
 
-EPSILON, DELTA, N = 0.5178, 1e-9, 256  # the paper's
+EPSILON, DELTA, N = 0.5178, 1e-9, 256  # from the paper
 
 
-def test_continuous_reference_points() -> None:
+def test_continuous_delta_equals_reference_values() -> None:
     assert continuous_delta(N, 166.0, 1136.8, EPSILON) == pytest.approx(1e-9, rel=2e-3)
-    # The infimum C ↓ 1130.9 as σ ↓ 165.14: below that σ no threshold is enough.
+    # The infimum is C ↓ 1130.9 as σ ↓ 165.14; below that σ no threshold suffices.
     assert continuous_delta(N, 165.145, 1131.0, EPSILON) <= DELTA
     assert continuous_delta(N, 165.145, 1130.7, EPSILON) > DELTA
     assert continuous_delta(N, 165.13, 1e6, EPSILON) > DELTA
 
 
-def test_the_papers_target_gets_the_smallest_threshold() -> None:
+def test_target_of_the_paper_gets_the_smallest_threshold() -> None:
     plan = calibrate(EPSILON, DELTA, N, unit=PrivacyUnit.EXAMPLE, declared_units=83_000_000)
-    # Continuous C is 1130.9; whole numbers and the discrete tail (half a count) make it 1132.
+    # Continuous C is 1130.9; integers and the discrete tail (half a count) make it 1132.
     assert plan.threshold == 1132
     assert plan.sigma == pytest.approx(165.15, abs=0.02)
     assert delta_of(N, plan.sigma, plan.threshold, EPSILON) <= DELTA
@@ -33,7 +38,9 @@ def test_the_papers_target_gets_the_smallest_threshold() -> None:
     ("epsilon", "delta", "words"),
     [(1.0, 1e-7, 64), (1.0, 1e-6, 1), (6.0, 1e-6, 100), (0.05, 1e-3, 3), (8.0, 1e-3, 300)],
 )
-def test_round_trip_and_nothing_to_gain(epsilon: float, delta: float, words: int) -> None:
+def test_plan_provides_its_target_and_nearby_sigmas_need_no_smaller_threshold(
+    epsilon: float, delta: float, words: int
+) -> None:
     plan = calibrate(epsilon, delta, words)
     earned = delta_of(words, plan.sigma, plan.threshold, epsilon)
     assert earned <= delta
@@ -57,13 +64,13 @@ def test_more_noise_or_threshold_never_hurts_privacy() -> None:
     assert delta_of(50, 30.0, 150, 1.0) < delta_of(60, 30.0, 150, 1.0)
 
 
-def test_a_plan_that_earns_less_than_it_claims_cannot_be_built() -> None:
+def test_plan_that_claims_too_much_is_refused() -> None:
     HistogramPlan(N, 166.0, 1138, EPSILON, DELTA)
     with pytest.raises(PlanError, match=r"1\.01e-09"):
         HistogramPlan(N, 166.0, 1137, EPSILON, DELTA)  # the continuous formulas would allow it
 
 
-def test_paper_mode_shows_both() -> None:
+def test_paper_mode_states_printed_and_true_delta() -> None:
     paper = paper_parameters()
     assert paper.epsilon == pytest.approx(0.5178, abs=5e-5)
     assert paper.threshold == pytest.approx(982.54, abs=0.005)
@@ -75,7 +82,7 @@ def test_paper_mode_shows_both() -> None:
     assert continuous_delta(N, 200.0, paper.threshold, 20.0) > 1.1e-4
 
 
-def test_a_paper_mode_plan_claims_only_the_delta_it_earns() -> None:
+def test_paper_mode_plan_claims_only_its_true_delta() -> None:
     plan = paper_parameters().plan(unit=PrivacyUnit.EXAMPLE)
     assert (plan.sigma, plan.threshold) == (200.0, 983)
     assert plan.delta == pytest.approx(1.18e-4, rel=0.01)

@@ -14,7 +14,7 @@ def rows() -> dict[str, PaperRow]:
     return {row.name: row for row in table}
 
 
-def test_the_vocabularys_figures(rows: dict[str, PaperRow]) -> None:
+def test_vocabulary_figures_equal_reference_values(rows: dict[str, PaperRow]) -> None:
     assert rows["epsilon_v_formula"].true == pytest.approx(0.5178, abs=5e-5)
     assert rows["threshold_formula"].true == pytest.approx(982.54, abs=0.005)
     assert rows["delta_v"].printed == 1e-9
@@ -23,7 +23,7 @@ def test_the_vocabularys_figures(rows: dict[str, PaperRow]) -> None:
     assert rows["threshold_exact"].true == 1132
 
 
-def test_the_training_figures(rows: dict[str, PaperRow]) -> None:
+def test_training_figures_equal_reference_values(rows: dict[str, PaperRow]) -> None:
     printed = rows["epsilon_t_131072_31250_accumulated"]
     assert printed.printed == 0.6
     assert printed.true == pytest.approx(0.529, rel=0.01)
@@ -42,14 +42,14 @@ def test_a_million_updates_or_double_batches_do_not_give_the_printed_epsilon(
         assert "does not hold" in row.verdict
 
 
-def test_what_is_called_rounding_rounds(rows: dict[str, PaperRow]) -> None:
+def test_verdict_of_rounding_is_true(rows: dict[str, PaperRow]) -> None:
     assert "rounding" in rows["epsilon_t_131072_31250_accumulated"].verdict  # 0.561 is 0.6
     workshop = rows["epsilon_t_workshop"].verdict  # 0.561 is not 0.58
     assert "rounding" not in workshop
     assert "0.561" in workshop and "0.655" in workshop
 
 
-def test_noise_per_shard_is_more_noise(rows: dict[str, PaperRow]) -> None:
+def test_noise_per_shard_gives_smaller_epsilon(rows: dict[str, PaperRow]) -> None:
     values = [
         rows[f"epsilon_t_131072_31250_{noise}"].true
         for noise in ("accumulated", "per_shard", "per_shard_and_micro")
@@ -57,12 +57,12 @@ def test_noise_per_shard_is_more_noise(rows: dict[str, PaperRow]) -> None:
     assert values == sorted(values, reverse=True)
 
 
-def test_the_arithmetic_that_does_not_add_up(rows: dict[str, PaperRow]) -> None:
+def test_arithmetic_rows_have_true_values(rows: dict[str, PaperRow]) -> None:
     assert rows["batch_product"].true == 262_144
     assert rows["updates"].true == 31_250
     assert rows["words_per_example"].true == pytest.approx(8.6, abs=0.05)
 
 
-def test_its_infinities_are_json_too(rows: dict[str, PaperRow]) -> None:
+def test_infinite_values_are_written_as_json(rows: dict[str, PaperRow]) -> None:
     asked = CliRunner().invoke(command, ["--json"], catch_exceptions=False)
     assert [row["name"] for row in json.loads(asked.output)] == list(rows)

@@ -1,4 +1,4 @@
-"""Sets of items are bounded alike in one process and by shards."""
+"""Sets of items are bounded equally in one process and by shards."""
 
 from __future__ import annotations
 
@@ -24,10 +24,8 @@ def named(sets: ItemSets) -> list[set[str]]:
 
 
 @pytest.mark.parametrize("unit", PrivacyUnit)
-def test_sets_of_a_shard_are_those_of_its_units_one_by_one(
-    tmp_path: Path, unit: PrivacyUnit
-) -> None:
-    """By brute force: split, take out, draw."""
+def test_sets_of_a_shard_equal_sets_of_its_units(tmp_path: Path, unit: PrivacyUnit) -> None:
+    """Compares with brute force: split, exclude, sample."""
     rng = np.random.default_rng(0)
     notes = (" ".join(f"w{w}" for w in rng.integers(0, 60, 40)) for _ in range(90))
     documents = (Document(str(i), f"p{i % 20}", f"Café {note}.") for i, note in enumerate(notes))
@@ -48,7 +46,7 @@ def test_sets_of_a_shard_are_those_of_its_units_one_by_one(
     assert str(units) not in str(caught.value)
 
 
-def test_items_of_a_unit_ascend_whoever_else_is_in_its_shard() -> None:
+def test_items_of_a_unit_are_sorted_for_any_other_units() -> None:
     held = {f"u{i}": [f"w{(i * k) % 23}" for k in range(9, 0, -1)] for i in range(40)}
     for units in (held, dict(reversed(held.items()))):
         sets = item_sets(units.items(), 6, b"k")

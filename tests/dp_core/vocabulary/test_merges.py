@@ -1,4 +1,4 @@
-"""Merges from counts are those of `tokenizers`, trained on a text with these counts."""
+"""Merges from counts equal the merges of `tokenizers` on a text with these counts."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def theirs(learner: Tokenizer, trainer, words: dict[str, int]) -> list[str]:
     return sorted(vocab, key=vocab.__getitem__)
 
 
-def told(size: int, base: list[str]) -> dict:
+def trainer_settings(size: int, base: list[str]) -> dict:
     return {
         "vocab_size": size, "min_frequency": 0, "special_tokens": base, "limit_alphabet": 0,
         "show_progress": False,
@@ -36,7 +36,7 @@ def told(size: int, base: list[str]) -> dict:
 
 
 def made_up(seed: int) -> tuple[dict[str, int], list[str], int]:
-    """Words of few letters: many ties, letters in a row, tokens that two pairs spell."""
+    """Words of few letters: many ties, repeated letters, tokens that two pairs spell."""
     rng = random.Random(seed)
     letters = "abcdefgh"[: rng.randint(1, 8)]
     counts = (3,) if seed % 2 else (1, 1, 2, 3, 50)
@@ -48,28 +48,28 @@ def made_up(seed: int) -> tuple[dict[str, int], list[str], int]:
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_word_pieces_are_those_of_tokenizers(block: int) -> None:
+def test_word_pieces_equal_tokenizers(block: int) -> None:
     for seed in range(40 * block, 40 * (block + 1)):
         words, letters, size = made_up(seed)
         base = [*SPECIAL, *letters, *("##" + c for c in letters)]
-        trainer = WordPieceTrainer(continuing_subword_prefix="##", **told(size, base))
+        trainer = WordPieceTrainer(continuing_subword_prefix="##", **trainer_settings(size, base))
         expected = theirs(Tokenizer(WordPiece(unk_token="[UNK]")), trainer, words)
         assert learn_merges(words, base, size, prefix="##")[0] == expected, seed
 
 
 @pytest.mark.parametrize("block", range(5))
-def test_byte_pairs_are_those_of_tokenizers_and_in_their_order(block: int) -> None:
+def test_byte_pairs_equal_tokenizers_in_order(block: int) -> None:
     for seed in range(1000 + 40 * block, 1000 + 40 * (block + 1)):
         words, letters, size = made_up(seed)
         base = [*SPECIAL, *letters]
         learner = Tokenizer(BPE())
-        expected = theirs(learner, BpeTrainer(**told(size, base)), words)
+        expected = theirs(learner, BpeTrainer(**trainer_settings(size, base)), words)
         tokens, merges = learn_merges(words, base, size)
         assert tokens == expected, seed
         assert [list(m) for m in merges] == json.loads(learner.to_str())["model"]["merges"], seed
 
 
-def test_the_order_of_the_words_does_not_matter() -> None:
+def test_merges_do_not_depend_on_the_order_of_words() -> None:
     words, letters, _ = made_up(5)
     shuffled = dict(sorted(words.items(), key=lambda item: hash(item) ^ 0x5BD1))
     base = [*SPECIAL, *letters]
@@ -77,7 +77,7 @@ def test_the_order_of_the_words_does_not_matter() -> None:
 
 
 def test_counts_of_any_size_are_exact() -> None:
-    """One more in 10¹⁸ decides, where a scaled count would be a tie that the ids decide."""
+    """A difference of one in 10¹⁸ decides; a scaled count would be a tie."""
     large = {"ab": 10**18, "cd": 10**18 + 1}
     assert learn_merges(large, list("abcd"), 5)[0][-1] == "cd"
     assert learn_merges(large | {"cd": 10**18}, list("abcd"), 5)[0][-1] == "ab"
@@ -88,7 +88,7 @@ def test_characters_outside_the_alphabet_are_left_out() -> None:
     assert (tokens, merges) == (["a", "b", "ab"], [("a", "b")])
 
 
-def test_no_more_tokens_than_asked_for() -> None:
+def test_vocabulary_does_not_exceed_its_size() -> None:
     words = {"abcd": 3, "bcd": 2}
     for size in range(4, 9):
         assert len(learn_merges(words, list("abcd"), size)[0]) == min(size, 7)
@@ -110,7 +110,7 @@ def test_a_hundred_thousand_words_take_less_than_a_minute() -> None:
     assert time.process_time() - started < 60
 
 
-def test_words_set_apart_take_three_quarters_of_the_room_and_the_first_come_first() -> None:
+def test_whole_words_take_at_most_three_quarters_of_the_room_in_order() -> None:
     counts = {"a": 9, "ab": 8, "bc": 7, "cd": 6, "de": 5, "ef": 4}
     left, tokens = whole_words_apart(counts, ["[PAD]", "a"], 6, ["a", "de", "zz", "bc", "cd"])
     assert tokens == ["[PAD]", "a", "de", "zz", "bc"]

@@ -1,4 +1,4 @@
-"""Every mechanism of partition selection is held to the same claims."""
+"""One conformance suite for every mechanism of partition selection."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ Held = list[set[str]]
 
 
 def shard_of(held: Sequence[set[str]], n: int = 8, first: int = 0, **more: object) -> ItemSets:
-    """One shard; units are named by their place, so that neighbours share ids and coins."""
+    """Return one shard; units are named by position, so neighbours share ids and coins."""
     named = ((f"u{first + i}", items) for i, items in enumerate(held))
     return item_sets(named, n, b"k", **more)  # type: ignore[arg-type]
 
 
 def bare(name: str, n: int, scale: int, threshold: int, units: int = 16) -> Weighted:
-    """A mechanism of weights that claims nothing (ε = 100, δ = 0.06)."""
+    """Return a mechanism of weights with an empty claim (ε = 100, δ = 0.06)."""
     shape = _SHAPES[name]
     levels = 2 if shape.sums_are_rounded else 1
     rounds = len(shape.shares)
@@ -53,18 +53,18 @@ def bare(name: str, n: int, scale: int, threshold: int, units: int = 16) -> Weig
 
 
 def claiming_nothing(event: NoisedWeights, units: int) -> Weighted:
-    """The mechanism of an event, which need not earn any (ε, δ)."""
+    """Return the mechanism of an event without a check of (ε, δ)."""
     made = object.__new__(_SHAPES[event.rule].maker)
     for key, value in {
         "items_per_unit": event.items_per_unit, "epsilon": 100.0, "delta": 0.06, "unit": None,
-        "declared_units": units, "what": event,
+        "declared_units": units, "mechanism": event,
     }.items():  # fmt: skip
         object.__setattr__(made, key, value)
     return made
 
 
 def weights(plan: Weighted, held: Held, gone: frozenset[str], number: int = 0) -> dict[str, int]:
-    """The sums of one round, when the items `gone` count no more."""
+    """Return the sums of one round without the items `gone`."""
     shard = shard_of(held, plan.items_per_unit)
     items = shard.items.to_pylist()
     live = np.array([item not in gone for item in items], np.bool_)
@@ -75,35 +75,37 @@ def weights(plan: Weighted, held: Held, gone: frozenset[str], number: int = 0) -
 def held_to_the_norm(
     plan: Weighted, others: Held, unit: set[str], gone: frozenset[str]
 ) -> tuple[float, float]:
-    """Check one pair of neighbours; return the norm moved, and the largest new weight times √t."""
+    """Check a pair of neighbours; return the changed norm, and the largest new weight times √t."""
     without = weights(plan, others, gone)
     with_unit = weights(plan, [*others, unit], gone)
     known = {item for held in others for item in held}
     moved = [with_unit.get(i, 0) - without.get(i, 0) for i in {*with_unit, *without}]
     new = [w for i, w in with_unit.items() if i not in known and i not in gone]
     length = math.hypot(*moved) if moved else 0.0
-    assert length <= plan.what.norm(0)
-    bound = min(plan.what.largest, 1 / math.sqrt(max(1, len(new)))) * plan.what.scales[0] + 1
+    assert length <= plan.mechanism.norm(0)
+    bound = (
+        min(plan.mechanism.largest, 1 / math.sqrt(max(1, len(new)))) * plan.mechanism.scales[0] + 1
+    )
     assert all(w <= bound for w in new)
     assert all(w == 0 for i, w in with_unit.items() if i in gone)
     return length, max(new, default=0) * math.sqrt(max(1, len(new)))
 
 
 class ConformanceOfWeights:
-    """What every mechanism of weights is held to."""
+    """Rules for every mechanism of weights."""
 
     name: MechanismName
 
     @pytest.fixture
     def low(self) -> Weighted:
-        """A level near 1, so that items are beyond it on tiny data."""
+        """A mechanism with a level near 1, so that tiny data exceed it."""
         return bare(self.name, 4, 1 << (28 if _SHAPES[self.name].sums_are_rounded else 20), 1)
 
     def gone(self) -> list[frozenset[str]]:
         return [frozenset(), *([] if self.name == "policy" else [frozenset("a")])]
 
-    def test_norm_by_brute_force(self, low: Weighted) -> None:
-        """All data sets of up to three units over three items, and every unit beside them."""
+    def test_one_unit_changes_weights_by_norm_one_at_most(self, low: Weighted) -> None:
+        """All data sets of up to three units over three items, with every possible unit added."""
         subsets = [set(c) for r in range(1, 4) for c in itertools.combinations("abc", r)]
         largest = 0.0
         for size in range(4):
@@ -112,10 +114,10 @@ class ConformanceOfWeights:
                     for gone in self.gone():
                         length, _ = held_to_the_norm(low, list(others), unit, gone)
                         largest = max(largest, length)
-        # and the bound is not far above what the mechanism needs
-        assert largest >= 0.85 * low.what.norm(0)
+        # the bound is not much larger than necessary
+        assert largest >= 0.85 * low.mechanism.norm(0)
 
-    def test_shards_are_merged(self) -> None:
+    def test_release_from_merged_shards_equals_release_of_whole(self) -> None:
         rng = np.random.default_rng(1)
         held = [{f"w{i}" for i in rng.geometric(0.1, 30)} for _ in range(60)]
         plan = selection_plan(self.name, 4.0, 1e-3, 8, declared_units=100)
@@ -137,11 +139,11 @@ class ConformanceOfWeights:
         assert list(out(SEED, b"x")) == sorted(out(SEED, b"x"))
 
     @pytest.mark.parametrize("wish", [0.1, 1.0, 8.0])
-    def test_the_charge_is_the_wish(self, wish: float) -> None:
+    def test_charged_epsilon_equals_requested_epsilon(self, wish: float) -> None:
         plan = selection_plan(self.name, wish, 1e-6, 64, declared_units=5000)
         assert 0.995 * wish <= epsilon_pld(plan.event(), 1e-6) <= wish
 
-    def test_the_event_is_read_back(self) -> None:
+    def test_event_survives_json(self) -> None:
         unit = PrivacyUnit.PATIENT
         event = selection_plan(self.name, 2.0, 1e-6, 64, unit=unit, declared_units=5000).event()
         assert MechanismEvent.from_json(event.to_json()) == event
@@ -149,23 +151,23 @@ class ConformanceOfWeights:
         assert self.name in event.describe()
 
     @pytest.mark.statistical
-    def test_planted_items_are_released_as_often_as_the_coin_says(self) -> None:
-        """Four thousand units with items that nobody else has: at most the coin, and near it."""
+    def test_planted_items_are_released_with_the_probability_of_the_coin(self) -> None:
+        """Four thousand units with unique items: the rate is at most the coin's, and close."""
         n, draws = 3, 4000
         event = _calibrated(self.name, 6.0, 0.02, n, draws)
         plan = claiming_nothing(event, draws)
-        # The worst number of such items is all where each may weigh most, and one otherwise here.
+        # Here the worst number of such items is all if each has its largest weight, otherwise one.
         letters = "pqr" if self.name == "elimination" else "p"
         shard = shard_of([{f"{x}{i}" for x in letters} for i in range(draws)], n)
         released = len({item[1:] for item in plan.release([shard], SEED, b"x")})
         assert binom.sf(released - 1, draws, event.coin) > 1e-6
-        if len(event.scales) == 2:  # with more rounds the bound is not reached
+        if len(event.scales) == 2:  # more rounds do not reach the bound
             assert binom.sf(released - 1, draws, event.coin / 3) < 1e-6
         lower = replace(event, checks=tuple((a, b, c - c // 3) for a, b, c in event.checks))
         freely = len({i[1:] for i in claiming_nothing(lower, draws).release([shard], SEED, b"x")})
         assert binom.sf(freely - 1, draws, event.coin) < 1e-6
 
-    def test_estimates_of_counts(self) -> None:
+    def test_estimates_are_close_to_true_counts(self) -> None:
         rng = np.random.default_rng(5)
         held = [{f"w{i}" for i in rng.geometric(0.05, 12)} for _ in range(3000)]
         shard = shard_of(held, 16)
@@ -176,27 +178,27 @@ class ConformanceOfWeights:
         off = [abs(n / true[item] - 1) for item, n in out.items()]
         assert np.median(off) < 0.12
 
-    def test_more_loosely_bounded_shards_are_refused(self) -> None:
+    def test_shards_with_a_looser_bound_are_refused(self) -> None:
         plan = selection_plan(self.name, 2.0, 1e-6, 8, declared_units=10)
         with pytest.raises(PlanError, match="9 items per unit"):
             plan.release([shard_of([{"a"}], 9)], SEED, b"x")
         with pytest.raises(BadInput, match="declared bound of 10"):
             plan.release([shard_of([{"a"}] * 6), shard_of([{"a"}] * 5)], SEED, b"x")
 
-    def test_nothing_present_releases_nothing(self) -> None:
+    def test_empty_shards_release_nothing(self) -> None:
         plan = selection_plan(self.name, 2.0, 1e-6, 8, declared_units=10)
         assert plan.release([shard_of([])], SEED, b"x") == {}
         assert plan.release([], SEED, b"x") == {}
 
-    def test_less_noise_than_claimed_is_refused(self) -> None:
+    def test_plan_with_too_little_noise_is_refused(self) -> None:
         plan = selection_plan(self.name, 2.0, 1e-6, 8, declared_units=10)
         assert isinstance(plan, Weighted)
-        louder = tuple(2 * s for s in plan.what.scales)
+        louder = tuple(2 * s for s in plan.mechanism.scales)
         with pytest.raises(PlanError, match="gives δ="):
-            replace(plan, what=replace(plan.what, scales=louder))
-        lower = tuple((a, b, c - c // 4) for a, b, c in plan.what.checks)
+            replace(plan, mechanism=replace(plan.mechanism, scales=louder))
+        lower = tuple((a, b, c - c // 4) for a, b, c in plan.mechanism.checks)
         with pytest.raises(PlanError, match="gives δ="):
-            replace(plan, what=replace(plan.what, checks=lower))
+            replace(plan, mechanism=replace(plan.mechanism, checks=lower))
 
 
 class TestWeighted(ConformanceOfWeights):
@@ -226,7 +228,9 @@ class TestElimination(ConformanceOfWeights):
     st.sets(st.sampled_from("abcdefghxyz"), min_size=1, max_size=8),
     st.sets(st.sampled_from("abcdefgh"), max_size=3),
 )
-def test_norm_on_the_lattice(name: str, others: Held, unit: set[str], gone: set[str]) -> None:
+def test_norm_of_rounded_weights_stays_within_the_scale(
+    name: str, others: Held, unit: set[str], gone: set[str]
+) -> None:
     plan = bare(name, 5, 1 << (28 if _SHAPES[name].sums_are_rounded else 12), 1)
     held_to_the_norm(plan, others, unit, frozenset() if name == "policy" else frozenset(gone))
 
@@ -236,7 +240,7 @@ def test_norm_on_the_lattice(name: str, others: Held, unit: set[str], gone: set[
 
 @pytest.mark.statistical
 @pytest.mark.parametrize("levels", [1, 2])
-def test_lattice_noise_has_its_deviation_and_not_another(levels: int) -> None:
+def test_lattice_noise_has_its_deviation(levels: int) -> None:
     noise = lattice_gaussian(levels, 6000, SEED, b"x")
     deviation = lattice_deviation(levels)
 
@@ -247,13 +251,13 @@ def test_lattice_noise_has_its_deviation_and_not_another(levels: int) -> None:
     assert not fits(deviation * 2 / 3)
     assert not fits(deviation * 3 / 2)
     assert kstest(noise / deviation, "norm").pvalue > 1e-6
-    low = np.bincount(noise % 256, minlength=256)  # every place is met, none preferred
+    low = np.bincount(noise % 256, minlength=256)  # every residue occurs, none is preferred
     assert kstest((noise % 256 + 0.5) / 256, "uniform").pvalue > 1e-6
     assert low.max() < 60
 
 
-def test_a_level_is_a_convolution() -> None:
-    """At widths where the error can be seen, 256·x + y stands for k·x + y of the same ratio."""
+def test_profile_of_two_levels_equals_convolution() -> None:
+    """At widths with a visible error, k·x + y has the same ratio as 256·x + y."""
     a, k, b = 4.0, 3, 15.0
     x = np.arange(-60, 61)
     y = np.arange(-200, 201)
@@ -274,8 +278,8 @@ def test_a_level_is_a_convolution() -> None:
 
 
 @pytest.mark.parametrize(("epsilon", "delta", "n"), [(1.0, 1e-5, 100), (3.0, 1e-6, 8)])
-def test_the_closed_form_of_gopi_et_al(epsilon: float, delta: float, n: int) -> None:
-    """Their σ and threshold for (ε, δ), half of δ for each part, cost δ by our profile."""
+def test_profile_equals_the_closed_form_of_gopi_et_al(epsilon: float, delta: float, n: int) -> None:
+    """Their σ and threshold for (ε, δ), with half of δ for each part, have δ in our profile."""
 
     def excess(sigma: float) -> float:
         a = norm.cdf(1 / (2 * sigma) - epsilon * sigma)
@@ -295,14 +299,14 @@ def test_the_closed_form_of_gopi_et_al(epsilon: float, delta: float, n: int) -> 
     assert epsilon_pld(event, delta) == pytest.approx(epsilon, rel=2e-3)
 
 
-def test_rounds_cost_what_they_cost_together() -> None:
+def test_cost_of_rounds_is_the_cost_of_their_composition() -> None:
     one = NoisedWeights("elimination", 4, 1, (30_000,), ((0, 0, 2_000_000),))
     four = NoisedWeights("elimination", 4, 1, (15_000,) * 4, ((0, 3, 4_000_000),))
     assert four.mu == pytest.approx(one.mu, rel=1e-12)
     assert four.mu == pytest.approx(30_000 / lattice_deviation(1), rel=1e-6)
 
 
-def test_every_look_at_the_evidence_counts() -> None:
+def test_every_threshold_check_is_charged() -> None:
     last = NoisedWeights("elimination", 4, 1, (10_000,) * 4, ((0, 3, 2_000_000),))
     every = replace(last, checks=tuple((0, r, 2_000_000) for r in range(4)))
     assert last.coin < every.coin < 2 * last.coin
@@ -319,23 +323,23 @@ def test_every_look_at_the_evidence_counts() -> None:
         {"scales": (9, 9), "checks": ((0, 1, 5),)},
     ],
 )  # fmt: skip
-def test_impossible_numbers_are_refused(wrong: dict[str, object]) -> None:
+def test_invalid_parameters_are_refused(wrong: dict[str, object]) -> None:
     right = NoisedWeights("weighted", 4, 1, (10_000,), ((0, 0, 100_000),))
     with pytest.raises(BadInput):
         replace(right, **wrong)  # type: ignore[arg-type]
 
 
-def test_the_accountings_own_rounding_is_made_up_for() -> None:
-    """Here the charge is a hair above an ε that is met to the last digit, whatever the noise."""
+def test_calibration_compensates_the_rounding_of_the_accounting() -> None:
+    """The charge would be slightly above an ε that is met to the last digit."""
     epsilon, delta = 1 / math.sqrt(3), 1e-7 / 3
     plan = selection_plan("elimination", epsilon, delta, 2000, declared_units=5000)
     assert 0.995 * epsilon <= epsilon_pld(plan.event(), delta) <= epsilon
 
 
-# --- the paper's own, and plain counts
+# --- the mechanism of the paper, and plain counts
 
 
-def test_the_papers_mechanism_is_charged_at_its_true_delta() -> None:
+def test_paper_mechanism_is_charged_at_its_true_delta() -> None:
     plan = selection_plan("paper", 1.0, 1e-7, 128, declared_units=6000)
     assert isinstance(plan, Counted)
     assert (plan.items_per_unit, plan.sigma, plan.threshold) == (256, 200.0, 983)
@@ -348,8 +352,8 @@ def test_the_papers_mechanism_is_charged_at_its_true_delta() -> None:
 
 
 @pytest.mark.statistical
-def test_the_papers_threshold_releases_a_planted_word_more_often_than_its_delta() -> None:
-    """Where thousands of draws can tell: its formulas at σ = 20, N = 1, δ = 0.002."""
+def test_paper_threshold_releases_a_planted_word_more_often_than_its_delta() -> None:
+    """Shown by thousands of draws: the paper's formulas at σ = 20, N = 1, δ = 0.002."""
     draws, delta = 4000, 0.002
     paper = paper_parameters(20.0, delta, 1)
     exact = selection_plan("gaussian", paper.epsilon, delta, 1, declared_units=10)
@@ -362,7 +366,7 @@ def test_the_papers_threshold_releases_a_planted_word_more_often_than_its_delta(
     assert binom.sf(passes - 1, draws, delta) > 1e-6
 
 
-def test_counts_are_the_histograms() -> None:
+def test_counted_mechanism_equals_the_histogram() -> None:
     held: Held = [{"a", "b"}] * 300 + [{"c"}] * 2
     plan = selection_plan("gaussian", 4.0, 1e-4, 8, declared_units=400)
     out = plan.release([shard_of(held[:100]), shard_of(held[100:], first=100)], SEED, b"x")
@@ -374,7 +378,7 @@ def test_counts_are_the_histograms() -> None:
 # --- sets of items
 
 
-def test_public_items_count_nowhere() -> None:
+def test_public_items_are_not_counted() -> None:
     shard = shard_of([{"a", "b", "c"}, {"a"}], 2, exclude=["a"])
     assert shard.items.to_pylist() == ["b", "c"]
     assert shard.units == 2
@@ -384,8 +388,8 @@ def test_public_items_count_nowhere() -> None:
 @given(
     st.lists(st.lists(st.sampled_from("abcdefghij"), max_size=20), max_size=8), st.integers(1, 12)
 )
-def test_a_unit_moves_n_counts_by_one(units: list[list[str]], n: int) -> None:
-    """Whatever a unit repeats: without it, at most N counts are lower, each by 1."""
+def test_unit_changes_at_most_n_counts_by_one(units: list[list[str]], n: int) -> None:
+    """Also with repeated items: without the unit, at most N counts are lower, each by 1."""
 
     def counts(held: list[tuple[str, list[str]]]) -> dict[str, int]:
         shard = item_sets(held, n, b"k")
@@ -401,18 +405,18 @@ def test_a_unit_moves_n_counts_by_one(units: list[list[str]], n: int) -> None:
         assert sum(moved.values()) == min(n, len(set(units[i])))
 
 
-def test_the_items_that_count_are_drawn_alike_for_rare_and_common() -> None:
-    # Ten thousand units share 9 items; each has one of its own. Bounded to 5 of 10.
+def test_bounded_sample_does_not_depend_on_frequency() -> None:
+    # Ten thousand units share 9 items; each has one unique item. Bounded to 5 of 10.
     held = [{*"abcdefghi", f"own{i}"} for i in range(10_000)]
     shard = shard_of(held, 5)
     counts = dict(zip(shard.items.to_pylist(), np.bincount(shard.members).tolist(), strict=True))
-    own = sum(n for w, n in counts.items() if w.startswith("own"))
-    for n in (own, counts["a"], counts["i"]):
+    unique = sum(n for w, n in counts.items() if w.startswith("own"))
+    for n in (unique, counts["a"], counts["i"]):
         assert abs(n - 5000) < 6 * 50
     assert len(shard.members) == 50_000
 
 
-def test_at_most_n_items_of_a_unit() -> None:
+def test_unit_keeps_at_most_n_items() -> None:
     many = {f"w{i}" for i in range(40)}
     shard = shard_of([many, {"x", "y"}], 5)
     assert np.diff(shard.starts).tolist() == [5, 2]

@@ -1,4 +1,4 @@
-"""How a vocabulary fits a text, and which words it holds whole."""
+"""The fit of a vocabulary to a text, and its whole words."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from dp_core.vocabulary.item_sets import item_sets
 WORDS = {"pain": 50, "pains": 1, "arm": 40, "x": 5}
 
 
-def test_fit_by_hand() -> None:
+def test_fit_equals_a_hand_computed_example() -> None:
     tokenizer = wordpiece.learn({"pain": 50, "arm": 40, "s": 1}, 80)
     found = subwords.fit(tokenizer, ["Pain pains,", "arm ?"])
     # pain | pain ##s | [UNK] for the comma | arm | [UNK]: five words, six tokens
@@ -25,24 +25,24 @@ def test_fit_by_hand() -> None:
     assert subwords.fit(tokenizer, ["", " "]) is None
 
 
-def test_of_bytes_nothing_is_unknown() -> None:
+def test_byte_level_vocabulary_has_no_unknown_words() -> None:
     tokenizer = byte_level.learn({"Ġpain": 9, "arm": 5}, 300)
     found = subwords.fit(tokenizer, ["arm pain\udc80 leg"])  # arm, Ġpain, ?, and Ġ l e g
     assert found == subwords.Fit(coverage=3 / 4, fertility=7 / 4, unknown=0)
 
 
-def test_whole_words_are_those_that_are_one_token() -> None:
+def test_whole_words_are_single_tokens() -> None:
     tokenizer = wordpiece.learn(WORDS, 200)
     known = subwords.whole_words(WORDS | {"armpit": 1}, tokenizer)
     assert known == {w for w in WORDS if len(tokenizer.encode(w).tokens) == 3}
 
 
-def test_documents_are_counted_once_each() -> None:
+def test_each_document_counts_once_per_word() -> None:
     units = [Unit("a", ["pain pain", "Pain"]), Unit("b", ["arm pain"])]
     assert subwords.document_counts(units, split_words) == {"pain": 2, "arm": 1}
 
 
-def test_digests_tell_vocabularies_apart() -> None:
+def test_different_vocabularies_have_different_digests() -> None:
     one, two = wordpiece.learn(WORDS, 200), wordpiece.learn(WORDS | {"leg": 3}, 200)
     assert subwords.vocabulary_digest(one) == subwords.vocabulary_digest(
         wordpiece.learn(WORDS, 200)
@@ -50,14 +50,14 @@ def test_digests_tell_vocabularies_apart() -> None:
     assert subwords.vocabulary_digest(one) != subwords.vocabulary_digest(two)
 
 
-def test_words_of_two_sources_come_in_turns_whatever_their_counts() -> None:
+def test_words_of_two_sources_alternate_for_any_counts() -> None:
     public, released = {"the": 9, "of": 8, "war": 7}, {"pain": 9000, "of": 8000, "arm": 7000}
     assert subwords.in_turns(public, released) == ["the", "pain", "of", "war", "arm"]
     assert subwords.in_turns(public, {}) == ["the", "of", "war"]
 
 
 @pytest.mark.parametrize(("kind", "size"), [("wordpiece", 90), ("byte-level-bpe", 275)])
-def test_wanted_words_are_one_token_each_and_the_others_are_learned(
+def test_wanted_words_are_single_tokens_and_the_others_are_learned(
     kind: subwords.SubwordKind, size: int, tmp_path: Path
 ) -> None:
     counts = {"the": 90, "pain": 50, "pains": 40, "mood": 30, "zymosis": 1}
@@ -66,39 +66,39 @@ def test_wanted_words_are_one_token_each_and_the_others_are_learned(
     for tokenizer in (learned, subwords.load(tmp_path)):
         for word in counts:
             assert tokenizer.encode(word, add_special_tokens=False).tokens == [word]
-        ids = tokenizer.get_vocab()  # their beginnings have what room is left, if any
+        ids = tokenizer.get_vocab()  # parts of whole words use the remaining room, if any
         beginnings = [ids[part] for part in ("zy", "zym", "th") if part in ids]
         assert all(part > max(ids[word] for word in counts) for part in beginnings)
 
 
-# --- words that are public are nobody's
+# --- exclusion of public words
 
 
 def counted(
     texts: list[str], n: int, exclude: set[str], split: Callable[[str], list[str]] = split_words
 ) -> Counter[str]:
-    """How many units bring each word."""
+    """Return the number of units that contribute each word."""
     units = ((str(i), split(text)) for i, text in enumerate(texts))
     shard = item_sets(units, n, b"key", exclude=exclude)
     held = np.bincount(shard.members, minlength=len(shard.items)).tolist()
     return Counter(dict(zip(shard.items.to_pylist(), held, strict=True)))
 
 
-def test_public_words_are_not_counted_and_make_room_for_others() -> None:
-    """N bounds what is left: all of a unit's bounded words are new ones."""
+def test_excluded_public_words_make_room_for_others() -> None:
+    """N bounds the remaining words: all of a unit's bounded words are new ones."""
     counts = counted(["the of and pain arm"] * 20, 2, {"the", "of", "and"})
     assert counts == {"pain": 20, "arm": 20}
 
 
-def test_a_word_is_excluded_in_the_form_in_which_it_is_counted() -> None:
-    """`PAIN` and `Pain` are the public word `pain`; to GPT-2, ` pain` and `pain` are two."""
+def test_word_is_excluded_in_the_form_in_which_it_is_counted() -> None:
+    """`PAIN` and `Pain` are the public word `pain`; in GPT-2, ` pain` and `pain` differ."""
     assert set(counted(["PAIN Páin pain. Fever"], 9, {"pain", "."})) == {"fever"}
     cased = counted(["pain pain Pain"], 9, {"Ġpain"}, byte_level.split_words)
     assert set(cased) == {"pain", "ĠPain"}
 
 
 @pytest.mark.parametrize("excluded", [set(), {"a"}, {"a", "b", "c"}])
-def test_excluding_leaves_the_sensitivity_as_it_is(excluded: set[str]) -> None:
+def test_exclusion_does_not_change_the_sensitivity(excluded: set[str]) -> None:
     """Leaving out the last unit changes at most N counts, each by 1."""
     texts = [" ".join("abcdefgh"[i % 4 :]) for i in range(8)]
     for units in range(1, 9):
@@ -109,7 +109,7 @@ def test_excluding_leaves_the_sensitivity_as_it_is(excluded: set[str]) -> None:
         assert not set(change) & excluded
 
 
-def test_words_of_two_sources_take_turns_without_a_scale() -> None:
+def test_words_of_two_sources_alternate_without_a_common_scale() -> None:
     public, released = {"the": 900, "of": 800, "pain": 3}, {"pain": 40, "edema": 30}
     assert subwords.in_turns(public, released) == ["the", "pain", "of", "edema"]
     assert subwords.in_turns(public, {w: n * 1000 for w, n in released.items()}) == [

@@ -1,4 +1,4 @@
-"""WordPiece: from released counts alone, the same every time, readable elsewhere."""
+"""WordPiece: determined by released counts, reproducible, readable by other libraries."""
 
 import itertools
 import json
@@ -43,9 +43,7 @@ def pieces(tokenizer: Tokenizer) -> list[str]:
     ),
     st.integers(20, 200),
 )
-def test_the_vocabulary_comes_from_the_released_words_alone(
-    released: dict[str, int], size: int
-) -> None:
+def test_vocabulary_depends_only_on_released_words(released: dict[str, int], size: int) -> None:
     tokenizer = wordpiece.learn(released, size)
     found = pieces(tokenizer)
     assert len(found) <= size
@@ -55,8 +53,8 @@ def test_the_vocabulary_comes_from_the_released_words_alone(
     assert {c for piece in found[5:] for c in piece.removeprefix("##")} <= characters
 
 
-def test_room_that_is_left_is_for_parts_of_all_words() -> None:
-    """An unknown word is spelt by parts of known ones, though these are tokens whole."""
+def test_remaining_room_is_for_parts_of_all_words() -> None:
+    """Parts of known words spell unknown ones, although known words are whole tokens."""
     counts = {"amoxicillin": 9, "penicillin": 8, "ampicillin": 7}
     tokenizer = wordpiece.learn(counts, 400, list(counts))
     for word in counts:
@@ -66,8 +64,8 @@ def test_room_that_is_left_is_for_parts_of_all_words() -> None:
     assert parts == ["o", "##x", "##a", "##ci", "##ll", "##in"]
 
 
-def test_words_set_apart_are_tokens_and_merges_serve_the_others() -> None:
-    """Of what letters leave of the size, three quarters are for whole words, the first ones."""
+def test_whole_words_are_tokens_and_merges_serve_the_others() -> None:
+    """Three quarters of the size after the letters are for the first whole words."""
     words = ["".join(letters) for letters in itertools.product("abc", repeat=3)]
     counts, letters = dict.fromkeys(words, 5), 5 + 2 * 3
     found = pieces(wordpiece.learn(counts, letters + 9, words))
@@ -77,7 +75,7 @@ def test_words_set_apart_are_tokens_and_merges_serve_the_others() -> None:
     assert wordpiece.learn(counts, 60, []).get_vocab() == wordpiece.learn(counts, 60).get_vocab()
 
 
-def test_released_words_become_pieces_and_unknown_ones_are_spelt() -> None:
+def test_released_words_become_pieces_and_unknown_words_are_spelled() -> None:
     tokenizer = wordpiece.learn(RELEASED, 200)
     assert tokenizer.encode("The Patients").tokens[-2:] == ["patients", "[SEP]"]
     assert tokenizer.encode("painfulness", add_special_tokens=False).tokens == [
@@ -92,7 +90,7 @@ def test_equal_histograms_give_equal_vocabularies_in_any_process() -> None:
         "v = wordpiece.learn(json.load(sys.stdin), 120).get_vocab();"
         "print(json.dumps(v, sort_keys=True))"
     )
-    words = {f"{a}{b}{c}": 100 for a in "abc" for b in "aeiou" for c in "xyz"}  # nothing but ties
+    words = {f"{a}{b}{c}": 100 for a in "abc" for b in "aeiou" for c in "xyz"}  # only ties
     runs = {
         subprocess.run(
             [sys.executable, "-c", code],
@@ -120,7 +118,7 @@ def test_a_small_vocabulary_keeps_the_most_frequent_characters() -> None:
     assert "d" not in found
 
 
-def test_files_are_read_back_and_by_the_tokenizers_library(tmp_path: Path) -> None:
+def test_saved_files_are_read_back_and_by_the_tokenizers_library(tmp_path: Path) -> None:
     tokenizer = wordpiece.learn(RELEASED, 200)
     wordpiece.save(tokenizer, tmp_path)
     text = "Patients' painful é 12."
@@ -131,7 +129,7 @@ def test_files_are_read_back_and_by_the_tokenizers_library(tmp_path: Path) -> No
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["mask_token"] == "[MASK]"
 
 
-def test_special_tokens_written_in_text_are_text(tmp_path: Path) -> None:
+def test_special_tokens_in_text_are_ordinary_text(tmp_path: Path) -> None:
     wordpiece.save(wordpiece.learn(RELEASED, 200), tmp_path)
     ids = wordpiece.load(tmp_path).encode("[MASK] pain [CLS]").ids
     assert ids[0] == 2
@@ -139,7 +137,7 @@ def test_special_tokens_written_in_text_are_text(tmp_path: Path) -> None:
     assert not {2, 3, 4} & set(ids[1:-1])
 
 
-def test_continuation_tokens() -> None:
+def test_continuation_flags_mark_tokens_that_continue_a_word() -> None:
     tokenizer = wordpiece.learn(RELEASED | {"#": 20}, 200)
     mask = wordpiece.continuation_tokens(tokenizer)
     assert mask.dtype == np.bool_
@@ -148,7 +146,7 @@ def test_continuation_tokens() -> None:
     }
 
 
-def test_special_ids_of_another_vocabulary(tmp_path: Path) -> None:
+def test_special_ids_are_read_from_another_vocabulary(tmp_path: Path) -> None:
     words = [
         "[PAD]",
         *(f"[unused{i}]" for i in range(99)),
@@ -162,7 +160,7 @@ def test_special_ids_of_another_vocabulary(tmp_path: Path) -> None:
     assert SpecialIds.of(wordpiece.load(tmp_path)) == SpecialIds(0, 100, 101, 102, 103)
 
 
-def test_what_cannot_be_learned_or_loaded_is_said(tmp_path: Path) -> None:
+def test_invalid_vocabularies_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no word passed"):
         wordpiece.learn({}, 100)
     with pytest.raises(BadInput, match="too few"):
@@ -174,7 +172,7 @@ def test_what_cannot_be_learned_or_loaded_is_said(tmp_path: Path) -> None:
         wordpiece.load(tmp_path)
 
 
-# --- checkpoints of others
+# --- external checkpoints
 
 ACCENTED, CHINESE = " Überprüfung für Ödeme, à la carte", " 患者胸痛三天 患者发热"
 KEPT_OTHERWISE = {

@@ -1,12 +1,11 @@
-"""Calibration of the word histogram to a target (ε, δ): exact, for the discrete noise drawn.
+"""Calibration of the word histogram to a target (ε, δ), exact for the discrete noise.
 
 The ε that the ledger's accounting charges for the plan's event is at most the target, so a budget
-equal to the target holds it.
+equal to the target suffices.
 
-Exact mode finds the smallest threshold that any σ allows, because a smaller threshold releases
-more words. That search is over two parameters, of which one is whole and δ falls by jumps:
-dp_accounting's `calibrate_dp_mechanism`, which brackets the root in one parameter, does not fit.
-Paper mode (`dp_core.vocabulary.hoory2021`) reproduces Hoory et al. 2021, Corollary 1.
+Exact mode finds the smallest threshold over all σ, because a smaller threshold releases more
+words. The search has two parameters, of which one is an integer, and δ has jumps. Therefore
+dp_accounting's `calibrate_dp_mechanism`, which brackets a root in one parameter, does not fit.
 """
 
 from __future__ import annotations
@@ -32,32 +31,32 @@ from dp_core.privacy.accounting.profiles import (
 )
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, ThresholdedHistogram
 
-MOST_EPSILON = 500.0  # e^ε is a number still; what it promises is nothing
+MOST_EPSILON = 500.0  # e^ε is still a float, but such an ε has no meaning
 MOST_WORDS = 100_000  # distinct words of one unit
 LEAST_DELTA = 1e-30  # tails far beyond it are not summed
 _LEAST_SIGMA, _MOST_SIGMA = 1e-2, 1e7
-_ACCOUNTING = 1 - 1e-5  # share of δ that is spent; the rest is more than the accounting rounds up
-_NUDGES = 12  # doubling from one last digit of σ: up to 4%
+_ACCOUNTING = 1 - 1e-5  # share of δ that is spent; the rest exceeds the accounting's rounding
+_NUDGES = 12  # doublings from one last digit of σ: up to 4%
 
 
 @dataclass(frozen=True)
 class HistogramPlan:
-    """A word histogram's release: what is drawn, and the (ε, δ) that it earns.
+    """The release of a word histogram: the mechanism, and the (ε, δ) that it provides.
 
-    *Formal guarantee.* Adding or removing one unit that counts towards at most `words_per_unit`
-    words, each once: (ε, δ)-DP for discrete Gaussian noise of parameter `sigma` on every word
-    present and release of the noised counts ≥ `threshold`.
+    *Formal guarantee.* (ε, δ)-DP for adding or removing one unit that counts towards at most
+    `words_per_unit` words, once for each: discrete Gaussian noise of parameter `sigma` on every
+    present word, and release of the noised counts ≥ `threshold`.
 
     Attributes:
-        words_per_unit: N, the most distinct words of a unit that count.
+        words_per_unit: N, the largest number of distinct words of a unit that count.
         sigma: parameter of the discrete Gaussian noise, in counts.
-        threshold: whole number C; noised counts below it are not released.
+        threshold: integer C; noised counts below it are not released.
         epsilon: claimed ε. delta: claimed δ.
-        unit: what is added or removed (None: a bare calculation).
+        unit: the unit that is added or removed; None for a calculation without data.
         declared_units: public upper bound on the number of units, if the plan states one.
 
     Raises:
-        PlanError: sigma and threshold do not earn (ε, δ), or δ is not below 1/declared_units.
+        PlanError: sigma and threshold do not provide (ε, δ), or δ is not below 1/declared_units.
     """
 
     words_per_unit: int
@@ -81,22 +80,22 @@ class HistogramPlan:
 def refuse_unearned(
     event: MechanismEvent, epsilon: float, delta: float, declared_units: int | None
 ) -> None:
-    """Refuse a claim that a mechanism does not earn, or whose δ gives a unit away.
+    """Refuse a claim that a mechanism does not provide, or whose δ gives a unit away.
 
-    One release is held to its exact privacy profile, several to what the ledger charges for them.
+    A single release is compared with its exact privacy profile, several with the ledger's charge.
 
     Args:
         event: the mechanism. epsilon, delta: claimed.
         declared_units: public upper bound on the number of units, if the claim states one.
 
     Raises:
-        PlanError: it does not earn (ε, δ), or δ is not below 1/declared_units.
+        PlanError: it does not provide (ε, δ), or δ is not below 1/declared_units.
     """
     if declared_units is not None:
         refuse_large_delta([delta], declared_units, f"{event.title}, delta")
-    one, *more = event.steps()
-    if one.times == 1 and not more:
-        earned = float(max(side[0] for side in one.step.directions(np.array([epsilon]))))
+    first, *others = event.steps()
+    if first.times == 1 and not others:
+        earned = float(max(side[0] for side in first.step.directions(np.array([epsilon]))))
         holds, gives = earned <= delta, f"δ={earned:.3g} at ε={epsilon:g}, not {delta:g}"
     else:
         charged = epsilon_pld(event, delta)
@@ -106,7 +105,7 @@ def refuse_unearned(
 
 
 def delta_of(words_per_unit: int, sigma: float, threshold: int, epsilon: float) -> float:
-    """Return δ at ε of the histogram as it is drawn: integer noise, integer threshold."""
+    """Return δ at ε of the histogram with integer noise and integer threshold."""
     return ThresholdedHistogram(words_per_unit, sigma, threshold).profile.delta(epsilon)
 
 
@@ -120,15 +119,15 @@ def calibrate(
 ) -> HistogramPlan:
     """Return the plan with the smallest threshold that is charged at most ε, and its smallest σ.
 
-    The charge is within 0.5% of the wish, unless σ is so small (below 2) that the few values of
-    the noise give the privacy loss few values as well: then it is the next one below.
+    The charge is within 0.5% of the target. Only if σ is below 2 can it be lower, because the few
+    values of the noise give the privacy loss only a few values as well.
 
     Args:
         epsilon: target ε > 0. delta: target δ in (0, 1).
-        words_per_unit: N, the most distinct words of a unit that count.
+        words_per_unit: N, the largest number of distinct words of a unit that count.
 
     Raises:
-        BadInput: a target or N out of range, or one that no noise reaches.
+        BadInput: a target or N is out of range, or no noise reaches the target.
         PlanError: δ is not below 1/declared_units.
     """
     check_target(epsilon, delta, words_per_unit)
@@ -139,10 +138,10 @@ def calibrate(
 
 
 def check_target(epsilon: float, delta: float, words_per_unit: int) -> None:
-    """Refuse a target that no histogram has.
+    """Refuse a target that no histogram can have.
 
     Raises:
-        BadInput: ε, δ or N out of range.
+        BadInput: ε, δ or N is out of range.
     """
     if not 0 < epsilon <= MOST_EPSILON:
         raise BadInput(f"{epsilon:g} is not above 0, at most {MOST_EPSILON:g}", where="epsilon")
@@ -157,7 +156,7 @@ def check_target(epsilon: float, delta: float, words_per_unit: int) -> None:
 def smallest_threshold(
     epsilon: float, delta: float, words_per_unit: int, sigma: float
 ) -> int | None:
-    """Return the smallest threshold at which σ earns (ε, δ), or None if none does."""
+    """Return the smallest threshold at which σ provides (ε, δ), or None if there is none."""
     tail = _largest_tail(
         shared_deltas(words_per_unit, sigma, epsilon), delta, lone_word_blocks(words_per_unit)
     )
@@ -166,7 +165,7 @@ def smallest_threshold(
     threshold = max(1, math.floor(1 - sigma * float(ndtri(min(tail, 0.5)))) - 2)
     while upper_tail(threshold - 1, sigma) > tail:
         threshold += 1
-    # The tail bounds the direction in which the unit is there; the other one is checked as well.
+    # The tail bounds the direction in which the unit is present; check the other one as well.
     while delta_of(words_per_unit, sigma, threshold, epsilon) > delta:
         threshold += 1
     return threshold
@@ -185,12 +184,12 @@ def _largest_tail(
     return float(np.min(-np.expm1(np.log1p(-room) / last)))
 
 
-@functools.lru_cache(maxsize=256)  # a run asks again in every step that names its mechanism
+@functools.lru_cache(maxsize=256)  # every step of a run that names its mechanism calls this
 def _charged_at_most(epsilon: float, delta: float, words_per_unit: int) -> tuple[float, int]:
     """Return σ and the threshold at which the accounting charges at most ε at δ.
 
-    The accounting bounds the profile from above (by chords on a grid), so what earns ε by the
-    profile may be charged a hair more; a little more noise makes up for it.
+    The accounting bounds the profile from above (by chords on a grid), so a mechanism with this
+    profile may be charged slightly more than ε. Slightly more noise corrects that.
     """
     within = delta * _ACCOUNTING
     sigma, threshold = _sigma_of_smallest_threshold(epsilon, within, words_per_unit)
@@ -209,7 +208,7 @@ def _unreached(epsilon: float, delta: float) -> BadInput:
     return BadInput(
         f"no noise of the histogram reaches ε={epsilon:g} at δ={delta:g}",
         where="epsilon, delta",
-        fix="Ask for another ε, a larger δ, or fewer words per unit.",
+        fix="Choose another ε, a larger δ, or fewer words per unit.",
     )
 
 
@@ -218,7 +217,7 @@ def _sigma_of_smallest_threshold(
 ) -> tuple[float, int]:
     """Return the smallest σ among those with the smallest threshold, and that threshold.
 
-    The continuous formulas show where to look; only exact, discrete thresholds are compared.
+    The continuous formulas only locate the search; exact, discrete thresholds are compared.
     """
 
     def threshold_of(sigma: float) -> int | None:
@@ -227,7 +226,7 @@ def _sigma_of_smallest_threshold(
     candidates = _candidate_sigmas(epsilon, delta, words_per_unit)
     thresholds = {s: threshold_of(s) for s in candidates}
     if all(c is None for c in thresholds.values()):
-        # Integer noise hides less than the continuous formulas say: a little more of it may do.
+        # Integer noise hides less than the continuous formulas predict: try slightly more noise.
         more = [round_up(candidates[-1] * (1 + 2.0**i * 1e-4)) for i in range(14)]
         thresholds |= {s: threshold_of(s) for s in more}
     enough = [(c, s) for s, c in thresholds.items() if c is not None]
@@ -247,7 +246,7 @@ def _sigma_of_smallest_threshold(
 
 
 def _candidate_sigmas(epsilon: float, delta: float, words_per_unit: int) -> list[float]:
-    """Return the σ near which the continuous formulas put the smallest threshold."""
+    """Return values of σ near which the continuous formulas have the smallest threshold."""
 
     def excess(x: float) -> float:
         return float(gaussian_delta(epsilon, math.sqrt(words_per_unit) / math.exp(x))) - delta
