@@ -17,7 +17,7 @@ LOCAL = {  # functions of tasks/commands/local_stack.py, with one line of help
     "up": "Serve the Airflow and MLflow pages on this machine.",
     "down": "Stop what `up` started.",
 }
-COMMANDS = {  # modules of tasks/commands, likewise: the list needs no import of any command
+COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not imported for the list
     "run": "Run a whole job or sweep on this machine, without Airflow.",
     "advise": "What a budget can buy at a corpus's size, and the plan for it.",
     "epsilon": "ε of a DP-SGD training, by PLD and by RDP.",
@@ -48,7 +48,7 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if cmd_name not in LOCAL | COMMANDS:
             return None
-        module = f"tasks.commands.{cmd_name.replace('-', '_')}:command"
+        module = f"tasks.commands.{cmd_name.replace('-', '_')}_command:command"
         place = f"tasks.commands.local_stack:{cmd_name}" if cmd_name in LOCAL else module
         command: click.Command = pkgutil.resolve_name(place)
         return command

@@ -46,9 +46,9 @@ _NEVER_RETRIED = {
     CONTRADICTED: "an audit contradicts the claim",
 }
 _OPERATORS = {
-    "process": ("dags.launcher.process", "ProcessStep"),
-    "docker": ("dags.launcher.docker", "DockerStep"),
-    "kubernetes": ("dags.launcher.kubernetes", "KubernetesStep"),
+    "process": ("dags.launcher.process_step", "ProcessStep"),
+    "docker": ("dags.launcher.docker_step", "DockerStep"),
+    "kubernetes": ("dags.launcher.kubernetes_step", "KubernetesStep"),
 }
 # Which of a scheduler's variables its containers and pods are given: these, and no others.
 PLACES = (
@@ -132,7 +132,8 @@ def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
     module, name = _OPERATORS[launcher()]
     operator = getattr(import_module(module), name)
     task: BaseOperator = operator(task_id=task_id, plan=plan, **options)
-    task.operator_extra_links = [MlflowRun(), Report()] if task_id == "report" else [MlflowRun()]
+    links = [MlflowRunLink(), *([ReportLink()] if task_id == "report" else [])]
+    task.operator_extra_links = links
     return task
 
 
@@ -332,7 +333,7 @@ def publishable(result: str) -> dict[str, float]:
     return {m["name"]: m["value"] for m in ordered if m["label"] in {"dp", "public"}}
 
 
-class MlflowRun(BaseOperatorLink):
+class MlflowRunLink(BaseOperatorLink):
     """The task's run in MLflow: its ε, F1 and exposure, and the settings that it was given."""
 
     name = "MLflow run"
@@ -346,7 +347,7 @@ class MlflowRun(BaseOperatorLink):
         return run + self.page + self._menus if run else ""
 
 
-class Report(MlflowRun):
+class ReportLink(MlflowRunLink):
     """The report that the last task of a run writes, in the edition that may be shown."""
 
     name = "Report"

@@ -8,7 +8,12 @@ import time
 import click
 from rich.console import Console
 
-from tasks.commands.settings import SettingsOptions, settings_from, settings_options, settings_told
+from tasks.commands.settings_options import (
+    SettingsOptions,
+    settings_from,
+    settings_options,
+    settings_told,
+)
 from tasks.runtime.deployment import Deployment
 
 
@@ -16,7 +21,7 @@ from tasks.runtime.deployment import Deployment
 @settings_options
 def demo(options: SettingsOptions) -> None:
     """Run the preset `demo` (or another job) through Airflow and show what came out."""
-    from tasks.commands.report import show
+    from tasks.commands.report_command import show
     from tasks.local.demo import run
     from tasks.protocol import JobSettings
 

@@ -39,8 +39,16 @@ from launcher_conformance import (
 )
 
 import docker
-from dags.launcher import docker as launcher
-from dags.launcher.docker import RUN, DockerStep, archive, for_every_step, gpus, mounts, whole_lines
+from dags.launcher import docker_step as launcher
+from dags.launcher.docker_step import (
+    RUN,
+    DockerStep,
+    archive,
+    for_every_step,
+    gpus,
+    mounts,
+    whole_lines,
+)
 from dags.launcher.step_operator import StepOperator, Work
 from tasks.protocol import Need, StepSpec, SweepSettings, needs, sweep_report
 
@@ -426,7 +434,7 @@ WORKER = f"""
 import sys
 sys.path[:0] = {[str(folder) for folder in list(Path(__file__).parents)[:3]]!r}
 from test_docker_launcher import context, plan
-from dags.launcher.docker import (DockerStep)
+from dags.launcher.docker_step import (DockerStep)
 step = DockerStep(task_id="vocabulary", plan=plan)
 if sys.argv[1] == "kill":
     import signal

@@ -23,7 +23,7 @@ from launcher_conformance import (
 )
 from launcher_conformance import work as work_on
 
-from dags.launcher.kubernetes import (
+from dags.launcher.kubernetes_step import (
     KubernetesStep,
     granted,
     template,

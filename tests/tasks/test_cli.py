@@ -22,9 +22,9 @@ from dp_core.privacy.accounting import gaussian_epsilon
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
-from tasks.commands import run
-from tasks.commands.ledger import _planned
-from tasks.commands.settings import SettingsOptions, settings_told
+from tasks.commands import run_command
+from tasks.commands.ledger_command import _planned
+from tasks.commands.settings_options import SettingsOptions, settings_told
 from tasks.protocol import JobSettings
 from tasks.runtime.deployment import Deployment
 
@@ -446,7 +446,7 @@ def test_stopped_run_says_that_the_same_command_continues_it(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
 
-    monkeypatch.setattr(run, "run_job", stopped)
+    monkeypatch.setattr(run_command, "run_job", stopped)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         confide("run")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.commands import doctor, doctor_services, settings
+from tasks.commands import doctor_command, doctor_services, settings_options
 from tasks.local.airflow_api import AirflowAway, AirflowRefused
 from tasks.runtime import process
 from tasks.runtime.deployment import Deployment
@@ -132,24 +132,24 @@ def test_numbers_that_wait_for_mlflow_are_counted(deployment, monkeypatch):
 
 @pytest.mark.parametrize(("free", "enough"), [(0.9, False), (1.1, True)])
 def test_a_disk_with_room_for_the_demo_is_enough(deployment, monkeypatch, free, enough):
-    usage = doctor.shutil.disk_usage("/")._replace(free=int(free * 2**30))
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
-    assert found(doctor._machine, deployment)["disk"].ok is enough
+    usage = doctor_command.shutil.disk_usage("/")._replace(free=int(free * 2**30))
+    monkeypatch.setattr(doctor_command.shutil, "disk_usage", lambda _: usage)
+    assert found(doctor_command._machine, deployment)["disk"].ok is enough
 
 
 def test_what_makes_the_noise_is_asked_for(deployment):
-    assert found(doctor._packages, deployment)["numba"].ok
+    assert found(doctor_command._packages, deployment)["numba"].ok
 
 
 def test_a_seed_that_others_can_read_is_found(deployment):
     deployment.seeds.mkdir(parents=True, mode=0o700)
     (deployment.seeds / "a.json").write_text("{}")
     (deployment.seeds / "a.json").chmod(0o644)
-    finding = found(doctor._secrets, deployment)["privacy seeds"]
+    finding = found(doctor_command._secrets, deployment)["privacy seeds"]
     assert not finding.ok
     assert "1 files that others can read" in finding.found
     (deployment.seeds / "a.json").chmod(0o600)
-    assert found(doctor._secrets, deployment)["privacy seeds"].ok
+    assert found(doctor_command._secrets, deployment)["privacy seeds"].ok
 
 
 def test_python_of_another_user_is_a_finding_and_no_error(deployment, monkeypatch):
@@ -162,6 +162,6 @@ def test_python_of_another_user_is_a_finding_and_no_error(deployment, monkeypatc
 
     monkeypatch.setattr(Path, "exists", closed)
     elsewhere = replace(deployment, task_python="/nowhere/bin/python")
-    assert not found(doctor._python, elsewhere)["task environment"].ok
+    assert not found(doctor_command._python, elsewhere)["task environment"].ok
     assert process._python(elsewhere) == sys.executable
-    assert not settings._processor_only(replace(deployment, task_python="/bin/sh"))
+    assert not settings_options._processor_only(replace(deployment, task_python="/bin/sh"))

@@ -12,8 +12,8 @@ import pytest
 from command_line import Confide
 
 from dp_core.errors import BadInput
-from tasks.commands import run
-from tasks.commands.settings import PRESETS, SettingsOptions, settings_told
+from tasks.commands import run_command
+from tasks.commands.settings_options import PRESETS, SettingsOptions, settings_told
 from tasks.local import demo
 from tasks.protocol import (
     JobSettings,
@@ -189,8 +189,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(job.name)
         return Outcome(job, deployment.logs, exit_code=1, failed="not run by a test")
 
-    monkeypatch.setattr(run, "run_job", start)
-    monkeypatch.setattr(run, "send_all", lambda _: None)
+    monkeypatch.setattr(run_command, "run_job", start)
+    monkeypatch.setattr(run_command, "send_all", lambda _: None)
     return started
 
 
@@ -355,8 +355,8 @@ def test_run_warns_of_items_that_readers_left_out(
         )
         return Outcome(job, deployment.logs, {"private_corpus": result}, {"private_corpus": "a"})
 
-    monkeypatch.setattr(run, "run_job", start)
-    monkeypatch.setattr(run, "send_all", lambda _: None)
+    monkeypatch.setattr(run_command, "run_job", start)
+    monkeypatch.setattr(run_command, "send_all", lambda _: None)
     _, out, err = confide("run", *words)
     line = "confide: warning: private_corpus: documents left out: 3 (not UTF-8: 3)"
     assert err.count(line) == 1

@@ -13,7 +13,7 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.ledger_views import FITS, cost_in_json
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
-from tasks.commands.settings import SettingsOptions, settings_options, settings_told
+from tasks.commands.settings_options import SettingsOptions, settings_options, settings_told
 from tasks.commands.training_options import check_epsilon
 from tasks.protocol import JobSettings
 from tasks.runtime.deployment import Deployment

@@ -9,9 +9,14 @@ from typing import Any
 
 import click
 
-from tasks.commands import report
+from tasks.commands import report_command
 from tasks.commands.output import as_json, write_json, write_table
-from tasks.commands.settings import SettingsOptions, settings_from, settings_options, settings_told
+from tasks.commands.settings_options import (
+    SettingsOptions,
+    settings_from,
+    settings_options,
+    settings_told,
+)
 from tasks.protocol import (
     JobSettings,
     Promotion,
@@ -76,7 +81,7 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
     if as_json:
         write_json(finished.summary())
     elif "report" in finished.outputs:  # also of a job whose model an audit contradicts
-        report.show(finished.outputs["report"])
+        report_command.show(finished.outputs["report"])
     if finished.exit_code:
         click.echo(f"confide: {finished.failed}", err=True)
         if given_back:

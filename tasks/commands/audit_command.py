@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, Contradicted
-from tasks.commands.export import latest_model
+from tasks.commands.export_command import latest_model
 from tasks.commands.output import as_json, write_json, write_table
-from tasks.commands.report import given
+from tasks.commands.report_command import given
 from tasks.protocol import StepResult
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment

@@ -11,7 +11,7 @@ import click
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from tasks.commands.output import as_json, write_json, write_table
-from tasks.commands.report import given, reports
+from tasks.commands.report_command import given, reports
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 

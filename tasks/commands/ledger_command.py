@@ -20,7 +20,12 @@ from tasks.commands.ledger_views import (
     show_standing,
 )
 from tasks.commands.output import as_json, write_json
-from tasks.commands.settings import SettingsOptions, absolute, settings_options, settings_told
+from tasks.commands.settings_options import (
+    SettingsOptions,
+    absolute,
+    settings_options,
+    settings_told,
+)
 from tasks.commands.training_options import check_delta, check_epsilon
 from tasks.runtime.deployment import Deployment
 

@@ -9,7 +9,7 @@ import click
 
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json, write_table
-from tasks.commands.report import given, latest
+from tasks.commands.report_command import given, latest
 from tasks.protocol import MODEL_NAMES, FinetuneSpec
 from tasks.report.comparison import FINETUNED
 from tasks.runtime.context import Input, read_result
