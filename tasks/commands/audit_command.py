@@ -1,4 +1,4 @@
-"""`confide audit`: what is known of a model's claim, and what canaries and texts show of it."""
+"""`confide audit`: audits a model's privacy claim by canaries and texts."""
 
 from __future__ import annotations
 
@@ -29,9 +29,13 @@ _FILE = click.Path(path_type=Path)
 @click.command("audit")
 @click.argument("model", required=False, type=_FILE)
 @click.option("--uri", default="", help="A training step's output, in place of MODEL.")
-@click.option("--canaries", type=_FILE, help="Lines of text, the secret of each in [[brackets]].")
-@click.option("--members", type=_FILE, help="Texts that trained it, one a line.")
-@click.option("--held-out", type=_FILE, help="Texts that did not, drawn alike, one a line.")
+@click.option("--canaries", type=_FILE, help="Lines of text with the secret in [[brackets]].")
+@click.option("--members", type=_FILE, help="Texts that trained the model, one per line.")
+@click.option(
+    "--held-out",
+    type=_FILE,
+    help="Texts of the same distribution that did not train the model, one per line.",
+)
 @click.option(
     "--coins",
     is_flag=True,
@@ -91,9 +95,7 @@ def command(
     if uri and result is None:
         raise BadInput("no model there", where=uri, fix="Give a training step's output.")
     if result is not None and epsilon is not None:
-        raise BadInput(
-            "the model was trained here, and says itself what it claims", where="--epsilon"
-        )
+        raise BadInput("the model was trained here and has its claim already", where="--epsilon")
     records = list(records_of(store, uri, result)) if result else []
     folder = model if model is not None else store.local_copy(uri)
     if canaries or members:
@@ -143,10 +145,10 @@ def command(
 
 
 def _protocol(chosen: dict[str, int | None]) -> ExtractionProtocol:
-    """Return the protocol of extraction: what was chosen, and defaults.
+    """Return the extraction protocol: the chosen values, completed by the defaults.
 
     Raises:
-        BadInput: a number out of range.
+        BadInput: a value is out of range.
     """
     named = {f"extraction_{name}": value for name, value in chosen.items() if value is not None}
     try:
@@ -156,10 +158,10 @@ def _protocol(chosen: dict[str, int | None]) -> ExtractionProtocol:
 
 
 def _ceiling(result: StepResult | None) -> PrivacyProfile | None:
-    """Return what the model's own claim leaves to attacks on one text.
+    """Return the privacy profile of the model's claim, which bounds attacks on one text.
 
-    None where nothing is claimed of a text: an infinite ε, a unit smaller than a text, or several
-    data sets, of which nobody says whose the texts are.
+    None if the model claims nothing about a text: ε is infinite, the unit is smaller than a text,
+    or there are several data sets and the data set of the texts is unknown.
     """
     from tasks.evidence.gate import profile_of
 

@@ -1,4 +1,4 @@
-"""`confide epsilon`: what a DP-SGD training costs."""
+"""`confide epsilon`: computes the ε of a DP-SGD training."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tasks.commands.training_options import (
 @training_options
 @click.option("--delta", type=float, required=True, help="δ at which ε is stated.")
 @click.option(
-    "--group", type=int, default=1, show_default=True, help="Also for that many units together."
+    "--group", type=int, default=1, show_default=True, help="Also for a group of so many units."
 )
 @as_json
 def command(
     told: Training, noise_multiplier: float, delta: float, group: int, as_json: bool
 ) -> None:
-    """Say ε of DP-SGD: by PLD (the claim), by RDP, and unamplified; also for groups of units."""
+    """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units."""
     from dp_core.privacy.accounting import (
         epsilon_pld,
         epsilon_rdp,

@@ -126,8 +126,8 @@ class LauncherConformance:
     @pytest.mark.parametrize(
         ("code", "words", "never_again"),
         [
-            (2, "bad input, not tried again", True),
-            (3, "privacy budget exceeded, not tried again", True),
+            (2, "bad input, not retried", True),
+            (3, "privacy budget exceeded, not retried", True),
             (1, "exit code 1", False),
             (143, "exit code 143", False),
         ],

@@ -77,7 +77,7 @@ def test_a_webhook_hears_it_and_its_address_is_never_logged(hook, monkeypatch, c
     assert "contradicted by Bound" in hook.heard[1].encode().decode("unicode_escape")
     said = [record for record in caplog.records if record.name == "airflow.task"]
     assert [r.getMessage() for r in said] == [
-        "CONFIDE_NOTIFY: address 1 was not told (HTTPStatusError)"
+        "CONFIDE_NOTIFY: address 1 was not notified (HTTPStatusError)"
     ]
     assert not [r for r in caplog.records if r.name == "httpx"]
 

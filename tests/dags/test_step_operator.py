@@ -59,7 +59,7 @@ def test_one_line_says_what_failed_why_and_where_the_log_is(caplog):
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
         "FAILED dp_sweep · point.dp_pretraining [σ=1], run manual__1: 2.1 of 2.0 would be spent "
-        "(exit code 3: privacy budget exceeded, not tried again). "
+        "(exit code 3: privacy budget exceeded, not retried). "
         "Log: http://127.0.0.1:8080/dags/dp_sweep/runs/manual__1/tasks/x"
     )
 

@@ -261,7 +261,7 @@ def test_a_model_of_a_run_comes_with_its_claim_and_its_audits(
     assert confide.json("audit", copy)["claim"] == found["claim"]
     code, _, err = confide("audit", copy, "--epsilon", "1", "--delta", "1e-6")
     assert code == 2
-    assert "says itself what it claims" in err
+    assert "has its claim already" in err
 
 
 def test_the_step_finds_the_same_and_keeps_it_for_the_operator(
