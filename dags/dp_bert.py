@@ -56,7 +56,7 @@ MEMBERSHIP = "Attacks the model by membership inference."
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "training"],
     doc_md="""
-### Train a BERT on confidential text under differential privacy, and measure what it memorised
+### Train a BERT on confidential text under differential privacy, and measure its memorisation
 
 The job follows *Hoory et al. 2021, Learning and Evaluating a Differentially Private Pre-trained
 Language Model*: a **vocabulary** from a noised histogram (ε_V), **public pre-training**, **DP-SGD

@@ -13,7 +13,7 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.ledger_views import FITS, cost_in_json
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
-from tasks.commands.settings_options import SettingsOptions, settings_options, settings_told
+from tasks.commands.settings_options import SettingsOptions, settings_of_options, settings_options
 from tasks.commands.training_options import check_epsilon
 from tasks.protocol import JobSettings
 from tasks.runtime.deployment import Deployment
@@ -48,7 +48,7 @@ def command(
     exists: all of it or the remaining part, unless --epsilon and --delta are smaller. Otherwise,
     the budget is the cost of the present settings. No private text is read, and nothing is charged.
     """
-    settings = settings_told(JobSettings, options)
+    settings = settings_of_options(JobSettings, options)
     if epsilon is not None:
         check_epsilon(epsilon)
     advice = _advice(settings, epsilon, delta)

@@ -39,15 +39,15 @@ _FILE = click.Path(path_type=Path)
 @click.option(
     "--coins",
     is_flag=True,
-    help="Each text was one whole unit, in or out by a fair coin: the guesses bound ε from below.",
+    help="A fair coin put each text, a whole unit, in or out: gives a lower bound on ε.",
 )
-@click.option("--epsilon", type=float, help="What a model from elsewhere claims for one text.")
+@click.option("--epsilon", type=float, help="Claimed ε for one text, for a model from elsewhere.")
 @click.option("--delta", type=float, help="δ of that claim.")
 @click.option("--masks", type=click.IntRange(1, 256), default=4, show_default=True)
-@click.option("--prefix", type=int, help="Tokens of a text that a causal model is shown.")
-@click.option("--suffix", type=int, help="Tokens behind it that must come out.")
-@click.option("--top-k", type=int, help="Guesses for a secret; tokens that sampling draws from.")
-@click.option("--tries", type=int, help="Texts that are sampled for each prefix.")
+@click.option("--prefix", type=int, help="Tokens of a text that prompt a causal model.")
+@click.option("--suffix", type=int, help="Tokens after the prefix that must be extracted.")
+@click.option("--top-k", type=int, help="Guesses for a secret; also top-k of sampling.")
+@click.option("--tries", type=int, help="Texts to sample for each prefix.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Public.")
 @as_json
 def command(
@@ -64,12 +64,12 @@ def command(
     as_json: bool,
     **protocol: int | None,
 ) -> None:
-    """Audit a model: of a run here, exported, or anybody's in Hugging Face's layout.
+    """Audit a model: from a run here, exported, or from elsewhere in Hugging Face's layout.
 
-    MODEL is a folder; without it and --uri, the model of the latest report is meant. Of a model
-    that was trained here, the table begins with what the audits of its runs found. What is found
-    with --canaries, --members and --held-out is for the operator; of a causal model also what of
-    them comes out. Fails (exit code 4) if an audit contradicts the claim.
+    MODEL is a folder. Without MODEL and --uri, the model of the latest report is audited. If the
+    model was trained here, the table begins with the audits of its runs. Findings with --canaries,
+    --members and --held-out are for the operator; for a causal model, they include extraction. The
+    exit code is 4 if an audit contradicts the claim.
     """
     if model is not None and uri:
         raise BadInput("two models are named", where="audit", fix="Give MODEL or --uri.")

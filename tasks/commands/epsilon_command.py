@@ -25,7 +25,7 @@ from tasks.commands.training_options import (
 )
 @as_json
 def command(
-    told: Training, noise_multiplier: float, delta: float, group: int, as_json: bool
+    options: Training, noise_multiplier: float, delta: float, group: int, as_json: bool
 ) -> None:
     """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units."""
     from dp_core.privacy.accounting import (
@@ -36,10 +36,10 @@ def command(
     )
 
     check_noise(noise_multiplier)
-    check_delta(delta, told.units)
+    check_delta(delta, options.units)
     check_count(group, "--group")
-    schedule = told.schedule
-    event = told.event(schedule, noise_multiplier)
+    schedule = options.schedule
+    event = options.event(schedule, noise_multiplier)
     claim = epsilon_pld(event, delta)
     found: dict[str, Any] = {
         "epsilon_pld": claim,
@@ -53,7 +53,7 @@ def command(
             "noise_multiplier": noise_multiplier,
             "steps": sum(n for _, n in schedule),
             "delta": delta,
-            "sampling": told.sampling,
+            "sampling": options.sampling,
             "neighbours": event.relation.value,
             "phases": [{"sampling_rate": rate, "steps": n} for rate, n in schedule],
             "group": together,

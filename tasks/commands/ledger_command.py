@@ -23,8 +23,8 @@ from tasks.commands.output import as_json, write_json
 from tasks.commands.settings_options import (
     SettingsOptions,
     absolute,
+    settings_of_options,
     settings_options,
-    settings_told,
 )
 from tasks.commands.training_options import check_delta, check_epsilon
 from tasks.runtime.deployment import Deployment
@@ -199,7 +199,7 @@ def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
     """
     from tasks.protocol import JobSettings, SweepSettings
 
-    settings = settings_told(SweepSettings if job == "dp_sweep" else JobSettings, options)
+    settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, options)
     planned = _planned(settings)
     costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in planned.items()]
     if as_json:

@@ -157,7 +157,7 @@ def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
     assert len(spec_from_json(_kept(store, answer["output"])).points) == 250
 
 
-def test_cancelling_ends_the_step_and_what_it_started(
+def test_cancelling_ends_the_step_and_its_child_processes(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = (

@@ -24,7 +24,7 @@ from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
 from tasks.commands import run_command
 from tasks.commands.ledger_command import _planned
-from tasks.commands.settings_options import SettingsOptions, settings_told
+from tasks.commands.settings_options import SettingsOptions, settings_of_options
 from tasks.protocol import JobSettings
 from tasks.runtime.deployment import Deployment
 
@@ -171,7 +171,9 @@ def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployme
     confide(*register.split())
     words = ["ledger", "cost", *told(ON_NOTES)]
     before = confide.json(*words)
-    (planned,) = _planned(settings_told(JobSettings, SettingsOptions(words=ON_NOTES))).values()
+    (planned,) = _planned(
+        settings_of_options(JobSettings, SettingsOptions(words=ON_NOTES))
+    ).values()
     Ledger.open(deployment.ledger).register_plan(
         [replace(release, plan_key="p", run="r") for release in planned]
     )
@@ -291,7 +293,7 @@ REGISTER = ["ledger", "register", "--unit=patient"]
         (["report"], "no report yet"),
         (["nonsense"], "nonsense"),
         (["epsilon", "--steps", "1"], "Missing option"),
-        ([*EPSILON, "--phase", ".1", "2"], "phases are given, and a rate or steps beside them"),
+        ([*EPSILON, "--phase", ".1", "2"], "phases are given together with a rate or steps"),
         ([*EPSILON, "--units=-5"], "--units: -5 is not from 1 to 1e+12"),
         (["calibrate"], "choose training or vocabulary"),
         ([*TRAINING, "--epsilon=1", "--noise-multiplier=0"], "--noise-multiplier: 0"),

@@ -13,7 +13,7 @@ from command_line import Confide
 
 from dp_core.errors import BadInput
 from tasks.commands import run_command
-from tasks.commands.settings_options import PRESETS, SettingsOptions, settings_told
+from tasks.commands.settings_options import PRESETS, SettingsOptions, settings_of_options
 from tasks.local import demo
 from tasks.protocol import (
     JobSettings,
@@ -63,7 +63,7 @@ PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entiti
 def test_a_preset_is_a_settings_file_by_name(
     preset: str, more: dict[str, str], found: dict[str, Any]
 ) -> None:
-    settings = settings_told(
+    settings = settings_of_options(
         JobSettings, SettingsOptions(preset, words=[f"{k}={v}" for k, v in more.items()])
     )
     assert settings.model_dump().items() >= found.items()
@@ -110,7 +110,7 @@ def test_truth_values_are_still_read_where_they_belong() -> None:
 def test_a_preset_is_changed_by_a_file_and_a_file_by_words(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"weight_decay": 0.5, "epochs": 20, "layers": 3}')
     options = SettingsOptions("large-batches", tmp_path / "s.json", ["layers=4"])
-    settings = settings_told(JobSettings, options)
+    settings = settings_of_options(JobSettings, options)
     assert (settings.batch_size, settings.weight_decay, settings.layers) == (1024, 0.5, 4)
 
 
@@ -138,7 +138,7 @@ def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
         named["public_model"] = "."
     if preset in KERRIGAN:  # a causal model is not fine-tuned
         named = {name: path for name, path in named.items() if not name.startswith("entities")}
-    settings = settings_told(
+    settings = settings_of_options(
         kind, SettingsOptions(preset, words=[f"{k}={v}" for k, v in named.items()])
     )
     if "tiny" in preset:
@@ -152,7 +152,7 @@ def test_every_preset_is_a_run_once_its_files_are_named(preset: str) -> None:
         assert (settings.declared_units, settings.epochs, settings.batch_size) == (10_000, 5, 64)
         assert settings.nonprivate and settings.private_format != "synthetic"
     elif preset == "kerrigan2020-sweep":  # around the training of the job's preset
-        job = settings_told(
+        job = settings_of_options(
             JobSettings,
             SettingsOptions("kerrigan2020", words=[f"{k}={v}" for k, v in named.items()]),
         )
