@@ -1,1 +1,1 @@
-"""The DAG files. They import `airflow.sdk`, `dags.launcher` and `tasks.protocol` alone."""
+"""The DAG files. They import only `airflow.sdk`, `dags.launcher` and `tasks.protocol`."""

@@ -1,4 +1,4 @@
-"""A person's approval, where the deployment asks for it (`CONFIDE_PROMOTE=approved`)."""
+"""The approval of a model by a person, if the deployment sets `CONFIDE_PROMOTE=approved`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from airflow.sdk import BaseOperator
 
 from dags.names import NAMES
 
-# Names, ids and public figures alone: the report tells no other.
+# The report passes only names, ids and public figures to this text.
 _VERDICTS = """
 {% for model, sentence in ((ti.xcom_pull(task_ids='report') or {}).get('verdicts') or {}).items() %}
 - **{{ model }}**: {{ sentence }}
@@ -15,12 +15,12 @@ This run made no model that could be promoted.
 {% endfor %}
 
 *Approve* gives the model's version in MLflow the alias `promotable`, unless an audit has
-contradicted its claim meanwhile. *Reject* leaves it registered without the alias.
+contradicted its claim in the meantime. *Reject* leaves it registered without the alias.
 """
 
 
 def approval() -> BaseOperator:
-    """Return the task that shows the report's verdicts and waits, as long as it takes."""
+    """Return the task that shows the report's verdicts and waits for an answer without limit."""
     from airflow.providers.standard.operators.hitl import ApprovalOperator
 
     return ApprovalOperator(
@@ -28,5 +28,5 @@ def approval() -> BaseOperator:
         task_display_name=NAMES["approval"],
         subject="Promote the model of {{ dag_run.run_id }}?",
         body=_VERDICTS,
-        doc_md="Shows what the audits leave of the claim, and waits for a person.",
+        doc_md="Shows the audits' verdict on the claim, and waits for a person to decide.",
     )

@@ -1,14 +1,14 @@
-"""What a deployment may configure about DAGs: schedules, the sweep's defaults, the corpora.
+"""Configuration of the DAGs by environment variables: schedules, forms' defaults, corpora.
 
-`CONFIDE_TRAIN_SCHEDULE`  when `dp_bert` runs by itself (cron, or a preset such as @weekly)
+`CONFIDE_TRAIN_SCHEDULE`  the schedule of `dp_bert` (cron, or a preset such as @weekly)
 `CONFIDE_TRAIN_SETTINGS`  a JSON file: the defaults of `dp_bert`'s form
-`CONFIDE_SWEEP_SCHEDULE`  when `dp_sweep` runs by itself
+`CONFIDE_SWEEP_SCHEDULE`  the schedule of `dp_sweep`
 `CONFIDE_SWEEP_SETTINGS`  a JSON file: the defaults of `dp_sweep`'s form
 `CONFIDE_CORPORA`         a JSON file: private data set -> the settings of the job that a new
                           version of it starts
 `CONFIDE_PROMOTE`         which models get the alias `promotable` (tasks/protocol/promotion.py)
 
-In place of a JSON file's name, the JSON object itself will do.
+A variable may also hold the JSON object itself instead of a file's name.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from tasks.protocol.settings_file import parse_object, read_object
 
 
 def schedule(name: str) -> str | None:
-    """Return a schedule, `TRAIN` or `SWEEP`; None: by hand only."""
+    """Return the schedule `TRAIN` or `SWEEP`, or None if the DAG is only started by hand."""
     return os.environ.get(f"CONFIDE_{name}_SCHEDULE") or None
 
 
 def settings(name: str) -> dict[str, Any]:
-    """Return the deployment's own defaults of a form, that of `TRAIN` or of `SWEEP`.
+    """Return the deployment's defaults of the form `TRAIN` or `SWEEP`.
 
     Raises:
-        ValueError: what is wrong with them, in one line; Airflow shows it as an import error.
+        ValueError: the defaults are invalid; Airflow shows the line as an import error.
     """
     variable, model = f"CONFIDE_{name}_SETTINGS", SweepSettings if name == "SWEEP" else JobSettings
     given = _read(variable)
@@ -50,7 +50,7 @@ def promotion() -> Promotion:
     """Return the deployment's rule for promotion.
 
     Raises:
-        ValueError: an unknown one, in one line; Airflow shows it as an import error.
+        ValueError: the rule is unknown; Airflow shows the line as an import error.
     """
     try:
         return rule_of(os.environ)
@@ -62,9 +62,9 @@ def corpora() -> dict[str, dict[str, Any]]:
     """Return the settings of the job that a new version starts, by private data set.
 
     Raises:
-        ValueError: what is wrong with them, in one line; Airflow shows it as an import error.
+        ValueError: the settings are invalid; Airflow shows the line as an import error.
     """
-    # On the project's own notes, what a new version does can be seen.
+    # By default, the project's made-up notes show the effect of a new version.
     given = _read("CONFIDE_CORPORA") or {MADE_UP: {}}
     for name, settings in given.items():
         if not isinstance(settings, dict):
@@ -82,22 +82,22 @@ def job_of(corpus: str, settings: dict[str, Any], version: str) -> JobSettings:
     """Return the job that a version of a corpus starts.
 
     Raises:
-        ValidationError: the name, the settings or the version are not what a job can be told.
+        ValidationError: the name, the settings or the version are invalid.
     """
     named = {"private_dataset": corpus, "data_version": version}
     return JobSettings.model_validate({**settings, **named})
 
 
 def _read(variable: str) -> dict[str, Any]:
-    """Return the JSON object that a variable holds, or the file that it names; {} for neither."""
-    told = os.environ.get(variable, "").strip()
-    if not told:
+    """Return the JSON object in a variable or in the file that it names; {} if it is empty."""
+    value = os.environ.get(variable, "").strip()
+    if not value:
         return {}
     try:
         return (
-            parse_object(told, variable)
-            if told.startswith("{")
-            else read_object(Path(told), variable)
+            parse_object(value, variable)
+            if value.startswith("{")
+            else read_object(Path(value), variable)
         )
     except BadInput as error:
         raise ValueError(str(error)) from None

@@ -1,4 +1,4 @@
-"""Hoory et al. 2021, end to end: a BERT of confidential text, and what it remembers of it."""
+"""The DAG that follows Hoory et al. 2021: train a BERT on confidential text and measure it."""
 
 from __future__ import annotations
 
@@ -41,6 +41,9 @@ def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepS
 
 step = partial(launcher.step, plan=plan)
 training = partial(step, pool=TRAINING)
+FINE_TUNING = "Fine-tunes the model on labels and scores it."
+EXPOSURE = "Measures how well the model remembers its canaries."
+MEMBERSHIP = "Attacks the model by membership inference."
 
 
 @dag(
@@ -53,93 +56,105 @@ training = partial(step, pool=TRAINING)
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "training"],
     doc_md="""
-### Train a BERT on confidential text under differential privacy, and measure what it keeps
+### Train a BERT on confidential text under differential privacy, and measure its memorisation
 
-Follows *Hoory et al. 2021, Learning and Evaluating a Differentially Private Pre-trained Language
-Model*: a **vocabulary** from a noised histogram (ε_V), **public pre-training**, **DP-SGD
+The job follows *Hoory et al. 2021, Learning and Evaluating a Differentially Private Pre-trained
+Language Model*: a **vocabulary** from a noised histogram (ε_V), **public pre-training**, **DP-SGD
 pre-training** on the private rows (ε_T), **fine-tuning** for entities, classes or pairs (F1 or
-accuracy), and the **exposure** of canaries planted among the private rows. The same is measured for
-the public-only model and, for comparison, for one trained without privacy.
+accuracy), and the **exposure** of canaries planted among the private rows. For comparison, the job
+measures the public-only model and a model trained without privacy in the same way.
 
-The defaults run on made-up notes. *Trigger* opens the form; wrong values are refused there or by
-the first task. A task whose result is there already answers at once, and nothing is charged twice.
-Results: the buttons *MLflow run* and *Report* on a task's page lead there.
+The default settings use made-up notes. *Trigger* opens the form; invalid values are refused by the
+form or by the first task. A task whose result exists already ends at once, and no release is
+charged twice. The buttons *MLflow run* and *Report* on a task's page open the results.
 
-By schedule: `CONFIDE_TRAIN_SCHEDULE` (cron) and `CONFIDE_TRAIN_SETTINGS` (a JSON file). On a new
-version of a corpus: the DAG `new_corpus`.
+To run the job on a schedule, set `CONFIDE_TRAIN_SCHEDULE` (cron) and `CONFIDE_TRAIN_SETTINGS` (a
+JSON file). To run it on each new version of a corpus, use the DAG `new_corpus`.
 """,
 )
 def dp_bert() -> None:
-    """Describe the job: read from top to bottom like the paper's method section."""
+    """Define the graph; it reads from top to bottom like the paper's method section."""
 
     @task(
         retries=0,
         task_display_name=NAMES["settings"],
-        doc_md="Checks the form's values again (Airflow lets unknown keys through), and that the "
-        "files are there; lays out the further private trainings.",
+        doc_md="Checks the form's values again (Airflow accepts unknown keys) and that the files "
+        "exist; lists the additional private trainings.",
     )
     def settings() -> list[dict[str, Any]]:
-        told = launcher.settings_to_start(JobSettings, get_current_context()["params"])
-        return [point.model_dump() for point in more_points(told)]
+        checked = launcher.settings_to_start(JobSettings, get_current_context()["params"])
+        return [point.model_dump() for point in more_points(checked)]
 
-    # A run that its budget does not hold is refused before anything is read.
-    budget = step("budget", doc_md="Records the sources; **refuses a run that does not fit.**")
+    # A run that does not fit its budget is refused before anything is read.
+    budget = step("budget", doc_md="Records the sources; **refuses a run over the budget.**")
 
     # The data: confidential notes, public text, and labelled text.
     private_corpus = step("private_corpus", doc_md="Reads the notes and groups them by unit.")
-    public_corpus = step("public_corpus", doc_md="Reads public text; it needs no privacy.")
-    entities = step("entities", doc_md="Reads labelled text: training and test.")
-    checkpoint = step("checkpoint", doc_md="The tokens of a public model that are kept.")
+    public_corpus = step("public_corpus", doc_md="Reads public text, which needs no privacy.")
+    entities = step("entities", doc_md="Reads labelled text for training and test.")
+    checkpoint = step("checkpoint", doc_md="Reads the tokens to keep from a public model.")
     points = settings()
     points >> budget >> [private_corpus, public_corpus, entities, checkpoint]
 
-    # Text and labels have been read and checked: only now is the whole run charged.
+    # The whole run is charged only after text and labels have been read and checked.
     reserve = step(
         "reserve",
-        trigger_rule=TriggerRule.NONE_FAILED,  # there may be no labels, and no checkpoint
-        doc_md="Registers ε_V and ε_T together: **all of it fits, or none.**",
+        trigger_rule=TriggerRule.NONE_FAILED,  # labels and checkpoint are optional
+        doc_md="Registers ε_V and ε_T together: **either all of them fit, or the run ends.**",
     )
     [private_corpus, public_corpus, entities, checkpoint] >> reserve
 
-    # The vocabulary: public words, which are free, and noised counts of private ones that public
-    # text lacks, the first release (ε_V). Or a public model's own tokens, if they are kept.
+    # The vocabulary consists of public words, which are free, and of private words that public
+    # text lacks, chosen by noised counts: the first release (ε_V). Alternatively, the tokens of a
+    # public model are kept.
     vocabulary = step(
-        "vocabulary", doc_md="Public and noised private words → tokens. **Charged: ε_V.**"
+        "vocabulary",
+        doc_md="Learns tokens from public words and noised counts of private words. "
+        "**Charged: ε_V.**",
     )
     reserve >> vocabulary
 
-    # Canaries are drawn after the vocabulary, so they cannot shape it, and planted by unit.
+    # Canaries are drawn after the vocabulary, so that they cannot influence it, and are planted
+    # by unit.
     canaries = step("canaries", doc_md="Draws canaries from the vocabulary with public coins.")
-    private_store = step("private_store", doc_md="Private rows of token ids, canaries planted.")
-    public_store = step("public_store", doc_md="Public rows of token ids.")
+    private_store = step("private_store", doc_md="Writes private rows of tokens with canaries.")
+    public_store = step("public_store", doc_md="Writes public rows of token ids.")
     vocabulary >> canaries >> private_store
     [vocabulary, public_corpus] >> public_store
 
-    # Phrases that many units share, and text written from them: optional, a release too (ε_P).
-    phrases = step("phrases", doc_md="Noised counts of phrases, in rounds. **Charged: ε_P.**")
-    written_text = step("written_text", doc_md="Text from released phrases; it costs nothing more.")
-    phrases_store = step("phrases_store", doc_md="Rows of token ids of the written text.")
+    # Phrases that many units share, and text written from them, are optional and another release
+    # (ε_P).
+    phrases = step("phrases", doc_md="Counts phrases in rounds with noise. **Charged: ε_P.**")
+    written_text = step(
+        "written_text", doc_md="Writes text from released phrases, at no further privacy cost."
+    )
+    phrases_store = step("phrases_store", doc_md="Writes rows of tokens of the written text.")
     canaries >> phrases >> written_text >> phrases_store
 
-    # Pre-training: on public text, then on private rows with DP-SGD: the second release (ε_T).
-    # Without privacy too, for comparison; that model stays with the operator.
-    public_pretraining = training("public_pretraining", doc_md="Masked language model, public.")
-    phrases_pretraining = training("phrases_pretraining", doc_md="From there, on written text.")
+    # Pre-training uses public text, then private rows with DP-SGD: the second release (ε_T).
+    # A model without privacy is trained for comparison; it stays with the operator.
+    public_pretraining = training(
+        "public_pretraining", doc_md="Trains the language model on public text."
+    )
+    phrases_pretraining = training(
+        "phrases_pretraining", doc_md="Continues the training on the written text."
+    )
     dp_pretraining = training(
         "dp_pretraining",
-        trigger_rule=TriggerRule.NONE_FAILED,  # the phrases may have been switched off
-        doc_md="DP-SGD from there. **Charged: ε_T.**",
+        trigger_rule=TriggerRule.NONE_FAILED,  # phrases are optional
+        doc_md="Continues the training on private rows with DP-SGD. **Charged: ε_T.**",
     )
     nonprivate_pretraining = training(
-        "nonprivate_pretraining", doc_md="The same rows without privacy; never exported."
+        "nonprivate_pretraining",
+        doc_md="Trains on the same rows without privacy; the model is never exported.",
     )
     [public_store, private_store] >> public_pretraining
     [public_pretraining, phrases_store] >> phrases_pretraining
     [public_pretraining, phrases_pretraining] >> dp_pretraining
     public_pretraining >> nonprivate_pretraining
 
-    # What the models are good for (strict entity F1, or accuracy), what they remember (exposure),
-    # and, where settings ask for it, whether units that trained can be told from those held out.
+    # Each model is measured by its usefulness (strict entity F1, or accuracy), its memorisation
+    # (exposure) and, optionally, membership inference against units that were held out.
     measured = []
     for mode, model in {
         "public": public_pretraining,
@@ -147,55 +162,52 @@ def dp_bert() -> None:
         "dp": dp_pretraining,
         "nonprivate": nonprivate_pretraining,
     }.items():
-        finetuning = training(f"{mode}_finetuning", doc_md="Learns labels, and is scored.")
-        exposure = training(f"{mode}_exposure", doc_md="How well it remembers its canaries.")
-        membership = training(f"{mode}_membership", doc_md="Whether it gives its members away.")
+        finetuning = training(f"{mode}_finetuning", doc_md=FINE_TUNING)
+        exposure = training(f"{mode}_exposure", doc_md=EXPOSURE)
+        membership = training(f"{mode}_membership", doc_md=MEMBERSHIP)
         [model, entities] >> finetuning
         model >> [exposure, membership]
         measured += [finetuning, exposure, membership]
 
-    # Further private trainings, each a release of its own: say from random weights.
+    # Additional private trainings, for example from random weights, are separate releases.
     @task_group
     def more(coordinates: dict[str, Any]) -> None:
         named = {"point": coordinates, "map_index_template": "{{ point_name }}"}
         model = training(
             "dp_pretraining",
-            doc_md="Another private training. **Charged: ε_T.**",
+            doc_md="Trains another model with DP-SGD. **Charged: ε_T.**",
             trigger_rule=TriggerRule.NONE_FAILED,
             **named,
         )
         model >> [
-            training("dp_finetuning", doc_md="Learns labels, and is scored.", **named),
-            training("dp_exposure", doc_md="How well it remembers its canaries.", **named),
-            training("dp_membership", doc_md="Whether it gives its members away.", **named),
+            training("dp_finetuning", doc_md=FINE_TUNING, **named),
+            training("dp_exposure", doc_md=EXPOSURE, **named),
+            training("dp_membership", doc_md=MEMBERSHIP, **named),
         ]
 
     every_training = more.expand(coordinates=points)
     [public_pretraining, phrases_pretraining, entities] >> every_training
 
-    # Models that both trainings kept after earlier epochs, covered by their one charge. Membership
-    # is tried on them together with the last.
+    # Both trainings may keep models of earlier epochs, which their one charge covers. Membership
+    # inference attacks them together with the last model.
     @task(
         retries=0,
         task_display_name=NAMES["kept_models"],
-        doc_md="Lays out the models that trainings keep after the epochs that `kept_epochs` names.",
+        doc_md="Lists the models that trainings keep after the epochs in `kept_epochs`.",
     )
     def kept_models() -> list[dict[str, Any]]:
-        told = launcher.settings_from(JobSettings, get_current_context()["params"])
-        return [point.model_dump() for point in kept_points(told)]
+        settings = launcher.settings_from(JobSettings, get_current_context()["params"])
+        return [point.model_dump() for point in kept_points(settings)]
 
     @task_group
     def kept(coordinates: dict[str, Any]) -> None:
-        for name, words in {
-            "finetuning": "Learns labels, and is scored.",
-            "exposure": "How well it remembers its canaries.",
-        }.items():
+        for name, description in {"finetuning": FINE_TUNING, "exposure": EXPOSURE}.items():
             training(
                 name,
                 point=coordinates,
                 map_index_template="{{ point_name }}",
-                trigger_rule=TriggerRule.NONE_FAILED,  # the comparison may have been switched off
-                doc_md=words,
+                trigger_rule=TriggerRule.NONE_FAILED,  # the comparison is optional
+                doc_md=description,
             )
 
     kept_epochs = kept_models()
@@ -203,25 +215,26 @@ def dp_bert() -> None:
     every_kept = kept.expand(coordinates=kept_epochs)
     [dp_pretraining, nonprivate_pretraining, entities] >> every_kept
 
-    # Which of the canaries were in its training, that were put in or left out by coins.
-    audit = training("dp_audit", doc_md="A lower bound on ε by the DP model, and a verdict.")
+    # One-run audit: guess which canaries fair coins had put into the training.
+    audit = training("dp_audit", doc_md="Estimates a lower bound on the DP model's ε.")
     dp_pretraining >> audit
     measured.append(audit)
 
     report = step(
         "report",
-        trigger_rule=TriggerRule.NONE_FAILED,  # the comparison may have been switched off
-        doc_md="One page: ε_V, ε_T, F1, exposure, and the privacy statement. **Fails if an audit "
-        "contradicts the claim**; the model is registered with the verdict.",
+        trigger_rule=TriggerRule.NONE_FAILED,  # the comparison is optional
+        doc_md="Writes one page with ε_V, ε_T, F1, exposure and the privacy statement, and "
+        "registers the model with the audits' verdict. **Fails if an audit contradicts the "
+        "claim.**",
     )
     [*measured, every_training, every_kept] >> report
 
-    # A run that failed before its first release leaves nothing planned.
-    give_back = step("give_back", doc_md="If no release has begun, the budget is free again.")
+    # A run that fails before its first release gives its planned budget back.
+    give_back = step("give_back", doc_md="Frees the planned budget if no release has begun.")
     report >> give_back.as_teardown(setups=reserve)
 
-    # Behind the gate: the report has judged the model by its audits and registered it. Whether it
-    # is promoted, a person may have to say.
+    # The report has judged the model by its audits and registered it. The deployment may require
+    # that a person approves the promotion.
     if configuration.promotion() == "approved":
         promote = step("promote", doc_md="Gives the model the alias `promotable`.")
         report >> approval() >> promote

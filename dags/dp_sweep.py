@@ -1,4 +1,4 @@
-"""Points over dp_bert's back half, with seeds and folds: the paper's Figs. 1 and 2."""
+"""The DAG of a sweep: trainings of `dp_bert` over a grid, seeds and folds (paper's Figs. 1, 2)."""
 
 from __future__ import annotations
 
@@ -43,10 +43,11 @@ def settings_of(params: Mapping[str, Any]) -> SweepSettings:
     """Return the settings of the whole sweep.
 
     Raises:
-        AirflowFailException: they are wrong, or ask for what mapped tasks cannot do.
+        AirflowFailException: the settings are invalid, or need an optimiser, which cannot run
+            mapped tasks.
     """
-    own = {name: value for name, value in params.items() if name != THIS_PAGE}
-    settings = launcher.settings_from(SweepSettings, own)
+    given = {name: value for name, value in params.items() if name != THIS_PAGE}
+    settings = launcher.settings_from(SweepSettings, given)
     if settings.is_asked:
         raise AirflowFailException(
             "settings refused: sweep_search: mapped tasks cannot be asked for one after the other; "
@@ -68,19 +69,19 @@ def page_of(params: Mapping[str, Any]) -> tuple[list[SweepPoint], int, bool]:
 
 
 def plan(params: Mapping[str, Any], point: SweepPoint | None) -> Mapping[str, StepSpec]:
-    """Return the specs of a point's steps, and of what all points share."""
+    """Return the specs of a point's steps and of the steps that all points share."""
     settings = settings_of(params)
     return sweep_point_steps(settings, point or settings.points()[0])
 
 
 def there(context: Mapping[str, Any], *tasks: str) -> set[str]:
-    """Return the outputs of those of the tasks that have succeeded, mapped ones each."""
+    """Return the outputs of the tasks that have succeeded, including every mapped instance."""
     answers = context["ti"].xcom_pull(task_ids=list(tasks))
     return {answer["output"] for answer in answers or () if answer}
 
 
 def plan_of_all(params: Mapping[str, Any], point: object) -> dict[str, StepSpec]:
-    """Return the specs of what is about all points; the last page alone has the report."""
+    """Return the specs of steps about all points; only the last page has the report."""
     settings, (_, _, last) = settings_of(params), page_of(params)
     return {
         **plan(params, None),
@@ -100,8 +101,8 @@ STARTS = ("public_pretraining", "phrases_pretraining", "baseline.public_pretrain
 FORM = launcher.form(SweepSettings, configuration.settings("SWEEP"))
 for coordinate in TRAINING_AXES:
     FORM[coordinate].description = (
-        "Each point takes its own from the grid, above; from here only points listed by themselves "
-        "that do not name it."
+        "Points of the grid take their value from the grid above. Only listed points that do not "
+        "set it use this value."
     )
 FORM[THIS_PAGE] = Param(
     1,
@@ -109,15 +110,15 @@ FORM[THIS_PAGE] = Param(
     allOf=[{"minimum": 1}],
     title="Page",
     section=FORM["sweep_points"].schema["section"],
-    description=f"Of the points, {PAGE:,} a run: a larger sweep goes on in runs that start each "
-    "other. Leave it at 1.",
+    description=f"A run holds {PAGE:,} points; a larger sweep continues in further runs, each "
+    "started by the previous one. Leave it at 1.",
 )
 
 
 @dag(
     dag_id="dp_sweep",
     dag_display_name="dp_sweep · ε and F1 over a grid",
-    description="Pre-training and fine-tuning over a grid, seeds and folds; releases are charged",
+    description="Pre-training and fine-tuning over a grid, seeds and folds, charged per release",
     schedule=configuration.schedule("SWEEP"),
     catchup=False,
     max_active_runs=1,
@@ -126,30 +127,31 @@ FORM[THIS_PAGE] = Param(
     doc_md="""
 ### Train over a grid, and draw ε and F1 against each setting
 
-The grid stands in the form's first section; everything before the private training is done once
-and shared (and is shared with `dp_bert` where the settings agree). **Every private training is a
-release of its own and is charged as such, each seed too**; points that differ in fine-tuning alone
-share one, and so do, with *Epochs from: checkpoints*, points that differ in epochs alone.
-Fine-tuning seeds and folds are free on public labels. Models to compare with are made,
-fine-tuned and measured alike, and cost nothing: of public text, checkpoints as they are, or trained
-without privacy, for the operator alone. Causal models are compared by perplexity of private text,
-and nothing of them is fine-tuned. A point that fails does not stop the others: the report
-holds those that finished, and the run ends as failed so that nobody overlooks it.
+The grid is in the form's first section. All steps before the private training run once and are
+shared by the points, and with `dp_bert` if the settings agree. **Every private training, with each
+of its seeds, is a separate release and is charged.** Points that differ only in fine-tuning share
+one training. With *Epochs from: checkpoints*, points that differ only in epochs share one, too.
+Fine-tuning seeds and folds on public labels are free. The comparison models are fine-tuned and
+measured in the same way and have no privacy cost: models of public text, unchanged checkpoints, and
+models trained without privacy, which stay with the operator. Causal models are compared by the
+perplexity of private text and are not fine-tuned. A point that fails does not stop the others: the
+report shows the finished points, and the run is marked as failed.
 
-A sweep of more than 1,024 points goes on page by page: each run ends by starting the next, and the
-last one writes the report of all. What runs at a time is the pool's to bound, as ever.
+A sweep of more than 1,024 points is divided into pages. Each run starts the next page at its end,
+and the last run writes the report on all points. The pool limits how many models train at a time.
 
-To run it by schedule: `CONFIDE_SWEEP_SCHEDULE` (cron) and `CONFIDE_SWEEP_SETTINGS` (a JSON file).
+To run the sweep on a schedule, set `CONFIDE_SWEEP_SCHEDULE` (cron) and `CONFIDE_SWEEP_SETTINGS` (a
+JSON file).
 """,
 )
 def dp_sweep() -> None:
-    """Describe the sweep."""
+    """Define the graph of one page of the sweep."""
 
     @task(
         retries=0,
         task_display_name=NAMES["grid"],
-        doc_md="Checks the form's values again, and lays out which baselines have a vocabulary of "
-        "their own.",
+        doc_md="Checks the form's values again, and lists the baselines that need a separate "
+        "vocabulary.",
     )
     def grid() -> list[dict[str, Any]]:
         params = get_current_context()["params"]
@@ -162,22 +164,22 @@ def dp_sweep() -> None:
         retries=0,
         task_display_name=NAMES["trainings"],
         trigger_rule=TriggerRule.ALL_DONE,
-        doc_md="Lays out what is trained: each setting, by each seed, and the baselines.",
+        doc_md="Lists the trainings: one per grid point and seed, and the baselines.",
     )
     def trainings() -> list[dict[str, Any]]:
         context = get_current_context()
-        settings, found = settings_of(context["params"]), there(context, *STARTS, "entities")
+        settings, outputs = settings_of(context["params"]), there(context, *STARTS, "entities")
         points, _, _ = page_of(context["params"])
         labelled = plan(context["params"], None).get("entities")
-        if labelled and labelled.output not in found:
+        if labelled and labelled.output not in outputs:
             raise AirflowFailException("there is no labelled text to fine-tune on")
         return [
             point.model_dump()
             for point in trainings_of(points)
-            if sweep_start(settings, point).output in found
+            if sweep_start(settings, point).output in outputs
         ]
 
-    def of_what_is_trained(
+    def of_trained_models(
         lay_out: Callable[[list[SweepPoint]], list[SweepPoint]],
     ) -> list[dict[str, Any]]:
         context = get_current_context()
@@ -193,33 +195,32 @@ def dp_sweep() -> None:
         retries=0,
         task_display_name=NAMES["fine_tunings"],
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
-        doc_md="Lays out what is fine-tuned: each setting, by each seed, on each fold.",
+        doc_md="Lists the fine-tunings: one per grid point, seed and fold.",
     )
     def fine_tunings() -> list[dict[str, Any]]:
-        told = get_current_context()["params"]
-        if "finetuning" not in plan(told, None):
+        params = get_current_context()["params"]
+        if "finetuning" not in plan(params, None):
             raise AirflowSkipException("a causal model is not fine-tuned")
-        return of_what_is_trained(list)
+        return of_trained_models(list)
 
     @task(
         retries=0,
         task_display_name=NAMES["models"],
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
-        doc_md="Lays out the models that the trainings have left: one each, or one after each of "
-        "several epochs.",
+        doc_md="Lists the models of the trainings: one each, or one for each of several epochs.",
     )
     def models() -> list[dict[str, Any]]:
-        return of_what_is_trained(models_of)
+        return of_trained_models(models_of)
 
-    # What all points share: data, vocabulary, canaries, token stores, the public model.
-    # Every point is charged at once, when text and labels have been checked: all fit, or none.
+    # All points share data, vocabulary, canaries, token stores and the public model.
+    # After text and labels have been checked, all points are charged together or not at all.
     fronts = grid()
     of_all = partial(launcher.step, plan=plan_of_all)
-    budget = of_all("budget", doc_md="Records the sources; **refuses a sweep that does not fit.**")
+    budget = of_all("budget", doc_md="Records the sources; **refuses a sweep over the budget.**")
     reserve = of_all(
         "reserve",
-        trigger_rule=TriggerRule.NONE_FAILED,  # there may be no labels, and no checkpoint
-        doc_md="Registers every point: **all, or none.**",
+        trigger_rule=TriggerRule.NONE_FAILED,  # labels and checkpoint are optional
+        doc_md="Registers the releases of all points: **either all of them fit, or the run ends.**",
     )
     private_corpus, public_corpus = step("private_corpus"), step("public_corpus")
     entities, checkpoint, canaries = step("entities"), step("checkpoint"), step("canaries")
@@ -236,8 +237,8 @@ def dp_sweep() -> None:
     canaries >> phrases >> written_text >> phrases_store
     [public_pretraining, phrases_store] >> phrases_pretraining
 
-    # The same before the training of each baseline that has another vocabulary than the sweep:
-    # after the sweep's own rows, so that what both have is made once.
+    # A baseline with another vocabulary than the sweep needs these steps, too. They run after the
+    # sweep's rows are written, so that shared outputs are made once.
     @task_group
     def baseline(coordinates: dict[str, Any]) -> None:
         named = {"point": coordinates, "map_index_template": BY_POINT}
@@ -253,12 +254,12 @@ def dp_sweep() -> None:
     every_baseline = baseline.expand(coordinates=fronts)
     [private_store, public_store] >> every_baseline
 
-    # Each training, however many points share it: train as the point has it.
+    # One training for all points that share it.
     @task_group
     def training_point(coordinates: dict[str, Any]) -> None:
         training("pretraining", point=coordinates, map_index_template=BY_POINT)
 
-    # What it remembers: each of its models, where points are checkpoints, covered by one charge.
+    # Exposure is measured for each model; the models of several epochs share one charge.
     @task_group
     def model(coordinates: dict[str, Any]) -> None:
         training("exposure", point=coordinates, map_index_template=BY_POINT)
@@ -274,12 +275,12 @@ def dp_sweep() -> None:
     points, trained = fine_tunings(), models()
     every_training >> [points, trained]
     every_point = point.expand(coordinates=points)
-    # What comes last waits for all, failed or not, and would be skipped with a fine-tuning that is.
+    # Without this task, the last tasks would be skipped when the fine-tunings are.
     fine_tuned = EmptyOperator(
         task_id="fine_tuned",
         task_display_name=NAMES["fine_tuned"],
         trigger_rule=TriggerRule.NONE_FAILED,
-        doc_md="Also where there is nothing to fine-tune: of causal models.",
+        doc_md="Waits for all fine-tunings; succeeds, too, if causal models need none.",
     )
     every_point >> fine_tuned
     every_model = model.expand(coordinates=trained)
@@ -291,7 +292,7 @@ def dp_sweep() -> None:
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
         retries=0,
         task_display_name=NAMES["next_page"],
-        doc_md="Skipped where this run holds the last of the points.",
+        doc_md="Skipped if this run holds the last points.",
     )
     def next_page() -> dict[str, Any]:
         context = get_current_context()
@@ -314,7 +315,7 @@ def dp_sweep() -> None:
         conf=following["conf"],
         logical_date=None,
         skip_when_already_exists=True,
-        doc_md="Starts this sweep's next page, which waits until this run has ended.",
+        doc_md="Starts the sweep's next page, which waits for the end of this run.",
     )
 
     @task(
@@ -325,7 +326,7 @@ def dp_sweep() -> None:
     def points_that_failed() -> None:
         raise AirflowFailException("a step or a point failed (red); the report holds the others")
 
-    give_back = of_all("give_back", doc_md="If no release has begun, the budget is free again.")
+    give_back = of_all("give_back", doc_md="Frees the planned budget if no release has begun.")
     [every_training, report] >> give_back.as_teardown(setups=reserve)
 
     last = [every_training, every_model, every_point, report]

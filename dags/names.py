@@ -1,4 +1,4 @@
-"""What tasks are called on the pages of Airflow; logs, links and MLflow keep to their ids."""
+"""Names of tasks on Airflow's pages; logs, links and MLflow use the tasks' ids."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ NAMES = {
     "finetuning": "Fine-tune",
     "next_page": "Lay out the next page",
     "start_page": "Start the next page",
-    "points_that_failed": "Points that failed",
+    "points_that_failed": "Report failed points",
     "report": "Write the report",
-    "give_back": "Give back what has not begun",
+    "give_back": "Give back unused budget",
     "approval": "Wait for approval",
     "promote": "Promote the model",
     "privacy_audit": "Audit the model",
-    "events": "What has been announced",
+    "events": "Read the announcements",
     "job": "Check the announcement",
     "train": "Start dp_bert",
 }

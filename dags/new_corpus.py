@@ -1,4 +1,4 @@
-"""A private corpus has a new version: learn its vocabulary anew, and do all that follows."""
+"""The DAG that starts `dp_bert` when a private corpus has a new version."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ _OF_AIRFLOW = {"from_rest_api", "from_trigger"}  # keys that Airflow itself adds
 
 
 def asset_of(corpus: str) -> Asset:
-    """Return the asset that stands for a private data set; it bears the data set's name."""
+    """Return the asset of a private data set; both have the same name."""
     return Asset(name=corpus, uri=f"confide://corpus/{corpus}", group=GROUP)
 
 
 def run_of(event: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the run that an event asks for: its id, and the settings of its form.
+    """Return the run that an event starts: its id, and the settings of its form.
 
-    The event comes from outside: nothing of it is used but a version that the settings allow.
+    The event is untrusted input: only a version that the settings allow is used.
 
     Raises:
-        AirflowFailException: what is wrong with it, in one line; trying again cannot help.
+        AirflowFailException: the event is invalid; another try cannot help.
     """
     corpus, extra = str(event["corpus"]), dict(event["extra"])
     version = extra.pop("data_version", "")
@@ -39,7 +39,7 @@ def run_of(event: Mapping[str, Any]) -> dict[str, Any]:
             f"{corpus}: the event holds {len(unknown)} keys besides data_version"
         )
     if corpus not in CORPORA:
-        raise AirflowFailException(f"{corpus}: CONFIDE_CORPORA knows no such data set")
+        raise AirflowFailException(f"{corpus}: CONFIDE_CORPORA has no such data set")
     if not version:
         raise AirflowFailException(f'{corpus}: the event needs {{"data_version": "…"}}')
     try:
@@ -54,35 +54,35 @@ def run_of(event: Mapping[str, Any]) -> dict[str, Any]:
 
 @dag(
     dag_id="new_corpus",
-    dag_display_name="new_corpus · train on a corpus's new version",
-    description="An asset event of a private data set → dp_bert with that version",
+    dag_display_name="new_corpus · train on a new version of a corpus",
+    description="An asset event of a private data set → a run of dp_bert with the new version",
     schedule=AssetAny(*map(asset_of, sorted(CORPORA))),
     catchup=False,
     max_active_runs=1,
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "assets"],
     doc_md="""
-### When a private corpus has a new version, train on it
+### Train when a private corpus has a new version
 
 Each private data set in `CONFIDE_CORPORA` (a JSON file: data set → settings of `dp_bert`) is an
-**asset** of the same name. Announce a version by
+**asset** of the same name. Announce a version with
 
     ./confide announce ward-notes 2026-11
 
 or on the asset's page (*Create asset event*, extra `{"data_version": "2026-11"}`), or through the
-REST API. This DAG checks the event and starts `dp_bert` with the data set's settings and that
-version: vocabulary, pre-training, fine-tuning, exposure. **What is trained on a new version is a
-new release, charged to the same budget**; where it does not fit, the ledger refuses the run.
+REST API. This DAG checks the event and starts `dp_bert` with the data set's settings and the new
+version: vocabulary, pre-training, fine-tuning, exposure. **Training on a new version is a new
+release and is charged to the same budget.** If it does not fit, the ledger refuses the run.
 
-A version that was announced before starts nothing. Runs of `dp_bert` wait for each other.
+A version that was announced before starts no run. Runs of `dp_bert` wait for each other.
 """,
 )
 def new_corpus() -> None:
-    """Describe what an event starts."""
+    """Define the graph: each event starts a run of `dp_bert`."""
 
     @task(
         task_display_name=NAMES["events"],
-        doc_md="Lists the events that this run answers: a data set and what came with it.",
+        doc_md="Lists the events that started this run: each data set with its new version.",
     )
     def events() -> list[dict[str, Any]]:
         triggering = get_current_context()["triggering_asset_events"]
@@ -98,22 +98,22 @@ def new_corpus() -> None:
             retries=0,
             map_index_template="{{ corpus }}",
             task_display_name=NAMES["job"],
-            doc_md="Checks the event as data.",
+            doc_md="Checks the data set and the version of the event.",
         )
         def job(event: dict[str, Any]) -> dict[str, Any]:
             get_current_context()["corpus"] = str(event["corpus"])  # type: ignore[typeddict-unknown-key]
             return run_of(event)
 
-        asked = job(event)
+        run = job(event)
         TriggerDagRunOperator(
             task_id="train",
             task_display_name=NAMES["train"],
             trigger_dag_id="dp_bert",
-            trigger_run_id=asked["run_id"],
-            conf=asked["conf"],
+            trigger_run_id=run["run_id"],
+            conf=run["conf"],
             logical_date=None,
             skip_when_already_exists=True,
-            doc_md="Starts `dp_bert`; skipped where this version was announced before.",
+            doc_md="Starts `dp_bert`; skipped if this version was announced before.",
         )
 
     version.expand(event=events())

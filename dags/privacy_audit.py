@@ -1,4 +1,4 @@
-"""One model, audited from outside by given canaries and texts."""
+"""The DAG that audits one model by its predictions on given canaries and texts."""
 
 from __future__ import annotations
 
@@ -20,34 +20,36 @@ def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepS
 
 @dag(
     dag_id="privacy_audit",
-    dag_display_name="privacy_audit · attack one model from outside",
-    description="A model of a run, or anybody's, with canaries and texts → what it gives away",
+    dag_display_name="privacy_audit · attack one model by its predictions",
+    description="A model from a run or a folder, with canaries and texts → privacy audit",
     schedule=None,
     catchup=False,
     max_active_runs=1,
     default_args=launcher.defaults(),
     tags=["confide", "differential privacy", "audit"],
     doc_md="""
-### What does a model give away?
+### How much does a model reveal about its training text?
 
-The **exposure** of canaries, whether **texts that trained it** can be told from texts that did
-not, and what of both **comes out** of a causal model, by its predictions alone: of a model of a run
-here (its output's URI in the store), or of a folder in Hugging Face's layout, whoever trained it.
-The same as `confide audit`, as a step by itself. What it finds is the operator's: the restricted
-experiment of MLflow holds it.
+This audit uses only the model's predictions. It measures the **exposure** of canaries,
+**membership inference** (can an attacker distinguish texts that trained the model from texts that
+did not?), and, for a causal model, the **extraction** of both. The model is the output of a
+training step (its URI in the store) or a folder in Hugging Face's layout, trained by anyone. The
+audit is the same as `confide audit`. Its findings are for the operator: they are logged to
+MLflow's restricted experiment.
 
-Texts that were divided once may differ otherwise, and refute no claim. Texts that **fair coins**
-divided before the training bound ε from below: what contradicts the claim of a model of this
-deployment withdraws it, and fails the task.
+If the texts were divided in any other way than by **fair coins** before the training, the two
+groups may differ for other reasons, and the audit refutes no claim. With fair coins, the audit
+gives a lower bound on ε. If the bound contradicts the claim of a model of this deployment, the
+claim is withdrawn and the task fails.
 """,
 )
 def privacy_audit() -> None:
-    """Describe the audit: one step."""
+    """Define the graph, which has one step."""
     launcher.step(
         "privacy_audit",
         plan=plan,
         pool=TRAINING,
-        doc_md="Reads model and files, and asks the model for its predictions.",
+        doc_md="Reads the model and the files, and audits the model by its predictions.",
     )
 
 

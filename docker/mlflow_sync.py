@@ -1,4 +1,4 @@
-"""Delivers to MLflow what steps could not while it was away, when no other step follows."""
+"""Sends metrics to MLflow that steps could not send during an outage, if no other step follows."""
 
 import sys
 import time
@@ -12,7 +12,7 @@ ALIVE = Path("/tmp/mlflow-sync")  # noqa: S108 - touched on every round, for the
 
 
 def main() -> None:
-    """Look every minute; a step that is still running delivers its own events."""
+    """Send waiting events every minute; a running step sends its events itself."""
     deployment, before = Deployment.from_environment(), 0
     while True:
         ALIVE.touch()

@@ -1,12 +1,12 @@
-"""Writes the software bill of materials of an image, while it is built: CycloneDX 1.5, as JSON.
+"""Writes the software bill of materials of an image during its build: CycloneDX 1.5, as JSON.
 
     sbom.py NAME --lock LOCK… --base IMAGE >sbom.cdx.json    (in an image's own build)
     sbom.py NAME --base IMAGE --dpkg STATUS >sbom.cdx.json   (of an image that others built)
 
-What stands in it: every package of the hash-pinned lock with the digests that pip accepts for it,
-every Debian package, Python, and the base image with its digest where the build was told one. An
-environment that is not exactly what its lock says fails the build here. The same image gives the
-same bytes: no time and no random number is in it. Standard library only, and no network.
+It lists every package of the hash-pinned lock with the digests that pip accepts for it, every
+Debian package, Python, and the base image with its digest if the build knows one. The build fails
+here if the environment differs from its lock. The same image gives the same bytes, without times
+and random numbers. The script needs only the standard library and no network.
 """
 
 from __future__ import annotations

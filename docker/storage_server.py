@@ -1,13 +1,14 @@
-"""The storage emulator, made to survive `kill -9`, to keep nothing deleted, and for large objects.
+"""The storage emulator with patches for `kill -9`, deletion and large objects.
 
-It writes in place, its index of all objects too: killed at the wrong moment, it would forget them
-all. Everything that it writes goes through one method, which this replaces before it starts.
+The emulator writes files in place, including its index of all objects. A kill at the wrong moment
+would lose all objects. All writes go through one method, which this script replaces.
 
-What is deleted it would set aside for seven days, and then not remove either: private text would
-stay, and the disk fill up.
+The emulator would keep deleted objects for seven days and never remove them: private text would
+remain, and the disk would fill up.
 
-For each part of an upload it would write all parts before it anew, and for each range of an object
-read the whole of it into memory: an object of 5 GB would take a day, and more memory than there is.
+For each part of an upload, the emulator would write all earlier parts again, and for each range of
+an object, it would read the whole object into memory. An object of 5 GB would take a day and exceed
+the memory.
 """
 
 import base64
@@ -25,7 +26,7 @@ from gcp_storage_emulator.exceptions import BadRequest
 from gcp_storage_emulator.handlers import objects
 
 _PARTIAL = ".partial-"
-_MAPPED = 1 << 20  # bytes: of what is larger, the asked part is read and not the whole
+_MAPPED = 1 << 20  # bytes; of larger objects, only the requested range is read
 _in_place = storage._FileStore.write_bytes
 _read = storage._FileStore.read_bytes
 _path_of = storage._FileStore._disk_path
@@ -39,7 +40,7 @@ class Mapped(mmap.mmap):
 
 
 def write_whole(store: storage._FileStore, name: str, content: bytes | Mapped) -> None:
-    """Write a complete, synced file beside the old one, and rename it over.
+    """Write and sync a complete temporary file, and rename it to replace the old one.
 
     What is a file already gets one more name: no file is ever changed but an upload under way.
     """
@@ -86,7 +87,7 @@ def append(
     name = kept._object_path(storage.RESUMABLE_DIR, kept.safe_id(upload))
     path: Path = _path_of(kept._store, name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("ab") as stream:  # what a kill leaves of a part is a beginning: it goes on there
+    with path.open("ab") as stream:  # a part interrupted by a kill continues at its end
         if expected_start not in (None, stream.tell()):
             raise BadRequest(f"a part begins at {expected_start}, not at {stream.tell()}")
         stream.write(content or b"")
@@ -104,7 +105,7 @@ def crc32c(content: str | bytes | Mapped) -> str:
 
 
 def read_index(kept: storage.Storage) -> None:
-    """Read the index of all objects; remove what was set aside, or was being written at a kill."""
+    """Read the index of all objects; remove deleted objects and files that a kill left partial."""
     _read_index(kept)
     kept.soft_deleted = {}
     if not kept._use_memory_fs:

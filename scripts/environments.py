@@ -39,19 +39,19 @@ UV_NAMES = {  # pip's settings, which uv does not read, by uv's names for them
 
 
 def ensure(name: str) -> None:
-    """Make the environment hold its lock; return at once where it does already."""
+    """Install the environment's lock, unless it is installed already."""
     folder = VENVS / name.removesuffix("-dev")
     if holds(folder, name):
         return
     VENVS.mkdir(exist_ok=True)
     with Path(f"{folder}.lock").open("w") as gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)  # of two commands at once, the second finds it done
+        fcntl.flock(gate, fcntl.LOCK_EX)  # a second command waits, and then has nothing to do
         if not holds(folder, name):
             install(folder, name)
 
 
 def holds(folder: Path, name: str) -> bool:
-    """Return whether the folder was last filled from this very lock, and its Python is there."""
+    """Return whether the folder was last filled from this lock and its Python exists."""
     stamp = folder / ".locks"
     filled_from = stamp.read_text().split() if stamp.exists() else []
     return digest(name) in filled_from and (folder / "bin" / "python").exists()
@@ -63,7 +63,7 @@ def digest(name: str) -> str:
 
 
 def install(folder: Path, name: str) -> None:
-    """Install the lock, and note what the folder holds."""
+    """Install the lock, and record its digest in the folder."""
     began = time.monotonic()
     print(f"Setting up .venv/{folder.name} from requirements/{name}.txt …", flush=True)
     python, packages = folder / "bin" / "python", LOCKS / f"{name}.txt"
@@ -106,11 +106,11 @@ def lock(options: list[str]) -> None:
             words += ["-c", f"requirements/{CONSTRAINTS[name]}.txt"]
         print(f"Resolving {name} …", flush=True)
         if not uv("compile", *portable, *words):
-            sys.exit(f"confide: the group {name} has no solution (the reason stands above).")
+            sys.exit(f"confide: the group {name} has no solution (the reason is printed above).")
 
 
 def uv(*words: object) -> bool:
-    """Run `uv pip` with what pip is told about indexes; the user's own UV_* settings win."""
+    """Run `uv pip` with pip's settings of indexes; the user's UV_* settings take precedence."""
     config = [str(INSTALLER / "python"), "-m", "pip", "config", "list"]
     told = subprocess.run(config, capture_output=True, text=True, check=False)  # noqa: S603
     environment = {**uv_settings(told.stdout), **os.environ}
@@ -162,5 +162,5 @@ def command_line(words: list[str]) -> None:
 
 if __name__ == "__main__":
     for variable in ("PYTHONDONTWRITEBYTECODE", "PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV"):
-        os.environ.pop(variable, None)  # they would change what is installed, or where
+        os.environ.pop(variable, None)  # they would change the installed packages or their folder
     command_line(sys.argv[1:])

@@ -1,18 +1,17 @@
 #!/usr/bin/env python3.11
-"""Plant known bugs, one at a time, and see that the tests named for them fail.
+"""Plant known bugs, one at a time, and check that their tests fail.
 
     make mutants                     # all of them, on two cores
     make mutants ONLY=clipping       # one room, or every bug with that in its name
     make mutants SHARE=today/8       # an eighth, another one each day: what CI runs
 
-`tests/mutants/ROOM.toml` holds the bugs as data: `name`, `file`, the text that stands there `now`
-(exactly once), the text to be `planted`, the `tests` of which one must fail, and `why` it matters.
-Exit code 1 where a bug survives, where its text is stale, or where its tests fail without it.
+`tests/mutants/ROOM.toml` holds the bugs as data: `name`, `file`, its present text `now` (occurs
+exactly once), the text to be `planted`, the `tests` of which one must fail, and `why` it matters.
+The exit code is 1 if a bug survives, if its text is stale, or if its tests fail without it.
 
-A mutant costs its tests and little else: this process imports the slow libraries once, and forks.
-The project itself is imported anew in every fork, from a copy of the tree in which one bug is
-planted. Bytecode is made there beforehand and never written again: a file may change twice within
-one second.
+To save time, this process imports the slow libraries once and forks. Every fork imports the project
+from a copy of the tree with one planted bug. Bytecode is compiled beforehand and never written
+again, because a file may change twice within one second.
 """
 
 from __future__ import annotations
@@ -52,7 +51,10 @@ _WARM = (
 )
 _ONE_THREAD = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
 _PYTEST = ("-x", "-q", "-rN", "-p", "no:cacheprovider", "-p", "no:randomly", "--no-header")
-_ALREADY = ("-W", "ignore::pytest.PytestAssertRewriteWarning")  # of what is imported before
+_ALREADY = (
+    "-W",
+    "ignore::pytest.PytestAssertRewriteWarning",
+)  # for modules imported before the fork
 
 
 class Stale(Exception):
@@ -127,13 +129,13 @@ def stale(root: Path, mutant: Mutant) -> str:
         return f"there is no {mutant.file}"
     text = path.read_text()
     if (count := text.count(mutant.now)) != 1:
-        return f"its `now` stands {count} times in {mutant.file}, not once"
+        return f"its `now` occurs {count} times in {mutant.file}, not once"
     if mutant.now == mutant.planted:
         return "nothing is planted"
     try:
         ast.parse(text.replace(mutant.now, mutant.planted), mutant.file)
     except SyntaxError as error:
-        return f"what is planted is not Python: {error}"
+        return f"the planted text is not Python: {error}"
     if not mutant.tests:
         return "it names no test"
     missing = [test for test in mutant.tests if not (root / test.partition("::")[0]).is_file()]
@@ -161,7 +163,7 @@ def baseline(mutants: Iterable[Mutant]) -> list[Job]:
 
 
 def files_of_tree() -> list[str]:
-    """Return what git knows of, and what it would not ignore."""
+    """Return the files that git tracks or would not ignore."""
     listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
     answer = subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True)  # noqa: S603
     return [name for name in answer.stdout.split("\0") if name]
@@ -197,22 +199,22 @@ class Tree:
             os.utime(path, (0, 0))  # no bytecode is of that time
         sys.stdout.flush()
         sys.stderr.flush()
-        # Under pytest, a thread waits to tell of a hang. No fork has it, and pytest would wait for
-        # it there for ever.
+        # Under pytest, a thread waits to report a hang. A fork does not have this thread, and
+        # pytest would wait for it forever.
         faulthandler.cancel_dump_traceback_later()
         child = os.fork()
         if child == 0:
             code = 70
             try:
                 code = self._run(job.tests)
-            except BaseException:  # noqa: BLE001 - told, and the fork must not go on
+            except BaseException:  # noqa: BLE001 - printed; the fork must end here
                 traceback.print_exc()
             finally:
                 os._exit(code)
         return child
 
     def ended(self, code: int) -> Outcome:
-        """Take the bug out; return what the tests said."""
+        """Remove the bug; return the outcome of its tests."""
         assert self._job is not None  # noqa: S101
         job, seconds = self._job, time.monotonic() - self._began
         if mutant := job.mutant:
@@ -221,7 +223,7 @@ class Tree:
         try:
             answer = json.loads(self._answer.read_text())
         except (OSError, ValueError):
-            return Outcome(job, f"pytest did not end by itself ({code})", seconds, log=log)
+            return Outcome(job, f"pytest was ended from outside ({code})", seconds, log=log)
         by = tuple(answer.pop("failed"))
         return Outcome(job, verdict(code, **answer), seconds, by, log)
 
@@ -259,7 +261,7 @@ class _Seen:
         self.errors: list[str] = []
 
     def pytest_sessionstart(self) -> None:
-        """Let Hypothesis stop at the first failing example: nobody reads a smaller one."""
+        """Let Hypothesis stop at the first failing example, without shrinking it."""
         if "hypothesis" in sys.modules:
             from hypothesis import Phase, settings
 
@@ -312,13 +314,13 @@ def run_all(
                 free.append(running.pop(child))
             time.sleep(0.02)
     finally:
-        for child in running:  # stopped midway: nobody else would end them
+        for child in running:  # only left if this process was interrupted
             _end_group(child)
     return outcomes
 
 
 def _end_group(child: int) -> None:
-    """End what the tests left running."""
+    """End processes that the tests left running."""
     try:
         os.killpg(child, signal.SIGKILL)
     except (ProcessLookupError, PermissionError):
@@ -326,7 +328,7 @@ def _end_group(child: int) -> None:
 
 
 def warm() -> None:
-    """Import what is slow to import and not the project's; start no thread of TensorFlow."""
+    """Import slow third-party libraries without starting threads of TensorFlow."""
     for name in _ONE_THREAD:
         os.environ.setdefault(name, "1")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
@@ -339,7 +341,7 @@ def warm() -> None:
 
 
 def failures(mutants: Sequence[Mutant], trees: Sequence[Tree]) -> Iterator[Outcome]:
-    """Run the tests without bugs, then with each; yield what is wrong, and print the table."""
+    """Run the tests without bugs, then with each; print a table and yield unexpected outcomes."""
     print("First, the tests without any bug.", flush=True)
     without = run_all(baseline(mutants), trees, lambda outcome: None)
     yield from (outcome for outcome in without if outcome.said != "passed")
@@ -363,27 +365,27 @@ def said(outcome: Outcome) -> str:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the command line asks for; return the exit code."""
+    """Run the chosen bugs; return the exit code."""
     parser = argparse.ArgumentParser(description="Plant known bugs and see that tests fail.")
     parser.add_argument("--only", default="", help="a room, or a part of a bug's name")
     parser.add_argument(
         "--share", default="", help="k/n, or today/n: every n-th bug, from the k-th"
     )
     parser.add_argument("--workers", type=int, default=2)
-    asked = parser.parse_args(arguments)
+    options = parser.parse_args(arguments)
     try:
         every = load(ROOT)
     except Stale as error:
         print(f"The data in {DATA} do not follow the code:\n{error}", file=sys.stderr)
         return 1
-    mutants = chosen(every, asked.only, asked.share, datetime.now(UTC).date().toordinal())
+    mutants = chosen(every, options.only, options.share, datetime.now(UTC).date().toordinal())
     if not mutants:
         print("No such bug.", file=sys.stderr)
         return 1
     began = time.monotonic()
     warm()
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
-        trees = [Tree(Path(folder) / str(i)) for i in range(asked.workers)]
+        trees = [Tree(Path(folder) / str(i)) for i in range(options.workers)]
         wrong = list(failures(mutants, trees))
     for outcome in wrong:
         name = outcome.job.mutant.name if outcome.job.mutant else "without any bug"

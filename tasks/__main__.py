@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 
-# Before anything imports TensorFlow: what its native code writes, nobody could place.
+# Set before TensorFlow is imported: messages of its native code would only confuse users.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
 from tasks.runtime.step import command_line

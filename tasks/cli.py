@@ -1,4 +1,4 @@
-"""`confide …`, for people. Commands are imported when they are called: `--help` costs nothing."""
+"""The command line `confide …`. A command is imported only when it is called."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from dp_core.errors import OUT_OF_MEMORY, ConfideError, fault_line
 _OUT_OF_MEMORY = f"confide: {OUT_OF_MEMORY}\n".encode()
 
 LOCAL = {  # functions of tasks/commands/local_stack.py, with one line of help
-    "demo": "Run the embedded job (or another) through Airflow, and show what came out.",
+    "demo": "Run the demo job (or another) through Airflow, and show its report.",
     "up": "Serve the Airflow and MLflow pages on this machine.",
     "down": "Stop what `up` started.",
 }
-COMMANDS = {  # modules of tasks/commands, likewise: the list needs no import of any command
+COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not imported for the list
     "run": "Run a whole job or sweep on this machine, without Airflow.",
-    "advise": "What a budget can buy at a corpus's size, and the plan for it.",
-    "epsilon": "ε of a DP-SGD training, by PLD and by RDP.",
-    "calibrate": "The noise for a privacy target.",
+    "advise": "Recommend a plan for a privacy budget and a corpus size.",
+    "epsilon": "Compute ε of a DP-SGD training, by PLD and by RDP.",
+    "calibrate": "Compute the noise for a privacy target.",
     "audit-engine": "Try to contradict the ε of this installation's DP-SGD, on made-up data.",
-    "paper-table": "The paper's figures beside what is true.",
-    "ledger": "What was spent of each data set's privacy budget.",
-    "report": "The latest report: its table, and where the page is.",
-    "compare": "What differs between runs: settings, ε, scores, exposure.",
-    "errors": "What a fine-tuned model got wrong, with the words: for the operator alone.",
-    "export": "Copy a released model, to be handed on.",
-    "evidence": "What a stranger needs to check a released model, in one folder.",
-    "audit": "What audits say of a model's claim: of a run here, or anybody's.",
-    "announce": "Tell Airflow that a private corpus has a new version.",
+    "paper-table": "Recompute the paper's figures.",
+    "ledger": "Show and register the privacy budgets of data sets.",
+    "report": "Show the latest report's table and the path of its page.",
+    "compare": "Compare the settings, ε, scores and exposure of runs.",
+    "errors": "List a fine-tuned model's errors with their words, for the operator only.",
+    "export": "Copy a released model into a folder for others.",
+    "evidence": "Write the evidence with which others can check a released model.",
+    "audit": "Audit a model's privacy claim: a model from here or from elsewhere.",
+    "announce": "Announce a new version of a private corpus to Airflow.",
     "backup": "Copy the ledger, the seeds and MLflow's database.",
-    "doctor": "What is missing on this machine, and how to get it.",
+    "doctor": "Check this machine and deployment, and suggest fixes.",
 }
 
 
@@ -48,13 +48,13 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if cmd_name not in LOCAL | COMMANDS:
             return None
-        module = f"tasks.commands.{cmd_name.replace('-', '_')}:command"
+        module = f"tasks.commands.{cmd_name.replace('-', '_')}_command:command"
         place = f"tasks.commands.local_stack:{cmd_name}" if cmd_name in LOCAL else module
         command: click.Command = pkgutil.resolve_name(place)
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list from the words above."""
+        """Write the list of commands from the tables above, without imports."""
         with formatter.section("Commands"):
             formatter.write_dl(list((LOCAL | COMMANDS).items()))
 
@@ -68,14 +68,14 @@ def cli(debug: bool) -> None:
 
 
 def main() -> int:
-    """Run the command line; return the exit code, an error having been said in one line."""
+    """Run the command line; write an error as one line, and return the exit code."""
     try:
         code = cli.main(prog_name="confide", standalone_mode=False)
     except click.Abort:
         click.echo("confide: stopped", err=True)
         return 130
     except click.exceptions.NoArgsIsHelpError as error:
-        error.show()  # help, and no fault to name
+        error.show()  # prints the help; this is no error
         return error.exit_code
     except click.ClickException as error:
         click.echo(f"confide: {error.format_message()}", err=True)
@@ -93,7 +93,7 @@ def main() -> int:
 
 
 def _end_with_line(error: BaseException) -> None:
-    """Write an unexpected error to standard error in one line, also without memory for more."""
+    """Write an unexpected error to standard error in one line, even if memory is exhausted."""
     try:
         _traceback()
         click.echo(f"confide: {fault_line(error)}", err=True)

@@ -1,4 +1,4 @@
-"""From a step's spec to an Airflow task, by process, docker or kubernetes."""
+"""Launchers: Airflow tasks that run a step as a process, a container or a pod."""
 
 from dags.launcher.form import form, settings_from, settings_to_start, with_form
 from dags.launcher.step_operator import LIGHT, TRAINING, defaults, step

@@ -1,4 +1,4 @@
-"""Between settings and Airflow's trigger form, in both directions."""
+"""Airflow's trigger form of a settings model, and the settings of a submitted form."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from tasks.protocol.presets import NO_PRESET, presets_of, with_preset
 Settings = TypeVar("Settings", bound=BaseModel)
 Job = TypeVar("Job", bound=JobSettings)
 
-PRESET = "preset"  # the one field of the form that is no setting
+PRESET = "preset"  # a field of the form that is not a setting
 _PASSED_ON = ("type", "title", "section", "enum", "pattern", "multipleOf")
-# Airflow has each field's schema checked for each task. Of what fields use, the draft means the
-# same as the latest, whose own schema takes three times as long to check against.
+# Airflow checks each field's schema for each task. For the keywords used here, this draft has the
+# same meaning as the latest one, which takes three times as long to check.
 _DRAFT = "http://json-schema.org/draft-07/schema#"
 _BOUNDS = {
     "minimum": "at least {}",
@@ -34,8 +34,9 @@ def form(model: type[BaseModel], overrides: Mapping[str, Any] | None = None) -> 
     """Return the trigger form of a settings model, section by section.
 
     Args:
-        model: its fields' titles, descriptions, ranges, choices and patterns become the form.
-        overrides: defaults that a deployment's configuration replaces.
+        model: the settings model; the form has its titles, descriptions, ranges, choices and
+            patterns.
+        overrides: defaults from the deployment's configuration.
     """
     properties = model.model_json_schema()["properties"]
     defaults = {name: field.get("default") for name, field in properties.items()}
@@ -51,17 +52,17 @@ def form(model: type[BaseModel], overrides: Mapping[str, Any] | None = None) -> 
         enum=[NO_PRESET, *presets],
         title="Preset",
         section=first,
-        description="Settings of the project's own, by name (tasks/presets). They take the place "
-        "of whatever below is left as the project has it; what you change stays.",
+        description="A named set of settings (tasks/presets). It replaces the fields below that "
+        "have their default value; fields that you change keep your value.",
     )
     return {PRESET: chosen, **settings}
 
 
 def with_form(dag: DAG, fields: Mapping[str, Param]) -> DAG:
-    """Return a DAG with its trigger form, which its tasks read at the run.
+    """Return a DAG with its trigger form, which its tasks read during the run.
 
-    Given before its tasks are made, the form would be copied into each of them: a third of the time
-    that a task takes to start, and most of what Airflow keeps of the DAG.
+    If the form were set before the tasks are made, Airflow would copy it into each of them: a third
+    of a task's starting time, and most of the stored DAG.
     """
     dag.params = ParamsDict(dict(fields))
     return dag
@@ -71,14 +72,14 @@ def _param(field: Mapping[str, Any], default: Any) -> Param:
     schema = {key: field[key] for key in _PASSED_ON if key in field} | {"$schema": _DRAFT}
     bounds = {key: field[key] for key in _BOUNDS if key in field}
     if bounds:
-        # Inside `allOf` the server checks them and answers with the reason. Beside `type` the
-        # browser would also clamp the value without a word, and another job would run.
+        # Inside `allOf`, the server checks the bounds and returns the reason. Next to `type`, the
+        # browser would also clamp the value silently, and another job would run.
         schema["allOf"] = [bounds]
     if schema.get("type") == "string" and default == "":
         schema["type"] = ["null", "string"]  # the form sends null for a field left empty
     limits = ", ".join(_BOUNDS[key].format(_number(value)) for key, value in bounds.items())
-    words = [field.get("description", ""), f"({limits})" if limits else ""]
-    return Param(default, description=" ".join(filter(None, words)) or field["title"], **schema)
+    parts = [field.get("description", ""), f"({limits})" if limits else ""]
+    return Param(default, description=" ".join(filter(None, parts)) or field["title"], **schema)
 
 
 def _number(value: float) -> str:
@@ -86,12 +87,12 @@ def _number(value: float) -> str:
 
 
 def settings_from(model: type[Settings], params: Mapping[str, Any]) -> Settings:
-    """Return the settings that a run was triggered with, checked once more.
+    """Return the settings of a triggered run, checked again.
 
-    Airflow lets unknown keys of a run's conf through; here they are refused.
+    Airflow accepts unknown keys in a run's conf; this function refuses them.
 
     Raises:
-        AirflowFailException: what is wrong, in one line; trying again cannot help.
+        AirflowFailException: the settings are invalid; another try cannot help.
     """
     given = {name: value for name, value in params.items() if value is not None}
     try:
@@ -103,15 +104,15 @@ def settings_from(model: type[Settings], params: Mapping[str, Any]) -> Settings:
 
 
 def settings_to_start(model: type[Job], params: Mapping[str, Any]) -> Job:
-    """Return the settings of a run that registers nothing before its files are found.
+    """Return the settings of a run after checking that its files exist.
 
-    Found out by a step, a wrong path would leave the run's registration in the ledger.
+    If only a step noticed a wrong path, the run's registration would remain in the ledger.
 
     Raises:
-        AirflowFailException: as `settings_from`; or a path that steps on this machine cannot read.
+        AirflowFailException: as `settings_from`; or steps on this machine cannot read a path.
     """
     settings = settings_from(model, params)
-    # What containers and pods see, this machine cannot know.
+    # The files of containers and pods cannot be checked from this machine.
     if launcher() == "process" and (missing := missing_file(settings)):
         name, reason = missing
         raise AirflowFailException(f"settings refused: {name}: {reason}")

@@ -1,11 +1,11 @@
-"""OpenLineage events, by Airflow's provider: which task ran when, from which outputs to which.
+"""OpenLineage events by Airflow's provider: runs of tasks, with their inputs and outputs.
 
-Off until the deployment names where events go (`AIRFLOW__OPENLINEAGE__TRANSPORT`,
-docs/operate.md). The provider would send more than names: a run's parameters, with its paths; error
-messages; everything that later versions add. `NamesOnly` stands before the transport and lets
-through names of DAGs and tasks, ids of runs, states and times, and outputs of the store by step and
-hash. No event of a private selection leaves: times would reveal how many trainings it had. This
-file is imported where the provider is configured, and nowhere else.
+Events are off until the deployment sets a transport (`AIRFLOW__OPENLINEAGE__TRANSPORT`,
+docs/operate.md). The provider would send more than names: a run's parameters with its paths, error
+messages, and additions of later versions. `NamesOnly` filters the events before the transport. It
+passes names of DAGs and tasks, ids of runs, states, times, and outputs of the store by step and
+hash. Events of a private selection are dropped, because their times would reveal the number of
+trainings. This file is only imported if the provider is configured.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class NamesOnly(EventTransformer):
     """Reduces events of runs to names, ids, states and times, and drops all other events."""
 
     def transform(self, event: Any) -> RunEvent | None:
-        """Return the event with names, ids, state and time alone, or None to drop it."""
+        """Return the event reduced to names, ids, state and time, or None to drop it."""
         if not isinstance(event, RunEvent) or _may_select_privately(event):
             return None
         above = (event.run.facets or {}).get("parent")
@@ -46,9 +46,9 @@ class NamesOnly(EventTransformer):
 
 
 def _may_select_privately(event: Any) -> bool:
-    """Return whether the event may be of a sweep with `selection=random-count`.
+    """Return whether the event may belong to a sweep with `selection=random-count`.
 
-    Events of a sweep without readable settings are taken for such a one.
+    A sweep without readable settings is assumed to have this selection.
     """
     from dags import configuration, launcher
 
@@ -59,7 +59,7 @@ def _may_select_privately(event: Any) -> bool:
     if run is None:
         return True
     given = {**configuration.settings("SWEEP"), **(run.dagRun.get("conf") or {})}
-    given.pop("page", None)  # of the form, and no setting
+    given.pop("page", None)  # a field of the form, not a setting
     try:
         return launcher.settings_from(SweepSettings, given).selection != "publish-all"
     except AirflowFailException:
@@ -71,7 +71,7 @@ def _job(job: Any) -> Job:
 
 
 def _names(above: Any) -> Any:
-    """Return the run that this one is part of: its id, and its job's name."""
+    """Return the parent run: its id and its job's name."""
     return parent_run.ParentRunFacet(
         run=parent_run.Run(runId=above.run.runId),
         job=parent_run.Job(namespace=above.job.namespace, name=above.job.name),
@@ -79,16 +79,16 @@ def _names(above: Any) -> Any:
 
 
 def _outputs(datasets: Any) -> list[Dataset]:
-    """Return the outputs of the store among data sets: others may be named by private paths."""
+    """Return only the data sets that are outputs of the store; other names may be private paths."""
     return [
-        Dataset(namespace=STORE, name=one.name)
-        for one in datasets or ()
-        if one.namespace == STORE and _OUTPUT.fullmatch(one.name)
+        Dataset(namespace=STORE, name=dataset.name)
+        for dataset in datasets or ()
+        if dataset.namespace == STORE and _OUTPUT.fullmatch(dataset.name)
     ]
 
 
 def lineage_of(spec: Any) -> Any:
-    """Return what a step reads of the store and what it writes there, for the provider."""
+    """Return the step's inputs and outputs in the store, for the provider."""
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     written = spec.output.removeprefix(STORE_SCHEME)
@@ -102,7 +102,7 @@ def lineage_of(spec: Any) -> Any:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield every text within a spec."""
+    """Yield every string in a spec."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list | tuple):

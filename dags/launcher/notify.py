@@ -1,8 +1,8 @@
-"""Who is told that a claim was contradicted, a budget refused, or a job failed.
+"""Notifications about contradicted claims, refused budgets and failed jobs.
 
-`CONFIDE_NOTIFY` holds addresses with spaces between them: `mailto:someone@example.org` (by
-Airflow's SMTP provider, over its connection `smtp_default`), or a webhook's `https://…`, which gets
-`{"text": …}`. A webhook's address is a secret: it is never logged.
+`CONFIDE_NOTIFY` holds addresses separated by spaces: `mailto:someone@example.org` (sent by
+Airflow's SMTP provider over its connection `smtp_default`), or a webhook's `https://…`, which
+receives `{"text": …}`. A webhook's address is a secret and is never logged.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 VARIABLE = "CONFIDE_NOTIFY"
-BUDGET_EXCEEDED, CONTRADICTED = 3, 4  # exit codes whose reason is figures and names alone
+BUDGET_EXCEEDED, CONTRADICTED = 3, 4  # exit codes whose reason has only figures and names
 _HEADS = {
     BUDGET_EXCEEDED: "Privacy budget refused",
     CONTRADICTED: "An audit contradicts a privacy claim",
@@ -24,10 +24,10 @@ _LOG = logging.getLogger("airflow.task")
 
 
 def addresses() -> tuple[str, ...]:
-    """Return the addresses that the deployment names.
+    """Return the configured addresses.
 
     Raises:
-        ValueError: one that is neither; which one is not told, for it may be a secret.
+        ValueError: an address has another form; only its number is given, as it may be a secret.
     """
     found = tuple(os.environ.get(VARIABLE, "").split())
     for number, address in enumerate(found, 1):
@@ -39,10 +39,10 @@ def addresses() -> tuple[str, ...]:
 
 
 def message(context: Any) -> tuple[str, str]:
-    """Return what is told of a failed task, as subject and text: names, ids and public values.
+    """Return subject and text about a failed task, with names, ids and public values only.
 
-    Why it failed is told of a refused budget and of a contradicted claim alone, of which every
-    word is public. Of any other fault the log knows, and the log is for the operator.
+    The reason is included only for a refused budget and a contradicted claim, whose reasons are
+    public. Other reasons are only in the log, which is for the operator.
     """
     ti, error = context["ti"], context.get("exception")
     code = getattr(error, "exit_code", None)
@@ -57,9 +57,9 @@ def message(context: Any) -> tuple[str, str]:
 
 
 def notify(context: Any) -> None:
-    """Tell everybody who is to be told of a failed task; Airflow calls it when no try is left.
+    """Send notifications to the configured addresses after a task's last try has failed.
 
-    Nobody's silence fails anything: what could not be told is a line in the log.
+    Notification errors are logged and ignored.
     """
     subject, text = message(context)
     for number, address in enumerate(addresses(), 1):
@@ -69,14 +69,15 @@ def notify(context: Any) -> None:
             else:
                 _post(address, text)
         except Exception as error:  # noqa: BLE001 - a callback that fails would hide the failure
-            _LOG.warning("%s: address %d was not told (%s)", VARIABLE, number, type(error).__name__)
+            reason = type(error).__name__
+            _LOG.warning("%s: address %d was not notified (%s)", VARIABLE, number, reason)
 
 
 def _mail(to: str, subject: str, text: str, context: Any) -> None:
     from airflow.providers.smtp.notifications.smtp import SmtpNotifier
 
     body = html.escape(text).replace("\n", "<br>\n")
-    # Not called as a callback: nothing of the text is a template.
+    # Called as a function and not as a callback, so that the text is not rendered as a template.
     SmtpNotifier(to=to, subject=subject, html_content=body).notify(context)
 
 

@@ -1,7 +1,7 @@
-"""What every launcher shares: the work of a task, its environment, its answer, its failures.
+"""The base of all launchers: a task's work, its environment, its result and its failures.
 
-A DAG file says `step("vocabulary", plan=...)`; which launcher starts the step is the deployment's
-choice (`CONFIDE_LAUNCHER`), and only the chosen one's provider is ever imported.
+A DAG file creates a task by `step("vocabulary", plan=...)`. The deployment chooses the launcher
+(`CONFIDE_LAUNCHER`), and only the provider of this launcher is imported.
 """
 
 from __future__ import annotations
@@ -35,26 +35,26 @@ from tasks.protocol.messages import Follower
 CHECKOUT = Path(__file__).resolve().parents[2]
 TRAINING = "training"  # pool: as many models at a time as the machine has devices (locally 1)
 LIGHT = "default_pool"
-PAGE_MARK = "__page_"  # in the id of a run that goes on where another has left off
+PAGE_MARK = "__page_"  # in the id of a run that continues the sweep of another run
 LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
 BAD_INPUT, BUDGET_EXCEEDED, CONTRADICTED = 2, 3, 4
-UNFINISHED = 75  # its time was up: started again, it goes on where it was
+UNFINISHED = 75  # the time limit was reached: started again, the step continues
 _NEVER_RETRIED = {
     BAD_INPUT: "bad input",
     BUDGET_EXCEEDED: "privacy budget exceeded",
     CONTRADICTED: "an audit contradicts the claim",
 }
 _OPERATORS = {
-    "process": ("dags.launcher.process", "ProcessStep"),
-    "docker": ("dags.launcher.docker", "DockerStep"),
-    "kubernetes": ("dags.launcher.kubernetes", "KubernetesStep"),
+    "process": ("dags.launcher.process_step", "ProcessStep"),
+    "docker": ("dags.launcher.docker_step", "DockerStep"),
+    "kubernetes": ("dags.launcher.kubernetes_step", "KubernetesStep"),
 }
-# Which of a scheduler's variables its containers and pods are given: these, and no others.
+# Containers and pods receive only these variables of the scheduler.
 PLACES = (
     "CONFIDE_STORE",
     "CONFIDE_CLUSTER",
-    "CONFIDE_CLUSTER_SECRETS",  # the name of a folder, which is mounted where it is needed
+    "CONFIDE_CLUSTER_SECRETS",  # a folder, mounted only for steps that use the cluster
     "CONFIDE_CACHE_BYTES",
     "CONFIDE_TRACKING",
     "CONFIDE_TRACKING_UI",
@@ -64,7 +64,7 @@ PLACES = (
     "GOOGLE_CLOUD_PROJECT",
     "STORAGE_EMULATOR_HOST",
 )
-SECRETS = (  # of these, a step gets what `tasks/protocol/least_privilege.py` says that it needs
+SECRETS = (  # a step receives only those that `tasks/protocol/least_privilege.py` grants it
     "CONFIDE_LEDGER",  # a database URL, with its password
     "CONFIDE_LEDGER_READER",  # the same database, by a user who cannot write
     "MLFLOW_TRACKING_USERNAME",
@@ -76,20 +76,20 @@ _LOG = logging.getLogger("airflow.task")
 
 
 def home() -> Path:
-    """Return the folder for everything that this deployment writes on this machine."""
+    """Return the folder for all files that this deployment writes on this machine."""
     return Path(os.environ.get("CONFIDE_HOME") or CHECKOUT / ".confide").expanduser().resolve()
 
 
 def store() -> str:
-    """Return the URI under which every step has its own output folder."""
+    """Return the URI that contains the output folder of every step."""
     return (os.environ.get("CONFIDE_STORE") or (home() / "store").as_uri()).rstrip("/")
 
 
 def launcher() -> str:
-    """Return how steps are started: process, docker or kubernetes.
+    """Return the launcher's name: process, docker or kubernetes.
 
     Raises:
-        ValueError: another word; Airflow shows it as the DAG's import error.
+        ValueError: the name is unknown; Airflow shows the line as the DAG's import error.
     """
     name = os.environ.get("CONFIDE_LAUNCHER") or "process"
     if name not in _OPERATORS:
@@ -98,10 +98,10 @@ def launcher() -> str:
 
 
 def forwarded_environment(*names: str) -> dict[str, str]:
-    """Return what of the worker's environment a step is given: nothing of Airflow's.
+    """Return the variables of the worker that a step receives, without Airflow's variables.
 
     Args:
-        names: of variables, besides those that `CONFIDE_FORWARDED_ENVIRONMENT` names.
+        names: variables to forward, in addition to `CONFIDE_FORWARDED_ENVIRONMENT`.
     """
     more = os.environ.get("CONFIDE_FORWARDED_ENVIRONMENT", "").split()
     return {name: os.environ[name] for name in (*names, *more) if os.environ.get(name)}
@@ -111,12 +111,12 @@ def forwarded_environment(*names: str) -> dict[str, str]:
 
 
 class Plan(Protocol):
-    """From a run's parameters to the specs of its steps, by task name."""
+    """A function from a run's parameters to the specs of its steps, by task name."""
 
     def __call__(
         self, params: Mapping[str, Any], point: SweepPoint | None
     ) -> Mapping[str, StepSpec]:
-        """Return the specs by task name; tasks that the settings switch off are absent."""
+        """Return the specs by task name, without tasks that the settings switch off."""
 
 
 def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
@@ -124,28 +124,29 @@ def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
 
     Args:
         task_id: the task's name in the plan.
-        plan: from the run's parameters to its steps' specs; called when the task runs.
-        options: any of BaseOperator's (`pool`, `trigger_rule`, `doc_md`), and `point`, the grid
+        plan: function from the run's parameters to its steps' specs; called when the task runs.
+        options: options of BaseOperator (`pool`, `trigger_rule`, `doc_md`), and `point`, the grid
             point of a mapped task.
     """
     options.setdefault("task_display_name", NAMES[task_id])
     module, name = _OPERATORS[launcher()]
     operator = getattr(import_module(module), name)
     task: BaseOperator = operator(task_id=task_id, plan=plan, **options)
-    task.operator_extra_links = [MlflowRun(), Report()] if task_id == "report" else [MlflowRun()]
+    links = [MlflowRunLink(), *([ReportLink()] if task_id == "report" else [])]
+    task.operator_extra_links = links
     return task
 
 
 def defaults() -> dict[str, Any]:
-    """Return what all tasks share: a fault is tried again, twice, later and later.
+    """Return the default arguments of all tasks: two retries, with growing delays.
 
-    Bad input and an exceeded budget are not faults: they fail at once (`failure`). Who is to be
-    told of a failure is (`notify`).
+    Bad input and an exceeded budget fail without a retry (`failure`). A failed task sends
+    notifications (`notify`).
 
     Raises:
-        ValueError: an address in `CONFIDE_NOTIFY` is none; Airflow shows it as an import error.
+        ValueError: `CONFIDE_NOTIFY` holds an invalid address; Airflow shows an import error.
     """
-    addresses()  # what is wrong with them is an import error, and no surprise in a callback
+    addresses()  # checked here, because an error in a callback would come too late
     return {
         "owner": "confide",
         "retries": 2,
@@ -158,7 +159,7 @@ def defaults() -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class Work:
-    """One step to start: its spec, and the run it belongs to."""
+    """A step to start: its spec and the context of its run."""
 
     spec: StepSpec
     context: RunContext
@@ -166,31 +167,31 @@ class Work:
     def arguments(self) -> list[str]:
         """Return the step's command line after the interpreter's name.
 
-        The spec is a data: URI, so that it needs no shared folder to travel.
+        The spec is a data: URI, so that no shared folder is needed.
         """
         body = base64.b64encode(self.spec.model_dump_json().encode()).decode()
         uri = f"data:application/json;base64,{body}"
         return ["-m", "tasks", self.spec.step, "--spec", uri]
 
     def environment(self, environment: Mapping[str, str], *, apart: bool) -> dict[str, str]:
-        """Return an environment without what the step does not need, and with its run.
+        """Return the variables that the step needs, with the context of its run.
 
         Args:
-            environment: what the step would be told.
-            apart: the step is kept apart from who starts it (a container, a pod).
+            environment: all variables that could be passed to the step.
+            apart: the step is isolated from its launcher (a container or a pod).
 
         Raises:
             AirflowFailException: the step reads a ledger for which there is no reader.
         """
         try:
-            told = environment_for(self.spec, environment, apart=apart)
+            needed = environment_for(self.spec, environment, apart=apart)
         except NoReader as error:
             raise failure(BAD_INPUT, str(error)) from None
         run = self.context.model_dump_json()
-        return told | {"CONFIDE_RUN_CONTEXT": run, "PYTHONUNBUFFERED": "1"}
+        return needed | {"CONFIDE_RUN_CONTEXT": run, "PYTHONUNBUFFERED": "1"}
 
     def answer(self, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Return what goes through XCom: where the output is, and publishable numbers."""
+        """Return the value for XCom: the output's URI and the publishable metrics."""
         return {"output": self.spec.output, "metrics": dict(metrics or {})}
 
 
@@ -200,17 +201,17 @@ def work_of(
     """Return the work of a task in this run.
 
     Raises:
-        AirflowFailException: the run's settings are wrong.
-        AirflowSkipException: with these settings the run has no such step.
+        AirflowFailException: the run's settings are invalid.
+        AirflowSkipException: a run with these settings has no such step.
     """
     coordinates = SweepPoint.model_validate(dict(point)) if point else None
     name = task_id.rpartition(".")[2]
     specs = plan(context["params"], coordinates)
     if name not in specs:
-        raise AirflowSkipException(f"{name} is no step of a run with these settings")
+        raise AirflowSkipException(f"{name} is not a step of a run with these settings")
     every = specs if coordinates is None else plan(context["params"], None)
     run = context["dag_run"]
-    first = run.run_id.partition(PAGE_MARK)[0]  # whose pages are one run for MLflow
+    first = run.run_id.partition(PAGE_MARK)[0]  # all pages of a sweep are one run in MLflow
     started = run.start_date or run.run_after
     return Work(
         spec=specs[name],
@@ -219,21 +220,21 @@ def work_of(
             run_name=f"{run.dag_id} {started:%Y-%m-%d %H:%M:%S}",
             task=name,
             point=coordinates.name if coordinates else "",
-            ended=f"{run.dag_id}/",  # a DAG has one active run at most
+            ended=f"{run.dag_id}/",  # a DAG has at most one active run
             hides_count=hides_count(every.values()),
         ),
     )
 
 
 class StepOperator:
-    """The part of a launcher's operator that does not depend on how steps are started.
+    """The base class of the launchers' operators.
 
     Attributes:
-        plan: from the run's parameters to its steps' specs.
+        plan: function from the run's parameters to its steps' specs.
         point: grid point of a mapped task.
-        tracked_at: address of the step's run in MLflow, once the step has told it.
-        verdicts: on the models that the step judged, in a sentence each.
-        spec: of the step, once it is known.
+        tracked_at: address of the step's run in MLflow, once the step has sent it.
+        verdicts: a sentence for each model that the step judged.
+        spec: the step's spec, once it is known.
     """
 
     template_fields = ("point",)
@@ -251,28 +252,29 @@ class StepOperator:
         self.spec: StepSpec | None = None
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Run the step to its end, and answer for its exit code."""
+        """Run the step to its end; raise an exception if its exit code is not 0."""
         work = self.work(context)
         code = UNFINISHED
         while code == UNFINISHED:
-            code, told = self.run_step(work, context["ti"].map_index)
-            self.hear(told)
+            code, messages = self.run_step(work, context["ti"].map_index)
+            self.hear(messages)
         if code:
-            raise failure(code, told.reason())
+            raise failure(code, messages.reason())
         return self.answer(work, self.numbers(work))
 
-    def hear(self, told: Follower) -> None:
-        """Remember what the step told of its run in MLflow and of the models that it judged."""
-        self.tracked_at = told.tracked_at or self.tracked_at
-        self.verdicts = {name: one.sentence for name, one in told.judged.items()} or self.verdicts
+    def hear(self, messages: Follower) -> None:
+        """Keep the address of the step's run in MLflow and the verdicts on models."""
+        self.tracked_at = messages.tracked_at or self.tracked_at
+        verdicts = {name: verdict.sentence for name, verdict in messages.judged.items()}
+        self.verdicts = verdicts or self.verdicts
 
     def answer(self, work: Work, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Return what goes through XCom, with the verdicts of a step that judged models."""
+        """Return the value for XCom, including verdicts if the step judged models."""
         verdicts = {"verdicts": self.verdicts} if self.verdicts else {}
         return work.answer(metrics) | verdicts
 
     def work(self, context: Any) -> Work:
-        """Return the task's work; its point names the task on Airflow's pages."""
+        """Return the task's work, and name the mapped task after its grid point."""
         work = work_of(self.task_id, self.plan, context, self.point)
         self.spec = work.spec
         context["point_name"] = work.context.point
@@ -280,17 +282,17 @@ class StepOperator:
         return work
 
     def get_openlineage_facets_on_complete(self, task_instance: Any) -> Any:
-        """Return which outputs the step has read and written; Airflow's provider calls it."""
-        from dags.launcher.lineage import lineage_of  # where the provider is configured
+        """Return the step's inputs and outputs; Airflow's OpenLineage provider calls this."""
+        from dags.launcher.lineage import lineage_of  # needs the provider
 
         return lineage_of(self.spec) if self.spec else None
 
     def run_step(self, work: Work, map_index: int) -> tuple[int, Follower]:
-        """Run the step once; return its exit code and what it told."""
+        """Run the step once; return its exit code and its messages."""
         raise NotImplementedError
 
     def numbers(self, work: Work) -> dict[str, float]:
-        """Return the result's publishable numbers, where this process can read the store."""
+        """Return the result's publishable metrics, if this process can read the store."""
         return {}
 
 
@@ -298,14 +300,14 @@ class StepOperator:
 
 
 def failure(exit_code: int, reason: str) -> AirflowException:
-    """Return the exception for a step that did not answer 0: with or without another try.
+    """Return the exception for a step's exit code; some exit codes prevent a retry.
 
     Args:
         exit_code: negative where a signal ended the process.
         reason: in one line.
     """
     if exit_code in _NEVER_RETRIED:
-        how = f"exit code {exit_code}: {_NEVER_RETRIED[exit_code]}, not tried again"
+        how = f"exit code {exit_code}: {_NEVER_RETRIED[exit_code]}, not retried"
         error: AirflowException = AirflowFailException(f"{reason} ({how})")
     else:
         how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
@@ -315,7 +317,7 @@ def failure(exit_code: int, reason: str) -> AirflowException:
 
 
 def log_failure(context: Any) -> None:
-    """Log what failed, why, and where the log is; Airflow calls it when no try is left."""
+    """Log the failed task, the reason and the log's address after the last try has failed."""
     ti = context["ti"]
     index = f" [{context.get('point_name') or ti.map_index}]" if ti.map_index >= 0 else ""
     reason = " ".join(str(context.get("exception") or "its process was lost").split())
@@ -326,28 +328,28 @@ def log_failure(context: Any) -> None:
 
 
 def publishable(result: str) -> dict[str, float]:
-    """Return the numbers of a result.json that anyone may see, each metric's last value."""
+    """Return the last value of each publishable metric in a result.json."""
     metrics = json.loads(result)["metrics"]
     ordered = sorted(metrics, key=lambda metric: metric.get("step", 0))
     return {m["name"]: m["value"] for m in ordered if m["label"] in {"dp", "public"}}
 
 
-class MlflowRun(BaseOperatorLink):
-    """The task's run in MLflow: its ε, F1 and exposure, and the settings that it was given."""
+class MlflowRunLink(BaseOperatorLink):
+    """The button to the task's run in MLflow, with ε, F1, exposure and settings."""
 
     name = "MLflow run"
     xcom_key = "mlflow_run"
     page = ""
-    _menus = "?workflowType=machine_learning"  # MLflow's menus for models, not for conversations
+    _menus = "?workflowType=machine_learning"  # selects MLflow's menus for models
 
     def get_link(self, operator: Any, *, ti_key: Any) -> str:
-        """Return the address that the step told; empty when it told none, and no button then."""
+        """Return the address that the step sent; without one, Airflow shows no button."""
         run = str(getattr(operator, "tracked_at", ""))
         return run + self.page + self._menus if run else ""
 
 
-class Report(MlflowRun):
-    """The report that the last task of a run writes, in the edition that may be shown."""
+class ReportLink(MlflowRunLink):
+    """The button to the report's publishable edition, on the task that writes the report."""
 
     name = "Report"
     xcom_key = "report"

@@ -1,4 +1,4 @@
-"""What the services of a deployment answer when `confide doctor` asks them."""
+"""The checks that `confide doctor` makes of a deployment's services."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _PATIENCE = 20  # seconds for a command that asks another program
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     ok: bool
@@ -36,10 +36,10 @@ class Finding:
 def answers(
     name: str, address: str, ask: Callable[[], str], fix: str, *, needed: bool = True
 ) -> Finding:
-    """Return what a question found: `ask` returns words, or raises what is wrong."""
+    """Return the finding of a check: `ask` returns details, or raises an error."""
     try:
         words = ask()
-    except Exception as error:  # noqa: BLE001 - what is broken is what one asks about
+    except Exception as error:  # noqa: BLE001 - every error is a finding
         said = str(error) if isinstance(error, ConfideError) else type(error).__name__
         return Finding(name, False, needed, f"{address}: {said}", fix)
     return Finding(name, True, needed, f"{address}{': ' if words else ''}{words}")
@@ -100,7 +100,7 @@ def _first(faults: Sequence[str]) -> str:
 
 
 def tracking(deployment: Deployment) -> Iterator[Finding]:
-    """Ask MLflow; without it the steps keep their numbers."""
+    """Check MLflow; without it, the steps keep their metrics on disk."""
     from tasks.tracking.mlflow import unsent
 
     fix = "Check CONFIDE_TRACKING; runs keep their metrics on disk meanwhile."
@@ -114,7 +114,7 @@ def tracking(deployment: Deployment) -> Iterator[Finding]:
 
 
 def airflow(deployment: Deployment) -> Iterator[Finding]:
-    """Ask Airflow for its parts, its DAGs, and the pool that the trainings wait for."""
+    """Check Airflow's components, its DAGs, and the pool of the trainings."""
     address = without_password(named_airflow()) or "this machine's own"
     fix = "Check CONFIDE_AIRFLOW_API and CONFIDE_AIRFLOW_PASSWORD, and Airflow's own logs."
     try:
@@ -132,7 +132,7 @@ def airflow(deployment: Deployment) -> Iterator[Finding]:
 
 
 def launcher(deployment: Deployment) -> Iterator[Finding]:
-    """Look whether what starts the steps can start them."""
+    """Check whether the launcher can start steps."""
     match deployment.launcher:
         case "process":
             python = Path(deployment.task_python)
@@ -142,7 +142,7 @@ def launcher(deployment: Deployment) -> Iterator[Finding]:
             fix = f"Start the engine; build or pull {image}."
             yield answers("launcher docker", image, lambda: _image(image), fix)
         case "kubernetes":
-            fix = "Check kubectl's context, and the role of whoever starts pods (docs/cloud.md)."
+            fix = "Check kubectl's context and the role that starts pods (docs/cloud.md)."
             yield answers("launcher kubernetes", "namespace confide", _may_start_pods, fix)
             folder = os.environ.get("CONFIDE_POD_TEMPLATES") or CHECKOUT / "dags/launcher/pods"
             there = all((Path(folder) / f"{name}.yaml").is_file() for name in ("cpu", "tpu"))
@@ -157,7 +157,7 @@ def _store(deployment: Deployment) -> str:
     store.write(probe, content)
     try:
         if store.read(probe) != content:
-            raise ConfideError("what was written is not what is read")
+            raise ConfideError("the content read differs from the content written")
     finally:
         store.remove(probe)
     return ""
@@ -195,7 +195,7 @@ def _seeds_of_releases(deployment: Deployment) -> str:
 
 
 def _skew(deployment: Deployment) -> float | None:
-    """Return the seconds between two clocks; None where the database has this machine's."""
+    """Return the clocks' difference in seconds, or None if the database is on this machine."""
     from sqlalchemy import text
 
     from dp_core.privacy.ledger.database import Database
@@ -248,10 +248,10 @@ def _may_start_pods() -> str:
 
 
 def _output(words: list[str], cwd: Path | None = None) -> str:
-    """Return what a command prints.
+    """Return the output of a command.
 
     Raises:
-        ConfideError: it is not there, or fails; its own first line says why.
+        ConfideError: the command is missing, fails or does not end; with its last line of output.
     """
     command = shutil.which(words[0])
     if command is None:

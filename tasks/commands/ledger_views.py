@@ -1,4 +1,4 @@
-"""What the ledger's commands show: budgets, their latest releases, and what comes next."""
+"""Views of the ledger: budgets, latest releases, and the cost of the next run."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _NEIGHBOURS = {
 
 
 def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
-    """Return each data set's budget, its latest releases, and what a run like the last would do."""
+    """Return each data set's budget, latest releases, and the cost of repeating the last run."""
     found = {}
     for name in ledger.datasets():
         entries = ledger.history(name)
@@ -76,8 +76,8 @@ def show_overview(found: dict[str, dict[str, Any]]) -> None:
             click.echo(said)
         if others := one["same_files_as"]:
             click.echo(
-                f"WARNING: {name} and {', '.join(others)} were read from the same files, and have "
-                "budgets of their own: what all of them allow can be spent on the same people."
+                f"WARNING: {name} and {', '.join(others)} were read from the same files and have "
+                "separate budgets: the sum of the budgets can be spent on the same people."
             )
     click.echo(
         "All releases: confide ledger history NAME. Before a run: confide ledger cost."
@@ -98,7 +98,7 @@ def public_source(source: PublicSource) -> dict[str, Any]:
 
 
 def show_public(found: list[dict[str, Any]]) -> None:
-    """Write what is declared public."""
+    """Write the table of sources that are declared public."""
     write_table(
         "Declared public",
         ["source", "digest", "declared", "read as private in", "holds"],
@@ -118,7 +118,7 @@ def show_public(found: list[dict[str, Any]]) -> None:
 
 
 def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: bool = False) -> None:
-    """Write releases, one a row; the runs' names stand below, whole: `withdraw` asks for them."""
+    """Write one release per row, then the runs' full names, which `withdraw` needs."""
     columns = ["entry", "release", "ε (PLD)", "δ", "state", "reserved", "run"]
     names = dict.fromkeys(r["run"] for r in records if r["run"])
     runs = {run: number for number, run in enumerate(names, start=1)}
@@ -150,7 +150,7 @@ def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: boo
 
 
 def record(entry: Entry) -> dict[str, Any]:
-    """Return one release with its ε, computed now from the mechanism that is recorded."""
+    """Return a release with its ε, computed from the recorded mechanism."""
     from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 
     epsilon = epsilon_pld(entry.event, entry.delta) if entry.accounted else float("inf")
@@ -180,7 +180,7 @@ def cost_in_json(cost: Cost) -> dict[str, Any]:
 
 
 def show_standing(dataset: str, found: dict[str, Any]) -> None:
-    """Write the state of a budget: its terms, what both ways admit, and the spent part."""
+    """Write a budget: its terms, the capacity of both ways, and the spent part."""
     if found["epsilon"] is None:
         rows: dict[str, object] = {"budget": "none: the data are made up"}
     else:
@@ -241,7 +241,7 @@ def show_cost(job: str, found: dict[str, Any]) -> None:
 
 
 def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:
-    """Return what the last run's releases would cost if all were made anew; None for none."""
+    """Return the cost of repeating all releases of the last run, or None without releases."""
     charged = [e for e in entries if e.charged]
     if not charged or ledger.datasets()[name].made_up:
         return None

@@ -8,15 +8,20 @@ import time
 import click
 from rich.console import Console
 
-from tasks.commands.settings import SettingsOptions, settings_from, settings_options, settings_told
+from tasks.commands.settings_options import (
+    SettingsOptions,
+    settings_from,
+    settings_of_options,
+    settings_options,
+)
 from tasks.runtime.deployment import Deployment
 
 
 @click.command()
 @settings_options
 def demo(options: SettingsOptions) -> None:
-    """Run the preset `demo` (or another job) through Airflow and show what came out."""
-    from tasks.commands.report import show
+    """Run the preset `demo` (or another job) through Airflow and show its report."""
+    from tasks.commands.report_command import show
     from tasks.local.demo import run
     from tasks.protocol import JobSettings
 
@@ -25,8 +30,8 @@ def demo(options: SettingsOptions) -> None:
     started = time.monotonic()
     console = Console()
     deployment = Deployment.from_environment()
-    # What containers see and hold, this machine cannot know.
-    read = settings_from if deployment.launcher == "process" else settings_told
+    # The files and devices of containers cannot be checked from this machine.
+    read = settings_from if deployment.launcher == "process" else settings_of_options
     report = run(deployment, read(JobSettings, options), console)
     show(report)
     console.print(f"Took {time.monotonic() - started:.0f} s. `make up` serves the pages.")
@@ -52,7 +57,7 @@ def up() -> None:
 
 @click.command()
 def down() -> None:
-    """Stop what `up` started, and what an earlier command may have left."""
+    """Stop the services that `up` started, and remains of an earlier command."""
     from tasks.local.stack import stop
 
     stopped = stop(Deployment.from_environment())

@@ -1,4 +1,4 @@
-"""A folder that a command makes: there whole, or not at all."""
+"""Creates a command's output folder atomically."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ _PARTIAL = ".partial"
 
 @contextmanager
 def new_folder(folder: Path) -> Iterator[Path]:
-    """Give a new folder whose content becomes that of `folder` where the context ends well.
+    """Context manager of a temporary folder whose content moves to `folder` on success.
 
-    Beside it; inside where it is there already, which may be all that we may write to.
-    What a process that was killed left of its own is taken away.
+    The temporary folder is next to `folder`, or inside it if it exists, because its parent may not
+    be writable. The remains of a killed process are removed.
 
     Raises:
         BadInput: the folder is not empty, or cannot be made or written.

@@ -1,4 +1,4 @@
-"""How commands show what they found: a table for people, or pure JSON for programs."""
+"""The output of commands: tables for people, or pure JSON for programs."""
 
 from __future__ import annotations
 
@@ -27,8 +27,8 @@ def write_table(
     """Write a table on stdout; without columns, its rows have no heads.
 
     Args:
-        whole: columns that are not broken, while the others can give way; nothing is ever cut.
-        prose: columns to be read, at their left; the first one is so anyway.
+        whole: columns without line breaks; text in other columns is wrapped and never cut.
+        prose: left-aligned columns, in addition to the first one.
     """
     from rich.console import Console
     from rich.markup import escape
@@ -49,7 +49,7 @@ def write_table(
 
 
 def write_pairs(title: str, pairs: Mapping[str, object]) -> None:
-    """Write names and values, one a line."""
+    """Write names and values, one pair per line."""
     write_table(title, [], list(pairs.items()))
 
 

@@ -1,4 +1,4 @@
-"""Options that describe a DP-SGD training, and the range of each number of privacy."""
+"""Options that describe a DP-SGD training, and range checks of privacy parameters."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _OPTIONS = [
         type=(float, int),
         multiple=True,
         metavar="RATE STEPS",
-        help="A batch schedule: one for each phase, in place of --sampling-rate and --steps.",
+        help="A phase of a batch schedule; repeat it instead of --sampling-rate and --steps.",
     ),
     click.option(
         "--sampling",
         type=click.Choice(["poisson", "truncated-poisson", "fixed-size", "shuffled"]),
         default="poisson",
         show_default=True,
-        help="How batches are drawn; each has its own ε, and its own neighbours.",
+        help="How batches are drawn; determines ε and the neighbouring relation.",
     ),
     click.option(
         "--units",
@@ -46,12 +46,12 @@ _OPTIONS = [
 
 
 def training_options(command: Command) -> Command:
-    """Add the options that describe a training, apart from its noise; it gets them as `told`."""
+    """Add the options of a training except its noise; the command gets them as `options`."""
 
     @functools.wraps(command)
     def with_training(**given: Any) -> None:
-        own = {field.name: given.pop(field.name) for field in fields(Training)}
-        command(told=Training(**own), **given)
+        values = {field.name: given.pop(field.name) for field in fields(Training)}
+        command(options=Training(**values), **given)
 
     for option in reversed(_OPTIONS):
         with_training = option(with_training)
@@ -60,7 +60,7 @@ def training_options(command: Command) -> Command:
 
 @dataclass(frozen=True)
 class Training:
-    """What a command line says of a training: how batches are drawn, and how many."""
+    """The options of a training: how batches are drawn, and the number of updates."""
 
     sampling_rate: float | None
     steps: int | None
@@ -71,16 +71,16 @@ class Training:
 
     @property
     def schedule(self) -> Schedule:
-        """The phases, or the only one.
+        """The phases of (rate, updates); a single one for --sampling-rate and --steps.
 
         Raises:
-            BadInput: neither a rate and steps, nor phases; or both; or one that is out of range.
+            BadInput: the options are incomplete, contradict each other, or are out of range.
         """
         where = "--sampling-rate, --steps, --phase"
         rate, steps = self.sampling_rate, self.steps
         if self.phases and (rate is not None or steps is not None):
             raise BadInput(
-                "phases are given, and a rate or steps beside them",
+                "phases are given together with a rate or steps",
                 where=where,
                 fix="Give one or the other: each phase has its own rate and steps.",
             )
@@ -103,8 +103,8 @@ class Training:
         """Return the mechanism: phases of (rate, updates), at noise multiplier σ.
 
         Raises:
-            BadInput: units or a cap that are missing, or belong to another sampling; a batch that
-                is no whole number.
+            BadInput: units or cap are missing or belong to another sampling, or a batch is not a
+                whole number.
         """
         from dp_core.privacy import mechanisms
 
@@ -120,19 +120,19 @@ class Training:
             batches = tuple((_whole_batch(q, slots), s, n) for q, s, n in phases)
             return mechanisms.FixedSizeGaussian(slots, batches)
         if self.sampling == "shuffled":
-            # whole batches only, as the trainer deals them: what is left sits the epoch out
+            # The trainer only forms whole batches; the remaining units wait for the next epoch.
             epochs = sum(math.ceil(n / math.floor(1 / rate + 1e-9)) for rate, n in schedule)
             return mechanisms.ShuffledGaussian(sigma, epochs)
         return mechanisms.PoissonGaussian(phases)
 
 
 def check_epsilon(value: float) -> None:
-    """Refuse a target ε so small that no noise gives it, or so large that it promises nothing."""
+    """Refuse a target ε that no noise can give, or that is too large to mean anything."""
     _check_range(value, 1e-6, 500.0, "--epsilon")
 
 
 def check_noise(value: float) -> None:
-    """Refuse a noise multiplier that no plan may have."""
+    """Refuse a noise multiplier outside the range of plans."""
     from dp_core.config.privacy import LEAST_NOISE
     from dp_core.privacy.execution_plan import MOST_NOISE
 
@@ -140,12 +140,12 @@ def check_noise(value: float) -> None:
 
 
 def check_rate(value: float, option: str) -> None:
-    """Refuse a sampling rate above 1, or below one of the most units that a run may declare."""
+    """Refuse a sampling rate above 1, or below 1 / (largest number of units)."""
     _check_range(value, 1e-9, 1.0, option)
 
 
 def check_count(value: int | None, option: str) -> None:
-    """Refuse a number of things, if given, that is below 1 or a slip of the keyboard."""
+    """Refuse a count below 1 or above 10^12; None is accepted."""
     if value is not None:
         _check_range(value, 1, 10**12, option)
 
@@ -159,10 +159,10 @@ def _check_range(value: float, least: float, most: float, option: str) -> None:
 
 
 def check_delta(delta: float, units: int | None) -> None:
-    """Refuse a δ at which nothing would be promised.
+    """Refuse a δ that is too large to be meaningful, or too small to be computed.
 
     Raises:
-        BadInput: not between 0 and 1, or not below 1/units; or a number of units that is none.
+        BadInput: δ is not between 0 and 1 or not below 1/units, or units is not a count.
     """
     from dp_core.config.privacy import refuse_large_delta
     from dp_core.vocabulary.vocabulary_calibration import LEAST_DELTA

@@ -30,7 +30,7 @@ from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.training.checkpoints import Checkpoint, Checkpoints, LocalFolder
 from dp_core.vocabulary import wordpiece
-from tasks.commands.settings import SettingsOptions, settings_from
+from tasks.commands.settings_options import SettingsOptions, settings_from
 from tasks.protocol import JobSettings, dp_bert_steps
 from tasks.runtime import step as contract
 from tasks.runtime.context import read_result

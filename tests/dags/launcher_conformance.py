@@ -126,8 +126,8 @@ class LauncherConformance:
     @pytest.mark.parametrize(
         ("code", "words", "never_again"),
         [
-            (2, "bad input, not tried again", True),
-            (3, "privacy budget exceeded, not tried again", True),
+            (2, "bad input, not retried", True),
+            (3, "privacy budget exceeded, not retried", True),
             (1, "exit code 1", False),
             (143, "exit code 143", False),
         ],
@@ -148,7 +148,7 @@ class LauncherConformance:
         with pytest.raises(AirflowException, match="it ended without a word"):
             self.run(self.operator(), [(1, [Progress(done=1, total=2)])], monkeypatch)
 
-    def test_a_step_whose_time_was_up_goes_on_within_the_same_try(
+    def test_step_that_reached_its_time_limit_continues_within_the_same_try(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         outcomes: list[Outcome] = [(75, []), (75, []), (0, [TrackedAt(url=URL)])]
@@ -195,7 +195,7 @@ class LauncherConformance:
         assert "CONFIDE_CLUSTER_SECRETS" not in variables
 
     @pytest.mark.parametrize("task", sorted(JOB))
-    def test_a_step_is_told_what_it_needs_and_nothing_else(
+    def test_step_receives_only_the_variables_that_it_needs(
         self, task: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         spec = JOB[task]

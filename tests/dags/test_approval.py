@@ -22,7 +22,7 @@ def asked(monkeypatch):
     return bag.dags["dp_bert"]
 
 
-def test_nobody_is_asked_where_no_approval_is_set(dags):
+def test_without_the_approval_rule_the_dag_has_no_approval_task(dags):
     assert not {"approval", "promote"} & set(dags["dp_bert"].task_ids)
 
 
@@ -125,7 +125,7 @@ def small(database, tmp_path):
 
 
 @pytest.mark.parametrize(("option", "promoted"), [("Approve", "success"), ("Reject", "skipped")])
-def test_a_real_airflow_waits_for_the_person_and_does_what_they_say(small, option, promoted):
+def test_airflow_waits_for_a_person_and_follows_the_decision(small, option, promoted):
     told = []
     person = threading.Thread(target=answer_when_asked, args=("asks", option, told))
     person.start()

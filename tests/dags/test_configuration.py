@@ -23,7 +23,7 @@ def test_schedule_and_settings_are_read(monkeypatch, tmp_path):
     assert configuration.settings("SWEEP") == {"sweep_noise_multipliers": "1,2", "layers": 3}
 
 
-def test_the_object_itself_stands_for_a_file(monkeypatch):
+def test_variable_may_hold_the_json_object_instead_of_a_file_name(monkeypatch):
     monkeypatch.setenv("CONFIDE_TRAIN_SETTINGS", ' {"layers": 3} ')
     assert configuration.settings("TRAIN") == {"layers": 3}
     monkeypatch.setenv("CONFIDE_TRAIN_SETTINGS", '{"layers": "many"}')
@@ -39,7 +39,7 @@ def test_the_object_itself_stands_for_a_file(monkeypatch):
         ("{", "not JSON"),
     ],
 )
-def test_what_is_wrong_with_the_file_is_said_in_one_line(monkeypatch, tmp_path, content, words):
+def test_invalid_settings_file_is_one_line_of_import_error(monkeypatch, tmp_path, content, words):
     file = tmp_path / "sweep.json"
     file.write_text(content)
     monkeypatch.setenv("CONFIDE_SWEEP_SETTINGS", str(file))

@@ -255,7 +255,7 @@ def test_the_sweeps_form_says_which_settings_the_grid_replaces(dags):
     assert "from the grid" not in params.get_param("clip_norm").description
 
 
-def test_what_optuna_asks_for_is_no_run_of_airflow(dags):
+def test_searched_sweep_is_refused_by_airflow(dags):
     from dags.dp_sweep import page_of, settings_of
 
     asked = {"sweep_search": "optuna", "sweep_noise_multipliers": "1,2", "sweep_batch_sizes": "256"}

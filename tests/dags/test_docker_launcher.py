@@ -39,8 +39,16 @@ from launcher_conformance import (
 )
 
 import docker
-from dags.launcher import docker as launcher
-from dags.launcher.docker import RUN, DockerStep, archive, for_every_step, gpus, mounts, whole_lines
+from dags.launcher import docker_step as launcher
+from dags.launcher.docker_step import (
+    RUN,
+    DockerStep,
+    archive,
+    for_every_step,
+    gpus,
+    mounts,
+    whole_lines,
+)
 from dags.launcher.step_operator import StepOperator, Work
 from tasks.protocol import Need, StepSpec, SweepSettings, needs, sweep_report
 
@@ -159,7 +167,7 @@ class TestDocker(LauncherConformance):
             self.operator().execute(context())
 
     @pytest.mark.parametrize("task", sorted(JOB))
-    def test_what_a_container_sees_of_the_disk(
+    def test_container_mounts_seeds_and_sources_only_if_its_step_needs_them(
         self, task: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         held = needs(JOB[task])
@@ -265,7 +273,7 @@ def test_the_last_line_needs_no_end_and_empty_ones_are_left_out() -> None:
     assert list(whole_lines([])) == []
 
 
-def test_what_is_no_text_is_marked() -> None:
+def test_invalid_utf_8_in_the_output_is_marked() -> None:
     assert list(whole_lines([(b"\xff1\n\xe2\x82", None)])) == [
         (True, "�1"),
         (True, "�"),
@@ -398,7 +406,7 @@ def test_a_step_past_its_time_is_ended(engine: Any, fake: Callable[..., DockerSt
     assert containers(engine) == []
 
 
-def test_compose_does_not_take_a_step_for_a_service_of_its_own(
+def test_compose_does_not_manage_containers_of_steps(
     engine: Any, fake: Callable[..., DockerStep]
 ) -> None:
     fake()
@@ -426,7 +434,7 @@ WORKER = f"""
 import sys
 sys.path[:0] = {[str(folder) for folder in list(Path(__file__).parents)[:3]]!r}
 from test_docker_launcher import context, plan
-from dags.launcher.docker import (DockerStep)
+from dags.launcher.docker_step import (DockerStep)
 step = DockerStep(task_id="vocabulary", plan=plan)
 if sys.argv[1] == "kill":
     import signal

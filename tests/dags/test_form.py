@@ -29,7 +29,7 @@ def test_the_untouched_form_is_the_default_job(model):
     assert settings_from(model, values) == model()
 
 
-def test_sections_stand_in_order_with_the_grid_first():
+def test_sections_of_the_form_are_ordered_with_the_grid_first():
     sections = [param.schema["section"] for param in form(SweepSettings).values()]
     assert sections == sorted(sections)
     assert sections[0].startswith("0.")
@@ -47,7 +47,7 @@ def test_sections_stand_in_order_with_the_grid_first():
         ("canary_patterns", "HH"),
     ],
 )
-def test_the_server_refuses_what_is_out_of_range(name, value):
+def test_server_refuses_values_out_of_range(name, value):
     param = form(JobSettings)[name]
     with pytest.raises(ParamValidationError):
         param.resolve(value)
@@ -135,7 +135,7 @@ def test_a_file_that_is_there_is_taken(monkeypatch, tmp_path):
         (SweepSettings, "hoory2021-fig1-tiny", "no-such"),
     ],
 )
-def test_a_preset_fills_what_the_form_leaves_as_it_is(model, name, foreign):
+def test_preset_replaces_fields_with_their_default_value(model, name, foreign):
     params = form(model)
     assert next(iter(params)) == "preset"
     assert params["preset"].resolve() == "none"

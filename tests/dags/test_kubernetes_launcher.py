@@ -23,7 +23,7 @@ from launcher_conformance import (
 )
 from launcher_conformance import work as work_on
 
-from dags.launcher.kubernetes import (
+from dags.launcher.kubernetes_step import (
     KubernetesStep,
     granted,
     template,
@@ -103,7 +103,7 @@ def test_the_pod_runs_the_very_step(step: KubernetesStep) -> None:
     assert "command" not in container or container["command"] == []
 
 
-def test_a_tpu_pod_asks_for_its_slice(step: KubernetesStep) -> None:
+def test_tpu_pod_requests_its_slice(step: KubernetesStep) -> None:
     spec = rendered(step, "tpu")["spec"]
     assert spec["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x4"
     assert spec["containers"][0]["resources"]["limits"]["google.com/tpu"] == "8"
@@ -111,7 +111,7 @@ def test_a_tpu_pod_asks_for_its_slice(step: KubernetesStep) -> None:
 
 
 @pytest.mark.parametrize("device", ["cpu", "mock-tpu:8"])
-def test_other_pods_ask_for_no_tpu(step: KubernetesStep, device: str) -> None:
+def test_other_pods_request_no_tpu(step: KubernetesStep, device: str) -> None:
     assert "google.com/tpu" not in str(rendered(step, device))
 
 
@@ -237,7 +237,7 @@ class TestKubernetes(LauncherConformance):
             return answer
 
     @pytest.mark.parametrize("task", sorted(JOB))
-    def test_what_a_pod_is_given(self, task: str) -> None:
+    def test_pod_receives_ledger_and_seeds_only_if_its_step_needs_them(self, task: str) -> None:
         held, described = needs(JOB[task]), self.pod(work_on(JOB[task]))
         (container,) = described["containers"]
         secrets = {source["secretRef"]["name"] for source in container["envFrom"]}
@@ -256,7 +256,7 @@ class TestKubernetes(LauncherConformance):
             used = place.endswith(":6379") and task == "vocabulary"
             assert ("confide-ray" in described) == ("shared-memory" in described) == used
 
-    def test_what_no_step_told_is_the_cluster_s_own_word(
+    def test_reason_without_a_message_of_the_step_comes_from_the_cluster(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         operator = self.operator()
@@ -275,7 +275,7 @@ class TestKubernetes(LauncherConformance):
         with pytest.raises(AirflowFailException, match=r"granted\.yaml"):
             template("cpu")
 
-    def test_a_need_that_nobody_described_is_no_pod(
+    def test_need_without_a_section_in_granted_yaml_is_refused(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         pod_template = template("cpu")

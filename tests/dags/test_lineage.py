@@ -135,7 +135,7 @@ dag.test(run_conf={"audited_model": sys.argv[2], "given_canaries": sys.argv[2] +
 
 
 @pytest.mark.slow
-def test_a_run_of_airflow_tells_no_setting(tmp_path):
+def test_events_of_a_run_contain_no_setting(tmp_path):
     events = tmp_path / "events"
     transport = {
         "type": "transform",

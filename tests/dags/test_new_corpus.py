@@ -73,7 +73,7 @@ def test_an_event_is_data_and_changes_nothing_but_the_version(module, corpus, ex
         ([], "not a JSON object"),
     ],
 )
-def test_what_is_wrong_with_the_corpora_is_said_in_one_line(monkeypatch, tmp_path, content, words):
+def test_invalid_corpora_are_one_line_of_import_error(monkeypatch, tmp_path, content, words):
     file = tmp_path / "corpora.json"
     file.write_text(json.dumps(content))
     monkeypatch.setenv("CONFIDE_CORPORA", str(file))

@@ -41,7 +41,7 @@ def hook():
     thread.join()
 
 
-def test_nobody_is_told_where_nobody_is_named(monkeypatch):
+def test_no_notification_is_sent_without_addresses(monkeypatch):
     monkeypatch.delenv("CONFIDE_NOTIFY", raising=False)
     assert addresses() == ()
     notify(context(failure(3, "over")))
@@ -57,7 +57,7 @@ def test_nobody_is_told_where_nobody_is_named(monkeypatch):
         (-9, "A job failed", False),
     ],
 )
-def test_a_reason_is_told_where_every_word_of_it_is_public(code, head, told):
+def test_notification_contains_the_reason_if_it_is_public(code, head, told):
     subject, text = message(context(failure(code, f"because of {PRIVATE}")))
     assert subject == f"Confide: {head}: dp_bert · report"
     assert "run manual__1" in text and "http://airflow/log" in text
@@ -77,7 +77,7 @@ def test_a_webhook_hears_it_and_its_address_is_never_logged(hook, monkeypatch, c
     assert "contradicted by Bound" in hook.heard[1].encode().decode("unicode_escape")
     said = [record for record in caplog.records if record.name == "airflow.task"]
     assert [r.getMessage() for r in said] == [
-        "CONFIDE_NOTIFY: address 1 was not told (HTTPStatusError)"
+        "CONFIDE_NOTIFY: address 1 was not notified (HTTPStatusError)"
     ]
     assert not [r for r in caplog.records if r.name == "httpx"]
 
@@ -105,7 +105,7 @@ def test_an_address_that_is_none_is_refused_and_not_quoted(wrong, monkeypatch):
     assert "token123" not in str(refused.value)
 
 
-def test_every_task_of_every_dag_tells(dags):
+def test_every_task_of_every_dag_sends_notifications(dags):
     for dag in dags.values():
         for task in dag.tasks:
             assert notify in task.on_failure_callback, task.task_id

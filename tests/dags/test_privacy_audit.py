@@ -38,7 +38,7 @@ def test_who_reads_strangers_files_holds_neither_ledger_nor_seeds(plan):
         ({"audited_model": "/m", "modell": 1, **FILES}, "modell: unknown setting"),
     ],
 )
-def test_what_asks_for_nothing_is_refused_in_a_line(plan, params, words):
+def test_audit_without_canaries_and_texts_is_refused_in_one_line(plan, params, words):
     with pytest.raises(AirflowFailException, match=words) as refused:
         plan(**params)
     assert "\n" not in str(refused.value)

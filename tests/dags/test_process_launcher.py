@@ -17,8 +17,8 @@ from child_processes import alive, wait_for
 from launcher_conformance import LauncherConformance, Outcome, context_of, plan
 
 from dags import dp_sweep
-from dags.launcher import process as launcher
-from dags.launcher.process import ProcessStep
+from dags.launcher import process_step as launcher
+from dags.launcher.process_step import ProcessStep
 from dags.launcher.step_operator import StepOperator, Work, work_of
 from tasks.protocol import SweepSettings, spec_from_json, supervisor, sweep_report
 from tasks.protocol.messages import channel_file
@@ -157,7 +157,7 @@ def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
     assert len(spec_from_json(_kept(store, answer["output"])).points) == 250
 
 
-def test_cancelling_ends_the_step_and_what_it_started(
+def test_cancelling_ends_the_step_and_its_child_processes(
     store: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     script = (
@@ -203,7 +203,7 @@ def test_a_worker_that_is_killed_leaves_no_step_running(store: Path) -> None:
     script = interpreter(store, f"#!/bin/sh\necho $$ > {store}/step\nexec sleep 60\n")
     program = (
         "from launcher_conformance import plan, context_of\n"
-        "from dags.launcher.process import ProcessStep\n"
+        "from dags.launcher.process_step import ProcessStep\n"
         "ProcessStep(task_id='vocabulary', plan=plan).execute(context_of())"
     )
     worker = subprocess.Popen(

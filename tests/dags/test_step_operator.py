@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from dags.launcher.step_operator import MlflowRun, Report, failure, log_failure
+from dags.launcher.step_operator import MlflowRunLink, ReportLink, failure, log_failure
 from tasks.protocol.messages import Follower, Progress, TrackedAt, channel_file
 
 URL = "http://127.0.0.1:5000/#/experiments/1/runs/ab12"
@@ -17,11 +17,11 @@ def test_buttons_lead_to_the_run_and_to_the_report(dags):
     assert [link.name for link in task.operator_extra_links] == ["MLflow run", "Report"]
     task.tracked_at = URL
     menus = "?workflowType=machine_learning"
-    assert MlflowRun().get_link(task, ti_key=None) == URL + menus
+    assert MlflowRunLink().get_link(task, ti_key=None) == URL + menus
     page = f"{URL}/artifacts/report/report.html{menus}"
-    assert Report().get_link(task, ti_key=None) == page
+    assert ReportLink().get_link(task, ti_key=None) == page
     task.tracked_at = ""
-    assert Report().get_link(task, ti_key=None) == ""
+    assert ReportLink().get_link(task, ti_key=None) == ""
 
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
@@ -59,7 +59,7 @@ def test_one_line_says_what_failed_why_and_where_the_log_is(caplog):
     (said,) = [record.getMessage() for record in caplog.records]
     assert said == (
         "FAILED dp_sweep · point.dp_pretraining [σ=1], run manual__1: 2.1 of 2.0 would be spent "
-        "(exit code 3: privacy budget exceeded, not tried again). "
+        "(exit code 3: privacy budget exceeded, not retried). "
         "Log: http://127.0.0.1:8080/dags/dp_sweep/runs/manual__1/tasks/x"
     )
 

@@ -125,9 +125,7 @@ def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
     assert tasks["report", -1].state == SUCCESS
 
 
-def test_baselines_are_made_beside_the_points_and_one_that_fails_stops_no_other(
-    own_run, monkeypatch
-):
+def test_baselines_run_with_the_points_and_a_failed_one_stops_no_other(own_run, monkeypatch):
     monkeypatch.setenv("FAKE_POINT_FAILS", "vocabulary · checkpoint bert")
     conf = GRID | {
         "sweep_noise_multipliers": "1",
@@ -166,7 +164,7 @@ def test_a_causal_sweep_reads_no_labels_fine_tunes_nothing_and_still_reports(own
     assert found["report"] == SUCCESS
 
 
-def test_a_large_sweep_goes_on_page_by_page_and_the_last_one_reports_it_all(own_run, monkeypatch):
+def test_large_sweep_continues_page_by_page_and_the_last_page_reports_all(own_run, monkeypatch):
     monkeypatch.setattr(sweep, "PAGE", 2)
     conf = GRID | {"sweep_noise_multipliers": "1,2,3", "seed": 5}
     done, tasks = own_run("dp_sweep", conf)

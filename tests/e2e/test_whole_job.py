@@ -27,7 +27,7 @@ from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from dp_core.privacy.seed_store import SeedStore
-from tasks.commands.export import command as export
+from tasks.commands.export_command import command as export
 from tasks.demo_data.notes import notes
 from tasks.protocol import (
     JobSettings,

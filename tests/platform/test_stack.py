@@ -210,7 +210,7 @@ def test_mlflow_has_the_run_with_its_epsilon(stack: Stack, run: str) -> None:
 AS_STEP = """
 import os, sys
 from unittest.mock import patch
-from dags.launcher.docker import (DockerStep)
+from dags.launcher.docker_step import (DockerStep)
 from dags.launcher.step_operator import (Work)
 from tasks.protocol import (JobSettings, RunContext, dp_bert_steps)
 spec = dp_bert_steps(JobSettings())[sys.argv[1]]

@@ -42,7 +42,7 @@ def test_a_known_vulnerability_fails_the_check(tmp_path):
         ("PYSEC-2=2999-01-01", 1),
     ],
 )
-def test_what_is_accepted_is_accepted_until_a_day(tmp_path, accepted, fails):
+def test_accepted_vulnerability_is_accepted_until_its_date(tmp_path, accepted, fails):
     script = tmp_path / "audit"
     script.write_text(SCRIPT.read_text().replace("accepted=(", f"accepted=({accepted}", 1))
     script.chmod(0o755)
@@ -61,7 +61,7 @@ def test_nothing_known_passes(tmp_path):
 @pytest.mark.parametrize(
     ("installer", "task"), [(AWAY, FINE), (UNKNOWN, FINE), (FINE, AWAY), (FINE, UNKNOWN)]
 )
-def test_where_nobody_answers_it_says_so_and_claims_nothing(tmp_path, installer, task, options):
+def test_audit_without_an_answering_service_reports_not_audited(tmp_path, installer, task, options):
     """pip-audit itself says "No known vulnerabilities found" of packages it could not look up."""
     answer = audit(tmp_path, installer, task, *options)
     assert answer.returncode == len(options)
@@ -69,7 +69,7 @@ def test_where_nobody_answers_it_says_so_and_claims_nothing(tmp_path, installer,
     assert "Audited" not in answer.stdout
 
 
-def test_a_vulnerability_beside_an_unknown_package_fails(tmp_path):
+def test_vulnerability_fails_even_with_an_unknown_package(tmp_path):
     answer = audit(tmp_path, FINE, f"{UNKNOWN}; {VULNERABLE}")
     assert answer.returncode == 1
     assert "PYSEC-1" in answer.stdout

@@ -39,7 +39,7 @@ nonsense
 """
 
 
-def test_what_pip_is_told_uv_is_told(environments):
+def test_uv_receives_the_settings_of_pip(environments):
     told = environments.uv_settings(PIP_CONFIG)
     assert told.items() >= {
         ("UV_DEFAULT_INDEX", "https://install.example/simple"),  # [install] over [global]

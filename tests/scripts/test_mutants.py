@@ -143,7 +143,7 @@ def test_what_cannot_be_planted_is_named(
     plant(project, mutants, "gone", "3 * x", "test_it_doubles")
     (project / "code_under_test.py").write_text(CODE.replace("2 * x", "x + x"))
     assert mutants.main([]) == 1
-    assert "gone: its `now` stands 0 times" in capsys.readouterr().err
+    assert "gone: its `now` occurs 0 times" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

@@ -263,7 +263,7 @@ def test_model_of_a_run_has_its_claim_and_its_audits(
     assert confide.json("audit", copy)["claim"] == answer["claim"]
     code, _, err = confide("audit", copy, "--epsilon", "1", "--delta", "1e-6")
     assert code == 2
-    assert "says itself what it claims" in err
+    assert "has its claim already" in err
 
 
 def test_audit_step_writes_the_command_results_for_the_operator(

@@ -22,9 +22,9 @@ from dp_core.privacy.accounting import gaussian_epsilon
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
-from tasks.commands import run
-from tasks.commands.ledger import _planned
-from tasks.commands.settings import SettingsOptions, settings_told
+from tasks.commands import run_command
+from tasks.commands.ledger_command import _planned
+from tasks.commands.settings_options import SettingsOptions, settings_of_options
 from tasks.protocol import JobSettings
 from tasks.runtime.deployment import Deployment
 
@@ -172,7 +172,9 @@ def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployme
     confide(*register.split())
     words = ["ledger", "cost", *set_options(ON_NOTES)]
     before = confide.json(*words)
-    (planned,) = _planned(settings_told(JobSettings, SettingsOptions(words=ON_NOTES))).values()
+    (planned,) = _planned(
+        settings_of_options(JobSettings, SettingsOptions(words=ON_NOTES))
+    ).values()
     Ledger.open(deployment.ledger).register_plan(
         [replace(release, plan_key="p", run="r") for release in planned]
     )
@@ -292,7 +294,7 @@ REGISTER = ["ledger", "register", "--unit=patient"]
         (["report"], "no report yet"),
         (["nonsense"], "nonsense"),
         (["epsilon", "--steps", "1"], "Missing option"),
-        ([*EPSILON, "--phase", ".1", "2"], "phases are given, and a rate or steps beside them"),
+        ([*EPSILON, "--phase", ".1", "2"], "phases are given together with a rate or steps"),
         ([*EPSILON, "--units=-5"], "--units: -5 is not from 1 to 1e+12"),
         (["calibrate"], "choose training or vocabulary"),
         ([*TRAINING, "--epsilon=1", "--noise-multiplier=0"], "--noise-multiplier: 0"),
@@ -449,7 +451,7 @@ def test_stopped_run_states_that_the_same_command_continues_it(
         os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(5)
 
-    monkeypatch.setattr(run, "run_job", stopped)
+    monkeypatch.setattr(run_command, "run_job", stopped)
     before = signal.getsignal(signal.SIGTERM)
     with pytest.raises(SystemExit) as ended:
         confide("run")

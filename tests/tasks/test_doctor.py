@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.commands import doctor, doctor_services, settings
+from tasks.commands import doctor_command, doctor_services, settings_options
 from tasks.local.airflow_api import AirflowAway, AirflowRefused
 from tasks.runtime import process
 from tasks.runtime.deployment import Deployment
@@ -137,24 +137,24 @@ def test_undelivered_events_are_counted(deployment, monkeypatch):
 
 @pytest.mark.parametrize(("free", "enough"), [(0.9, False), (1.1, True)])
 def test_disk_check_needs_the_space_of_the_demo(deployment, monkeypatch, free, enough):
-    usage = doctor.shutil.disk_usage("/")._replace(free=int(free * 2**30))
-    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda _: usage)
-    assert findings_by_name(doctor._machine, deployment)["disk"].ok is enough
+    usage = doctor_command.shutil.disk_usage("/")._replace(free=int(free * 2**30))
+    monkeypatch.setattr(doctor_command.shutil, "disk_usage", lambda _: usage)
+    assert findings_by_name(doctor_command._machine, deployment)["disk"].ok is enough
 
 
 def test_noise_library_is_checked(deployment):
-    assert findings_by_name(doctor._packages, deployment)["numba"].ok
+    assert findings_by_name(doctor_command._packages, deployment)["numba"].ok
 
 
 def test_seed_readable_by_other_users_is_a_fault(deployment):
     deployment.seeds.mkdir(parents=True, mode=0o700)
     (deployment.seeds / "a.json").write_text("{}")
     (deployment.seeds / "a.json").chmod(0o644)
-    finding = findings_by_name(doctor._secrets, deployment)["privacy seeds"]
+    finding = findings_by_name(doctor_command._secrets, deployment)["privacy seeds"]
     assert not finding.ok
     assert "1 files that others can read" in finding.found
     (deployment.seeds / "a.json").chmod(0o600)
-    assert findings_by_name(doctor._secrets, deployment)["privacy seeds"].ok
+    assert findings_by_name(doctor_command._secrets, deployment)["privacy seeds"].ok
 
 
 def test_inaccessible_python_is_a_fault_and_not_an_error(deployment, monkeypatch):
@@ -167,6 +167,6 @@ def test_inaccessible_python_is_a_fault_and_not_an_error(deployment, monkeypatch
 
     monkeypatch.setattr(Path, "exists", closed)
     elsewhere = replace(deployment, task_python="/nowhere/bin/python")
-    assert not findings_by_name(doctor._python, elsewhere)["task environment"].ok
+    assert not findings_by_name(doctor_command._python, elsewhere)["task environment"].ok
     assert process._python(elsewhere) == sys.executable
-    assert not settings._processor_only(replace(deployment, task_python="/bin/sh"))
+    assert not settings_options._processor_only(replace(deployment, task_python="/bin/sh"))

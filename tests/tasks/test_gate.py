@@ -25,7 +25,7 @@ from dp_core.errors import BadInput, Contradicted
 from dp_core.labels import Label
 from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
-from tasks.commands import export
+from tasks.commands import export_command
 from tasks.evidence import audits
 from tasks.evidence.audits import LOWER_BOUND, SUBJECT, Audit, AuditOutput
 from tasks.evidence.find_model import find_origin, origin_of_export
@@ -531,7 +531,7 @@ def test_contradicted_copy_prevents_the_export_of_every_model_of_its_claim(
     result = read_result(store, uri)
     assert result is not None and verdict_on(store, uri, result).word == "contradicted"
     with pytest.raises(Contradicted):
-        export._released_files(store, uri)
+        export_command._released_files(store, uri)
     evidence, _ = read_pack(pack_of(deployment, uri, tmp_path / "pack"))
     assert [a.subject for a in evidence.audits if a.verdict == "contradicted"] == [subject]
     (copy / "PRIVACY.md").write_text("another")

@@ -12,8 +12,8 @@ from release_examples import NOTES, UNIT, bench_of, charged
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
-from tasks.commands import doctor, doctor_services
-from tasks.commands.backup import copied
+from tasks.commands import doctor_command, doctor_services
+from tasks.commands.backup_command import copied
 from tasks.releases.charge import record_operator_use
 from tasks.releases.ledger import IDENTITY, open_ledger
 from tasks.runtime.deployment import Deployment
@@ -97,7 +97,9 @@ def test_doctor_reports_a_broken_ledger_and_continues(
                 "UPDATE entries SET event = '{'" if damage == "a row" else "DELETE FROM entries"
             )
     monkeypatch.setattr(
-        doctor, "LOOKS", (doctor._secrets, doctor_services.ledger, doctor_services.storage)
+        doctor_command,
+        "LOOKS",
+        (doctor_command._secrets, doctor_services.ledger, doctor_services.storage),
     )
     code, out, _ = confide("doctor")
     assert code == 1
@@ -183,7 +185,7 @@ def test_password_in_a_url_option_is_not_printed(
 ) -> None:
     url = "postgresql://127.0.0.1:1/ledger?user=confide&password=hunter2"
     monkeypatch.setenv("CONFIDE_LEDGER", url)
-    monkeypatch.setattr(doctor, "LOOKS", (doctor_services.ledger,))
+    monkeypatch.setattr(doctor_command, "LOOKS", (doctor_services.ledger,))
     for words in (["doctor"], ["doctor", "--json"], ["ledger"], ["--debug", "ledger", "--json"]):
         # the variable that --debug sets is reset after the test
         monkeypatch.setenv("CONFIDE_DEBUG", "")

@@ -16,7 +16,7 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.ledger.database import LedgerDamaged
 from dp_core.privacy.seed_store import SeedStore
 from tasks.commands import doctor_services
-from tasks.commands.backup import copied
+from tasks.commands.backup_command import copied
 from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, dp_bert_steps
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import record_operator_use

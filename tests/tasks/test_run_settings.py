@@ -12,8 +12,8 @@ import pytest
 from command_line import Confide
 
 from dp_core.errors import BadInput
-from tasks.commands import run
-from tasks.commands.settings import PRESETS, SettingsOptions, settings_told
+from tasks.commands import run_command
+from tasks.commands.settings_options import PRESETS, SettingsOptions, settings_of_options
 from tasks.local import demo
 from tasks.protocol import (
     JobSettings,
@@ -63,7 +63,7 @@ PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entiti
 def test_preset_is_read_by_name(
     preset: str, more: dict[str, str], expected: dict[str, Any]
 ) -> None:
-    settings = settings_told(
+    settings = settings_of_options(
         JobSettings, SettingsOptions(preset, words=[f"{k}={v}" for k, v in more.items()])
     )
     assert settings.model_dump().items() >= expected.items()
@@ -110,7 +110,7 @@ def test_truth_values_of_boolean_settings_are_read() -> None:
 def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"weight_decay": 0.5, "epochs": 20, "layers": 3}')
     options = SettingsOptions("large-batches", tmp_path / "s.json", ["layers=4"])
-    settings = settings_told(JobSettings, options)
+    settings = settings_of_options(JobSettings, options)
     assert (settings.batch_size, settings.weight_decay, settings.layers) == (1024, 0.5, 4)
 
 
@@ -138,7 +138,7 @@ def test_every_preset_is_valid_with_the_paper_values(preset: str) -> None:
         named["public_model"] = "."
     if preset in KERRIGAN:  # a causal model is not fine-tuned
         named = {name: path for name, path in named.items() if not name.startswith("entities")}
-    settings = settings_told(
+    settings = settings_of_options(
         kind, SettingsOptions(preset, words=[f"{k}={v}" for k, v in named.items()])
     )
     if "tiny" in preset:
@@ -152,7 +152,7 @@ def test_every_preset_is_valid_with_the_paper_values(preset: str) -> None:
         assert (settings.declared_units, settings.epochs, settings.batch_size) == (10_000, 5, 64)
         assert settings.nonprivate and settings.private_format != "synthetic"
     elif preset == "kerrigan2020-sweep":  # varies the training of the job's preset
-        job = settings_told(
+        job = settings_of_options(
             JobSettings,
             SettingsOptions("kerrigan2020", words=[f"{k}={v}" for k, v in named.items()]),
         )
@@ -189,8 +189,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
         started.append(job.name)
         return Outcome(job, deployment.logs, exit_code=1, failed="not run by a test")
 
-    monkeypatch.setattr(run, "run_job", start)
-    monkeypatch.setattr(run, "send_all", lambda _: None)
+    monkeypatch.setattr(run_command, "run_job", start)
+    monkeypatch.setattr(run_command, "send_all", lambda _: None)
     return started
 
 
@@ -355,8 +355,8 @@ def test_run_warns_of_items_that_readers_left_out(
         )
         return Outcome(job, deployment.logs, {"private_corpus": result}, {"private_corpus": "a"})
 
-    monkeypatch.setattr(run, "run_job", start)
-    monkeypatch.setattr(run, "send_all", lambda _: None)
+    monkeypatch.setattr(run_command, "run_job", start)
+    monkeypatch.setattr(run_command, "send_all", lambda _: None)
     _, out, err = confide("run", *words)
     line = "confide: warning: private_corpus: documents left out: 3 (not UTF-8: 3)"
     assert err.count(line) == 1

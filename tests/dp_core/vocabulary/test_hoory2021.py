@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from dp_core.vocabulary.hoory2021 import PaperRow, paper_table
-from tasks.commands.paper_table import command
+from tasks.commands.paper_table_command import command
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from tasks.commands import doctor_services
-from tasks.commands.backup import copied
+from tasks.commands.backup_command import copied
 from tasks.local import configuration, stack
 from tasks.local.configuration import Secrets
 from tasks.runtime.deployment import CHECKOUT, Deployment

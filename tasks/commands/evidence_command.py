@@ -1,4 +1,4 @@
-"""`confide evidence`: what a stranger needs to check a released model's claim, in one folder."""
+"""`confide evidence`: writes the evidence pack with which others can check a model's claim."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from dp_core.errors import BadInput
-from tasks.commands.export import latest_model
+from tasks.commands.export_command import latest_model
 from tasks.commands.new_folder import new_folder
 from tasks.commands.output import as_json, write_json
-from tasks.commands.report import given
+from tasks.commands.report_command import given
 from tasks.runtime.deployment import Deployment
 from tasks.storage import sha256_of
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     help="A new folder for the pack.",
 )
 @click.option(
-    "--operator", is_flag=True, help="Also figures that no noise protects: not to be handed on."
+    "--operator", is_flag=True, help="Include figures without noise; keep such a pack private."
 )
 @click.option(
     "--words",
@@ -40,7 +40,7 @@ if TYPE_CHECKING:
 @click.option(
     "--check",
     type=click.Path(path_type=Path),
-    help="Check a pack, with MODEL's files if they are named; make none.",
+    help="Check an existing pack, and MODEL's files if given, instead of writing one.",
 )
 @as_json
 def command(
@@ -52,11 +52,11 @@ def command(
     check: Path | None,
     as_json: bool,
 ) -> int:
-    """Make the evidence pack of a model: claim, ledger, audits, and a script that checks them.
+    """Write the evidence pack of a model: claim, ledger, audits, and a script that checks them.
 
-    MODEL is a folder that `confide export` wrote; without it and --uri, the model of the latest
-    report is meant. The pack is for a data-protection officer, an ethics board or an auditor:
-    evidence.html for people, evidence.json and check_evidence.py to check it without Confide.
+    MODEL is a folder written by `confide export`. Without MODEL and --uri, the model of the latest
+    report is used. The pack is for a data-protection officer, an ethics board or an auditor:
+    evidence.html is for people; evidence.json and check_evidence.py check it without Confide.
     """
     if check is not None:
         return _check(check, model, as_json)
@@ -80,14 +80,14 @@ def command(
         write_json({"folder": str(out), "uri": uri, "sha256": digest})
     else:
         click.echo(f"{out / 'evidence.html'}: the page. Anyone checks it: {out}/check_evidence.py")
-        click.echo(f"SHA-256 of evidence.json, to be told by another way: {digest}")
+        click.echo(f"SHA-256 of evidence.json, to be sent by another channel: {digest}")
         if operator:
             click.echo("Operator edition: do not hand it on.")
     return 0
 
 
 def _check(folder: Path, model: Path | None, as_json: bool) -> int:
-    """Check a pack by the script that travels in it, in our copy: theirs may have been changed."""
+    """Check a pack by the installed copy of its script; the pack's copy may have been changed."""
     from tasks.evidence import check_evidence
 
     try:
@@ -103,7 +103,7 @@ def _check(folder: Path, model: Path | None, as_json: bool) -> int:
 
 
 def _refused_by_the_models(folder: Path) -> list[str]:
-    """Return what the models of evidence and ledger refuse, and the schema alone does not see."""
+    """Return errors that the models of evidence and ledger find in addition to the schema."""
     from pydantic import ValidationError
 
     from dp_core.config.fields import one_line

@@ -1,4 +1,4 @@
-"""`confide errors`: what a fine-tuned model got wrong, with the words, for the operator alone."""
+"""`confide errors`: lists a fine-tuned model's errors with their words, for the operator only."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import click
 
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json, write_table
-from tasks.commands.report import given, latest
+from tasks.commands.report_command import given, latest
 from tasks.protocol import MODEL_NAMES, FinetuneSpec
 from tasks.report.comparison import FINETUNED
 from tasks.runtime.context import Input, read_result
@@ -23,7 +23,7 @@ _COLUMNS = ("document", "error", "expected", "predicted", "context")
 @click.option("--uri", default="", help="A fine-tuning's output; of the DP model otherwise.")
 @as_json
 def command(uri: str, as_json: bool) -> None:
-    """List what a fine-tuned model got wrong in its test part, with the words around.
+    """List a fine-tuned model's errors on its test part, with the surrounding words.
 
     The step's own list holds places and labels alone; the words are looked up in the labelled text,
     which the operator may read anyway. Nothing here is for publication.

@@ -1,4 +1,4 @@
-"""`confide export`: a released model in a folder of its own, fit to be handed on."""
+"""`confide export`: copies a released model into a new folder for others."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from dp_core.errors import BadInput, Contradicted
 from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
 from tasks.commands.new_folder import new_folder
 from tasks.commands.output import as_json, write_json
-from tasks.commands.report import given, latest
+from tasks.commands.report_command import given, latest
 from tasks.releases.provenance import releasable_model
 from tasks.releases.statements import WORDS, kept_folder, of_last_model
 from tasks.runtime.deployment import Deployment
@@ -23,25 +23,25 @@ _MODEL = "dp_pretraining"
 
 @click.command("export")
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--uri", default="", help="A training step's output; of the latest run otherwise.")
+@click.option("--uri", default="", help="A training step's output; by default, of the latest run.")
 @click.option(
     "--adapter",
     is_flag=True,
-    help="Its LoRA adapter alone, in PEFT's layout: for the model that it was trained beside.",
+    help="Export only the LoRA adapter, in PEFT's layout, for use with its base model.",
 )
 @click.option(
     "--after",
     type=click.IntRange(min=1),
     metavar="UPDATES",
-    help="The model that the training had after that many updates, where it was kept.",
+    help="Export the model that the training kept after this number of updates.",
 )
 @as_json
 def command(folder: Path, uri: str, adapter: bool, after: int | None, as_json: bool) -> None:
-    """Copy a released model to FOLDER: in Hugging Face's layout, with its privacy statement.
+    """Copy a released model to FOLDER in Hugging Face's layout, with its privacy statement.
 
-    A LoRA's adapter is merged into it, or alone with --adapter. Nothing else goes with it. The
-    folder in the store holds the operator's numbers too: hand on the copy. A model without a
-    guarantee is refused, and one whose guarantee an audit contradicts.
+    A LoRA adapter is merged into the model, or exported without it by --adapter. Share this copy
+    and not the folder in the store, which also holds the operator's metrics. A model without a
+    guarantee, or whose guarantee an audit contradicts, is refused.
     """
     deployment = Deployment.from_environment()
     store = deployment.open_store()
@@ -53,7 +53,7 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None, as_json: b
     if as_json:
         write_json({"model": str(folder), "uri": uri, "files": sorted(names.values())})
     else:
-        click.echo(f"{folder}: {len(names)} files. What it promises: {folder / WORDS}")
+        click.echo(f"{folder}: {len(names)} files. Privacy statement: {folder / WORDS}")
 
 
 def _copy(source: Path, names: Mapping[str, str], partial: Path) -> None:
@@ -63,7 +63,7 @@ def _copy(source: Path, names: Mapping[str, str], partial: Path) -> None:
 
 
 def _of_updates(names: Sequence[str], after: int | None, uri: str) -> tuple[list[str], str]:
-    """Return the files of the last model, or of one kept before it, and the folder they are in.
+    """Return the files and the folder of the last model, or of an earlier model that was kept.
 
     Raises:
         BadInput: no such model was kept.
@@ -86,9 +86,9 @@ def _of_updates(names: Sequence[str], after: int | None, uri: str) -> tuple[list
 
 
 def _of_form(names: Sequence[str], adapter: bool, uri: str) -> dict[str, str]:
-    """Return the files that go along, by name in the store: the model's, or its adapter's alone.
+    """Return the exported name of each file in the store: the model's files or the adapter's.
 
-    Never both in one folder: who loads a merged model with its adapter beside it applies the
+    One folder never has both, because loading a merged model next to its adapter would apply the
     adapter twice.
 
     Raises:
@@ -120,7 +120,7 @@ def latest_model(store: Store, command: str) -> str:
         raise BadInput(
             "the latest report names no model: an earlier version made it",
             where=command,
-            fix="Run the job again (what was charged is not charged again), "
+            fix="Run the job again (its releases are not charged again), "
             "or choose by --uri: store://pretrain/…",
         )
     raise BadInput(
@@ -136,5 +136,5 @@ def _released_files(store: Store, uri: str) -> list[str]:
     result = releasable_model(store, uri)
     verdict = verdict_on(store, uri, result)
     if verdict.word == "contradicted":
-        raise Contradicted(verdict.sentence, where=uri, fix="It is not to be handed on.")
+        raise Contradicted(verdict.sentence, where=uri, fix="Do not share the model.")
     return [name for name in store.published(uri) if name not in result.operator_files]

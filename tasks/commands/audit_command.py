@@ -1,4 +1,4 @@
-"""`confide audit`: what is known of a model's claim, and what canaries and texts show of it."""
+"""`confide audit`: audits a model's privacy claim by canaries and texts."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from pydantic import ValidationError
 from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, Contradicted
-from tasks.commands.export import latest_model
+from tasks.commands.export_command import latest_model
 from tasks.commands.output import as_json, write_json, write_table
-from tasks.commands.report import given
+from tasks.commands.report_command import given
 from tasks.protocol import StepResult
 from tasks.runtime.context import read_result
 from tasks.runtime.deployment import Deployment
@@ -29,21 +29,25 @@ _FILE = click.Path(path_type=Path)
 @click.command("audit")
 @click.argument("model", required=False, type=_FILE)
 @click.option("--uri", default="", help="A training step's output, in place of MODEL.")
-@click.option("--canaries", type=_FILE, help="Lines of text, the secret of each in [[brackets]].")
-@click.option("--members", type=_FILE, help="Texts that trained it, one a line.")
-@click.option("--held-out", type=_FILE, help="Texts that did not, drawn alike, one a line.")
+@click.option("--canaries", type=_FILE, help="Lines of text with the secret in [[brackets]].")
+@click.option("--members", type=_FILE, help="Texts that trained the model, one per line.")
+@click.option(
+    "--held-out",
+    type=_FILE,
+    help="Texts of the same distribution that did not train the model, one per line.",
+)
 @click.option(
     "--coins",
     is_flag=True,
-    help="Each text was one whole unit, in or out by a fair coin: the guesses bound ε from below.",
+    help="A fair coin put each text, a whole unit, in or out: gives a lower bound on ε.",
 )
-@click.option("--epsilon", type=float, help="What a model from elsewhere claims for one text.")
+@click.option("--epsilon", type=float, help="Claimed ε for one text, for a model from elsewhere.")
 @click.option("--delta", type=float, help="δ of that claim.")
 @click.option("--masks", type=click.IntRange(1, 256), default=4, show_default=True)
-@click.option("--prefix", type=int, help="Tokens of a text that a causal model is shown.")
-@click.option("--suffix", type=int, help="Tokens behind it that must come out.")
-@click.option("--top-k", type=int, help="Guesses for a secret; tokens that sampling draws from.")
-@click.option("--tries", type=int, help="Texts that are sampled for each prefix.")
+@click.option("--prefix", type=int, help="Tokens of a text that prompt a causal model.")
+@click.option("--suffix", type=int, help="Tokens after the prefix that must be extracted.")
+@click.option("--top-k", type=int, help="Guesses for a secret; also top-k of sampling.")
+@click.option("--tries", type=int, help="Texts to sample for each prefix.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Public.")
 @as_json
 def command(
@@ -60,12 +64,12 @@ def command(
     as_json: bool,
     **protocol: int | None,
 ) -> None:
-    """Audit a model: of a run here, exported, or anybody's in Hugging Face's layout.
+    """Audit a model: from a run here, exported, or from elsewhere in Hugging Face's layout.
 
-    MODEL is a folder; without it and --uri, the model of the latest report is meant. Of a model
-    that was trained here, the table begins with what the audits of its runs found. What is found
-    with --canaries, --members and --held-out is for the operator; of a causal model also what of
-    them comes out. Fails (exit code 4) if an audit contradicts the claim.
+    MODEL is a folder. Without MODEL and --uri, the model of the latest report is audited. If the
+    model was trained here, the table begins with the audits of its runs. Findings with --canaries,
+    --members and --held-out are for the operator; for a causal model, they include extraction. The
+    exit code is 4 if an audit contradicts the claim.
     """
     if model is not None and uri:
         raise BadInput("two models are named", where="audit", fix="Give MODEL or --uri.")
@@ -91,9 +95,7 @@ def command(
     if uri and result is None:
         raise BadInput("no model there", where=uri, fix="Give a training step's output.")
     if result is not None and epsilon is not None:
-        raise BadInput(
-            "the model was trained here, and says itself what it claims", where="--epsilon"
-        )
+        raise BadInput("the model was trained here and has its claim already", where="--epsilon")
     records = list(records_of(store, uri, result)) if result else []
     folder = model if model is not None else store.local_copy(uri)
     if canaries or members:
@@ -143,10 +145,10 @@ def command(
 
 
 def _protocol(chosen: dict[str, int | None]) -> ExtractionProtocol:
-    """Return the protocol of extraction: what was chosen, and defaults.
+    """Return the extraction protocol: the chosen values, completed by the defaults.
 
     Raises:
-        BadInput: a number out of range.
+        BadInput: a value is out of range.
     """
     named = {f"extraction_{name}": value for name, value in chosen.items() if value is not None}
     try:
@@ -156,10 +158,10 @@ def _protocol(chosen: dict[str, int | None]) -> ExtractionProtocol:
 
 
 def _ceiling(result: StepResult | None) -> PrivacyProfile | None:
-    """Return what the model's own claim leaves to attacks on one text.
+    """Return the privacy profile of the model's claim, which bounds attacks on one text.
 
-    None where nothing is claimed of a text: an infinite ε, a unit smaller than a text, or several
-    data sets, of which nobody says whose the texts are.
+    None if the model claims nothing about a text: ε is infinite, the unit is smaller than a text,
+    or there are several data sets and the data set of the texts is unknown.
     """
     from tasks.evidence.gate import profile_of
 

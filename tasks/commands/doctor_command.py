@@ -1,4 +1,4 @@
-"""`confide doctor`: what this machine and this deployment lack, and how to get it."""
+"""`confide doctor`: checks this machine and this deployment, and suggests fixes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tasks.commands.doctor_services import Finding
 from tasks.commands.output import as_json, write_json
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
 
-_ROOM = 1 << 30  # bytes that a job should have free, its environments being there
+_ROOM = 1 << 30  # bytes that a job needs, without its environments
 
 
 @click.command("doctor")
@@ -43,7 +43,7 @@ def _python(deployment: Deployment) -> Iterator[Finding]:
     yield Finding("Python", sys.version_info[:2] == (3, 11), True, version, "Install Python 3.11.")
     task = Path(deployment.task_python)
     yield Finding("task environment", is_executable(task), True, str(task), "Run: make setup")
-    if (CHECKOUT / "Makefile").exists():  # a step's image has no other environment, and needs none
+    if (CHECKOUT / "Makefile").exists():  # absent from a step's image, which needs no Airflow
         airflow = CHECKOUT / ".venv" / "orchestrator" / "bin" / "airflow"
         yield Finding(
             "orchestrator environment",

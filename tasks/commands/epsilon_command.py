@@ -1,4 +1,4 @@
-"""`confide epsilon`: what a DP-SGD training costs."""
+"""`confide epsilon`: computes the ε of a DP-SGD training."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ from tasks.commands.training_options import (
 @training_options
 @click.option("--delta", type=float, required=True, help="δ at which ε is stated.")
 @click.option(
-    "--group", type=int, default=1, show_default=True, help="Also for that many units together."
+    "--group", type=int, default=1, show_default=True, help="Also for a group of so many units."
 )
 @as_json
 def command(
-    told: Training, noise_multiplier: float, delta: float, group: int, as_json: bool
+    options: Training, noise_multiplier: float, delta: float, group: int, as_json: bool
 ) -> None:
-    """Say ε of DP-SGD: by PLD (the claim), by RDP, and unamplified; also for groups of units."""
+    """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units."""
     from dp_core.privacy.accounting import (
         epsilon_pld,
         epsilon_rdp,
@@ -36,10 +36,10 @@ def command(
     )
 
     check_noise(noise_multiplier)
-    check_delta(delta, told.units)
+    check_delta(delta, options.units)
     check_count(group, "--group")
-    schedule = told.schedule
-    event = told.event(schedule, noise_multiplier)
+    schedule = options.schedule
+    event = options.event(schedule, noise_multiplier)
     claim = epsilon_pld(event, delta)
     found: dict[str, Any] = {
         "epsilon_pld": claim,
@@ -53,7 +53,7 @@ def command(
             "noise_multiplier": noise_multiplier,
             "steps": sum(n for _, n in schedule),
             "delta": delta,
-            "sampling": told.sampling,
+            "sampling": options.sampling,
             "neighbours": event.relation.value,
             "phases": [{"sampling_rate": rate, "steps": n} for rate, n in schedule],
             "group": together,

@@ -1,4 +1,4 @@
-"""`confide compare`: what differs between runs, and whether a difference in scores is one."""
+"""`confide compare`: compares settings and results of runs, and tests differences in scores."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import click
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from tasks.commands.output import as_json, write_json, write_table
-from tasks.commands.report import given, reports
+from tasks.commands.report_command import given, reports
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
@@ -31,23 +31,23 @@ _HEADS = {
     "exposure": "exposure, mean",
     "exposure_largest": "largest",
 }
-_WHOLE_NAME = 20  # characters of a model's name that a terminal's line has room for, beside figures
+_WHOLE_NAME = 20  # characters of a model's name that fit into a terminal's line with the figures
 _PAIRED = (
-    "F1, or accuracy, of the second less that of the first, in points; by a paired bootstrap over "
-    "the documents that both were tested on, and over seeds where there are several. p is of no "
-    "difference, and is not corrected for how many are asked."
+    "Difference in F1 or accuracy, second minus first, in points, by a paired bootstrap over the "
+    "documents that both were tested on and over several seeds. p tests the hypothesis of no "
+    "difference and is not corrected for multiple comparisons."
 )
 
 
 @click.command("compare")
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
-@click.option("--operator", is_flag=True, help="With the figures that only the operator may see.")
+@click.option("--operator", is_flag=True, help="Include figures that only the operator may see.")
 @as_json
 def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
-    """Compare runs: the settings that differ, and ε, δ, F1 (accuracy, perplexity) and exposure.
+    """Compare runs by the settings that differ, ε, δ, F1 (accuracy, perplexity) and exposure.
 
-    RUN is a report step's output (confide report --json names it), or a number: 0 is the latest
-    report, 1 the one before. Of one RUN alone, its models are compared with its first one.
+    RUN is a report step's output (shown by confide report --json), or a number: 0 is the latest
+    report, 1 the previous one. With one RUN, its models are compared with its first model.
     """
     from tasks.report.comparison import differences, read_run, settings_that_differ
 

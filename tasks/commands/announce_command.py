@@ -1,4 +1,4 @@
-"""`confide announce`: a private corpus has a new version; Airflow trains on it."""
+"""`confide announce`: announces a corpus's new version to Airflow, which trains on it."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from tasks.runtime.deployment import Deployment
 @click.argument("version")
 @as_json
 def command(corpus: str, version: str, as_json: bool) -> None:
-    """Tell Airflow that the private data set CORPUS has a new VERSION.
+    """Announce a new VERSION of the private data set CORPUS to Airflow.
 
-    The DAG `new_corpus` then starts `dp_bert` with the data set's settings (`CONFIDE_CORPORA`).
-    Both words are data: they are checked there against what a setting may be.
+    The DAG `new_corpus` then checks both values and starts `dp_bert` with the data set's settings
+    (`CONFIDE_CORPORA`).
     """
     api = connected(Deployment.from_environment())
     if api is None:

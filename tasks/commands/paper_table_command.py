@@ -1,4 +1,4 @@
-"""`confide paper-table`: the figures of Hoory et al. 2021 beside what is true of them."""
+"""`confide paper-table`: recomputes the figures of Hoory et al. 2021."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tasks.commands.output import as_json, write_json, write_table
 @click.command("paper-table")
 @as_json
 def command(as_json: bool) -> None:
-    """Compute the paper's figures anew: what it prints, and what its parameters really give."""
+    """Recompute the paper's figures: the printed value and the true one for its parameters."""
     from dp_core.vocabulary.hoory2021 import paper_table
 
     rows = paper_table()
@@ -20,7 +20,7 @@ def command(as_json: bool) -> None:
         write_json([asdict(row) for row in rows])
         return
     write_table(
-        "Hoory et al. 2021, computed anew",
+        "Hoory et al. 2021, recomputed",
         ["figure", "from", "printed", "true", "verdict"],
         [
             [

@@ -1,4 +1,4 @@
-"""`confide report`: the latest report's closing table, and where its page is."""
+"""`confide report`: shows the latest report's closing table and the path of its page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _STEPS = ("report", "sweep_report")
 @click.option("--uri", default="", help="A report step's output; the latest one by default.")
 @as_json
 def command(uri: str, as_json: bool) -> None:
-    """Show the closing table of the latest report (or another), and where the page is."""
+    """Show the closing table of the latest report (or another) and the path of its page."""
     deployment = Deployment.from_environment()
     store = deployment.open_store()
     uri = given(store, uri) if uri else latest(store)[0]
@@ -31,7 +31,7 @@ def command(uri: str, as_json: bool) -> None:
 
 
 def show(uri: str) -> None:
-    """Print the closing table of a report step's output, and where its pages are."""
+    """Print the closing table of a report step's output and the paths of its pages."""
     from rich.console import Console
 
     from tasks.report.cells import Table, rich_table, side_by_side
@@ -46,10 +46,10 @@ def show(uri: str) -> None:
 
 
 def given(store: Store, uri: str) -> str:
-    """Return an output's URI as it was given by --uri.
+    """Return the store's address of an output that --uri names.
 
     Raises:
-        BadInput: nothing of the store can have that name.
+        BadInput: the URI is not an address of the store.
     """
     try:
         return store.address(uri)
@@ -58,10 +58,10 @@ def given(store: Store, uri: str) -> str:
 
 
 def latest(store: Store) -> tuple[str, StepResult]:
-    """Return the output of the latest report step, and what it answered.
+    """Return the output and the result of the latest report step.
 
     Raises:
-        BadInput: there is none.
+        BadInput: there is no report.
     """
     if not (found := reports(store)):
         raise BadInput("there is no report yet", where="report", fix="Run: confide run")
@@ -69,7 +69,7 @@ def latest(store: Store) -> tuple[str, StepResult]:
 
 
 def reports(store: Store) -> list[tuple[str, StepResult]]:
-    """Return the output of every report step and what it answered, the latest last."""
+    """Return output and result of every report step, the latest last."""
     results = [
         (uri, result)
         for step in _STEPS

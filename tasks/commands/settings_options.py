@@ -1,4 +1,4 @@
-"""From the words of a command line to a job's settings: validated, its files and device there."""
+"""Options of the command line for a job's settings, and checks of its files and device."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class SettingsOptions:
-    """What a command line says of a run's settings; what is said last wins.
+    """The options for a run's settings; `words` override `file`, which overrides `preset`.
 
     Attributes:
-        preset: name of a settings file of the project's own.
+        preset: name of a settings file of the project.
         file: a settings file.
         words: `key=value`.
     """
@@ -66,21 +66,21 @@ def settings_options(command: Command) -> Command:
 
 
 def settings_from(kind: type[S], options: SettingsOptions) -> S:
-    """Return the settings of a run that is about to start here: as told, and its files are there.
+    """Return the settings of a run that starts on this machine, after checking files and device.
 
-    `CONFIDE_LAUNCHER` is Airflow's: it says nothing of steps that this machine starts itself.
+    If only a step noticed the error, the run's registration would remain in the ledger.
+    `CONFIDE_LAUNCHER` is ignored here, because it only concerns Airflow.
 
     Raises:
-        BadInput: as `settings_told`; or a path that does not exist, or a device that the
-            environment of this machine's steps cannot give. Found out by a step, it would leave
-            the run's registration in the ledger.
+        BadInput: as `settings_of_options`; or a path does not exist, or the steps' environment
+            lacks the device.
     """
-    settings = settings_told(kind, options)
+    settings = settings_of_options(kind, options)
     refuse_what_is_missing(settings, Deployment.from_environment())
     return settings
 
 
-def settings_told(kind: type[S], options: SettingsOptions) -> S:
+def settings_of_options(kind: type[S], options: SettingsOptions) -> S:
     """Return the settings of a preset, changed by a file, changed by `key=value` words.
 
     Relative paths become absolute: steps run in other folders than people.
@@ -105,10 +105,10 @@ def settings_told(kind: type[S], options: SettingsOptions) -> S:
 
 
 def absolute(name: str, path: str) -> str:
-    """Return a local path as steps are told it: absolute, its links followed.
+    """Return a local path for steps: absolute, with links resolved.
 
     Raises:
-        BadInput: it cannot be a path; `name` says what named it.
+        BadInput: the text is not a valid path; the message has `name`, its setting or option.
     """
     try:
         return str(Path(path).expanduser().resolve())
@@ -136,9 +136,7 @@ def _refuse_unknown(kind: type[JobSettings], keys: Iterable[str]) -> None:
 
 
 def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> None:
-    """Refuse a run whose files are not there, or whose device the steps' environment cannot give.
-
-    Refuse, too, what the run calls public and the operator has not declared so.
+    """Refuse a run with missing files, an unavailable device, or undeclared public files.
 
     Raises:
         BadInput: names the setting.
@@ -156,10 +154,10 @@ def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> Non
 
 
 def _refuse_undeclared(settings: JobSettings, deployment: Deployment) -> None:
-    """Ask of this machine's files; those of a bucket are asked for by the run's first step."""
+    """Check the declarations of local files; the run's first step checks files in buckets."""
     budget = budget_of_run(settings)
     local = [source for source in budget.called_public if "://" not in source.uri]
-    if local:  # what it takes to ask the ledger is imported for those alone
+    if local:  # the ledger is imported only if it is needed
         from tasks.releases.declarations import refuse_undeclared
 
         deployment.prepare()
@@ -169,11 +167,11 @@ def _refuse_undeclared(settings: JobSettings, deployment: Deployment) -> None:
 def _processor_only(deployment: Deployment) -> bool:
     """Return whether the steps' environment is this one, and its TensorFlow the processor's.
 
-    By its packages alone: to import TensorFlow takes seconds.
+    Only the installed packages are examined, because importing TensorFlow takes seconds.
     """
     python = Path(deployment.task_python)
     if is_executable(python) and python.parent.parent.resolve() != Path(sys.prefix).resolve():
-        return False  # another environment, whose packages are not ours to read
+        return False  # the packages of another environment are unknown
     installed = {name for name in ("tensorflow", "tensorflow-cpu") if _is_installed(name)}
     return installed == {"tensorflow-cpu"}
 

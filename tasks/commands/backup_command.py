@@ -1,4 +1,4 @@
-"""`confide backup`: this machine's ledger, seeds and MLflow database, copied together."""
+"""`confide backup`: copies this machine's ledger, seeds and MLflow database."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tasks.runtime.deployment import Deployment, sqlite_file
 def command(folder: Path, as_json: bool) -> None:
     """Copy the privacy ledger, the secret seeds and MLflow's database into a new FOLDER.
 
-    The databases may be in use: each is copied as it stands at one moment. Keep the copy where you
-    keep keys: who reads a seed can subtract the noise of its release.
+    The databases may be in use; each copy is a consistent snapshot. Keep the copy as safe as your
+    keys: a reader of a seed can subtract the noise of its release.
     """
     deployment = Deployment.from_environment()
     if folder.exists():
@@ -38,7 +38,7 @@ def command(folder: Path, as_json: bool) -> None:
 
 
 def copied(deployment: Deployment, folder: Path) -> dict[str, str]:
-    """Copy what this machine holds; return where each part is, or what keeps it instead.
+    """Copy the deployment's state; return the path or the server of each part.
 
     Raises:
         ConfideError: a database cannot be read, or the copy cannot be written.
@@ -46,10 +46,10 @@ def copied(deployment: Deployment, folder: Path) -> dict[str, str]:
     kept = {}
     try:
         folder.mkdir(parents=True, mode=0o700)
-        # The seeds first: an entry without its seed can be charged anew, and a seed without its
-        # entry harms nobody.
+        # The seeds come first: an entry without its seed would be charged again, while a seed
+        # without its entry is harmless.
         for name, store in (("seeds", deployment.seeds), ("keys", deployment.keys)):
-            if store.is_dir():  # without what is on its way into it
+            if store.is_dir():  # files that are being written are left out
                 shutil.copytree(store, folder / name, ignore=shutil.ignore_patterns(".*"))
                 (folder / name).chmod(0o700)
                 kept[name] = str(folder / name)

@@ -1,11 +1,11 @@
-"""Steps as pods of a Kubernetes cluster; while they run, Airflow waits without a worker.
+"""The Kubernetes launcher: steps as pods, for which Airflow waits without a worker.
 
-What the pods are made of:
+The scheduler's environment configures the pods:
 
 `CONFIDE_TASK_IMAGE`      the image (default `confide-task`)
 `CONFIDE_POD_TEMPLATES`   a folder with `cpu.yaml` and `tpu.yaml`: service account, node selectors,
-                          resources, volumes, secrets; and `granted.yaml`: what a step gets besides,
-                          by what it needs (default: the folder `pods` here)
+                          resources, volumes, secrets; and `granted.yaml`: additions to the template
+                          by the step's needs (default: the folder `pods` here)
 """
 
 from __future__ import annotations
@@ -38,14 +38,14 @@ TERMINATION_MESSAGE = "/dev/termination-log"  # of which the cluster keeps the l
 
 
 class TimeIsUp(AirflowException):
-    """The step's own time is up, and its checkpoint written: another pod goes on from there."""
+    """The step wrote a checkpoint at its time limit; another pod continues from there."""
 
 
 class KubernetesStep(StepOperator, KubernetesPodOperator):
-    """Runs a step in a pod; a worker that dies finds its pod again, a cancelled one deletes it.
+    """Runs a step in a pod. A restarted worker finds its pod again; a cancelled task deletes it.
 
-    Secrets never pass through Airflow: the pod template names the Kubernetes secret. The step's
-    messages are the container's termination message.
+    Secrets never pass through Airflow, because the pod template names the Kubernetes secret. The
+    step's messages are the container's termination message.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -54,7 +54,7 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
             deferrable=True,
             durable=True,
             get_logs=True,
-            do_xcom_push=False,  # no sidecar: the result lies in the store
+            do_xcom_push=False,  # no sidecar: the result is in the store
             log_pod_spec_on_failure=False,
             termination_message_policy="File",
             startup_timeout_seconds=1800,  # a TPU slice has to be made first
@@ -63,7 +63,7 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
         )
 
     def execute(self, context: Any) -> dict[str, Any]:
-        """Start the pod and wait for it without a worker; `trigger_reentry` goes on from there."""
+        """Start the pod and wait for it without a worker; `trigger_reentry` continues."""
         work = self._prepare(context)
         KubernetesPodOperator.execute(self, context)
         return self.answer(work)
@@ -74,16 +74,16 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
         return work
 
     def describe(self, work: Work) -> None:
-        """Set what the pod of this work consists of, beyond its template."""
+        """Set the pod's arguments, variables, labels and granted additions to its template."""
         arguments = work.arguments()
         if len(arguments[-1]) > LONGEST_ARGUMENT:
             raise failure(BAD_INPUT, "the spec is too long for a pod: make the sweep smaller")
         self.name = f"confide-{work.context.task.replace('_', '-')}"
         self.arguments = arguments
-        told = work.environment(forwarded_environment(*PLACES), apart=True)
-        told[CHANNEL] = TERMINATION_MESSAGE
-        # The cluster would put variables in place of $(NAME), secrets among them: $$ is a $.
-        self.env_vars = {name: value.replace("$(", "$$(") for name, value in told.items()}
+        variables = work.environment(forwarded_environment(*PLACES), apart=True)
+        variables[CHANNEL] = TERMINATION_MESSAGE
+        # The cluster would replace $(NAME) by the variable, which may be a secret; $$ escapes a $.
+        self.env_vars = {name: value.replace("$(", "$$(") for name, value in variables.items()}
         self.labels = {"app": "confide", "confide-spec": work.spec.digest()[:32]}
         held, device = needs(work.spec), getattr(work.spec, "device", "cpu")
         if not uses_cluster(work.spec, os.environ):
@@ -95,22 +95,22 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
             self.active_deadline_seconds = int(self.execution_timeout.total_seconds())
 
     def trigger_reentry(self, context: Any, event: dict[str, Any]) -> dict[str, Any]:
-        """Answer for the pod that has ended; where its time was up, start the next one and wait."""
+        """Return the result of the ended pod, or start another pod if the time was up."""
         try:
             super().trigger_reentry(context, event)
         except TimeIsUp:
-            self.log.info("Not done in its time: going on in another pod")
+            self.log.info("The time limit was reached: the step continues in another pod")
             self.pod = self.pod_request_obj = None
             self._prepare(context)
             self.execute_async(context)  # within the same try: nothing has failed
         return self.answer(self.work(context))
 
     def cleanup(self, pod: Any, remote_pod: Any, *more: Any, **named: Any) -> None:
-        """Delete the pod; say what its exit code means, and that bad input is not tried again."""
-        ended, told = terminated(remote_pod, self.base_container_name), Follower()
+        """Delete the pod, and raise the exception for its exit code."""
+        ended, messages = terminated(remote_pod, self.base_container_name), Follower()
         for line in (ended.message or "").splitlines() if ended else ():
-            told.hear(line)
-        self.hear(told)
+            messages.hear(line)
+        self.hear(messages)
         try:
             super().cleanup(pod, remote_pod, *more, **named)
         except (AirflowSkipException, AirflowFailException):
@@ -120,7 +120,7 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
                 raise
             if ended.exit_code == UNFINISHED:
                 raise TimeIsUp from None
-            reason = told.reason(ended.reason or Follower().reason())
+            reason = messages.reason(ended.reason or Follower().reason())
             raise failure(ended.exit_code, reason) from None
 
 
@@ -128,7 +128,7 @@ def template(device: str) -> dict[str, Any]:
     """Return the pod template for a step's device.
 
     Raises:
-        AirflowFailException: there is none; trying again cannot help.
+        AirflowFailException: there is no template; another try cannot help.
     """
     pod = _read("tpu.yaml" if device == "tpu" else "cpu.yaml")
     if SEEDS_AT in str(pod):
@@ -139,10 +139,10 @@ def template(device: str) -> dict[str, Any]:
 
 
 def granted(pod: dict[str, Any], held: Collection[Need]) -> dict[str, Any]:
-    """Return a template with what `granted.yaml` gives to steps with these needs.
+    """Return a template with the additions of `granted.yaml` for these needs.
 
     Raises:
-        AirflowFailException: the file is not there, or says nothing of a need.
+        AirflowFailException: the file is missing, or has no section for a need.
     """
     grants = _read("granted.yaml")
     spec = pod["spec"]
@@ -166,7 +166,7 @@ def _read(name: str) -> dict[str, Any]:
 
 
 def terminated(pod: Any, container: str) -> Any:
-    """Return how a container of a pod ended, or None where the pod does not say."""
+    """Return the terminated state of a pod's container, or None if it is unknown."""
     statuses = (pod.status.container_statuses if pod is not None and pod.status else None) or []
     for status in statuses:
         if status.name == container and status.state is not None:

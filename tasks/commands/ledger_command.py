@@ -1,4 +1,4 @@
-"""`confide ledger`: what was spent of each data set's privacy budget, and what is left."""
+"""`confide ledger`: shows and registers the privacy budgets of data sets."""
 
 from __future__ import annotations
 
@@ -20,7 +20,12 @@ from tasks.commands.ledger_views import (
     show_standing,
 )
 from tasks.commands.output import as_json, write_json
-from tasks.commands.settings import SettingsOptions, absolute, settings_options, settings_told
+from tasks.commands.settings_options import (
+    SettingsOptions,
+    absolute,
+    settings_of_options,
+    settings_options,
+)
 from tasks.commands.training_options import check_delta, check_epsilon
 from tasks.runtime.deployment import Deployment
 
@@ -41,9 +46,9 @@ def _open() -> Ledger:
 @as_json
 @click.pass_context
 def command(context: click.Context, as_json: bool) -> None:
-    """Show every data set's budget, what was released lately, and what a run like the last takes.
+    """Show each data set's budget, its latest releases, and the cost of repeating the last run.
 
-    With a subcommand: all of a data set's history, what a run would cost, a new budget.
+    Subcommands show a data set's history or the cost of a run, and register a new budget.
     """
     if context.invoked_subcommand is not None:
         return
@@ -60,25 +65,25 @@ def command(context: click.Context, as_json: bool) -> None:
 @command.command("register")
 @click.argument("dataset")
 @click.option("--unit", type=click.Choice(["example", "document", "patient"]))
-@click.option("--epsilon", type=float, help="For everything ever released of it.")
-@click.option("--delta", type=float, help="Of the same guarantee; far below 1/units.")
+@click.option("--epsilon", type=float, help="ε of all releases of the data set together.")
+@click.option("--delta", type=float, help="δ of the same guarantee; far below 1/units.")
 @click.option(
     "--public",
     is_flag=True,
-    help="It is public or made up: for runs with all_public, without any budget.",
+    help="The data set is public or made up: no budget, for runs with all_public.",
 )
 @click.option(
     "--relation",
     type=click.Choice(["add-or-remove-one", "zero-out-one", "replace-one"]),
     default="add-or-remove-one",
     show_default=True,
-    help="Neighbours. What Confide trains itself needs the default.",
+    help="Neighbouring relation. Confide's trainings need the default.",
 )
 @click.option(
     "--order",
     type=float,
-    help="Rényi order of the filter, or inf to add up (ε, δ), a run as one; the default has "
-    "most room for Gaussian mechanisms.",
+    help="Rényi order of the filter, or inf to add up (ε, δ) run by run; the default admits the "
+    "most Gaussian mechanisms.",
 )
 @click.option("--shares-budget-with", help="A registered data set that may hold the same people.")
 @as_json
@@ -93,9 +98,9 @@ def register(
     shares_budget_with: str | None,
     as_json: bool,
 ) -> None:
-    """Open the budget of a private data set. It cannot be raised later.
+    """Register the budget of a private data set. It cannot be raised later.
 
-    A public one has no budget (--public); its files are declared by declare-public.
+    A public data set has no budget (--public); declare its files by declare-public.
     """
     from dp_core.privacy.mechanisms import NeighboringRelation, PrivacyUnit
 
@@ -129,14 +134,14 @@ def register(
 @command.command("declare-public")
 @click.argument("paths", nargs=-1)
 @click.option(
-    "--known-private", is_flag=True, help="Also what has been read as private text: it is public."
+    "--known-private", is_flag=True, help="Allow files that were read as private text before."
 )
 @as_json
 def declare_public(paths: tuple[str, ...], known_private: bool, as_json: bool) -> None:
-    """Declare files and folders public (local or gs://); without PATHS, show what is declared.
+    """Declare files and folders public (local or gs://); without PATHS, list the declarations.
 
-    Runs read as public (public_path, entities_public, public_model, all_public) what is declared
-    and nothing else. It is the content that is declared: changed files are declared anew.
+    Runs read only declared files as public (public_path, entities_public, public_model,
+    all_public). A declaration holds for the content: declare changed files again.
     """
     from tasks.releases import declarations
 
@@ -155,9 +160,9 @@ def declare_public(paths: tuple[str, ...], known_private: bool, as_json: bool) -
 @command.command("withdraw-public")
 @click.argument("digest")
 def withdraw_public(digest: str) -> None:
-    """Take back that a file or folder is public, by the DIGEST that declare-public shows.
+    """Withdraw the declaration of a public file or folder by the DIGEST that declare-public shows.
 
-    No step reads it as public from now on. What was made of it stays.
+    No step reads the file as public from now on. Existing outputs remain.
     """
     click.echo(f"{_open().sources.withdraw_public(digest).label} is no longer declared public.")
 
@@ -166,7 +171,7 @@ def withdraw_public(digest: str) -> None:
 @click.argument("dataset")
 @as_json
 def remaining(dataset: str, as_json: bool) -> None:
-    """Show how a data set's budget stands."""
+    """Show the spent and the remaining part of a data set's budget."""
     _show_remaining(_open(), dataset, as_json)
 
 
@@ -174,7 +179,7 @@ def remaining(dataset: str, as_json: bool) -> None:
 @click.argument("dataset")
 @as_json
 def history(dataset: str, as_json: bool) -> None:
-    """Show every release of a data set, and of those that share its budget."""
+    """Show every release of a data set and of the data sets that share its budget."""
     records = [record(entry) for entry in _open().history(dataset)]
     if as_json:
         write_json(records)
@@ -187,14 +192,14 @@ def history(dataset: str, as_json: bool) -> None:
 @settings_options
 @as_json
 def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
-    """Show the cost of a run with these settings to each data set, before it is started.
+    """Show the cost of a run with these settings to each data set, without starting it.
 
-    Releases that the ledger holds already (the vocabulary of an earlier run) cost nothing again.
-    Exits with code 3 if the run would be refused.
+    Releases that the ledger holds already (such as an earlier run's vocabulary) are free. The exit
+    code is 3 if the run would be refused.
     """
     from tasks.protocol import JobSettings, SweepSettings
 
-    settings = settings_told(SweepSettings if job == "dp_sweep" else JobSettings, options)
+    settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, options)
     planned = _planned(settings)
     costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in planned.items()]
     if as_json:
@@ -222,9 +227,9 @@ def _show_costs(job: str, settings: JobSettings, costs: list[dict[str, Any]]) ->
 @click.argument("run")
 @as_json
 def withdraw(dataset: str, run: str, as_json: bool) -> None:
-    """Give back what RUN registered of DATASET and never began (no data was read for it).
+    """Give back the releases of DATASET that RUN registered and never began to compute.
 
-    The entries stay in the history, as withdrawn; asked for again, they are charged again.
+    The entries remain in the history as withdrawn. If the run is repeated, they are charged again.
     """
     ledger = _open()
     plans = {e.plan_key for e in ledger.history(dataset) if e.run == run and e.whole_plan}
@@ -238,10 +243,10 @@ def withdraw(dataset: str, run: str, as_json: bool) -> None:
 
 
 def _check_name(dataset: str) -> None:
-    """Refuse a name that no run could use as the `private_dataset` of files.
+    """Refuse a name that is not allowed as a run's `private_dataset`.
 
     Raises:
-        BadInput: it is none.
+        BadInput: the name is invalid or reserved.
     """
     from dp_core.config.fields import IN_WORDS, NAME
     from tasks.protocol.settings import MADE_UP
@@ -256,7 +261,7 @@ def _check_name(dataset: str) -> None:
         raise BadInput(
             "the project's own made-up notes have that name",
             where=f"ledger register {dataset}",
-            fix="Give your data set a name of its own.",
+            fix="Choose another name for your data set.",
         )
 
 

@@ -42,9 +42,9 @@ def command(
 ) -> None:
     """Audit this installation's DP-SGD in one training run each, on made-up data.
 
-    White box: canaries with Dirac gradients, read from the noised sums. Black box: tokens of their
-    own, read from the released weights. Costs no privacy; a few minutes. The exit code is 1 if the
-    claim is contradicted.
+    The white-box audit reads canaries with Dirac gradients from the noised sums. The black-box
+    audit reads separate canary tokens from the released weights. The audit has no privacy cost and
+    takes a few minutes. The exit code is 1 if the claim is contradicted.
     """
     _check(epsilon, delta, updates, sampling_rate, white_box_canaries, black_box_canaries)
     from dp_core.audit import engine_audit
@@ -132,7 +132,9 @@ def _check(
             raise BadInput(f"{value:g} is not from {low:g} to {high:g}", where=name)
     most = max(white_box_canaries, black_box_canaries)
     if most == 0:
-        raise BadInput("there is nothing to audit", where="canaries", fix="Ask for some canaries.")
+        raise BadInput(
+            "there is nothing to audit", where="canaries", fix="Set a number of canaries."
+        )
     if not 0 < delta < 1 / (1.1 * most + 1000):
         raise BadInput(
             f"{delta:g} is not above 0 and well below 1/{most}, one in the number of canaries",

@@ -1,4 +1,4 @@
-"""Steps as local processes of the task environment's own Python."""
+"""The process launcher: steps as local processes of the task environment's Python."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ from tasks.protocol.specs import STORE_SCHEME
 
 
 class ProcessStep(StepOperator, BaseOperator):
-    """Runs a step in a session of its own, which ends with the task, however that ends."""
+    """Runs a step in a new session, which always ends together with the task."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.process: supervisor.Process | None = None
 
     def run_step(self, work: Work, map_index: int) -> tuple[int, Follower]:
-        """Run the step, and pass its lines on to the task's log."""
+        """Run the step, and write its output to the task's log."""
         channel = channel_file(home(), work.context.run_key, work.context.task, map_index)
         channel.parent.mkdir(parents=True, exist_ok=True)
         channel.unlink(missing_ok=True)
@@ -57,11 +57,11 @@ class ProcessStep(StepOperator, BaseOperator):
                         self.log.info("%s", text)
                 code = step.wait()
             finally:
-                self.on_kill()  # also what the step started and left running
+                self.on_kill()  # ends child processes that the step has left running
         return code, Follower(channel).look()
 
     def numbers(self, work: Work) -> dict[str, float]:
-        """Return the result's publishable numbers; none where the store is remote."""
+        """Return the result's publishable metrics, or {} if the store is remote."""
         address = urlparse(store())
         if address.scheme != "file":
             return {}
@@ -69,17 +69,17 @@ class ProcessStep(StepOperator, BaseOperator):
         return publishable((folder / "result.json").read_text())
 
     def on_kill(self) -> None:
-        """End the step and whatever it started: SIGTERM, then SIGKILL."""
+        """End the step and its child processes by SIGTERM, then SIGKILL."""
         if self.process is not None:
             supervisor.stop([self.process], supervisor.LAUNCHER_GRACE)
 
 
 def _words(work: Work) -> list[str]:
-    """Return the words after `python -m tasks`."""
+    """Return the arguments of `python -m tasks`."""
     words = work.arguments()[2:]
     if len(words[-1]) < LONGEST_ARGUMENT:
         return words
-    folder = home() / "specs"  # the report of a large sweep: too long to be an argument
+    folder = home() / "specs"  # the spec of a large sweep's report is too long for an argument
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"{work.spec.digest()}.json"
     file.write_text(work.spec.model_dump_json())
@@ -87,10 +87,10 @@ def _words(work: Work) -> list[str]:
 
 
 def environment(work: Work, channel: Path) -> dict[str, str]:
-    """Return the task environment's variables: nothing of Airflow's, its secrets least of all.
+    """Return the step's environment variables, without Airflow's variables and secrets.
 
-    What the step does not need is withheld, so that it fails here as it would in a container. It
-    is no wall: a process of the same user can read the same files.
+    Variables that the step does not need are withheld, so that errors appear here as they would in
+    a container. This is no security boundary: a process of the same user can read the same files.
     """
     kept = without_orchestrator(os.environ)
     return work.environment(kept, apart=False) | {CHANNEL: str(channel)}

@@ -1,4 +1,4 @@
-"""`confide calibrate`: from a privacy target back to the noise."""
+"""`confide calibrate`: computes the noise for a privacy target."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from tasks.commands.training_options import (
 @click.group("calibrate", invoke_without_command=True)
 @click.pass_context
 def command(context: click.Context) -> None:
-    """Find the noise for a privacy target: of training, or of the vocabulary."""
+    """Compute the noise for a privacy target of a training or of a vocabulary."""
     if context.invoked_subcommand is None:
         raise BadInput("choose training or vocabulary", where="calibrate")
 
@@ -32,46 +32,46 @@ def command(context: click.Context) -> None:
 @click.option("--delta", type=float, required=True, help="δ at which ε is stated.")
 @training_options
 @click.option(
-    "--noise-multiplier", type=float, help="σ: asks for the number of updates, in place of --steps."
+    "--noise-multiplier", type=float, help="σ; computes the number of updates (without --steps)."
 )
 @as_json
 def training(
     epsilon: float,
     delta: float,
-    told: Training,
+    options: Training,
     noise_multiplier: float | None,
     as_json: bool,
 ) -> None:
-    """Say the smallest σ for a number of updates, or the most updates for a σ.
+    """Compute the smallest σ for a number of updates, or the most updates for a σ.
 
-    For every way of drawing batches, with what is proven for it.
+    Every way of drawing batches has its proven accounting.
     """
     from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
     from dp_core.privacy.accounting.calibration import noise_for, steps_within
 
     check_epsilon(epsilon)
-    check_delta(delta, told.units)
+    check_delta(delta, options.units)
     if noise_multiplier is None:
-        schedule = told.schedule
-        noise_multiplier = noise_for(lambda s: told.event(schedule, s), epsilon, delta)
-    elif told.sampling_rate is None or told.steps is not None or told.phases:
+        schedule = options.schedule
+        noise_multiplier = noise_for(lambda s: options.event(schedule, s), epsilon, delta)
+    elif options.sampling_rate is None or options.steps is not None or options.phases:
         raise BadInput(
-            "the noise asks for the number of updates at one rate",
+            "a number of updates can only be computed for one rate",
             where="--noise-multiplier",
-            fix="Give it with --sampling-rate alone; or leave it out, to be told the noise.",
+            fix="Give it only with --sampling-rate, or omit it to compute the noise.",
         )
     else:
-        rate, sigma = told.sampling_rate, noise_multiplier
+        rate, sigma = options.sampling_rate, noise_multiplier
         check_rate(rate, "--sampling-rate")
         check_noise(sigma)
-        most = steps_within(lambda n: told.event([(rate, n)], sigma), epsilon, delta)
+        most = steps_within(lambda n: options.event([(rate, n)], sigma), epsilon, delta)
         schedule = [(rate, most)]
-    event = told.event(schedule, noise_multiplier)
+    event = options.event(schedule, noise_multiplier)
     found = {
         "noise_multiplier": noise_multiplier,
         "steps": sum(n for _, n in schedule),
         "sampling_rate": schedule[0][0] if len(schedule) == 1 else None,
-        "sampling": told.sampling,
+        "sampling": options.sampling,
         "epsilon": epsilon_pld(event, delta),
         "epsilon_rdp": epsilon_rdp(event, delta),
         "delta": delta,
@@ -92,21 +92,21 @@ def training(
     "words",
     type=int,
     required=True,
-    help="N: the most distinct words of a unit that count (256 in the paper).",
+    help="N: the largest number of distinct words that a unit contributes (256 in the paper).",
 )
-@click.option("--units", type=int, help="Declared units; δ is checked against one in their number.")
+@click.option("--units", type=int, help="Declared units; δ must be below 1/units.")
 @click.option(
     "--mode",
     type=click.Choice(["exact", "paper"]),
     default="exact",
     show_default=True,
-    help="paper: by Corollary 1 of Hoory et al. 2021, beside the δ that it really gives.",
+    help="paper: by Corollary 1 of Hoory et al. 2021, with the δ that it truly gives.",
 )
 @as_json
 def vocabulary(
     epsilon: float, delta: float, words: int, units: int | None, mode: str, as_json: bool
 ) -> None:
-    """Say the σ and threshold that release most: the smallest threshold."""
+    """Compute the σ with the smallest threshold, which releases the most words."""
     check_epsilon(epsilon)
     check_delta(delta, units)
     check_count(words, "--tuple-words")

@@ -1,4 +1,4 @@
-"""`confide advise`: what a budget can buy at a corpus's size, before anything is spent."""
+"""`confide advise`: recommends a plan for a budget and a corpus size, without spending any."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.ledger_views import FITS, cost_in_json
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
-from tasks.commands.settings import SettingsOptions, settings_options, settings_told
+from tasks.commands.settings_options import SettingsOptions, settings_of_options, settings_options
 from tasks.commands.training_options import check_epsilon
 from tasks.protocol import JobSettings
 from tasks.runtime.deployment import Deployment
@@ -25,13 +25,13 @@ if TYPE_CHECKING:
 
 @click.command("advise")
 @settings_options
-@click.option("--epsilon", type=float, help="ε of everything that the run releases, together.")
-@click.option("--delta", type=float, help="δ of the same, in total; below 1/units.")
+@click.option("--epsilon", type=float, help="Total ε of all releases of the run.")
+@click.option("--delta", type=float, help="Total δ of all releases; below 1/units.")
 @click.option(
     "--write",
     "written",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write the settings there, for `confide run --settings`.",
+    help="Write the settings to this file, for `confide run --settings`.",
 )
 @as_json
 def command(
@@ -41,14 +41,14 @@ def command(
     written: Path | None,
     as_json: bool,
 ) -> None:
-    """Say which batch, noise and vocabulary make most of a budget, and what to expect of it.
+    """Recommend batch, noise and vocabulary for a privacy budget, with the expected result.
 
-    Starts from the same settings as `confide run`: declared_units is the size, epochs the compute.
-    The plan fits the registered budget of private_dataset, if there is one: all of it, or the part
-    that is left, unless --epsilon and --delta name less. Without any of these, the budget is the
-    cost of the settings now. Reads nothing private and charges nothing.
+    The command starts from the same settings as `confide run`: declared_units is the corpus size,
+    and epochs is the compute. The plan fits the registered budget of private_dataset, if one
+    exists: all of it or the remaining part, unless --epsilon and --delta are smaller. Otherwise,
+    the budget is the cost of the present settings. No private text is read, and nothing is charged.
     """
-    settings = settings_told(JobSettings, options)
+    settings = settings_of_options(JobSettings, options)
     if epsilon is not None:
         check_epsilon(epsilon)
     advice = _advice(settings, epsilon, delta)
@@ -92,7 +92,7 @@ def _registered(settings: JobSettings) -> tuple[Ledger, PrivacyBudget] | None:
     deployment = Deployment.from_environment()
     file = deployment.ledger.removeprefix("sqlite:///")
     if file != deployment.ledger and not Path(file).exists():
-        return None  # nothing is registered, and advice makes no ledger
+        return None  # no budget is registered, and advice must not create a ledger
     ledger = open_ledger(deployment)
     budget = ledger.datasets().get(settings.private_dataset)
     if budget is None or budget.epsilon is None or budget.delta is None:
@@ -147,9 +147,9 @@ def to_json(advice: Advice) -> dict[str, Any]:
 
 
 def _split(advice: Advice) -> list[dict[str, Any]]:
-    """Return each release with its own ε and δ; by themselves they add up to more than the total.
+    """Return every release of the run with its separate ε and δ.
 
-    What is released beside vocabulary and training (phrases, private labels) stands here as well.
+    The sum of the separate ε exceeds the total ε by composition.
     """
     from dp_core.privacy.accounting import epsilon_pld
 
@@ -205,14 +205,14 @@ def _show(advice: Advice) -> None:
     if advice.decision is not None:
         click.echo(f"A run of this plan {FITS[advice.decision.way]} (registered budget).")
     write_table(
-        "Where it goes (by themselves: composed they come to the total)",
+        "Separate ε and δ of each release (the total is their composition)",
         ["release", "ε", "δ"],
         [[part["release"], part["epsilon"], part["delta"]] for part in _split(advice)],
     )
     quantities = list(advice.outlook[0].expected)
     of = "phrases" if spending.phrases else "training"
     write_table(
-        "What to expect: share of the gain without privacy that is kept, and 95% interval",
+        "Expected share of the gain without privacy that is kept, with 95% interval",
         ["", "units", f"ε of {of}", "σ", *quantities],
         [_row(outlook) for outlook in advice.outlook],
     )
@@ -241,10 +241,10 @@ def _as_words(changes: dict[str, Any]) -> str:
 
 
 def _write(advice: Advice, file: Path) -> None:
-    """Write what differs from the defaults, whole or not at all.
+    """Write the settings that differ from the defaults to a file.
 
     Raises:
-        BadInput: it cannot be written there.
+        BadInput: the file cannot be written.
     """
     settings = advice.settings.model_dump(mode="json", exclude_defaults=True)
     try:

@@ -1,4 +1,4 @@
-"""`confide run`: a job's steps one after the other, each its own process, as in Airflow."""
+"""`confide run`: runs a job's steps one after the other, each in a new process, as in Airflow."""
 
 from __future__ import annotations
 
@@ -9,9 +9,14 @@ from typing import Any
 
 import click
 
-from tasks.commands import report
+from tasks.commands import report_command
 from tasks.commands.output import as_json, write_json, write_table
-from tasks.commands.settings import SettingsOptions, settings_from, settings_options, settings_told
+from tasks.commands.settings_options import (
+    SettingsOptions,
+    settings_from,
+    settings_of_options,
+    settings_options,
+)
 from tasks.protocol import (
     JobSettings,
     Promotion,
@@ -34,17 +39,17 @@ from tasks.tracking.mlflow import send_all
 @click.argument("job", type=click.Choice(["dp_bert", "dp_sweep"]), default="dp_bert")
 @settings_options
 @click.option(
-    "--show-settings", is_flag=True, help="Show the settings of such a run and their meaning; stop."
+    "--show-settings", is_flag=True, help="Show the run's settings and their meaning, and exit."
 )
 @as_json
 def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bool) -> None:
     """Run a whole job on this machine: dp_bert (the default) or dp_sweep.
 
-    A step whose result is there is not run again, and charges nothing again.
+    A step whose result exists is not run again and is not charged again.
     """
     kind = SweepSettings if job == "dp_sweep" else JobSettings
     if show_settings:
-        _show(settings_told(kind, options), as_json=as_json)
+        _show(settings_of_options(kind, options), as_json=as_json)
         return
     settings = settings_from(kind, options)
     deployment, rule = Deployment.from_environment(), promotion(os.environ)
@@ -76,7 +81,7 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
     if as_json:
         write_json(finished.summary())
     elif "report" in finished.outputs:  # also of a job whose model an audit contradicts
-        report.show(finished.outputs["report"])
+        report_command.show(finished.outputs["report"])
     if finished.exit_code:
         click.echo(f"confide: {finished.failed}", err=True)
         if given_back:
@@ -110,7 +115,7 @@ def _show(settings: JobSettings, *, as_json: bool) -> None:
 
 
 def _described(settings: JobSettings) -> dict[str, dict[str, Any]]:
-    """Return each setting's value here, its default, and what the form says, in its order."""
+    """Return each setting's value, default, section and description, in the form's order."""
     values = settings.model_dump(mode="json")
     fields = type(settings).model_json_schema()["properties"]
     return {

@@ -1,18 +1,17 @@
-"""Steps as containers of the task image, on the Docker engine of this deployment.
+"""The Docker launcher: steps as containers of the task image on the deployment's Docker engine.
 
-What the containers are given comes from the scheduler's own environment:
+The scheduler's environment configures the containers:
 
 `CONFIDE_TASK_IMAGE`      the image (default `confide-task`)
 `CONFIDE_DOCKER_NETWORK`  the network that they join
 `CONFIDE_DOCKER_MOUNTS`   `SOURCE:TARGET` or `SOURCE:TARGET:ro`, separated by spaces; a source
                           that begins with `/` is a folder of the host, any other a volume
-`CONFIDE_DOCKER_SEEDS`    the mount of the secret seeds: for steps that charge, and no others
-`CONFIDE_DOCKER_SOURCES`  mounts for the steps that read files from outside, and no others; they
-                          are read only, whatever the words say
-`CONFIDE_DOCKER_CLUSTER`  the mount of a Ray cluster's secrets: for steps that use the cluster, if
-                          `CONFIDE_CLUSTER` names one, and no others
-`CONFIDE_DOCKER_MEMORY`   a bound such as `8g`
-`CONFIDE_DOCKER_GPUS`     `all`, or how many
+`CONFIDE_DOCKER_SEEDS`    the mount of the secret seeds, only for steps that charge
+`CONFIDE_DOCKER_SOURCES`  mounts only for steps that read files from outside; always read-only
+`CONFIDE_DOCKER_CLUSTER`  the mount of a Ray cluster's secrets, only for steps that use the cluster
+                          named by `CONFIDE_CLUSTER`
+`CONFIDE_DOCKER_MEMORY`   the memory limit, such as `8g`
+`CONFIDE_DOCKER_GPUS`     `all`, or the number of GPUs
 """
 
 from __future__ import annotations
@@ -45,20 +44,20 @@ from tasks.protocol.messages import CHANNEL, STDOUT, Failed, Follower
 from tasks.protocol.supervisor import LAUNCHER_GRACE
 
 OUT_OF_MEMORY = "out of memory: raise CONFIDE_DOCKER_MEMORY, or make the batch smaller"
-SPEC_FILE = "/tmp/spec.json"  # noqa: S108 - inside a container of its own
+SPEC_FILE = "/tmp/spec.json"  # noqa: S108 - inside the step's container
 RUN, TASK, SPEC = "confide.run", "confide.task", "confide.spec"
-SHARED_MEMORY = "2g"  # of a step that uses a cluster: its objects lie there
-# An image that compose built carries its service's labels: compose would take its container for
-# a replica too many, and stop it.
+SHARED_MEMORY = "2g"  # for the objects of a step that uses a cluster
+# An image built by compose carries its service's labels. Without these empty labels, compose would
+# regard the container as a surplus replica and stop it.
 NO_SERVICE = {"com.docker.compose.project": "", "com.docker.compose.service": ""}
 
 
 class DockerStep(StepOperator, DockerOperator):
-    """Runs a step in a container that ends with the task, however that ends.
+    """Runs a step in a container that always ends together with the task.
 
-    The task holds the container's standard input open as a lease: when the worker dies without
-    a chance to say so, the engine closes it, and the image's first process ends the step. Its
-    standard output is the channel of the step's messages, its standard error the log.
+    The task holds the container's standard input open as a lease. If the worker dies suddenly, the
+    engine closes the input, and the image's first process ends the step. Standard output carries
+    the step's messages, standard error the log.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -79,7 +78,7 @@ class DockerStep(StepOperator, DockerOperator):
         }
 
     def run_step(self, work: Work, map_index: int) -> tuple[int, Follower]:
-        """Run the step in a container of its own, which does not outlive this call."""
+        """Run the step in a new container and remove the container afterwards."""
         self.labels = NO_SERVICE | {
             RUN: work.context.run_key,
             TASK: f"{self.task_id}.{map_index}",
@@ -96,23 +95,23 @@ class DockerStep(StepOperator, DockerOperator):
             raise AirflowException(f"no image {self.image} on this engine: build or pull it")
         self.container = self.create(work)
         identifier = self.container["Id"]
-        told = Follower()
+        messages = Follower()
         lease = self.cli.attach_socket(identifier, params={"stdin": 1, "stream": 1})
         try:
             output = self.cli.attach(identifier, stdout=True, stderr=True, stream=True, demux=True)
             self.cli.start(identifier)
             for is_message, line in whole_lines(output):
-                if not (is_message and told.hear(line)):
+                if not (is_message and messages.hear(line)):
                     self.log.info("%s", line)
             exit_code = int(self.cli.wait(identifier)["StatusCode"])
         finally:
             lease.close()
         if self.cli.inspect_container(identifier)["State"].get("OOMKilled"):
-            told.failed = Failed(exit_code=exit_code, reason=OUT_OF_MEMORY)
-        return exit_code, told
+            messages.failed = Failed(exit_code=exit_code, reason=OUT_OF_MEMORY)
+        return exit_code, messages
 
     def create(self, work: Work) -> dict[str, Any]:
-        """Create the step's container, with what it needs and nothing else."""
+        """Create the step's container with only the variables and mounts that it needs."""
         words = work.arguments()
         long = len(words[-1]) > LONGEST_ARGUMENT  # the report of a large sweep
         environment = work.environment(forwarded_environment(*PLACES, *SECRETS), apart=True)
@@ -145,7 +144,7 @@ class DockerStep(StepOperator, DockerOperator):
         return container
 
     def _remove_left_behind(self) -> None:
-        """Remove what an earlier try of this task left, whatever state it is in."""
+        """Remove containers of earlier tries of this task in any state."""
         labels = [f"{name}={self.labels[name]}" for name in (RUN, TASK)]
         for left in self.cli.containers(all=True, filters={"label": labels}):
             self.log.info("Removing container %s of an earlier try", left["Id"][:12])
@@ -164,14 +163,14 @@ class DockerStep(StepOperator, DockerOperator):
 def whole_lines(
     pieces: Iterable[tuple[bytes | None, bytes | None]],
 ) -> Iterator[tuple[bool, str]]:
-    """Yield each line that is not empty, once its end has come, and whether it came on stdout.
+    """Yield each complete, non-empty line, with True for standard output.
 
-    The engine sends both streams in pieces, as they come: between the two halves of a line on one
-    stream there may be a line of the other.
+    The engine sends both streams in pieces: between the two halves of a line on one stream there
+    may be a line of the other.
 
     Args:
-        pieces: what came on standard output and on standard error, None for nothing; lines and
-            UTF-8 characters may be cut anywhere.
+        pieces: bytes of standard output and of standard error, or None; lines and UTF-8 characters
+            may be cut anywhere.
     """
     decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
     begun = ["", ""]
@@ -187,10 +186,10 @@ def whole_lines(
 
 
 def for_every_step(variable: str) -> list[Mount]:
-    """Return the mounts that every step gets.
+    """Return the mounts of every step.
 
     Raises:
-        ValueError: the seeds are among them; Airflow shows it as the DAG's import error.
+        ValueError: a mount contains the seeds; Airflow shows the line as an import error.
     """
     mounted = mounts(variable)
     if any(PurePosixPath(SEEDS_AT).is_relative_to(mount["Target"]) for mount in mounted):
@@ -202,7 +201,7 @@ def mounts(variable: str, *, read_only: bool = False) -> list[Mount]:
     """Return the mounts that a variable's `SOURCE:TARGET[:ro]` words describe.
 
     Raises:
-        ValueError: a word of another form; Airflow shows it as the DAG's import error.
+        ValueError: a word has another form; Airflow shows the line as an import error.
     """
     mounted = []
     for word in os.environ.get(variable, "").split():
@@ -216,7 +215,7 @@ def mounts(variable: str, *, read_only: bool = False) -> list[Mount]:
 
 
 def gpus(word: str) -> list[DeviceRequest] | None:
-    """Return the request for `all` GPUs or for so many; None for none."""
+    """Return the request for `all` GPUs or for a number of them; None for an empty word."""
     if not word:
         return None
     count = -1 if word == "all" else int(word)
@@ -224,7 +223,7 @@ def gpus(word: str) -> list[DeviceRequest] | None:
 
 
 def archive(name: str, content: bytes) -> bytes:
-    """Return a tar archive of one file that anyone inside the container may read."""
+    """Return a tar archive of one file that every user of the container can read."""
     stream = io.BytesIO()
     with tarfile.open(fileobj=stream, mode="w") as tar:
         entry = tarfile.TarInfo(name)
