@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dp_core.errors import BadInput, ConfideError
 from tasks.local.airflow_api import AirflowApi, AirflowAway
-from tasks.local.configuration import (
+from tasks.local.airflow_configuration import (
     HOST,
     USER,
     Secrets,

@@ -22,7 +22,7 @@ from dp_core.errors import BadInput, PrivateTextRefusal, is_full_disk
 from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.protocol import Source, StepSpec
 from tasks.protocol.settings import MADE_UP
-from tasks.releases.ledger import open_ledger, refuse_unregistered
+from tasks.releases.deployment_ledger import open_ledger, refuse_unregistered
 from tasks.releases.provenance import MODELS
 from tasks.releases.statements import DATA as STATEMENT
 from tasks.runtime.context import StepContext, content_key, read_result

@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from dp_core.errors import ConfideError
-from tasks.releases.ledger import open_ledger
+from tasks.releases.deployment_ledger import open_ledger
 from tasks.runtime.deployment import Deployment
 from tasks.storage.journal import exclusive, is_still_there
 

@@ -83,7 +83,7 @@ class Tag(_Event):
     label: Label = Label.PUBLIC
 
 
-class Artifact(_Event):
+class LoggedArtifact(_Event):
     """A file that is kept with the log (`EventLog.keep`), to be shown in a folder of the run."""
 
     kind: Literal["artifact"] = "artifact"
@@ -92,7 +92,7 @@ class Artifact(_Event):
     folder: str = ""
 
 
-class Dataset(_Event):
+class ChargedDataset(_Event):
     """The data set that a release was charged to: no counts, no contents."""
 
     kind: Literal["dataset"] = "dataset"
@@ -100,7 +100,7 @@ class Dataset(_Event):
     ledger_id: str
 
 
-class Model(_Event):
+class LoggedModel(_Event):
     """A model's files, each fit for publication, with its privacy statement and its verdict."""
 
     kind: Literal["model"] = "model"
@@ -118,7 +118,7 @@ class Model(_Event):
         return self
 
 
-class Ended(_Event):
+class AttemptEnded(_Event):
     """An attempt has ended; with it, where it was the last of them, a model's or the whole run."""
 
     kind: Literal["ended"] = "ended"
@@ -127,7 +127,7 @@ class Ended(_Event):
     closed: bool = True  # nothing is left that a further attempt would go on from
 
 
-Event = Begun | Metric | Param | Tag | Artifact | Dataset | Model | Ended
+Event = Begun | Metric | Param | Tag | LoggedArtifact | ChargedDataset | LoggedModel | AttemptEnded
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 KINDS: tuple[type[Event], ...] = get_args(Event)  # in the order in which MLflow is told
 _TYPES: dict[Label, type[Labelled]] = {
@@ -346,6 +346,6 @@ class EventLog:
         if any(self.undelivered(run)[0] for run in self.runs()):
             return False
         events = self.read()[0]
-        turns = [event for event in events if isinstance(event, Begun | Ended)]
-        over = bool(turns) and isinstance(turns[-1], Ended) and turns[-1].closed
+        turns = [event for event in events if isinstance(event, Begun | AttemptEnded)]
+        over = bool(turns) and isinstance(turns[-1], AttemptEnded) and turns[-1].closed
         return over or (bool(events) and events[-1].time < _now() - ABANDONED)

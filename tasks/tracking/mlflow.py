@@ -25,15 +25,15 @@ from tasks.storage import CHECKSUMS, RESULT
 from tasks.tracking.event_log import (
     KINDS,
     VERDICT,
-    Artifact,
+    AttemptEnded,
     Begun,
-    Dataset,
-    Ended,
+    ChargedDataset,
     Event,
     EventLog,
     Identity,
+    LoggedArtifact,
+    LoggedModel,
     Metric,
-    Model,
     Param,
     Tag,
     Target,
@@ -116,7 +116,7 @@ def grouped(events: Sequence[Event], identity: Identity) -> list[list[Event]]:
     groups: dict[tuple[int, str, str], list[Event]] = {}
     began = max((at for at, event in enumerate(events) if isinstance(event, Begun)), default=-1)
     for at, event in enumerate(events):
-        if at >= began or not isinstance(event, Ended):
+        if at >= began or not isinstance(event, AttemptEnded):
             label = getattr(event, "label", Label.PUBLIC)
             key = (KINDS.index(type(event)), experiment_of(label, identity), event.target)
             groups.setdefault(key, []).append(event)
@@ -184,8 +184,8 @@ class Delivery:
         events, end = log.undelivered(identity)
         if not events:
             return
-        turns = [event for event in events if isinstance(event, Begun | Ended)]
-        over = bool(turns) and isinstance(turns[-1], Ended)
+        turns = [event for event in events if isinstance(event, Begun | AttemptEnded)]
+        over = bool(turns) and isinstance(turns[-1], AttemptEnded)
         with _faults():
             if self._mlflow is None:
                 with _one_at_a_time(self._deployment.events):  # it may make the database's tables
@@ -316,8 +316,8 @@ class Delivery:
             for _, run in self._runs_of(identity, first.target):
                 self._api.update_run(run.info.run_id, status="RUNNING")
             return
-        if isinstance(first, Ended):
-            self._end(identity, cast(Ended, group[-1]))
+        if isinstance(first, AttemptEnded):
+            self._end(identity, cast(AttemptEnded, group[-1]))
             return
         experiment = experiment_of(getattr(first, "label", Label.PUBLIC), identity)
         run = self._run(identity, experiment, first.target)
@@ -339,12 +339,12 @@ class Delivery:
         match event:
             case Tag():
                 self._api.set_tag(run_id, fit(event.name), event.value[:4000])
-            case Artifact():
+            case LoggedArtifact():
                 self._api.log_artifact(run_id, str(log.kept(event.file)), event.folder or None)
-            case Dataset():
+            case ChargedDataset():
                 data = Data(event.name, event.ledger_id[:36], "confide", '{"ledger": true}')
                 self._api.log_inputs(run_id, [DatasetInput(data, [])])
-            case Model():
+            case LoggedModel():
                 self._register(run, event, log)
 
     def _send_metrics(
@@ -384,7 +384,7 @@ class Delivery:
         for start in range(0, len(params), 100):  # as many as MLflow takes
             self._api.log_batch(run_id, params=params[start : start + 100])
 
-    def _register(self, run: Run, model: Model, log: EventLog) -> None:
+    def _register(self, run: Run, model: LoggedModel, log: EventLog) -> None:
         """Make the files a version of the model, unless another run has, and mark its verdict.
 
         A contradiction stays: neither a later run nor an earlier one that MLflow hears of late
@@ -418,7 +418,7 @@ class Delivery:
                     self._api.set_model_version_tag(model.name, version.version, name, value)
             self._mark(model, str(version.version))
 
-    def _mark(self, model: Model, version: str) -> None:
+    def _mark(self, model: LoggedModel, version: str) -> None:
         """Give a version the alias that its verdict allows, or take it away from it."""
         from mlflow.exceptions import MlflowException  # noqa: TID251
 
@@ -433,7 +433,7 @@ class Delivery:
                 fix = "An administrator of MLflow must remove it."
                 log(f"{model.name} {version}: audits stand against it. {fix}", "error")
 
-    def _end(self, identity: Identity, event: Ended) -> None:
+    def _end(self, identity: Identity, event: AttemptEnded) -> None:
         for target in ("step", *event.also):
             for experiment, run in self._runs_of(identity, target):
                 ended = shown_time(event.time, identity, experiment)
@@ -478,5 +478,5 @@ def _turn(log: EventLog) -> tuple[bool, int]:
     """Return when to deliver a log: one that ends its whole job after all the others."""
     events = [event for run in log.runs() for event in log.undelivered(run)[0][-1:]]
     last = max(events, key=lambda event: event.time, default=None)
-    ends_all = any(isinstance(event, Ended) and "parent" in event.also for event in events)
+    ends_all = any(isinstance(event, AttemptEnded) and "parent" in event.also for event in events)
     return ends_all, last.time if last else 0

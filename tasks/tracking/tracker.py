@@ -18,14 +18,14 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage import Store
 from tasks.tracking.event_log import (
-    Artifact,
+    AttemptEnded,
     Begun,
-    Dataset,
-    Ended,
+    ChargedDataset,
     Event,
     EventLog,
     Identity,
-    Model,
+    LoggedArtifact,
+    LoggedModel,
     Param,
     Status,
     Tag,
@@ -101,7 +101,7 @@ class Tracker:
                 for m in {m.name: m for m in result.metrics}.values()
             ]
         events += [
-            Dataset(run=self._own, name=release.dataset, ledger_id=release.ledger_id)
+            ChargedDataset(run=self._own, name=release.dataset, ledger_id=release.ledger_id)
             for release in result.releases
         ]
         if result.facts["artifacts"]:
@@ -111,7 +111,7 @@ class Tracker:
             for file, label, under in result.facts["artifacts"]:
                 kept = self.events.keep(folder / file)
                 events += [
-                    Artifact(run=self._own, target=t, file=kept, label=label, folder=under)
+                    LoggedArtifact(run=self._own, target=t, file=kept, label=label, folder=under)
                     for t in targets
                 ]
         if not self._identity.hides_count:  # the registry stamps versions, and has no experiments
@@ -138,7 +138,7 @@ class Tracker:
 
     def leave(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
         """End the runs, as `end`, on disk only: the process has no time to reach anybody."""
-        self.events.append(Ended(run=self._own, status=status, also=also, closed=closed))
+        self.events.append(AttemptEnded(run=self._own, status=status, also=also, closed=closed))
 
     def send_left_behind(self) -> None:
         """Deliver what earlier steps could not, if MLflow answers now."""
@@ -167,13 +167,13 @@ class Tracker:
             for name, value in words.items()
         ]
 
-    def _model(self, judged: dict[str, Any], store: Store) -> Model:
+    def _model(self, judged: dict[str, Any], store: Store) -> LoggedModel:
         """Return the registration of a model that was judged (`tasks/evidence/gate.py`)."""
         folder = store.local_copy(judged["uri"])
         # Not all that is there: a local store is no copy, and has the operator's numbers.
         files = [folder / name for name in of_last_model(store.published(judged["uri"]))]
         (statement,) = (file.read_text() for file in files if file.name == WORDS)
-        return Model(
+        return LoggedModel(
             run=self._own,
             name=judged["model"],
             files=[self.events.keep(file) for file in files],

@@ -15,7 +15,7 @@ from benchmarks.study.runs import ModelFigures, Study, over_folds
 from benchmarks.study.tables import Row, difference, differences, rows_of, shown, table
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings
-from tasks.releases.advice import Spending
+from tasks.releases.training_advice import RunReleases
 
 TWO = Experiment("two", "dp_bert", (EPSILON, F1))
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
@@ -51,8 +51,8 @@ def test_variants_at_equal_epsilon_cost_that_epsilon(name: str, real_text: Path)
     one = EXPERIMENTS[name]
     for variant in one.variants:
         settings = JobSettings.model_validate(one.of(variant, 1))
-        assert Spending.of(settings).epsilon == pytest.approx(one.epsilon, rel=1e-3)
-        assert Spending.of(settings).epsilon <= one.epsilon
+        assert RunReleases.of(settings).epsilon == pytest.approx(one.epsilon, rel=1e-3)
+        assert RunReleases.of(settings).epsilon <= one.epsilon
 
 
 def test_real_text_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch):

@@ -14,8 +14,8 @@ from dp_core.privacy.advice import batches_to_try, phrase_noise, rough_noise, ro
 from dp_core.privacy.ledger import Ledger
 from tasks.cli import cli
 from tasks.protocol import JobSettings
-from tasks.releases import advice
-from tasks.releases.advice import PrivacyBudget, Spending, advised, calibrated, changed
+from tasks.releases import training_advice
+from tasks.releases.training_advice import PrivacyBudget, RunReleases, advised, calibrated, changed
 
 SMALL = JobSettings(
     declared_units=400, synthetic_patients=100, epochs=6.0, batch_size=64, words_per_unit=16
@@ -24,7 +24,7 @@ BUDGET = PrivacyBudget(6.0, 1e-5)
 
 
 @pytest.fixture(scope="module")
-def told() -> advice.Advice:
+def told() -> training_advice.Advice:
     """The advice on the small settings."""
     return advised(SMALL, BUDGET)
 
@@ -75,7 +75,7 @@ def test_a_data_set_registered_with_the_budget_admits_the_run(told, deployment):
 
 def test_no_other_batch_and_no_other_rows_have_less_noise_beside_the_signal(told):
     """Brute force: every batch, and rows and masks of a unit, for as many rows read."""
-    training = Spending.of(told.settings).training
+    training = RunReleases.of(told.settings).training
     epsilon = epsilon_pld(training.event(), training.delta)
     figures = {}
     for rows, maskings in rows_to_try(SMALL.max_examples_per_unit):
@@ -85,8 +85,8 @@ def test_no_other_batch_and_no_other_rows_have_less_noise_beside_the_signal(told
                 told.settings, epochs=epochs, batch_size=batch,
                 examples_per_step=rows, maskings_per_example=maskings,
             )  # fmt: skip
-            sigma = rough_noise(Spending.of(one).training_event, epsilon, training.delta)
-            figures[rows, maskings, batch] = Spending.of(
+            sigma = rough_noise(RunReleases.of(one).training_event, epsilon, training.delta)
+            figures[rows, maskings, batch] = RunReleases.of(
                 changed(one, noise_multiplier=sigma)
             ).noise_to_signal
     assert len(figures) > 30
@@ -116,9 +116,9 @@ def test_no_other_split_is_worth_more(told):
     from dp_core.privacy.advice import measured_curves, zipf_coverage
 
     worth = {}
-    for share in advice.VOCABULARY_SHARES:
+    for share in training_advice.VOCABULARY_SHARES:
         own = changed(SMALL, vocabulary_epsilon=round(share * BUDGET.epsilon, 3))
-        spending = Spending.of(calibrated(own, BUDGET))
+        spending = RunReleases.of(calibrated(own, BUDGET))
         (vocabulary,) = (release.event for release in spending.alongside)
         kept = measured_curves("gradients")[0].expected(spending.noise_to_signal).share
         worth[own.vocabulary_epsilon] = kept * zipf_coverage(vocabulary.units_to_pass, 400, 16)
@@ -150,13 +150,13 @@ def test_released_phrases_get_the_measured_share_and_the_whole_keeps_the_budget(
 
 def test_the_outlook_of_phrases_follows_their_noise_for_each_unit():
     given = changed(SMALL, phrases_epsilon=3.0, phrases_per_unit=50)
-    by_name = {o.case.name: o for o in advice.outlook_of(given)}
+    by_name = {o.case.name: o for o in training_advice.outlook_of(given)}
     own = by_name["as planned"]
-    noise = phrase_noise(Spending.of(given).phrases)
+    noise = phrase_noise(RunReleases.of(given).phrases)
     assert own.case.figure == pytest.approx(noise / 400)
-    assert own.case.figure == Spending.of(given).figure
+    assert own.case.figure == RunReleases.of(given).figure
     assert by_name["half the units"].case.figure == pytest.approx(noise / 200)
-    doubled = phrase_noise(Spending.of(changed(given, phrases_epsilon=6.0)).phrases)
+    doubled = phrase_noise(RunReleases.of(changed(given, phrases_epsilon=6.0)).phrases)
     assert by_name["twice the ε of phrases"].case.figure == pytest.approx(doubled / 400)
     assert doubled < noise
     for quantity, expected in own.expected.items():
@@ -188,7 +188,7 @@ def test_what_phrases_would_give_is_said_where_there_are_none(told):
 def test_bands_that_the_plan_chooses_spend_the_budget_and_no_more():
     """σ of the settings is that of one band; what is charged is the noise of the chosen ones."""
     made = calibrated(changed(SMALL, noise_bands=0, batch_size=16), BUDGET)
-    spending = Spending.of(made)
+    spending = RunReleases.of(made)
     assert spending.training.strategy.bands > 1
     assert spending.training.noise_multiplier > 1.05 * made.noise_multiplier
     assert 0.98 * BUDGET.epsilon < spending.epsilon <= BUDGET.epsilon
@@ -199,7 +199,7 @@ def test_calibration_keeps_the_budget_with_everything_in_it():
     from dp_core.privacy.mechanisms import compose
 
     found = calibrated(SMALL, PrivacyBudget(5.0, 7.77e-6))
-    spending = Spending.of(found)
+    spending = RunReleases.of(found)
     (vocabulary,) = spending.alongside
     delta = found.delta + found.vocabulary_delta
     assert delta <= 7.77e-6
@@ -224,7 +224,7 @@ def test_delta_is_divided_as_the_settings_divide_it(told):
 
 
 def test_the_budget_of_what_is_set_already_changes_no_delta():
-    now = Spending.of(SMALL)
+    now = RunReleases.of(SMALL)
     same = calibrated(SMALL, PrivacyBudget(now.epsilon, now.delta))
     assert (same.delta, same.vocabulary_delta) == (SMALL.delta, SMALL.vocabulary_delta)
     assert same.noise_multiplier == pytest.approx(SMALL.noise_multiplier, rel=1e-3)
@@ -237,14 +237,14 @@ def test_private_labels_of_the_same_people_are_paid_from_the_same_budget():
         entities_test="/x/b.tsv", finetune_privacy="dp", entity_types="Disease",
         entities_declared_units=400, finetune_noise_multiplier=3.0,
     )  # fmt: skip
-    spending = Spending.of(labels)
+    spending = RunReleases.of(labels)
     assert len(spending.alongside) == 2
     found = calibrated(labels, PrivacyBudget(8.0, 1e-5))
-    assert Spending.of(found).epsilon <= 8.0
-    assert Spending.of(found).delta <= 1e-5
+    assert RunReleases.of(found).epsilon <= 8.0
+    assert RunReleases.of(found).delta <= 1e-5
     assert found.finetune_delta < labels.finetune_delta * 10
     apart = changed(labels, entities_dataset="labels")
-    assert len(Spending.of(apart).alongside) == 1  # others' budget
+    assert len(RunReleases.of(apart).alongside) == 1  # others' budget
 
 
 def test_the_command_reads_nothing_and_writes_settings_that_run(tmp_path: Path, deployment):
@@ -274,7 +274,7 @@ def test_the_command_reads_nothing_and_writes_settings_that_run(tmp_path: Path, 
 
 
 def test_people_get_words_that_can_be_copied(told, monkeypatch):
-    monkeypatch.setattr(advice, "advised", lambda settings, budget: told)
+    monkeypatch.setattr(training_advice, "advised", lambda settings, budget: told)
     answer = CliRunner().invoke(cli, ["advise"], catch_exceptions=False)
     assert answer.exit_code == 0
     for part in (
@@ -301,7 +301,7 @@ def test_people_get_words_that_can_be_copied(told, monkeypatch):
 )
 def test_what_makes_no_sense_is_refused_in_one_line(words, reason, told, monkeypatch):
     if "--write" in words:
-        monkeypatch.setattr(advice, "advised", lambda settings, budget: told)
+        monkeypatch.setattr(training_advice, "advised", lambda settings, budget: told)
     small = ["--set", "declared_units=400", "--set", "batch_size=64", *words]
     small += ["--set", "words_per_unit=16"]
     with pytest.raises((BadInput, PlanError)) as refused:
@@ -320,7 +320,7 @@ def test_ten_units_are_too_few_for_any_budget():
 
 
 def test_a_noise_that_no_setting_takes_is_refused(monkeypatch):
-    monkeypatch.setattr(advice, "noise_for", lambda *arguments: 1000.1)
+    monkeypatch.setattr(training_advice, "noise_for", lambda *arguments: 1000.1)
     with pytest.raises(BadInput, match="takes 1000 at most: nothing"):
         calibrated(SMALL, BUDGET)
 
@@ -338,4 +338,4 @@ def test_a_noise_that_no_setting_takes_is_refused(monkeypatch):
 def test_the_verdict_is_plain(share, low, said):
     from dp_core.privacy.advice import Expected
 
-    assert said in advice.verdict({"F1": Expected(share, low, 0.6, True)})
+    assert said in training_advice.verdict({"F1": Expected(share, low, 0.6, True)})

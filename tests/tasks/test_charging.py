@@ -19,7 +19,7 @@ from dp_core.privacy.seed_store import SeedStore
 from tasks.protocol.least_privilege import WITHHELD
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import Charge, record_operator_use
-from tasks.releases.ledger import refuse_unregistered
+from tasks.releases.deployment_ledger import refuse_unregistered
 from tasks.releases.manifest import counts_released, manifest, weights_released
 from tasks.releases.provenance import operator_only
 from tasks.runtime.deployment import Deployment

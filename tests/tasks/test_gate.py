@@ -38,7 +38,7 @@ from tasks.runtime import step as contract
 from tasks.runtime.context import Input, StepContext, StepOutput, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps import privacy_audit, promote
-from tasks.tracking.event_log import EventLog, Model
+from tasks.tracking.event_log import EventLog, LoggedModel
 from tasks.tracking.mlflow import ALIAS, Delivery, send_all
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own
@@ -364,7 +364,7 @@ def _dies(*_: object) -> None:
 def test_an_alias_against_the_verdict_is_no_event(verdict: str | None) -> None:
     tags = {"confide.verdict": verdict} if verdict else {}
     with pytest.raises(ValidationError, match="the verdict is"):
-        Model(name=NAME, files=[], description="", tags=tags, alias=ALIAS)
+        LoggedModel(name=NAME, files=[], description="", tags=tags, alias=ALIAS)
 
 
 def test_who_approves_is_asked_after_the_audits_and_judged_again(

@@ -16,7 +16,7 @@ from dp_core.labels import Operator, Public
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.step import Stopped, _end_tracking
 from tasks.tracking import event_log
-from tasks.tracking.event_log import Ended, EventLog, Identity, Tag, metric
+from tasks.tracking.event_log import AttemptEnded, EventLog, Identity, Tag, metric
 from tasks.tracking.mlflow import (
     KEY_TAG,
     OPERATOR,
@@ -198,7 +198,7 @@ def test_a_step_that_has_said_all_does_not_wait(tracked: Deployment) -> None:
 def _told(parent: Path) -> EventLog:
     """Return a log whose work is over, and whose run was told so."""
     log = EventLog.of(parent, DONE)
-    log.append(Ended(status="FINISHED"))
+    log.append(AttemptEnded(status="FINISHED"))
     log.confirm(DONE, log.undelivered(DONE)[1])
     return log
 

@@ -15,16 +15,16 @@ What composes how, and why that is sound: docs/adr/0005-ledger-composition.md.
 from dp_core.privacy.ledger.database import LedgerDamaged, LedgerUnavailable
 from dp_core.privacy.ledger.ledger import Ledger
 from dp_core.privacy.ledger.models import Budget, Entry, PublicSource, Reservation, State
-from dp_core.privacy.ledger.privacy_filter import Charge, Cost, Remaining, Way
+from dp_core.privacy.ledger.privacy_filter import AdmissionDecision, PrivacyCharge, Remaining, Way
 
 __all__ = [
+    "AdmissionDecision",
     "Budget",
-    "Charge",
-    "Cost",
     "Entry",
     "Ledger",
     "LedgerDamaged",
     "LedgerUnavailable",
+    "PrivacyCharge",
     "PublicSource",
     "Remaining",
     "Reservation",

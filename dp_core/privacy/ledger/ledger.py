@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import privacy_filter
 from dp_core.privacy.ledger.database import RESTORE, Database
+from dp_core.privacy.ledger.dataset_sources import Sources
 from dp_core.privacy.ledger.models import (
     Budget,
     Dataset,
@@ -24,8 +25,7 @@ from dp_core.privacy.ledger.models import (
     manifest_hash,
     now,
 )
-from dp_core.privacy.ledger.privacy_filter import Cost, Remaining, Way
-from dp_core.privacy.ledger.sources import Sources
+from dp_core.privacy.ledger.privacy_filter import AdmissionDecision, Remaining, Way
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 
@@ -223,7 +223,9 @@ class Ledger:
         """Return the state of the data set's budget, by today's accounting of its entries."""
         return privacy_filter.standing(*self._account(dataset))
 
-    def cost_of_next(self, dataset: str, events: Sequence[tuple[MechanismEvent, float]]) -> Cost:
+    def cost_of_next(
+        self, dataset: str, events: Sequence[tuple[MechanismEvent, float]]
+    ) -> AdmissionDecision:
         """Return the decision on releases that the ledger does not hold, as one plan.
 
         Args:
@@ -245,7 +247,7 @@ class Ledger:
 
     def cost_of_plan(
         self, planned: Sequence[Reservation], ended: Callable[[str], bool] = lambda _: False
-    ) -> Cost:
+    ) -> AdmissionDecision:
         """Return the decision on a planned run, as `register_plan` would make it now.
 
         Args:

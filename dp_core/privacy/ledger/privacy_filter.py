@@ -59,21 +59,21 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True)
-class Charge:
+class PrivacyCharge:
     """δ-approximate Rényi privacy (α, ρ), at an order that the context states."""
 
     rho: float
     delta: float
 
-    def __add__(self, other: Charge) -> Charge:
-        return Charge(self.rho + other.rho, self.delta + other.delta)
+    def __add__(self, other: PrivacyCharge) -> PrivacyCharge:
+        return PrivacyCharge(self.rho + other.rho, self.delta + other.delta)
 
 
 Release = tuple[str, float]  # canonical JSON of an event, and the δ of its own (ε, δ)
 
 
 @functools.lru_cache(maxsize=4096)
-def charge(group: tuple[Release, ...], order: float) -> Charge:
+def charge(group: tuple[Release, ...], order: float) -> PrivacyCharge:
     """Return what a group of releases, fixed together before the first of them, costs.
 
     Args:
@@ -82,22 +82,26 @@ def charge(group: tuple[Release, ...], order: float) -> Charge:
     """
     if math.isinf(order):
         return pld_charge(group, math.fsum(delta for _, delta in group))
-    return added([Charge(*event.approximate_rdp(order, delta)) for event, delta in _events(group)])
+    return added(
+        [PrivacyCharge(*event.approximate_rdp(order, delta)) for event, delta in _events(group)]
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def pld_charge(group: tuple[Release, ...], delta: float) -> Charge:
+def pld_charge(group: tuple[Release, ...], delta: float) -> PrivacyCharge:
     """Return the (ε, δ) of a group of releases by PLD, at this δ for all of them together."""
-    return Charge(epsilon_pld(compose(*(event for event, _ in _events(group))), delta), delta)
+    return PrivacyCharge(
+        epsilon_pld(compose(*(event for event, _ in _events(group))), delta), delta
+    )
 
 
 def _events(group: tuple[Release, ...]) -> list[tuple[MechanismEvent, float]]:
     return [(MechanismEvent.from_json(json.loads(text)), delta) for text, delta in group]
 
 
-def added(charges: list[Charge]) -> Charge:
+def added(charges: list[PrivacyCharge]) -> PrivacyCharge:
     """Return the charge of everything together."""
-    return Charge(math.fsum(c.rho for c in charges), math.fsum(c.delta for c in charges))
+    return PrivacyCharge(math.fsum(c.rho for c in charges), math.fsum(c.delta for c in charges))
 
 
 @dataclass(frozen=True)
@@ -117,8 +121,8 @@ class Remaining:
 
     budget: Budget
     way: Way | None
-    capacity: Charge | None
-    spent: Charge | None
+    capacity: PrivacyCharge | None
+    spent: PrivacyCharge | None
     epsilon_so_far: float | None
     share: float
     charged_entries: int
@@ -147,7 +151,7 @@ class Remaining:
 
 
 @dataclass(frozen=True)
-class Cost:
+class AdmissionDecision:
     """The decision on a planned group of releases, and the budget that it would leave.
 
     Attributes:
@@ -165,7 +169,7 @@ class Cost:
     """
 
     way: Way | None
-    charge: Charge | None
+    charge: PrivacyCharge | None
     share: float
     left_after: float
     more_of_the_same: int | None
@@ -230,14 +234,14 @@ def check_order(order: float, epsilon: float, delta: float) -> None:
         )
 
 
-def capacity(budget: Budget) -> Charge | None:
+def capacity(budget: Budget) -> PrivacyCharge | None:
     """Return the most that the budget's charges may add up to, or None without a limit."""
     if budget.made_up:
         return None
     return pld_capacity(budget) if budget.closed_for else filter_capacity(budget)
 
 
-def filter_capacity(budget: Budget) -> Charge:
+def filter_capacity(budget: Budget) -> PrivacyCharge:
     """Return the capacity of the filter.
 
     At a finite order half of δ pays for the conversion of ρ to ε, and half for the coins.
@@ -245,12 +249,12 @@ def filter_capacity(budget: Budget) -> Charge:
     if math.isinf(budget.order):
         return pld_capacity(budget)
     epsilon, delta = _terms(budget)
-    return Charge(max(0.0, _renyi_room(epsilon, delta / 2, budget.order)), delta / 2)
+    return PrivacyCharge(max(0.0, _renyi_room(epsilon, delta / 2, budget.order)), delta / 2)
 
 
-def pld_capacity(budget: Budget) -> Charge:
+def pld_capacity(budget: Budget) -> PrivacyCharge:
     """Return the capacity of one plan: (ε, δ) itself."""
-    return Charge(*_terms(budget))
+    return PrivacyCharge(*_terms(budget))
 
 
 def _terms(budget: Budget) -> tuple[float, float]:
@@ -285,7 +289,7 @@ def releases(reservations: Iterable[Reservation]) -> tuple[Release, ...]:
     return tuple(sorted((canonical(r.event), r.delta) for r in reservations if r.accounted))
 
 
-def spent_on(budget: Budget, entries: Iterable[Entry]) -> Charge:
+def spent_on(budget: Budget, entries: Iterable[Entry]) -> PrivacyCharge:
     """Return the charge of all entries of a limited budget together."""
     groups = groups_of(entries)
     if budget.closed_for:
@@ -293,7 +297,7 @@ def spent_on(budget: Budget, entries: Iterable[Entry]) -> Charge:
     return added([charge(group, budget.order) for group in groups])
 
 
-def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> Cost:
+def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> AdmissionDecision:
     """Decide whether, and in which way, a budget admits a group of releases.
 
     The group is fixed now, before any of its releases. The filter is asked first. A group that it
@@ -306,32 +310,34 @@ def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> 
     """
     room = capacity(budget)
     if room is None:
-        return Cost(Way.SEQUENCE, None, 0.0, 1.0, None, len(more))
+        return AdmissionDecision(Way.SEQUENCE, None, 0.0, 1.0, None, len(more))
     spent = spent_on(budget, held)
     left = 0.0 if budget.closed_for else max(0.0, 1 - _share(spent, room))
     if not more:
         way = _way(budget, held) or Way.SEQUENCE
-        return Cost(way, Charge(0.0, 0.0), 0.0, left, None, 0)
+        return AdmissionDecision(way, PrivacyCharge(0.0, 0.0), 0.0, left, None, 0)
     cost = charge(more, budget.order)
     if budget.closed_for:
-        return Cost(None, cost, _share(cost, filter_capacity(budget)), left, 0, len(more), CLOSED)
+        return AdmissionDecision(
+            None, cost, _share(cost, filter_capacity(budget)), left, 0, len(more), CLOSED
+        )
     total = spent + cost
     if _within(total, room):
         again = min(
             _times(room.rho - spent.rho, cost.rho), _times(room.delta - spent.delta, cost.delta)
         )
         after = max(0.0, 1 - _share(total, room))
-        return Cost(Way.SEQUENCE, cost, _share(cost, room), after, again, len(more))
+        return AdmissionDecision(Way.SEQUENCE, cost, _share(cost, room), after, again, len(more))
     refusal = _beyond(spent, cost, room, _currency(budget))
     if any(entry.charged for entry in held):
-        return Cost(None, cost, _share(cost, room), left, 0, len(more), refusal)
+        return AdmissionDecision(None, cost, _share(cost, room), left, 0, len(more), refusal)
     limit = pld_capacity(budget)
     whole = pld_charge(more, limit.delta)
     share = whole.rho / limit.rho
     if whole.rho <= limit.rho:
-        return Cost(Way.ONE_PLAN, whole, share, 0.0, 1, len(more))
+        return AdmissionDecision(Way.ONE_PLAN, whole, share, 0.0, 1, len(more))
     refusal += f"; and as one plan ε {whole.rho:.5g} > {limit.rho:.5g} at δ = {limit.delta:g}"
-    return Cost(None, whole, share, left, 0, len(more), refusal)
+    return AdmissionDecision(None, whole, share, left, 0, len(more), refusal)
 
 
 def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> Way:
@@ -357,11 +363,11 @@ def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> W
     )
 
 
-def _within(total: Charge, room: Charge) -> bool:
+def _within(total: PrivacyCharge, room: PrivacyCharge) -> bool:
     return total.rho <= room.rho and total.delta <= room.delta
 
 
-def _beyond(spent: Charge, cost: Charge, room: Charge, currency: str) -> str:
+def _beyond(spent: PrivacyCharge, cost: PrivacyCharge, room: PrivacyCharge, currency: str) -> str:
     """Return the terms of a sum that exceeds the capacity."""
     total, terms = spent + cost, []
     if not total.rho <= room.rho:
@@ -424,17 +430,17 @@ def _times(room: float, cost: float) -> int:
     return 10**9 if cost <= room * 1e-9 else int(room / cost)
 
 
-def _share(part: Charge | None, whole: Charge | None) -> float:
+def _share(part: PrivacyCharge | None, whole: PrivacyCharge | None) -> float:
     if part is None or whole is None:
         return 0.0
     pairs = [(part.rho, whole.rho), (part.delta, whole.delta)]
     return max((p / w if w > 0 else math.inf for p, w in pairs if p > 0), default=0.0)
 
 
-def _epsilon(budget: Budget, spent: Charge | None) -> float | None:
+def _epsilon(budget: Budget, spent: PrivacyCharge | None) -> float | None:
     if spent is None or budget.delta is None:
         return None  # nothing is added up where there is no limit: 0 would be a false ε
-    if spent == Charge(0.0, 0.0):
+    if spent == PrivacyCharge(0.0, 0.0):
         return 0.0
     if budget.closed_for or math.isinf(budget.order):
         return spent.rho

@@ -40,7 +40,7 @@ from dp_core.privacy.advice import (
     zipf_coverage,
 )
 from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.ledger import Cost
+from dp_core.privacy.ledger import AdmissionDecision
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NoisedWeights,
@@ -89,7 +89,7 @@ class PrivacyBudget:
 
 
 @dataclass(frozen=True)
-class Spending:
+class RunReleases:
     """What a run with these settings releases of the private data set.
 
     Attributes:
@@ -103,7 +103,7 @@ class Spending:
     example_words: int = 0
 
     @classmethod
-    def of(cls, settings: JobSettings) -> Spending:
+    def of(cls, settings: JobSettings) -> RunReleases:
         """Return it, from the settings alone; of the job's own training, and not of further ones.
 
         Raises:
@@ -113,7 +113,7 @@ class Spending:
         return cls.of_charged(budget_of_run(alone).charged)
 
     @classmethod
-    def of_charged(cls, charged: Iterable[Charged]) -> Spending:
+    def of_charged(cls, charged: Iterable[Charged]) -> RunReleases:
         """Return it, from the charged steps of a run: of its one private training's data set."""
         charged = list(charged)
         (training,) = (spec for spec in charged if isinstance(spec, PretrainSpec))
@@ -216,7 +216,7 @@ def calibrated(settings: JobSettings, budget: PrivacyBudget) -> JobSettings:
     budget.check(settings.declared_units)
     settings = _sharing_delta(settings, budget.delta)
     # σ is that of one band where the plan chooses the bands.
-    spending = Spending.of(_of_one_band(settings))
+    spending = RunReleases.of(_of_one_band(settings))
     sigma = noise_for(spending.training_event, budget.epsilon, spending.delta, spending.beside())
     sigma = _within(settings, sigma, budget.epsilon)
     if sigma > MOST_NOISE:
@@ -240,7 +240,7 @@ def _within(settings: JobSettings, sigma: float, epsilon: float) -> float:
     Bands are chosen at the training's own ε, and their privacy loss composes a little otherwise.
     """
     while not settings.noise_bands and sigma <= MOST_NOISE:
-        spent = Spending.of(changed(settings, noise_multiplier=sigma)).epsilon
+        spent = RunReleases.of(changed(settings, noise_multiplier=sigma)).epsilon
         if spent <= epsilon:
             break
         sigma = round_up(sigma * max(spent / epsilon, 1 + 1e-4))
@@ -249,7 +249,7 @@ def _within(settings: JobSettings, sigma: float, epsilon: float) -> float:
 
 def _sharing_delta(settings: JobSettings, delta: float) -> JobSettings:
     """Return the settings with every δ scaled, so that together they are at most the budget's."""
-    factor = delta / Spending.of(settings).delta
+    factor = delta / RunReleases.of(settings).delta
     if math.isclose(factor, 1.0, rel_tol=1e-9):
         return settings
     charged = {
@@ -295,12 +295,12 @@ class Advice:
     settings: JobSettings
     budget: PrivacyBudget
     given: JobSettings
-    decision: Cost | None = None
+    decision: AdmissionDecision | None = None
 
     @functools.cached_property
-    def spending(self) -> Spending:
+    def spending(self) -> RunReleases:
         """What a run with the advised settings releases."""
-        return Spending.of(self.settings)
+        return RunReleases.of(self.settings)
 
     @functools.cached_property
     def outlook(self) -> tuple[Outlook, ...]:
@@ -320,7 +320,7 @@ class Advice:
             return ""
         share = _settable(PHRASES_SHARE * self.budget.epsilon)
         try:
-            expected = Spending.of(changed(self.settings, phrases_epsilon=share)).expected()
+            expected = RunReleases.of(changed(self.settings, phrases_epsilon=share)).expected()
         except ConfideError:
             return ""
         first = next(iter(expected.values()))
@@ -345,7 +345,7 @@ class Outlook:
 
 def outlook_of(settings: JobSettings) -> tuple[Outlook, ...]:
     """Return what a run lets one expect, and what other units and ε would."""
-    spending = Spending.of(settings)
+    spending = RunReleases.of(settings)
     cases = outlook(spending.training) if spending.phrases is None else _phrase_cases(settings)
     return tuple(Outlook(case, _expected(spending.recipe, case.figure)) for case in cases)
 
@@ -357,13 +357,13 @@ def _expected(recipe: Recipe, figure: float) -> dict[str, Expected]:
 
 def _with_more_computing(settings: JobSettings) -> Iterator[Outlook]:
     """Yield the best plans of as much ε that read more rows; with phrases, none."""
-    spending = Spending.of(settings)
+    spending = RunReleases.of(settings)
     if spending.phrases is not None:
         return
     training = spending.training
     epsilon = epsilon_pld(training.event(), training.delta)
     for factor, name in MORE_COMPUTING.items():
-        best = Spending.of(_with_best_batch(_of_one_band(settings), epsilon, factor))
+        best = RunReleases.of(_with_best_batch(_of_one_band(settings), epsilon, factor))
         plan = best.training
         case = Case(name, plan.declared_units, epsilon, plan.noise_multiplier, best.figure)
         yield Outlook(case, _expected(best.recipe, case.figure))
@@ -380,7 +380,7 @@ def _phrase_cases(settings: JobSettings) -> Iterator[Case]:
         ("twice the ε of phrases", 1.0, 2.0),
     ):
         try:
-            event = Spending.of(changed(settings, phrases_epsilon=told * price)).phrases
+            event = RunReleases.of(changed(settings, phrases_epsilon=told * price)).phrases
         except ConfideError:  # no such ε, or no noise reaches it
             continue
         noise = phrase_noise(event) if event else math.inf
@@ -461,7 +461,7 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
 
 
 def advised_within(
-    settings: JobSettings, budget: PrivacyBudget, decide: Callable[[JobSettings], Cost]
+    settings: JobSettings, budget: PrivacyBudget, decide: Callable[[JobSettings], AdmissionDecision]
 ) -> Advice:
     """Return the advice for the largest ε, up to the budget's, that the ledger admits.
 
@@ -511,7 +511,7 @@ def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:
     if settings.phrases_epsilon:
         settings = changed(settings, phrases_epsilon=_settable(PHRASES_SHARE * budget.epsilon))
         shares = (max(BESIDE_PHRASES, min(LEAST_FOR_WORDS / budget.epsilon, LEAST_FOR_WORDS)),)
-    if not _vocabulary(Spending.of(settings)):
+    if not _vocabulary(RunReleases.of(settings)):
         return [settings]
     told = [_settable(share * budget.epsilon) for share in shares]
     return [changed(settings, vocabulary_epsilon=own) for own in dict.fromkeys(told)]
@@ -521,7 +521,7 @@ def _settable(epsilon: float) -> float:
     return min(max(round(epsilon, 3), 0.01), 100.0)
 
 
-def _vocabulary(spending: Spending) -> ThresholdedHistogram | NoisedWeights | None:
+def _vocabulary(spending: RunReleases) -> ThresholdedHistogram | NoisedWeights | None:
     events = (release.event for release in spending.alongside)
     return next((e for e in events if isinstance(e, ThresholdedHistogram | NoisedWeights)), None)
 
@@ -532,7 +532,7 @@ def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | 
     It hardly depends on the batch. In place of a histogram stands a Gaussian of as much noise: to
     compare plans, not to charge them.
     """
-    spending = Spending.of(settings)
+    spending = RunReleases.of(settings)
     beside = [_as_gaussians(release.event) for release in spending.alongside]
 
     def composed(sigma: float) -> MechanismEvent:
@@ -556,7 +556,7 @@ def _as_gaussians(event: MechanismEvent) -> MechanismEvent:
 
 
 def _roughly_noised(settings: JobSettings, epsilon: float) -> JobSettings:
-    spending = Spending.of(settings)
+    spending = RunReleases.of(settings)
     sigma = rough_noise(spending.training_event, epsilon, spending.delta)
     return changed(settings, noise_multiplier=sigma)
 
@@ -571,7 +571,7 @@ def _with_best_batch(settings: JobSettings, epsilon: float, rows_read: float = 1
         epsilon: of the training alone.
         rows_read: by the whole training, in as many as the settings read.
     """
-    told = Spending.of(settings)
+    told = RunReleases.of(settings)
     delta = told.training.delta
     mu = brentq(lambda mu: float(gaussian_delta(epsilon, mu)) - delta, 1e-6, 100.0)
 
@@ -590,7 +590,7 @@ def _with_best_batch(settings: JobSettings, epsilon: float, rows_read: float = 1
             continue  # σ is beyond what a setting may be
     if not tried:
         return settings
-    return least(tried, lambda one: Spending.of(one).noise_to_signal)
+    return least(tried, lambda one: RunReleases.of(one).noise_to_signal)
 
 
 def _with_batches(
@@ -610,14 +610,14 @@ def _with_batches(
                     examples_per_step=rows,
                     maskings_per_example=maskings,
                 )
-                yield one, Spending.of(one).training
+                yield one, RunReleases.of(one).training
             except ConfideError:
                 continue  # such a batch and other settings do not go together
 
 
 def _worth(settings: JobSettings, epsilon: float) -> float:
     """Return what the training keeps, times the words that it can read: to compare splits."""
-    spending = Spending.of(_roughly_noised(settings, epsilon))
+    spending = RunReleases.of(_roughly_noised(settings, epsilon))
     vocabulary = _vocabulary(spending)
     words = 1.0
     if vocabulary is not None:
