@@ -7,9 +7,9 @@
     seed = ledger.seed(entry, seed_store, manifest)
     ...                                      # sample, clip, add noise
     ledger.settle(entry.id, seed.derive("released", digest))
-    ...                                      # only now may anybody see it
+    ...                                      # only now may the output be published
 
-What composes how, and why that is sound: docs/adr/0005-ledger-composition.md.
+docs/adr/0005-ledger-composition.md explains the composition rules and why they are sound.
 """
 
 from dp_core.privacy.ledger.database import LedgerDamaged, LedgerUnavailable

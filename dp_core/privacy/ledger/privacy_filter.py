@@ -10,7 +10,7 @@ released (proof: docs/proofs.md, "Two ways to spend a budget"):
   distribution (PLD) stays within (ε, δ). The budget is closed for everything else.
 
 `decide` is the only function that admits. The command line, the first step of a run and the ledger
-itself call it.
+call it.
 
 The filter follows Feldman and Zrnic (2021, arXiv:2008.11193). The coins of its approximate part
 add up to at most δ' (Whitehouse et al. 2023, arXiv:2203.05481, for approximate zCDP; written out
@@ -69,12 +69,12 @@ class PrivacyCharge:
         return PrivacyCharge(self.rho + other.rho, self.delta + other.delta)
 
 
-Release = tuple[str, float]  # canonical JSON of an event, and the δ of its own (ε, δ)
+Release = tuple[str, float]  # canonical JSON of an event, and the δ at which its ε is stated
 
 
 @functools.lru_cache(maxsize=4096)
 def charge(group: tuple[Release, ...], order: float) -> PrivacyCharge:
-    """Return what a group of releases, fixed together before the first of them, costs.
+    """Return the charge of a group of releases that were fixed before the first of them.
 
     Args:
         group: the releases; more than one only if the plan was registered whole.
@@ -89,7 +89,7 @@ def charge(group: tuple[Release, ...], order: float) -> PrivacyCharge:
 
 @functools.lru_cache(maxsize=4096)
 def pld_charge(group: tuple[Release, ...], delta: float) -> PrivacyCharge:
-    """Return the (ε, δ) of a group of releases by PLD, at this δ for all of them together."""
+    """Return the (ε, δ) of a group of releases by PLD, at this δ for the whole group."""
     return PrivacyCharge(
         epsilon_pld(compose(*(event for event, _ in _events(group))), delta), delta
     )
@@ -100,7 +100,7 @@ def _events(group: tuple[Release, ...]) -> list[tuple[MechanismEvent, float]]:
 
 
 def added(charges: list[PrivacyCharge]) -> PrivacyCharge:
-    """Return the charge of everything together."""
+    """Return the sum of charges."""
     return PrivacyCharge(math.fsum(c.rho for c in charges), math.fsum(c.delta for c in charges))
 
 
@@ -112,8 +112,8 @@ class Remaining:
         way: how the budget admits releases; None while that is undecided.
         capacity, spent: in the unit of account of the way (of the filter while the way is
             undecided); None for made-up data, which has no limit.
-        epsilon_so_far: the ε that `spent` amounts to at the budget's δ; None without a limit.
-            Bookkeeping only: the guarantee for all releases is the registered ε.
+        epsilon_so_far: the ε of `spent` at the budget's δ; None without a limit. It is for
+            information only: the guarantee for all releases is the registered ε.
         share: spent share of the budget, by the scarcer of ρ and δ; of one plan, by ε.
         unsettled: planned or reserved entries whose step has not reported; they count as spent.
         operator_releases: releases without guarantee, listed and not charged.
@@ -156,15 +156,15 @@ class AdmissionDecision:
 
     Attributes:
         way: how the budget would admit the group; None if it does not fit.
-        charge: of the group, in the unit of account of the way (of the filter where it does not
-            fit); None where there is no limit.
-        share: of the whole budget that the group would take; 0 where there is no limit.
-        left_after: share of the budget left after it, not below 0. A budget that one plan has
-            closed has nothing left.
-        more_of_the_same: how many such groups the budget admits from now on (0 if it does not
-            fit); None where there is no limit, or nothing of it is new.
-        new_releases: number of its releases that the ledger does not hold. The others cost nothing
-            again.
+        charge: charge of the group, in the unit of account of the way (of the filter if the group
+            does not fit); None without a limit.
+        share: share of the whole budget that the group would take; 0 without a limit.
+        left_after: share of the budget left after the group, not below 0. A budget that one plan
+            has closed has nothing left.
+        more_of_the_same: number of such groups that the budget still admits (0 if the group does
+            not fit); None without a limit, or if none of its releases is new.
+        new_releases: number of its releases that the ledger does not hold. The other releases are
+            not charged again.
         refusal: the arithmetic of a refusal, in one clause; empty if the group fits.
     """
 
@@ -183,10 +183,10 @@ class AdmissionDecision:
 
 
 def best_order(epsilon: float, delta: float) -> float:
-    """Return the order at which (ε, δ) has room for most Gaussian releases.
+    """Return the Rényi order at which (ε, δ) admits the most Gaussian releases.
 
-    ρ(α) of a Gaussian mechanism is a multiple of α, so that is the order with the largest
-    capacity per α. Where no order has room (ε tiny), ∞: sums of (ε, δ).
+    ρ(α) of a Gaussian mechanism is proportional to α, so the best order has the largest capacity
+    per α. If no order has room (tiny ε), the order is ∞, which adds (ε, δ).
     """
     rooms = {order: _renyi_room(epsilon, delta / 2, order) for order in range(2, LARGEST_ORDER)}
     best = max(rooms, key=lambda order: rooms[order] / order)
@@ -194,7 +194,7 @@ def best_order(epsilon: float, delta: float) -> float:
 
 
 def check_budget(epsilon: float, delta: float) -> None:
-    """Refuse a budget that is none.
+    """Refuse an invalid budget.
 
     Raises:
         BadInput: ε is not a positive number, or δ is not from LEAST_DELTA to LARGEST_DELTA.
@@ -213,10 +213,11 @@ def check_budget(epsilon: float, delta: float) -> None:
 
 
 def check_order(order: float, epsilon: float, delta: float) -> None:
-    """Refuse an order that the charges are not computed at, or at which nothing would fit.
+    """Refuse an order without computed charges, or one at which no release would fit.
 
     Raises:
-        BadInput: neither ∞ nor a whole number from 2 to 512; or its conversion takes all of ε.
+        BadInput: the order is neither ∞ nor an integer from 2 to 512, or its conversion takes all
+            of ε.
     """
     if math.isinf(order) and order > 0:
         return
@@ -235,7 +236,7 @@ def check_order(order: float, epsilon: float, delta: float) -> None:
 
 
 def capacity(budget: Budget) -> PrivacyCharge | None:
-    """Return the most that the budget's charges may add up to, or None without a limit."""
+    """Return the upper bound on the sum of the budget's charges, or None without a limit."""
     if budget.made_up:
         return None
     return pld_capacity(budget) if budget.closed_for else filter_capacity(budget)
@@ -244,7 +245,7 @@ def capacity(budget: Budget) -> PrivacyCharge | None:
 def filter_capacity(budget: Budget) -> PrivacyCharge:
     """Return the capacity of the filter.
 
-    At a finite order half of δ pays for the conversion of ρ to ε, and half for the coins.
+    At a finite order, half of δ pays for the conversion of ρ to ε and half for the coins.
     """
     if math.isinf(budget.order):
         return pld_capacity(budget)
@@ -268,7 +269,7 @@ def _renyi_room(epsilon: float, delta: float, order: float) -> float:
 
 
 def conversion(delta: float, order: float) -> float:
-    """Return ε − ρ: what it costs to state (α, ρ)-Rényi privacy as (ε, δ)-DP.
+    """Return ε − ρ, the cost of converting (α, ρ)-Rényi privacy to (ε, δ)-DP.
 
     ln(1 − 1/α) − (ln δ + ln α)/(α − 1): Canonne, Kamath and Steinke (2020), Proposition 12.
     """
@@ -276,7 +277,7 @@ def conversion(delta: float, order: float) -> float:
 
 
 def groups_of(entries: Iterable[Entry]) -> list[tuple[Release, ...]]:
-    """Return the charged releases by group: a plan that was registered whole is one group."""
+    """Return the charged releases by group. A plan that was registered whole is one group."""
     groups: dict[str, list[Release]] = {}
     for entry in entries:
         if entry.charged:
@@ -290,7 +291,7 @@ def releases(reservations: Iterable[Reservation]) -> tuple[Release, ...]:
 
 
 def spent_on(budget: Budget, entries: Iterable[Entry]) -> PrivacyCharge:
-    """Return the charge of all entries of a limited budget together."""
+    """Return the total charge of all entries of a limited budget."""
     groups = groups_of(entries)
     if budget.closed_for:
         return pld_charge(groups[0], pld_capacity(budget).delta)
@@ -300,13 +301,13 @@ def spent_on(budget: Budget, entries: Iterable[Entry]) -> PrivacyCharge:
 def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> AdmissionDecision:
     """Decide whether, and in which way, a budget admits a group of releases.
 
-    The group is fixed now, before any of its releases. The filter is asked first. A group that it
-    refuses is admitted as the budget's one plan if nothing else is charged to the budget.
+    The group is fixed before any of its releases. The filter decides first. A group that exceeds
+    it is admitted as the budget's one plan if nothing else is charged to the budget.
 
     Args:
         budget: with the group that it is closed for, if any.
         held: all entries of the budget.
-        more: the group's releases that the ledger does not hold.
+        more: the releases of the group that the ledger does not hold yet.
     """
     room = capacity(budget)
     if room is None:
@@ -344,7 +345,7 @@ def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> W
     """Return the way in which the budget admits the group.
 
     Raises:
-        BudgetExceeded: it does not fit; with the arithmetic.
+        BudgetExceeded: the group does not fit; the message gives the arithmetic.
     """
     decision = decide(budget, held, more)
     if decision.way is not None:
@@ -378,7 +379,7 @@ def _beyond(spent: PrivacyCharge, cost: PrivacyCharge, room: PrivacyCharge, curr
 
 
 def _held_open(held: Sequence[Entry]) -> str:
-    """Return which other runs hold some of the budget for steps that have not reported."""
+    """Return a clause that names the runs whose unfinished steps hold some of the budget."""
     runs = Counter(e.run or "no run" for e in held if e.open)
     if not runs:
         return ""
@@ -439,7 +440,7 @@ def _share(part: PrivacyCharge | None, whole: PrivacyCharge | None) -> float:
 
 def _epsilon(budget: Budget, spent: PrivacyCharge | None) -> float | None:
     if spent is None or budget.delta is None:
-        return None  # nothing is added up where there is no limit: 0 would be a false ε
+        return None  # without a limit charges are not added up, and 0 would be a false ε
     if spent == PrivacyCharge(0.0, 0.0):
         return 0.0
     if budget.closed_for or math.isinf(budget.order):
