@@ -159,7 +159,7 @@ def _start_on(
     _migrate(deployment, variables, log)
     # MLflow's secrets reach no other process and no step; Airflow's secrets do not reach MLflow.
     for_mlflow = mlflow_environment(deployment, folder, secret)
-    told = {"mlflow": for_mlflow, FORK_SERVER: _for_fork_server(variables)}
+    environments = {"mlflow": for_mlflow, FORK_SERVER: _for_fork_server(variables)}
     began = datetime.now(UTC).isoformat()
     components: dict[str, Process] = {}
     for name in names:
@@ -168,7 +168,7 @@ def _start_on(
         with file.open("ab") as output:
             process = supervisor.start(
                 _command(name, ports, deployment),
-                told.get(name, variables),
+                environments.get(name, variables),
                 mlflow_folder(deployment) if name == "mlflow" else CHECKOUT,
                 output,
                 end_with_us=end_with_us,
@@ -221,7 +221,7 @@ def connected(deployment: Deployment) -> AirflowApi | None:
         raise BadInput(
             "an Airflow is named, but no password for it",
             where="CONFIDE_AIRFLOW_PASSWORD",
-            fix="In a compose stack it stands in .env as AIRFLOW_PASSWORD.",
+            fix="In a compose stack, .env sets it as AIRFLOW_PASSWORD.",
         )
     return AirflowApi(
         named_airflow(), os.environ.get("CONFIDE_AIRFLOW_USER") or "confide", password

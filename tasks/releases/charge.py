@@ -163,7 +163,7 @@ def record_operator_use(
     ledger = ledger_for(context, units.dataset)
     confirm_releases(ledger, context.releases, f"the inputs of {context.run.task}")
     if units.unit is None:
-        raise BadInput("nobody has chosen its unit", where=units.dataset)
+        raise BadInput("its unit was not chosen", where=units.dataset)
     unit = units.unit
     event = Unaccounted(reason, unit=unit)
     entry = ledger.reserve(_reservation(context, units.dataset, unit, event, 0.0))

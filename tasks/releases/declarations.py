@@ -30,7 +30,7 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
 from tasks.storage import is_remote, keyed_digest, local_path, sha256_of, stage_source
 
-_NO_MODEL_OF_OURS = "Only models that nobody's private text went into are public sources."
+_NO_MODEL_OF_OURS = "Only models made without private text are public sources."
 _KEY = "content-digest"  # purpose of the derived secret, shared with the steps' outputs
 
 
@@ -230,7 +230,7 @@ def _ledger(source: Source, context: StepContext) -> Ledger:
         raise BadInput(
             f"the data set {MADE_UP} is the project's own made-up notes, and these are files",
             where=source.field,
-            fix="Give the private data set a name of its own.",
+            fix="Give the private data set a separate name.",
         )
     return refuse_unregistered(context, source.dataset)
 
@@ -268,7 +268,7 @@ def _refuse_undeclared(digest: str, source: Source, ledger: Ledger) -> None:
     if declared is None:
         # The message does not depend on private readings: it must not confirm a guessed text.
         raise BadInput(
-            f"nobody has declared public what is at {source.uri}",
+            f"{source.uri} was not declared public",
             where=source.field,
             fix=f"If it is, the operator says so: {command}",
         )

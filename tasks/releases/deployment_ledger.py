@@ -99,7 +99,7 @@ def refuse_other_standing(budget: Budget | None, dataset: str, *, made_up: bool)
     if dataset == MADE_UP and budget is not None:
         return  # tasks/releases/declarations.py reads no private file under that name
     if budget is None and made_up:
-        what = f"nobody has registered the data set {dataset} as public, as this run calls it"
+        what = f"the data set {dataset} is not registered as public, but this run calls it public"
         fix = f"If it is, the operator says so: confide ledger register {dataset} --public"
     elif budget is None:
         what = f"the data set {dataset} has no privacy budget yet"
@@ -112,7 +112,7 @@ def refuse_other_standing(budget: Budget | None, dataset: str, *, made_up: bool)
             f"the data set {dataset} is registered as made up or public, but this run calls it "
             "private"
         )
-        fix = "Give the private data set a name of its own."
+        fix = "Give the private data set a separate name."
     else:
         return
     raise BadInput(what, where="ledger", fix=fix)

@@ -119,7 +119,7 @@ def _refuse_uncovered_models(event: MechanismEvent) -> None:
         raise BadInput(
             f"one charge of {event.kind} covers the last model alone, and not those before it",
             where="kept_updates",
-            fix="Keep the last model alone, or train for fewer epochs, charged by itself.",
+            fix="Keep the last model alone, or train for fewer epochs, as a separate charge.",
         )
 
 

@@ -27,7 +27,7 @@ from tasks.storage import Store, sha256_of
 PRETRAINED = ("pretrain", "select")
 MODELS = (*PRETRAINED, "finetune")  # the steps whose output is a model
 
-Role = Literal["private", "public", "released"]  # released: written from what a charge released
+Role = Literal["private", "public", "released"]  # released: made from a charged release
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,7 @@ class PrivateUnits:
                 raise BadInput(
                     f"the input has {held}, the spec charges {charged}",
                     where=f"{name} of the {self.origin} step's output",
-                    fix="Charge what is read: give the spec the input's own.",
+                    fix="Give the spec the value of the input.",
                 )
         self.refuse_nameless(planned.unit)
 
@@ -337,7 +337,7 @@ def _opened(
         raise BadInput(
             f"it is the output of the step {source.result.step}",
             where=field,
-            fix=f"Give that of {' or '.join(steps)}.",
+            fix=f"Give the output of {' or '.join(steps)}.",
         )
     if role is not None and fact(source, "role") != role:
         raise BadInput(f"the text is {source.facts['role']}, and must be {role}", where=field)

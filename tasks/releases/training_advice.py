@@ -141,7 +141,7 @@ class RunReleases:
             raise BadInput(
                 "the releases protect different units, and their ε do not add up",
                 where="settings",
-                fix="Give private labels a data set of their own (entities_dataset).",
+                fix="Give private labels a separate data set (entities_dataset).",
             )
         return total
 
@@ -224,7 +224,7 @@ def calibrated(settings: JobSettings, budget: PrivacyBudget) -> JobSettings:
             f"ε={budget.epsilon:g} needs a noise multiplier of {sigma:g}, and a run takes "
             f"{MOST_NOISE:g} at most: nothing would be learned",
             where="--epsilon",
-            fix="Ask for a larger ε or fewer epochs, or train on public text alone.",
+            fix="Choose a larger ε or fewer epochs, or train on public text alone.",
         )
     return changed(settings, noise_multiplier=sigma)
 
@@ -425,7 +425,7 @@ def how_it_is_known(recipe: Recipe) -> str:
     return (
         f"Expectations come from {len(first.figures)} trainings on made-up notes ({first.source}), "
         f"of a small model, {way}. They are not a promise: real notes share less with each other. "
-        "* is beyond what was measured."
+        "* is beyond the measured range."
     )
 
 
@@ -451,9 +451,9 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
             compared.append((split, left))
     if not compared:
         raise BadInput(
-            f"ε={budget.epsilon:g} is too small: the releases beside the training spend it alone",
+            f"ε={budget.epsilon:g} is too small: the releases other than the training exhaust it",
             where="--epsilon",
-            fix="Ask for a larger ε, or train on public text alone.",
+            fix="Choose a larger ε, or train on public text alone.",
         )
     split, left = least(compared, lambda one: -_worth(*one))
     best = changed(_with_best_batch(split, left), noise_bands=settings.noise_bands)
@@ -497,7 +497,7 @@ def advised_within(
         raise BudgetExceeded(
             f"no plan with these settings fits the registered budget: {decision.refusal}",
             where=f"data set {settings.private_dataset}",
-            fix="See what is left: confide ledger remaining.",
+            fix="The remaining budget: confide ledger remaining.",
         )
     return best
 

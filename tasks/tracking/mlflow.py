@@ -363,8 +363,8 @@ class Delivery:
         for event in group:
             point = (fit(event.name), event.step)
             if point not in known:
-                told = shown_time(event.time, identity, experiment)
-                fresh[point] = Number(point[0], event.value, told, event.step)
+                time_shown = shown_time(event.time, identity, experiment)
+                fresh[point] = Number(point[0], event.value, time_shown, event.step)
         if fresh:
             self._api.log_batch(run_id, metrics=list(fresh.values()))
         known |= set(fresh)
@@ -431,7 +431,7 @@ class Delivery:
                 self._api.delete_registered_model_alias(model.name, ALIAS)
             except MlflowException:  # a user who may edit and not delete: the steps of a stack
                 fix = "An administrator of MLflow must remove it."
-                log(f"{model.name} {version}: audits stand against it. {fix}", "error")
+                log(f"{model.name} {version}: audits contradict its claim. {fix}", "error")
 
     def _end(self, identity: Identity, event: AttemptEnded) -> None:
         for target in ("step", *event.also):

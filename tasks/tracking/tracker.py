@@ -85,8 +85,10 @@ class Tracker:
         """
         model = bool(self._identity.model)
         events: list[Event] = []
-        told = spec.model_dump(mode="json", exclude={"settings", "results", "points", "charged"})
-        events += self._params(_flat(told))
+        settings = spec.model_dump(
+            mode="json", exclude={"settings", "results", "points", "charged"}
+        )
+        events += self._params(_flat(settings))
         if isinstance(spec, ReportSpec | SweepReportSpec):
             events += self._params(spec.settings, "parent")
         if isinstance(spec, PretrainSpec) and spec.plan and model:  # by these, models are compared

@@ -201,9 +201,9 @@ def test_without_a_record_nothing_is_handed_out_again(registered: Deployment) ->
     first = charged(bench_of(registered))
     first.settle(weights_released(WEIGHTS))
     forget_what_came_out(registered)
-    with pytest.raises(BadInput, match="nothing tells any more what came out"):
+    with pytest.raises(BadInput, match="the digest of its output is lost"):
         charged(bench_of(registered))  # before anything is trained in vain
-    with pytest.raises(BadInput, match="nothing tells any more what came out"):
+    with pytest.raises(BadInput, match="the digest of its output is lost"):
         first.settle(weights_released(WEIGHTS))
 
 
@@ -212,7 +212,7 @@ def test_the_record_outlives_the_outputs(registered: Deployment) -> None:
     charged(bench_of(registered)).settle(weights_released(WEIGHTS))
     shutil.rmtree(registered.store, ignore_errors=True)
     charged(bench_of(registered)).settle(weights_released(WEIGHTS))
-    with pytest.raises(BadInput, match="came out otherwise"):
+    with pytest.raises(BadInput, match="its output differs"):
         charged(bench_of(registered)).settle(weights_released(ROUNDED))
 
 
@@ -241,5 +241,5 @@ def test_a_histogram_is_the_same_in_every_word_and_count(registered: Deployment)
     charged(bench_of(registered)).settle(counts_released(counts))
     charged(bench_of(registered)).settle(counts_released(dict(reversed(counts.items()))))
     for other in (counts | {"arm": 18}, {"pain": 41}, {"pain": 41, "arms": 17}):
-        with pytest.raises(BadInput, match="came out otherwise"):
+        with pytest.raises(BadInput, match="its output differs"):
             charged(bench_of(registered)).settle(counts_released(other))

@@ -37,7 +37,7 @@ _CREATION_LOCK = 0x636F6E66  # "conf": any number that other programs do not use
 
 RESTORE = (
     "Restore ledger and seeds from one backup (docs/operate.md). Do not begin an empty ledger: "
-    "what was released stays spent."
+    "the budget of earlier releases stays spent."
 )
 _SQLITE_FULL = {
     sqlite3.SQLITE_FULL,

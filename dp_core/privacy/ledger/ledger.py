@@ -85,9 +85,7 @@ class Ledger:
             held = set(db.scalars(select(Entry.seed_key)))
         where = f"privacy ledger {self._database.location}"
         if remembered not in (None, identity):
-            raise BadInput(
-                "the seeds beside it were drawn under another ledger", where=where, fix=RESTORE
-            )
+            raise BadInput("the seeds were drawn under another ledger", where=where, fix=RESTORE)
         if forgotten := len(drawn - held):
             raise BadInput(
                 f"seeds were drawn for {forgotten} releases that it does not hold",
@@ -471,7 +469,7 @@ class Ledger:
             if entry.state in (State.PLANNED, State.WITHDRAWN):
                 raise BadInput("reserve it before it draws noise", where=f"ledger entry {entry_id}")
             if seed.known and not budget.made_up:
-                raise BadInput("a known seed protects nobody", where=f"ledger entry {entry_id}")
+                raise BadInput("a known seed gives no privacy", where=f"ledger entry {entry_id}")
             entry.refuse_unrecorded()
             entry.refuse_rebinding(seed_hash, manifest_digest)
             entry.seed_hash, entry.manifest_hash = seed_hash, manifest_digest
@@ -503,11 +501,11 @@ class Ledger:
                 raise BadInput(
                     "no seed is bound to it",
                     where=where,
-                    fix="Take the seed by Ledger.seed, which records what it was used for.",
+                    fix="Take the seed by Ledger.seed, which records its manifest.",
                 )
             if entry.accounted != bool(released):
                 raise BadInput(
-                    "what is released with a guarantee, and only that, has a digest", where=where
+                    "a release has a digest if and only if it has a guarantee", where=where
                 )
             entry.verify_reproduced_release(released.hex())
             if entry.state is State.RESERVED:
@@ -607,7 +605,7 @@ def _refuse_alike(name: str, registered: Iterator[str]) -> None:
             raise BadInput(
                 f"{name} differs from the registered data set {other} by its spelling alone",
                 where="ledger register",
-                fix=f"Use {other}, or a name that nobody confuses with it.",
+                fix=f"Use {other}, or a clearly different name.",
             )
 
 

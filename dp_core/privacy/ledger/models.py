@@ -246,8 +246,8 @@ class Budget(Base, kw_only=True):
             raise BadInput(
                 f"its releases would protect different units: {', '.join(units)}",
                 where=f"budget {self.name}",
-                fix="Guarantees for different units do not add up: set words_per_unit to that of"
-                " the earlier releases.",
+                fix="Guarantees for different units do not add up: set words_per_unit to the"
+                " value of the earlier releases.",
             )
 
     def refuse_partial_withdrawal(self, plan: Sequence[Entry]) -> None:
@@ -442,7 +442,7 @@ class Entry(Base, kw_only=True):
         """
         if self.state is State.SETTLED and self.accounted and not self.released_hash:
             self._refuse(
-                "this was released before, and nothing tells any more what came out",
+                "this was released before, and the digest of its output is lost",
                 "Restore the output from a copy, or use another seed: a new charge.",
             )
 
@@ -459,7 +459,7 @@ class Entry(Base, kw_only=True):
         self.refuse_unrecorded()
         if self.released_hash and self.released_hash != released_hash:
             self._refuse(
-                "this was released before, and came out otherwise this time",
+                "this was released before, and its output differs this time",
                 "Restore the output from a copy, or use another seed: a new charge.",
             )
 

@@ -429,9 +429,9 @@ def test_what_an_older_version_settled_is_not_made_again(ledger: Ledger, tmp_pat
     ledger.settle(entry.id, b"digest")
     with ledger._database.transaction() as db:
         db.execute(text("UPDATE entries SET released_hash = ''"))
-    with pytest.raises(BadInput, match=r"nothing tells any more what came out\. Restore"):
+    with pytest.raises(BadInput, match=r"the digest of its output is lost\. Restore"):
         ledger.seed(entry, seeds, b"manifest")
-    with pytest.raises(BadInput, match="nothing tells any more"):
+    with pytest.raises(BadInput, match="the digest of its output is lost"):
         ledger.settle(entry.id, b"digest")
 
 
