@@ -47,7 +47,7 @@ def test_another_home_has_other_secrets(tmp_path):
     assert Secrets.of(first).jwt != Secrets.of(second).jwt
 
 
-def test_what_an_earlier_version_drew_is_kept_and_what_it_did_not_know_is_added(tmp_path):
+def test_existing_secrets_are_kept_and_missing_ones_drawn(tmp_path):
     earlier = {"password": "p", "jwt": "j", "session": "s", "fernet": "f"}
     (tmp_path / "secrets.json").write_text(json.dumps(earlier))
     (tmp_path / airflow_configuration.MLFLOW_USERS).write_text("with a password that nobody knows")
@@ -58,7 +58,7 @@ def test_what_an_earlier_version_drew_is_kept_and_what_it_did_not_know_is_added(
     assert Secrets.of(tmp_path) == made
 
 
-def test_only_mlflow_is_told_its_secrets(deployment, secret, tmp_path, monkeypatch):
+def test_only_mlflow_receives_its_secrets(deployment, secret, tmp_path, monkeypatch):
     planted = {
         "AIRFLOW__CORE__FERNET_KEY": "planted",
         "CONFIDE_LEDGER": "postgresql://ledger:planted@db/ledger",
@@ -86,7 +86,7 @@ def test_only_mlflow_is_told_its_secrets(deployment, secret, tmp_path, monkeypat
     assert (tmp_path / "mlflow-auth.ini").stat().st_mode & 0o077 == 0
 
 
-def test_the_port_stands_in_all_three_settings_that_must_agree(deployment, secret):
+def test_port_agrees_in_all_three_settings(deployment, secret):
     told = airflow_configuration.environment(deployment, secret, {"airflow": 1234, "mlflow": 5678})
     assert told["AIRFLOW__API__PORT"] == "1234"
     assert told["AIRFLOW__API__BASE_URL"] == "http://127.0.0.1:1234"

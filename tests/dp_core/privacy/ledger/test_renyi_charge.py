@@ -49,7 +49,9 @@ def test_a_poisson_sampled_gaussian_costs_its_divergence(
 
 
 @given(st.floats(1e-4, 20), st.integers(2, 512))
-def test_randomised_response_is_what_an_epsilon_costs_at_most(epsilon: float, order: int) -> None:
+def test_randomised_response_has_the_largest_charge_of_an_epsilon(
+    epsilon: float, order: int
+) -> None:
     rho = pure_dp_rdp(epsilon, order)
     assert 0 <= rho <= epsilon
     assert rho <= order * epsilon**2 / 2 * (1 + 1e-6)  # Bun and Steinke 2016, Proposition 3.3
