@@ -13,7 +13,7 @@ from typing import Any
 from benchmarks.real_text import NOTES_AND_ENTITIES, existing_files
 from tasks.protocol import JobSettings, SweepSettings
 from tasks.protocol.presets import preset
-from tasks.releases.advice import PrivacyBudget, Spending, calibrated
+from tasks.releases.training_advice import PrivacyBudget, RunReleases, calibrated
 
 SEEDS = (1, 2, 3)
 
@@ -85,7 +85,7 @@ class Experiment:
         made |= existing_files(self.files)
         if self.epsilon:
             settings = JobSettings.model_validate(made)
-            delta = Spending.of(settings).delta
+            delta = RunReleases.of(settings).delta
             calibrated_settings = calibrated(settings, PrivacyBudget(self.epsilon, delta))
             made["noise_multiplier"] = calibrated_settings.noise_multiplier
         model = SweepSettings if self.job == "dp_sweep" else JobSettings

@@ -21,8 +21,8 @@ from tasks.protocol import (
     StepSpec,
     dp_bert_steps,
 )
-from tasks.releases.advice import PrivacyBudget, Spending, advised, calibrated
 from tasks.releases.declarations import declare_public
+from tasks.releases.training_advice import PrivacyBudget, RunReleases, advised, calibrated
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.step import run_step
 
@@ -85,7 +85,7 @@ class Runner:
     def settings(self, cell: Cell) -> JobSettings:
         """Return a cell's settings, calibrated to its ε; the total δ is that in the settings."""
         settings = JobSettings.model_validate(cell.settings(quick=self._quick))
-        budget = PrivacyBudget(cell.epsilon, Spending.of(settings).delta)
+        budget = PrivacyBudget(cell.epsilon, RunReleases.of(settings).delta)
         settings = _affordable(settings, cell.epsilon)
         if RECIPES[cell.recipe].advised:
             return advised(settings, budget).settings
@@ -110,7 +110,7 @@ class Runner:
         steps = self._steps(settings)
         between = ("phrases",) if settings.phrases_epsilon else ()
         models = self._measured(cell.key, steps, ("dp", *between))
-        spending = Spending.of(settings)
+        spending = RunReleases.of(settings)
         return {
             "corpus": cell.corpus,
             "units": cell.units,

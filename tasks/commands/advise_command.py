@@ -19,8 +19,8 @@ from tasks.protocol import JobSettings
 from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:
-    from dp_core.privacy.ledger import Cost, Ledger
-    from tasks.releases.advice import Advice, Outlook, PrivacyBudget
+    from dp_core.privacy.ledger import AdmissionDecision, Ledger
+    from tasks.releases.training_advice import Advice, Outlook, PrivacyBudget
 
 
 @click.command("advise")
@@ -63,11 +63,11 @@ def command(
 
 
 def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -> Advice:
-    from tasks.releases.advice import PrivacyBudget, Spending, advised, advised_within
+    from tasks.releases.training_advice import PrivacyBudget, RunReleases, advised, advised_within
 
     account = _registered(settings)
     if account is None:
-        now = Spending.of(settings)
+        now = RunReleases.of(settings)
         budget = PrivacyBudget(
             now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta
         )
@@ -84,8 +84,8 @@ def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -
 def _registered(settings: JobSettings) -> tuple[Ledger, PrivacyBudget] | None:
     """Return the ledger and the registered budget of the private data set, if it has one."""
     from tasks.protocol.settings import MADE_UP
-    from tasks.releases.advice import PrivacyBudget
-    from tasks.releases.ledger import open_ledger
+    from tasks.releases.deployment_ledger import open_ledger
+    from tasks.releases.training_advice import PrivacyBudget
 
     if settings.made_up or settings.private_dataset == MADE_UP:
         return None
@@ -100,7 +100,7 @@ def _registered(settings: JobSettings) -> tuple[Ledger, PrivacyBudget] | None:
     return ledger, PrivacyBudget(budget.epsilon, budget.delta)
 
 
-def _decision(ledger: Ledger, settings: JobSettings) -> Cost:
+def _decision(ledger: Ledger, settings: JobSettings) -> AdmissionDecision:
     """Return the ledger's decision on a run with these settings, as the run would get it."""
     from tasks.protocol import budget_of_run
     from tasks.releases.charge import reservations_of
@@ -114,7 +114,7 @@ def _decision(ledger: Ledger, settings: JobSettings) -> Cost:
 
 def to_json(advice: Advice) -> dict[str, Any]:
     """Return the advice as plain JSON data."""
-    from tasks.releases.advice import how_it_is_known
+    from tasks.releases.training_advice import how_it_is_known
 
     settings, spending = advice.settings, advice.spending
     return {
@@ -216,7 +216,7 @@ def _show(advice: Advice) -> None:
         ["", "units", f"ε of {of}", "σ", *quantities],
         [_row(outlook) for outlook in advice.outlook],
     )
-    from tasks.releases.advice import how_it_is_known
+    from tasks.releases.training_advice import how_it_is_known
 
     click.echo(how_it_is_known(spending.recipe))
     click.echo(advice.verdict)
@@ -229,7 +229,7 @@ def _show(advice: Advice) -> None:
 
 
 def _row(outlook: Outlook) -> list[object]:
-    from tasks.releases.advice import in_words
+    from tasks.releases.training_advice import in_words
 
     case = outlook.case
     shares = [in_words(one) for one in outlook.expected.values()]

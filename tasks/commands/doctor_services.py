@@ -78,7 +78,7 @@ def ledger(deployment: Deployment) -> Iterator[Finding]:
 
 def _releases(deployment: Deployment) -> Iterator[Finding]:
     """Compare the releases in the ledger with the outputs in the store, both ways."""
-    from tasks.releases.ledger import open_ledger
+    from tasks.releases.deployment_ledger import open_ledger
     from tasks.releases.restored_state import compare
 
     try:
@@ -174,7 +174,7 @@ def _ledger(deployment: Deployment) -> str:
 
 def _integrity(deployment: Deployment) -> str:
     from dp_core.privacy.seed_store import SeedStore
-    from tasks.releases.ledger import confirm_store, open_ledger
+    from tasks.releases.deployment_ledger import confirm_store, open_ledger
 
     ledger = open_ledger(deployment)
     if faults := ledger.faults(SeedStore(deployment.seeds)):
@@ -185,7 +185,7 @@ def _integrity(deployment: Deployment) -> str:
 
 def _seeds_of_releases(deployment: Deployment) -> str:
     from dp_core.privacy.seed_store import SeedStore
-    from tasks.releases.ledger import open_ledger
+    from tasks.releases.deployment_ledger import open_ledger
     from tasks.releases.restored_state import lost_seeds
 
     lost = lost_seeds(open_ledger(deployment), SeedStore(deployment.seeds))

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 def _open() -> Ledger:
-    from tasks.releases.ledger import open_ledger
+    from tasks.releases.deployment_ledger import open_ledger
 
     deployment = Deployment.from_environment()
     deployment.prepare()
@@ -274,17 +274,17 @@ def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:
 
 
 def _cost(dataset: str, planned: list[Reservation], *, made_up: bool) -> dict[str, Any]:
-    from dp_core.privacy.ledger import Cost, Way
+    from dp_core.privacy.ledger import AdmissionDecision, Way
     from dp_core.privacy.statement import total_epsilon
     from tasks.protocol.settings import MADE_UP
-    from tasks.releases.ledger import refuse_other_standing
+    from tasks.releases.deployment_ledger import refuse_other_standing
     from tasks.releases.unfinished_runs import killed_runs
 
     ledger = _open()
     budget = ledger.datasets().get(dataset)
     if dataset == MADE_UP and budget is None:
         # The run registers it, without a limit.
-        cost = Cost(Way.SEQUENCE, None, 0.0, 1.0, None, len(planned))
+        cost = AdmissionDecision(Way.SEQUENCE, None, 0.0, 1.0, None, len(planned))
     else:
         refuse_other_standing(budget, dataset, made_up=made_up)
         # The run would first give back the plans of killed ones.

@@ -9,7 +9,7 @@ import click
 from tasks.commands.output import write_pairs, write_table
 
 if TYPE_CHECKING:
-    from dp_core.privacy.ledger import Cost, Entry, Ledger, PublicSource
+    from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource
 
 LATEST = 20  # releases that the overview shows: an ε takes a moment to compute
 FITS: dict[str | None, str] = {
@@ -165,7 +165,7 @@ def record(entry: Entry) -> dict[str, Any]:
     return entry.to_json() | words
 
 
-def cost_in_json(cost: Cost) -> dict[str, Any]:
+def cost_in_json(cost: AdmissionDecision) -> dict[str, Any]:
     """Return the cost of a run as JSON data."""
     return {
         "fits": cost.fits,

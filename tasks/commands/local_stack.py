@@ -41,7 +41,7 @@ def demo(options: SettingsOptions) -> None:
 def up() -> None:
     """Serve the Airflow and MLflow pages on this machine, until `confide down`."""
     from tasks.local import stack as local
-    from tasks.local.configuration import USER, airflow_home, runs_page
+    from tasks.local.airflow_configuration import USER, airflow_home, runs_page
 
     console = Console(highlight=False)
     deployment = Deployment.from_environment()

@@ -10,20 +10,20 @@ from typing import Any
 
 from dp_core.errors import BadInput, ConfideError
 
-# Loopback: a proxy that the environment names for the world must not get these calls.
+# These calls stay on this machine: they must not pass through a proxy of the environment.
 _OPENER = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 _TIMEOUT = 30.0
 
 
 class AirflowRefused(BadInput):
-    """Airflow answered, and said no, in its own words."""
+    """Airflow refused a request; the message quotes its reason."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"Airflow refused: {why}")
 
 
 class AirflowAway(ConfideError):
-    """Nothing answers there, or not yet, or only that it cannot."""
+    """Airflow does not answer, has not started yet, or answers with a server error."""
 
     def __init__(self, why: str) -> None:
         super().__init__(f"Airflow does not answer ({why})")
@@ -42,7 +42,7 @@ class AirflowApi:
         self._token = ""
 
     def warm_up(self) -> None:
-        """Have the server load what tasks talk to; otherwise the first task waits for it."""
+        """Make the server load its task interface, so that the first task does not wait for it."""
         self._call("GET", "/execution/health", login=False)
 
     def health(self) -> dict[str, str]:
@@ -51,7 +51,7 @@ class AirflowApi:
         return {name: str(part.get("status")) for name, part in answer.items() if part}
 
     def ensure_pool(self, name: str, slots: int, description: str) -> None:
-        """Make the pool, unless it is there (and then leave its size to whoever changed it)."""
+        """Create the pool if it does not exist; the size of an existing pool stays unchanged."""
         body = {"name": name, "slots": slots, "description": description}
         try:
             self._call("GET", f"/api/v2/pools/{name}")
@@ -59,7 +59,7 @@ class AirflowApi:
             self._call("POST", "/api/v2/pools", body)
 
     def dag_parsed_at(self, dag: str) -> str:
-        """Return when the DAG's file was last read, as ISO time; empty if it never was."""
+        """Return the ISO time of the last parsing of the DAG's file, or '' if there is none."""
         try:
             return str(self._call("GET", f"/api/v2/dags/{dag}").get("last_parsed_time") or "")
         except AirflowRefused:
@@ -96,7 +96,7 @@ class AirflowApi:
         self._call("POST", "/api/v2/assets/events", body)
 
     def pool_slots(self, name: str) -> int | None:
-        """Return how many tasks a pool lets run at a time; None where there is no such pool."""
+        """Return the number of slots of a pool, or None if the pool does not exist."""
         try:
             return int(self._call("GET", f"/api/v2/pools/{name}")["slots"])
         except AirflowRefused:
@@ -145,9 +145,9 @@ class AirflowApi:
                 return dict(json.loads(answer.read() or b"{}"))
         except urllib.error.HTTPError as error:
             if error.code == 401 and login and self._token:
-                self._token = ""  # it has run out
+                self._token = ""  # the token has expired
                 return self._call(method, path, body)
-            if error.code >= 500:  # it has trouble of its own, as its database may have: no answer
+            if error.code >= 500:  # a server error, for example of its database, is no refusal
                 raise AirflowAway(_detail(error)) from None
             raise AirflowRefused(_detail(error)) from None
         except (OSError, ValueError) as error:
@@ -155,7 +155,7 @@ class AirflowApi:
 
 
 def _detail(error: urllib.error.HTTPError) -> str:
-    """Return Airflow's own words on one line."""
+    """Return Airflow's error text on one line."""
     try:
         detail = json.loads(error.read()).get("detail", "")
     except (OSError, ValueError):

@@ -33,7 +33,7 @@ class RunFollower:
 
     Args:
         home: of the deployment, below which the run's steps keep their messages.
-        check: called at every look; raises where following has become pointless.
+        check: called at every poll; raises if the run cannot finish any more.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class RunFollower:
                 time.sleep(_EVERY)
 
     def told(self, task: dict[str, Any]) -> Follower:
-        """Return what a task's step has told so far."""
+        """Return the messages of a task's step so far."""
         name = _name(task)
         if name not in self._channels:
             step, run_key = task["task_id"].rpartition(".")[2], f"{self._dag}/{self._run_id}"
@@ -109,12 +109,12 @@ class RunFollower:
 def run(deployment: Deployment, settings: JobSettings, console: Console) -> str:
     """Run the job through Airflow; return the URI of its report step's output.
 
-    A stack that serves already is used and left as it is; otherwise one is started, and stopped
-    whatever happens.
+    A running stack is used and left running. Otherwise a stack is started for the demo, and stopped
+    at its end even after an error.
 
     Raises:
         BadInput: Airflow refuses the settings.
-        ConfideError: the run failed; the line says which task, why, and where its log is.
+        ConfideError: the run failed; the message names the task, the reason and the log.
     """
     with _stack(deployment, console) as stack:
         api = stack.api()
@@ -146,7 +146,7 @@ def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console)
 
 
 def _log_of(deployment: Deployment, run_id: str, task: dict[str, Any]) -> Path:
-    """Return where Airflow keeps the log of a task's last try."""
+    """Return the path of Airflow's log of a task's last attempt."""
     folder = deployment.logs / "airflow" / f"dag_id={DAG}" / f"run_id={run_id}"
     return folder / f"task_id={task['task_id']}" / f"attempt={task['try_number']}.log"
 
@@ -162,7 +162,7 @@ def _stack(deployment: Deployment, console: Console) -> Iterator[Stack]:
         try:
             stack = local.start(deployment, local.RUNNERS, console.print, end_with_us=True)
             for earlier in stack.api().unfinished_runs(DAG):
-                if earlier.startswith(PREFIX):  # a demo that was killed: it would go on before ours
+                if earlier.startswith(PREFIX):  # a killed demo would continue before this one
                     stack.api().fail_run(DAG, earlier)
             yield stack
         finally:
@@ -171,7 +171,7 @@ def _stack(deployment: Deployment, console: Console) -> Iterator[Stack]:
 
 @contextlib.contextmanager
 def _failed_if_interrupted(api: AirflowApi, run_id: str) -> Iterator[None]:
-    """Have an interrupted run end as failed: left running, it would go on at the next start."""
+    """Mark an interrupted run as failed, so that it does not continue at the next start."""
     try:
         yield
     except BaseException:
@@ -188,7 +188,7 @@ def first_failure(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def _name(task: dict[str, Any]) -> str:
-    """Return what a task is called: by its point, and where its group has none, by the group."""
+    """Return the display name of a task; a mapped task is named with its point."""
     if task["map_index"] < 0:
         return str(task["task_id"])
     name = str(task["task_id"]).rpartition(".")[2]

@@ -23,7 +23,7 @@ from pathlib import Path
 
 from dp_core.errors import BadInput, ConfideError
 from tasks.local.airflow_api import AirflowApi, AirflowAway
-from tasks.local.configuration import (
+from tasks.local.airflow_configuration import (
     HOST,
     USER,
     Secrets,
@@ -42,8 +42,8 @@ from tasks.protocol.supervisor import STACK_GRACE, Process
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
 
 FORK_SERVER = "fork-server"
-RUNNERS = ("api-server", "scheduler", "dag-processor", FORK_SERVER)  # what it takes to run a DAG
-PAGES = (*RUNNERS, "triggerer", "mlflow")  # what it takes to serve everything
+RUNNERS = ("api-server", "scheduler", "dag-processor", FORK_SERVER)  # components that run a DAG
+PAGES = (*RUNNERS, "triggerer", "mlflow")  # all components
 DAGS = ("dp_bert", "dp_sweep", "new_corpus", "privacy_audit")
 TRAINING_POOL = ("training", 1, "Steps that use every core: one at a time.")
 START_SECONDS = 300.0
@@ -54,7 +54,7 @@ _AIRFLOW = [str(_ORCHESTRATOR), "-m", "airflow"]
 
 @dataclass(frozen=True)
 class Stack:
-    """A stack that was started: its processes, ports, and how to reach it."""
+    """A started stack: its processes, ports and passwords."""
 
     components: dict[str, Process]
     ports: dict[str, int]
@@ -76,7 +76,7 @@ class Stack:
         return AirflowApi(self.airflow_url, USER, self.password)
 
     def dead(self) -> list[str]:
-        """Return the components that do not run any more; without a fork server, steps do."""
+        """Return the components that have ended; steps do not need the fork server."""
         return [
             name
             for name, process in self.components.items()
@@ -85,7 +85,7 @@ class Stack:
 
 
 def running(deployment: Deployment) -> Stack | None:
-    """Return the stack of this deployment if all of it runs."""
+    """Return the stack of this deployment if all its components run."""
     stack = _read(deployment)
     return stack if stack and not stack.dead() else None
 
@@ -99,12 +99,12 @@ def start(
 ) -> Stack:
     """Start the named components and wait until they are healthy.
 
-    What is left of an earlier stack is stopped first. With `end_with_us` nothing outlives the
-    calling process, however that ends.
+    The remaining components of an earlier stack are stopped first. With `end_with_us` no component
+    outlives the calling process, even if that is killed.
 
     Raises:
-        BadInput: the orchestrator's environment is not there, or a port is taken, or another
-            command is starting this stack.
+        BadInput: the orchestrator's environment is missing, a port is taken, or another command
+            is starting this stack.
         ConfideError: a component ended, or was not up in time; the line names its log.
     """
     if not is_executable(_ORCHESTRATOR):
@@ -119,10 +119,10 @@ def start(
 
 @contextmanager
 def _starting_alone(folder: Path) -> Iterator[None]:
-    """Let one command at a time start a stack: two would take one port, and stop each other.
+    """Let one command at a time start a stack: two commands would stop each other's components.
 
     Raises:
-        BadInput: another one is at it.
+        BadInput: another command is starting the stack.
     """
     with (folder / "starting.lock").open("w") as lock:
         try:
@@ -139,7 +139,7 @@ def _starting_alone(folder: Path) -> Iterator[None]:
 def _start(
     deployment: Deployment, names: Sequence[str], log: Callable[[str], None], end_with_us: bool
 ) -> Stack:
-    """Stop what an earlier stack left, and start the components on free ports."""
+    """Stop the components of an earlier stack, and start new ones on free ports."""
     stop(deployment)
     with free_ports(("airflow", "mlflow")) as ports:  # reserved until the servers have bound them
         return _start_on(ports, deployment, names, log, end_with_us)
@@ -157,9 +157,9 @@ def _start_on(
     secret = Secrets.of(folder)
     variables = environment(deployment, secret, ports)
     _migrate(deployment, variables, log)
-    # MLflow's secrets reach no other process, and so no step; nor do Airflow's reach MLflow.
+    # MLflow's secrets reach no other process and no step; Airflow's secrets do not reach MLflow.
     for_mlflow = mlflow_environment(deployment, folder, secret)
-    told = {"mlflow": for_mlflow, FORK_SERVER: _for_fork_server(variables)}
+    environments = {"mlflow": for_mlflow, FORK_SERVER: _for_fork_server(variables)}
     began = datetime.now(UTC).isoformat()
     components: dict[str, Process] = {}
     for name in names:
@@ -168,14 +168,14 @@ def _start_on(
         with file.open("ab") as output:
             process = supervisor.start(
                 _command(name, ports, deployment),
-                told.get(name, variables),
+                environments.get(name, variables),
                 mlflow_folder(deployment) if name == "mlflow" else CHECKOUT,
                 output,
                 end_with_us=end_with_us,
             )
         components[name] = supervisor.released(process)
         stack = Stack(dict(components), ports, secret.password, secret.mlflow)
-        _write(deployment, stack)  # after each: a stack killed while starting is found again
+        _write(deployment, stack)  # after each start, so that a killed start can be cleaned up
     log(f"Starting {', '.join(names)} …")
     try:
         _wait_until_up(deployment, stack, began)
@@ -186,7 +186,7 @@ def _start_on(
 
 
 def stop(deployment: Deployment) -> bool:
-    """Stop what is left of this deployment's stack; return whether there was anything."""
+    """Stop this deployment's stack; return whether there was one."""
     stack = _read(deployment)
     if stack is None:
         return False
@@ -206,10 +206,10 @@ def named_airflow() -> str:
 
 
 def connected(deployment: Deployment) -> AirflowApi | None:
-    """Return a client of this deployment's Airflow, or None where there is none to be found.
+    """Return a client of this deployment's Airflow, or None if none is named or running.
 
     Raises:
-        BadInput: an address without a password, or one that is not http.
+        BadInput: the address has no password, or is not an http address.
     """
     if not named_airflow():
         stack = running(deployment)
@@ -221,7 +221,7 @@ def connected(deployment: Deployment) -> AirflowApi | None:
         raise BadInput(
             "an Airflow is named, but no password for it",
             where="CONFIDE_AIRFLOW_PASSWORD",
-            fix="In a compose stack it stands in .env as AIRFLOW_PASSWORD.",
+            fix="In a compose stack, .env sets it as AIRFLOW_PASSWORD.",
         )
     return AirflowApi(
         named_airflow(), os.environ.get("CONFIDE_AIRFLOW_USER") or "confide", password
@@ -240,7 +240,7 @@ def _command(name: str, ports: dict[str, int], deployment: Deployment) -> list[s
 
 
 def _for_fork_server(variables: dict[str, str]) -> dict[str, str]:
-    """Return what a step's environment shares with all others of the stack: no secret of theirs."""
+    """Return the environment that all steps of the stack share, without orchestrator secrets."""
     shared = fork_server.shared_environment(without_orchestrator(variables))
     return shared | {"PYTHONUNBUFFERED": "1"}
 
@@ -271,7 +271,7 @@ def _migrate(deployment: Deployment, variables: dict[str, str], log: Callable[[s
 
 
 def _wait_until_up(deployment: Deployment, stack: Stack, began: str) -> None:
-    """Return when all components are healthy and the DAGs have been read anew."""
+    """Wait until all components are healthy and the DAGs have been parsed again."""
     api = stack.api()
     deadline = time.monotonic() + START_SECONDS
     waiting = "Airflow"

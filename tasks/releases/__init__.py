@@ -1,1 +1,1 @@
-"""What is released: plans, charges, provenance, statements."""
+"""Releases of private data: plans, charges, provenance, statements."""

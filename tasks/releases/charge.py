@@ -1,8 +1,8 @@
-"""Releases of private data: reserved in the ledger, with a seed of their own, before any reading.
+"""Charges: each release of private data is reserved in the ledger before the data is read.
 
-The seed is bound to a manifest (`tasks.releases.manifest`): keyed digests of the inputs' content,
-the plan, and the code. If anything in it differs, what was begun cannot go on: it is a new release,
-with a new seed, and is charged as one.
+Each release has a separate seed, bound to a manifest (`tasks.releases.manifest`): keyed digests of
+the inputs' content, the plan, and the code. If the manifest differs on a retry, the release cannot
+continue. A new release with a new seed is then made and charged.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from dp_core.privacy.ledger import Entry, Ledger, Reservation
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, Unaccounted
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.protocol import Charged, ReleaseRecord
-from tasks.releases.ledger import ledger_for
+from tasks.releases.deployment_ledger import ledger_for
 from tasks.releases.plans import PlannedRelease, planned_release, refuse_large_deltas
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
 from tasks.releases.restored_state import confirm_releases
@@ -29,7 +29,7 @@ from tasks.runtime.log import log
 
 @dataclass(frozen=True)
 class Charge:
-    """A release that may be made now: its entry, and the secret seed of its noise."""
+    """A reserved release, with its ledger entry and the secret seed of its noise."""
 
     context: StepContext
     ledger: Ledger
@@ -38,13 +38,13 @@ class Charge:
     declared_units: int
 
     def settle(self, content: bytes) -> ReleaseRecord:
-        """Record what is released; return the record that travels with it.
+        """Settle the release; return the record that its output carries.
 
         Args:
-            content: `weights_released` or `counts_released`, of what is handed out after this.
+            content: `weights_released` or `counts_released` of the output.
 
         Raises:
-            BadInput: something else was released under the same noise before.
+            BadInput: a different output was released under the same noise before.
         """
         entry = self.ledger.settle(self.entry.id, self.seed.derive("released", content))
         return _recorded(self.context, entry, self.declared_units, self.seed.known)
@@ -55,7 +55,7 @@ def reservations_of(charged: Iterable[Charged], run: str = "") -> dict[str, list
 
     Args:
         charged: specs of the charged steps.
-        run: key of the run; empty for a run that is only asked about.
+        run: key of the run; empty for a query about a run.
 
     Raises:
         BadInput: as `planned_release`; or the δ of all releases of a data set is not below one in
@@ -74,7 +74,7 @@ def reservations_of(charged: Iterable[Charged], run: str = "") -> dict[str, list
 
 
 def refuse_unfit_plans(context: StepContext, charged: Iterable[Charged]) -> None:
-    """Refuse a run whose releases do not fit, before it reads anything; nothing is registered.
+    """Refuse a run whose releases do not fit, before it reads any data; nothing is registered.
 
     Raises:
         BudgetExceeded, BadInput: as `register_plans`.
@@ -84,16 +84,15 @@ def refuse_unfit_plans(context: StepContext, charged: Iterable[Charged]) -> None
 
 
 def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Entry]:
-    """Register every release of a run before the first: all of it fits, or nothing is charged.
+    """Register every release of a run before the first one; if one does not fit, charge none.
 
     Args:
         context: of the step that registers.
         charged: specs of all charged steps of the run.
 
     Raises:
-        BudgetExceeded: it does not fit; nothing changed.
-        BadInput: as `reservations_of`; or a data set is not registered, or registered for
-            something else.
+        BudgetExceeded: the run does not fit; nothing changed.
+        BadInput: as `reservations_of`; or a data set is not registered, or registered differently.
     """
     entries: list[Entry] = []
     registered: list[tuple[Ledger, str, str]] = []
@@ -102,8 +101,8 @@ def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Ent
         try:
             entries += ledger.register_plan(plan, context.run.has_ended)
         except ConfideError:
-            for earlier, dataset, plan_key in registered:  # nothing of it has begun
-                with suppress(BadInput):  # all of its releases were registered before
+            for earlier, dataset, plan_key in registered:  # none of these releases has begun
+                with suppress(BadInput):  # all of the plan's releases were registered before
                     earlier.withdraw_plan(dataset, plan_key)
             raise
         registered.append((ledger, name, plan[0].plan_key))
@@ -120,20 +119,20 @@ def charge(
 ) -> Charge:
     """Reserve a release; return it with its seed, bound to the manifest `content`.
 
-    What the run registered beforehand is found, and not charged again. Of the plan, only the
-    mechanism counts: data set, unit and bound are those of the input that is read.
+    An entry that the run registered beforehand is not charged again. Only the mechanism is taken
+    from the plan: data set, unit and bound come from the input that is read.
 
     Args:
         context: of the step; every input has been opened.
-        units: that are read, as provenance derived them.
-        planned: what the spec says will be charged.
+        units: the private units of the input, as provenance derived them.
+        planned: the planned release that follows from the spec.
         content: the manifest.
-        charged_as: spec hash that the entry was registered under; by default the step's own.
+        charged_as: spec hash of the registered entry; by default the step's spec hash.
 
     Raises:
-        BudgetExceeded: it does not fit the data set's budget.
+        BudgetExceeded: the release does not fit the data set's budget.
         BadInput: the plan is for other units; an input may not be released at all; δ in total is
-            not below one in the units; the data set is not registered, or for something else.
+            not below one in the number of units; the data set is not registered, or differently.
     """
     units.refuse_other(planned)
     refuse_operator_ancestors(context)
@@ -157,14 +156,14 @@ def charge(
 def record_operator_use(
     context: StepContext, units: PrivateUnits, *, reason: str = "training without privacy"
 ) -> ReleaseRecord:
-    """List a use of private data without any guarantee; it stays with the operator.
+    """Record a use of private data without any guarantee; the output stays with the operator.
 
-    The output, and whatever descends from it, carries the record: its ε is infinite.
+    The output and all its descendants carry the record, whose ε is infinite.
     """
     ledger = ledger_for(context, units.dataset)
     confirm_releases(ledger, context.releases, f"the inputs of {context.run.task}")
     if units.unit is None:
-        raise BadInput("nobody has chosen its unit", where=units.dataset)
+        raise BadInput("its unit was not chosen", where=units.dataset)
     unit = units.unit
     event = Unaccounted(reason, unit=unit)
     entry = ledger.reserve(_reservation(context, units.dataset, unit, event, 0.0))
@@ -188,7 +187,7 @@ def _reservation(
 def _recorded(
     context: StepContext, entry: Entry, declared_units: int = 0, seed_known: bool = False
 ) -> ReleaseRecord:
-    """Return a settled release as a record, which the step's output carries from now on."""
+    """Return the record of a settled release, and add it to the ancestry of the step's output."""
     record = ReleaseRecord(
         ledger_id=entry.id,
         dataset=entry.dataset,
@@ -212,5 +211,5 @@ def _may_continue(context: StepContext, entry: Entry, content: bytes) -> bool:
     try:
         seed = context.seeds.get(entry.seed_key)
     except BadInput:
-        return False  # the seed is lost, and with it the noise that was begun
+        return False  # the noise cannot be drawn again without the lost seed
     return entry.is_bound_to(seed, content)

@@ -1,9 +1,9 @@
-"""Declarations: which sources are public, on the operator's word alone, and whose the others are.
+"""Declarations: sources are public on the operator's word alone; private sources are remembered.
 
-A job may call any file public, and who starts jobs chooses its settings. So what a step reads from
-outside the store is opened here and nowhere else, and is read as public only if the operator has
-declared its content so, on the command line (`confide ledger declare-public`). What is read as a
-private data set is remembered by its keyed digest. docs/adr/0013-sources-and-public-data.md.
+A job may call any file public, and its author chooses the settings. Every file from outside the
+store is therefore opened by this module only. It is read as public only if the operator has
+declared its content public on the command line (`confide ledger declare-public`). The ledger
+remembers the keyed digest of every private source. See docs/adr/0013-sources-and-public-data.md.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dp_core.errors import BadInput, PrivateTextRefusal, is_full_disk
 from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.protocol import Source, StepSpec
 from tasks.protocol.settings import MADE_UP
-from tasks.releases.ledger import open_ledger, refuse_unregistered
+from tasks.releases.deployment_ledger import open_ledger, refuse_unregistered
 from tasks.releases.provenance import MODELS
 from tasks.releases.statements import DATA as STATEMENT
 from tasks.runtime.context import StepContext, content_key, read_result
@@ -30,27 +30,27 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
 from tasks.storage import is_remote, keyed_digest, local_path, sha256_of, stage_source
 
-_NO_MODEL_OF_OURS = "Only models that nobody's private text went into are public sources."
-_KEY = "content-digest"  # what the secret is derived for: the same as of the steps' outputs
+_NO_MODEL_OF_OURS = "Only models made without private text are public sources."
+_KEY = "content-digest"  # purpose of the derived secret, shared with the steps' outputs
 
 
 @dataclass(frozen=True)
 class Opened:
-    """A source that may be read: where it lies now, and the keyed digest of what lies there."""
+    """A source that may be read: its path on this disk, and the keyed digest of its content."""
 
     path: Path
     digest: str
 
 
 def open_source(source: Source, context: StepContext) -> Opened:
-    """Return a source's files on this disk, if the ledger agrees with what the spec says of them.
+    """Return a source's files on this disk, if the ledger agrees with the spec.
 
-    What is called public is a copy of the step's own: nobody changes it between the look and the
+    A public source is copied for this step, so that it cannot change between the check and the
     reading.
 
     Raises:
-        BadInput: nobody declared it public, or its data set is registered for something else, or
-            there is no such file.
+        BadInput: the source was not declared public, its data set is registered differently, or
+            the file does not exist.
     """
     folder = context.durable / "source" / source.field
     ledger = _ledger(source, context)
@@ -60,17 +60,17 @@ def open_source(source: Source, context: StepContext) -> Opened:
             path = _copied(path, folder, source.field)
         return Opened(path, _agreed_digest(path, source, ledger, context))
     except BadInput:
-        shutil.rmtree(folder, ignore_errors=True)  # what may not be read does not stay here
+        shutil.rmtree(folder, ignore_errors=True)  # keep no copy of a refused source
         raise
 
 
 def open_for_operator(source: Source, context: StepContext) -> Opened:
-    """Return files on this disk of which nothing is released: no ledger is asked.
+    """Return a source's files on this disk for the operator only, without a look at the ledger.
 
-    All that a step says of them is the operator's.
+    All results about such a source stay with the operator.
 
     Raises:
-        BadInput: there is no such file.
+        BadInput: the file does not exist.
     """
     folder = context.durable / "source" / source.field
     path = stage_source(source.uri, folder, field=source.field)
@@ -78,10 +78,10 @@ def open_for_operator(source: Source, context: StepContext) -> Opened:
 
 
 def record_sources(sources: Iterable[Source], context: StepContext) -> None:
-    """Ask the ledger of everything that a run will read, before anything is charged.
+    """Check every source of a run against the ledger, before anything is charged.
 
-    What is called public must be declared; what is private is remembered. Only digests are taken:
-    a step that may write the ledger parses nothing.
+    A public source must be declared. A private source is remembered. Only digests are computed: a
+    step with write access to the ledger parses no files.
 
     Raises:
         BadInput: as `open_source`.
@@ -98,10 +98,10 @@ def record_sources(sources: Iterable[Source], context: StepContext) -> None:
 def refuse_if_changed(
     spec: StepSpec, digests: Sequence[str], context: StepContext, version: str
 ) -> None:
-    """Refuse to answer with what was read from files that have changed, or are no longer public.
+    """Refuse an earlier result if its source files have changed, or are no longer public.
 
     Raises:
-        BadInput: they have; or as `open_source`.
+        BadInput: the files have changed; or as `open_source`.
     """
     now = []
     for source in spec.sources:
@@ -115,10 +115,10 @@ def refuse_if_changed(
 def refuse_other_digests(
     spec: StepSpec, now: Sequence[str], before: Sequence[str], version: str
 ) -> None:
-    """Refuse to answer with what was read from files that have changed.
+    """Refuse an earlier result if the digests of its source files have changed.
 
     Raises:
-        BadInput: they have.
+        BadInput: the digests differ.
     """
     if list(now) != list(before):
         raise PrivateTextRefusal(
@@ -129,10 +129,10 @@ def refuse_other_digests(
 
 
 def refuse_undeclared(sources: Iterable[Source], deployment: Deployment) -> None:
-    """Refuse sources that are called public and were not declared so, before a run begins.
+    """Refuse undeclared sources that the run calls public, before the run begins.
 
     Raises:
-        BadInput: names the first, and the command by which the operator declares it.
+        BadInput: names the first such source, and the command by which the operator declares it.
     """
     ledger = open_ledger(deployment, deployment.open_store())
     for source in sources:
@@ -140,10 +140,10 @@ def refuse_undeclared(sources: Iterable[Source], deployment: Deployment) -> None
 
 
 def declare_public(uri: str, deployment: Deployment, *, known_private: bool) -> PublicSource:
-    """Declare a file or folder public: the operator's word, which no job can give.
+    """Declare a file or folder public. Only the operator can do this, never a job.
 
     Raises:
-        BadInput: it is not there, or what this deployment made, or it was read as private.
+        BadInput: the source does not exist, this deployment made it, or it was read as private.
     """
     where = f"declare-public {uri}"
     if _is_among_ours(uri, deployment):
@@ -172,10 +172,10 @@ def declare_public(uri: str, deployment: Deployment, *, known_private: bool) -> 
 
 
 def _refuse_our_weights(files: Sequence[Path], deployment: Deployment, where: str) -> None:
-    """Refuse a copy of a model that was made here of private text, also without its statement.
+    """Refuse a copy of a model that this deployment made from private text.
 
     Raises:
-        BadInput: the weights are those of such a model, byte for byte.
+        BadInput: the weights are byte for byte equal to the weights of such a model.
     """
     weights = {sha256_of(file) for file in files if file.suffix == ".safetensors"}
     store = deployment.open_store()
@@ -193,7 +193,7 @@ def _refuse_our_weights(files: Sequence[Path], deployment: Deployment, where: st
 
 
 def _digest_elsewhere(source: Source, deployment: Deployment) -> str:
-    """Return the keyed digest of a source that is not read now: no copy of it stays here."""
+    """Return the keyed digest of a source without keeping a copy of it."""
     with _temporary_folder(deployment) as folder:
         path = stage_source(source.uri, folder, field=source.field)
         return keyed_digest(path, content_key(deployment, _KEY))
@@ -201,14 +201,14 @@ def _digest_elsewhere(source: Source, deployment: Deployment) -> str:
 
 @contextmanager
 def _temporary_folder(deployment: Deployment) -> Iterator[Path]:
-    """Give a folder for copies of remote sources, and remove it: processes may share the home."""
+    """Yield a temporary folder for copies of remote sources; processes may share the home."""
     deployment.work.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory(prefix="asked-", dir=deployment.work) as folder:
         yield Path(folder) / "source"
 
 
 def _is_among_ours(uri: str, deployment: Deployment) -> bool:
-    """Whether a path is in the deployment's store or home, or they are in it."""
+    """Return whether a path is inside the deployment's store or home, or contains one of them."""
     if is_remote(uri):
         one, other = f"{uri.rstrip('/')}/", f"{deployment.store}/"
         return one.startswith(other) or other.startswith(one)
@@ -223,24 +223,24 @@ def _is_among_ours(uri: str, deployment: Deployment) -> bool:
 
 
 def _ledger(source: Source, context: StepContext) -> Ledger:
-    """Return the ledger, in which the source's data set is what the spec says it is."""
+    """Return the ledger, after a check that the data set's registration agrees with the spec."""
     if source.public and not source.dataset:
         return open_ledger(context.deployment, context.store)
     if not source.public and source.dataset == MADE_UP:
         raise BadInput(
             f"the data set {MADE_UP} is the project's own made-up notes, and these are files",
             where=source.field,
-            fix="Give the private data set a name of its own.",
+            fix="Give the private data set a separate name.",
         )
     return refuse_unregistered(context, source.dataset)
 
 
 def _agreed_digest(path: Path, source: Source, ledger: Ledger, context: StepContext) -> str:
-    """Return the keyed digest of a source that may be read as what the spec says it is."""
+    """Return the keyed digest of a source, after a check that it may be read as the spec says."""
     digest = keyed_digest(path, context.content_key())
     if source.public:
         _refuse_undeclared(digest, source, ledger)
-    elif context.deployment.holds_seeds:  # run by hand, by who may write the ledger
+    elif context.deployment.holds_seeds:  # run by hand, with write access to the ledger
         _remember(digest, source, ledger)
     elif not ledger.sources.is_text_of(digest, source.dataset):
         raise PrivateTextRefusal(
@@ -252,7 +252,7 @@ def _agreed_digest(path: Path, source: Source, ledger: Ledger, context: StepCont
 
 
 def _remember(digest: str, source: Source, ledger: Ledger) -> None:
-    """Remember whose text a private source is; warn where others' budgets are for it, too."""
+    """Remember a private source's data set; warn if another budget covers the same files."""
     if others := ledger.sources.read_as_private(digest, source.dataset):
         log(
             f"WARNING: the files of {source.dataset} are those of {', '.join(others)} too, whose "
@@ -266,9 +266,9 @@ def _refuse_undeclared(digest: str, source: Source, ledger: Ledger) -> None:
     declared = ledger.sources.declaration(digest)
     command = f"confide ledger declare-public {shlex.quote(source.uri)}"
     if declared is None:
-        # The same words whether or not it is known as private: a guess of a text is not confirmed.
+        # The message does not depend on private readings: it must not confirm a guessed text.
         raise BadInput(
-            f"nobody has declared public what is at {source.uri}",
+            f"{source.uri} was not declared public",
             where=source.field,
             fix=f"If it is, the operator says so: {command}",
         )
@@ -282,7 +282,7 @@ def _refuse_undeclared(digest: str, source: Source, ledger: Ledger) -> None:
 
 
 def _copied(path: Path, folder: Path, field: str) -> Path:
-    """Copy a file or folder, all of it, under its own name."""
+    """Copy a whole file or folder under its name."""
     shutil.rmtree(folder, ignore_errors=True)
     copy = folder / (path.name or "source")
     try:

@@ -1,9 +1,10 @@
-"""What the noise of a release is drawn for: inputs, plan, and the code and libraries that shape it.
+"""Manifests: the inputs, plan, code and libraries that determine a release.
 
-The code is not listed by hand: it is what the release's entry modules import, found in their
-sources without importing them (TensorFlow takes seconds). What enters a manifest by value (the
-plan's numbers, the digests of what was read) is left out, and so is what only looks at a release
-afterwards: the report, the audits, the made-up notes.
+The noise of a release is drawn for one manifest. The code is not listed by hand: it consists of all
+modules that the release's entry modules import, found in their sources without importing them
+(TensorFlow takes seconds). Two kinds of code are left out: code whose results enter the manifest
+by value (the plan's numbers, the digests of the inputs), and code that reads a release afterwards
+(the report, the audits, the made-up notes).
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from pathlib import Path
 from dp_core.models.parameters import Arrays
 from tasks.runtime.deployment import CHECKOUT
 
-# What a step hands its inputs to, before it settles. The step's own file counts too: it says
-# which rows, which weights and which seed go where.
+# The modules that process a step's inputs before it settles. The step's file counts too, because
+# it decides which rows, weights and seed are used.
 ENTRIES = {
     "vocabulary": (
         "dp_core.vocabulary.partition_selection",
@@ -62,7 +63,7 @@ BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.vocabulary.vocabulary_calibration",
     "dp_core.vocabulary.mechanism_choice",
 )
-# Lines of other steps' making that say which rows and which first weights a training gets.
+# Modules of other steps that choose the rows and the first weights of a training.
 SHARED = {
     "pretrain": ("tasks.steps.training_inputs", "tasks.steps.kept_models"),
     "select": ("tasks.steps.training_inputs",),
@@ -72,11 +73,11 @@ BY_NAME = {"dp_core.privacy.clipping.reference": ("tensorflow_privacy",)}  # imp
 
 
 def manifest(*, kind: str, **parts: str | int | float | dict[str, object]) -> bytes:
-    """Return everything that noise is drawn for, as canonical JSON; the code is always in it.
+    """Return the manifest of a release as canonical JSON, with the digest of its code.
 
     Args:
-        kind: the step that releases, of `ENTRIES`.
-        parts: keyed digests of its inputs, its plan, and whatever else its output follows from.
+        kind: the releasing step, a key of `ENTRIES`.
+        parts: keyed digests of its inputs, its plan, and everything else that shapes its output.
     """
     body = {**parts, "kind": kind, "code": code_digest(kind)}
     return json.dumps(body, sort_keys=True, separators=(",", ":")).encode()
@@ -98,14 +99,14 @@ def code_digest(kind: str, root: Path = CHECKOUT) -> str:
 
 @dataclass(frozen=True)
 class Code:
-    """What a release is computed by: modules of `dp_core`, and other people's packages, by name."""
+    """The code that computes a release: modules of `dp_core`, and libraries, by name."""
 
     modules: tuple[str, ...]
     libraries: tuple[str, ...]
 
 
 def code_of(kind: str, root: Path = CHECKOUT) -> Code:
-    """Return the code that shapes releases of a kind: all that its entries import, however far."""
+    """Return the code that shapes releases of a kind: everything that its entries import."""
     modules: set[str] = set()
     libraries: set[str] = set()
     waiting = list(ENTRIES[kind])
@@ -124,7 +125,7 @@ def code_of(kind: str, root: Path = CHECKOUT) -> Code:
 
 
 def imports_of(file: Path) -> Iterator[str]:
-    """Yield what a source imports when it runs, at any depth, as dotted names."""
+    """Yield the imports of a source file at any depth, as dotted names, without type checking."""
     waiting: list[ast.AST] = [ast.parse(file.read_bytes())]
     while waiting:
         node = waiting.pop()
@@ -176,7 +177,7 @@ def weights_released(weights: Arrays, *kept: Arrays) -> bytes:
 
     Args:
         weights: of the model.
-        kept: those that the same training leaves beside it, in their order.
+        kept: weights of the models of earlier epochs, in their order.
     """
     digest = hashlib.sha256()
     for model in (weights, *kept):

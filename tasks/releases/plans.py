@@ -1,7 +1,7 @@
-"""From a spec to the plan that is executed and charged: one place, so that they are the same.
+"""Plans: the executed plan and the charged plan are derived from a spec by the same function.
 
-A plan follows from the spec alone, before any data is read: so a whole run can be registered, and
-what the next run would cost can be told.
+A plan follows from the spec alone, before any data is read. A whole run can therefore be registered
+in advance, and the cost of the next run can be computed.
 """
 
 from __future__ import annotations
@@ -42,9 +42,9 @@ _COUNT_NOISE = 1 / 20  # of the expected batch: Andrew et al. 2021, section 3
 
 @dataclass(frozen=True)
 class PlannedRelease:
-    """What a step will charge: to whom, and which mechanism at which δ.
+    """The release that a step will charge to a data set: its mechanism and δ.
 
-    Made from the spec alone, before anything is read; `charge` compares it with what is read.
+    It follows from the spec alone, before any data is read. `charge` compares it with the input.
     """
 
     dataset: str
@@ -57,7 +57,7 @@ class PlannedRelease:
 def planned_release(
     spec: Charged,
 ) -> PlannedRelease:
-    """Return what a step with this spec charges.
+    """Return the release that a step with this spec charges to the ledger.
 
     Raises:
         BadInput: a plan that contradicts itself, a target that no noise reaches, a δ that is not
@@ -113,13 +113,13 @@ def _refuse_uncovered_models(event: MechanismEvent) -> None:
     """Refuse to keep models of several updates under a charge that may be of the last one alone.
 
     Raises:
-        BadInput: the mechanism does not say that its ε is of every iterate.
+        BadInput: the mechanism does not state that its ε covers every iterate.
     """
     if not event.covers_every_iterate:
         raise BadInput(
             f"one charge of {event.kind} covers the last model alone, and not those before it",
             where="kept_updates",
-            fix="Keep the last model alone, or train for fewer epochs, charged by itself.",
+            fix="Keep the last model alone, or train for fewer epochs, as a separate charge.",
         )
 
 
@@ -133,17 +133,17 @@ def _of_units(
 def refuse_large_deltas(
     planned: Iterable[PlannedRelease], inherited: Iterable[ReleaseRecord] = ()
 ) -> None:
-    """Refuse releases whose δ, added up for each data set, is not below one in its units.
+    """Refuse releases whose total δ for a data set is not below one in its number of units.
 
-    A step asks for what it will charge with all that its inputs were charged; a run's first step
-    for the whole run. All points of a sweep count: they are released together.
+    A step checks its release together with the releases of its inputs. A run's first step checks
+    the whole run. All points of a sweep count, because they are released together.
 
     Args:
-        planned: what is to be charged.
-        inherited: what was charged on the way to it, each entry once.
+        planned: the releases to be charged.
+        inherited: the earlier releases of their inputs; duplicates count once.
 
     Raises:
-        PlanError: it is at 1/n or above.
+        PlanError: the total δ is 1/n or more.
     """
     planned, inherited = list(planned), {r.ledger_id: r for r in inherited}.values()
     for dataset in dict.fromkeys(release.dataset for release in planned):
@@ -176,7 +176,7 @@ def vocabulary_plan(spec: VocabularySpec) -> PartitionSelection:
     """Return the mechanism that releases a vocabulary's words, calibrated.
 
     Raises:
-        PlanError: the mechanism is the paper's, and has no guarantee for so many units.
+        PlanError: the paper's mechanism has no guarantee for this number of units.
     """
     config = spec.config
     return selection_plan(
@@ -209,13 +209,13 @@ def training_plan(
 
     Args:
         spec: with a privacy plan.
-        max_examples_per_unit: rows of a unit that the store keeps, where there is one already.
+        max_examples_per_unit: rows per unit in the token store, if it exists already.
     """
     plan, batches = spec.plan, spec.batches
     assert plan is not None  # noqa: S101 - narrows the type
     rows = [batches.examples_per_step, max_examples_per_unit]
     if plan.unit == "example":
-        rows.append(1)  # a unit that is one row has no more to read
+        rows.append(1)  # the unit `example` is a single row
     schedule: tuple[BatchPhase, ...] = (BatchPhase(spec.updates, batches.batch_size),)
     if batches.first_batch_size:
         schedule = growing_batches(batches.first_batch_size, batches.batch_size, spec.updates)

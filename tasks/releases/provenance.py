@@ -1,10 +1,10 @@
-"""Provenance: what a step reads and descends from, derived from its inputs, never from its spec.
+"""Provenance: the ancestry of a step's output, derived from its inputs, never from its spec.
 
-Every input is opened by one of these doors, which check what it is: which step made it, whether
-its text is private, with which vocabulary it was cut. Whose units an input holds is read off the
-input (`private_units`); a spec names them too, because a whole run is registered before anything
-is read, and `charge` compares the two. What an input cost travels with it: the step's context
-gathers the releases of everything that is opened, so that no step can leave one out.
+Every input is opened by one of these functions. They check which step made it, whether its text is
+private, and which vocabulary it was cut with. The units of an input are read from the input
+(`private_units`). A spec names them too, because a whole run is registered before any data is
+read, and `charge` compares both. Each input carries its releases: the step's context collects the
+releases of all opened inputs, so that no step can omit one.
 """
 
 from __future__ import annotations
@@ -27,22 +27,22 @@ from tasks.storage import Store, sha256_of
 PRETRAINED = ("pretrain", "select")
 MODELS = (*PRETRAINED, "finetune")  # the steps whose output is a model
 
-Role = Literal["private", "public", "released"]  # released: written from what a charge released
+Role = Literal["private", "public", "released"]  # released: made from a charged release
 
 
 @dataclass(frozen=True)
 class PrivateUnits:
-    """The private units that an input holds: what a release of it is charged to.
+    """The private units in an input, to which a release of the input is charged.
 
     Attributes:
-        dataset: its name in the ledger.
-        unit: the protected unit; None where the first release of it chooses (a corpus).
-        declared_units: the public bound on their number, audit canaries among them; None where
-            the release declares it.
-        rows_kept: most rows of a unit; None where rows are not bounded yet.
+        dataset: name of the data set in the ledger.
+        unit: the protected unit; None if the first release chooses it (a corpus).
+        declared_units: the public bound on their number, with audit canaries; None if the release
+            declares it.
+        rows_kept: maximum rows per unit; None if rows are not bounded yet.
         patients: whether each text names its patient.
         origin: the step that made the input.
-        example_words: length of an example, 0 if the unit is another one; None for a corpus.
+        example_words: length of an example, 0 for another unit; None for a corpus.
     """
 
     dataset: str
@@ -54,7 +54,7 @@ class PrivateUnits:
     example_words: int | None = None
 
     def refuse_other(self, planned: PlannedRelease) -> None:
-        """Refuse to charge anything but what these units are.
+        """Refuse a planned release for other units than these.
 
         Raises:
             BadInput: the spec's data set, unit or declared bound is not the input's.
@@ -69,7 +69,7 @@ class PrivateUnits:
                 raise BadInput(
                     f"the input has {held}, the spec charges {charged}",
                     where=f"{name} of the {self.origin} step's output",
-                    fix="Charge what is read: give the spec the input's own.",
+                    fix="Give the spec the value of the input.",
                 )
         self.refuse_nameless(planned.unit)
 
@@ -96,7 +96,7 @@ def corpus_at(context: StepContext, uri: str, role: Role, *, field: str = "corpu
     """Return a corpus in normal form.
 
     Raises:
-        BadInput: it is none, or not of that role.
+        BadInput: the output is not a corpus, or has another role.
     """
     return _opened(context, uri, ("corpus",), field, role=role)
 
@@ -109,16 +109,16 @@ def output_of(
     """Return the output of a step, which a spec names in the field `{step}_uri`.
 
     Raises:
-        BadInput: it is that of another step.
+        BadInput: another step made the output.
     """
     return _opened(context, uri, (step,), f"{step}_uri")
 
 
 def released_text_at(context: StepContext, uri: str) -> Input:
-    """Return a corpus in normal form of which nothing is private: public, or written by a step.
+    """Return a corpus in normal form without private text: public, or written by a step.
 
     Raises:
-        BadInput: it is none, or private.
+        BadInput: the output is not a corpus, or is private.
     """
     source = _opened(context, uri, ("corpus", "written_text"), "corpus_uri")
     if fact(source, "role") == "private":
@@ -127,10 +127,10 @@ def released_text_at(context: StepContext, uri: str) -> Input:
 
 
 def canaries_at(context: StepContext, uri: str, vocabulary: Input) -> Input:
-    """Return canaries that were drawn from the vocabulary, or from that of a model or store.
+    """Return canaries that were drawn from the vocabulary, or from the one of a model or store.
 
     Raises:
-        BadInput: they are none, or of another vocabulary.
+        BadInput: the output holds no canaries, or they are of another vocabulary.
     """
     return _opened(context, uri, ("canaries",), "canaries_uri", vocabulary=vocabulary)
 
@@ -139,7 +139,8 @@ def rows_at(context: StepContext, uri: str, role: Role, vocabulary: Input, *, fi
     """Return a token store of that role that was cut with the vocabulary.
 
     Raises:
-        BadInput: it is none, of the other role, or cut with another vocabulary.
+        BadInput: the output is not a token store, has another role, or was cut with another
+            vocabulary.
     """
     return _opened(context, uri, ("token_store",), field, role=role, vocabulary=vocabulary)
 
@@ -153,15 +154,15 @@ def model_at(
     vocabulary: Input | None = None,
     updates: int = 0,
 ) -> Input:
-    """Return a model, of the vocabulary where one is given.
+    """Return a model; its vocabulary is checked if one is given.
 
     Args:
-        context, uri, field, steps, vocabulary: as of every input.
-        updates: of its training, after which it was kept; 0: the last model. All of them descend
-            from the same releases: the training's one charge is of all together.
+        context, uri, field, steps, vocabulary: as for every input.
+        updates: number of updates after which the model was kept; 0 for the last model. All kept
+            models descend from the same releases, because one charge covers all of them.
 
     Raises:
-        BadInput: it is none, of another vocabulary, or no such model was kept.
+        BadInput: the output is not a model, has another vocabulary, or no such model was kept.
     """
     opened = _opened(context, uri, steps, field, vocabulary=vocabulary)
     return _kept_model(opened, updates) if updates else opened
@@ -190,13 +191,13 @@ def models_by_updates(model: Input) -> dict[int, Path]:
 
 
 def private_units(source: Input) -> PrivateUnits:
-    """Return whose units an input holds.
+    """Return the private units of an input.
 
     Args:
         source: a private corpus, a private store, or private labels.
 
     Raises:
-        BadInput: it is public, or holds no units.
+        BadInput: the input is public, or holds no units.
     """
     step = source.result.step
     held: dict[str, Any]
@@ -231,10 +232,10 @@ def private_units(source: Input) -> PrivateUnits:
 def refuse_another_unit(
     dataset: str, units: UnitConfig, vocabulary: Input, *, protects: str
 ) -> None:
-    """Refuse to protect other units of a data set than its vocabulary does: they have no total.
+    """Refuse other protected units than the vocabulary's, since the releases would have no total.
 
     Args:
-        dataset: the data set that is read.
+        dataset: the data set of the step's input.
         units: the units that the step would protect.
         vocabulary: the vocabulary that the step uses.
         protects: names the output of the step, in the error.
@@ -259,12 +260,12 @@ def _named(unit: str, example_words: int) -> str:
 
 
 def operator_only(releases: Sequence[ReleaseRecord]) -> bool:
-    """Return whether what descends from these releases stays with the operator: ε is infinite."""
+    """Return whether descendants of these releases stay with the operator: ε is infinite."""
     return any(MechanismEvent.from_json(r.event).is_unaccounted for r in releases)
 
 
 def releasable_model(store: Store, uri: str) -> StepResult:
-    """Return the result of a training whose model somebody besides the operator may have.
+    """Return the result of a training whose model may leave the operator.
 
     Raises:
         BadInput: there is no model, or it was trained on private text without privacy.
@@ -283,11 +284,11 @@ def releasable_model(store: Store, uri: str) -> StepResult:
 
 
 def refuse_operator_ancestors(context: StepContext) -> None:
-    """Refuse to make something releasable of what only the operator may have.
+    """Refuse a release that descends from an output for the operator only.
 
-    A vocabulary of exact counts is asked for in the run's settings, and so is no accident: what
-    is trained with it is made, and charged for what it spends itself, and stays with the operator
-    as everything does that descends from it (`StepContext.exact_vocabulary`).
+    A vocabulary of exact counts is requested in the run's settings and therefore deliberate. A
+    model trained with it is made, charged for its training, and stays with the operator like every
+    other descendant of that vocabulary (`StepContext.exact_vocabulary`).
 
     Raises:
         BadInput: an input descends from a use of private text without privacy.
@@ -302,10 +303,10 @@ def refuse_operator_ancestors(context: StepContext) -> None:
 
 
 def fact(source: Input, name: str) -> Any:
-    """Return what a step said of its output.
+    """Return a fact that a step recorded about its output.
 
     Raises:
-        BadInput: it did not say it.
+        BadInput: the fact is missing.
     """
     if name not in source.facts:
         raise BadInput(
@@ -317,7 +318,7 @@ def fact(source: Input, name: str) -> Any:
 
 
 def vocabulary_digest(source: Input) -> str:
-    """Return the digest of the vocabulary that the input is, or was made with."""
+    """Return the digest of a vocabulary, or of the vocabulary that the input was made with."""
     is_one = source.result.step == "vocabulary"
     return str(fact(source, "digest" if is_one else "vocabulary_digest"))
 
@@ -336,7 +337,7 @@ def _opened(
         raise BadInput(
             f"it is the output of the step {source.result.step}",
             where=field,
-            fix=f"Give that of {' or '.join(steps)}.",
+            fix=f"Give the output of {' or '.join(steps)}.",
         )
     if role is not None and fact(source, "role") != role:
         raise BadInput(f"the text is {source.facts['role']}, and must be {role}", where=field)

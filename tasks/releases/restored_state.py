@@ -1,4 +1,4 @@
-"""Whether ledger, seeds and store belong together, for example after a backup was restored.
+"""Consistency of ledger, seeds and store, for example after a backup was restored.
 
 Outputs in the store carry records of the releases that they descend from. Each record must agree
 with a settled entry of the ledger. Otherwise the ledger is older than the store, and it would admit
@@ -46,7 +46,7 @@ def confirm_releases(ledger: Ledger, records: Iterable[ReleaseRecord], where: st
 
     Args:
         ledger: of the deployment.
-        records: that an output carries.
+        records: the release records of an output.
         where: the output, for messages.
 
     Raises:

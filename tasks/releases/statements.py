@@ -1,4 +1,4 @@
-"""What every exported model carries: its privacy, in words and as data."""
+"""Privacy statements: every exported model carries its guarantee in words and as data."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from tasks.report.model import Statement
 from tasks.storage import RESULT
 
 WORDS, DATA = "PRIVACY.md", "privacy_statement.json"
-KEPT = "after"  # in a model's folder: those that its training kept on the way, by updates done
+KEPT = "after"  # subfolder of a model with the models of earlier epochs, by updates done
 
 _OPERATOR = """# Not private
 
@@ -26,19 +26,21 @@ infinite. It stays with the operator of the data, who compares with it. It must 
 published or promoted. What each data set gave to it follows.
 
 """
-_OURS = (WORDS, DATA, RESULT)  # what a folder of a model made by this software holds
+_OURS = (WORDS, DATA, RESULT)  # files in every model folder that this software made
 
 
 def kept_folder(updates: int) -> str:
-    """Return where in a model's folder the model lies that its training had after some updates."""
+    """Return the subfolder that holds the model after this number of updates."""
     return f"{KEPT}/{updates}"
 
 
 def released_after(result: StepResult) -> tuple[int, ...]:
-    """Return after how many updates a pre-training released a model; empty: the last one alone.
+    """Return the numbers of updates after which a pre-training released a model.
+
+    The tuple is empty if it released only the last model.
 
     Args:
-        result: of the pre-training, or of a fine-tuning of a model of it.
+        result: of the pre-training, or of a fine-tuning of one of its models.
     """
     kept = result.facts.get("kept_updates") or ()
     own = (*kept, result.facts["updates"]) if kept else ()
@@ -46,7 +48,7 @@ def released_after(result: StepResult) -> tuple[int, ...]:
 
 
 def of_last_model(names: Iterable[str]) -> list[str]:
-    """Return which files of a model's folder are of the model itself, and of none kept before."""
+    """Return the files of the last model in a folder, without the models of earlier epochs."""
     return [name for name in names if not name.startswith(f"{KEPT}/")]
 
 
@@ -57,19 +59,18 @@ def write_statement(
     made_up: bool,
     released_after: Sequence[int] = (),
 ) -> None:
-    """Write the statement of everything that the folder's model was made from.
+    """Write the statement of all releases that the folder's model descends from.
 
-    Data sets that hold other people (the corpus, the labelled sentences) have each their own
-    guarantee, in a statement of its own: in words one after the other, in JSON under `others`.
-    A use without privacy anywhere in its ancestry comes first, and keeps the model with the
-    operator.
+    Each data set of other people (the corpus, the labelled sentences) has a separate guarantee and
+    statement: one after the other in words, under `others` in JSON. A use without privacy anywhere
+    in the ancestry is listed first, and keeps the model with the operator.
 
     Args:
         folder: of the model.
-        releases: behind it.
+        releases: the releases that the model descends from.
         made_up: the private text is made up, or public.
         released_after: numbers of updates after which its pre-training released a model, the
-            last among them; empty where it released that one alone.
+            last among them; empty if it released only the last model.
     """
     words, data = _statements(releases, made_up, released_after)
     if any(release.event.is_unaccounted for release in as_releases(releases)):
@@ -83,7 +84,7 @@ def statement_of(
 ) -> Statement:
     """Return the statement as the report shows it: paragraphs without Markdown's marks.
 
-    Its arguments are those of `write_statement`.
+    It takes the same arguments as `write_statement`.
     """
     words, data = _statements(releases, made_up, released_after)
     lines = words.replace("**", "").splitlines()
@@ -92,10 +93,10 @@ def statement_of(
 
 
 def refuse_own_model(folder: Path, field: str) -> None:
-    """Refuse to begin with a model of our own as if it were a stranger's: it has a history.
+    """Refuse a model that Confide made as an external first model, since it has a history.
 
     Raises:
-        BadInput: a privacy statement or a step's result lies beside the weights.
+        BadInput: the weights' folder also holds a privacy statement or a step's result.
     """
     here = folder if folder.is_dir() else folder.parent
     ours = {name.lower() for name in _OURS}
@@ -127,8 +128,8 @@ def as_releases(records: Sequence[ReleaseRecord]) -> list[Release]:
 def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
     """Return (ε, δ) of all releases of each data set, composed by PLD at the sum of their δ.
 
-    ε is None where they protect different units or have unlike neighbours: then there is no
-    total, and each release's own ε is all that may be said.
+    ε is None if the releases protect different units or have different neighbouring relations.
+    Then they have no total, and only the ε of each release can be stated.
     """
     return _totals(tuple(r.model_dump_json() for r in releases))
 
@@ -164,7 +165,7 @@ def _statements(
 
 
 def _several_models(after: Sequence[int]) -> str:
-    """Return what is to be said where a training leaves its models of several epochs."""
+    """Return the paragraph about a training that releases its models of several epochs."""
     *earlier, last = after
     return (
         f"Of its pre-training {len(after)} models are released: after "

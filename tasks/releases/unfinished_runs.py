@@ -1,8 +1,8 @@
-"""Plans of runs on this machine: given back when a run ends, and after a run that was killed.
+"""Unfinished runs on this machine: plans are withdrawn after a run has ended or was killed.
 
 Each run of the command line holds a lock on a file in the deployment's home. The kernel frees the
-lock when the process dies, so a file without a lock names a run that was killed. The ledger gives
-back only plans of which no release has begun (`Ledger.give_back`).
+lock when the process dies, so a file without a lock names a run that was killed. The ledger
+withdraws only plans of which no release has begun (`Ledger.give_back`).
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from types import FrameType
 
 from dp_core.errors import ConfideError
-from tasks.releases.ledger import open_ledger
+from tasks.releases.deployment_ledger import open_ledger
 from tasks.runtime.deployment import Deployment
 from tasks.storage.journal import exclusive, is_still_there
 
@@ -27,12 +27,12 @@ STOPPED = 143  # exit code of a process that SIGTERM ended
 
 @contextmanager
 def plans_given_back(deployment: Deployment, run_key: str) -> Iterator[list[str]]:
-    """Give back, when the run ends, the plans of which no release has begun.
+    """Withdraw, at the end of the run, its plans of which no release has begun.
 
-    Plans of killed runs are given back first. SIGTERM ends the run like an error.
+    Plans of killed runs are withdrawn first. SIGTERM ends the run like an error.
 
     Yields:
-        A list that holds the ids of the given back entries after the run.
+        A list that is filled with the ids of the withdrawn entries after the run.
     """
     deployment.prepare()
     folder = deployment.home / FOLDER
@@ -69,14 +69,14 @@ def _killed(folder: Path) -> Iterator[tuple[str, Path]]:
             if is_still_there(file, descriptor):
                 yield os.read(descriptor, 4096).decode(), file
         except BlockingIOError:
-            continue  # under way
+            continue  # still running
         finally:
             os.close(descriptor)
 
 
 @contextmanager
 def _ended_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception, unless somebody else handles the signal."""
+    """Turn SIGTERM into an exception, unless the signal already has a handler."""
     if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return

@@ -35,10 +35,10 @@ from tasks.protocol import (
     point_and_task,
     steps_of,
 )
-from tasks.releases.advice import Spending, how_it_is_known, in_words, outlook_of
-from tasks.releases.ledger import open_ledger
+from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import operator_only
 from tasks.releases.statements import released_after, statement_of, totals
+from tasks.releases.training_advice import RunReleases, how_it_is_known, in_words, outlook_of
 from tasks.report.model import (
     Cost,
     Curve,
@@ -549,7 +549,7 @@ def _training_facts(dp: Input) -> Iterator[Fact]:
 def _outlook_facts(spec: ReportSpec) -> Iterator[Fact]:
     """Yield the expected gains at this and other budgets, which depend on settings alone."""
     settings = JobSettings.model_validate(spec.settings)
-    known = how_it_is_known(Spending.of(settings).recipe)
+    known = how_it_is_known(RunReleases.of(settings).recipe)
     for number, outlook in enumerate(outlook_of(settings)):
         name = f"Expected share of the gain, {outlook.case.name}"
         words = "; ".join(

@@ -184,7 +184,7 @@ def _confirm_releases(
 ) -> None:
     """Refuse releases that the ledger does not hold, in the steps that may read the ledger."""
     if releases and {Need.LEDGER, Need.CHARGING} & needs(spec):
-        from tasks.releases.ledger import open_ledger
+        from tasks.releases.deployment_ledger import open_ledger
         from tasks.releases.restored_state import confirm_releases
 
         ledger = open_ledger(context.deployment, context.store)

@@ -21,7 +21,7 @@ from dp_core.privacy.ledger import Entry
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.evidence.audits import LOWER_BOUND, SUBJECT
 from tasks.protocol import AuditSpec
-from tasks.releases.ledger import open_ledger
+from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, rows_at
 from tasks.report.results import AUDIT_FILE
 from tasks.runtime.context import Artifact, Input, StepContext, StepOutput

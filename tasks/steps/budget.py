@@ -5,10 +5,10 @@ from __future__ import annotations
 from dp_core.labels import Public
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import BudgetSpec, PretrainSpec
-from tasks.releases.advice import Spending, how_it_is_known, verdict
 from tasks.releases.charge import refuse_unfit_plans
 from tasks.releases.declarations import record_sources
 from tasks.releases.plans import planned_release
+from tasks.releases.training_advice import RunReleases, how_it_is_known, verdict
 from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.log import log
 
@@ -51,6 +51,6 @@ def _advise(spec: BudgetSpec) -> None:
     trainings = [charged for charged in spec.charged if isinstance(charged, PretrainSpec)]
     if len(trainings) != 1:  # the points of a sweep are compared by their own figures
         return
-    spending = Spending.of_charged(spec.charged)
+    spending = RunReleases.of_charged(spec.charged)
     known = how_it_is_known(spending.recipe)
     log(f"{verdict(spending.expected())} {known} confide advise says which settings do better.")

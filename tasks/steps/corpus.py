@@ -18,7 +18,7 @@ from tasks.demo_data.public_text import public_text
 from tasks.protocol import CorpusSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import Opened, open_source
-from tasks.releases.ledger import ledger_for
+from tasks.releases.deployment_ledger import ledger_for
 from tasks.report.omissions import measure_omissions
 from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.log import log

@@ -21,7 +21,7 @@ from tasks.demo_data.texts import labelled_pairs, labelled_texts
 from tasks.protocol import EntitiesSpec, FinetuneSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import open_source
-from tasks.releases.ledger import refuse_unregistered
+from tasks.releases.deployment_ledger import refuse_unregistered
 from tasks.report.omissions import measure_omissions
 from tasks.runtime.context import Input, StepContext, StepOutput
 from tasks.steps.corpus import listed

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.protocol import GiveBackSpec
-from tasks.releases.ledger import open_ledger
+from tasks.releases.deployment_ledger import open_ledger
 from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.log import log
 

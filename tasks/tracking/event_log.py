@@ -1,9 +1,9 @@
-"""The event log of a step: everything that it measured and made, written once, in order.
+"""The event log of a step: all its numbers, settings, files and models, written once, in order.
 
 `result.json` and MLflow are both made from it. A log belongs to a spec and outlives attempts: a
-retry, also one of another run, goes on in the same file. Each run that the step is part of
-subscribes, and its delivery remembers how far it has come. The log goes when its work is done and
-every run has been told.
+retry continues in the same file, also in another run. Each run that contains the step subscribes,
+and its delivery remembers the last delivered offset. The log is removed after the work is done and
+all events have been delivered to every run.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from tasks.storage import journal
 
 Target = Literal["step", "model", "parent"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
-VERDICT = "confide.verdict"  # the tag of a model's version with what its audits leave of its claim
+VERDICT = "confide.verdict"  # the tag of a model's version with the verdict of its audits
 _PROMOTED = ("consistent", "inconclusive", "not audited")  # no alias with any other verdict
 
 
@@ -46,18 +46,18 @@ def _now() -> int:
 class _Event(Config):
     version: Literal[1] = 1
     time: int = Field(default_factory=_now)  # milliseconds
-    run: str = ""  # the key of the one run that is told; '': every run that the step is part of
-    target: Target = "step"  # which of MLflow's runs is meant
+    run: str = ""  # the key of the only run that receives it; '': every run that has the step
+    target: Target = "step"  # the MLflow run that receives it
 
 
 class Begun(_Event):
-    """A run and its step are at work, also when an earlier attempt had ended them."""
+    """A run and its step are running, possibly again after an earlier attempt ended them."""
 
     kind: Literal["begun"] = "begun"
 
 
 class Metric(_Event):
-    """One finite number; its label decides who sees it."""
+    """One finite number; its label decides which experiment shows it."""
 
     kind: Literal["metric"] = "metric"
     name: str
@@ -75,7 +75,7 @@ class Param(_Event):
 
 
 class Tag(_Event):
-    """A word or two about the run."""
+    """A short text about the run."""
 
     kind: Literal["tag"] = "tag"
     name: str
@@ -83,8 +83,8 @@ class Tag(_Event):
     label: Label = Label.PUBLIC
 
 
-class Artifact(_Event):
-    """A file that is kept with the log (`EventLog.keep`), to be shown in a folder of the run."""
+class LoggedArtifact(_Event):
+    """A file kept with the log (`EventLog.keep`), which MLflow shows in a folder of the run."""
 
     kind: Literal["artifact"] = "artifact"
     file: str
@@ -92,7 +92,7 @@ class Artifact(_Event):
     folder: str = ""
 
 
-class Dataset(_Event):
+class ChargedDataset(_Event):
     """The data set that a release was charged to: no counts, no contents."""
 
     kind: Literal["dataset"] = "dataset"
@@ -100,8 +100,8 @@ class Dataset(_Event):
     ledger_id: str
 
 
-class Model(_Event):
-    """A model's files, each fit for publication, with its privacy statement and its verdict."""
+class LoggedModel(_Event):
+    """A model's publishable files, with its privacy statement and its verdict."""
 
     kind: Literal["model"] = "model"
     name: str
@@ -109,7 +109,7 @@ class Model(_Event):
     folder: str = "model"  # of the run's artifacts
     description: str
     tags: dict[str, str]
-    alias: str = ""  # that its version gets; none where audits stand against it
+    alias: str = ""  # alias of its version; empty if audits contradict its claim
 
     @model_validator(mode="after")
     def _no_alias_against_the_verdict(self) -> Self:
@@ -118,24 +118,24 @@ class Model(_Event):
         return self
 
 
-class Ended(_Event):
-    """An attempt has ended; with it, where it was the last of them, a model's or the whole run."""
+class AttemptEnded(_Event):
+    """An attempt has ended; the last step also ends its model's run or the whole run."""
 
     kind: Literal["ended"] = "ended"
     status: Status
     also: tuple[Target, ...] = ()
-    closed: bool = True  # nothing is left that a further attempt would go on from
+    closed: bool = True  # no state is left for a further attempt to continue from
 
 
-Event = Begun | Metric | Param | Tag | Artifact | Dataset | Model | Ended
+Event = Begun | Metric | Param | Tag | LoggedArtifact | ChargedDataset | LoggedModel | AttemptEnded
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
-KINDS: tuple[type[Event], ...] = get_args(Event)  # in the order in which MLflow is told
+KINDS: tuple[type[Event], ...] = get_args(Event)  # in the order of delivery to MLflow
 _TYPES: dict[Label, type[Labelled]] = {
     Label.DP: Dp,
     Label.PUBLIC: Public,
     Label.OPERATOR: Operator,
 }
-_UNFIT = re.compile(r"[^\w./ -]")  # characters that MLflow allows in no name
+_UNFIT = re.compile(r"[^\w./ -]")  # characters that MLflow forbids in names
 
 
 def labelled(record: MetricRecord | Metric) -> Labelled:
@@ -146,12 +146,12 @@ def labelled(record: MetricRecord | Metric) -> Labelled:
 def metric(
     name: str, value: Labelled, step: int = 0, *, target: Target = "step", run: str = ""
 ) -> Metric | Tag:
-    """Return the event of a number; of one that is not finite, as a word.
+    """Return the event of a number; a number that is not finite becomes a tag.
 
     MLflow would store infinity as the largest float.
 
     Raises:
-        TypeError: a number without a label.
+        TypeError: the number has no label.
     """
     if not isinstance(value, Dp | Public | Operator):
         raise TypeError(f"metric {name}: a number needs a label: Dp, Public or Operator")
@@ -162,27 +162,26 @@ def metric(
 
 
 def fit(name: str) -> str:
-    """Return a name in the characters that MLflow allows."""
+    """Return the name with every character that MLflow forbids replaced."""
     return _UNFIT.sub("_", name)
 
 
 @dataclass(frozen=True)
 class Identity:
-    """Which run of MLflow a step's events belong to.
+    """The MLflow run that a step's events belong to.
 
     Attributes:
-        run_key: one parent run per key.
+        run_key: key of the parent run.
         run_name: the parent's name.
         task: the step's name within its run.
-        model: of what model the step is one, by its name in the job (of a sweep, the point's); or
-            empty.
+        model: name of the step's model in the job (in a sweep, of the point), or empty.
         step: the kind of step.
-        spec_hash: one child run per hash and run key.
-        made_up: everything may be shown.
-        salt: a secret, in hex; empty where everything may be shown. Without it, who guesses when
-            a run began could confirm it by the tags of its runs.
-        hides_count: everything is for the operator, because any time of the run could reveal the
-            secret number of trainings in it.
+        spec_hash: there is one child run per hash and run key.
+        made_up: the data are made up, so every number may be public.
+        salt: a secret, in hex; empty for made-up data. Without it, a guess of the run's start
+            time could be confirmed by the tags of its runs.
+        hides_count: all events are for the operator, because any time in the run could reveal the
+            secret number of its trainings.
     """
 
     run_key: str
@@ -196,7 +195,7 @@ class Identity:
     hides_count: bool = False
 
     def key(self, target: Target) -> str:
-        """Return the unique tag of the run that `target` names."""
+        """Return the unique tag of the MLflow run of `target`."""
         parts = {
             "parent": [self.run_key],
             "model": [self.run_key, self.model],
@@ -205,14 +204,14 @@ class Identity:
         return self.hidden(json.dumps(parts))
 
     def hidden(self, text: str) -> str:
-        """Return what stands for a text where it may not be shown, in hex."""
+        """Return a salted digest, in hex, that replaces a text in public places."""
         if not self.salt:
             return hashlib.sha256(text.encode()).hexdigest()
         return hmac.new(bytes.fromhex(self.salt), text.encode(), hashlib.sha256).hexdigest()
 
 
 class EventLog:
-    """The log of one spec, in a folder; any number of processes of this machine may share it."""
+    """The log of one spec, in a folder that processes of this machine may share."""
 
     def __init__(self, folder: Path, subscriber: Identity | None = None) -> None:
         self.folder, self._subscriber = folder, subscriber
@@ -220,21 +219,21 @@ class EventLog:
 
     @classmethod
     def of(cls, parent: Path, identity: Identity) -> EventLog:
-        """Open the log of a run's step, making it if need be, and subscribe the run to it."""
+        """Open or create the log of a run's step, and subscribe the run to it."""
         log = cls(parent / f"{identity.step}-{identity.spec_hash[:16]}", identity)
         log.subscribe(identity)
         return log
 
     @classmethod
     def all(cls, parent: Path) -> list[EventLog]:
-        """Return the logs that are there."""
-        # The suffix is of a log that is being removed, also if that was interrupted.
+        """Return all logs in a folder."""
+        # The suffix marks a log whose removal has begun and may have been interrupted.
         folders = sorted(file.parent for file in parent.glob("*/runs"))
         return [cls(folder) for folder in folders if folder.suffix != ".removed"]
 
     def subscribe(self, identity: Identity) -> None:
-        """Have a run told of every event, also of those before."""
-        while True:  # whoever has delivered everything may take the folder away meanwhile
+        """Subscribe a run to all events of the log, including earlier events."""
+        while True:  # another process may remove the folder after a complete delivery
             with suppress(FileNotFoundError):
                 self._runs.mkdir(parents=True, exist_ok=True, mode=0o700)
                 with journal.exclusive(self._events):
@@ -257,7 +256,7 @@ class EventLog:
         return [_ADAPTER.validate_json(line) for line in lines], end
 
     def metrics(self) -> list[MetricRecord]:
-        """Return every number of the work, also of earlier attempts: of each step the last one."""
+        """Return the last value of every metric at each step, also from earlier attempts."""
         last: dict[tuple[str, int], MetricRecord] = {}
         for event in self.read()[0]:
             if isinstance(event, Metric) and event.target == "step" and not event.run:
@@ -268,7 +267,7 @@ class EventLog:
         return [last[key] for key in sorted(last)]
 
     def keep(self, file: Path) -> str:
-        """Keep a file with the log; return its name here."""
+        """Keep a file with the log; return its name in the log."""
         self._resubscribe()
         name = hashlib.sha256(str(file).encode()).hexdigest()[:12]
         kept = self.folder / "files" / name / file.name
@@ -283,32 +282,32 @@ class EventLog:
         return f"{name}/{file.name}"
 
     def kept(self, name: str) -> Path:
-        """Return where a kept file lies."""
+        """Return the path of a kept file."""
         return self.folder / "files" / name
 
     # --- deliveries
 
     def runs(self) -> list[Identity]:
-        """Return the runs that are told of the events."""
+        """Return the subscribed runs."""
         files = sorted(self._runs.glob("*.json"))
         return [Identity(**json.loads(file.read_text())) for file in files]
 
     def undelivered(self, identity: Identity) -> tuple[list[Event], int]:
-        """Return the events that a run has not been told, and the offset after them."""
+        """Return the events not yet delivered to a run, and the offset after them."""
         events, end = self.read(self._delivered(identity))
         return [e for e in events if e.run in ("", identity.key("step"))], end
 
     def confirm(self, identity: Identity, offset: int) -> None:
-        """Record that a run was told everything before an offset."""
+        """Record that all events before an offset were delivered to a run."""
         journal.replace(self._file(identity, "delivered"), str(offset))
 
     @contextmanager
     def delivering(self) -> Iterator[bool]:
-        """Hold the right to deliver; yields False when another process holds it, or has done."""
+        """Hold the right to deliver; yield False if another process holds it or has delivered."""
         file = self.folder / "lock"
         try:
             lock = file.open("w")
-        except FileNotFoundError:  # made here, the folder would stay, and nobody's
+        except FileNotFoundError:  # do not recreate a removed folder without a subscriber
             yield False
             return
         with lock:
@@ -320,7 +319,7 @@ class EventLog:
             yield journal.is_still_there(file, lock.fileno())
 
     def remove_if_told(self) -> None:
-        """Remove a log whose work is over or abandoned, once every run was told of all of it."""
+        """Remove a log of finished or abandoned work after delivery of all events to every run."""
         gone = self.folder.with_name(f"{self.folder.name}.removed")
         shutil.rmtree(gone, ignore_errors=True)
         with suppress(FileNotFoundError), journal.exclusive(self._events):
@@ -330,7 +329,7 @@ class EventLog:
         shutil.rmtree(gone, ignore_errors=True)
 
     def _resubscribe(self) -> None:
-        """Subscribe again where everything before was delivered, and the log removed."""
+        """Subscribe again if the log was removed after a complete delivery."""
         if self._subscriber is not None and not self._file(self._subscriber, "json").exists():
             self.subscribe(self._subscriber)
 
@@ -338,7 +337,7 @@ class EventLog:
         return self._runs / f"{identity.key('step')[:32]}.{kind}"
 
     def _delivered(self, identity: Identity) -> int:
-        with suppress(FileNotFoundError):  # nothing yet, or all of it a moment ago
+        with suppress(FileNotFoundError):  # no delivery yet, or the log was just removed
             return int(self._file(identity, "delivered").read_text())
         return 0
 
@@ -346,6 +345,6 @@ class EventLog:
         if any(self.undelivered(run)[0] for run in self.runs()):
             return False
         events = self.read()[0]
-        turns = [event for event in events if isinstance(event, Begun | Ended)]
-        over = bool(turns) and isinstance(turns[-1], Ended) and turns[-1].closed
+        turns = [event for event in events if isinstance(event, Begun | AttemptEnded)]
+        over = bool(turns) and isinstance(turns[-1], AttemptEnded) and turns[-1].closed
         return over or (bool(events) and events[-1].time < _now() - ABANDONED)

@@ -1,7 +1,8 @@
-"""MLflow: event logs are delivered to it, late where it is away, each event once.
+"""Delivery of event logs to MLflow: each event once, later if MLflow is unreachable.
 
-Two experiments: what is publishable is for anyone (`PUBLIC`), and of private data the rest is for
-the operator alone (`OPERATOR`). A number's or a file's label decides, here and nowhere else.
+There are two experiments. Publishable results are in the public one (`PUBLIC`), all other results
+about private data in the operator's (`OPERATOR`). Only this module chooses the experiment, by the
+label of a number or file.
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from tasks.storage import CHECKSUMS, RESULT
 from tasks.tracking.event_log import (
     KINDS,
     VERDICT,
-    Artifact,
+    AttemptEnded,
     Begun,
-    Dataset,
-    Ended,
+    ChargedDataset,
     Event,
     EventLog,
     Identity,
+    LoggedArtifact,
+    LoggedModel,
     Metric,
-    Model,
     Param,
     Tag,
     Target,
@@ -55,18 +56,18 @@ _COST = re.compile(r"(epsilon|delta)(/|$)")
 _TIME_OF_DAY = re.compile(r"[ T]\d\d:\d\d.*")
 VIEW = "models"  # of the table of runs: `?viewStateShareKey=` opens MLflow's page with it
 _EXPERIMENT = {
-    # MLflow's pages show training runs, not conversations, of an experiment that says what it is.
+    # Without this tag, MLflow's pages may show conversations instead of training runs.
     "mlflow.experimentKind": "custom_model_development",
     f"mlflow.sharedViewState.{VIEW}": json.dumps(
         {"selectedColumns": [f"metrics.`{n}`" for n in ("epsilon", "delta", "f1", "exposure")]}
     ),
 }
-# Before MLflow is imported: its makers are not told what is done here.
+# Must be set before MLflow is imported: it disables usage reports.
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
 
 
 class TrackingDown(Exception):
-    """MLflow cannot be reached; what was to be sent stays on disk."""
+    """MLflow cannot be reached; undelivered events stay on disk."""
 
 
 def experiment_of(label: Label, identity: Identity) -> str:
@@ -81,9 +82,9 @@ def experiment_of(label: Label, identity: Identity) -> str:
 
 
 def shown_time(milliseconds: int, identity: Identity, experiment: str) -> int:
-    """Return the time that an experiment may know: of private data, the public one knows the day.
+    """Return the time that an experiment may show; for private data, the public one shows the day.
 
-    The duration of a step reveals how large the data are.
+    The duration of a step reveals the size of the data.
     """
     if _may_know_times(identity, experiment):
         return milliseconds
@@ -91,14 +92,14 @@ def shown_time(milliseconds: int, identity: Identity, experiment: str) -> int:
 
 
 def shown_key(identity: Identity, experiment: str) -> str:
-    """Return the run's key as that experiment may know it: Airflow's says when the run began."""
+    """Return the run's key as the experiment may show it; Airflow's keys contain the start time."""
     if _may_know_times(identity, experiment):
         return identity.run_key
     return identity.hidden(identity.run_key)[:16]
 
 
 def shown_name(identity: Identity, experiment: str) -> str:
-    """Return the run's name as that experiment may know it: with the day, not with the time."""
+    """Return the run's name as the experiment may show it: with the day, without the time."""
     if _may_know_times(identity, experiment):
         return identity.run_name
     return f"{_TIME_OF_DAY.sub('', identity.run_name)} · {shown_key(identity, experiment)[:6]}"
@@ -109,14 +110,14 @@ def _may_know_times(identity: Identity, experiment: str) -> bool:
 
 
 def grouped(events: Sequence[Event], identity: Identity) -> list[list[Event]]:
-    """Return the events grouped by kind and run; a run begins before, and ends after, the rest.
+    """Return the events grouped by kind and run; a run's beginning is first and its end last.
 
-    The end of an earlier try is left out: a later one has begun, and goes on.
+    The end of an earlier attempt is omitted if a later attempt has begun.
     """
     groups: dict[tuple[int, str, str], list[Event]] = {}
     began = max((at for at, event in enumerate(events) if isinstance(event, Begun)), default=-1)
     for at, event in enumerate(events):
-        if at >= began or not isinstance(event, Ended):
+        if at >= began or not isinstance(event, AttemptEnded):
             label = getattr(event, "label", Label.PUBLIC)
             key = (KINDS.index(type(event)), experiment_of(label, identity), event.target)
             groups.setdefault(key, []).append(event)
@@ -124,9 +125,9 @@ def grouped(events: Sequence[Event], identity: Identity) -> list[list[Event]]:
 
 
 def _client(deployment: Deployment) -> MlflowClient:
-    # A step must not wait minutes for a tracker that is down: it will ask again later.
+    # A step must not wait minutes for an unreachable MLflow; it delivers again later.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "10")
-    # Asked twice without an answer to the first, it would make two runs of one.
+    # A repeated request could create a second run.
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     os.environ.setdefault("MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR", "false")
     from mlflow.tracking import MlflowClient  # noqa: TID251
@@ -138,7 +139,7 @@ def _client(deployment: Deployment) -> MlflowClient:
 
 @contextmanager
 def _faults() -> Iterator[None]:
-    """Turn whatever a tracker that is down raises into `TrackingDown`."""
+    """Turn every error of an unreachable MLflow into `TrackingDown`."""
     from mlflow.exceptions import MlflowException  # noqa: TID251
     from sqlalchemy.exc import SQLAlchemyError
 
@@ -167,10 +168,10 @@ class Delivery:
         self._known: dict[str, set[tuple[str, int]]] = {}
 
     def deliver(self, events: EventLog) -> bool:
-        """Tell every run what it was not told; return whether this process was the one to do it.
+        """Deliver the new events to every run; return False if another process delivers them.
 
         Raises:
-            TrackingDown: MLflow did not take it all; the rest stays.
+            TrackingDown: MLflow did not accept all events; the rest stays on disk.
         """
         with events.delivering() as ours:
             if not ours:
@@ -184,15 +185,15 @@ class Delivery:
         events, end = log.undelivered(identity)
         if not events:
             return
-        turns = [event for event in events if isinstance(event, Begun | Ended)]
-        over = bool(turns) and isinstance(turns[-1], Ended)
+        turns = [event for event in events if isinstance(event, Begun | AttemptEnded)]
+        over = bool(turns) and isinstance(turns[-1], AttemptEnded)
         with _faults():
             if self._mlflow is None:
-                with _one_at_a_time(self._deployment.events):  # it may make the database's tables
+                with _one_at_a_time(self._deployment.events):  # it may create the database tables
                     self._mlflow = _client(self._deployment)
             for start in range(0, len(events), _AT_ONCE):
                 for group in grouped(events[start : start + _AT_ONCE], identity):
-                    # That the whole job runs: late, it may have ended meanwhile.
+                    # A late `Begun` of the whole job is omitted: the job may have ended meanwhile.
                     if not (over and isinstance(group[0], Begun) and group[0].target == "parent"):
                         self._send(log, identity, group)
         log.confirm(identity, end)
@@ -223,14 +224,14 @@ class Delivery:
             artifacts = None if served else (self._deployment.artifacts / name).as_uri()
             try:
                 return str(self._api.create_experiment(name, artifacts, tags=_EXPERIMENT))
-            except MlflowException:  # another machine was faster
+            except MlflowException:  # another machine created it first
                 experiment = self._api.get_experiment_by_name(name)
         if experiment is None:
             raise TrackingDown("no experiment")
         return str(experiment.experiment_id)
 
     def _run(self, identity: Identity, experiment: str, target: Target) -> Run:
-        """Return the run of a step, a model or the job, creating it and those above it once."""
+        """Return the run of a step, a model or the job; create it and its parents if needed."""
         key = identity.key(target)
         known = self._runs.get(f"{experiment}/{key}")
         if known is not None:
@@ -257,7 +258,7 @@ class Delivery:
         return run
 
     def _end_like(self, public: Run, run: Run) -> None:
-        """End a job's or a model's run for the operator, made after the one for all had ended."""
+        """End the operator's run of a job or model if the public run has ended before."""
         status = self._api.get_run(public.info.run_id).info.status
         if status != "RUNNING" and run.info.status == "RUNNING":
             self._api.set_terminated(run.info.run_id, status, max(run.info.start_time, _now()))
@@ -269,15 +270,15 @@ class Delivery:
         if not runs:
             made = self._api.create_run(experiment, start_time=now, run_name=name, tags=tags)
             runs = self._with_key(experiment, key) or [made]
-        # Another machine may have done the same at the same moment, or a server that was ended
-        # before it could answer: the first stays, and with it what somebody has written into.
+        # Another machine may have created a duplicate at the same moment, or a server may have
+        # stopped before its answer. The first run stays, and so do duplicates with numbers.
         for double in runs[1:]:
             if not (double.data.metrics or double.data.params):
                 self._put_away(double.info.run_id)
         return runs[0]
 
     def _put_away(self, double: str) -> None:
-        """Delete an empty run that was made twice; where we may not, have it found no more."""
+        """Delete an empty duplicate run, or hide it if this user may not delete."""
         from mlflow.exceptions import MlflowException  # noqa: TID251
 
         try:
@@ -289,7 +290,7 @@ class Delivery:
     def _runs_of(self, identity: Identity, target: Target) -> Iterator[tuple[str, Run]]:
         """Yield a target's run in each experiment: the public one, and the operator's if it exists.
 
-        A job's last step may have nothing for the operator, where other steps had.
+        The last step of a job may have no numbers for the operator although earlier steps had.
         """
         if identity.hides_count:
             yield OPERATOR, self._run(identity, OPERATOR, target)
@@ -316,8 +317,8 @@ class Delivery:
             for _, run in self._runs_of(identity, first.target):
                 self._api.update_run(run.info.run_id, status="RUNNING")
             return
-        if isinstance(first, Ended):
-            self._end(identity, cast(Ended, group[-1]))
+        if isinstance(first, AttemptEnded):
+            self._end(identity, cast(AttemptEnded, group[-1]))
             return
         experiment = experiment_of(getattr(first, "label", Label.PUBLIC), identity)
         run = self._run(identity, experiment, first.target)
@@ -339,12 +340,12 @@ class Delivery:
         match event:
             case Tag():
                 self._api.set_tag(run_id, fit(event.name), event.value[:4000])
-            case Artifact():
+            case LoggedArtifact():
                 self._api.log_artifact(run_id, str(log.kept(event.file)), event.folder or None)
-            case Dataset():
+            case ChargedDataset():
                 data = Data(event.name, event.ledger_id[:36], "confide", '{"ledger": true}')
                 self._api.log_inputs(run_id, [DatasetInput(data, [])])
-            case Model():
+            case LoggedModel():
                 self._register(run, event, log)
 
     def _send_metrics(
@@ -354,7 +355,7 @@ class Delivery:
 
         known = self._known.setdefault(run_id, set())
         unseen = {fit(event.name) for event in group} - {name for name, _ in known}
-        if unseen:  # a history costs a request each: ask for those alone that there are
+        if unseen:  # each history needs a request: read only those that exist
             unseen &= self._api.get_run(run_id).data.metrics.keys()
         for name in unseen:
             known |= {(name, m.step) for m in self._api.get_metric_history(run_id, name)}
@@ -362,8 +363,8 @@ class Delivery:
         for event in group:
             point = (fit(event.name), event.step)
             if point not in known:
-                told = shown_time(event.time, identity, experiment)
-                fresh[point] = Number(point[0], event.value, told, event.step)
+                time_shown = shown_time(event.time, identity, experiment)
+                fresh[point] = Number(point[0], event.value, time_shown, event.step)
         if fresh:
             self._api.log_batch(run_id, metrics=list(fresh.values()))
         known |= set(fresh)
@@ -381,14 +382,13 @@ class Delivery:
         stored = self._api.get_run(run_id).data.params
         fresh = {fit(event.name): event.value[:500] for event in group}
         params = [Setting(name, value) for name, value in fresh.items() if name not in stored]
-        for start in range(0, len(params), 100):  # as many as MLflow takes
+        for start in range(0, len(params), 100):  # MLflow's limit per request
             self._api.log_batch(run_id, params=params[start : start + 100])
 
-    def _register(self, run: Run, model: Model, log: EventLog) -> None:
-        """Make the files a version of the model, unless another run has, and mark its verdict.
+    def _register(self, run: Run, model: LoggedModel, log: EventLog) -> None:
+        """Register the files as a version of the model, unless it exists, and set its verdict.
 
-        A contradiction stays: neither a later run nor an earlier one that MLflow hears of late
-        makes it another verdict.
+        A contradiction is final: no later delivery, of a newer or an older run, changes it.
         """
         from mlflow.exceptions import MlflowException  # noqa: TID251
 
@@ -396,7 +396,7 @@ class Delivery:
         versions = self._api.search_model_versions(f"name = '{model.name}'")
         known = [v for v in versions if v.tags.get("confide.spec_hash") == wanted]
         if not known:
-            # The result, should it ever be among them, has the operator's numbers.
+            # A result file would contain the operator's numbers.
             for file in (f for f in model.files if Path(f).name not in {RESULT, CHECKSUMS}):
                 self._api.log_artifact(run.info.run_id, str(log.kept(file)), model.folder)
             with suppress(MlflowException):  # it exists
@@ -418,8 +418,8 @@ class Delivery:
                     self._api.set_model_version_tag(model.name, version.version, name, value)
             self._mark(model, str(version.version))
 
-    def _mark(self, model: Model, version: str) -> None:
-        """Give a version the alias that its verdict allows, or take it away from it."""
+    def _mark(self, model: LoggedModel, version: str) -> None:
+        """Set a version's alias if its verdict allows it, or remove the alias."""
         from mlflow.exceptions import MlflowException  # noqa: TID251
 
         aliases = self._api.get_registered_model(model.name).aliases
@@ -431,9 +431,9 @@ class Delivery:
                 self._api.delete_registered_model_alias(model.name, ALIAS)
             except MlflowException:  # a user who may edit and not delete: the steps of a stack
                 fix = "An administrator of MLflow must remove it."
-                log(f"{model.name} {version}: audits stand against it. {fix}", "error")
+                log(f"{model.name} {version}: audits contradict its claim. {fix}", "error")
 
-    def _end(self, identity: Identity, event: Ended) -> None:
+    def _end(self, identity: Identity, event: AttemptEnded) -> None:
         for target in ("step", *event.also):
             for experiment, run in self._runs_of(identity, target):
                 ended = shown_time(event.time, identity, experiment)
@@ -442,8 +442,8 @@ class Delivery:
 
 
 def send_all(deployment: Deployment) -> int:
-    """Deliver what earlier steps could not; return how many logs MLflow has not taken whole."""
-    for gone in deployment.events.glob("*.removed"):  # whose removal was interrupted
+    """Deliver all remaining events; return the number of logs that MLflow did not fully accept."""
+    for gone in deployment.events.glob("*.removed"):  # logs whose removal was interrupted
         shutil.rmtree(gone, ignore_errors=True)
     delivery, left = Delivery(deployment), 0
     for events in sorted(EventLog.all(deployment.events), key=_turn):
@@ -455,7 +455,7 @@ def send_all(deployment: Deployment) -> int:
 
 
 def unsent(deployment: Deployment) -> int:
-    """Return how many steps have something to say that MLflow has not heard yet."""
+    """Return the number of steps with undelivered events."""
     logs = EventLog.all(deployment.events)
     return sum(any(log.undelivered(run)[0] for run in log.runs()) for log in logs)
 
@@ -475,8 +475,8 @@ def _now() -> int:
 
 
 def _turn(log: EventLog) -> tuple[bool, int]:
-    """Return when to deliver a log: one that ends its whole job after all the others."""
+    """Return the sort key of a log's delivery: a log that ends its whole job comes last."""
     events = [event for run in log.runs() for event in log.undelivered(run)[0][-1:]]
     last = max(events, key=lambda event: event.time, default=None)
-    ends_all = any(isinstance(event, Ended) and "parent" in event.also for event in events)
+    ends_all = any(isinstance(event, AttemptEnded) and "parent" in event.also for event in events)
     return ends_all, last.time if last else 0

@@ -1,6 +1,7 @@
-"""The tracker of a step: what the step, its spec and its result say of the run, as events.
+"""The tracker of a step writes its numbers, settings and results to the event log.
 
-It is told to MLflow as it comes, and without waiting: what MLflow does not take now stays on disk.
+The events are delivered to MLflow without waiting. Events that MLflow does not accept now stay on
+disk and are delivered later.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage import Store
 from tasks.tracking.event_log import (
-    Artifact,
+    AttemptEnded,
     Begun,
-    Dataset,
-    Ended,
+    ChargedDataset,
     Event,
     EventLog,
     Identity,
-    Model,
+    LoggedArtifact,
+    LoggedModel,
     Param,
     Status,
     Tag,
@@ -42,10 +43,10 @@ EVERY = 5.0  # seconds between deliveries of a step that is running
 
 
 class Tracker:
-    """A step's runs in MLflow; every call returns at once, whether MLflow is there or not.
+    """A step's runs in MLflow. Every call returns at once, even if MLflow is unreachable.
 
     Args:
-        deployment: whose MLflow it is.
+        deployment: the deployment that MLflow belongs to.
         identity: of the step in its run.
     """
 
@@ -57,7 +58,7 @@ class Tracker:
         self._next, self._down = 0.0, False
 
     def begin(self) -> None:
-        """Mark the job and the step as running, also when an earlier attempt ended them.
+        """Mark the job and the step as running, even if an earlier attempt ended them.
 
         A step that runs after the job does not mark the job, which no later step would end.
         """
@@ -65,32 +66,34 @@ class Tracker:
         self._add(*(job if self._identity.step not in AFTER_THE_JOB else []), Begun(run=self._own))
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
-        """Record a number of the work; its label's type says who sees it.
+        """Record a number; the type of its label decides which experiment shows it.
 
         Raises:
-            TypeError: a number without a label.
+            TypeError: the number has no label.
         """
         self._add(metric(name, value, step))
 
     def tag(self, name: str, value: str) -> None:
-        """Record a word or two, for anyone, about what the work made."""
+        """Record a short public text about the step's output."""
         self._add(Tag(name=name, value=value))
 
     def record(
         self, spec: StepSpec, store: Store, result: StepResult, *, done_before: bool
     ) -> None:
-        """Record what the result and the spec say of this run, and which files to show.
+        """Record the settings of the spec, and the numbers and files of the result.
 
         Args:
             spec: of the step.
-            store: that holds the result's files.
+            store: the store that holds the result's files.
             result: of the step.
-            done_before: nothing was measured by this run: its numbers are the result's.
+            done_before: this run measured nothing, so its numbers come from the earlier result.
         """
         model = bool(self._identity.model)
         events: list[Event] = []
-        told = spec.model_dump(mode="json", exclude={"settings", "results", "points", "charged"})
-        events += self._params(_flat(told))
+        settings = spec.model_dump(
+            mode="json", exclude={"settings", "results", "points", "charged"}
+        )
+        events += self._params(_flat(settings))
         if isinstance(spec, ReportSpec | SweepReportSpec):
             events += self._params(spec.settings, "parent")
         if isinstance(spec, PretrainSpec) and spec.plan and model:  # by these, models are compared
@@ -106,34 +109,34 @@ class Tracker:
                 for m in {m.name: m for m in result.metrics}.values()
             ]
         events += [
-            Dataset(run=self._own, name=release.dataset, ledger_id=release.ledger_id)
+            ChargedDataset(run=self._own, name=release.dataset, ledger_id=release.ledger_id)
             for release in result.releases
         ]
         if result.facts["artifacts"]:
             folder = store.local_copy(spec.output)
-            # On the job's own page too, where the step is its last.
+            # The last step also shows its files on the job's page.
             targets: list[Target] = ["step", "parent"] if spec.step in LAST_STEPS else ["step"]
             for file, label, under in result.facts["artifacts"]:
                 kept = self.events.keep(folder / file)
                 events += [
-                    Artifact(run=self._own, target=t, file=kept, label=label, folder=under)
+                    LoggedArtifact(run=self._own, target=t, file=kept, label=label, folder=under)
                     for t in targets
                 ]
-        if not self._identity.hides_count:  # the registry stamps versions, and has no experiments
+        if not self._identity.hides_count:  # the registry's versions carry public time stamps
             models = (judged for judged in result.facts.get("judged", ()) if judged["model"])
             events += [self._model(judged, store) for judged in models]
         self._add(*events)
 
     def end(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
-        """End the step's run, and deliver everything.
+        """End the step's run, and deliver all events.
 
         Args:
-            status: MLflow's word for how it ended.
-            also: `model` or `parent`, when this step was its last.
-            closed: nothing is left that a further attempt would go on from.
+            status: MLflow's status of the ended run.
+            also: `model` or `parent`, if this step was its last one.
+            closed: no state is left for a further attempt to continue from.
         """
         self._next = 0.0
-        if "parent" in also:  # of the whole job: what was left behind comes before
+        if "parent" in also:  # deliver the job's remaining events before its end
             self.deliver()
             self.send_left_behind()
         self.leave(status, also=also, closed=closed)
@@ -142,16 +145,16 @@ class Tracker:
         self.deliver()
 
     def leave(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
-        """End the runs, as `end`, on disk only: the process has no time to reach anybody."""
-        self.events.append(Ended(run=self._own, status=status, also=also, closed=closed))
+        """End the runs like `end`, on disk only, for a process without time to reach MLflow."""
+        self.events.append(AttemptEnded(run=self._own, status=status, also=also, closed=closed))
 
     def send_left_behind(self) -> None:
-        """Deliver what earlier steps could not, if MLflow answers now."""
+        """Deliver the remaining events of earlier steps, if MLflow answers now."""
         if not self._down:
             send_all(self._deployment)
 
     def send_address(self) -> None:
-        """Tell whoever started the step where its run is: Airflow makes a button of it."""
+        """Send the address of the run to the step's launcher; Airflow shows it as a button."""
         if self._down:
             return
         with suppress(TrackingDown):
@@ -161,7 +164,7 @@ class Tracker:
 
     @property
     def shown_run(self) -> str:
-        """The run's key, as anyone may know it."""
+        """The run's key as the public experiment shows it."""
         return shown_key(self._identity, PUBLIC)
 
     def _params(self, values: dict[str, Any], target: Target = "step") -> list[Event]:
@@ -172,13 +175,13 @@ class Tracker:
             for name, value in words.items()
         ]
 
-    def _model(self, judged: dict[str, Any], store: Store) -> Model:
-        """Return the registration of a model that was judged (`tasks/evidence/gate.py`)."""
+    def _model(self, judged: dict[str, Any], store: Store) -> LoggedModel:
+        """Return the registration of a model with its verdict (`tasks/evidence/gate.py`)."""
         folder = store.local_copy(judged["uri"])
-        # Not all that is there: a local store is no copy, and has the operator's numbers.
+        # Not every file: in a local store the folder also holds the operator's numbers.
         files = [folder / name for name in of_last_model(store.published(judged["uri"]))]
         (statement,) = (file.read_text() for file in files if file.name == WORDS)
-        return Model(
+        return LoggedModel(
             run=self._own,
             name=judged["model"],
             files=[self.events.keep(file) for file in files],
@@ -193,7 +196,7 @@ class Tracker:
         self.deliver()
 
     def deliver(self) -> None:
-        """Deliver what can be, unless MLflow was asked or was down a moment ago."""
+        """Deliver new events, unless a delivery or a failure was a moment ago."""
         if time.monotonic() < self._next:
             return
         try:

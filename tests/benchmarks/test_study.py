@@ -15,7 +15,7 @@ from benchmarks.study.runs import ModelFigures, Study, over_folds
 from benchmarks.study.tables import Row, difference, differences, rows_of, shown, table
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings
-from tasks.releases.advice import Spending
+from tasks.releases.training_advice import RunReleases
 
 TWO = Experiment("two", "dp_bert", (EPSILON, F1))
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.
@@ -51,8 +51,8 @@ def test_variants_at_equal_epsilon_cost_that_epsilon(name: str, real_text: Path)
     experiment = EXPERIMENTS[name]
     for variant in experiment.variants:
         settings = JobSettings.model_validate(experiment.of(variant, 1))
-        assert Spending.of(settings).epsilon == pytest.approx(experiment.epsilon, rel=1e-3)
-        assert Spending.of(settings).epsilon <= experiment.epsilon
+        assert RunReleases.of(settings).epsilon == pytest.approx(experiment.epsilon, rel=1e-3)
+        assert RunReleases.of(settings).epsilon <= experiment.epsilon
 
 
 def test_missing_real_text_is_refused_with_its_path(monkeypatch: pytest.MonkeyPatch):

@@ -171,12 +171,12 @@ def test_recipes_share_the_public_training(runner: Recorded):
 
 
 def test_noise_is_calibrated_to_the_epsilon_of_the_cell(tmp_path: Path):
-    from tasks.releases.advice import Spending
+    from tasks.releases.training_advice import RunReleases
 
     runner = Runner(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
     for epsilon in (1.0, 8.0):
         settings = runner.settings(Cell("made-up", 2000, 1, epsilon, REFERENCE))
-        spending = Spending.of(settings)
+        spending = RunReleases.of(settings)
         assert 0.99 * epsilon < spending.epsilon <= epsilon
         assert spending.delta == pytest.approx(1.1e-6)
         assert settings.vocabulary_epsilon == 0.6

@@ -20,7 +20,7 @@ from mlflow.tracking import MlflowClient  # noqa: TID251
 
 from dp_core.labels import Operator, Public
 from tasks.runtime.deployment import Deployment
-from tasks.tracking.event_log import Begun, EventLog, Identity, Model, metric
+from tasks.tracking.event_log import Begun, EventLog, Identity, LoggedModel, metric
 from tasks.tracking.mlflow import EXPERIMENTS, KEY_TAG, OPERATOR, Delivery
 from tasks.tracking.mlflow import PUBLIC as SHOWN
 
@@ -126,7 +126,7 @@ def test_step_user_can_log_and_register_models(
     log.append(Begun(), metric("ε", Public(1.0), 1), metric("ε", Operator(1.0), 1))
     tags = {"confide.spec_hash": IDENTITY.spec_hash}
     for name in ("a-new-one", "an-earlier-one"):
-        log.append(Model(name=name, files=kept, tags=tags, description=""))
+        log.append(LoggedModel(name=name, files=kept, tags=tags, description=""))
     assert Delivery(here).deliver(log)
     client = MlflowClient(served)
     for name in ("a-new-one", "an-earlier-one"):

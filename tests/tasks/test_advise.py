@@ -14,8 +14,8 @@ from dp_core.privacy.advice import batches_to_try, phrase_noise, rough_noise, ro
 from dp_core.privacy.ledger import Ledger
 from tasks.cli import cli
 from tasks.protocol import JobSettings
-from tasks.releases import advice
-from tasks.releases.advice import PrivacyBudget, Spending, advised, calibrated, changed
+from tasks.releases import training_advice
+from tasks.releases.training_advice import PrivacyBudget, RunReleases, advised, calibrated, changed
 
 SMALL = JobSettings(
     declared_units=400, synthetic_patients=100, epochs=6.0, batch_size=64, words_per_unit=16
@@ -24,7 +24,7 @@ BUDGET = PrivacyBudget(6.0, 1e-5)
 
 
 @pytest.fixture(scope="module")
-def advice_on_small() -> advice.Advice:
+def advice_on_small() -> training_advice.Advice:
     """The advice on the small settings."""
     return advised(SMALL, BUDGET)
 
@@ -75,7 +75,7 @@ def test_data_set_registered_with_the_budget_admits_the_advised_run(advice_on_sm
 
 def test_advised_batch_and_rows_minimise_the_noise_to_signal_ratio(advice_on_small):
     """Brute force over batch sizes, rows and maskings per unit, for an equal number of rows."""
-    training = Spending.of(advice_on_small.settings).training
+    training = RunReleases.of(advice_on_small.settings).training
     epsilon = epsilon_pld(training.event(), training.delta)
     figures = {}
     for rows, maskings in rows_to_try(SMALL.max_examples_per_unit):
@@ -85,8 +85,8 @@ def test_advised_batch_and_rows_minimise_the_noise_to_signal_ratio(advice_on_sma
                 advice_on_small.settings, epochs=epochs, batch_size=batch,
                 examples_per_step=rows, maskings_per_example=maskings,
             )  # fmt: skip
-            sigma = rough_noise(Spending.of(alternative).training_event, epsilon, training.delta)
-            figures[rows, maskings, batch] = Spending.of(
+            sigma = rough_noise(RunReleases.of(alternative).training_event, epsilon, training.delta)
+            figures[rows, maskings, batch] = RunReleases.of(
                 changed(alternative, noise_multiplier=sigma)
             ).noise_to_signal
     assert len(figures) > 30
@@ -121,9 +121,9 @@ def test_no_other_split_of_the_budget_is_better(advice_on_small):
     from dp_core.privacy.advice import measured_curves, zipf_coverage
 
     worth = {}
-    for share in advice.VOCABULARY_SHARES:
+    for share in training_advice.VOCABULARY_SHARES:
         settings = changed(SMALL, vocabulary_epsilon=round(share * BUDGET.epsilon, 3))
-        spending = Spending.of(calibrated(settings, BUDGET))
+        spending = RunReleases.of(calibrated(settings, BUDGET))
         (vocabulary,) = (release.event for release in spending.alongside)
         kept = measured_curves("gradients")[0].expected(spending.noise_to_signal).share
         worth[settings.vocabulary_epsilon] = kept * zipf_coverage(vocabulary.units_to_pass, 400, 16)
@@ -155,13 +155,13 @@ def test_phrases_receive_the_measured_share_of_the_budget():
 
 def test_outlook_of_phrases_follows_their_noise_per_unit():
     given = changed(SMALL, phrases_epsilon=3.0, phrases_per_unit=50)
-    by_name = {o.case.name: o for o in advice.outlook_of(given)}
+    by_name = {o.case.name: o for o in training_advice.outlook_of(given)}
     planned = by_name["as planned"]
-    noise = phrase_noise(Spending.of(given).phrases)
+    noise = phrase_noise(RunReleases.of(given).phrases)
     assert planned.case.figure == pytest.approx(noise / 400)
-    assert planned.case.figure == Spending.of(given).figure
+    assert planned.case.figure == RunReleases.of(given).figure
     assert by_name["half the units"].case.figure == pytest.approx(noise / 200)
-    doubled = phrase_noise(Spending.of(changed(given, phrases_epsilon=6.0)).phrases)
+    doubled = phrase_noise(RunReleases.of(changed(given, phrases_epsilon=6.0)).phrases)
     assert by_name["twice the ε of phrases"].case.figure == pytest.approx(doubled / 400)
     assert doubled < noise
     for quantity, expected in planned.expected.items():
@@ -193,7 +193,7 @@ def test_advice_without_phrases_states_the_effect_of_phrases(advice_on_small):
 def test_noise_bands_chosen_by_the_plan_keep_the_budget():
     """The setting σ is that of a single band, and the charged noise is that of the chosen bands."""
     made = calibrated(changed(SMALL, noise_bands=0, batch_size=16), BUDGET)
-    spending = Spending.of(made)
+    spending = RunReleases.of(made)
     assert spending.training.strategy.bands > 1
     assert spending.training.noise_multiplier > 1.05 * made.noise_multiplier
     assert 0.98 * BUDGET.epsilon < spending.epsilon <= BUDGET.epsilon
@@ -204,7 +204,7 @@ def test_calibration_keeps_the_budget_over_all_releases():
     from dp_core.privacy.mechanisms import compose
 
     settings = calibrated(SMALL, PrivacyBudget(5.0, 7.77e-6))
-    spending = Spending.of(settings)
+    spending = RunReleases.of(settings)
     (vocabulary,) = spending.alongside
     delta = settings.delta + settings.vocabulary_delta
     assert delta <= 7.77e-6
@@ -229,7 +229,7 @@ def test_delta_is_divided_in_the_proportions_of_the_settings(advice_on_small):
 
 
 def test_calibration_to_the_present_cost_changes_no_delta():
-    now = Spending.of(SMALL)
+    now = RunReleases.of(SMALL)
     same = calibrated(SMALL, PrivacyBudget(now.epsilon, now.delta))
     assert (same.delta, same.vocabulary_delta) == (SMALL.delta, SMALL.vocabulary_delta)
     assert same.noise_multiplier == pytest.approx(SMALL.noise_multiplier, rel=1e-3)
@@ -242,14 +242,14 @@ def test_private_labels_of_the_same_data_set_share_the_budget():
         entities_test="/x/b.tsv", finetune_privacy="dp", entity_types="Disease",
         entities_declared_units=400, finetune_noise_multiplier=3.0,
     )  # fmt: skip
-    spending = Spending.of(labels)
+    spending = RunReleases.of(labels)
     assert len(spending.alongside) == 2
     settings = calibrated(labels, PrivacyBudget(8.0, 1e-5))
-    assert Spending.of(settings).epsilon <= 8.0
-    assert Spending.of(settings).delta <= 1e-5
+    assert RunReleases.of(settings).epsilon <= 8.0
+    assert RunReleases.of(settings).delta <= 1e-5
     assert settings.finetune_delta < labels.finetune_delta * 10
     apart = changed(labels, entities_dataset="labels")
-    assert len(Spending.of(apart).alongside) == 1  # the labels are charged to another budget
+    assert len(RunReleases.of(apart).alongside) == 1  # the labels are charged to another budget
 
 
 def test_command_reads_no_data_and_writes_valid_settings(tmp_path: Path, deployment):
@@ -280,7 +280,7 @@ def test_command_reads_no_data_and_writes_valid_settings(tmp_path: Path, deploym
 
 
 def test_text_output_contains_options_to_copy(advice_on_small, monkeypatch):
-    monkeypatch.setattr(advice, "advised", lambda settings, budget: advice_on_small)
+    monkeypatch.setattr(training_advice, "advised", lambda settings, budget: advice_on_small)
     answer = CliRunner().invoke(cli, ["advise"], catch_exceptions=False)
     assert answer.exit_code == 0
     for part in (
@@ -309,7 +309,7 @@ def test_invalid_budget_or_settings_are_refused_in_one_line(
     words, reason, advice_on_small, monkeypatch
 ):
     if "--write" in words:
-        monkeypatch.setattr(advice, "advised", lambda settings, budget: advice_on_small)
+        monkeypatch.setattr(training_advice, "advised", lambda settings, budget: advice_on_small)
     small = ["--set", "declared_units=400", "--set", "batch_size=64", *words]
     small += ["--set", "words_per_unit=16"]
     with pytest.raises((BadInput, PlanError)) as refused:
@@ -328,7 +328,7 @@ def test_verdict_for_ten_units_is_negative():
 
 
 def test_noise_above_the_maximum_of_the_setting_is_refused(monkeypatch):
-    monkeypatch.setattr(advice, "noise_for", lambda *arguments: 1000.1)
+    monkeypatch.setattr(training_advice, "noise_for", lambda *arguments: 1000.1)
     with pytest.raises(BadInput, match="takes 1000 at most: nothing"):
         calibrated(SMALL, BUDGET)
 
@@ -346,4 +346,4 @@ def test_noise_above_the_maximum_of_the_setting_is_refused(monkeypatch):
 def test_verdict_depends_on_share_and_lower_bound(share, low, wording):
     from dp_core.privacy.advice import Expected
 
-    assert wording in advice.verdict({"F1": Expected(share, low, 0.6, True)})
+    assert wording in training_advice.verdict({"F1": Expected(share, low, 0.6, True)})

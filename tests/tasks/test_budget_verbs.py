@@ -11,12 +11,12 @@ from command_line import Confide
 from release_examples import bench_of
 
 from dp_core.errors import BudgetExceeded
-from dp_core.privacy.ledger import Cost, Ledger, Reservation, State, Way
+from dp_core.privacy.ledger import AdmissionDecision, Ledger, Reservation, State, Way
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
 from tasks.protocol import JobSettings, budget_of_run
-from tasks.releases import advice
-from tasks.releases.advice import PrivacyBudget, advised_within
+from tasks.releases import training_advice
 from tasks.releases.charge import refuse_unfit_plans, register_plans
+from tasks.releases.training_advice import PrivacyBudget, advised_within
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -99,16 +99,16 @@ def test_largest_epsilon_that_the_filter_admits_is_advised(
     """The largest ε is known, because the charge of this filter is the square of ε."""
     plans: dict[float, Any] = {}
 
-    def plan_of(given: JobSettings, budget: PrivacyBudget) -> advice.Advice:
+    def plan_of(given: JobSettings, budget: PrivacyBudget) -> training_advice.Advice:
         changed = given.model_copy(update={"noise_multiplier": budget.epsilon})
-        return plans.setdefault(budget.epsilon, advice.Advice(changed, budget, given))
+        return plans.setdefault(budget.epsilon, training_advice.Advice(changed, budget, given))
 
-    def decide(planned: JobSettings) -> Cost:
+    def decide(planned: JobSettings) -> AdmissionDecision:
         share = (planned.noise_multiplier / 8) ** 2
         way = Way.SEQUENCE if share <= room else None
-        return Cost(way, None, share, room - share if way else room, None, 2)
+        return AdmissionDecision(way, None, share, room - share if way else room, None, 2)
 
-    monkeypatch.setattr(advice, "advised", plan_of)
+    monkeypatch.setattr(training_advice, "advised", plan_of)
     chosen = advised_within(JobSettings(), PrivacyBudget(8.0, 1e-5), decide)
     assert 0.95 * room <= (chosen.budget.epsilon / 8) ** 2 <= room
     assert len(plans) <= 5

@@ -19,7 +19,7 @@ from dp_core.privacy.seed_store import SeedStore
 from tasks.protocol.least_privilege import WITHHELD
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import Charge, record_operator_use
-from tasks.releases.ledger import refuse_unregistered
+from tasks.releases.deployment_ledger import refuse_unregistered
 from tasks.releases.manifest import counts_released, manifest, weights_released
 from tasks.releases.provenance import operator_only
 from tasks.runtime.deployment import Deployment
@@ -205,9 +205,9 @@ def test_settled_release_without_a_digest_is_not_released_again(registered: Depl
     first = charged(bench_of(registered))
     first.settle(weights_released(WEIGHTS))
     delete_released_digests(registered)
-    with pytest.raises(BadInput, match="nothing tells any more what came out"):
+    with pytest.raises(BadInput, match="the digest of its output is lost"):
         charged(bench_of(registered))  # the refusal precedes the training
-    with pytest.raises(BadInput, match="nothing tells any more what came out"):
+    with pytest.raises(BadInput, match="the digest of its output is lost"):
         first.settle(weights_released(WEIGHTS))
 
 
@@ -216,7 +216,7 @@ def test_released_digest_outlives_the_outputs(registered: Deployment) -> None:
     charged(bench_of(registered)).settle(weights_released(WEIGHTS))
     shutil.rmtree(registered.store, ignore_errors=True)
     charged(bench_of(registered)).settle(weights_released(WEIGHTS))
-    with pytest.raises(BadInput, match="came out otherwise"):
+    with pytest.raises(BadInput, match="its output differs"):
         charged(bench_of(registered)).settle(weights_released(ROUNDED))
 
 
@@ -245,5 +245,5 @@ def test_histogram_that_differs_in_a_word_or_count_is_refused(registered: Deploy
     charged(bench_of(registered)).settle(counts_released(counts))
     charged(bench_of(registered)).settle(counts_released(dict(reversed(counts.items()))))
     for other in (counts | {"arm": 18}, {"pain": 41}, {"pain": 41, "arms": 17}):
-        with pytest.raises(BadInput, match="came out otherwise"):
+        with pytest.raises(BadInput, match="its output differs"):
             charged(bench_of(registered)).settle(counts_released(other))

@@ -31,7 +31,7 @@ from tasks.protocol import (
     dp_bert_steps,
 )
 from tasks.releases.declarations import open_for_operator, open_source, refuse_undeclared
-from tasks.releases.ledger import IDENTITY
+from tasks.releases.deployment_ledger import IDENTITY
 from tasks.releases.statements import DATA
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.steps import corpus

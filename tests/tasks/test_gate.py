@@ -38,7 +38,7 @@ from tasks.runtime import step as contract
 from tasks.runtime.context import Input, StepContext, StepOutput, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps import privacy_audit, promote
-from tasks.tracking.event_log import EventLog, Model
+from tasks.tracking.event_log import EventLog, LoggedModel
 from tasks.tracking.mlflow import ALIAS, Delivery, send_all
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.
@@ -371,7 +371,7 @@ def _raise_interrupt(*_: object) -> None:
 def test_event_with_an_alias_against_the_verdict_is_refused(verdict: str | None) -> None:
     tags = {"confide.verdict": verdict} if verdict else {}
     with pytest.raises(ValidationError, match="the verdict is"):
-        Model(name=NAME, files=[], description="", tags=tags, alias=ALIAS)
+        LoggedModel(name=NAME, files=[], description="", tags=tags, alias=ALIAS)
 
 
 def test_approved_model_is_judged_again_and_promoted(

@@ -16,7 +16,7 @@ from dp_core.labels import Operator, Public
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.step import Stopped, _end_tracking
 from tasks.tracking import event_log
-from tasks.tracking.event_log import Ended, EventLog, Identity, Tag, metric
+from tasks.tracking.event_log import AttemptEnded, EventLog, Identity, Tag, metric
 from tasks.tracking.mlflow import (
     KEY_TAG,
     OPERATOR,
@@ -201,7 +201,7 @@ def test_fully_delivered_log_does_not_count_as_unsent(tracked: Deployment) -> No
 def _delivered(parent: Path) -> EventLog:
     """Return a log of finished work, all of whose events are delivered."""
     log = EventLog.of(parent, DONE)
-    log.append(Ended(status="FINISHED"))
+    log.append(AttemptEnded(status="FINISHED"))
     log.confirm(DONE, log.undelivered(DONE)[1])
     return log
 

@@ -15,7 +15,7 @@ from dp_core.privacy.ledger import Ledger
 from tasks.commands import doctor_command, doctor_services
 from tasks.commands.backup_command import copied
 from tasks.releases.charge import record_operator_use
-from tasks.releases.ledger import IDENTITY, open_ledger
+from tasks.releases.deployment_ledger import IDENTITY, open_ledger
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 

@@ -20,7 +20,7 @@ from tasks.commands.backup_command import copied
 from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, dp_bert_steps
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import record_operator_use
-from tasks.releases.ledger import open_ledger
+from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.restored_state import confirm_releases
 from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment

@@ -14,12 +14,12 @@ from mlflow.tracking import MlflowClient  # noqa: TID251
 from dp_core.labels import Dp, Label, Operator, Public
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.event_log import (
-    Artifact,
+    AttemptEnded,
     Begun,
-    Ended,
     EventLog,
     Identity,
-    Model,
+    LoggedArtifact,
+    LoggedModel,
     Param,
     Tag,
     metric,
@@ -58,13 +58,15 @@ def _history(deployment: Deployment, run: Run, key: str) -> list[tuple[int, floa
 
 
 def show(tracker: Tracker, file: Path, label: Label) -> None:
-    tracker.events.append(Artifact(file=tracker.events.keep(file), label=label))
+    tracker.events.append(LoggedArtifact(file=tracker.events.keep(file), label=label))
 
 
 def register(tracker: Tracker, *files: Path, **tags: str) -> None:
     tags["confide.spec_hash"] = PRIVATE.spec_hash
     kept = [tracker.events.keep(file) for file in files]
-    tracker.events.append(Model(name="confide-notes", files=kept, description="ε = 1", tags=tags))
+    tracker.events.append(
+        LoggedModel(name="confide-notes", files=kept, description="ε = 1", tags=tags)
+    )
 
 
 def test_label_decides_the_experiment_of_a_metric(tracked: Deployment) -> None:
@@ -369,7 +371,7 @@ def test_last_value_of_a_repeated_measurement_counts(tmp_path: Path) -> None:
 
 def test_event_during_the_removal_of_its_log_is_not_lost(tmp_path: Path) -> None:
     log = EventLog.of(tmp_path, PRIVATE)
-    log.append(Ended(status="KILLED"))
+    log.append(AttemptEnded(status="KILLED"))
     log.confirm(PRIVATE, log.undelivered(PRIVATE)[1])
     again = EventLog.of(tmp_path, PRIVATE)  # the next try, before its first event
     log.remove_if_told()

@@ -7,24 +7,24 @@
     seed = ledger.seed(entry, seed_store, manifest)
     ...                                      # sample, clip, add noise
     ledger.settle(entry.id, seed.derive("released", digest))
-    ...                                      # only now may anybody see it
+    ...                                      # only now may the output be published
 
-What composes how, and why that is sound: docs/adr/0005-ledger-composition.md.
+docs/adr/0005-ledger-composition.md explains the composition rules and why they are sound.
 """
 
 from dp_core.privacy.ledger.database import LedgerDamaged, LedgerUnavailable
 from dp_core.privacy.ledger.ledger import Ledger
 from dp_core.privacy.ledger.models import Budget, Entry, PublicSource, Reservation, State
-from dp_core.privacy.ledger.privacy_filter import Charge, Cost, Remaining, Way
+from dp_core.privacy.ledger.privacy_filter import AdmissionDecision, PrivacyCharge, Remaining, Way
 
 __all__ = [
+    "AdmissionDecision",
     "Budget",
-    "Charge",
-    "Cost",
     "Entry",
     "Ledger",
     "LedgerDamaged",
     "LedgerUnavailable",
+    "PrivacyCharge",
     "PublicSource",
     "Remaining",
     "Reservation",

@@ -1,7 +1,7 @@
-"""The ledger's database: transactions that are alone where they must be, and durable after it.
+"""The ledger's database: durable transactions, exclusive where they create unique rows.
 
-A ledger that is away or full may answer later, and nothing is lost by asking again. One that is
-damaged answers no better tomorrow: it is restored from a backup, or nobody knows what was spent.
+A database that is unreachable or full may answer later, and a retry is safe. A damaged ledger must
+be restored from a backup, because the spent budget cannot be computed without its entries.
 """
 
 from __future__ import annotations
@@ -32,12 +32,12 @@ from dp_core.errors import BadInput, ConfideError, without_password
 from dp_core.privacy.ledger import migrations
 
 WAIT_SECONDS = 120
-_DRIVER = "postgresql+psycopg2"  # the one that is installed
+_DRIVER = "postgresql+psycopg2"  # the installed driver
 _CREATION_LOCK = 0x636F6E66  # "conf": any number that other programs do not use
 
 RESTORE = (
     "Restore ledger and seeds from one backup (docs/operate.md). Do not begin an empty ledger: "
-    "what was released stays spent."
+    "the budget of earlier releases stays spent."
 )
 _SQLITE_FULL = {
     sqlite3.SQLITE_FULL,
@@ -45,21 +45,21 @@ _SQLITE_FULL = {
 }
 _SQLITE_DAMAGED = {sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB}
 _POSTGRES_FULL = {"53100"}
-# data or an index that cannot be read; a table or a column that is not there, or there already
+# unreadable data or index; a missing or duplicate table or column
 _POSTGRES_DAMAGED = {"XX001", "XX002", "42P01", "42703", "42701", "42P07"}
 _SQLITE_DAMAGE = re.compile(r"no such (table|column)|duplicate column|table \w+ already exists")
 
 
 class LedgerUnavailable(ConfideError):
-    """The database did not answer. Trying again may help: nothing was reserved, or it is found."""
+    """The database did not answer. A retry is safe: a reservation is never charged twice."""
 
 
 class LedgerDamaged(BadInput):
-    """What is there is no whole ledger, and trying again does not make it one."""
+    """The database does not hold a complete ledger. A retry does not help."""
 
 
 def as_named(error: DBAPIError, location: str) -> Exception:
-    """Return what to raise for a database's error: named, or as it is where it is a fault of ours.
+    """Return the exception to raise for a database error; programming errors stay unchanged.
 
     Args:
         error: as SQLAlchemy raised it.
@@ -103,27 +103,28 @@ class Database:
     def transaction(self) -> Iterator[Session]:
         """Open a transaction that commits at the end of the block, durably.
 
-        On SQLite it holds the write lock from its first moment (BEGIN IMMEDIATE): what it reads
-        cannot change before it writes. On PostgreSQL the caller locks the budget's row.
+        On SQLite the transaction holds the write lock from its beginning (BEGIN IMMEDIATE), so
+        that rows cannot change between its reads and its writes. On PostgreSQL the caller locks
+        the budget's row.
 
         Raises:
-            LedgerUnavailable: the database is not there, is full, or was busy for two minutes.
-            LedgerDamaged: what is there is no whole ledger.
+            LedgerUnavailable: the database is unreachable or full, or was busy for two minutes.
+            LedgerDamaged: the database does not hold a complete ledger.
         """
         try:
-            # what is returned is read after the transaction, so nothing expires with it
+            # callers read the returned objects after the transaction, so they must not expire
             with Session(self._engine, expire_on_commit=False) as db, db.begin():
                 yield db
         except DBAPIError as error:
             raise as_named(error, self.location) from error
-        except (NoResultFound, MultipleResultsFound) as error:  # a table that has one row always
+        except (NoResultFound, MultipleResultsFound) as error:  # a table that always has one row
             raise LedgerDamaged(
                 "a table of it was emptied", where=f"privacy ledger {self.location}", fix=RESTORE
             ) from error
 
     @contextmanager
     def alone(self) -> Iterator[Session]:
-        """Open a transaction beside which no other of this kind runs: to create what is unique."""
+        """Open an exclusive transaction, for the creation of unique rows."""
         with self.transaction() as db:
             if db.get_bind().dialect.name == "postgresql":
                 db.execute(text("SELECT pg_advisory_xact_lock(:k)"), {"k": _CREATION_LOCK})
@@ -135,7 +136,7 @@ class Database:
         return {"connect_timeout": 10, "options": f"-c lock_timeout={WAIT_SECONDS}s"}
 
     def _refuse_damaged_pages(self) -> None:
-        """Refuse a file whose pages are not those of a whole database.
+        """Refuse a file with damaged database pages.
 
         SQLite reports a damaged page only when a query meets it. The check reads the whole file:
         about 20 ms for 10,000 entries.
@@ -168,7 +169,7 @@ def _checked(url: str) -> URL:
     """Return the URL of a database that can hold a ledger, with the driver that is installed.
 
     Raises:
-        BadInput: it is none. The cause is not kept: it may quote the URL, and with it a password.
+        BadInput: it is not a valid URL. The cause is dropped, because it may quote a password.
     """
     try:
         parsed = make_url(url)
@@ -199,15 +200,15 @@ def _checked(url: str) -> URL:
 
 
 def _check_file(name: str | None) -> None:
-    """Refuse a database that is not the same file for every process; make the file (mode 0600).
+    """Refuse a database that is not the same file for every process; create the file (mode 0600).
 
     Raises:
-        BadInput: the database is in memory, relative to the working directory, or cannot be made.
+        BadInput: the database is in memory, has a relative path, or cannot be created.
     """
     if name in (None, "", ":memory:"):
         raise BadInput("a ledger in memory forgets", where="CONFIDE_LEDGER", fix="Name a file.")
     file = Path(str(name))
-    if not file.is_absolute():  # `file:` with options is refused with it
+    if not file.is_absolute():  # this also refuses `file:` URLs with options
         raise BadInput(
             "a relative place is another ledger in every folder",
             where="CONFIDE_LEDGER",
@@ -215,7 +216,7 @@ def _check_file(name: str | None) -> None:
         )
     try:
         file.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
-        with suppress(FileExistsError):  # SQLite would make it with this process's umask
+        with suppress(FileExistsError):  # SQLite would create it with this process's umask
             os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     except OSError as error:
         if error.errno in (errno.ENOSPC, errno.EDQUOT):
@@ -228,7 +229,7 @@ def _check_file(name: str | None) -> None:
 
 
 def _prepare_sqlite(engine: Engine) -> None:
-    """Take the write lock at BEGIN, and let no commit be forgotten by a power cut."""
+    """Take the write lock at BEGIN, and make every commit survive a power cut."""
 
     @event.listens_for(engine, "connect")
     def connected(connection: Any, _record: Any) -> None:

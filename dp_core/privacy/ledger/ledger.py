@@ -1,4 +1,4 @@
-"""The ledger: reserve before the data is read, settle after; refuse what does not fit."""
+"""The ledger reserves releases before the data is read, and refuses releases beyond the budget."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import privacy_filter
 from dp_core.privacy.ledger.database import RESTORE, Database
+from dp_core.privacy.ledger.dataset_sources import Sources
 from dp_core.privacy.ledger.models import (
     Budget,
     Dataset,
@@ -24,8 +25,7 @@ from dp_core.privacy.ledger.models import (
     manifest_hash,
     now,
 )
-from dp_core.privacy.ledger.privacy_filter import Cost, Remaining, Way
-from dp_core.privacy.ledger.sources import Sources
+from dp_core.privacy.ledger.privacy_filter import AdmissionDecision, Remaining, Way
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 
@@ -33,10 +33,10 @@ _SEED_KEY = re.compile(r"[0-9a-f]{32}")  # the deployment keeps other secrets am
 
 
 class Ledger:
-    """What was spent on each data set, and whether more may be.
+    """Records the releases of each data set and decides whether its budget admits another one.
 
-    Every change is one transaction. Whatever kills a process, whenever, the ledger then shows at
-    least what was released: an entry is there before the data is read, and stays.
+    Every change is one transaction. The ledger lists at least every release that was made, even
+    after a crash: an entry is committed before the data is read and is never deleted.
     """
 
     def __init__(self, database: Database) -> None:
@@ -44,39 +44,39 @@ class Ledger:
 
     @classmethod
     def open(cls, url: str) -> Ledger:
-        """Open, or make, the ledger at a SQLAlchemy URL (SQLite or PostgreSQL).
+        """Open or create the ledger at a SQLAlchemy URL (SQLite or PostgreSQL).
 
         Raises:
-            BadInput: not such a URL, or a newer release's ledger.
+            BadInput: the URL is invalid, or a newer release of Confide made the ledger.
             LedgerUnavailable: the database does not answer; may be retried.
-            LedgerDamaged: what is there is no whole ledger.
+            LedgerDamaged: the database does not hold a complete ledger.
         """
         return cls(Database(url))
 
     @property
     def sources(self) -> Sources:
-        """What is known of the files that data are read from."""
+        """The records of the files that data are read from."""
         return Sources(self._database)
 
-    # --- what must not be forgotten
+    # --- identity and completeness
 
     def identity(self) -> str:
-        """Return what no other ledger has: random, made with it, the same in its copies."""
+        """Return the ledger's random identifier, drawn at its creation and equal in its copies."""
         with self._database.transaction() as db:
             return db.scalars(select(LedgerIdentity.id)).one()
 
     def confirm_memory(self, seeds: SeedStore) -> str:
         """Refuse a ledger that does not hold every release for which the store drew a seed.
 
-        A ledger that was deleted, emptied, exchanged or put back to an older copy would let the
-        same budget be spent again. An entry is committed before its seed is drawn, and no entry
-        is ever deleted: a seed without its entry tells that the ledger forgot.
+        A ledger that was deleted, emptied, exchanged or restored from an older copy would admit
+        the same budget again. An entry is committed before its seed is drawn, and no entry is ever
+        deleted. A seed without an entry therefore shows that the ledger has lost entries.
 
         Returns:
-            The ledger's identity, for others to remember.
+            The ledger's identity, which seeds and store remember.
 
         Raises:
-            BadInput: it has forgotten some, or the seeds were drawn under another one.
+            BadInput: entries are missing, or the seeds were drawn under another ledger.
         """
         drawn = {key for key in seeds.drawn() if _SEED_KEY.fullmatch(key)}  # before the entries
         remembered = seeds.remembered_ledger()
@@ -85,9 +85,7 @@ class Ledger:
             held = set(db.scalars(select(Entry.seed_key)))
         where = f"privacy ledger {self._database.location}"
         if remembered not in (None, identity):
-            raise BadInput(
-                "the seeds beside it were drawn under another ledger", where=where, fix=RESTORE
-            )
+            raise BadInput("the seeds were drawn under another ledger", where=where, fix=RESTORE)
         if forgotten := len(drawn - held):
             raise BadInput(
                 f"seeds were drawn for {forgotten} releases that it does not hold",
@@ -97,10 +95,10 @@ class Ledger:
         return identity
 
     def faults(self, seeds: SeedStore) -> list[str]:
-        """Look through the whole ledger, and say what is wrong with it: a line for each fault.
+        """Check the whole ledger and return one line for each fault.
 
         Args:
-            seeds: the operator's store; a seed must be the one that its entry was bound to.
+            seeds: the operator's store. Each seed must be the one bound to its entry.
         """
         self.identity()
         with self._database.transaction() as db:
@@ -124,23 +122,23 @@ class Ledger:
         order: float | None = None,
         shares_budget_with: str | None = None,
     ) -> Budget:
-        """Register a private data set and open its budget; repeating the same is no change.
+        """Register a private data set and open its budget; an identical repetition has no effect.
 
         Args:
             name: of the data set, in every spec that uses it.
-            unit: what is protected.
-            budget_epsilon: ε that everything ever released from it may have together.
+            unit: the protected unit.
+            budget_epsilon: ε of all releases from the data set together.
             budget_delta: δ of the same guarantee.
-            relation: which data sets are neighbours.
+            relation: the neighbouring relation.
             order: Rényi order of the filter (whole, from 2), or ∞ to add up (ε, δ); by default
                 the order with most room for Gaussian mechanisms. It cannot be changed later.
             shares_budget_with: a registered data set that may hold the same people.
 
         Raises:
-            BadInput: an impossible budget, or the name has another one already. A budget cannot
-                be raised: what was released under it was promised to stay within it.
+            BadInput: the budget is invalid, or the name is registered with another one. A budget
+                cannot be raised, because its ε was promised for all releases under it.
         """
-        # A budget that an earlier version opened stands, also where it would be refused today.
+        # A budget that an earlier version opened stays valid even if it would be refused today.
         known = self.datasets().get(shares_budget_with or name)
         if known is None or (known.epsilon, known.delta) != (budget_epsilon, budget_delta):
             privacy_filter.check_budget(budget_epsilon, budget_delta)
@@ -158,7 +156,7 @@ class Ledger:
         return self._register(name, wanted, shares_budget_with)
 
     def register_made_up(self, name: str) -> Budget:
-        """Register a data set that is made up or public: entries are kept, nothing is limited."""
+        """Register a made-up or public data set: its entries are recorded without a limit."""
         return self._register(name, Budget(name=name), None)
 
     def datasets(self) -> dict[str, Budget]:
@@ -185,7 +183,7 @@ class Ledger:
             if shared is None:
                 budget = wanted
                 db.add(budget)
-                db.flush()  # which numbers it
+                db.flush()  # assigns the budget's number
             else:
                 budget = Budget.of_dataset(db, shared)
                 if budget.terms != wanted.terms:
@@ -203,7 +201,7 @@ class Ledger:
         """Return one entry.
 
         Raises:
-            BadInput: there is none of that id.
+            BadInput: no entry has that id.
         """
         with self._database.transaction() as db:
             entry = db.scalars(select(Entry).where(Entry.id == entry_id)).one_or_none()
@@ -212,7 +210,7 @@ class Ledger:
         return entry
 
     def history(self, dataset: str) -> list[Entry]:
-        """Return every entry of the data set's budget (all data sets that share it), in order.
+        """Return every entry of the data set's budget, also of data sets that share it, in order.
 
         Raises:
             BadInput: the data set is not registered.
@@ -220,15 +218,17 @@ class Ledger:
         return self._account(dataset)[1]
 
     def remaining(self, dataset: str) -> Remaining:
-        """Return the state of the data set's budget, by today's accounting of its entries."""
+        """Return the state of the data set's budget, computed by the current accounting."""
         return privacy_filter.standing(*self._account(dataset))
 
-    def cost_of_next(self, dataset: str, events: Sequence[tuple[MechanismEvent, float]]) -> Cost:
-        """Return the decision on releases that the ledger does not hold, as one plan.
+    def cost_of_next(
+        self, dataset: str, events: Sequence[tuple[MechanismEvent, float]]
+    ) -> AdmissionDecision:
+        """Return the decision on new releases that are planned together.
 
         Args:
             dataset: registered name.
-            events: each release with the δ at which it states its ε.
+            events: each release with the δ at which its ε is stated.
 
         Raises:
             BadInput: the data set is not registered, or an event cannot be added to the budget.
@@ -245,13 +245,13 @@ class Ledger:
 
     def cost_of_plan(
         self, planned: Sequence[Reservation], ended: Callable[[str], bool] = lambda _: False
-    ) -> Cost:
+    ) -> AdmissionDecision:
         """Return the decision on a planned run, as `register_plan` would make it now.
 
         Args:
             planned: every release of the run, all of one data set. Releases that the ledger holds
-                cost nothing again.
-            ended: as of `register_plan`.
+                are not charged again.
+            ended: as in `register_plan`.
 
         Raises:
             BadInput: the data set is not registered, or an event cannot be added to the budget.
@@ -261,7 +261,7 @@ class Ledger:
     def refuse_unfit(
         self, planned: Sequence[Reservation], ended: Callable[[str], bool] = lambda _: False
     ) -> None:
-        """Refuse a plan that `register_plan` would refuse now; nothing is registered.
+        """Refuse a plan that `register_plan` would refuse now, without registering anything.
 
         Raises:
             BudgetExceeded, BadInput: as `register_plan`.
@@ -292,21 +292,21 @@ class Ledger:
     # --- reserving
 
     def reserve(self, reservation: Reservation) -> Entry:
-        """Reserve a release before its data is read. The same reservation is the same entry.
+        """Reserve a release before its data is read. Equal reservations share one entry.
 
-        A release whose plan was given back is admitted again with the rest of its plan: all of it
-        fits, or the release is refused.
+        If the plan of the release was withdrawn, the whole plan is admitted again. The release is
+        refused if the plan does not fit.
 
         Returns:
-            The entry: a new one, or the existing one of this data set, spec hash and attempt.
-            Only a new one is charged.
+            The new entry, or the existing entry of this data set, spec hash and attempt. Only a
+            new entry is charged.
 
         Raises:
-            BudgetExceeded: it does not fit; nothing changed.
+            BudgetExceeded: the release does not fit; nothing changed.
             BadInput: the data set is not registered, or has another unit or relation, or the
                 same spec hash was reserved for a different mechanism.
         """
-        self.cost_of_plan([reservation])  # its charges are cached before the lock is taken
+        self.cost_of_plan([reservation])  # caches the charges before the lock is taken
         with self._database.transaction() as db:
             budget = lock_budget(db, reservation.dataset)
             held = _entries_of(db, budget)
@@ -332,23 +332,24 @@ class Ledger:
         reservations: Sequence[Reservation],
         ended: Callable[[str], bool] = lambda _: False,
     ) -> list[Entry]:
-        """Register a run or a sweep whole, before its first release: all of it fits, or none.
+        """Register all releases of a run or sweep before the first one; admit all or none.
 
-        Its entries are `planned` until `reserve` is called for each. All are charged now, and stay
-        charged if they never run, unless the plan is given back. The plan is admitted by the
+        The entries are `planned` until `reserve` is called for each. All are charged now, and stay
+        charged if they never run, unless the plan is withdrawn. The plan is admitted by the
         budget's filter or, if the budget holds nothing else, as its one plan. Releases that
         earlier runs reserved (a vocabulary) are not charged again.
 
-        The new plan replaces earlier plans of which no release has begun: those of ended runs,
-        those with the same plan key, and those that it contains. They are given back in the same
+        The new plan replaces earlier plans of which no release has begun: plans of ended runs,
+        plans with the same plan key, and plans that it contains. They are withdrawn in the same
         transaction, so that no release is counted twice.
 
         Args:
             reservations: all on one data set, with the same non-empty plan_key.
-            ended: whether a run, by its name, has ended: a killed run leaves its plan behind.
+            ended: returns whether the run with a given name has ended. A killed run leaves its
+                plan in the ledger.
 
         Raises:
-            BudgetExceeded, BadInput: as `reserve`; or a plan that grew after it had begun.
+            BudgetExceeded, BadInput: as `reserve`; or the plan grew after its first release.
         """
         if (
             len({(r.dataset, r.plan_key) for r in reservations}) != 1
@@ -357,7 +358,7 @@ class Ledger:
             raise BadInput("a plan has one data set and one plan_key", where="ledger plan")
         wanted = list({r.identity: r for r in reservations}.values())
         plan_key, run = wanted[0].plan_key, wanted[0].run
-        self.cost_of_plan(wanted, ended)  # its charges are cached before the lock is taken
+        self.cost_of_plan(wanted, ended)  # caches the charges before the lock is taken
         with self._database.transaction() as db:
             budget = lock_budget(db, wanted[0].dataset)
             held = _entries_of(db, budget)
@@ -387,18 +388,18 @@ class Ledger:
         return [entries[r.identity] for r in reservations]
 
     def withdraw_plan(self, dataset: str, plan_key: str) -> list[Entry]:
-        """Give back the releases that a plan registered and never began, on the record.
+        """Withdraw the releases of a plan that have not begun; the entries stay on record.
 
-        Sound because nothing was read for them: a step reserves its entry before it opens the
-        data, under the lock of the same budget. A plan that is composed by PLD is given back whole
-        or not at all (see `Budget.refuse_partial_withdrawal`). The entries stay, as `withdrawn`;
-        planned again, they are charged again.
+        This is sound because no data was read for them: a step reserves its entry before it opens
+        the data, under the lock of the same budget. A plan that is composed by PLD is withdrawn
+        whole or not at all (see `Budget.refuse_partial_withdrawal`). The entries stay in the state
+        `withdrawn`. If they are planned again, they are charged again.
 
         Returns:
-            The entries that are withdrawn now.
+            The newly withdrawn entries.
 
         Raises:
-            BadInput: the plan holds no planned release, or was charged as one and has begun.
+            BadInput: the plan holds no planned release, or it was charged as one and has begun.
         """
         with self._database.transaction() as db:
             budget = lock_budget(db, dataset)
@@ -415,12 +416,12 @@ class Ledger:
             return waiting
 
     def give_back(self, run: str) -> list[Entry]:
-        """Give back every plan of a run of which no release has begun.
+        """Withdraw every plan of a run of which no release has begun.
 
-        For the end of a run, however it ended. A plan that has begun stays charged whole.
+        Called at the end of a run, successful or not. A plan that has begun stays charged whole.
 
         Returns:
-            The entries that are withdrawn now.
+            The newly withdrawn entries.
         """
         given_back: list[Entry] = []
         with self._database.transaction() as db:
@@ -441,8 +442,8 @@ class Ledger:
         """Return the entry's secret seed, bound to this use of it.
 
         The first call draws the seed and records its salted hash and a keyed digest of the
-        manifest; every later call must match both. So one charge never pays for two different
-        noises (a lost seed file), nor one noise for two different inputs.
+        manifest. Every later call must match both. One charge therefore never pays for two
+        different noises (a lost seed file), and one noise never serves two different inputs.
 
         Args:
             entry: as `reserve` returned it.
@@ -451,16 +452,16 @@ class Ledger:
                 plan, code, kernel and RNG versions, dtype.
 
         Raises:
-            BadInput: seed or manifest are not those of the first call, or the seed is known
-                and the data are not made up; the release was made and nothing tells what came
-                out; or the store remembers releases that this ledger does not hold.
+            BadInput: seed or manifest differ from the first call; the seed is known and the data
+                are not made up; the release was made and its digest was not recorded; or the
+                store remembers releases that this ledger does not hold.
         """
-        seeds.remember_ledger(self.confirm_memory(seeds))  # on disk before the first seed is
+        seeds.remember_ledger(self.confirm_memory(seeds))  # written before the first seed
         secret = seeds.get(entry.seed_key) if entry.seed_hash else seeds.create(entry.seed_key)
         return self.bind(entry.id, secret, manifest)
 
     def bind(self, entry_id: str, seed: PrivacySeed, manifest: bytes) -> PrivacySeed:
-        """Bind a seed that the caller drew; `seed` is what most callers want."""
+        """Bind a seed that the caller drew; most callers use `seed` instead."""
         seed_hash = seed.salted_hash()
         manifest_digest = manifest_hash(seed, manifest)
         with self._database.transaction() as db:
@@ -468,7 +469,7 @@ class Ledger:
             if entry.state in (State.PLANNED, State.WITHDRAWN):
                 raise BadInput("reserve it before it draws noise", where=f"ledger entry {entry_id}")
             if seed.known and not budget.made_up:
-                raise BadInput("a known seed protects nobody", where=f"ledger entry {entry_id}")
+                raise BadInput("a known seed gives no privacy", where=f"ledger entry {entry_id}")
             entry.refuse_unrecorded()
             entry.refuse_rebinding(seed_hash, manifest_digest)
             entry.seed_hash, entry.manifest_hash = seed_hash, manifest_digest
@@ -476,20 +477,20 @@ class Ledger:
         return seed
 
     def settle(self, entry_id: str, released: bytes = b"") -> Entry:
-        """Record what the release is; only then may it be handed out.
+        """Record the digest of a release, before its output is published.
 
-        The first call decides, inside its transaction: of two processes that worked under one
-        seed and came to different results, one is accepted. Settling the same again changes
-        nothing.
+        The first call decides, inside its transaction. If two processes obtained different results
+        under one seed, one of the results is accepted. A repeated call with the same digest has no
+        effect.
 
         Args:
             entry_id: of the entry.
-            released: digest of what is about to be handed out, keyed by the seed; empty for a
-                release without guarantee, which has none.
+            released: digest of the output, keyed by the seed; empty for a release without
+                guarantee.
 
         Raises:
-            BadInput: no such entry, or it was planned and never reserved, or it is a private
-                release that no seed was bound to; or another result was accepted before.
+            BadInput: no such entry; it was planned and never reserved; no seed is bound to the
+                private release; or another result was accepted before.
         """
         where = f"ledger entry {entry_id}"
         with self._database.transaction() as db:
@@ -500,11 +501,11 @@ class Ledger:
                 raise BadInput(
                     "no seed is bound to it",
                     where=where,
-                    fix="Take the seed by Ledger.seed, which records what it was used for.",
+                    fix="Take the seed by Ledger.seed, which records its manifest.",
                 )
             if entry.accounted != bool(released):
                 raise BadInput(
-                    "what is released with a guarantee, and only that, has a digest", where=where
+                    "a release has a digest if and only if it has a guarantee", where=where
                 )
             entry.verify_reproduced_release(released.hex())
             if entry.state is State.RESERVED:
@@ -514,10 +515,10 @@ class Ledger:
 
 
 def lock_budget(db: Session, dataset: str) -> Budget:
-    """Return the budget; on PostgreSQL, nobody else reserves from it until we commit.
+    """Return the budget, locked on PostgreSQL until this transaction ends.
 
-    SQLite's transaction holds the whole file from its beginning, and ignores FOR UPDATE. Entries
-    are read after this: those that a session read before it would not be read again.
+    SQLite's transaction locks the whole file from its beginning and ignores FOR UPDATE. Callers
+    read the entries after this call, because a session does not reload objects it has read before.
     """
     budget = Budget.of_dataset(db, dataset)
     db.execute(select(Budget.id).where(Budget.id == budget.id).with_for_update()).one()
@@ -525,7 +526,7 @@ def lock_budget(db: Session, dataset: str) -> Budget:
 
 
 def _locked_entry(db: Session, entry_id: str) -> tuple[Budget, Entry]:
-    """Return an entry as it is now that its budget is locked, and the budget.
+    """Lock an entry's budget; return the budget and the entry as it is under the lock.
 
     Raises:
         BadInput: there is no such entry.
@@ -558,7 +559,7 @@ def _admit(budget: Budget, held: Sequence[Entry], group: Sequence[Entry]) -> Non
 
 
 def _give_back(budget: Budget, entries: Sequence[Entry]) -> None:
-    """Withdraw planned entries, and open a budget again that was closed for them."""
+    """Withdraw planned entries, and reopen the budget if it was closed for them."""
     for entry in entries:
         entry.withdraw()
         if entry.group == budget.closed_for:
@@ -566,7 +567,7 @@ def _give_back(budget: Budget, entries: Sequence[Entry]) -> None:
 
 
 def _untouched(held: Sequence[Entry]) -> list[list[Entry]]:
-    """Return the plans, registered whole, of which no release has begun."""
+    """Return the plans that were registered whole and of which no release has begun."""
     groups: dict[str, list[Entry]] = {}
     for entry in held:
         if entry.whole_plan and entry.charged:
@@ -594,17 +595,17 @@ def _not_held(held: Sequence[Entry], asked: Sequence[Reservation]) -> list[Reser
 
 
 def _refuse_alike(name: str, registered: Iterator[str]) -> None:
-    """Refuse a name that people cannot tell from a registered one: case, or form of Unicode.
+    """Refuse a name that differs from a registered one only by case or Unicode form.
 
     Raises:
-        BadInput: `Ward` beside `ward` would be a second budget for the same people by a slip.
+        BadInput: `Ward` and `ward` could give the same people two budgets by mistake.
     """
     for other in registered:
         if other != name and _folded(other) == _folded(name):
             raise BadInput(
                 f"{name} differs from the registered data set {other} by its spelling alone",
                 where="ledger register",
-                fix=f"Use {other}, or a name that nobody confuses with it.",
+                fix=f"Use {other}, or a clearly different name.",
             )
 
 
@@ -617,7 +618,7 @@ def _folded(name: str) -> str:
 
 def _faults_of_file(db: Session) -> Iterator[str]:
     if db.get_bind().dialect.name != "sqlite":
-        return  # PostgreSQL keeps its pages and references itself
+        return  # PostgreSQL checks its pages and references
     lines = db.scalars(text("PRAGMA integrity_check")).all()
     yield from (f"the file: {line.splitlines()[0]}" for line in lines if line != "ok")
     broken = db.execute(text("PRAGMA foreign_key_check")).all()
@@ -640,7 +641,7 @@ def _exchanged_seeds(db: Session, seeds: SeedStore) -> Iterator[str]:
     bound = select(Entry.id, Entry.seed_key, Entry.seed_hash).where(Entry.seed_hash != "")
     for entry_id, key, seed_hash in db.execute(bound):
         if key not in drawn:
-            continue  # a lost seed is no fault of the ledger's
+            continue  # a lost seed is not a fault of the ledger
         try:
             if seeds.get(key).salted_hash() != seed_hash:
                 yield f"the seed of entry {entry_id} is not the one that it was bound to"

@@ -1,4 +1,4 @@
-"""The ledger's tables as SQLAlchemy mapped classes, and what an entry must agree with."""
+"""The ledger's tables as SQLAlchemy mapped classes, with the consistency rules of their rows."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from dp_core.privacy.ledger.database import RESTORE, LedgerDamaged
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 
-_DIGEST_START = 8  # characters of a digest by which people name a source
+_DIGEST_START = 8  # leading characters of a digest that identify a source on the command line
 
 
 class State(StrEnum):
@@ -47,12 +47,12 @@ def now() -> str:
 
 
 def canonical(event: MechanismEvent) -> str:
-    """Return the event as the one JSON text that equal events share."""
+    """Return the event as canonical JSON: equal events have equal texts."""
     return json.dumps(event.to_json(), sort_keys=True, separators=(",", ":"))
 
 
 def manifest_hash(seed: PrivacySeed, manifest: bytes) -> str:
-    """Return a digest of the manifest that only who holds the seed can confirm a guess by."""
+    """Return the manifest's digest, keyed by the seed so that guesses cannot be confirmed."""
     return seed.derive("ledger manifest", manifest).hex()
 
 
@@ -62,14 +62,14 @@ class Reservation:
 
     Attributes:
         dataset: registered name of the private data set.
-        unit: what is protected.
+        unit: the protected unit.
         event: the mechanism, with public parameters only.
-        delta: the δ at which this release states its own ε; 0 for a release without guarantee.
-        spec_hash: hash of the step's spec. The same data set, spec hash and attempt are the same
-            release, with the same seed, however often they are reserved.
+        delta: the δ at which this release's ε is stated; 0 for a release without guarantee.
+        spec_hash: hash of the step's spec. Reservations with the same data set, spec hash and
+            attempt are one release with one seed.
         plan_key: names the run or sweep that the release belongs to.
-        run: where people find it (a DAG run's id).
-        attempt: 0; a higher number asks for a fresh seed, and is a charge of its own.
+        run: the run's name for operators (a DAG run's id).
+        attempt: 0 at first. A higher number gets a fresh seed and is charged separately.
     """
 
     dataset: str
@@ -101,12 +101,12 @@ class Reservation:
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        """What makes two reservations the same release."""
+        """The key by which two reservations are the same release."""
         return self.dataset, self.spec_hash, self.attempt
 
 
 class _Stored(TypeDecorator[Any]):
-    """A column of text that is read as a value, and cannot be read where the ledger is damaged."""
+    """A text column that is parsed into a value; an unreadable value means a damaged ledger."""
 
     impl = Text
     cache_ok = True
@@ -133,7 +133,7 @@ def _event(text: str) -> MechanismEvent:
 
 
 class Base(MappedAsDataclass, DeclarativeBase):
-    """Root of the mapped classes. The columns' exact types and keys: `migrations`."""
+    """Root of the mapped classes. `migrations` defines the columns' exact types and keys."""
 
     type_annotation_map = {  # noqa: RUF012 - as SQLAlchemy declares it
         PrivacyUnit: _Stored(PrivacyUnit),
@@ -144,7 +144,7 @@ class Base(MappedAsDataclass, DeclarativeBase):
 
 
 class LedgerIdentity(Base, kw_only=True):
-    """What no other ledger has, in its one row: random, made with it, the same in its copies."""
+    """The ledger's random identifier, in a single row; copies of the ledger share it."""
 
     __tablename__ = "ledger_identity"
 
@@ -156,13 +156,13 @@ class Budget(Base, kw_only=True):
 
     Attributes:
         name: the name of the first data set registered with it.
-        unit, relation: the protected unit, and the neighbouring relation; None for made-up data,
-            where every unit may be tried.
+        unit, relation: the protected unit and the neighbouring relation; None for made-up data,
+            which accepts every unit.
         epsilon, delta: the guarantee for all releases together; None for made-up data, which
             needs no limit.
         order: Rényi order of the filter, fixed when the budget is opened; ∞ adds (ε, δ).
-        closed_for: the group of entries (`Entry.group`) that the budget was admitted as one plan
-            for, and which closed it for everything else; empty for a filter, and while nothing is
+        closed_for: the group of entries (`Entry.group`) that was admitted as the budget's one plan
+            and closed it for every other release; empty for a filter, and while nothing is
             charged.
     """
 
@@ -197,19 +197,19 @@ class Budget(Base, kw_only=True):
 
     @property
     def made_up(self) -> bool:
-        """Whether the data are made up, so that nothing is limited and nothing protected."""
+        """Whether the data are made up, so that releases are neither limited nor protected."""
         return self.epsilon is None
 
     @property
     def terms(self) -> tuple[object, ...]:
-        """What is promised: two budgets with the same terms differ only by their names."""
+        """The promised guarantee: two budgets with the same terms differ only by their names."""
         return self.unit, self.relation, self.epsilon, self.delta, self.order
 
     def refuse_foreign(self, reservation: Reservation) -> None:
-        """Refuse what cannot be added up with the rest of the budget.
+        """Refuse a release whose guarantee does not add up with the rest of the budget.
 
         Raises:
-            BadInput: another unit, or another neighbour relation.
+            BadInput: the unit or the neighbouring relation differs.
         """
         if self.made_up or not reservation.accounted:
             return
@@ -228,14 +228,14 @@ class Budget(Base, kw_only=True):
             )
 
     def refuse_other_examples(self, held: Sequence[Entry], planned: Sequence[Reservation]) -> None:
-        """Refuse releases for examples of another length: such examples are other units.
+        """Refuse releases for examples of another length, because such examples are other units.
 
         Args:
             held: the entries of this budget.
-            planned: releases that are to be added.
+            planned: the releases to be added.
 
         Raises:
-            BadInput: two of them protect examples of different lengths.
+            BadInput: two releases protect examples of different lengths.
         """
         if self.made_up:
             return
@@ -246,17 +246,17 @@ class Budget(Base, kw_only=True):
             raise BadInput(
                 f"its releases would protect different units: {', '.join(units)}",
                 where=f"budget {self.name}",
-                fix="Guarantees for different units do not add up: set words_per_unit to that of"
-                " the earlier releases.",
+                fix="Guarantees for different units do not add up: set words_per_unit to the"
+                " value of the earlier releases.",
             )
 
     def refuse_partial_withdrawal(self, plan: Sequence[Entry]) -> None:
-        """Refuse to give back a part of a plan that is composed by PLD.
+        """Refuse to withdraw a part of a plan that is composed by PLD.
 
         Such a plan is charged the PLD of all its releases, which presumes that all were fixed
-        before the first. Stopping after the first results, and paying for the finished releases
-        alone, would be a filter of PLDs, which is unsound. The charges of a Rényi filter add up
-        release by release, and a release that was never made costs nothing.
+        before the first. To stop after the first results and pay only for the finished releases
+        would be a PLD filter, which is unsound. The charges of a Rényi filter add up release by
+        release, so a release that was never made costs nothing.
 
         Raises:
             BadInput: one of the plan's releases has begun.
@@ -282,17 +282,17 @@ class Dataset(Base, kw_only=True):
 
 
 class Entry(Base, kw_only=True):
-    """One release in the ledger. `event` is the record; every ε is computed from it when asked.
+    """One release in the ledger. Every ε is computed from `event` on demand.
 
     Attributes:
         number: the order of reservation.
         seed_key: name of its privacy seed in the seed store.
         seed_hash: salted hash of that seed; empty until it is bound.
         manifest_hash: keyed digest of everything the seed was used with; empty until bound.
-        released_hash: digest of what was released, keyed by the seed; empty until it is settled,
-            and for a release without guarantee.
-        known_seed: the seed was not secret: not private.
-        whole_plan: registered together with all entries of the same plan_key before any ran.
+        released_hash: digest of the output, keyed by the seed; empty until it is settled, and for
+            a release without guarantee.
+        known_seed: the seed was not secret, so the release is not private.
+        whole_plan: all entries of the same plan_key were registered before the first one ran.
     """
 
     __tablename__ = "entries"
@@ -342,7 +342,7 @@ class Entry(Base, kw_only=True):
         self.run, self.reserved_at, self.withdrawn_at = run, now(), ""
 
     def withdraw(self) -> None:
-        """Give a planned release back."""
+        """Withdraw a planned release."""
         self.state, self.withdrawn_at = State.WITHDRAWN, now()
 
     @property
@@ -352,31 +352,31 @@ class Entry(Base, kw_only=True):
 
     @property
     def begun(self) -> bool:
-        """Whether its step may have read the data."""
+        """Whether the step may have read the data."""
         return self.state in (State.RESERVED, State.SETTLED)
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        """What a reservation of this very release has, too."""
+        """The key that a reservation of the same release shares."""
         return self.dataset, self.spec_hash, self.attempt
 
     @property
     def accounted(self) -> bool:
-        """False for a release without guarantee: the operator's, not charged but listed."""
+        """Whether the release has a guarantee; the operator's other releases are only listed."""
         return not self.event.is_unaccounted
 
     @property
     def charged(self) -> bool:
-        """Whether it counts as spent: it has a guarantee, and was not withdrawn."""
+        """Whether the entry counts as spent: it has a guarantee and was not withdrawn."""
         return self.accounted and self.state is not State.WITHDRAWN
 
     @property
     def open(self) -> bool:
-        """Whether it holds a part of the budget for a step that has not reported."""
+        """Whether the entry holds a part of the budget for a step that has not reported."""
         return self.charged and self.state is not State.SETTLED
 
     def is_bound_to(self, seed: PrivacySeed, manifest: bytes) -> bool:
-        """Return whether this seed was bound to the entry, for this very manifest."""
+        """Return whether this seed was bound to the entry with this manifest."""
         bound = (self.seed_hash, self.manifest_hash)
         return bound == (seed.salted_hash(), manifest_hash(seed, manifest))
 
@@ -404,13 +404,14 @@ class Entry(Base, kw_only=True):
             "released_hash": self.released_hash,
         }
 
-    # --- what must agree with it
+    # --- consistency checks
 
     def refuse_different(self, reservation: Reservation) -> None:
-        """Refuse a reservation that is not the one the entry was made for.
+        """Refuse a reservation that differs from the one that created the entry.
 
         Raises:
-            BadInput: same spec hash, other mechanism: the charge would not be that of the release.
+            BadInput: the spec hash is the same and the mechanism differs, so the charge would not
+                match the release.
         """
         asked = (reservation.unit, canonical(reservation.event), reservation.delta)
         if asked != (self.unit, canonical(self.event), self.delta):
@@ -423,7 +424,7 @@ class Entry(Base, kw_only=True):
         """Refuse a second seed for one charge, or a second input for one noise.
 
         Raises:
-            BadInput: the entry is bound to others.
+            BadInput: the entry is bound to another seed or manifest.
         """
         for bound, given, what in (
             (self.seed_hash, seed_hash, "its seed is not the one it began with"),
@@ -434,30 +435,31 @@ class Entry(Base, kw_only=True):
                 self._refuse(what, fix)
 
     def refuse_unrecorded(self) -> None:
-        """Refuse to make again what was released without a record: it could not be handed out.
+        """Refuse to repeat a release whose output was not recorded, since it cannot be verified.
 
         Raises:
-            BadInput: an older version settled it, and kept no digest of what came out.
+            BadInput: an older version settled the entry without a digest of the output.
         """
         if self.state is State.SETTLED and self.accounted and not self.released_hash:
             self._refuse(
-                "this was released before, and nothing tells any more what came out",
+                "this was released before, and the digest of its output is lost",
                 "Restore the output from a copy, or use another seed: a new charge.",
             )
 
     def verify_reproduced_release(self, released_hash: str) -> None:
         """Refuse a second release under one noise and one charge.
 
-        Two models that share their noise and differ by the rounding of their sums, two histograms
-        that share it and differ by a word: the difference is the data's own, without noise.
+        If two outputs share their noise, their difference reveals the data without noise: for
+        example two models that differ by the rounding of their sums, or two histograms that differ
+        by a word.
 
         Raises:
-            BadInput: something else came out before.
+            BadInput: the recorded output differs.
         """
         self.refuse_unrecorded()
         if self.released_hash and self.released_hash != released_hash:
             self._refuse(
-                "this was released before, and came out otherwise this time",
+                "this was released before, and its output differs this time",
                 "Restore the output from a copy, or use another seed: a new charge.",
             )
 
@@ -466,12 +468,12 @@ class Entry(Base, kw_only=True):
 
 
 def by_identity(entries: Iterable[Entry]) -> dict[tuple[str, str, int], Entry]:
-    """Return the entries by what a reservation of the same release has, too."""
+    """Return the entries by the key that reservations of the same release share."""
     return {entry.identity: entry for entry in entries}
 
 
 class PrivateSource(Base, kw_only=True):
-    """A file or folder that was read as text of a private data set, and when for the first time."""
+    """A file or folder that was read as text of a private data set, with the first time."""
 
     __tablename__ = "private_sources"
 
@@ -484,9 +486,9 @@ class PublicSource(Base, kw_only=True):
     """A file or folder that the operator declared public.
 
     Attributes:
-        digest: keyed, of its content, in hex.
-        label: what people call it; nothing depends on it.
-        known_private: declared in the knowledge that it had been read as private.
+        digest: keyed digest of its content, in hex.
+        label: a name for people, without effect.
+        known_private: the operator declared it although it had been read as private.
     """
 
     __tablename__ = "public_sources"
@@ -505,15 +507,15 @@ class PublicSource(Base, kw_only=True):
 
     @property
     def private_in(self) -> tuple[str, ...]:
-        """The data sets that it was read as."""
+        """The private data sets whose text it was read as."""
         return tuple(reading.dataset for reading in self._readings)
 
     @property
     def mark(self) -> str:
-        """The beginning of the digest, by which people name it."""
+        """The beginning of the digest, which identifies the source on the command line."""
         return self.digest[:_DIGEST_START]
 
     @property
     def holds(self) -> bool:
-        """Whether the declaration counts: not if it was made before anybody read it as private."""
+        """Whether the declaration is valid: a later private reading makes it invalid."""
         return self.known_private or not self.private_in

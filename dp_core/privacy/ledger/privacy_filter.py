@@ -10,7 +10,7 @@ released (proof: docs/proofs.md, "Two ways to spend a budget"):
   distribution (PLD) stays within (ε, δ). The budget is closed for everything else.
 
 `decide` is the only function that admits. The command line, the first step of a run and the ledger
-itself call it.
+call it.
 
 The filter follows Feldman and Zrnic (2021, arXiv:2008.11193). The coins of its approximate part
 add up to at most δ' (Whitehouse et al. 2023, arXiv:2203.05481, for approximate zCDP; written out
@@ -59,22 +59,22 @@ class Way(StrEnum):
 
 
 @dataclass(frozen=True)
-class Charge:
+class PrivacyCharge:
     """δ-approximate Rényi privacy (α, ρ), at an order that the context states."""
 
     rho: float
     delta: float
 
-    def __add__(self, other: Charge) -> Charge:
-        return Charge(self.rho + other.rho, self.delta + other.delta)
+    def __add__(self, other: PrivacyCharge) -> PrivacyCharge:
+        return PrivacyCharge(self.rho + other.rho, self.delta + other.delta)
 
 
-Release = tuple[str, float]  # canonical JSON of an event, and the δ of its own (ε, δ)
+Release = tuple[str, float]  # canonical JSON of an event, and the δ at which its ε is stated
 
 
 @functools.lru_cache(maxsize=4096)
-def charge(group: tuple[Release, ...], order: float) -> Charge:
-    """Return what a group of releases, fixed together before the first of them, costs.
+def charge(group: tuple[Release, ...], order: float) -> PrivacyCharge:
+    """Return the charge of a group of releases that were fixed before the first of them.
 
     Args:
         group: the releases; more than one only if the plan was registered whole.
@@ -82,22 +82,26 @@ def charge(group: tuple[Release, ...], order: float) -> Charge:
     """
     if math.isinf(order):
         return pld_charge(group, math.fsum(delta for _, delta in group))
-    return added([Charge(*event.approximate_rdp(order, delta)) for event, delta in _events(group)])
+    return added(
+        [PrivacyCharge(*event.approximate_rdp(order, delta)) for event, delta in _events(group)]
+    )
 
 
 @functools.lru_cache(maxsize=4096)
-def pld_charge(group: tuple[Release, ...], delta: float) -> Charge:
-    """Return the (ε, δ) of a group of releases by PLD, at this δ for all of them together."""
-    return Charge(epsilon_pld(compose(*(event for event, _ in _events(group))), delta), delta)
+def pld_charge(group: tuple[Release, ...], delta: float) -> PrivacyCharge:
+    """Return the (ε, δ) of a group of releases by PLD, at this δ for the whole group."""
+    return PrivacyCharge(
+        epsilon_pld(compose(*(event for event, _ in _events(group))), delta), delta
+    )
 
 
 def _events(group: tuple[Release, ...]) -> list[tuple[MechanismEvent, float]]:
     return [(MechanismEvent.from_json(json.loads(text)), delta) for text, delta in group]
 
 
-def added(charges: list[Charge]) -> Charge:
-    """Return the charge of everything together."""
-    return Charge(math.fsum(c.rho for c in charges), math.fsum(c.delta for c in charges))
+def added(charges: list[PrivacyCharge]) -> PrivacyCharge:
+    """Return the sum of charges."""
+    return PrivacyCharge(math.fsum(c.rho for c in charges), math.fsum(c.delta for c in charges))
 
 
 @dataclass(frozen=True)
@@ -108,8 +112,8 @@ class Remaining:
         way: how the budget admits releases; None while that is undecided.
         capacity, spent: in the unit of account of the way (of the filter while the way is
             undecided); None for made-up data, which has no limit.
-        epsilon_so_far: the ε that `spent` amounts to at the budget's δ; None without a limit.
-            Bookkeeping only: the guarantee for all releases is the registered ε.
+        epsilon_so_far: the ε of `spent` at the budget's δ; None without a limit. It is for
+            information only: the guarantee for all releases is the registered ε.
         share: spent share of the budget, by the scarcer of ρ and δ; of one plan, by ε.
         unsettled: planned or reserved entries whose step has not reported; they count as spent.
         operator_releases: releases without guarantee, listed and not charged.
@@ -117,8 +121,8 @@ class Remaining:
 
     budget: Budget
     way: Way | None
-    capacity: Charge | None
-    spent: Charge | None
+    capacity: PrivacyCharge | None
+    spent: PrivacyCharge | None
     epsilon_so_far: float | None
     share: float
     charged_entries: int
@@ -147,25 +151,25 @@ class Remaining:
 
 
 @dataclass(frozen=True)
-class Cost:
+class AdmissionDecision:
     """The decision on a planned group of releases, and the budget that it would leave.
 
     Attributes:
         way: how the budget would admit the group; None if it does not fit.
-        charge: of the group, in the unit of account of the way (of the filter where it does not
-            fit); None where there is no limit.
-        share: of the whole budget that the group would take; 0 where there is no limit.
-        left_after: share of the budget left after it, not below 0. A budget that one plan has
-            closed has nothing left.
-        more_of_the_same: how many such groups the budget admits from now on (0 if it does not
-            fit); None where there is no limit, or nothing of it is new.
-        new_releases: number of its releases that the ledger does not hold. The others cost nothing
-            again.
+        charge: charge of the group, in the unit of account of the way (of the filter if the group
+            does not fit); None without a limit.
+        share: share of the whole budget that the group would take; 0 without a limit.
+        left_after: share of the budget left after the group, not below 0. A budget that one plan
+            has closed has nothing left.
+        more_of_the_same: number of such groups that the budget still admits (0 if the group does
+            not fit); None without a limit, or if none of its releases is new.
+        new_releases: number of its releases that the ledger does not hold. The other releases are
+            not charged again.
         refusal: the arithmetic of a refusal, in one clause; empty if the group fits.
     """
 
     way: Way | None
-    charge: Charge | None
+    charge: PrivacyCharge | None
     share: float
     left_after: float
     more_of_the_same: int | None
@@ -179,10 +183,10 @@ class Cost:
 
 
 def best_order(epsilon: float, delta: float) -> float:
-    """Return the order at which (ε, δ) has room for most Gaussian releases.
+    """Return the Rényi order at which (ε, δ) admits the most Gaussian releases.
 
-    ρ(α) of a Gaussian mechanism is a multiple of α, so that is the order with the largest
-    capacity per α. Where no order has room (ε tiny), ∞: sums of (ε, δ).
+    ρ(α) of a Gaussian mechanism is proportional to α, so the best order has the largest capacity
+    per α. If no order has room (tiny ε), the order is ∞, which adds (ε, δ).
     """
     rooms = {order: _renyi_room(epsilon, delta / 2, order) for order in range(2, LARGEST_ORDER)}
     best = max(rooms, key=lambda order: rooms[order] / order)
@@ -190,7 +194,7 @@ def best_order(epsilon: float, delta: float) -> float:
 
 
 def check_budget(epsilon: float, delta: float) -> None:
-    """Refuse a budget that is none.
+    """Refuse an invalid budget.
 
     Raises:
         BadInput: ε is not a positive number, or δ is not from LEAST_DELTA to LARGEST_DELTA.
@@ -209,10 +213,11 @@ def check_budget(epsilon: float, delta: float) -> None:
 
 
 def check_order(order: float, epsilon: float, delta: float) -> None:
-    """Refuse an order that the charges are not computed at, or at which nothing would fit.
+    """Refuse an order without computed charges, or one at which no release would fit.
 
     Raises:
-        BadInput: neither ∞ nor a whole number from 2 to 512; or its conversion takes all of ε.
+        BadInput: the order is neither ∞ nor an integer from 2 to 512, or its conversion takes all
+            of ε.
     """
     if math.isinf(order) and order > 0:
         return
@@ -230,27 +235,27 @@ def check_order(order: float, epsilon: float, delta: float) -> None:
         )
 
 
-def capacity(budget: Budget) -> Charge | None:
-    """Return the most that the budget's charges may add up to, or None without a limit."""
+def capacity(budget: Budget) -> PrivacyCharge | None:
+    """Return the upper bound on the sum of the budget's charges, or None without a limit."""
     if budget.made_up:
         return None
     return pld_capacity(budget) if budget.closed_for else filter_capacity(budget)
 
 
-def filter_capacity(budget: Budget) -> Charge:
+def filter_capacity(budget: Budget) -> PrivacyCharge:
     """Return the capacity of the filter.
 
-    At a finite order half of δ pays for the conversion of ρ to ε, and half for the coins.
+    At a finite order, half of δ pays for the conversion of ρ to ε and half for the coins.
     """
     if math.isinf(budget.order):
         return pld_capacity(budget)
     epsilon, delta = _terms(budget)
-    return Charge(max(0.0, _renyi_room(epsilon, delta / 2, budget.order)), delta / 2)
+    return PrivacyCharge(max(0.0, _renyi_room(epsilon, delta / 2, budget.order)), delta / 2)
 
 
-def pld_capacity(budget: Budget) -> Charge:
+def pld_capacity(budget: Budget) -> PrivacyCharge:
     """Return the capacity of one plan: (ε, δ) itself."""
-    return Charge(*_terms(budget))
+    return PrivacyCharge(*_terms(budget))
 
 
 def _terms(budget: Budget) -> tuple[float, float]:
@@ -264,7 +269,7 @@ def _renyi_room(epsilon: float, delta: float, order: float) -> float:
 
 
 def conversion(delta: float, order: float) -> float:
-    """Return ε − ρ: what it costs to state (α, ρ)-Rényi privacy as (ε, δ)-DP.
+    """Return ε − ρ, the cost of converting (α, ρ)-Rényi privacy to (ε, δ)-DP.
 
     ln(1 − 1/α) − (ln δ + ln α)/(α − 1): Canonne, Kamath and Steinke (2020), Proposition 12.
     """
@@ -272,7 +277,7 @@ def conversion(delta: float, order: float) -> float:
 
 
 def groups_of(entries: Iterable[Entry]) -> list[tuple[Release, ...]]:
-    """Return the charged releases by group: a plan that was registered whole is one group."""
+    """Return the charged releases by group. A plan that was registered whole is one group."""
     groups: dict[str, list[Release]] = {}
     for entry in entries:
         if entry.charged:
@@ -285,60 +290,62 @@ def releases(reservations: Iterable[Reservation]) -> tuple[Release, ...]:
     return tuple(sorted((canonical(r.event), r.delta) for r in reservations if r.accounted))
 
 
-def spent_on(budget: Budget, entries: Iterable[Entry]) -> Charge:
-    """Return the charge of all entries of a limited budget together."""
+def spent_on(budget: Budget, entries: Iterable[Entry]) -> PrivacyCharge:
+    """Return the total charge of all entries of a limited budget."""
     groups = groups_of(entries)
     if budget.closed_for:
         return pld_charge(groups[0], pld_capacity(budget).delta)
     return added([charge(group, budget.order) for group in groups])
 
 
-def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> Cost:
+def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> AdmissionDecision:
     """Decide whether, and in which way, a budget admits a group of releases.
 
-    The group is fixed now, before any of its releases. The filter is asked first. A group that it
-    refuses is admitted as the budget's one plan if nothing else is charged to the budget.
+    The group is fixed before any of its releases. The filter decides first. A group that exceeds
+    it is admitted as the budget's one plan if nothing else is charged to the budget.
 
     Args:
         budget: with the group that it is closed for, if any.
         held: all entries of the budget.
-        more: the group's releases that the ledger does not hold.
+        more: the releases of the group that the ledger does not hold yet.
     """
     room = capacity(budget)
     if room is None:
-        return Cost(Way.SEQUENCE, None, 0.0, 1.0, None, len(more))
+        return AdmissionDecision(Way.SEQUENCE, None, 0.0, 1.0, None, len(more))
     spent = spent_on(budget, held)
     left = 0.0 if budget.closed_for else max(0.0, 1 - _share(spent, room))
     if not more:
         way = _way(budget, held) or Way.SEQUENCE
-        return Cost(way, Charge(0.0, 0.0), 0.0, left, None, 0)
+        return AdmissionDecision(way, PrivacyCharge(0.0, 0.0), 0.0, left, None, 0)
     cost = charge(more, budget.order)
     if budget.closed_for:
-        return Cost(None, cost, _share(cost, filter_capacity(budget)), left, 0, len(more), CLOSED)
+        return AdmissionDecision(
+            None, cost, _share(cost, filter_capacity(budget)), left, 0, len(more), CLOSED
+        )
     total = spent + cost
     if _within(total, room):
         again = min(
             _times(room.rho - spent.rho, cost.rho), _times(room.delta - spent.delta, cost.delta)
         )
         after = max(0.0, 1 - _share(total, room))
-        return Cost(Way.SEQUENCE, cost, _share(cost, room), after, again, len(more))
+        return AdmissionDecision(Way.SEQUENCE, cost, _share(cost, room), after, again, len(more))
     refusal = _beyond(spent, cost, room, _currency(budget))
     if any(entry.charged for entry in held):
-        return Cost(None, cost, _share(cost, room), left, 0, len(more), refusal)
+        return AdmissionDecision(None, cost, _share(cost, room), left, 0, len(more), refusal)
     limit = pld_capacity(budget)
     whole = pld_charge(more, limit.delta)
     share = whole.rho / limit.rho
     if whole.rho <= limit.rho:
-        return Cost(Way.ONE_PLAN, whole, share, 0.0, 1, len(more))
+        return AdmissionDecision(Way.ONE_PLAN, whole, share, 0.0, 1, len(more))
     refusal += f"; and as one plan ε {whole.rho:.5g} > {limit.rho:.5g} at δ = {limit.delta:g}"
-    return Cost(None, whole, share, left, 0, len(more), refusal)
+    return AdmissionDecision(None, whole, share, left, 0, len(more), refusal)
 
 
 def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> Way:
     """Return the way in which the budget admits the group.
 
     Raises:
-        BudgetExceeded: it does not fit; with the arithmetic.
+        BudgetExceeded: the group does not fit; the message gives the arithmetic.
     """
     decision = decide(budget, held, more)
     if decision.way is not None:
@@ -357,11 +364,11 @@ def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> W
     )
 
 
-def _within(total: Charge, room: Charge) -> bool:
+def _within(total: PrivacyCharge, room: PrivacyCharge) -> bool:
     return total.rho <= room.rho and total.delta <= room.delta
 
 
-def _beyond(spent: Charge, cost: Charge, room: Charge, currency: str) -> str:
+def _beyond(spent: PrivacyCharge, cost: PrivacyCharge, room: PrivacyCharge, currency: str) -> str:
     """Return the terms of a sum that exceeds the capacity."""
     total, terms = spent + cost, []
     if not total.rho <= room.rho:
@@ -372,7 +379,7 @@ def _beyond(spent: Charge, cost: Charge, room: Charge, currency: str) -> str:
 
 
 def _held_open(held: Sequence[Entry]) -> str:
-    """Return which other runs hold some of the budget for steps that have not reported."""
+    """Return a clause that names the runs whose unfinished steps hold some of the budget."""
     runs = Counter(e.run or "no run" for e in held if e.open)
     if not runs:
         return ""
@@ -424,17 +431,17 @@ def _times(room: float, cost: float) -> int:
     return 10**9 if cost <= room * 1e-9 else int(room / cost)
 
 
-def _share(part: Charge | None, whole: Charge | None) -> float:
+def _share(part: PrivacyCharge | None, whole: PrivacyCharge | None) -> float:
     if part is None or whole is None:
         return 0.0
     pairs = [(part.rho, whole.rho), (part.delta, whole.delta)]
     return max((p / w if w > 0 else math.inf for p, w in pairs if p > 0), default=0.0)
 
 
-def _epsilon(budget: Budget, spent: Charge | None) -> float | None:
+def _epsilon(budget: Budget, spent: PrivacyCharge | None) -> float | None:
     if spent is None or budget.delta is None:
-        return None  # nothing is added up where there is no limit: 0 would be a false ε
-    if spent == Charge(0.0, 0.0):
+        return None  # without a limit charges are not added up, and 0 would be a false ε
+    if spent == PrivacyCharge(0.0, 0.0):
         return 0.0
     if budget.closed_for or math.isinf(budget.order):
         return spent.rho

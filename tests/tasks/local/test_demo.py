@@ -52,7 +52,7 @@ def watch(tmp_path, monkeypatch, *looks, terminal=False):
     return follower.until_end(), written.getvalue()
 
 
-def test_each_finished_task_is_told_once(tmp_path, monkeypatch):
+def test_each_finished_task_is_printed_once(tmp_path, monkeypatch):
     (state, _), text = watch(
         tmp_path,
         monkeypatch,
@@ -64,7 +64,7 @@ def test_each_finished_task_is_told_once(tmp_path, monkeypatch):
     assert [line.split()[2] for line in text.splitlines()] == ["corpus", "vocabulary"]
 
 
-def test_points_are_told_by_name_and_tasks_never_reached_are_not_told(tmp_path, monkeypatch):
+def test_points_are_printed_by_name_without_unreached_tasks(tmp_path, monkeypatch):
     _, text = watch(
         tmp_path,
         monkeypatch,
@@ -115,13 +115,13 @@ def test_a_short_silence_of_airflow_is_waited_out_and_a_long_one_is_not(tmp_path
         watch(tmp_path, monkeypatch, AirflowAway("gone"), end)
 
 
-def test_the_first_failure_is_the_one_that_is_told():
+def test_demo_reports_the_first_failure():
     tasks = [task("b", "failed", seconds=5), task("a", "failed", seconds=2), task("c", "success")]
     assert demo.first_failure(tasks)["task_id"] == "a"
     assert demo.first_failure([task("c", "success")]) is None
 
 
-def test_the_reason_is_what_the_step_told(tmp_path):
+def test_failure_reason_comes_from_the_step(tmp_path):
     tell(tmp_path, Failed(exit_code=2, reason="no such file"), task_name="pretraining", index=3)
     follower = demo.RunFollower(Script(), "dp_bert", "run", tmp_path, lambda: None, Console())
     failed = task("training_point.pretraining", "failed", index=3)

@@ -16,8 +16,8 @@ from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from tasks.commands import doctor_services
 from tasks.commands.backup_command import copied
-from tasks.local import configuration, stack
-from tasks.local.configuration import Secrets
+from tasks.local import airflow_configuration, stack
+from tasks.local.airflow_configuration import Secrets
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
 
@@ -47,18 +47,18 @@ def test_another_home_has_other_secrets(tmp_path):
     assert Secrets.of(first).jwt != Secrets.of(second).jwt
 
 
-def test_what_an_earlier_version_drew_is_kept_and_what_it_did_not_know_is_added(tmp_path):
+def test_existing_secrets_are_kept_and_missing_ones_drawn(tmp_path):
     earlier = {"password": "p", "jwt": "j", "session": "s", "fernet": "f"}
     (tmp_path / "secrets.json").write_text(json.dumps(earlier))
-    (tmp_path / configuration.MLFLOW_USERS).write_text("with a password that nobody knows")
+    (tmp_path / airflow_configuration.MLFLOW_USERS).write_text("with a password that nobody knows")
     made = Secrets.of(tmp_path)
     assert asdict(made).items() > earlier.items()
     assert len(made.mlflow) >= 16
-    assert not (tmp_path / configuration.MLFLOW_USERS).exists()
+    assert not (tmp_path / airflow_configuration.MLFLOW_USERS).exists()
     assert Secrets.of(tmp_path) == made
 
 
-def test_only_mlflow_is_told_its_secrets(deployment, secret, tmp_path, monkeypatch):
+def test_only_mlflow_receives_its_secrets(deployment, secret, tmp_path, monkeypatch):
     planted = {
         "AIRFLOW__CORE__FERNET_KEY": "planted",
         "CONFIDE_LEDGER": "postgresql://ledger:planted@db/ledger",
@@ -68,26 +68,26 @@ def test_only_mlflow_is_told_its_secrets(deployment, secret, tmp_path, monkeypat
     }
     for name, value in planted.items():
         monkeypatch.setenv(name, value)
-    to_all = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
-    own = configuration.mlflow_environment(deployment, tmp_path, secret)
+    to_all = airflow_configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
+    own = airflow_configuration.mlflow_environment(deployment, tmp_path, secret)
     assert own["MLFLOW_AUTH_ADMIN_PASSWORD"] == "m"
     assert own["MLFLOW_BACKEND_STORE_URI"] == deployment.tracking
-    assert deployment.tracking not in configuration.mlflow_command(
+    assert deployment.tracking not in airflow_configuration.mlflow_command(
         2
     )  # every user may read that line
     assert not [name for name in own if name.startswith(("AIRFLOW", "CONFIDE", "_AIRFLOW"))]
     assert not set(asdict(secret).values()) & set(own.values()) - {"m", "n"}  # Airflow's own
     assert "planted" not in str(own)
     assert all(own[name] == to_all[name] for name in own.keys() & to_all.keys())  # PATH, HOME, …
-    working = configuration.mlflow_folder(deployment)
+    working = airflow_configuration.mlflow_folder(deployment)
     assert list(working.iterdir()) == []  # no settings of anybody lie where it works
     assert working.stat().st_mode & 0o077 == 0
     assert not {"m", "n"} & set(to_all.values())
     assert (tmp_path / "mlflow-auth.ini").stat().st_mode & 0o077 == 0
 
 
-def test_the_port_stands_in_all_three_settings_that_must_agree(deployment, secret):
-    told = configuration.environment(deployment, secret, {"airflow": 1234, "mlflow": 5678})
+def test_port_agrees_in_all_three_settings(deployment, secret):
+    told = airflow_configuration.environment(deployment, secret, {"airflow": 1234, "mlflow": 5678})
     assert told["AIRFLOW__API__PORT"] == "1234"
     assert told["AIRFLOW__API__BASE_URL"] == "http://127.0.0.1:1234"
     assert told["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == "http://127.0.0.1:1234/execution/"
@@ -99,7 +99,7 @@ def test_what_would_change_the_stack_from_outside_is_dropped(deployment, secret,
     monkeypatch.setenv("AIRFLOW__API__SSL_CERT", "x")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("NO_PROXY", "internal.example")
-    told = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
+    told = airflow_configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
     assert told["AIRFLOW__CORE__EXECUTOR"] == "LocalExecutor"
     assert "AIRFLOW__API__SSL_CERT" not in told
     assert "PYTHONDONTWRITEBYTECODE" not in told
@@ -107,7 +107,7 @@ def test_what_would_change_the_stack_from_outside_is_dropped(deployment, secret,
 
 
 def test_steps_of_airflow_and_of_the_command_line_share_one_store(deployment, secret):
-    told = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
+    told = airflow_configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
     assert Deployment.from_environment(told).store == deployment.store
     assert Deployment.from_environment(told).ledger == deployment.ledger
     assert Deployment.from_environment(told).tracking == deployment.tracking
@@ -138,12 +138,12 @@ def test_two_commands_do_not_start_one_stack_at_once(deployment, monkeypatch, tm
 
 
 def chosen(service: str = "airflow") -> int:
-    with configuration.free_ports([service]) as ports:
+    with airflow_configuration.free_ports([service]) as ports:
         return ports[service]
 
 
 def test_taken_port_is_not_chosen(taken, monkeypatch):
-    monkeypatch.setitem(configuration.PORTS, "airflow", ("CONFIDE_AIRFLOW_PORT", taken))
+    monkeypatch.setitem(airflow_configuration.PORTS, "airflow", ("CONFIDE_AIRFLOW_PORT", taken))
     assert chosen() != taken
 
 
@@ -161,8 +161,8 @@ def test_named_port_is_never_replaced(taken, monkeypatch):
 
 CHOOSE = """
 import sys
-from tasks.local import configuration
-with configuration.free_ports(("airflow", "mlflow")) as ports:
+from tasks.local import airflow_configuration
+with airflow_configuration.free_ports(("airflow", "mlflow")) as ports:
     print(*ports.values(), flush=True)
     sys.stdin.read()
 """
@@ -181,7 +181,7 @@ def test_stacks_that_start_at_the_same_time_choose_different_ports():
         for process in starting:
             process.communicate()
     assert len(ports) == 12 and len(set(ports)) == 12
-    with configuration.free_ports(["airflow"]) as first:
+    with airflow_configuration.free_ports(["airflow"]) as first:
         assert chosen() != first["airflow"]
     assert {process.returncode for process in starting} == {0}
 
@@ -197,18 +197,18 @@ def test_every_database_is_in_its_home_whatever_the_name_of_the_folder(name, tmp
     home = tmp_path / name / "home"
     deployment = Deployment.from_environment({"CONFIDE_HOME": str(home)})
     deployment.prepare()
-    folder = configuration.airflow_home(deployment)
+    folder = airflow_configuration.airflow_home(deployment)
     folder.mkdir()
-    secret = configuration.Secrets.of(folder)
-    airflow = configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
-    mlflow = configuration.mlflow_environment(deployment, folder, secret)
+    secret = airflow_configuration.Secrets.of(folder)
+    airflow = airflow_configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
+    mlflow = airflow_configuration.mlflow_environment(deployment, folder, secret)
     users = configparser.ConfigParser()  # as MLflow reads the file
     users.read(mlflow["MLFLOW_AUTH_CONFIG_PATH"])
     urls = {
         deployment.ledger: home / "ledger.db",
         deployment.tracking: home / "mlflow.db",
         mlflow["MLFLOW_BACKEND_STORE_URI"]: home / "mlflow.db",
-        users["mlflow"]["database_uri"]: folder / configuration.MLFLOW_USERS,
+        users["mlflow"]["database_uri"]: folder / airflow_configuration.MLFLOW_USERS,
         airflow["AIRFLOW__DATABASE__SQL_ALCHEMY_CONN"]: folder / "airflow.db",
     }
     for url, file in urls.items():

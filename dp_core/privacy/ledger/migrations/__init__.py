@@ -1,7 +1,7 @@
 """Schema versions as alembic revisions. A ledger of a known version is upgraded when it is opened.
 
-`ledger_schema` holds the version as one number, which every release of Confide can read; alembic's
-own table follows it. Version 4 is the oldest that is known.
+`ledger_schema` holds the version as one number, which every release of Confide can read. Alembic's
+table follows it. Version 4 is the oldest known version.
 """
 
 from __future__ import annotations

@@ -51,7 +51,7 @@ def test_registering_again_is_no_change_and_another_budget_is_refused(ledger: Le
     assert ledger.datasets() == {"notes": first}
 
 
-def test_a_budget_of_an_earlier_version_stands_whatever_its_delta(
+def test_existing_budget_with_a_large_delta_stays_registered(
     ledger: Ledger, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as earlier:
@@ -151,7 +151,7 @@ def test_a_new_attempt_is_a_new_seed_and_a_new_charge(ledger: Ledger) -> None:
     assert spent(ledger) == pytest.approx(2 * once)
 
 
-def test_a_spec_hash_stands_for_one_mechanism(ledger: Ledger) -> None:
+def test_same_spec_hash_with_another_mechanism_is_refused(ledger: Ledger) -> None:
     ledger.reserve(reservation())
     for other in (reservation(event=GAUSSIAN), reservation(delta=1e-7)):
         with pytest.raises(BadInput, match="another mechanism"):
@@ -422,23 +422,23 @@ def test_only_a_release_with_a_guarantee_has_a_digest(ledger: Ledger, tmp_path: 
     assert ledger.settle(free.id).state is State.SETTLED
 
 
-def test_what_an_older_version_settled_is_not_made_again(ledger: Ledger, tmp_path: Path) -> None:
+def test_release_settled_without_digest_is_not_repeated(ledger: Ledger, tmp_path: Path) -> None:
     seeds = SeedStore(tmp_path / "seeds")
     entry = ledger.reserve(reservation())
     ledger.seed(entry, seeds, b"manifest")
     ledger.settle(entry.id, b"digest")
     with ledger._database.transaction() as db:
         db.execute(text("UPDATE entries SET released_hash = ''"))
-    with pytest.raises(BadInput, match=r"nothing tells any more what came out\. Restore"):
+    with pytest.raises(BadInput, match=r"the digest of its output is lost\. Restore"):
         ledger.seed(entry, seeds, b"manifest")
-    with pytest.raises(BadInput, match="nothing tells any more"):
+    with pytest.raises(BadInput, match="the digest of its output is lost"):
         ledger.settle(entry.id, b"digest")
 
 
 # --- what the next run would cost
 
 
-def test_a_run_that_the_ledger_holds_costs_nothing_and_leaves_what_is_left(ledger: Ledger) -> None:
+def test_registered_run_is_not_charged_again(ledger: Ledger) -> None:
     plan = [reservation("v", HISTOGRAM, delta=1e-7), reservation("t", TRAINING)]
     first = ledger.cost_of_plan(plan)
     assert (first.new_releases, first.share > 0) == (2, True)

@@ -63,7 +63,7 @@ def test_damage_is_named_with_what_to_do(file: Path, damage: str) -> None:
         "UPDATE entries SET state = 'x'",
     ],
 )
-def test_what_is_missing_or_cannot_be_read_is_damage(
+def test_missing_or_unreadable_rows_are_reported_as_damage(
     ledger: Ledger, url: str, command: str, tmp_path: Path
 ) -> None:
     ledger.reserve(reservation())
@@ -112,7 +112,7 @@ def test_a_whole_ledger_has_no_fault(ledger: Ledger, tmp_path: Path) -> None:
     assert ledger.faults(seeds) == []
 
 
-def test_every_fault_is_told(ledger: Ledger, url: str, tmp_path: Path) -> None:
+def test_every_fault_is_reported(ledger: Ledger, url: str, tmp_path: Path) -> None:
     seeds = SeedStore(tmp_path / "seeds")
     entries = [ledger.reserve(reservation(name, GAUSSIAN)) for name in "abcd"]
     for entry in entries:
@@ -178,7 +178,7 @@ def test_no_password_of_a_url_is_shown(url: str) -> None:
         ("", ""),
     ],
 )
-def test_what_is_shown_of_a_url(url: str, shown: str) -> None:
+def test_shown_url_has_no_password(url: str, shown: str) -> None:
     assert without_password(url) == shown
 
 

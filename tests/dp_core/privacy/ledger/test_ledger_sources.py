@@ -9,7 +9,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 WIKI, WARD, FOLDER = "1a" * 32, "2b" * 32, "3c" * 32
 
 
-def test_what_is_declared_holds_until_it_is_withdrawn(ledger: Ledger) -> None:
+def test_declaration_is_valid_until_it_is_withdrawn(ledger: Ledger) -> None:
     assert ledger.sources.declaration(WIKI) is None
     declared = ledger.sources.declare_public(WIKI, "wiki")
     assert declared.holds and declared == ledger.sources.declaration(WIKI)
@@ -31,7 +31,7 @@ def test_a_mark_that_two_share_withdraws_neither(ledger: Ledger) -> None:
     assert len(ledger.sources.public()) == 1
 
 
-def test_what_was_read_as_private_is_public_by_confirmation_alone(ledger: Ledger) -> None:
+def test_private_source_becomes_public_only_by_confirmation(ledger: Ledger) -> None:
     ledger.sources.declare_public(WIKI, "wiki")
     assert ledger.sources.read_as_private(WARD, "notes") == ()
     assert ledger.sources.read_as_private(WARD, "notes") == ()  # a retry
@@ -46,7 +46,7 @@ def test_what_was_read_as_private_is_public_by_confirmation_alone(ledger: Ledger
     assert found is not None and not found.holds and found.private_in == ("notes",)
 
 
-def test_one_text_under_two_budgets_is_told(ledger: Ledger) -> None:
+def test_same_text_under_two_budgets_is_reported(ledger: Ledger) -> None:
     ledger.register_dataset("letters", PrivacyUnit.PATIENT, 8.0, 1e-5)
     ledger.register_dataset("wing", PrivacyUnit.PATIENT, 8.0, 1e-5, shares_budget_with="notes")
     assert ledger.sources.read_as_private(WARD, "notes") == ()

@@ -10,7 +10,7 @@ from scipy.special import logsumexp
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.accounting.rdp import pure_dp_rdp
 from dp_core.privacy.ledger.models import canonical
-from dp_core.privacy.ledger.privacy_filter import Charge, charge
+from dp_core.privacy.ledger.privacy_filter import PrivacyCharge, charge
 from dp_core.privacy.mechanisms import (
     Composed,
     FixedSizeGaussian,
@@ -22,7 +22,7 @@ from dp_core.privacy.mechanisms import (
 )
 
 
-def cost(event: MechanismEvent, order: float, delta: float = 1e-6) -> Charge:
+def cost(event: MechanismEvent, order: float, delta: float = 1e-6) -> PrivacyCharge:
     return charge(((canonical(event), delta),), order)
 
 
@@ -49,7 +49,9 @@ def test_a_poisson_sampled_gaussian_costs_its_divergence(
 
 
 @given(st.floats(1e-4, 20), st.integers(2, 512))
-def test_randomised_response_is_what_an_epsilon_costs_at_most(epsilon: float, order: int) -> None:
+def test_randomised_response_has_the_largest_charge_of_an_epsilon(
+    epsilon: float, order: int
+) -> None:
     rho = pure_dp_rdp(epsilon, order)
     assert 0 <= rho <= epsilon
     assert rho <= order * epsilon**2 / 2 * (1 + 1e-6)  # Bun and Steinke 2016, Proposition 3.3
@@ -100,8 +102,8 @@ def test_a_histogram_costs_no_less_than_it_gives_away(order: int) -> None:
 def test_events_without_a_renyi_bound_cost_their_epsilon_and_delta() -> None:
     event = TruncatedPoissonGaussian(1000, 40, ((0.02, 2.0, 10),))
     charged = cost(event, 8, 1e-5)
-    assert charged == Charge(pure_dp_rdp(epsilon_pld(event, 1e-5), 8), 1e-5)
-    assert cost(event, math.inf, 1e-5) == Charge(epsilon_pld(event, 1e-5), 1e-5)
+    assert charged == PrivacyCharge(pure_dp_rdp(epsilon_pld(event, 1e-5), 8), 1e-5)
+    assert cost(event, math.inf, 1e-5) == PrivacyCharge(epsilon_pld(event, 1e-5), 1e-5)
 
 
 def test_a_composition_costs_the_sum_of_its_parts() -> None:

@@ -69,7 +69,7 @@ def test_plan_that_fits_by_pld_alone_closes_the_budget(ledger: Ledger) -> None:
     remaining = ledger.remaining("notes")
     together = compose(*(r.event for r in one_plan()))
     assert remaining.way is Way.ONE_PLAN
-    assert remaining.capacity == privacy_filter.Charge(EPSILON, DELTA)
+    assert remaining.capacity == privacy_filter.PrivacyCharge(EPSILON, DELTA)
     assert remaining.spent is not None
     assert remaining.share == pytest.approx(remaining.spent.rho / EPSILON)
     assert remaining.spent.rho == pytest.approx(epsilon_pld(together, DELTA))
@@ -187,7 +187,7 @@ def test_end_of_a_run_gives_back_its_untouched_plans_of_every_data_set(ledger: L
     ledger.register_plan(labels)
     ledger.register_plan(plan(4.0, key="other run"))
     assert {e.dataset for e in ledger.give_back("on notes")} == {"notes", "labels"}
-    assert ledger.remaining("labels").spent == privacy_filter.Charge(0.0, 0.0)
+    assert ledger.remaining("labels").spent == privacy_filter.PrivacyCharge(0.0, 0.0)
     assert [e.run for e in ledger.history("notes") if e.charged] == ["other run"]
 
 

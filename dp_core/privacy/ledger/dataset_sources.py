@@ -1,8 +1,9 @@
-"""Sources: which files the operator declared public, and which were read as a private data set.
+"""Sources: files that the operator declared public, and files that were read as private data.
 
-A source is a file or folder that data are read from. It is known by a keyed digest of its content
-and never by its path: a copy, a link and another name are the same source, a changed file is
-another. The key is the deployment's, and not in the ledger: nobody confirms a guess of a text here.
+A source is a file or folder that data are read from. The ledger identifies it by a keyed digest of
+its content and never by its path: a copy, a link and a renamed file are the same source, a changed
+file is another one. The key belongs to the deployment and is not in the ledger, so a reader of the
+ledger cannot confirm a guessed text.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ LONGEST_LABEL = 200
 
 
 class Sources:
-    """What the ledger knows of sources."""
+    """The ledger's records of public and private sources."""
 
     def __init__(self, database: Database) -> None:
         self._database = database
@@ -33,16 +34,18 @@ class Sources:
         contents: Collection[str] = (),
         known_private: bool = False,
     ) -> PublicSource:
-        """Declare a source public; to repeat it renews its label. Only the operator may say so.
+        """Declare a source public, on the operator's word; a repeated declaration renews the label.
 
         Args:
             digest: keyed digest of the file or folder.
             label: for people.
-            contents: digests of a folder's files, each for itself.
-            known_private: that it was read as private is known, and it is public all the same.
+            contents: the digest of each file of a folder.
+            known_private: the operator knows that the source was read as private, and declares
+                it public nevertheless.
 
         Raises:
-            BadInput: it, or a file of it, was read as a private data set, which is not known.
+            BadInput: the source or one of its files was read as private, and `known_private` is
+                not set.
         """
         with self._database.alone() as db:
             asked = {digest, *contents}
@@ -63,15 +66,15 @@ class Sources:
             return db.scalars(_public().where(PublicSource.digest == digest)).one()
 
     def withdraw_public(self, mark: str) -> PublicSource:
-        """Take a declaration back: from now on no step reads the source as public.
+        """Withdraw a declaration: from now on no step reads the source as public.
 
-        What was made of it stays. Declared again, it is public again.
+        Existing outputs stay. The source may be declared public again later.
 
         Args:
             mark: the beginning of its digest.
 
         Raises:
-            BadInput: no declaration, or several, begin so.
+            BadInput: no declaration, or more than one, begins with `mark`.
         """
         with self._database.alone() as db:
             named = [
@@ -94,7 +97,7 @@ class Sources:
             return list(db.scalars(_public()))
 
     def declaration(self, digest: str) -> PublicSource | None:
-        """Return the declaration of a source, or None: nobody has declared it public."""
+        """Return the declaration of a source, or None if it was not declared public."""
         with self._database.transaction() as db:
             return db.get(PublicSource, digest)
 
@@ -102,7 +105,7 @@ class Sources:
         """Remember that a source is text of a private data set.
 
         Returns:
-            The data sets whose text it is too, and which do not share the budget of this one.
+            The other data sets that read the same source under a different budget.
 
         Raises:
             BadInput: the data set is not registered.
@@ -114,12 +117,12 @@ class Sources:
             return _others(db, [digest], dataset)
 
     def is_text_of(self, digest: str, dataset: str) -> bool:
-        """Whether a source is remembered as text of a private data set."""
+        """Return whether a source was read as text of this private data set."""
         with self._database.transaction() as db:
             return db.get(PrivateSource, (digest, dataset)) is not None
 
     def same_files_as(self, dataset: str) -> tuple[str, ...]:
-        """Return the data sets that read a same source and do not share this one's budget."""
+        """Return the data sets that read the same source under a different budget."""
         with self._database.transaction() as db:
             read = select(PrivateSource.digest).where(PrivateSource.dataset == dataset)
             return _others(db, list(db.scalars(read)), dataset)

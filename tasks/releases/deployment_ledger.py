@@ -1,10 +1,9 @@
-"""The deployment's privacy ledger: which one it is, and which data sets a run may use it for.
+"""The deployment's privacy ledger: its identity, and the registration of a run's data sets.
 
-Seeds and store remember their ledger, and no other is opened beside them. A ledger file that was
-deleted, a database that was emptied, another one named by mistake: each would begin at nothing, and
-the whole budget of people whose data was released already could be spent again. The evidence that
-it was lies elsewhere: among the seeds, one for every release, and in the store, whose results name
-the ledger's entries.
+Seeds and store remember their ledger, and no other ledger is opened with them. A deleted ledger
+file, an emptied database or a wrong URL would give an empty ledger, and the budget of people whose
+data was already released could be spent again. Two places prove earlier releases: the seed store,
+with one seed per release, and the store, whose results name the ledger's entries.
 """
 
 from __future__ import annotations
@@ -24,17 +23,17 @@ def open_ledger(deployment: Deployment, store: Store | None = None) -> Ledger:
     """Return the deployment's ledger.
 
     Args:
-        deployment: whose ledger and seeds.
-        store: where results are written that name its entries; None for a command that only asks.
+        deployment: the deployment that holds ledger and seeds.
+        store: the store whose results name the ledger's entries; None for a read-only command.
 
     Raises:
-        BadInput: it is another ledger than the seeds or the store remember, or has forgotten
-            releases; or it is damaged.
+        BadInput: the seeds or the store remember another ledger, the ledger lacks releases, or it
+            is damaged.
         LedgerUnavailable: the database does not answer; may be retried.
     """
     ledger = Ledger.open(deployment.ledger)
     refuse_lost_ledger(ledger, deployment)
-    if not deployment.holds_seeds:  # a step that reads files from outside: it writes nothing
+    if not deployment.holds_seeds:  # a step that reads files from outside never writes
         if store is not None:
             confirm_store(store, ledger.identity())
         return ledger
@@ -48,7 +47,7 @@ def confirm_store(store: Store, identity: str) -> bool:
     """Return whether the store remembers this ledger; False if it remembers none yet.
 
     Raises:
-        BadInput: it remembers another one.
+        BadInput: the store remembers another ledger.
     """
     remembered = store.read(IDENTITY)
     if remembered is None:
@@ -63,13 +62,13 @@ def confirm_store(store: Store, identity: str) -> bool:
 
 
 def ledger_for(context: StepContext, dataset: str) -> Ledger:
-    """Return the ledger, in which the data set is registered as what the run says it is.
+    """Return the ledger, after a check that the data set's registration agrees with the run.
 
-    A run registers nothing but the project's own notes: what is public, the operator says.
+    A run registers only the project's made-up notes. The operator registers every other data set.
 
     Raises:
-        BadInput: it is not registered; or registered as public and called private, or the other
-            way round; or the ledger is not the one that seeds and store remember.
+        BadInput: the data set is not registered; its registration as public or private contradicts
+            the run; or seeds and store remember another ledger.
     """
     ledger = refuse_unregistered(context, dataset)
     if dataset == MADE_UP and dataset not in ledger.datasets():
@@ -78,9 +77,9 @@ def ledger_for(context: StepContext, dataset: str) -> Ledger:
 
 
 def refuse_unregistered(context: StepContext, dataset: str) -> Ledger:
-    """Check that the data set is registered as what the run says it is; only read the ledger.
+    """Return the ledger if the data set's registration agrees with the run, without writing.
 
-    The project's own notes may be registered later, by who may write.
+    The project's made-up notes may be registered later, by a step with write access.
 
     Raises:
         BadInput: as `ledger_for`.
@@ -92,15 +91,15 @@ def refuse_unregistered(context: StepContext, dataset: str) -> Ledger:
 
 
 def refuse_other_standing(budget: Budget | None, dataset: str, *, made_up: bool) -> None:
-    """Refuse a data set that is not registered as what a run says it is: private or public.
+    """Refuse a data set whose registration as private or public contradicts the run.
 
     Raises:
-        BadInput: says which command the operator runs.
+        BadInput: the message names the command for the operator.
     """
     if dataset == MADE_UP and budget is not None:
-        return  # no file is ever read under that name as private: tasks/releases/declarations.py
+        return  # tasks/releases/declarations.py reads no private file under that name
     if budget is None and made_up:
-        what = f"nobody has registered the data set {dataset} as public, as this run calls it"
+        what = f"the data set {dataset} is not registered as public, but this run calls it public"
         fix = f"If it is, the operator says so: confide ledger register {dataset} --public"
     elif budget is None:
         what = f"the data set {dataset} has no privacy budget yet"
@@ -113,7 +112,7 @@ def refuse_other_standing(budget: Budget | None, dataset: str, *, made_up: bool)
             f"the data set {dataset} is registered as made up or public, but this run calls it "
             "private"
         )
-        fix = "Give the private data set a name of its own."
+        fix = "Give the private data set a separate name."
     else:
         return
     raise BadInput(what, where="ledger", fix=fix)

@@ -1,8 +1,8 @@
-"""Advice on a run: from settings and a budget to the settings that make most of it.
+"""Training advice: the settings that use a privacy budget best.
 
-Everything is computed from settings: nothing private is read, and nothing is charged. The noise is
-calibrated by the accounting that charges it, so what is named costs at most the budget, all
-releases in.
+Everything is computed from settings: no private data is read, and nothing is charged. The noise is
+calibrated by the accounting that charges it, so all releases of an advised run together cost at
+most the budget.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from dp_core.privacy.advice import (
     zipf_coverage,
 )
 from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.ledger import Cost
+from dp_core.privacy.ledger import AdmissionDecision
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NoisedWeights,
@@ -53,20 +53,20 @@ from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import Charged, JobSettings, PretrainSpec, budget_of_run
 from tasks.releases.plans import PlannedRelease, planned_release, training_plan
 
-# Rows read by the whole training, in as many as the settings read.
+# Rows read by the whole training, as a multiple of the rows that the settings read.
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
-_LIKELY = 8  # plans whose σ is computed, of those that are sorted by a limit
-MOST_NOISE = 1000.0  # of a setting; above it nothing is learned
+_LIKELY = 8  # number of the best plans by the limit whose exact σ is computed
+MOST_NOISE = 1000.0  # largest noise multiplier of a setting; above it nothing is learned
 # Search for the largest ε that the filter of a registered budget admits.
 _TRIALS = 4
 _CHARGE_GROWS = 1.5  # first guess of the power of ε by which the filter's charge grows
 _SHORT_OF_ALL, _CLOSE = 0.99, 0.95  # ε of a trial, of the estimate; the share that is enough
-_DIGITS = 3  # of a δ that a person copies
+_DIGITS = 3  # significant digits of an advised δ
 
 
 @dataclass(frozen=True)
 class PrivacyBudget:
-    """What everything that a run releases of the private data set may cost, together.
+    """The largest (ε, δ) of all releases of a run from the private data set.
 
     Attributes:
         epsilon: ε of all releases, composed by PLD at `delta`.
@@ -77,7 +77,7 @@ class PrivacyBudget:
     delta: float
 
     def check(self, declared_units: int) -> None:
-        """Refuse a budget that promises nothing, or that no noise keeps.
+        """Refuse a budget that is meaningless or unreachable by any noise.
 
         Raises:
             BadInput: ε is not a number above 0, at most 500.
@@ -89,13 +89,13 @@ class PrivacyBudget:
 
 
 @dataclass(frozen=True)
-class Spending:
-    """What a run with these settings releases of the private data set.
+class RunReleases:
+    """The releases of a run from the private data set.
 
     Attributes:
         training: the plan of DP pre-training.
-        alongside: what else is charged to the same data set: vocabulary, phrases, fine-tuning.
-        example_words: length of the examples that are protected, or 0 for another unit.
+        alongside: the other releases from the same data set: vocabulary, phrases, fine-tuning.
+        example_words: length of the protected examples, or 0 for another unit.
     """
 
     training: ExecutionPlan
@@ -103,8 +103,8 @@ class Spending:
     example_words: int = 0
 
     @classmethod
-    def of(cls, settings: JobSettings) -> Spending:
-        """Return it, from the settings alone; of the job's own training, and not of further ones.
+    def of(cls, settings: JobSettings) -> RunReleases:
+        """Return the releases that follow from settings, without further trainings of the job.
 
         Raises:
             BadInput: as `planned_release`.
@@ -113,8 +113,8 @@ class Spending:
         return cls.of_charged(budget_of_run(alone).charged)
 
     @classmethod
-    def of_charged(cls, charged: Iterable[Charged]) -> Spending:
-        """Return it, from the charged steps of a run: of its one private training's data set."""
+    def of_charged(cls, charged: Iterable[Charged]) -> RunReleases:
+        """Return the releases of the charged steps from the data set of the private training."""
         charged = list(charged)
         (training,) = (spec for spec in charged if isinstance(spec, PretrainSpec))
         dataset = planned_release(training).dataset
@@ -125,15 +125,15 @@ class Spending:
 
     @property
     def delta(self) -> float:
-        """δ of everything together."""
+        """Sum of the δ of all releases."""
         return math.fsum([self.training.delta, *(release.delta for release in self.alongside)])
 
     @property
     def epsilon(self) -> float:
-        """ε of everything together at `delta`, by PLD: as the ledger's own arithmetic has it.
+        """ε of all releases at `delta` by PLD, with the ledger's arithmetic.
 
         Raises:
-            BadInput: the releases do not compose: they protect different units.
+            BadInput: the releases do not compose, because they protect different units.
         """
         events = [release.event for release in self.alongside]
         total = total_epsilon([*events, self.event_of(self.training)], self.delta)
@@ -141,44 +141,44 @@ class Spending:
             raise BadInput(
                 "the releases protect different units, and their ε do not add up",
                 where="settings",
-                fix="Give private labels a data set of their own (entities_dataset).",
+                fix="Give private labels a separate data set (entities_dataset).",
             )
         return total
 
     @property
     def noise_to_signal(self) -> float:
-        """Noise beside signal of the whole training: see `dp_core.privacy.advice`."""
+        """Noise-to-signal ratio of the whole training: see `dp_core.privacy.advice`."""
         return noise_to_signal(self.training, self.half_learned)
 
     @property
     def half_learned(self) -> float:
-        """Updates without noise that bring half home of what there is to learn."""
+        """Number of updates without noise that reach half of the possible gain."""
         return HALF_LEARNED_AFTER_PHRASES if self.phrases else HALF_LEARNED
 
     @property
     def phrases(self) -> PhraseRounds | None:
-        """The release of phrases, where there is one."""
+        """The release of phrases, or None if there is none."""
         events = (release.event for release in self.alongside)
         return next((event for event in events if isinstance(event, PhraseRounds)), None)
 
     @property
     def recipe(self) -> Recipe:
-        """Which measured trainings it compares with."""
+        """The measured trainings that the run is compared with."""
         return "phrases" if self.phrases else "gradients"
 
     @property
     def figure(self) -> float:
-        """What expectations go by: of released phrases, which bring most, or of the training."""
+        """The noise figure that predicts the gain: of phrases if released, else of the training."""
         if self.phrases is None:
             return self.noise_to_signal
         return phrase_noise(self.phrases) / self.training.declared_units
 
     def expected(self) -> dict[str, Expected]:
-        """Return, by quantity, what was measured with such a figure."""
+        """Return, by quantity, the gain that was measured at this figure."""
         return _expected(self.recipe, self.figure)
 
     def beside(self) -> MechanismEvent | None:
-        """Return what is composed with the training; None: nothing."""
+        """Return the composition of the other releases, or None if there are none."""
         events = [release.event for release in self.alongside]
         return compose(*events) if events else None
 
@@ -193,10 +193,10 @@ class Spending:
 
 
 def changed(settings: JobSettings, **changes: Any) -> JobSettings:
-    """Return settings with some of them changed.
+    """Return a copy of the settings with changes.
 
     Raises:
-        BadInput: they do not go together.
+        BadInput: the changed settings are inconsistent.
     """
     try:
         return JobSettings.model_validate(settings.model_dump() | changes)
@@ -205,18 +205,18 @@ def changed(settings: JobSettings, **changes: Any) -> JobSettings:
 
 
 def calibrated(settings: JobSettings, budget: PrivacyBudget) -> JobSettings:
-    """Return the settings with the least noise of training that keeps the budget, all releases in.
+    """Return the settings with the least training noise at which all releases keep the budget.
 
-    δ is divided among the releases as the settings divide it; ε of what is not training stays.
+    δ is divided among the releases as the settings divide it. The ε of the other releases stays.
 
     Raises:
-        BadInput: the other releases spend the budget alone, or a noise above 1000 would be needed.
+        BadInput: the other releases exhaust the budget, or a noise above 1000 would be needed.
         PlanError: δ is not below one in the units.
     """
     budget.check(settings.declared_units)
     settings = _sharing_delta(settings, budget.delta)
-    # σ is that of one band where the plan chooses the bands.
-    spending = Spending.of(_of_one_band(settings))
+    # If the plan chooses the bands, σ is first computed for one band.
+    spending = RunReleases.of(_of_one_band(settings))
     sigma = noise_for(spending.training_event, budget.epsilon, spending.delta, spending.beside())
     sigma = _within(settings, sigma, budget.epsilon)
     if sigma > MOST_NOISE:
@@ -224,23 +224,23 @@ def calibrated(settings: JobSettings, budget: PrivacyBudget) -> JobSettings:
             f"ε={budget.epsilon:g} needs a noise multiplier of {sigma:g}, and a run takes "
             f"{MOST_NOISE:g} at most: nothing would be learned",
             where="--epsilon",
-            fix="Ask for a larger ε or fewer epochs, or train on public text alone.",
+            fix="Choose a larger ε or fewer epochs, or train on public text alone.",
         )
     return changed(settings, noise_multiplier=sigma)
 
 
 def _of_one_band(settings: JobSettings) -> JobSettings:
-    """Return the settings without correlated noise, where its bands are left to the plan."""
+    """Return the settings without correlated noise, if the plan would choose its bands."""
     return settings if settings.noise_bands else changed(settings, noise_bands=1)
 
 
 def _within(settings: JobSettings, sigma: float, epsilon: float) -> float:
-    """Return σ, or the little more with which chosen bands keep ε beside the other releases.
+    """Return σ, slightly increased if the chosen bands would exceed ε with the other releases.
 
-    Bands are chosen at the training's own ε, and their privacy loss composes a little otherwise.
+    Bands are chosen at the ε of the training, and their privacy loss composes slightly differently.
     """
     while not settings.noise_bands and sigma <= MOST_NOISE:
-        spent = Spending.of(changed(settings, noise_multiplier=sigma)).epsilon
+        spent = RunReleases.of(changed(settings, noise_multiplier=sigma)).epsilon
         if spent <= epsilon:
             break
         sigma = round_up(sigma * max(spent / epsilon, 1 + 1e-4))
@@ -248,8 +248,8 @@ def _within(settings: JobSettings, sigma: float, epsilon: float) -> float:
 
 
 def _sharing_delta(settings: JobSettings, delta: float) -> JobSettings:
-    """Return the settings with every δ scaled, so that together they are at most the budget's."""
-    factor = delta / Spending.of(settings).delta
+    """Return the settings with every δ scaled, so that their sum is at most the budget's δ."""
+    factor = delta / RunReleases.of(settings).delta
     if math.isclose(factor, 1.0, rel_tol=1e-9):
         return settings
     charged = {
@@ -273,7 +273,7 @@ def _rounded_down(value: float) -> float:
 
 
 VOCABULARY_SHARES = (0.05, 0.1, 0.2, 0.3, 0.4, 0.5)  # of ε, that are compared
-# Of ε, by themselves, where phrases are released: the recipe that benchmarks/utility measures.
+# Shares of ε for phrases and for the rest, as measured by benchmarks/utility.
 PHRASES_SHARE, BESIDE_PHRASES = 0.75, 0.25
 # ε of words that phrases cannot do without, as a share where ε in total is below 1. At ε = 1 and
 # 6,000 patients 0.6 for words and 0.8 for phrases kept 45% of the gain, 0.25 and 0.75 kept 32%.
@@ -282,45 +282,45 @@ LEAST_FOR_WORDS = 0.6
 
 @dataclass(frozen=True)
 class Advice:
-    """The plan that makes most of a budget, and what it lets one expect.
+    """The settings that use a budget best, and the expected gain.
 
     Attributes:
-        settings: ready to be run; what is not advised on is as it was.
-        budget: that they keep.
-        given: the settings that were asked about.
-        decision: of the ledger on a run with the advised settings; None where no budget is
+        settings: the advised settings; the rest is taken from `given`.
+        budget: the budget that they keep.
+        given: the caller's settings.
+        decision: the ledger's decision on a run with the advised settings; None if no budget is
             registered.
     """
 
     settings: JobSettings
     budget: PrivacyBudget
     given: JobSettings
-    decision: Cost | None = None
+    decision: AdmissionDecision | None = None
 
     @functools.cached_property
-    def spending(self) -> Spending:
-        """What a run with the advised settings releases."""
-        return Spending.of(self.settings)
+    def spending(self) -> RunReleases:
+        """The releases of a run with the advised settings."""
+        return RunReleases.of(self.settings)
 
     @functools.cached_property
     def outlook(self) -> tuple[Outlook, ...]:
-        """The advised plan with what to expect; with other units and ε, and with more computing."""
+        """The expected gain of the advised plan, for other units and ε, and with more computing."""
         return (*outlook_of(self.settings), *_with_more_computing(self.settings))
 
     @property
     def changes(self) -> dict[str, Any]:
-        """Settings that differ from those that were asked about."""
+        """The advised settings that differ from the caller's."""
         before, after = self.given.model_dump(mode="json"), self.settings.model_dump(mode="json")
         return {name: after[name] for name in after if after[name] != before[name]}
 
     @functools.cached_property
     def phrases_instead(self) -> str:
-        """What released phrases made of such a budget; nothing where the settings have them."""
+        """A hint at the gain of released phrases; empty if the settings already release them."""
         if self.spending.phrases is not None:
             return ""
         share = _settable(PHRASES_SHARE * self.budget.epsilon)
         try:
-            expected = Spending.of(changed(self.settings, phrases_epsilon=share)).expected()
+            expected = RunReleases.of(changed(self.settings, phrases_epsilon=share)).expected()
         except ConfideError:
             return ""
         first = next(iter(expected.values()))
@@ -337,40 +337,40 @@ class Advice:
 
 @dataclass(frozen=True)
 class Outlook:
-    """A case, and by quantity what was measured with such a figure."""
+    """A case, and the expected gain by quantity."""
 
     case: Case
     expected: dict[str, Expected]
 
 
 def outlook_of(settings: JobSettings) -> tuple[Outlook, ...]:
-    """Return what a run lets one expect, and what other units and ε would."""
-    spending = Spending.of(settings)
+    """Return the expected gain of a run, also for other numbers of units and ε."""
+    spending = RunReleases.of(settings)
     cases = outlook(spending.training) if spending.phrases is None else _phrase_cases(settings)
     return tuple(Outlook(case, _expected(spending.recipe, case.figure)) for case in cases)
 
 
 def _expected(recipe: Recipe, figure: float) -> dict[str, Expected]:
-    """Return, by quantity, what was measured with such a figure."""
+    """Return, by quantity, the gain that was measured at this figure."""
     return {curve.quantity: curve.expected(figure) for curve in measured_curves(recipe)}
 
 
 def _with_more_computing(settings: JobSettings) -> Iterator[Outlook]:
-    """Yield the best plans of as much ε that read more rows; with phrases, none."""
-    spending = Spending.of(settings)
+    """Yield the best plans with the same ε that read more rows; none if phrases are released."""
+    spending = RunReleases.of(settings)
     if spending.phrases is not None:
         return
     training = spending.training
     epsilon = epsilon_pld(training.event(), training.delta)
     for factor, name in MORE_COMPUTING.items():
-        best = Spending.of(_with_best_batch(_of_one_band(settings), epsilon, factor))
+        best = RunReleases.of(_with_best_batch(_of_one_band(settings), epsilon, factor))
         plan = best.training
         case = Case(name, plan.declared_units, epsilon, plan.noise_multiplier, best.figure)
         yield Outlook(case, _expected(best.recipe, case.figure))
 
 
 def _phrase_cases(settings: JobSettings) -> Iterator[Case]:
-    """Yield the plan of released phrases, and that with half and twice the units and the ε."""
+    """Yield the plan of released phrases, with half and twice the units, and half and twice ε."""
     told, units = settings.phrases_epsilon, settings.declared_units
     for name, factor, price in (
         ("as planned", 1.0, 1.0),
@@ -380,7 +380,7 @@ def _phrase_cases(settings: JobSettings) -> Iterator[Case]:
         ("twice the ε of phrases", 1.0, 2.0),
     ):
         try:
-            event = Spending.of(changed(settings, phrases_epsilon=told * price)).phrases
+            event = RunReleases.of(changed(settings, phrases_epsilon=told * price)).phrases
         except ConfideError:  # no such ε, or no noise reaches it
             continue
         noise = phrase_noise(event) if event else math.inf
@@ -389,7 +389,7 @@ def _phrase_cases(settings: JobSettings) -> Iterator[Case]:
 
 
 def verdict(expected: Mapping[str, Expected]) -> str:
-    """Return whether a training can be expected to beat public text alone, in plain words."""
+    """Return one sentence on whether a training is expected to beat public text alone."""
     first = next(iter(expected.values()))
     if all(one.is_hopeless for one in expected.values()):
         return (
@@ -407,7 +407,7 @@ def verdict(expected: Mapping[str, Expected]) -> str:
 
 
 def in_words(expected: Expected) -> str:
-    """Return a share of the gain and its interval; what lies below nothing is shown as nothing."""
+    """Return a share of the gain with its interval; values below 0 are shown as 0."""
     share, low, high = (
         f"{min(max(value, 0.0), 1.0):.0%}"
         for value in (expected.share, expected.low, expected.high)
@@ -416,7 +416,7 @@ def in_words(expected: Expected) -> str:
 
 
 def how_it_is_known(recipe: Recipe) -> str:
-    """Return, in one sentence, what expectations rest on."""
+    """Return a note on the measurements behind the expected gain."""
     first = measured_curves(recipe)[0]
     way = {
         "gradients": "by DP-SGD alone: what released phrases add is not counted",
@@ -425,18 +425,18 @@ def how_it_is_known(recipe: Recipe) -> str:
     return (
         f"Expectations come from {len(first.figures)} trainings on made-up notes ({first.source}), "
         f"of a small model, {way}. They are not a promise: real notes share less with each other. "
-        "* is beyond what was measured."
+        "* is beyond the measured range."
     )
 
 
 def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
-    """Return the batch, noise and vocabulary's ε that make most of a budget.
+    """Return the batch size, noise and vocabulary's ε that use a budget best.
 
-    As many units are drawn as the settings have it (their epochs): that is the compute allowed.
-    Compared are all batches of `batches_to_try`, by `noise_to_signal`, and shares of ε for the
-    vocabulary, by what such a training keeps times the share of running words that Zipf's law
-    lets the vocabulary have. Where phrases are released, words and phrases get the shares that were
-    measured (`PHRASES_SHARE`). Private labels keep their ε.
+    The number of drawn units (the epochs of the settings) stays, as it determines the compute. All
+    batch sizes of `batches_to_try` are compared by `noise_to_signal`. Shares of ε for the
+    vocabulary are compared by the expected gain times the share of running words that the
+    vocabulary covers by Zipf's law. If phrases are released, words and phrases get the measured
+    shares (`PHRASES_SHARE`). Private labels keep their ε.
 
     Raises:
         BadInput: no plan keeps the budget.
@@ -451,9 +451,9 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
             compared.append((split, left))
     if not compared:
         raise BadInput(
-            f"ε={budget.epsilon:g} is too small: the releases beside the training spend it alone",
+            f"ε={budget.epsilon:g} is too small: the releases other than the training exhaust it",
             where="--epsilon",
-            fix="Ask for a larger ε, or train on public text alone.",
+            fix="Choose a larger ε, or train on public text alone.",
         )
     split, left = least(compared, lambda one: -_worth(*one))
     best = changed(_with_best_batch(split, left), noise_bands=settings.noise_bands)
@@ -461,7 +461,7 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
 
 
 def advised_within(
-    settings: JobSettings, budget: PrivacyBudget, decide: Callable[[JobSettings], Cost]
+    settings: JobSettings, budget: PrivacyBudget, decide: Callable[[JobSettings], AdmissionDecision]
 ) -> Advice:
     """Return the advice for the largest ε, up to the budget's, that the ledger admits.
 
@@ -497,21 +497,21 @@ def advised_within(
         raise BudgetExceeded(
             f"no plan with these settings fits the registered budget: {decision.refusal}",
             where=f"data set {settings.private_dataset}",
-            fix="See what is left: confide ledger remaining.",
+            fix="The remaining budget: confide ledger remaining.",
         )
     return best
 
 
 def _splits(settings: JobSettings, budget: PrivacyBudget) -> list[JobSettings]:
-    """Return the settings with every share of ε for the vocabulary, where it is charged at all.
+    """Return the settings with every share of ε for the vocabulary, if the vocabulary is charged.
 
-    Private labels have an ε of their own, which stays as it is set.
+    Private labels have a separate ε, which stays as it is set.
     """
     shares: tuple[float, ...] = VOCABULARY_SHARES
     if settings.phrases_epsilon:
         settings = changed(settings, phrases_epsilon=_settable(PHRASES_SHARE * budget.epsilon))
         shares = (max(BESIDE_PHRASES, min(LEAST_FOR_WORDS / budget.epsilon, LEAST_FOR_WORDS)),)
-    if not _vocabulary(Spending.of(settings)):
+    if not _vocabulary(RunReleases.of(settings)):
         return [settings]
     told = [_settable(share * budget.epsilon) for share in shares]
     return [changed(settings, vocabulary_epsilon=own) for own in dict.fromkeys(told)]
@@ -521,24 +521,24 @@ def _settable(epsilon: float) -> float:
     return min(max(round(epsilon, 3), 0.01), 100.0)
 
 
-def _vocabulary(spending: Spending) -> ThresholdedHistogram | NoisedWeights | None:
+def _vocabulary(spending: RunReleases) -> ThresholdedHistogram | NoisedWeights | None:
     events = (release.event for release in spending.alongside)
     return next((e for e in events if isinstance(e, ThresholdedHistogram | NoisedWeights)), None)
 
 
 def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | None:
-    """Return about which ε a training may have beside the rest; None: the rest spends it all.
+    """Return the approximate ε left for a training; None if the other releases exhaust the budget.
 
-    It hardly depends on the batch. In place of a histogram stands a Gaussian of as much noise: to
-    compare plans, not to charge them.
+    It hardly depends on the batch. A Gaussian with the same noise replaces each histogram, which is
+    accurate enough to compare plans but not to charge them.
     """
-    spending = Spending.of(settings)
+    spending = RunReleases.of(settings)
     beside = [_as_gaussians(release.event) for release in spending.alongside]
 
     def composed(sigma: float) -> MechanismEvent:
         return compose(*beside, spending.training_event(sigma))
 
-    composed(1.0)  # parts that do not compose are a fault of the settings, not of the budget
+    composed(1.0)  # an error here is a fault of the settings, not of the budget
     try:
         sigma = rough_noise(composed, budget.epsilon, spending.delta)
     except BadInput:
@@ -556,22 +556,22 @@ def _as_gaussians(event: MechanismEvent) -> MechanismEvent:
 
 
 def _roughly_noised(settings: JobSettings, epsilon: float) -> JobSettings:
-    spending = Spending.of(settings)
+    spending = RunReleases.of(settings)
     sigma = rough_noise(spending.training_event, epsilon, spending.delta)
     return changed(settings, noise_multiplier=sigma)
 
 
 def _with_best_batch(settings: JobSettings, epsilon: float, rows_read: float = 1.0) -> JobSettings:
-    """Return the settings with the batch and the rows of a unit that have the least figure.
+    """Return the settings with the batch size and rows per unit of the least noise-to-signal ratio.
 
-    The likeliest by `noise_by_limit` are compared with σ as PLD has it.
+    The best candidates by `noise_by_limit` are compared at the exact σ by PLD.
 
     Args:
-        settings: as they are but for batch, rows, maskings and epochs.
+        settings: only batch size, rows, maskings and epochs may change.
         epsilon: of the training alone.
-        rows_read: by the whole training, in as many as the settings read.
+        rows_read: rows read by the training, as a multiple of the rows that the settings read.
     """
-    told = Spending.of(settings)
+    told = RunReleases.of(settings)
     delta = told.training.delta
     mu = brentq(lambda mu: float(gaussian_delta(epsilon, mu)) - delta, 1e-6, 100.0)
 
@@ -587,16 +587,16 @@ def _with_best_batch(settings: JobSettings, epsilon: float, rows_read: float = 1
         try:
             tried.append(_roughly_noised(one, epsilon))
         except ConfideError:
-            continue  # σ is beyond what a setting may be
+            continue  # σ is larger than a setting allows
     if not tried:
         return settings
-    return least(tried, lambda one: Spending.of(one).noise_to_signal)
+    return least(tried, lambda one: RunReleases.of(one).noise_to_signal)
 
 
 def _with_batches(
     settings: JobSettings, rows_read: float
 ) -> Iterator[tuple[JobSettings, ExecutionPlan]]:
-    """Yield the settings with each batch, rows and maskings that read so many rows; their plans."""
+    """Yield settings and plan for each batch size, rows and maskings at this number of rows."""
     units = settings.declared_units
     told = settings.epochs * settings.examples_per_step * settings.maskings_per_example * rows_read
     for rows, maskings in rows_to_try(settings.max_examples_per_unit):
@@ -610,14 +610,14 @@ def _with_batches(
                     examples_per_step=rows,
                     maskings_per_example=maskings,
                 )
-                yield one, Spending.of(one).training
+                yield one, RunReleases.of(one).training
             except ConfideError:
-                continue  # such a batch and other settings do not go together
+                continue  # this batch size is inconsistent with other settings
 
 
 def _worth(settings: JobSettings, epsilon: float) -> float:
-    """Return what the training keeps, times the words that it can read: to compare splits."""
-    spending = Spending.of(_roughly_noised(settings, epsilon))
+    """Return the expected gain times the share of covered words, to compare splits of ε."""
+    spending = RunReleases.of(_roughly_noised(settings, epsilon))
     vocabulary = _vocabulary(spending)
     words = 1.0
     if vocabulary is not None:

@@ -19,14 +19,14 @@ from tasks.protocol.fork_server import SERVER
 from tasks.runtime.deployment import CHECKOUT, Deployment, sqlite_url
 
 USER = "admin"
-MLFLOW_USERS = "mlflow-users.db"  # MLflow keeps the password of its first start in it
+MLFLOW_USERS = "mlflow-users.db"  # holds the password of MLflow's first start
 HOST = "127.0.0.1"
 PORTS = {"airflow": ("CONFIDE_AIRFLOW_PORT", 8080), "mlflow": ("CONFIDE_MLFLOW_PORT", 5000)}
-_TRIES = 20  # ports that the kernel proposes, of which another stack may have reserved some
+_TRIES = 20  # proposals of the kernel; other stacks may have reserved some of them
 _UNWANTED = re.compile(r"AIRFLOW_.*|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV")
 
-# What a server may need of our own environment: where its programs, its home and its temporary
-# files are, how it speaks, which libraries it loads. Nothing of Airflow's or Confide's.
+# Variables of this process that MLflow's server may need: paths, home, temporary files, language,
+# libraries. No variable of Airflow or Confide is among them.
 _FOR_MLFLOW = re.compile(
     r"PATH|HOME|USER|LOGNAME|LANG|LANGUAGE|LC_\w+|TZ|TMPDIR|LD_LIBRARY_PATH|OPENBLAS_\w+|OMP_\w+"
 )
@@ -35,7 +35,7 @@ _PASSWORD_SECONDS = 60  # seconds for which a password that was right is not has
 
 @dataclass(frozen=True)
 class Secrets:
-    """Made on first use and kept in a file for its owner alone."""
+    """The stack's secrets, drawn on first use and kept in a file that only its owner may read."""
 
     password: str = field(default_factory=lambda: secrets.token_urlsafe(12))
     jwt: str = field(default_factory=lambda: secrets.token_urlsafe(48))
@@ -46,12 +46,12 @@ class Secrets:
 
     @classmethod
     def of(cls, folder: Path) -> Secrets:
-        """Return the folder's secrets, making those that are not there yet."""
+        """Return the folder's secrets; draw the missing ones."""
         file = folder / "secrets.json"
         kept: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
         made = cls(**kept)
         if "mlflow" not in kept:
-            (folder / MLFLOW_USERS).unlink(missing_ok=True)  # they know an earlier password
+            (folder / MLFLOW_USERS).unlink(missing_ok=True)  # it holds an earlier password
         if asdict(made) != kept:
             write_private(file, json.dumps(asdict(made)))
         write_private(folder / "passwords.json", json.dumps({USER: made.password}) + "\n")
@@ -69,11 +69,11 @@ def write_private(file: Path, text: str) -> None:
 
 @contextmanager
 def free_ports(services: Iterable[str]) -> Iterator[dict[str, int]]:
-    """Give each service a free port that no other stack on this machine chooses meanwhile.
+    """Reserve a free port for each service until the context ends.
 
     A server binds its port seconds after the port is chosen. Until the context ends, a Unix socket
-    with an abstract name reserves the port among all starting stacks: the kernel releases the name
-    when the process ends, and its scope is the network namespace, as that of ports.
+    with an abstract name reserves the port among all starting stacks. The kernel releases the name
+    when the process ends. Like ports, abstract names are scoped to the network namespace.
 
     Raises:
         BadInput: the environment names a port that is taken.
@@ -106,7 +106,7 @@ def environment(
 ) -> dict[str, str]:
     """Return the variables of the stack's processes.
 
-    The port stands in three settings that must agree: with the first alone, every task fails.
+    Three settings contain Airflow's port and must agree; with only the first, every task fails.
     """
     airflow = f"http://{HOST}:{ports['airflow']}"
     folder = airflow_home(deployment)
@@ -135,10 +135,10 @@ def environment(
         "AIRFLOW__CORE__DAGS_ARE_PAUSED_AT_CREATION": "False",
         "AIRFLOW__CORE__EXECUTOR": "LocalExecutor",
         "AIRFLOW__CORE__PARALLELISM": "4",
-        # By default it sleeps 1 s, half of it between two tasks; this takes 6% of a core, not 2%.
+        # The default of 1 s delays each task by 0.5 s; 0.2 s uses 6% of a core instead of 2%.
         "AIRFLOW__SCHEDULER__SCHEDULER_IDLE_SLEEP_TIME": "0.2",
         "AIRFLOW__DATABASE__SQL_ALCHEMY_CONN": sqlite_url(folder / "airflow.db"),
-        # Reading the DAGs costs seconds of a core: not every half minute beside a training.
+        # Parsing the DAGs takes seconds of a core: every half minute would slow a training down.
         "AIRFLOW__DAG_PROCESSOR__MIN_FILE_PROCESS_INTERVAL": "300",
         "AIRFLOW__DAG_PROCESSOR__PARSING_PROCESSES": "1",
         "AIRFLOW__LOGGING__BASE_LOG_FOLDER": logs,
@@ -163,19 +163,19 @@ def _with_loopback(no_proxy: str) -> str:
 
 
 def mlflow_command(port: int) -> list[str]:
-    """Return MLflow's command line, which everybody on this machine may read."""
+    """Return MLflow's command line, which every user of this machine may read."""
     python = str(CHECKOUT / ".venv" / "task" / "bin" / "python")
     where = ["--host", HOST, "--port", str(port), "--workers", "1"]
     return [python, "-m", "mlflow", "server", "--app-name", "basic-auth", *where]
 
 
 def mlflow_environment(deployment: Deployment, folder: Path, secret: Secrets) -> dict[str, str]:
-    """Return all that MLflow's server is told; writes its settings into the stack's folder.
+    """Return the environment of MLflow's server; write its settings into the stack's folder.
 
-    Steps do not pass through it: they write into the database that it shows.
+    Steps do not use the server: they write into the database that it shows.
 
-    It has no part in what Airflow's components and the steps are told: neither their secrets nor
-    where seeds and ledger are.
+    The environment contains neither the secrets of Airflow and the steps nor the places of seeds
+    and ledger.
     """
     settings = folder / "mlflow-auth.ini"
     lines = [
@@ -198,14 +198,14 @@ def mlflow_environment(deployment: Deployment, folder: Path, secret: Secrets) ->
 
 
 def mlflow_folder(deployment: Deployment) -> Path:
-    """Return an empty folder for the server to work in: not the checkout, not Airflow's home."""
+    """Return an empty working folder for the server, apart from checkout and Airflow's home."""
     folder = deployment.home / "mlflow-server"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     return folder
 
 
 def runs_page(server: str, password: str) -> str:
-    """Return the page of the runs, with ε, F1 and exposure: MLflow's own first one has others."""
+    """Return the page of the runs with ε, F1 and exposure, instead of MLflow's default columns."""
     from tasks.tracking.mlflow import PUBLIC, VIEW
 
     address = f"{server}/api/2.0/mlflow/experiments/get-by-name?experiment_name={PUBLIC}"
