@@ -70,7 +70,7 @@ def canary_scores(start: AnyModel, trained: AnyModel, canaries: TokenStore) -> S
     """
     scores = _losses(start, canaries) - _losses(trained, canaries)
     if not np.isfinite(scores).all():
-        raise BadInput("a model answers with what is no number", where="audit")
+        raise BadInput("a model's losses are not finite", where="audit")
     return scores
 
 
