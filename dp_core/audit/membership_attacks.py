@@ -33,7 +33,7 @@ class Attack:
     Attributes:
         name: loss | min-k | reference | rmia | lira | attention | gradients.
         scores: (n,) higher for what looks like a member; a group's score is its rows' mean.
-        threshold: above which a row, or a group, is declared a member.
+        threshold: a row or group with a score above it is declared a member.
         measured: (n,) rows that the attack was not fitted on.
     """
 
@@ -53,8 +53,8 @@ def attacks(
     """Return every attack that the observations allow.
 
     Args:
-        found: of the attacked model.
-        references: of models that never saw the members; empty: no attack needs one.
+        found: losses of the attacked model.
+        references: losses of models that never saw the members; may be empty.
         features: name -> (n, F), for attacks that are fitted.
         members: (n,) the truth.
         fitted: (n,) rows on which thresholds and regressions are fitted; they measure nothing,
@@ -120,7 +120,7 @@ def rmia(
 
 
 def _tuned_rmia(target: Floats, references: Floats, members: Flags, fitted: Flags) -> Floats:
-    """Return RMIA's scores at the a that does best on the fitted rows, whose others are its z.
+    """Return RMIA's scores at the best a on the fitted rows, whose non-members are z.
 
     Probabilities of text are so small that any a other than 1 undoes the calibration.
     """
