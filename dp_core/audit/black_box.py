@@ -1,7 +1,7 @@
-"""Black-box audits of a model in a folder, whoever trained it: given canaries, given texts.
+"""Black-box audits of a model in a folder, trained by any software, with given canaries and texts.
 
-The model is asked for its predictions and for nothing else. A folder of Hugging Face's is read with
-its own tokens, renumbered as everywhere in this project, so that the special ones come first.
+The audits use only the model's predictions. The vocabulary of a folder in Hugging Face's layout is
+renumbered, as everywhere in this project, so that the special tokens come first.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ from dp_core.vocabulary import byte_level, wordpiece
 
 Numbers = NDArray[np.int64]
 
-CONTROLS = 8  # secrets that were never planted, for each that somebody gives
+CONTROLS = 8  # number of secrets that were never planted, for each given canary
 DOCUMENT = "document"
-UNFAIR = 1e-6  # what divides texts so unevenly is no fair coin
+UNFAIR = 1e-6  # p-value below which the coins cannot have been fair
 LONGEST_ROW = 256  # tokens
 ROWS_PER_TEXT = 4
 _SECRET = re.compile(r"\[\[(.+?)\]\]")
@@ -66,14 +66,14 @@ _SECRET = re.compile(r"\[\[(.+?)\]\]")
 
 @dataclass(frozen=True)
 class Audited:
-    """A model with its tokenizer; row lengths up to `positions`."""
+    """A model with its tokenizer."""
 
     model: AnyModel
     tokenizer: Tokenizer
 
     @property
     def positions(self) -> int:
-        """Most tokens of a row."""
+        """Largest number of tokens in a row."""
         return min(self.model.config.max_positions, LONGEST_ROW)
 
 
@@ -81,7 +81,7 @@ def open_model(folder: Path) -> Audited:
     """Read a masked or causal model in Hugging Face's layout, and its tokenizer.
 
     Raises:
-        BadInput: files missing, an architecture or a vocabulary that is not known here.
+        BadInput: files are missing, or the architecture or the vocabulary is not supported.
     """
     stored = read_vocabulary(folder)
     tokens = sorted(stored, key=stored.__getitem__)
@@ -98,7 +98,7 @@ def lines_of(file: Path, where: str) -> dict[int, str]:
     """Return the lines of a file that are not blank, by their number in the file, from 1.
 
     Raises:
-        BadInput: no readable text; `where` names the setting, and no text is quoted.
+        BadInput: the file holds no readable text. `where` names the setting; no text is quoted.
     """
     try:
         text = file.read_text(encoding="utf-8")
@@ -110,12 +110,13 @@ def lines_of(file: Path, where: str) -> dict[int, str]:
 
 @dataclass(frozen=True)
 class Given:
-    """The texts that a model is audited by: non-blank lines by number of line, or None.
+    """The texts with which a model is audited: non-blank lines by line number, or None.
 
     Attributes:
-        canaries: the secret of each in double brackets.
-        members: texts that trained it. held_out: texts that did not, drawn alike.
-        coins: each text was one whole unit, in or out by a fair coin before the training.
+        canaries: texts, each with its secret in double brackets.
+        members: texts on which the model was trained.
+        held_out: other texts, drawn in the same way.
+        coins: each text was a whole unit, included or not by a fair coin before the training.
     """
 
     canaries: Mapping[int, str] | None = None
@@ -133,18 +134,19 @@ def audit(
     masks: int = 4,
     seed: int = 0,
 ) -> list[AuditRecord]:
-    """Return the records of everything that can be found by what is given, for the operator.
+    """Return the records of every audit that the given texts allow, labelled for the operator.
 
     Args:
         audited: the model.
         given: canaries, texts, or both.
-        ceiling: what the claim for one text, or for a unit that holds it, leaves; None: no claim.
-        protocol: by which a causal model is made to continue texts.
-        masks: fresh masks over which a masked model's losses are averaged.
-        seed: public; of masks, controls, and of the fifth on which thresholds are fitted.
+        ceiling: privacy profile of the claim for one text, or for a unit that holds it; None
+            without a claim.
+        protocol: how a causal model is made to continue texts.
+        masks: number of fresh masks over which a masked model's losses are averaged.
+        seed: a public seed for masks, controls, and the fifth of the texts that fits thresholds.
 
     Raises:
-        BadInput: what is given is no canary, too few texts, or coins that are none.
+        BadInput: an invalid canary, too few texts, or texts that fair coins cannot have divided.
     """
     records = []
     causal = isinstance(audited.model.config, CausalConfig)
@@ -170,11 +172,12 @@ def canary_exposure(audited: Audited, lines: Mapping[int, str]) -> AuditRecord:
 
     Args:
         audited: the model.
-        lines: texts by number of line, the secret in double brackets: `her number is [[seven]]`. A
-            secret is one token; without memory its rank is uniform where it was drawn uniformly.
+        lines: texts by line number, with the secret in double brackets: `her number is [[seven]]`.
+            A secret is one token. Without memory the rank of a uniformly drawn secret is uniform.
 
     Raises:
-        BadInput: no canary, or one without exactly one secret of one token. Its text is not told.
+        BadInput: no canary, or a canary without exactly one secret of one token. The message does
+            not quote the canary.
     """
     if not lines:
         raise PrivateTextRefusal("there is no canary", where="canaries", fix="Give one a line.")
@@ -191,7 +194,7 @@ def canary_exposure(audited: Audited, lines: Mapping[int, str]) -> AuditRecord:
         name="Exposure of given canaries",
         level="canary",
         measured="log2 of the candidates less log2 of the mean rank of a secret, in bits, each"
-        " canary by itself (Carlini et al. 2019)",
+        " canary alone (Carlini et al. 2019)",
         value=exposure,
         interval=(low, high),
         confidence=0.95,
@@ -207,22 +210,22 @@ def canary_exposure(audited: Audited, lines: Mapping[int, str]) -> AuditRecord:
         ),
         verdict="inconclusive" if above else "consistent",
         finding=f"{exposure:.2f} bits; without memory, below {null.high:.2f} in 97.5% of cases.",
-        label=Label.OPERATOR,  # nobody knows where the canaries are from
+        label=Label.OPERATOR,  # the origin of the canaries is unknown
     )
 
 
 def _canary(audited: Audited, line: str, number: int) -> Canary:
-    found = _SECRET.findall(line)
-    if len(found) != 1:
+    secrets = _SECRET.findall(line)
+    if len(secrets) != 1:
         raise PrivateTextRefusal(
-            f"line {number} has {len(found)} secrets in double brackets",
+            f"line {number} has {len(secrets)} secrets in double brackets",
             where="canaries",
             fix="Write one: her number is [[seven]].",
         )
     before, _, after = _SECRET.split(line)
     parts = [
         audited.tokenizer.encode(text, add_special_tokens=False).ids
-        for text in (before.rstrip(), f"{' ' if before else ''}{found[0]}", after)
+        for text in (before.rstrip(), f"{' ' if before else ''}{secrets[0]}", after)
     ]
     if len(parts[1]) != 1 or parts[1][0] not in candidates(audited.tokenizer):
         raise PrivateTextRefusal(
@@ -246,10 +249,10 @@ def _targeted(
     pool, coins = candidates(audited.tokenizer), np.random.default_rng(seed)
     canaries = [_canary(audited, line, number) for number, line in lines.items()]
     for canary in list(canaries):
-        at = canary.secret_index
+        place = canary.secret_index
         others = np.setdiff1d(pool, [canary.secret])
         for number, secret in enumerate(coins.choice(others, CONTROLS).tolist()):
-            tokens = (*canary.tokens[:at], int(secret), *canary.tokens[at + 1 :])
+            tokens = (*canary.tokens[:place], int(secret), *canary.tokens[place + 1 :])
             canaries.append(Canary(f"{canary.id}-control-{number}", canary.pattern, 0.0, tokens))
     begin = SpecialIds.of(audited.tokenizer).cls
     rows = targeted(
@@ -271,17 +274,17 @@ def _targeted(
 def _rows_of(
     audited: Audited, members: Sequence[str], held_out: Sequence[str], seed: int
 ) -> Iterator[tuple[TokenStore, TokenStore]]:
-    """Cut both sides' texts into rows; each text is a unit. The rows go when they are done with.
+    """Cut the texts of both sides into rows, one unit per text; the rows are deleted on exit.
 
     Raises:
-        BadInput: fewer texts on a side than a level needs, or one on both sides.
+        BadInput: a side has too few texts for a level, or both sides have a text in common.
     """
     for name, texts in (("members", members), ("held-out texts", held_out)):
         if len(texts) * (1 - FITTED_SHARE) < LEAST_GROUPS:
             least = math.ceil(LEAST_GROUPS / (1 - FITTED_SHARE))
             raise PrivateTextRefusal(f"{len(texts)} texts; {least} are needed", where=name)
     if set(members) & set(held_out):
-        raise PrivateTextRefusal("a text stands in both files", where="held-out texts")
+        raise PrivateTextRefusal("a text is in both files", where="held-out texts")
     with TemporaryDirectory(prefix="confide-audit-") as folder:  # 0700; the rows are private
         sides = []
         for name, texts in (("members", members), ("held out", held_out)):
@@ -302,12 +305,13 @@ def _rows_of(
 
 @dataclass(frozen=True)
 class _Seen:
-    """What the model makes of the texts' rows: (n,) each, those that trained first.
+    """The model's losses on the rows of all texts: (n,) each, members first.
 
     Attributes:
-        losses: of each row.
-        text: the number of its text.
-        trained: how many texts trained; others have higher numbers. held_out: how many did not.
+        losses: losses of each row.
+        text: number of each row's text.
+        trained: number of texts that trained, which have the lowest numbers.
+        held_out: number of texts that did not train.
     """
 
     losses: Losses
@@ -322,20 +326,20 @@ class _Seen:
         """Evaluate the model once for all attacks.
 
         Raises:
-            BadInput: it answers with what is no number.
+            BadInput: a loss is not finite.
         """
-        found = [losses(audited.model, Rows(s, np.arange(s.n_rows), seed, masks)) for s in sides]
-        mean = np.concatenate([side.mean for side in found])
-        lowest = np.concatenate([side.lowest for side in found])
+        by_side = [losses(audited.model, Rows(s, np.arange(s.n_rows), seed, masks)) for s in sides]
+        mean = np.concatenate([side.mean for side in by_side])
+        lowest = np.concatenate([side.lowest for side in by_side])
         if not (np.isfinite(mean).all() and np.isfinite(lowest).all()):
-            raise BadInput("the model answers with what is no number", where="model")
+            raise BadInput("the model's losses are not finite", where="model")
         rows = np.concatenate([np.diff(side.unit_rows) for side in sides])
         text = np.repeat(np.arange(len(rows)), rows)
         return cls(Losses(mean, lowest), text, sides[0].n_units, sides[1].n_units)
 
 
 def _membership(seen: _Seen, ceiling: PrivacyProfile | None, seed: int) -> tuple[AuditRecord, ...]:
-    """Return what losses tell of who trained the model, by text."""
+    """Return the records of the membership attacks by losses, at the level of texts."""
     coins, text, inside = np.random.default_rng(seed), seen.text, seen.text < seen.trained
     fitting = np.zeros(seen.trained + seen.held_out, bool)
     for start, count in ((0, seen.trained), (seen.trained, seen.held_out)):
@@ -363,10 +367,10 @@ def _membership(seen: _Seen, ceiling: PrivacyProfile | None, seed: int) -> tuple
 def _coin_bound(seen: _Seen, ceiling: PrivacyProfile | None, seed: int) -> AuditRecord:
     """Return the lower bound on ε that guesses about the texts' coins prove.
 
-    Guesses are by mean loss, their number by m and the claim alone.
+    Guesses are ordered by mean loss; their number depends on m and the claim alone.
 
     Raises:
-        BadInput: there is no claim to audit, or the two sides are not as fair coins divide.
+        BadInput: there is no claim to audit, or fair coins cannot have divided the two sides.
     """
     if ceiling is None or not ceiling.pairs:
         raise BadInput("there is no claim that coins could contradict", where="coins")
@@ -383,7 +387,7 @@ def _coin_bound(seen: _Seen, ceiling: PrivacyProfile | None, seed: int) -> Audit
         [-sums / rows],
         coins,
         planned_guesses(len(coins), epsilon),
-        PrivacySeed.fixed(seed),  # of the null control alone: others threw the coins
+        PrivacySeed.fixed(seed),  # for the null control alone; the coins were thrown elsewhere
     )
     return audit_record(
         verdict,
@@ -403,7 +407,7 @@ def _discoverable(
     protocol: ExtractionProtocol,
     seed: int,
 ) -> AuditRecord:
-    """Return how many texts that trained a causal model continues as they go on."""
+    """Return how many texts of its training a causal model completes word for word."""
     most = max(side.n_units for side in sides)
     config = ExtractionConfig(extraction_rows=most, **protocol.model_dump())
     members, others = (draw_prompts(side, config, [], seed_key(seed)) for side in sides)
@@ -420,9 +424,9 @@ def _discoverable(
 
 
 def _membership_record(row: MembershipRow) -> AuditRecord:
-    """Return an attack's record. A division of texts that was made once refutes no claim."""
+    """Return an attack's record. A single division of texts cannot contradict a claim."""
     pl = row.leakage
-    rates = {f"TPR at {one.asked:.1%} FPR": one.tpr.value for one in row.low_rates}
+    rates = {f"TPR at {rate.asked:.1%} FPR": rate.tpr.value for rate in row.low_rates}
     return AuditRecord(
         key=f"membership_given_{row.attack.replace('-', '_')}",
         name=f"Membership of given texts, by {row.attack}",
@@ -436,7 +440,7 @@ def _membership_record(row: MembershipRow) -> AuditRecord:
         power=f"{row.members} texts trained on and {row.others} held out: an advantage above"
         f" {pl.high - pl.value:.3f} would be beyond chance",
         null_control=NullDistribution(
-            of="a model that tells nobody apart: no advantage, with the spread of these texts",
+            of="a model without memory: no advantage, with the spread of these texts",
             low=pl.low - pl.value,
             high=pl.high - pl.value,
             alarm_rate=0.025,

@@ -1,10 +1,10 @@
 """Canaries (Carlini et al. 2019; Hoory et al. 2021, section 5.2): drawn, and planted by unit.
 
-A canary is a run of random tokens, all hints `H` but one secret `S`. Tokens come from the
-*released* vocabulary and all coins are public, so that what a model says about canaries in
-contexts of their own is covered by the model's own guarantee. A unit carries a canary with the
-canary rate, by a coin of (seed, canary, unit) alone: planting in one unit says nothing about
-another, and the carrier stays an ordinary unit, bounded, sampled and clipped as any other.
+A canary is a run of random tokens: hints `H` and one secret `S`. Tokens come from the *released*
+vocabulary and all coins are public, so the model's own guarantee covers its predictions on canaries
+in contexts without private text. A unit carries a canary with the canary rate, by a coin of (seed,
+canary, unit) alone. So planting in one unit does not depend on any other unit, and the carrier
+remains an ordinary unit that is bounded, sampled and clipped like all others.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import subwords
 
 REFERENCES_PER_PATTERN = 32
-UNIT_TOKENS = 2  # of a canary that is a unit of its own
+UNIT_TOKENS = 2  # tokens of a canary that is a whole unit
 _PATTERN = re.compile(r"H*SH*")
 
 
@@ -52,7 +52,7 @@ class Canary:
 
     @property
     def secret_index(self) -> int:
-        """Where the secret stands among the tokens."""
+        """Index of the secret among the tokens."""
         return self.pattern.index("S")
 
     @property
@@ -62,14 +62,14 @@ class Canary:
 
     @property
     def is_reference(self) -> bool:
-        """Whether it is never planted."""
+        """Whether the canary is never planted."""
         return self.canary_rate == 0
 
 
 def candidates(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of the tokens that a canary may hold: all but the special ones.
+    """Return the ids of all tokens that a canary may hold: every token except special ones.
 
-    So |V| in the paper's exposure is the number of tokens that a secret could have been.
+    So |V| in the paper's exposure is the number of possible secrets.
     """
     special = set(SpecialIds.of(tokenizer).as_tuple())
     return sorted(set(tokenizer.get_vocab().values()) - special)
@@ -130,7 +130,7 @@ def draw(
 
 
 def carries(canary: Canary, unit_id: str, seed: int) -> bool:
-    """Whether a unit carries a canary: true for a share `canary_rate` of all units."""
+    """Return whether a unit carries a canary; true for a share `canary_rate` of all units."""
     if canary.is_reference:
         return False
     return coin(seed_key(seed), "canary", canary.id, unit_id) < canary.canary_rate
@@ -145,15 +145,14 @@ def plant(
 ) -> list[list[int]]:
     """Return a unit's rows with its canaries planted, each at a random position of a random row.
 
-    A canary for which its rows have no room is left out. Nothing else happens then: whoever
-    chooses canaries could make any one unit too full for them, and what the step said or did
-    would tell whether that unit is there.
+    A canary that fits into no row is left out silently. An error or a message would reveal whether
+    a unit is in the data, since canaries can be chosen so that they do not fit into that unit.
 
     Args:
-        rows: `[CLS] tokens [SEP]`, already bounded to what the unit may contribute.
-        canaries: all of them; the unit's own coins choose.
-        unit_id: whose rows these are.
-        seed: public coins, those of `draw`.
+        rows: `[CLS] tokens [SEP]`, already bounded to the unit's largest contribution.
+        canaries: all canaries; the unit's own coins choose among them.
+        unit_id: id of the unit.
+        seed: public coins, the same as for `draw`.
         sequence_length: S; a row that would grow beyond it loses its last tokens. No canary
             is cut, nor placed inside another.
     """
@@ -179,7 +178,7 @@ def plant(
 
 @dataclass(frozen=True)
 class Planting:
-    """`plant` with all its arguments but a unit's id and rows: to be sent to whoever cuts rows."""
+    """`plant` with all arguments except a unit's id and rows, to be sent to a worker process."""
 
     canaries: Sequence[Canary]
     seed: int
@@ -192,14 +191,16 @@ class Planting:
 
 @dataclass(frozen=True)
 class TextsWithCanaries:
-    """Reads a shard's units with the canaries that they carry, as texts of their own.
+    """Reads a shard's units; each planted canary is an additional text of its unit.
 
-    Units that are held out bring nothing; they are there all the same, and count as units.
+    Held-out units have no texts, but count as units.
 
     Attributes:
-        unit: what is protected. words_per_unit: N, for the unit `example`.
-        holdout: share of units that measure alone. seed: public coins.
-        canaries: each with its tokens spelled.
+        unit: the protected unit.
+        words_per_unit: N, for the unit `example`.
+        holdout: share of held-out units.
+        seed: public coins.
+        canaries: each canary with the text of its tokens.
     """
 
     unit: PrivacyUnit
@@ -227,36 +228,36 @@ class TextsWithCanaries:
 
 
 def _insert(row: list[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:
-    """Return a row whose own tokens are cut to `room`, with canaries at random positions."""
+    """Return a row whose original tokens are cut to `room`, with canaries at random positions."""
     if not canaries:
         return row
     body = row[1:-1][:room]
     drawn = sorted(((rng.randint(0, len(body)), c) for c in canaries), key=lambda p: -p[0])
-    for position, canary in drawn:  # from the end, so that earlier positions stay what they are
+    for position, canary in drawn:  # from the end, so that earlier positions do not shift
         body[position:position] = canary.tokens
     return [row[0], *body, row[-1]]
 
 
 def unit_canary_rows(tokenizer: Tokenizer, count: int, seed: int) -> list[list[int]]:
-    """Return the rows of canaries that are whole units, `[CLS] tokens [SEP]`, no two the same.
+    """Return the rows of canaries that are whole units, `[CLS] tokens [SEP]`, all different.
 
-    Tokens come from shuffled decks of the vocabulary, each as often as any other: canaries share as
-    little as they can.
+    Tokens are dealt from shuffled decks of the vocabulary, each token equally often, so that
+    canaries share as few tokens as possible.
 
     Args:
-        tokenizer: of the released vocabulary.
-        count: m.
+        tokenizer: tokenizer of the released vocabulary.
+        count: m, the number of canaries.
         seed: public coins.
 
     Raises:
-        BadInput: the vocabulary is too small for so many.
+        BadInput: the vocabulary is too small for this number of canaries.
     """
     pool, special = candidates(tokenizer), SpecialIds.of(tokenizer)
     if count > math.perm(len(pool), UNIT_TOKENS) // 4:
         raise BadInput(
             f"the vocabulary of {len(pool)} tokens is too small for {count} canaries",
             where="audit_canaries",
-            fix="Ask for fewer, or raise the vocabulary's size.",
+            fix="Use fewer canaries, or a larger vocabulary.",
         )
     rng = generator(seed_key(seed), "audit canaries")
     rows: dict[tuple[int, ...], None] = {}

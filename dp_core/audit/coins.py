@@ -1,10 +1,10 @@
-"""The coins of an audit: which canaries are in, and that nobody chose them.
+"""The coins of an audit, which decide the included canaries before the training.
 
 An audit of a job's own training needs coins that are fixed before the training and cannot be drawn
-again for the same charge. They follow from the seed of the release, one way, under a purpose of
-their own: the ledger binds that seed, by its salted hash, before the training begins, and with it
-the coins. A training that goes on after a kill has the same coins; a new charge has others. From
-the seed of the coins nothing of the release's seed, and so nothing of its noise, can be computed.
+again for the same charge. They are derived one-way from the seed of the release, under a separate
+purpose. The ledger commits to that seed by its salted hash before the training begins, and so to
+the coins. A training that resumes after a kill has the same coins; a new charge has new coins.
+Neither the release's seed nor its noise can be computed from the seed of the coins.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ Coins = NDArray[np.bool_]
 def coin_seed(release: PrivacySeed) -> PrivacySeed:
     """Return the seed of the coins of one release; its salted hash may be published.
 
-    Who is shown it later can throw the coins, and check that they are those of the hash.
+    A verifier who later receives the seed can throw the coins again and check the seed's hash.
 
     Args:
         release: the seed to which the ledger bound the release.
@@ -30,12 +30,12 @@ def coin_seed(release: PrivacySeed) -> PrivacySeed:
 
 
 def throw_coins(seed: PrivacySeed, canaries: int, stream: int = 0) -> Coins:
-    """Return for each canary whether it is in: fair, independent coins, (canaries,).
+    """Return whether each canary is included, by fair, independent coins: (canaries,).
 
     Args:
-        seed: a secret of the audit's own, of which nothing else is drawn but null controls.
-        canaries: m.
-        stream: 0 for the coins that train; others for null controls.
+        seed: secret seed of the audit, used only for these coins and for null controls.
+        canaries: m, the number of canaries.
+        stream: 0 for the coins of the training; other streams for null controls.
     """
     key = np.frombuffer(seed.derive("audit coins", stream)[:16], dtype="<u8")
     words = np.random.Philox(key=key).random_raw(canaries)

@@ -1,16 +1,16 @@
-"""Audits of this engine itself, on made-up data: they cost no privacy.
+"""Audits of this engine on synthetic data, which have no privacy cost.
 
-Execution plan, sampler, clipper, noise, trainer and loop are those of every private training. What
-is audited is a training of its own, whose data are whole-unit canaries, each in or out by a coin.
+They use the execution plan, sampler, clipper, noise, trainer and loop of every private training.
+The audited training runs on whole-unit canaries, each included or not by a coin.
 
-* *White box* (Nasr et al. 2023, arXiv:2302.07956): whoever guesses sees the noised sum of every
-  update. Canaries are Dirac gradients: each is a unit whose gradient lies in one entry of one
-  table, of its own, and is far above the clip norm. Nothing hides them but the noise, so the bound
-  comes as near to the claim as one run can. Tables belong to layers of four kinds, each with the
-  clipping rule of that kind.
-* *Black box* (Panda et al. 2025, arXiv:2503.06808): only the released weights are seen. A canary is
-  a row with a token that no other row has, among ordinary rows that a decoder learns; its score is
-  the loss that the released model has on it.
+* *White box* (Nasr et al. 2023, arXiv:2302.07956): the adversary sees the noised sum of every
+  update. Canaries are Dirac gradients: the gradient of a unit lies in one entry of one table, which
+  it shares with no other unit, and is far above the clip norm. Only the noise hides a canary, so
+  the bound comes as near to the claim as one run can. Tables belong to layers of four kinds, each
+  with the clipping rule of that kind.
+* *Black box* (Panda et al. 2025, arXiv:2503.06808): the adversary sees only the released weights. A
+  canary is a row with a token that no other row has, among ordinary rows that a decoder learns. Its
+  score is the released model's loss on it.
 """
 
 from __future__ import annotations
@@ -46,8 +46,8 @@ from dp_core.training.objectives import Objective, causal_lm
 
 MANIFEST = b"engine audit"
 _START = 0.3  # standard deviation of the black box's initial weights
-_FLOOR = 10.0  # deviations of an update's noise: AdamW's own scaling is never above it
-_ROWS_AT_ONCE = 512  # whose likelihoods are asked for
+_FLOOR = 10.0  # deviations of an update's noise, above AdamW's adaptive scaling
+_ROWS_AT_ONCE = 512  # rows whose likelihoods are computed in one batch
 CLIP_NORM = 1.0
 
 
@@ -62,10 +62,10 @@ def audited_plan(
     """Return a plan with Poisson sampling that claims ε at δ.
 
     Args:
-        units: declared number of units, all canaries among them, in or out.
-        epsilon: that is claimed; σ is calibrated to it.
+        units: declared number of units, including every canary, drawn or not.
+        epsilon: the claimed ε, to which σ is calibrated.
         delta: below 1/units.
-        sampling_rate: of every update.
+        sampling_rate: sampling rate of every update.
         steps: number of updates.
     """
 
@@ -84,7 +84,7 @@ def audited_plan(
 
 
 def claim_of(plan: ExecutionPlan) -> Claim:
-    """Return what a plan promises: ε at its δ, and its whole privacy profile."""
+    """Return the claim of a plan: ε at the plan's δ, and the whole privacy profile."""
     event = plan.event()
     return Claim(epsilon_pld(event, plan.delta), plan.delta, PrivacyProfile.of_event(event))
 
@@ -93,22 +93,22 @@ def claim_of(plan: ExecutionPlan) -> Claim:
 
 _KINDS = ("embedding", "dense", "projection", "norm")
 _EMBEDDING, _DENSE, _PROJECTION, _NORM = (f"probe/{kind}" for kind in _KINDS)
-_STEEPNESS = 10.0  # of a canary's gradient before it is clipped, in clip norms
+_STEEPNESS = 10.0  # norm of a canary's gradient before clipping, in clip norms
 
 
 @dataclass(frozen=True)
 class DiracCanaries:
-    """Canaries whose gradients are Dirac: one entry each, of a layer's table.
+    """Canaries with Dirac gradients: each has a gradient in one entry of a layer's table.
 
-    The number of a canary says its layer and its entry; a quarter of them belongs to each of
-    embedding, dense layer, tied projection and layer norm (there it is a gain and its shift).
+    The number of a canary determines its layer and its entry. A quarter of the canaries belongs to
+    each of embedding, dense layer, tied projection and layer norm (there to a gain and its shift).
 
     Attributes:
-        rows: A.
-        columns: B, of each table; A·B canaries a layer.
+        rows: A, the rows of each table.
+        columns: B, the columns of each table, which has A·B canaries.
 
     Raises:
-        BadInput: a number below 1, or A·B odd.
+        BadInput: a number below 1, or an odd A·B.
     """
 
     rows: int
@@ -120,22 +120,22 @@ class DiracCanaries:
 
     @classmethod
     def at_least(cls, canaries: int) -> DiracCanaries:
-        """Return a layout of no fewer canaries than that."""
+        """Return a layout of at least this number of canaries."""
         side = 2 * max(1, int(np.ceil(np.sqrt(canaries / 16))))
         return cls(side, side)
 
     @property
     def cells(self) -> int:
-        """Canaries of a layer."""
+        """Number of canaries of a layer."""
         return self.rows * self.columns
 
     @property
     def count(self) -> int:
-        """All canaries m."""
+        """Number of all canaries, m."""
         return len(_KINDS) * self.cells
 
     def model(self) -> Model[ModelConfig]:
-        """Return tables of zeros; the config says vocabulary and length of rows, and no more."""
+        """Return tables of zeros; the config holds only the vocabulary size and the row length."""
         a, b = self.rows, self.columns
         config = Gpt2Config(self.count, 1, layers=1, heads=1, intermediate=1, max_positions=1)
         shapes = {
@@ -175,7 +175,7 @@ class DiracCanaries:
         return np.concatenate([*tables, norm])
 
     def _signs(self) -> NDArray[np.float64]:
-        """Return what goes into the layer norm: +1, −1, …, which it leaves as it is."""
+        """Return the layer norm's input +1, −1, …, which the layer norm does not change."""
         return np.where(np.arange(self.cells) % 2, -1.0, 1.0)
 
 
@@ -192,14 +192,14 @@ def white_box_observations(
     *,
     micro_rows: int = 512,
 ) -> Scores:
-    """Train on the canaries that are in; return what the noised sums show of every canary.
+    """Train on the included canaries; return the evidence of every canary in the noised sums.
 
     Args:
-        canaries: whose number is the plan's declared units.
-        plan: of the training.
-        coins: (m,) which canaries are in.
-        seed: of the training's sampling and noise; a secret, and not that of the coins.
-        micro_rows: of a micro-batch.
+        canaries: as many canaries as the plan's declared units.
+        plan: execution plan of the training.
+        coins: (m,) true for included canaries.
+        seed: secret seed of the training's sampling and noise, other than the seed of the coins.
+        micro_rows: number of rows of a micro-batch.
 
     Returns:
         (updates, m): inner products of the noised sums with the canaries' gradients, in clip norms.
@@ -232,46 +232,46 @@ def white_box_observations(
 
 
 def summed(observations: Scores) -> Scores:
-    """Return each canary's score, (T, m) -> (m,): its inner products, summed over the updates."""
+    """Return each canary's inner products, summed over the updates: (T, m) -> (m,)."""
     return np.asarray(observations.sum(axis=0))
 
 
 def periodic(observations: Scores, period: int) -> Scores:
     """Return each canary's largest sum over every `period`-th update, (T, m) -> (m,).
 
-    Under Poisson sampling it tells less than `summed`. Where batches are dealt out in a fixed order
-    and Poisson sampling is claimed, it finds the turn of each canary, which nothing then hides.
+    Under Poisson sampling this score is weaker than `summed`. If an engine deals batches in a fixed
+    order but claims Poisson sampling, the score finds the updates that a canary takes part in.
 
     Args:
         observations: from `white_box_observations`.
-        period: updates of an epoch, 1 / sampling rate.
+        period: number of updates of an epoch, 1 / sampling rate.
     """
     turns = [observations[turn::period].sum(axis=0) for turn in range(period)]
     return np.asarray(np.max(turns, axis=0))
 
 
 def white_box_scores(plan: ExecutionPlan, observations: Scores) -> list[Scores]:
-    """Return the scores that every white-box audit looks at: summed, and periodic where it differs.
+    """Return the scores of every white-box audit: summed, and periodic where it differs.
 
-    They follow from the plan alone, so they are fixed before the training.
+    The choice of scores depends on the plan alone, so it is made before the training.
     """
     period = min(plan.steps, max(1, round(1 / plan.sampling_rate(0))))
     ways = [summed(observations)]
     return ways if period == 1 else [*ways, periodic(observations, period)]
 
 
-# --- black box: a token of its own, in the released weights
+# --- black box: canaries with a unique token, seen in the released weights
 
 
 @dataclass(frozen=True)
 class NewTokenCanaries:
-    """Rows of one token each, that no other row has; ordinary rows are of the other tokens.
+    """Rows with one token that occurs in no other row, among ordinary rows of other tokens.
 
     Attributes:
-        count: m.
-        ordinary: rows without a canary.
-        words: tokens that ordinary rows are made of, special ones not counted.
-        length: tokens of an ordinary row.
+        count: m, the number of canaries.
+        ordinary: number of rows without a canary.
+        words: number of distinct tokens in ordinary rows, special tokens not counted.
+        length: number of tokens in an ordinary row.
         hidden: width of the decoder.
     """
 
@@ -283,7 +283,7 @@ class NewTokenCanaries:
 
     @property
     def units(self) -> int:
-        """Declared units: every canary, in or out, and every ordinary row."""
+        """Declared units: every canary, included or not, and every ordinary row."""
         return self.count + self.ordinary
 
     @property
@@ -292,11 +292,11 @@ class NewTokenCanaries:
         return len(SpecialIds().as_tuple()) + self.words
 
     def model(self, seed: int) -> Model[Gpt2Config]:
-        """Return a decoder of one block, fresh but for its new tokens, which begin at zero.
+        """Return a decoder of one block, freshly initialised except that new tokens are zero.
 
-        The start is public, and the auditor's choice (Annamalai and De Cristofaro 2024,
-        arXiv:2405.14106): states that are large beside an update's noise stay what they are, so
-        that what a canary leaves in its own row of the table can be read off.
+        The initial weights are public and chosen by the auditor (Annamalai and De Cristofaro 2024,
+        arXiv:2405.14106). Hidden states that are large relative to an update's noise hardly change,
+        so a canary's effect on its row of the embedding table remains visible.
         """
         config = Gpt2Config(
             self.first + self.count,
@@ -317,12 +317,12 @@ class NewTokenCanaries:
         return [special.cls, self.first + number, special.sep]
 
     def write_store(self, folder: Path, coins: Coins, seed: int) -> TokenStore:
-        """Write the canaries that are in, and ordinary rows: runs of words that follow each other.
+        """Write the included canaries, and ordinary rows of consecutive words.
 
         Args:
-            folder: where the store goes.
-            coins: (m,) which canaries are in.
-            seed: public; draws the ordinary rows.
+            folder: folder of the store.
+            coins: (m,) true for included canaries.
+            seed: a public seed that draws the ordinary rows.
         """
         special, first = SpecialIds(), self.first - self.words
         writer = TokenStoreWriter(folder, self.length + 2, self.first + self.count)
@@ -343,18 +343,18 @@ def black_box_scores(
     *,
     micro_rows: int = 128,
 ) -> Scores:
-    """Train a decoder; return for every canary how well the released weights predict it: (m,).
+    """Train a decoder; return the released weights' score of every canary: (m,).
 
     Args:
-        canaries: with whose units the plan is declared.
-        plan: of the training.
-        coins: (m,) which canaries are in.
-        seed: of the training's sampling and noise; a secret, and not that of the coins.
-        micro_rows: of a micro-batch.
+        canaries: the canaries and ordinary rows, whose number is the plan's declared units.
+        plan: execution plan of the training.
+        coins: (m,) true for included canaries.
+        seed: secret seed of the training's sampling and noise, other than the seed of the coins.
+        micro_rows: number of rows of a micro-batch.
 
     Returns:
-        By how much the logarithm of each canary token's probability, at the beginning of a row, is
-        above what it was with the public weights at the start, in nats.
+        The increase of each canary token's log-probability at the beginning of a row, from the
+        public initial weights to the released weights, in nats.
     """
     if len(coins) != canaries.count or plan.declared_units != canaries.units:
         raise BadInput("canaries, coins and declared units must be as many", where="audit")
@@ -380,7 +380,7 @@ def _log_likelihoods(canaries: NewTokenCanaries, config: Gpt2Config, parameters:
     objective, scores = causal_lm(), np.empty(canaries.count)
     layers = Layers({name: tf.constant(array) for name, array in parameters.items()})
     with tempfile.TemporaryDirectory() as scratch:
-        # One row for each canary, whether it was in or not.
+        # The store has a row for each canary, whether its coin included it or not.
         every = np.ones(canaries.count, np.bool_)
         store = canaries.write_store(Path(scratch), every, seed=0)
         keys = np.zeros(_ROWS_AT_ONCE, np.uint64)
@@ -394,7 +394,7 @@ def _log_likelihoods(canaries: NewTokenCanaries, config: Gpt2Config, parameters:
 
 
 def _constant_rate(learning_rate: float, steps: int, micro_rows: int) -> TrainingConfig:
-    """Return a configuration whose updates weigh alike: gradient descent at a constant rate.
+    """Return a configuration with equally weighted updates: gradient descent at a constant rate.
 
     DP-AdamBC with a large noise floor and no momentum: w ← w − η·g̃/(_FLOOR·noise's deviation).
     """

@@ -2,9 +2,9 @@
 
 exposure = log2|V| − log2(mean rank of the secret), Hoory et al. 2021, section 5.2, for every group
 of canaries with one pattern and one rate; and Carlini et al. 2019's rank among references that
-were never planted. Shown alone or among random tokens, canaries need no private row, so the
-reading has the label of the model it is taken from. Shown in the very rows that trained, as in the
-papers, they do: that reading is the operator's.
+were never planted. Contexts in which canaries appear alone or among random tokens use no private
+row, so these readings have the label of the model. Contexts in the rows of the training, as in the
+papers, use private rows, so these readings are for the operator.
 """
 
 from __future__ import annotations
@@ -34,18 +34,18 @@ _COUNTED_AT_ONCE = 1 << 14
 _UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
 _LATTICE_POINTS = 1 << 21  # exact up to n·V of two million; above that, ranks are binned
 _RESOLUTION = 1e-12  # floating-point error of the convolution stays below it
-_CELLS, _CELLS_IN_ALL = 1 << 16, 1 << 22  # of the lattice on which rank exposures are added up
-_EXACT_CANARIES = 8  # of so few, each possible mean rank exposure has its exact probability
+_CELLS, _CELLS_IN_ALL = 1 << 16, 1 << 22  # sizes of the lattice on which rank exposures are added
+_EXACT_CANARIES = 8  # up to this number, each possible mean rank exposure has its exact probability
 
 
 @dataclass(frozen=True)
 class MaskedContexts:
-    """Rows ready for the model, the secret masked in each; rows of one canary are adjacent."""
+    """Rows with a masked secret each, ready for the model; rows of one canary are adjacent."""
 
     input_ids: Ints  # [B, S]
-    lengths: Ints  # [B] tokens of each row that are not padding
-    positions: Ints  # [B] where the secret is masked
-    secrets: Ints  # [B] the token that is hidden there
+    lengths: Ints  # [B] number of tokens of each row without padding
+    positions: Ints  # [B] position of the masked secret
+    secrets: Ints  # [B] the masked token
 
 
 def alone(canaries: Sequence[Canary], special: SpecialIds, sequence_length: int) -> MaskedContexts:
@@ -65,13 +65,13 @@ def embedded(
     """Return `repeats` full rows for each canary, at random positions among random tokens.
 
     Args:
-        canaries: planted ones or references; each draws from a stream of its own, so that adding a
-            canary changes no other's contexts.
+        canaries: planted canaries or references. Each has a separate random stream, so that adding
+            a canary changes no other canary's contexts.
         special: ids of the special tokens.
         sequence_length: S; every row is full.
-        filler: ids that the surrounding tokens are drawn from, uniformly.
+        filler: ids from which the surrounding tokens are drawn uniformly.
         repeats: R rows for each canary, adjacent.
-        seed: public.
+        seed: a public seed.
     """
     pool = np.asarray(filler, np.int64)
     framed = []
@@ -82,8 +82,8 @@ def embedded(
         room = max(0, sequence_length - 2 - len(canary.tokens))
         for _ in range(repeats):
             around = pool[coins.integers(0, pool.size, room)].tolist()
-            at = int(coins.integers(0, room + 1))
-            framed.append((canary, around[:at], around[at:]))
+            cut = int(coins.integers(0, room + 1))
+            framed.append((canary, around[:cut], around[cut:]))
     return _masked(framed, special, sequence_length)
 
 
@@ -108,9 +108,9 @@ def _masked(
 
 
 def places_of(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, tuple[Ints, Ints]]:
-    """Return by each canary's id where it stands: row numbers, and its first token's place there.
+    """Return each canary's occurrences by its id: row numbers, and first token's position.
 
-    Also where the text itself holds it. As private as the rows.
+    Occurrences in the original text count, too. The result is as private as the rows.
     """
     found: dict[str, list[NDArray[np.int64]]] = {canary.id: [] for canary in canaries}
     for start in range(0, store.n_rows, _COUNTED_AT_ONCE):
@@ -126,9 +126,9 @@ def places_of(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, tuple[
 
 
 def counted_occurrences(store: TokenStore, canaries: Sequence[Canary]) -> dict[str, int]:
-    """Return by each canary's id how many units hold it: counted, and so as private as the rows.
+    """Return the number of units that hold each canary, by its id; as private as the rows.
 
-    What was planted, less what found no room, and what the text itself may hold.
+    Canaries that found no room are not counted; occurrences in the original text are.
     """
     return {
         name: len(np.unique(np.searchsorted(store.unit_rows, rows, side="right")))
@@ -145,22 +145,23 @@ def in_rows(
     repeats: int,
     seed: int,
 ) -> tuple[MaskedContexts, list[Canary], list[Canary]]:
-    """Return canaries where they stand in the rows that trained, and references in their stead.
+    """Return contexts for canaries in the rows of the training, and for references in their place.
 
-    Each canary is shown in `repeats` of the places that it stands in, chosen by public coins; where
-    there are fewer, in the same ones again. A reference stands in places of planted canaries of its
-    pattern, whose tokens it takes: so the row around it trained as well, and only it did not.
+    Each canary appears in `repeats` of its occurrences, chosen by public coins, with repetitions if
+    there are fewer. A reference replaces the tokens of planted canaries of its pattern in their
+    rows, so the surrounding row was part of the training and only the reference was not.
 
     Args:
-        store: the rows that trained.
-        canaries: the planted ones. references: never planted.
+        store: the rows of the training.
+        canaries: the planted canaries.
+        references: canaries that were never planted.
         special: ids of the special tokens.
         repeats: R rows for each canary, adjacent.
-        seed: public.
+        seed: a public seed.
 
     Returns:
-        The contexts; which canaries they are of, for one that stands nowhere is left out; and which
-        references, those of patterns that stand somewhere.
+        The contexts, the planted canaries that occur in the store, and the references whose pattern
+        occurs there.
     """
     places = {name: pair for name, pair in places_of(store, canaries).items() if len(pair[0])}
     planted = [canary for canary in canaries if canary.id in places]
@@ -192,7 +193,7 @@ def in_rows(
 
 @dataclass(frozen=True)
 class NullExposure:
-    """Exposure, in bits, of a model that remembers nothing: expectation and central 95% band."""
+    """Exposure, in bits, of a model without memory: expectation and central 95% band."""
 
     expected: float
     low: float
@@ -206,22 +207,22 @@ def _mean_rank_law(candidates: int, canaries: int) -> tuple[NDArray[np.float64],
     size = canaries * (cells - 1) + 1
     one = np.fft.rfft(np.full(cells, 1 / cells), size)
     law = np.maximum(np.fft.irfft(one**canaries, size), 0.0)  # law of the sum: n-fold convolution
-    # Cell k of `cells` stands for the ranks around (k + 1/2)·V/cells + 1/2; exact for cells = V.
+    # Cell k of `cells` represents ranks near (k + 1/2)·V/cells + 1/2, exactly if cells = V.
     sums = np.arange(law.size) / canaries
     ranks = (sums + 0.5) * (candidates / cells) + 0.5
     return ranks, np.minimum(np.cumsum(law), 1.0)
 
 
 def null_exposure(candidates: int, canaries: int, groups: int = 1) -> NullExposure:
-    """Return what the largest exposure of `groups` independent groups is under the null.
+    """Return the null distribution of the largest exposure of `groups` independent groups.
 
     Args:
-        candidates: V, the number of tokens that a secret is drawn from and ranked among.
+        candidates: V, the number of tokens among which a secret is drawn and ranked.
         canaries: n, the number of canaries whose ranks are averaged in each group.
-        groups: how many groups the reader picks the largest exposure from; 1 for a single group.
+        groups: number of groups from which the reader picks the largest exposure.
 
     Raises:
-        ValueError: an argument below 1.
+        ValueError: an argument is below 1.
     """
     if min(candidates, canaries, groups) < 1:
         raise ValueError(f"need at least one of each: {candidates=}, {canaries=}, {groups=}")
@@ -245,7 +246,7 @@ def null_p_value(mean_rank: float, candidates: int, canaries: int) -> float:
 def null_rank_exposure(references: int) -> float:
     """Return the expected rank exposure of an unremembered canary among `references` others.
 
-    By exchangeability its place among R = references + 1 is uniform, so this is the mean of
+    By exchangeability the canary's rank among R = references + 1 is uniform, so this is the mean of
     log2 R − log2 k over k = 1 … R (Carlini et al. 2019, definition 4): about log2 e = 1.44 bits.
     """
     size = references + 1
@@ -254,13 +255,13 @@ def null_rank_exposure(references: int) -> float:
 
 @lru_cache(maxsize=32)
 def _rank_exposure_law(references: int, canaries: int) -> tuple[NDArray[np.float64], ...]:
-    """Return (mean rank exposures [K] descending, probabilities [K] of so much or more).
+    """Return (mean rank exposures [K] descending, probabilities [K] of at least this exposure).
 
     n canaries compared with the same references are not independent. Without memory all n + R
     scores are exchangeable, so every way to spread the canaries over the R + 1 gaps between the
-    references is equally likely (Wilcoxon 1945): the sum of log2(1 + references ahead) has the
+    references is equally likely (Wilcoxon 1945). The sum of log2(1 + references ahead) has the
     generating function ∏ₖ 1/(1 − z·x^log2(1 + k)), of which the coefficient of zⁿ is computed on a
-    lattice. What falls between two of its points is divided between them, so that means are exact.
+    lattice. A value between two lattice points is divided between them, which keeps means exact.
     """
     steps = np.log2(np.arange(1, references + 2))  # (R + 1,) bits that a canary in gap k lacks
     cells = min(_CELLS, max(64, _CELLS_IN_ALL // canaries))
@@ -279,13 +280,13 @@ def _rank_exposure_law(references: int, canaries: int) -> tuple[NDArray[np.float
 
 
 def null_mean_rank_exposure(references: int, canaries: int) -> NullExposure:
-    """Return what the mean rank exposure of n canaries among the same references is, unremembered.
+    """Return the null distribution of the mean rank exposure of n canaries with one reference set.
 
-    Exact where no two of the n + R ranks are equal, but for the lattice, which spreads the law by
-    0.0003 bits where n is 64 or less, and by 0.03 where it is 1,000. A tie counts half.
+    The result is exact where no two of the n + R ranks are equal, except for the lattice, which
+    spreads the law by 0.0003 bits for n up to 64, and by 0.03 for n = 1,000. A tie counts half.
 
     Raises:
-        ValueError: an argument below 1.
+        ValueError: an argument is below 1.
     """
     if min(references, canaries) < 1:
         raise ValueError(f"need at least one of each: {references=}, {canaries=}")
@@ -297,8 +298,9 @@ def null_mean_rank_exposure(references: int, canaries: int) -> NullExposure:
 def null_rank_p_value(rank_exposure: float, references: int, canaries: int) -> float:
     """Return P(mean rank exposure of n unremembered canaries ≥ `rank_exposure`).
 
-    Values that the lattice does not tell from the measured one count as well: the division of what
-    falls between its points moves a sum by up to n cells. Of many canaries no single value matters.
+    Values that the lattice cannot distinguish from the measured value count as well: dividing
+    values between two points moves a sum by up to n cells. With many canaries the effect is
+    negligible.
     """
     bits, above = _rank_exposure_law(references, canaries)
     moved = canaries * float(bits[0] - bits[1]) if canaries <= _EXACT_CANARIES else 0.0
@@ -331,12 +333,12 @@ class ExposureRow:
 
     @property
     def remembers(self) -> bool:
-        """Whether the whole interval lies above what a model without memory would show."""
+        """Whether the whole interval exceeds the null band of a model without memory."""
         return self.low > self.null_high
 
     @property
     def rank_null(self) -> NullExposure:
-        """What the rank exposure of such a group is where nothing is remembered."""
+        """The null distribution of the group's rank exposure."""
         return null_mean_rank_exposure(self.references, self.canaries)
 
     @property
@@ -350,15 +352,15 @@ class ExposureSummary:
     """All groups of one model in one kind of context, for the closing table. In bits."""
 
     mean: float  # by the mean rank over all canaries
-    mean_null_high: float  # the same, nothing remembered: upper end of the 95% band
+    mean_null_high: float  # upper end of the null's 95% band for the mean
     largest: float
-    largest_null_high: float  # the largest of as many groups, nothing remembered
+    largest_null_high: float  # upper end of the null's 95% band for the largest of the groups
     largest_group: str
-    remembers: bool  # some group's whole interval lies above the null's band
+    remembers: bool  # whether some group's whole interval exceeds the null band
 
     @property
     def above_chance(self) -> bool:
-        """Whether mean or largest exposure passes what 97.5% of models without memory show."""
+        """Whether mean or largest exposure exceeds the value of 97.5% of models without memory."""
         return self.mean > self.mean_null_high or self.largest > self.largest_null_high
 
 
@@ -378,16 +380,16 @@ def measure(
 
     Args:
         rank: ranks masked secrets among `candidates`, and no other tokens.
-        canaries: the planted ones, grouped here by pattern and canary rate.
-        references: never planted, drawn like the canaries; compared within their pattern.
+        canaries: the planted canaries, grouped here by pattern and canary rate.
+        references: canaries that were never planted, compared within their pattern.
         special: ids of the special tokens.
-        candidates: ids of all the tokens that secrets are drawn from, uniformly. Ranked among
-            the whole vocabulary instead, a secret's rank would also tell how well the model likes
-            such tokens in general, and the null would not hold.
+        candidates: ids of all the tokens from which secrets are drawn uniformly. A rank among the
+            whole vocabulary would also measure how likely the model finds these tokens in general,
+            and the null would not hold.
         declared_units: public bound on the units, for the expected number of occurrences.
         sequence_length: S, at most the model's positions.
         repeats: embedded contexts for each canary.
-        seed: public.
+        seed: a public seed.
 
     Raises:
         ValueError: no canaries, a secret that is no candidate, a canary too long for S, or ranks
@@ -430,13 +432,15 @@ def measure_in_rows(
     repeats: int,
     seed: int,
 ) -> list[ExposureRow]:
-    """Return the exposure of every group of canaries in the very rows that trained: private.
+    """Return the exposure of every group of canaries in the rows of the training: private.
 
-    Args: as of `measure`, and
-        store: the rows that trained, of no more tokens than the model's positions.
+    The result is empty if no canary occurs in the store.
+
+    Args: as for `measure`, and
+        store: the rows of the training, no longer than the model's positions.
 
     Raises:
-        ValueError: as `measure`; but no row is made where no canary stands anywhere.
+        ValueError: as `measure`.
     """
     _refuse_strangers([*canaries, *references], candidates)
     shown, planted, others = in_rows(
@@ -517,13 +521,13 @@ def interval(ranks: Floats, candidates: int) -> tuple[float, float, float]:
     """Return exposure and its 95% confidence interval over canaries, in bits, within [0, log2|V|].
 
     Student's t for the mean rank on the log scale (delta method). The ranks' coefficient of
-    variation is not taken below 1/√3, that of ranks without memory: four canaries that happen to
-    agree, or all stand at rank 1, prove no smaller spread, where the plain t interval and the
-    bootstrap would have width zero. Simulated coverage: 0.98 or more without memory at any n ≥ 2
-    (percentile bootstrap: 0.81 at n = 4); 0.86 to 0.99 at n = 4 for log-normal ranks with a
-    spread of 2 bits or less. It is too narrow for rare failures (nine canaries in ten at rank 1,
-    the tenth forgotten: 0.33 at n = 4, 0.85 at n = 24), and errs there by calling exposure high.
-    A single canary bounds nothing.
+    variation is bounded below by 1/√3, the value of ranks without memory: four canaries with equal
+    ranks do not prove a smaller spread, but would give the plain t interval and the bootstrap a
+    width of zero. Simulated coverage: 0.98 or more without memory at any n ≥ 2 (percentile
+    bootstrap: 0.81 at n = 4); 0.86 to 0.99 at n = 4 for log-normal ranks with a spread of 2 bits or
+    less. The interval is too narrow for rare failures (nine canaries in ten at rank 1, the tenth
+    forgotten: 0.33 at n = 4, 0.85 at n = 24), and then errs by calling exposure high. The interval
+    of a single canary is [0, log2|V|].
 
     Args:
         ranks: [n] mean rank of each canary.
@@ -540,19 +544,19 @@ def interval(ranks: Floats, candidates: int) -> tuple[float, float, float]:
 
 
 def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureSummary:
-    """Return one model's groups as the closing table shows them.
+    """Return the summary of one model's groups in one context.
 
-    The context is chosen before looking: picking the larger of two would need a wider null.
+    The context must be chosen beforehand: the larger of two contexts would need a wider null.
 
     Raises:
-        ValueError: no row has it.
+        ValueError: no row has this context.
     """
     shown = [row for row in rows if row.context == context]
     if not shown:
         raise ValueError(f"no exposure was measured in the context {context!r}")
     candidates = shown[0].candidates
     total = sum(row.canaries for row in shown)
-    # Back from bits to mean ranks, so that the average is over canaries and not over groups.
+    # Convert bits back to mean ranks, so that the average is over canaries and not over groups.
     mean_rank = sum(row.canaries * candidates * 2.0**-row.exposure for row in shown) / total
     largest = max(shown, key=lambda row: row.exposure)
     smallest_group = min(row.canaries for row in shown)  # its null is the widest
@@ -567,7 +571,7 @@ def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureS
 
 
 def secret_ranks(rank: Ranker, shown: MaskedContexts, candidates: int) -> Floats:
-    """Return the rank of every secret [B], asked for in batches of one shape."""
+    """Return the rank of every secret [B], computed in batches of one shape."""
     size = shown.secrets.size
     padded = np.resize(np.arange(size), -(-size // _ROWS_AT_ONCE) * _ROWS_AT_ONCE)
     answers = [
@@ -591,7 +595,7 @@ def secret_ranks(rank: Ranker, shown: MaskedContexts, candidates: int) -> Floats
 def _rank_exposures(ranks: Floats, baseline: Floats) -> Floats:
     """Return log2 R − log2(rank among R) for each canary, R counting itself (Carlini et al. 2019).
 
-    A tie counts half: a model that cannot tell them apart shows no memory of either.
+    A tie counts half: equal ranks show no memory of either canary.
     """
     ahead = (baseline[None, :] < ranks[:, None]).sum(axis=1)
     tied = (baseline[None, :] == ranks[:, None]).sum(axis=1)

@@ -1,19 +1,19 @@
-"""Extraction: whether a causal model, told how a text begins, gives what came next in training.
+"""Extraction: whether a causal model continues a prefix with the suffix from its training data.
 
 * *Discoverable* (Carlini et al. 2023, arXiv:2202.07646, definition 3.1): the prefix is the
-  beginning of a row that trained, which is extracted if the model goes on as the row does.
-  Control: rows held out, for a good model guesses many a suffix that it never saw.
+  beginning of a row of the training, which is extracted if the model continues it as the row does.
+  The control are held-out rows, because a good model guesses many suffixes that it never saw.
 * *Targeted*, after Carlini et al. 2019 (arXiv:1802.08232): the prefix is the hints of a canary
-  before its secret, and the secret is to be guessed. Control: canaries that were never planted.
+  before its secret, and the suffix is the secret. The control are canaries that were never planted.
 
-No text is generated. Greedy decoding gives the suffix just if every token of it is the model's
-first choice after the true tokens before it; and the chance p_z that top-k sampling gives it is the
-product of its tokens' chances. So one forward pass of a row answers for greedy decoding and for any
-number of samples: with n of them a suffix is (n, p)-discoverable where 1 − (1 − p_z)ⁿ ≥ p (Hayes et
-al. 2025, arXiv:2410.19482, definition 3). A secret is one token, of which beam search of width k
-finds the k likeliest, as top-k does.
+No text is generated. Greedy decoding yields the suffix if and only if every token of the suffix is
+the model's first choice after the true tokens before it. The probability p_z that top-k sampling
+yields the suffix is the product of the tokens' probabilities. So one forward pass of a row gives
+the result for greedy decoding and for any number of samples: with n samples a suffix is
+(n, p)-discoverable if 1 − (1 − p_z)ⁿ ≥ p (Hayes et al. 2025, arXiv:2410.19482, definition 3). A
+secret is one token, for which beam search of width k and top-k have the same k candidates.
 
-n rows, T tokens of a row, the last L of them its suffix.
+Shapes: n rows, T tokens of a row, the last L of them its suffix.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ Flags = NDArray[np.bool_]
 Ids = NDArray[np.int32]
 
 GREEDY, TOP_K, SAMPLING = "greedy", "top-k", "sampling"
-LEAST_CHANCE = 0.5  # p: a suffix counts as sampled where its n tries give it at least so often
-ALARM_RATE = (1 - CONFIDENCE) / 2  # how often as many are found by chance, to be told
+LEAST_CHANCE = 0.5  # p: a suffix counts as sampled if n tries yield it with this probability
+ALARM_RATE = (1 - CONFIDENCE) / 2  # probability of an alarm by chance
 ALL = "all"
 
 
@@ -49,8 +49,8 @@ class Prompts:
     """Rows to be continued.
 
     Attributes:
-        ids: (n, T) what the model is shown, and behind it what should follow.
-        suffix: L, the number of the last ids that should follow.
+        ids: (n, T) the prefix shown to the model, followed by the expected suffix.
+        suffix: L, the number of ids of the suffix.
     """
 
     ids: Ids
@@ -62,14 +62,15 @@ def draw_prompts(
 ) -> Prompts:
     """Return the beginnings of at most `config.extraction_rows` rows, one of a unit.
 
-    Units are independent of each other, rows of one unit are not: so no unit has two. Rows that are
-    too short are passed over, and so are those that hold a canary: only rows that trained do.
+    Units are independent of each other, but rows of one unit are not, so each unit contributes at
+    most one row. Rows that are too short are skipped. Rows with a canary are skipped, too, because
+    only rows of the training hold canaries.
 
     Args:
-        store: `[CLS] tokens [SEP]` in each row.
-        config: prefix and suffix; [CLS] is shown before the prefix.
-        planted: the canaries that are in what trained.
-        key: public coins: they choose units, and the row of each.
+        store: rows of the form `[CLS] tokens [SEP]`.
+        config: lengths of prefix and suffix; [CLS] precedes the prefix.
+        planted: the canaries in the training data.
+        key: public coins that choose the units and the row of each.
     """
     width = 1 + config.extraction_prefix + config.extraction_suffix
     canaries = {canary.tokens for canary in planted}
@@ -91,7 +92,7 @@ def draw_prompts(
 
 
 def _holds(row: list[int], canaries: set[tuple[int, ...]]) -> bool:
-    """Whether one of the canaries stands in a row."""
+    """Return whether a row contains a canary."""
     return any(
         tuple(row[start : start + size]) in canaries
         for size in {len(canary) for canary in canaries}
@@ -101,12 +102,12 @@ def _holds(row: list[int], canaries: set[tuple[int, ...]]) -> bool:
 
 @dataclass(frozen=True)
 class Odds:
-    """What a model makes of each suffix.
+    """A model's predictions of each suffix.
 
     Attributes:
-        first: (n,) all of its tokens are the model's first choice.
-        within: (n,) all of them are among the k likeliest.
-        chance: (n,) p_z, that top-k sampling at temperature 1 gives it.
+        first: (n,) whether all tokens are the model's first choice.
+        within: (n,) whether all tokens are among the k likeliest.
+        chance: (n,) p_z, the probability that top-k sampling at temperature 1 yields the suffix.
     """
 
     first: Flags
@@ -114,19 +115,19 @@ class Odds:
     chance: Floats
 
     def extracted(self, tries: int) -> dict[str, Flags]:
-        """Return by decoding which suffixes come out: (n,) each."""
-        with np.errstate(divide="ignore"):  # a chance of 1
-            found = -np.expm1(tries * np.log1p(-self.chance))
-        return {GREEDY: self.first, SAMPLING: found >= LEAST_CHANCE}
+        """Return, for each decoding, which suffixes are extracted: (n,) each."""
+        with np.errstate(divide="ignore"):  # a probability of 1
+            sampled = -np.expm1(tries * np.log1p(-self.chance))
+        return {GREEDY: self.first, SAMPLING: sampled >= LEAST_CHANCE}
 
 
-# (prompts, k, ids of the tokens that may be drawn: None for all) -> what the model makes of them
+# (prompts, k, ids of the tokens that may be drawn, or None for all) -> odds of the suffixes
 OddsOf = Callable[[Prompts, int, Sequence[int] | None], Odds]
 
 
 @dataclass(frozen=True)
 class ExtractionRow:
-    """How many suffixes of one kind came out by one decoding, beside those of the control."""
+    """Numbers of suffixes extracted by one decoding, for the tested suffixes and the control."""
 
     decoding: str  # greedy | top-k | sampling
     group: str  # all | the canary rate
@@ -136,21 +137,21 @@ class ExtractionRow:
     control_tried: int
     control_found: int
     control_share: Share
-    # That so many come out of those tried, and no fewer, if they came out as easily as the
-    # control's: Fisher's exact test (1934), one-sided.
+    # Probability of at least this number of tested suffixes, if they were extracted as easily as
+    # the control: Fisher's exact test (1934), one-sided.
     p_value: float
-    null_low: float  # share, in that case: central 95%
+    null_low: float  # central 95% of the share in that case
     null_high: float
-    ceiling: float | None = None  # the largest share that the claim allows; None: nothing claimed
+    ceiling: float | None = None  # the largest share that the claim allows; None without a claim
 
     @property
     def above_chance(self) -> bool:
-        """Whether more came out than the control explains but once in forty times."""
+        """Whether the number is so large that the control explains it only once in forty times."""
         return self.p_value <= ALARM_RATE
 
 
 def compare(decoding: str, group: str, found: Flags, control: Flags) -> ExtractionRow:
-    """Return how many came out on either side: (n,) and (m,), neither empty."""
+    """Compare the extracted suffixes of both sides: (n,) and (m,), neither empty."""
     n, m, hits, others = len(found), len(control), int(found.sum()), int(control.sum())
     null = stats.hypergeom(n + m, hits + others, n)
     return ExtractionRow(
@@ -175,17 +176,18 @@ def discoverable(
     config: ExtractionProtocol,
     claim: PrivacyProfile | None,
 ) -> tuple[ExtractionRow, ...]:
-    """Return how many rows that trained come out, beside those held out; none without either.
+    """Return how many rows of the training and how many held-out rows are extracted.
 
-    That a row comes out is a guess at whether it trained: of rows of different units, no larger
-    share than the claim's TPR at an FPR of the control's share may be expected. The ceiling is
-    taken at the upper end of the control's interval.
+    The result is empty if a side has no rows. An extracted row is a guess that the row trained.
+    For rows of different units, the expected share is at most the claim's TPR at an FPR of the
+    control's share. The ceiling is taken at the upper end of the control's interval.
 
     Args:
-        odds_of: of the model.
-        members: rows that trained. others: rows held out.
-        config: k, and how many samples are drawn.
-        claim: of the rows' unit; None: nothing is claimed for it.
+        odds_of: predictions of the model.
+        members: rows of the training.
+        others: held-out rows.
+        config: k, and the number of samples.
+        claim: privacy profile of the rows' unit; None without a claim.
     """
     if not (len(members.ids) and len(others.ids)):
         return ()
@@ -211,16 +213,16 @@ def targeted(
 ) -> tuple[ExtractionRow, ...]:
     """Return how many canaries' secrets are guessed from the hints before them.
 
-    Of all canaries first, then of those of each canary rate; the control is always all references.
-    The attacker knows the tokens that a secret is drawn from, and draws no others. A canary that
-    begins with its secret has nothing to be guessed from, and is left out.
+    The first rows are for all canaries, the others for the canaries of each rate. The control is
+    always all references. The attacker knows the tokens from which a secret is drawn, and draws no
+    other tokens. Canaries that begin with their secret have no hint and are left out.
 
     Args:
-        odds_of: of the model.
-        canaries: planted ones, and references.
+        odds_of: predictions of the model.
+        canaries: planted canaries, and references.
         begin: id of [CLS], with which every row begins.
-        candidates: ids of the tokens that secrets are drawn from.
-        config: k, and how many samples are drawn.
+        candidates: ids of the tokens from which secrets are drawn.
+        config: k, and the number of samples.
     """
     tried = [canary for canary in canaries if canary.secret_index]
     planted = np.array([not canary.is_reference for canary in tried], np.bool_)
@@ -229,12 +231,12 @@ def targeted(
     rates = np.array([canary.canary_rate for canary in tried])
     found: dict[str, Flags] = {}
     for hints in {canary.secret_index for canary in tried}:
-        own = [place for place, canary in enumerate(tried) if canary.secret_index == hints]
-        shown = np.array([[begin, *tried[place].tokens[: hints + 1]] for place in own], np.int32)
+        places = [place for place, canary in enumerate(tried) if canary.secret_index == hints]
+        shown = np.array([[begin, *tried[place].tokens[: hints + 1]] for place in places], np.int32)
         odds = odds_of(Prompts(shown, 1), config.extraction_top_k, candidates)
         guessed = odds.extracted(config.extraction_tries) | {TOP_K: odds.within}
         for decoding, flags in guessed.items():
-            found.setdefault(decoding, np.zeros(len(tried), np.bool_))[own] = flags
+            found.setdefault(decoding, np.zeros(len(tried), np.bool_))[places] = flags
     groups = {ALL: planted} | {f"p = {rate:g}": rates == rate for rate in np.unique(rates[planted])}
     return tuple(
         compare(decoding, group, found[decoding][chosen], found[decoding][~planted])
@@ -248,13 +250,14 @@ def targeted(
 
 @dataclass(frozen=True)
 class Sought:
-    """What is to come out, and beside what.
+    """The wording of an extraction audit: the suffixes to extract, and their control.
 
     Attributes:
-        headline: the decoding by which it is judged.
-        level: of the record.
-        what, control: in words, as plurals.
-        ceiling_of: what a row's ceiling is, in words.
+        headline: the decoding that decides the verdict.
+        level: level of the record.
+        what: name of the suffixes, in the plural.
+        control: name of the control, in the plural.
+        ceiling_of: description of a row's ceiling.
     """
 
     headline: str
@@ -290,25 +293,27 @@ def extraction_record(
     name: str,
     measured: str,
 ) -> AuditRecord:
-    """Return what came out by one protocol as a record; without rows, that nothing was tried.
+    """Return the result of one protocol as a record; without rows, a record of an audit not run.
 
     Args:
-        rows: of `discoverable` or `targeted`.
+        rows: result of `discoverable` or `targeted`.
         config: prefix, suffix, k and tries.
-        sought: what was to come out.
-        when: the protocol was chosen, in words.
-        label: who may see it.
-        key, name, measured: of the record.
+        sought: the wording of the audit.
+        when: time at which the protocol was chosen, in words.
+        label: audience of the record.
+        key: key of the record.
+        name: name of the record.
+        measured: description of the measured quantity.
     """
     of_all = {row.decoding: row for row in rows if row.group == ALL}
-    if not of_all:  # whether there was anything to try is as private as what came out
+    if not of_all:  # whether anything could be tried is as private as the result
         why = f"There was nothing to try: no {sought.what}, or no {sought.control}, that the"
         none = not_run(key, name, measured, f"{why} protocol fits.")
         return none.model_copy(update={"label": label})
     row, alarm = of_all[sought.headline], of_all[sought.headline].above_chance
     others = [
-        f"{one.found} by {_DECODINGS[decoding]} ({one.control_found} of the control)"
-        for decoding, one in of_all.items()
+        f"{other.found} by {_DECODINGS[decoding]} ({other.control_found} of the control)"
+        for decoding, other in of_all.items()
         if decoding != sought.headline
     ]
     shown = (
@@ -343,7 +348,7 @@ def extraction_record(
         f" {sought.control}: {'more than' if alarm else 'no more than'} chance explains. Also"
         f" {', '.join(others)}.",
         label=label,
-        rows=tuple(_figures(one) for one in rows),
+        rows=tuple(map(_figures, rows)),
     )
 
 

@@ -1,8 +1,8 @@
 """Lower bounds on ε from one training run: what m canaries, each in or out by a fair coin, refute.
 
 Of m canaries, each a whole privacy unit, an independent fair coin puts each into the training data
-or leaves it out. From what was released a guesser says of r of them whether they were in, and is
-right v times. Too many right guesses contradict the claim. Two theorems say how many that is:
+or leaves it out. An adversary sees the release, guesses the coins of r canaries and is right for v
+of them. Too many right guesses contradict the claim. Two theorems bound that number:
 
 * `BinomialBound` (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846, Theorem 5.2). Under
   (ε, δ)-DP, with W ~ Binomial(r, e^ε/(1 + e^ε)),
@@ -11,20 +11,19 @@ right v times. Too many right guesses contradict the claim. Two theorems say how
 
 * `TradeOffBound` (Mahloujifar, Melis and Chaudhuri 2024, arXiv:2410.22235). Let p_i be the
   probability of i right guesses, and x(·) a claimed trade-off. Flip the coin of one canary, chosen
-  at random: what guessed it right with i right in all, now has i − 1. So for every k ≥ 1
+  at random: if its guess was right, with i right guesses in all, there are now i − 1. So for k ≥ 1
 
       Σ_{i≥k−1} (r − i)·p_i/m ≥ x(Σ_{i≥k} i·p_i/m),
 
   by the convexity of x. If P[right ≥ v] were α, these would force the p_i to add up to more than 1
-  unless α is small. It uses the whole curve, so it sees more than one (ε, δ) of it does; with the
-  curve of one (ε, δ) it assumes nothing else.
+  unless α is small. The bound uses the whole curve, which is stronger than any single (ε, δ) of it.
+  With the curve of a single (ε, δ) it assumes nothing else.
 
-Neither theorem needs canaries to be independent of each other in what the training makes of them:
-only the coins must be. What would void them: coins that training or guessing saw by another way
-than the model; a number r that was chosen by looking at who was in; a fixed split in the place of
-coins. A choice among thresholds after the scores are known is paid for by dividing the error
-probability by the number of thresholds that could have been chosen, m, and not by the few that the
-scores favour (docs/audits.md).
+Both theorems need independent coins, but not that the training treats canaries independently. The
+bounds are void if training or guessing learns the coins by another way than the model, if r is
+chosen with knowledge of the coins, or if a fixed split replaces the coins. A threshold that is
+chosen after the scores are known costs a factor: the error probability is divided by the number m
+of possible thresholds, not by the few that the scores favour (docs/audits.md).
 """
 
 from __future__ import annotations
@@ -41,19 +40,19 @@ from scipy.special import bdtrc, expit
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile, TradeOff
 
-_TOLERANCE = 1e-4  # of ε
-_STRIDE = 0.25  # of the search upwards: a bound is refuted all the way up to it
-_LARGEST = 50.0  # ε; nobody's guesses reach it
+_TOLERANCE = 1e-4  # precision of ε
+_STRIDE = 0.25  # step of the upward search in ε; every step below the bound is refuted
+_LARGEST = 50.0  # ε beyond the reach of any audit
 
 
 @dataclass(frozen=True)
 class GuessOutcome:
-    """What an audit saw.
+    """The number of canaries, guesses and right guesses of an audit.
 
     Attributes:
-        canaries: m, all of those whose coin was thrown.
-        guesses: r, those of which a guess was made; the others are abstentions.
-        right: v, right guesses.
+        canaries: m, the number of canaries with a coin.
+        guesses: r, the number of guesses; the other canaries are abstentions.
+        right: v, the number of right guesses.
 
     Raises:
         BadInput: not 0 ≤ v ≤ r ≤ m.

@@ -1,4 +1,4 @@
-"""Membership attacks: from what is seen of rows to scores, higher for what looks like a member.
+"""Membership attacks, which turn observations of rows into scores, higher for likely members.
 
 `loss` is S-BBA and, by the mean over a document, an admission or a patient, A-BBA and P-BBA;
 `attention` and `gradients` are S-AWBA and S-GWBA (Jagannatha et al. 2021, section 4.1). The others
@@ -33,7 +33,7 @@ class Attack:
     Attributes:
         name: loss | min-k | reference | rmia | lira | attention | gradients.
         scores: (n,) higher for what looks like a member; a group's score is its rows' mean.
-        threshold: above which a row, or a group, is declared a member.
+        threshold: a row or group with a score above it is declared a member.
         measured: (n,) rows that the attack was not fitted on.
     """
 
@@ -50,12 +50,12 @@ def attacks(
     members: Flags,
     fitted: Flags,
 ) -> list[Attack]:
-    """Return every attack that what was seen allows.
+    """Return every attack that the observations allow.
 
     Args:
-        found: of the attacked model.
-        references: of models that never saw the members; empty: no attack needs one.
-        features: name -> (n, F), for attacks that learn to tell.
+        found: losses of the attacked model.
+        references: losses of models that never saw the members; may be empty.
+        features: name -> (n, F), for attacks that are fitted.
         members: (n,) the truth.
         fitted: (n,) rows on which thresholds and regressions are fitted; they measure nothing,
             but for `loss`, whose threshold is a published quantity.
@@ -120,9 +120,9 @@ def rmia(
 
 
 def _tuned_rmia(target: Floats, references: Floats, members: Flags, fitted: Flags) -> Floats:
-    """Return RMIA's scores at the a that does best on the fitted rows, whose others are its z.
+    """Return RMIA's scores at the best a on the fitted rows, whose non-members are z.
 
-    Where probabilities are small, as those of text are, any a but 1 undoes the calibration.
+    Probabilities of text are so small that any a other than 1 undoes the calibration.
     """
     z = fitted & ~members
     every = [rmia(target, references, target[z], references[z], a) for a in OFFLINE_A]
@@ -131,7 +131,7 @@ def _tuned_rmia(target: Floats, references: Floats, members: Flags, fitted: Flag
 
 
 def lira_offline(target: Floats, references: Floats) -> Floats:
-    """Return offline LiRA: how far a row stands above models without it, in deviations.
+    """Return offline LiRA: a row's score in standard deviations above models without the row.
 
     Carlini et al. 2022 (arXiv:2112.03570), section VI.A: 1 − Pr[N(μ_out, σ²_out) > φ] rises with
     it. With fewer than 64 references one variance serves all rows (their section V).

@@ -1,17 +1,17 @@
-"""How well a membership attack does, and what the privacy guarantee leaves it to do.
+"""Accuracy of membership attacks, and the ceilings that the privacy guarantee sets for it.
 
-An attack gives every sample or group a score, higher for what it takes for a member, and declares
-those above a threshold members. TPR is the share of members declared, FPR that of non-members.
+An attack gives every sample or group a score, higher for likely members, and declares members if
+the score exceeds a threshold. TPR is the share of members declared, FPR the share of non-members.
 
 * Privacy leakage, the advantage of Yeom et al. 2018 (arXiv:1709.01604): PL = TPR − FPR at the
   attack's own threshold.
 * ROC, its area (AUC), and TPR at a low FPR (Carlini et al. 2022, arXiv:2112.03570).
-* Ceilings: no test of one unit's membership passes the trade-off of the model's guarantee
+* Ceilings: no test of one unit's membership exceeds the trade-off of the model's guarantee
   (Wasserman and Zhou 2010; Kairouz, Oh and Viswanath 2015, arXiv:1311.0776, Theorem 2.1).
 
 Rows of one unit are not independent. Intervals of shares are Clopper and Pearson's at the effective
-sample size (Korn and Graubard 1998), taken as if all rows of a cluster were one observation
-repeated, and that of the AUC is Obuchowski's for clusters (1997, Biometrics 53).
+sample size (Korn and Graubard 1998), as if all rows of a cluster were one observation repeated. The
+interval of the AUC is Obuchowski's for clusters (1997, Biometrics 53).
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
-LOW_RATES = (0.001, 0.01)  # FPR at which TPR is told
+LOW_RATES = (0.001, 0.01)  # values of FPR at which TPR is reported
 CONFIDENCE = 0.95
 BUCKETS, LEAST_IN_BUCKET = 100, 10
 
 
-# --- what was measured
+# --- measurements
 
 
 @dataclass(frozen=True)
@@ -53,8 +53,8 @@ def clopper_pearson(share: float, size: float, confidence: float = CONFIDENCE) -
 
     Args:
         share: successes / trials.
-        size: trials; of clustered ones the effective number, which need not be whole.
-        confidence: of both sides together.
+        size: number of trials; for clustered trials the effective number, which may be fractional.
+        confidence: two-sided confidence.
     """
     hits, tail = share * size, (1 - confidence) / 2
     low = float(stats.beta.ppf(tail, hits, size - hits + 1)) if hits > 0 else 0.0
@@ -63,9 +63,9 @@ def clopper_pearson(share: float, size: float, confidence: float = CONFIDENCE) -
 
 
 def effective_size(clusters: Ints) -> float:
-    """Return how many independent observations rows are worth at the least: (Σm)²/Σm².
+    """Return a lower bound on the number of independent observations: (Σm)²/Σm².
 
-    Kish's design effect, as if all m rows of a cluster were one row m times.
+    This is Kish's design effect, as if all m rows of a cluster were one row m times.
     """
     sizes = np.unique(clusters, return_counts=True)[1].astype(np.float64)
     return float(sizes.sum() ** 2 / (sizes**2).sum())
@@ -73,12 +73,12 @@ def effective_size(clusters: Ints) -> float:
 
 @dataclass(frozen=True)
 class Scored:
-    """What an attack said of the samples or groups of one level, members and non-members.
+    """An attack's scores of the samples or groups of one level, members and non-members.
 
     Attributes:
-        scores: (n,) higher for what looks like a member.
+        scores: (n,) higher for likely members.
         members: (n,) the truth.
-        clusters: (n,) who belong together: no two of a cluster are independent.
+        clusters: (n,) cluster numbers; samples of one cluster are not independent.
     """
 
     scores: Floats
@@ -92,18 +92,18 @@ class Scored:
 
     def rates(self, threshold: float, confidence: float = CONFIDENCE) -> tuple[Share, Share]:
         """Return TPR and FPR of the scores above a threshold, each with its interval."""
-        found = []
+        shares = []
         for members in (True, False):
             scores, clusters = self.side(members)
             share = float((scores > threshold).mean())
-            found.append(clopper_pearson(share, effective_size(clusters), confidence))
-        return found[0], found[1]
+            shares.append(clopper_pearson(share, effective_size(clusters), confidence))
+        return shares[0], shares[1]
 
 
 def leakage(scored: Scored, threshold: float) -> Share:
     """Return PL = TPR − FPR at a threshold that was fixed beforehand.
 
-    Its interval is of both rates at once, each at half the error.
+    The interval covers both rates at once, each at half the error.
     """
     tpr, fpr = scored.rates(threshold, 1 - (1 - CONFIDENCE) / 2)
     return Share(tpr.value - fpr.value, tpr.low - fpr.high, tpr.high - fpr.low)
@@ -111,13 +111,14 @@ def leakage(scored: Scored, threshold: float) -> Share:
 
 @dataclass(frozen=True)
 class LowRate:
-    """TPR where at most a share `asked` of the non-members is declared a member.
+    """The TPR where at most a share `asked` of the non-members is declared a member.
 
     Attributes:
-        asked: the FPR that was asked for.
-        tpr: of the members above the threshold.
-        fpr: of the non-members; its upper end is exact although they set the threshold: the true
-            FPR above the (k + 1)-th largest of n has the law that Clopper and Pearson invert.
+        asked: the requested FPR.
+        tpr: share of the members above the threshold.
+        fpr: share of the non-members above it. The upper end is exact although the non-members set
+            the threshold: the true FPR above the (k + 1)-th largest of n scores has the law that
+            Clopper and Pearson invert.
     """
 
     asked: float
@@ -126,7 +127,7 @@ class LowRate:
 
 
 def at_low_rate(scored: Scored, asked: float) -> LowRate:
-    """Return the largest TPR at an FPR of at most `asked`: no rate between two is made up."""
+    """Return the largest TPR at an FPR of at most `asked`, without interpolation of rates."""
     others = np.sort(scored.side(False)[0])[::-1]
     allowed = math.floor(asked * len(others) * (1 + 1e-12))
     threshold = float(others[allowed]) if allowed < len(others) else -math.inf
@@ -136,10 +137,11 @@ def at_low_rate(scored: Scored, asked: float) -> LowRate:
 def area(scored: Scored) -> Share:
     """Return the AUC, ties counted half, with Obuchowski's interval for clusters.
 
-    Where one side lies wholly above the other it has no width. Clopper and Pearson's of the smaller
-    side stands for it, for an AUC varies no more than such a share (Birnbaum and Klose 1957).
+    If all scores of one side exceed all scores of the other, that interval has no width. The
+    Clopper-Pearson interval of the smaller side replaces it, because the variance of an AUC is at
+    most the variance of such a share (Birnbaum and Klose 1957).
     """
-    from sklearn.metrics import roc_auc_score  # every step imports this file, and few need it
+    from sklearn.metrics import roc_auc_score  # a slow import that few steps need
 
     value = float(roc_auc_score(scored.members, scored.scores))
     (positive, p_clusters), (negative, n_clusters) = scored.side(True), scored.side(False)
@@ -154,7 +156,7 @@ def area(scored: Scored) -> Share:
 def _placement_variance(of: Floats, among: Floats, clusters: Ints, mean: float) -> float:
     """Return the variance of the AUC that is due to one side's clusters.
 
-    A score's placement is the share of the other side's below it, ties counted half.
+    A score's placement is the share of the other side's scores below it, ties counted half.
     """
     ordered = np.sort(among)
     below, not_above = (np.searchsorted(ordered, of, side=s) for s in ("left", "right"))
@@ -162,17 +164,17 @@ def _placement_variance(of: Floats, among: Floats, clusters: Ints, mean: float) 
     _, cluster = np.unique(clusters, return_inverse=True)
     sums = np.bincount(cluster, placements - mean)
     if len(sums) < 2:
-        return 0.25  # one cluster tells nothing: the largest variance a share can have
+        return 0.25  # one cluster gives no estimate, so use the largest variance of a share
     return float(len(sums) / (len(sums) - 1) * (sums**2).sum() / len(of) ** 2)
 
 
 @dataclass(frozen=True)
 class MembershipRow:
-    """One attack on one model at one level, beside what the guarantee allows.
+    """One attack on one model at one level, with the ceilings of the guarantee.
 
-    Ceilings are None where nothing is claimed. `above`: a whole interval lies above its ceiling (of
-    a TPR, at the upper end of its FPR). That refutes nothing, for members and others were divided
-    once and may differ otherwise; but somebody should look.
+    Ceilings are None without a claim. `above` means that a whole interval exceeds its ceiling (for
+    a TPR, the ceiling at the upper end of its FPR). That does not contradict the claim, because
+    members and others were divided once and may differ in other ways, but it needs an explanation.
     """
 
     level: str  # sample | example | document | admission | patient
@@ -191,14 +193,14 @@ class MembershipRow:
 def measure(
     level: str, attack: str, scored: Scored, threshold: float, ceiling: PrivacyProfile | None
 ) -> MembershipRow:
-    """Return an attack's figures at a level.
+    """Return the metrics of an attack at one level.
 
     Args:
-        level: what is told apart.
-        attack: its name.
-        scored: the scores; both sides are there.
-        threshold: above which the attack declares members: not chosen on these scores.
-        ceiling: of this level; None where nothing is claimed.
+        level: the level of the scored samples or groups.
+        attack: the attack's name.
+        scored: the scores of members and non-members, neither empty.
+        threshold: the attack's threshold, which must not be chosen on these scores.
+        ceiling: privacy profile of the guarantee at this level; None without a claim.
     """
     rates = tuple(at_low_rate(scored, rate) for rate in LOW_RATES)
     row = MembershipRow(
@@ -213,12 +215,12 @@ def measure(
     if ceiling is None or not ceiling.pairs:
         return row
     above = row.leakage.low > ceiling.leakage
-    above |= any(one.tpr.low > ceiling.true_positive_rate(one.fpr.high) for one in rates)
+    above |= any(rate.tpr.low > ceiling.true_positive_rate(rate.fpr.high) for rate in rates)
     return replace(
         row,
         leakage_ceiling=ceiling.leakage,
         area_ceiling=ceiling.area,
-        low_rate_ceilings=tuple(ceiling.true_positive_rate(one.asked) for one in rates),
+        low_rate_ceilings=tuple(ceiling.true_positive_rate(rate.asked) for rate in rates),
         above=above,
     )
 
@@ -228,7 +230,7 @@ def measure(
 
 @dataclass(frozen=True)
 class RarityBucket:
-    """Groups of like log-probability of their profile, and how far they are told apart."""
+    """Groups with similar log-probability of their profiles, and the leakage among them."""
 
     log_probability: float  # mean, in nats
     members: int
@@ -244,7 +246,7 @@ def profile_log_probabilities(profiles: Sequence[frozenset[Hashable]]) -> Floats
     """
     counts = Counter(code for profile in profiles for code in profile)
     n = len(profiles)
-    # A code that all have is in every profile: its second term, ln 0, is in none.
+    # A code of all profiles is absent from none, so its second term, ln 0, never occurs.
     absent = {code: math.log1p(-count / n) if count < n else 0.0 for code, count in counts.items()}
     present = {code: math.log(count / n) - absent[code] for code, count in counts.items()}
     of_none = math.fsum(absent.values())
@@ -256,21 +258,21 @@ def rarity_buckets(
 ) -> tuple[RarityBucket, ...]:
     """Return PL by rarity: groups in buckets of equal width, by log-probability.
 
-    Buckets with fewer than ten groups, or without either side, are left out (ten of either side
-    would leave the rare ones out, and they are the question).
+    Buckets with fewer than ten groups, or without one side, are left out. A minimum of ten groups
+    on each side would leave out the rare profiles, which are the subject of the measurement.
     """
     low, high = float(log_probabilities.min()), float(log_probabilities.max())
     width = (high - low) / BUCKETS
     places = np.zeros(len(log_probabilities), np.int64)
     if width > 0:
         places = np.minimum(((log_probabilities - low) / width).astype(np.int64), BUCKETS - 1)
-    found = []
+    buckets = []
     for place in np.unique(places):
         here = places == place
         members, declared = scored.members[here], scored.scores[here] > threshold
         if len(members) < LEAST_IN_BUCKET or members.all() or not members.any():
             continue
-        found.append(
+        buckets.append(
             RarityBucket(
                 log_probability=float(log_probabilities[here].mean()),
                 members=int(members.sum()),
@@ -278,4 +280,4 @@ def rarity_buckets(
                 leakage=float(declared[members].mean() - declared[~members].mean()),
             )
         )
-    return tuple(found)
+    return tuple(buckets)

@@ -1,9 +1,9 @@
-"""Whom membership attacks are tried on: units that were trained on, and units that were not.
+"""Samples for membership attacks: units of the training, and units that were held out.
 
-Both sides are drawn by a keyed hash of the unit's id from one corpus, which the held-out share was
-drawn from in the same way: before training, they do not differ but by chance. Rows are those of the
-token stores themselves, so that members are what was trained on. Carriers of canaries are left
-out: only members carry, and random tokens would tell.
+Both sides are drawn from one corpus by a keyed hash of the unit's id. The held-out share was drawn
+in the same way, so before training the sides differ only by chance. Rows come from the token stores
+themselves, so that members are exactly the rows of the training. Units that carry canaries are left
+out: only members carry them, so their random tokens would reveal membership.
 
 Everything here is private: ids of documents, admissions and patients stay in memory.
 """
@@ -35,26 +35,26 @@ Flags = NDArray[np.bool_]
 
 SAMPLE = "sample"  # a row
 LEVELS = (SAMPLE, "example", "document", "admission", "patient")
-FITTED_SHARE = 0.2  # of the clusters of both sides, on which attacks are fitted
-LEAST_GROUPS = 10  # on each side, to measure anything at a level
-_NOBODY = -1
+FITTED_SHARE = 0.2  # share of the clusters of both sides on which attacks are fitted
+LEAST_GROUPS = 10  # minimum number of groups on each side for a measurement
+_NO_GROUP = -1
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Rows of members and of others, and what each belongs to.
+    """Rows of members and of others, with the groups of each row.
 
     Attributes:
-        unit: what the model's guarantee protects.
-        member_rows: row numbers of the store that trained.
-        other_rows: row numbers of the store that only measured.
-        members: (n,) n rows, members first.
+        unit: the protected unit of the model's guarantee.
+        member_rows: row numbers in the store of the training.
+        other_rows: row numbers in the store of held-out units.
+        members: (n,) whether each row is a member; members come first.
         groups: level -> (n,) number of the row's group, −1 where the source names none.
         units: (n,) number of the row's unit.
-        units_in_group: level above the unit -> (n,) how many units the group has in the corpus.
-        clusters: (n,) the patient or, where none is named, the unit.
-        fitted: (n,) rows of the clusters that attacks are fitted on.
-        codes: of each row's patient or admission; None: nobody has told them.
+        units_in_group: level above the unit -> (n,) number of the group's units in the corpus.
+        clusters: (n,) number of the patient or, where none is named, of the unit.
+        fitted: (n,) whether the row's cluster fits the attacks.
+        codes: codes of each row's patient or admission; None if no codes are given.
     """
 
     unit: PrivacyUnit
@@ -69,17 +69,19 @@ class Sample:
     codes: tuple[frozenset[str], ...] | None = None
 
     def scored(self, level: str, attack: Attack) -> tuple[Scored, int] | None:
-        """Return the attack's scores of all groups of a level, and how many units a group has.
+        """Return the attack's scores of all groups of a level, and the largest group's size.
 
-        A group within a unit is wholly a member or not. One of several units is, where all of them
-        are on one side: such groups are small, and those held out smaller still. So as many of
-        either side are kept for each number of units: else that number would tell them apart.
+        A group within one unit is entirely a member or not. A group of several units is used if all
+        of them are on one side. Such groups are small, and held-out groups are smaller still, so
+        the size of a group would reveal its side. Therefore the sample keeps as many members as
+        others of each size.
 
         Returns:
-            The scores and the most units of a group; None with fewer than ten groups on a side.
+            The scores, and the largest number of units in a group; None with fewer than ten groups
+            on a side.
         """
         ids = self.groups[level]
-        usable = (ids != _NOBODY) & attack.measured
+        usable = (ids != _NO_GROUP) & attack.measured
         if level in self.units_in_group:
             usable &= self._whole(ids, self.units_in_group[level])
             if not usable.any():
@@ -105,21 +107,21 @@ class Sample:
     def profiles(
         self, level: str, attack: Attack, held_by_row: Sequence[frozenset[Hashable]]
     ) -> list[frozenset[Hashable]]:
-        """Return what each group holds that `scored` gives a score, in the same order.
+        """Return the held items of each group that `scored` scores, in the same order.
 
         Args:
-            level: one at or below the unit.
-            attack: the same.
-            held_by_row: tokens, or codes of diseases: n sets.
+            level: a level at or below the unit.
+            attack: the same attack.
+            held_by_row: n sets of tokens, or of codes of diseases.
         """
         ids = self.groups[level]
         held: dict[int, set[Hashable]] = {}
-        for place in np.flatnonzero((ids != _NOBODY) & attack.measured):
+        for place in np.flatnonzero((ids != _NO_GROUP) & attack.measured):
             held.setdefault(int(ids[place]), set()).update(held_by_row[place])
         return [frozenset(held[group]) for group in sorted(held)]
 
     def _whole(self, ids: Ints, in_corpus: Ints) -> Flags:
-        """Return the rows of groups all of whose units are here, on one side."""
+        """Return the rows of groups whose units are all in the sample, on one side."""
         pairs = np.unique(np.stack([ids, self.units, self.members]), axis=1)
         there = Counter(pairs[0].tolist())
         sides = np.unique(pairs[[0, 2]], axis=1)[0]
@@ -134,13 +136,13 @@ class Sample:
 
 
 def _matched(members: Flags, sizes: Ints) -> Ints:
-    """Return the places of as many members as others of each size, the first ones."""
+    """Return the places of the first members and others, equally many of each size."""
     kept: list[int] = []
     for size in np.unique(sizes):
         here = sizes == size
-        own, others = np.flatnonzero(here & members), np.flatnonzero(here & ~members)
-        both = min(len(own), len(others))
-        kept += [*own[:both].tolist(), *others[:both].tolist()]
+        inside, others = np.flatnonzero(here & members), np.flatnonzero(here & ~members)
+        both = min(len(inside), len(others))
+        kept += [*inside[:both].tolist(), *others[:both].tolist()]
     return np.array(sorted(kept), np.int64)
 
 
@@ -165,19 +167,19 @@ def draw_sample(
     """Draw up to `most` units of each side, and look up their rows.
 
     Args:
-        units: of the whole corpus that both stores were cut from.
-        unit: what they are.
-        train: rows that trained.
-        held_out: rows that did not.
-        tokenizer: with which both were cut.
-        max_examples_per_unit: rows that were kept of a unit.
-        carries: whether a unit of that id carries a canary, had it trained.
-        most: units of each side.
-        key: public coins, those of the stores.
-        codes: of diseases, of whom a document is of; empty for those who have none.
+        units: all units of the corpus from which both stores were cut.
+        unit: the protected unit.
+        train: rows of the training.
+        held_out: rows of held-out units.
+        tokenizer: the tokenizer of both stores.
+        max_examples_per_unit: number of rows that were kept of a unit.
+        carries: whether the unit with this id would carry a canary in training.
+        most: largest number of units of each side.
+        key: public coins of the stores.
+        codes: codes of the diseases of a document's patient; empty without any.
 
     Raises:
-        BadInput: the stores' rows are not those of the corpus.
+        BadInput: the stores were cut from another corpus.
     """
     sides = (_Places(train, key), _Places(held_out, key))
     lowest: tuple[list[_Drawn], list[_Drawn]] = ([], [])
@@ -214,7 +216,7 @@ def draw_sample(
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A unit with its coin; the heap's first is the one to leave first."""
+    """A unit with its coin; a heap of them pops the largest hash first."""
 
     coin: int
     unit: Unit
@@ -224,7 +226,7 @@ class _Drawn:
 
 
 class _Places:
-    """Where units stand in a store."""
+    """The row numbers of units in a store."""
 
     def __init__(self, store: TokenStore, key: bytes) -> None:
         self.store, self._key = store, key
@@ -238,14 +240,14 @@ class _Places:
         return int(self._order[place]) if there else None
 
     def rows(self, unit_id: str, expected: Sequence[Sequence[int]]) -> list[int]:
-        """Return a unit's row numbers; refuse rows that are not those of its text."""
+        """Return a unit's row numbers after checking that the rows match its text."""
         place = self.of(unit_id)
         assert place is not None  # noqa: S101 - only such units are drawn
         numbers = list(self.store.rows_of(place))
         stored = [self.store.tokens[n, : self.store.lengths[n]].tolist() for n in numbers]
         if stored != [list(row) for row in expected]:
             raise BadInput(
-                "its rows are not those of the corpus",
+                "its rows differ from the corpus",
                 where="private_store_uri, corpus_uri",
                 fix="Give the corpus that the rows were cut from, and its seed.",
             )
@@ -253,7 +255,7 @@ class _Places:
 
 
 def _group(level: str, document: Document) -> Hashable:
-    """Return what names the document's group of that level; None: nothing does."""
+    """Return the document's group at this level, or None if it has none."""
     if level == "document":
         return document_unit_id(document.patient_id, document.document_id)
     if level == "patient":
@@ -280,7 +282,7 @@ class _Index:
             self._levels.insert(0, "example")
 
     def add(self, unit: Unit, documents: Sequence[Document], *, member: bool) -> None:
-        """Add a unit's rows, each by the document that it stands in."""
+        """Add a unit's rows, given the document of each row."""
         for document in documents:
             cluster = document.patient_id or unit.unit_id
             row = {
@@ -301,11 +303,12 @@ class _Index:
 
     def _number(self, level: str, group: Hashable) -> int:
         if group is None:
-            return _NOBODY
+            return _NO_GROUP
         return self._numbers.setdefault((level, group), len(self._numbers))
 
     def sample(self, member_rows: Ints, other_rows: Ints) -> Sample:
-        """Return everything that was added."""
+        """Return the sample of all added rows."""
+
         columns = {name: np.array(values, np.int64) for name, values in self._columns.items()}
         n = len(member_rows) + len(other_rows)
         none = np.zeros(0, np.int64)

@@ -1,4 +1,4 @@
-"""What a membership attack sees of rows: losses under fresh masks, attention, gradients.
+"""Observations for membership attacks: losses under fresh masks, attention, and gradients.
 
 Signals of Jagannatha et al. 2021, section 4.1, and Min-K%++ (Zhang et al. 2024, arXiv:2404.02936).
 n rows, M rows at a time, S tokens, K predictions, H heads, V tokens of the vocabulary.
@@ -29,7 +29,7 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 LOWEST = 0.2  # Min-K%: the share of a row's predictions that is averaged
-_PERCENTILES = (5, 50, 95)  # of the concentration over a row's tokens, beside its mean
+_PERCENTILES = (5, 50, 95)  # of the concentration over a row's tokens, in addition to the mean
 _ROWS_AT_ONCE, _GRADIENTS_AT_ONCE = 64, 16
 _LEAST_VARIANCE = 1e-12  # of the log-probabilities of a prediction
 
@@ -58,7 +58,7 @@ class Rows:
 
 @dataclass(frozen=True)
 class Losses:
-    """Black-box signals: (n,) each, lower for what the model knows better.
+    """Black-box signals: (n,) each, lower for rows that the model predicts better.
 
     Attributes:
         mean: mean cross-entropy over a row's predictions under all masks, in nats.
@@ -70,7 +70,7 @@ class Losses:
 
 
 def losses(model: AnyModel, rows: Rows) -> Losses:
-    """Return what the model says of each row's predictions, averaged over fresh masks."""
+    """Return the losses of each row's predictions, averaged over fresh masks."""
     predict = _token_statistics(model)
     objective = objective_for(model.config)
     draws = rows.masks if objective.masks else 1
@@ -102,7 +102,7 @@ def min_k(values: Floats, weights: Floats, share: float = LOWEST) -> Floats:
 
     Args:
         values: (M, K).
-        weights: (M, K), 0 for what is no prediction.
+        weights: (M, K), 0 for padding.
         share: of the predictions.
     """
     asked = np.where(weights > 0, values, np.inf)

@@ -32,8 +32,8 @@ class Guesses:
     """The number of guesses, fixed before the training.
 
     Attributes:
-        inside: number of canaries, those with the highest scores, that are guessed to be in.
-        outside: number of canaries, those with the lowest scores, that are guessed to be out.
+        inside: number of canaries with the highest scores, which are guessed to be in.
+        outside: number of canaries with the lowest scores, which are guessed to be out.
 
     Raises:
         BadInput: there are none, or a number is below 0.
@@ -117,7 +117,7 @@ class NullControl:
 
     @property
     def sound(self) -> bool:
-        """Whether chance explains the alarms: so many have a probability above 10⁻⁶."""
+        """Whether chance explains the alarms: their probability is above 10⁻⁶."""
         p = float(stats.binom.sf(self.alarms - 1, self.repeats, self.significance))
         return self.alarms == 0 or p > 1e-6
 
@@ -128,9 +128,9 @@ def null_control(
     """Compare the guesses with `NULL_REPEATS` fresh sets of coins.
 
     Args:
-        scores: of the audit.
-        guesses: of the audit.
-        seed: of the audit; the fresh coins are drawn from other streams.
+        scores: scores of the audit.
+        guesses: guesses of the audit.
+        seed: seed of the audit; the fresh coins are drawn from other streams.
         significance: of the audit.
     """
     nothing_kept, (inside, outside) = _NothingKept(), guesses.chosen(scores)
@@ -173,7 +173,7 @@ class AuditVerdict:
     Attributes:
         epsilon: the claimed ε at `delta`.
         delta: δ of the claim.
-        canaries: m, their number.
+        canaries: m, the number of canaries.
         guesses: r, their number, fixed beforehand.
         right: v, the number of right guesses.
         lower_bounds: on ε at `confidence`, by the name of the bound.
@@ -219,7 +219,7 @@ def audit_claim(
     """Compare guesses with coins, and the result with a claim.
 
     Args:
-        claim: of the training.
+        claim: the claim of the training.
         scores: one or several ways to score the m canaries, fixed beforehand. Each is tested at
             its share of both error probabilities, and the one with the smallest p-value is shown.
         coins: (m,) whether each canary was in.

@@ -18,10 +18,10 @@ from dp_core.nn.layers import Layers, Tensor
 def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
     """Return a function that ranks each row's secret among the candidates, compiled once.
 
-    A masked model answers by what stands on both sides of the secret. A causal one answers by
-    what stands before it: it ranks the secret as the next token, and never sees what hides it.
-    Where the secret ends the canary, that is its rank by log-perplexity, as in Carlini et al.
-    2019; hints behind it would need a pass for every candidate, and are not asked.
+    A masked model predicts the secret from the tokens on both sides. A causal model predicts it as
+    the next token from the tokens before it, and never sees the mask. If the secret ends the
+    canary, that is its rank by log-perplexity, as in Carlini et al. 2019. Hints after the secret
+    would need a forward pass for every candidate, and are not used.
 
     Args:
         model: with its MLM head, or a causal one.

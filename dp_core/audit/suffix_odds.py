@@ -25,7 +25,7 @@ def suffix_odds(model: AnyModel) -> OddsOf:
     """Return a function that says how a causal model would continue rows.
 
     Raises:
-        BadInput: by the function: the model answers with what is no number.
+        BadInput: raised by the function if a probability is not finite.
     """
     config = model.config
     assert isinstance(config, CausalConfig)  # noqa: S101 - narrows the type
@@ -40,7 +40,7 @@ def _odds(
     top_k: int,
     among: Sequence[int] | None,
 ) -> Odds:
-    """Return what the model makes of each suffix; k is at most the number of tokens allowed."""
+    """Return the odds of each suffix; k is at most the number of allowed tokens."""
     allowed = np.arange(config.vocab_size) if among is None else np.unique(among)
     barred = np.full(config.vocab_size, FAR_BELOW, np.float32)
     barred[allowed] = 0.0
@@ -67,7 +67,7 @@ def _odds(
     for part in _parts(prompts):
         sound, *found = compiled(tf.constant(part))
         if not bool(sound):
-            raise BadInput("the model answers with what is no number", where="model")
+            raise BadInput("the model's probabilities are not finite", where="model")
         answers.append([values.numpy() for values in found])
     first, within, logs = (
         np.concatenate(a)[: len(prompts.ids)] for a in zip(*answers, strict=True)

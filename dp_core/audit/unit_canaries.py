@@ -62,20 +62,20 @@ def canary_scores(start: AnyModel, trained: AnyModel, canaries: TokenStore) -> S
 
     Args:
         start: the model before the first update.
-        trained: the model that is audited.
-        canaries: all of them, in or out, one row each.
+        trained: the audited model.
+        canaries: all canaries, included or not, one row each.
 
     Raises:
         BadInput: a model's losses are not finite.
     """
     scores = _losses(start, canaries) - _losses(trained, canaries)
     if not np.isfinite(scores).all():
-        raise BadInput("a model answers with what is no number", where="audit")
+        raise BadInput("a model's losses are not finite", where="audit")
     return scores
 
 
 def _losses(model: AnyModel, canaries: TokenStore) -> Scores:
-    """Return the summed loss of each canary's tokens, (m,): masked one by one, or each the next."""
+    """Return the summed loss of each canary, (m,), with one token masked or predicted at a time."""
     row_losses, found = _row_losses(model), np.zeros(canaries.n_rows)
     for first in range(0, canaries.n_rows, _ROWS_AT_ONCE):
         numbers = np.arange(first, first + _ROWS_AT_ONCE) % canaries.n_rows  # one shape

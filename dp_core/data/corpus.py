@@ -1,12 +1,13 @@
 """Documents with normalised ids, and the normal form of a corpus.
 
 A corpus in normal form is a set of shards: Parquet files, each with a contiguous range of a hash of
-the patient, or of the document if it has no patient. So every patient and every document lies whole
-in one shard. Every document has a name that is a function of its own content (`identity`). Rows are
-in the order of hash, patient, document, admission and text, so the corpus is a function of the
-multiset of its documents: their order in the source and the number of shards change nothing.
-`corpus.json`, written last, holds the format and the digest of every shard: without it the corpus
-is not complete. The number of shards is a setting: names of files hold no count.
+the patient, or of the document if it has no patient. So all text of a patient or a document is in
+one shard. The name of a document is a function of the document's content (`identity`). Rows are
+sorted by hash, patient, document, admission and text, so the corpus is a function of the multiset
+of its documents: the order of the source does not change a byte of it, and the number of shards
+does not change the order of the documents. `corpus.json` holds the format and the digest of every
+shard and is written last: a folder without it is not a complete corpus. File names do not contain
+the number of shards, which is a setting.
 """
 
 from __future__ import annotations
@@ -39,20 +40,22 @@ from dp_core.data.readers.sources import UNREADABLE
 from dp_core.errors import BadInput, PrivateTextRefusal
 
 _WHOLE = re.compile(r"(-?[0-9]+)\.0+")
-_EXACT = 2**53  # up to here a floating-point number stands for one integer alone
+_EXACT = 2**53  # below this limit every float represents a single integer
 
 
 def normalised_id(value: object) -> str:
-    """Return the one form of an id (of a patient, document, admission); empty where there is none.
+    """Return the canonical form of a patient, document or admission id; empty for a missing id.
 
-    Every reader normalises its ids with this function, so that one patient is one privacy unit
-    in every spelling of a table or export: without white space around it, in Unicode's normal form
-    C (Unicode Standard Annex #15), and a whole number without a decimal point, since tables that
-    were once read as floats contain `7.0`. So `7`, `7.0`, "7", "7.0" and " 7 " are one id; "07" is
-    another, because leading zeros can be part of a number on paper. Case is kept.
+    Every reader normalises its ids with this function, so that all spellings of a patient's id in
+    a table or export are one privacy unit. Surrounding white space is removed, characters are in
+    Unicode's normal form C (Unicode Standard Annex #15), and a whole number has no decimal point,
+    since tables that were once read as floats contain `7.0`. So `7`, `7.0`, "7", "7.0" and " 7 "
+    are the same id. "07" is another id, because leading zeros can be part of a number on paper.
+    Upper and lower case are kept.
 
     Raises:
-        ValueError: neither text nor a whole number, or one that a float cannot tell from others.
+        ValueError: the value is neither text nor a whole number, or it is a float too large to
+            represent a single integer.
     """
     if value is None:
         return ""
@@ -92,15 +95,15 @@ class Document:
 
 MARK = "corpus.json"  # the file that completes a corpus
 _VERSION = 3
-SHARDS = 16  # at least, where nobody says how many, as the setting `corpus_shards` does
-SHARD_TEXT = 1 << 26  # bytes of text in a shard, on average, at most: of more text are more shards
-# Public and the same for everyone: equal corpora are equal bytes.
+SHARDS = 16  # default of the setting `corpus_shards`, the minimum number of shards
+SHARD_TEXT = 1 << 26  # largest average bytes of text per shard; more text makes more shards
+# The key is public and constant, so that equal corpora are equal bytes.
 _KEY = b"shards of a corpus"
-_PARTS = 256  # files at least that rows are spread over, by ranges of hashes
-_PIECE_TEXT = 1 << 23  # bytes of text, on average, that memory holds to be sorted
-_TOGETHER = 1 << 21  # characters that become one table
-_BUFFERED = 1 << 25  # bytes of tables in memory before they are spilled
-_ROW_GROUP = 1 << 24  # bytes of text that a reader has in memory together
+_PARTS = 256  # minimum number of files over which rows are spread, by ranges of hashes
+_PIECE_TEXT = 1 << 23  # average bytes of text that are sorted in memory at once
+_TOGETHER = 1 << 21  # characters per table
+_BUFFERED = 1 << 25  # bytes of tables in memory before they are spilled to files
+_ROW_GROUP = 1 << 24  # bytes of text per row group, which a reader holds in memory
 _TEXT = pa.large_string()
 COLUMNS = pa.schema(
     [(name, _TEXT) for name in ("patient_id", "document_id", "admission_id", "text")]
@@ -111,13 +114,13 @@ _DAMAGED = (*UNREADABLE, pa.ArrowException, ValueError, KeyError, TypeError)
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Where one shard of a corpus lies: all that whoever reads it is told.
+    """The location and digest of one shard of a corpus, all that a reader needs.
 
-    One that lies elsewhere than on a disk of whoever reads it says in `open` how it gets there.
+    A subclass whose file is not on a local disk overrides `open` to fetch the file.
 
     Attributes:
-        uri: of its file: `file://`, and for other kinds of shards what they can open.
-        sha256: of the file, in hex, as the corpus's mark has it.
+        uri: URI of the shard's file; `file://` here, other schemes in subclasses.
+        sha256: SHA-256 of the file in hex, as `corpus.json` records it.
     """
 
     uri: str
@@ -129,21 +132,22 @@ class Shard:
         return self.uri.rpartition("/")[2]
 
     def open(self) -> BufferedReader:
-        """Open its file, which can be read from any place of it."""
+        """Open the file as a seekable binary stream."""
         return Path(unquote(self.uri.removeprefix("file://"))).open("rb")
 
 
 def write_corpus(documents: Iterable[Document], folder: Path, shards: int = SHARDS) -> None:
-    """Write documents, in any order, as a corpus in normal form; an older one is replaced.
+    """Write documents, in any order, as a corpus in normal form, and replace an older corpus.
 
-    Memory holds some megabytes of them, whatever their number.
+    Memory holds some megabytes of the documents, whatever their number.
 
     Args:
-        documents: a lone surrogate in them, which no UTF-8 holds, becomes a question mark.
-        folder: where the files go.
-        shards: how many at least. They are doubled until they hold no more than `SHARD_TEXT` bytes
-            of text on average: what works on one has its memory bounded. The documents come in the
-            same order whatever their number.
+        documents: the documents; a question mark replaces each lone surrogate, which UTF-8 cannot
+            encode.
+        folder: output folder.
+        shards: minimum number of shards. The number is doubled until a shard holds at most
+            `SHARD_TEXT` bytes of text on average, which bounds the memory of a worker that
+            processes one shard. The order of the documents does not depend on the number.
     """
     folder.mkdir(parents=True, exist_ok=True)
     (folder / MARK).unlink(missing_ok=True)
@@ -163,23 +167,24 @@ def write_corpus(documents: Iterable[Document], folder: Path, shards: int = SHAR
 
 
 def remake_shards(documents: Iterable[Document], folder: Path, names: Collection[str]) -> None:
-    """Write some shards of a finished corpus again, and nothing else.
+    """Write some shards of a finished corpus again and leave all other files untouched.
 
     Args:
         documents: all documents of the source.
-        folder: where the corpus's mark is.
-        names: of the files to be written.
+        folder: folder of the corpus, with its `corpus.json`.
+        names: names of the shard files to write.
 
     Raises:
-        BadInput: no such corpus; or what was made is not what the mark says: then it is not kept.
+        BadInput: the folder holds no finished corpus, or a digest of a new shard differs from the
+            digest in `corpus.json`. Shards with different digests are discarded.
     """
     expected = {shard.name: shard.sha256 for shard in shards_of(folder)}
     wanted = [number for number, name in enumerate(expected) if name in names]
     with _scratch(folder) as scratch:
         rows = _Rows(scratch, len(expected))
         for table in _tables(documents):
-            of_wanted = np.isin(_places(table, len(expected)), wanted)
-            rows.add(table.filter(pa.array(of_wanted)))
+            is_wanted = np.isin(_range_numbers(table, len(expected)), wanted)
+            rows.add(table.filter(pa.array(is_wanted)))
         made = _write_shards(rows, scratch, len(expected), wanted)
         if any(digest != expected[name] for name, digest in made.items()):
             raise PrivateTextRefusal(
@@ -192,12 +197,12 @@ def remake_shards(documents: Iterable[Document], folder: Path, names: Collection
 
 
 def is_shard(name: str) -> bool:
-    """Return whether a file of a corpus is one of its shards, by its name."""
+    """Return whether this is the file name of a shard."""
     return re.fullmatch(_name("[0-9]{4,}"), name) is not None
 
 
 def is_corpus(folder: Path) -> bool:
-    """Return whether a folder has the mark of a corpus."""
+    """Return whether a folder holds a finished corpus."""
     return (folder / MARK).is_file()
 
 
@@ -205,7 +210,7 @@ def shards_of(folder: Path) -> list[Shard]:
     """Return the shards of a corpus in normal form, in the order of its units.
 
     Raises:
-        BadInput: no such corpus, an unfinished one, or one of another version.
+        BadInput: the folder holds no finished corpus, or a corpus of another version.
     """
     try:
         return shards_of_mark((folder / MARK).read_bytes(), folder.resolve().as_uri())
@@ -214,11 +219,11 @@ def shards_of(folder: Path) -> list[Shard]:
 
 
 def shards_of_mark(mark: bytes, folder: str) -> list[Shard]:
-    """Return the shards that the mark of a corpus names; as `shards_of`.
+    """Return the shards that a `corpus.json` names; see `shards_of`.
 
     Args:
         mark: content of `corpus.json`.
-        folder: URI of the folder that it was read from.
+        folder: URI of the folder that contains the file.
     """
     try:
         about = json.loads(mark)
@@ -234,13 +239,14 @@ def shards_of_mark(mark: bytes, folder: str) -> list[Shard]:
 
 
 def _digests(about: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return name and digest of every shard that a mark of this version names."""
+    """Return the name and digest of every shard in a `corpus.json` of this version."""
     if about["version"] != _VERSION:
         return []
-    found = [(str(name), str(digest)) for name, digest in about["shards"].items()]
-    if [name for name, _ in found] != [_name(f"{i:04d}") for i in range(len(found))] or not found:
+    digests = [(str(name), str(digest)) for name, digest in about["shards"].items()]
+    expected = [_name(f"{number:04d}") for number in range(len(digests))]
+    if [name for name, _ in digests] != expected or not digests:
         raise ValueError("not the names of shards")
-    return found
+    return digests
 
 
 def _unfinished(folder: str) -> BadInput:
@@ -251,13 +257,13 @@ def open_corpus(folder: Path) -> Iterator[Document]:
     """Yield the documents of a corpus in normal form, grouped by patient and document.
 
     Raises:
-        BadInput: no such corpus, an unfinished one, or one of another version; a damaged shard.
+        BadInput: no finished corpus, a corpus of another version, or a damaged shard.
     """
     return documents_of(shards_of(folder))
 
 
 def documents_of(shards: Iterable[Shard]) -> Iterator[Document]:
-    """Yield the documents of shards, one after the other; as `read_shard`."""
+    """Yield the documents of several shards in order; see `read_shard`."""
     return itertools.chain.from_iterable(map(read_shard, shards))
 
 
@@ -265,7 +271,7 @@ def read_shard(shard: Shard) -> Iterator[Document]:
     """Yield the documents of one shard.
 
     Raises:
-        BadInput: the file is not there, or not as it was written.
+        BadInput: the file is missing, or its digest has changed.
     """
     for table in read_tables(shard):
         patients, documents, admissions, texts = (column.to_pylist() for column in table.columns)
@@ -279,7 +285,7 @@ def read_tables(shard: Shard) -> Iterator[pa.Table]:
     """Yield the rows of one shard as tables of `COLUMNS`, some megabytes of text each.
 
     Raises:
-        BadInput: as `read_shard`.
+        BadInput: the file is missing, or its digest has changed.
     """
     try:
         with shard.open() as source:
@@ -290,7 +296,7 @@ def read_tables(shard: Shard) -> Iterator[pa.Table]:
                 for number in range(file.num_row_groups):
                     yield file.read_row_group(number, use_threads=False).cast(COLUMNS)
     except _DAMAGED:
-        # `from None`: the cause may quote what it read, which is private
+        # `from None`: the message of the cause may quote private text.
         raise BadInput(
             "a shard of the corpus is missing or damaged",
             where=shard.uri.removeprefix("file://"),
@@ -306,13 +312,13 @@ def _name(number: str) -> str:
 
 
 def _private(path: Path) -> Path:
-    """Create the file readable by its owner alone: it holds private text."""
+    """Create a file that only its owner can read, since it holds private text."""
     os.close(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600))
     return path
 
 
 def _group_hash(patient_id: str, document_id: str) -> int:
-    """Return 64 bits of the patient's hash, or of the document's if there is no patient."""
+    """Return 64 bits of the patient's hash, or of the document's hash without a patient."""
     if patient_id:
         return digest64(_KEY, "patient", patient_id)
     return digest64(_KEY, "document", document_id)
@@ -325,7 +331,7 @@ def _scratch(folder: Path) -> Iterator[Path]:
 
 
 def _tables(documents: Iterable[Document]) -> Iterator[pa.Table]:
-    """Yield the documents as tables of `_SCRATCH`, in their order, a few megabytes each."""
+    """Yield the documents, in order, as tables of `_SCRATCH` of a few megabytes each."""
     waiting: list[Document] = []
     size = 0
     for document in documents:
@@ -353,22 +359,22 @@ def _table(documents: Sequence[Document]) -> pa.Table:
     return pa.Table.from_arrays([hashes, *columns], schema=_SCRATCH)
 
 
-def _places(table: pa.Table, ranges: int) -> NDArray[np.int64]:
-    """Return in which of so many equal ranges of hashes each row lies: hash · ranges / 2^64."""
+def _range_numbers(table: pa.Table, ranges: int) -> NDArray[np.int64]:
+    """Return each row's range number, hash · ranges / 2^64, among ranges of equal size."""
     hashes = table["hash"].to_numpy()
     high, low = hashes >> np.uint64(32), hashes & np.uint64(0xFFFFFFFF)
     many = np.uint64(ranges)  # below 2^32, so that nothing overflows
-    found: NDArray[np.uint64] = (high * many + (low * many >> 32)) >> 32
-    return found.astype(np.int64)
+    numbers: NDArray[np.uint64] = (high * many + (low * many >> 32)) >> 32
+    return numbers.astype(np.int64)
 
 
 class _Rows:
-    """Rows spread over ranges of hashes: in memory up to a limit, beyond it in files.
+    """Rows sorted into ranges of hashes, in memory up to a limit and in files beyond it.
 
     Args:
         scratch: folder for the files.
-        ranges: a divisor of their number, which is `_PARTS` at least.
-        limit: bytes in memory, about.
+        ranges: number of output ranges; doubled here until it reaches `_PARTS`.
+        limit: approximate bytes of rows in memory.
     """
 
     def __init__(self, scratch: Path, ranges: int, limit: int | None = None) -> None:
@@ -381,7 +387,7 @@ class _Rows:
         self.text = 0  # bytes
 
     def add(self, table: pa.Table) -> None:
-        places = _places(table, self._ranges)
+        places = _range_numbers(table, self._ranges)
         order = np.argsort(places, kind="stable")
         table, places = table.take(pa.array(order)), places[order]
         for start, end in _runs(places):
@@ -404,12 +410,12 @@ class _Rows:
         return self.scratch / f"{number:06d}"
 
     def sorted_by(self, ranges: int) -> Iterator[Iterator[pa.Table]]:
-        """Yield each range's rows as `_sorted` orders them.
+        """Yield each range's rows in the order of `_sorted`.
 
-        Each is to be taken before the next one, and goes.
+        The caller must consume a range before it requests the next; consumed rows are deleted.
 
         Args:
-            ranges: how many; their number here times a power of two, or the other way round.
+            ranges: number of ranges; its ratio to the constructor's number is a power of two.
         """
         pieces = max(ranges, self._ranges)
         while self.text > pieces * _PIECE_TEXT:
@@ -434,7 +440,7 @@ class _Rows:
                     yield _sorted([*finer._take(piece)])
 
     def _take(self, number: int) -> Iterator[pa.Table]:
-        """Yield the rows of one of the ranges in the order in which they came, and forget them."""
+        """Yield the rows of one range in the order of their arrival, and delete them."""
         path = self._file(number)
         if path.exists():
             with path.open("rb") as file:
@@ -445,7 +451,7 @@ class _Rows:
 
 
 def _runs(places: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
-    """Yield start and end of each run of equal numbers."""
+    """Yield the start and end of each run of equal numbers."""
     if len(places):
         yield from itertools.pairwise(
             [0, *(np.flatnonzero(np.diff(places)) + 1).tolist(), len(places)]
@@ -453,9 +459,9 @@ def _runs(places: NDArray[np.int64]) -> Iterator[tuple[int, int]]:
 
 
 def _sorted(tables: Sequence[pa.Table]) -> pa.Table:
-    """Return the rows in the order of all their columns, with the copies of documents numbered.
+    """Return the rows sorted by all columns, with copies of documents numbered.
 
-    A group of equal hash is whole in here, and so are all copies of a document.
+    All rows with the same hash must be in these tables; then all copies of a document are, too.
     """
     table = pa.concat_tables([_SCRATCH.empty_table(), *tables]).combine_chunks()
     by = [(name, "ascending") for name in _SCRATCH.names]
@@ -468,11 +474,11 @@ def _sorted(tables: Sequence[pa.Table]) -> pa.Table:
 def _write_shards(
     rows: _Rows, folder: Path, shards: int, wanted: Collection[int]
 ) -> dict[str, str]:
-    """Write the wanted ones of so many shards; return the digest of each, by its file's name."""
+    """Write the wanted shards of a number of shards; return the digest of each file by name."""
     digests = {}
     for number, tables in enumerate(rows.sorted_by(shards)):
         if number not in wanted:
-            deque(tables, 0)  # they are empty, or not wanted
+            deque(tables, 0)  # consume the range, which is empty or not wanted
             continue
         name = _name(f"{number:04d}")
         partial = _private(rows.scratch / name)
@@ -484,7 +490,7 @@ def _write_shards(
 
 
 def arrow_strings(values: Sequence[str]) -> pa.Array:
-    """Return strings as Arrow's, with a question mark for each lone surrogate."""
+    """Return an Arrow array of strings, with a question mark for each lone surrogate."""
     try:
         return pa.array(values, _TEXT)
     except UnicodeEncodeError:
@@ -492,7 +498,7 @@ def arrow_strings(values: Sequence[str]) -> pa.Array:
 
 
 def _write_shard(path: Path, tables: Iterable[pa.Table]) -> None:
-    """Write rows in their order; what groups of rows there are depends on the rows alone."""
+    """Write rows in order, in row groups that are a function of the rows alone."""
     writer = pq.ParquetWriter(
         path, COLUMNS, compression="zstd", compression_level=1, use_dictionary=False,
         write_statistics=False, store_schema=False,

@@ -1,9 +1,9 @@
-"""Keyed, stable coins: the draws of a unit are functions of the unit's id and a key alone.
+"""Keyed, stable coins: every draw for a unit is a function of the unit's id and a key alone.
 
 Contribution bounding, held-out splits and planting must be drawn *for each unit independently of
-all other data*; otherwise adding one unit could change the contribution of another, and no
-sensitivity bound would hold. A keyed hash of the unit's id has that property, in any order of
-reading and on any machine, because the id is a function of the unit's own content (`identity`).
+all other data*. Otherwise adding one unit could change the contribution of another unit, and no
+sensitivity bound would hold. A keyed hash of the unit's id has that property on every machine and
+in every order of reading, because the id is a function of the unit's own content (`identity`).
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ def digest64(key: bytes, purpose: str, *parts: str) -> int:
     """Return 64 bits, uniform over keys, of the given parts (BLAKE2b, parts length-prefixed).
 
     Args:
-        key: any number of bytes; longer than 64 are hashed first.
+        key: any number of bytes; a key of more than 64 bytes is hashed first.
         purpose: separates uses of one key.
-        parts: what the coins belong to, for example a unit's id.
+        parts: the subject of the draw, for example a unit's id.
     """
     short = key if len(key) <= 64 else hashlib.sha256(key).digest()
     h = hashlib.blake2b(key=short, digest_size=8)
@@ -33,12 +33,12 @@ def digest64(key: bytes, purpose: str, *parts: str) -> int:
 
 
 def coin(key: bytes, purpose: str, *parts: str) -> float:
-    """Return a number in [0, 1), uniform over keys; as `digest64`."""
+    """Return a number in [0, 1), uniform over keys; see `digest64` for the arguments."""
     return (digest64(key, purpose, *parts) >> 11) * 2.0**-53
 
 
 def generator(key: bytes, purpose: str, *parts: str) -> random.Random:
-    """Return a generator of public coins for the given parts; never for noise or sampling."""
+    """Return a generator of public coins; never use it for noise or sampling."""
     return random.Random(digest64(key, purpose, *parts))  # noqa: S311
 
 
@@ -70,7 +70,7 @@ def bits(keys: U64, stream: int, width: int) -> U64:
         stream: separates uses of the same keys, 0 to 2^32 - 1.
         width: counters 0 to width - 1.
     """
-    # Scramble the key first: close keys would otherwise walk the same Weyl sequence, shifted.
+    # Scramble the key first, because close keys would otherwise use shifted copies of one sequence.
     start = mix(keys ^ mix(np.array([stream + 1], np.uint64) * _GAMMA))
     counters = np.arange(1, width + 1, dtype=np.uint64) * _GAMMA
     return mix(start[:, None] + counters[None, :])
@@ -84,18 +84,21 @@ def fold(keys: U64, *numbers: int) -> U64:
 
 
 def drawn(size: int, number: int, key: bytes, purpose: str, *parts: str) -> Places:
-    """Return places drawn uniformly without replacement, by public coins, in ascending order.
+    """Return places drawn uniformly without replacement by public coins, in ascending order.
 
     Args:
-        size: of how many. number: how many, at most `size`.
-        key: as for `digest64`. purpose, parts: what the coins belong to.
+        size: number of places to draw from.
+        number: number of places drawn, at most `size`.
+        key: as for `digest64`.
+        purpose: as for `digest64`.
+        parts: the subject of the draw, for example a unit's id.
     """
     coins = bits(np.array([digest64(key, purpose, *parts)], np.uint64), 0, size)[0]
-    # The smallest coins win: every set of places is as likely as any other.
+    # Taking the places with the smallest coins makes every set of places equally likely.
     return np.sort(np.argsort(coins, kind="stable")[:number])
 
 
-_ROUNDS = 10  # four would do for large halves; small ones mix slowly
+_ROUNDS = 10  # four suffice for large halves, but small halves mix slowly
 Indices = npt.NDArray[np.int64]
 
 
@@ -104,8 +107,8 @@ class ShuffledRange:
 
     Args:
         size: number of items, 1 or more.
-        seed: public.
-        epoch: another one is another permutation.
+        seed: a public seed.
+        epoch: every epoch has a different permutation.
     """
 
     def __init__(self, size: int, seed: int, epoch: int) -> None:
@@ -120,7 +123,7 @@ class ShuffledRange:
             places: (n,) from 0 to size - 1.
         """
         values = self._network(places.astype(np.uint64))
-        while (beyond := values >= self._size).any():  # at most 3 of 4 numbers are
+        while (beyond := values >= self._size).any():  # at most 3 of 4 numbers are out of range
             values[beyond] = self._network(values[beyond])
         return values.astype(np.int64)
 

@@ -7,10 +7,10 @@ must leave the name of every other unit as it was. No name holds a number of a l
 tuple.
 
 1. An id that the source gives (`document_id`, ROW_ID, the path of a file) is part of the unit's own
-   content. All text of one patient that bears one id is one document.
+   content. All text of a patient with the same id is one document.
 2. A document without an id is named by a digest of its patient, its admission and its text.
 3. Exact copies of such a document are separate documents: the digest is followed by the number of
-   the copy. The copies are equal, so a data set with one copy less has the same names but the last.
+   the copy. The copies are equal, so removing one copy removes only the last name.
 4. An example is named by a digest of its patient, of its document's id where the source gives one,
    and of its words. Exact copies are separate units that share their name, and so their coins.
 
@@ -23,7 +23,7 @@ import hashlib
 from collections import Counter
 from collections.abc import Iterable
 
-_DERIVED = "content:"  # begins every derived name; an id of a source that begins so is not used
+_DERIVED = "content:"  # prefix of every derived name; ids of a source with this prefix are ignored
 
 
 def content_name(kind: str, *parts: str) -> str:
@@ -31,7 +31,7 @@ def content_name(kind: str, *parts: str) -> str:
 
     Args:
         kind: separates the kinds of named content.
-        parts: the content; equal parts, and only these, have the same name.
+        parts: the content; equal parts have the same name, and different parts different names.
     """
     hashed = hashlib.blake2b(digest_size=16)
     for part in (kind, *parts):
@@ -42,7 +42,7 @@ def content_name(kind: str, *parts: str) -> str:
 
 
 def given_id(document_id: str) -> str:
-    """Return the id if a source can have given it, and nothing if it is a derived name.
+    """Return an id that a source has given, or an empty string for a derived name.
 
     A source whose id looks like a derived name could otherwise join the document of another
     source.
@@ -51,12 +51,12 @@ def given_id(document_id: str) -> str:
 
 
 def document_name(patient_id: str, document_id: str, admission_id: str, text: str) -> str:
-    """Return the id that the source gives a document, or else a name for its content."""
+    """Return the document's id in the source, or a name derived from the content without an id."""
     return given_id(document_id) or content_name("document", patient_id, admission_id, text)
 
 
 def document_unit_id(patient_id: str, document_id: str) -> str:
-    """Return the unit id of a document: two patients may use one document id for two documents."""
+    """Return the unit id of a document; document ids may repeat across patients."""
     # The length makes the pair unambiguous whatever characters the ids hold.
     return f"{len(patient_id)}:{patient_id}/{document_id}"
 
@@ -64,13 +64,13 @@ def document_unit_id(patient_id: str, document_id: str) -> str:
 def example_name(patient_id: str, document_id: str, words: str) -> str:
     """Return the name of an example.
 
-    A derived name of its document is left out: it would change with the other examples there.
+    The digest omits a derived document name, which would change with other examples of the text.
     """
     return content_name("example", patient_id, given_id(document_id), words)
 
 
 def with_copies_numbered(names: Iterable[str]) -> list[str]:
-    """Return the names, with `#1`, `#2`, … behind the derived ones that were there before."""
+    """Append `#1`, `#2`, … to each repetition of a derived name."""
     seen: Counter[str] = Counter()
     numbered = []
     for name in names:

@@ -28,7 +28,7 @@ class LabelledItem(Protocol):
 def owner_of(item: LabelledItem) -> str:
     """Return the id of the item's patient, or of its document if there is no patient.
 
-    Items of one owner are in one fold, and are drawn together where a score is resampled.
+    Items of one owner are in the same fold and are resampled together.
     """
     return item.patient_id or item.document_id
 
@@ -36,8 +36,8 @@ def owner_of(item: LabelledItem) -> str:
 def unit_ids(items: Sequence[LabelledItem], unit: PrivacyUnit) -> list[str]:
     """Return the id of the privacy unit of each item.
 
-    The id of a unit is a function of the unit's own content (`identity`). The unit `example` is the
-    item: exact copies are separate units, told apart by their number among the copies.
+    The id of a unit is a function of the unit's own content (`identity`). With the unit `example`,
+    the unit is the item. Exact copies are separate units, distinguished by the copy's number.
     """
     match unit:
         case PrivacyUnit.PATIENT:
@@ -51,12 +51,12 @@ def unit_ids(items: Sequence[LabelledItem], unit: PrivacyUnit) -> list[str]:
 def fold_of(item: LabelledItem, folds: int) -> int:
     """Return the fold of an item: the fold of its patient, or of its document.
 
-    The fold is a function of that id alone, so adding or removing a document moves no other from
-    fold to fold, and a private training on some of the folds is as private as one on all of them.
-    Folds are therefore of about the same size, not exactly.
+    The fold is a function of that id alone, so adding or removing a document moves no other
+    document to another fold, and a private training on some of the folds is as private as a
+    training on all of them. Folds are therefore of about the same size, not of exactly the same.
 
     Args:
-        item: with a document id.
+        item: an item with a document id.
         folds: the number of folds, 1 or more.
     """
     return digest64(b"", "fold", owner_of(item)) % folds
@@ -69,9 +69,9 @@ class LabelledText:
     Args:
         first: the text.
         second: the second text of a pair; otherwise empty.
-        label: the class; not read where it is to be predicted.
-        document_id: the document. Where the source names none, texts with the same first text are
-            one document: the pairs of one premise, the copies of one text.
+        label: the class; ignored in texts that are to be classified.
+        document_id: the document. Where the source names none, all texts with the same first text
+            (pairs with one premise, copies of one text) are one document.
         patient_id: the patient; empty where the source names none.
     """
 
@@ -104,28 +104,28 @@ class ClassScores:
 
     @property
     def accuracy(self) -> float:
-        """Share that is right; 0 if there are none."""
+        """Share of right predictions; 0 without any texts."""
         return self.right / self.texts if self.texts else 0.0
 
     @property
     def macro_f1(self) -> float:
-        """Mean over classes of their F1; 0 if there are none."""
-        found = self.f1_by_class.values()
-        return sum(found) / len(found) if found else 0.0
+        """Mean F1 over the classes; 0 without any class."""
+        scores = self.f1_by_class.values()
+        return sum(scores) / len(scores) if scores else 0.0
 
 
 def class_scores(expected: Sequence[str], predicted: Sequence[str]) -> ClassScores:
-    """Return accuracy, and F1 by class: 2·right / (predicted + expected).
+    """Return the accuracy, and each class's F1 as 2·right / (predicted + expected).
 
     Args:
         expected: the right class of each text.
-        predicted: as many predicted ones.
+        predicted: the predicted class of each text.
 
     Raises:
-        ValueError: not as many.
+        ValueError: the two sequences differ in length.
     """
     pairs = list(zip(expected, predicted, strict=True))
-    right = Counter(one for one, other in pairs if one == other)
+    right = Counter(label for label, guess in pairs if label == guess)
     both = Counter(expected) + Counter(predicted)
     by_class = {name: 2 * right[name] / both[name] for name in sorted(both)}
     return ClassScores(right.total(), len(pairs), by_class)

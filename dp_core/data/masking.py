@@ -1,7 +1,7 @@
 """BERT's masking (Devlin et al. 2019): 15% of the tokens; 80% [MASK], 10% random, 10% kept.
 
-Every choice is a function of the row's own key and the position in the row: never of the row's
-place in a batch, nor of any other row (privacy.md, "Independence of rows").
+Every choice is a function of the row's own key and of the position in the row. It never depends on
+the row's place in a batch or on any other row (privacy.md, "Independence of rows").
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from dp_core.errors import BadInput
 __all__ = ["MASKED_SHARE", "MaskedRows", "SpecialIds", "mask_rows"]
 
 MASKED_SHARE = 0.15
-_KEEP, _RANDOM = 0.1, 0.1  # of the chosen positions
-_BLOCK = 4096  # rows at a time: intermediate arrays stay in the cache
+_KEEP, _RANDOM = 0.1, 0.1  # shares of the chosen positions
+_BLOCK = 4096  # rows per block, so that intermediate arrays fit into the cache
 _POSITION = np.uint64(0xFFFF)
 _WHICH, _HOW, _WHAT = 0, 1, 2  # streams of the counter-based generator
 
@@ -34,9 +34,9 @@ class MaskedRows:
     Attributes:
         input_ids: int32 `[M, S]`, with the chosen positions replaced.
         positions: int32 `[M, K]`, chosen positions; 0 where the weight is 0.
-        labels: int32 `[M, K]`, the ids that stood there; 0 where the weight is 0.
-        weights: float32 `[M, K]`, 1 for a prediction and 0 for padding. A row's number of
-            predictions is its own sum: divide a row's loss by that, never by the batch's.
+        labels: int32 `[M, K]`, the original ids at these positions; 0 where the weight is 0.
+        weights: float32 `[M, K]`, 1 for a prediction and 0 for padding. The sum of a row's weights
+            is its number of predictions: divide a row's loss by it, never by the batch's number.
     """
 
     input_ids: Ints
@@ -54,18 +54,18 @@ def mask_rows(
     max_predictions: int,
     continuation: npt.NDArray[np.bool_] | None = None,
 ) -> MaskedRows:
-    """Mask rows, each by its own key.
+    """Mask every row with the row's own key.
 
     Args:
         tokens: ids `[M, S]`.
-        lengths: `[M]`; positions from there on are padding.
+        lengths: `[M]`; positions at and after a row's length are padding.
         row_keys: uint64 `[M]`; the same key and row give the same mask.
-        special: ids that are never masked ([PAD], [CLS], [SEP], [MASK], and [UNK], whose
-            prediction teaches nothing) and never put in place of another.
-        vocabulary_size: random replacements are uniform over its ordinary ids.
+        special: ids that are never masked and never replace another id: [PAD], [CLS], [SEP],
+            [MASK], and [UNK], whose prediction teaches nothing.
+        vocabulary_size: random replacements are uniform over the other ids of the vocabulary.
         max_predictions: K; a row has round(15% of its maskable tokens) predictions, 1 to K.
-        continuation: bool `[V]`, true for tokens that go on with a word (`##…`): whole words are
-            then masked together. Absent: tokens are masked one by one.
+        continuation: bool `[V]`, true for tokens that continue a word (`##…`); whole words are
+            then masked together. None: every token is masked separately.
     """
     tokens = np.asarray(tokens)
     rows, length = tokens.shape
@@ -131,7 +131,7 @@ def _mask_block(
 
 
 def _score_of_word(scores: U64, continues: npt.NDArray[np.bool_]) -> U64:
-    """Give every token the score of the token that starts its word."""
+    """Return scores in which every token has the score of its word's first token."""
     columns = np.arange(scores.shape[1])
     starts = np.maximum.accumulate(np.where(continues, 0, columns[None, :]), axis=1)
     return np.take_along_axis(scores, starts, 1)
@@ -147,10 +147,10 @@ def _lowest(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.bool_]]:
     """Return `[M, K]` positions by rising score, and which of them are taken.
 
-    With `whole`, a word that the quota would cut is left out, unless nothing else was chosen.
+    With `whole`, a word that exceeds the quota is left out, unless no other word is chosen.
     """
     length = scores.shape[1]
-    # The position rides in the low bits: one sort of values, no gather; ties go by position.
+    # The low bits hold the position: a single sort gives the positions, and resolves ties by them.
     tagged = (scores & ~_POSITION) | np.arange(length, dtype=np.uint64)[None, :]
     tagged[~maskable] |= ~_POSITION
     more = min(k + 1, length)

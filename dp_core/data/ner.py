@@ -16,15 +16,15 @@ Entity = tuple[str, int, int]  # type, first token, token after the last
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """Tokens and their tags, one each.
+    """The tokens of a sentence with one tag each.
 
     Args:
         tokens: the words.
-        tags: `O`, `B-type` or `I-type`; strict IOB2: an entity starts with `B-`.
-        document_id: where it comes from; empty where the source does not say.
-        patient_id: whose text it is; empty where nobody has said. Both ids are normalised
-            (`normalised_id`), whoever makes the sentence.
-        overlapped: entities that overlap one of the tags' own, which have one entity a token.
+        tags: `O`, `B-type` or `I-type` in strict IOB2: an entity starts with `B-`.
+        document_id: the document; empty where the source names none.
+        patient_id: the patient; empty where the source names none. The constructor normalises
+            both ids (`normalised_id`).
+        overlapped: entities that overlap an entity of the tags, which cannot hold both.
     """
 
     tokens: tuple[str, ...]
@@ -41,21 +41,21 @@ class Sentence:
 
 
 def annotated(
-    tokens: Sequence[str], found: Iterable[Entity], document_id: str = "", patient_id: str = ""
+    tokens: Sequence[str], listed: Iterable[Entity], document_id: str = "", patient_id: str = ""
 ) -> Sentence:
     """Return a sentence with entities that may overlap.
 
-    Of those that overlap, the longest is the one that the tags hold, of equally long ones the
-    first; each of the others is in `overlapped`, also what is given again.
+    The tags hold the longest of overlapping entities, and the first of equally long ones. All
+    other entities, including repetitions of an entity, are in `overlapped`.
 
     Args:
         tokens: the words.
-        found: the entities, in any order, each within the tokens and not empty.
+        listed: the entities, in any order, each not empty and within the tokens.
         document_id: as in `Sentence`.
         patient_id: as in `Sentence`.
     """
     tags, overlapped = ["O"] * len(tokens), []
-    for kind, begin, end in sorted(found, key=lambda e: (e[1] - e[2], e[1], e[0])):
+    for kind, begin, end in sorted(listed, key=lambda e: (e[1] - e[2], e[1], e[0])):
         if any(tag != "O" for tag in tags[begin:end]):
             overlapped.append((kind, begin, end))
         else:
@@ -64,12 +64,15 @@ def annotated(
 
 
 def all_entities(sentence: Sentence) -> list[Entity]:
-    """Return every entity of a sentence, those that overlap a longer one among them."""
+    """Return every entity of a sentence, including entities that overlap a longer one."""
     return [*entities(sentence.tags), *sentence.overlapped]
 
 
 def with_types(sentences: Iterable[Sentence], types: Iterable[str]) -> list[Sentence]:
-    """Return the sentences with the entities of these types alone; what overlapped may now fit."""
+    """Return the sentences with only the entities of these types.
+
+    An entity of `overlapped` enters the tags if the entity that it overlaps is removed.
+    """
     chosen = frozenset(types)
     return [
         annotated(
@@ -80,19 +83,19 @@ def with_types(sentences: Iterable[Sentence], types: Iterable[str]) -> list[Sent
 
 
 def joined(sentences: Iterable[Sentence]) -> list[Sentence]:
-    """Return each document as one long sentence, in the order of their first sentences.
+    """Return each document as one long sentence, in the order of the documents' first sentences.
 
-    What has no document id stays as it is. How a text was cut into sentences then makes no
-    difference to what is learned and scored.
+    A sentence without a document id is returned unchanged. Joined documents make training and
+    scores independent of the sentence splitter.
     """
     documents: dict[tuple[str, str] | int, list[Sentence]] = {}
     for number, s in enumerate(sentences):
         key = (s.document_id, s.patient_id) if s.document_id else number
         documents.setdefault(key, []).append(s)
-    return [_one(own) if len(own) > 1 else own[0] for own in documents.values()]
+    return [_concatenated(group) if len(group) > 1 else group[0] for group in documents.values()]
 
 
-def _one(sentences: Sequence[Sentence]) -> Sentence:
+def _concatenated(sentences: Sequence[Sentence]) -> Sentence:
     tokens: list[str] = []
     tags: list[str] = []
     overlapped: list[Entity] = []
@@ -109,12 +112,12 @@ def _one(sentences: Sequence[Sentence]) -> Sentence:
 
 
 def label_set(sentences: Iterable[Sentence]) -> tuple[str, ...]:
-    """Return every tag that the entity types of the sentences can need, `O` first, then sorted."""
+    """Return every tag of the sentences' entity types, `O` first, then sorted by type."""
     return tags_of_types({tag[2:] for s in sentences for tag in s.tags if tag != "O"})
 
 
 def tags_of_types(types: Iterable[str]) -> tuple[str, ...]:
-    """Return every tag that these entity types can need, `O` first, then sorted by type."""
+    """Return every tag of these entity types, `O` first, then sorted by type."""
     return ("O", *(f"{p}-{t}" for t in sorted(set(types)) for p in "BI"))
 
 
@@ -132,8 +135,8 @@ def sentence_spans(
 
     Args:
         text: running text.
-        entities: spans that no sentence may cut.
-        breaks: offsets at which a sentence begins in any case (the abstract, after the title).
+        entities: spans that no sentence boundary may cut.
+        breaks: offsets at which a sentence always begins (the abstract, after the title).
     """
     cuts = {0, len(text), *breaks}
     for match in _END.finditer(text):
@@ -145,7 +148,7 @@ def sentence_spans(
 
 
 def _outside(cuts: list[int], entities: list[tuple[int, int]]) -> list[int]:
-    """Return the cuts that lie in no entity; both lists are sorted."""
+    """Return the cuts that lie inside no entity; both lists are sorted."""
     kept = []
     number = reach = 0
     for cut in cuts:
@@ -162,7 +165,7 @@ def token_spans(
 ) -> list[tuple[int, int]]:
     """Return the (start, end) of each token between two offsets.
 
-    A token is a run of word characters or one mark; the edges of entities cut tokens.
+    A token is a run of word characters or a single punctuation mark; entity edges cut tokens.
     """
     edges = sorted({e for span in entities for e in span if begin < e < end} | {begin, end})
     return [m.span() for a, b in pairwise(edges) for m in _TOKEN.finditer(text, a, b)]
@@ -170,12 +173,12 @@ def token_spans(
 
 @dataclass(frozen=True)
 class Score:
-    """Counts of entities, and what follows from them.
+    """Counts of entities, with the precision, recall and F1 that they give.
 
     Args:
-        correct: predicted entities that are right.
-        predicted: all predicted ones.
-        expected: all right ones.
+        correct: number of right predicted entities.
+        predicted: number of predicted entities.
+        expected: number of entities in the text.
     """
 
     correct: int
@@ -210,8 +213,8 @@ class EntityScores:
 def entities(tags: Sequence[str]) -> list[Entity]:
     """Return the entities of one sentence's IOB2 tags.
 
-    Strictly: `B-` begins one, directly following `I-` of the same type continue it; any other
-    `I-` belongs to none.
+    `B-` begins an entity, and directly following `I-` of the same type continue it. Any other `I-`
+    belongs to no entity.
     """
     out: list[Entity] = []
     open_type = ""
@@ -230,16 +233,17 @@ def entities(tags: Sequence[str]) -> list[Entity]:
 def score(expected: Iterable[Sentence], predicted: Iterable[Sequence[str]]) -> EntityScores:
     """Return the strict scores of predicted tags.
 
-    An entity is right if its type and both ends are (Uzuner et al. 2011, JAMIA 18:552: the "class
-    exact span" of that task's scorer). Every entity of the text is expected, also one that overlaps
-    another or is listed again: tags cannot hold both, so that one of the two is then missed.
+    A predicted entity is right if its type and both ends are right (Uzuner et al. 2011, JAMIA
+    18:552: the "class exact span" of that task's scorer). Every entity of the text is expected,
+    including entities that overlap another entity or repeat it. Since tags cannot hold two
+    overlapping entities, one of them is then counted as missed.
 
     Args:
         expected: sentences with their right entities.
-        predicted: as many IOB2 tags for as many sentences.
+        predicted: IOB2 tags for each of the sentences.
 
     Raises:
-        ValueError: the two do not have the same lengths.
+        ValueError: the two sequences, or the tags of a sentence, differ in length.
     """
     correct: Counter[str] = Counter()
     guessed: Counter[str] = Counter()
@@ -250,7 +254,7 @@ def score(expected: Iterable[Sentence], predicted: Iterable[Sequence[str]]) -> E
         listed, found = all_entities(right), entities(guess)
         wanted.update(kind for kind, _, _ in listed)
         guessed.update(kind for kind, _, _ in found)
-        correct.update(kind for kind, _, _ in set(listed).intersection(found))  # once at most
+        correct.update(kind for kind, _, _ in set(listed).intersection(found))  # repetitions once
     return EntityScores(
         Score(correct.total(), guessed.total(), wanted.total()),
         {
@@ -265,13 +269,14 @@ Kind = Literal["missed", "spurious", "wrong type", "wrong boundary"]
 
 @dataclass(frozen=True)
 class TaggingError:
-    """One entity that was not found as it is, or one that is not there.
+    """An entity with a missed, wrong or spurious prediction.
 
     Attributes:
-        kind: spurious: nothing expected overlaps it; missed: nothing predicted overlaps it; wrong
-            type: right ends; wrong boundary: it overlaps what is expected, and its ends are others.
-        expected: the right entity; None of a spurious one.
-        predicted: what overlaps it, and is wrong; None of a missed one.
+        kind: spurious: the predicted entity overlaps no expected one; missed: the expected entity
+            overlaps no predicted one; wrong type: both ends are right; wrong boundary: the two
+            entities overlap but differ in their ends.
+        expected: the right entity; None for a spurious one.
+        predicted: the wrong entity; None for a missed one.
     """
 
     kind: Kind
@@ -280,10 +285,10 @@ class TaggingError:
 
 
 def tagging_errors(right: Sentence, guess: Sequence[str]) -> list[TaggingError]:
-    """Return what is wrong with the predicted tags of a sentence, each entity in one error only.
+    """Return the errors in the predicted tags of a sentence, each entity in one error at most.
 
     Args:
-        right: with its right entities.
+        right: the sentence with its right entities.
         guess: predicted IOB2 tags.
     """
     wanted, found = all_entities(right), entities(guess)
@@ -295,12 +300,12 @@ def tagging_errors(right: Sentence, guess: Sequence[str]) -> list[TaggingError]:
         ("wrong boundary", lambda a, b: a[0] == b[0] and a[1] < b[2] and b[1] < a[2]),
         ("wrong boundary", lambda a, b: a[1] < b[2] and b[1] < a[2]),  # and of another type
     )
-    for kind, belong in pairs:
-        for one in list(missing):
-            other = next((e for e in wrong if belong(one, e)), None)
+    for kind, matches in pairs:
+        for entity in list(missing):
+            other = next((e for e in wrong if matches(entity, e)), None)
             if other is not None:
-                errors.append(TaggingError(kind, one, other))
-                missing.remove(one)
+                errors.append(TaggingError(kind, entity, other))
+                missing.remove(entity)
                 wrong.remove(other)
-    errors += [TaggingError("missed", one, None) for one in missing]
-    return errors + [TaggingError("spurious", None, one) for one in wrong]
+    errors += [TaggingError("missed", entity, None) for entity in missing]
+    return errors + [TaggingError("spurious", None, entity) for entity in wrong]

@@ -1,10 +1,10 @@
-"""From documents to privacy units, and the draws for each unit.
+"""Privacy units of documents, and the random draws for each unit.
 
 `example`: a tuple of at most N words, cut from one text (Hoory et al. 2021, section 3.2).
-`document`: all text of a patient that shares a document id. `patient`: all text of a patient.
+`document`: all text of a patient with the same document id. `patient`: all text of a patient.
 
 A unit's id is a function of the unit's own content (`identity`), and every draw is a function of
-that id and a key: adding or removing one unit changes no draw of another.
+that id and a key. So adding or removing one unit changes no draw of another unit.
 """
 
 from __future__ import annotations
@@ -35,11 +35,11 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 
 T = TypeVar("T")
 Ints = NDArray[np.int64]
-_TOGETHER = 1 << 20  # bytes of text that are split at once: arrays of them stay in the cache
+_TOGETHER = 1 << 20  # bytes of text that are split at once, so that arrays fit into the cache
 
 
 def bounded_sample(items: Sequence[T], limit: int, unit_id: str, key: bytes) -> list[T]:
-    """Return at most `limit` of a unit's items, uniformly without replacement, in their order.
+    """Return at most `limit` of a unit's items in order, drawn uniformly without replacement.
 
     Args:
         items: the unit's items, in an order that depends on the unit alone.
@@ -54,7 +54,7 @@ def bounded_sample(items: Sequence[T], limit: int, unit_id: str, key: bytes) -> 
 
 
 def is_held_out(unit_id: str, share: float, key: bytes) -> bool:
-    """Return whether a unit measures and never trains: true for `share` of all keys."""
+    """Return whether a unit is held out from training; true for `share` of all keys."""
     return coin(key, "held out", unit_id) < share
 
 
@@ -62,9 +62,10 @@ def is_held_out(unit_id: str, share: float, key: bytes) -> bool:
 class Unit:
     """One privacy unit: its id and its texts.
 
-    Ids of patients and documents are unique in the corpus. Examples with equal content share one.
+    Ids of patients and documents are unique in the corpus. Examples with equal content have the
+    same id.
 
-    `documents` holds the document of each text; it may be left empty.
+    `documents` holds the document of each text, or is empty.
     """
 
     unit_id: str
@@ -75,16 +76,16 @@ class Unit:
 def units_of(
     documents: Iterable[Document], unit: PrivacyUnit, words_per_unit: int
 ) -> Iterator[Unit]:
-    """Yield the units of documents that are grouped by patient and document, each once.
+    """Yield the units of documents, each once.
 
     Args:
-        documents: as `open_corpus` yields them.
+        documents: documents grouped by patient and document, as `open_corpus` yields them.
         unit: the protected unit.
-        words_per_unit: N, the length of a tuple, for the unit `example`; otherwise unused (the
-            cap on distinct words belongs to the histogram).
+        words_per_unit: N, the length of a tuple, for the unit `example`. Other units do not use
+            it: the cap on distinct words belongs to the histogram.
 
     Raises:
-        BadInput: the unit is `patient`, and a document names none.
+        BadInput: the unit is `patient`, and a document names no patient.
     """
     if unit is PrivacyUnit.PATIENT:
         return _patients(documents)
@@ -94,7 +95,7 @@ def units_of(
 
 
 def nameless() -> PrivateTextRefusal:
-    """Return the error of a corpus whose unit is the patient, with documents without a patient."""
+    """Return the error for a corpus in which the unit is the patient and a patient is missing."""
     return PrivateTextRefusal(
         "the corpus has documents without a patient id",
         where="unit",
@@ -137,12 +138,12 @@ def _examples(documents: Iterable[Document], words: int) -> Iterator[Unit]:
 
 @dataclass(frozen=True)
 class UnitTexts:
-    """Some units, each whole, and their texts. Private.
+    """Some whole units and their texts. Private.
 
     Attributes:
         unit_ids: the ids of the units.
         rows: int64 `[units + 1]`; unit u has the texts `texts[rows[u]:rows[u + 1]]`.
-        texts: strings of Arrow.
+        texts: an Arrow array of strings.
     """
 
     unit_ids: list[str]
@@ -153,18 +154,18 @@ class UnitTexts:
 def words_of_units(
     shard: Shard, unit: PrivacyUnit, words_per_unit: int, encode: Encoder
 ) -> Iterator[HeldItems]:
-    """Yield the distinct words that each unit of a shard holds, about a megabyte of text at a time.
+    """Yield the distinct words of each unit of a shard, for about a megabyte of text at a time.
 
-    The units are those of `units_of`, in their order.
+    The units and their order are the same as in `units_of`.
 
     Args:
-        shard: of a corpus.
+        shard: a shard of a corpus.
         unit: the protected unit.
         words_per_unit: N, as for `units_of`.
         encode: splits texts into words.
 
     Raises:
-        BadInput: as `units_of`; or the shard is damaged.
+        BadInput: the shard is damaged; or the unit is `patient`, and a document names no patient.
     """
     for block in unit_texts(shard, unit, words_per_unit):
         words = encode(block.texts)
@@ -172,7 +173,7 @@ def words_of_units(
 
 
 def unit_texts(shard: Shard, unit: PrivacyUnit, words_per_unit: int) -> Iterator[UnitTexts]:
-    """Yield the units of a shard with their texts; as `words_of_units`."""
+    """Yield the units of a shard with their texts; see `words_of_units`."""
     if unit is PrivacyUnit.EXAMPLE:  # tuples always consist of BERT's words
         yield from in_blocks(units_of(read_shard(shard), unit, words_per_unit))
         return
@@ -221,7 +222,7 @@ def _cut(table: pa.Table, bounds: Ints, unit: PrivacyUnit) -> Iterator[UnitTexts
 
 
 def in_blocks(units: Iterable[Unit]) -> Iterator[UnitTexts]:
-    """Yield the same units, a thousand at a time."""
+    """Yield the same units in blocks of one thousand."""
     source = iter(units)
     while block := list(itertools.islice(source, 1000)):
         rows = np.concatenate([[0], np.cumsum([len(unit.texts) for unit in block])])

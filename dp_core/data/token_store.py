@@ -1,8 +1,8 @@
 """Rows of token ids on disk, memory-mapped, with random access by privacy unit.
 
-Files of a store hold an array each, row-major and little-endian: `tokens.bin` (`[rows, S]`, uint16,
-or uint32 for large vocabularies), `lengths.bin`, `unit_rows.bin` and `unit_keys.bin`. `store.json`
-is written last of all: a folder without it is not a store, whatever was interrupted.
+Each file of a store holds one array, row-major and little-endian: `tokens.bin` (`[rows, S]`,
+uint16, or uint32 for large vocabularies), `lengths.bin`, `unit_rows.bin` and `unit_keys.bin`.
+`store.json` is written last, so an interrupted writer leaves a folder that is not a store.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 _VERSION = 2
 _MARK = "store.json"
 _COLUMNS = {"lengths": "<i4", "unit_rows": "<i8", "unit_keys": "<u8"}
-_FLUSH_BYTES = 1 << 23  # of a file, written together
-_CHECKED = 1 << 16  # values looked at together
-# What files that are not as they were written raise while they are read.
+_FLUSH_BYTES = 1 << 23  # bytes per write to a file
+_CHECKED = 1 << 16  # values checked at once
+# Exceptions that reading damaged files can raise.
 _DAMAGED = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionError)
 
 
@@ -41,14 +41,14 @@ class TokenStore:
 
     Attributes:
         tokens: `[rows, S]` memory map of ids, padded with [PAD].
-        lengths: int32 `[rows]`, ids of a row that are not padding.
+        lengths: int32 `[rows]`, the number of ids of each row without padding.
         unit_rows: int64 `[units + 1]`; rows of unit u are `unit_rows[u]` to `unit_rows[u + 1]`.
-        unit_keys: uint64 `[units]`, a stable hash of each unit's id: masks and dropout are keyed
+        unit_keys: uint64 `[units]`, a stable hash of each unit's id. Masks and dropout are keyed
             by it, so that they do not depend on a unit's place among others.
         sequence_length: S.
         vocabulary_size: every id is below it.
-        digest: SHA-256 of the content, hex. Of private text it is private: key it (HMAC) before
-            it goes anywhere.
+        digest: SHA-256 of the content in hex. The digest of private text is private: publish only
+            a keyed digest (HMAC) of it.
     """
 
     tokens: npt.NDArray[Any]
@@ -61,7 +61,7 @@ class TokenStore:
 
     @property
     def n_units(self) -> int:
-        """Number of units that have a row. Private: never print it for private text."""
+        """Number of units with at least one row. Private: never print it for private text."""
         return len(self.unit_keys)
 
     @property
@@ -78,7 +78,7 @@ class TokenStore:
         """Open a finished store.
 
         Raises:
-            BadInput: no store, an unfinished one, or files that do not fit together.
+            BadInput: no store, an unfinished store, or files that are inconsistent.
         """
         folder = Path(folder)
         try:
@@ -104,7 +104,7 @@ class TokenStore:
         )
 
     def content_digest(self) -> str:
-        """Return the digest of what the files hold now, to compare with `digest`."""
+        """Return the digest of the files' present content, to compare with `digest`."""
         return _digest(
             self.sequence_length,
             self.vocabulary_size,
@@ -117,11 +117,13 @@ class TokenStore:
 
 @dataclass(frozen=True, eq=False)
 class PackedRows:
-    """Rows of some units, as a store holds them. Private.
+    """Rows of some units in the layout of a store. Private.
 
     Attributes:
-        tokens: `[rows, S]` ids, padded. lengths: `[rows]`.
-        unit_rows: int64 `[units + 1]`, from 0. unit_keys: uint64 `[units]`.
+        tokens: `[rows, S]` ids, padded.
+        lengths: int32 `[rows]`.
+        unit_rows: int64 `[units + 1]`, from 0.
+        unit_keys: uint64 `[units]`.
     """
 
     tokens: npt.NDArray[Any]
@@ -150,7 +152,7 @@ class RowPacker:
         self._unit_rows, self._unit_keys = [0], list[int]()
 
     def add_unit(self, unit_id: str, rows: Sequence[Sequence[int]]) -> None:
-        """Append a unit's rows; a unit without rows leaves no trace.
+        """Append a unit's rows; a unit without rows is ignored.
 
         Raises:
             BadInput: a row that is empty or too long, or an id outside the vocabulary.
@@ -178,11 +180,11 @@ class RowPacker:
 
     @property
     def nbytes(self) -> int:
-        """How much the tokens take."""
+        """Bytes of the tokens that `take` has not yet returned."""
         return len(self._tokens)
 
     def take(self) -> PackedRows:
-        """Return what was added since the last time."""
+        """Return the rows added since the previous call."""
         packed = PackedRows(
             np.frombuffer(self._tokens, self.dtype).reshape(-1, self._length),
             np.frombuffer(self._lengths, "<i4"),
@@ -195,10 +197,10 @@ class RowPacker:
 
 
 class TokenStoreWriter:
-    """Writes a store, unit by unit; an older one in the folder is replaced.
+    """Writes a store, unit by unit, and replaces an older store in the folder.
 
     Args:
-        folder: where the files go.
+        folder: output folder.
         sequence_length: S.
         vocabulary_size: every id must be below it.
         key: keys the hash of the unit ids; any stable bytes.
@@ -226,7 +228,7 @@ class TokenStoreWriter:
         self._files["unit_rows"].append([0])
 
     def add_unit(self, unit_id: str, rows: Sequence[Sequence[int]]) -> None:
-        """Append a unit's rows; a unit without rows leaves no trace.
+        """Append a unit's rows; a unit without rows is ignored.
 
         Raises:
             BadInput: a row that is empty or too long, or an id outside the vocabulary.
@@ -236,7 +238,7 @@ class TokenStoreWriter:
             self._append(self._packer.take())
 
     def add_packed(self, rows: PackedRows) -> None:
-        """Append packed rows, of this sequence length and vocabulary."""
+        """Append packed rows of the same sequence length and vocabulary."""
         self._append(self._packer.take())
         self._append(rows)
 
@@ -244,10 +246,12 @@ class TokenStoreWriter:
         """Append units `first` to `last` − 1 of another store, with their keys.
 
         Raises:
-            BadInput: its rows are of another length or vocabulary.
+            BadInput: the other store has another sequence length or vocabulary size.
         """
         if (store.sequence_length, store.vocabulary_size) != (self._length, self._vocabulary):
-            raise BadInput("the rows of two stores are of unlike kinds", where="token store")
+            raise BadInput(
+                "two stores differ in sequence length or vocabulary size", where="token store"
+            )
         start, end = int(store.unit_rows[first]), int(store.unit_rows[last])
         self.add_packed(
             PackedRows(
@@ -294,19 +298,19 @@ class TokenStoreWriter:
 
 
 def joined(folder: Path, store: TokenStore, more: TokenStore, units: Iterable[int]) -> TokenStore:
-    """Write a store of all units of one store, and behind them some of another's.
+    """Write a store that holds all units of one store, followed by some units of another.
 
     Args:
-        folder: where it goes; an older one there is replaced.
-        store: all of it.
-        more: of the same sequence length and vocabulary.
-        units: numbers of its units.
+        folder: output folder; an older store there is replaced.
+        store: the store of which all units are written.
+        more: the other store, of the same sequence length and vocabulary.
+        units: numbers of the units of `more`.
 
     Raises:
-        BadInput: they are not.
+        BadInput: the stores differ in sequence length or vocabulary size.
     """
     writer = TokenStoreWriter(folder, store.sequence_length, store.vocabulary_size)
-    for first in range(0, store.n_units, _CHECKED):  # in parts: memory stays flat
+    for first in range(0, store.n_units, _CHECKED):  # in parts, to bound memory
         writer.add_units_of(store, first, min(first + _CHECKED, store.n_units))
     for unit in units:
         writer.add_units_of(more, unit, unit + 1)
@@ -314,7 +318,7 @@ def joined(folder: Path, store: TokenStore, more: TokenStore, units: Iterable[in
 
 
 class _AppendedFile:
-    """A file to whose end values are written, some megabytes at a time."""
+    """A file that grows by buffered writes of some megabytes."""
 
     def __init__(self, path: Path, dtype: str) -> None:
         self._path, self._dtype = path, dtype
@@ -333,10 +337,10 @@ class _AppendedFile:
 
 
 def _check_sizes(about: dict[str, Any]) -> None:
-    """Refuse a description that is none, before anything is read by it.
+    """Check the fields of `store.json` before they are used to map files.
 
     Raises:
-        ValueError: it is none.
+        ValueError: a field is invalid.
     """
     sizes = (about["sequence_length"], about["vocabulary_size"])
     if not all(type(size) is int and size > 0 for size in sizes):
@@ -351,16 +355,16 @@ def _check_columns(
     unit_rows: npt.NDArray[np.int64],
     unit_keys: npt.NDArray[np.uint64],
 ) -> None:
-    """Refuse arrays that do not fit together, before anybody indexes by them.
+    """Check that the arrays are consistent, before they are used as indices.
 
     Raises:
-        ValueError: they do not.
+        ValueError: the arrays are inconsistent.
     """
     if len(tokens) != len(lengths) or len(unit_rows) != len(unit_keys) + 1:
         raise ValueError("shapes")
     if unit_rows[0] != 0 or unit_rows[-1] != len(lengths):
         raise ValueError("rows")
-    for start in range(0, len(lengths), _CHECKED):  # in parts: memory stays flat
+    for start in range(0, len(lengths), _CHECKED):  # in parts, to bound memory
         part = lengths[start : start + _CHECKED]
         if part.min() < 1 or part.max() > tokens.shape[1]:
             raise ValueError("lengths")
@@ -374,7 +378,7 @@ def _file(folder: Path, name: str) -> Path:
 
 
 def _map(folder: Path, name: str, dtype: str) -> npt.NDArray[Any]:
-    """Return an array of a store, mapped into memory and not read."""
+    """Return a memory map of an array of a store."""
     path = _file(folder, name)
     if path.stat().st_size % np.dtype(dtype).itemsize:
         raise ValueError("size")
@@ -407,8 +411,8 @@ def rows_of_units(
     Args:
         units: the privacy units.
         tokenizer: from `dp_core.vocabulary.subwords.load`.
-        sequence_length: S, the most ids a row may have, [CLS] and [SEP] included.
-        max_examples_per_unit: rows kept, drawn for each unit independently of all others.
+        sequence_length: S, the largest number of ids in a row, including [CLS] and [SEP].
+        max_examples_per_unit: number of rows kept, drawn for each unit independently of all others.
         key: public coins for that draw.
     """
     for unit, located in located_rows_of_units(
@@ -429,9 +433,9 @@ def located_rows_of_units(
     max_examples_per_unit: int,
     key: bytes,
 ) -> Iterator[tuple[Unit, list[tuple[int, list[int]]]]]:
-    """Yield every unit with its rows, each behind the number of the unit's text it is cut from.
+    """Yield every unit with its rows, each with the number of the text from which it is cut.
 
-    The rows are those of `rows_of_units`, which has the arguments.
+    The rows and the arguments are the same as in `rows_of_units`.
     """
     if sequence_length < 3:
         raise BadInput("no room between [CLS] and [SEP]", where="sequence_length", fix="Use 3+.")
@@ -461,15 +465,18 @@ Planted = Callable[[str, list[list[int]]], list[list[int]]]
 
 @dataclass(frozen=True)
 class ShardRows:
-    """From a shard to its units' rows: of units that train, and of those that only measure.
+    """Cuts the units of a shard into rows, separately for training and held-out units.
 
     Attributes:
-        unit: what is protected. words_per_unit: N, for the unit `example`.
-        tokenizer: as JSON, as `Tokenizer.to_str` writes it.
-        sequence_length: S. max_examples_per_unit: most rows of a unit.
-        key: public coins. holdout: share of units that only measure.
-        plant: adds canaries to the rows of a unit that trains, given its id.
-        noted: of so many units that only measure the texts are handed over, too.
+        unit: the protected unit.
+        words_per_unit: N, for the unit `example`.
+        tokenizer: the tokenizer as JSON (`Tokenizer.to_str`).
+        sequence_length: S.
+        max_examples_per_unit: largest number of rows of a unit.
+        key: public coins.
+        holdout: share of held-out units.
+        plant: adds canaries to the rows of a training unit, given its id.
+        noted: number of held-out units for which the texts are returned, too.
     """
 
     unit: PrivacyUnit
@@ -485,7 +492,7 @@ class ShardRows:
     def __call__(self, shard: Shard) -> CutShard:
         """Return the rows of the shard's units."""
         tokenizer = Tokenizer.from_str(self.tokenizer)
-        tokenizer.encode_special_tokens = True  # "[MASK]" in a note is text; JSON does not say so
+        tokenizer.encode_special_tokens = True  # "[MASK]" in a note is text; JSON omits this flag
         train, held_out = (
             RowPacker(self.sequence_length, tokenizer.get_vocab_size(), key=self.key)
             for _ in range(2)
@@ -513,12 +520,13 @@ class ShardRows:
 
 @dataclass(frozen=True)
 class CutShard:
-    """What `ShardRows` makes of a shard. Private.
+    """The rows of a shard, cut by `ShardRows`. Private.
 
     Attributes:
-        units: how many there are, also without rows.
-        train, held_out: the rows.
-        texts: of the first units that only measure.
+        units: number of units, including units without rows.
+        train: rows of the units that train.
+        held_out: rows of the held-out units.
+        texts: texts of the first held-out units.
     """
 
     units: int

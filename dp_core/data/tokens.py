@@ -1,10 +1,10 @@
-"""Words as BERT sees them: the same split for the histogram as for WordPiece.
+"""Words as BERT splits them, both for the histogram and for WordPiece.
 
 A histogram whose words were split differently from the tokenizer's would spend privacy on words
-that never occur. So both use the normaliser and the pre-tokenizer of `tokenizers`
-(lower case, accents stripped, every punctuation mark its own word). ASCII between spaces, which is
-nearly all of any English text, takes a path in Python that gives the same words many times faster;
-a property test holds the two equal.
+that never occur. So both use the normaliser and the pre-tokenizer of `tokenizers` (lower case,
+accents stripped, every punctuation mark a separate word). ASCII between spaces, which is nearly all
+of any English text, has a faster implementation in Python; a property test checks that it returns
+the same words.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ NORMALIZER = BertNormalizer(
 )
 PRE_TOKENIZER = BertPreTokenizer()
 
-# clean_text deletes control characters, except those that it takes for white space.
+# clean_text deletes all control characters except those that count as white space.
 _CONTROL = {c: None for c in [*range(32), 127] if chr(c) not in "\t\n\r"}
 _HAS_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ASCII_WORD = re.compile(r"[a-z0-9]+|[!-/:-@\[-`{-~]")
@@ -34,8 +34,8 @@ _NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 def split_words(text: str) -> list[str]:
     """Return the words of a text, in order, normalised as BERT does.
 
-    What stands between two spaces is split alone: the normaliser and the pre-tokenizer look at one
-    character at a time, except for accents, which no space carries.
+    The text between two spaces is split separately: the normaliser and the pre-tokenizer process
+    one character at a time, except for accents, and a space carries no accent.
     """
     if text.isascii():
         return _ascii_words(text)
@@ -49,7 +49,7 @@ def split_words(text: str) -> list[str]:
         while (other := _NOT_ASCII.search(text, end)) and text.find(
             " ", end + 1, other.start()
         ) < 0:
-            end = _next_space(text, other.start())  # the next word is such a one too
+            end = _next_space(text, other.start())  # the next word is not ASCII either
         words += _ascii_words(text[done:start])
         words += _any_words(text[start:end])
         done = end
@@ -93,7 +93,7 @@ def word_starts(texts: list[str]) -> list[list[int]]:
 
 
 def _encodable(text: str) -> bool:
-    """Whether the text has no lone surrogates, which Rust strings cannot hold."""
+    """Return whether the text has no lone surrogates, which Rust strings cannot hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -102,7 +102,7 @@ def _encodable(text: str) -> bool:
 
 
 def _locator() -> Tokenizer:
-    """Return a tokenizer that makes one token of every word, to read its offsets."""
+    """Return a tokenizer that makes one token of every word, which gives the words' offsets."""
     locator = Tokenizer(WordLevel({"[UNK]": 0}, unk_token="[UNK]"))  # noqa: S106
     locator.normalizer = NORMALIZER
     locator.pre_tokenizer = PRE_TOKENIZER
@@ -117,7 +117,7 @@ SPECIAL_TOKENS = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 
 @dataclass(frozen=True)
 class SpecialIds:
-    """Ids of the five special tokens; the defaults are those that `wordpiece.learn` gives."""
+    """Ids of the five special tokens; by default the ids that `wordpiece.learn` assigns."""
 
     pad: int = 0
     unk: int = 1
@@ -130,7 +130,7 @@ class SpecialIds:
         """Return the ids in a tokenizer's vocabulary.
 
         Raises:
-            BadInput: the vocabulary lacks one of them.
+            BadInput: the vocabulary lacks a special token.
         """
         vocab = tokenizer.get_vocab()
         for token in SPECIAL_TOKENS:

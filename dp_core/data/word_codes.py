@@ -1,9 +1,9 @@
-"""Words as numbers: many texts are split at once, by bytes, into codes of a list of distinct words.
+"""Splits many texts at once, by bytes, into codes of a list of distinct words.
 
-The words are exactly those of `tokens.split_words`, which a property test holds these to. Between
-two spaces ASCII is split by classes of bytes (letters and digits, punctuation), as arrays; what
-holds anything else, a control character or a letter beyond ASCII, is one item first, and each
-distinct one is split as `split_words` does.
+The words are exactly the words of `tokens.split_words`; a property test compares the two. ASCII
+between two spaces is split by classes of bytes (letters and digits, punctuation) with array
+operations. A run between spaces that holds any other byte (a control character, or a letter beyond
+ASCII) first becomes one item, and `split_words` then splits each distinct item.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _SPACE, _LETTER, _MARK, _ODD = range(4)
 _SPACES = b"\t\n\r "
 _LOWER = bytes(range(256)).lower()
 _TEXT = pa.large_string()
-_MANY = 1 << 19  # items that are put together at once
+_MANY = 1 << 19  # items merged at once
 
 
 def _class(byte: int) -> int:
@@ -42,8 +42,8 @@ class WordCodes:
     """The running words of texts. Private, as the texts are.
 
     Attributes:
-        words: distinct words, strings of Arrow; not every one of them need occur.
-        codes: int64 `[n]`, of each running word its place among `words`.
+        words: an Arrow array of distinct words; some of them may not occur.
+        codes: int64 `[n]`, each running word's index in `words`.
         starts: int64 `[texts + 1]`; text t has the codes `codes[starts[t]:starts[t + 1]]`.
     """
 
@@ -59,7 +59,7 @@ def encode_bert_words(texts: pa.Array) -> WordCodes:
     """Return the words of texts as BERT splits them.
 
     Args:
-        texts: strings of Arrow, without nulls.
+        texts: an Arrow array of strings, without nulls.
     """
     data, ends = _bytes_of(texts)
     if not data:
@@ -72,46 +72,46 @@ def encode_bert_words(texts: pa.Array) -> WordCodes:
     else:
         classes = np.frombuffer(translated, np.uint8)
     letter, space = classes == _LETTER, classes == _SPACE
-    # A word begins with whatever is no space, unless it goes on with a run of letters of its text.
+    # A word begins at every non-space byte that does not continue a run of letters of its text.
     begins = ~space
     begins[1:] &= ~(letter[1:] & letter[:-1])
     first = ends[:-1][ends[:-1] < len(space)]
     begins[first] = ~space[first]
-    # Without the spaces each word ends where the next one begins.
+    # Once the spaces are removed, each word ends where the next word begins.
     flags = begins.view(np.uint8) | (space.view(np.uint8) << 1)
     offsets = np.flatnonzero(np.frombuffer(flags.tobytes().translate(None, b"\2"), np.bool_))
     squeezed = data.translate(_LOWER, _SPACES)
-    found = pa.Array.from_buffers(
+    encoded = pa.Array.from_buffers(
         pa.large_binary(),
         len(offsets),
         [None, pa.py_buffer(np.append(offsets, len(squeezed))), pa.py_buffer(squeezed)],
     ).dictionary_encode()
-    codes = found.indices.to_numpy().astype(np.int64)
+    codes = encoded.indices.to_numpy().astype(np.int64)
     starts = np.searchsorted(offsets, ends - _sums(space, ends))
-    words = WordCodes(found.dictionary.cast(_TEXT), codes, starts)
+    words = WordCodes(encoded.dictionary.cast(_TEXT), codes, starts)
     return _split_odd(words, np.searchsorted(offsets, odd)) if len(odd) else words
 
 
 def _sums(flags: NDArray[np.bool_], ends: Ints) -> Ints:
-    """Return how many flags are set before each end of a text."""
-    found = np.zeros(len(ends), np.int64)
+    """Return the number of set flags before each text boundary."""
+    counts = np.zeros(len(ends), np.int64)
     full = np.flatnonzero(ends[1:] > ends[:-1])
     if len(full):
-        found[full + 1] = np.add.reduceat(flags, ends[full], dtype=np.int64)
-    return np.cumsum(found)
+        counts[full + 1] = np.add.reduceat(flags, ends[full], dtype=np.int64)
+    return np.cumsum(counts)
 
 
 def encode_with(split: Callable[[str], Sequence[str]], texts: pa.Array) -> WordCodes:
-    """Return the words of texts by any other splitter, one text after the other."""
+    """Return the words of texts by another splitter, which splits one text at a time."""
     words = [split(text) for text in texts.to_pylist()]
-    lengths = np.array([len(found) for found in words], np.int64)
-    every = pa.array([word for found in words for word in found], _TEXT).dictionary_encode()
+    lengths = np.array([len(words_of_text) for words_of_text in words], np.int64)
+    every = pa.array(list(itertools.chain.from_iterable(words)), _TEXT).dictionary_encode()
     starts = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64)
     return WordCodes(every.dictionary, every.indices.to_numpy().astype(np.int64), starts)
 
 
 def _bytes_of(texts: pa.Array) -> tuple[bytes, Ints]:
-    """Return the texts' bytes without a gap, and where each text begins and the last one ends."""
+    """Return the concatenated bytes of the texts, and the boundaries of the texts in them."""
     texts = texts.cast(_TEXT)
     if not len(texts):
         return b"", np.zeros(1, np.int64)
@@ -121,10 +121,10 @@ def _bytes_of(texts: pa.Array) -> tuple[bytes, Ints]:
 
 
 def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> Ints:
-    """Make one run of letters of all that stands between spaces and holds an odd byte, in place.
+    """Turn every run between spaces that holds an odd byte into a run of letters, in place.
 
     Returns:
-        Where these runs begin, spaces not counted.
+        The offsets at which these runs begin, spaces not counted.
     """
     odd = np.flatnonzero(classes == _ODD)
     breaks = np.concatenate([[-1], np.flatnonzero(classes == _SPACE), [len(classes)]])
@@ -134,28 +134,28 @@ def _join_odd(classes: NDArray[np.uint8], ends: Ints) -> Ints:
     stops = np.minimum(breaks[after], ends[text])
     change = np.zeros(len(classes) + 1, np.int8)
     change[begins], change[stops] = 1, -1
-    # Where one ends and the next begins, text to text, it goes on.
+    # A run that ends where the run of the next text begins must not switch the flag off.
     change[np.intersect1d(begins, stops)] = 0
     classes[np.cumsum(change[:-1], dtype=np.int8) > 0] = _LETTER
     first: Ints = np.unique(begins)
-    first -= np.searchsorted(breaks, first) - 1  # the spaces before each
+    first -= np.searchsorted(breaks, first) - 1  # subtract the spaces before each run
     return first
 
 
 def _split_odd(words: WordCodes, odd: Ints) -> WordCodes:
-    """Return the codes with the runs at these places replaced by their words, none or more."""
+    """Return the codes with the runs at these places replaced by the words that they contain."""
     items, which = np.unique(words.codes[odd], return_inverse=True)
     split = [split_words(item) for item in words.words.take(pa.array(items)).to_pylist()]
-    more = pa.array([word for found in split for word in found], _TEXT)
+    more = pa.array(list(itertools.chain.from_iterable(split)), _TEXT)
     every = pa.concat_arrays([words.words, more]).dictionary_encode()
-    # The words that were there keep their numbers.
+    # The codes of the existing words do not change.
     of_item = every.indices.to_numpy()[len(words.words) :]
-    lengths = np.array([len(found) for found in split], np.int64)
+    lengths = np.array([len(words_of_item) for words_of_item in split], np.int64)
     number = lengths[which]
     times = np.ones(len(words.codes), np.int64)
     times[odd] = number
     codes = np.repeat(words.codes, times)
-    shift = np.concatenate([[0], np.cumsum(number - 1)])  # of what stands behind so many odd ones
+    shift = np.concatenate([[0], np.cumsum(number - 1)])  # of the codes after each odd run
     first = np.cumsum(lengths) - lengths
     codes[ranges(odd + shift[:-1], number)] = of_item[ranges(first[which], number)]
     starts = words.starts + shift[np.searchsorted(odd, words.starts)]
@@ -163,11 +163,11 @@ def _split_odd(words: WordCodes, odd: Ints) -> WordCodes:
 
 
 def ranges(begins: Ints, lengths: Ints) -> Ints:
-    """Return begin, begin + 1, … of each range, one range after the other."""
+    """Return begin, begin + 1, … of each range, one range after another."""
     ends = np.cumsum(lengths)
     total = int(ends[-1]) if len(ends) else 0
-    found: Ints = np.arange(total) + np.repeat(begins - (ends - lengths), lengths)
-    return found
+    values: Ints = np.arange(total) + np.repeat(begins - (ends - lengths), lengths)
+    return values
 
 
 # --- by unit
@@ -175,13 +175,13 @@ def ranges(begins: Ints, lengths: Ints) -> Ints:
 
 @dataclass(frozen=True)
 class HeldItems:
-    """Which distinct items each of some units holds. Private.
+    """The distinct items of each unit, for some units. Private.
 
     Attributes:
-        unit_ids: names of the units, each whole in here.
-        items: strings of Arrow, each once.
+        unit_ids: names of the units; all items of a unit are included.
+        items: an Arrow array of distinct strings.
         starts: int64 `[units + 1]`; unit u holds `members[starts[u]:starts[u + 1]]`.
-        members: int32, places among `items`; each once in a unit.
+        members: int32, indices into `items`, without repetition within a unit.
     """
 
     unit_ids: Sequence[str]
@@ -190,7 +190,7 @@ class HeldItems:
     members: NDArray[np.int32]
 
     def those(self, chosen: NDArray[np.bool_]) -> HeldItems:
-        """Return the same without the units that are not chosen."""
+        """Return the items of the chosen units alone."""
         lengths = np.diff(self.starts)
         ids = list(itertools.compress(self.unit_ids, chosen.tolist()))
         starts = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
@@ -217,7 +217,7 @@ def held_items(unit_ids: Sequence[str], words: WordCodes, bounds: Ints) -> HeldI
 
 
 def joined_items(blocks: Iterator[HeldItems]) -> HeldItems:
-    """Return the units of several blocks, with one list of items."""
+    """Return the units of several blocks, with one common list of items."""
     held = list(blocks)
     if not held:
         return HeldItems([], pa.array([], _TEXT), np.zeros(1, np.int64), np.zeros(0, np.int32))
@@ -236,7 +236,8 @@ def joined_items(blocks: Iterator[HeldItems]) -> HeldItems:
 def added_counts(
     parts: Iterable[tuple[pa.Array, NDArray[np.int64]]],
 ) -> tuple[pa.Array, NDArray[np.int64]]:
-    """Return all items of several lists, each once, and the sums of their counts."""
+    """Return the distinct items of several lists, and the sum of each item's counts."""
+
     total = pa.array([], _TEXT), np.zeros(0, np.int64)
     waiting: list[tuple[pa.Array, NDArray[np.int64]]] = []
     for part in parts:

@@ -317,7 +317,7 @@ def test_incomplete_audit_inputs_are_refused_in_one_line(
         (texts[:2], "one side is missing"),
         ([*texts, "--epsilon", "1"], "half a claim"),
         ([*texts[:2], "--held-out", short], "5 texts; 13 are needed"),
-        ([*texts[:2], "--held-out", texts[1]], "a text stands in both files"),
+        ([*texts[:2], "--held-out", texts[1]], "a text is in both files"),
         ([*texts[:2], "--held-out", str(tmp_path / "none")], "no readable text"),
         (["--uri", "file:///elsewhere"], "two models are named"),
     ):

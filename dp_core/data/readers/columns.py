@@ -1,4 +1,4 @@
-"""Token and tag in columns, a blank line between sentences: IOB or IOB2, tabs or spaces."""
+"""Token and tag in columns, with blank lines between sentences: IOB or IOB2, tabs or spaces."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     LONGEST,
     bare_name,
-    damage_told,
     input_files,
     location_of,
+    refuse_damaged_file,
     text_lines,
 )
 from dp_core.errors import PrivateTextRefusal
@@ -39,15 +39,15 @@ class ColumnsReader:
     def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
         """Yield sentences; the first column is the token, the last the tag (see `read_sentences`).
 
-        IOB tags become IOB2. A sentence with a bad line is quarantined whole: a sentence with a
-        hole would teach, and score, another sentence.
+        IOB tags become IOB2. A sentence with a bad line is quarantined as a whole: training
+        and scores would otherwise use a sentence with a gap.
 
         Raises:
             PrivateTextRefusal: as `read_sentences`; or a private file is divided.
         """
         for file in input_files(path, ".tsv", quarantine):
             name = Path(location_of(file, path)).with_name(bare_name(file)).as_posix()
-            with damage_told(path, file, quarantine):
+            with refuse_damaged_file(path, file, quarantine):
                 documents = set()
                 for sentence in _sentences(file, name, quarantine):
                     documents.add(sentence.document_id)
@@ -55,8 +55,8 @@ class ColumnsReader:
                         raise PrivateTextRefusal(
                             "a private file is divided into documents by -DOCSTART-",
                             where=str(path),
-                            fix="Give each document a file of its own: the text of a file must not"
-                            " decide how many privacy units it is.",
+                            fix="Give each document a separate file: the text of a file must not"
+                            " decide its number of privacy units.",
                         )
                     yield sentence
 
@@ -67,7 +67,7 @@ def _sentences(file: Path, name: str, quarantine: Quarantine) -> Iterator[Senten
     tags: list[str] = []
     problem: tuple[Reason, str] | None = None
     size = 0  # characters of the sentence's lines
-    # A blank line after the last one ends the last sentence as any other.
+    # `_with_end` adds a blank line, which ends the last sentence.
     for number, line in _with_end(file):
         if isinstance(line, str) and not line.strip():
             if problem:

@@ -1,10 +1,10 @@
-"""The form of i2b2/VA 2010 and 2011: `name.txt`, a tokenised sentence a line, and its concepts.
+"""The format of i2b2/VA 2010 and 2011: `name.txt`, a tokenised sentence a line, and its concepts.
 
 A concept is `c="chest pain" 3:1 3:2||t="problem"`: line from 1, token from 0, both ends included.
-Lines that share a concept are one sentence. The two files lie side by side, or in folders of their
-own: `txt/name.txt` and `concept/name.con` in 2010, `docs/name.txt` and `concepts/name.txt.con` in
-2011, whose coreference (`chains/`, `pairs/`) is passed over. Concepts may overlap, as those of 2011
-do (persons and pronouns within problems); see `ner.annotated`.
+Lines that share a concept are one sentence. The two files are in the same folder or in separate
+folders: `txt/name.txt` and `concept/name.con` in 2010, `docs/name.txt` and `concepts/name.txt.con`
+in 2011. The coreference files of 2011 (`chains/`, `pairs/`) are skipped. Concepts may overlap (in
+2011, persons and pronouns within problems); see `ner.annotated`.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from dp_core.data.readers.sources import (
     DAMAGED,
     LONGEST,
     bare_name,
-    damage_told,
     input_files,
     offset,
+    refuse_damaged_file,
     text_lines,
 )
 from dp_core.errors import BadInput
@@ -44,8 +44,9 @@ class _Concept:
 def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     """Yield the sentences of all documents under a folder; see `read_sentences`.
 
-    A concept whose offsets do not give its own text puts its sentence into quarantine, every line
-    of it; a text without concepts file (or the reverse), or with two of them, the document.
+    A concept that differs from the text at its offsets puts all lines of its sentence into
+    quarantine. A text without a concepts file, a concepts file without a text, and a duplicate file
+    put the document into quarantine.
     """
     texts = _by_name(path, ".txt", quarantine, ".con", *_COREFERENCE)
     concepts = _by_name(path, ".con", Quarantine(), ".txt")
@@ -58,7 +59,7 @@ def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
             quarantine.reject(Reason.TWICE, name)
         else:
             [text], [con] = texts[name], concepts[name]
-            with damage_told(path, text, quarantine):
+            with refuse_damaged_file(path, text, quarantine):
                 try:
                     yield from _document(name, text, con, quarantine)
                 except DAMAGED:
@@ -68,17 +69,17 @@ def read_i2b2(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
 def _by_name(
     path: Path, suffix: str, quarantine: Quarantine, *others: str
 ) -> dict[str, list[Path]]:
-    found = defaultdict(list)
+    files = defaultdict(list)
     for file in input_files(path, suffix, quarantine, *others):
-        found[_name(file, path)].append(file)
-    return found
+        files[_name(file, path)].append(file)
+    return files
 
 
 def _name(file: Path, folder: Path) -> str:
-    """Return what a text and its concepts have in common.
+    """Return the common name of a text and its concepts, with their folder.
 
     It is `beth/record-13` for `beth/txt/record-13.txt` and `beth/concept/record-13.con` (or
-    `record-13.txt.con`): hospitals of the i2b2 corpus number their records alike.
+    `record-13.txt.con`): the hospitals of the i2b2 corpus use the same record numbers.
     """
     inside = file.relative_to(folder).parent
     if inside.name.lower() in _FOLDERS:
@@ -106,7 +107,7 @@ def _document(name: str, text: Path, concepts: Path, quarantine: Quarantine) -> 
 
 
 def _concepts(name: str, file: Path, quarantine: Quarantine) -> dict[int, list[_Concept]] | None:
-    """Return concepts by the first of their lines in the text; None for more than a text has."""
+    """Return concepts by their first line in the text, or None if the file is too long."""
     by_line: defaultdict[int, list[_Concept]] = defaultdict(list)
     size = 0
     for number, line in text_lines(file):
@@ -136,7 +137,7 @@ def _concept(line: str) -> _Concept | Reason:
 
 
 class _Lines:
-    """The lines of one sentence: one, or all on which a concept lies."""
+    """The lines of one sentence: a single line, or all lines of a concept."""
 
     def __init__(self) -> None:
         self.last = 0  # line
@@ -147,10 +148,10 @@ class _Lines:
         self._size = 0  # characters
 
     def add(self, number: int, line: str | Reason, concepts: list[_Concept]) -> None:
-        """Add a line, or why it cannot be read, and the concepts that begin there."""
+        """Add a line, or the reason why it cannot be read, and the concepts that begin there."""
         self._concepts += concepts
-        # One that ends before it begins, or where nothing is, claims all lines between and fits
-        # none: what they should be labelled, nobody knows.
+        # A concept that ends before it begins, or outside the text, puts all lines between its two
+        # ends into quarantine, because their right labels are unknown.
         self.last = max([self.last, *(max(c.begin[0], c.end[0]) for c in concepts)])
         if isinstance(line, Reason):
             self._problem = self._problem or line
@@ -187,11 +188,11 @@ class _Lines:
         return found
 
     def _holds(self, span: range, concept: _Concept) -> bool:
-        """Whether the text says what the concept does; over lines 2011 may leave out the space."""
-        text, told = " ".join(self._tokens[i] for i in span), " ".join(concept.text.split())
+        """Return whether the text at the offsets equals the concept; 2011 may omit line breaks."""
+        text, expected = " ".join(self._tokens[i] for i in span), " ".join(concept.text.split())
         if concept.begin[0] != concept.end[0]:
-            text, told = text.replace(" ", ""), told.replace(" ", "")
-        return text.lower() == told.lower()
+            text, expected = text.replace(" ", ""), expected.replace(" ", "")
+        return text.lower() == expected.lower()
 
     def _index(self, where: tuple[int, int]) -> int:
         """Return the index in the sentence of a line's token; -1 if there is none."""

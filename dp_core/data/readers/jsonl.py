@@ -14,9 +14,9 @@ from dp_core.data.readers.sources import (
     BOM,
     LONGEST,
     bare_name,
-    damage_told,
     input_files,
     is_unicode,
+    refuse_damaged_file,
     text_lines,
 )
 
@@ -34,7 +34,7 @@ class JsonlFields:
 def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Iterator[Document]:
     """Yield the documents of a file or folder; see `read_corpus`."""
     for file in input_files(path, ".jsonl", quarantine):
-        with damage_told(path, file, quarantine):
+        with refuse_damaged_file(path, file, quarantine):
             for number, row in json_objects(file):
                 location = f"{bare_name(file)}:{number}"
                 document = row if isinstance(row, Reason) else _document(row, fields)

@@ -21,9 +21,9 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     LONGEST,
     bare_name,
-    damage_told,
     input_files,
     is_unicode,
+    refuse_damaged_file,
     text_lines,
 )
 from dp_core.errors import PrivateTextRefusal
@@ -50,7 +50,7 @@ class LabelledTextReader:
     def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[LabelledText]:
         """Yield the texts of a file or folder; see `read_labelled_texts`."""
         for file in input_files(path, f".{self.format}", quarantine):
-            with damage_told(path, file, quarantine):
+            with refuse_damaged_file(path, file, quarantine):
                 rows = (
                     json_objects(file)
                     if self.format == "jsonl"

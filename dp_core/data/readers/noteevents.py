@@ -15,25 +15,25 @@ from dp_core.data.readers.sources import (
     LONGEST,
     bare_name,
     bounded_lines,
-    damage_told,
     input_files,
     is_unicode,
     location_of,
     open_bytes,
+    refuse_damaged_file,
 )
 from dp_core.errors import PrivateTextRefusal
 
 _NEEDED = ("SUBJECT_ID", "TEXT")
 _IDS = ("SUBJECT_ID", "ROW_ID", "HADM_ID")
 _ERROR_MARKS = frozenset({"1", "1.0", "true", "t"})
-_LONGEST_ROW = 2 * LONGEST  # bytes: a note too long is one bad row, what goes on is a broken file
-# RFC 4180, section 2: quotes stand around a whole field or, doubled, inside of them.
+_LONGEST_ROW = 2 * LONGEST  # bytes; a longer row means broken quoting, not a long note
+# RFC 4180, section 2: quotes enclose a whole field; a quote inside a field is doubled.
 _FIELD = r'(?:"[^"]*+(?:""[^"]*+)*+"|[^",\r\n]*+)'
 _ROW = re.compile(rf"{_FIELD}(?:,{_FIELD})*+")
 
 
 class _Broken(Exception):
-    """Quoting that RFC 4180 does not know, in the row that begins at this line."""
+    """Quoting that violates RFC 4180, in the row that begins at this line."""
 
     def __init__(self, line: int) -> None:
         super().__init__()
@@ -54,14 +54,14 @@ def read_noteevents(path: Path, quarantine: Quarantine) -> Iterator[Document]:
     """
     for file in input_files(path, ".csv", quarantine):
         try:
-            with damage_told(path, file, quarantine), open_bytes(file) as stream:
+            with refuse_damaged_file(path, file, quarantine), open_bytes(file) as stream:
                 yield from _notes(path, file, stream, quarantine)
         except _Broken as broken:
             quarantine.reject(Reason.WRONG_COLUMNS, f"{bare_name(file)}:{broken.line}")
             raise PrivateTextRefusal(
                 "a row has broken quoting, or not as many cells as the header",
                 where=str(path),
-                fix="Write it as RFC 4180 says: quotes around a text, doubled inside it.",
+                fix="Write it as RFC 4180 requires: quotes around a text, doubled inside it.",
             ) from None
 
 
@@ -93,7 +93,7 @@ def _rows(stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
     In CSV of this form, a row ends with the first line that closes every quote.
 
     Raises:
-        _Broken: it is not of this form, or a row has no end.
+        _Broken: the file is not of this form, or the last row does not end.
     """
     csv.field_size_limit(_LONGEST_ROW)
     lines: list[bytes] = []

@@ -1,7 +1,7 @@
-"""Whose each labelled document is: annotation formats name no patient, a list beside them does.
+"""The list of documents and their patients, since annotation formats do not name patients.
 
 A line is a document and its patient, separated by a tab or a comma. A first line `document`,
-`patient` is a heading. Ids are normalised, as those of all readers.
+`patient` is a heading. Ids are normalised, as in all readers.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def read_patients(file: Path) -> dict[str, str]:
 
     Raises:
         BadInput: the file cannot be read; a line is not a document and a patient; a document has
-            two patients. Never with any text in it: ids may be names.
+            two patients. The message never quotes the file, because ids may be names.
     """
     if not file.is_file():
         raise BadInput("it is not a file", where=_WHERE, fix="Give a .csv or .tsv file.")
@@ -59,7 +59,7 @@ def with_patients(items: Iterable[Item], patients: Mapping[str, str]) -> list[It
     """Return the sentences, or texts, with their patients.
 
     Raises:
-        BadInput: a document is not listed: it would be a unit of its own, or of nobody.
+        BadInput: a document is not listed, so its privacy unit is unknown.
     """
     named = [replace(item, patient_id=patients.get(item.document_id, "")) for item in items]
     if not all(item.patient_id for item in named):

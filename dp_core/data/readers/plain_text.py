@@ -19,9 +19,9 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     DAMAGED,
     bare_name,
-    damage_told,
     input_files,
     location_of,
+    refuse_damaged_file,
     text_lines,
 )
 
@@ -50,7 +50,7 @@ def _documents(path: Path, quarantine: Quarantine, divide: _Division) -> Iterato
         location = location_of(file, path)
         folders = Path(location).parts[:-1]
         name = Path(location).with_name(bare_name(file)).as_posix()
-        with damage_told(path, file, quarantine):
+        with refuse_damaged_file(path, file, quarantine):
             for part, piece in divide(file):
                 if isinstance(piece, Reason):
                     quarantine.reject(piece, location)

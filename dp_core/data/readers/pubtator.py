@@ -17,9 +17,9 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     LONGEST,
     bare_name,
-    damage_told,
     input_files,
     offset,
+    refuse_damaged_file,
     text_lines,
 )
 
@@ -43,11 +43,11 @@ class _Article:
 def read_pubtator(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     """Yield the sentences of a file or folder; see `read_sentences`.
 
-    Of overlapping entities the longer one stays (on a tie the first). An entity whose offsets do
-    not give its own text puts its article into quarantine.
+    The longer of overlapping entities is kept, and the first of equally long ones. An entity that
+    differs from the text at its offsets puts its article into quarantine.
     """
     for file in input_files(path, ".txt", quarantine):
-        with damage_told(path, file, quarantine):
+        with refuse_damaged_file(path, file, quarantine):
             for article in _articles(file):
                 yield from _sentences(article, quarantine)
 
@@ -68,7 +68,7 @@ def _articles(file: Path) -> Iterator[_Article]:
 
 
 def _read_line(article: _Article, line: str | Reason) -> None:
-    """Add a line to its article, or note what is wrong with it; then nothing more is kept."""
+    """Add a line to its article, or record the first problem, after which lines are ignored."""
     if article.problem:
         return
     if isinstance(line, Reason):
@@ -114,7 +114,7 @@ def _sentences(article: _Article, quarantine: Quarantine) -> Iterator[Sentence]:
     entities = _without_overlaps(article.spans)
     first = 0
     for begin, end in sentence_spans(text, entities, [len(article.parts.get("t", "")) + 1]):
-        # No sentence cuts an entity: those of this one begin within it.
+        # No sentence cuts an entity, so the entities of a sentence are those that begin in it.
         first = bisect_left(entities, (begin, begin), first)
         inside = entities[first : bisect_left(entities, (end, end), first)]
         tokens = token_spans(text, begin, end, inside)
@@ -127,12 +127,14 @@ def _sentences(article: _Article, quarantine: Quarantine) -> Iterator[Sentence]:
 
 
 def _without_overlaps(spans: dict[Span, str]) -> list[Span]:
-    """Return the spans that stay, sorted: none overlaps another."""
+    """Return the spans that are kept, sorted and without overlaps."""
     kept: list[Span] = []
     for start, end in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):  # longest first
-        at = bisect_left(kept, (start, end))
-        if (not at or kept[at - 1][1] <= start) and (at == len(kept) or end <= kept[at][0]):
-            kept.insert(at, (start, end))
+        place = bisect_left(kept, (start, end))
+        if (not place or kept[place - 1][1] <= start) and (
+            place == len(kept) or end <= kept[place][0]
+        ):
+            kept.insert(place, (start, end))
     return kept
 
 

@@ -1,4 +1,4 @@
-"""What a reader did not take: how much of it, why, and where; never the text itself."""
+"""Counts, reasons and locations of the items that a reader rejected, without their text."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from enum import StrEnum
 
 from dp_core.errors import PrivateTextRefusal
 
-_LOCATIONS_KEPT = 20  # of each reason; a million bad lines must not fill the memory
+_LOCATIONS_KEPT = 20  # per reason, so that a million bad lines do not fill the memory
 
 
 class Reason(StrEnum):
-    """Why an item was not taken."""
+    """The reason why an item was rejected."""
 
     EMPTY = "no text"
     ENCODING = "not UTF-8"
@@ -28,9 +28,9 @@ class Reason(StrEnum):
 
 
 class Quarantine:
-    """Counts what was taken and what was not, and refuses a source that is mostly bad.
+    """Counts accepted and rejected items, and refuses a source with too many rejected ones.
 
-    A tag of no known scheme refuses the source in any case.
+    A single tag of an unknown scheme refuses the source.
 
     Counts of private input are for the operator alone.
 
@@ -41,19 +41,19 @@ class Quarantine:
     def __init__(self, largest_share: float = 0.1) -> None:
         self.largest_share = largest_share
         self.taken = 0
-        self.left_out = 0  # marked by the source itself as not to be used
-        self.passed_over = 0  # files that are no input of this format
+        self.left_out = 0  # items that the source marks as erroneous
+        self.passed_over = 0  # files of another format
         self.counts: Counter[Reason] = Counter()
         self.locations: dict[Reason, list[str]] = {}
         self.passed_locations: list[str] = []
 
     @property
     def rejected(self) -> int:
-        """Number of items that were not taken."""
+        """Number of rejected items."""
         return self.counts.total()
 
     def take(self) -> None:
-        """Count an item that was taken."""
+        """Count an accepted item."""
         self.taken += 1
 
     def leave_out(self) -> None:
@@ -61,17 +61,17 @@ class Quarantine:
         self.left_out += 1
 
     def pass_over(self, location: str) -> None:
-        """List a file whose name says that it is something else: no item, so it counts for none."""
+        """List a file of another suffix, which is not counted as an item."""
         self.passed_over += 1
         if len(self.passed_locations) < _LOCATIONS_KEPT:
             self.passed_locations.append(location)
 
     def reject(self, reason: Reason, location: str) -> None:
-        """Count an item that was not taken.
+        """Count a rejected item.
 
         Args:
-            reason: why.
-            location: file and line; never any content.
+            reason: reason of the rejection.
+            location: file and line, without any content.
         """
         self.counts[reason] += 1
         locations = self.locations.setdefault(reason, [])
@@ -79,18 +79,18 @@ class Quarantine:
             locations.append(location)
 
     def finish(self, where: str) -> None:
-        """Refuse the source if it had nothing good, too much that was bad, or an unknown tag.
+        """Refuse a source without accepted items, with too many rejected ones, or an unknown tag.
 
         Raises:
-            BadInput: with the most frequent reason; no location: files may be named after patients.
+            BadInput: names the most frequent reason, but no file, which may be a patient's name.
         """
         if not self.taken and not self.rejected:
             raise PrivateTextRefusal(
                 "there is nothing to read", where=where, fix="Check path and format."
             )
         if self.counts[Reason.TAG]:
-            # Without the sentences of one tag, the labels would be another task: of BIOES tags,
-            # all sentences with an entity of one token would be gone.
+            # Rejecting only the sentences with the tag would change the task: with BIOES tags, all
+            # sentences with an entity of one token would be lost.
             raise PrivateTextRefusal(
                 "a tag is neither IOB nor IOB2: O, B-TYPE or I-TYPE",
                 where=where,

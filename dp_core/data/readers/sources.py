@@ -1,7 +1,7 @@
-"""How every reader finds and opens the files of a source, packed by gzip or xz or plain.
+"""Finding and opening the files of a source, plain or compressed with gzip or xz.
 
-A source holds regular files and folders, or it is refused. Files are unpacked piece by piece: a
-small one cannot become a huge one. Errors name the source alone: files may be named after patients.
+A source that holds anything but regular files and folders is refused. Files are unpacked piece by
+piece, with a limit on the ratio. Errors name only the source: files may be named after patients.
 """
 
 from __future__ import annotations
@@ -23,29 +23,29 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput, PrivateTextRefusal
 
 PACKED = (".gz", ".xz")
-# What a damaged or half-written package raises while it is read.
+# Exceptions raised while a damaged or half-written compressed file is read.
 DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
 # Text is packed to a third or a tenth of its size, tables of repeated words to a fiftieth; zeros
 # become a thousandth in gzip and less in xz.
 LARGEST_RATIO = 250
-ALWAYS_ALLOWED = 16_000_000  # bytes unpacked, whatever the ratio: a small file is no danger
+ALWAYS_ALLOWED = 16_000_000  # bytes unpacked, whatever the ratio: small files are harmless
 _DICTIONARY = 256_000_000  # bytes that xz may hold to unpack: `xz -9` needs 65 million
 _PIECE = 1 << 16  # bytes read at once
 
 
 class TooMuch(Exception):
-    """A package that unpacks to far more than text does."""
+    """A compressed file that unpacks to far more than text does."""
 
 
 class _Unpacker(Protocol):
-    """What `lzma.LZMADecompressor` is."""
+    """The interface of `lzma.LZMADecompressor`."""
 
     eof: bool
     needs_input: bool
     unused_data: bytes
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Return at most so many bytes."""
+        """Return at most `max_length` bytes."""
 
 
 class _Gzip:
@@ -71,7 +71,7 @@ class _Gzip:
 
 
 class _Unpacked(io.RawIOBase):
-    """The bytes in a package of one or more members, one after the other."""
+    """The unpacked bytes of a compressed file with one or more members."""
 
     def __init__(self, raw: IO[bytes], kind: str) -> None:
         self._raw, self._kind = raw, kind
@@ -94,31 +94,31 @@ class _Unpacked(io.RawIOBase):
         view = memoryview(cast("bytearray", buffer)).cast("B")
         if not len(view):
             return 0  # "at most 0 bytes" means "any number" to zlib
-        found = self._some(min(len(view), _PIECE))
-        view[: len(found)] = found
-        self._given += len(found)
+        piece = self._some(min(len(view), _PIECE))
+        view[: len(piece)] = piece
+        self._given += len(piece)
         if self._given > max(ALWAYS_ALLOWED, LARGEST_RATIO * self._taken):
             raise TooMuch
-        return len(found)
+        return len(piece)
 
     def _some(self, most: int) -> bytes:
         """Return at least one byte, or none at the end."""
         while True:
             data, ended = b"", False
             if self._member.eof:
-                # Between members, and after the last, zeros may stand for padding.
+                # Zeros between members, and after the last member, are padding.
                 data = self._member.unused_data.lstrip(b"\0")
                 while not data:
-                    piece = self._read()
-                    if not piece:
+                    packed = self._read()
+                    if not packed:
                         return b""
-                    data = piece.lstrip(b"\0")
+                    data = packed.lstrip(b"\0")
                 self._member = self._next_member()
             elif self._member.needs_input:
                 data = self._read()
                 ended = not data
-            if found := self._member.decompress(data, most):
-                return found
+            if piece := self._member.decompress(data, most):
+                return piece
             if ended and not self._member.eof:
                 raise EOFError
 
@@ -129,41 +129,41 @@ class _Unpacked(io.RawIOBase):
 
 
 def unpacked(raw: IO[bytes], name: str) -> IO[bytes]:
-    """Return what a file holds, unpacked if its name ends in `.gz` or `.xz`.
+    """Return a file's content as a stream, unpacked if its name ends in `.gz` or `.xz`.
 
-    Reading raises `TooMuch`, or one of `DAMAGED`, of which a caller may make what it likes.
+    Reading raises `TooMuch` or an exception of `DAMAGED`, which the caller must handle.
     """
     kind = Path(name).suffix.lower()
     return io.BufferedReader(_Unpacked(raw, kind)) if kind in PACKED else raw
 
 
 UNREADABLE = (OSError, *DAMAGED)
-LONGEST = 8_000_000  # bytes of a line, characters of a note: longer is no text, but a broken file
+LONGEST = 8_000_000  # bytes of a line, characters of a note; anything longer is a broken file
 BOM = "\ufeff"
 
 
 def entries(source: Path, where: str = "") -> list[Path]:
     """Return the file itself, or every file of a folder at any depth, sorted.
 
-    The source itself may be a link, for a person named it; in it, none is followed.
+    The source itself may be a link, since the user named it. Links inside the source are refused.
 
     Args:
         source: a file or folder.
-        where: what the error names; by default the source.
+        where: the name of the source in errors; by default its path.
 
     Raises:
-        BadInput: there is no such file or folder, or something in it is neither, or cannot be
-            read. What it is called is not said, it may be a patient's name: a command that lists
-            it is.
+        BadInput: there is no such file or folder, or an entry of it is neither or cannot be read.
+            The message does not name the entry, which may be a patient's name, but a command that
+            lists it.
     """
     where = where or str(source)
     try:
         mode = source.stat().st_mode
     except (OSError, ValueError) as error:  # also a name that no file system holds
-        what = "no such file or folder"
+        problem = "no such file or folder"
         if isinstance(error, PermissionError):
-            what = "it may not be read"
-        raise BadInput(what, where=where, fix="Check the path.") from None
+            problem = "it may not be read"
+        raise BadInput(problem, where=where, fix="Check the path.") from None
     if stat.S_ISREG(mode):
         return [source]
     if not stat.S_ISDIR(mode):
@@ -176,10 +176,10 @@ def _files(source: Path, where: str) -> Iterator[Path]:
     folders = [source]
     while folders:
         try:
-            with os.scandir(folders.pop()) as found:
+            with os.scandir(folders.pop()) as listing:
                 inside = [
                     (e, e.is_dir(follow_symlinks=False), e.is_file(follow_symlinks=False))
-                    for e in found
+                    for e in listing
                 ]
         except OSError:
             raise PrivateTextRefusal(
@@ -215,11 +215,11 @@ def input_files(path: Path, suffix: str, quarantine: Quarantine, *others: str) -
     Args:
         path: a file or folder.
         suffix: for example `.txt`.
-        quarantine: keeps account of what is passed over.
-        others: suffixes that another call is for.
+        quarantine: lists the files passed over.
+        others: further suffixes that are not listed as passed over.
 
     Raises:
-        BadInput: as `entries`; or the folder has no such file.
+        BadInput: as `entries`; or the folder has no file with the suffix.
     """
     found = entries(path)
     if found == [path]:
@@ -245,10 +245,10 @@ def bare_name(path: Path) -> str:
 
 
 def open_regular(path: Path) -> IO[bytes]:
-    """Open a regular file for reading; never wait, as a pipe would make one.
+    """Open a regular file for reading, without blocking on a pipe.
 
     Raises:
-        OSError: it cannot be read, or is something else.
+        OSError: the file cannot be read, or is not a regular file.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     try:
@@ -261,12 +261,12 @@ def open_regular(path: Path) -> IO[bytes]:
 
 
 def open_bytes(path: Path) -> IO[bytes]:
-    """Open a file for reading, unpacking it by its suffix as far as it is asked for."""
+    """Open a file for reading; a compressed file is unpacked while it is read."""
     return unpacked(open_regular(path), path.name)
 
 
 def is_unicode(text: str) -> bool:
-    """Whether the text has no lone surrogate: a JSON escape can write one, UTF-8 cannot."""
+    """Return whether the text has no lone surrogate, which JSON escapes can write."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -275,8 +275,8 @@ def is_unicode(text: str) -> bool:
 
 
 @contextmanager
-def damage_told(source: Path, file: Path, quarantine: Quarantine) -> Iterator[None]:
-    """Read a file of a source within; one that ends early or is damaged refuses the source.
+def refuse_damaged_file(source: Path, file: Path, quarantine: Quarantine) -> Iterator[None]:
+    """Context manager that refuses the source if reading one of its files fails.
 
     Raises:
         BadInput: names the source. The file, which may be named after a patient, is listed in
@@ -296,24 +296,24 @@ def damage_told(source: Path, file: Path, quarantine: Quarantine) -> Iterator[No
         raise PrivateTextRefusal(
             "a packed file unpacks to far more than text does",
             where=str(source),
-            fix="Give it unpacked, if it is what it should be.",
+            fix="If the file is right, give it unpacked.",
         ) from None
 
 
 def location_of(file: Path, source: Path) -> str:
-    """Return where a file lies within its source."""
+    """Return the path of a file within its source."""
     return file.relative_to(source).as_posix() if file != source else file.name
 
 
 def bounded_lines(
     stream: IO[bytes], longest: int = LONGEST, *, keep_ends: bool = False
 ) -> Iterator[bytes | None]:
-    """Yield lines; None for one that is too long, skipped over.
+    """Yield lines, and None in the place of each line that is too long.
 
     Args:
-        stream: where they are read.
-        longest: bytes of a line.
-        keep_ends: with their line ends.
+        stream: a binary stream.
+        longest: largest number of bytes in a line.
+        keep_ends: whether lines keep their line ends.
     """
     while line := stream.readline(longest + 2):
         if len(line) <= longest or line.endswith(b"\n"):
@@ -324,14 +324,15 @@ def bounded_lines(
         yield None
 
 
-_DIGITS = 9  # of an offset, a line or a token: more lie beyond any document
+_DIGITS = 9  # most digits of an offset, a line or a token number in any document
 
 
 def text_lines(file: Path, *, keep_ends: bool = False) -> Iterator[tuple[int, str | Reason]]:
-    """Yield (line number from 1, the line or why it cannot be read), as `bounded_lines`.
+    """Yield (line number from 1, the line or the reason why it cannot be read).
 
     Raises:
-        UNREADABLE, TooMuch: one of these; the file is damaged, half-written, or a bomb.
+        UNREADABLE: the file is damaged or half-written.
+        TooMuch: the file is a decompression bomb.
     """
     with open_bytes(file) as stream:
         for number, raw in enumerate(bounded_lines(stream, keep_ends=keep_ends), 1):
@@ -347,6 +348,6 @@ def text_lines(file: Path, *, keep_ends: bool = False) -> Iterator[tuple[int, st
 
 
 def offset(digits: str) -> int | None:
-    """Return a whole number of a file; None if it lies beyond any document."""
+    """Return the whole number, or None if it has too many digits for any document."""
     digits = digits.lstrip("0") or "0"
     return int(digits) if len(digits) <= _DIGITS else None

@@ -33,7 +33,7 @@ def null_alarms(auditor: Auditor, *, canaries: int = 60, confidence: float = 0.9
 
 
 def randomised_response(rng, coins, epsilon: float) -> np.ndarray:
-    """ε-DP: every coin is told, and is right with probability e^ε/(1 + e^ε)."""
+    """ε-DP: every coin is released and is right with probability e^ε/(1 + e^ε)."""
     honest = rng.random(len(coins)) < 1 / (1 + math.exp(-epsilon))
     return np.where(coins == honest, 1.0, 0.0) + 1e-6 * rng.random(len(coins))
 
@@ -45,7 +45,7 @@ def subsampled_gaussian(rng, coins, rate: float, sigma: float, steps: int) -> np
 
 
 def all_or_nothing(rng, coins, delta: float) -> np.ndarray:
-    """(0, δ)-DP: with probability δ all coins are told, else none: what the δ term is there for."""
+    """(0, δ)-DP: with probability δ all coins are released, else none (the δ term)."""
     if rng.random() < delta:
         return np.where(coins, 1.0, 0.0)
     return rng.random(len(coins))
@@ -113,7 +113,7 @@ class LowerBoundConformance:
         assert above == 0
         assert np.median(found) > self.near * 1.2
 
-    def test_what_delta_allows_is_no_evidence(self):
+    def test_leaks_within_delta_are_no_evidence(self):
         if "delta" not in self.shapes:
             return
         _, above = excesses(
@@ -130,7 +130,7 @@ class LowerBoundConformance:
         rng = np.random.default_rng(5)
         coins = coins_of(rng, 3 * self.canaries)
         confidence, claimed = self.refuting
-        told = randomised_response(rng, coins, 4.0)
-        assert self.auditor(told, coins, self.delta, confidence) > claimed
+        observations = randomised_response(rng, coins, 4.0)
+        assert self.auditor(observations, coins, self.delta, confidence) > claimed
         half_the_noise = subsampled_gaussian(rng, coins, 1.0, 0.3, 1)
         assert self.auditor(half_the_noise, coins, self.delta, confidence) > claimed

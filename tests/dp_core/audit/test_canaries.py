@@ -117,7 +117,7 @@ def test_places_are_random_over_rows_and_positions() -> None:
     assert seen == {(r, p) for r in (0, 1) for p in range(1, 12)}
 
 
-def test_planting_in_one_unit_says_nothing_of_another() -> None:
+def test_planting_in_one_unit_does_not_depend_on_another() -> None:
     """Two canaries at rate 1/2: the four outcomes are as likely, so the coins are independent."""
     pair = [Canary(f"c{i}", "HS", 0.5, (901 + 2 * i, 902 + 2 * i)) for i in range(2)]
     counts = np.zeros((2, 2))

@@ -82,7 +82,7 @@ def test_the_engine_is_consistent_and_the_audit_sees_something():
     assert verdict.null.sound
 
 
-def test_what_is_seen_is_the_clipped_sum_and_the_plans_noise():
+def test_observations_are_the_clipped_sum_plus_the_plans_noise():
     plan, _ = planned(CANARIES.count, 0.5, 4)
     coins = throw_coins(COINS_OF, CANARIES.count)
     seen = white_box_observations(CANARIES, plan, coins, TRAINING)
@@ -180,7 +180,7 @@ def assert_contradicted(verdict):
 # --- black box
 
 
-def test_released_weights_show_what_the_noise_leaves_and_not_more():
+def test_released_weights_show_canaries_only_as_far_as_the_noise_allows():
     canaries = NewTokenCanaries(1000, ordinary=64)
     coins = throw_coins(COINS_OF, canaries.count)
     plan = audited_plan(canaries.units, EPSILON, DELTA, sampling_rate=0.5, steps=6)

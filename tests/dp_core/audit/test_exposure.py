@@ -229,7 +229,7 @@ def test_the_mean_is_over_canaries_not_groups() -> None:
         summarise(rows, ALONE)
 
 
-def test_what_cannot_be_measured_is_refused() -> None:
+def test_invalid_measurements_are_refused() -> None:
     planted, references = _draw(2, 0.1, 1), _draw(2, 0.0, 2)
     with pytest.raises(ValueError, match="no canaries"):
         _measure(_model({}, 1), [], references)
@@ -431,7 +431,7 @@ def _planted_store(folder: Path, canaries: list[Canary], units: int = 40):
     return writer.finish()
 
 
-def test_in_rows_a_canary_stands_as_it_trained_and_a_reference_in_its_stead(tmp_path: Path) -> None:
+def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path: Path) -> None:
     planted = [dataclasses.replace(c, id=f"p{i}") for i, c in enumerate(_draw(3, 0.1, 1))]
     nowhere = dataclasses.replace(_draw(1, 0.1, 9)[0], id="nowhere")
     others = [dataclasses.replace(c, id=f"r{i}") for i, c in enumerate(_draw(4, 0.0, 2))]

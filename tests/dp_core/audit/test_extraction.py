@@ -72,7 +72,7 @@ def _greedy(model: AnyModel, prefix: Sequence[int], length: int) -> list[int]:
 
 
 @pytest.mark.parametrize("shape", [SMALL, LLAMA, FEED_FORWARD])
-def test_greedy_decoding_gives_just_the_suffixes_that_are_told(shape: Gpt2Config) -> None:
+def test_greedy_decoding_extracts_exactly_the_generated_suffixes(shape: Gpt2Config) -> None:
     model, coins, length = fresh(shape, 3), np.random.default_rng(0), 3
     rows = []
     for number in range(24):
@@ -82,11 +82,11 @@ def test_greedy_decoding_gives_just_the_suffixes_that_are_told(shape: Gpt2Config
             at = number // 2 % length
             suffix[at] = (suffix[at] + 1) % 9
         rows.append([*prefix, *suffix])
-    told = suffix_odds(model)(Prompts(np.array(rows, np.int32), length), 4, None)
-    assert told.first.tolist() == [number % 2 == 0 for number in range(24)]
+    odds = suffix_odds(model)(Prompts(np.array(rows, np.int32), length), 4, None)
+    assert odds.first.tolist() == [number % 2 == 0 for number in range(24)]
 
 
-def test_what_is_shown_before_the_prefix_ends_is_no_part_of_the_answer() -> None:
+def test_predictions_within_the_prefix_do_not_affect_the_odds() -> None:
     model = fresh(SMALL, 3)
     own = [2, 4, 5, 6]
     row = [*own, *_greedy(model, own, 3)]
@@ -95,11 +95,11 @@ def test_what_is_shown_before_the_prefix_ends_is_no_part_of_the_answer() -> None
     assert not suffix_odds(model)(Prompts(np.array([row], np.int32), 4), 4, None).first.any()
 
 
-def test_the_chance_of_a_suffix_is_that_of_top_k_sampling() -> None:
+def test_chance_of_a_suffix_equals_the_probability_under_top_k_sampling() -> None:
     model, k, prefix = fresh(SMALL, 5), 4, [2, 7, 7]
     suffixes = list(itertools.product(range(9), repeat=2))
     rows = np.array([[*prefix, *suffix] for suffix in suffixes], np.int32)
-    told = suffix_odds(model)(Prompts(rows, 2), k, None)
+    odds = suffix_odds(model)(Prompts(rows, 2), k, None)
 
     def drawn(ids: list[int]) -> np.ndarray:
         logits = _next_logits(model, ids).astype(np.float64)
@@ -109,35 +109,37 @@ def test_the_chance_of_a_suffix_is_that_of_top_k_sampling() -> None:
     first = drawn(prefix)
     second = [drawn([*prefix, token]) for token in range(9)]
     expected = [first[one] * second[one][two] for one, two in suffixes]
-    np.testing.assert_allclose(told.chance, expected, rtol=1e-5, atol=1e-12)
-    assert told.chance.sum() == pytest.approx(1.0)
-    assert (told.chance > 0).sum() == told.within.sum() == k**2
-    best = int(np.argmax(told.first))
-    assert told.first.sum() == 1 and list(suffixes[best]) == _greedy(model, prefix, 2)
+    np.testing.assert_allclose(odds.chance, expected, rtol=1e-5, atol=1e-12)
+    assert odds.chance.sum() == pytest.approx(1.0)
+    assert (odds.chance > 0).sum() == odds.within.sum() == k**2
+    best = int(np.argmax(odds.first))
+    assert odds.first.sum() == 1 and list(suffixes[best]) == _greedy(model, prefix, 2)
 
 
-def test_only_tokens_that_may_be_drawn_are() -> None:
+def test_only_allowed_tokens_are_drawn() -> None:
     model, among = fresh(SMALL, 5), [4, 6, 8]
     rows = np.array([[2, 7, token] for token in range(9)], np.int32)
-    told = suffix_odds(model)(Prompts(rows, 1), 5, among)
-    assert np.flatnonzero(told.within).tolist() == among
-    assert told.chance.sum() == pytest.approx(1.0)
+    odds = suffix_odds(model)(Prompts(rows, 1), 5, among)
+    assert np.flatnonzero(odds.within).tolist() == among
+    assert odds.chance.sum() == pytest.approx(1.0)
     logits = _next_logits(model, [2, 7])
-    assert np.flatnonzero(told.first).tolist() == [max(among, key=lambda token: logits[token])]
+    assert np.flatnonzero(odds.first).tolist() == [max(among, key=lambda token: logits[token])]
 
 
 def test_a_suffix_counts_as_sampled_where_its_tries_give_it_as_often_as_not() -> None:
     chances = np.array([0.0, 1e-30, 0.00690, 0.00695, 0.5, 1.0])
     none = np.zeros(6, np.bool_)
-    told = Odds(none, none, chances).extracted(100)[SAMPLING]
-    assert told.tolist() == (1 - (1 - chances) ** 100 >= 0.5).tolist() == [False] * 3 + [True] * 3
+    extracted = Odds(none, none, chances).extracted(100)[SAMPLING]
+    assert (
+        extracted.tolist() == (1 - (1 - chances) ** 100 >= 0.5).tolist() == [False] * 3 + [True] * 3
+    )
     assert Odds(none, none, chances).extracted(1)[SAMPLING].tolist() == [False] * 4 + [True] * 2
 
 
-def test_a_model_that_answers_with_no_number_is_refused() -> None:
+def test_a_model_with_predictions_that_are_not_finite_is_refused() -> None:
     model = fresh(SMALL, 5)
     model.parameters["final_norm/gain"][0] = np.nan
-    with pytest.raises(BadInput, match="no number"):
+    with pytest.raises(BadInput, match="not finite"):
         suffix_odds(model)(Prompts(np.array([[2, 7, 8]], np.int32), 1), 2, None)
 
 
@@ -271,7 +273,7 @@ def test_rows_learned_by_heart_come_out_and_rows_held_out_do_not(
         assert row.ceiling is None
 
 
-def test_a_model_that_learned_nothing_gives_nothing(
+def test_a_model_without_memory_extracts_no_more_than_the_control(
     sides: tuple[TokenStore, TokenStore], planted: list[Canary]
 ) -> None:
     for row in _discoverable(fresh(SHAPE, 5), sides, planted).values():

@@ -128,11 +128,11 @@ def gaussian_by_rates(scores, coins, delta, confidence):
 
 
 @pytest.mark.parametrize("auditor", [uncorrected, gaussian_by_rates])
-def test_bounds_that_were_published_and_wrong_alarm_on_noise(auditor):
+def test_wrong_published_bounds_raise_false_alarms_on_noise(auditor):
     assert null_alarms(auditor, confidence=0.95) > most_excesses(1000)
 
 
-def test_to_pay_for_the_thresholds_that_the_data_picks_is_to_pay_too_little():
+def test_dividing_by_the_selected_thresholds_alone_is_invalid():
     def corrected_for_all(scores, coins, delta, confidence):
         return BinomialBound().best_epsilon(surest_first(scores, coins), delta, confidence)
 
@@ -141,7 +141,7 @@ def test_to_pay_for_the_thresholds_that_the_data_picks_is_to_pay_too_little():
     assert null_alarms(corrected_for_the_hull, confidence=0.95) > 6 * max(ours, 5)
 
 
-def test_without_the_delta_term_what_delta_allows_looks_like_a_leak():
+def test_without_the_delta_term_a_leak_within_delta_contradicts_the_claim():
     _, above = excesses(
         lambda rng, coins: all_or_nothing(rng, coins, 0.2),
         without_the_delta_term,
@@ -156,7 +156,7 @@ def test_without_the_delta_term_what_delta_allows_looks_like_a_leak():
 # --- against theorems and brute force
 
 
-def test_for_pure_privacy_the_p_value_is_that_of_randomised_response():
+def test_p_value_under_pure_privacy_equals_the_tail_of_randomised_response():
     for epsilon, r in itertools.product((0.0, 0.7, 3.0), (1, 5, 12)):
         q = 1 / (1 + math.exp(-epsilon))
         for v in range(r + 1):
@@ -222,7 +222,7 @@ FROZEN = [
 
 
 @pytest.mark.parametrize(("m", "r", "v", "delta", "significance", "binomial", "gaussian"), FROZEN)
-def test_another_library_finds_the_same(m, r, v, delta, significance, binomial, gaussian):
+def test_bounds_equal_another_librarys(m, r, v, delta, significance, binomial, gaussian):
     outcome, confidence = GuessOutcome(m, r, v), 1 - significance
     found = BinomialBound().epsilon(outcome, delta, confidence)
     assert found == pytest.approx(binomial, abs=3e-4)
@@ -240,7 +240,7 @@ def test_to_refute_takes_three_times_e_to_the_epsilon_right_guesses():
 
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.name)
-def test_no_audit_says_more_than_its_power(bound):
+def test_no_lower_bound_exceeds_the_audits_power(bound):
     power = bound.power(500, 60, DELTA)
     found = [bound.epsilon(GuessOutcome(500, 60, v), DELTA) for v in range(0, 61, 4)]
     assert found == sorted(found)
@@ -256,7 +256,7 @@ def test_confidence_delta_and_silent_canaries_lower_a_bound(bound):
     assert bound.epsilon(GuessOutcome(50_000, 60, 55), 1e-3, 0.95) < plain
 
 
-def test_all_thresholds_are_paid_for_and_not_those_that_were_looked_at():
+def test_the_error_is_divided_by_all_possible_thresholds():
     # 10 right guesses and 90 coins: each of 100 thresholds has a hundredth of the probability.
     right = np.r_[np.ones(30, bool), coins_of(np.random.default_rng(0), 70)]
     found = BinomialBound().best_epsilon(right, 0.0, 0.95)

@@ -50,7 +50,7 @@ def test_min_k_is_mimirs(share):
     assert found == pytest.approx(frozen["min_k_plus_plus_and_min_k"][share])
 
 
-def test_a_row_that_asks_nothing_says_nothing():
+def test_a_row_without_predictions_has_a_loss_of_zero():
     assert min_k(np.full((1, 4), 3.0), np.zeros((1, 4))).tolist() == [0.0]
     assert min_k(np.array([[3.0, 1.0, 2.0]]), np.array([[1.0, 0.0, 1.0]])).tolist() == [2.0]
 
@@ -116,7 +116,7 @@ def test_the_published_attack_declares_what_lies_below_the_mean_training_loss():
     assert [a.name for a in attacks(own, [], {}, members, fitted)] == ["loss", "min-k"]
 
 
-def test_what_is_measured_has_no_part_in_what_is_fitted():
+def test_measured_rows_are_never_fitted():
     own, public, members, fitted = rows()
     features = {"attention": np.stack([own.mean, public.mean], axis=1)}
     before = attacks(own, [public], features, members, fitted)

@@ -40,7 +40,7 @@ def scored(members: list[float], others: list[float]) -> Scored:
 
 
 @pytest.mark.parametrize("epsilon, delta", [(0.0, 0.0), (0.3, 0.01), (1.0, 1e-5), (4.0, 0.1)])
-def test_a_ceiling_is_reached_by_the_mechanism_that_gives_all_it_may(epsilon, delta):
+def test_a_ceiling_is_attained_by_the_worst_case_mechanism(epsilon, delta):
     """Randomised response with δ: the (ε, δ) mechanism that dominates all others (KOV 2015)."""
     keep = (1 - delta) / (1 + math.exp(epsilon))
     with_unit = np.array([delta, keep * math.exp(epsilon), keep, 0.0])
@@ -59,7 +59,7 @@ def test_a_ceiling_is_reached_by_the_mechanism_that_gives_all_it_may(epsilon, de
     assert exact <= ceiling.area <= exact + 2e-3
 
 
-def test_nothing_claimed_excludes_nothing():
+def test_ceilings_without_a_claim_are_one():
     for ceiling in (
         PrivacyProfile.of_claim(math.inf, 0.0),
         PrivacyProfile.of_event(Unaccounted("x")),
@@ -67,7 +67,7 @@ def test_nothing_claimed_excludes_nothing():
         assert ceiling.leakage == ceiling.area == ceiling.true_positive_rate(0.0) == 1.0
 
 
-def test_a_gaussians_profile_allows_what_the_best_test_of_it_finds():
+def test_profile_of_a_gaussian_allows_exactly_the_best_tests_rates():
     """A Gaussian's trade-off is Φ(Φ⁻¹(FPR) + 1/σ) (Dong, Roth and Su 2022): from above, closely."""
     sigma = 1.3
     event = Gaussian(sigma, 1)
@@ -185,7 +185,7 @@ def test_the_false_alarms_of_a_threshold_that_they_set_stay_within_their_interva
 # --- rows of the report
 
 
-def test_a_row_says_where_it_lies_above_what_the_claim_allows():
+def test_a_row_is_flagged_if_its_interval_exceeds_the_claims_ceiling():
     clear = scored([1.0] * 300, [0.0] * 300)
     for ceiling, above in ((PrivacyProfile.of_claim(1.0, 1e-6), True), (None, False)):
         row = measure("patient", "loss", clear, 0.5, ceiling)

@@ -77,7 +77,7 @@ def cut(request: pytest.FixtureRequest, tmp_path: Path) -> Cut:
 
 
 def by_group(sample: Sample) -> Attack:
-    """An attack whose score of a row is its place, so that groups can be told."""
+    """An attack whose score of a row is its place, so that groups are distinguishable."""
     n = len(sample.members)
     return Attack("place", np.arange(n, dtype=np.float64), 0.0, np.ones(n, np.bool_))
 
@@ -92,7 +92,7 @@ def test_members_are_all_rows_that_trained_and_others_all_that_did_not(cut: Cut)
     assert len(np.unique(sample.groups["sample"])) == len(sample.members)
 
 
-def test_groups_are_those_of_the_documents_that_rows_stand_in(tmp_path: Path) -> None:
+def test_groups_follow_the_documents_that_rows_are_cut_from(tmp_path: Path) -> None:
     cut = Cut(tmp_path, PrivacyUnit.PATIENT)
     sample = cut.sample()
     counts = {level: len(np.unique(sample.groups[level])) for level in sample.groups}
@@ -129,7 +129,7 @@ def test_a_sample_is_bounded_and_does_not_depend_on_the_order_of_the_corpus(cut:
     assert not np.array_equal(np.unique(sample.member_rows), np.arange(len(sample.member_rows)))
 
 
-def test_whoever_fits_measures_nothing_and_takes_whole_patients(cut: Cut) -> None:
+def test_fitted_rows_are_not_measured_and_patients_are_fitted_as_a_whole(cut: Cut) -> None:
     sample = cut.sample()
     assert not set(sample.clusters[sample.fitted]) & set(sample.clusters[~sample.fitted])
     share = len(np.unique(sample.clusters[sample.fitted])) / PATIENTS
@@ -141,7 +141,7 @@ def test_rows_of_another_corpus_are_refused(tmp_path: Path) -> None:
     altered = np.array(cut.train.tokens)
     altered[0, 1] += 1
     object.__setattr__(cut.train, "tokens", altered)
-    with pytest.raises(BadInput, match="not those of the corpus") as error:
+    with pytest.raises(BadInput, match="differ from the corpus") as error:
         cut.sample()
     assert "p0" not in str(error.value)
 

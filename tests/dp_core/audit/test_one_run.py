@@ -83,7 +83,7 @@ def test_a_leak_that_is_claimed_is_consistent_and_a_larger_one_contradicts():
     assert bad.lower_bounds["trade-off"] > 1.0
 
 
-def test_each_way_to_score_is_paid_for():
+def test_the_error_is_divided_by_the_number_of_scores():
     coins = throw_coins(SEED, 2000)
     scores, guesses = scores_of(coins, 1.2), Guesses(100, 0)
     one = audit_claim(claim_of(2.0), [scores], coins, guesses, SEED)

@@ -29,7 +29,7 @@ def model():
     return model
 
 
-def test_ranks_are_places_among_the_logits(model):
+def test_ranks_equal_the_order_of_the_logits(model):
     secrets = np.array([7, 8, 9], np.int32)
     assert ranker(model)(IDS, LENGTHS, POSITIONS, secrets).tolist() == [1, 2, 40]
 

@@ -191,11 +191,11 @@ def test_an_engine_that_forgets_its_noise_is_contradicted(config: Any) -> None:
     assert word(*audited(config, 1e-3)) == "contradicted"
 
 
-def test_an_engine_that_keeps_its_claim_is_not() -> None:
+def test_an_engine_that_keeps_its_claim_is_not_contradicted() -> None:
     assert word(*audited(Gpt2Config, 1.0)) == "consistent"
 
 
-def test_scores_say_nothing_where_training_ignores_the_coins() -> None:
+def test_scores_are_uninformative_if_training_ignores_the_coins() -> None:
     """All canaries are in: an audit without power, which contradicts nothing."""
     assert word(*audited(Gpt2Config, 1e-3, everybody=True)) == "consistent"
     scores, _ = audited(Gpt2Config, 1e-3)
@@ -228,12 +228,12 @@ def test_a_masked_models_score_is_of_each_token_hidden_alone(tmp_path: Path) -> 
         assert found[number] == pytest.approx(losses[0] - losses[1], abs=1e-3)
 
 
-def test_a_model_that_answers_with_no_number_is_refused(tmp_path: Path) -> None:
+def test_a_model_with_predictions_that_are_not_finite_is_refused(tmp_path: Path) -> None:
     shape = BertConfig.of_size(vocab_size=SIZE, hidden=64, layers=1, max_positions=LENGTH)
     canaries = rows_in(tmp_path, unit_canary_rows(tokenizer(), 5, 1))
     start = fresh(shape, 1)
     broken = Model(shape, {n: a * np.float32("nan") for n, a in start.parameters.items()})
-    with pytest.raises(BadInput, match="no number"):
+    with pytest.raises(BadInput, match="not finite"):
         canary_scores(start, broken, canaries)
 
 
@@ -254,7 +254,7 @@ def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right: int
     assert record.label == Label.DP
 
 
-def test_the_ceiling_is_what_the_most_right_guesses_prove() -> None:
+def test_ceiling_equals_the_bound_of_the_most_right_guesses_under_the_claim() -> None:
     claim = claim_of(1.0)
     most = most_right(claim, 400, 100)
     record = audit_record(verdict_of(60, 100, 1.0), claim, Label.DP, **NAMES)

@@ -45,19 +45,19 @@ COMPOSED, DECOMPOSED = "Ren\u00e9", "Rene\u0301"
         *((v, v) for v in ("7.5", "p7.0", ".0", "7.0.0", "\u0667.0", "rene", "Rene")),
     ],
 )
-def test_the_one_form_of_an_id(value: object, form: str) -> None:
+def test_all_spellings_of_an_id_have_one_normal_form(value: object, form: str) -> None:
     assert normalised_id(value) == form == normalised_id(form)
 
 
 @pytest.mark.parametrize(
     "value", [True, 7.5, float("nan"), float("inf"), 2.0**53, [7], {"a": 7}, b"7"], ids=range(8)
 )
-def test_what_is_no_id(value: object) -> None:
+def test_values_other_than_text_and_whole_numbers_are_no_ids(value: object) -> None:
     with pytest.raises(ValueError, match="not an id"):
         normalised_id(value)
 
 
-def test_whoever_makes_a_document_or_a_sentence_its_ids_are_normalised() -> None:
+def test_documents_and_sentences_normalise_their_ids() -> None:
     assert Document(" 1.0", DECOMPOSED, " x ", "2 ") == Document("1", COMPOSED, " x ", "2")
     assert Sentence((), (), f"{DECOMPOSED} ").document_id == COMPOSED
 
@@ -90,7 +90,7 @@ def as_text(folder: Path) -> None:
     ("format", "write"),
     [("jsonl", as_jsonl), ("noteevents", as_noteevents), ("text", as_text)],
 )
-def test_the_same_corpus_is_the_same_units_in_every_format(
+def test_one_corpus_gives_the_same_units_in_every_format(
     tmp_path: Path, format: str, write: object
 ) -> None:
     (tmp_path / "in").mkdir()
@@ -156,7 +156,7 @@ def test_private_text_is_for_the_owner_alone(tmp_path: Path) -> None:
     assert {stat.S_IMODE(f.stat().st_mode) for f in tmp_path.glob("*.parquet")} == {0o600}
 
 
-def test_an_interrupted_corpus_is_none(tmp_path: Path) -> None:
+def test_an_interrupted_corpus_is_refused(tmp_path: Path) -> None:
     write_corpus([Document("1", "p", "old")], tmp_path)
 
     def breaks() -> object:
@@ -194,7 +194,7 @@ def test_the_order_does_not_depend_on_the_number_of_shards(tmp_path: Path, shard
     assert len(shards_of(tmp_path / "some")) == shards
 
 
-def test_a_patient_lies_whole_in_one_shard_and_notes_of_nobody_in_all(tmp_path: Path) -> None:
+def test_patients_are_in_one_shard_and_notes_without_patient_in_all(tmp_path: Path) -> None:
     write_corpus(many(), tmp_path)
     patients: dict[str, set[str]] = {}
     nobody: set[str] = set()
@@ -208,7 +208,7 @@ def test_a_patient_lies_whole_in_one_shard_and_notes_of_nobody_in_all(tmp_path: 
     assert len(nobody) == 16 and len(set.union(*patients.values())) > 10
 
 
-def test_what_is_spilled_makes_the_same_bytes(
+def test_spilling_rows_to_files_changes_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The same documents in the same order, for every amount of memory."""
@@ -256,13 +256,13 @@ def test_more_text_makes_more_shards_of_the_same_documents(
         assert {f.name for f in folder.iterdir()} == {"corpus.json", *(s.name for s in found)}
 
 
-def test_places_are_those_of_exact_numbers() -> None:
+def test_range_numbers_equal_exact_integer_arithmetic() -> None:
     """Floor of hash · ranges / 2^64, by integers of any size."""
     bounds = [k * (1 << 64) // 48 + d for k in range(1, 48) for d in (-1, 0, 1, 2)]
     hashes = [0, 1, (1 << 32) - 1, 1 << 32, (1 << 64) - 1, *bounds]
     table = pa.table({"hash": pa.array(hashes, pa.uint64())})
     for ranges in (1, 2, 3, 48, 256, 131_072):
-        assert corpus._places(table, ranges).tolist() == [h * ranges >> 64 for h in hashes]
+        assert corpus._range_numbers(table, ranges).tolist() == [h * ranges >> 64 for h in hashes]
 
 
 def test_fewer_shards_leave_none_of_the_old_ones(tmp_path: Path) -> None:
@@ -320,7 +320,7 @@ def test_a_shard_of_another_source_is_not_put_in_place(tmp_path: Path) -> None:
         {"shard-0000.parquet": "0", "x": "1"},
     ],
 )
-def test_a_mark_that_names_other_files_is_none(tmp_path: Path, shards: object) -> None:
+def test_a_mark_with_wrong_shard_names_is_refused(tmp_path: Path, shards: object) -> None:
     write_corpus(many(), tmp_path, 2)
     about = json.loads((tmp_path / "corpus.json").read_text())
     (tmp_path / "corpus.json").write_text(json.dumps(about | {"shards": shards}))

@@ -22,7 +22,7 @@ def test_a_patient_owns_all_of_its_documents() -> None:
     assert owner_of(Sentence(("a",), ("O",), "d")) == "d"
 
 
-def test_scores_are_those_of_the_definition() -> None:
+def test_class_scores_equal_their_definition() -> None:
     rng = np.random.default_rng(0)
     expected, predicted = ([str(c) for c in rng.integers(0, n, 200)] for n in (3, 4))
     found = class_scores(expected, predicted)
@@ -39,7 +39,7 @@ def test_scores_are_those_of_the_definition() -> None:
     assert list(found.f1_by_class.values()) == pytest.approx(f1s)
 
 
-def test_of_nothing_the_scores_are_zero_and_unlike_lengths_are_refused() -> None:
+def test_scores_without_texts_are_zero_and_different_lengths_are_refused() -> None:
     assert (class_scores([], []).accuracy, class_scores([], []).macro_f1) == (0, 0)
     with pytest.raises(ValueError, match="is shorter"):
         class_scores(["a"], [])

@@ -55,7 +55,7 @@ def test_number_of_predictions_is_the_rows_own() -> None:
     assert nothing.weights.sum() == 0
 
 
-def test_a_row_is_masked_alike_wherever_it_stands() -> None:
+def test_a_rows_mask_does_not_depend_on_its_place_in_the_batch() -> None:
     tokens, lengths = batch(5000)
     k = keys(5000)
     whole = mask_rows(tokens, lengths, k, SPECIAL, V, K)

@@ -136,7 +136,7 @@ def test_the_longest_of_overlapping_entities_is_learned_and_all_are_expected() -
     assert missed == [("problem", 0, 3), ("person", 1, 2), ("test", 2, 4)]
 
 
-def test_a_choice_of_types_uncovers_what_a_longer_one_hid() -> None:
+def test_choosing_types_restores_entities_hidden_by_a_longer_one() -> None:
     sentence = annotated(("a", "b", "c"), [("person", 0, 3), ("problem", 1, 2)])
     (chosen,) = with_types([sentence], ["problem"])
     assert (chosen.tags, chosen.overlapped) == (("O", "B-problem", "O"), ())
@@ -162,7 +162,7 @@ def test_no_entity_is_lost(found: list[tuple[str, int, int]]) -> None:
 
 
 @given(st.lists(st.integers(1, 4), max_size=5), ENTITIES)
-def test_a_document_is_the_same_however_it_was_cut(
+def test_joined_documents_do_not_depend_on_the_sentence_splitter(
     sizes: list[int], found: list[tuple[str, int, int]]
 ) -> None:
     """Entities across a cut aside, which no reader makes."""
@@ -186,11 +186,11 @@ def test_sentences_without_a_document_stay_apart() -> None:
     assert joined(alone) == alone
 
 
-def test_each_error_of_tagging_is_told_once() -> None:
+def test_each_tagging_error_is_reported_once() -> None:
     right = Sentence(tuple("abcdefgh"), ("B-x", "I-x", "O", "B-y", "O", "B-x", "O", "B-y"))
     guess = ("B-x", "O", "O", "B-x", "B-z", "O", "O", "B-y")
-    told = {(e.kind, e.expected, e.predicted) for e in tagging_errors(right, guess)}
-    assert told == {
+    errors = {(e.kind, e.expected, e.predicted) for e in tagging_errors(right, guess)}
+    assert errors == {
         ("wrong boundary", ("x", 0, 2), ("x", 0, 1)),
         ("wrong type", ("y", 3, 4), ("x", 3, 4)),
         ("spurious", None, ("z", 4, 5)),

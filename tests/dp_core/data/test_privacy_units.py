@@ -89,7 +89,7 @@ def test_many_units_at_once_are_the_same_units_with_the_same_words(
     assert at_once == one_by_one
 
 
-def test_a_unit_longer_than_what_is_read_at_once_is_one_unit(
+def test_a_unit_longer_than_a_row_group_is_one_unit(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("dp_core.data.corpus._ROW_GROUP", 40)

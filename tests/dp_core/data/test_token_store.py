@@ -82,7 +82,7 @@ def test_large_vocabularies_get_wide_ids(tmp_path: Path) -> None:
     assert store.tokens[0, 0] == 70_000
 
 
-def test_an_unfinished_store_is_none(tmp_path: Path) -> None:
+def test_an_unfinished_store_is_refused(tmp_path: Path) -> None:
     write(tmp_path, {"a": [[1]]})
     TokenStoreWriter(tmp_path, 6, 100).add_unit("b", [[2]])
     with pytest.raises(BadInput, match="not a finished token store"):
@@ -209,19 +209,19 @@ def corpora(tmp_path_factory):
     return folder, written
 
 
-def test_writing_takes_no_more_for_a_corpus_eight_times_as_large(corpora):
+def test_memory_of_writing_does_not_grow_with_the_corpus(corpora):
     small, large = corpora[1]
     assert large < 1.2 * small
 
 
-def test_opening_and_feeding_take_no_more_for_a_corpus_eight_times_as_large(corpora, monkeypatch):
+def test_memory_of_opening_and_feeding_does_not_grow_with_the_corpus(corpora, monkeypatch):
     monkeypatch.setattr(token_store, "_CHECKED", 1 << 9)
     monkeypatch.setattr(sampling, "_CHUNK", 1 << 9)
     small, large = (peak(lambda n=n: feed(corpora[0] / str(n))) for n in (4000, 32_000))
     assert large < 1.2 * small
 
 
-def test_rows_of_a_shard_are_those_of_its_units(tmp_path: Path) -> None:
+def test_rows_of_a_shard_equal_the_rows_of_its_units(tmp_path: Path) -> None:
     """A store of one pass over all units is that of all shards, one after the other."""
     notes = (f"The patient [MASK] has pain in knee {i % 7}." for i in range(120))
     write_corpus(

@@ -22,7 +22,7 @@ def bert_words(text: str) -> list[str]:
 
 
 @given(ANY)
-def test_words_are_those_of_the_tokenizer(text: str) -> None:
+def test_words_equal_the_words_of_the_tokenizer(text: str) -> None:
     assert split_words(text) == bert_words(text.encode("utf-8", "replace").decode())
 
 

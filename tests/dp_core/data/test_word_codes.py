@@ -38,7 +38,7 @@ def spelled(found: WordCodes) -> list[list[str]]:
 
 @settings(max_examples=400, deadline=None)
 @given(TEXTS, st.integers(0, 3))
-def test_words_of_many_texts_are_those_of_each(texts: list[str], skipped: int) -> None:
+def test_words_of_many_texts_equal_the_words_of_each_text(texts: list[str], skipped: int) -> None:
     """Also of texts whose Arrow array is a part of another."""
     found = encode_bert_words(arrow(texts).slice(min(skipped, len(texts))))
     assert spelled(found) == [split_words(text) for text in texts[skipped:]]

@@ -127,16 +127,18 @@ class ReaderContract:
         assert (quarantine.taken, quarantine.rejected) == (len(items), 0)
         assert len(items) > 9
 
-    def test_a_bad_item_is_counted_where_it_stands(self, tmp_path: Path, bad_item: BadItem) -> None:
+    def test_a_bad_item_is_counted_with_its_location(
+        self, tmp_path: Path, bad_item: BadItem
+    ) -> None:
         for name, content in bad_item.files.items():
             (tmp_path / name).write_bytes(content)
         items, quarantine = read(self.FORMAT, tmp_path)
         assert len(items) == bad_item.kept
         assert quarantine.counts == {bad_item.reason: 1}
         assert quarantine.locations == {bad_item.reason: [bad_item.where]}
-        with pytest.raises(BadInput, match=str(bad_item.reason)) as told:
+        with pytest.raises(BadInput, match=str(bad_item.reason)) as refusal:
             read(self.FORMAT, tmp_path, share=0.05)
-        assert SECRET not in str(told.value) + json.dumps(quarantine.summary())
+        assert SECRET not in str(refusal.value) + json.dumps(quarantine.summary())
 
     @pytest.mark.parametrize("content", ["", "\n", "\n \n"], ids=range(3))
     def test_nothing_to_read_is_refused(self, tmp_path: Path, content: str) -> None:
@@ -179,23 +181,21 @@ class ReaderContract:
         whole = PACKERS[packing](self.MANY.encode())
         (tmp_path / f"{NAME}{self.SUFFIX}{packing}").write_bytes(whole[: len(whole) // 2])
         quarantine = Quarantine()
-        with pytest.raises(BadInput, match="half-written") as told:
+        with pytest.raises(BadInput, match="half-written") as refusal:
             list(reader_of(self.FORMAT)(self.FORMAT, tmp_path, quarantine))
-        assert NAME not in str(told.value)
-        assert SECRET not in str(told.value)
-        assert told.value.__cause__ is None
+        assert NAME not in str(refusal.value)
+        assert SECRET not in str(refusal.value)
+        assert refusal.value.__cause__ is None
         assert [NAME in place for place in quarantine.locations[Reason.UNREADABLE]] == [True]
 
     @pytest.mark.parametrize("kind", STRANGE)
-    def test_what_is_neither_file_nor_folder_refuses_the_source(
-        self, tmp_path: Path, kind: str
-    ) -> None:
+    def test_a_link_or_pipe_or_device_refuses_the_source(self, tmp_path: Path, kind: str) -> None:
         source = self.source(tmp_path)
         STRANGE[kind](source / f"{NAME}{self.SUFFIX}")
-        with pytest.raises(BadInput, match="a link, a pipe or a device") as told:
+        with pytest.raises(BadInput, match="a link, a pipe or a device") as refusal:
             read(self.FORMAT, source)
-        assert NAME not in str(told.value)
-        listed = str(told.value).split("`")[-2]  # the command that names it, for the operator
+        assert NAME not in str(refusal.value)
+        listed = str(refusal.value).split("`")[-2]  # the command that names it, for the operator
         found = subprocess.run(["sh", "-c", listed], capture_output=True, text=True, check=True)
         assert NAME in found.stdout
         assert found.stdout.count("\n") == 1
@@ -213,9 +213,9 @@ class ReaderContract:
             return scandir(path)  # type: ignore[call-overload]
 
         monkeypatch.setattr(os, "scandir", denied)
-        with pytest.raises(BadInput, match="a folder in it may not be read") as told:
+        with pytest.raises(BadInput, match="a folder in it may not be read") as refusal:
             read(self.FORMAT, source)
-        assert NAME not in str(told.value)
+        assert NAME not in str(refusal.value)
 
     def test_a_file_that_may_not_be_read_refuses_the_source(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -232,9 +232,9 @@ class ReaderContract:
 
         monkeypatch.setattr(os, "open", denied)
         quarantine = Quarantine()
-        with pytest.raises(BadInput, match="unreadable") as told:
+        with pytest.raises(BadInput, match="unreadable") as refusal:
             list(reader_of(self.FORMAT)(self.FORMAT, source, quarantine))
-        assert NAME not in str(told.value)
+        assert NAME not in str(refusal.value)
         assert quarantine.locations[Reason.UNREADABLE] == [bad.name]
 
     @pytest.mark.parametrize("is_folder", [True, False])
@@ -250,13 +250,13 @@ class ReaderContract:
                 os.close(os.open(name + b".md", os.O_CREAT | os.O_WRONLY))
         except OSError:
             pytest.skip("this file system holds UTF-8 names alone")
-        with pytest.raises(BadInput, match="a name in it is not UTF-8") as told:
+        with pytest.raises(BadInput, match="a name in it is not UTF-8") as refusal:
             read(self.FORMAT, source)
-        assert "caf" not in str(told.value)
-        str(told.value).encode()
+        assert "caf" not in str(refusal.value)
+        str(refusal.value).encode()
 
     @pytest.mark.parametrize("name", ["missing", "x" * 300, "x/" * 3000, "a\0b"], ids=range(4))
-    def test_a_path_where_nothing_is_is_refused(self, tmp_path: Path, name: str) -> None:
+    def test_a_missing_path_is_refused(self, tmp_path: Path, name: str) -> None:
         with pytest.raises(BadInput, match="no such file or folder"):
             read(self.FORMAT, tmp_path / name)
 

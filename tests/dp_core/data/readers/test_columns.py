@@ -91,7 +91,7 @@ def test_iob_becomes_iob2() -> None:
 
 
 @given(st.lists(st.sampled_from(["O", "B-a", "I-a", "B-b", "I-b"]), max_size=12))
-def test_every_tag_then_belongs_to_an_entity(tags: list[str]) -> None:
+def test_every_tag_belongs_to_an_entity(tags: list[str]) -> None:
     converted = iob2(tags)
     covered = sum(end - start for _, start, end in entities(converted))
     assert covered == sum(t != "O" for t in tags)

@@ -80,7 +80,7 @@ def test_both_layouts(tmp_path: Path, apart: bool, end: str) -> None:
         'c="chest pain" 1:1 3:2||t="problem"',  # over lines
     ],
 )
-def test_offsets_that_do_not_fit_cost_the_sentence(tmp_path: Path, bad: str) -> None:
+def test_offsets_that_do_not_fit_quarantine_the_sentence(tmp_path: Path, bad: str) -> None:
     write(tmp_path, [bad, *CONCEPTS[1:]])
     with (tmp_path / "r1.txt").open("a") as more:
         more.write("No test .\n")
@@ -158,7 +158,7 @@ def test_every_line_that_a_wrong_concept_claims_is_put_aside(
     assert q.rejected >= 1
 
 
-def test_two_files_of_one_document_cost_it(tmp_path: Path) -> None:
+def test_a_document_with_two_files_is_quarantined(tmp_path: Path) -> None:
     write(tmp_path, CONCEPTS)
     (tmp_path / "r1.TXT").write_text("Another text .\n")
     (tmp_path / "r2.txt").write_text("good\n")
@@ -193,15 +193,15 @@ def test_the_layout_of_2011(tmp_path: Path) -> None:
     assert (q.rejected, q.passed_over) == (0, 1)
 
 
-@pytest.mark.parametrize("told", ["left sided chest pain", "left sidedchest pain"])
-def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path: Path, told: str) -> None:
+@pytest.mark.parametrize("concept", ["left sided chest pain", "left sidedchest pain"])
+def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path: Path, concept: str) -> None:
     (tmp_path / "r1.txt").write_text("left sided\nchest pain .\n")
-    (tmp_path / "r1.con").write_text(f'c="{told}" 1:0 2:1||t="problem"\n')
+    (tmp_path / "r1.con").write_text(f'c="{concept}" 1:0 2:1||t="problem"\n')
     (sentence,) = read(tmp_path)[0]
     assert sentence.tags == ("B-problem", "I-problem", "I-problem", "I-problem", "O")
     (tmp_path / "r1.txt").write_text("left sided chest pain .\nOk .\n")
-    (tmp_path / "r1.con").write_text(f'c="{told}" 1:0 1:3||t="problem"\n')
-    assert len(read(tmp_path)[0]) == 1 + ("sidedchest" not in told)
+    (tmp_path / "r1.con").write_text(f'c="{concept}" 1:0 1:3||t="problem"\n')
+    assert len(read(tmp_path)[0]) == 1 + ("sidedchest" not in concept)
 
 
 def test_lines_beyond_the_text_and_other_shapes(tmp_path: Path) -> None:

@@ -23,14 +23,14 @@ def write(folder: Path, name: str, lines: list[int], concepts: list[list[Any]]) 
     text = [
         " ".join(words[line, token] for token in range(size)) for line, size in enumerate(lines, 1)
     ]
-    told = []
+    concept_lines = []
     for kind, *ends in concepts:
         begin, end = (ends[0], ends[1]), (ends[2], ends[3])
         own = " ".join(word for place, word in words.items() if begin <= place <= end)
-        told.append(f'c="{own}" {begin[0]}:{begin[1]} {end[0]}:{end[1]}||t="{kind}"')
+        concept_lines.append(f'c="{own}" {begin[0]}:{begin[1]} {end[0]}:{end[1]}||t="{kind}"')
     folder.mkdir(exist_ok=True)
     (folder / f"{name}.txt").write_text("\n".join(text) + "\n")
-    (folder / f"{name}.con").write_text("".join(line + "\n" for line in told))
+    (folder / f"{name}.con").write_text("".join(line + "\n" for line in concept_lines))
 
 
 def scored(folder: Path, cases: list[Case]) -> EntityScores:
@@ -54,7 +54,7 @@ def counts(found: EntityScores) -> dict[str, list[int]]:
 
 
 @pytest.mark.parametrize("case", FROZEN["cases"], ids=lambda case: case["name"])
-def test_counts_are_those_of_the_scorer_of_2010(tmp_path: Path, case: Case) -> None:
+def test_counts_equal_the_counts_of_the_scorer_of_2010(tmp_path: Path, case: Case) -> None:
     assert counts(scored(tmp_path, [case])) == case["counts"]
 
 

@@ -66,7 +66,7 @@ def test_a_pair_read_as_a_text_is_its_first_sentence(tmp_path: Path) -> None:
     assert [(t.first, t.second) for t in read(file, pairs=False)[0]] == [("He has pain.", "")]
 
 
-def test_quotes_in_a_table_are_text(tmp_path: Path) -> None:
+def test_quotes_in_a_table_are_part_of_the_text(tmp_path: Path) -> None:
     file = tmp_path / "a.tsv"
     file.write_text('\ufefflabel\tsentence1\tsentence2\ny\tan "open\tquote"\nn\t"\t"\r\n')
     assert [(t.first, t.second, t.label) for t in read(file)[0]] == [

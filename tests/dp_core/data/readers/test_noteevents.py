@@ -169,9 +169,9 @@ def test_a_header_alone_is_refused(tmp_path: Path) -> None:
 def test_a_file_without_its_columns_is_not_named(tmp_path: Path) -> None:
     (tmp_path / f"{NAME}.csv").write_text("a,b\n1,2\n")
     quarantine = Quarantine()
-    with pytest.raises(BadInput, match="a header lacks SUBJECT_ID and TEXT") as told:
+    with pytest.raises(BadInput, match="a header lacks SUBJECT_ID and TEXT") as refusal:
         list(read_corpus("noteevents", tmp_path, quarantine))
-    assert NAME not in str(told.value)
+    assert NAME not in str(refusal.value)
     assert quarantine.locations[Reason.WRONG_COLUMNS] == [f"{NAME}.csv"]
 
 
@@ -181,7 +181,7 @@ def test_a_file_without_its_columns_is_not_named(tmp_path: Path) -> None:
         st.text(min_size=1, max_size=30).filter(lambda t: t.strip() != ""), min_size=1, max_size=5
     )
 )
-def test_whatever_a_csv_writer_wrote_is_read(
+def test_every_output_of_a_csv_writer_is_read(
     tmp_path_factory: pytest.TempPathFactory, texts: list[str]
 ) -> None:
     texts = ["x" + t.encode("utf-8", "replace").decode().replace("\r", " ") for t in texts]

@@ -20,7 +20,9 @@ SECRET = "Zyqvarnex"
         ("list.tsv", "beth/r1\tp1\na, b\tp2\nr2\tp1\n"),
     ],
 )
-def test_a_list_says_whose_each_document_is(tmp_path: Path, name: str, content: str) -> None:
+def test_each_document_gets_the_patient_in_the_list(
+    tmp_path: Path, name: str, content: str
+) -> None:
     file = tmp_path / name
     file.write_text(content)
     assert read_patients(file) == {"beth/r1": "p1", "a, b": "p2", "r2": "p1"}
@@ -54,7 +56,7 @@ def test_one_patient_is_one_however_the_list_spells_the_id(tmp_path: Path) -> No
         b"\xff\xfe,p\n",
     ],
 )
-def test_a_list_that_leaves_a_doubt_is_refused_without_a_word_of_it(
+def test_an_ambiguous_list_is_refused_without_quoting_it(
     tmp_path: Path, content: str | bytes
 ) -> None:
     file = tmp_path / "list.csv"

@@ -132,7 +132,7 @@ def plain(text: str, spans: dict[tuple[int, int], str]) -> list[Sentence]:
     st.text(st.sampled_from("aB. 1"), min_size=1, max_size=60),
     st.lists(st.tuples(st.integers(0, 60), st.integers(1, 20), st.sampled_from("XY")), max_size=9),
 )
-def test_nested_and_overlapping_spans_mean_what_they_meant(
+def test_tags_of_nested_and_overlapping_spans_equal_the_plain_algorithm(
     tmp_path_factory: pytest.TempPathFactory, text: str, marks: list[tuple[int, int, str]]
 ) -> None:
     whole = f"A {text}"
@@ -147,7 +147,7 @@ def test_nested_and_overlapping_spans_mean_what_they_meant(
     assert sentences == plain(whole, spans)
 
 
-def test_the_work_grows_as_the_article(tmp_path: Path) -> None:
+def test_time_grows_linearly_with_the_article(tmp_path: Path) -> None:
     """Four times the spans: about four times the lines that Python runs, not sixteen times."""
 
     def lines_run(count: int) -> int:

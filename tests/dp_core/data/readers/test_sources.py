@@ -45,7 +45,7 @@ def test_an_unknown_format_is_refused(tmp_path: Path, read_any: Callable[..., ob
 
 
 @pytest.mark.parametrize("kind", ["pipe", "socket", "endless", "dangling", "loop"])
-def test_a_source_that_is_neither_is_refused(tmp_path: Path, kind: str) -> None:
+def test_a_source_that_is_neither_file_nor_folder_is_refused(tmp_path: Path, kind: str) -> None:
     (tmp_path / "a").mkdir()
     STRANGE[kind](tmp_path / "a" / "source.txt")
     with pytest.raises(BadInput, match=r"neither a file nor a folder|no such file or folder"):
@@ -117,18 +117,18 @@ def test_a_small_file_cannot_become_a_huge_one(tmp_path: Path, line: str) -> Non
         if format == "i2b2":
             (place.parent / "i2b2.con").write_text("")
         places.append(str(place))
-    told = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", BOMBS, *places], capture_output=True, text=True, check=False
     )
-    assert told.returncode == 0, told.stderr[-400:]
-    said = dict(line.split(" ", 1) for line in told.stdout.splitlines())
-    assert said.keys() == FORMATS.keys()
-    for format, what in said.items():
+    assert process.returncode == 0, process.stderr[-400:]
+    answers = dict(line.split(" ", 1) for line in process.stdout.splitlines())
+    assert answers.keys() == FORMATS.keys()
+    for format, what in answers.items():
         broken = format == "noteevents" and "broken quoting" in what  # before it is large
         assert broken or what == "a packed file unpacks to far more than text does", format
 
 
-def test_an_xz_file_cannot_ask_for_memory(tmp_path: Path) -> None:
+def test_an_xz_file_that_requires_much_memory_is_refused(tmp_path: Path) -> None:
     """Its header says how much of what was unpacked must be remembered: here 4 GB for a word."""
     whole = bytearray(lzma.compress(b"good"))
     size = (whole[12] + 1) * 4  # of the block's header, section 3.1 of the format
