@@ -1,14 +1,14 @@
-"""Advice on the plan of a private training: how much noise stands beside the signal, and what for.
+"""Advice on the plan of a private training, by the ratio of its noise to its signal.
 
 With DP a training is limited by its noise, not by its compute: McKenna et al. 2025 (VaultGemma's
-scaling laws, arXiv:2501.18914) find that beside model and number of updates the *noise-batch
-ratio* σ/B alone decides the loss. A plan is chosen here by one figure made of both: the deviation
-of the mean of all noised updates, raised where the updates are few. Everything is a function of
-declared numbers: nothing private is read, and nothing is charged.
+scaling laws, arXiv:2501.18914) find that the loss depends only on the model, the number of updates
+and the *noise-batch ratio* σ/B. A plan is chosen here by one figure made of the last two: the
+deviation of the mean of all noised updates, raised where the updates are few. Everything is a
+function of declared numbers: no private data is read, and the ledger is not charged.
 
-Where phrases are released first, they bring most of the gain, and the noise of their counts is the
-figure. What a figure is worth is not known from theory. `GainCurve` holds what was measured of it,
-on made-up notes: expectations, not promises.
+If phrases are released first, they bring most of the gain, and the noise of their counts is the
+figure. Theory does not give the gain at a figure. `GainCurve` holds measurements on made-up notes:
+expectations, not guarantees.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from dp_core.privacy.mechanisms import MechanismEvent, PhraseRounds
 
 MEASURED = Path(__file__).with_name("gain_curve.json")  # written by benchmarks/utility
 CONFIDENCE = 0.95
-# T₀, updates without noise that bring half home. The trainings of the curve by gradients lie closer
+# T₀, updates that learn half without noise. The trainings of the curve by gradients lie closer
 # to one curve with 200 than with 60 (deviation 0.07 of the gain, not 0.09), hardly so beyond.
 HALF_LEARNED = 200
 # After text from phrases, which has taught most of it: at one ε, 36 updates of 1,024 patients bring
 # 0.6 to 1.1 points, 141 of 256 none (docs/phrases.md).
 HALF_LEARNED_AFTER_PHRASES = 5
-# v: what gradients of single rows, clipped, vary by in all, beside the squared norm of their mean.
+# v: the total variance of clipped single-row gradients over the squared norm of their mean.
 # On made-up notes at the public model: norms 0.31, 0.55 and 0.66 of 1, 4 and 8 rows (decision 21).
 ROW_VARIANCE = 9.4
 MOST_ROWS = 32  # of a unit, that advice lets an update read; and of masks of each
@@ -55,20 +55,19 @@ Recipe = Literal["gradients", "phrases"]
 
 
 def noise_to_signal(plan: ExecutionPlan, half_learned: float = HALF_LEARNED) -> float:
-    """Return the noise beside the signal of a whole training, for each coordinate.
+    """Return the ratio of noise to signal of a whole training, for each coordinate.
 
     Let σ_t/B_t be the noise-batch ratio of update t, in clip norms. The mean of T updates has
-    noise of deviation √(Σ (σ_t/B_t)²)/T, less where it is correlated and cancels; its signal is
-    one mean gradient, of which T updates bring home T/(T + T₀): with few updates even a training
-    without noise is not done. The figure is their ratio, so smaller is better. At one ε it hardly
-    depends on the batch where σ is large (then σ² ∝ B at equal passes), falls with larger batches
-    where σ is near 1, and rises again where too few updates are left: there is a best batch
-    between. What a unit says is clearer the more of its rows, and maskings of them, it says it
-    with: see `signal_norm`.
+    noise of deviation √(Σ (σ_t/B_t)²)/T, less where it is correlated and cancels. Its signal is
+    one mean gradient, of which T updates learn the share T/(T + T₀), because few updates do not
+    finish a training even without noise. The figure is their ratio, so smaller is better. At one ε
+    it hardly depends on the batch where σ is large (then σ² ∝ B at equal passes), falls with larger
+    batches where σ is near 1, and rises again where too few updates are left, so there is a best
+    batch between. The signal of a unit grows with its rows and their maskings (`signal_norm`).
 
     Args:
         plan: of the training; its accounting has no part in this.
-        half_learned: T₀, updates without noise that bring half home.
+        half_learned: T₀, updates that learn half of the signal without noise.
     """
     sigma, updates = plan.gradient_noise_multiplier(), plan.steps
     total = math.fsum(phase.steps * (sigma / phase.expected_batch) ** 2 for phase in plan.schedule)
@@ -79,14 +78,14 @@ def noise_to_signal(plan: ExecutionPlan, half_learned: float = HALF_LEARNED) -> 
 
 
 def signal_norm(rows: int) -> float:
-    """Return the norm of the mean of units' clipped gradients, in clip norms, where all say alike.
+    """Return the norm of the mean clipped gradient, in clip norms, if all units have one signal.
 
     A unit's gradient is the mean over k rows (maskings count as rows): the mean of all, and a
     deviation of variance v/k, in squared norms of that mean. Clipped to norm 1 it keeps
     1/√(1 + v/k) of the mean's direction, and the deviations of many units cancel.
 
     Args:
-        rows: k, that an update reads of a unit.
+        rows: k, rows of a unit that an update reads.
     """
     return 1 / math.sqrt(1 + ROW_VARIANCE / rows)
 
@@ -94,10 +93,10 @@ def signal_norm(rows: int) -> float:
 def phrase_noise(event: PhraseRounds) -> float:
     """Return the deviation of the noise of one round, in norms of a unit.
 
-    Beside the declared units it is the figure of released phrases: what share of all units must
-    hold a phrase is in proportion to it.
+    Divided by the declared units it is the figure of released phrases: the share of all units that
+    must hold a phrase is proportional to it.
     """
-    return 1 / float(min(one.mu for one in event.rounds))  # type: ignore[attr-defined]
+    return 1 / float(min(part.mu for part in event.rounds))  # type: ignore[attr-defined]
 
 
 def rough_noise(event_of: Callable[[float], MechanismEvent], epsilon: float, delta: float) -> float:
@@ -124,7 +123,7 @@ def rough_noise(event_of: Callable[[float], MechanismEvent], epsilon: float, del
             raise BadInput(
                 f"no noise reaches ε={epsilon:g} at δ={delta:g}",
                 where="epsilon",
-                fix="Ask for a larger ε or δ.",
+                fix="Raise ε or δ.",
             )
     while low >= high or above(low) <= 0:
         if low < math.log(0.05):  # ε in the hundreds: any noise does
@@ -135,13 +134,13 @@ def rough_noise(event_of: Callable[[float], MechanismEvent], epsilon: float, del
 
 @dataclass(frozen=True)
 class Case:
-    """A plan, or the same with other units or another ε: what stands beside its signal.
+    """The noise-to-signal figure of a plan, as it is or with other units or another ε.
 
     Attributes:
         name: in words.
         declared_units: n.
         epsilon: of the training alone, at its δ; where phrases are released, of these.
-        noise_multiplier: σ that ε asks for, of the training or of the phrases.
+        noise_multiplier: σ that reaches ε, of the training or of the phrases.
         figure: `noise_to_signal`, or `phrase_noise` for each unit.
     """
 
@@ -161,13 +160,13 @@ _OTHERS = (
 
 
 def outlook(plan: ExecutionPlan) -> tuple[Case, ...]:
-    """Return the plan's figure, and that with half and twice the units and the ε.
+    """Return the plan's figure, and its figures with half and twice the units and the ε.
 
-    The passes over the units stay, and the batch where it can. A case is left out where there is
-    none: δ would not be below one in the units.
+    The number of passes over the units stays the same, and so does the batch where possible. A
+    case without a valid plan is left out, for example if δ is not below 1/units.
 
     Args:
-        plan: of the training; ε is its own, not that of what is released beside it.
+        plan: of the training; ε covers the training alone, without other releases.
     """
     epsilon = epsilon_pld(plan.event(), plan.delta)
     cases = [
@@ -222,7 +221,7 @@ def noise_by_limit(plan: ExecutionPlan, mu: float) -> float:
     """Return σ at which a training of Poisson-sampled batches is about μ-Gaussian DP.
 
     By the central limit theorem of composition (Bu, Dong, Long and Su 2020, arXiv:1911.11607):
-    μ² = (e^(1/σ²) − 1)·Σ q². To sort plans with; what it says of ε is too little.
+    μ² = (e^(1/σ²) − 1)·Σ q². It is meant for sorting plans, since it underestimates ε.
 
     Args:
         plan: of the training; its σ has no part in this.
@@ -247,13 +246,13 @@ def batches_to_try(declared_units: int, draws: float) -> tuple[int, ...]:
 
 
 def rows_to_try(most_rows: int) -> tuple[tuple[int, int], ...]:
-    """Return the (rows, maskings of each) that an update may read of a unit, by powers of two.
+    """Return the (rows, maskings of each) to try for a unit and update, in powers of two.
 
-    Rows first: a row is worth as much as a masking, where a unit has it. Maskings of all its rows
-    go up to as many. Beyond `MOST_ROWS` of each the signal hardly grows.
+    Rows grow first, because a row is worth at least as much as a masking. Then the maskings of all
+    rows grow. Beyond `MOST_ROWS` of each the signal hardly grows.
 
     Args:
-        most_rows: that are kept of a unit.
+        most_rows: rows that are kept of a unit.
     """
     rows = [2**i for i in range(MOST_ROWS.bit_length()) if 2**i <= most_rows]
     return (*((k, 1) for k in rows), *((rows[-1], k) for k in rows[1:]))
@@ -268,9 +267,9 @@ def zipf_coverage(threshold: float, declared_units: int, words_per_unit: int) ->
     """Return the share of running words that a released vocabulary has, if words follow Zipf's law.
 
     The word of rank r is in min(1, k/r) of the units, k such that a unit counts N distinct words
-    of the V of a language; it is released if that is the threshold's share of the units or more,
-    and the words up to rank r make ln r/ln V of running text. Of a real corpus nothing is read:
-    this is a rule of thumb (Zipf 1949) that orders splits of a budget, and no more.
+    of the V of a language. It is released if this share is at least the threshold's share of the
+    units, and the words up to rank r make ln r/ln V of running text. No corpus is read: this is a
+    rule of thumb (Zipf 1949) for comparing splits of a budget.
 
     Args:
         threshold: C of the histogram, in units.
@@ -290,12 +289,12 @@ def zipf_coverage(threshold: float, declared_units: int, words_per_unit: int) ->
     return min(1.0, max(0.0, math.log(max(rank, 1.0)) / math.log(ENGLISH_WORDS)))
 
 
-# --- what a figure was worth, where it was measured
+# --- measured gain at a figure
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a figure was worth where it was measured: a prediction with its interval.
+    """Predicted share of the non-private gain at a figure, with its interval.
 
     Attributes:
         share: of the non-private gain that is kept: 0 is public text only, 1 no privacy.
@@ -315,7 +314,7 @@ class Expected:
 
     @property
     def is_hopeless(self) -> bool:
-        """Whether so little is kept that nobody would see it."""
+        """Whether the kept share is too small to be noticed among the seeds."""
         return self.share < LEAST_WORTH
 
 
@@ -377,10 +376,10 @@ class GainCurve:
         return np.stack([inner * slope, -inner * (x - middle)], axis=1)
 
     def expected(self, figure: float) -> Expected:
-        """Return what one more training with this figure is to be expected to keep.
+        """Return the share that one more training with this figure is expected to keep.
 
-        The interval is that of a prediction (Student's t, by the delta method): it holds the
-        spread of single trainings and what the few points leave open of the curve.
+        The prediction interval (Student's t, by the delta method) covers the spread of single
+        trainings and the uncertainty of the curve fitted to few points.
 
         Args:
             figure: of a `Case`.
@@ -395,7 +394,7 @@ class GainCurve:
         return Expected(share, share - reach, share + reach, within)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the curve as plain JSON data: its points, of which it follows."""
+        """Return the curve as plain JSON data: the points to which it is fitted."""
         return {
             "recipe": self.recipe,
             "quantity": self.quantity,
@@ -409,18 +408,18 @@ def curves_from_json(body: Sequence[Mapping[str, Any]]) -> tuple[GainCurve, ...]
     """Return the curves that `GainCurve.to_json` wrote."""
     return tuple(
         GainCurve(
-            one["recipe"],
-            str(one["quantity"]),
-            tuple(one["figures"]),
-            tuple(one["shares"]),
-            str(one["source"]),
+            curve["recipe"],
+            str(curve["quantity"]),
+            tuple(curve["figures"]),
+            tuple(curve["shares"]),
+            str(curve["source"]),
         )
-        for one in body
+        for curve in body
     )
 
 
 @functools.lru_cache(maxsize=2)
 def measured_curves(recipe: Recipe) -> tuple[GainCurve, ...]:
-    """Return the curves of a recipe that lie beside this file; advice goes by the first."""
+    """Return the measured curves of a recipe from `gain_curve.json`; advice uses the first."""
     curves = curves_from_json(json.loads(MEASURED.read_text()))
     return tuple(curve for curve in curves if curve.recipe == recipe)

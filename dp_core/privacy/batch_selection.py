@@ -1,8 +1,8 @@
-"""Sampling laws: which units take part in an update, and which mechanism that makes of training.
+"""Sampling laws: the choice of the units of each update, and the resulting mechanism.
 
-A law owns its batches, its accounting event, its checks and its serialised form. To add one: a
-subclass of `SamplingLaw` with a `kind`, an entry in `SAMPLING_LAWS`, and its tests
-(tests/dp_core/privacy/test_batch_selection.py holds every law to the same claims).
+A law defines its batches, its accounting event, its checks and its serialised form. A new law is a
+subclass of `SamplingLaw` with a `kind`, an entry in `SAMPLING_LAWS`, and tests
+(tests/dp_core/privacy/test_batch_selection.py runs the same tests on every law).
 
 | law               | proven ε                                    | neighbours        |
 | ----------------- | ------------------------------------------- | ----------------- |
@@ -11,9 +11,9 @@ subclass of `SamplingLaw` with a `kind`, an entry in `SAMPLING_LAWS`, and its te
 | cyclic Poisson    | PLD of every b-th update's Gaussian         | add or remove one |
 
 Batches are a function of seed and step, so training can be resumed at any step. Every draw is from
-Philox4x64 under a key of its own: the first 16 bytes of HMAC-SHA256(seed; "sampling", stream,
-step). Only raw 64-bit words are used and compared as integers, so no NumPy release can change a
-batch and no rate is off by more than 2⁻⁶⁴.
+Philox4x64 with a separate key: the first 16 bytes of HMAC-SHA256(seed; "sampling", stream, step).
+Only raw 64-bit words are used and compared as integers, so no NumPy release can change a batch and
+no rate is off by more than 2⁻⁶⁴.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ from dp_core.privacy.sampled_gaussian import Phases
 from dp_core.privacy.seed_store import PrivacySeed
 
 Indices = NDArray[np.int64]
-_CHUNK = 1 << 16  # units looked at together: memory is flat, the stream of words the same
+_CHUNK = 1 << 16  # units per pass: it bounds memory and does not change the stream of words
 _WORD = 1 << 64
 
 
 class SamplingLaw(ABC):
-    """How the units of an update are drawn, each at the plan's sampling rate for that update.
+    """A way to draw the units of an update, each at the plan's sampling rate for that update.
 
     The number of units is private: probabilities may depend on the declared bound alone.
     """
@@ -64,15 +64,15 @@ class SamplingLaw(ABC):
 
     @abstractmethod
     def event(self, declared_units: int, phases: Phases, unit: PrivacyUnit) -> MechanismEvent:
-        """Return the mechanism that noised sums over these batches are."""
+        """Return the mechanism of releasing noised sums over these batches."""
 
     @property
     def separation(self) -> int:
-        """The fewest updates from one in which a unit takes part to its next."""
+        """The least number of updates between two in which the same unit takes part."""
         return 1
 
     def largest_batch(self, declared_units: int) -> int | None:
-        """Return the most units that one update can have; None where only chance bounds it.
+        """Return the most units that one update can have, or None if there is no bound.
 
         With a bound every update is padded to the same number of micro-batches.
         """
@@ -100,10 +100,10 @@ class PoissonSampling(SamplingLaw):
 
 @dataclass(frozen=True)
 class TruncatedPoissonSampling(SamplingLaw):
-    """Poisson sampling, of which a uniformly chosen `cap` stay where more were drawn.
+    """Poisson sampling, cut to a uniformly chosen subset of `cap` units if more were drawn.
 
-    The cut is global, by unit, over all devices and micro-batches of an update together: a cap for
-    each shard is another mechanism, and costs far more privacy.
+    The cut is by unit, over all devices and micro-batches of an update together. A cap for each
+    shard would be another mechanism, with a far larger ε.
     """
 
     kind: ClassVar[str] = "truncated-poisson"
@@ -131,11 +131,11 @@ class TruncatedPoissonSampling(SamplingLaw):
 
 @dataclass(frozen=True)
 class CyclicPoissonSampling(SamplingLaw):
-    """Poisson sampling from one part of the units after the other (Choquette-Choo et al. 2023).
+    """Poisson sampling from the parts of the units in turn (Choquette-Choo et al. 2023).
 
-    Every unit is dealt, by an independent secret coin, to one of b parts for the whole run. Update
-    t draws from part t mod b, each unit at b times the sampling rate: a unit takes part at most
-    once in b updates, which is what noise of b bands asks for.
+    An independent secret coin assigns every unit to one of b parts for the whole run. Update t
+    draws from part t mod b, each unit at b times the sampling rate. So a unit takes part at most
+    once in b updates, as noise of b bands requires.
 
     Attributes:
         parts: b.
@@ -161,7 +161,7 @@ class CyclicPoissonSampling(SamplingLaw):
         return turn
 
     def parts_of(self, seed: PrivacySeed, n_units: int) -> Indices:
-        """Return the part of each unit, (n_units,): it depends on nothing but the unit's coin."""
+        """Return the part of each unit, (n_units,). It depends on the unit's coin alone."""
         words = _words(seed, "parts", 0)(n_units) >> np.uint64(32)
         return (words * np.uint64(self.parts) >> np.uint64(32)).astype(np.int64)
 
@@ -180,10 +180,10 @@ SAMPLING_LAWS: dict[str, type[SamplingLaw]] = {
 
 
 def sampling_law(kind: str, **parameters: Any) -> SamplingLaw:
-    """Return the sampling law of this kind: what `SamplingLaw.to_json` wrote.
+    """Return the sampling law that `SamplingLaw.to_json` wrote.
 
     Raises:
-        PlanError: no such law, or parameters that are not its own.
+        PlanError: the kind is unknown, or the parameters do not belong to it.
     """
     if kind not in SAMPLING_LAWS:
         known = ", ".join(SAMPLING_LAWS)

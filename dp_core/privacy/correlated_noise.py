@@ -1,28 +1,29 @@
-"""Correlated training noise C⁻¹z in whole numbers: what update t adds in place of z_t.
+"""Correlated training noise C⁻¹z in whole numbers, which update t adds in place of z_t.
 
 *The recursion.* z_t are the whole numbers that `noise_addition` draws for update t, of deviation
 S = 2²⁸ steps. With c₀ = 1 and k = 4,
 
     y_t = z_t − F_t,    F_t = ⌊½ + Σᵢ cᵢ·2ᵏ·p_{t−i}⌋ over i = 1 … b − 1,    p_s = ⌊y_s / 2ᵏ⌋,
 
-is C⁻¹z but for rounding, and y_t is what is added to the rounded clipped sum G_t. The coefficients
-are multiples of 2⁻¹⁶ and the p_s have 32 bits, so float64 computes every F_t exactly.
+is C⁻¹z up to rounding, and y_t is added to the rounded clipped sum G_t. The coefficients are
+multiples of 2⁻¹⁶ and the p_s have 32 bits, so float64 computes every F_t exactly.
 
-*What is accounted, and why it holds.* Who has seen r_s = G_s + y_s for s < t knows F_t if he knows
-the data: p_s = ⌊(r_s − G_s)/2ᵏ⌋. So update t releases the whole number M_t = G_t − F_t, a function
-of the data and of what was released, plus independent noise z_t: the lattice mechanism of
-`noise_addition`, adaptively composed. Rounding y is no approximation of it. Neighbours, whose
-sums differ by D in one update of every b at most, have M that differ by CD, and in each of the
-b − 1 rows after such an update by less than 2ᵏ|cᵢ| + 1 more a value: that is all that rounding
-costs, and `lattice_scale` pays for it by noise (1.1·10⁻⁴ of it for 10⁶ values, σ = 1, 8 bands).
-The whole argument, with sampling, is in docs/proofs.md, "Correlated noise".
+*Accounting.* The data and the released r_s = G_s + y_s for s < t determine F_t, because
+p_s = ⌊(r_s − G_s)/2ᵏ⌋. So update t releases the whole number M_t = G_t − F_t, a function of the
+data and of earlier releases, plus independent noise z_t: the lattice mechanism of
+`noise_addition`, adaptively composed. Rounding y is a part of this mechanism and no approximation
+of it. If the sums of neighbours differ by D in at most one update of every b, their M differ by
+CD, and in each of the b − 1 rows after such an update by less than 2ᵏ|cᵢ| + 1 more a value.
+`lattice_scale` covers this cost of rounding by more noise (1.1·10⁻⁴ of it for 10⁶ values, σ = 1,
+8 bands). The whole argument, with sampling, is in docs/proofs.md, "Correlated noise".
 
-p is cut to 32 bits, at 128·S: a function of y that brings no two values further apart, so it costs
-no privacy. It hardly ever changes one, as y is sub-Gaussian of deviation 4·S at most (`is_calm`).
+p is cut to 32 bits, at 128·S. This function of y does not increase the distance of any two values,
+so it costs no privacy. It hardly ever changes a value, as y is sub-Gaussian of deviation at most
+4·S (`is_calm`).
 
-*Memory and resuming.* b − 1 earlier p are kept, four bytes a value each, and never written: who
-reads them beside a released model has its raw sums. After a resume they are made again from the
-seed, from the first update on, which costs what the noise of those updates cost.
+*Memory and resuming.* b − 1 earlier p are kept in memory, four bytes a value each, and never
+written to disk, because they and a released model together reveal its raw sums. A resumed run
+recomputes them from the seed, from the first update on, at the cost of the noise of those updates.
 """
 
 from __future__ import annotations
@@ -44,16 +45,16 @@ from dp_core.privacy.noise_addition import (
 )
 
 Floats = NDArray[np.float64]
-_CHUNK = 1 << 12  # values whose sum waits, in the first cache
+_CHUNK = 1 << 12  # values whose sum is kept in the first-level cache
 _STEP = float(1 << PAST_BITS)
 _HIGHEST, _LOWEST = 2.0**31 - 1, -(2.0**31)
 
 
 class PastNoise:
-    """What the noise of a run goes on from: for each block of values, its last b − 1 p.
+    """The state of a run's correlated noise: the last b − 1 p of each block of values.
 
-    It belongs to no seed: blocks are kept under the keys of the noise that they were made from, and
-    made again where they are not those that an update goes on from.
+    Each block is stored under the key of its first noise, so blocks of other seeds or manifests are
+    never used. A block that does not fit the update is recomputed from update 0.
     """
 
     def __init__(self) -> None:
@@ -76,9 +77,9 @@ class PastNoise:
             name: of the parameter.
             block: number of this stretch of values under its key.
             total: (n,), a clipped sum.
-            scale: lattice steps in a unit of the sum, from `lattice_scale`.
-            divisor: what the noised sum is divided by.
-            out: (n,), where the mean goes.
+            scale: lattice steps per 1 in the sum, from `lattice_scale`.
+            divisor: of the noised sum.
+            out: (n,), receives the mean.
         """
         first = noise_key(noise.seed, noise.manifest, 0, name).tobytes(), block
         kept = self._blocks.get(first)
@@ -116,7 +117,7 @@ class _Block:
 def _correlate(
     drawn: Integers, past: Words, rows: Integers, coefficients: Floats, noise: Floats
 ) -> None:
-    """Set noise = y; put p in place of the oldest, which is the last of `rows`."""
+    """Set noise = y, and overwrite the oldest p, in the last of `rows`, by the new p."""
     sums, weight = np.empty(_CHUNK), _STEP / (1 << COEFFICIENT_BITS)
     for start in range(0, drawn.size, _CHUNK):
         stop = min(start + _CHUNK, drawn.size)

@@ -32,7 +32,7 @@ class WordStream:
         have = len(self._left)
         while have < count:
             message = self._key + self._block.to_bytes(8, "big")
-            # A short output of SHAKE-256 begins its long one: where few words are wanted, it does.
+            # A short output of SHAKE-256 is a prefix of a long one, and enough for few words.
             is_short = self._served == 0 and 8 * (count - have) <= _SHORT_BYTES
             size = _SHORT_BYTES if is_short else _BLOCK_BYTES
             part = np.frombuffer(hashlib.shake_256(message).digest(size), "<u8")
@@ -126,9 +126,9 @@ def _exp_minus_fraction(
     while len(active):
         present, local = np.unique(index[active], return_inverse=True)
         tossed = [numerators[g] for g in present.tolist()]
-        went_on = bernoulli(tossed, denominator * toss, local, stream)
-        coins[active[~went_on]] = toss % 2 == 1
-        active = active[went_on]
+        succeeded = bernoulli(tossed, denominator * toss, local, stream)
+        coins[active[~succeeded]] = toss % 2 == 1
+        active = active[succeeded]
         toss += 1
     return coins
 
@@ -150,8 +150,8 @@ def discrete_gaussian(
         sigma: scale σ of the mechanism, in counts.
         size: number of draws.
         seed: the secret seed of the release.
-        context: what the noise is for (digests of the release's inputs). The same seed and
-            context give the same noise, so different data must come with different context.
+        context: identifies the release (digests of its inputs). The same seed and context give
+            the same noise, so different data must have different contexts.
 
     Raises:
         BadInput: σ is not in (0, 2³¹], or the context is empty.
@@ -159,7 +159,11 @@ def discrete_gaussian(
     if not 0 < sigma <= LARGEST_SIGMA:
         raise BadInput(f"σ = {sigma} is not in (0, 2^31]", where="discrete Gaussian")
     if not context:
-        raise BadInput("noise must be bound to what it is drawn for", where="discrete Gaussian")
+        raise BadInput(
+            "the context is empty",
+            where="discrete Gaussian",
+            fix="Pass digests of the release's inputs.",
+        )
     exact = Fraction(sigma)
     stream = WordStream(seed.derive("discrete-gaussian", context, repr(sigma), size))
     drawn: list[NDArray[np.int64]] = []
@@ -188,11 +192,11 @@ def lattice_gaussian(
 ) -> NDArray[np.int64]:
     """Return `size` draws of the discrete Gaussian N_ℤ(0, S²), S = `lattice_deviation(levels)`.
 
-    A value is 256·x + y, x from the level before and y from N_ℤ(0, 1280²): few distinct values have
-    to be decided, however fine the lattice. Its law is N_ℤ(0, S²) within a factor 1 ± 10⁻²⁰⁰ at
-    every integer: summing x out leaves a Gaussian sum over ℤ whose deviation is at least
-    (1/1024² + 256²/1280²)^(−1/2) > 4.99, which by Poisson summation is off by at most
-    4·exp(−2π²·4.99²) from what it is on average (as in `convolution_slack`).
+    A value is 256·x + y, with x from the level before and y from N_ℤ(0, 1280²), so few distinct
+    values have to be decided, however fine the lattice. Its law is N_ℤ(0, S²) within a factor
+    1 ± 10⁻²⁰⁰ at every integer: summing over x leaves a Gaussian sum over ℤ whose deviation is at
+    least (1/1024² + 256²/1280²)^(−1/2) > 4.99. By Poisson summation this sum differs from its
+    average by at most 4·exp(−2π²·4.99²) (as in `convolution_slack`).
     """
     drawn = discrete_gaussian(float(_COARSE), size, seed, context + b" coarse")
     for level in range(levels):
@@ -202,7 +206,7 @@ def lattice_gaussian(
 
 
 def _accepted(sigma: Fraction, proposals: int, stream: WordStream) -> NDArray[np.int64]:
-    """Return those of `proposals` discrete Laplace draws that Algorithm 3 keeps."""
+    """Return the discrete Laplace draws, out of `proposals`, that Algorithm 3 accepts."""
     t = int(sigma) + 1
     y = _discrete_laplace(t, proposals, stream)
     values, index = np.unique(np.abs(y), return_inverse=True)
@@ -231,7 +235,7 @@ def _discrete_laplace(t: int, size: int, stream: WordStream) -> NDArray[np.int64
 
 
 def _geometric(size: int, stream: WordStream) -> NDArray[np.int64]:
-    """Return, `size` times, how many Bernoulli(exp(−1)) come up before the first that does not."""
+    """Return `size` counts of successes of Bernoulli(exp(−1)) trials before the first failure."""
     count = np.zeros(size, np.int64)
     alive = np.arange(size)
     while len(alive):

@@ -1,6 +1,6 @@
 """The execution plan of a private training: it makes sampler, clipper, noise and accounting event.
 
-What is charged and what is done come from the same object, so they cannot differ.
+One object defines both the training and its charge, so the two cannot differ.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from dp_core.privacy.matrix_factorization import INDEPENDENT, LARGEST_UPDATE, To
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 
-if TYPE_CHECKING:  # what a run costs is told without TensorFlow and Numba
+if TYPE_CHECKING:  # computing a plan's ε must not import TensorFlow or Numba
     from dp_core.nn.layers import Tensor, Variables
     from dp_core.privacy.clipping.book_keeping import ClippedSum, UnitLosses
     from dp_core.privacy.correlated_noise import PastNoise
@@ -180,12 +180,12 @@ class Clipper:
     ) -> None:
         """Set the next update's clip norm, if it is learned, from this update's noised count.
 
-        Only the noised count is used; its cost is in the plan's noise multiplier.
+        Only the noised count is used; the plan's noise multiplier includes its cost.
 
         Args:
             count: Σ (1{norm ≤ C} − 1/2) over the units of the update, without noise.
             seed: of the reservation.
-            manifest: what the noise is drawn for.
+            manifest: identifies the run for which the noise is drawn.
             step: number of the update.
             expected_batch: of the update, in units.
         """
@@ -204,7 +204,7 @@ def noised_count(
     Args:
         count: Σ (bᵢ − 1/2).
         seed: of the reservation.
-        manifest: what the noise is drawn for.
+        manifest: identifies the run for which the noise is drawn.
         step: number of the update.
         stddev: σ_b, in units.
     """
@@ -228,8 +228,8 @@ class BatchPhase:
 def growing_batches(first: int, last: int, steps: int) -> tuple[BatchPhase, ...]:
     """Return a schedule whose batches grow from `first` by equal factors, then stay at `last`.
 
-    In the manner of Anil et al. 2021 (arXiv:2108.01624), whose numbers these are not: three phases
-    over the first 3/8 of the updates, then a fourth.
+    There are three phases over the first 3/8 of the updates, then a fourth. Anil et al. 2021
+    (arXiv:2108.01624) use such a schedule with other numbers.
 
     Args:
         first: expected batch of the first phase.
@@ -260,17 +260,17 @@ class ExecutionPlan:
     Formal guarantee: training with the plan's sampler, clipper and noise is the mechanism that
     `event()` describes, and its ε (see `accounting`) holds for `unit` under `relation`, for
     everything that training releases. The denominator B is the *expected* batch: the realised one
-    depends on who was drawn.
+    depends on the drawn units.
 
     Noise is drawn once an update. Hoory et al. 2021 (Eq. 3) add σ/√(P·T) in each of P shards and T
     micro-batches, which sums to the same law.
 
     Attributes:
-        unit: what is protected as a whole.
+        unit: the protected unit.
         declared_units: public upper bound on the number of units.
         sampling: how batches are drawn.
         clip_norm: bound C on one unit's gradient, summed over the unit's rows; with `adaptive`,
-            that of the first update.
+            the bound in the first update.
         noise_multiplier: σ of one whole update, in units of C; with `adaptive`, of gradients and
             count together.
         schedule: phases of updates with their expected batch.
@@ -278,11 +278,12 @@ class ExecutionPlan:
         examples_per_step: rows of a sampled unit that one update reads; clipped together.
         maskings_per_example: masked copies of each of these rows, averaged into the unit's gradient
             before it is clipped (augmentation multiplicity, De et al. 2022, arXiv:2204.13650).
-        max_examples_per_unit: rows of a unit that the store keeps (None: the store bounds them).
+        max_examples_per_unit: rows of a unit that the store keeps, or None if the store bounds
+            them.
         clipping: style of clipping.
         engine: how clipped sums are computed.
-        adaptive: how C is learned from noised counts; None keeps it.
-        strategy: by which the noise of the updates is correlated; independent with one band.
+        adaptive: learns C from noised counts; None keeps C constant.
+        strategy: correlates the noise of the updates; with one band they are independent.
 
     Raises:
         PlanError: a part is impossible, or parts contradict each other.
@@ -321,7 +322,7 @@ class ExecutionPlan:
         Args:
             expected_batch: in units.
             steps: number of updates.
-            fields: the others of the plan.
+            fields: the other fields of the plan.
         """
         schedule = (BatchPhase(steps, expected_batch),)
         return cls(sampling=PoissonSampling(), schedule=schedule, **fields)
@@ -384,14 +385,14 @@ class ExecutionPlan:
         clipper: Clipper,
         past: PastNoise | None = None,
     ) -> UpdateNoise:
-        """Return the noise on the clipped sum of one update: of deviation σC where it has one band.
+        """Return the noise on the clipped sum of one update: of deviation σC if it has one band.
 
         Args:
             seed: of the reservation; all noise is drawn from it.
-            manifest: what the noise is drawn for.
+            manifest: identifies the run for which the noise is drawn.
             step: number of the update.
             clipper: at that update.
-            past: where a run keeps what correlated noise goes on from; it is made again where None.
+            past: state of the run's correlated noise; if it is None, it is recomputed.
         """
         from dp_core.privacy.noise_addition import UpdateNoise
 
@@ -401,7 +402,7 @@ class ExecutionPlan:
         return UpdateNoise(seed, manifest, step, multiplier, bound, strategy, past)
 
     def event(self) -> MechanismEvent:
-        """Return the mechanism that executing this plan is."""
+        """Return the mechanism of executing this plan."""
         phases = tuple(
             (phase.expected_batch / self.declared_units, self.noise_multiplier, phase.steps)
             for phase in self.schedule
@@ -452,10 +453,10 @@ class ExecutionPlan:
             )
 
     def _check_strategy(self) -> None:
-        """Refuse noise that is correlated beyond what is proven, and parts too small for a batch.
+        """Refuse correlated noise without a proof, and parts too small for a batch.
 
         Raises:
-            PlanError: it is.
+            PlanError: the strategy or the number of parts is refused.
         """
         bands, separation = self.strategy.bands, self.sampling.separation
         for phase in self.schedule:
@@ -484,11 +485,11 @@ class ExecutionPlan:
         )
         _refuse_if(
             not self.strategy.is_calm(self.steps),
-            f"an update's noise would pass {LARGEST_UPDATE:g} times that of DP-SGD",
+            f"an update's noise would exceed {LARGEST_UPDATE:g} times the noise of DP-SGD",
             "strategy",
         )
 
 
-def _refuse_if(wrong: bool, what: str, where: str) -> None:
+def _refuse_if(wrong: bool, message: str, where: str) -> None:
     if wrong:
-        raise PlanError(what, where=f"plan.{where}")
+        raise PlanError(message, where=f"plan.{where}")

@@ -1,4 +1,4 @@
-"""The keystream that noise is drawn from: AES-256 in counter mode."""
+"""The keystream from which noise is drawn: AES-256 in counter mode."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ Bytes = NDArray[np.uint8]
 Words = NDArray[np.int32]
 
 ALIGNMENT = 64  # bytes: an array that begins at such an address needs no copy to be a tensor
-_ZEROS = np.zeros(1 << 20, np.uint8)  # what the cipher is applied to: the stream itself is left
+_ZEROS = np.zeros(1 << 20, np.uint8)  # plaintext: encrypting zeros gives the keystream
 
 
 def keystream(key: Bytes, words: int, block: int = 0) -> Words:
-    """Return `words` 32-bit words that nobody without the key can tell from uniform ones.
+    """Return `words` 32-bit words, indistinguishable from uniform ones without the key.
 
-    AES-256 in counter mode, the counters being (block, 2), (block, 3), … in 96 and 32 bits (NIST
-    SP 800-38A, 6.5). No counter repeats: a key is used for one stream, of which a block is made
-    once. Other threads run meanwhile.
+    AES-256 in counter mode; the counters are (block, 2), (block, 3), … in 96 and 32 bits (NIST SP
+    800-38A, 6.5). No counter repeats: each key has one stream, and each block of it is made once.
+    Other threads can run meanwhile.
 
     Args:
         key: (32,).
@@ -32,7 +32,7 @@ def keystream(key: Bytes, words: int, block: int = 0) -> Words:
     mode = _fastest_mode()(block.to_bytes(12, "big"))
     cipher = Cipher(algorithms.AES256(key.tobytes()), mode).encryptor()
     size = 4 * words
-    stream = aligned_bytes(size + 15)  # the library wants room for a block more
+    stream = aligned_bytes(size + 15)  # the library needs room for one more block
     for start in range(0, size, len(_ZEROS)):
         count = min(len(_ZEROS), size - start)
         cipher.update_into(_ZEROS[:count].data, stream[start:].data)
@@ -45,10 +45,10 @@ def _counter_mode(nonce: bytes) -> modes.CTR:
 
 @functools.cache
 def _fastest_mode() -> Callable[[bytes], modes.CTR | modes.GCM]:
-    """Return counter mode or AES-GCM, whichever is faster here: their streams are the same.
+    """Return the faster of counter mode and AES-GCM on this machine; their streams are the same.
 
-    AES-GCM (NIST SP 800-38D, 6.5 and 7.1) makes a tag as well, which nobody asks for. But OpenSSL
-    uses the wide instructions of newer processors for it alone.
+    AES-GCM (NIST SP 800-38D, 6.5 and 7.1) also computes a tag, which is not used here. It can be
+    faster because OpenSSL uses the wide instructions of newer processors for AES-GCM alone.
     """
     out = aligned_bytes(len(_ZEROS) + 15)
 

@@ -1,17 +1,18 @@
 """Banded matrix factorisation: correlated noise whose sum over many updates is smaller.
 
 The weights that training goes through are AG, G being the clipped sums of its updates and A its
-`Workload`. A strategy C, lower triangular and Toeplitz, splits A = (AC⁻¹)·C: what is released is
-as if CG + z were, z independent Gaussian noise of every update, so that update t gets the noise
-(C⁻¹z)_t, and the weights AC⁻¹z (Choquette-Choo et al. 2023, arXiv:2306.08153; McKenna 2024,
-arXiv:2405.15913). C has b bands, and a unit's updates lie b or more apart (`cyclic-poisson` in
-`batch_selection`): what it adds to CG is then in disjoint rows for each of its updates, of norm at
-most the clip norm times the norm of a column of C. With one band C is the identity: DP-SGD.
+`Workload`. A strategy C, lower triangular and Toeplitz, splits A = (AC⁻¹)·C. The release is
+equivalent to releasing CG + z with independent Gaussian noise z for every update. So update t gets
+the noise (C⁻¹z)_t, and the weights get AC⁻¹z (Choquette-Choo et al. 2023, arXiv:2306.08153;
+McKenna 2024, arXiv:2405.15913). C has b bands, and a unit's updates are at least b apart
+(`cyclic-poisson` in `batch_selection`). Its updates therefore change disjoint rows of CG, each by
+at most the clip norm times the norm of a column of C. With one band C is the identity: DP-SGD.
 
-The coefficients are those of (1 − λx)^−γ, cut at b bands, with the least error in the weights;
-γ = ½ and λ = 1 is the square root of the prefix sums. Over γ and λ alone the error is within 0.2%
-of the least of all banded Toeplitz strategies (measured for 2 to 16 bands), and being the best of
-a fixed grid it is the same on every machine. Nothing of the privacy depends on the workload.
+The coefficients come from the series of (1 − λx)^−γ, cut at b bands, with the least error in the
+weights; γ = ½ and λ = 1 is the square root of the prefix sums. The least error over γ and λ is
+within 0.2% of the least over all banded Toeplitz strategies (measured for 2 to 16 bands). The
+search is over a fixed grid, so its result is the same on every machine. The privacy guarantee does
+not depend on the workload.
 """
 
 from __future__ import annotations
@@ -30,10 +31,10 @@ from dp_core.errors import PlanError
 Floats = NDArray[np.float64]
 
 COEFFICIENT_BITS = 16  # coefficients are whole multiples of 2⁻¹⁶, so that recursions are exact
-LARGEST_UPDATE = 4.0  # deviations of z: more noise than this in one update no strategy may have
-LARGEST_SUM = 64  # of the coefficients without their signs: float64 adds up such rows exactly
+LARGEST_UPDATE = 4.0  # deviations of z: the most noise in one update that a strategy may have
+LARGEST_SUM = 64  # of the absolute coefficients: float64 adds up such rows exactly
 _ONE = 1 << COEFFICIENT_BITS
-_ITERATES = 8  # of a run: the mean over them is within 1% of that over all
+_ITERATES = 8  # of a run: the mean over them is within 1% of the mean over all
 _EXPONENTS = [i / 50 for i in range(10, 61)]  # γ
 _DAMPING = (1.0, 0.99, 0.98, 0.96, 0.93, 0.9, 0.85, 0.8)  # λ
 
@@ -80,7 +81,7 @@ class ToeplitzStrategy:
     def norm(self) -> float:
         """The largest ℓ₂ norm of a column of C: the sensitivity to one clipped gradient of norm 1.
 
-        With a clipped gradient in every b-th update, too: its columns have no row in common.
+        A clipped gradient in every b-th update does not raise it: its columns share no row.
         """
         return math.sqrt(sum(c * c for c in self.coefficients)) / _ONE
 
@@ -93,12 +94,12 @@ class ToeplitzStrategy:
     def sum_deviation(self, updates: int) -> float:
         """Return the deviation of the noise in the sum of all updates, at noise multiplier 1.
 
-        In clip norms: √n where every update has noise of its own.
+        It is in clip norms, and √n if the updates' noise is independent.
         """
         return float(np.linalg.norm(np.cumsum(self.noising(updates)))) * self.norm
 
     def loudness(self, updates: int) -> float:
-        """Return how many times louder an update's noise is than what of it stays in the sum.
+        """Return the ratio of an update's noise to its share of the noise in the sum.
 
         √n·√(Σdᵢ²) / (deviation of the sum, for columns as they are): 1 for independent noise.
         """
@@ -112,18 +113,18 @@ class ToeplitzStrategy:
             return bool(np.sum(self.noising(updates) ** 2) <= LARGEST_UPDATE**2)
 
 
-INDEPENDENT = ToeplitzStrategy()  # the identity: every update has noise of its own
+INDEPENDENT = ToeplitzStrategy()  # the identity: the updates' noise is independent
 
 
 @dataclass(frozen=True)
 class Workload:
-    """What an optimiser makes of updates: weights that are linear in them, A of `AG`.
+    """The linear map A from updates G to the optimiser's weights AG.
 
-    With learning rates η_t and momentum β (AdamW's β₁, its second moment taken to stay as it is),
+    With learning rates η_t and momentum β (AdamW's β₁, assuming a constant second moment),
 
-        A[t, s] = Σ_{u = s … t} η_u · (1 − β)·β^(u−s) / (1 − β^(u+1)),
+        A[t, s] = Σ_{u = s … t} η_u · (1 − β)·β^(u−s) / (1 − β^(u+1)).
 
-    of which constant rates without momentum make the prefix sums.
+    Constant rates without momentum give the prefix sums.
 
     Attributes:
         learning_rates: (n,), one for each update; only their ratios matter.
@@ -145,7 +146,7 @@ class Workload:
 
     @functools.cached_property
     def iterates(self) -> tuple[int, ...]:
-        """Updates behind the weights whose noise counts: evenly spaced, the last of all."""
+        """Numbers of updates after which the error is measured: evenly spaced, up to the last."""
         n = self.updates
         return tuple(sorted({-(-n * i // _ITERATES) for i in range(1, _ITERATES + 1)}))
 
@@ -191,7 +192,7 @@ def power_strategy(bands: int, exponent: float, damping: float = 1.0) -> Toeplit
     """Return the strategy of `power_coefficients`.
 
     Raises:
-        PlanError: they are too large together.
+        PlanError: their sum is too large.
     """
     return ToeplitzStrategy.of(power_coefficients(bands, exponent, damping))
 

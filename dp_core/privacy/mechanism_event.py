@@ -1,8 +1,7 @@
-"""The interface of all mechanisms, and the mechanisms that are made of others, or of nothing.
+"""The interface of all mechanisms, and mechanisms that are composed of others or unaccounted.
 
-A mechanism is one frozen dataclass. Its name in JSON registers it, and its methods are all that
-accounting, ledger and statements ask of it; so a new one is a class, a line in `mechanisms`, and
-its tests.
+A mechanism is one frozen dataclass, registered by its name in JSON. Accounting, ledger and
+statements use its methods alone, so a new mechanism is a class, a line in `mechanisms`, and tests.
 """
 
 from __future__ import annotations
@@ -46,14 +45,14 @@ class NeighboringRelation(StrEnum):
 
     @property
     def sensitivity_factor(self) -> int:
-        """Most by which neighbours' sums differ, where each unit adds a vector of norm 1 or less.
+        """Largest difference of neighbours' sums, if each unit adds a vector of norm at most 1.
 
         Replacing a unit takes one such vector away and adds another.
         """
         return 2 if self is NeighboringRelation.REPLACE else 1
 
     def describe(self, unit: str = "unit") -> str:
-        """Return in words by what neighbouring data sets differ."""
+        """Return the difference of neighbouring data sets in words."""
         return {
             NeighboringRelation.ADD_REMOVE: f"one {unit} is added or removed",
             NeighboringRelation.ZERO_OUT: f"one {unit}'s contribution is replaced by nothing",
@@ -62,13 +61,13 @@ class NeighboringRelation(StrEnum):
 
 
 ADD_REMOVE, ZERO_OUT, REPLACE = NeighboringRelation
-_DELTA_SLACK = 1 + 1e-5  # more than what rounding may take from δ when parts are added up
+_DELTA_SLACK = 1 + 1e-5  # exceeds the rounding error of δ when parts are added up
 REGISTRY: dict[tuple[str, int], type[MechanismEvent]] = {}
 
 
 @dataclass(frozen=True)
 class MechanismEvent:
-    """Everything that is known of a mechanism: parameters, neighbours, cost, words, JSON.
+    """A mechanism: its parameters, neighbouring relation, privacy cost, description and JSON form.
 
     Like dp_accounting's `DpEvent` it "completely documents the mathematical behavior and
     assumptions of the mechanism". `unit` is None for a bare calculation. `example_words` is the
@@ -76,16 +75,16 @@ class MechanismEvent:
     It is 0 for other units, and where the example is a labelled sentence or text.
 
     A subclass sets `kind` (and `version`, once its fields change), refuses impossible parameters
-    in `__post_init__`, and says what it is: at least `steps`, `describe` and `assumed`.
+    in `__post_init__`, and defines at least `steps`, `describe` and `assumed`.
 
     Class attributes:
         kind: its name in JSON, with `version`; registers the class.
-        title: what was released, in a word or two.
-        assumed: what must have been true of the run for its ε to hold, beside its parts'.
-        neighbours: for which its ε holds, where it is not made of others.
+        title: the kind of release, in a word or two.
+        assumed: assumptions about the run on which its ε rests, in addition to its parts'.
+        neighbours: the relation for which its ε holds, if it has no parts.
         conversions: relations under which `ConvertedRelation` may state it, by a theorem there.
-        every_iterate: whether its ε is of what every step of it released, and not of the last
-            step's result alone, where it is not made of others. Nobody's until it says so.
+        every_iterate: whether its ε covers the releases of all steps, and not only the last step's
+            result, if it has no parts. A subclass must set it explicitly.
         has_pld: whether its privacy loss distribution is known.
         claimed_by_rdp: whether it, alone, is claimed at the ε of its Rényi curve.
     """
@@ -106,14 +105,14 @@ class MechanismEvent:
         if cls.kind:
             REGISTRY[cls.kind, cls.version] = cls
 
-    def require(self, condition: bool, what: str) -> None:
+    def require(self, condition: bool, message: str) -> None:
         """Refuse an impossible parameter.
 
         Raises:
             BadInput: the condition does not hold.
         """
         if not condition:
-            raise BadInput(what, where=self.kind)
+            raise BadInput(message, where=self.kind)
 
     # --- the protected unit and its neighbours
 
@@ -124,18 +123,18 @@ class MechanismEvent:
 
     @property
     def unit_in_words(self) -> str:
-        """The unit, with its length where that is part of it."""
+        """The unit in words, with the length of an example if it has one."""
         unit = self.unit.value if self.unit else "unstated unit"
         return f"{unit} of {self.example_words} words" if self.example_words else unit
 
     @property
     def relation(self) -> NeighboringRelation:
-        """The neighbouring relation for which this event's ε holds: its parts', if it has any."""
+        """The neighbouring relation for which this event's ε holds; inherited from any parts."""
         return self.parts[0].relation if self.parts else self.neighbours
 
     @property
     def parts(self) -> tuple[MechanismEvent, ...]:
-        """The mechanisms that this one is made of: all that its fields hold."""
+        """The mechanisms of which this one is composed: all mechanisms in its fields."""
         values = [getattr(self, f.name) for f in fields(self)]
         held = (v if isinstance(v, tuple) else (v,) for v in values)
         return tuple(part for parts in held for part in parts if isinstance(part, MechanismEvent))
@@ -147,10 +146,10 @@ class MechanismEvent:
 
     @property
     def covers_every_iterate(self) -> bool:
-        """Whether one charge covers the models of several of its updates: all its parts, if any.
+        """Whether one charge covers the models after several of its updates.
 
-        An accounting that hides all iterates but the last (Feldman et al. 2018,
-        arXiv:1808.06651, for one) would not.
+        It does not if the accounting relies on hiding all iterates but the last (for example
+        Feldman et al. 2018, arXiv:1808.06651). An event with parts covers them if each part does.
         """
         if self.parts:
             return all(part.covers_every_iterate for part in self.parts)
@@ -168,14 +167,14 @@ class MechanismEvent:
         return replace(self, **body | {"unit": unit, "example_words": words})
 
     def stated_delta(self, delta: float) -> float:
-        """Return the δ that belongs to the event's own ε: more than `delta` if converted."""
+        """Return the δ at which the event's ε is stated: more than `delta` if converted."""
         return delta
 
-    # --- what it costs
+    # --- privacy cost
 
     @property
     def has_pld(self) -> bool:
-        """Whether its PLD is known; what has none enters a total as a proven (ε, δ)."""
+        """Whether its PLD is known; an event without one enters a total as a proven (ε, δ)."""
         return all(part.has_pld for part in self.parts)
 
     def steps(self) -> list[SelfComposed]:
@@ -193,7 +192,7 @@ class MechanismEvent:
         return total
 
     def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
-        """Return (ρ, δ') of δ'-approximate Rényi DP of a finite order: what a ledger charges.
+        """Return (ρ, δ') of δ'-approximate Rényi DP of a finite order, which the ledger charges.
 
         With probability δ' at most, by a coin that is the same for both neighbours, anything may
         be released; otherwise their Rényi divergence is at most ρ, in both directions.
@@ -209,35 +208,35 @@ class MechanismEvent:
         return pure_dp_rdp(epsilon_pld(self, delta), order), delta
 
     def unamplified_mu(self, sensitivity: float) -> float:
-        """Return μ of the Gaussian that the same training is on batches from shuffled epochs.
+        """Return μ of the Gaussian mechanism of the same training on batches from shuffled epochs.
 
-        ∞ where an event has no such reading (a histogram, no guarantee).
+        It is ∞ if the event is no training (a histogram) or has no guarantee.
 
         Args:
-            sensitivity: by how much a unit moves a sum, in clip norms.
+            sensitivity: largest change of a sum by one unit, in clip norms.
         """
         return math.inf
 
-    # --- what is said of it
+    # --- description
 
     def describe(self) -> str:
         """Return the mechanism in one clause."""
         raise NotImplementedError
 
     def sampling_in_words(self) -> str:
-        """Return which units take part in an update or round, in words: its parts', if it has any.
+        """Return the sampling of units for an update or round, in words.
 
-        A mechanism says so itself where it draws them.
+        By default it is the sampling of the parts. Mechanisms that draw units override it.
         """
-        said = dict.fromkeys(part.sampling_in_words() for part in self.parts)
-        return "; ".join(said) or "none: every unit takes part"
+        descriptions = dict.fromkeys(part.sampling_in_words() for part in self.parts)
+        return "; ".join(descriptions) or "none: every unit takes part"
 
     def noise_in_words(self) -> str:
-        """Return which noise is drawn and how much of it, in words: its parts', if it has any."""
+        """Return the distribution and scale of the noise in words; by default, of the parts."""
         return "; ".join(dict.fromkeys(part.noise_in_words() for part in self.parts)) or "none"
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return what must have been true of the run for its ε to hold."""
+        """Return the assumptions about the run on which the ε rests."""
         return (*dict.fromkeys(a for p in self.parts for a in p.assumptions()), *self.assumed)
 
     def to_json(self) -> dict[str, Any]:
@@ -303,7 +302,7 @@ def _stating(value: Any, unit: PrivacyUnit, example_words: int | None) -> Any:
     return value
 
 
-# --- mechanisms made of others
+# --- mechanisms composed of others
 
 
 def compose(*events: MechanismEvent) -> MechanismEvent:
@@ -355,13 +354,13 @@ class Composed(MechanismEvent):
         return [step for part in self.events for step in part.steps()]
 
     def rdp(self, orders: Sequence[float]) -> Floats | None:
-        """Return the sum of the parts' curves, or None where one has none."""
+        """Return the sum of the parts' curves, or None if a part has no curve."""
         curves = [part.rdp(orders) for part in self.events]
         known = [curve for curve in curves if curve is not None]
         return np.sum(known, axis=0) if len(known) == len(curves) else None
 
     def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
-        """Return the sum over the parts, each with an equal share of δ for a coin of its own."""
+        """Return the sum over the parts, each of which gets an equal share of δ for its coin."""
         share = delta / len(self.events)
         charges = [part.approximate_rdp(order, share) for part in self.events]
         return math.fsum(rho for rho, _ in charges), math.fsum(coin for _, coin in charges)
@@ -378,11 +377,12 @@ class Composed(MechanismEvent):
 def under(
     event: MechanismEvent, relation: NeighboringRelation, delta: float
 ) -> MechanismEvent | None:
-    """Return the event with its guarantee under `relation`, or None where none is proven.
+    """Return the event with its guarantee under `relation`, or None if none is proven.
 
     Args:
-        event: a mechanism. relation: the neighbours wanted.
-        delta: δ at which it states its ε; replace-one makes more of it (`stated_delta`).
+        event: a mechanism.
+        relation: the requested neighbouring relation.
+        delta: δ at which the event states its ε; replace-one enlarges it (`stated_delta`).
     """
     if event.relation is relation:
         return event
@@ -425,7 +425,7 @@ class ConvertedRelation(MechanismEvent):
     def __post_init__(self) -> None:
         object.__setattr__(self, "to", NeighboringRelation(self.to))
         inner = self.event
-        self.require(inner.unit is self.unit, "the unit is that of the event")
+        self.require(inner.unit is self.unit, "the unit differs from the event's unit")
         self.require(inner.relation is ADD_REMOVE, "only add-or-remove is converted")
         self.require(
             self.to in inner.conversions,
@@ -438,7 +438,7 @@ class ConvertedRelation(MechanismEvent):
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        """What was released."""
+        """The title of the converted event."""
         return self.event.title
 
     @property
@@ -448,7 +448,7 @@ class ConvertedRelation(MechanismEvent):
 
     @property
     def has_pld(self) -> bool:
-        """Whether the neighbours' distributions are those of the event."""
+        """Whether the neighbours have the same distributions as the event's."""
         return self.to is ZERO_OUT
 
     def steps(self) -> list[SelfComposed]:
@@ -460,7 +460,7 @@ class ConvertedRelation(MechanismEvent):
         return [SelfComposed(EpsilonDelta(epsilon, delta) if proven else NO_GUARANTEE, 1)]
 
     def stated_delta(self, delta: float) -> float:
-        """Return `delta`, or for replace-one (1 + e^ε) times that of the halves."""
+        """Return `delta`, or for replace-one (1 + e^ε) times the δ of the halves."""
         if self.to is ZERO_OUT:
             return delta
         return replace_one(epsilon_pld(self.event, self.delta), self.delta)[1] * _DELTA_SLACK
@@ -470,21 +470,21 @@ class ConvertedRelation(MechanismEvent):
         return self.event.rdp(orders) if self.to is ZERO_OUT else None
 
     def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
-        """Return the event's own where the distributions are the same."""
+        """Return the event's bound if the distributions are the same."""
         if self.to is ZERO_OUT:
             return self.event.approximate_rdp(order, delta)
         return super().approximate_rdp(order, delta)
 
     def unamplified_mu(self, sensitivity: float) -> float:
-        """Return that of the event."""
+        """Return μ of the event."""
         return self.event.unamplified_mu(sensitivity)
 
     def describe(self) -> str:
-        """Return the event: the neighbours are said elsewhere."""
+        """Return the description of the event, without its neighbours."""
         return self.event.describe()
 
     def assumptions(self) -> tuple[str, ...]:
-        """Return those of the event, and the theorem."""
+        """Return the assumptions of the event, and the theorem of the conversion."""
         theorem = (
             "a unit without words or rows leaves a release as if it were not there"
             if self.to is ZERO_OUT
@@ -494,7 +494,7 @@ class ConvertedRelation(MechanismEvent):
 
 
 def replace_one(epsilon: float, delta: float) -> tuple[float, float]:
-    """Return what add-or-remove (ε, δ) is under replace-one: (2ε, (1 + e^ε)δ).
+    """Return the replace-one guarantee that add-or-remove (ε, δ) implies: (2ε, (1 + e^ε)δ).
 
     Two steps of the triangle inequality: one unit removed, another added (Vadhan 2017, Lemma 2.2).
     """
@@ -506,8 +506,8 @@ class RandomCountSelection(MechanismEvent):
     """The best of K trainings, K secret and random, each of a candidate drawn from a public list.
 
     Papernot and Steinke 2022 (arXiv:2110.03620). Every training draws its candidate uniformly and
-    independently (with replacement); its score is part of what it releases, so it must be a
-    function of the released model and of public data. Only the best training's model leaves.
+    independently (with replacement). Its score must be a function of the released model and of
+    public data, because the choice reveals it. Only the best training's model is released.
     A candidate drawn uniformly is a mixture, whose Rényi divergence is at most the worst of the
     list at each order (quasi-convexity, van Erven and Harremoës 2014, Theorem 13).
 
@@ -528,7 +528,7 @@ class RandomCountSelection(MechanismEvent):
     title = "the best of several DP pre-trainings"
     has_pld = False
     covers_every_iterate = False  # the best model alone is released
-    claimed_by_rdp = True  # at the δ asked for, not at its own
+    claimed_by_rdp = True  # at the requested δ, not at the event's field `delta`
     candidates: tuple[MechanismEvent, ...]
     count: str
     delta: float
@@ -539,8 +539,10 @@ class RandomCountSelection(MechanismEvent):
     def __post_init__(self) -> None:
         self.require(len(self.candidates) > 0, "a selection needs candidates")
         alike = {(c.unit, c.relation) for c in self.candidates}
-        self.require(len(alike) == 1, "candidates protect unlike things")
-        self.require(self.candidates[0].unit is self.unit, "the unit is the candidates'")
+        self.require(len(alike) == 1, "candidates protect different units or neighbours")
+        self.require(
+            self.candidates[0].unit is self.unit, "the unit differs from the candidates' unit"
+        )
         self.require(0 < self.delta < 1, f"delta {self.delta} is not in (0, 1)")
         if self.count == "poisson":
             fits = self.mean > 0 and math.isfinite(self.mean) and self.eta == self.gamma == 0
@@ -559,7 +561,7 @@ class RandomCountSelection(MechanismEvent):
         ]
 
     def rdp(self, orders: Sequence[float]) -> Floats | None:
-        """Return the theorem's curve; its λ̂ and α run over all of `ORDERS` besides."""
+        """Return the theorem's curve; its λ̂ and α range over `orders` and `ORDERS`."""
         every = np.asarray([*orders, *ORDERS], dtype=np.float64)
         known = [c for event in self.candidates if (c := event.rdp(list(every))) is not None]
         if len(known) < len(self.candidates):
@@ -588,19 +590,19 @@ class RandomCountSelection(MechanismEvent):
 
 @dataclass(frozen=True)
 class Unaccounted(MechanismEvent):
-    """A release with no privacy guarantee: ε is infinite, whatever it is composed with."""
+    """A release without a privacy guarantee: ε is infinite, also in every composition."""
 
     kind = "unaccounted"
     reason: str
 
     @property
     def title(self) -> str:  # type: ignore[override]
-        """What was done."""
+        """The reason, which names the release."""
         return self.reason
 
     @property
     def is_unaccounted(self) -> bool:
-        """It is."""
+        """Always true."""
         return True
 
     def steps(self) -> list[SelfComposed]:

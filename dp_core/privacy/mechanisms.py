@@ -1,6 +1,6 @@
-"""The mechanisms that read private data: one class each, all of them imported from here.
+"""Imports every mechanism class, and thereby registers its kind.
 
-Only then is every kind registered, by which a ledger's entries are read.
+Import mechanisms from here: reading a ledger's entries needs every kind to be registered.
 """
 
 from dp_core.privacy.mechanism_event import (

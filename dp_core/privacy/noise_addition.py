@@ -2,42 +2,42 @@
 
 *The mechanism.* A clipped sum is rounded to a lattice, 2²⁸ steps of which are one standard
 deviation S of the noise; an integer from the discrete Gaussian N_ℤ(0, S²) is added to each
-value; the whole number that comes out is divided. Everything is integers until the division,
-which is post-processing: no low bits of floats are left to look at (Mironov 2012).
+value; the sum is divided. All values are integers until the division, which is post-processing, so
+no low bits of floats can leak (Mironov 2012).
 
-*What is accounted, and why it holds.* A continuous Gaussian with the plan's noise multiplier.
+*Accounting.* The mechanism is accounted as a continuous Gaussian with the plan's noise multiplier.
 
 1. *Lattice.* Let τ = 4. For whole numbers a, the law of a + N_ℤ(0, S²) is within a factor
    1 ± 10⁻¹³⁶ of this: add N(0, S² − τ²) to a, then draw from the discrete Gaussian of width τ
    around the real number that came out. (Peikert 2010, Theorem 3.1, whose smoothing error is
    2·exp(−2π²τ²), by Poisson summation, in these units; Micciancio and Regev 2007.) The second
-   draw sees only what the continuous Gaussian mechanism released: it is post-processing. So
+   draw sees only the output of the continuous Gaussian mechanism: it is post-processing. So
    integers of deviation S are as private as a real Gaussian of deviation √(S² − τ²), which is
    S·(1 − 10⁻¹⁶), in any number of dimensions and under any adaptive composition.
 2. *Rounding.* Neighbouring sums that differ by C in ℓ₂ norm differ, once rounded, by at most
-   C·scale + 1.5·√d steps for d values (½ for each rounding, and ¼ for what the float64 product
-   before it is off at most). `lattice_scale` chooses the lattice so that the noise is the plan's
-   multiple of *that*: rounding is paid for by noise. At a noise multiplier of 1 it takes 6·10⁻⁵
-   more noise for 10⁸ values, 2·10⁻⁴ for 10⁹.
-3. *The draw* is exact: every probability is decided by whole numbers, or by a comparison that is
-   made with as many digits as it takes (below). What is cut off lies beyond 15 deviations: less
-   than 10⁻⁵⁰ of each draw. For 10⁹ parameters and 10⁶ updates, 10¹⁵ draws, all of this together is
-   a total variation distance below 10⁻³⁵, and adds (1 + e^ε)·10⁻³⁵ to δ: less than the last digit
-   of any δ that a plan may state, as a float64, up to ε = 20.
+   C·scale + 1.5·√d steps for d values (½ for each rounding, and at most ¼ for the error of the
+   float64 product before it). `lattice_scale` chooses the lattice so that the noise is the plan's
+   multiple of *this* difference. At a noise multiplier of 1, rounding takes 6·10⁻⁵ more noise for
+   10⁸ values, and 2·10⁻⁴ for 10⁹.
+3. *The draw* is exact: every probability is decided by whole numbers, or by a comparison with as
+   many digits as necessary (below). Only the tail beyond 15 deviations is cut off, less than 10⁻⁵⁰
+   of each draw. For 10⁹ parameters and 10⁶ updates (10¹⁵ draws), the total variation distance is
+   below 10⁻³⁵ and adds (1 + e^ε)·10⁻³⁵ to δ. Up to ε = 20 this is less than the last digit of any
+   δ that a plan may state, as a float64.
 
-*How a value is drawn.* A sign s and a magnitude m ≥ 0 stand for m or for its mirror image −1 − m.
+*Drawing a value.* A sign s and a magnitude m ≥ 0 encode m or its mirror image −1 − m.
 On each side 4,096 bins of 2⁻¹⁰ deviations hold 4 deviations. In each bin a rectangle fits under
 the density, its mass a whole multiple of 2⁻²⁸. One draw in 2,170 falls outside of all rectangles;
 the others are settled by 12 bits that name a slot of an alias table (Walker 1977, Vose 1991), 16
 that choose between its two bins, 18 that place the magnitude in its bin, and the sign. The
 remainder, between rectangles and density, is drawn by rejection from a second stream of the same
-key: a bin by whole-number weights, a value in it, and a comparison with the density; where
-float64 cannot decide the comparison it is made with decimals of 80 digits. So rectangles and
-remainder together are the discrete Gaussian, whatever floats do.
+key: a bin by whole-number weights, a value in it, and a comparison with the density. Where float64
+cannot decide the comparison, decimals of 80 digits do. So rectangles and remainder together are
+exactly the discrete Gaussian, in spite of floating-point rounding.
 
-Bits are AES-256's (`keystream`): released weights, which are sums of earlier noises, tell nothing
-about the next, on the usual assumption about AES. Numba compiles the pass for the processor at
-hand: bits, noise, addition and division happen in its cache
+Bits are drawn from AES-256 (`keystream`): under the usual assumption about AES, released weights,
+which contain earlier noise, reveal nothing about later noise. Numba compiles the pass for the
+processor, so that bits, noise, addition and division stay in its cache
 (docs/adr/0007-training-noise-is-a-discrete-gaussian.md).
 """
 
@@ -76,14 +76,14 @@ _Compiled = TypeVar("_Compiled", bound=Callable[..., Any])
 DEVIATION = 1 << 28  # lattice steps in a standard deviation, S
 _SMOOTHING = 4.0  # τ of the module's docstring, in steps
 _ROUNDING = 1.5  # steps by which neighbours' rounded values may differ more than the sums did
-PAST_BITS = 4  # correlated noise goes on from earlier noise rounded to 2⁴ steps
-_LARGEST = 2.0**51  # steps: a sum beyond is cut to it, which brings neighbours no further apart
+PAST_BITS = 4  # the recursion of correlated noise uses earlier noise rounded to 2⁴ steps
+_LARGEST = 2.0**51  # steps; cutting larger sums to it does not increase neighbours' distance
 
 _BLOCK = 1 << 18  # values of one stream of a key
-_FEW = 1 << 16  # values: to draw fewer costs less than to start a block for them
+_FEW = 1 << 16  # values; parameters with fewer share blocks, since a block for each costs more
 _TOGETHER = "parameters of few values"
-_CHUNK = 1 << 12  # values whose noise waits, in the first cache, to be added
-_GROUP = 64  # values looked at together for one that the table does not settle
+_CHUNK = 1 << 12  # values whose noise is kept in the first-level cache until it is added
+_GROUP = 64  # values tested together for one that the table does not settle
 
 _BIN = 18  # bits: magnitudes in a bin, 2⁻¹⁰ of a deviation
 _COIN = 16  # bits: a slot's choice between its two bins
@@ -105,16 +105,16 @@ _DOUBT = 2.0**-40  # float64 is trusted to this relative error of the density; i
 
 @dataclass(frozen=True)
 class UpdateNoise:
-    """The noise of one update: Gaussian, on every value of every parameter, independent of others'.
+    """The noise of one update: independent Gaussian noise on every value of every parameter.
 
     Attributes:
         seed: of the reservation; all noise is drawn from it.
-        manifest: what the noise is drawn for.
+        manifest: identifies the run for which the noise is drawn.
         t: number of the update.
         noise_multiplier: σ of the whole update, in units of the clip norm.
         clip_norm: bound on what one unit adds to the sum.
-        strategy: correlates the updates' noise; σ is that of columns of norm 1.
-        past: what correlated noise goes on from; None makes it again from the first update.
+        strategy: correlates the updates' noise; σ is for columns of norm 1.
+        past: state of the correlated noise; if it is None, it is recomputed from the first update.
     """
 
     seed: PrivacySeed = field(repr=False)
@@ -129,10 +129,10 @@ class UpdateNoise:
     def deviation(self) -> float:
         """Standard deviation of the noise on each value of this update's sum: a public number.
 
-        σC, or more where it is correlated: later updates take a part of it back.
+        It is σC, or more if the noise is correlated: later updates then cancel a part of it.
         """
-        own = self.strategy.norm * float(np.linalg.norm(self.strategy.noising(self.t + 1)))
-        return self.noise_multiplier * self.clip_norm * own
+        growth = self.strategy.norm * float(np.linalg.norm(self.strategy.noising(self.t + 1)))
+        return self.noise_multiplier * self.clip_norm * growth
 
     def key(self, name: str) -> Bytes:
         """Return the key (32,) of a parameter's noise. It is secret."""
@@ -144,13 +144,13 @@ def noised_means(
 ) -> dict[str, Tensor]:
     """Return (sum + noise) / divisor of every parameter.
 
-    It is done by the processor of the machine that trains, whatever the devices, so that they
-    cannot differ in how they draw or round.
+    The CPU of the training machine computes it, so that other devices cannot draw or round
+    differently.
 
     Args:
         totals: clipped sums by name, float32.
         noise: of this update.
-        divisor: what the noised sums are divided by.
+        divisor: of the noised sums.
     """
     sums = {name: np.asarray(memoryview(total)) for name, total in totals.items()}  # no copies
     few = sorted(name for name, array in sums.items() if array.size < _FEW)
@@ -211,10 +211,10 @@ def lattice_scale(
     values: int,
     strategy: ToeplitzStrategy = INDEPENDENT,
 ) -> float:
-    """Return how many lattice steps a unit of the sum has, so that `DEVIATION` is its noise.
+    """Return the lattice steps per 1 in the sum at which `DEVIATION` steps are the plan's noise.
 
-    With correlated noise it is that of z, and neighbours differ by what a unit's sum is in all rows
-    of the strategy that it reaches.
+    With correlated noise, `DEVIATION` is the deviation of z, and the sensitivity covers all rows of
+    the strategy that one clipped sum enters.
 
     Args:
         noise_multiplier: σ, of the continuous Gaussian that is accounted.
@@ -232,8 +232,7 @@ def lattice_scale(
     scale = (left / strategy.norm - _ROUNDING * root) / sensitivity
     if not (0 < scale < math.inf):
         raise PlanError(
-            f"a noise multiplier of {noise_multiplier:g} on {values} values is beyond what noise "
-            "is drawn for",
+            f"a noise multiplier of {noise_multiplier:g} on {values} values is out of range",
             where="plan.noise_multiplier",
             fix="Choose one between 0.001 and 1000.",
         )
@@ -249,9 +248,9 @@ def noised_mean(
         total: (n,), a clipped sum.
         key: (32,), of the noise.
         block: number of this stretch of values under the key, below 2³².
-        scale: lattice steps in a unit of the sum, from `lattice_scale`.
-        divisor: what the noised sum is divided by.
-        out: (n,), where the mean goes.
+        scale: lattice steps per 1 in the sum, from `lattice_scale`.
+        divisor: of the noised sum.
+        out: (n,), receives the mean.
     """
     words, factor = noise_words(key, total.size, block), 1 / (scale * divisor)
     unsettled = np.empty(total.size, _i)
@@ -262,7 +261,7 @@ def noised_mean(
 
 
 def lattice_noise(key: Bytes, size: int, block: int = 0) -> Integers:
-    """Return the noise alone: `size` independent draws from N_ℤ(0, `DEVIATION`²), int64."""
+    """Return `size` independent draws of the noise N_ℤ(0, `DEVIATION`²), int64."""
     drawn, unsettled = np.empty(size, np.int64), np.empty(size, _i)
     count = _draw_settled(noise_words(key, size, block), _SLOT, drawn, unsettled)
     drawn[unsettled[:count]] = _draw_tail(key, block, count)
@@ -275,8 +274,8 @@ def lattice_noise(key: Bytes, size: int, block: int = 0) -> Integers:
 def noise_key(seed: PrivacySeed, manifest: bytes, t: int, variable: str) -> Bytes:
     """Return the key (32,) of the noise that variable `variable` gets in update `t`.
 
-    HMAC-SHA256 of (manifest, t, variable) under the seed: it depends on nothing of the layout, so
-    that a resumed run, or one on other devices, draws the very same noise.
+    It is HMAC-SHA256 of (manifest, t, variable) under the seed. It does not depend on the layout,
+    so a resumed run, or a run on other devices, draws the same noise.
     """
     digest = seed.derive("noise", manifest, t, variable)
     return np.frombuffer(digest[:32], dtype=np.uint8)
@@ -305,16 +304,16 @@ _HEIGHT = (
 
 
 def _rectangles() -> tuple[list[int], list[int]]:
-    """Return the masses of the rectangles under N_ℤ(0, S²), and weights of what they leave.
+    """Return the masses of the rectangles under N_ℤ(0, S²), and the weights of the remainder.
 
     Bin j holds the magnitudes j·2^_BIN, …, (j + 1)·2^_BIN − 1, whose mirror images are farther
-    from 0 by one: a rectangle as high as the density at the farther edge and a weight for that at
-    the nearer one are right for both signs.
+    from 0 by one. So a rectangle as high as the density at the farther edge, and a weight from the
+    density at the nearer edge, are right for both signs.
 
     Returns:
-        (_SLOTS,) masses in units of 1/_UNIT; the outermost bin has none: it is the remainder's,
-        for which its number stands. And (_TAIL_BINS,) the most that each bin holds above its
-        rectangle, in units of 2^−_TAIL_FINE/_UNIT.
+        (_SLOTS,) masses in units of 1/_UNIT; the outermost bin has none, because its number
+        denotes the remainder. And (_TAIL_BINS,) the most that each bin holds above its rectangle,
+        in units of 2^−_TAIL_FINE/_UNIT.
     """
     with decimal.localcontext(prec=_PRECISION):
         step = Decimal(1 << _BIN) / DEVIATION
@@ -337,10 +336,10 @@ def _rectangles() -> tuple[list[int], list[int]]:
 def alias_table(masses: Sequence[int], coin_bits: int) -> tuple[list[int], list[int]]:
     """Return the slots of an alias table, each of mass 2^coin_bits, with at most two items each.
 
-    Walker 1977, as Vose 1991 makes it, in whole numbers: what is drawn has exactly these masses.
+    Walker 1977, built as in Vose 1991, in whole numbers: the drawn items have exactly these masses.
 
     Args:
-        masses: of every item, which add up to 2^coin_bits times their number.
+        masses: of every item; they add up to 2^coin_bits times their number.
         coin_bits: of the coin that chooses within a slot.
 
     Returns:
@@ -369,7 +368,7 @@ def _slots(masses: Sequence[int], coin_bits: int) -> list[int]:
 
 
 def _tail_slots(weights: Sequence[int]) -> NDArray[np.uint64]:
-    """Return the slots of the remainder's bins; items beyond them mean: try again."""
+    """Return the slots of the remainder's bins; an item beyond them is a rejected trial."""
     spare = (1 << 64 - _TAIL_COIN) - len(weights)
     again, over = divmod((1 << 64) - sum(weights), spare)
     masses = [*weights, *([again] * (spare - 1)), again + over]
@@ -405,11 +404,11 @@ def _draw_tail(key: Bytes, block: int, count: int) -> Integers:
 
 
 def decide(value: int, coin: Sequence[int]) -> bool:
-    """Whether a value of the remainder is taken, to the digits that float64 has not got.
+    """Whether a value of the remainder is accepted, decided with more digits than float64 has.
 
     Args:
-        value: that was tried.
-        coin: digits of a uniform number: those of the trial itself, then 64 bits each.
+        value: of the trial.
+        coin: digits of a uniform number: first the trial's digits, then 64 bits each.
     """
     number = max(value, -1 - value) >> _BIN
     uniform = functools.reduce(lambda high, low: high << 64 | low, coin)
@@ -424,7 +423,7 @@ def decide(value: int, coin: Sequence[int]) -> bool:
 
 
 def compiled(function: _Compiled) -> _Compiled:
-    """Compile for this processor, at the first call; other threads run while it is at work."""
+    """Compile for this processor at the first call; the compiled function releases the GIL."""
     return cast(_Compiled, numba.njit(function, nogil=True))
 
 
@@ -456,7 +455,7 @@ def _add_settled(
 
 @compiled
 def _draw_settled(words: Words, slots: Words, drawn: Integers, unsettled: Words) -> int:
-    """Set drawn = noise; return how many values are the remainder's; put them in `unsettled`."""
+    """Set drawn = noise; put the remainder's values in `unsettled` and return their number."""
     memory, pairs, count = np.empty((2, _CHUNK), _i), words.shape[1], 0
     for half in range(2):
         end = min(drawn.size, (half + 1) * pairs)
@@ -493,19 +492,19 @@ def _add_tail(
 
 @compiled
 def _fill(words: Words, half: int, start: int, slots: Words, entries: Words, noise: Words) -> None:
-    """Set noise to that of the values of a half from number `start`; see `_append_unsettled`.
+    """Set the noise of the values of a half from number `start`; see `_append_unsettled`.
 
-    Two loops: looked up value by value and then computed many at a time is faster than gathering.
-    It stays two loops because the compiler cannot know that `entries` is no part of `slots`.
+    Two loops, a lookup per value and then a vectorised computation, are faster than gathering. The
+    compiler does not merge them, because `entries` might overlap `slots`.
     """
     first = start - half * words.shape[1]
-    own, shared = words[half, first : first + noise.size], words[2, first : first + noise.size]
+    whole, shared = words[half, first : first + noise.size], words[2, first : first + noise.size]
     shift = _i(16 * half)
     for i in range(noise.size):
-        entries[i] = slots[np.uint64(own[i] & _i(_SLOTS - 1))]
+        entries[i] = slots[np.uint64(whole[i] & _i(_SLOTS - 1))]
     # Numba would widen operations on 32 bits to 64, half as many at a time: each is narrowed again.
     for i in range(noise.size):
-        word, entry = own[i], entries[i]
+        word, entry = whole[i], entries[i]
         coin = _i(_i(shared[i] >> shift) & _i(0xFFFF))
         chosen = word if coin < _i(entry >> _i(12)) else entry
         number, within = _i(chosen & _i(_SLOTS - 1)), _i(_i(word >> _i(12)) & _i((1 << _BIN) - 1))
@@ -515,7 +514,7 @@ def _fill(words: Words, half: int, start: int, slots: Words, entries: Words, noi
 
 @compiled
 def _append_unsettled(noise: Words, start: int, unsettled: Words, count: int) -> int:
-    """Append the numbers of values that are the remainder's; return how many there are now."""
+    """Append the numbers of the remainder's values; return the new length of `unsettled`."""
     for early in range(0, noise.size, _GROUP):
         some = noise[early : early + _GROUP]
         largest = _i(0)
@@ -541,7 +540,7 @@ def _reject(
     """Try values until all are drawn, the words are used up, or float64 cannot decide.
 
     Returns:
-        How many are drawn, the next word, and whether drawn[that many] waits for `decide`.
+        The number of drawn values n, the next word, and whether drawn[n] waits for `decide`.
     """
     while done < drawn.size and at + 2 * _TRIAL <= words.size:
         pick, low = words[at], words[at + 1]

@@ -1,9 +1,9 @@
-"""Private selection with a random number of runs (Papernot and Steinke 2022): what is drawn.
+"""Draws for private selection with a random number of runs (Papernot and Steinke 2022).
 
-What it costs is `mechanisms.RandomCountSelection`. K and each training's candidate come from the
-reservation's secret seed, so that a retry repeats them and nobody else learns K. K must stay
-secret: no log, metric, duration or file that leaves the operator may tell it, and no training but
-the best may be shown.
+`mechanisms.RandomCountSelection` accounts for it. The number of trainings K and each training's
+candidate are drawn from the reservation's secret seed, so that a retry repeats them. K must stay
+secret: no log, metric, duration or file that leaves the operator may reveal it, and only the best
+training may be shown.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def draw_candidate(event: RandomCountSelection, seed: PrivacySeed, training: int
 
 
 def training_seed(seed: PrivacySeed, training: int) -> PrivacySeed:
-    """Return the seed of one training's own batches and noise, independent of every other's."""
+    """Return the seed of one training's batches and noise, independent of all other seeds."""
     secret, salt = (seed.derive(f"selection training {use}", training) for use in ("seed", "salt"))
     return PrivacySeed(secret, salt[:16], known=seed.known)
 

@@ -25,8 +25,8 @@ _TRAINING = (
 
 
 def _check_noise(event: MechanismEvent, sigma: float, steps: int) -> None:
-    what = f"noise multiplier {sigma} is not finite and above 0"
-    event.require(math.isfinite(sigma) and sigma > 0, what)
+    message = f"noise multiplier {sigma} is not finite and above 0"
+    event.require(math.isfinite(sigma) and sigma > 0, message)
     event.require(steps >= 1 and steps == int(steps), f"steps {steps} is not 1 or more")
 
 
@@ -245,9 +245,10 @@ class FixedSizeGaussian(_PhasedGaussian):
 
 @dataclass(frozen=True)
 class Gaussian(MechanismEvent):
-    """`count` Gaussian mechanisms in which every unit takes part: no sampling.
+    """`count` Gaussian mechanisms without sampling: every unit takes part in each.
 
-    They are one, with μ = √count/σ (Dong, Roth and Su 2022, Corollary 3.3).
+    Together they are one Gaussian mechanism with μ = √count/σ (Dong, Roth and Su 2022, Corollary
+    3.3).
     """
 
     kind = "gaussian"

@@ -1,9 +1,9 @@
 """Privacy seeds: the secrets from which all sampling and noise of one release are drawn.
 
-Who knows a seed can subtract the noise, so a seed comes from the operating system, lives in one
-file that only its owner can read, and shows itself nowhere: public records hold a salted hash.
-Each reservation in the ledger has a seed of its own (two models that share a seed at σ = 1 and
-σ = 2 give 2a − b: the raw gradient).
+A person who knows a seed can subtract the noise. So a seed is drawn by the operating system and
+kept in one file that only its owner can read; public records hold a salted hash. Each reservation
+in the ledger has a separate seed: two models a and b with one seed, at σ = 1 and σ = 2, would
+reveal the raw gradient as 2a − b.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class PrivacySeed:
 
     Attributes:
         known: true for a seed that was not drawn in secret (in tests).
-            Whatever it touches must be marked *not private: known seed*.
+            Every release made with it must be marked *not private: known seed*.
     """
 
     __slots__ = ("_salt", "_secret", "known")
@@ -70,9 +70,9 @@ class PrivacySeed:
         return hmac.new(self._secret, message, hashlib.sha256).digest()
 
     def salted_hash(self) -> str:
-        """Return what public records hold: `salt:SHA-256(salt ∥ secret)` in hex.
+        """Return the hash for public records: `salt:SHA-256(salt ∥ secret)` in hex.
 
-        It identifies the seed and, since the secret has 256 random bits, gives nothing of it away.
+        It identifies the seed and does not reveal it, since the secret has 256 random bits.
         """
         return f"{self._salt.hex()}:{hashlib.sha256(self._salt + self._secret).hexdigest()}"
 
@@ -106,8 +106,8 @@ def _encode(part: Context) -> bytes:
 class SeedStore:
     """A folder (mode 0700) with one file (mode 0600) per seed, written once and never changed.
 
-    The folder remembers the ledger under which its seeds were drawn: one that was deleted or
-    exchanged is known by it.
+    The folder also records the identity of the ledger under which its seeds were drawn, so that a
+    deleted or exchanged ledger is detected.
     """
 
     def __init__(self, directory: Path | str) -> None:
@@ -163,7 +163,7 @@ class SeedStore:
         return {file.stem for file in self._directory.glob("[!.]*.json")}
 
     def remember_ledger(self, identity: str) -> None:
-        """Write down, once, under which ledger the seeds are drawn; a later call changes nothing.
+        """Record the ledger under which the seeds are drawn. Only the first call has an effect.
 
         Raises:
             BadInput: a folder that others can read.
@@ -185,7 +185,7 @@ class SeedStore:
         try:
             try:
                 self._link_nameless(directory, path.name, text)
-            except OSError:  # not every file system can; what else is wrong shows again
+            except OSError:  # not every file system can; any other error occurs again below
                 self._link_named(path, text)
             self._remove_stale()
             os.fsync(directory)
@@ -193,7 +193,7 @@ class SeedStore:
             os.close(directory)
 
     def _link_nameless(self, directory: int, name: str, text: str) -> None:
-        """Write into a file without a name: a kill leaves nothing of it."""
+        """Write into a file without a name, which vanishes if the process is killed."""
         if not hasattr(os, "O_TMPFILE"):
             raise OSError
         file = os.open(self._directory, os.O_WRONLY | os.O_TMPFILE, 0o600)
@@ -203,7 +203,7 @@ class SeedStore:
                 os.link(f"/proc/self/fd/{file}", name, dst_dir_fd=directory)
 
     def _link_named(self, path: Path, text: str) -> None:
-        """Write into a file with another name first, where the file system knows no other way."""
+        """Write into a file with a temporary name, for file systems without nameless files."""
         temporary = self._directory / f".{path.stem[:64]}.{secrets.token_hex(8)}"
         try:
             file = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
@@ -215,11 +215,11 @@ class SeedStore:
             temporary.unlink(missing_ok=True)
 
     def _remove_stale(self) -> None:
-        """Remove what a killed process left: a second name of a seed, or one that was not used."""
+        """Remove the temporary files of killed processes."""
         for file in self._directory.glob(".*"):
             with contextlib.suppress(OSError):
-                found = file.stat()
-                if found.st_nlink > 1 or time.time() - found.st_mtime > _STALE_SECONDS:
+                status = file.stat()
+                if status.st_nlink > 1 or time.time() - status.st_mtime > _STALE_SECONDS:
                     file.unlink()
 
     def _path(self, key: str) -> Path:

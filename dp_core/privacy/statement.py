@@ -20,10 +20,14 @@ class Release:
     """One release of private data that a model was made from.
 
     Attributes:
-        dataset: its name in the ledger. unit: what is protected. event: what was done.
-        delta: δ set aside for it. ledger_id: its entry.
+        dataset: its name in the ledger.
+        unit: the protected unit.
+        event: the mechanism of the release.
+        delta: δ reserved for it.
+        ledger_id: its ledger entry.
         seed_known: the noise came from a fixed, known seed (in tests).
-        plan: names what it was registered with before the first release; empty if by itself.
+        plan: identifies the releases that were registered together before the first of them; empty
+            if this release was registered alone.
         declared_units: public upper bound on the number of units; 0 if it is not known.
     """
 
@@ -39,12 +43,13 @@ class Release:
 
 @dataclass(frozen=True)
 class DatasetTotal:
-    """What releases of one data set come to together.
+    """The composed privacy guarantee of all releases of one data set.
 
     Attributes:
-        dataset: its name. unit: what is protected; None where the releases differ in it.
-        epsilon: by PLD at δ; ∞ without a guarantee, None where the parts do not compose.
-        delta: the sum of theirs.
+        dataset: its name.
+        unit: the protected unit, or None if the releases have different units.
+        epsilon: by PLD at δ; ∞ without a guarantee, None if the parts do not compose.
+        delta: the sum of the releases' δ.
     """
 
     dataset: str
@@ -55,14 +60,14 @@ class DatasetTotal:
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """What may be claimed of one model. `words` is Markdown, `data` is plain JSON data."""
+    """The privacy claims of one model. `words` is Markdown, `data` is plain JSON data."""
 
     words: str
     data: dict[str, Any]
 
     @property
     def epsilon(self) -> float | None:
-        """Total ε; ∞ without a guarantee, None where the parts do not compose."""
+        """Total ε; ∞ without a guarantee, None if the parts do not compose."""
         total = self.data["epsilon"]
         return math.inf if total == "inf" else total
 
@@ -71,12 +76,12 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
     """Return the statement of a model made from these releases of one data set.
 
     The total is the PLD composition of all of them, at the sum of their δ, and holds if they
-    were registered as one plan before the first. Releases that protect different units, or by
-    different neighbour relations, get no total: none would be true.
+    were registered as one plan before the first. Releases with different units or neighbour
+    relations have no total, since their guarantees do not compose.
 
     Args:
         releases: every release on the way to the model, the vocabulary's included.
-        made_up: the private text was made up, or public: nobody's privacy is at stake.
+        made_up: the private text was made up or public, so there is no one to protect.
 
     Raises:
         BadInput: releases of several data sets: each needs its own statement.
@@ -85,7 +90,7 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
         raise BadInput(
             "the releases are of several data sets",
             where="privacy statement",
-            fix="State the privacy of each data set by itself.",
+            fix="Write one statement per data set.",
         )
     (total,) = dataset_totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
     epsilon, delta = total.epsilon, total.delta
@@ -114,10 +119,10 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
 
 
 def dataset_totals(releases: Sequence[Release]) -> tuple[DatasetTotal, ...]:
-    """Return what each data set's releases come to, in the order of first appearance.
+    """Return the composed guarantee of each data set, in the order of first appearance.
 
-    Data sets hold other people: their ε are guarantees beside each other. No sum of them is
-    anybody's, and the largest hides the others.
+    Data sets contain different people, so their ε are separate guarantees. Their sum applies to
+    no person, and the largest would hide the others.
     """
     names = dict.fromkeys(release.dataset for release in releases)
     return tuple(_total([r for r in releases if r.dataset == name]) for name in names)
@@ -136,8 +141,8 @@ def _total(releases: Sequence[Release]) -> DatasetTotal:
 def total_epsilon(events: Sequence[MechanismEvent], delta: float) -> float | None:
     """Return the ε of all releases together, by PLD at δ; 0 for none.
 
-    None where they protect different units (examples of different lengths are), or by different
-    neighbours: no total would be true.
+    It is None if they have different units (examples of different lengths are different units) or
+    different neighbour relations, since such guarantees do not compose.
     """
     if not events:
         return 0.0
@@ -155,7 +160,7 @@ def _accounting(releases: Sequence[Release]) -> str:
 
 
 def _own_epsilon(release: Release) -> float:
-    if release.event.is_unaccounted:  # at whatever δ, also 0
+    if release.event.is_unaccounted:  # at every δ, also 0
         return math.inf
     return epsilon_pld(release.event, release.delta)
 
@@ -254,7 +259,7 @@ def _one_plan(releases: Sequence[Release]) -> bool:
 
 
 def _rests_on(releases: Sequence[Release], epsilon: float | None) -> list[str]:
-    """Return what must have been true for the guarantee to hold, and what bounds it."""
+    """Return the assumptions on which the guarantee rests, and its limits."""
     facts = dict.fromkeys(line for release in releases for line in release.event.assumptions())
     if not facts:
         return []

@@ -1,4 +1,4 @@
-"""Mechanisms of partition selection: which words, or phrases, of private text may be named."""
+"""Mechanisms of partition selection: releasing words, or phrases, of private text."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ThresholdedHistogram(MechanismEvent):
 
     @property
     def units_to_pass(self) -> float:
-        """How many units must hold a word so that it passes half of the time."""
+        """Number of units that must hold a word so that it passes half of the time."""
         return self.threshold
 
     @property
@@ -99,7 +99,7 @@ class ThresholdedHistogram(MechanismEvent):
         )
 
 
-_SMOOTHING = 4.0  # places: what a discrete Gaussian has over a continuous one (noise_addition, 1)
+_SMOOTHING = 4.0  # places: τ of the argument "Lattice" in `noise_addition`
 _RULES = {  # how the weights of a unit's items are bounded, in words
     "weighted": "a unit's items share a weight of norm 1 evenly",
     "policy": "each unit in turn moves the weights of its items towards a level, by norm 1",
@@ -116,14 +116,14 @@ class NoisedWeights(MechanismEvent):
     """Partition selection: noised weights of items, summed over rounds and cut at thresholds.
 
     Weights are whole numbers of places of a lattice; noise is a discrete Gaussian of S places on
-    each item's weight in each round. Given what the rounds before came to, a unit moves the sums of
+    each item's weight in each round. Given the results of earlier rounds, a unit moves the sums of
     a round by `norm(round)` places at most.
 
     Attributes:
         rule: how a unit's weight is shared among its items.
         items_per_unit: N, the most distinct items of a unit that count.
         levels: of the noise: S = `lattice_deviation(levels)`.
-        scales: of each round the places that are a weight of 1.
+        scales: for each round, the number of places that make a weight of 1.
         checks: (first round, last round, threshold): an item whose noised weights of these rounds
             add up to the threshold or more is released after the last.
         largest: the most weight that a unit gives one item in a round, at most 1.
@@ -190,9 +190,9 @@ class NoisedWeights(MechanismEvent):
     def coin(self) -> float:
         """The most probability with which items that one unit alone holds are released.
 
-        Of t of them in a round each has a weight of at most `largest`, and of 1/√t where nothing
-        but the noise of new items says which are left (so not where rounds' evidence adds up).
-        The worst t counts, for each threshold.
+        Each of t such items in a round has a weight of at most `largest`, and of at most 1/√t
+        unless the rule drops items between rounds ("elimination"). The bound takes the worst t for
+        each threshold.
         """
         t = np.arange(1, self.items_per_unit + 1, dtype=np.float64)
         weight = np.full(len(t), self.largest)
@@ -208,9 +208,10 @@ class NoisedWeights(MechanismEvent):
 
     @property
     def units_to_pass(self) -> float:
-        """How many units of N items must hold one so that it passes half of the time, at most.
+        """Number of units of N items that must hold an item so that it passes half of the time.
 
-        Fewer may do: a unit of fewer items gives each more, and so do later rounds.
+        Fewer may be enough: a unit of fewer items gives each of them more weight, and later rounds
+        may add some.
         """
         first, last, threshold = self.checks[-1]
         weight = min(self.largest, 1 / math.sqrt(self.items_per_unit))
@@ -246,7 +247,7 @@ class NoisedWeights(MechanismEvent):
 
 @dataclass(frozen=True)
 class PhraseRounds(MechanismEvent):
-    """Phrases released in rounds, the candidates of each chosen by what the earlier ones released.
+    """Phrases released in rounds; the candidates of a round depend on the earlier releases.
 
     Whatever earlier rounds released, a round is one of `rounds`, so that all of them are dominated
     by their composition (Zhu, Dong and Wang 2022, Theorem 10, which is adaptive). DPNE: Kim et al.
@@ -269,14 +270,14 @@ class PhraseRounds(MechanismEvent):
         self.require(len(self.lengths) == len(self.rounds), "each round has its length")
         whole = all(isinstance(n, int) and n >= 2 for n in self.lengths)
         self.require(whole, "a phrase has two words or more")
-        alike = {(one.unit, one.relation) for one in self.rounds} == {(self.unit, ADD_REMOVE)}
-        self.require(alike, "the rounds protect unlike things")
+        alike = {(part.unit, part.relation) for part in self.rounds} == {(self.unit, ADD_REMOVE)}
+        self.require(alike, "the rounds protect different units or neighbours")
 
     def steps(self) -> list[SelfComposed]:
-        """Return the steps of all rounds; equal rounds as one step, taken as often."""
+        """Return the steps of all rounds, with equal profiles counted as one step."""
         counted: dict[Profile, int] = {}
-        for one in self.rounds:
-            for profile, times in one.steps():
+        for part in self.rounds:
+            for profile, times in part.steps():
                 counted[profile] = counted.get(profile, 0) + times
         return [SelfComposed(profile, times) for profile, times in counted.items()]
 
@@ -285,12 +286,12 @@ class PhraseRounds(MechanismEvent):
         return compose(*self.rounds).rdp(orders)
 
     def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
-        """Return the sum over the rounds, each with a coin of its own."""
+        """Return the sum over the rounds, each of which has a separate coin."""
         return compose(*self.rounds).approximate_rdp(order, delta)
 
     def describe(self) -> str:
         """Return the rounds."""
         return "phrases in rounds: " + "; then ".join(
-            f"of {length} words, {one.describe()}"
-            for length, one in zip(self.lengths, self.rounds, strict=True)
+            f"of {length} words, {part.describe()}"
+            for length, part in zip(self.lengths, self.rounds, strict=True)
         )

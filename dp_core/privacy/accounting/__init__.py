@@ -1,4 +1,4 @@
-"""From mechanisms to ε: PLD is the claim, Rényi beside it, no amplification for comparison."""
+"""Converts mechanisms to ε: by PLD for claims, by Rényi DP and without amplification to compare."""
 
 from dp_core.privacy.accounting.composition import (
     GroupGuarantee,

@@ -1,6 +1,6 @@
-"""From a target ε back to the noise, or to the number of updates, of a training run.
+"""Calibrates the noise, or the number of updates, of a training run to a target ε.
 
-dp_accounting's `calibrate_dp_mechanism` searches, by the ε of our PLD.
+The search is dp_accounting's `calibrate_dp_mechanism`, with ε computed by our PLD accountant.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _RELATIONS = {
     NeighboringRelation.ZERO_OUT: dpa.NeighboringRelation.REPLACE_SPECIAL,
     NeighboringRelation.REPLACE: dpa.NeighboringRelation.REPLACE_ONE,
 }
-_epsilon = functools.lru_cache(maxsize=64)(epsilon_pld)  # the search asks for its ends again
+_epsilon = functools.lru_cache(maxsize=64)(epsilon_pld)  # the search evaluates its ends twice
 
 
 @dataclass(frozen=True)
@@ -100,16 +100,16 @@ def noise_for(
         alongside: another release of the same plan (the vocabulary's event), composed with it.
 
     Raises:
-        BadInput: no σ up to a million reaches the target (what is alongside spends it all).
+        BadInput: no σ up to a million reaches the target (`alongside` alone may exceed it).
     """
     accountant, event, exceeds = _search(event_of, target_epsilon, delta, alongside)
     if exceeds(MOST_NOISE):
         raise BadInput(
             f"no noise reaches ε={target_epsilon:g} at δ={delta:g}",
             where="epsilon",
-            fix="What is composed with the training already spends it."
+            fix="The releases composed with the training already spend it: raise ε or δ."
             if alongside
-            else "Ask for a larger ε or δ, or fewer updates.",
+            else "Raise ε or δ, or make fewer updates.",
         )
     try:
         inverse = calibrate_dp_mechanism(
@@ -173,7 +173,7 @@ def _search(
 ) -> tuple[
     Callable[[], PldAccountant], Callable[[float], MechanismDpEvent], Callable[[float], bool]
 ]:
-    """Return what the library searches with, and whether a parameter passes the target.
+    """Return the accountant factory, the event factory and a test whether a parameter exceeds ε.
 
     Raises:
         BadInput: ε is not above 0, or δ not between 0 and 1.
@@ -198,6 +198,6 @@ def _search(
 
 
 def round_up(sigma: float) -> float:
-    """Return σ rounded up to what a person can copy: five significant digits."""
+    """Return σ rounded up to five significant digits, few enough for a person to copy."""
     step = 10.0 ** (math.floor(math.log10(sigma)) - DIGITS + 1)
     return float(f"{math.ceil(sigma / step - 1e-6) * step:.12g}")

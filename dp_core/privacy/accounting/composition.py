@@ -1,4 +1,4 @@
-"""What (ε, δ) means beyond one unit and beside other claims."""
+"""Group privacy, and ε without privacy amplification by sampling."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ class GroupGuarantee(NamedTuple):
 
 
 def group_privacy(epsilon: float, delta: float, size: int) -> GroupGuarantee:
-    """Return what (ε, δ) for one unit means for `size` units: (kε, δ(e^{kε} − 1)/(e^ε − 1)).
+    """Return the guarantee for `size` = k units: (kε, δ(e^{kε} − 1)/(e^ε − 1)).
 
     Dwork and Roth 2014, Theorem 2.2 with the δ of the k-fold triangle inequality. Both
-    parameters grow: dividing ε by the size of the group is the wrong way round.
+    parameters grow with the size of the group.
     """
     if size < 1:
         raise BadInput(f"a group of {size}", where="size")

@@ -1,4 +1,4 @@
-"""How many bands the noise of a plan should have: the least error of the weights at equal ε."""
+"""Chooses the number of noise bands of a plan: the least error of the weights at equal ε."""
 
 from __future__ import annotations
 
@@ -29,7 +29,8 @@ def with_bands(plan: ExecutionPlan, bands: int, workload: Workload) -> Execution
         workload: of the plan's updates.
 
     Raises:
-        PlanError: what is not proven for correlated noise, or a batch that no part can fill.
+        PlanError: the plan has a feature without a proof for correlated noise, or its batch is
+            larger than a part.
     """
     if bands == 1:
         return plan
@@ -41,8 +42,8 @@ def with_bands(plan: ExecutionPlan, bands: int, workload: Workload) -> Execution
 def least_error(plan: ExecutionPlan, workload: Workload) -> ExecutionPlan:
     """Return the plan of the same ε whose weights have the least error, over 1, 2, 4, … bands.
 
-    Each number of bands has a σ of its own, at which its ε is the plan's or less. One band is the
-    plan itself, so what is returned is never worse. It is found without any data.
+    For each number of bands, σ is calibrated so that ε does not exceed the plan's. One band is the
+    plan itself, so the returned plan is never worse. The search reads no data.
 
     Args:
         plan: DP-SGD, with noise of one band. Where correlated noise is not proven for it (cut or

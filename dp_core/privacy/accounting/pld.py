@@ -58,7 +58,7 @@ def _connect_dots(calls: Floats, reverse: Floats, h: float) -> PldPmf:
     For negative ε the formulas use H_{−ε}(P‖Q) − (1 − e^{−ε}) = e^{−ε} H_ε(Q‖P): the part left
     out is linear in e^ε, so the second differences do not see it, and no digits cancel.
     """
-    # A profile never rises; where a bound does, by rounding, the larger value stands.
+    # A profile never rises. Where rounding makes a bound rise, the larger value replaces it.
     calls = np.maximum.accumulate(calls[::-1])[::-1]
     reverse = np.maximum.accumulate(reverse[::-1])[::-1]
     n = len(calls) - 1
@@ -77,7 +77,7 @@ def _connect_dots(calls: Floats, reverse: Floats, h: float) -> PldPmf:
 
 _OUTSIDE = math.log(1e-20)  # probability, under the tilt, that may lie outside the window
 _TILT_TOLERANCE = 1e-2  # any tilt is right; a good one is precise
-_ROUNDING = 1 + 1e-6  # what FFT rounding can take away, and more
+_ROUNDING = 1 + 1e-6  # more than the probability that FFT rounding can take away
 _FAR = 60.0  # θ·(x − ε) beyond which a term is bounded and not computed
 _LARGEST_WINDOW = 1 << 24
 
@@ -240,7 +240,7 @@ class _TiltedSum:
         last = int(np.searchsorted(self.losses, reach, side="right"))
         distance = self.losses[first:last] - epsilon
         weights = -np.expm1(-distance) * np.exp(-self.theta * distance)
-        # Each term beyond weighs less than e^−60, which stands for all of them.
+        # Each term beyond has a weight below e^−60, which replaces all of these weights.
         beyond = math.exp(-_FAR) * float(np.sum(self.probabilities[last:]))
         total = float(np.dot(weights, self.probabilities[first:last])) + beyond
         if total == 0:
@@ -269,7 +269,7 @@ class _TiltedSum:
 _BLUR = 4e-3  # blur allowed, as a share of ε
 _ORDERS = np.array([2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 128, 256.0])  # whole numbers: quick
 _DELTA = 1e-6  # at which the scale of ε is guessed
-_COARSEST = 1.0  # beyond it e^h is no longer near 1 + h, and nobody needs the digits
+_COARSEST = 1.0  # beyond it e^h is no longer near 1 + h; ε so large needs no precision
 _LARGEST_STEP_GRID = 1 << 20
 _LARGEST_TOTAL_GRID = 1 << 22
 _REFINEMENTS = 3
@@ -279,9 +279,10 @@ _REFINEMENTS = 3
 def epsilon_pld(event: MechanismEvent, delta: float) -> float:
     """Return the claim: an upper bound on ε at δ for `event`, under its own relation.
 
-    ∞ where the event holds a release without guarantee, or where δ is below what the mechanism
-    gives away at any ε (a histogram's tail). Where no PLD is known (`event.has_pld`), that part
-    enters as the (ε, δ) that is proven for it; where it stands alone, its ε is that of Rényi DP.
+    The result is ∞ if the event contains a release without a guarantee, or if δ is below the
+    probability of an infinite privacy loss (a histogram's tail). A part without a known PLD
+    (`event.has_pld`) is composed as the (ε, δ) that is proven for it; if it is the whole event,
+    the result is its ε by Rényi DP.
 
     Raises:
         BadInput: δ is not in (0, 1).
@@ -297,8 +298,8 @@ def epsilon_pld(event: MechanismEvent, delta: float) -> float:
     interval = _interval_for(steps, scale)
     epsilon = _epsilon(event, steps, delta, interval)
     for _ in range(_REFINEMENTS):
-        # Rényi orders guess far too high where ε is small; every grid's ε is valid, a finer one's
-        # is tighter.
+        # The Rényi estimate is far too high where ε is small. The ε of every grid is valid, and a
+        # finer grid gives a tighter one.
         if epsilon == 0 or epsilon > scale / 4:
             break
         scale, coarser = epsilon, interval
@@ -327,9 +328,10 @@ def delta_pld(event: MechanismEvent, epsilon: float) -> float:
 
 
 def composed_profile(event: MechanismEvent) -> Callable[[float], float] | None:
-    """Return δ(ε) of `event` on one grid, from above, for who asks at many ε; None: no guarantee.
+    """Return δ(ε) of `event` on one grid, from above, or None if there is no guarantee.
 
-    `delta_pld` chooses a grid for each ε, and so is a little tighter and much slower.
+    It is meant for many values of ε. `delta_pld` chooses a grid for each ε, and is therefore a
+    little tighter and much slower.
     """
     steps = event.steps()
     if _without_guarantee(steps):
@@ -361,7 +363,7 @@ def _by_rdp(event: MechanismEvent, delta: float) -> float:
 def _on_grid(
     steps: Sequence[SelfComposed], interval: float, bound: Callable[[ComposedPld], float]
 ) -> float | None:
-    """Return the worse direction's bound on this grid, or the finest that fits; None for none."""
+    """Return the worse direction's bound on the finest grid that fits, or None if none does."""
     while interval <= _COARSEST:
         try:
             return max(bound(pld) for pld in composed_plds(steps, interval))
@@ -393,7 +395,7 @@ def _interval_for(steps: Sequence[SelfComposed], epsilon: float) -> float:
     """Return the spacing of the privacy-loss grid: 1, 2 or 5 times a power of ten.
 
     Args:
-        epsilon: the scale of ε; a guess from `_scale_of`, or what a coarser grid gave.
+        epsilon: the scale of ε: an estimate from `_scale_of`, or the result on a coarser grid.
     """
     count = sum(count for _, count in steps)
     reach = 2 * max(step.reach() for step, _ in steps)  # on each side of 0

@@ -55,7 +55,7 @@ class Profile(abc.ABC):
 
     @abc.abstractmethod
     def reach(self) -> float:
-        """Return an ε beyond which only probability that no ε repairs is left."""
+        """Return an ε beyond which only the probability of an infinite loss is left."""
 
     def rdp(self, orders: ArrayLike) -> Floats | None:
         """Return the Rényi divergence bound at each order, or None where none is known."""
@@ -206,7 +206,7 @@ class FixedSizeProfile(Profile):
         return fixed_size_gaussian_rdp(self.slots, self.batch, 2 * self.mu, orders)
 
     def rdp_estimate(self, orders: Floats) -> Floats:
-        """Return the Poisson sample's curve: near enough, and the own one takes seconds."""
+        """Return the curve of Poisson sampling: a close estimate; the exact curve takes seconds."""
         return SubsampledGaussian(self.batch / self.slots, 2 * self.mu).rdp(orders)
 
 
@@ -229,11 +229,11 @@ class EpsilonDelta(Profile):
         return both, both
 
     def reach(self) -> float:
-        """Return ε itself: beyond it there is δ alone. ∞ where nothing is guaranteed."""
+        """Return ε, beyond which only δ is left, or ∞ without a guarantee."""
         return self.epsilon if self.delta < 1 else math.inf
 
     def rdp_estimate(self, orders: Floats) -> Floats:
-        """Return the divergence but for δ: at most ε, and αε²/2 where ε is small."""
+        """Return the divergence without the part of δ: at most ε, and αε²/2 where ε is small."""
         return np.minimum(self.epsilon, orders * self.epsilon**2 / 2)
 
 
@@ -367,8 +367,8 @@ class HistogramProfile(Profile):
         blocks = lone_word_blocks(self.words_per_unit)
         end, places = len(blocks) - 1, np.arange(len(every))
         worst = np.zeros((2, len(every)))
-        # The two ends, no lone word and nothing else, are the worst nearly everywhere: what lies
-        # between is halved only where the bound of all of it is above them.
+        # The two ends (no lone word, or only lone words) are the worst nearly everywhere. The
+        # range between them is halved only where its bound is above both ends.
         waiting = [(1, end, places), (end, end, places), (0, 0, places)]
         while waiting:
             i, j, places = waiting.pop()
@@ -397,7 +397,7 @@ class HistogramProfile(Profile):
 
 @dataclass(frozen=True)
 class NewItemsProfile(Profile):
-    """Gaussian noise on the items that others hold, and a coin for those that one unit brings.
+    """Gaussian noise on items that other units hold too, and a coin for items of one unit alone.
 
     While no item that the unit alone holds is released, the outputs are post-processing of
     adaptively composed Gaussians with `mu` in all. A new item passes only if *its own noise* is
@@ -434,7 +434,7 @@ class NewItemsProfile(Profile):
 
 
 def lone_word_blocks(words_per_unit: int) -> list[tuple[int, int]]:
-    """Return the (first, last) ℓ of each block; every ℓ by itself where N is small."""
+    """Return the (first, last) ℓ of each block; for small N every block holds one ℓ."""
     width = math.ceil(words_per_unit / _BLOCKS)
     starts = range(1, words_per_unit + 1, width)
     return [(0, 0)] + [(a, min(a + width - 1, words_per_unit)) for a in starts]
@@ -472,7 +472,7 @@ class _SharedWords:
         return np.asarray(np.minimum(np.maximum(delta, least), 1.0))
 
     def _bound(self, k: Floats, loss: Floats) -> Floats:
-        """Return a bound of δ at a loss, where outputs above k speak for the unit."""
+        """Return a bound on δ at a loss, where outputs above k are more likely with the unit."""
         upper, lower = self._tail.upper(k + 1 - self._m), self._tail.lower(k + 1)
         bound: Floats = math.exp(self._kappa) * upper - np.exp(loss - self._kappa) * lower
         return bound

@@ -1,4 +1,4 @@
-"""Rényi accounting: shown beside the claim, and the currency of the ledger's filter.
+"""Rényi DP accounting: reported next to the claimed ε, and used by the ledger's privacy filter.
 
 A curve holds a mechanism's Rényi divergence bound, in both directions, at each order α > 1.
 """
@@ -26,7 +26,7 @@ ORDERS: tuple[float, ...] = (
 )
 # Fractions matter where ε is large; where it is small their series may not converge.
 LOW_ORDERS: tuple[float, ...] = tuple(1 + x / 10 for x in range(1, 100))
-# What compute_dp_sgd_privacy of TensorFlow Privacy used before 2020.
+# The orders of TensorFlow Privacy's compute_dp_sgd_privacy before 2020.
 PAPER_ORDERS: tuple[float, ...] = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
 
 
@@ -45,8 +45,8 @@ def poisson_gaussian_rdp(sampling_rate: float, mu: float, orders: ArrayLike) -> 
 def fixed_size_gaussian_rdp(slots: int, batch: int, mu: float, orders: ArrayLike) -> Floats:
     """Return the replace-one curve of a Gaussian on `batch` of `slots` drawn without replacement.
 
-    Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 27. `mu` is that of replacing
-    a unit: twice the clip norm over σ.
+    Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 27. `mu` has the sensitivity
+    to replacing a unit: twice the clip norm over σ.
     """
     event = dpa.SampledWithoutReplacementDpEvent(slots, batch, dpa.GaussianDpEvent(1 / mu))
     return _library_curve(event, orders, dpa.NeighboringRelation.REPLACE_ONE)
@@ -92,10 +92,10 @@ def poisson_curve(orders: Floats, base: Floats, mean: float) -> Floats:
     """Return the curve of the best of K runs, K Poisson.
 
     Papernot and Steinke 2022, Theorem 6: ε + μ·δ̂ + ln(μ)/(λ − 1), where one run is (ε̂, δ̂)-DP with
-    e^ε̂ ≤ 1 + 1/(λ − 1); to which we add what K = 0 contributes to the moment, e^{−μ}: without it
-    the formula fails for small μ (it is below 0 for μ < 1 and ε near 0), with it the proof's
-    integral over the other outcomes stands as it is. δ̂ comes from the Rényi bound: δ̂ = min over α
-    of e^{(α−1)(ε_α − ε̂)}·(1 − 1/α)^{α−1}/α (Canonne, Kamath and Steinke 2020, Proposition 12).
+    e^ε̂ ≤ 1 + 1/(λ − 1). We add e^{−μ}, the contribution of K = 0 to the moment. Without it the
+    formula fails for small μ (it is below 0 for μ < 1 and ε near 0); with it the proof's integral
+    over the other outcomes is unchanged. δ̂ comes from the Rényi bound: δ̂ = min over α of
+    e^{(α−1)(ε_α − ε̂)}·(1 − 1/α)^{α−1}/α (Canonne, Kamath and Steinke 2020, Proposition 12).
 
     Args:
         orders: λ > 1. base: curve of one run. mean: μ.
@@ -109,7 +109,7 @@ def poisson_curve(orders: Floats, base: Floats, mean: float) -> Floats:
 
 
 def worst(curves: Sequence[Floats]) -> Floats:
-    """Return the largest bound at each order: that of a candidate drawn at random from a list."""
+    """Return the largest bound at each order, which bounds a candidate drawn at random."""
     return np.asarray(np.max(np.stack(curves), axis=0))
 
 

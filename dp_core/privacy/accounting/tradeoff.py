@@ -1,4 +1,4 @@
-"""Hypothesis testing: how well any attack can tell whether one unit was in the data.
+"""Hypothesis testing: bounds on any attack that decides whether one unit was in the data.
 
 An attack decides from the release whether it was made with the unit (P) or without it (Q). Its
 true positive rate (TPR) is P(S), its false positive rate (FPR) Q(S), for the set S of releases on
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 
-_REACH = 60.0  # ε beyond which nobody's ceiling is sought
+_REACH = 60.0  # largest ε at which the ceiling is minimised
 # δ at the last of a profile's points: the least at which the mechanism has an ε. Attacks on so few
 # units see nothing below the first; released words have no ε below the chance that one slips out.
 _LEAST_DELTAS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
@@ -39,7 +39,7 @@ _AREA_POINTS = 4000
 
 
 class TradeOff(Protocol):
-    """A bound on every test that tells a unit's presence from its absence."""
+    """A bound on every test that distinguishes a unit's presence from its absence."""
 
     def least_false_positive_rate(self, true_positive_rate: float) -> float:
         """Return x(r), the least false positive rate at a true positive rate r, both in [0, 1].
@@ -50,13 +50,13 @@ class TradeOff(Protocol):
 
 @dataclass(frozen=True)
 class PrivacyProfile:
-    """Several (ε, δ) that hold together: what no attack on one unit's membership can pass.
+    """Several (ε, δ) that hold together and bound every attack on one unit's membership.
 
     Every pair bounds both errors of every test (Kairouz, Oh and Viswanath 2015, arXiv:1311.0776,
     Theorem 2.1): TPR ≤ e^ε·FPR + δ, which says that "in" is not much likelier with the unit, and
     1 − FPR ≤ e^ε·(1 − TPR) + δ, that "out" is not much likelier without it. So the least of all
     pairs' bounds holds. The bounds are on expectations over training and over which units are
-    members: what is measured on a few units may lie above by chance.
+    members: a measurement on a few units may exceed them by chance.
 
     Attributes:
         pairs: (ε, δ); none: nothing is excluded.
@@ -81,8 +81,9 @@ class PrivacyProfile:
     def of_event(cls, event: MechanismEvent) -> PrivacyProfile:
         """Return points of a mechanism's profile δ(ε), by PLD, from above, in both directions.
 
-        Only some ε are looked at, so it allows more than the mechanism does, and what contradicts
-        it contradicts that. Without a guarantee there are none.
+        Only some ε are evaluated, so the profile is weaker than the mechanism, and evidence
+        against the profile is evidence against the mechanism. There are no points without a
+        guarantee.
         """
         profile = composed_profile(event)
         ends = (epsilon_pld(event, delta) for delta in _LEAST_DELTAS)
@@ -93,7 +94,7 @@ class PrivacyProfile:
         return cls(tuple((float(e), min(1.0, profile(float(e)))) for e in points))
 
     def for_group(self, units: int) -> PrivacyProfile:
-        """Return what holds for a group of that many units (Dwork and Roth 2014, Theorem 2.2)."""
+        """Return the profile for a group of that many units (Dwork and Roth 2014, Theorem 2.2)."""
         groups = [group_privacy(epsilon, delta, units) for epsilon, delta in self.pairs]
         return PrivacyProfile(tuple((g.epsilon, min(1.0, g.delta)) for g in groups))
 
@@ -127,7 +128,7 @@ class PrivacyProfile:
         """The largest AUC: the area under the largest TPR, from above."""
         rates = np.union1d(np.geomspace(1e-9, 1, _AREA_POINTS), np.linspace(0, 1, _AREA_POINTS))
         highest = [self.true_positive_rate(float(rate)) for rate in rates[1:]]  # it never falls
-        # More than the rounding of the sum, whose order is the processor's affair.
+        # The factor exceeds the rounding of the sum, whose order depends on the processor.
         return min(1.0, float(np.dot(np.diff(rates), highest)) * (1 + 1e-12))
 
     @cached_property
@@ -157,7 +158,7 @@ class GaussianTradeOff:
         return float(ndtr(ndtri(true_positive_rate) - self.mu))
 
 
-@lru_cache(maxsize=4096)  # bounds that are searched for ask for the same ε again
+@lru_cache(maxsize=4096)  # searches for a bound evaluate the same ε again
 def _gaussian_mu(epsilon: float, delta: float) -> float:
     if epsilon <= 0:
         return 0.0
@@ -171,9 +172,9 @@ def tpr_ceiling(event: MechanismEvent, fpr: float) -> float:
     """Return the largest TPR at this FPR that the mechanism leaves to any attack, from above.
 
     The least of the ceilings of all its (ε, δ(ε)), ε ≥ 0: 1 − f(FPR) for its trade-off function f,
-    which the profile determines (Dong, Roth and Su 2022, Proposition 2.12). δ(ε) is that of the
-    worse direction, composed by PLD, from above; so is the ceiling at every ε, however well the
-    best one is found.
+    which the profile determines (Dong, Roth and Su 2022, Proposition 2.12). δ(ε) is an upper bound
+    by PLD, for the worse direction. So every ε gives a valid ceiling, even if the search misses
+    the best one.
 
     Raises:
         BadInput: FPR is not in [0, 1].

@@ -1,1 +1,1 @@
-"""Per-unit gradient clipping at the price of an ordinary step: book-keeping (Bu et al. 2023)."""
+"""Per-unit gradient clipping at about the cost of an ordinary step (Bu et al. 2023)."""

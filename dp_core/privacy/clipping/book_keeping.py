@@ -8,8 +8,8 @@ A clip factor multiplies a unit's gradient; both styles keep ‖factor · gradie
 
 * `flat`: min(1, C/‖g‖) (Abadi et al. 2016, arXiv:1607.00133).
 * `automatic`: C/(‖g‖ + γ), "AUTO-S" (Bu et al. 2022, arXiv:2206.07136, Algorithm 1), so that C
-  only scales the learning rate and need not be tuned. ‖g‖·C/(‖g‖ + γ) < C, so the sensitivity, and
-  with it the accounting, is that of flat clipping. γ > 0 lets small gradients stay small.
+  only scales the learning rate and need not be tuned. ‖g‖·C/(‖g‖ + γ) < C, so sensitivity and
+  accounting are the same as for flat clipping. γ > 0 lets small gradients stay small.
 
 Both fall as the norm grows, so an upper bound in the norm's place keeps the guarantee.
 """
@@ -63,17 +63,17 @@ CLIP_FACTORS: dict[str, ClipFactors] = {"flat": flat_factors, "automatic": autom
 
 
 class RecordingLayers(Layers):
-    """Layers that record what the clipping rules need. Parameters are read through a rule only.
+    """Layers that record the inputs and outputs that the clipping rules need.
 
-    A layer none of whose parameters is trained records nothing: the backward pass goes through it
-    for the sake of what lies below, and ends where nothing below is trained.
+    Parameters can be read through a layer only. A layer without trained parameters records
+    nothing; the backward pass still goes through it if a layer below is trained.
 
     Args:
-        parameters: that are trained.
+        parameters: the trained parameters.
         units: U.
-        tape: watches what the rules need the gradients of.
-        precision: as of `Layers`.
-        frozen: parameters that are read, and have no gradient.
+        tape: watches the recorded outputs, whose gradients the rules need.
+        precision: as for `Layers`.
+        frozen: parameters that are read and have no gradient.
     """
 
     def __init__(
@@ -160,11 +160,11 @@ class RecordingLayers(Layers):
     def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
         """As in `Layers`; the record keeps x and the logits."""
         y = super().tied_projection(x, table, bias)
-        own = self._if_trained(table), self._if_trained(bias)
-        if not any(own):
+        trained = self._if_trained(table), self._if_trained(bias)
+        if not any(trained):
             return y
         y = self._watched(y)
-        return self._recorded(y, TiedProjectionRecord(*own, self._units, x, y))
+        return self._recorded(y, TiedProjectionRecord(*trained, self._units, x, y))
 
     def _watched(self, y: Tensor) -> Tensor:
         self._tape.watch(y)
@@ -172,7 +172,7 @@ class RecordingLayers(Layers):
 
     @property
     def parameters(self) -> NoReturn:
-        """Refuse: a parameter read past the rules would have a gradient that nobody clips."""
+        """Refuse access: a parameter read without a rule would have an unclipped gradient."""
         raise AttributeError("parameters can be read through a layer rule only")
 
 
@@ -220,11 +220,11 @@ def clipped_grad_sum(
             to call of one graph.
         clip_factors: style of clipping.
         precision: of products in the model, `float32` or `bfloat16`; norms and sums are float32.
-        frozen: parameters that the model reads and nobody trains. A unit's gradient, its norm and
-            its clip factor are of `parameters` alone.
+        frozen: parameters that the model reads and that are not trained. A unit's gradient, norm
+            and clip factor cover `parameters` alone.
 
     Raises:
-        PlanError: a parameter without a rule, named; it would leak unclipped or train silently not.
+        PlanError: a parameter has no rule: its gradient would be unclipped or silently missing.
     """
     records, output_gradients, losses = _forward_backward(
         unit_losses, parameters, units, precision, frozen
@@ -290,7 +290,7 @@ def layer_squared_norms(unit_losses: UnitLosses, parameters: Variables, units: i
 
 
 def _layer_of(record: LayerRecord) -> str:
-    """Return the layer's name; records that share a word table have it first, and are one."""
+    """Return the layer's name; records that share a word table, their first parameter, are one."""
     first = record.parameters[0]
     return first.removesuffix("/kernel").removesuffix("/gain").removesuffix("/bias")
 
@@ -314,16 +314,16 @@ def _forward_backward(
 def _unit_gradients(records: list[LayerRecord], gradients: list[Tensor]) -> list[UnitGradients]:
     """Apply each rule, but only when the backward pass is `_LEAD` records further.
 
-    That pass, from the last record to the first, alternates between products, which fill all cores,
-    and small operations, which do not. Norms that need not be ready yet are what fills these gaps;
-    begun at once, they would run beside the products and leave none for the gaps.
+    The backward pass, from the last record to the first, alternates between products, which fill
+    all cores, and small operations, which do not. The delayed norms fill these gaps. If they
+    started at once, they would compete with the products, and the gaps would stay empty.
     """
-    answers = []
+    unit_gradients = []
     for i, (record, gradient) in enumerate(zip(records, gradients, strict=True)):
         further = [gradients[i - _LEAD]] if i >= _LEAD else []
         with tf.control_dependencies(further):
-            answers.append(record.gradients(gradient))
-    return answers
+            unit_gradients.append(record.gradients(gradient))
+    return unit_gradients
 
 
 def _parameter_sum(summands: list[Tensor], shape: Any) -> Tensor:
@@ -350,14 +350,14 @@ def _check_coverage(records: list[LayerRecord], parameters: Variables) -> None:
         kinds = sorted(type(record).__name__ for record in sharing)
         if len(sharing) > 1 and kinds != ["EmbeddingRecord", "TiedProjectionRecord"]:
             raise PlanError(
-                f"parameter {name!r} is shared by {' and '.join(kinds)}, whose cross term no rule "
-                "gives",
+                f"parameter {name!r} is shared by {' and '.join(kinds)}, for whose cross term "
+                "there is no rule",
                 where="clipping",
             )
 
 
 def _cross_terms(records: list[LayerRecord], gradients: list[Tensor], units: int) -> Tensor:
-    """Return what shared tables add to the squared norms: (U,)."""
+    """Return the cross terms of shared tables in the squared norms: (U,)."""
     total = tf.zeros((units,))
     for lookup, lookup_g in zip(records, gradients, strict=True):
         for projection, projection_g in zip(records, gradients, strict=True):

@@ -16,27 +16,27 @@ from dp_core.nn.layers import Tensor
 
 
 class Part(NamedTuple):
-    """A tensor that holds something of consecutive units: (n, ...), from `first_unit` on."""
+    """A tensor of n consecutive units, from `first_unit` on: (n, ...)."""
 
     first_unit: int
     values: Tensor
 
     def factors(self, factors: Tensor) -> Tensor:
-        """Return those of the factors (U,) that belong to these units: (n,)."""
+        """Return the factors of these units, (n,), out of the factors (U,) of all units."""
         return factors[self.first_unit : self.first_unit + self.values.shape[0]]
 
 
 @dataclass(frozen=True)
 class UnitGradients:
-    """The gradients of one layer's parameters, one per unit, in whatever form is cheapest.
+    """The gradients of one layer's parameters, one per unit, in the cheapest form.
 
     Attributes:
         squared_norms: (U,) float32, an upper bound on each unit's squared gradient norm; not
             finite where the gradient is not.
-        parts: what together holds the gradients.
+        parts: tensors from which `combine` computes the gradients.
         combine: (factors (U,), parts) -> for each parameter, Σᵤ factorᵤ · gradientᵤ. Linear in
-            the factors; it gets the parts anew because units that are not finite are zeroed. A
-            sum with few rows that are not zero may come as tf.IndexedSlices.
+            the factors. The caller passes the parts again because it zeroes units that are not
+            finite. A sum with few nonzero rows may be a tf.IndexedSlices.
     """
 
     squared_norms: Tensor
@@ -50,11 +50,11 @@ def whole(*tensors: Tensor) -> tuple[Part, ...]:
 
 
 class LayerRecord(Protocol):
-    """What a layer recorded in the forward pass, and its rule.
+    """A layer's record of the forward pass, and its clipping rule.
 
     Law: for any (factors), `gradients(g).combine(factors, parts)` equals Σᵤ factorᵤ · ∂Lᵤ/∂θ, and
     `squared_norms` is at least Σ_θ ‖∂Lᵤ/∂θ‖², equal up to rounding. tests/dp_core/privacy/clipping
-    holds every rule to it by brute force.
+    checks every rule by brute force.
     """
 
     @property
@@ -76,7 +76,7 @@ def gram_squared_norms(x: Tensor, g: Tensor, *, bias: bool = False) -> Tensor:
     """Bound ‖xᵤᵀgᵤ‖² from above, tightly: (U, T, in), (U, T, out) -> (U,).
 
     With `bias`, ‖xᵤᵀgᵤ‖² + ‖Σ_t gᵤₜ‖²: a bias is a weight whose input is always 1, so that every
-    entry of xxᵀ is one more, and in + 1 stands for `in` below.
+    entry of xxᵀ is one more, and `in` below is replaced by in + 1.
 
     With γ_n = n·u/(1−n·u), every entry of xxᵀ is off by at most γ_in·|x_s||x_t| and of ggᵀ by
     γ_out·|g_s||g_t|, in whatever order the terms are added (Higham 2002, 3.5, and Cauchy-Schwarz);
@@ -97,7 +97,7 @@ def gram_squared_norms(x: Tensor, g: Tensor, *, bias: bool = False) -> Tensor:
 
 
 def rounding_factor(d_in: int, d_out: int, tokens: int) -> float:
-    """Twice γ_n of the docstring above."""
+    """Return twice γ_n of `gram_squared_norms`."""
     n = 2 * (d_in + d_out + 2 * tokens + 1)
     return n * _UNIT_ROUNDOFF / (1 - n * _UNIT_ROUNDOFF)
 
@@ -174,7 +174,7 @@ class BlockwiseRecord:
     """A product without bias, block by block, of a LoRA's A or B, with N = U·T.
 
     Block j of the output is block j of the input times the columns j of the matrix. A has one
-    block, B those of its module. The products are narrow, so every unit's is formed.
+    block, B has as many as its module. The products are narrow, so every unit's product is formed.
     """
 
     name: str
@@ -199,20 +199,20 @@ class BlockwiseRecord:
         def combine(factors: Tensor, parts: tuple[Part, ...]) -> dict[str, Tensor]:
             count = len(parts) // self.blocks
             sums = [
-                one.combine(factors, parts[count * j : count * (j + 1)])[self.name]
-                for j, one in enumerate(each)
+                block.combine(factors, parts[count * j : count * (j + 1)])[self.name]
+                for j, block in enumerate(each)
             ]
             return {self.name: tf.concat(sums, axis=1)}
 
-        norms = tf.add_n([one.squared_norms for one in each])
-        return UnitGradients(norms, tuple(part for one in each for part in one.parts), combine)
+        norms = tf.add_n([block.squared_norms for block in each])
+        return UnitGradients(norms, tuple(part for block in each for part in block.parts), combine)
 
 
 @dataclass(frozen=True)
 class CopiesRecord:
-    """A parameter that each row reads as a whole, by a copy of its own; M = U·R rows.
+    """A parameter that each row reads as a whole, through one copy per row; M = U·R rows.
 
-    A copy's gradient is that of its row, so a unit's is the sum over its rows' copies.
+    A copy has the gradient of its row, so a unit's gradient is the sum over its rows' copies.
     """
 
     name: str
@@ -344,17 +344,18 @@ class EmbeddingRecord:
             parts[self.kind] = by_type
 
         def combine(factors: Tensor, values: tuple[Part, ...]) -> dict[str, Tensor]:
-            found = dict(zip(parts, (part.values for part in values), strict=True))
+            by_table = dict(zip(parts, (part.values for part in values), strict=True))
             sums = {}
             if self.word is not None:
-                weighted = tf.reshape(found[self.word] * factors[:, None, None], (-1, d))  # (U·T,D)
+                weighted = by_table[self.word] * factors[:, None, None]
+                weighted = tf.reshape(weighted, (-1, d))  # (U·T, D)
                 sums[self.word] = tf.IndexedSlices(weighted, tf.reshape(self.ids, (-1,)))
             if self.position is not None:
                 unused = self.table_rows[self.position] - s
-                placed = weighted_sum(factors, found[self.position])
+                placed = weighted_sum(factors, by_table[self.position])
                 sums[self.position] = tf.pad(placed, ((0, unused), (0, 0)))
             if self.kind is not None:
-                sums[self.kind] = weighted_sum(factors, found[self.kind])
+                sums[self.kind] = weighted_sum(factors, by_table[self.kind])
             return sums
 
         return UnitGradients(tf.add_n(norms), whole(*parts.values()), combine)
@@ -409,7 +410,7 @@ class NormRecord:
 class TiedProjectionRecord:
     """The output projection's input and its logits, with N = U·K predictions.
 
-    A table or bias that is not trained, or that the model does without, is None.
+    A table or bias is None if it is not trained or the model has none.
     """
 
     table: str | None
@@ -450,10 +451,11 @@ def cross_term(
     projection: TiedProjectionRecord,
     projection_g: Tensor,
 ) -> Tensor:
-    """Return what the squared norm of the table's gradient has beyond the two parts': (U,).
+    """Return the cross term of lookup and projection in the table's squared norm: (U,).
 
-    Bounded from above as Gram norms are, since it can cancel them: each product of vectors is off
-    by at most γ_D times their lengths, and terms are added over T, then over K (Higham 2002, 3.5).
+    It is bounded from above like the Gram norms, since it can cancel them: each product of vectors
+    is off by at most γ_D times their lengths, and terms are added over T, then over K (Higham 2002,
+    3.5).
 
     Args:
         lookup: the embedding's record.

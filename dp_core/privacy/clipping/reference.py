@@ -27,7 +27,7 @@ from dp_core.privacy.clipping.book_keeping import (
 
 @runtime_checkable
 class Separable(Protocol):
-    """Losses that can be had for one unit alone, without computing the others'."""
+    """Losses that can be computed for one unit without computing the other units' losses."""
 
     def __call__(self, layers: Layers) -> Tensor:
         """Layers -> (U,)."""
@@ -118,15 +118,19 @@ def tensorflow_privacy_clipped_grad_sum(
 ) -> ClippedSum:
     """As `book_keeping.clipped_grad_sum`, same arguments, same result up to rounding.
 
-    The same guarantee too. The jacobian multiplies a unit's values by the zeros of other units'
-    rows, and 0·NaN is NaN: so a micro-batch with a value that is not finite is clipped unit by
-    unit instead (naively), which keeps that unit to itself if `unit_losses` is `Separable`.
+    The guarantee is the same too. The jacobian multiplies a unit's values by the zeros of other
+    units' rows, and 0·NaN is NaN. So a micro-batch with a value that is not finite is clipped by
+    the naive engine, which keeps that unit apart if `unit_losses` is `Separable`.
 
     Raises:
-        BadInput: tensorflow-privacy is not installed, or clipping is to be other than flat.
+        BadInput: tensorflow-privacy is not installed, or the style of clipping is not flat.
     """
     if clip_factors is not flat_factors:
-        raise BadInput("clips flatly only", where="engine tensorflow-privacy")
+        raise BadInput(
+            "this engine supports flat clipping only",
+            where="engine tensorflow-privacy",
+            fix="Choose flat clipping, or the engine book-keeping.",
+        )
     clip = tf.minimum(tf.cast(clip_norm, tf.float32), _UNBOUNDED)
     optimizer = _optimizer_class()(
         l2_norm_clip=clip,
@@ -200,7 +204,7 @@ class _RecordingTape(tf.GradientTape):  # type: ignore[misc]
 
 
 class ClippingEngine(Protocol):
-    """A way to compute the clipped gradient sum, as `book_keeping.clipped_grad_sum` promises it."""
+    """A way to compute the clipped gradient sum, with the guarantee of `clipped_grad_sum`."""
 
     def __call__(
         self,

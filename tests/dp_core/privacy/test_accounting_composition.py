@@ -51,7 +51,7 @@ def test_a_histogram_composed_with_a_gaussian_is_the_integral() -> None:
     assert delta_pld(event, 1.5) == pytest.approx(float(gaussian_delta(1.5, mu)), rel=5e-3)
 
 
-def test_the_histograms_tail_is_no_epsilons_to_repair() -> None:
+def test_delta_below_the_tail_of_a_histogram_has_no_finite_epsilon() -> None:
     tail_delta = delta_pld(HISTOGRAM, 50.0)
     assert tail_delta > 0
     assert epsilon_pld(compose(HISTOGRAM, TRAINING), tail_delta * 0.9) == math.inf
@@ -72,7 +72,7 @@ def test_units_and_relations_do_not_mix() -> None:
         compose()
 
 
-def test_one_release_without_guarantee_spoils_all() -> None:
+def test_total_with_an_unaccounted_release_is_infinite() -> None:
     event = compose(TRAINING, Unaccounted("trained without privacy"))
     assert event.is_unaccounted
     assert epsilon_pld(event, 1e-6) == math.inf

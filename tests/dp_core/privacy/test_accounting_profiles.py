@@ -60,7 +60,7 @@ def test_epsilon_inverts_delta(mu: float, delta: float) -> None:
         assert float(gaussian_delta(epsilon, mu)) == pytest.approx(delta, rel=1e-4)
 
 
-def test_no_sensitivity_no_loss() -> None:
+def test_gaussian_without_sensitivity_has_no_privacy_loss() -> None:
     assert np.allclose(gaussian_delta([0.0, 1.0], 0.0), 0.0)
     assert float(gaussian_delta(-1.0, 0.0)) == pytest.approx(1 - math.exp(-1))
 

@@ -84,7 +84,7 @@ def test_replace_one_holds_where_it_can_be_computed_directly() -> None:
         assert delta_at(2 * mu, doubled) <= grown
 
 
-def test_the_stated_profile_is_that_of_randomised_response_with_a_giveaway() -> None:
+def test_epsilon_delta_profile_equals_profile_of_leaky_randomised_response() -> None:
     epsilon, delta = 0.8, 0.01
     p = np.array(
         [delta, 0, *(1 - delta) * np.array([1, math.exp(-epsilon)]) / (1 + math.exp(-epsilon))]

@@ -192,7 +192,7 @@ def test_a_selection_costs_less_than_releasing_every_point_and_more_than_one() -
     assert np.all(curve >= worst([np.asarray(c.rdp([2.0, 8.0, 64.0])) for c in CANDIDATES]))
 
 
-def test_beside_a_histogram_it_enters_as_the_epsilon_and_delta_proven_for_it() -> None:
+def test_selection_composes_with_a_histogram_as_its_proven_epsilon_and_delta() -> None:
     selection = geometric_selection()
     histogram = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)
     assert histogram.has_pld and not selection.has_pld
@@ -205,7 +205,7 @@ def test_beside_a_histogram_it_enters_as_the_epsilon_and_delta_proven_for_it() -
 @pytest.mark.parametrize(
     ("law", "shape"), [("geometric", 1.0), ("logarithmic", 0.0), ("poisson", math.inf)]
 )
-def test_another_implementation_comes_to_the_same(law: Law, shape: float) -> None:
+def test_selection_curve_equals_independent_implementation(law: Law, shape: float) -> None:
     one = PoissonGaussian.single(0.01, 1.0, 500)
     steps = dpa.PoissonSampledDpEvent(0.01, dpa.GaussianDpEvent(1.0))
     repeated = dp_event.RepeatAndSelectDpEvent(dpa.SelfComposedDpEvent(steps, 500), 6.0, shape)
@@ -256,7 +256,7 @@ def test_counts_follow_their_law_and_no_neighbouring_one(
 
 
 @pytest.mark.parametrize("law", ["geometric", "logarithmic", "poisson"])
-def test_a_law_has_the_mean_that_was_asked_for(law: Law) -> None:
+def test_law_has_the_requested_mean(law: Law) -> None:
     event = selection_of(CANDIDATES, law, 5.0, 1e-6)
     drawn = [draw_count(event, PrivacySeed.fixed(i)) for i in range(4000)]
     spread = float(np.std(drawn)) / math.sqrt(len(drawn))

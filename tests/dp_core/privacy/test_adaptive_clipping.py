@@ -36,7 +36,7 @@ def test_the_papers_theorem_1():
     assert z_delta > 1.2
 
 
-def test_the_event_is_that_of_the_joint_noise():
+def test_event_of_adaptive_clipping_has_the_joint_noise_multiplier():
     fixed = plan(adaptive=None)
     assert (
         plan().event()
@@ -57,7 +57,7 @@ def test_no_unit_moves_both_releases_together_by_more_than_the_multiplier_allows
     assert joint.max() == pytest.approx(1 / z, rel=1e-6)
 
 
-def test_the_joint_release_of_a_poisson_batch_costs_what_is_claimed():
+def test_joint_release_of_a_poisson_batch_costs_at_most_the_claimed_epsilon():
     """The hockey stick of gradients and count, integrated over the plane, against the PLD."""
     q, z = 0.1, 1.0
     adaptive = AdaptiveClipping(0.5, count_noise=0.8)

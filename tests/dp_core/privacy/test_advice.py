@@ -58,7 +58,7 @@ def test_correlated_noise_cancels_in_the_mean_update_by_simulation():
 
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
-def test_the_signal_of_a_unit_is_that_of_clipped_means_of_rows_by_simulation(rows):
+def test_signal_norm_equals_norm_of_simulated_clipped_means(rows):
     """Rows are one direction and isotropic deviations of variance v; means are clipped to 1."""
     dimension, units = 2_000, 4_000
     rng = np.random.default_rng(rows)
@@ -80,7 +80,7 @@ def test_the_signal_of_a_unit_is_as_measured():
     assert advice.signal_norm(8) == pytest.approx(measured, rel=0.04)
 
 
-def test_maskings_and_rows_are_alike_beside_the_noise():
+def test_maskings_and_rows_raise_the_signal_equally():
     plain = advice.noise_to_signal(plan_of())
     rows = advice.noise_to_signal(plan_of(examples_per_step=4))
     both = advice.noise_to_signal(plan_of(examples_per_step=2, maskings_per_example=2))
@@ -121,7 +121,7 @@ def test_rough_noise_is_the_calibrated_noise_to_three_digits(rate, steps, epsilo
     assert advice.rough_noise(event_of, epsilon, 1e-6) == pytest.approx(exact, rel=3e-3)
 
 
-def test_what_no_noise_reaches_is_said():
+def test_epsilon_that_no_noise_reaches_is_refused():
     with pytest.raises(BadInput, match="no noise reaches"):
         advice.rough_noise(lambda s: PoissonGaussian(((1.0, min(s, 1.0), 9),)), 0.5, 1e-6)
 
@@ -212,7 +212,7 @@ def test_the_fit_finds_the_curve_that_made_the_points():
     assert wide.high - wide.low < 1e-3
 
 
-def test_the_interval_is_that_of_a_prediction():
+def test_interval_of_a_figure_is_a_prediction_interval():
     """Points with noise of 0.1: of new ones with the same noise, 95% lie within."""
     rng = np.random.default_rng(5)
     hits = []
@@ -224,7 +224,7 @@ def test_the_interval_is_that_of_a_prediction():
     assert 0.90 < np.mean(hits) < 0.99
 
 
-def test_what_lies_beyond_the_measured_figures_says_so():
+def test_figure_beyond_the_measured_ones_is_marked_as_not_measured():
     curve = curve_of([0.9, 0.7, 0.4, 0.2, 0.1])
     assert curve.expected(1e-4).measured
     assert not curve.expected(9e-5).measured
@@ -236,7 +236,7 @@ def test_a_budget_beats_public_text_only_if_the_whole_interval_does():
     assert not advice.Expected(0.3, 0.0, 0.6, True).beats_public_only
 
 
-def test_too_few_points_make_no_curve():
+def test_curve_of_too_few_points_is_refused():
     with pytest.raises(BadInput, match="too few"):
         advice.GainCurve("gradients", "F1", (1e-4, 1e-4, 2e-4, 3e-4), (0.5,) * 4, "here")
 

@@ -153,7 +153,7 @@ class SamplingLawConformance:
                 here.sampler(SEED, more)
             assert str(more) not in str(caught.value)  # how many there are is private
 
-    def test_it_is_charged_as_the_mechanism_that_it_makes(self) -> None:
+    def test_event_of_a_sampling_law_is_its_mechanism(self) -> None:
         assert plan(self.law, 10).event() == self.event
 
     def test_no_batch_is_larger_than_it_says(self) -> None:
@@ -185,7 +185,7 @@ class TestPoisson(SamplingLawConformance):
         assert not is_rate(taken, rate * 2 / 3)
         assert not is_rate(taken, rate * 3 / 2)
 
-    def test_at_rate_one_it_takes_everybody(self) -> None:
+    def test_poisson_sampling_at_rate_one_draws_every_unit(self) -> None:
         assert list(sampler(self.law, 5, 1.0).batch(0)) == [0, 1, 2, 3, 4]
 
     def test_it_is_the_same_across_the_chunks_of_a_large_data_set(self) -> None:

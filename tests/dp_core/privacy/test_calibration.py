@@ -32,7 +32,9 @@ def sampled(rate: float, steps: int, **more: Any) -> Callable[[float], PoissonGa
         *((wish, 1e-6, 0.05, 60) for wish in (0.1, 2.0, 20.0)),
     ],
 )
-def test_noise_and_back(target: float, delta: float, rate: float, steps: int) -> None:
+def test_steps_within_epsilon_invert_calibrated_noise(
+    target: float, delta: float, rate: float, steps: int
+) -> None:
     sigma = noise_for(sampled(rate, steps), target, delta)
     reached = epsilon_pld(PoissonGaussian.single(rate, sigma, steps), delta)
     assert target * 0.999 <= reached <= target
@@ -42,7 +44,7 @@ def test_noise_and_back(target: float, delta: float, rate: float, steps: int) ->
     assert more > target
 
 
-def test_what_is_spent_alongside_is_reckoned() -> None:
+def test_calibrated_noise_includes_the_cost_of_the_composed_release() -> None:
     vocabulary = ThresholdedHistogram(64, 60.0, 380, unit=PrivacyUnit.PATIENT)
     training = sampled(0.05, 100, unit=PrivacyUnit.PATIENT)
     both = noise_for(training, 2.0, 1e-6, vocabulary)
@@ -50,7 +52,7 @@ def test_what_is_spent_alongside_is_reckoned() -> None:
     assert 0.995 * 2.0 <= epsilon_pld(compose(vocabulary, training(both)), 1e-6) <= 2.0
 
 
-def test_the_ends_of_the_search_are_answers() -> None:
+def test_search_returns_its_limits_when_every_parameter_fits() -> None:
     assert noise_for(sampled(1e-6, 1), 100.0, 0.5) == LEAST_NOISE
     assert steps_within(lambda n: Gaussian(1e6 * math.sqrt(n)), 1.0, 1e-6) == 10_000_000
 
@@ -68,7 +70,7 @@ def test_epochs_have_the_noise_of_one_gaussian_and_whole_epochs_of_updates() -> 
 
 def test_targets_out_of_reach_are_refused() -> None:
     leaky, training = ThresholdedHistogram(64, 60.0, 100), sampled(0.05, 10)
-    with pytest.raises(BadInput, match="already spends"):
+    with pytest.raises(BadInput, match="already spend it"):
         noise_for(training, 1.0, 1e-6, leaky)
     with pytest.raises(BadInput, match="one update"):
         steps_within(lambda n: PoissonGaussian.single(0.5, 0.5, n), 0.01, 1e-6)

@@ -91,7 +91,7 @@ def released(
 @pytest.mark.parametrize(
     "strategy", [FOUR, power_strategy(2, 0.7), ToeplitzStrategy.of(np.array([1, -0.6, 0.3]))]
 )
-def test_the_recursion_is_that_of_exact_rational_numbers(strategy: ToeplitzStrategy) -> None:
+def test_float64_recursion_equals_recursion_in_rational_numbers(strategy: ToeplitzStrategy) -> None:
     """What float64 computes has no rounding of its own, across chunks and turns of the buffers."""
     size = 5000
     found = recursion(strategy, 12, size)
@@ -188,7 +188,7 @@ def independent(rows: NDArray[np.float64]) -> bool:
 
 
 @pytest.mark.statistical
-def test_the_noise_of_all_updates_together_is_that_of_the_workloads_error() -> None:
+def test_noise_of_the_summed_updates_equals_error_of_the_workload() -> None:
     workload = Workload.prefix_sums(30)
     sums = np.cumsum(released(30), axis=0)
     measured = math.sqrt((sums[[t - 1 for t in workload.iterates]] ** 2).mean())
@@ -198,7 +198,7 @@ def test_the_noise_of_all_updates_together_is_that_of_the_workloads_error() -> N
     assert last == pytest.approx(FOUR.sum_deviation(30), rel=0.05)
 
 
-def test_noise_is_made_again_wherever_a_run_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_resumed_run_recomputes_the_same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_addition, "_BLOCK", 700)
     onward = [noise_of(t, past) for past in [PastNoise()] for t in range(9)]
     resumed = PastNoise()
@@ -207,7 +207,7 @@ def test_noise_is_made_again_wherever_a_run_goes_on(monkeypatch: pytest.MonkeyPa
     np.testing.assert_array_equal(noise_of(8, None), onward[8])
 
 
-def test_what_is_kept_is_of_one_seed_manifest_and_strategy() -> None:
+def test_past_noise_is_reused_only_for_same_seed_manifest_and_strategy() -> None:
     past = PastNoise()
     cases = (
         (SEED, b"m", FOUR),
@@ -224,7 +224,7 @@ def test_what_is_kept_is_of_one_seed_manifest_and_strategy() -> None:
         np.testing.assert_array_equal(*made)
 
 
-def test_the_sum_is_what_the_noise_is_added_to() -> None:
+def test_correlated_noise_is_added_to_the_rounded_sum() -> None:
     past, totals = PastNoise(), np.linspace(-3, 3, 200, dtype=np.float32)
     for t in range(5):
         noise = UpdateNoise(SEED, b"m", t, SIGMA, CLIP, FOUR, past)

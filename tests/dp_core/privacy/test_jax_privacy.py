@@ -94,7 +94,7 @@ def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
     return by_kind
 
 
-def test_sensitivities_are_theirs(answers: dict[str, list[Any]]) -> None:
+def test_sensitivities_equal_jax_privacys(answers: dict[str, list[Any]]) -> None:
     for strategy, answer in zip(STRATEGIES, answers["strategy"][:: len(WORKLOADS)], strict=True):
         assert strategy.norm == pytest.approx(answer["one participation"], rel=1e-9)
         turns = math.ceil(N / strategy.bands)
@@ -104,7 +104,7 @@ def test_sensitivities_are_theirs(answers: dict[str, list[Any]]) -> None:
             assert answer["all"] == pytest.approx(strategy.norm * math.sqrt(turns), rel=1e-9)
 
 
-def test_noise_and_errors_are_theirs(answers: dict[str, list[Any]]) -> None:
+def test_noise_and_errors_equal_jax_privacys(answers: dict[str, list[Any]]) -> None:
     asked = [(s, name) for s in STRATEGIES for name in WORKLOADS]
     for (strategy, name), answer in zip(asked, answers["strategy"], strict=True):
         workload = WORKLOADS[name]
@@ -116,7 +116,7 @@ def test_noise_and_errors_are_theirs(answers: dict[str, list[Any]]) -> None:
         assert strategy.sum_deviation(N) == pytest.approx(total, rel=1e-7)
 
 
-def test_the_least_error_is_within_a_fifth_of_a_percent_of_theirs(
+def test_least_error_is_within_a_fifth_of_a_percent_of_jax_privacys(
     answers: dict[str, list[Any]],
 ) -> None:
     for (updates, bands), least in zip(LEAST, answers["least error"], strict=True):
@@ -126,13 +126,13 @@ def test_the_least_error_is_within_a_fifth_of_a_percent_of_theirs(
         assert least * 0.9999 < error < least * 1.002
 
 
-def test_epsilon_is_theirs(answers: dict[str, list[Any]]) -> None:
+def test_epsilon_equals_jax_privacys(answers: dict[str, list[Any]]) -> None:
     for (rate, sigma, updates, bands), epsilon in zip(EVENTS, answers["epsilon"], strict=True):
         event = CyclicPoissonGaussian(bands, ((rate, sigma, updates),))
         assert epsilon_pld(event, DELTA) == pytest.approx(epsilon, rel=2e-3)
 
 
-def test_the_calibrated_noise_is_theirs(answers: dict[str, list[Any]]) -> None:
+def test_calibrated_noise_equals_jax_privacys(answers: dict[str, list[Any]]) -> None:
     for (rate, updates, bands, epsilon), sigma in zip(PLANS, answers["sigma"], strict=True):
 
         def event(s: float, bands=bands, rate=rate, updates=updates) -> CyclicPoissonGaussian:

@@ -107,7 +107,7 @@ WORKLOADS = [sums(40), optimizer(40), optimizer(40, beta1=0.0, decay_power=2.0),
 
 @pytest.mark.parametrize("workload", WORKLOADS)
 @pytest.mark.parametrize("strategy", STRATEGIES, ids=lambda s: str(s.bands))
-def test_noise_and_error_are_those_of_the_dense_matrix(
+def test_noise_and_error_equal_dense_matrix_computation(
     strategy: ToeplitzStrategy, workload: Workload
 ) -> None:
     n = workload.updates
@@ -129,7 +129,7 @@ def test_of_short_runs_all_iterates_count_and_of_all_the_last(n: int, some: tupl
 
 
 @pytest.mark.parametrize("strategy", [INDEPENDENT, power_strategy(8, 0.6)])
-def test_the_iterates_that_count_stand_for_all(strategy: ToeplitzStrategy) -> None:
+def test_error_over_selected_iterates_is_near_error_over_all(strategy: ToeplitzStrategy) -> None:
     for workload in (sums(282), optimizer(282)):
         everything = np.linalg.inv(dense(strategy, 282))
         rows = weights(workload, everything)
@@ -183,7 +183,7 @@ JAX_EPSILON = {
 
 
 @pytest.mark.parametrize(("size", "figures"), JAX_SQUARE_ROOT.items(), ids=str)
-def test_the_square_roots_error_and_sensitivity_are_those_of_jax_privacy(
+def test_square_root_error_and_sensitivity_equal_jax_privacys(
     size: tuple[int, int], figures: tuple[float, float]
 ) -> None:
     (updates, bands), (error, sensitivity) = size, figures
@@ -197,7 +197,7 @@ def test_the_square_roots_error_and_sensitivity_are_those_of_jax_privacy(
 
 
 @pytest.mark.parametrize(("size", "error"), JAX_OPTIMISED.items(), ids=str)
-def test_the_least_error_is_nearly_that_of_jax_privacys_optimiser(
+def test_least_error_is_near_error_of_jax_privacys_optimiser(
     size: tuple[int, int], error: float
 ) -> None:
     updates, bands = size
@@ -208,7 +208,7 @@ def test_the_least_error_is_nearly_that_of_jax_privacys_optimiser(
 
 
 @pytest.mark.parametrize(("parameters", "epsilon"), JAX_EPSILON.items(), ids=str)
-def test_epsilon_is_that_of_jax_privacys_event(
+def test_epsilon_equals_epsilon_of_jax_privacys_event(
     parameters: tuple[float, float, int, int], epsilon: float
 ) -> None:
     rate, sigma, updates, bands = parameters
@@ -216,7 +216,7 @@ def test_epsilon_is_that_of_jax_privacys_event(
     assert epsilon_pld(event, 1e-6) == pytest.approx(epsilon, rel=2e-3)
 
 
-def test_epsilon_is_that_of_dp_accountings_subsampled_gaussians() -> None:
+def test_epsilon_equals_dp_accountings_subsampled_gaussians() -> None:
     event = CyclicPoissonGaussian(4, ((0.3, 1.3, 50),))
     step = dpa.PoissonSampledDpEvent(0.3, dpa.GaussianDpEvent(1.3))
     library = PLDAccountant().compose(dpa.SelfComposedDpEvent(step, 13))  # ⌈50 / 4⌉
@@ -230,7 +230,7 @@ def test_epsilon_is_that_of_dp_accountings_subsampled_gaussians() -> None:
         (2000, 4, 8.0, {8: 0.53}),
     ],
 )
-def test_the_square_roots_gain_at_equal_epsilon_is_that_of_the_design(
+def test_square_root_gain_at_equal_epsilon_equals_design_value(
     updates: int, turns: int, epsilon: float, ratios: dict[int, float]
 ) -> None:
     """At δ = 1e-7, σ of every number of bands calibrated by PLD."""
@@ -280,7 +280,10 @@ def test_where_correlated_noise_is_not_proven_the_plan_stays_as_it_is() -> None:
         ({"schedule": grown.schedule}, "batches of one expected size"),
         ({"sampling": CyclicPoissonSampling(7)}, "may take part every 7 updates"),
         ({"sampling": plan().sampling}, "may take part every 1 updates"),
-        ({"strategy": ToeplitzStrategy.of(np.array([1.0, 0.99]))}, "4 times that of DP-SGD"),
+        (
+            {"strategy": ToeplitzStrategy.of(np.array([1.0, 0.99]))},
+            "4 times the noise of DP-SGD",
+        ),
     ):
         with pytest.raises(PlanError, match=reason):
             dataclasses.replace(eight, **changes)

@@ -55,7 +55,7 @@ def test_every_kind_has_an_example() -> None:
 class TestMechanism:
     """The conformance of one mechanism; a new kind joins `EXAMPLES` and `TRUTHS`."""
 
-    def test_it_is_read_back(self, event: MechanismEvent) -> None:
+    def test_event_survives_a_round_trip_through_json(self, event: MechanismEvent) -> None:
         assert read_back(event) == event
         assert hash(read_back(event)) == hash(event)
 
@@ -65,7 +65,7 @@ class TestMechanism:
         assert read_back(stating) == stating
         assert epsilon_pld(stating, 1e-4) == epsilon_pld(event, 1e-4)
 
-    def test_it_is_described_and_says_what_it_rests_on(self, event: MechanismEvent) -> None:
+    def test_description_and_assumptions_are_stated(self, event: MechanismEvent) -> None:
         statement = privacy_statement([Release("notes", PATIENT, event, 1e-4, "L-1")])
         assert event.title and event.describe() in statement.words
         assert bool(event.assumptions()) is not event.is_unaccounted
@@ -92,7 +92,7 @@ class TestMechanism:
             assert np.all(curve > 0) and np.all(np.diff(curve) >= 0)  # rises with the order
             assert epsilon_pld(event, 1e-4) <= epsilon * (1 + 1e-9)
 
-    def test_composed_with_itself_it_costs_twice(self, event: MechanismEvent) -> None:
+    def test_composition_with_itself_doubles_the_renyi_curve(self, event: MechanismEvent) -> None:
         twice, curve = compose(event, event), event.rdp([4.0])
         assert twice.relation is event.relation
         if curve is not None:
@@ -209,7 +209,7 @@ def test_stored_form_does_not_change() -> None:
     ],
     ids=str,
 )
-def test_what_is_not_known_is_refused(change: dict[str, object]) -> None:
+def test_unknown_kinds_versions_and_fields_are_refused(change: dict[str, object]) -> None:
     with pytest.raises(BadInput):
         MechanismEvent.from_json(POISSON.to_json() | change)
 

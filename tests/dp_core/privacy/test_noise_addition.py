@@ -86,7 +86,7 @@ def test_every_bit_of_a_key_is_used() -> None:
 
 @pytest.mark.parametrize("block", [0, 3, 2**40 + 1])
 @pytest.mark.parametrize("mode", [aes._counter_mode, modes.GCM])
-def test_the_keystream_is_that_of_the_standard(
+def test_keystream_equals_test_vectors_of_the_standard(
     mode: Callable[[bytes], modes.Mode], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """NIST SP 800-38D: 128 bits of it are the plain cipher of a nonce and a number from 2."""
@@ -233,7 +233,7 @@ def test_the_sign_bit_mirrors_a_magnitude_between_minus_one_and_zero() -> None:
     assert np.array_equal(drawn[1], -1 - drawn[0])
 
 
-def test_the_rests_weights_cover_what_the_rectangles_leave() -> None:
+def test_weights_of_the_remainder_cover_density_above_the_rectangles() -> None:
     weights = module._WEIGHTS
     assert len(weights) * BIN == 15 * DEVIATION
     assert max(weights) < 1 << 53  # exact as floats
@@ -290,7 +290,7 @@ def test_a_trial_takes_a_place_with_the_probability_that_is_left_there(place: in
         assert not decide(place, [int(exact), behind + 2**40])
 
 
-def test_what_float64_cannot_decide_is_decided_and_the_draw_goes_on(
+def test_draw_continues_after_a_comparison_that_float64_cannot_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     asked = []

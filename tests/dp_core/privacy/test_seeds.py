@@ -101,7 +101,7 @@ def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "seeds").iterdir()) == []
 
 
-def test_a_lost_seed_is_not_replaced_in_silence(tmp_path: Path) -> None:
+def test_lost_seed_is_refused_and_not_replaced(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="new charge"):
         SeedStore(tmp_path).get("gone")
 

@@ -88,7 +88,7 @@ def test_training_without_privacy_is_said() -> None:
     json.dumps(statement.data, allow_nan=False)
 
 
-def test_unlike_guarantees_get_no_total() -> None:
+def test_guarantees_of_different_units_have_no_total() -> None:
     shuffled = release(ShuffledGaussian(2.0, 3, unit=PATIENT), 1e-6, "L-20")
     statement = privacy_statement([BOTH[0], shuffled])
     assert statement.epsilon is None

@@ -84,7 +84,7 @@ def test_released_words_have_a_curve_though_no_epsilon_reaches_every_delta():
         assert delta >= delta_pld(event, epsilon) * (1 - 1e-9)
 
 
-def test_what_promises_nothing_excludes_nothing():
+def test_infinite_epsilon_excludes_no_attack():
     nothing = PrivacyProfile.of_event(Unaccounted("no promise", unit=PATIENT))
     assert nothing == PrivacyProfile.of_claim(math.inf, 0.0) == PrivacyProfile(())
     assert nothing.least_false_positive_rate(1.0) == 0.0

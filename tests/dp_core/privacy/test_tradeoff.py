@@ -60,7 +60,7 @@ def test_of_one_guarantee_it_is_randomised_response(epsilon: float, delta: float
         assert found == pytest.approx(best, abs=1e-12)
 
 
-def test_it_is_at_most_that_of_every_pair_of_the_profile() -> None:
+def test_tpr_ceiling_is_at_most_the_ceiling_of_every_epsilon_delta_pair() -> None:
     event = PoissonGaussian.single(0.1, 1.0, 10)
     found = tpr_ceiling(event, 0.01)
     epsilon = epsilon_pld(event, 1e-6)
@@ -89,7 +89,7 @@ def test_a_rate_is_within_0_and_1(fpr: float) -> None:
         PrivacyProfile.of_claim(1.0, 0.0).true_positive_rate(fpr)
 
 
-def test_a_guarantee_is_one() -> None:
+def test_impossible_epsilon_delta_pairs_are_refused() -> None:
     with pytest.raises(BadInput):
         PrivacyProfile.of_claim(-1.0, 0.0).true_positive_rate(0.1)
     with pytest.raises(BadInput):

@@ -76,7 +76,7 @@ def test_one_unit_moves_the_sum_by_at_most_the_clip_norm(problem):
     assert max(moved) > 0.99 * clip  # the bound is reached: the clip is at work, and not too low
 
 
-def test_another_unit_changes_nobody_elses_gradient(problem):
+def test_gradient_of_a_unit_does_not_depend_on_other_units(problem):
     """Sum − own contribution is the same before and after unit 1 is replaced."""
     other = problem.with_other_unit(1, seed=9)
     rests = []

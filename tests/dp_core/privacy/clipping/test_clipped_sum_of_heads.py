@@ -147,7 +147,7 @@ def test_whatever_the_batch_it_equals_one_unit_at_a_time(
         )
 
 
-def test_what_stands_behind_a_rows_end_moves_nobodys_gradient() -> None:
+def test_tokens_after_the_end_of_a_row_do_not_change_any_gradient() -> None:
     config, _, row_losses, answers, classes = CASES["GPT-2"]
     variables = {n: tf.Variable(a) for n, a in parameters_of(config, "mlm", 0).items()}
     ids, lengths, positions, labels, _, shares = batch_of(0, answers, classes)

@@ -139,7 +139,7 @@ class TestTensorflowPrivacy(ClippingEngineConformance):
     engine = "tensorflow-privacy"
 
 
-def test_every_engine_is_held_to_it():
+def test_conformance_class_covers_every_engine():
     tested = {cls.engine for cls in ClippingEngineConformance.__subclasses__()}
     assert tested == set(ENGINES) == set(get_args(ClippingEngine))
 
@@ -164,7 +164,7 @@ def test_losses_by_unit_need_no_pass_over_the_others(problem):
     assert set(seen) == {2, 8}
 
 
-def test_tensorflow_privacy_is_imported_only_when_it_is_asked_for(monkeypatch, problem):
+def test_tensorflow_privacy_is_imported_only_for_its_engine(monkeypatch, problem):
     for name in list(sys.modules):
         if name.partition(".")[0] == "tensorflow_privacy":
             monkeypatch.delitem(sys.modules, name)
@@ -175,7 +175,7 @@ def test_tensorflow_privacy_is_imported_only_when_it_is_asked_for(monkeypatch, p
 
 
 def test_tensorflow_privacy_cannot_clip_automatically(problem):
-    with pytest.raises(BadInput, match="clips flatly only"):
+    with pytest.raises(BadInput, match="supports flat clipping only"):
         run("tensorflow-privacy", problem.losses, problem, clip_factors=automatic_factors)
 
 

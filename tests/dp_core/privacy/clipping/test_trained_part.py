@@ -232,7 +232,7 @@ def test_ordinary_training_of_a_part_has_no_product_for_the_weights_of_frozen_la
     assert products("top-layer", private=False) <= all_of_them - 2 * 4
 
 
-def test_private_training_of_a_part_neither() -> None:
+def test_private_training_of_a_part_has_no_product_for_the_weights_of_frozen_layers() -> None:
     whole, part = products("all", private=True), products("biases-and-norms", private=True)
     assert part <= 2 * (4 * DEPTH + 2) + 1
     assert whole > part
@@ -249,7 +249,7 @@ def test_the_backward_pass_ends_where_nothing_below_is_trained() -> None:
     assert not any(name.startswith(("layer_0", "embeddings")) for name in recorded)
 
 
-def test_adapters_of_zero_compute_what_the_model_does() -> None:
+def test_model_with_zero_adapters_equals_model_without_adapters() -> None:
     for name, config in MODELS.items():
         start: Any = fresh(config, 1)
         if name == "BERT tags":

@@ -10,7 +10,7 @@ import tensorflow as tf
 from dp_core.privacy.clipping.book_keeping import clipped_grad_sum
 
 
-def test_the_norms_of_late_layers_wait_and_those_of_early_layers_do_not(
+def test_norms_wait_for_the_backward_pass_in_late_layers_but_not_in_early_ones(
     problem_of: Callable[..., Any],
 ) -> None:
     problem = problem_of(0, units=2, rows=1, length=5, predictions=2, layers=4, words=11)
