@@ -1,6 +1,7 @@
 """Launchers: Airflow tasks that run a step as a process, a container or a pod."""
 
 from dags.launcher.form import form, settings_from, settings_to_start, with_form
+from dags.launcher.outcome import outcome
 from dags.launcher.step_operator import LIGHT, TRAINING, defaults, step
 
 __all__ = [
@@ -8,6 +9,7 @@ __all__ = [
     "TRAINING",
     "defaults",
     "form",
+    "outcome",
     "settings_from",
     "settings_to_start",
     "step",

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
+from dags.launcher.outcome import refuse
 from tasks.protocol import (
     JobSettings,
     RunContext,
@@ -66,7 +67,7 @@ def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
     steps = dp_bert_steps(KEPT)
     more = {f"more.dp_{part}" for part in ("pretraining", "finetuning", "exposure", "membership")}
     kept = {"kept_models", *(f"kept.{task}" for task in ("finetuning", "exposure"))}
-    own = {"settings", "give_back", *steps, *more, *kept}
+    own = {"settings", "give_back", "outcome", *steps, *more, *kept}
     assert {task.task_id for task in dags["dp_bert"].tasks} == own
 
 
@@ -100,7 +101,7 @@ def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
     settings = SweepSettings(**KEPT.model_dump())
     steps = sweep_point_steps(settings, settings.points()[0])
     own = {"grid", "budget", "trainings", "fine_tunings", "report", "next_page", "start_page"}
-    own |= {"points_that_failed", "fine_tuned", "models", "reserve", "give_back"}
+    own |= {"outcome", "fine_tuned", "models", "reserve", "give_back"}
     found = {task.task_id for task in dags["dp_sweep"].tasks if not is_of_baselines(task)}
     assert {own_name(name) for name in found} == {*own, *steps}
 
@@ -142,7 +143,7 @@ def test_nothing_is_charged_before_text_and_labels_are_checked(dags, name):
     read = {"private_corpus", "public_corpus", "entities", "checkpoint"}
     assert read <= upstream["reserve"]
     later = set(upstream) - upstream["reserve"] - {"reserve", "kept_models"}
-    assert all("reserve" in upstream[task] for task in later if task != "points_that_failed")
+    assert all("reserve" in upstream[task] for task in later)
 
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
@@ -154,6 +155,34 @@ def test_run_that_was_reserved_ends_by_giving_back(dags, name):
     assert reserve.is_setup  # clearing a failed task registers the run again
     upstream = upstream_of(dag)["give_back"]
     assert {"dp_pretraining", "pretraining"} & upstream and {"vocabulary", "report"} <= upstream
+
+
+@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
+def test_last_task_decides_the_state_of_the_run(dags, name):
+    """A teardown without setups runs however the run ends, and its failure counts."""
+    outcome = dags[name].get_task("outcome")
+    assert outcome.is_teardown and outcome.on_failure_fail_dagrun
+    assert not any(task.is_setup for task in outcome.upstream_list)
+    assert not outcome.downstream_list
+    assert {"report", "give_back"} <= upstream_of(dags[name])["outcome"]
+
+
+@pytest.mark.parametrize(
+    ("states", "reason"),
+    [
+        ({"report": "success", "promote": "skipped", "outcome": "running"}, None),
+        ({"report": "success", "model.exposure_1": "failed"}, "failed: model.exposure_1"),
+        ({"report": "upstream_failed", "dp_pretraining": "failed"}, "failed: dp_pretraining"),
+        ({"report": "skipped", "dp_pretraining": "skipped"}, "cancelled before its report"),
+        ({}, "cancelled before its report"),
+    ],
+)
+def test_run_without_a_report_or_with_a_failed_task_is_refused(states, reason):
+    if reason is None:
+        refuse(states)
+        return
+    with pytest.raises(AirflowFailException, match=reason):
+        refuse(states)
 
 
 @pytest.mark.parametrize(("run_id", "ended"), [("first", True), ("second", False)])

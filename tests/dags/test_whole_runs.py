@@ -73,7 +73,7 @@ def test_dp_bert_refuses_unknown_settings_before_anything_runs(run):
     done, tasks = run("dp_bert", {"noise_multiplyer": 1.0})
     assert done.state == DagRunState.FAILED
     found = states(tasks)
-    assert found.pop("settings") == FAILED
+    assert (found.pop("settings"), found.pop("outcome")) == (FAILED, FAILED)
     assert set(found.values()) == {UPSTREAM}
 
 
@@ -91,7 +91,7 @@ def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkey
         ("pretraining", 1): FAILED,  # and there is nothing to measure or to fine-tune
     }
     assert tasks["report", -1].state == SUCCESS
-    assert tasks["points_that_failed", -1].state == FAILED
+    assert tasks["outcome", -1].state == FAILED
     assert tasks["training_point.pretraining", 1].try_number == 1  # bad input: no second try
     named = tasks["training_point.pretraining", 0].rendered_map_index
     assert named == "σ=1 · B=256 · epochs=5"
@@ -145,7 +145,7 @@ def test_baselines_run_with_the_points_and_a_failed_one_stops_no_other(own_run, 
     for task in ("training_point.pretraining", "model.exposure", "point.finetuning"):
         assert of[task] == [(name, SUCCESS) for name in trained]
     assert tasks["report", -1].state == SUCCESS
-    assert done.state == DagRunState.FAILED and tasks["points_that_failed", -1].state == FAILED
+    assert done.state == DagRunState.FAILED and tasks["outcome", -1].state == FAILED
 
 
 def test_a_causal_sweep_reads_no_labels_fine_tunes_nothing_and_still_reports(own_run):

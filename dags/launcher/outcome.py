@@ -1,0 +1,47 @@
+"""The last task of a run: it fails if the run failed or was cancelled before its report."""
+
+from __future__ import annotations
+
+from airflow.sdk import get_current_context, task
+from airflow.sdk.definitions.xcom_arg import XComArg
+from airflow.sdk.exceptions import AirflowFailException
+
+from dags.names import NAMES
+
+REPORT = "report"
+
+
+def outcome() -> XComArg:
+    """Return the task that decides the state of its run.
+
+    Airflow derives a run's state from the last tasks that are no teardowns. If a person cancels a
+    run that has a teardown, Airflow skips these tasks and calls the run a success. This task is a
+    teardown itself, so it runs in every case, and Airflow counts its failure.
+    """
+
+    @task(
+        task_id="outcome",
+        task_display_name=NAMES["outcome"],
+        retries=0,
+        on_failure_callback=None,  # the task that failed has sent its notification
+        doc_md="Fails if a task of this run failed, or if the run was cancelled.",
+    )
+    def fail_unless_succeeded() -> None:
+        context = get_current_context()
+        run, dag = context["run_id"], context["dag"].dag_id
+        refuse(context["ti"].get_task_states(dag_id=dag, run_ids=[run]).get(run, {}))
+
+    return fail_unless_succeeded().as_teardown(on_failure_fail_dagrun=True)
+
+
+def refuse(states: dict[str, str | None]) -> None:
+    """Raise if these states of a run's tasks are not those of a success.
+
+    Raises:
+        AirflowFailException: a task failed, or the report was not written.
+    """
+    failed = sorted(name for name, state in states.items() if state == "failed")
+    if failed:
+        raise AirflowFailException(f"failed: {', '.join(failed)}; see the log of the first one")
+    if states.get(REPORT) != "success":
+        raise AirflowFailException("the run was cancelled before its report")
