@@ -15,6 +15,7 @@ from typing import Any
 
 from benchmarks.utility.cells import RECIPES, Cell
 from dp_core.privacy.ledger import Ledger
+from tasks.execution.contract import run_step
 from tasks.protocol import (
     JobSettings,
     RunContext,
@@ -25,7 +26,6 @@ from tasks.protocol import (
 from tasks.releases.advice import PrivacyBudget, Spending, advised, calibrated
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.step import run_step
 
 MEASURED = ("f1", "mlm_accuracy_private", "mlm_accuracy_public", "perplexity_private")
 _NO_TRACKER = "http://127.0.0.1:9"  # nobody listens there: the results are kept here

@@ -12,14 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from dp_core.errors import ConfideError
+from tasks.execution.progress_bars import ProgressBars
+from tasks.execution.step_process import stops_on_signals
 from tasks.local import stack as local
 from tasks.local.airflow_api import AirflowApi, AirflowAway
 from tasks.local.stack import Stack
 from tasks.protocol import JobSettings, dp_bert_steps
 from tasks.protocol.messages import Follower, Progress, channel_file
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.process import stops_on_signals
-from tasks.runtime.progress_bars import ProgressBars
 
 DAG = "dp_bert"
 PREFIX = "demo__"

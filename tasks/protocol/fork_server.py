@@ -84,7 +84,7 @@ def named(environment: Mapping[str, str]) -> Path | None:
 
 def command(python: str, server: Path) -> list[str]:
     """Return the command line of a fork server; its socket is there once it listens."""
-    return [python, "-m", "tasks.runtime.fork_server", str(server)]
+    return [python, "-m", "tasks.execution.fork_server", str(server)]
 
 
 class Running(Protocol):

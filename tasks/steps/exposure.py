@@ -42,6 +42,7 @@ from dp_core.models.generation import continuations
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel
 from dp_core.vocabulary import subwords
+from tasks.context import Artifact, StepContext, StepOutput
 from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import ExposureSpec
 from tasks.releases.provenance import (
@@ -53,7 +54,7 @@ from tasks.releases.provenance import (
     rows_at,
 )
 from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, SAMPLES, TARGETED
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.results.inputs import Input
 from tasks.steps.canaries import read_canaries
 from tasks.steps.membership import claimed
 from tasks.steps.token_store import TRAIN

@@ -15,6 +15,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.finetune import finetune, finetune_privately
 from dp_core.training.loop import PrivateUpdates, Progress
 from dp_core.vocabulary import wordpiece
+from tasks.context import Artifact, StepContext, StepOutput
 from tasks.protocol import FinetuneSpec, ReleaseRecord
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import manifest, weights_released
@@ -28,9 +29,9 @@ from tasks.releases.provenance import (
     unlisted_patients,
     vocabulary_digest,
 )
-from tasks.releases.statements import released_after
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.results.inputs import Input
+from tasks.results.statements import released_after
 from tasks.steps.heads import Scores, head_of
 from tasks.steps.training_outputs import Spending, write_model
 from tasks.storage import sha256_of

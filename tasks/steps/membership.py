@@ -41,6 +41,7 @@ from dp_core.models.parameters import AnyModel, language_model
 from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
 from dp_core.vocabulary import subwords
+from tasks.context import Artifact, StepContext, StepOutput
 from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import MembershipSpec, StepResult
 from tasks.releases.declarations import open_for_operator, refuse_other_digests
@@ -53,9 +54,9 @@ from tasks.releases.provenance import (
     models_by_updates,
     rows_at,
 )
-from tasks.releases.statements import as_releases, totals
 from tasks.report.results import MEMBERSHIP_FILE
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.results.inputs import Input
+from tasks.results.statements import as_releases, totals
 from tasks.steps.canaries import read_canaries
 from tasks.steps.token_store import TRAIN
 from tasks.steps.training_inputs import held_out

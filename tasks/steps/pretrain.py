@@ -24,14 +24,14 @@ from dp_core.training.loop import (
     pretrain,
 )
 from dp_core.vocabulary.wordpiece import continuation_tokens, load
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, ReleaseRecord
 from tasks.releases.charge import Charge, charge, record_operator_use
 from tasks.releases.declarations import open_source
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
-from tasks.releases.statements import refuse_own_model
-from tasks.runtime.context import StepContext, StepOutput
+from tasks.results.statements import refuse_own_model
 from tasks.steps.cluster_training import training_hosts
 from tasks.steps.kept_models import KeptModels
 from tasks.steps.training_inputs import (

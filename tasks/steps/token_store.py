@@ -23,6 +23,7 @@ from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import subwords
+from tasks.context import Artifact, StepContext, StepOutput
 from tasks.protocol import TokenStoreSpec
 from tasks.releases.provenance import (
     Role,
@@ -35,7 +36,7 @@ from tasks.releases.provenance import (
     vocabulary_digest,
 )
 from tasks.report.results import OCCURRENCES, OCCURRENCES_FILE
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.results.inputs import Input
 from tasks.steps.canaries import read_canaries
 
 TRAIN, HELD_OUT, AUDIT = "train", "held_out", "audit"

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 from dp_core.data.corpus import Document, documents_of, open_corpus, write_corpus
 from dp_core.labels import Dp, Label
 from dp_core.phrases.text_generator import WRITTEN, draw_public_documents, write_documents
+from tasks.context import Artifact, StepContext, StepOutput
 from tasks.protocol import WrittenTextSpec
 from tasks.releases.provenance import corpus_at, fact, output_of, refuse_operator_ancestors
-from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.steps.phrases import read_phrases
 from tasks.steps.vocabulary import released_words
 

@@ -130,17 +130,7 @@ class Ended(_Event):
 Event = Begun | Metric | Param | Tag | Artifact | Dataset | Model | Ended
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 KINDS: tuple[type[Event], ...] = get_args(Event)  # in the order in which MLflow is told
-_TYPES: dict[Label, type[Labelled]] = {
-    Label.DP: Dp,
-    Label.PUBLIC: Public,
-    Label.OPERATOR: Operator,
-}
 _UNFIT = re.compile(r"[^\w./ -]")  # characters that MLflow allows in no name
-
-
-def labelled(record: MetricRecord | Metric) -> Labelled:
-    """Return a recorded number as a value of its label's type."""
-    return _TYPES[Label(record.label)](record.value)
 
 
 def metric(

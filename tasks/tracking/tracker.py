@@ -13,7 +13,8 @@ from typing import Any
 from dp_core.labels import Labelled
 from tasks.protocol import PretrainSpec, ReportSpec, StepResult, StepSpec, SweepReportSpec
 from tasks.protocol.messages import TrackedAt
-from tasks.releases.statements import WORDS, of_last_model
+from tasks.results.inputs import labelled
+from tasks.results.statements import WORDS, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage import Store
@@ -30,7 +31,6 @@ from tasks.tracking.event_log import (
     Status,
     Tag,
     Target,
-    labelled,
     metric,
 )
 from tasks.tracking.mlflow import ALIAS, PUBLIC, Delivery, TrackingDown, send_all, shown_key

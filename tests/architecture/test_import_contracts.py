@@ -29,12 +29,14 @@ def test_an_arrow_the_wrong_way_is_noticed(tmp_path):
     (tmp_path / "pyproject.toml").write_text((CHECKOUT / "pyproject.toml").read_text())
     (tmp_path / "dp_core" / "errors.py").write_text("import tasks.protocol\n")
     (tmp_path / "dp_core" / "nn" / "layers.py").write_text("import dp_core.privacy.mechanisms\n")
-    (tmp_path / "dags" / "dp_bert.py").write_text("import tasks.runtime.step\n")
+    (tmp_path / "dags" / "dp_bert.py").write_text("import tasks.execution.contract\n")
+    (tmp_path / "tasks" / "results" / "inputs.py").write_text("import tasks.report.model\n")
     answer = lint(tmp_path)
     assert answer.returncode != 0
+    assert "tasks.results.inputs -> tasks.report.model" in answer.stdout
     assert "dp_core.errors -> tasks.protocol" in answer.stdout
     assert "dp_core.nn.layers -> dp_core.privacy.mechanisms" in answer.stdout
-    assert "dags.dp_bert -> tasks.runtime.step" in answer.stdout
+    assert "dags.dp_bert -> tasks.execution.contract" in answer.stdout
 
 
 def _copy_sources(source: Path, target: Path) -> None:

@@ -17,6 +17,7 @@ from dp_core.data.ner import Sentence
 from dp_core.labels import Labelled
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import (
     FinetuneSpec,
     MetricRecord,
@@ -26,7 +27,7 @@ from tasks.protocol import (
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.runtime.context import Input, StepContext, StepOutput
+from tasks.results.inputs import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps import (
     canaries,

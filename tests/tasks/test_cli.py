@@ -368,7 +368,7 @@ HEAVY = (
 
 def test_a_step_that_finds_its_result_imports_little() -> None:
     """Every task of a run is a process: what they all import is paid for by each."""
-    script = f"import sys, tasks.runtime.step; print(sorted({HEAVY}))"
+    script = f"import sys, tasks.execution.contract; print(sorted({HEAVY}))"
     words = [sys.executable, "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ)
     assert set(ast.literal_eval(done.stdout)) <= {"scipy", "sqlalchemy"}

@@ -21,10 +21,10 @@ from dp_core.errors import BadInput, BudgetExceeded, Unfinished
 from dp_core.labels import Operator, Public
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.context import StepContext, StepOutput
+from tasks.execution import contract
 from tasks.protocol import CanariesSpec, CorpusSpec, RunContext, StepResult
 from tasks.protocol.messages import Finished, Follower
-from tasks.runtime import step as contract
-from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store, encode_data
 
@@ -321,7 +321,7 @@ def test_a_stopped_step_ends_at_once_and_leaves_no_result(
         f"""
         import sys, time
         from types import SimpleNamespace
-        from tasks.runtime import step as contract
+        from tasks.execution import contract
         def run(spec, context):
             print("working", flush=True)
             time.sleep(60)

@@ -32,7 +32,7 @@ from tasks.protocol import (
 )
 from tasks.releases.declarations import open_for_operator, open_source, refuse_undeclared
 from tasks.releases.ledger import IDENTITY
-from tasks.releases.statements import DATA
+from tasks.results.statements import DATA
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.steps import corpus
 from tasks.storage import Store, local_path

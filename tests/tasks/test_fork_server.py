@@ -31,7 +31,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="as the kernel's
 PROGRAM = """
 import json, os, sys, time, types
 sys.path.insert(0, sys.argv.pop(1))
-from tasks.runtime import fork_server
+from tasks.execution import fork_server
 
 def command_line(words):
     import changing
@@ -56,7 +56,7 @@ def command_line(words):
             time.sleep(60)
     return 0
 
-sys.modules["tasks.runtime.step"] = types.SimpleNamespace(command_line=command_line)
+sys.modules["tasks.execution.contract"] = types.SimpleNamespace(command_line=command_line)
 fork_server.modules_of_steps = lambda: ["changing"]
 sys.exit(fork_server.main(sys.argv[1:]))
 """

@@ -26,16 +26,17 @@ from dp_core.labels import Label
 from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.commands import export
+from tasks.context import StepContext, StepOutput
 from tasks.evidence import audits
 from tasks.evidence.audits import LOWER_BOUND, SUBJECT, Audit, AuditOutput
 from tasks.evidence.find_model import find_origin, origin_of_export
 from tasks.evidence.gate import JUDGED, judge, verdict_on
 from tasks.evidence.pack import read_pack
+from tasks.execution import contract
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
 from tasks.report.results import AUDIT_FILE
-from tasks.runtime import step as contract
-from tasks.runtime.context import Input, StepContext, StepOutput, read_result
+from tasks.results.inputs import Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps import privacy_audit, promote
 from tasks.tracking.event_log import EventLog, Model

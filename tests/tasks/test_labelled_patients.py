@@ -12,8 +12,8 @@ from dp_core.data.ner import Sentence
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.execution import contract
 from tasks.protocol import EntitiesSpec, RunContext
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities import read_part, read_text_part
 from tasks.steps.finetune import units_of

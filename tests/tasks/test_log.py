@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from dp_core.errors import BadInput
+from tasks.execution import contract
 from tasks.protocol import RunContext
 from tasks.protocol.messages import TrackedAt, parse
-from tasks.runtime import step as contract
 from tasks.runtime.log import ProgressReporter, configure, log, send, silence
 
 CONTEXT = RunContext(run_key="dp_bert/manual__1", run_name="a run", task="dp_pretraining", point="")

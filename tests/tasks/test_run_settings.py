@@ -14,6 +14,8 @@ from command_line import Confide
 from dp_core.errors import BadInput
 from tasks.commands import run
 from tasks.commands.settings import PRESETS, SettingsOptions, settings_told
+from tasks.execution import step_process as process
+from tasks.execution.step_process import Job, Outcome
 from tasks.local import demo
 from tasks.protocol import (
     JobSettings,
@@ -23,9 +25,7 @@ from tasks.protocol import (
     SweepSettings,
     sweep_steps,
 )
-from tasks.runtime import process
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.process import Job, Outcome
 
 pytestmark = pytest.mark.usefixtures("at_home")
 

@@ -43,6 +43,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.models.hugging_face import load
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.context import StepOutput
 from tasks.protocol import (
     ExposureSpec,
     FinetuneSpec,
@@ -60,7 +61,7 @@ from tasks.report.results import (
     TARGETED,
 )
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.runtime.context import Input, StepOutput
+from tasks.results.inputs import Input
 from tasks.steps import (
     canaries,
     entities,

@@ -17,8 +17,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
+from tasks.execution.step_process import Watcher
 from tasks.protocol.messages import Progress
-from tasks.runtime.process import Watcher
 
 
 class ProgressBars:

@@ -26,7 +26,7 @@ from tasks.protocol import (
     supervisor,
 )
 from tasks.protocol.messages import CHANNEL, Follower, Progress
-from tasks.runtime.context import read_result
+from tasks.results.inputs import read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
 
 _LOOK = 0.2  # seconds between looks at a step's progress

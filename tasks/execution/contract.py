@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, fault_line
 from dp_core.labels import Label
+from tasks.context import StepContext, StepOutput, content_key
 from tasks.protocol import (
     Need,
     ReleaseRecord,
@@ -41,7 +42,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
-from tasks.runtime.context import StepContext, StepOutput, content_key, read_result
+from tasks.results.inputs import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import ProgressReporter, configure, log, send
 from tasks.storage import RESULT, read_spec
