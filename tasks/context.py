@@ -27,14 +27,14 @@ from tasks.protocol.specs import STORE_SCHEME
 from tasks.results.inputs import Input, merged, read_result
 from tasks.results.statements import totals
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.log import ProgressReporter
+from tasks.runtime.log import StepProgressReporter
 from tasks.runtime.stored_shard import StoredShard
 from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
 from tasks.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True)
-class Artifact:
+class StepArtifact:
     """A file of the output folder that people look at in the tracker."""
 
     file: str
@@ -56,7 +56,7 @@ class StepOutput:
 
     outputs: dict[str, str]
     facts: dict[str, Any] = field(default_factory=dict)
-    artifacts: list[Artifact] = field(default_factory=list)
+    artifacts: list[StepArtifact] = field(default_factory=list)
     model: str = ""
 
 
@@ -92,7 +92,7 @@ class StepContext:
         made_up: bool,
         durable: Path,
         tracker: Tracker,
-        progress: ProgressReporter,
+        progress: StepProgressReporter,
     ) -> None:
         self.deployment, self.store, self.run = deployment, store, run
         self.spec_hash, self.made_up, self.durable = spec_hash, made_up, durable

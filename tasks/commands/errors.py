@@ -53,7 +53,7 @@ def _latest(store: Store) -> str:
 
 
 def _errors(store: Store, uri: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    from tasks.steps.finetune import ERRORS, items_of
+    from tasks.steps.finetune_step import ERRORS, items_of
     from tasks.steps.heads import head_of
 
     result = read_result(store, uri)

@@ -44,7 +44,7 @@ from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
 from tasks.results.inputs import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.log import ProgressReporter, configure, log, send
+from tasks.runtime.log import StepProgressReporter, configure, log, send
 from tasks.storage import RESULT, read_spec
 from tasks.storage.journal import exclusive
 from tasks.tracking.event_log import Identity, Target
@@ -135,7 +135,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
         made_up=spec.made_up,
         durable=durable,
         tracker=tracker,
-        progress=ProgressReporter(run.task),
+        progress=StepProgressReporter(run.task),
     )
     with _alone(durable):
         try:
@@ -194,7 +194,7 @@ def _confirm_releases(
 
 def _module(spec: StepSpec) -> StepModule:
     """Import the step: only to work, since most steps import TensorFlow."""
-    module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}")
+    module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}_step")
     return module
 
 

@@ -33,11 +33,11 @@ from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from tasks.protocol import supervisor  # noqa: E402
-from tasks.protocol.fork_server import (  # noqa: E402
-    Ended,
+from tasks.protocol.fork_server_client import (  # noqa: E402
     Refused,
     Start,
     Started,
+    StepEnded,
     address,
     read_line,
     shared_environment,
@@ -229,7 +229,7 @@ class ForkServer:
                 step = self._steps.pop(pid)
                 if step.kill_at != NEVER:  # nobody else ends what it has left behind
                     supervisor.stop([step.process], 0.0)
-                _answer(step.client, Ended(exit_code=os.waitstatus_to_exitcode(status)))
+                _answer(step.client, StepEnded(exit_code=os.waitstatus_to_exitcode(status)))
                 step.client.close()
                 self._used = time.monotonic()
 
@@ -272,7 +272,7 @@ def _files() -> dict[str, tuple[int, int]]:
     return found
 
 
-def _answer(client: socket.socket, answer: Started | Refused | Ended) -> None:
+def _answer(client: socket.socket, answer: Started | Refused | StepEnded) -> None:
     with contextlib.suppress(OSError):  # who asked is gone: `_abandon` sees to the step
         client.sendall(f"{answer.model_dump_json()}\n".encode())
 

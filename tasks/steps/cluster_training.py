@@ -15,7 +15,7 @@ from tasks.context import StepContext
 from tasks.protocol import PretrainSpec
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
-from tasks.steps.token_store import AUDIT, TRAIN
+from tasks.steps.token_store_step import AUDIT, TRAIN
 from tasks.storage import is_remote, local_path
 
 

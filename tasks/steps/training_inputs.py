@@ -23,7 +23,7 @@ from tasks.protocol import PretrainSpec
 from tasks.releases.provenance import PRETRAINED, Role, fact, model_at, output_of, rows_at
 from tasks.report.results import ARCHITECTURES
 from tasks.results.inputs import Input
-from tasks.steps.token_store import AUDIT, HELD_OUT, TRAIN, keyed_store_digest
+from tasks.steps.token_store_step import AUDIT, HELD_OUT, TRAIN, keyed_store_digest
 
 # Whose rows train, by mode.
 _ROLES: dict[str, Role] = {

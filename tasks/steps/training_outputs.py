@@ -32,7 +32,7 @@ from tasks.storage import sha256_of
 MEASURED_ROWS = 1024
 
 
-class Spending:
+class SpendingReporter:
     """Measures the ε of a private training so far: `epsilon_training`, at points of its curve.
 
     It is this training's own. What the model has cost with all before it is `epsilon`, told once,

@@ -34,8 +34,7 @@ from tasks.commands.settings import SettingsOptions, settings_from
 from tasks.execution import contract
 from tasks.protocol import JobSettings, dp_bert_steps
 from tasks.results.inputs import read_result
-from tasks.steps import canaries as canaries_step
-from tasks.steps import entities as entities_step
+from tasks.steps import canaries_step, entities_step
 from tasks.storage import Store
 
 SECRET = "zyxsecret"  # stands for what a note says

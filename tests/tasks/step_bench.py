@@ -29,12 +29,10 @@ from tasks.protocol import (
 )
 from tasks.results.inputs import Input
 from tasks.runtime.deployment import Deployment
-from tasks.steps import (
-    canaries,
-    entities,
-    token_store,
-    vocabulary,
-)
+from tasks.steps import canaries_step as canaries
+from tasks.steps import entities_step as entities
+from tasks.steps import token_store_step as token_store
+from tasks.steps import vocabulary_step as vocabulary
 from tasks.storage import Store
 
 PATIENTS, DECLARED, LENGTH = 60, 100, 16

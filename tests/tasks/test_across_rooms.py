@@ -19,7 +19,7 @@ from tasks.protocol.specs import SweepReportSpec
 from tasks.report import results, sweep_results
 from tasks.results.inputs import Input
 from tasks.runtime.deployment import Deployment
-from tasks.steps import sweep_report
+from tasks.steps import sweep_report_step as sweep_report
 from tasks.storage import encode_data
 
 EVENT = PoissonGaussian.single(0.1, 4.0, 3, unit=UNIT)

@@ -27,7 +27,10 @@ from tasks.protocol import AuditSpec, PretrainSpec, PrivacyPlan
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import private_units
 from tasks.results.inputs import Input
-from tasks.steps import audit, pretrain, token_store, training_inputs
+from tasks.steps import audit_step as audit
+from tasks.steps import pretrain_step as pretrain
+from tasks.steps import token_store_step as token_store
+from tasks.steps import training_inputs
 from tasks.steps.training_inputs import audit_canaries_of
 
 CANARIES = 12

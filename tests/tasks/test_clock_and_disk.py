@@ -15,7 +15,7 @@ from dp_core.labels import Public
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.log import ProgressReporter
+from tasks.runtime.log import StepProgressReporter
 from tasks.storage import journal
 from tasks.tracking.event_log import EventLog, Identity, Tag
 from tasks.tracking.mlflow import PUBLIC, _client
@@ -73,7 +73,7 @@ def test_the_ledger_counts_by_number_and_not_by_time(tmp_path: Path, jumping: No
 
 
 def test_how_long_a_step_took_is_not_read_off_the_wall(jumping: None, capsys) -> None:
-    said = ProgressReporter("step")
+    said = StepProgressReporter("step")
     for done in range(1, 6):
         said(done, 5)
     printed = capsys.readouterr().err.splitlines()

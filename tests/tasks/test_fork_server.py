@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 from child_processes import alive, wait_for
 
-from tasks.protocol import fork_server, supervisor
-from tasks.protocol.fork_server import Ended, ForkedStep, Running
+from tasks.protocol import fork_server_client as fork_server
+from tasks.protocol import supervisor
+from tasks.protocol.fork_server_client import ForkedStep, Running, StepEnded
 from tasks.protocol.supervisor import Process
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -223,7 +224,7 @@ def test_nonsense_on_the_socket_starts_nothing_and_harms_nobody(shared: Served) 
             client.sendall(words)  # without a descriptor to write to
             client.shutdown(socket.SHUT_WR)
             answer = fork_server.read_answer(client)
-            assert isinstance(answer, Ended) and answer.exit_code != 0
+            assert isinstance(answer, StepEnded) and answer.exit_code != 0
     assert shared.socket.stat().st_mode & 0o077 == 0
     began = time.monotonic()
     assert shared.start("exit", "4").wait() == 4

@@ -38,7 +38,8 @@ from tasks.protocol.messages import Judged
 from tasks.report.results import AUDIT_FILE
 from tasks.results.inputs import Input, read_result
 from tasks.runtime.deployment import Deployment
-from tasks.steps import privacy_audit, promote
+from tasks.steps import privacy_audit_step as privacy_audit
+from tasks.steps import promote_step as promote
 from tasks.tracking.event_log import EventLog, Model
 from tasks.tracking.mlflow import ALIAS, Delivery, send_all
 

@@ -35,7 +35,9 @@ from tasks.releases.provenance import model_at, models_by_updates
 from tasks.report.results import released_by_job
 from tasks.results.inputs import Input
 from tasks.results.statements import DATA, WORDS
-from tasks.steps import exposure, finetune, pretrain
+from tasks.steps import exposure_step as exposure
+from tasks.steps import finetune_step as finetune
+from tasks.steps import pretrain_step as pretrain
 from tasks.steps.kept_models import KeptModels
 from tasks.storage import sha256_of
 

@@ -15,8 +15,8 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.execution import contract
 from tasks.protocol import EntitiesSpec, RunContext
 from tasks.runtime.deployment import Deployment
-from tasks.steps.entities import read_part, read_text_part
-from tasks.steps.finetune import units_of
+from tasks.steps.entities_step import read_part, read_text_part
+from tasks.steps.finetune_step import units_of
 
 WHO = RunContext(run_key="by-hand", run_name="by hand", task="entities")
 SENTENCE = "Pain\tB-problem\n\n"

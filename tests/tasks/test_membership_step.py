@@ -31,7 +31,10 @@ from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import MembershipSpec, ReleaseRecord
 from tasks.report.results import MEMBERSHIP_FILE
 from tasks.results.inputs import Input
-from tasks.steps import canaries, membership, pretrain, token_store
+from tasks.steps import canaries_step as canaries
+from tasks.steps import membership_step as membership
+from tasks.steps import pretrain_step as pretrain
+from tasks.steps import token_store_step as token_store
 
 PATIENTS, HELD_OUT, SEED = 260, 0.4, 1
 

@@ -18,7 +18,7 @@ from tasks.context import StepContext, content_key
 from tasks.protocol import JobSettings, PretrainSpec, dp_bert_steps
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
-from tasks.steps import pretrain
+from tasks.steps import pretrain_step as pretrain
 from tasks.steps.training_inputs import TrainingInputs, kind_of
 from tasks.storage import Store
 

@@ -50,7 +50,7 @@ from tasks.protocol import (
 )
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
-from tasks.steps.entities import write_sentences
+from tasks.steps.entities_step import write_sentences
 from tasks.storage import RESULT, Store
 
 WHO = RunContext(run_key="by-hand", run_name="by hand", task="attack")

@@ -92,7 +92,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ENTRIES)
 def test_what_shapes_a_release_is_in_its_manifest(kind: str, checkout: Path) -> None:
     files = [checkout / "dp_core" / f"{name}.py" for name in SHAPES[kind]]
-    steps = [kind, "training_inputs"] if kind in ("pretrain", "select") else [kind]
+    steps = [f"{kind}_step"]
+    steps += ["training_inputs"] if kind in ("pretrain", "select") else []
     files += [checkout / "tasks" / "steps" / f"{step}.py" for step in steps]
     missing = [
         str(f) for f, changes in zip(files, changed_by(files, kind, checkout), strict=True)
@@ -113,7 +114,7 @@ def test_what_only_looks_at_a_release_changes_no_manifest(kind: str, checkout: P
 def test_a_step_imports_nothing_that_its_manifest_overlooks(kind: str) -> None:
     """Who calls a new module in a step adds it to the entries, or says that it only looks."""
     known = {*code_of(kind).modules, *AFTERWARDS[kind]}
-    steps = (f"tasks.steps.{kind}", *SHARED.get(kind, ()))
+    steps = (f"tasks.steps.{kind}_step", *SHARED.get(kind, ()))
     files = [CHECKOUT.joinpath(*step.split(".")).with_suffix(".py") for step in steps]
     for name in (name for file in files for name in imports_of(file)):
         if not name.startswith("dp_core") or name.startswith(BY_VALUE):

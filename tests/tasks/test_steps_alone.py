@@ -62,17 +62,15 @@ from tasks.report.results import (
 )
 from tasks.report.sweep_results import DOCUMENTS_FILE
 from tasks.results.inputs import Input
-from tasks.steps import (
-    canaries,
-    entities,
-    exposure,
-    finetune,
-    phrases,
-    pretrain,
-    token_store,
-    vocabulary,
-    written_text,
-)
+from tasks.steps import canaries_step as canaries
+from tasks.steps import entities_step as entities
+from tasks.steps import exposure_step as exposure
+from tasks.steps import finetune_step as finetune
+from tasks.steps import phrases_step as phrases
+from tasks.steps import pretrain_step as pretrain
+from tasks.steps import token_store_step as token_store
+from tasks.steps import vocabulary_step as vocabulary
+from tasks.steps import written_text_step as written_text
 from tasks.steps.heads import Tagging, head_of
 from tasks.steps.training_inputs import TrainingInputs
 

@@ -38,7 +38,7 @@ from tasks.protocol import (
 from tasks.report.results import EXPOSURE, EXPOSURE_FILE
 from tasks.report.sweep_results import DOCUMENTS_FILE
 from tasks.runtime.deployment import Deployment
-from tasks.steps.report import EDITIONS
+from tasks.steps.report_step import EDITIONS
 from tasks.storage import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # MLflow's and SQLAlchemy's own

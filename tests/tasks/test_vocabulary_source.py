@@ -211,7 +211,7 @@ def test_released_words_are_tokens_of_the_default_source(
         return split.learn(counts, size, whole)
 
     kinds = {k: dataclasses.replace(split, learn=learn) for k in subwords.KINDS}
-    monkeypatch.setattr("tasks.steps.vocabulary.KINDS", kinds)
+    monkeypatch.setattr("tasks.steps.vocabulary_step.KINDS", kinds)
     job = Job(untracked, model_kind=kind)
     job.run("private_corpus", "public_corpus", "vocabulary")
     (public, nothing), (joined, whole) = given

@@ -33,7 +33,7 @@ from dp_core.vocabulary.subwords import (
     vocabulary_digest,
     whole_words,
 )
-from tasks.context import Artifact, StepContext, StepOutput
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import EXACT_WORDS, VocabularySpec
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import counts_released, manifest, words_digest
@@ -107,7 +107,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
             **words.facts,
             "digest": _digest(tokenizer, context),
         },
-        artifacts=[Artifact(kind.file, Label.DP)],
+        artifacts=[StepArtifact(kind.file, Label.DP)],
     )
 
 

@@ -55,7 +55,7 @@ class Refused(Config):
     reason: str
 
 
-class Ended(Config):
+class StepEnded(Config):
     """The step has ended; the code is negative where a signal ended it."""
 
     version: Literal[1] = 1
@@ -63,7 +63,7 @@ class Ended(Config):
     exit_code: int
 
 
-Answer = Started | Refused | Ended
+Answer = Started | Refused | StepEnded
 _ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="kind")])
 
 
@@ -119,7 +119,7 @@ class ForkedStep:
                 raise subprocess.TimeoutExpired("step", timeout or 0.0)
             answer = read_answer(self._connection)
             self._connection.close()
-            self._code = answer.exit_code if isinstance(answer, Ended) else LOST
+            self._code = answer.exit_code if isinstance(answer, StepEnded) else LOST
         return self._code
 
 

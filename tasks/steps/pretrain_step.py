@@ -40,7 +40,7 @@ from tasks.steps.training_inputs import (
     held_out,
     refuse_other_architecture,
 )
-from tasks.steps.training_outputs import Spending, model_facts, score, write_model
+from tasks.steps.training_outputs import SpendingReporter, model_facts, score, write_model
 from tasks.storage import sha256_of
 
 EVALUATIONS, EVALUATED_ROWS = 5, 256  # on the way, and their cost
@@ -255,7 +255,7 @@ class _Curve:
         self, spec: PretrainSpec, context: StepContext, plan: ExecutionPlan | None
     ) -> None:
         self._spec, self._context = spec, context
-        self._spending = Spending(context, plan, spec.updates)
+        self._spending = SpendingReporter(context, plan, spec.updates)
 
     def __call__(self, now: Progress) -> None:
         if now.at_point:

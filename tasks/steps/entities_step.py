@@ -25,7 +25,7 @@ from tasks.releases.declarations import open_source
 from tasks.releases.ledger import refuse_unregistered
 from tasks.report.omissions import measure_omissions
 from tasks.results.inputs import Input
-from tasks.steps.corpus import listed
+from tasks.steps.corpus_step import listed
 
 PARTS = ("train", "test")
 _CHECK = "Check the format, the names of labels, and the list of items that were set aside."

@@ -14,7 +14,7 @@ from tasks.report.page import sweep_page
 from tasks.report.sweep_results import finetuned_by_setting, released_by_sweep, sweep_report
 from tasks.report.sweep_tables import sweep_table
 from tasks.results.inputs import Input, read_result
-from tasks.steps.report import EDITIONS, artifacts
+from tasks.steps.report_step import EDITIONS, artifacts
 
 
 def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:

@@ -19,7 +19,7 @@ from dp_core.models.parameters import language_model
 from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.seed_store import PrivacySeed
-from tasks.context import Artifact, StepContext, StepOutput
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.evidence.audits import LOWER_BOUND, SUBJECT
 from tasks.protocol import AuditSpec
 from tasks.releases.ledger import open_ledger
@@ -62,7 +62,7 @@ def run(spec: AuditSpec, context: StepContext) -> StepOutput:
     return StepOutput(
         outputs={"audit": AUDIT_FILE},
         facts={SUBJECT: fact(model, "weights_digest"), "verdict": record.verdict},
-        artifacts=[Artifact(AUDIT_FILE, shown)],
+        artifacts=[StepArtifact(AUDIT_FILE, shown)],
     )
 
 
