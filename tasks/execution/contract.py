@@ -36,7 +36,6 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     hides_count,
-    needs,
     one_line,
     spec_from_json,
 )
@@ -48,17 +47,10 @@ from tasks.runtime.log import StepProgressReporter, configure, log, send
 from tasks.storage import RESULT, read_spec
 from tasks.storage.journal import exclusive
 from tasks.tracking.event_log import Identity, Target
-from tasks.tracking.tracker import LAST_STEPS, Tracker
+from tasks.tracking.tracker import Tracker
 
 STOPPED = 143
-_UNTIMED = ("select",)  # how long it took would say how many trainings there were
 _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
-_READERS = (
-    "corpus",
-    "entities",
-    "membership",
-    "privacy_audit",
-)  # the steps that read files which others may change
 
 
 class StepModule(Protocol):
@@ -68,7 +60,7 @@ class StepModule(Protocol):
         """Do the work."""
 
     def refuse_if_changed(self, spec: StepSpec, result: StepResult, context: StepContext) -> None:
-        """Refuse a result whose source files have changed since; only `_READERS` have it."""
+        """Refuse a result whose source files have changed since, in steps that check them."""
 
 
 class Stopped(BaseException):
@@ -153,7 +145,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
             raise
         finally:
             context.close()
-    last: Target | None = "parent" if spec.step in LAST_STEPS else "model" if run.model else None
+    last: Target | None = "parent" if spec.ends_run else "model" if run.model else None
     judged = result.facts.get("judged", ())
     against = [one["sentence"] for one in judged if one["verdict"] == "contradicted"]
     tracker.end("FAILED" if against else "FINISHED", also=(last,) if last else ())
@@ -184,7 +176,7 @@ def _confirm_releases(
     spec: StepSpec, releases: Sequence[ReleaseRecord], context: StepContext
 ) -> None:
     """Refuse releases that the ledger does not hold, in the steps that may read the ledger."""
-    if releases and {Need.LEDGER, Need.CHARGING} & needs(spec):
+    if releases and {Need.LEDGER, Need.CHARGING} & spec.needs:
         from tasks.releases.ledger import open_ledger
         from tasks.releases.restored_state import confirm_releases
 
@@ -211,9 +203,7 @@ def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
 def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> None:
     """Refuse a result whose source files have changed since; leave nothing unfinished behind."""
     try:
-        # A membership attack reads such a file only where it is given codes: TensorFlow is not
-        # imported to look after none.
-        if spec.step in _READERS and (spec.step != "membership" or spec.sources):
+        if spec.checks_sources:
             _module(spec).refuse_if_changed(spec, result, context)
     finally:
         context.clear()  # a copy of the files; what a kill after the result had no time to remove
@@ -242,7 +232,7 @@ def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResul
             ],
             "model": "" if kept else answer.model,
         },
-        seconds=0.0 if spec.step in _UNTIMED else round(time.monotonic() - started, 3),
+        seconds=0.0 if spec.hides_duration else round(time.monotonic() - started, 3),
         versions=_versions(),
     )
     context.store.write(f"{spec.output}/{RESULT}", result.model_dump_json(indent=1).encode())

@@ -11,7 +11,7 @@ from contextlib import suppress
 from typing import Any
 
 from dp_core.labels import Labelled
-from tasks.protocol import PretrainSpec, ReportSpec, StepResult, StepSpec, SweepReportSpec
+from tasks.protocol import StepResult, StepSpec
 from tasks.protocol.messages import TrackedAt
 from tasks.results.inputs import labelled
 from tasks.results.statements import WORDS, of_last_model
@@ -35,7 +35,6 @@ from tasks.tracking.event_log import (
 )
 from tasks.tracking.mlflow import ALIAS, PUBLIC, Delivery, TrackingDown, send_all, shown_key
 
-LAST_STEPS = ("report", "sweep_report", "promote", "privacy_audit")
 PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
 
@@ -86,15 +85,12 @@ class Tracker:
         events: list[Event] = []
         told = spec.model_dump(mode="json", exclude={"settings", "results", "points", "charged"})
         events += self._params(_flat(told))
-        if isinstance(spec, ReportSpec | SweepReportSpec):
-            events += self._params(spec.settings, "parent")
-        if isinstance(spec, PretrainSpec) and spec.plan and model:  # by these, models are compared
-            coordinates = {"batch_size": spec.batches.batch_size, "updates": spec.updates}
-            sigma = {"σ": spec.plan.noise_multiplier}
-            events += self._params(coordinates | sigma, "model")
+        events += self._params(spec.run_settings, "parent")
+        if model:
+            events += self._params(spec.coordinates, "model")
         if done_before:
             events += [metric(m.name, labelled(m), m.step, run=self._own) for m in result.metrics]
-        above: Target | None = "parent" if spec.step in LAST_STEPS else "model" if model else None
+        above: Target | None = "parent" if spec.ends_run else "model" if model else None
         if above:
             events += [
                 metric(m.name, labelled(m), m.step, target=above, run=self._own)
@@ -107,7 +103,7 @@ class Tracker:
         if result.facts["artifacts"]:
             folder = store.local_copy(spec.output)
             # On the job's own page too, where the step is its last.
-            targets: list[Target] = ["step", "parent"] if spec.step in LAST_STEPS else ["step"]
+            targets: list[Target] = ["step", "parent"] if spec.ends_run else ["step"]
             for file, label, under in result.facts["artifacts"]:
                 kept = self.events.keep(folder / file)
                 events += [

@@ -129,7 +129,7 @@ def test_a_copy_of_the_source_is_removed_once_it_was_compared(
             raise BadInput("the files have changed", where="private_path")
 
     step(_good, refuse_if_changed=compares)
-    monkeypatch.setattr(contract, "_READERS", ("canaries",))
+    monkeypatch.setattr(CanariesSpec, "checks_sources", True)
     assert run(spec) == 0
     assert run(spec) == (2 if changed else 0)
     assert not list(deployment.work.rglob("source"))
