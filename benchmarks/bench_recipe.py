@@ -49,9 +49,9 @@ from dp_core.training.devices import strategy_for
 from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, UpdateRule, pretrain
 from dp_core.training.trainer import AdamW, Trainer
+from tasks.execution.step_process import Job, run_job
 from tasks.protocol import JobSettings, dp_bert_steps
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.process import Job, run_job
 
 RESULT = ROOT / "benchmarks" / "results" / "recipe.json"
 PAGE = ROOT / "docs" / "adr" / "0021-training-under-noise.md"

@@ -52,10 +52,10 @@ from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import ItemSets, item_sets
 from dp_core.vocabulary.mechanism_choice import selection_plan
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
+from tasks.execution import contract
 from tasks.protocol import JobSettings, RunContext, StepResult, dp_bert_steps
 from tasks.releases.declarations import declare_public
-from tasks.releases.statements import totals
-from tasks.runtime import step as contract
+from tasks.results.statements import totals
 from tasks.runtime.deployment import Deployment
 
 RESULT = ROOT / "benchmarks" / "results" / "vocabulary.json"

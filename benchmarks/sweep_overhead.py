@@ -25,13 +25,13 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
+from tasks.execution.step_process import Job, run_job
 from tasks.local import stack as local
 from tasks.protocol import SweepSettings, sweep_steps
-from tasks.protocol.fork_server import OFF, SERVER
-from tasks.protocol.messages import Progress
-from tasks.runtime.context import read_result
+from tasks.protocol.fork_server_client import OFF, SERVER
+from tasks.protocol.messages import StepProgress
+from tasks.results.inputs import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.process import Job, run_job
 
 RUNS = ("made", "found")  # the same sweep twice; the second run reuses every result
 RESULTS = Path(__file__).parent / "results" / "sweeps.json"
@@ -61,7 +61,7 @@ def measured() -> dict[str, Any]:
     steps = sweep_steps(SETTINGS)
     started: dict[str, float] = {}
 
-    def watch(name: str, progress: Progress) -> None:
+    def watch(name: str, progress: StepProgress) -> None:
         started.setdefault(name, time.monotonic())
 
     made = not any(Path(deployment.home).glob("store/sweep_report/*"))

@@ -2,7 +2,7 @@
 
 from dp_core.cluster.certificates import make_secrets
 from dp_core.privacy.ledger import Ledger
-from tasks.runtime.context import content_key
+from tasks.context import content_key
 from tasks.runtime.deployment import Deployment
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import sys
 # Set before TensorFlow is imported: messages of its native code would only confuse users.
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
-from tasks.runtime.step import command_line
+from tasks.execution.contract import command_line
 
 if __name__ == "__main__":
     sys.exit(command_line(sys.argv[1:]))

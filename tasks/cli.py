@@ -86,7 +86,7 @@ def main() -> int:
         return error.exit_code
     except (KeyboardInterrupt, SystemExit):
         raise
-    except BaseException as error:  # noqa: BLE001 - as `tasks.runtime.step.main`
+    except BaseException as error:  # noqa: BLE001 - as `tasks.execution.contract.main`
         _end_with_line(error)
         return 1
     return code if isinstance(code, int) else 0  # click hands the code of `exit` back

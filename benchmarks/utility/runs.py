@@ -14,6 +14,7 @@ from typing import Any
 
 from benchmarks.utility.cells import RECIPES, Cell
 from dp_core.privacy.ledger import Ledger
+from tasks.execution.contract import run_step
 from tasks.protocol import (
     JobSettings,
     RunContext,
@@ -24,7 +25,6 @@ from tasks.protocol import (
 from tasks.releases.declarations import declare_public
 from tasks.releases.training_advice import PrivacyBudget, RunReleases, advised, calibrated
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.step import run_step
 
 MEASURED = ("f1", "mlm_accuracy_private", "mlm_accuracy_public", "perplexity_private")
 _NO_TRACKER = "http://127.0.0.1:9"  # no server listens there, because the results are written here

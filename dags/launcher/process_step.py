@@ -18,7 +18,7 @@ from dags.launcher.step_operator import (
     publishable,
     store,
 )
-from tasks.protocol import fork_server, supervisor
+from tasks.protocol import fork_server_client, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.messages import CHANNEL, Follower, channel_file
 from tasks.protocol.specs import STORE_SCHEME
@@ -40,13 +40,13 @@ class ProcessStep(StepOperator, BaseOperator):
         reading, writing = os.pipe()
         with os.fdopen(reading, "rb") as lines:
             try:
-                step = fork_server.start(
+                step = fork_server_client.start(
                     _words(work),
                     environment(work, channel),
                     CHECKOUT,
                     writing,
                     python=str(python),
-                    server=fork_server.named(os.environ),
+                    server=fork_server_client.named(os.environ),
                 )
             finally:
                 os.close(writing)

@@ -12,7 +12,7 @@ from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.report_command import given, latest
 from tasks.protocol import MODEL_NAMES, FinetuneSpec
 from tasks.report.comparison import FINETUNED
-from tasks.runtime.context import Input, read_result
+from tasks.results.inputs import Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
@@ -53,7 +53,7 @@ def _latest(store: Store) -> str:
 
 
 def _errors(store: Store, uri: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    from tasks.steps.finetune import ERRORS, items_of
+    from tasks.steps.finetune_step import ERRORS, items_of
     from tasks.steps.heads import head_of
 
     result = read_result(store, uri)

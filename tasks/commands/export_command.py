@@ -14,7 +14,7 @@ from tasks.commands.new_folder import new_folder
 from tasks.commands.output import as_json, write_json
 from tasks.commands.report_command import given, latest
 from tasks.releases.provenance import releasable_model
-from tasks.releases.statements import WORDS, kept_folder, of_last_model
+from tasks.results.statements import WORDS, kept_folder, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 

@@ -17,6 +17,8 @@ from tasks.commands.settings_options import (
     settings_of_options,
     settings_options,
 )
+from tasks.execution.progress_bars import one_after_the_other
+from tasks.execution.step_process import Job, run_job, stops_on_signals
 from tasks.protocol import (
     JobSettings,
     Promotion,
@@ -30,8 +32,6 @@ from tasks.protocol import (
 from tasks.releases.unfinished_runs import plans_given_back
 from tasks.report.omissions import omissions_of
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.process import Job, run_job, stops_on_signals
-from tasks.runtime.progress_bars import one_after_the_other
 from tasks.tracking.mlflow import send_all
 
 
@@ -55,7 +55,7 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
     deployment, rule = Deployment.from_environment(), promotion(os.environ)
     steps: Iterable[tuple[str, str, StepSpec]]
     if isinstance(settings, SweepSettings) and settings.is_asked:
-        from tasks.runtime.asked_points import asked_steps, most_steps
+        from tasks.execution.asked_points import asked_steps, most_steps
 
         steps, number = asked_steps(settings, deployment), most_steps(settings)
     else:

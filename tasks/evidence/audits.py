@@ -29,7 +29,6 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from tasks.protocol import StepResult
 from tasks.releases.provenance import operator_only
-from tasks.releases.statements import KEPT
 from tasks.report.results import (
     AUDIT_FILE,
     DISCOVERABLE,
@@ -39,7 +38,8 @@ from tasks.report.results import (
     MEMBERSHIP_FILE,
     TARGETED,
 )
-from tasks.runtime.context import read_result
+from tasks.results.inputs import read_result
+from tasks.results.statements import KEPT
 from tasks.storage import Store
 
 # Facts of an audit step's output that identify the audited model and the canaries.

@@ -16,8 +16,8 @@ from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.evidence.audits import CONTROL, audits_of, subjects_of
 from tasks.protocol import Promotion, ReleaseRecord, StepResult
-from tasks.releases.statements import statement_of, totals
-from tasks.runtime.context import Input
+from tasks.results.inputs import Input
+from tasks.results.statements import statement_of, totals
 from tasks.storage import Store
 from tasks.tracking.event_log import VERDICT
 

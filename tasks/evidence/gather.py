@@ -46,7 +46,7 @@ from tasks.protocol import ReleaseRecord, StepResult
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import releasable_model
 from tasks.releases.restored_state import entry_of
-from tasks.releases.statements import DATA, of_last_model, released_after, statement_of
+from tasks.results.statements import DATA, of_last_model, released_after, statement_of
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 

@@ -12,14 +12,14 @@ from typing import Any
 from rich.console import Console
 
 from dp_core.errors import ConfideError
+from tasks.execution.progress_bars import ProgressBars
+from tasks.execution.step_process import stops_on_signals
 from tasks.local import stack as local
 from tasks.local.airflow_api import AirflowApi, AirflowAway
 from tasks.local.stack import Stack
 from tasks.protocol import JobSettings, dp_bert_steps
-from tasks.protocol.messages import Follower, Progress, channel_file
+from tasks.protocol.messages import Follower, StepProgress, channel_file
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.process import stops_on_signals
-from tasks.runtime.progress_bars import ProgressBars
 
 DAG = "dp_bert"
 PREFIX = "demo__"
@@ -57,7 +57,7 @@ class RunFollower:
             while True:
                 state, tasks = self._look()
                 done = sum(task["state"] in FINISHED for task in tasks)
-                bars.show(self._dag, Progress(done=done, total=len(tasks)))
+                bars.show(self._dag, StepProgress(done=done, total=len(tasks)))
                 for task in tasks:
                     self._show(bars, task)
                 if state in {"success", "failed"}:

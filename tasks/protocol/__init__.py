@@ -29,7 +29,6 @@ from tasks.protocol.job import (
     sweep_training,
 )
 from tasks.protocol.least_privilege import (
-    Need,
     NoReader,
     environment_for,
     needs,
@@ -51,6 +50,7 @@ from tasks.protocol.specs import (
     FinetuneSpec,
     GiveBackSpec,
     MembershipSpec,
+    Need,
     PhrasesSpec,
     PretrainSpec,
     PrivacyAuditSpec,

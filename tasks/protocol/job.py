@@ -520,11 +520,7 @@ def is_charged(
     spec: StepSpec,
 ) -> TypeGuard[Charged]:
     """Return whether a step releases something of private data with a guarantee."""
-    if isinstance(spec, PretrainSpec | FinetuneSpec):
-        return spec.plan is not None
-    if isinstance(spec, VocabularySpec):
-        return spec.config.releases_private_words
-    return isinstance(spec, PhrasesSpec | SelectSpec)
+    return spec.charges
 
 
 def sweep_point_steps(settings: SweepSettings, point: SweepPoint) -> Mapping[str, StepSpec]:

@@ -1,17 +1,17 @@
-"""Least privilege: what a step is given besides the store, in the one table that launchers read.
+"""Least privilege: the environment of a step, without the secrets that it does not need.
 
-The rule that the table keeps: **who reads files that somebody else wrote holds neither a seed nor
-the ledger's password**. A flaw in a parser then gives away what the parser was reading, and not
-the noise of every release. (`budget` sees the files to digest them, and parses none.)
+Each spec lists the privileges of its step (`StepSpec.privileges`). Their rule: **a step that reads
+files from outside holds neither a seed nor the ledger's password**. A flaw in a parser then gives
+away the parsed text, and not the noise of every release. (`budget` computes digests of the files,
+and parses none.)
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from enum import StrEnum
 
-from tasks.protocol.specs import MembershipSpec, PretrainSpec, StepSpec, VocabularySpec
+from tasks.protocol.specs import Need, StepSpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
 CLUSTER = "CONFIDE_CLUSTER"  # where functions of shards run: here, or on a Ray cluster
@@ -23,61 +23,9 @@ _THIS_MACHINE = re.compile(r"|in-process|pool|local:[0-9]+")
 WITHHELD = "/dev/null/withheld-from-this-step"
 
 
-class Need(StrEnum):
-    """One thing that a step may be given."""
-
-    SOURCES = "sources"  # the folders with files that were supplied from outside, read only
-    LEDGER = "ledger"  # to read the ledger, as a user of the database who cannot write
-    CHARGING = "charging"  # the ledger's own user, and the secret seeds
-    CLUSTER = "cluster"  # if there is a Ray cluster: its address and its secrets
-
-
-_NEEDS: Mapping[str, frozenset[Need]] = {
-    "budget": frozenset({Need.SOURCES, Need.CHARGING}),
-    "reserve": frozenset({Need.CHARGING}),
-    "give_back": frozenset({Need.CHARGING}),
-    "corpus": frozenset({Need.SOURCES, Need.LEDGER}),
-    "entities": frozenset({Need.SOURCES, Need.LEDGER}),
-    "checkpoint": frozenset({Need.SOURCES, Need.LEDGER}),
-    # Of private words; of public ones, see `needs`.
-    "vocabulary": frozenset({Need.CHARGING, Need.CLUSTER}),
-    "canaries": frozenset(),
-    "phrases": frozenset({Need.CHARGING, Need.CLUSTER}),
-    "written_text": frozenset(),
-    "token_store": frozenset({Need.CLUSTER}),
-    # On private rows; on other text, see `needs`.
-    "pretrain": frozenset({Need.CHARGING, Need.CLUSTER}),
-    "select": frozenset({Need.CHARGING}),
-    "finetune": frozenset({Need.CHARGING}),
-    "exposure": frozenset(),
-    "membership": frozenset(),
-    "audit": frozenset({Need.CHARGING}),  # the coins follow from the seed of the audited release
-    "report": frozenset({Need.LEDGER}),  # it shows the account
-    "promote": frozenset(),
-    "privacy_audit": frozenset({Need.SOURCES}),
-    "sweep_report": frozenset({Need.LEDGER}),
-}
-
-
-STEPS = tuple(_NEEDS)
-
-
 def needs(spec: StepSpec) -> frozenset[Need]:
-    """Return what the step of this spec is given.
-
-    Raises:
-        KeyError: a step that the table does not know: it is given nothing, and not started.
-    """
-    if isinstance(spec, PretrainSpec) and spec.mode == "public":
-        # A model from elsewhere is parsed, and the ledger asked what is known of it.
-        return frozenset({Need.SOURCES, Need.LEDGER} if spec.public_model else {Need.CLUSTER})
-    if isinstance(spec, VocabularySpec) and not spec.config.reads_private_text:
-        return frozenset({Need.CLUSTER})
-    if isinstance(spec, PretrainSpec) and spec.mode == "released":
-        return frozenset({Need.CLUSTER})  # released text is read, and nothing charged
-    if isinstance(spec, MembershipSpec) and spec.sources:
-        return frozenset({Need.SOURCES})  # a table of codes is parsed, and nothing asked or charged
-    return _NEEDS[spec.step]
+    """Return the privileges that the step of this spec receives."""
+    return spec.needs
 
 
 _ORCHESTRATORS = re.compile(

@@ -19,7 +19,7 @@ CHANNEL = "CONFIDE_MESSAGES"
 STDOUT = "stdout"
 
 
-class Progress(Config):
+class StepProgress(Config):
     """`done` of `total` pieces of work are behind us; `total` is 0 where it is not known."""
 
     version: Literal[1] = 1
@@ -64,7 +64,7 @@ class Judged(Config):
     sentence: str
 
 
-Message = Progress | TrackedAt | Finished | Failed | Judged
+Message = StepProgress | TrackedAt | Finished | Failed | Judged
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
@@ -91,7 +91,7 @@ class Follower:
 
     def __init__(self, file: Path | None = None) -> None:
         self._file, self._offset = file, 0
-        self.progress = Progress(done=0, total=0)
+        self.progress = StepProgress(done=0, total=0)
         self.tracked_at = ""
         self.failed: Failed | None = None
         self.finished: Finished | None = None
@@ -100,7 +100,7 @@ class Follower:
     def hear(self, line: str) -> bool:
         """Take a line in; return whether it was a message."""
         match parse(line):
-            case Progress() as message:
+            case StepProgress() as message:
                 self.progress = message
             case TrackedAt(url=url):
                 self.tracked_at = url

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Iterable
-from typing import Annotated, Any, ClassVar, Literal, Self
+from enum import StrEnum
+from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
 from pydantic import ConfigDict, Field, TypeAdapter, model_validator
 
@@ -100,11 +101,24 @@ class Source(Config):
     dataset: str = ""  # whose text it is; empty for what belongs to no data set
 
 
+class Need(StrEnum):
+    """One thing that a step may be given."""
+
+    SOURCES = "sources"  # the folders with files that were supplied from outside, read only
+    LEDGER = "ledger"  # to read the ledger, as a user of the database who cannot write
+    CHARGING = "charging"  # the ledger's own user, and the secret seeds
+    CLUSTER = "cluster"  # if there is a Ray cluster: its address and its secrets
+
+
 class StepSpec(Config):
     """What one step is told. Subclasses add the fields; `step` names them in JSON."""
 
     unhashed: ClassVar[dict[str, Any]] = {}  # fields that no output depends on, as to pydantic
     repeated: ClassVar[bool] = False  # whether an earlier result does not answer for the step
+    privileges: ClassVar[frozenset[Need]]  # of the step; each step declares its own
+    hides_duration: ClassVar[bool] = False  # whether its duration would reveal a secret
+    ends_run: ClassVar[bool] = False  # whether it is the last step of a run
+    follows_run: ClassVar[bool] = False  # whether it runs after the last step, in every case
 
     version: Literal[4] = 4
     step: str
@@ -127,6 +141,36 @@ class StepSpec(Config):
         return ()
 
     @property
+    def needs(self) -> frozenset[Need]:
+        """The privileges that the step receives with these settings."""
+        return self.privileges
+
+    @property
+    def charges(self) -> bool:
+        """Whether the step releases something of private data with a guarantee."""
+        return False
+
+    @property
+    def checks_sources(self) -> bool:
+        """Whether a result is refused after the files that the step read have changed."""
+        return False
+
+    @property
+    def hides_count(self) -> bool:
+        """Whether the number of the run's trainings is a secret."""
+        return False
+
+    @property
+    def coordinates(self) -> dict[str, float]:
+        """The settings by which the tracker compares models, or none."""
+        return {}
+
+    @property
+    def run_settings(self) -> dict[str, bool | int | float | str]:
+        """The settings of the whole run, in the specs of its report."""
+        return {}
+
+    @property
     def output(self) -> str:
         """Store address of the folder that only this step writes: `store://STEP/HASH`.
 
@@ -139,6 +183,7 @@ class StepSpec(Config):
 class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
     """Read a corpus, group it by privacy unit, and keep it in one normal form."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["corpus"] = "corpus"
     role: Literal["private", "public"]
     format: PrivateFormat | PublicFormat
@@ -159,6 +204,11 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
         )
         return (source,)
 
+    @property
+    def checks_sources(self) -> bool:
+        """Whether a result is refused after the files that the step read have changed."""
+        return True
+
 
 class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
     """Read labelled text: a training and a test part, or one to make folds of.
@@ -166,6 +216,7 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
     Sentences with entities, or texts, or pairs of texts, with a class.
     """
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["entities"] = "entities"
     format: EntitiesFormat
     public: bool  # the labels may be shown; else F1 on them is the operator's
@@ -190,10 +241,16 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
             if uri
         )
 
+    @property
+    def checks_sources(self) -> bool:
+        """Whether a result is refused after the files that the step read have changed."""
+        return True
+
 
 class CheckpointSpec(StepSpec):
     """Bring the tokens of a public model into the store, for a vocabulary that keeps them."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["checkpoint"] = "checkpoint"
     public_model: str  # a Hugging Face folder
 
@@ -210,6 +267,8 @@ class VocabularySpec(StepSpec, HoldoutConfig, SeedConfig):
     nowhere else, so that a vocabulary of public text cannot open the private corpus.
     """
 
+    # of private words
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
     step: Literal["vocabulary"] = "vocabulary"
     corpus_uri: str = ""  # the private corpus
     public_corpus_uri: str = ""
@@ -232,10 +291,23 @@ class VocabularySpec(StepSpec, HoldoutConfig, SeedConfig):
                 raise ValueError(f"{field}: the source {config.vocabulary_source} {needs} it")
         return self
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The privileges that the step receives with this source of words."""
+        if not self.config.reads_private_text:
+            return frozenset({Need.CLUSTER})
+        return self.privileges
+
+    @property
+    def charges(self) -> bool:
+        """Whether the step releases something of private data with a guarantee."""
+        return self.config.releases_private_words
+
 
 class CanariesSpec(StepSpec, SeedConfig):
     """Draw canaries from the released vocabulary with public coins."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset()
     step: Literal["canaries"] = "canaries"
     vocabulary_uri: str
     config: CanaryConfig
@@ -244,6 +316,7 @@ class CanariesSpec(StepSpec, SeedConfig):
 class PhrasesSpec(StepSpec, HoldoutConfig, SeedConfig):
     """Release phrases that many units share. Charged."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
     step: Literal["phrases"] = "phrases"
     corpus_uri: str
     vocabulary_uri: str
@@ -251,10 +324,16 @@ class PhrasesSpec(StepSpec, HoldoutConfig, SeedConfig):
     dataset: str
     config: PhrasesConfig
 
+    @property
+    def charges(self) -> bool:
+        """Whether the step releases something of private data with a guarantee."""
+        return True
+
 
 class WrittenTextSpec(StepSpec, SeedConfig):
     """Write a corpus from released phrases and words, with public documents among them."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset()
     step: Literal["written_text"] = "written_text"
     phrases_uri: str
     vocabulary_uri: str  # whose released words are written too, each by itself
@@ -268,6 +347,7 @@ class TokenStoreSpec(StepSpec, AuditCanariesConfig, HoldoutConfig, SeedConfig):
     Audit canaries, where there are any, are units of their own, in a store of their own.
     """
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.CLUSTER})
     step: Literal["token_store"] = "token_store"
     corpus_uri: str
     vocabulary_uri: str
@@ -327,6 +407,11 @@ class TrainingSpec(StepSpec, RunConfig):
             refuse_many_bands(self.plan, batches.batch_size, batches.first_batch_size, self.updates)
         return self
 
+    @property
+    def charges(self) -> bool:
+        """Whether the step releases something of private data with a guarantee."""
+        return self.plan is not None
+
 
 class Asked(Config):
     """What a training that an optimiser asks for may cost at most.
@@ -351,6 +436,8 @@ class PretrainSpec(TrainingSpec):
 
     unhashed: ClassVar[dict[str, Any]] = TrainingSpec.unhashed | {"extraction": True}
 
+    # on private rows
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
     step: Literal["pretrain"] = "pretrain"
     mode: Literal["public", "released", "dp", "nonprivate"]
     store_uri: str
@@ -425,6 +512,24 @@ class PretrainSpec(TrainingSpec):
         if alike != ("poisson", 1, 0):
             raise ValueError(f"asked: {ALIKE}")
 
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The privileges that the step receives in this mode."""
+        if self.mode == "public":
+            # A model from elsewhere is parsed, and the ledger holds the operator's declaration.
+            return frozenset({Need.SOURCES, Need.LEDGER} if self.public_model else {Need.CLUSTER})
+        if self.mode == "released":
+            return frozenset({Need.CLUSTER})  # released text is read, and nothing is charged
+        return self.privileges
+
+    @property
+    def coordinates(self) -> dict[str, float]:
+        """The settings by which the tracker compares private models."""
+        if self.plan is None:
+            return {}
+        sizes = {"batch_size": self.batches.batch_size, "updates": self.updates}
+        return sizes | {"σ": self.plan.noise_multiplier}
+
 
 class OfModelSpec(StepSpec):
     """What reads one model of those that a training has left."""
@@ -444,6 +549,7 @@ class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):
     Charged where the labels are private and there is a plan.
     """
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     step: Literal["finetune"] = "finetune"
     entities_uri: str
     updates: int = 0  # with a plan; else epochs say it
@@ -476,6 +582,8 @@ class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):
 class SelectSpec(StepSpec):
     """Train a secret random number of drawn candidates; keep the best. One charge for all."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
+    hides_duration: ClassVar[bool] = True  # it grows with the secret number of trainings
     step: Literal["select"] = "select"
     candidates: tuple[PretrainSpec, ...]  # the declared, public list: mode `dp`, alike but in plan
     selection: SelectionConfig
@@ -496,6 +604,16 @@ class SelectSpec(StepSpec):
         """Return the hashes of the candidates in place of their specs."""
         return super().hashed() | {"candidates": [spec.digest() for spec in self.candidates]}
 
+    @property
+    def charges(self) -> bool:
+        """Whether the step releases something of private data with a guarantee."""
+        return True
+
+    @property
+    def hides_count(self) -> bool:
+        """A selection on private data trains a secret number of candidates."""
+        return not self.made_up
+
 
 Charged = VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpec
 
@@ -514,6 +632,7 @@ class ChargedStepsSpec(StepSpec):
 class BudgetSpec(ChargedStepsSpec):
     """Record the sources of a run, and refuse a run that its budgets do not hold."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.CHARGING})
     step: Literal["budget"] = "budget"
     reads: tuple[Source, ...] = ()  # the sources outside the store, each once
 
@@ -526,6 +645,7 @@ class BudgetSpec(ChargedStepsSpec):
 class ReserveSpec(ChargedStepsSpec):
     """Check the text and labels of a run, then register all of its releases: all fit, or none."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     step: Literal["reserve"] = "reserve"
     corpus_uri: str
     units: UnitConfig  # of the private corpus
@@ -537,12 +657,15 @@ class GiveBackSpec(StepSpec):
     """Give back the plans that a run registered and of which no release has begun."""
 
     repeated: ClassVar[bool] = True
+    follows_run: ClassVar[bool] = True
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     step: Literal["give_back"] = "give_back"
 
 
 class ExposureSpec(OfModelSpec, RunConfig):
     """Measure how well a model remembers the canaries, and what comes out of a causal one."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset()
     step: Literal["exposure"] = "exposure"
     canaries_uri: str
     private_store_uri: str
@@ -553,6 +676,7 @@ class ExposureSpec(OfModelSpec, RunConfig):
 class MembershipSpec(StepSpec, RunConfig, VersionConfig):
     """Attack a model: tell units that it was trained on from units that were held out."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset()
     step: Literal["membership"] = "membership"
     model_uri: str
     reference_uris: tuple[str, ...] = ()  # models that never saw the members, nor descend from them
@@ -570,10 +694,24 @@ class MembershipSpec(StepSpec, RunConfig, VersionConfig):
         source = Source(field=field, uri=uri, public=self.made_up, dataset=self.dataset)
         return (source,) if uri else ()
 
+    @property
+    def checks_sources(self) -> bool:
+        """Whether a result is refused after the files that the step read have changed."""
+        return bool(self.sources)  # without codes, TensorFlow is not imported for the check
+
+    @property
+    def needs(self) -> frozenset[Need]:
+        """The privileges that the step receives, with or without a table of codes."""
+        if self.sources:
+            return frozenset({Need.SOURCES})  # a table of codes is parsed, and nothing is charged
+        return self.privileges
+
 
 class AuditSpec(StepSpec, RunConfig):
     """Guess from a model which audit canaries its training held; bound ε by the right guesses."""
 
+    # the coins follow from the seed of the audited release
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     step: Literal["audit"] = "audit"
     model_uri: str
     start_uri: str  # the model before the first update
@@ -583,16 +721,25 @@ class AuditSpec(StepSpec, RunConfig):
 class ReportSpec(StepSpec):
     """Gather the results of a job into one page; judge and register the models that it made."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.LEDGER})  # it shows the account
+    ends_run: ClassVar[bool] = True
     step: Literal["report"] = "report"
     title: str
     results: dict[str, str]  # task name -> output URI
     promotion: Promotion = "audited"
     settings: dict[str, bool | int | float | str]
 
+    @property
+    def run_settings(self) -> dict[str, bool | int | float | str]:
+        """The settings of the whole run."""
+        return self.settings
+
 
 class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
     """Audit one model from outside, by canaries and texts from outside the store."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES})
+    ends_run: ClassVar[bool] = True
     step: Literal["privacy_audit"] = "privacy_audit"
 
     @property
@@ -610,10 +757,17 @@ class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
             Source(field=name, uri=uri, public=False) for name, uri in named.items() if uri
         )
 
+    @property
+    def checks_sources(self) -> bool:
+        """Whether a result is refused after the files that the step read have changed."""
+        return True
+
 
 class PromoteSpec(StepSpec):
     """Give a job's model the alias `promotable`, now that a person has approved of it."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset()
+    ends_run: ClassVar[bool] = True
     step: Literal["promote"] = "promote"
     report_uri: str
 
@@ -621,6 +775,8 @@ class PromoteSpec(StepSpec):
 class SweepReportSpec(StepSpec):
     """Gather the results of a sweep: the paper's Figs. 1 and 2. Judge and register its models."""
 
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.LEDGER})
+    ends_run: ClassVar[bool] = True
     step: Literal["sweep_report"] = "sweep_report"
     title: str
     points: dict[str, SweepPoint]
@@ -628,50 +784,40 @@ class SweepReportSpec(StepSpec):
     readers: dict[str, str]  # task name -> output URI, of steps that read a source
     settings: dict[str, bool | int | float | str]
 
+    @property
+    def run_settings(self) -> dict[str, bool | int | float | str]:
+        """The settings of the whole run."""
+        return self.settings
 
-AnySpec = Annotated[
-    BudgetSpec
-    | ReserveSpec
-    | GiveBackSpec
-    | CorpusSpec
-    | EntitiesSpec
-    | CheckpointSpec
-    | VocabularySpec
-    | CanariesSpec
-    | PhrasesSpec
-    | WrittenTextSpec
-    | TokenStoreSpec
-    | PretrainSpec
-    | FinetuneSpec
-    | ExposureSpec
-    | MembershipSpec
-    | AuditSpec
-    | PrivacyAuditSpec
-    | PromoteSpec
-    | ReportSpec
-    | SelectSpec
-    | SweepReportSpec,
-    Field(discriminator="step"),
-]
-_ADAPTER: TypeAdapter[AnySpec] = TypeAdapter(AnySpec, config=ConfigDict(defer_build=True))
+    @property
+    def hides_count(self) -> bool:
+        """Whether the sweep selects among a secret number of trainings."""
+        return not self.made_up and self.settings.get("selection") == "random-count"
+
+
+def _classes(kind: type[StepSpec]) -> dict[str, type[StepSpec]]:
+    """Return the classes below `kind` that name a step, by the name of the step."""
+    classes: dict[str, type[StepSpec]] = {}
+    for child in kind.__subclasses__():
+        name = child.model_fields["step"].default
+        if isinstance(name, str):  # a class that several steps share has no name
+            classes[name] = child
+        classes |= _classes(child)
+    return classes
+
+
+STEP_CLASSES = _classes(StepSpec)
+STEPS = tuple(STEP_CLASSES)
+_ANY_SPEC: Any = Annotated[Union[tuple(STEP_CLASSES.values())], Field(discriminator="step")]  # noqa: UP007
+_ADAPTER: TypeAdapter[StepSpec] = TypeAdapter(_ANY_SPEC, config=ConfigDict(defer_build=True))
 
 
 def hides_count(specs: Iterable[StepSpec]) -> bool:
     """Return whether steps of one run select privately among a secret number of trainings."""
-    return any(
-        not spec.made_up
-        and (
-            isinstance(spec, SelectSpec)
-            or (
-                isinstance(spec, SweepReportSpec)
-                and spec.settings.get("selection") == "random-count"
-            )
-        )
-        for spec in specs
-    )
+    return any(spec.hides_count for spec in specs)
 
 
-def spec_from_json(text: str | bytes) -> AnySpec:
+def spec_from_json(text: str | bytes) -> StepSpec:
     """Return the spec written as JSON.
 
     Raises:

@@ -18,12 +18,12 @@ from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry, Ledger, Reservation
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, Unaccounted
 from dp_core.privacy.seed_store import PrivacySeed
+from tasks.context import StepContext
 from tasks.protocol import Charged, ReleaseRecord
 from tasks.releases.deployment_ledger import ledger_for
 from tasks.releases.plans import PlannedRelease, planned_release, refuse_large_deltas
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
 from tasks.releases.restored_state import confirm_releases
-from tasks.runtime.context import StepContext
 from tasks.runtime.log import log
 
 

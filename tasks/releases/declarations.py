@@ -20,12 +20,13 @@ from tempfile import TemporaryDirectory
 from dp_core.data.readers.sources import entries
 from dp_core.errors import BadInput, PrivateTextRefusal, is_full_disk
 from dp_core.privacy.ledger import Ledger, PublicSource
+from tasks.context import StepContext, content_key
 from tasks.protocol import Source, StepSpec
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.deployment_ledger import open_ledger, refuse_unregistered
 from tasks.releases.provenance import MODELS
-from tasks.releases.statements import DATA as STATEMENT
-from tasks.runtime.context import StepContext, content_key, read_result
+from tasks.results.inputs import read_result
+from tasks.results.statements import DATA as STATEMENT
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
 from tasks.storage import is_remote, keyed_digest, local_path, sha256_of, stage_source

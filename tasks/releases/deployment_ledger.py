@@ -12,9 +12,9 @@ from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Budget, Ledger
 from dp_core.privacy.ledger.database import RESTORE
 from dp_core.privacy.seed_store import SeedStore
+from tasks.context import StepContext
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.restored_state import IDENTITY, refuse_lost_ledger
-from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 

@@ -88,7 +88,7 @@ def code_digest(kind: str, root: Path = CHECKOUT) -> str:
     """Return SHA-256 over the sources and the library versions that shape a release, in hex."""
     found = code_of(kind, root)
     digest = hashlib.sha256()
-    for name in (*found.modules, f"tasks.steps.{kind}", *SHARED.get(kind, ())):
+    for name in (*found.modules, f"tasks.steps.{kind}_step", *SHARED.get(kind, ())):
         content = _file(name, root).read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     for library in found.libraries:

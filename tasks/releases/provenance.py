@@ -18,10 +18,11 @@ from dp_core.config.privacy import UnitConfig
 from dp_core.data.privacy_units import nameless
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
+from tasks.context import StepContext
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.releases.plans import PlannedRelease
-from tasks.releases.statements import kept_folder
-from tasks.runtime.context import Input, StepContext, read_result
+from tasks.results.inputs import Input, read_result
+from tasks.results.statements import kept_folder
 from tasks.storage import Store, sha256_of
 
 PRETRAINED = ("pretrain", "select")

@@ -14,8 +14,8 @@ from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.ledger.database import RESTORE
 from dp_core.privacy.seed_store import SeedStore
 from tasks.protocol import ReleaseRecord
-from tasks.protocol.least_privilege import STEPS
-from tasks.runtime.context import read_result
+from tasks.protocol.specs import STEPS
+from tasks.results.inputs import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 

@@ -20,6 +20,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.sweep import Baseline
+from tasks.results.statements import Statement
 
 
 class Edition(StrEnum):
@@ -309,14 +310,6 @@ class LedgerView:
     spent_delta: float | None
     budget_epsilon: float | None = None  # None: made-up or public text has no budget
     budget_delta: float | None = None
-
-
-@dataclass(frozen=True)
-class Statement:
-    """The privacy statement, as paragraphs and as data."""
-
-    words: tuple[str, ...]
-    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ from collections.abc import Callable
 
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.labels import Label, Labelled
+from tasks.context import StepContext
 from tasks.protocol import StepResult
-from tasks.runtime.context import StepContext
 
 _LEFT_OUT, _PASSED_OVER = "_quarantined", "_passed_over"  # endings of the metrics' names
 _FIX = "`iconv -f WINDOWS-1252 -t UTF-8` converts text of older Windows systems"

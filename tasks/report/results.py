@@ -23,6 +23,7 @@ from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
+from tasks.context import StepContext
 from tasks.protocol import (
     MODEL_NAMES,
     JobSettings,
@@ -37,7 +38,6 @@ from tasks.protocol import (
 )
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import operator_only
-from tasks.releases.statements import released_after, statement_of, totals
 from tasks.releases.training_advice import RunReleases, how_it_is_known, in_words, outlook_of
 from tasks.report.model import (
     Cost,
@@ -57,8 +57,8 @@ from tasks.report.model import (
     Samples,
 )
 from tasks.report.omissions import omissions_of
-from tasks.runtime.context import Input, StepContext, merged
-from tasks.tracking.event_log import labelled
+from tasks.results.inputs import Input, labelled, merged
+from tasks.results.statements import released_after, statement_of, totals
 
 Results = Mapping[str, Input]  # by the name of the task
 ARCHITECTURES = {

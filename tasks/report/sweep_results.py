@@ -11,6 +11,7 @@ from typing import Any
 from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
+from tasks.context import StepContext
 from tasks.protocol import ReleaseRecord, SweepPoint, SweepReportSpec, SweepSettings
 from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.provenance import operator_only
@@ -27,7 +28,7 @@ from tasks.report.results import (
     releases_of,
     score_of,
 )
-from tasks.runtime.context import Input, StepContext, read_result
+from tasks.results.inputs import Input, read_result
 
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8

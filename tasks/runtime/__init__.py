@@ -1,1 +1,1 @@
-"""The contract between a step and who starts it."""
+"""The deployment that a step runs in, and its log."""

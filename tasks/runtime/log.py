@@ -16,7 +16,7 @@ from typing import Literal
 
 from dp_core.errors import BadInput
 from tasks.protocol import RunContext
-from tasks.protocol.messages import CHANNEL, STDOUT, Message, Progress
+from tasks.protocol.messages import CHANNEL, STDOUT, Message, StepProgress
 from tasks.storage import journal
 
 Level = Literal["info", "warning", "error"]
@@ -71,7 +71,7 @@ def send(message: Message) -> None:
         log(f"messages are not kept ({os.strerror(error.errno or 0)})", "warning")
 
 
-class ProgressReporter:
+class StepProgressReporter:
     """Reports progress, as messages and every few seconds in the log; notes are public.
 
     Args:
@@ -83,7 +83,7 @@ class ProgressReporter:
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
         """Report that `done` of `total` pieces of work are behind us."""
-        send(Progress(done=done, total=total, note=note))
+        send(StepProgress(done=done, total=total, note=note))
         now = time.monotonic()
         if now >= self._next or done >= total:
             self._next = now + _PATIENCE

@@ -11,11 +11,11 @@ from pathlib import Path
 from dp_core.cluster.ray_cluster import RayCluster
 from dp_core.data.token_store import TokenStore, joined
 from dp_core.training.gradient_sources import GradientHosts
+from tasks.context import StepContext
 from tasks.protocol import PretrainSpec
-from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
-from tasks.steps.token_store import AUDIT, TRAIN
+from tasks.steps.token_store_step import AUDIT, TRAIN
 from tasks.storage import is_remote, local_path
 
 

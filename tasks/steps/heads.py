@@ -28,7 +28,7 @@ from dp_core.training.classification import ClassHead, classes_of
 from dp_core.training.tagging import TaggingHead, tag
 from tasks.protocol import FinetuneSpec
 from tasks.report.results import EXPECTED_ENTITIES
-from tasks.steps.entities import read_part, read_text_part
+from tasks.steps.entities_step import read_part, read_text_part
 
 _AROUND = 8  # words beside an error
 

@@ -18,11 +18,12 @@ from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import ModelConfig
 from dp_core.privacy.seed_store import PrivacySeed
+from tasks.context import StepContext
 from tasks.protocol import PretrainSpec
 from tasks.releases.provenance import PRETRAINED, Role, fact, model_at, output_of, rows_at
 from tasks.report.results import ARCHITECTURES
-from tasks.runtime.context import Input, StepContext
-from tasks.steps.token_store import AUDIT, HELD_OUT, TRAIN, keyed_store_digest
+from tasks.results.inputs import Input
+from tasks.steps.token_store_step import AUDIT, HELD_OUT, TRAIN, keyed_store_digest
 
 # Whose rows train, by mode.
 _ROLES: dict[str, Role] = {

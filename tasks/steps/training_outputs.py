@@ -21,17 +21,18 @@ from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.training.evaluate import mlm_accuracy, perplexity
 from dp_core.training.loop import Progress, curve_points
+from tasks.context import StepContext
 from tasks.releases.plans import plan_until
 from tasks.releases.provenance import operator_only, vocabulary_digest
-from tasks.releases.statements import kept_folder, write_statement
-from tasks.runtime.context import Input, StepContext
+from tasks.results.inputs import Input
+from tasks.results.statements import kept_folder, write_statement
 from tasks.steps.training_inputs import kind_of
 from tasks.storage import sha256_of
 
 MEASURED_ROWS = 1024
 
 
-class Spending:
+class SpendingReporter:
     """Measures the ε of a private training so far: `epsilon_training`, at points of its curve.
 
     It is this training's own. What the model has cost with all before it is `epsilon`, told once,

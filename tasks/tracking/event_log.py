@@ -130,17 +130,7 @@ class AttemptEnded(_Event):
 Event = Begun | Metric | Param | Tag | LoggedArtifact | ChargedDataset | LoggedModel | AttemptEnded
 _ADAPTER: TypeAdapter[Event] = TypeAdapter(Annotated[Event, Field(discriminator="kind")])
 KINDS: tuple[type[Event], ...] = get_args(Event)  # in the order of delivery to MLflow
-_TYPES: dict[Label, type[Labelled]] = {
-    Label.DP: Dp,
-    Label.PUBLIC: Public,
-    Label.OPERATOR: Operator,
-}
 _UNFIT = re.compile(r"[^\w./ -]")  # characters that MLflow forbids in names
-
-
-def labelled(record: MetricRecord | Metric) -> Labelled:
-    """Return a recorded number as a value of its label's type."""
-    return _TYPES[Label(record.label)](record.value)
 
 
 def metric(

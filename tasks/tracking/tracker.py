@@ -12,9 +12,10 @@ from contextlib import suppress
 from typing import Any
 
 from dp_core.labels import Labelled
-from tasks.protocol import PretrainSpec, ReportSpec, StepResult, StepSpec, SweepReportSpec
+from tasks.protocol import StepResult, StepSpec
 from tasks.protocol.messages import TrackedAt
-from tasks.releases.statements import WORDS, of_last_model
+from tasks.results.inputs import labelled
+from tasks.results.statements import WORDS, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage import Store
@@ -31,13 +32,10 @@ from tasks.tracking.event_log import (
     Status,
     Tag,
     Target,
-    labelled,
     metric,
 )
 from tasks.tracking.mlflow import ALIAS, PUBLIC, Delivery, TrackingDown, send_all, shown_key
 
-LAST_STEPS = ("report", "sweep_report", "promote", "privacy_audit")
-AFTER_THE_JOB = ("give_back",)  # steps that run when the job has ended, however it ended
 PATIENCE = 30.0  # seconds between attempts to reach an MLflow that is down
 EVERY = 5.0  # seconds between deliveries of a step that is running
 
@@ -57,13 +55,15 @@ class Tracker:
         self._delivery = Delivery(deployment)
         self._next, self._down = 0.0, False
 
-    def begin(self) -> None:
+    def begin(self, *, follows_run: bool = False) -> None:
         """Mark the job and the step as running, even if an earlier attempt ended them.
 
-        A step that runs after the job does not mark the job, which no later step would end.
+        Args:
+            follows_run: the step runs after the job's last step. The job stays as it ended,
+                because no later step would end it again.
         """
-        job = [Begun(run=self._own, target="parent")]
-        self._add(*(job if self._identity.step not in AFTER_THE_JOB else []), Begun(run=self._own))
+        job = [] if follows_run else [Begun(run=self._own, target="parent")]
+        self._add(*job, Begun(run=self._own))
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         """Record a number; the type of its label decides which experiment shows it.
@@ -94,15 +94,12 @@ class Tracker:
             mode="json", exclude={"settings", "results", "points", "charged"}
         )
         events += self._params(_flat(settings))
-        if isinstance(spec, ReportSpec | SweepReportSpec):
-            events += self._params(spec.settings, "parent")
-        if isinstance(spec, PretrainSpec) and spec.plan and model:  # by these, models are compared
-            coordinates = {"batch_size": spec.batches.batch_size, "updates": spec.updates}
-            sigma = {"σ": spec.plan.noise_multiplier}
-            events += self._params(coordinates | sigma, "model")
+        events += self._params(spec.run_settings, "parent")
+        if model:
+            events += self._params(spec.coordinates, "model")
         if done_before:
             events += [metric(m.name, labelled(m), m.step, run=self._own) for m in result.metrics]
-        above: Target | None = "parent" if spec.step in LAST_STEPS else "model" if model else None
+        above: Target | None = "parent" if spec.ends_run else "model" if model else None
         if above:
             events += [
                 metric(m.name, labelled(m), m.step, target=above, run=self._own)
@@ -115,7 +112,7 @@ class Tracker:
         if result.facts["artifacts"]:
             folder = store.local_copy(spec.output)
             # The last step also shows its files on the job's page.
-            targets: list[Target] = ["step", "parent"] if spec.step in LAST_STEPS else ["step"]
+            targets: list[Target] = ["step", "parent"] if spec.ends_run else ["step"]
             for file, label, under in result.facts["artifacts"]:
                 kept = self.events.keep(folder / file)
                 events += [

@@ -14,7 +14,7 @@ import pytest
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.errors import BadInput, ConfideError, PrivateTextRefusal
-from tasks.steps.corpus import listed
+from tasks.steps.corpus_step import listed
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 PAGE = CHECKOUT / "docs" / "privacy.md"
@@ -32,8 +32,9 @@ READS_PRIVATE_TEXT = (
     *(
         f"tasks/steps/{name}.py"
         for name in (
-            "corpus", "entities", "exposure", "finetune", "heads", "membership", "phrases",
-            "reserve", "token_store", "training_inputs", "vocabulary",
+            "corpus_step", "entities_step", "exposure_step", "finetune_step", "heads",
+            "membership_step", "phrases_step", "reserve_step", "token_store_step",
+            "training_inputs", "vocabulary_step",
         )
     ),
 )  # fmt: skip
@@ -45,26 +46,27 @@ OTHER_ERRORS = {
         "i2b2.read_i2b2", "item_sets.bounded_sets", "masking.mask_rows",
         "patients.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
-        "token_store.RowPacker.add_unit", "token_store._canaries",
+        "token_store.RowPacker.add_unit", "token_store_step._canaries",
         "token_store.located_rows_of_units", "declarations._copied", "declarations._ledger",
     },
     "public text or labels": {
-        "declarations.declare_public", "entities.run", "finetune.items_of",
-        "tagging.TaggingHead.__post_init__", "vocabulary._read_checkpoint",
+        "declarations.declare_public", "entities_step.run", "finetune_step.items_of",
+        "tagging.TaggingHead.__post_init__", "vocabulary_step._read_checkpoint",
     },
     "whether a digest was declared public": {"declarations._refuse_undeclared"},
     "a released model or vocabulary": {
-        "black_box._Seen.of", "declarations._refuse_our_weights", "finetune.run",
-        "membership._seen", "tokens.SpecialIds.of", "training_inputs.refuse_other_architecture",
+        "black_box._Seen.of", "declarations._refuse_our_weights", "finetune_step.run",
+        "membership_step._seen", "tokens.SpecialIds.of",
+        "training_inputs.refuse_other_architecture",
     },
     "an output of another step": {
-        "corpus._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
-        "entities._parsed", "exposure.run", "finetune.finetune_privately",
-        "membership._sample", "membership_sample._Places.rows",
-        "phrases.read_phrases", "token_store.TokenStore.open",
+        "corpus_step._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
+        "entities_step._parsed", "exposure_step.run", "finetune.finetune_privately",
+        "membership_step._sample", "membership_sample._Places.rows",
+        "phrases_step.read_phrases", "token_store.TokenStore.open",
         "token_store.TokenStoreWriter.add_units_of",
         "training_inputs.TrainingInputs.train_store", "training_inputs.audit_canaries_of",
-        "vocabulary._read",
+        "vocabulary_step._read",
     },
 }  # fmt: skip
 

@@ -31,11 +31,10 @@ from dp_core.privacy.seed_store import SeedStore
 from dp_core.training.checkpoints import Checkpoint, Checkpoints, LocalFolder
 from dp_core.vocabulary import wordpiece
 from tasks.commands.settings_options import SettingsOptions, settings_from
+from tasks.execution import contract
 from tasks.protocol import JobSettings, dp_bert_steps
-from tasks.runtime import step as contract
-from tasks.runtime.context import read_result
-from tasks.steps import canaries as canaries_step
-from tasks.steps import entities as entities_step
+from tasks.results.inputs import read_result
+from tasks.steps import canaries_step, entities_step
 from tasks.storage import Store
 
 SECRET = "zyxsecret"  # represents the private text of a note

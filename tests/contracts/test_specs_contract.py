@@ -41,6 +41,7 @@ from tasks.protocol import (
     sweep_report,
     sweep_steps,
 )
+from tasks.protocol.specs import STEP_CLASSES
 
 WHOLE = JobSettings(
     phrases_epsilon=2.0, membership_units=50, audit_canaries=40
@@ -640,3 +641,9 @@ def test_delta_of_phrases_counts_only_with_phrases() -> None:
     assert JobSettings(phrases_delta=1e-3)
     with pytest.raises(ValidationError, match="for the phrases"):
         JobSettings(phrases_delta=1e-3, phrases_epsilon=1.0)
+
+
+def test_step_that_reads_files_from_outside_never_charges() -> None:
+    for kind in STEP_CLASSES.values():
+        if kind is not BudgetSpec:  # which computes digests of the files, and parses none
+            assert not {Need.SOURCES, Need.CHARGING} <= kind.privileges, kind

@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path.cwd()))
-from tasks.runtime import fork_server
+from tasks.execution import fork_server
 
 STEP = Path(__file__).with_name("fake_step.py")
 
@@ -18,6 +18,6 @@ def command_line(words: list[str]) -> int:
     return 0
 
 
-sys.modules["tasks.runtime.step"] = SimpleNamespace(command_line=command_line)
+sys.modules["tasks.execution.contract"] = SimpleNamespace(command_line=command_line)
 fork_server.modules_of_steps = list
 sys.exit(fork_server.main(sys.argv[1:]))

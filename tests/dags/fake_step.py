@@ -13,7 +13,7 @@ from urllib.parse import unquote, urlparse
 
 sys.path.insert(0, str(Path.cwd()))
 from tasks.protocol import MetricRecord, StepResult, spec_from_json
-from tasks.protocol.messages import Failed, Message, Progress, TrackedAt
+from tasks.protocol.messages import Failed, Message, StepProgress, TrackedAt
 
 
 def read(uri: str) -> bytes:
@@ -40,7 +40,7 @@ def send(message: Message) -> None:
 send(TrackedAt(url=f"http://127.0.0.1:5000/#/experiments/1/runs/{task}"))
 Path(f"{channel}.env").write_text(json.dumps(dict(os.environ)))
 for done in range(1, 3):
-    send(Progress(done=done, total=2, note="pretending"))
+    send(StepProgress(done=done, total=2, note="pretending"))
     time.sleep(float(os.environ.get("FAKE_SECONDS", "0")) / 2)
 
 order = Path(os.environ["CONFIDE_HOME"]) / "fail"  # for a stack whose variables are set long ago

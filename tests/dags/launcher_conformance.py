@@ -27,7 +27,7 @@ from tasks.protocol import (
     spec_from_json,
 )
 from tasks.protocol.least_privilege import WITHHELD
-from tasks.protocol.messages import Failed, Message, Progress, TrackedAt
+from tasks.protocol.messages import Failed, Message, StepProgress, TrackedAt
 
 PASSWORD, READER = "hunter2", "looks-only"
 LEDGER = f"postgresql://ledger:{PASSWORD}@db/ledger"
@@ -118,7 +118,7 @@ class LauncherConformance:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         operator = self.operator()
-        told = [TrackedAt(url=URL), Progress(done=2, total=2)]
+        told = [TrackedAt(url=URL), StepProgress(done=2, total=2)]
         answer = self.run(operator, [(0, told)], monkeypatch)
         assert answer["output"] == plan({}, None)["vocabulary"].output
         assert operator.tracked_at == URL
@@ -146,7 +146,7 @@ class LauncherConformance:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         with pytest.raises(AirflowException, match="it ended without a word"):
-            self.run(self.operator(), [(1, [Progress(done=1, total=2)])], monkeypatch)
+            self.run(self.operator(), [(1, [StepProgress(done=1, total=2)])], monkeypatch)
 
     def test_step_that_reached_its_time_limit_continues_within_the_same_try(
         self, monkeypatch: pytest.MonkeyPatch

@@ -1,16 +1,16 @@
-"""The table of what each step is given: nothing that it does not need."""
+"""The privileges of each step: none that it does not need."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
+from pathlib import Path
 
 import pytest
 from launcher_conformance import JOB
 
 from tasks.protocol import Need, StepSpec, needs
-from tasks.protocol.least_privilege import _NEEDS
-from tasks.protocol.specs import _ADAPTER
+from tasks.protocol.specs import _ADAPTER, STEP_CLASSES
+
+CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def reads_from_outside(spec: StepSpec) -> bool:
@@ -19,14 +19,10 @@ def reads_from_outside(spec: StepSpec) -> bool:
     return any(named.values())
 
 
-def test_the_table_knows_every_step_and_no_other() -> None:
-    kinds = {kind.model_fields["step"].default for kind in _specs()}
-    assert set(_NEEDS) == kinds
-
-
-def _specs() -> Iterator[Any]:
-    union = _ADAPTER._type.__origin__  # type: ignore[union-attr]
-    yield from union.__args__
+def test_every_step_has_one_spec_that_declares_its_privileges() -> None:
+    files = (CHECKOUT / "tasks" / "steps").glob("*_step.py")
+    assert {file.stem.removesuffix("_step") for file in files} == set(STEP_CLASSES)
+    assert all("privileges" in vars(kind) for kind in STEP_CLASSES.values())
 
 
 def test_who_reads_files_from_outside_holds_no_seed_and_no_password() -> None:
@@ -58,5 +54,6 @@ def test_the_cluster_is_for_steps_that_read_corpora_or_train_and_parse_nothing()
     """Who knows its secret runs code where private text is read: no parser may."""
     told = {spec.step for spec in JOB.values() if Need.CLUSTER in needs(spec)}
     assert told == {"vocabulary", "token_store", "pretrain"}
-    assert Need.CLUSTER in _NEEDS["phrases"]
-    assert not [step for step, held in _NEEDS.items() if {Need.CLUSTER, Need.SOURCES} <= held]
+    assert Need.CLUSTER in STEP_CLASSES["phrases"].privileges
+    both = {Need.CLUSTER, Need.SOURCES}
+    assert not [step for step, kind in STEP_CLASSES.items() if both <= kind.privileges]

@@ -7,7 +7,7 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from dags.launcher.step_operator import MlflowRunLink, ReportLink, failure, log_failure
-from tasks.protocol.messages import Follower, Progress, TrackedAt, channel_file
+from tasks.protocol.messages import Follower, StepProgress, TrackedAt, channel_file
 
 URL = "http://127.0.0.1:5000/#/experiments/1/runs/ab12"
 
@@ -108,7 +108,7 @@ def test_a_run_s_name_leads_to_no_other_folder(words, tmp_path):
 
 def test_a_channel_is_followed_line_by_line(tmp_path):
     told = Follower(tmp_path / "channel")
-    assert told.look().progress == Progress(done=0, total=0)
+    assert told.look().progress == StepProgress(done=0, total=0)
     with (tmp_path / "channel").open("a") as channel:
         for piece, done in (('{"kind": "progress", "done": 1, ', 0), ('"total": 2}\nnoise\n', 1)):
             channel.write(piece)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from tasks.execution import contract
 from tasks.protocol import RunContext, StepSpec
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 from tasks.storage import encode_data, local_path
 

@@ -10,6 +10,7 @@ from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import MechanismEvent, RandomCountSelection
 from dp_core.privacy.private_selection import draw_count
 from dp_core.privacy.seed_store import SeedStore
+from tasks.execution import contract
 from tasks.protocol import (
     RunContext,
     StepResult,
@@ -18,7 +19,6 @@ from tasks.protocol import (
     sweep_point_steps,
     sweep_report,
 )
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.

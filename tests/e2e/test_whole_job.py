@@ -29,6 +29,7 @@ from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from dp_core.privacy.seed_store import SeedStore
 from tasks.commands.export_command import command as export
 from tasks.demo_data.notes import notes
+from tasks.execution import contract
 from tasks.protocol import (
     JobSettings,
     RunContext,
@@ -39,8 +40,7 @@ from tasks.protocol import (
     point_and_task,
     steps_of,
 )
-from tasks.releases.statements import DATA, kept_folder
-from tasks.runtime import step as contract
+from tasks.results.statements import DATA, kept_folder
 from tasks.runtime.deployment import Deployment
 from tasks.storage import local_path
 

@@ -203,7 +203,7 @@ print([name for name in {without} if there(name)])
     ("name", "module"),
     [
         ("task", "tensorflow"),
-        ("task", "tasks.runtime.step"),
+        ("task", "tasks.execution.contract"),
         ("airflow", "airflow"),
         ("mlflow", "mlflow"),
     ],

@@ -237,7 +237,7 @@ from sqlalchemy import create_engine, make_url, text
 from sqlalchemy.exc import SQLAlchemyError
 from dp_core.privacy.ledger import (Ledger)
 from tasks.runtime.deployment import (Deployment)
-from tasks.runtime.context import (content_key)
+from tasks.context import (content_key)
 here = Deployment.from_environment()
 content_key(here, "content-digest")
 print("digests")

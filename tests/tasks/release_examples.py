@@ -15,11 +15,11 @@ from dp_core.privacy.ledger import Budget, Entry, Ledger, State
 from dp_core.privacy.ledger.database import Database
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
+from tasks.context import StepContext
 from tasks.protocol import ReleaseRecord, RunContext
 from tasks.releases.charge import Charge, charge
 from tasks.releases.plans import PlannedRelease
 from tasks.releases.provenance import PrivateUnits
-from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 

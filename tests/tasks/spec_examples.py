@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, TypeVar
 
+from tasks.execution import contract
 from tasks.protocol import (
     CorpusSpec,
     EntitiesSpec,
@@ -15,7 +16,6 @@ from tasks.protocol import (
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.runtime import step as contract
 from tasks.storage import encode_data
 
 Spec = TypeVar("Spec", bound=StepSpec)

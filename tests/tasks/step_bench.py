@@ -17,6 +17,7 @@ from dp_core.data.ner import Sentence
 from dp_core.labels import Labelled
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import (
     FinetuneSpec,
     MetricRecord,
@@ -26,14 +27,12 @@ from tasks.protocol import (
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.runtime.context import Input, StepContext, StepOutput
+from tasks.results.inputs import Input
 from tasks.runtime.deployment import Deployment
-from tasks.steps import (
-    canaries,
-    entities,
-    token_store,
-    vocabulary,
-)
+from tasks.steps import canaries_step as canaries
+from tasks.steps import entities_step as entities
+from tasks.steps import token_store_step as token_store
+from tasks.steps import vocabulary_step as vocabulary
 from tasks.storage import Store
 
 PATIENTS, DECLARED, LENGTH = 60, 100, 16

@@ -16,6 +16,9 @@ from dp_core.errors import BadInput
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from tasks.context import StepContext
+from tasks.execution import asked_points
+from tasks.execution.asked_points import STORAGE, asked_steps, most_steps
 from tasks.protocol import (
     FinetuneSpec,
     MetricRecord,
@@ -31,9 +34,6 @@ from tasks.protocol.least_privilege import Need
 from tasks.releases.charge import charge, register_plans
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import PrivateUnits
-from tasks.runtime import asked_points
-from tasks.runtime.asked_points import STORAGE, asked_steps, most_steps
-from tasks.runtime.context import StepContext
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 

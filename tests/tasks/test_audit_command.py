@@ -21,9 +21,9 @@ from dp_core.models.hugging_face import save
 from dp_core.models.parameters import WORD, fresh
 from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.vocabulary.byte_level import ALPHABET
+from tasks.execution.contract import run_step
 from tasks.protocol import PrivacyAuditSpec, RunContext
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.step import run_step
 
 pytestmark = [pytest.mark.usefixtures("at_home"), pytest.mark.filterwarnings("ignore")]
 

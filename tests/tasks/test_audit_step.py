@@ -21,12 +21,16 @@ from dp_core.labels import Label
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.ledger import State
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
+from tasks.context import StepOutput
 from tasks.evidence.audits import LOWER_BOUND, AuditOutput
 from tasks.protocol import AuditSpec, PretrainSpec, PrivacyPlan
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import private_units
-from tasks.runtime.context import Input, StepOutput
-from tasks.steps import audit, pretrain, token_store, training_inputs
+from tasks.results.inputs import Input
+from tasks.steps import audit_step as audit
+from tasks.steps import pretrain_step as pretrain
+from tasks.steps import token_store_step as token_store
+from tasks.steps import training_inputs
 from tasks.steps.training_inputs import audit_canaries_of
 
 CANARIES = 12

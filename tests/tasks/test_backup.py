@@ -12,7 +12,7 @@ from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
 from dp_core.privacy.seed_store import SeedStore
 from tasks.commands.backup_command import command, copied
-from tasks.runtime.context import content_key
+from tasks.context import content_key
 from tasks.runtime.deployment import Deployment
 
 

@@ -373,7 +373,7 @@ HEAVY = (
 
 def test_step_with_a_finished_result_imports_few_libraries() -> None:
     """Each task of a run is a process, so each task pays for these imports."""
-    script = f"import sys, tasks.runtime.step; print(sorted({HEAVY}))"
+    script = f"import sys, tasks.execution.contract; print(sorted({HEAVY}))"
     words = [sys.executable, "-c", script]
     done = subprocess.run(words, capture_output=True, text=True, check=True, env=os.environ)
     assert set(ast.literal_eval(done.stdout)) <= {"scipy", "sqlalchemy"}

@@ -15,7 +15,7 @@ from dp_core.labels import Public
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.log import ProgressReporter
+from tasks.runtime.log import StepProgressReporter
 from tasks.storage import journal
 from tasks.tracking.event_log import EventLog, Identity, Tag
 from tasks.tracking.mlflow import PUBLIC, _client
@@ -75,7 +75,7 @@ def test_ledger_orders_entries_by_number_under_a_jumping_clock(
 
 
 def test_progress_intervals_use_a_monotonic_clock(jumping: None, capsys) -> None:
-    report = ProgressReporter("step")
+    report = StepProgressReporter("step")
     for done in range(1, 6):
         report(done, 5)
     printed = capsys.readouterr().err.splitlines()

@@ -21,10 +21,10 @@ from dp_core.errors import BadInput, BudgetExceeded, Unfinished
 from dp_core.labels import Operator, Public
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.context import StepContext, StepOutput
+from tasks.execution import contract
 from tasks.protocol import CanariesSpec, CorpusSpec, RunContext, StepResult
 from tasks.protocol.messages import Finished, Follower
-from tasks.runtime import step as contract
-from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store, encode_data
 
@@ -129,7 +129,7 @@ def test_copy_of_the_source_is_removed_after_the_comparison(
             raise BadInput("the files have changed", where="private_path")
 
     step(_good, refuse_if_changed=compares)
-    monkeypatch.setattr(contract, "_READERS", ("canaries",))
+    monkeypatch.setattr(CanariesSpec, "checks_sources", True)
     assert run(spec) == 0
     assert run(spec) == (2 if changed else 0)
     assert not list(deployment.work.rglob("source"))
@@ -319,7 +319,7 @@ def test_stopped_step_ends_at_once_and_leaves_no_result(spec: CanariesSpec, tmp_
         f"""
         import sys, time
         from types import SimpleNamespace
-        from tasks.runtime import step as contract
+        from tasks.execution import contract
         def run(spec, context):
             print("working", flush=True)
             time.sleep(60)

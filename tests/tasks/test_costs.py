@@ -18,11 +18,12 @@ from dp_core.privacy.mechanisms import (
     compose,
 )
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
-from tasks.report.model import Edition, JobReport, ModelRow, Statement, edition_of
+from tasks.report.model import Edition, JobReport, ModelRow, edition_of
 from tasks.report.page import verdict
 from tasks.report.results import model_row
 from tasks.report.tables import closing_table
-from tasks.runtime.context import Input
+from tasks.results.inputs import Input
+from tasks.results.statements import Statement
 
 P = PrivacyUnit.PATIENT
 VOCABULARY = PoissonGaussian.single(0.1, 3.0, 5, unit=P)

@@ -12,13 +12,14 @@ from release_examples import UNIT, record
 
 from dp_core.labels import Label
 from dp_core.privacy.mechanisms import PoissonGaussian, Unaccounted
+from tasks.context import StepContext
+from tasks.execution import contract
 from tasks.protocol import EXACT_WORDS, CanariesSpec, ReleaseRecord, StepResult, SweepPoint
 from tasks.protocol.specs import SweepReportSpec
 from tasks.report import results, sweep_results
-from tasks.runtime import step as contract
-from tasks.runtime.context import Input, StepContext
+from tasks.results.inputs import Input
 from tasks.runtime.deployment import Deployment
-from tasks.steps import sweep_report
+from tasks.steps import sweep_report_step as sweep_report
 from tasks.storage import encode_data
 
 EVENT = PoissonGaussian.single(0.1, 4.0, 3, unit=UNIT)

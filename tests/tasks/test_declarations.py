@@ -32,9 +32,9 @@ from tasks.protocol import (
 )
 from tasks.releases.declarations import open_for_operator, open_source, refuse_undeclared
 from tasks.releases.deployment_ledger import IDENTITY
-from tasks.releases.statements import DATA
+from tasks.results.statements import DATA
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.steps import corpus
+from tasks.steps import corpus_step as corpus
 from tasks.storage import Store, local_path
 
 PRIVATE = "Quorvath was seen in clinic for a cough."
@@ -411,7 +411,7 @@ def test_every_step_opens_its_sources_through_one_function() -> None:
         for file in (CHECKOUT / "tasks").rglob("*.py")
         if "stage_source(" in file.read_text()
     }
-    assert callers == {"tasks/releases/declarations.py", "tasks/storage/sources.py"}
+    assert callers == {"tasks/releases/declarations.py", "tasks/storage/staging.py"}
     openers = {
         file.stem
         for file in (CHECKOUT / "tasks" / "steps").glob("*.py")

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from tasks.commands import doctor_command, doctor_services, settings_options
+from tasks.execution import step_process as process
 from tasks.local.airflow_api import AirflowAway, AirflowRefused
-from tasks.runtime import process
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.event_log import EventLog, Identity, Tag
 

@@ -57,8 +57,8 @@ from tasks.evidence.pack_contents import (
     OperatorWords,
     ReleaseEvidence,
 )
-from tasks.releases.statements import DATA, WORDS
 from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, MEMBERSHIP_FILE, TARGETED
+from tasks.results.statements import DATA, WORDS
 from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, sha256_of
 

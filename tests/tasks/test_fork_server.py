@@ -20,8 +20,9 @@ from pathlib import Path
 import pytest
 from child_processes import alive, wait_for
 
-from tasks.protocol import fork_server, supervisor
-from tasks.protocol.fork_server import Ended, ForkedStep, Running
+from tasks.protocol import fork_server_client as fork_server
+from tasks.protocol import supervisor
+from tasks.protocol.fork_server_client import ForkedStep, Running, StepEnded
 from tasks.protocol.supervisor import Process
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -31,7 +32,7 @@ pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="as the kernel's
 PROGRAM = """
 import json, os, sys, time, types
 sys.path.insert(0, sys.argv.pop(1))
-from tasks.runtime import fork_server
+from tasks.execution import fork_server
 
 def command_line(words):
     import changing
@@ -56,7 +57,7 @@ def command_line(words):
             time.sleep(60)
     return 0
 
-sys.modules["tasks.runtime.step"] = types.SimpleNamespace(command_line=command_line)
+sys.modules["tasks.execution.contract"] = types.SimpleNamespace(command_line=command_line)
 fork_server.modules_of_steps = lambda: ["changing"]
 sys.exit(fork_server.main(sys.argv[1:]))
 """
@@ -226,7 +227,7 @@ def test_invalid_requests_start_no_step_and_leave_the_server_running(shared: Ser
             client.sendall(words)  # without a file descriptor for the output
             client.shutdown(socket.SHUT_WR)
             answer = fork_server.read_answer(client)
-            assert isinstance(answer, Ended) and answer.exit_code != 0
+            assert isinstance(answer, StepEnded) and answer.exit_code != 0
     assert shared.socket.stat().st_mode & 0o077 == 0
     began = time.monotonic()
     assert shared.start("exit", "4").wait() == 4

@@ -26,18 +26,20 @@ from dp_core.labels import Label
 from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.commands import export_command
+from tasks.context import StepContext, StepOutput
 from tasks.evidence import audits
 from tasks.evidence.audits import LOWER_BOUND, SUBJECT, Audit, AuditOutput
 from tasks.evidence.find_model import find_origin, origin_of_export
 from tasks.evidence.gate import JUDGED, judge, verdict_on
 from tasks.evidence.pack import read_pack
+from tasks.execution import contract
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
 from tasks.report.results import AUDIT_FILE
-from tasks.runtime import step as contract
-from tasks.runtime.context import Input, StepContext, StepOutput, read_result
+from tasks.results.inputs import Input, read_result
 from tasks.runtime.deployment import Deployment
-from tasks.steps import privacy_audit, promote
+from tasks.steps import privacy_audit_step as privacy_audit
+from tasks.steps import promote_step as promote
 from tasks.tracking.event_log import EventLog, LoggedModel
 from tasks.tracking.mlflow import ALIAS, Delivery, send_all
 

@@ -10,9 +10,9 @@ from pydantic import ValidationError
 from spec_examples import spec_of
 
 from dp_core.errors import BadInput
+from tasks.execution.step_process import _run_step
 from tasks.protocol import CorpusSpec, JobSettings, RunContext
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.runtime.process import _run_step
 from tasks.storage import stage_source
 
 HOSTILE = [

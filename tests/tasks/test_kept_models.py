@@ -32,10 +32,12 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
-from tasks.releases.statements import DATA, WORDS
 from tasks.report.results import released_by_job
-from tasks.runtime.context import Input
-from tasks.steps import exposure, finetune, pretrain
+from tasks.results.inputs import Input
+from tasks.results.statements import DATA, WORDS
+from tasks.steps import exposure_step as exposure
+from tasks.steps import finetune_step as finetune
+from tasks.steps import pretrain_step as pretrain
 from tasks.steps.kept_models import KeptModels
 from tasks.storage import sha256_of
 

@@ -12,11 +12,11 @@ from dp_core.data.ner import Sentence
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.execution import contract
 from tasks.protocol import EntitiesSpec, RunContext
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
-from tasks.steps.entities import read_part, read_text_part
-from tasks.steps.finetune import units_of
+from tasks.steps.entities_step import read_part, read_text_part
+from tasks.steps.finetune_step import units_of
 
 CONTEXT = RunContext(run_key="by-hand", run_name="by hand", task="entities")
 SENTENCE = "Pain\tB-problem\n\n"

@@ -13,8 +13,8 @@ from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that t
 
 from dp_core.errors import Unfinished
 from dp_core.labels import Operator, Public
+from tasks.execution.contract import Stopped, _end_tracking
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.step import Stopped, _end_tracking
 from tasks.tracking import event_log
 from tasks.tracking.event_log import AttemptEnded, EventLog, Identity, Tag, metric
 from tasks.tracking.mlflow import (

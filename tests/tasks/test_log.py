@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from dp_core.errors import BadInput
+from tasks.execution import contract
 from tasks.protocol import RunContext
 from tasks.protocol.messages import TrackedAt, parse
-from tasks.runtime import step as contract
-from tasks.runtime.log import ProgressReporter, configure, log, send, silence
+from tasks.runtime.log import StepProgressReporter, configure, log, send, silence
 
 CONTEXT = RunContext(run_key="dp_bert/manual__1", run_name="a run", task="dp_pretraining", point="")
 
@@ -139,7 +139,7 @@ def test_progress_on_a_full_disk_does_not_end_the_step(tmp_path, capsys, monkeyp
         pytest.skip("this system has no /dev/full")
     (tmp_path / "channel").symlink_to("/dev/full")  # every write meets a full disk
     monkeypatch.setenv("CONFIDE_MESSAGES", str(tmp_path / "channel"))
-    report = ProgressReporter("step")
+    report = StepProgressReporter("step")
     for done in range(1, 4):
         report(done, 3)
     printed = capsys.readouterr().err.splitlines()

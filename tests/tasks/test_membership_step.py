@@ -26,11 +26,15 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
+from tasks.context import StepOutput
 from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import MembershipSpec, ReleaseRecord
 from tasks.report.results import MEMBERSHIP_FILE
-from tasks.runtime.context import Input, StepOutput
-from tasks.steps import canaries, membership, pretrain, token_store
+from tasks.results.inputs import Input
+from tasks.steps import canaries_step as canaries
+from tasks.steps import membership_step as membership
+from tasks.steps import pretrain_step as pretrain
+from tasks.steps import token_store_step as token_store
 
 PATIENTS, HELD_OUT, SEED = 260, 0.4, 1
 

@@ -40,7 +40,7 @@ from tasks.releases.plans import plan_until, planned_release, training_plan
 from tasks.releases.provenance import PrivateUnits
 from tasks.report import results as reporting
 from tasks.runtime.deployment import Deployment
-from tasks.steps import budget
+from tasks.steps import budget_step as budget
 
 PRIVATE = {
     "private_format": "text", "private_path": __file__, "private_dataset": "notes",

@@ -14,11 +14,11 @@ from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import WORD, AnyModel, fresh
 from dp_core.vocabulary import wordpiece
+from tasks.context import StepContext, content_key
 from tasks.protocol import JobSettings, PretrainSpec, dp_bert_steps
 from tasks.releases.declarations import declare_public
-from tasks.runtime.context import StepContext, content_key
 from tasks.runtime.deployment import Deployment
-from tasks.steps import pretrain
+from tasks.steps import pretrain_step as pretrain
 from tasks.steps.training_inputs import TrainingInputs, kind_of
 from tasks.storage import Store
 

@@ -13,7 +13,7 @@ from pretrain_example import UPDATES, Prepared, prepare
 
 from dp_core.errors import Unfinished
 from dp_core.privacy.ledger import Ledger, State
-from tasks.runtime import step
+from tasks.execution import contract as step
 from tasks.runtime.deployment import Deployment
 
 

@@ -33,6 +33,7 @@ from dp_core.privacy.mechanisms import (
     ThresholdedHistogram,
     Unaccounted,
 )
+from tasks.execution import contract
 from tasks.protocol import (
     CanariesSpec,
     ExposureSpec,
@@ -48,9 +49,8 @@ from tasks.protocol import (
     VocabularySpec,
 )
 from tasks.releases.declarations import declare_public
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
-from tasks.steps.entities import write_sentences
+from tasks.steps.entities_step import write_sentences
 from tasks.storage import RESULT, Store
 
 CONTEXT = RunContext(run_key="by-hand", run_name="by hand", task="attack")

@@ -92,7 +92,8 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("kind", ENTRIES)
 def test_manifest_depends_on_code_that_determines_the_release(kind: str, checkout: Path) -> None:
     files = [checkout / "dp_core" / f"{name}.py" for name in SHAPES[kind]]
-    steps = [kind, "training_inputs"] if kind in ("pretrain", "select") else [kind]
+    steps = [f"{kind}_step"]
+    steps += ["training_inputs"] if kind in ("pretrain", "select") else []
     files += [checkout / "tasks" / "steps" / f"{step}.py" for step in steps]
     missing = [
         str(f) for f, changes in zip(files, changed_by(files, kind, checkout), strict=True)
@@ -114,7 +115,7 @@ def test_manifest_does_not_depend_on_unrelated_code(kind: str, checkout: Path) -
 def test_every_import_of_a_step_is_in_its_manifest_or_listed(kind: str) -> None:
     """A module that a step newly calls must be added to ENTRIES or to AFTERWARDS."""
     known = {*code_of(kind).modules, *AFTERWARDS[kind]}
-    steps = (f"tasks.steps.{kind}", *SHARED.get(kind, ()))
+    steps = (f"tasks.steps.{kind}_step", *SHARED.get(kind, ()))
     files = [CHECKOUT.joinpath(*step.split(".")).with_suffix(".py") for step in steps]
     for name in (name for file in files for name in imports_of(file)):
         if not name.startswith("dp_core") or name.startswith(BY_VALUE):

@@ -17,12 +17,12 @@ from dp_core.privacy.ledger.database import LedgerDamaged
 from dp_core.privacy.seed_store import SeedStore
 from tasks.commands import doctor_services
 from tasks.commands.backup_command import copied
+from tasks.execution import contract
 from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, dp_bert_steps
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import record_operator_use
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.restored_state import confirm_releases
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
 CONTEXT = RunContext(run_key="moved", run_name="moved", task="vocabulary")

@@ -14,6 +14,8 @@ from command_line import Confide
 from dp_core.errors import BadInput
 from tasks.commands import run_command
 from tasks.commands.settings_options import PRESETS, SettingsOptions, settings_of_options
+from tasks.execution import step_process as process
+from tasks.execution.step_process import Job, JobOutcome
 from tasks.local import demo
 from tasks.protocol import (
     JobSettings,
@@ -23,9 +25,7 @@ from tasks.protocol import (
     SweepSettings,
     sweep_steps,
 )
-from tasks.runtime import process
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.process import Job, Outcome
 
 pytestmark = pytest.mark.usefixtures("at_home")
 
@@ -185,9 +185,9 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """The names of the started runs, which are not executed."""
     started: list[str] = []
 
-    def start(job: Job, deployment: Deployment, watch: object) -> Outcome:
+    def start(job: Job, deployment: Deployment, watch: object) -> JobOutcome:
         started.append(job.name)
-        return Outcome(job, deployment.logs, exit_code=1, failed="not run by a test")
+        return JobOutcome(job, deployment.logs, exit_code=1, failed="not run by a test")
 
     monkeypatch.setattr(run_command, "run_job", start)
     monkeypatch.setattr(run_command, "send_all", lambda _: None)
@@ -317,7 +317,7 @@ def test_duration_of_a_step_is_shown_for_made_up_data_only(tmp_path: Path, made_
         seconds=3.5,
     )
     job = Job(name="dp_bert", run_key="r", run_name="r", steps=[])
-    done = Outcome(job, tmp_path, results={"corpus": result}, outputs={"corpus": "file:///a"})
+    done = JobOutcome(job, tmp_path, results={"corpus": result}, outputs={"corpus": "file:///a"})
     assert ("seconds" in done.summary()["steps"]["corpus"]) is made_up
 
 
@@ -349,11 +349,11 @@ def test_run_warns_of_items_that_readers_left_out(
         MetricRecord(name=name, value=value, label="operator") for name, value in counts.items()
     ]
 
-    def start(job: Job, deployment: Deployment, watch: object) -> Outcome:
+    def start(job: Job, deployment: Deployment, watch: object) -> JobOutcome:
         result = StepResult(
             step="corpus", spec_hash="0", outputs={}, metrics=metrics, facts={"made_up": False}
         )
-        return Outcome(job, deployment.logs, {"private_corpus": result}, {"private_corpus": "a"})
+        return JobOutcome(job, deployment.logs, {"private_corpus": result}, {"private_corpus": "a"})
 
     monkeypatch.setattr(run_command, "run_job", start)
     monkeypatch.setattr(run_command, "send_all", lambda _: None)

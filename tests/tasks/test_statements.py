@@ -12,7 +12,7 @@ from release_examples import record
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from tasks.protocol import ReleaseRecord
-from tasks.releases.statements import DATA, WORDS, refuse_own_model, statement_of, write_statement
+from tasks.results.statements import DATA, WORDS, refuse_own_model, statement_of, write_statement
 
 RELEASE = record("entry-1", PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT))
 

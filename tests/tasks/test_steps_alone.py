@@ -43,6 +43,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.models.hugging_face import load
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.context import StepOutput
 from tasks.protocol import (
     ExposureSpec,
     FinetuneSpec,
@@ -60,18 +61,16 @@ from tasks.report.results import (
     TARGETED,
 )
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.runtime.context import Input, StepOutput
-from tasks.steps import (
-    canaries,
-    entities,
-    exposure,
-    finetune,
-    phrases,
-    pretrain,
-    token_store,
-    vocabulary,
-    written_text,
-)
+from tasks.results.inputs import Input
+from tasks.steps import canaries_step as canaries
+from tasks.steps import entities_step as entities
+from tasks.steps import exposure_step as exposure
+from tasks.steps import finetune_step as finetune
+from tasks.steps import phrases_step as phrases
+from tasks.steps import pretrain_step as pretrain
+from tasks.steps import token_store_step as token_store
+from tasks.steps import vocabulary_step as vocabulary
+from tasks.steps import written_text_step as written_text
 from tasks.steps.heads import Tagging, head_of
 from tasks.steps.training_inputs import TrainingInputs
 

@@ -21,10 +21,11 @@ from dp_core.data.corpus import (
     write_corpus,
 )
 from dp_core.errors import BadInput
+from tasks.context import StepContext
 from tasks.protocol import JobSettings, StepResult, dp_bert_steps, environment_for
 from tasks.protocol.least_privilege import for_workers
+from tasks.results.inputs import Input
 from tasks.runtime import stored_shard
-from tasks.runtime.context import Input, StepContext
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.stored_shard import StoredShard, remove_oldest
 from tasks.storage import RESULT, Store

@@ -33,7 +33,7 @@ from tasks.releases.charge import charge, register_plans
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
-from tasks.steps import budget
+from tasks.steps import budget_step as budget
 
 # The vocabulary is public, so only trainings are charged.
 PUBLIC_LABELS: dict[str, Any] = PRIVATE | {

@@ -20,6 +20,7 @@ from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.privacy.statement import total_epsilon
+from tasks.execution import contract
 from tasks.protocol import (
     EXACT_WORDS,
     FinetuneSpec,
@@ -36,9 +37,8 @@ from tasks.protocol import (
 )
 from tasks.report.results import EXPOSURE, EXPOSURE_FILE
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
-from tasks.steps.report import EDITIONS
+from tasks.steps.report_step import EDITIONS
 from tasks.storage import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.

@@ -20,7 +20,7 @@ from tasks.protocol import BudgetSpec, JobSettings, ReleaseRecord, SweepSettings
 from tasks.protocol.job import sweep_budget
 from tasks.releases.plans import planned_release, refuse_large_deltas
 from tasks.runtime.deployment import Deployment
-from tasks.steps import budget
+from tasks.steps import budget_step as budget
 
 LABELS = {
     "entities_format": "i2b2", "entities_train": "/a", "entities_test": "/b",

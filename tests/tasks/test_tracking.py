@@ -180,7 +180,7 @@ def test_step_after_the_job_leaves_the_job_as_it_ended(tracked: Deployment) -> N
     report.end("FINISHED", also=("parent",))
     last = replace(PRIVATE, task="give_back", step="give_back", spec_hash="2" * 64)
     give_back = Tracker(tracked, last)
-    give_back.begin()
+    give_back.begin(follows_run=True)
     give_back.end("FINISHED")
     runs = _runs(tracked, PUBLIC)
     assert runs["give_back"].info.status == "FINISHED"

@@ -14,6 +14,7 @@ from command_line import Confide
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger, Reservation, State
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
+from tasks.execution import contract
 from tasks.protocol import (
     GiveBackSpec,
     JobSettings,
@@ -21,7 +22,6 @@ from tasks.protocol import (
     dp_bert_steps,
 )
 from tasks.releases.unfinished_runs import killed_runs, plans_given_back
-from tasks.runtime import step as contract
 from tasks.runtime.deployment import Deployment
 
 RUN = "cli/dp_bert/now"

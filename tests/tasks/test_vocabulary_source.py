@@ -26,6 +26,7 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.vocabulary import byte_level, subwords, wordpiece
+from tasks.execution import contract
 from tasks.protocol import (
     JobSettings,
     RunContext,
@@ -41,8 +42,7 @@ from tasks.protocol.least_privilege import Need, needs
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.declarations import declare_public
 from tasks.releases.plans import planned_release
-from tasks.releases.statements import statement_of
-from tasks.runtime import step as contract
+from tasks.results.statements import statement_of
 from tasks.runtime.deployment import Deployment
 
 SMALL: dict[str, Any] = {
@@ -211,7 +211,7 @@ def test_released_words_become_tokens(
         return split.learn(counts, size, whole)
 
     kinds = {k: dataclasses.replace(split, learn=learn) for k in subwords.KINDS}
-    monkeypatch.setattr("tasks.steps.vocabulary.KINDS", kinds)
+    monkeypatch.setattr("tasks.steps.vocabulary_step.KINDS", kinds)
     job = Job(untracked, model_kind=kind)
     job.run("private_corpus", "public_corpus", "vocabulary")
     (public, nothing), (joined, whole) = given

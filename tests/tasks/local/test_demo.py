@@ -8,7 +8,7 @@ from rich.console import Console
 from dp_core.errors import ConfideError
 from tasks.local import demo
 from tasks.local.airflow_api import AirflowAway
-from tasks.protocol.messages import Failed, Progress, channel_file
+from tasks.protocol.messages import Failed, StepProgress, channel_file
 
 
 def task(name, state, *, index=-1, seconds=1.5, label=None):
@@ -84,8 +84,8 @@ def test_points_are_printed_by_name_without_unreached_tasks(tmp_path, monkeypatc
 def test_a_running_steps_own_progress_is_shown(tmp_path, monkeypatch):
     tell(
         tmp_path,
-        Progress(done=1, total=313),
-        Progress(done=127, total=313, note="ε 1.44"),
+        StepProgress(done=1, total=313),
+        StepProgress(done=127, total=313, note="ε 1.44"),
     )
     looks = [("running", [task("dp_pretraining", "running")])] * 2
     _, text = watch(

@@ -35,10 +35,10 @@ from tasks.report.model import (
     Membership,
     ModelAt,
     ModelRow,
-    Statement,
     SweepReport,
     SweepRow,
 )
+from tasks.results.statements import Statement
 
 VOCABULARY_SIZE, DECLARED_UNITS = 3_871, 4_000
 OMITTED = "documents left out: 4067 (not UTF-8: 4066, no text: 1)"

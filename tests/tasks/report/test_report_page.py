@@ -32,12 +32,12 @@ from tasks.report.model import (
     Extraction,
     JobReport,
     Membership,
-    Statement,
     Withheld,
     edition_of,
 )
 from tasks.report.page import Page, job_page, sweep_page
 from tasks.report.tables import closing_of
+from tasks.results.statements import Statement
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 

@@ -24,12 +24,12 @@ from dp_core.privacy.private_selection import draw_candidate, draw_count, traini
 from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.loop import PrivateUpdates, pretrain
 from dp_core.vocabulary import wordpiece
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, SelectSpec
 from tasks.releases.charge import Charge, charge
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import private_units
-from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.log import silence
 from tasks.steps.training_inputs import TrainingInputs, held_out
 from tasks.steps.training_outputs import MEASURED_ROWS, model_facts, write_model

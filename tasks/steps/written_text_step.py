@@ -8,11 +8,11 @@ from collections.abc import Iterator
 from dp_core.data.corpus import Document, documents_of, open_corpus, write_corpus
 from dp_core.labels import Dp, Label
 from dp_core.phrases.text_generator import WRITTEN, draw_public_documents, write_documents
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import WrittenTextSpec
 from tasks.releases.provenance import corpus_at, fact, output_of, refuse_operator_ancestors
-from tasks.runtime.context import Artifact, StepContext, StepOutput
-from tasks.steps.phrases import read_phrases
-from tasks.steps.vocabulary import released_words
+from tasks.steps.phrases_step import read_phrases
+from tasks.steps.vocabulary_step import released_words
 
 SAMPLE, SHOWN = "sample.txt", 20  # documents that the tracker shows
 
@@ -39,7 +39,7 @@ def run(spec: WrittenTextSpec, context: StepContext) -> StepOutput:
             "source_digests": [],
             "digest": context.content_digest(context.out),
         },
-        artifacts=[Artifact(SAMPLE, Label.DP)],
+        artifacts=[StepArtifact(SAMPLE, Label.DP)],
     )
 
 

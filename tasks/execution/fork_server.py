@@ -1,6 +1,6 @@
 """The fork server: imports what steps import once, then forks a process for each step.
 
-`python -m tasks.runtime.fork_server SOCKET` listens there, for its own user alone. A step is a
+`python -m tasks.execution.fork_server SOCKET` listens there, for its own user alone. A step is a
 fresh process that shares nothing with the one before but the modules: no device was used and no
 operation run before the fork, so TensorFlow starts anew in each. The server opens no store, no
 ledger and no file of a user, and knows no secret: a step's environment comes with its request,
@@ -33,11 +33,11 @@ from dataclasses import dataclass  # noqa: E402
 from pathlib import Path  # noqa: E402
 
 from tasks.protocol import supervisor  # noqa: E402
-from tasks.protocol.fork_server import (  # noqa: E402
-    Ended,
+from tasks.protocol.fork_server_client import (  # noqa: E402
     Refused,
     Start,
     Started,
+    StepEnded,
     address,
     read_line,
     shared_environment,
@@ -229,7 +229,7 @@ class ForkServer:
                 step = self._steps.pop(pid)
                 if step.kill_at != NEVER:  # nobody else ends what it has left behind
                     supervisor.stop([step.process], 0.0)
-                _answer(step.client, Ended(exit_code=os.waitstatus_to_exitcode(status)))
+                _answer(step.client, StepEnded(exit_code=os.waitstatus_to_exitcode(status)))
                 step.client.close()
                 self._used = time.monotonic()
 
@@ -256,7 +256,7 @@ def modules_of_steps() -> list[str]:
     """Return what to import before the first fork: every step, and what the contract needs."""
     steps = importlib.import_module("tasks.steps")
     names = [f"{steps.__name__}.{module.name}" for module in pkgutil.iter_modules(steps.__path__)]
-    return ["tasks.runtime.step", *names, *_IMPORTED_LATE]
+    return ["tasks.execution.contract", *names, *_IMPORTED_LATE]
 
 
 def _files() -> dict[str, tuple[int, int]]:
@@ -272,7 +272,7 @@ def _files() -> dict[str, tuple[int, int]]:
     return found
 
 
-def _answer(client: socket.socket, answer: Started | Refused | Ended) -> None:
+def _answer(client: socket.socket, answer: Started | Refused | StepEnded) -> None:
     with contextlib.suppress(OSError):  # who asked is gone: `_abandon` sees to the step
         client.sendall(f"{answer.model_dump_json()}\n".encode())
 
@@ -303,7 +303,7 @@ def main(words: list[str]) -> int:
     if step is None:
         Path(place).unlink(missing_ok=True)
         return 0
-    from tasks.runtime.step import command_line
+    from tasks.execution.contract import command_line
 
     code = command_line(list(step.words))
     # What an interpreter does at its end, but for taking every module apart, which takes seconds.

@@ -33,12 +33,12 @@ from dp_core.vocabulary.subwords import (
     vocabulary_digest,
     whole_words,
 )
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import EXACT_WORDS, VocabularySpec
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import counts_released, manifest, words_digest
 from tasks.releases.plans import planned_release, vocabulary_plan
 from tasks.releases.provenance import corpus_at, output_of, private_units
-from tasks.runtime.context import Artifact, StepContext, StepOutput
 
 WORDS = "words.json"  # the counted words themselves, which post-processing may use
 RELEASED = "released.json"  # those of them that are private words, with their noised counts
@@ -107,7 +107,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
             **words.facts,
             "digest": _digest(tokenizer, context),
         },
-        artifacts=[Artifact(kind.file, Label.DP)],
+        artifacts=[StepArtifact(kind.file, Label.DP)],
     )
 
 

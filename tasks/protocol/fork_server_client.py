@@ -55,7 +55,7 @@ class Refused(Config):
     reason: str
 
 
-class Ended(Config):
+class StepEnded(Config):
     """The step has ended; the code is negative where a signal ended it."""
 
     version: Literal[1] = 1
@@ -63,7 +63,7 @@ class Ended(Config):
     exit_code: int
 
 
-Answer = Started | Refused | Ended
+Answer = Started | Refused | StepEnded
 _ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator="kind")])
 
 
@@ -84,7 +84,7 @@ def named(environment: Mapping[str, str]) -> Path | None:
 
 def command(python: str, server: Path) -> list[str]:
     """Return the command line of a fork server; its socket is there once it listens."""
-    return [python, "-m", "tasks.runtime.fork_server", str(server)]
+    return [python, "-m", "tasks.execution.fork_server", str(server)]
 
 
 class Running(Protocol):
@@ -119,7 +119,7 @@ class ForkedStep:
                 raise subprocess.TimeoutExpired("step", timeout or 0.0)
             answer = read_answer(self._connection)
             self._connection.close()
-            self._code = answer.exit_code if isinstance(answer, Ended) else LOST
+            self._code = answer.exit_code if isinstance(answer, StepEnded) else LOST
         return self._code
 
 

@@ -24,14 +24,14 @@ from dp_core.training.loop import (
     pretrain,
 )
 from dp_core.vocabulary.wordpiece import continuation_tokens, load
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, ReleaseRecord
 from tasks.releases.charge import Charge, charge, record_operator_use
 from tasks.releases.declarations import open_source
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
-from tasks.releases.statements import refuse_own_model
-from tasks.runtime.context import StepContext, StepOutput
+from tasks.results.statements import refuse_own_model
 from tasks.steps.cluster_training import training_hosts
 from tasks.steps.kept_models import KeptModels
 from tasks.steps.training_inputs import (
@@ -40,7 +40,7 @@ from tasks.steps.training_inputs import (
     held_out,
     refuse_other_architecture,
 )
-from tasks.steps.training_outputs import Spending, model_facts, score, write_model
+from tasks.steps.training_outputs import SpendingReporter, model_facts, score, write_model
 from tasks.storage import sha256_of
 
 EVALUATIONS, EVALUATED_ROWS = 5, 256  # on the way, and their cost
@@ -255,7 +255,7 @@ class _Curve:
         self, spec: PretrainSpec, context: StepContext, plan: ExecutionPlan | None
     ) -> None:
         self._spec, self._context = spec, context
-        self._spending = Spending(context, plan, spec.updates)
+        self._spending = SpendingReporter(context, plan, spec.updates)
 
     def __call__(self, now: Progress) -> None:
         if now.at_point:

@@ -28,6 +28,7 @@ from pydantic import ValidationError
 
 from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, fault_line
 from dp_core.labels import Label
+from tasks.context import StepContext, StepOutput, content_key
 from tasks.protocol import (
     Need,
     ReleaseRecord,
@@ -35,29 +36,21 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     hides_count,
-    needs,
     one_line,
     spec_from_json,
 )
 from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
-from tasks.runtime.context import StepContext, StepOutput, content_key, read_result
+from tasks.results.inputs import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.log import ProgressReporter, configure, log, send
+from tasks.runtime.log import StepProgressReporter, configure, log, send
 from tasks.storage import RESULT, read_spec
 from tasks.storage.journal import exclusive
 from tasks.tracking.event_log import Identity, Target
-from tasks.tracking.tracker import LAST_STEPS, Tracker
+from tasks.tracking.tracker import Tracker
 
 STOPPED = 143
-_UNTIMED = ("select",)  # how long it took would say how many trainings there were
 _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
-_READERS = (
-    "corpus",
-    "entities",
-    "membership",
-    "privacy_audit",
-)  # the steps that read files which others may change
 
 
 class StepModule(Protocol):
@@ -67,7 +60,7 @@ class StepModule(Protocol):
         """Do the work."""
 
     def refuse_if_changed(self, spec: StepSpec, result: StepResult, context: StepContext) -> None:
-        """Refuse a result whose source files have changed since; only `_READERS` have it."""
+        """Refuse a result whose source files have changed since, in steps that check them."""
 
 
 class Stopped(BaseException):
@@ -134,7 +127,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
         made_up=spec.made_up,
         durable=durable,
         tracker=tracker,
-        progress=ProgressReporter(run.task),
+        progress=StepProgressReporter(run.task),
     )
     with _alone(durable):
         try:
@@ -152,7 +145,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
             raise
         finally:
             context.close()
-    last: Target | None = "parent" if spec.step in LAST_STEPS else "model" if run.model else None
+    last: Target | None = "parent" if spec.ends_run else "model" if run.model else None
     judged = result.facts.get("judged", ())
     against = [one["sentence"] for one in judged if one["verdict"] == "contradicted"]
     tracker.end("FAILED" if against else "FINISHED", also=(last,) if last else ())
@@ -183,7 +176,7 @@ def _confirm_releases(
     spec: StepSpec, releases: Sequence[ReleaseRecord], context: StepContext
 ) -> None:
     """Refuse releases that the ledger does not hold, in the steps that may read the ledger."""
-    if releases and {Need.LEDGER, Need.CHARGING} & needs(spec):
+    if releases and {Need.LEDGER, Need.CHARGING} & spec.needs:
         from tasks.releases.deployment_ledger import open_ledger
         from tasks.releases.restored_state import confirm_releases
 
@@ -193,7 +186,7 @@ def _confirm_releases(
 
 def _module(spec: StepSpec) -> StepModule:
     """Import the step: only to work, since most steps import TensorFlow."""
-    module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}")
+    module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}_step")
     return module
 
 
@@ -210,9 +203,7 @@ def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
 def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> None:
     """Refuse a result whose source files have changed since; leave nothing unfinished behind."""
     try:
-        # A membership attack reads such a file only where it is given codes: TensorFlow is not
-        # imported to look after none.
-        if spec.step in _READERS and (spec.step != "membership" or spec.sources):
+        if spec.checks_sources:
             _module(spec).refuse_if_changed(spec, result, context)
     finally:
         context.clear()  # a copy of the files; what a kill after the result had no time to remove
@@ -222,7 +213,7 @@ def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResul
     started = time.monotonic()
     shutil.rmtree(context.out, ignore_errors=True)
     context.out.mkdir(parents=True)
-    context.tracker.begin()
+    context.tracker.begin(follows_run=spec.follows_run)
     answer = module.run(spec, context)
     _confirm_releases(spec, context.releases, context)
     context.store.publish(context.out, spec.output)
@@ -241,7 +232,7 @@ def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResul
             ],
             "model": "" if kept else answer.model,
         },
-        seconds=0.0 if spec.step in _UNTIMED else round(time.monotonic() - started, 3),
+        seconds=0.0 if spec.hides_duration else round(time.monotonic() - started, 3),
         versions=_versions(),
     )
     context.store.write(f"{spec.output}/{RESULT}", result.model_dump_json(indent=1).encode())

@@ -41,6 +41,7 @@ from dp_core.models.parameters import AnyModel, language_model
 from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
 from dp_core.vocabulary import subwords
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import MembershipSpec, StepResult
 from tasks.releases.declarations import open_for_operator, refuse_other_digests
@@ -53,18 +54,18 @@ from tasks.releases.provenance import (
     models_by_updates,
     rows_at,
 )
-from tasks.releases.statements import as_releases, totals
 from tasks.report.results import MEMBERSHIP_FILE
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
-from tasks.steps.canaries import read_canaries
-from tasks.steps.token_store import TRAIN
+from tasks.results.inputs import Input
+from tasks.results.statements import as_releases, totals
+from tasks.steps.canaries_step import read_canaries
+from tasks.steps.token_store_step import TRAIN
 from tasks.steps.training_inputs import held_out
 
 LEAST_BUCKETS = 5  # of rarity, to say whether rare units leak more
 
 
 @dataclass(frozen=True)
-class Finding:
+class MembershipFinding:
     """What was found of one model.
 
     Attributes:
@@ -109,7 +110,7 @@ def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
             PROBES: fact(store, "canaries_digest"),
             **({"source_digests": [one.digest for one in opened]} if opened else {}),
         },
-        artifacts=[Artifact(MEMBERSHIP_FILE, Label.OPERATOR)],
+        artifacts=[StepArtifact(MEMBERSHIP_FILE, Label.OPERATOR)],
     )
 
 
@@ -165,7 +166,7 @@ def _findings(
     store: Input,
     ceiling: PrivacyProfile | None,
     diagnoses: Diagnoses | None,
-) -> list[Finding]:
+) -> list[MembershipFinding]:
     """Return what is found of every model that the training left, the last one last.
 
     All are attacked with the same rows under the same masks, and have the ceiling of the whole
@@ -173,11 +174,11 @@ def _findings(
     """
     models = models_by_updates(attacked)
     if (others := held_out(store)) is None:
-        return [Finding(updates) for updates in models]
+        return [MembershipFinding(updates) for updates in models]
     train = TokenStore.open(store.folder / TRAIN)
     sample = _sample(spec, context, attacked, store, train, others, diagnoses)
     if not _can_be_attacked(sample):
-        return [Finding(updates) for updates in models]
+        return [MembershipFinding(updates) for updates in models]
     sides = _sides(spec, sample, train, others)
     calibrating = [_losses(language_model(load_model(one.folder)), sides) for one in references]
     profiles: Sequence[frozenset[Hashable]] = sample.codes or [
@@ -194,11 +195,11 @@ def _findings(
             "others": float(seen.losses.mean[~sample.members].mean()),
         }
         rows = tuple(measured(sample, made, ceiling))
-        found.append(Finding(updates, means, rows, _by_rarity(sample, made, profiles)))
+        found.append(MembershipFinding(updates, means, rows, _by_rarity(sample, made, profiles)))
     return found
 
 
-def _tell(context: StepContext, found: Finding) -> None:
+def _tell(context: StepContext, found: MembershipFinding) -> None:
     """Record what was found, for the operator."""
     for side, loss in found.losses.items():
         context.measure(f"membership/loss/{side}", Operator(loss), found.updates)

@@ -42,6 +42,7 @@ from dp_core.models.generation import continuations
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel
 from dp_core.vocabulary import subwords
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import ExposureSpec
 from tasks.releases.provenance import (
@@ -53,10 +54,10 @@ from tasks.releases.provenance import (
     rows_at,
 )
 from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, SAMPLES, TARGETED
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
-from tasks.steps.canaries import read_canaries
-from tasks.steps.membership import claimed
-from tasks.steps.token_store import TRAIN
+from tasks.results.inputs import Input
+from tasks.steps.canaries_step import read_canaries
+from tasks.steps.membership_step import claimed
+from tasks.steps.token_store_step import TRAIN
 from tasks.steps.training_inputs import held_out
 
 CONTEXTS_PER_CANARY = 8
@@ -127,7 +128,7 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
             PROBES: fact(planted, "digest"),
             "model_updates": spec.model_updates,
         },
-        artifacts=[Artifact(f"{key}.json", shown) for key, shown in artifacts.items()],
+        artifacts=[StepArtifact(f"{key}.json", shown) for key, shown in artifacts.items()],
     )
 
 

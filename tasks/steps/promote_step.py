@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dp_core.errors import BadInput
+from tasks.context import StepContext, StepOutput
 from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import PromoteSpec, point_and_task
-from tasks.runtime.context import StepContext, StepOutput
 
 
 def run(spec: PromoteSpec, context: StepContext) -> StepOutput:

@@ -13,6 +13,7 @@ from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator
 from dp_core.privacy.accounting import PrivacyProfile
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.evidence.audits import SUBJECT, WEIGHTS
 from tasks.evidence.find_model import find_origin
 from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of
@@ -20,7 +21,7 @@ from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
 from tasks.releases.provenance import MODELS
 from tasks.report.results import GIVEN_FILE
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.results.inputs import Input
 from tasks.storage import sha256_of
 
 AUDITED = "audited_model"  # its name among the models of a run
@@ -75,7 +76,7 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
             SUBJECT: weights,
             JUDGED: _blocked(context, model, uri, records),
         },
-        artifacts=[Artifact(GIVEN_FILE, Label.OPERATOR)],
+        artifacts=[StepArtifact(GIVEN_FILE, Label.OPERATOR)],
     )
 
 

@@ -17,8 +17,8 @@ from rich.progress import (
 )
 from rich.progress import Progress as RichProgress
 
-from tasks.protocol.messages import Progress
-from tasks.runtime.process import Watcher
+from tasks.execution.step_process import Watcher
+from tasks.protocol.messages import StepProgress
 
 
 class ProgressBars:
@@ -45,7 +45,7 @@ class ProgressBars:
     def __exit__(self, *_: object) -> None:
         self._rich.stop()
 
-    def show(self, name: str, now: Progress) -> None:
+    def show(self, name: str, now: StepProgress) -> None:
         """Show how far a step is."""
         if name not in self._bars:
             self._bars[name] = self._rich.add_task(name, total=None, note="")
@@ -66,7 +66,7 @@ def one_after_the_other(steps: int) -> Iterator[Watcher]:
     begun: list[str] = []
     with ProgressBars(console) as bars:
 
-        def watch(name: str, now: Progress) -> None:
+        def watch(name: str, now: StepProgress) -> None:
             if name not in begun:
                 for earlier in begun[-1:]:
                     bars.remove(earlier)

@@ -11,11 +11,12 @@ from __future__ import annotations
 from dp_core.data.privacy_units import unit_texts
 from dp_core.errors import PrivateTextRefusal
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import FinetuneSpec, ReserveSpec
 from tasks.releases.charge import register_plans
 from tasks.releases.provenance import corpus_at, output_of, private_units
-from tasks.runtime.context import Input, StepContext, StepOutput
-from tasks.steps.entities import refuse_unlearnable
+from tasks.results.inputs import Input
+from tasks.steps.entities_step import refuse_unlearnable
 
 
 def run(spec: ReserveSpec, context: StepContext) -> StepOutput:

@@ -15,6 +15,7 @@ from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.gathered_sets import GatheredSets
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import PhrasesSpec
 from tasks.releases.charge import charge
 from tasks.releases.manifest import counts_released, manifest, words_digest
@@ -28,9 +29,8 @@ from tasks.releases.provenance import (
     refuse_another_unit,
     vocabulary_digest,
 )
-from tasks.runtime.context import Artifact, StepContext, StepOutput
-from tasks.steps.canaries import read_canaries
-from tasks.steps.vocabulary import known_words
+from tasks.steps.canaries_step import read_canaries
+from tasks.steps.vocabulary_step import known_words
 from tasks.storage import sha256_of
 
 FILE = "phrases.json"
@@ -98,7 +98,7 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
             "epsilon": record.epsilon,
             "digest": sha256_of(context.out / FILE),
         },
-        artifacts=[Artifact(FILE, Label.DP)],
+        artifacts=[StepArtifact(FILE, Label.DP)],
     )
 
 

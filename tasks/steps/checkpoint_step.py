@@ -10,10 +10,10 @@ from dp_core.labels import Public
 from dp_core.models.hugging_face import read_vocabulary
 from dp_core.vocabulary import byte_level, wordpiece
 from dp_core.vocabulary.subwords import vocabulary_digest
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import CheckpointSpec
 from tasks.releases.declarations import open_source
-from tasks.releases.statements import refuse_own_model
-from tasks.runtime.context import StepContext, StepOutput
+from tasks.results.statements import refuse_own_model
 
 
 def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:

@@ -16,6 +16,7 @@ from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_labelled_texts, read_sentences
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Operator, Public
+from tasks.context import StepContext, StepOutput
 from tasks.demo_data.entities import labelled_sentences
 from tasks.demo_data.texts import labelled_pairs, labelled_texts
 from tasks.protocol import EntitiesSpec, FinetuneSpec, StepResult
@@ -23,8 +24,8 @@ from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.deployment_ledger import refuse_unregistered
 from tasks.report.omissions import measure_omissions
-from tasks.runtime.context import Input, StepContext, StepOutput
-from tasks.steps.corpus import listed
+from tasks.results.inputs import Input
+from tasks.steps.corpus_step import listed
 
 PARTS = ("train", "test")
 _CHECK = "Check the format, the names of labels, and the list of items that were set aside."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,6 @@ from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, Release, dataset_totals, privacy_statement
 from tasks.protocol import ReleaseRecord, StepResult
-from tasks.report.model import Statement
 from tasks.storage import RESULT
 
 WORDS, DATA = "PRIVACY.md", "privacy_statement.json"
@@ -27,6 +27,14 @@ published or promoted. What each data set gave to it follows.
 
 """
 _OURS = (WORDS, DATA, RESULT)  # files in every model folder that this software made
+
+
+@dataclass(frozen=True)
+class Statement:
+    """The privacy statement, as paragraphs and as data."""
+
+    words: tuple[str, ...]
+    record: Mapping[str, Any] = field(default_factory=dict)
 
 
 def kept_folder(updates: int) -> str:

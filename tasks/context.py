@@ -12,8 +12,6 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
-
 from dp_core.cluster.interfaces import ShardMap
 from dp_core.cluster.ray_cluster import open_cluster
 from dp_core.data.corpus import Shard, is_corpus, is_shard, shards_of
@@ -23,39 +21,20 @@ from dp_core.privacy.seed_store import SeedStore
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
 from dp_core.vocabulary.gathered_sets import GatheredSets
-from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
+from tasks.protocol import MetricRecord, ReleaseRecord, RunContext
 from tasks.protocol.least_privilege import for_workers
 from tasks.protocol.specs import STORE_SCHEME
-from tasks.releases.statements import totals
+from tasks.results.inputs import Input, merged, read_result
+from tasks.results.statements import totals
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.log import ProgressReporter
+from tasks.runtime.log import StepProgressReporter
 from tasks.runtime.stored_shard import StoredShard
 from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
 from tasks.tracking.tracker import Tracker
 
 
 @dataclass(frozen=True)
-class Input:
-    """An earlier step's output: what it answered, and its files on local disk.
-
-    Attributes:
-        result: what it answered.
-        folder: its files; of a corpus all but the shards.
-        uri: its store address.
-    """
-
-    result: StepResult
-    folder: Path
-    uri: str = ""
-
-    @property
-    def facts(self) -> dict[str, Any]:
-        """Return what the step said of its output."""
-        return self.result.facts
-
-
-@dataclass(frozen=True)
-class Artifact:
+class StepArtifact:
     """A file of the output folder that people look at in the tracker."""
 
     file: str
@@ -77,33 +56,8 @@ class StepOutput:
 
     outputs: dict[str, str]
     facts: dict[str, Any] = field(default_factory=dict)
-    artifacts: list[Artifact] = field(default_factory=list)
+    artifacts: list[StepArtifact] = field(default_factory=list)
     model: str = ""
-
-
-def read_result(store: Store, uri: str) -> StepResult | None:
-    """Return what the step of an output folder answered, or None if it has not.
-
-    Raises:
-        BadInput: the file is there and is not a result.
-    """
-    content = store.read(f"{uri}/{RESULT}")
-    if content is None:
-        return None
-    try:
-        return StepResult.model_validate_json(content)
-    except ValidationError as error:
-        raise BadInput(
-            "not a result of this version" if content else "the file is empty",
-            where=f"{uri}/{RESULT}",
-            fix="Delete the file and run the same command again: a settled release is made again "
-            "with the same noise, and is not charged twice.",
-        ) from error
-
-
-def merged(releases: Iterable[ReleaseRecord]) -> list[ReleaseRecord]:
-    """Return each release once, in the order of first appearance."""
-    return list({r.ledger_id: r for r in releases}.values())
 
 
 def content_key(deployment: Deployment, purpose: str) -> bytes:
@@ -138,7 +92,7 @@ class StepContext:
         made_up: bool,
         durable: Path,
         tracker: Tracker,
-        progress: ProgressReporter,
+        progress: StepProgressReporter,
     ) -> None:
         self.deployment, self.store, self.run = deployment, store, run
         self.spec_hash, self.made_up, self.durable = spec_hash, made_up, durable

@@ -27,7 +27,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.sweep import SEARCHED, START
 from tasks.releases.restored_state import IDENTITY
-from tasks.runtime.context import read_result
+from tasks.results.inputs import read_result
 from tasks.runtime.deployment import Deployment, sqlite_url
 
 if TYPE_CHECKING:

@@ -19,12 +19,13 @@ from dp_core.models.parameters import language_model
 from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.seed_store import PrivacySeed
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.evidence.audits import LOWER_BOUND, SUBJECT
 from tasks.protocol import AuditSpec
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, rows_at
 from tasks.report.results import AUDIT_FILE
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.results.inputs import Input
 from tasks.runtime.log import log
 from tasks.steps.training_inputs import audit_canaries_of
 
@@ -61,7 +62,7 @@ def run(spec: AuditSpec, context: StepContext) -> StepOutput:
     return StepOutput(
         outputs={"audit": AUDIT_FILE},
         facts={SUBJECT: fact(model, "weights_digest"), "verdict": record.verdict},
-        artifacts=[Artifact(AUDIT_FILE, shown)],
+        artifacts=[StepArtifact(AUDIT_FILE, shown)],
     )
 
 

@@ -11,9 +11,9 @@ from pydantic import TypeAdapter
 from dp_core.audit.canaries import Canary, draw
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import CanariesSpec
 from tasks.releases.provenance import output_of, vocabulary_digest
-from tasks.runtime.context import Artifact, StepContext, StepOutput
 from tasks.storage import sha256_of
 
 FILE = "canaries.json"
@@ -38,7 +38,7 @@ def run(spec: CanariesSpec, context: StepContext) -> StepOutput:
             "vocabulary_digest": vocabulary_digest(vocabulary),
             "digest": sha256_of(context.out / FILE),
         },
-        artifacts=[Artifact(FILE, Label.DP)],
+        artifacts=[StepArtifact(FILE, Label.DP)],
     )
 
 

@@ -8,6 +8,7 @@ from typing import Any
 
 from dp_core.audit.exposure import summarise
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import ReportSpec, point_and_task
 from tasks.releases.provenance import MODELS, operator_only
@@ -16,7 +17,6 @@ from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of, n
 from tasks.report.page import job_page
 from tasks.report.results import Results, audit_time, job_report, released_by_job
 from tasks.report.tables import closing_of
-from tasks.runtime.context import Artifact, StepContext, StepOutput
 
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
 
@@ -76,12 +76,12 @@ def _judged(spec: ReportSpec, context: StepContext, results: Results) -> list[di
     ]
 
 
-def artifacts(context: StepContext) -> Iterator[Artifact]:
+def artifacts(context: StepContext) -> Iterator[StepArtifact]:
     """Yield the pages and figures of both editions, each with the label of its edition."""
     labels = {"report": Label.DP, "operator_report": Label.OPERATOR}
     for name, label in labels.items():
         for file in sorted((context.out / name).iterdir()):
-            yield Artifact(f"{name}/{file.name}", label, name)
+            yield StepArtifact(f"{name}/{file.name}", label, name)
 
 
 def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:

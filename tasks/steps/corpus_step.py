@@ -13,6 +13,7 @@ from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import BadInput
 from dp_core.labels import Operator, Public
+from tasks.context import StepContext, StepOutput
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
 from tasks.protocol import CorpusSpec, StepResult
@@ -20,7 +21,6 @@ from tasks.releases import declarations
 from tasks.releases.declarations import Opened, open_source
 from tasks.releases.deployment_ledger import ledger_for
 from tasks.report.omissions import measure_omissions
-from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.log import log
 
 PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient

@@ -15,6 +15,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.finetune import finetune, finetune_privately
 from dp_core.training.loop import PrivateUpdates, Progress
 from dp_core.vocabulary import wordpiece
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import FinetuneSpec, ReleaseRecord
 from tasks.releases.charge import charge, record_operator_use
 from tasks.releases.manifest import manifest, weights_released
@@ -28,11 +29,11 @@ from tasks.releases.provenance import (
     unlisted_patients,
     vocabulary_digest,
 )
-from tasks.releases.statements import released_after
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
+from tasks.results.inputs import Input
+from tasks.results.statements import released_after
 from tasks.steps.heads import Scores, head_of
-from tasks.steps.training_outputs import Spending, write_model
+from tasks.steps.training_outputs import SpendingReporter, write_model
 from tasks.storage import sha256_of
 
 ERRORS = "errors.json"  # what the model got wrong: labels and places, no word of the test part
@@ -100,7 +101,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
             "began_with": model.facts.get("weights_digest", ""),
             "released_after": list(after),
         },
-        artifacts=[Artifact(file, Label.OPERATOR) for file in kept],
+        artifacts=[StepArtifact(file, Label.OPERATOR) for file in kept],
     )
 
 
@@ -213,7 +214,7 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
         max_length=spec.sequence_length,
         checkpoints=context.checkpoints(f"checkpoints-{charged.entry.id}"),
         device=spec.device,
-        progress=Spending(context, plan, spec.updates).tell,
+        progress=SpendingReporter(context, plan, spec.updates).tell,
     )
     release = charged.settle(weights_released(trained.parameters))
     return _Tuned(trained, spec.label_names, release)

@@ -21,18 +21,18 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     environment_for,
-    fork_server,
+    fork_server_client,
     hides_count,
     supervisor,
 )
-from tasks.protocol.messages import CHANNEL, Follower, Progress
-from tasks.runtime.context import read_result
+from tasks.protocol.messages import CHANNEL, Follower, StepProgress
+from tasks.results.inputs import read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
 
 _LOOK = 0.2  # seconds between looks at a step's progress
 _UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 
-Watcher = Callable[[str, Progress], None]  # of a task, by its name
+Watcher = Callable[[str, StepProgress], None]  # of a task, by its name
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ class Job:
 
 
 @dataclass
-class Outcome:
+class JobOutcome:
     """How far a job came."""
 
     job: Job
@@ -89,7 +89,7 @@ class Outcome:
         }
 
 
-def run_job(job: Job, deployment: Deployment, watch: Watcher) -> Outcome:
+def run_job(job: Job, deployment: Deployment, watch: Watcher) -> JobOutcome:
     """Run the steps until one fails; each is a process of its own, and its log a file."""
     deployment.prepare()
     folder = deployment.logs / re.sub(r"[^\w.+-]", "_", job.run_key)
@@ -100,8 +100,8 @@ def run_job(job: Job, deployment: Deployment, watch: Watcher) -> Outcome:
 
 def _run(
     job: Job, deployment: Deployment, folder: Path, server: Path | None, watch: Watcher
-) -> Outcome:
-    outcome = Outcome(job, folder)
+) -> JobOutcome:
+    outcome = JobOutcome(job, folder)
     store = deployment.open_store()
     for number, (point, task, spec) in enumerate(job.steps):
         name = f"{task} · {point}" if point else task
@@ -144,7 +144,7 @@ def _run_step(
     environment = environment_for(spec, os.environ, apart=False) | _UNBUFFERED
     environment |= {"CONFIDE_RUN_CONTEXT": context.model_dump_json(), CHANNEL: str(channel)}
     with log.open("wb") as stream:
-        process = fork_server.start(
+        process = fork_server_client.start(
             [spec.step, "--spec", str(spec_file)],
             environment,
             CHECKOUT,
@@ -183,14 +183,17 @@ def stops_on_signals() -> Iterator[None]:
 @contextmanager
 def _server(deployment: Deployment, folder: Path) -> Iterator[Path | None]:
     """Run a fork server for the steps of one job, unless the environment says otherwise."""
-    if os.environ.get(fork_server.SERVER) == fork_server.OFF or sys.platform != "linux":
+    if (
+        os.environ.get(fork_server_client.SERVER) == fork_server_client.OFF
+        or sys.platform != "linux"
+    ):
         yield None
         return
     place = folder / "fork-server.socket"
     with place.with_suffix(".log").open("wb") as log:
         process = supervisor.start(
-            fork_server.command(_python(deployment), place),
-            fork_server.shared_environment(os.environ) | _UNBUFFERED,
+            fork_server_client.command(_python(deployment), place),
+            fork_server_client.shared_environment(os.environ) | _UNBUFFERED,
             CHECKOUT,
             log,
         )

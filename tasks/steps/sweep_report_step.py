@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dp_core.errors import BadInput
 from dp_core.labels import Public
+from tasks.context import StepContext, StepOutput
 from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import SweepReportSpec
 from tasks.releases.provenance import operator_only
@@ -12,8 +13,8 @@ from tasks.report.model import Edition, edition_of
 from tasks.report.page import sweep_page
 from tasks.report.sweep_results import finetuned_by_setting, released_by_sweep, sweep_report
 from tasks.report.sweep_tables import sweep_table
-from tasks.runtime.context import Input, StepContext, StepOutput, read_result
-from tasks.steps.report import EDITIONS, artifacts
+from tasks.results.inputs import Input, read_result
+from tasks.steps.report_step import EDITIONS, artifacts
 
 
 def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:

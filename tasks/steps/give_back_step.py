@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import GiveBackSpec
 from tasks.releases.deployment_ledger import open_ledger
-from tasks.runtime.context import StepContext, StepOutput
 from tasks.runtime.log import log
 
 

@@ -23,6 +23,7 @@ from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import subwords
+from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import TokenStoreSpec
 from tasks.releases.provenance import (
     Role,
@@ -35,8 +36,8 @@ from tasks.releases.provenance import (
     vocabulary_digest,
 )
 from tasks.report.results import OCCURRENCES, OCCURRENCES_FILE
-from tasks.runtime.context import Artifact, Input, StepContext, StepOutput
-from tasks.steps.canaries import read_canaries
+from tasks.results.inputs import Input
+from tasks.steps.canaries_step import read_canaries
 
 TRAIN, HELD_OUT, AUDIT = "train", "held_out", "audit"
 FITTED_UNITS = 500  # held-out units on which the vocabulary's fit is measured, at most
@@ -109,7 +110,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
             "vocabulary_digest": vocabulary_digest(vocabulary),
             "digest": keyed_store_digest(train, context),
         },
-        artifacts=[Artifact(OCCURRENCES_FILE, Label.OPERATOR)] if canaries else [],
+        artifacts=[StepArtifact(OCCURRENCES_FILE, Label.OPERATOR)] if canaries else [],
     )
 
 

@@ -1,0 +1,1 @@
+"""The step contract, and the processes in which the steps of a job run."""
