@@ -231,7 +231,7 @@ def dp_bert() -> None:
 
     # A run that fails before its first release gives its planned budget back.
     give_back = step("give_back", doc_md="Frees the planned budget if no release has begun.")
-    report >> give_back.as_teardown(setups=reserve) >> launcher.outcome()
+    report >> give_back.as_teardown(setups=reserve) >> launcher.outcome("report")
 
     # The report has judged the model by its audits and registered it. The deployment may require
     # that a person approves the promotion.

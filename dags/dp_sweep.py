@@ -322,8 +322,8 @@ def dp_sweep() -> None:
     [every_training, report] >> give_back.as_teardown(setups=reserve)
 
     # The report lists the points that did not fail; the run still fails.
-    last = [every_training, every_model, every_point, report, give_back]
-    [*starts, starting_points, *last] >> launcher.outcome()
+    last = [every_training, every_model, every_point, report, following, give_back]
+    [*starts, starting_points, *last] >> launcher.outcome("report", "next_page")
 
 
 launcher.with_form(dp_sweep(), FORM)
