@@ -7,10 +7,9 @@ from pydantic import field_validator
 from dp_core.config.fields import (
     AUDIT_AND_RUN,
     CANARIES,
-    DATA,
-    MODEL,
     MORE_DATA,
     MORE_PRIVACY,
+    MORE_TRAINING,
     NAME,
     NUMBERS,
     THREE_FIELDS,
@@ -37,7 +36,7 @@ class ReaderConfig(VersionConfig):
 
     synthetic_patients: int = setting(
         6000,
-        DATA,
+        MORE_DATA,
         "Synthetic patients",
         "Number of synthetic patients who write notes.",
         ge=50,
@@ -79,7 +78,9 @@ class HoldoutConfig(Config):
 class SequenceConfig(Config):
     """The length of a row."""
 
-    sequence_length: int = setting(32, MODEL, "Sequence length", "Tokens per row.", ge=16, le=512)
+    sequence_length: int = setting(
+        32, MORE_TRAINING, "Sequence length", "Tokens per row.", ge=16, le=512
+    )
 
 
 class RowsConfig(SequenceConfig):

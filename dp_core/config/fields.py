@@ -14,7 +14,7 @@ GRID = "0. Grid"
 DATA, PRIVACY, MODEL, TRAINING = "1. Data", "2. Privacy", "3. Model", "4. Training"
 MORE_DATA = "5. Advanced: data"
 MORE_PRIVACY = "6. Advanced: privacy"
-MORE_TRAINING = "7. Advanced: training"
+MORE_TRAINING = "7. Advanced: model and training"
 PRIVATE_LABELS = "8. Advanced: private labels"
 AUDIT_AND_RUN = "9. Advanced: audit and run"
 

@@ -9,7 +9,6 @@ from typing import Annotated, Literal, Self
 from pydantic import Field, field_validator, model_validator
 
 from dp_core.config.fields import (
-    MODEL,
     MORE_PRIVACY,
     MORE_TRAINING,
     PRIVACY,
@@ -111,7 +110,7 @@ class VocabularyConfig(UnitConfig):
 
     vocabulary_source: VocabularySource = setting(
         "public+private",
-        MODEL,
+        MORE_TRAINING,
         "Vocabulary: source",
         "Source of the tokens. public+private: in turns, public words without privacy cost and "
         "released private words that public text would split into pieces (charged); merges of "
@@ -140,13 +139,13 @@ class VocabularyConfig(UnitConfig):
     )
     vocabulary_delta: Delta = setting(
         1e-7,
-        PRIVACY,
+        MORE_PRIVACY,
         "Vocabulary: δ",
         "δ of the vocabulary's release; far below 1 / number of units.",
     )
     vocabulary_size: int = setting(
         4000,
-        MODEL,
+        MORE_TRAINING,
         "Vocabulary size",
         "At most this many tokens are learned (at least 261 with gpt2: bytes and special tokens); "
         "a checkpoint keeps all of its tokens.",
@@ -189,7 +188,7 @@ class PhrasesConfig(UnitConfig):
     )
     phrases_delta: Delta = setting(
         1e-6,
-        PRIVACY,
+        MORE_PRIVACY,
         "Phrases: δ",
         "δ of the released phrases; far below 1 / number of units. Unused if ε is 0.",
     )
@@ -267,8 +266,8 @@ class PrivacyConfig(UnitConfig):
         "Noise multiplier σ",
         "Effective noise of one update, in units of the clip norm; more noise, less ε.",
     )
-    delta: Delta = setting(1e-6, PRIVACY, "Training: δ", "δ of the pre-training.")
-    clip_norm: ClipNorm = setting(1.0, PRIVACY, "Clip norm", "Bound on one unit's gradient.")
+    delta: Delta = setting(1e-6, MORE_PRIVACY, "Training: δ", "δ of the pre-training.")
+    clip_norm: ClipNorm = setting(1.0, MORE_PRIVACY, "Clip norm", "Bound on one unit's gradient.")
     clipping: Literal["flat", "automatic", "adaptive"] = setting(
         "flat",
         MORE_PRIVACY,

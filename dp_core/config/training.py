@@ -53,11 +53,11 @@ class ArchitectureConfig(Config):
         multiple_of=64,
     )
     window: int = setting(
-        20, MODEL, "Window", "feed-forward: tokens that a prediction reads.", ge=1, le=1024
+        20, MORE_TRAINING, "Window", "feed-forward: tokens that a prediction reads.", ge=1, le=1024
     )
     dense_units: str = setting(
         "500,250,50",
-        MODEL,
+        MORE_TRAINING,
         "Dense layers",
         "feed-forward: units of each dense layer, separated by commas.",
         pattern=WHOLE_NUMBERS,
@@ -68,7 +68,7 @@ class OptimizerConfig(Config):
     """AdamW (Loshchilov and Hutter 2019) and its learning-rate schedule."""
 
     learning_rate: LearningRate = setting(
-        6e-3, TRAINING, "DP learning rate", "Peak learning rate of DP pre-training with AdamW."
+        6e-3, MORE_TRAINING, "DP learning rate", "Peak learning rate of DP pre-training with AdamW."
     )
     warmup: float = setting(
         0.1,
@@ -228,7 +228,7 @@ class AdapterConfig(Config):
 
     trained_parameters: TrainedParameters = setting(
         "all",
-        TRAINING,
+        MORE_TRAINING,
         "Trained parameters",
         "Parameters that training with DP changes. lora: low-rank adapters of frozen matrices. "
         "biases-and-norms: only vectors (BitFit). no-embeddings: all except the tables of words "

@@ -419,14 +419,14 @@ class JobSettings(
     )
     private_start: Literal["public", "fresh"] = setting(
         "public",
-        TRAINING,
+        MORE_TRAINING,
         "Private training: start",
         "What training on private text begins with. public: the model of public text, or of "
         "written text after it; fresh: random weights.",
     )
     more_trainings: str = setting(
         "",
-        TRAINING,
+        MORE_TRAINING,
         "More private trainings",
         "Private trainings to compare with: points with semicolons between them, each "
         "setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start; "
@@ -435,7 +435,7 @@ class JobSettings(
     )
     nonprivate: bool = setting(
         True,
-        TRAINING,
+        MORE_TRAINING,
         "Compare with non-private training",
         "Also pre-train on the same rows without privacy. The result stays with the operator.",
     )

@@ -306,6 +306,13 @@ def test_show_settings_prints_effective_values(
     assert steps == []
 
 
+def test_at_most_twenty_settings_are_outside_the_advanced_sections() -> None:
+    fields = JobSettings.model_json_schema()["properties"]
+    everyday = [name for name, field in fields.items() if "Advanced" not in field["section"]]
+    assert len(everyday) <= 20
+    assert {"private_path", "unit", "noise_multiplier", "layers", "epochs"} <= set(everyday)
+
+
 @pytest.mark.parametrize("made_up", [True, False])
 def test_duration_of_a_step_is_shown_for_made_up_data_only(tmp_path: Path, made_up: bool) -> None:
     result = StepResult(
