@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 _OF_POINT = " / "  # separates the name of a point from its task's name
 MOST_EXAMPLES = 1_000_000  # most rows kept of a public document, in effect all
-ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # of a unit
+ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # per unit, per row
 WITHOUT_NOISE = {  # settings of trainings without DP, which update all parameters
     **AdapterConfig().model_dump(),
     "noise_floor": 0.0,
@@ -229,7 +229,7 @@ def _phrases(
 
 
 def _ordinary(s: JobSettings, learning_rate: float) -> TrainingConfig:
-    """Return a training without DP, adapters, noise floor and averaging."""
+    """Return a training without DP, adapters, noise floor or averaging."""
     return s.part(TrainingConfig, **(WITHOUT_NOISE | {"learning_rate": learning_rate}))
 
 
@@ -238,8 +238,8 @@ def pretraining(
 ) -> PretrainSpec:
     """Return the training on private rows with DP, or for the same epochs without DP.
 
-    It starts from the public model or from random weights. Training with DP instead starts from the
-    model of released phrases if there is one.
+    It starts from random weights if `private_start` is `fresh`. Otherwise it starts from the public
+    model, or, with DP, from the model of released phrases if there is one.
     """
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
@@ -762,6 +762,6 @@ def local_files(settings: JobSettings) -> list[tuple[str, str]]:
     named = named_paths(type(settings), settings.model_dump())
     if not settings.membership_units:
         named.pop("membership_codes", None)
-    if is_causal(settings.model_kind):  # is not fine-tuned
+    if is_causal(settings.model_kind):  # a causal model is not fine-tuned
         named = {name: files for name, files in named.items() if not name.startswith("entities_")}
     return [(name, path) for name, files in named.items() for path in files if "://" not in path]

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from tasks.protocol.specs import Need, StepSpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
-CLUSTER = "CONFIDE_CLUSTER"  # runs functions of shards: this machine or a Ray cluster
+CLUSTER = "CONFIDE_CLUSTER"  # where functions of shards run: this machine or a Ray cluster
 # The folder of a cluster's secrets: its readers can run code on the cluster's workers.
 CLUSTER_SECRETS = "CONFIDE_CLUSTER_SECRETS"
 HOSTS = "CONFIDE_HOSTS"  # number of the cluster's hosts that one pre-training uses

@@ -62,7 +62,7 @@ class StepResult(Config):
     spec_hash: str
     outputs: dict[str, str]  # name -> URI
     metrics: list[MetricRecord]
-    releases: list[ReleaseRecord] = Field(default_factory=list)  # also of earlier steps
+    releases: list[ReleaseRecord] = Field(default_factory=list)  # also of the steps it depends on
     facts: dict[str, Any] = Field(default_factory=dict)  # fit for publication: no private text
     seconds: float = 0.0
     versions: dict[str, str] = Field(default_factory=dict)

@@ -521,7 +521,7 @@ class JobSettings(
         """
         jobs: list[JobSettings] = []
         alone = self
-        if self.more_trainings:  # releases only its last models
+        if self.more_trainings:  # further trainings release only their last models
             alone = self.part(JobSettings, more_trainings="", kept_epochs="")
         for told in listed_points(self.more_trainings, MORE, "more_trainings"):
             try:

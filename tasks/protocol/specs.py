@@ -220,12 +220,12 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
     step: Literal["entities"] = "entities"
     format: EntitiesFormat
     public: bool  # the labels may be shown; otherwise F1 on them is for the operator only
-    dataset: str = ""  # charged for uses of private labels; empty if they are public
+    dataset: str = ""  # data set charged for private labels; empty if they are public
     entities_unit: UnitName = "patient"
     train_path: str
     test_path: str
     folded: bool = False  # no test part: fine-tuning tests on a fold of the training part
-    patients_path: str = ""  # table of the patient of each training document, if any
+    patients_path: str = ""  # table with each training document's patient, or empty
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -275,7 +275,7 @@ class VocabularySpec(StepSpec, HoldoutConfig, SeedConfig):
     checkpoint_uri: str = ""
     dataset: str  # the private data set
     subwords: Literal["wordpiece", "byte-level-bpe"] = "wordpiece"
-    relation: RelationName = "add-or-remove-one"  # of the charge, as in training
+    relation: RelationName = "add-or-remove-one"  # neighbouring relation, as in training
     config: VocabularyConfig
 
     @model_validator(mode="after")
@@ -449,7 +449,7 @@ class PretrainSpec(TrainingSpec):
     shape: ArchitectureConfig
     extraction: ExtractionConfig = ExtractionConfig()
     asked: Asked | None = None  # bounds if an optimiser chose it
-    kept_updates: tuple[int, ...] = ()  # a model is kept after these too
+    kept_updates: tuple[int, ...] = ()  # updates after which a model is kept, besides the last
 
     def hashed(self) -> dict[str, Any]:
         """Return the fields that determine the output, without empty `asked` and `kept_updates`."""
@@ -535,7 +535,7 @@ class OfModelSpec(StepSpec):
     """A step that reads one of the models that a training has kept."""
 
     model_uri: str
-    model_updates: int = Field(default=0, ge=0)  # of a kept model's training; 0: the last model
+    model_updates: int = Field(default=0, ge=0)  # updates of a kept model; 0: the last model
 
     def hashed(self) -> dict[str, Any]:
         """Return the fields that determine the output, without a `model_updates` of 0."""
@@ -585,7 +585,7 @@ class SelectSpec(StepSpec):
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     hides_duration: ClassVar[bool] = True  # it grows with the secret number of trainings
     step: Literal["select"] = "select"
-    candidates: tuple[PretrainSpec, ...]  # the declared, public list: DP trainings
+    candidates: tuple[PretrainSpec, ...]  # the declared, public list of DP trainings
     selection: SelectionConfig
 
     @model_validator(mode="after")
@@ -679,7 +679,8 @@ class MembershipSpec(StepSpec, RunConfig, VersionConfig):
     privileges: ClassVar[frozenset[Need]] = frozenset()
     step: Literal["membership"] = "membership"
     model_uri: str
-    reference_uris: tuple[str, ...] = ()  # models that do not depend on the members
+    # Models that were not trained on the members and do not descend from models that were.
+    reference_uris: tuple[str, ...] = ()
     corpus_uri: str
     canaries_uri: str
     private_store_uri: str

@@ -1,4 +1,4 @@
-"""Supervision of processes, each of which leads a new session and ends with all its descendants.
+"""Supervision of processes, each of which leads a new session and is ended with all of it.
 
 The id of a session is its leader's pid. It survives the leader, and every process that the leader
 forks inherits it, so children can be found even after their parent was killed.

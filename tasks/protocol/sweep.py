@@ -31,7 +31,7 @@ from dp_core.config.privacy import SelectionConfig
 from dp_core.config.training import is_causal
 from tasks.protocol.settings import JobSettings
 
-PAGE = 1024  # points of one Airflow run; Airflow maps a task at most so often (max_map_length)
+PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
 MOST_POINTS = 16 * PAGE
 TRAINING_AXES = {  # setting of a job -> setting of the sweep with its values
     "noise_multiplier": "sweep_noise_multipliers",
@@ -82,16 +82,16 @@ class SweepPoint(Config):
     noise_multiplier: float
     batch_size: int
     epochs: float
-    seed: int | None = None  # public seed of training; with DP, each is one release
+    seed: int | None = None  # public seed of the training; with DP, each seed is one release
     finetune_noise_multiplier: float | None = None
     finetune_batch_size: int | None = None
     finetune_epochs: int | None = None
     finetune_learning_rate: float | None = None
     finetune_seed: int | None = None
     fold: int | None = None  # test fold of the labelled documents, from 0
-    baseline: Baseline | None = None  # its training is not charged
+    baseline: Baseline | None = None  # comparison, whose training is not charged
     checkpoint: str = ""  # folder of the baseline's public model
-    private_start: Literal["public", "fresh"] | None = None  # of private training
+    private_start: Literal["public", "fresh"] | None = None  # start of the private training
     # Epochs after which the training keeps a model, including the last; empty: only the last model.
     of_epochs: tuple[float, ...] = ()
 
@@ -368,12 +368,15 @@ class SweepSettings(SelectionConfig, JobSettings):
 
     @property
     def search(self) -> str:
-        """A hash of the search that omits the number of points, which does not change the first."""
+        """A hash that identifies the search.
+
+        It omits the number of points, because a longer search begins with the same points.
+        """
         told = self.model_dump_json(exclude={"sweep_trials"})
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def asked_point(self, values: Mapping[str, float]) -> SweepPoint:
-        """Return the point of an optimiser's values, with four significant digits and in bounds."""
+        """Return an optimiser's point, rounded to four significant digits and clipped to bounds."""
         given: dict[str, Any] = {name: (self._values(name) or [None])[0] for name in AXES}
         for name, (low, high) in self.space().items():
             given[name] = min(max(float(f"{values[name]:.4g}"), low), high)
@@ -419,7 +422,7 @@ class SweepSettings(SelectionConfig, JobSettings):
     def pages(self) -> list[list[SweepPoint]]:
         """Return the points in pages, each small enough for the mapped tasks of one Airflow run.
 
-        If points of two pages share a training, the second page finds its output: one release.
+        A training that points of two pages share is one release: the second page finds its output.
         """
         points = self.points()
         return [points[start : start + PAGE] for start in range(0, len(points), PAGE)]
