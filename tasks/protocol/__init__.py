@@ -1,7 +1,7 @@
-"""What a step is told and what it answers: versioned, frozen, and light enough for a DAG file.
+"""The inputs and results of steps, as versioned, frozen models.
 
-Imports pydantic, `dp_core.config` and the standard library only, so that Airflow can parse it in
-milliseconds.
+The package imports only pydantic, `dp_core.config` and the standard library, so that Airflow parses
+a DAG file in milliseconds.
 """
 
 from dp_core.config.audit_settings import BlackBoxAuditConfig

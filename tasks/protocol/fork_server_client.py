@@ -1,9 +1,9 @@
 """The client of the fork server, which starts steps without importing TensorFlow for each anew.
 
-A request goes over a Unix socket as one JSON line, with the descriptor that the step writes its
-output to; the answers are JSON lines too. Whoever started a step holds its connection open: when
-that closes, the server ends the step. Where there is no server, or it refuses, a step is started as
-a process of its own (`start`); the contract `python -m tasks NAME --spec URI` is the same.
+A request is one JSON line over a Unix socket, together with the file descriptor for the step's
+output. The answers are JSON lines too. The client keeps the connection open while the step runs:
+when the connection closes, the server ends the step. If there is no server, or it refuses the
+request, `start` starts a new process. The contract `python -m tasks NAME --spec URI` is the same.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ from pydantic import Field, TypeAdapter, ValidationError
 from dp_core.config.fields import Config
 from tasks.protocol import supervisor
 
-SERVER = "CONFIDE_FORK_SERVER"  # its socket; `off`: every step is a process started anew
+SERVER = "CONFIDE_FORK_SERVER"  # path of the server's socket; `off`: each step is a new process
 OFF = "off"
 _OURS = re.compile(r"CONFIDE_.*")
-LOST = -signal.SIGKILL  # exit code of a step whose server is gone, and so the step too
+LOST = -signal.SIGKILL  # exit code if the server has ended, which ends the step too
 
 
 class Start(Config):
-    """Asks for a step: the words after `python -m tasks`, and all of its environment."""
+    """Request for a step, with the words after `python -m tasks` and the whole environment."""
 
     version: Literal[1] = 1
     kind: Literal["start"] = "start"
@@ -40,7 +40,7 @@ class Start(Config):
 
 
 class Started(Config):
-    """The step runs, as the leader of a session of its own."""
+    """The step has started as the leader of a new session."""
 
     version: Literal[1] = 1
     kind: Literal["started"] = "started"
@@ -48,7 +48,7 @@ class Started(Config):
 
 
 class Refused(Config):
-    """Nothing was started, and why: it can be started as a process of its own."""
+    """The server refused to start the step. The client can start it as a new process."""
 
     version: Literal[1] = 1
     kind: Literal["refused"] = "refused"
@@ -56,7 +56,7 @@ class Refused(Config):
 
 
 class StepEnded(Config):
-    """The step has ended; the code is negative where a signal ended it."""
+    """The step has ended. The exit code is negative if a signal ended it."""
 
     version: Literal[1] = 1
     kind: Literal["ended"] = "ended"
@@ -68,40 +68,40 @@ _ANSWER: TypeAdapter[Answer] = TypeAdapter(Annotated[Answer, Field(discriminator
 
 
 def shared_environment(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return what of an environment a fork server is started with, and all of its steps share.
+    """Return the environment variables that a fork server shares with all of its steps.
 
-    Confide's own variables, with the ledger's password among them, reach a step by its request
-    alone. All others may be read by a library when it is imported, so they must be the same.
+    Confide's own variables, which include the ledger's password, reach a step only in its request.
+    A library may read any other variable when it is imported, so server and steps must agree on it.
     """
     return {name: value for name, value in environment.items() if not _OURS.fullmatch(name)}
 
 
 def named(environment: Mapping[str, str]) -> Path | None:
-    """Return the socket of the fork server that an environment names; None: it names none."""
+    """Return the fork server's socket that an environment names, or None if it names none."""
     name = environment.get(SERVER, "")
     return Path(name) if name not in ("", OFF) else None
 
 
 def command(python: str, server: Path) -> list[str]:
-    """Return the command line of a fork server; its socket is there once it listens."""
+    """Return the command line of a fork server, which creates the socket when it listens."""
     return [python, "-m", "tasks.execution.fork_server", str(server)]
 
 
 class Running(Protocol):
-    """A step that was started."""
+    """A started step."""
 
     pid: int
 
     def wait(self, timeout: float | None = None) -> int:
-        """Return the exit code; `subprocess.TimeoutExpired` where it runs on."""
+        """Return the exit code, or raise `subprocess.TimeoutExpired` if the step still runs."""
 
 
 class ForkedStep:
     """A step that a fork server has started.
 
     Args:
-        connection: on which the server tells how it ended.
-        pid: of the step, which is no child of ours.
+        connection: socket on which the server reports the exit code.
+        pid: process id of the step, which is not a child of this process.
     """
 
     def __init__(self, connection: socket.socket, pid: int) -> None:
@@ -112,7 +112,7 @@ class ForkedStep:
         """Return the exit code, negative for a signal.
 
         Raises:
-            subprocess.TimeoutExpired: the step runs on.
+            subprocess.TimeoutExpired: the step still runs.
         """
         if self._code is None:
             if not select.select([self._connection], [], [], timeout)[0]:
@@ -132,17 +132,17 @@ def start(
     python: str,
     server: Path | None,
 ) -> Running:
-    """Start a step: by the fork server where there is one and it takes it, else as a new process.
+    """Start a step by the fork server, or as a new process if no server accepts the request.
 
-    It is the leader of a session of its own, and ends when we do.
+    The step is the leader of a new session, and ends when this process ends.
 
     Args:
-        words: those after `python -m tasks`.
-        environment: all of it.
-        folder: where it works.
-        output: descriptor for its standard output and standard error.
+        words: the words after `python -m tasks`.
+        environment: the whole environment of the step.
+        folder: working directory of a new process.
+        output: descriptor for the step's standard output and standard error.
         python: interpreter of a new process.
-        server: the fork server's socket.
+        server: socket of the fork server.
     """
     step = _forked(server, Start(words=tuple(words), environment=dict(environment)), output)
     if step is not None:
@@ -151,7 +151,7 @@ def start(
 
 
 def _forked(server: Path | None, request: Start, output: int) -> ForkedStep | None:
-    """Return the step that the server has started; None: there is no server, or it refuses."""
+    """Return the step that the server has started, or None without a server or if it refuses."""
     if server is None:
         return None
     connection = socket.socket(socket.AF_UNIX)
@@ -162,7 +162,8 @@ def _forked(server: Path | None, request: Start, output: int) -> ForkedStep | No
         connection.close()
         return None
     line = f"{request.model_dump_json()}\n".encode()
-    with suppress(OSError):  # a refusal may not wait for it; what is not read whole is not started
+    # A server may refuse before it has read the whole request, and never starts an incomplete one.
+    with suppress(OSError):
         sent = socket.send_fds(connection, [line], [output])
         connection.sendall(line[sent:])
     answer = read_answer(connection)
@@ -176,7 +177,7 @@ def _forked(server: Path | None, request: Start, output: int) -> ForkedStep | No
 
 
 def read_answer(connection: socket.socket) -> Answer | None:
-    """Return the server's next answer; None where it says nothing more."""
+    """Return the server's next answer, or None if there is no further valid answer."""
     line = read_line(connection)
     try:
         return _ANSWER.validate_json(line) if line else None
@@ -185,11 +186,11 @@ def read_answer(connection: socket.socket) -> Answer | None:
 
 
 def read_line(connection: socket.socket) -> bytes:
-    """Return the next line without its end; nothing where the connection closes before that."""
+    """Return the next line without its end, or b"" if the connection closes before the end."""
     line = bytearray()
     try:
         while not line.endswith(b"\n"):
-            # byte by byte: what follows is the next answer
+            # one byte at a time, because the next answer may follow the line
             byte = connection.recv(1)
             if not byte:
                 return b""
@@ -201,7 +202,7 @@ def read_line(connection: socket.socket) -> bytes:
 
 @contextmanager
 def address(server: Path) -> Iterator[str]:
-    """Yield the address of a socket, however long its path: the kernel takes 107 bytes."""
+    """Yield a short address of a socket, because the kernel accepts at most 107 bytes."""
     folder = os.open(server.parent, os.O_PATH | os.O_DIRECTORY)
     try:
         yield f"/proc/self/fd/{folder}/{server.name}"

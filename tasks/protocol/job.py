@@ -1,6 +1,6 @@
-"""From a job's settings to the specs of its steps, by pure functions.
+"""Pure functions from the settings of a job or sweep to the specs of its steps.
 
-Airflow, the command line and the tests run the very same job, and a task can be repeated by hand
+Airflow, the command line and the tests therefore run the same job, and a person can repeat a task
 from its spec alone.
 """
 
@@ -72,22 +72,22 @@ from tasks.protocol.sweep import START, SweepPoint, SweepSettings
 
 T = TypeVar("T")
 
-_OF_POINT = " / "  # between the name of a point and of its task
-MOST_EXAMPLES = 1_000_000  # rows of a public document that are kept: all
-ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # each row by itself
-WITHOUT_NOISE = {  # of ordinary trainings, which change all parameters
+_OF_POINT = " / "  # separates the name of a point from its task's name
+MOST_EXAMPLES = 1_000_000  # most rows kept of a public document, in effect all
+ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # per unit, per row
+WITHOUT_NOISE = {  # settings of trainings without DP, which update all parameters
     **AdapterConfig().model_dump(),
     "noise_floor": 0.0,
     "averaging": "none",
 }
-POINT_STEPS = ("pretraining", "exposure", "finetuning")  # what is not the same at all points
+POINT_STEPS = ("pretraining", "exposure", "finetuning")  # the steps that differ between points
 
 
 def front_half(s: JobSettings) -> dict[str, StepSpec]:
-    """Return the steps before DP pre-training: a sweep shares them among its points.
+    """Return the steps before DP pre-training, which the points of a sweep share.
 
-    A causal model is not fine-tuned, for heads ask for what stands on both sides of a word: there
-    is no labelled text to read.
+    A causal model reads no labelled text: it is not fine-tuned, because the heads need the context
+    on both sides of a word.
     """
     common: dict[str, Any] = {"made_up": s.made_up}
     seeded = common | s.part(SeedConfig).model_dump()
@@ -229,16 +229,17 @@ def _phrases(
 
 
 def _ordinary(s: JobSettings, learning_rate: float) -> TrainingConfig:
-    """Return a training without DP, whatever training with DP changes."""
+    """Return a training without DP, adapters, noise floor or averaging."""
     return s.part(TrainingConfig, **(WITHOUT_NOISE | {"learning_rate": learning_rate}))
 
 
 def pretraining(
     s: JobSettings, front: dict[str, StepSpec], mode: Literal["dp", "nonprivate"]
 ) -> PretrainSpec:
-    """Return the training on private rows: with DP, or without, of the same epochs.
+    """Return the training on private rows with DP, or for the same epochs without DP.
 
-    It begins with the model of public text, or of phrases after it, or with random weights.
+    It starts from random weights if `private_start` is `fresh`. Otherwise it starts from the public
+    model, or, with DP, from the model of released phrases if there is one.
     """
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
@@ -273,9 +274,13 @@ def pretraining(
 def finetuning(
     s: JobSettings, front: dict[str, StepSpec], model: StepSpec, model_updates: int = 0
 ) -> FinetuneSpec:
-    """Return the fine-tuning of a model; private for DP models alone, where asked for.
+    """Return the fine-tuning of a model, which is private only for DP models and only on request.
 
-    `model_updates`: of its training, after which it was kept; 0: the last model.
+    Args:
+        s: settings of the job.
+        front: the steps before DP pre-training.
+        model: the training of the model.
+        model_updates: updates after which the training kept the model; 0 means its last model.
     """
     entities = front["entities"]
     assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
@@ -299,7 +304,7 @@ def finetuning(
         learning_rate=s.finetune_learning_rate,
     )
     if not private:
-        # Not time-boxed: who stops says how many updates there are, and so how many sentences.
+        # Not time-boxed: a stop would reveal the number of updates, and so of sentences.
         training = TrainingConfig(
             learning_rate=s.finetune_learning_rate, beta2=0.999, **WITHOUT_NOISE
         )
@@ -326,14 +331,14 @@ def finetuning(
 
 
 def _names(listed: str) -> tuple[str, ...]:
-    """Return listed names, each once, sorted: in which order they are given makes no difference."""
+    """Return the listed names, sorted and without repetitions, so that order is irrelevant."""
     return tuple(sorted({name.strip() for name in listed.split(",")})) if listed else ()
 
 
 def exposure(
     s: JobSettings, front: dict[str, StepSpec], model: StepSpec, model_updates: int = 0
 ) -> ExposureSpec:
-    """Return the audit of a model; `model_updates` as of its fine-tuning."""
+    """Return the exposure audit of a model, with `model_updates` as in `finetuning`."""
     return ExposureSpec(
         made_up=model.made_up,
         model_uri=model.output,
@@ -347,7 +352,7 @@ def exposure(
 
 
 def more_points(settings: JobSettings) -> dict[SweepPoint, JobSettings]:
-    """Return the further private trainings of a job, each with its own settings."""
+    """Return the further private trainings of a job, each with its job settings."""
     return {
         SweepPoint.model_validate({name: getattr(job, name) for name in MORE}): job
         for job in settings.more_jobs()
@@ -355,7 +360,7 @@ def more_points(settings: JobSettings) -> dict[SweepPoint, JobSettings]:
 
 
 def kept_points(settings: JobSettings) -> list[SweepPoint]:
-    """Return the models that a job's own trainings keep before their last."""
+    """Return the models that the job's main trainings keep before their last model."""
     trainings: list[dict[str, Any]] = [
         {"noise_multiplier": settings.noise_multiplier, "batch_size": settings.batch_size},
         {"noise_multiplier": 0, "batch_size": 0, "baseline": "nonprivate-training"},
@@ -369,7 +374,7 @@ def kept_points(settings: JobSettings) -> list[SweepPoint]:
 
 
 def point_and_task(name: str) -> tuple[str, str]:
-    """Return the point and the task that a step of `dp_bert_steps` is named after."""
+    """Return the point and the task in the name of a step of `dp_bert_steps`."""
     point, _, task = name.rpartition(_OF_POINT)
     return point, task
 
@@ -378,15 +383,15 @@ def steps_of(point: SweepPoint, steps: Mapping[str, T]) -> dict[str, T]:
     """Return the steps of one further training of a job, or of a kept model, by task name.
 
     Args:
-        point: the training, or the model.
-        steps: specs or results of the whole job, by the names that `dp_bert_steps` gives them.
+        point: the training or the kept model.
+        steps: specs or results of the whole job, by their names in `dp_bert_steps`.
     """
     first = f"{point.name}{_OF_POINT}"
     return {n.removeprefix(first): spec for n, spec in steps.items() if n.startswith(first)}
 
 
 def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> MembershipSpec:
-    """Return the membership attacks on a model, calibrated by the public one."""
+    """Return the membership attacks on a model, calibrated by the public model."""
     public = front["public_pretraining"]
     return MembershipSpec(
         made_up=model.made_up,
@@ -404,7 +409,7 @@ def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> M
 
 
 def audit(front: dict[str, StepSpec], model: PretrainSpec) -> AuditSpec:
-    """Return the audit of the DP model's own training, by the canaries in it."""
+    """Return the audit of the DP model's training by the audit canaries in it."""
     return AuditSpec(
         made_up=model.made_up,
         model_uri=model.output,
@@ -416,15 +421,15 @@ def audit(front: dict[str, StepSpec], model: PretrainSpec) -> AuditSpec:
 
 
 def dp_bert_steps(settings: JobSettings, promotion: Promotion = "audited") -> dict[str, StepSpec]:
-    """Return the specs of `dp_bert`, by task name, in an order in which they can be run.
+    """Return the specs of `dp_bert` by task name, in an order in which they can run.
 
-    Tasks of further private trainings, and of models that a training kept on its way, have the
-    name of their point before it (`point_and_task`).
+    The point's name precedes the task's name for further private trainings and for models that a
+    training kept before its end (`point_and_task`).
 
-    A causal model is not fine-tuned: it ends with its perplexity and its exposure.
+    A causal model is not fine-tuned: its last measurements are perplexity and exposure.
     """
     front = front_half(settings)
-    first = front["vocabulary"]  # holds the places of two steps that name all the others
+    first = front["vocabulary"]  # placeholder for the two steps that list all others
     steps: dict[str, StepSpec] = {"budget": first}
     for name, spec in front.items():
         if name == "vocabulary":
@@ -469,22 +474,22 @@ def dp_bert_steps(settings: JobSettings, promotion: Promotion = "audited") -> di
 
 
 def privacy_audit_spec(settings: BlackBoxAuditConfig) -> PrivacyAuditSpec:
-    """Return the spec of an audit from outside; of what it reads, nothing is called public."""
+    """Return the spec of a black-box audit, which declares none of its files public."""
     return PrivacyAuditSpec(made_up=False, **settings.model_dump())
 
 
 def promote_spec(report: StepSpec) -> PromoteSpec:
-    """Return the spec of the step that promotes a report's model, once a person has approved."""
+    """Return the spec of the step that promotes a report's model after a person has approved."""
     return PromoteSpec(made_up=report.made_up, report_uri=report.output)
 
 
 def give_back_spec(*, made_up: bool) -> GiveBackSpec:
-    """Return the spec of the step that ends a run, however it ended."""
+    """Return the spec of the step that runs last, whether or not the run succeeded."""
     return GiveBackSpec(made_up=made_up)
 
 
 def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
-    """Return the first step of a run of these steps: all of its sources and releases."""
+    """Return the first step of a run of these steps, with all sources and releases."""
     steps = list(steps)
     charged = _charged(steps)
     read = dict.fromkeys(source for spec in steps for source in spec.sources)
@@ -494,7 +499,7 @@ def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
 def _reserve_of(
     settings: JobSettings, front: Mapping[str, StepSpec], steps: Iterable[StepSpec]
 ) -> ReserveSpec:
-    """Return the step that checks the text and labels of a run and registers its releases."""
+    """Return the step that checks a run's text and labels and registers its releases."""
     steps = list(steps)
     charged, entities = _charged(steps), front.get("entities")
     learned = None
@@ -512,32 +517,32 @@ def _reserve_of(
 
 
 def _charged(steps: Iterable[StepSpec]) -> tuple[Charged, ...]:
-    """Return the charged steps, each once."""
+    """Return the charged steps without repetitions."""
     return tuple({spec.output: spec for spec in steps if is_charged(spec)}.values())
 
 
 def is_charged(
     spec: StepSpec,
 ) -> TypeGuard[Charged]:
-    """Return whether a step releases something of private data with a guarantee."""
+    """Return whether a step makes a release of private data with a guarantee."""
     return spec.charges
 
 
 def sweep_point_steps(settings: SweepSettings, point: SweepPoint) -> Mapping[str, StepSpec]:
-    """Return the specs of one point of `dp_sweep`: shared front half, then its own back half."""
+    """Return the specs of one point of `dp_sweep`: the shared steps, then the point's steps."""
     return _point(settings, point)
 
 
 def asked_training(
     settings: SweepSettings, point: SweepPoint, number: int, after: Sequence[str] = ()
 ) -> PretrainSpec:
-    """Return the private training of a point that an optimiser asked for.
+    """Return the private training of a point that an optimiser chose.
 
     Args:
-        settings: of the sweep.
-        point: the optimiser's answer.
-        number: of the registered release that it is, from 0.
-        after: fine-tunings by whose F1 it was chosen.
+        settings: settings of the sweep.
+        point: the optimiser's choice.
+        number: number of the registered release that the training uses, from 0.
+        after: fine-tunings whose F1 determined the choice.
     """
     job = settings.job(point)
     asked = {"asked": _asked(settings, number), "after": after}
@@ -548,13 +553,13 @@ def asked_training(
 def asked_point_steps(
     settings: SweepSettings, point: SweepPoint, training: PretrainSpec, after: Sequence[str]
 ) -> Mapping[str, StepSpec]:
-    """Return the specs of a point that an optimiser asked for, from its training on.
+    """Return the specs of a point that an optimiser chose, with the given training.
 
     Args:
-        settings: of the sweep.
-        point: the optimiser's answer.
-        training: the point's own, or an earlier one of the same settings.
-        after: fine-tunings by whose F1 the point was chosen.
+        settings: settings of the sweep.
+        point: the optimiser's choice.
+        training: the point's training, or an earlier one with the same settings.
+        after: fine-tunings whose F1 determined the choice.
     """
     job = settings.job(point)
     front = front_half(job)
@@ -583,15 +588,15 @@ def sweep_training(settings: SweepSettings, point: SweepPoint) -> StepSpec:
 
 
 def sweep_start(settings: SweepSettings, point: SweepPoint) -> StepSpec:
-    """Return the spec of the model that a point's training starts from: public, or of phrases."""
+    """Return the spec of a point's initial model, trained on public text or released phrases."""
     steps = _point(settings, point)
     return steps.get("phrases_pretraining", steps["public_pretraining"])
 
 
 def sweep_steps(settings: SweepSettings) -> list[tuple[str, str, StepSpec]]:
-    """Return (point, task, spec) of a whole sweep in an order in which it can be run, each once.
+    """Return (point, task, spec) for each step of a sweep, once, in an order in which they can run.
 
-    The model of a public baseline is also its `pretraining`, which finds it.
+    The `pretraining` of a public baseline is its public model, so it finds that model's output.
     """
     steps: dict[tuple[str, str], tuple[str, str, StepSpec]] = {}
     for point in settings.points():
@@ -612,22 +617,22 @@ def sweep_steps(settings: SweepSettings) -> list[tuple[str, str, StepSpec]]:
 
 
 def sweep_budget(settings: SweepSettings) -> BudgetSpec:
-    """Return the first step of a sweep: its sources, the vocabulary, and every point's releases.
+    """Return the first step of a sweep: all sources, the vocabulary and every point's releases.
 
-    A private training that several points share is registered, and charged, once. Baselines
-    release nothing; their sources are listed with the others.
+    A private training that several points share is registered and charged once. Baselines release
+    nothing, but their sources are listed.
     """
     return budget_of(_sweep_releases(settings)[1])
 
 
 def sweep_reserve(settings: SweepSettings) -> ReserveSpec:
-    """Return the step that checks the text and labels of a sweep and registers its releases."""
+    """Return the step that checks a sweep's text and labels and registers its releases."""
     job, steps = _sweep_releases(settings)
     return _reserve_of(job, front_half(job), steps)
 
 
 def _sweep_releases(settings: SweepSettings) -> tuple[JobSettings, list[StepSpec]]:
-    """Return the settings of a point, and the steps that the points share or are charged for."""
+    """Return one point's job settings, and the steps that points share or are charged for."""
     if settings.is_asked:
         job = settings.job(settings.costliest)
         trainings = range(settings.sweep_trials)
@@ -641,7 +646,7 @@ def _sweep_releases(settings: SweepSettings) -> tuple[JobSettings, list[StepSpec
 
 
 def budget_of_run(settings: JobSettings) -> BudgetSpec:
-    """Return the first step of a whole run, a job or a sweep."""
+    """Return the first step of a job or a sweep."""
     if isinstance(settings, SweepSettings):
         return sweep_budget(settings)
     budget = dp_bert_steps(settings)["budget"]
@@ -682,9 +687,9 @@ def report_of_points(
 
 
 def _point(settings: SweepSettings, point: SweepPoint) -> Mapping[str, StepSpec]:
-    """Return the specs of a point, of a causal model without a fine-tuning.
+    """Return the specs of a point, without fine-tuning if the model is causal.
 
-    Its seeds and fold reach the steps that they are for alone.
+    The point's seeds and fold change only the steps that use them.
     """
     job = settings.job(point)
     front = front_half(job)
@@ -710,9 +715,9 @@ def _point(settings: SweepSettings, point: SweepPoint) -> Mapping[str, StepSpec]
 def _measured(
     job: JobSettings, front: dict[str, StepSpec], training: StepSpec, point: SweepPoint
 ) -> dict[str, StepSpec]:
-    """Return what is done with the model that a point has of a training.
+    """Return the steps that measure a point's model: an audit, and fine-tuning if there are labels.
 
-    It is audited, and fine-tuned where there are labels.
+    The model is the last of the training, or one that the training kept before.
     """
     updates = 0
     if point.is_on_the_way and point.mode != "public":
@@ -733,12 +738,13 @@ def _seeded_training(
 
 
 def missing_file(settings: JobSettings) -> tuple[str, str] | None:
-    """Return the first setting whose file a step here could not read, and why; None: all are there.
+    """Return the first setting whose file a step cannot read, with the reason, or None.
 
-    Only where steps run on this machine, as this user: what containers see, it cannot know.
+    The check is valid for steps that run on this machine as this user, but not for containers,
+    which see other files.
     """
     for name, path in local_files(settings):
-        local = os.path.expanduser(path)  # noqa: PTH111 - Path's refuses what it cannot expand
+        local = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser can raise
         if not os.path.isabs(local):  # noqa: PTH117 - as the line above
             return name, f"a path must be absolute: {path}"
         if "\0" in local or not os.access(local, os.F_OK):
@@ -752,10 +758,10 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
 
 
 def local_files(settings: JobSettings) -> list[tuple[str, str]]:
-    """Return (setting, path) of the local files that the job reads; some formats read none."""
+    """Return (setting, path) for the local files that the job reads, if any."""
     named = named_paths(type(settings), settings.model_dump())
     if not settings.membership_units:
         named.pop("membership_codes", None)
-    if is_causal(settings.model_kind):  # which is not fine-tuned
+    if is_causal(settings.model_kind):  # a causal model is not fine-tuned
         named = {name: files for name, files in named.items() if not name.startswith("entities_")}
     return [(name, path) for name, files in named.items() for path in files if "://" not in path]

@@ -1,9 +1,9 @@
 """Least privilege: the environment of a step, without the secrets that it does not need.
 
-Each spec lists the privileges of its step (`StepSpec.privileges`). Their rule: **a step that reads
-files from outside holds neither a seed nor the ledger's password**. A flaw in a parser then gives
-away the parsed text, and not the noise of every release. (`budget` computes digests of the files,
-and parses none.)
+Each spec lists the privileges of its step (`StepSpec.privileges`), by this rule: **a step that
+reads files from outside holds neither a seed nor the ledger's password**. A flaw in a parser can
+then reveal the parsed text, but not the noise of every release. (`budget` computes digests of the
+files, but parses none.)
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from collections.abc import Mapping
 from tasks.protocol.specs import Need, StepSpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
-CLUSTER = "CONFIDE_CLUSTER"  # where functions of shards run: here, or on a Ray cluster
+CLUSTER = "CONFIDE_CLUSTER"  # where functions of shards run: this machine or a Ray cluster
 # The folder of a cluster's secrets: its readers can run code on the cluster's workers.
 CLUSTER_SECRETS = "CONFIDE_CLUSTER_SECRETS"
-HOSTS = "CONFIDE_HOSTS"  # over how many hosts of the cluster a pre-training is spread
+HOSTS = "CONFIDE_HOSTS"  # number of the cluster's hosts that one pre-training uses
 _THIS_MACHINE = re.compile(r"|in-process|pool|local:[0-9]+")
-# Where nothing can be, and nothing be made: whoever asks there fails, and makes no ledger anew.
+# A path at which no file can exist or be created, so that a step without the privilege fails
+# instead of creating a new ledger.
 WITHHELD = "/dev/null/withheld-from-this-step"
 
 
@@ -34,16 +35,16 @@ _ORCHESTRATORS = re.compile(
 
 
 def without_orchestrator(environment: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without Airflow's variables, its secrets among them, and its Python."""
+    """Return an environment without the variables of Airflow (and its secrets) and its Python."""
     return {n: value for n, value in environment.items() if not _ORCHESTRATORS.fullmatch(n)}
 
 
 class NoReader(ValueError):
-    """A ledger is named, but nobody who may read it without writing."""
+    """A ledger is configured, but no database user that can only read it."""
 
 
 def uses_cluster(spec: StepSpec, environment: Mapping[str, str]) -> bool:
-    """Return whether the step uses the cluster of other machines that an environment names."""
+    """Return whether the step uses a cluster of other machines, which the environment names."""
     other_machines = not _THIS_MACHINE.fullmatch(environment.get(CLUSTER, ""))
     return other_machines and Need.CLUSTER in needs(spec)
 
@@ -57,7 +58,7 @@ def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment for the Ray processes that a step starts on its machine.
 
     Workers read the rows of private units and return counts and sums without noise, so they have
-    the store. The seeds, the ledger, the key of content digests and MLflow stay with the step.
+    access to the store. They receive no seeds, no ledger, no key of content digests and no MLflow.
     """
     kept = {n: v for n, v in environment.items() if not _NOT_FOR_WORKERS.fullmatch(n)}
     return kept | {LEDGER: f"sqlite:///{WITHHELD}", SEEDS: WITHHELD, "CONFIDE_KEYS": WITHHELD}
@@ -66,16 +67,16 @@ def for_workers(environment: Mapping[str, str]) -> dict[str, str]:
 def environment_for(
     spec: StepSpec, environment: Mapping[str, str], *, apart: bool
 ) -> dict[str, str]:
-    """Return an environment with the secrets taken out of it that the step does not need.
+    """Return an environment without the secrets that the step does not need.
 
     Args:
-        spec: of the step.
-        environment: what the step would be told.
-        apart: the step is kept apart from who starts it (a container, a pod). As another process
-            of the same user it could look the password up all the same.
+        spec: spec of the step.
+        environment: the environment with all secrets.
+        apart: whether the step is isolated from the process that starts it, as in a container or a
+            pod. Another process of the same user could look up the password anyway.
 
     Raises:
-        NoReader: `apart`, and the step reads a ledger for which there is no reader.
+        NoReader: the step is isolated and reads a ledger that has no read-only user.
     """
     told = {name: value for name, value in environment.items() if name != LEDGER_READER}
     held = needs(spec)

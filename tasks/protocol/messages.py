@@ -1,8 +1,8 @@
-"""What a running step tells whoever started it: typed, versioned messages, one JSON object a line.
+"""Typed, versioned messages of a running step to its launcher, one JSON object per line.
 
-They travel apart from the log, which is for people, and nobody parses it. `CONFIDE_MESSAGES` names
-the channel: a file (processes; on Kubernetes the container's termination message) or `stdout`
-(containers of an engine). Nothing private is ever in a message.
+They are separate from the log, which is for people and is never parsed. `CONFIDE_MESSAGES` names
+the channel: a file (for processes, and on Kubernetes the container's termination message) or
+`stdout` (for containers of an engine). A message never contains private data.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ STDOUT = "stdout"
 
 
 class StepProgress(Config):
-    """`done` of `total` pieces of work are behind us; `total` is 0 where it is not known."""
+    """The step has done `done` of `total` pieces of work; `total` is 0 if it is unknown."""
 
     version: Literal[1] = 1
     kind: Literal["progress"] = "progress"
@@ -38,7 +38,7 @@ class TrackedAt(Config):
 
 
 class Finished(Config):
-    """The result is written."""
+    """The step has written its result."""
 
     version: Literal[1] = 1
     kind: Literal["finished"] = "finished"
@@ -46,7 +46,7 @@ class Finished(Config):
 
 
 class Failed(Config):
-    """The step ends without a result, and why, in one line."""
+    """The step ends without a result. `reason` is one line."""
 
     version: Literal[1] = 1
     kind: Literal["failed"] = "failed"
@@ -55,7 +55,7 @@ class Failed(Config):
 
 
 class Judged(Config):
-    """The verdict on a model that the job made; every word of it is fit for publication."""
+    """The verdict on one of the job's models, in words that may all be published."""
 
     version: Literal[1] = 1
     kind: Literal["judged"] = "judged"
@@ -69,7 +69,7 @@ _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discrimina
 
 
 def parse(line: str) -> Message | None:
-    """Return the message of a line; None where it is none, or one of another version."""
+    """Return the message in a line, or None if it is no message or has another version."""
     try:
         return _ADAPTER.validate_json(line)
     except ValidationError:
@@ -77,16 +77,16 @@ def parse(line: str) -> Message | None:
 
 
 def channel_file(home: Path, run_key: str, task: str, map_index: int = -1) -> Path:
-    """Return the channel of an Airflow task's step, which whoever follows the run reads too."""
+    """Return the channel file of an Airflow task's step, which followers of the run read too."""
     name = task if map_index < 0 else f"{task}.{map_index}"
     return home / "messages" / re.sub(r"[^\w.+-]", "_", run_key) / f"{name}.jsonl"
 
 
 class Follower:
-    """What a step has said so far: the last message of each kind.
+    """Reads a step's messages and keeps the last one of each kind.
 
     Args:
-        file: the step's channel, where that is a file; it need not be there yet.
+        file: the step's channel if it is a file, which need not exist yet.
     """
 
     def __init__(self, file: Path | None = None) -> None:
@@ -95,10 +95,10 @@ class Follower:
         self.tracked_at = ""
         self.failed: Failed | None = None
         self.finished: Finished | None = None
-        self.judged: dict[str, Judged] = {}  # by model: a log may be heard twice
+        self.judged: dict[str, Judged] = {}  # by model, because a log may be read twice
 
     def hear(self, line: str) -> bool:
-        """Take a line in; return whether it was a message."""
+        """Read a line and return whether it was a message."""
         match parse(line):
             case StepProgress() as message:
                 self.progress = message
@@ -115,7 +115,7 @@ class Follower:
         return True
 
     def look(self) -> Follower:
-        """Take in what the file has more than at the last look; return itself."""
+        """Read the lines added to the file since the last call and return the follower."""
         if self._file is not None and self._file.exists():
             with self._file.open("rb") as stream:
                 stream.seek(self._offset)
@@ -127,5 +127,5 @@ class Follower:
         return self
 
     def reason(self, default: str = "it ended without a word: see its log") -> str:
-        """Return why the step failed, in its own words where it had time for them."""
+        """Return the step's reason for its failure, or the default if it sent none."""
         return self.failed.reason if self.failed else default

@@ -1,4 +1,4 @@
-"""Presets: named settings files of the project's own, by form and command line alike."""
+"""Presets: named settings files of the project, for the trigger form and the command line."""
 
 from __future__ import annotations
 
@@ -18,23 +18,23 @@ def preset(name: str) -> dict[str, Any]:
     """Return the settings of a preset.
 
     Raises:
-        KeyError: there is none of that name.
+        KeyError: no preset has that name.
     """
     return read_object(PRESETS[name], name)
 
 
 def presets_of(model: type[BaseModel]) -> list[str]:
-    """Return the names of the presets whose settings a model has."""
+    """Return the names of the presets whose settings are all fields of a model."""
     return [name for name in PRESETS if preset(name).keys() <= model.model_fields.keys()]
 
 
 def with_preset(model: type[BaseModel], given: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a form's values over a preset: what is as the project's default gives way to it.
+    """Return a preset's settings, overridden by the form's values that differ from the defaults.
 
     Args:
-        model: of the settings.
-        given: every value of the form.
-        name: of the preset; `NO_PRESET`: the form's values alone.
+        model: model of the settings.
+        given: all values of the form.
+        name: name of the preset, or `NO_PRESET` for the form's values alone.
 
     Raises:
         ValueError: no preset of these settings has that name.

@@ -1,4 +1,4 @@
-"""The deployment's rule for promotion: which registered models get the alias `promotable`."""
+"""The deployment's rule that decides which registered models get the alias `promotable`."""
 
 from __future__ import annotations
 
@@ -9,17 +9,17 @@ from dp_core.errors import BadInput
 
 VARIABLE = "CONFIDE_PROMOTE"
 
-# audited: what an audit that can contradict a claim was run on, and did not contradict.
-# unaudited: also what no such audit was run on.
-# approved: neither before a person has approved of it, having read the verdict.
+# audited: models with an audit that could have contradicted the claim and did not.
+# unaudited: also models without such an audit.
+# approved: either kind, but only after a person has read the verdict and approved the model.
 Promotion = Literal["audited", "unaudited", "approved"]
 
 
 def promotion(environment: Mapping[str, str]) -> Promotion:
-    """Return the rule that the environment names; `audited` where it names none.
+    """Return the rule that the environment names, by default `audited`.
 
     Raises:
-        BadInput: another word.
+        BadInput: the environment names an unknown rule.
     """
     word = environment.get(VARIABLE) or "audited"
     if word not in get_args(Promotion):

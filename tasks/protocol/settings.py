@@ -1,8 +1,8 @@
-"""The settings of a job, as a person gives them: Airflow's trigger form and the command line.
+"""The user's settings of a job, for Airflow's trigger form and the command line.
 
-The JSON schema of these models is the trigger form. What has an algorithm of its own is declared
-in `dp_core.config`; here stand the data, the comparison and the fine-tuning of a job, and the
-rules over several concerns.
+The JSON schema of these models is the trigger form. `dp_core.config` declares the settings of the
+algorithms. This module adds the data, the comparison and the fine-tuning of a job, and the rules
+that combine several groups of settings.
 """
 
 from __future__ import annotations
@@ -71,12 +71,12 @@ MADE_UP = "synthetic-notes"
 PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
 PublicFormat = Literal["synthetic", "text", "jsonl"]
 EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
-MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # of more private trainings
-CLASS_FORMATS = ("jsonl", "tsv")  # of texts with a class; the others hold sentences with entities
+MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
+CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
 
 
 class DataSettings(ReaderConfig, HoldoutConfig):
-    """The private corpus, the public one, and the labelled text."""
+    """Settings of the private corpus, the public corpus and the labelled text."""
 
     private_format: PrivateFormat = setting(
         "synthetic",
@@ -186,12 +186,12 @@ class DataSettings(ReaderConfig, HoldoutConfig):
 
     @property
     def entities_shown(self) -> bool:
-        """Whether the labelled sentences are public or made up."""
+        """Whether the labelled sentences are public or synthetic."""
         return self.all_public or self.entities_public or self.entities_format == "synthetic"
 
     @property
     def entities_charged_to(self) -> str:
-        """Name in the ledger of private labels; empty if they are public or made up."""
+        """The ledger's data set for private labels, or empty if they are public or synthetic."""
         if self.entities_shown:
             return ""
         private = self.private_dataset if self.private_format != "synthetic" else ""
@@ -199,13 +199,13 @@ class DataSettings(ReaderConfig, HoldoutConfig):
 
     @property
     def made_up(self) -> bool:
-        """Whether the run calls every input made up or public; the ledger must agree."""
+        """Whether the run declares every input synthetic or public; the ledger must agree."""
         synthetic = self.private_format == "synthetic" and self.entities_format == "synthetic"
         return self.all_public or synthetic
 
     @property
     def _entities_paths(self) -> list[str]:
-        """Paths of labelled sentences that a format other than synthetic needs."""
+        """The paths of labelled sentences, which all formats but `synthetic` need."""
         if self.entities_folds:
             return [self.entities_train]
         return [self.entities_train, self.entities_test]
@@ -241,7 +241,7 @@ class DataSettings(ReaderConfig, HoldoutConfig):
 
 
 class FinetuneSettings(TaggingConfig, DataSettings):
-    """Fine-tuning on labels; of private ones by DP-SGD, with a charge of its own."""
+    """Settings of fine-tuning. On private labels it uses DP-SGD and is charged separately."""
 
     finetune_privacy: Literal["none", "dp"] = setting(
         "none",
@@ -385,7 +385,7 @@ class JobSettings(
     WrittenTextConfig,
     FinetuneSettings,
 ):
-    """Everything `dp_bert` can be told. The defaults are the demo."""
+    """All settings of `dp_bert`. The defaults are the demo."""
 
     epochs: float = setting(
         6.0,
@@ -487,26 +487,26 @@ class JobSettings(
     def updates(self) -> int:
         """Number of DP updates: epochs over the declared units at the expected batch size.
 
-        Audit canaries are declared too, so that a private unit takes part as often as without.
+        Audit canaries count as declared units, so that private units take part equally often.
         """
         return self.updates_after("dp", self.epochs)
 
     @property
     def nonprivate_updates(self) -> int:
-        """Number of updates of the non-private comparison: the same epochs."""
+        """Number of updates of the non-private comparison, for the same epochs."""
         return self.updates_after("nonprivate", self.epochs)
 
     def kept_updates(self, mode: Literal["dp", "nonprivate"]) -> tuple[int, ...]:
-        """Return after how many updates of a training the model is kept, beside the last."""
+        """Return the update numbers, before the last, after which a training keeps its model."""
         return tuple(self.updates_after(mode, epochs) for epochs in self.epochs_kept)
 
     @property
     def epochs_kept(self) -> list[float]:
-        """The epochs after which a training's model is kept, beside the last."""
+        """The epochs, before the last, after which a training keeps its model."""
         return numbers(self.kept_epochs) if self.kept_epochs else []
 
     def updates_after(self, mode: Literal["dp", "nonprivate"], epochs: float) -> int:
-        """Return after how many updates of a training so many epochs have passed."""
+        """Return the number of updates of a training in so many epochs."""
         if mode == "dp":
             units, batch = self.declared_units + self.audit_canaries, self.batch_size
         else:
@@ -514,14 +514,14 @@ class JobSettings(
         return max(1, math.ceil(epochs * units / batch))
 
     def more_jobs(self) -> list[JobSettings]:
-        """Return the job at each of the further private trainings.
+        """Return the job's settings for each further private training.
 
         Raises:
-            ValueError: a point is none, or is the job's own or another's over again.
+            ValueError: a point is invalid, or repeats the job's training or another point.
         """
         jobs: list[JobSettings] = []
         alone = self
-        if self.more_trainings:  # of which the last models alone are released
+        if self.more_trainings:  # further trainings release only their last models
             alone = self.part(JobSettings, more_trainings="", kept_epochs="")
         for told in listed_points(self.more_trainings, MORE, "more_trainings"):
             try:
@@ -535,16 +535,16 @@ class JobSettings(
         return jobs
 
     def refuse_large_deltas(self, models: int = 1, tunings: int = 1) -> None:
-        """Refuse a total δ of one in the units or more, of all that leaves together.
+        """Refuse a total δ of all releases that is not below the inverse of the number of units.
 
-        The steps, which know what is charged, refuse the same again.
+        The steps repeat this check with the releases that they charge.
 
         Args:
-            models: private trainings.
-            tunings: fine-tunings of them, which cost something where they are private.
+            models: number of private trainings.
+            tunings: number of their fine-tunings, which have a privacy cost if they are private.
 
         Raises:
-            ValueError: one unit could be given away.
+            ValueError: the total δ would allow one unit's data to be revealed.
         """
         tuned = self.finetune_privacy == "dp"
         tuning = self.finetune_delta if tuned else 0.0
@@ -610,7 +610,7 @@ class JobSettings(
         return self
 
     def _refuse_kept_epochs_out_of_order(self) -> None:
-        """Refuse epochs that do not rise, or after which a training has no update of its own."""
+        """Refuse epochs that do not rise, or two of which end after the same update."""
         modes: tuple[Literal["dp", "nonprivate"], ...] = ("dp", "nonprivate")
         told = self.epochs_kept
         for mode in modes[: 1 + self.nonprivate] if told else ():
@@ -622,7 +622,7 @@ class JobSettings(
                 )
 
     def _refuse_texts_that_cannot_go_on(self) -> None:
-        """Refuse texts that cannot be continued: by a masked model, or for want of tokens."""
+        """Refuse to continue texts with a masked model or with too few tokens in a row."""
         if self.extraction_rows and not is_causal(self.model_kind):
             raise ValueError(f"extraction_rows: {self.model_kind} continues no text: choose gpt2")
         if self.sample_texts and not is_causal(self.model_kind):
@@ -634,7 +634,7 @@ class JobSettings(
             )
 
     def _refuse_a_source_without_its_model(self) -> None:
-        """Refuse a vocabulary that cannot be made: no checkpoint to keep, or no room for bytes."""
+        """Refuse a vocabulary without the checkpoint it keeps, or too small for all bytes."""
         causal = is_causal(self.model_kind)
         if self.keeps_a_checkpoint and not self.public_model:
             raise ValueError(
@@ -654,12 +654,12 @@ class JobSettings(
 
     @property
     def _tunes_the_private_data_set(self) -> bool:
-        """Whether private fine-tuning is charged to the data set of the corpus."""
+        """Whether private fine-tuning is charged to the data set of the private corpus."""
         private = self.finetune_privacy == "dp"
         return private and self.entities_charged_to == self.private_dataset
 
     def _refuse_private_finetuning(self) -> None:
-        """Refuse it where it has no use, or where the budget it is charged to cannot hold it."""
+        """Refuse private fine-tuning that has no use, or whose unit does not fit its data set."""
         if self.entities_shown:
             raise ValueError("finetune_privacy: public or made-up labels need no privacy")
         if is_causal(self.model_kind):
@@ -685,7 +685,7 @@ class JobSettings(
 
 
 def _alike(one: JobSettings, other: JobSettings) -> bool:
-    """Whether two private trainings differ by too little to be told apart by their names."""
+    """Return whether two private trainings would have the same name."""
     pairs = [(getattr(one, name), getattr(other, name)) for name in MORE]
     return all(a == b if isinstance(a, str) else f"{a:g}" == f"{b:g}" for a, b in pairs)
 

@@ -11,7 +11,7 @@ from typing import Any
 
 from dp_core.errors import BadInput
 
-MOST_BYTES = 1 << 20  # of a settings file; the largest sweeps take a few kilobytes
+MOST_BYTES = 1 << 20  # size limit of a settings file; the largest sweeps take a few kilobytes
 
 
 def read_object(file: Path, where: str) -> dict[str, Any]:
@@ -36,7 +36,7 @@ def read_object(file: Path, where: str) -> dict[str, Any]:
 def _content(file: Path) -> bytes:
     """Return the bytes of a regular file.
 
-    A device may never end, and opening a pipe would wait for its writer.
+    Other files are refused: reading a device may never end, and opening a pipe waits for a writer.
 
     Raises:
         OSError: the file cannot be opened, is not a regular file, or is too large.

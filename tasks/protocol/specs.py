@@ -1,6 +1,6 @@
-"""What each step is told: a versioned spec, whose hash names the output.
+"""The versioned specs of the steps, whose hashes name the outputs.
 
-Settings stand in it as the configuration models that the step's algorithm takes.
+A spec holds settings as the configuration models that the step's algorithm takes.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
 from tasks.protocol.sweep import SweepPoint
 
-MODEL_NAMES = {  # a job's models, by what the names of their tasks begin with
+MODEL_NAMES = {  # a job's models, by the first word of their tasks' names
     "public": "Public text only",
     "phrases": "Released phrases only",
     "dp": "With DP",
@@ -66,28 +66,28 @@ ALIKE = (
     "updates must be alike: sampling=poisson, noise_bands=1, first_batch_size=0, or fewer of them "
     "would be another mechanism"
 )
-STORE_SCHEME = "store://"  # begins the address of an output, relative to the deployment's store
+STORE_SCHEME = "store://"  # prefix of an output's address in the deployment's store
 _OF_A_MODEL = ("pretraining", "finetuning", "exposure", "membership", "audit")
 
 
 class RunContext(Config):
-    """Which run a step belongs to. Never hashed: the same work in another run is the same work."""
+    """The run of a step. It is not hashed, so that other runs can use the output of equal work."""
 
     run_key: str  # one MLflow parent run per key: the DAG run's id
     run_name: str
     task: str  # the task's name within the run, for example `dp_pretraining`
     point: str = ""  # the sweep point's name, empty outside sweeps
-    ended: str = ""  # runs whose keys begin so have all ended, except this one; empty: unknown
-    # The run trains a secret random number of models: no time of its steps may be published.
+    ended: str = ""  # key prefix of runs that have ended, except this run; empty: unknown
+    # The run trains a secret random number of models, so no duration of its steps may be published.
     hides_count: bool = False
 
     def has_ended(self, run: str) -> bool:
-        """Return whether another run is known to have ended, by its key."""
+        """Return whether the run with this key is another run that is known to have ended."""
         return bool(self.ended) and run != self.run_key and run.startswith(self.ended)
 
     @property
     def model(self) -> str:
-        """The model that the task makes or measures: the sweep's point, or one of the job's."""
+        """The model that the task makes or measures: a sweep's point, or a model of the job."""
         kind, _, part = self.task.partition("_")
         return self.point or (MODEL_NAMES.get(kind, "") if part in _OF_A_MODEL else "")
 
@@ -95,34 +95,34 @@ class RunContext(Config):
 class Source(Config):
     """A file or folder outside the store that a step reads."""
 
-    field: str  # the setting that names it
+    field: str  # setting that contains the path
     uri: str
-    public: bool  # the spec says so; only the operator's declaration in the ledger makes it true
-    dataset: str = ""  # whose text it is; empty for what belongs to no data set
+    public: bool  # claimed by the spec; valid only if the operator's declaration is in the ledger
+    dataset: str = ""  # data set of the text; empty if it belongs to none
 
 
 class Need(StrEnum):
-    """One thing that a step may be given."""
+    """A privilege that a step can receive."""
 
-    SOURCES = "sources"  # the folders with files that were supplied from outside, read only
-    LEDGER = "ledger"  # to read the ledger, as a user of the database who cannot write
-    CHARGING = "charging"  # the ledger's own user, and the secret seeds
-    CLUSTER = "cluster"  # if there is a Ray cluster: its address and its secrets
+    SOURCES = "sources"  # read-only access to the folders of files from outside
+    LEDGER = "ledger"  # read access to the ledger, as a database user who cannot write
+    CHARGING = "charging"  # write access to the ledger, and the secret seeds
+    CLUSTER = "cluster"  # the address and secrets of the Ray cluster, if any
 
 
 class StepSpec(Config):
-    """What one step is told. Subclasses add the fields; `step` names them in JSON."""
+    """The spec of one step. Subclasses add fields, and `step` names the subclass in JSON."""
 
-    unhashed: ClassVar[dict[str, Any]] = {}  # fields that no output depends on, as to pydantic
-    repeated: ClassVar[bool] = False  # whether an earlier result does not answer for the step
-    privileges: ClassVar[frozenset[Need]]  # of the step; each step declares its own
+    unhashed: ClassVar[dict[str, Any]] = {}  # fields that no output depends on, for `exclude`
+    repeated: ClassVar[bool] = False  # whether the step runs again despite an earlier result
+    privileges: ClassVar[frozenset[Need]]  # of the step; each subclass declares them
     hides_duration: ClassVar[bool] = False  # whether its duration would reveal a secret
     ends_run: ClassVar[bool] = False  # whether it is the last step of a run
     follows_run: ClassVar[bool] = False  # whether it runs after the last step, in every case
 
     version: Literal[4] = 4
     step: str
-    made_up: bool  # every input is made up or public: nothing needs hiding
+    made_up: bool  # every input is synthetic or public, so nothing needs hiding
 
     def digest(self) -> str:
         """Return the spec hash: SHA-256 over everything that determines the output, in hex."""
@@ -132,12 +132,12 @@ class StepSpec(Config):
         return hashlib.sha256(canonical.encode()).hexdigest()
 
     def hashed(self) -> dict[str, Any]:
-        """Return what the output depends on, as plain JSON data."""
+        """Return the fields that determine the output, as plain JSON data."""
         return self.model_dump(mode="json", exclude=self.unhashed)
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """What the step reads from outside, and whether it calls it public."""
+        """The step's sources outside the store, and whether the spec claims they are public."""
         return ()
 
     @property
@@ -147,7 +147,7 @@ class StepSpec(Config):
 
     @property
     def charges(self) -> bool:
-        """Whether the step releases something of private data with a guarantee."""
+        """Whether the step makes a release of private data with a guarantee."""
         return False
 
     @property
@@ -162,26 +162,26 @@ class StepSpec(Config):
 
     @property
     def coordinates(self) -> dict[str, float]:
-        """The settings by which the tracker compares models, or none."""
+        """The settings by which the tracker compares models, or an empty dictionary."""
         return {}
 
     @property
     def run_settings(self) -> dict[str, bool | int | float | str]:
-        """The settings of the whole run, in the specs of its report."""
+        """The settings of the whole run, in the spec of a report."""
         return {}
 
     @property
     def output(self) -> str:
         """Store address of the folder that only this step writes: `store://STEP/HASH`.
 
-        The address names the output within any store. Each deployment resolves it against its own
-        store when a step runs, so a store that was moved holds the same outputs.
+        The address names the output within any store. Each deployment resolves it in its own
+        store when a step runs, so a store can be moved.
         """
         return f"{STORE_SCHEME}{self.step}/{self.digest()[:16]}"
 
 
 class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
-    """Read a corpus, group it by privacy unit, and keep it in one normal form."""
+    """Read a corpus, group it by privacy unit, and store it in a normal form."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["corpus"] = "corpus"
@@ -192,7 +192,7 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The corpus, unless it is of the project's own making."""
+        """The corpus, unless it is synthetic."""
         if self.format == "synthetic":
             return ()
         private = self.role == "private"
@@ -211,25 +211,25 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
 
 
 class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
-    """Read labelled text: a training and a test part, or one to make folds of.
+    """Read labelled text, as a training and a test part or as one part to divide into folds.
 
-    Sentences with entities, or texts, or pairs of texts, with a class.
+    The items are sentences with entities, or texts or pairs of texts with a class.
     """
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["entities"] = "entities"
     format: EntitiesFormat
-    public: bool  # the labels may be shown; else F1 on them is the operator's
-    dataset: str = ""  # to which uses of private labels are charged; empty if they are public
+    public: bool  # the labels may be shown; otherwise F1 on them is for the operator only
+    dataset: str = ""  # data set charged for private labels; empty if they are public
     entities_unit: UnitName = "patient"
     train_path: str
     test_path: str
-    folded: bool = False  # there is no test part: who fine-tunes takes a fold of the training part
-    patients_path: str = ""  # which patient each training document is of; empty: nobody says
+    folded: bool = False  # no test part: fine-tuning tests on a fold of the training part
+    patients_path: str = ""  # table with each training document's patient, or empty
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """Both parts, and the list of patients, unless they are of the project's own making."""
+        """Both parts and the list of patients, unless they are synthetic."""
         if self.format == "synthetic":
             return ()
         public = self.made_up or self.public
@@ -248,7 +248,7 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
 
 
 class CheckpointSpec(StepSpec):
-    """Bring the tokens of a public model into the store, for a vocabulary that keeps them."""
+    """Copy the tokens of a public model to the store, for a vocabulary that keeps them."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
     step: Literal["checkpoint"] = "checkpoint"
@@ -261,13 +261,13 @@ class CheckpointSpec(StepSpec):
 
 
 class VocabularySpec(StepSpec, HoldoutConfig, SeedConfig):
-    """Make the tokens: of public words, released private ones, or a checkpoint's own.
+    """Make the vocabulary from public words, released private words or a checkpoint's tokens.
 
-    Charged where private words are released. Each input is named where the source reads it, and
-    nowhere else, so that a vocabulary of public text cannot open the private corpus.
+    The step is charged if it releases private words. The spec names an input only if the word
+    source reads it, so that a vocabulary of public text cannot open the private corpus.
     """
 
-    # of private words
+    # for a source of private words
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
     step: Literal["vocabulary"] = "vocabulary"
     corpus_uri: str = ""  # the private corpus
@@ -275,7 +275,7 @@ class VocabularySpec(StepSpec, HoldoutConfig, SeedConfig):
     checkpoint_uri: str = ""
     dataset: str  # the private data set
     subwords: Literal["wordpiece", "byte-level-bpe"] = "wordpiece"
-    relation: RelationName = "add-or-remove-one"  # under which it is charged: the training's
+    relation: RelationName = "add-or-remove-one"  # neighbouring relation, as in training
     config: VocabularyConfig
 
     @model_validator(mode="after")
@@ -293,19 +293,19 @@ class VocabularySpec(StepSpec, HoldoutConfig, SeedConfig):
 
     @property
     def needs(self) -> frozenset[Need]:
-        """The privileges that the step receives with this source of words."""
+        """The privileges that the step receives with its source of words."""
         if not self.config.reads_private_text:
             return frozenset({Need.CLUSTER})
         return self.privileges
 
     @property
     def charges(self) -> bool:
-        """Whether the step releases something of private data with a guarantee."""
+        """Whether the step makes a release of private data with a guarantee."""
         return self.config.releases_private_words
 
 
 class CanariesSpec(StepSpec, SeedConfig):
-    """Draw canaries from the released vocabulary with public coins."""
+    """Draw canaries from the released vocabulary with public randomness."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset()
     step: Literal["canaries"] = "canaries"
@@ -314,7 +314,7 @@ class CanariesSpec(StepSpec, SeedConfig):
 
 
 class PhrasesSpec(StepSpec, HoldoutConfig, SeedConfig):
-    """Release phrases that many units share. Charged."""
+    """Release phrases that many units share. The step is charged."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
     step: Literal["phrases"] = "phrases"
@@ -326,25 +326,25 @@ class PhrasesSpec(StepSpec, HoldoutConfig, SeedConfig):
 
     @property
     def charges(self) -> bool:
-        """Whether the step releases something of private data with a guarantee."""
+        """Whether the step makes a release of private data with a guarantee."""
         return True
 
 
 class WrittenTextSpec(StepSpec, SeedConfig):
-    """Write a corpus from released phrases and words, with public documents among them."""
+    """Write a corpus from released phrases and words, mixed with public documents."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset()
     step: Literal["written_text"] = "written_text"
     phrases_uri: str
-    vocabulary_uri: str  # whose released words are written too, each by itself
-    public_corpus_uri: str = ""  # empty: written text alone
+    vocabulary_uri: str  # its released words are also written, each separately
+    public_corpus_uri: str = ""  # empty: only written text
     config: WrittenTextConfig
 
 
 class TokenStoreSpec(StepSpec, AuditCanariesConfig, HoldoutConfig, SeedConfig):
-    """Cut a corpus into rows of token ids, by unit, with canaries planted where they are given.
+    """Divide a corpus into rows of token ids by unit, and plant canaries if there are any.
 
-    Audit canaries, where there are any, are units of their own, in a store of their own.
+    Audit canaries, if any, are additional units in a separate store.
     """
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CLUSTER})
@@ -352,12 +352,12 @@ class TokenStoreSpec(StepSpec, AuditCanariesConfig, HoldoutConfig, SeedConfig):
     corpus_uri: str
     vocabulary_uri: str
     canaries_uri: str = ""
-    units: UnitConfig | None  # None: public or written text, by document: nothing is declared
+    units: UnitConfig | None  # None: public or written text, by document, undeclared
     rows: RowsConfig
 
     @property
     def role(self) -> Literal["private", "public"]:
-        """Whose text it is: what has units to protect is private."""
+        """Whether the text is private: it is if it has units to protect."""
         return "private" if self.units else "public"
 
     @model_validator(mode="after")
@@ -374,7 +374,7 @@ class PrivacyPlan(PrivacyConfig, AuditCanariesConfig):
 
     @property
     def all_units(self) -> int:
-        """Units that the plan declares: the private ones, and all audit canaries, in or out."""
+        """Declared units of the plan: the private units and all audit canaries, in or out."""
         return self.declared_units + self.audit_canaries
 
 
@@ -383,19 +383,19 @@ def _without(hashed: dict[str, Any], *names: str) -> dict[str, Any]:
 
 
 class TrainingSpec(StepSpec, RunConfig):
-    """What pre-training and fine-tuning are both told."""
+    """The settings that pre-training and fine-tuning share."""
 
     unhashed: ClassVar[dict[str, Any]] = {"training": set(CheckpointConfig.model_fields)}
 
     training: TrainingConfig
     batches: BatchConfig
     updates: int
-    plan: PrivacyPlan | None = None  # charged
-    # Fine-tunings by whose F1 an optimiser chose the settings: the output descends from them.
+    plan: PrivacyPlan | None = None  # of a charged training
+    # Fine-tunings whose F1 an optimiser used to choose the settings; the output depends on them.
     after: tuple[str, ...] = ()
 
     def hashed(self) -> dict[str, Any]:
-        """Return what the output depends on; what nobody has searched for is named as ever."""
+        """Return the fields that determine the output, without `after` if it is empty."""
         hashed = super().hashed()
         return hashed if self.after else _without(hashed, "after")
 
@@ -409,34 +409,34 @@ class TrainingSpec(StepSpec, RunConfig):
 
     @property
     def charges(self) -> bool:
-        """Whether the step releases something of private data with a guarantee."""
+        """Whether the step makes a release of private data with a guarantee."""
         return self.plan is not None
 
 
 class Asked(Config):
-    """What a training that an optimiser asks for may cost at most.
+    """Bounds on the privacy cost of a training that an optimiser chooses.
 
-    The bounds are fixed before the first is asked for. More noise or fewer updates are
-    post-processing of a training at the bounds, whatever they were chosen by: so each asked
-    training is charged as one at the bounds, in an entry that is registered before the sweep.
+    The bounds are fixed before the first choice. A training with more noise or fewer updates is
+    post-processing of a training at the bounds, however its settings were chosen. Each chosen
+    training is therefore charged as one at the bounds, in an entry registered before the sweep.
     """
 
-    search: str  # whose entries are its own: another would ask for other trainings
+    search: str  # id of the search; another search has other entries
     number: int = Field(ge=0)  # of the entry
     least_noise_multiplier: float
     most_updates: int
 
 
 class PretrainSpec(TrainingSpec):
-    """Language-model pre-training: on public or released text, with DP, or without privacy.
+    """Language-model pre-training on public or released text, with DP, or without privacy.
 
-    It is told how text will be sought in the model, and hands that on: what was fixed before the
-    training can be told from what was chosen after it. The model does not depend on it.
+    The spec also holds the settings of later extraction attacks and passes them on, so that attacks
+    fixed before the training can be distinguished from later ones. They do not change the model.
     """
 
     unhashed: ClassVar[dict[str, Any]] = TrainingSpec.unhashed | {"extraction": True}
 
-    # on private rows
+    # for training on private rows
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
     step: Literal["pretrain"] = "pretrain"
     mode: Literal["public", "released", "dp", "nonprivate"]
@@ -444,21 +444,21 @@ class PretrainSpec(TrainingSpec):
     public_store_uri: str  # its held-out part measures every model's MLM accuracy
     private_store_uri: str  # likewise, for the operator
     vocabulary_uri: str
-    init_uri: str = ""  # empty: a public model from elsewhere, or a fresh one from `seed`
-    public_model: str = ""  # mode `public` only: a Hugging Face folder to start from
+    init_uri: str = ""  # empty: an external public model, or a fresh one from `seed`
+    public_model: str = ""  # initial Hugging Face folder, in mode `public` only
     shape: ArchitectureConfig
     extraction: ExtractionConfig = ExtractionConfig()
-    asked: Asked | None = None  # by an optimiser
-    kept_updates: tuple[int, ...] = ()  # after which the model is kept too, beside the last one
+    asked: Asked | None = None  # bounds if an optimiser chose it
+    kept_updates: tuple[int, ...] = ()  # updates after which a model is kept, besides the last
 
     def hashed(self) -> dict[str, Any]:
-        """Return what the output depends on; nobody has asked for an ordinary training."""
+        """Return the fields that determine the output, without empty `asked` and `kept_updates`."""
         unused = {n for n in ("asked", "kept_updates") if not getattr(self, n)}
         return _without(super().hashed(), *unused)
 
     @property
     def charged_as(self) -> PretrainSpec:
-        """The training whose release is charged: this one, or the costliest that may be asked."""
+        """The training that is charged: this one, or the costliest that an optimiser may choose."""
         if self.asked is None or self.plan is None:
             return self
         least = {"noise_multiplier": self.asked.least_noise_multiplier}
@@ -472,14 +472,14 @@ class PretrainSpec(TrainingSpec):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The public model that it starts from, if it comes from elsewhere."""
+        """The initial public model, if it is outside the store."""
         if not self.public_model:
             return ()
         return (Source(field="public_model", uri=self.public_model, public=True),)
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
-        # Who reads files from outside holds no seed.
+        # A step that reads files from outside may not hold a seed.
         if self.public_model and self.mode != "public":
             raise ValueError("public_model: only public pre-training starts from files")
         if self.updates < (0 if self.mode == "public" else 1):
@@ -516,7 +516,7 @@ class PretrainSpec(TrainingSpec):
     def needs(self) -> frozenset[Need]:
         """The privileges that the step receives in this mode."""
         if self.mode == "public":
-            # A model from elsewhere is parsed, and the ledger holds the operator's declaration.
+            # An external model is parsed, and the ledger holds the operator's declaration.
             return frozenset({Need.SOURCES, Need.LEDGER} if self.public_model else {Need.CLUSTER})
         if self.mode == "released":
             return frozenset({Need.CLUSTER})  # released text is read, and nothing is charged
@@ -532,32 +532,32 @@ class PretrainSpec(TrainingSpec):
 
 
 class OfModelSpec(StepSpec):
-    """What reads one model of those that a training has left."""
+    """A step that reads one of the models that a training has kept."""
 
     model_uri: str
-    model_updates: int = Field(default=0, ge=0)  # of its training, where it kept it; 0: the last
+    model_updates: int = Field(default=0, ge=0)  # updates of a kept model; 0: the last model
 
     def hashed(self) -> dict[str, Any]:
-        """Return what the output depends on; the last model is named as ever."""
+        """Return the fields that determine the output, without a `model_updates` of 0."""
         hashed = super().hashed()
         return hashed if self.model_updates else _without(hashed, "model_updates")
 
 
 class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):
-    """Fine-tune a model with a head, and score it: by strict entity F1, or by accuracy.
+    """Fine-tune a model with a head, and score it by strict entity F1 or by accuracy.
 
-    Charged where the labels are private and there is a plan.
+    The step is charged if the labels are private and it has a plan.
     """
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     step: Literal["finetune"] = "finetune"
     entities_uri: str
-    updates: int = 0  # with a plan; else epochs say it
-    entity_types: tuple[str, ...] = ()  # that are learned and scored; empty: those of the training
-    class_names: tuple[str, ...] = ()  # likewise, of the other heads
+    updates: int = 0  # used with a plan; otherwise `epochs` is used
+    entity_types: tuple[str, ...] = ()  # learned and scored; empty: all in the training part
+    class_names: tuple[str, ...] = ()  # likewise, for the other heads
     epochs: int
-    folds: int = 0  # of the labelled documents or patients; 0: a test part of its own
-    fold: int = 0  # the one that is tested on
+    folds: int = 0  # of the labelled documents or patients; 0: a separate test part
+    fold: int = 0  # the test fold, from 0
 
     @model_validator(mode="after")
     def _is_consistent(self) -> Self:
@@ -575,17 +575,17 @@ class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):
 
     @property
     def label_names(self) -> tuple[str, ...]:
-        """The entity types, or the classes, that are public knowledge; empty: none are told."""
+        """The entity types or classes that are public knowledge, or empty."""
         return self.entity_types if self.head == "entities" else self.class_names
 
 
 class SelectSpec(StepSpec):
-    """Train a secret random number of drawn candidates; keep the best. One charge for all."""
+    """Train a secret random number of drawn candidates and keep the best, for one charge."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     hides_duration: ClassVar[bool] = True  # it grows with the secret number of trainings
     step: Literal["select"] = "select"
-    candidates: tuple[PretrainSpec, ...]  # the declared, public list: mode `dp`, alike but in plan
+    candidates: tuple[PretrainSpec, ...]  # the declared, public list of DP trainings
     selection: SelectionConfig
 
     @model_validator(mode="after")
@@ -596,7 +596,7 @@ class SelectSpec(StepSpec):
 
     @property
     def delta(self) -> float:
-        """δ at which the selection is charged: that of each training."""
+        """δ at which the selection is charged, equal to the δ of each training."""
         assert self.candidates[0].plan is not None  # noqa: S101 - narrows the type
         return self.candidates[0].plan.delta
 
@@ -606,12 +606,12 @@ class SelectSpec(StepSpec):
 
     @property
     def charges(self) -> bool:
-        """Whether the step releases something of private data with a guarantee."""
+        """Whether the step makes a release of private data with a guarantee."""
         return True
 
     @property
     def hides_count(self) -> bool:
-        """A selection on private data trains a secret number of candidates."""
+        """Whether the number of trainings is secret, which it is on private data."""
         return not self.made_up
 
 
@@ -619,7 +619,7 @@ Charged = VocabularySpec | PhrasesSpec | PretrainSpec | FinetuneSpec | SelectSpe
 
 
 class ChargedStepsSpec(StepSpec):
-    """A step about all charged steps of a run. It runs again in every run (`repeated`)."""
+    """A step that reads all charged steps of a run. It runs in every run (`repeated`)."""
 
     repeated: ClassVar[bool] = True
     charged: tuple[Charged, ...]
@@ -630,7 +630,7 @@ class ChargedStepsSpec(StepSpec):
 
 
 class BudgetSpec(ChargedStepsSpec):
-    """Record the sources of a run, and refuse a run that its budgets do not hold."""
+    """Record the sources of a run, and refuse a run that exceeds its budgets."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.CHARGING})
     step: Literal["budget"] = "budget"
@@ -638,23 +638,23 @@ class BudgetSpec(ChargedStepsSpec):
 
     @property
     def called_public(self) -> tuple[Source, ...]:
-        """The sources that the run calls public: refused here if the operator did not say so."""
+        """The sources that the run claims are public, which the operator must have declared."""
         return tuple(source for source in self.reads if source.public)
 
 
 class ReserveSpec(ChargedStepsSpec):
-    """Check the text and labels of a run, then register all of its releases: all fit, or none."""
+    """Check a run's text and labels, then register all of its releases, if they all fit."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     step: Literal["reserve"] = "reserve"
     corpus_uri: str
     units: UnitConfig  # of the private corpus
-    entities_uri: str = ""  # empty where nothing is fine-tuned
+    entities_uri: str = ""  # empty without fine-tuning
     learned: FinetuneSpec | None = None  # a fine-tuning on private labels without privacy, if any
 
 
 class GiveBackSpec(StepSpec):
-    """Give back the plans that a run registered and of which no release has begun."""
+    """Give back the plans that a run registered, if none of their releases has begun."""
 
     repeated: ClassVar[bool] = True
     follows_run: ClassVar[bool] = True
@@ -663,7 +663,7 @@ class GiveBackSpec(StepSpec):
 
 
 class ExposureSpec(OfModelSpec, RunConfig):
-    """Measure how well a model remembers the canaries, and what comes out of a causal one."""
+    """Measure a model's exposure of canaries, and the extraction and samples of a causal model."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset()
     step: Literal["exposure"] = "exposure"
@@ -674,22 +674,23 @@ class ExposureSpec(OfModelSpec, RunConfig):
 
 
 class MembershipSpec(StepSpec, RunConfig, VersionConfig):
-    """Attack a model: tell units that it was trained on from units that were held out."""
+    """Attack a model by distinguishing its training units from held-out units."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset()
     step: Literal["membership"] = "membership"
     model_uri: str
-    reference_uris: tuple[str, ...] = ()  # models that never saw the members, nor descend from them
+    # Models that were not trained on the members and do not descend from models that were.
+    reference_uris: tuple[str, ...] = ()
     corpus_uri: str
     canaries_uri: str
     private_store_uri: str
     units: UnitConfig  # of the private store
     config: MembershipConfig
-    dataset: str = ""  # whose codes of diseases are read
+    dataset: str = ""  # data set of the table of codes
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The table of codes, where there is one."""
+        """The table of disease codes, if there is one."""
         uri, field = self.config.membership_codes, "membership_codes"
         source = Source(field=field, uri=uri, public=self.made_up, dataset=self.dataset)
         return (source,) if uri else ()
@@ -708,9 +709,9 @@ class MembershipSpec(StepSpec, RunConfig, VersionConfig):
 
 
 class AuditSpec(StepSpec, RunConfig):
-    """Guess from a model which audit canaries its training held; bound ε by the right guesses."""
+    """Guess the audit canaries in a model's training, and bound ε by the correct guesses."""
 
-    # the coins follow from the seed of the audited release
+    # The seed of the audited release determines the coins.
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     step: Literal["audit"] = "audit"
     model_uri: str
@@ -719,9 +720,9 @@ class AuditSpec(StepSpec, RunConfig):
 
 
 class ReportSpec(StepSpec):
-    """Gather the results of a job into one page; judge and register the models that it made."""
+    """Collect the results of a job on one page, and judge and register its models."""
 
-    privileges: ClassVar[frozenset[Need]] = frozenset({Need.LEDGER})  # it shows the account
+    privileges: ClassVar[frozenset[Need]] = frozenset({Need.LEDGER})  # the report shows the account
     ends_run: ClassVar[bool] = True
     step: Literal["report"] = "report"
     title: str
@@ -736,7 +737,7 @@ class ReportSpec(StepSpec):
 
 
 class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
-    """Audit one model from outside, by canaries and texts from outside the store."""
+    """Audit one model as a black box, with canaries and texts from outside the store."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES})
     ends_run: ClassVar[bool] = True
@@ -749,7 +750,7 @@ class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
 
     @property
     def sources(self) -> tuple[Source, ...]:
-        """The files, and the model from elsewhere."""
+        """The files, and the model unless it is in the store."""
         named = {name: str(getattr(self, name)) for name in paths(BlackBoxAuditConfig)}
         if self.model_uri:
             del named["audited_model"]
@@ -764,7 +765,7 @@ class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
 
 
 class PromoteSpec(StepSpec):
-    """Give a job's model the alias `promotable`, now that a person has approved of it."""
+    """Give a job's model the alias `promotable` after a person has approved it."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset()
     ends_run: ClassVar[bool] = True
@@ -773,7 +774,7 @@ class PromoteSpec(StepSpec):
 
 
 class SweepReportSpec(StepSpec):
-    """Gather the results of a sweep: the paper's Figs. 1 and 2. Judge and register its models."""
+    """Collect a sweep's results, as in the paper's Figs. 1 and 2; judge and register its models."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.LEDGER})
     ends_run: ClassVar[bool] = True
@@ -796,11 +797,11 @@ class SweepReportSpec(StepSpec):
 
 
 def _classes(kind: type[StepSpec]) -> dict[str, type[StepSpec]]:
-    """Return the classes below `kind` that name a step, by the name of the step."""
+    """Return the subclasses of `kind` that define a step, by the name of the step."""
     classes: dict[str, type[StepSpec]] = {}
     for child in kind.__subclasses__():
         name = child.model_fields["step"].default
-        if isinstance(name, str):  # a class that several steps share has no name
+        if isinstance(name, str):  # base classes of several steps have no name
             classes[name] = child
         classes |= _classes(child)
     return classes
@@ -821,6 +822,6 @@ def spec_from_json(text: str | bytes) -> StepSpec:
     """Return the spec written as JSON.
 
     Raises:
-        pydantic.ValidationError: not a spec of a known step; `one_line` makes it readable.
+        pydantic.ValidationError: the text is no spec of a known step; `one_line` formats the error.
     """
     return _ADAPTER.validate_json(text)

@@ -1,18 +1,18 @@
-"""Supervision of processes: each in a session of its own, and ended with all that it started.
+"""Supervision of processes, each of which leads a new session and is ended with all of it.
 
-A session's id is its leader's pid, survives the leader, and is inherited by whatever the leader
-forks; so children are found even after their parent was killed.
+The id of a session is its leader's pid. It survives the leader, and every process that the leader
+forks inherits it, so children can be found even after their parent was killed.
 
-As a program it is process 1 of a step's container, which ends the step when it must:
+As a program, the supervisor is process 1 of a step's container and can end the step:
 
     supervisor.py COMMAND ARGUMENT…
 
-SIGTERM and SIGINT are passed on, and the step has a few seconds to end by itself.
-`CONFIDE_LEASE=stdin`: whoever started the container holds its standard input open. When that
-    closes, its holder is gone (a killed worker cannot say so itself), and the step is ended.
-`CONFIDE_DEADLINE=SECONDS`: the step is ended after that long.
+The supervisor passes SIGTERM and SIGINT on, and gives the step a few seconds to end.
+`CONFIDE_LEASE=stdin`: the launcher of the container keeps its standard input open. When that
+    closes, the launcher has ended (a killed worker can send no message), and the step is ended.
+`CONFIDE_DEADLINE=SECONDS`: the step is ended after this time.
 
-Standard library only, and nothing of the project: it must work when nothing else does.
+The module imports only the standard library, so that it works even if the project does not.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO
 
-# Each of these waits for the one inside it; Airflow, outside them all, kills after five seconds.
-STEP_GRACE = 3.0  # seconds that a step has to end by itself
-ENTRYPOINT_GRACE = 3.5  # process 1 of its container, before it kills the step
-LAUNCHER_GRACE = 4.0  # whoever started the step or its container
-STACK_GRACE = 10.0  # Airflow's components need 0.4 to 4.2
+# Each level waits for the level inside it. Airflow, outside them all, kills after five seconds.
+STEP_GRACE = 3.0  # seconds that a step has to end after SIGTERM
+ENTRYPOINT_GRACE = 3.5  # seconds before process 1 of the container kills the step
+LAUNCHER_GRACE = 4.0  # seconds before the launcher kills the step or its container
+STACK_GRACE = 10.0  # seconds; Airflow's components need 0.4 to 4.2
 NEVER = float("inf")
 _NOT_STARTED = 127
 _PR_SET_PDEATHSIG = 1
-_PROC = Path("/proc/self")  # what it tells is Linux's
+_PROC = Path("/proc/self")  # exists only on Linux
 _LIBC = ctypes.CDLL(None) if sys.platform == "linux" else None
 
 
 @dataclass(frozen=True)
 class Process:
-    """A process, known again after its pid has been given to another."""
+    """A process, which is recognised even after the kernel has given its pid to another."""
 
     pid: int
     birth: str  # kernel's start time of the process, in clock ticks since boot
-    boot: str = ""  # the kernel's name for that boot, after which every pid is given anew
+    boot: str = ""  # kernel's id of that boot; pids are reused after a reboot
 
     @classmethod
     def of(cls, pid: int) -> Process:
@@ -57,12 +57,12 @@ class Process:
         return cls(pid, _stat(pid).get("birth", ""), _boot())
 
     def is_alive(self) -> bool:
-        """Whether it still runs: the same one, and not merely waiting to be reaped."""
+        """Return whether the same process still runs, and is not a zombie."""
         now = _stat(self.pid)
         return bool(now) and now["state"] not in "ZX" and not self.has_successor()
 
     def has_successor(self) -> bool:
-        """Whether another process may have its pid, and so another session its id."""
+        """Return whether another process may have its pid, and another session its id."""
         if self.boot != _boot():
             return True
         now = _stat(self.pid)
@@ -77,14 +77,14 @@ def start(
     *,
     end_with_us: bool = True,
 ) -> subprocess.Popen[bytes]:
-    """Start a command in a session of its own; standard output and error go to `output`.
+    """Start a command in a new session, with standard output and standard error in `output`.
 
     Args:
-        command: a list of words, which no shell reads.
-        environment: all of it.
-        folder: where it works.
-        output: as `subprocess` takes it.
-        end_with_us: have the kernel send it SIGTERM when we die, be it by kill -9 (on Linux).
+        command: the command's words, which are not passed to a shell.
+        environment: the whole environment of the process.
+        folder: working directory of the process.
+        output: a file or descriptor, as in `subprocess`.
+        end_with_us: on Linux, have the kernel send SIGTERM when this process dies, even by kill -9.
     """
     return subprocess.Popen(  # noqa: S603 - a list of words; no shell
         command,
@@ -99,8 +99,8 @@ def start(
 
 
 def released(process: subprocess.Popen[bytes]) -> Process:
-    """Return a process that will outlive the object that stands for it here."""
-    process.returncode = 0  # or it would be waited for
+    """Return the process without its `Popen` object, whose deletion then does not wait for it."""
+    process.returncode = 0  # keeps `Popen` from waiting for the process
     return Process.of(process.pid)
 
 
@@ -108,9 +108,10 @@ def stop(processes: Iterable[Process], grace: float, *, for_the_rest: float = 0.
     """End the processes and everything in their sessions: SIGTERM, then SIGKILL.
 
     Args:
-        processes: leaders of sessions, as `start` makes them.
-        grace: seconds between the two for the leaders, who end their children in good order.
-        for_the_rest: seconds that what a leader left behind has after a SIGTERM of its own.
+        processes: leaders of sessions, as started by `start`.
+        grace: seconds between the two signals, in which the leaders can end their children.
+        for_the_rest: seconds between a SIGTERM to the remaining processes and SIGKILL; 0 sends no
+            such SIGTERM.
     """
     leaders = list(processes)
     for leader in leaders:
@@ -131,7 +132,7 @@ def _wait(going_on: Callable[[], bool], seconds: float) -> None:
 
 
 def _signal_sessions(leaders: Iterable[Process], number: signal.Signals) -> None:
-    if not _PROC.exists():  # groups are the next best
+    if not _PROC.exists():  # without /proc, signal process groups instead
         for leader in leaders:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(leader.pid, number)
@@ -140,7 +141,7 @@ def _signal_sessions(leaders: Iterable[Process], number: signal.Signals) -> None
 
 
 def _members(leaders: Iterable[Process]) -> list[int]:
-    """Return the pids of what is left of the sessions."""
+    """Return the pids of the sessions' remaining processes."""
     sessions = {leader.pid for leader in leaders if not leader.has_successor()}
     members = []
     for entry in Path("/proc").glob("[0-9]*"):
@@ -163,7 +164,7 @@ def _boot() -> str:
 
 
 def _stat(pid: int) -> dict[str, str]:
-    """Return state, session and start time of a process; nothing where there is none."""
+    """Return state, session and start time of a process, or {} if there is no such process."""
     try:
         text = (_PROC.parent / str(pid) / "stat").read_text()
     except OSError:
@@ -173,7 +174,7 @@ def _stat(pid: int) -> dict[str, str]:
             os.kill(pid, 0)
             return {"state": "R", "session": str(pid), "birth": ""}
         return {}
-    fields = text.rpartition(")")[2].split()  # the name before may hold spaces: proc(5)
+    fields = text.rpartition(")")[2].split()  # the name before it may contain spaces: proc(5)
     return {"state": fields[0], "session": fields[3], "birth": fields[19]}
 
 
@@ -184,11 +185,11 @@ def end_with_parent() -> None:
 
 
 class Entrypoint:
-    """Process 1 of a container: runs one command, reaps whatever ends, and answers with its code.
+    """Process 1 of a container, which runs one command, reaps processes and returns the exit code.
 
     Args:
-        leased: end the command when our own standard input closes.
-        deadline: seconds that it may take; infinity for no bound.
+        leased: end the command when standard input closes.
+        deadline: most seconds that the command may take, or infinity.
     """
 
     def __init__(self, *, leased: bool, deadline: float) -> None:
@@ -199,7 +200,7 @@ class Entrypoint:
         self._end_at = self._kill_at = NEVER
 
     def run(self, command: list[str]) -> int:
-        """Return the command's exit code as a shell would, 128 + n for a signal."""
+        """Run the command and return its exit code, 128 + n for signal n, as in a shell."""
         signals = arriving(signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
         try:
             step = subprocess.Popen(  # noqa: S603 - a list of words; no shell
@@ -214,7 +215,7 @@ class Entrypoint:
             self._wait(signals)
             if time.monotonic() >= self._kill_at:
                 self._send(signal.SIGKILL)
-        self._send(signal.SIGKILL)  # nothing that it started outlives it
+        self._send(signal.SIGKILL)  # also ends the processes that the step started
         code = code if code >= 0 else 128 - code
         if self._reason and code >= 128 and os.environ.get("CONFIDE_MESSAGES") == "stdout":
             failed = {"version": 1, "kind": "failed", "exit_code": code, "reason": self._reason}
@@ -222,7 +223,7 @@ class Entrypoint:
         return code
 
     def _wait(self, signals: int) -> None:
-        """Sleep until something happens; end the command if that is a reason to."""
+        """Wait for a signal, standard input or a time limit, and end the command if necessary."""
         bound = min(self._end_at, self._kill_at) - time.monotonic()
         watched = [signals, 0] if self._leased else [signals]
         ready, _, _ = select.select(watched, [], [], None if bound == NEVER else max(bound, 0.0))
@@ -248,7 +249,7 @@ class Entrypoint:
 
 
 def arriving(*numbers: signal.Signals) -> int:
-    """Return a descriptor from which the numbers of these signals can be read as they arrive."""
+    """Return a descriptor from which the numbers of arriving signals can be read."""
     reading, writing = os.pipe()
     os.set_blocking(writing, False)
     for number in numbers:
@@ -258,7 +259,7 @@ def arriving(*numbers: signal.Signals) -> int:
 
 
 def _reap(step: int) -> int | None:
-    """Collect every process that has ended; return the step's code if it is among them."""
+    """Reap all ended processes and return the step's exit code if the step is among them."""
     code = None
     with contextlib.suppress(ChildProcessError):
         while (ended := os.waitpid(-1, os.WNOHANG))[0]:

@@ -1,4 +1,4 @@
-"""The settings of a sweep: a job, and points over settings of its pre-training and fine-tuning."""
+"""The settings of a sweep: a job, and points that vary its pre-training and fine-tuning."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from dp_core.config.privacy import SelectionConfig
 from dp_core.config.training import is_causal
 from tasks.protocol.settings import JobSettings
 
-PAGE = 1024  # points of one run of Airflow, which expands a task into no more: max_map_length
+PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
 MOST_POINTS = 16 * PAGE
-TRAINING_AXES = {  # setting of a job -> where the sweep takes it from
+TRAINING_AXES = {  # setting of a job -> setting of the sweep with its values
     "noise_multiplier": "sweep_noise_multipliers",
     "batch_size": "sweep_batch_sizes",
     "epochs": "sweep_epochs",
@@ -45,15 +45,15 @@ FINETUNING_AXES = {
     "finetune_learning_rate": "sweep_finetune_learning_rates",
 }
 AXES = TRAINING_AXES | FINETUNING_AXES
-SEARCHED = {  # what an optimiser may vary, and how: the lists' ends are the space
+SEARCHED = {  # settings that an optimiser varies between the ends of their lists, and the scale
     "noise_multiplier": "number",
     "epochs": "number",
     "finetune_epochs": "whole",
     "finetune_batch_size": "whole",
     "finetune_learning_rate": "logarithm",
 }
-REPLICATES = ("seed", "finetune_seed", "fold")  # over these a report takes the mean
-# What private trainings are compared with: `…-training` shares the sweep's own vocabulary.
+REPLICATES = ("seed", "finetune_seed", "fold")  # reports average over these
+# The models to compare private trainings with; `…-training` shares the sweep's vocabulary.
 Baseline = Literal["public", "public-training", "checkpoint", "nonprivate", "nonprivate-training"]
 BASELINE_NAMES: Mapping[Baseline, str] = {
     "public": "public text only",
@@ -62,7 +62,7 @@ BASELINE_NAMES: Mapping[Baseline, str] = {
     "nonprivate": "without privacy",
     "nonprivate-training": "training without privacy",
 }
-_ITS_SETTINGS: Mapping[Baseline, Mapping[str, Any]] = {  # where they are not the sweep's
+_ITS_SETTINGS: Mapping[Baseline, Mapping[str, Any]] = {  # where they differ from the sweep
     "public": {"vocabulary_source": "public"},
     "checkpoint": {"vocabulary_source": "checkpoint", "public_steps": 0},
     "nonprivate": {"vocabulary_source": "nonprivate"},
@@ -72,64 +72,64 @@ _ITS_SETTINGS: Mapping[Baseline, Mapping[str, Any]] = {  # where they are not th
 class SweepPoint(Config):
     """One fine-tuning of a sweep, and the training that it starts from.
 
-    What is None is as the job's settings have it. Points that differ in their fine-tuning alone,
-    or that are models which one training left after several of its epochs, share one training: a
-    private one is one release, charged once. σ, batch size and epochs of
-    pre-training are all zero where it is the best of a random number of trainings, and where a
-    baseline has no such training.
+    A field that is None has its value from the job's settings. Points share one training if they
+    differ only in fine-tuning, or are models that one training kept after different epochs. A
+    private training is one release and is charged once. σ, batch size and epochs of pre-training
+    are all zero if the training is the best of a random number of trainings, or if a baseline has
+    no such training.
     """
 
     noise_multiplier: float
     batch_size: int
     epochs: float
-    seed: int | None = None  # public, of the training: with DP, each is a release of its own
+    seed: int | None = None  # public seed of the training; with DP, each seed is one release
     finetune_noise_multiplier: float | None = None
     finetune_batch_size: int | None = None
     finetune_epochs: int | None = None
     finetune_learning_rate: float | None = None
     finetune_seed: int | None = None
-    fold: int | None = None  # of the labelled documents: the one that is tested on, from 0
-    baseline: Baseline | None = None  # to compare with: nothing is charged for its training
+    fold: int | None = None  # test fold of the labelled documents, from 0
+    baseline: Baseline | None = None  # comparison, whose training is not charged
     checkpoint: str = ""  # folder of the baseline's public model
-    private_start: Literal["public", "fresh"] | None = None  # what the private training begins with
-    # Epochs after which its training leaves a model, the last among them; empty: it leaves one.
+    private_start: Literal["public", "fresh"] | None = None  # start of the private training
+    # Epochs after which the training keeps a model, including the last; empty: only the last model.
     of_epochs: tuple[float, ...] = ()
 
     @property
     def training(self) -> SweepPoint:
-        """The training that the point starts from, which it may share with others."""
+        """The point's training, which other points may share."""
         return self.model.model_copy(update={"epochs": self.training_epochs})
 
     @property
     def model(self) -> SweepPoint:
-        """The model that is fine-tuned, which the point may share with others."""
+        """The point's model before fine-tuning, which other points may share."""
         own = (*TRAINING_AXES, "seed", *_OF_A_FRONT, "of_epochs")
         return SweepPoint.model_validate({name: getattr(self, name) for name in own})
 
     @property
     def training_epochs(self) -> float:
-        """Epochs of the whole training."""
+        """Number of epochs of the whole training."""
         return self.of_epochs[-1] if self.of_epochs else self.epochs
 
     @property
     def is_on_the_way(self) -> bool:
-        """Whether its training goes on to more epochs, and released later models too."""
+        """Whether its training continues for more epochs and also releases later models."""
         return self.epochs < self.training_epochs
 
     @property
     def front(self) -> SweepPoint:
-        """What comes before the training: vocabulary, rows, public model; of many, the same."""
+        """The shared steps before the training: vocabulary, rows and public model."""
         own = {name: getattr(self, name) for name in _OF_A_FRONT} if self.has_own_front else {}
         return SweepPoint.model_validate(_NO_TRAINING | own)
 
     @property
     def has_own_front(self) -> bool:
-        """Whether it is a baseline of another vocabulary than the sweep's."""
+        """Whether it is a baseline with another vocabulary than the sweep."""
         return self.baseline in _ITS_SETTINGS
 
     @property
     def mode(self) -> Literal["dp", "public", "nonprivate"]:
-        """How its model is trained last."""
+        """The mode of the model's last training."""
         if self.baseline is None:
             return "dp"
         return "nonprivate" if self.baseline.startswith("nonprivate") else "public"
@@ -146,7 +146,7 @@ class SweepPoint(Config):
 
     @property
     def name(self) -> str:
-        """What people see: the mapped task and the child run carry this name."""
+        """The point's name for people, in the mapped task and the child run."""
         epochs = f"epochs={self.epochs:g}"
         epochs += f" of {self.training_epochs:g}" if self.is_on_the_way else ""
         parts = [f"σ={self.noise_multiplier:g}", f"B={self.batch_size}", epochs]
@@ -173,12 +173,12 @@ class SweepPoint(Config):
 
 _NO_TRAINING: dict[str, Any] = dict.fromkeys(TRAINING_AXES, 0)
 _OF_A_FRONT = ("baseline", "checkpoint")
-# The public model that private trainings start from, whether it is compared with or not.
+# The initial public model of private trainings, whether or not it is a baseline.
 START = SweepPoint.model_validate(_NO_TRAINING | {"baseline": "public-training"})
 
 
 class SweepSettings(SelectionConfig, JobSettings):
-    """Everything `dp_sweep` can be told: a job, and points over its settings."""
+    """All settings of `dp_sweep`: a job, and points that vary its settings."""
 
     sweep_noise_multipliers: str = setting(
         "0.6,1.0,2.0",
@@ -324,7 +324,7 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
 
     def grid(self) -> list[SweepPoint]:
-        """Return the settings that are declared, in reading order, without seeds and folds."""
+        """Return the declared points in reading order, without seeds and folds."""
         if self.sweep_points:
             listed = (self._listed(point) for point in self.sweep_points.split(";"))
             return self._sharing_trainings(_unique(listed))
@@ -341,9 +341,9 @@ class SweepSettings(SelectionConfig, JobSettings):
         )
 
     def _sharing_trainings(self, points: list[SweepPoint]) -> list[SweepPoint]:
-        """Return the points, where they are checkpoints those of one training as such.
+        """Return the points, which share one training if epochs are taken from checkpoints.
 
-        They differ in epochs, and in what fine-tunes them: their training goes on to the most.
+        Such points differ in epochs and in fine-tuning. Their training runs for the most epochs.
         """
         if self.sweep_epochs_from == "trainings":
             return points
@@ -358,22 +358,25 @@ class SweepSettings(SelectionConfig, JobSettings):
 
     @property
     def is_asked(self) -> bool:
-        """Whether an optimiser asks for the points."""
+        """Whether an optimiser chooses the points."""
         return self.sweep_search == "optuna"
 
     def space(self) -> dict[str, tuple[float, float]]:
-        """Return the ends of each setting that an optimiser asks for."""
+        """Return the bounds of each setting that an optimiser varies."""
         listed = {name: [x for x in self._values(name) if x is not None] for name in SEARCHED}
         return {name: (min(own), max(own)) for name, own in listed.items() if len(own) > 1}
 
     @property
     def search(self) -> str:
-        """A name of the search: another number of points asks for the same ones first."""
+        """A hash that identifies the search.
+
+        It omits the number of points, because a longer search begins with the same points.
+        """
         told = self.model_dump_json(exclude={"sweep_trials"})
         return hashlib.sha256(told.encode()).hexdigest()[:16]
 
     def asked_point(self, values: Mapping[str, float]) -> SweepPoint:
-        """Return the point of an optimiser's answer, to four digits, within the space."""
+        """Return an optimiser's point, rounded to four significant digits and clipped to bounds."""
         given: dict[str, Any] = {name: (self._values(name) or [None])[0] for name in AXES}
         for name, (low, high) in self.space().items():
             given[name] = min(max(float(f"{values[name]:.4g}"), low), high)
@@ -381,25 +384,25 @@ class SweepSettings(SelectionConfig, JobSettings):
 
     @property
     def costliest(self) -> SweepPoint:
-        """The private training with least noise and most updates that an optimiser may ask for."""
-        space, dearest = self.space(), {"noise_multiplier": 0, "epochs": 1}  # the low, the high end
+        """The private training with least noise and most updates that an optimiser may choose."""
+        space, dearest = self.space(), {"noise_multiplier": 0, "epochs": 1}  # index of the bound
         ends = {name: space[name][end] for name, end in dearest.items() if name in space}
         return self.grid()[0].training.model_copy(update=ends)
 
     def candidates(self) -> list[SweepPoint]:
-        """Return the private trainings that are declared, without seeds."""
+        """Return the declared private trainings, without seeds."""
         return _unique(point.training for point in self.grid())
 
     def points(self) -> list[SweepPoint]:
-        """Return what is fine-tuned: each setting (or the best of a random number), replicated.
+        """Return one point per grid point (or the best of a random number), seed and fold.
 
-        Behind them the baselines: their training has seeds where it reads private rows, and the
-        epochs of the grid; public models are trained once.
+        Baselines follow. If a baseline trains on private rows, it has the grid's seeds and epochs.
+        Public models are trained once.
         """
         grid = settings = self.grid()
         if self.selection == "random-count":
             settings = _unique(point.model_copy(update=_NO_TRAINING) for point in grid)
-        if self.is_asked:  # what all have in common is that of any
+        if self.is_asked:  # any point has the common settings
             return settings[:1]
         seeds = self._seeds(self.sweep_seeds)
         points = self._replicated(settings, seeds)
@@ -411,15 +414,15 @@ class SweepSettings(SelectionConfig, JobSettings):
         return points
 
     def _baselines(self) -> list[tuple[Baseline, str]]:
-        """Return the baselines, each with the folder of its public model, or none."""
+        """Return the baselines, each with the folder of its public model or an empty string."""
         asked = split_list(self.sweep_baselines)
         own: list[tuple[Baseline, str]] = [(b, "") for b in get_args(Baseline) if b in asked]
         return own + [("checkpoint", folder) for folder in split_list(self.sweep_checkpoints)]
 
     def pages(self) -> list[list[SweepPoint]]:
-        """Return the points in pages, each as much as one run of Airflow can map tasks to.
+        """Return the points in pages, each small enough for the mapped tasks of one Airflow run.
 
-        A training that points of two pages share is found by the second: it is one release.
+        A training that points of two pages share is one release: the second page finds its output.
         """
         points = self.points()
         return [points[start : start + PAGE] for start in range(0, len(points), PAGE)]
@@ -435,16 +438,16 @@ class SweepSettings(SelectionConfig, JobSettings):
         ]
 
     def trainings(self) -> list[SweepPoint]:
-        """Return the private trainings: each is one release, however many points share it."""
+        """Return the private trainings; each is one release even if several points share it."""
         return trainings_of(point for point in self.points() if point.mode == "dp")
 
     def job(self, point: SweepPoint) -> JobSettings:
-        """Return the settings of the job at one point; seeds and fold are for single steps.
+        """Return the job's settings at one point, without seeds and fold, which single steps use.
 
-        A baseline takes part in no release: phrases are for the private trainings alone.
+        A baseline takes part in no release, so only private trainings use released phrases.
         """
         told = point.model_dump(include=set(AXES), exclude_none=True)
-        if not point.batch_size:  # for what all trainings share, any of them will do
+        if not point.batch_size:  # any training has the settings that all share
             any_of_them = self.candidates()[0].model_dump(include=set(TRAINING_AXES))
             told |= {name: value for name, value in any_of_them.items() if not told[name]}
         if point.baseline is not None:
@@ -456,15 +459,15 @@ class SweepSettings(SelectionConfig, JobSettings):
         return self.part(JobSettings, **told, audit_canaries=0, kept_epochs=kept)
 
     def _values(self, name: str) -> Sequence[float | None]:
-        """Return what the grid lists for a setting; None: the job's own."""
+        """Return the grid's values of a setting, or None for the job's value."""
         listed = str(getattr(self, AXES[name]))
         return numbers(listed) if listed else [None]
 
     def _listed(self, point: str) -> SweepPoint:
-        """Return a point that is listed by itself.
+        """Return a point of `sweep_points`.
 
         Raises:
-            ValueError: it names what no point has, something twice, or no number.
+            ValueError: the point has an unknown or repeated setting, or a value that is no number.
         """
         own: dict[str, Any] = {name: getattr(self, name) for name in TRAINING_AXES}
         (told,) = listed_points(point, AXES, "sweep_points")
@@ -477,7 +480,7 @@ class SweepSettings(SelectionConfig, JobSettings):
         return [None] if count == 1 else [self.seed + i for i in range(count)]
 
     def _refuse_a_grid_without_end(self) -> None:
-        """Refuse more points than one run may hold, before any of them is looked at."""
+        """Refuse more points than a sweep may have, before any of them is computed."""
         axes = {field: str(getattr(self, field)).count(",") + 1 for field in AXES.values()}
         if self.sweep_points:
             axes = {"sweep_points": self.sweep_points.count(";") + 1}
@@ -522,7 +525,7 @@ class SweepSettings(SelectionConfig, JobSettings):
             if point.finetune_noise_multiplier is not None and self.finetune_privacy == "none":
                 raise ValueError("finetune_noise_multiplier: fine-tuning is not private here")
         last = self.seed + max(self.sweep_seeds, self.sweep_finetune_seeds) - 1
-        self.part(JobSettings, seed=last)  # seeds have an end
+        self.part(JobSettings, seed=last)  # refuse too large seeds
         self._refuse_wrong_baselines()
         points = self.points()
         for name, times in Counter(point.name for point in points).items():
@@ -547,7 +550,7 @@ class SweepSettings(SelectionConfig, JobSettings):
         return self
 
     def _refuse_what_causal_models_lack(self) -> None:
-        """Refuse axes of a fine-tuning that there is none of, and what needs F1 or masks."""
+        """Refuse axes of fine-tuning, and settings that need F1 or masks, for causal models."""
         varied = [
             "sweep_points" if self.sweep_points else field
             for axis, field in FINETUNING_AXES.items()
@@ -588,7 +591,7 @@ class SweepSettings(SelectionConfig, JobSettings):
             )
 
     def _refuse_wrong_baselines(self) -> None:
-        """Refuse baselines that are none, that have one name, or that the sweep begins with."""
+        """Refuse baselines that are unknown, share a name, or equal the start of the sweep."""
         named = [name for name in get_args(Baseline) if name != "checkpoint"]
         for word in split_list(self.sweep_baselines):
             if word not in named:
@@ -613,7 +616,7 @@ class SweepSettings(SelectionConfig, JobSettings):
                 raise ValueError(f"baseline {baseline}: {one_line(error)}") from None
 
     def _refuse_to_ask(self) -> None:
-        """Refuse a search whose points are not alike, or whose figures no optimiser may be told."""
+        """Refuse a search that varies other settings, or whose results an optimiser may not see."""
         if not self.entities_shown:
             raise ValueError(
                 "sweep_search: the F1 of private labels is the operator's, and no optimiser is "
@@ -644,7 +647,7 @@ class SweepSettings(SelectionConfig, JobSettings):
             raise ValueError("sweep_search: no list has two ends to search between")
 
     def _reason(self, error: ValidationError, point: SweepPoint) -> str:
-        """Say what is wrong with a point by the names that the sweep has for it."""
+        """Return the error of a point, with the sweep's names of its settings."""
         item = error.errors(include_url=False, include_input=False)[0]
         axis = str(item["loc"][0]) if item["loc"] else ""
         if axis not in AXES:
@@ -654,17 +657,17 @@ class SweepSettings(SelectionConfig, JobSettings):
 
 
 def trainings_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
-    """Return the trainings that points start from, baselines' too, each once."""
+    """Return the trainings of points and baselines, without repetitions."""
     return _unique(point.training for point in points)
 
 
 def models_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
-    """Return the models that are fine-tuned, each once: of a training one, or several."""
+    """Return the models before fine-tuning, without repetitions: one or more per training."""
     return _unique(point.model for point in points)
 
 
 def fronts_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
-    """Return what comes before the trainings of baselines of other vocabularies, each once."""
+    """Return the front halves of baselines with other vocabularies, without repetitions."""
     return _unique(point.front for point in points if point.has_own_front)
 
 
@@ -673,10 +676,10 @@ def _its(baseline: Baseline, checkpoint: str) -> dict[str, Any]:
 
 
 def _compared(point: SweepPoint, its: Mapping[str, Any]) -> SweepPoint:
-    """Return the point of a baseline that is fine-tuned as this one is, and never privately."""
+    """Return the baseline's point with this point's fine-tuning, but without DP."""
     own = _NO_TRAINING | {"finetune_noise_multiplier": None, "of_epochs": ()} | dict(its)
     compared = point.model_copy(update=own)
-    if compared.mode == "nonprivate":  # as many passes over the rows
+    if compared.mode == "nonprivate":  # for equally many epochs
         passes = {"epochs": point.epochs, "of_epochs": point.of_epochs}
         return compared.model_copy(update=passes)
     return compared
