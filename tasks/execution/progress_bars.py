@@ -22,7 +22,7 @@ from tasks.protocol.messages import StepProgress
 
 
 class ProgressBars:
-    """Bars for steps by name; where the console is no terminal, nothing is drawn."""
+    """Progress bars of steps by name; nothing is drawn if the console is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._bars: dict[str, TaskID] = {}
@@ -46,7 +46,7 @@ class ProgressBars:
         self._rich.stop()
 
     def show(self, name: str, now: StepProgress) -> None:
-        """Show how far a step is."""
+        """Show the progress of a step."""
         if name not in self._bars:
             self._bars[name] = self._rich.add_task(name, total=None, note="")
         self._rich.update(
@@ -54,7 +54,7 @@ class ProgressBars:
         )
 
     def remove(self, name: str) -> None:
-        """Take a step's bar away."""
+        """Remove the bar of a step."""
         if name in self._bars:
             self._rich.remove_task(self._bars.pop(name))
 

@@ -139,7 +139,7 @@ def _tell(
     headline: str,
     label: type[Dp | Operator],
 ) -> None:
-    """Record the exposure of every group, and a summary over those of the headline context."""
+    """Record the exposure of every group, and a summary over the groups of the headline kind."""
     if rows:  # the rows may hold no canary; the number is as private as the rows
         summary = summarise(rows, headline)
         context.measure(key, label(summary.mean))

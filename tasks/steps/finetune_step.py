@@ -42,7 +42,7 @@ Item = TypeVar("Item", bound=LabelledItem)
 
 @dataclass(frozen=True)
 class _Tuned:
-    """A fine-tuned model, its labels, and the record of its own release, if one was charged."""
+    """A fine-tuned model, its labels, and the record of its release, if one was charged."""
 
     model: Bert
     labels: tuple[str, ...]

@@ -42,7 +42,7 @@ class KeptModels:
         self._kept = Checkpoints(place, run, keep=max(1, len(self._updates)))
 
     def hook(self, beside: EvaluationHook | None) -> EvaluationHook | None:
-        """Return a hook that keeps the models during training and also calls the hook `beside`."""
+        """Return a hook that keeps the models during training, and calls the given hook as well."""
         if not self._updates:
             return beside
         measured = frozenset() if beside is None else beside.at
