@@ -64,8 +64,7 @@ def content_key(deployment: Deployment, purpose: str) -> bytes:
     """Return a secret for keyed digests, the same for all steps of the deployment.
 
     The secret hides the digested content, and no noise depends on it. It is kept apart from the
-    seeds,
-    so that steps without access to the seeds can have it.
+    seeds, so that steps without access to the seeds can have it.
     """
     return SeedStore(deployment.keys).create("content-digests").derive(purpose)
 
@@ -109,8 +108,7 @@ class StepContext:
         """Return an earlier step's output; this step's output then descends from its releases.
 
         Shards of a corpus are neither downloaded nor checked: `shards` locates them, and the
-        process that
-        reads a shard checks its digest.
+        process that reads a shard checks its digest.
 
         Raises:
             BadInput: the output is missing, or it is private and this step's spec states otherwise.
@@ -123,8 +121,7 @@ class StepContext:
         """Return an earlier step's output without counting its releases.
 
         Nothing publishable may be computed from it. A report shows it to the operator, by the
-        labels of
-        its numbers, and the publishable part of the report does not descend from it.
+        labels of its numbers, and the publishable part of the report does not descend from it.
 
         Raises:
             BadInput: as in `input`.
@@ -176,8 +173,7 @@ class StepContext:
         """Return the keyed digest of an output folder's own files.
 
         A corpus's shards are covered by their digests in the corpus's mark; the process that reads
-        a shard
-        checks its digest.
+        a shard checks its digest.
         """
         shards = {shard.name for shard in shards_of(folder)} if is_corpus(folder) else set()
         return keyed_digest(folder, self.content_key(), without={CHECKSUMS, RESULT, *shards})
@@ -201,8 +197,7 @@ class StepContext:
         """Return the shards of a corpus, in a form that any worker can open.
 
         If the store is a bucket, each worker downloads a shard when it opens it. If the store is a
-        folder,
-        all machines of a cluster must see it at the same path.
+        folder, all machines of a cluster must see it at the same path.
         """
         shards = shards_of(corpus.folder)
         if not is_remote(self.store.root):
@@ -218,8 +213,7 @@ class StepContext:
         """Return the place where a training keeps its checkpoints until the step is done.
 
         Checkpoints are next to the other unfinished work of this machine. If the store is remote,
-        they are
-        in the store, because another machine may make the next attempt.
+        they are in the store, because another machine may make the next attempt.
         """
         if is_remote(self.store.root):
             return StoredCheckpoints(
@@ -241,10 +235,8 @@ class StepContext:
         """Record a number in the event log, from which the result and MLflow's run are made.
 
         If the output descends from a vocabulary of exact private counts, every number is the
-        operator's,
-        whatever its label: even accuracy on public text, and the number of rows that this text was
-        cut
-        into.
+        operator's, whatever its label: even accuracy on public text, and the number of rows that
+        this text was cut into.
 
         Raises:
             TypeError: the number has no label.
@@ -260,16 +252,13 @@ class StepContext:
         pre-training and of its fine-tuning, and the total of more releases is then the last.
 
         Several data sets hold different people, and neither the sum nor the maximum of their totals
-        is a
-        guarantee for any person. Each data set therefore has separate metrics, `epsilon/NAME` and
-        `delta/NAME`; the metrics without a name are those for the first data set, from which the
-        vocabulary came.
+        is a guarantee for any person. Each data set therefore has separate metrics, `epsilon/NAME`
+        and `delta/NAME`; the metrics without a name are those for the first data set, from which
+        the vocabulary came.
 
         An infinite or missing total is recorded as a tag in words, and as the largest finite
-        number, by
-        which MLflow stores infinity, so that it overrides the smaller total of an earlier step of
-        the
-        model. An infinite ε has the label `operator`.
+        number, by which MLflow stores infinity, so that it overrides the smaller total of an
+        earlier step of the model. An infinite ε has the label `operator`.
         """
         step = len(releases)
         found = totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)

@@ -44,8 +44,7 @@ def asked_steps(
 ) -> Iterator[tuple[str, str, StepSpec]]:
     """Yield (point, task, spec) of an Optuna sweep; the caller runs each step before the next.
 
-    Points with the same private training share it: one release, with the settings of the first
-    point.
+    Points with the same private training share one release, charged for the first of them.
     """
     store = deployment.open_store()
     points: dict[SweepPoint, Mapping[str, StepSpec]] = {}

@@ -2,8 +2,8 @@
 
 An existing result is returned without repeating the work; a retry continues in the same local
 folder. Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 4 an audit contradicts a claim
-(everything is written, including the result, and every further run of the step exits with 4),
-75 the time is up (run the step again to continue), 143 stopped, 1 internal error.
+(everything is written, including the result, and every further run of the step exits with 4), 75
+the time is up (run the step again to continue), 143 stopped, 1 internal error.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ class StepModule(Protocol):
 
 
 class Stopped(BaseException):
-    """The step received a signal to stop."""
+    """The process received a signal to stop."""
 
 
 def command_line(words: Sequence[str]) -> int:

@@ -121,8 +121,7 @@ class ForkServer:
         """Fork a process for a request; in the forked process, read and return the request.
 
         A step's environment, including the ledger's password, is therefore never in the memory of
-        the
-        server or of another step.
+        the server or of another step.
         """
         client, _ = self._listening.accept()
         self._used = time.monotonic()

@@ -61,7 +61,7 @@ class ProgressBars:
 
 @contextmanager
 def one_after_the_other(steps: int) -> Iterator[Watcher]:
-    """Yield a watcher of steps that run one at a time: a line for each as it starts, and a bar."""
+    """Yield a watcher of steps that run one at a time: a line and a bar for each."""
     console = Console(stderr=True, highlight=False)
     begun: list[str] = []
     with ProgressBars(console) as bars:

@@ -37,7 +37,7 @@ Watcher = Callable[[str, StepProgress], None]  # gets a task's name and its prog
 
 @dataclass(frozen=True)
 class Job:
-    """A job: (sweep point or '', task, spec) in an order in which they can run."""
+    """A job: (sweep point or '', task, spec) in an order in which the steps can run."""
 
     name: str
     run_key: str
@@ -52,7 +52,7 @@ class Job:
 
 @dataclass
 class JobOutcome:
-    """How far a job came."""
+    """The outcome of a job: the results so far, and the failure, if any."""
 
     job: Job
     log_folder: Path

@@ -23,12 +23,12 @@ _TYPES: dict[Label, type[Labelled]] = {
 
 @dataclass(frozen=True)
 class Input:
-    """An earlier step's output: what it answered, and its files on local disk.
+    """An earlier step's output: its result, and its files on local disk.
 
     Attributes:
-        result: what it answered.
-        folder: its files; of a corpus all but the shards.
-        uri: its store address.
+        result: the step's result.
+        folder: the step's files; for a corpus, all but the shards.
+        uri: the output's store address.
     """
 
     result: StepResult

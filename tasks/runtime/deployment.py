@@ -52,8 +52,7 @@ class Deployment:
         cache_bytes: bound on local copies of a remote store; None for half of the free disk.
         task_python: the Python that runs `python -m tasks`.
         hosts: number of cluster hosts that share a pre-training; 0 trains in the step's process. It
-            is
-            no part of a spec, because training, charge and release are the same.
+            is no part of a spec, because training, charge and release are the same.
         cluster: where functions of shards run (`dp_core.cluster`); the results are the same.
         cluster_secrets: folder of the cluster's token and certificate authority.
     """
@@ -78,8 +77,7 @@ class Deployment:
 
         Raises:
             BadInput: a variable holds an invalid value, or a relative path, whose meaning would
-                depend
-                on the folder in which a command is started.
+                depend on the folder in which a command is started.
         """
         env = os.environ if environment is None else environment
         home = _folder(env, "CONFIDE_HOME", CHECKOUT / ".confide")
@@ -127,13 +125,11 @@ class Deployment:
         """Make the home folder, for its owner alone, because it will hold private text.
 
         If others can reach an existing folder, it is closed to them, provided that it belongs to
-        Confide
-        and to this user.
+        Confide and to this user.
 
         Raises:
             BadInput: a file has this path, the folder cannot be made or written, or others can
-                reach a
-                folder that also holds other files.
+                reach a folder that also holds other files.
         """
         try:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)

@@ -51,8 +51,7 @@ def log(message: str, level: Level = "info") -> None:
         body = {"time": now, "level": level, **_who, "message": " ".join(message.split())}
         line = json.dumps(body, ensure_ascii=False)
     # One write for the whole line: an unbuffered print() writes the line end separately, and the
-    # output
-    # of another thread or of the other stream could come between.
+    # output of another thread or of the other stream could come between.
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 

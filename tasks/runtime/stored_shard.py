@@ -23,8 +23,7 @@ class StoredShard(Shard):
     """A shard in the store's bucket, opened through the cache of the current machine.
 
     The machine's own environment gives the cache and the bucket's credentials; neither is part of
-    the
-    shard.
+    the shard.
     """
 
     def open(self) -> BufferedReader:

@@ -2,7 +2,7 @@
 
 The coins are derived from the release's seed. The audit throws them again only if the ledger shows
 that this seed was bound to the release before the training began. The guesses, the bounds and the
-verdict have the label `dp` if the model has it; the coins are never written.
+verdict have the label `dp` if the model has it. The audit never writes the coins.
 """
 
 from __future__ import annotations

@@ -51,8 +51,8 @@ class StoredRows:
     """The training rows, opened on a host of the training.
 
     The store's address comes from the environment of the host's machine. For a local store, the
-    host
-    reads where each row begins; the rows of its share are compared with the step's rows by digest.
+    host reads where each row begins; the rows of its share are compared with the step's rows by
+    digest.
 
     Attributes:
         uri: output folder of the token store whose units train.
@@ -74,8 +74,7 @@ class StoredRows:
         train = TokenStore.open(folder / TRAIN)
         if not self.canaries:
             return train
-        # The joined rows stay mapped after their files are removed, so a killed host leaves no
-        # files.
+        # Joined rows stay mapped after their files are removed, so a killed host leaves no files.
         with tempfile.TemporaryDirectory(prefix="confide-rows-") as scratch:
             more = TokenStore.open(folder / AUDIT)
             return joined(Path(scratch) / "rows", train, more, self.canaries)

@@ -66,8 +66,7 @@ def refuse_if_changed(spec: CorpusSpec, result: StepResult, context: StepContext
 
     Raises:
         BadInput: a source file has changed, or the spec calls it public and it no longer is; or
-            files
-            other than shards are damaged.
+            files other than shards are damaged.
     """
     declarations.refuse_if_changed(spec, result.facts["source_digests"], context, spec.data_version)
     if damaged := context.store.damaged(spec.output):
@@ -110,8 +109,7 @@ def listed(quarantine: Quarantine, context: StepContext, file: str) -> Iterator[
     """Context manager that writes the list of rejected items even if the step fails.
 
     The list is written next to the output or, for a refused source, to the work folder. Its label
-    is
-    `operator`: it gives the places of items as file names, and a folder may be named after its
+    is `operator`: it gives the places of items as file names, and a folder may be named after its
     patient, so no log line contains such a place.
 
     Raises:

@@ -1,8 +1,8 @@
 """Measure how well a model remembers the canaries, in separate contexts with public coins.
 
-The operator also gets the exposure in the training rows, which are private text. For a causal
-model the step also measures extraction: the canaries' secrets in separate contexts and, if the
-settings request it, training rows compared with held-out rows. It can also write sample texts.
+The operator also gets the exposure in the training rows, which are private text. For a causal model
+the step also measures extraction: the canaries' secrets in separate contexts and, if the settings
+request it, training rows compared with held-out rows. It can also write sample texts.
 """
 
 from __future__ import annotations

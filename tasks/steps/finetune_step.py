@@ -153,8 +153,7 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
         raise PrivateTextRefusal("the training part has no label", where="entities_train")
 
     def progress(now: Progress) -> None:
-        # Report in epochs: the number of updates, or an update's share, reveals the number of
-        # sentences.
+        # In epochs, because the number or share of updates reveals the number of sentences.
         epochs = spec.epochs * now.update // now.updates
         if now.at_point:
             context.measure("finetuning_loss", label(now.loss), epochs)

@@ -2,13 +2,13 @@
 
 The kept models have no privacy cost in addition to the training's one charge. DP-SGD is accounted
 for as the adaptive composition of its updates, each of which releases its noised sum (Abadi et al.
-2016, arXiv:1607.00133, section 3.2); with correlated noise, as one release of the whole sequence
-of sums (Denisov et al. 2022, arXiv:2202.08312). The weights after update t are a function of the
-sums up to t, so the models after several updates are a function of all sums: post-processing
-(Dwork and Roth 2014, proposition 2.1). An accounting that hides all iterates but the last would
-not allow this; no accountant of this platform does so.
+2016, arXiv:1607.00133, section 3.2); with correlated noise, as one release of the whole sequence of
+sums (Denisov et al. 2022, arXiv:2202.08312). The weights after update t are a function of the sums
+up to t, so the models after several updates are a function of all sums: post-processing (Dwork and
+Roth 2014, proposition 2.1). An accounting that hides all iterates but the last would not allow
+this; no accountant of this platform does so.
 
-The spec fixes the updates after which a model is kept before the first update. The kept models are
+The spec fixes how often and when models are kept, before the first update. The kept models are
 stored with the checkpoints until the training is settled, which binds its noise to all of them.
 """
 

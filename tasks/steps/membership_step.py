@@ -170,8 +170,7 @@ def _findings(
     """Return the results for every model that the training kept, with the final model last.
 
     All models are attacked with the same rows under the same masks, and have the ceiling of the
-    whole
-    training. The results are empty if no unit was held out.
+    whole training. The results are empty if no unit was held out.
     """
     models = models_by_updates(attacked)
     if (others := held_out(store)) is None:

@@ -207,11 +207,9 @@ def _curves(
 
     Scores on public text are for anyone: a score is as private as its weights, provided that these
     weights lead to the released ones. Before a private release such a score is the operator's,
-    because
-    a training that is repeated with the same noise may differ in rounding, and is then refused only
-    at
-    its end. Scores on private text are always the operator's. A masked model is evaluated only in
-    private training, and only on public text.
+    because a training that is repeated with the same noise may differ in rounding, and is then
+    refused only at its end. Scores on private text are always the operator's. A masked model is
+    evaluated only in private training, and only on public text.
     """
     causal = isinstance(config, CausalConfig)
     if not causal and spec.plan is None:
@@ -243,8 +241,7 @@ def _publish_curve(context: StepContext, record: ReleaseRecord) -> None:
     """Publish the scores on public text after the weights that they led to have been released.
 
     Scores of an attempt with other noise stay unpublished: the cost of the model does not include
-    that
-    attempt's ledger entry.
+    that attempt's ledger entry.
     """
     under_way = f"{_UNDER_WAY}{record.ledger_id}"
     for look in context.measured():
@@ -263,8 +260,7 @@ class _Curve:
 
     def __call__(self, now: Progress) -> None:
         if now.at_point:
-            # Even on public text the loss depends on a released vocabulary, so it is `dp`, not
-            # public.
+            # Even on public text, the loss depends on a released vocabulary: dp, not public.
             seen = Dp if self._spec.mode in ("public", "released") else Operator
             numbers = {"loss": now.loss, "batch": now.batch}
             if self._spec.mode == "dp":

@@ -30,8 +30,8 @@ AUDITED = "audited_model"  # the name of the audited model among the models of a
 def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
     """Write the records of all findings, and withdraw a model whose promotion they block.
 
-    All findings are computed from private text. A model of this deployment is recognised by its
-    weights, even as a copy; its own claim is then audited.
+    All findings are computed from private text, and are for the operator. A model of this
+    deployment is recognised by its weights, even as a copy; its own claim is then audited.
     """
     opened = _opened(spec, context)
     uri = spec.model_uri

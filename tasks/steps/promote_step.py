@@ -11,7 +11,7 @@ from tasks.protocol import PromoteSpec, point_and_task
 def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
     """Judge the model of a report again, and give it the alias that its verdict allows.
 
-    It is judged again because a later audit may have contradicted it before the approval.
+    It is judged again because an audit may have contradicted it since the report was written.
 
     Raises:
         BadInput: the input is not the output of a job's report.

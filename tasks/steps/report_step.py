@@ -36,8 +36,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
         job_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
     # The job's run in MLflow has the figures of the model that the job trains, and the total cost
-    # of all
-    # private models. Each model also has its own run, with the metrics of its steps.
+    # of all private models. Each model also has its own run, with the metrics of its steps.
     row = next(row for row in report.models if row.kind == "dp")
     context.measure_cost(released_by_job(results))
     if (share := audit_time(results)) is not None:

@@ -1,9 +1,9 @@
 """Train a secret random number of randomly drawn candidates, and release only the best model.
 
 The selection follows Papernot and Steinke 2022 (arXiv:2110.03620), and is charged as
-`RandomCountSelection`. The number of trainings, and all models but the best, must stay hidden:
-this step reports no progress, and its duration is not recorded. The score is accuracy on public
-text, so a training with its score is as private as the training.
+`RandomCountSelection`. The number of trainings, and all models but the best, must stay hidden: this
+step reports no progress, and its duration is not recorded. The score is accuracy on public text, so
+a training with its score is as private as the training.
 """
 
 from __future__ import annotations

@@ -48,8 +48,7 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
         outputs={name: name for name in EDITIONS},
         facts={
             "created": report.created,
-            # Models are tagged with their verdicts, but an audit does not choose which one to
-            # promote.
+            # Tagged with their verdicts; an audit does not choose which one to promote.
             JUDGED: judge(
                 context.store,
                 {model: points[name]["pretraining"] for model, name in models.items()},

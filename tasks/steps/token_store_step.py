@@ -115,7 +115,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
 
 
 def _count_canaries(canaries: list[Canary], context: StepContext, train: TokenStore) -> None:
-    """Count the units that hold each canary; the exact counts are for the operator."""
+    """Count the units with each canary, for the operator; others know only the expected counts."""
     planted = [canary for canary in canaries if not canary.is_reference]
     counted = counted_occurrences(train, planted)
     groups: dict[str, list[int]] = {}

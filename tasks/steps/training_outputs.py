@@ -36,8 +36,7 @@ class SpendingReporter:
     """Measures the ε that a private training has spent so far, at points of its curve.
 
     The metric `epsilon_training` covers this training only. The metric `epsilon`, recorded once
-    when
-    the model is released (`write_model`), is the model's cost including all earlier releases.
+    when the model is released (`write_model`), is the model's cost including all earlier releases.
     """
 
     def __init__(self, context: StepContext, plan: ExecutionPlan | None, updates: int) -> None:

@@ -199,12 +199,10 @@ def _tokenizer(spec: VocabularySpec, words: _Words) -> Tokenizer:
     """Return the tokenizer: a checkpoint's with the released words added, or a learned one.
 
     With both public and released private words, the most frequent words of both become whole
-    tokens,
-    taken in turns; merges are learned from the other words. Counts of public documents and of
-    private
-    units that hold a word are added without scaling, because both count the texts that contain it.
-    All
-    of this is post-processing: only released private words are known here, with noised counts.
+    tokens, taken in turns; merges are learned from the other words. Counts of public documents and
+    of private units that hold a word are added without scaling, because both count the texts that
+    contain it. All of this is post-processing: only released private words are known here, with
+    noised counts.
     """
     if words.kept is not None and spec.subwords == "byte-level-bpe":
         return words.kept  # added words would need merges

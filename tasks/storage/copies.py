@@ -47,10 +47,8 @@ class Copies:
     """The copies below one folder, which any number of processes of this machine may share.
 
     A use of the cache removes copies that were not used for a week, and the least recently used
-    copies
-    if a new copy would exceed the bound. A copy that a live process has requested is kept, even if
-    that
-    exceeds the bound.
+    copies if a new copy would exceed the bound. A copy that a live process has requested is kept,
+    even if that exceeds the bound.
 
     Args:
         folder: made at the first use, for its owner alone.
@@ -69,8 +67,7 @@ class Copies:
             mark: a name that identifies the content.
             size: size of the content in bytes.
             fill: writes the content into a folder, if there is no copy yet. The folder may hold
-                files
-                that an earlier, killed call has written.
+                files that an earlier, killed call has written.
         """
         descriptor = self._hold(mark, size, fill)
         if mark in self._used:
@@ -151,8 +148,7 @@ def _remove_if_free(lock: Path, condition: Callable[[Path], bool] = lambda _: Tr
     """Remove a complete or partial copy, unless a process uses it or is making it.
 
     The call does not wait, because the process that makes another copy may wait for a copy that
-    this
-    process holds.
+    this process holds.
 
     Args:
         lock: lock file of the copy.

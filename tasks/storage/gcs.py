@@ -106,7 +106,7 @@ class GoogleStorageBackend:
         blob.upload_from_filename(str(source), checksum="crc32c", timeout=PATIENCE)
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the objects below a folder."""
+        """Return the sizes of the objects below a folder, by key."""
         start = f"{self.prefix}/" if self.prefix else ""
         folder = self._name(prefix)
         blobs = self._bucket.list_blobs(prefix=f"{folder}/" if folder else "")

@@ -57,10 +57,10 @@ def read(file: Path, start: int = 0) -> tuple[list[str], int]:
 
 @contextmanager
 def exclusive(file: Path) -> Iterator[int]:
-    """Lock a file, made where it is missing, against all processes; yields its descriptor.
+    """Lock a file, made if missing, against all processes; yields its descriptor.
 
     Raises:
-        OSError: for example because its folder is not there, or no longer.
+        OSError: for example because its folder does not exist.
     """
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)

@@ -134,8 +134,7 @@ def local_path(uri: str) -> Path:
 
     Raises:
         BadInput: the URI has another scheme, or the path is relative (steps run in other folders
-            than
-            the commands that users type).
+            than the commands that users type).
     """
     if uri.startswith("file://"):
         path = Path(unquote(uri.removeprefix("file://")))

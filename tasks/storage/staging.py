@@ -48,8 +48,7 @@ def stage_source(uri: str, folder: Path, *, field: str) -> Path:
 
     Raises:
         BadInput: the source is missing, or holds an entry that is neither file nor folder or that
-            may
-            not be read (see `entries`); `field` names the setting.
+            may not be read (see `entries`); `field` names the setting.
     """
     path = _downloaded(uri, folder, field) if is_remote(uri) else local_path(uri)
     entries(path, field)
@@ -87,13 +86,11 @@ def keyed_digest(path: Path, key: bytes, *, without: Collection[str] = ()) -> st
 
     The digest covers the entries that the readers read, without the files in the top folder that
     `without` names. It is keyed, because a plain hash of private data would let anyone confirm a
-    guess
-    of the data.
+    guess of the data.
 
     Raises:
         BadInput: as in `entries`; or a file cannot be read. The message does not name the file,
-            whose
-            name may be a patient's.
+            whose name may be a patient's.
     """
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for file in entries(path):

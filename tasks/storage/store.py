@@ -168,8 +168,7 @@ class Store:
         """Yield one file of a published folder as a local path: the file, or a checked copy.
 
         Only this file of the folder is downloaded. The copy is kept within the context; later the
-        cache
-        may remove it to stay below its bound.
+        cache may remove it to stay below its bound.
 
         Raises:
             BadInput: the folder is incomplete, has no such file, or the file is damaged.
@@ -209,8 +208,7 @@ class Store:
         """Return the sorted names of the files that a step wrote to an output folder.
 
         The platform's own files are left out: the step's result, which has the operator's numbers,
-        and the
-        checksums.
+        and the checksums.
 
         Raises:
             BadInput: there is no complete folder.
