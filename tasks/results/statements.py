@@ -151,7 +151,7 @@ def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
 def _statements(
     records: Sequence[ReleaseRecord], made_up: bool, released_after: Sequence[int]
 ) -> tuple[str, dict[str, Any]]:
-    """Return all data sets' statements as words and data; statements with an infinite ε come first."""
+    """Return all data sets' statements as words and data; statements with ε = ∞ come first."""
     releases = as_releases(records)
     names = dict.fromkeys(r.dataset for r in releases) or {"": None}
     parts = [
