@@ -35,7 +35,7 @@ from tasks.tracking.tracker import Tracker
 
 @dataclass(frozen=True)
 class StepArtifact:
-    """A file of the output folder that people look at in the tracker."""
+    """A file of the output folder that the tracker shows to people."""
 
     file: str
     label: Label
@@ -44,14 +44,14 @@ class StepArtifact:
 
 @dataclass(frozen=True)
 class StepOutput:
-    """What a step hands back when its output folder is complete.
+    """The output of a step whose output folder is complete.
 
     Attributes:
-        outputs: name -> path inside the output folder; '' is the folder itself.
+        outputs: name -> path inside the output folder; '' is the folder.
         facts: small facts, fit for publication.
         artifacts: files to show in the tracker.
-        model: name under which the job's last step registers the output, once its audits are read;
-            '' for none.
+        model: name under which the job's last step registers the output, after its audits have been
+            read; '' for none.
     """
 
     outputs: dict[str, str]
@@ -61,25 +61,25 @@ class StepOutput:
 
 
 def content_key(deployment: Deployment, purpose: str) -> bytes:
-    """Return a secret of the deployment, the same for all its steps, for keyed digests.
+    """Return a secret for keyed digests, the same for all steps of the deployment.
 
-    It hides what a digest is of, and no noise hangs on it: it is not among the seeds, so that
-    steps can have it who must not have those.
+    The secret hides the digested content, and no noise depends on it. It is kept apart from the
+    seeds, so that steps without access to the seeds can have it.
     """
     return SeedStore(deployment.keys).create("content-digests").derive(purpose)
 
 
 class StepContext:
-    """What one step works with.
+    """The environment of one step: inputs, output folder, measurements and cost.
 
     Attributes:
-        run: which run the step is part of.
-        out: empty local folder; what the step leaves in it is published.
+        run: the run that the step is part of.
+        out: empty local folder; the files that the step leaves in it are published.
         durable: local folder that survives a retry, for checkpoints.
-        spec_hash: the step's own hash.
-        made_up: every input is made up or public.
-        releases: of private data, everything that the output descends from: those of each input
-            that was opened, and the step's own. They go into the result whatever the step does.
+        spec_hash: hash of the step's spec.
+        made_up: whether every input is made up or public.
+        releases: all releases of private data that the output descends from: the releases of each
+            opened input, and the step's own. They are always part of the result.
     """
 
     def __init__(
@@ -101,30 +101,30 @@ class StepContext:
         self.releases: list[ReleaseRecord] = []
 
     def descends_from(self, *releases: ReleaseRecord) -> None:
-        """Note that the output holds something of these releases."""
+        """Record that the output descends from these releases."""
         self.releases = merged([*self.releases, *releases])
 
     def input(self, uri: str) -> Input:
-        """Return an earlier step's output; whatever comes of it descends from its releases.
+        """Return an earlier step's output; this step's output then descends from its releases.
 
-        Shards of a corpus are neither fetched nor checked: `shards` says where they are, and
-        whoever reads one holds it to its digest.
+        Shards of a corpus are neither downloaded nor checked: `shards` locates them, and the
+        process that reads a shard checks its digest.
 
         Raises:
-            BadInput: it is not there, or it is private and this step's spec says otherwise.
+            BadInput: the output is missing, or it is private and this step's spec states otherwise.
         """
         opened = self.beside(uri)
         self.descends_from(*opened.result.releases)
         return opened
 
     def beside(self, uri: str) -> Input:
-        """Return an output of which nothing publishable is made, as `input` does otherwise.
+        """Return an earlier step's output without counting its releases.
 
-        A report shows it to the operator, by the labels of its own numbers; what anyone may see
-        does not descend from it.
+        Nothing publishable may be computed from it. A report shows it to the operator, by the
+        labels of its numbers, and the publishable part of the report does not descend from it.
 
         Raises:
-            BadInput: as `input`.
+            BadInput: as in `input`.
         """
         result = read_result(self.store, uri)
         if result is None:
@@ -138,13 +138,13 @@ class StepContext:
         return Input(result, self.store.local_copy(uri, without=is_shard), uri)
 
     def descends_from_choice(self, uris: Iterable[str]) -> None:
-        """Count what a step's settings were chosen by among what its output has cost.
+        """Count the releases by which a step's settings were chosen as part of its output's cost.
 
         Args:
-            uris: outputs whose numbers an optimiser was told.
+            uris: outputs whose numbers were reported to an optimiser.
 
         Raises:
-            BadInput: one is not there.
+            BadInput: an output is missing.
         """
         for uri in uris:
             told = read_result(self.store, uri)
@@ -155,10 +155,12 @@ class StepContext:
             self.descends_from(*told.releases)
 
     def refuse_altered(self, source: Input) -> None:
-        """Check that an input's files are those that its step wrote: the noise is bound to them.
+        """Refuse an input whose files have changed since its step wrote them.
+
+        The noise of a release is bound to the content of its inputs.
 
         Raises:
-            BadInput: they are not.
+            BadInput: the files have changed.
         """
         if self.content_digest(source.folder) != source.facts["digest"]:
             raise BadInput(
@@ -170,14 +172,15 @@ class StepContext:
     def content_digest(self, folder: Path) -> str:
         """Return the keyed digest of an output folder's own files.
 
-        Of a corpus's shards by their digests in its mark, to which whoever reads one holds it.
+        A corpus's shards are covered by their digests in the corpus's mark; the process that reads
+        a shard checks its digest.
         """
         shards = {shard.name for shard in shards_of(folder)} if is_corpus(folder) else set()
         return keyed_digest(folder, self.content_key(), without={CHECKSUMS, RESULT, *shards})
 
     @cached_property
     def cluster(self) -> ShardMap:
-        """Return the deployment's place for functions of shards; results do not depend on it."""
+        """Return the deployment's cluster for functions of shards; results do not depend on it."""
         return open_cluster(
             self.deployment.cluster,
             secrets=self.deployment.cluster_secrets,
@@ -186,15 +189,15 @@ class StepContext:
         )
 
     def close(self) -> None:
-        """End the other processes of the step: a pool or a connection to a cluster."""
+        """Close the step's other processes: a pool or a connection to a cluster."""
         if close := getattr(self.__dict__.get("cluster"), "close", None):
             close()
 
     def shards(self, corpus: Input) -> list[Shard]:
-        """Return the shards of a corpus, as whoever works on them can open them.
+        """Return the shards of a corpus, in a form that any worker can open.
 
-        Where the store is a bucket each comes from there when it is opened, on whichever machine;
-        where it is a folder, all machines of a cluster must see it at the same path.
+        If the store is a bucket, each worker downloads a shard when it opens it. If the store is a
+        folder, all machines of a cluster must see it at the same path.
         """
         shards = shards_of(corpus.folder)
         if not is_remote(self.store.root):
@@ -203,14 +206,14 @@ class StepContext:
         return [StoredShard(f"{uri}/{shard.name}", shard.sha256) for shard in shards]
 
     def gathered_sets(self) -> GatheredSets:
-        """Return a place for sets of items, in the work folder where they are too many."""
+        """Return storage for sets of items, which uses the work folder if there are too many."""
         return GatheredSets(self.durable / "item-sets")
 
     def checkpoints(self, name: str) -> CheckpointPlace:
-        """Return where a training keeps its checkpoints until the step is done.
+        """Return the place where a training keeps its checkpoints until the step is done.
 
-        Beside the other unfinished work of this machine; in the store where that is remote, for
-        then the next attempt may be made by another machine.
+        Checkpoints are next to the other unfinished work of this machine. If the store is remote,
+        they are in the store, because another machine may make the next attempt.
         """
         if is_remote(self.store.root):
             return StoredCheckpoints(
@@ -219,7 +222,7 @@ class StepContext:
         return LocalFolder(self.durable / name)
 
     def clear(self) -> None:
-        """Remove what only an unfinished step needs."""
+        """Remove the files that only an unfinished step needs."""
         if is_remote(self.store.root):
             self.store.clear(self._unfinished)
         shutil.rmtree(self.durable, ignore_errors=True)
@@ -229,30 +232,33 @@ class StepContext:
         return f"{STORE_SCHEME}unfinished/{self.durable.name}"
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
-        """Record a number: in the event log, of which the result and MLflow are made.
+        """Record a number in the event log, from which the result and MLflow's run are made.
 
-        Behind a vocabulary of exact private counts every number is the operator's, whatever the
-        step calls it: also accuracy on public text, and how many rows it was cut into.
+        If the output descends from a vocabulary of exact private counts, every number is the
+        operator's, whatever its label: even accuracy on public text, and the number of rows that
+        this text was cut into.
 
         Raises:
-            TypeError: a number without a label.
+            TypeError: the number has no label.
         """
         if self.exact_vocabulary and isinstance(value, Dp | Public):
             value = Operator(value.value)
         self.tracker.measure(name, value, step)
 
     def measure_cost(self, releases: Sequence[ReleaseRecord]) -> None:
-        """Record what releases have cost together, as `epsilon` and `delta`; 0 where there is none.
+        """Record the total cost of releases as `epsilon` and `delta`; both are 0 without releases.
 
-        At the step that counts them: on a line of MLflow that is told of a model's pre-training
-        and of its fine-tuning, the total of more releases is the last.
+        The number of releases is the metric's step: a run in MLflow gets the totals of a model's
+        pre-training and of its fine-tuning, and the total of more releases is then the last.
 
-        Of several data sets, which hold other people, each has its own beside them, `epsilon/NAME`
-        and `delta/NAME`, for no sum and no largest of them is anybody's guarantee: those without a
-        name are the first one's, from which the vocabulary came.
-        An infinite or a missing total is told in words, and as the largest number there is, as
-        which MLflow keeps infinity: a smaller one, of an earlier step of the model, must not stand
-        for it. What has an infinite ε is the operator's.
+        Several data sets hold different people, and neither the sum nor the maximum of their totals
+        is a guarantee for any person. Each data set therefore has separate metrics, `epsilon/NAME`
+        and `delta/NAME`; the metrics without a name are those for the first data set, from which
+        the vocabulary came.
+
+        An infinite or missing total is recorded as a tag in words, and as the largest finite
+        number, by which MLflow stores infinity, so that it overrides the smaller total of an
+        earlier step of the model. An infinite ε has the label `operator`.
         """
         step = len(releases)
         found = totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
@@ -269,11 +275,11 @@ class StepContext:
 
     @property
     def exact_vocabulary(self) -> bool:
-        """Whether a vocabulary of exact private counts is behind the output."""
+        """Whether the output descends from a vocabulary of exact private counts."""
         return any(release.is_exact_vocabulary for release in self.releases)
 
     def measured(self) -> list[MetricRecord]:
-        """Return every number of this step, also of an attempt that this one continues."""
+        """Return every number of this step, including the attempts that this one continues."""
         return self.tracker.events.metrics()
 
     @property
@@ -282,5 +288,5 @@ class StepContext:
         return SeedStore(self.deployment.seeds)
 
     def content_key(self) -> bytes:
-        """Return the secret under which contents are digested: nobody can confirm a guess."""
+        """Return the secret key of content digests; without it no guess can be confirmed."""
         return content_key(self.deployment, "content-digest")

@@ -1,9 +1,9 @@
-"""Points that Optuna asks for, one after the other, by the F1 of those before (ask and tell).
+"""Sweep points that Optuna proposes one after the other, from the F1 of earlier points.
 
-Its storage lies beside the ledger. Each question has a seed of its own, so that what is asked next
-follows from the settings and from what was told: a run that was stopped goes on, and one that is
-repeated finds its trainings. Only what the guarantee protects is told; of private numbers the next
-settings would tell on.
+Optuna's storage is next to the ledger. Each trial has a separate seed, so that its proposal is a
+function of the settings and of the reported results: a stopped run continues, and a repeated run
+finds its trainings. Only results that the guarantee protects are reported to Optuna, because its
+next proposal would reveal something about private numbers.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ _OF_A_POINT = ("pretraining", "exposure", "finetuning")
 def asked_steps(
     settings: SweepSettings, deployment: Deployment
 ) -> Iterator[tuple[str, str, StepSpec]]:
-    """Yield (point, task, spec) of an asked sweep; whoever iterates has run what came before.
+    """Yield (point, task, spec) of an Optuna sweep; the caller runs each step before the next.
 
-    Points with the same private training share it: one release, which the first of them chose.
+    Points with the same private training share one release, charged for the first of them.
     """
     store = deployment.open_store()
     points: dict[SweepPoint, Mapping[str, StepSpec]] = {}
     trainings: dict[SweepPoint, PretrainSpec] = {}
     told: list[str] = []
-    yield "", "budget", sweep_budget(settings)  # after which the store remembers its ledger
+    yield "", "budget", sweep_budget(settings)  # this step makes the store record its ledger
     study = _study(settings, deployment)
     for number in range(settings.sweep_trials):
         point = settings.asked_point(_answer(study, settings, number))
@@ -75,17 +75,17 @@ def asked_steps(
 
 
 def most_steps(settings: SweepSettings) -> int:
-    """Return how many steps an asked sweep has, at most."""
+    """Return the largest possible number of steps of an Optuna sweep."""
     training = asked_training(settings, settings.costliest, 0)
     point = asked_point_steps(settings, settings.costliest, training, ())
     return len(point) + len(_OF_A_POINT) * (settings.sweep_trials - 1) + 3
 
 
 def tellable(result: StepResult | None, name: str) -> float:
-    """Return a number that an optimiser may be told.
+    """Return a metric of a result that may be reported to an optimiser.
 
     Raises:
-        BadInput: it is the operator's, or it is not there.
+        BadInput: the metric is the operator's, or is missing.
     """
     for metric in reversed(result.metrics if result else []):
         if metric.name == name:
@@ -104,7 +104,7 @@ def _study(settings: SweepSettings, deployment: Deployment) -> Study:
 
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     deployment.prepare()
-    ledger = deployment.open_store().read(IDENTITY) or b""  # another one has other results
+    ledger = deployment.open_store().read(IDENTITY) or b""  # another ledger has other results
     name = ledger + settings.search.encode()
     return optuna.create_study(
         storage=sqlite_url(deployment.home / STORAGE),
@@ -115,7 +115,7 @@ def _study(settings: SweepSettings, deployment: Deployment) -> Study:
 
 
 def _answer(study: Study, settings: SweepSettings, number: int) -> Mapping[str, float]:
-    """Return the values of a trial, asking for it if nobody has."""
+    """Return the values of a trial, asking Optuna if it has not been asked yet."""
     from optuna.samplers import TPESampler
 
     if number < len(study.trials) and len(study.trials[number].params) == len(settings.space()):

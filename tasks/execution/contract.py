@@ -1,9 +1,9 @@
-"""The step contract: one spec in, one output folder and `result.json` last, or nothing.
+"""The step contract: run one spec and write one output folder, `result.json` last, or nothing.
 
-A result that is there already answers for the work; a retry continues in the same local folder.
-Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 4 an audit contradicts a claim (all is
-written, the result too, and every further run of the step ends so), 75 time is up
-(run again, it goes on), 143 stopped, 1 a fault.
+An existing result is returned without repeating the work; a retry continues in the same local
+folder. Exit codes: 0 done, 2 bad input, 3 privacy budget exceeded, 4 an audit contradicts a claim
+(everything is written, including the result, and every further run of the step exits with 4), 75
+the time is up (run the step again to continue), 143 stopped, 1 internal error.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
 
 
 class StepModule(Protocol):
-    """A file in `tasks/steps`."""
+    """A module in `tasks/steps`."""
 
     def run(self, spec: StepSpec, context: StepContext) -> StepOutput:
-        """Do the work."""
+        """Run the step."""
 
     def refuse_if_changed(self, spec: StepSpec, result: StepResult, context: StepContext) -> None:
         """Refuse a result whose source files have changed since, in steps that check them."""
 
 
 class Stopped(BaseException):
-    """The step was told to end."""
+    """The process received a signal to stop."""
 
 
 def command_line(words: Sequence[str]) -> int:
@@ -80,9 +80,9 @@ def command_line(words: Sequence[str]) -> int:
 
 
 def main(name: str, spec_uri: str, context: str = "") -> int:
-    """Run one step as a process does; return its exit code, having said in one line what failed."""
+    """Run one step as a process: return its exit code, after logging any failure in one line."""
     signal.signal(signal.SIGTERM, _stop)
-    os.umask(0o077)  # everything here may hold private text
+    os.umask(0o077)  # every file may hold private text
     try:
         configure(name)
         deployment = Deployment.from_environment()
@@ -96,7 +96,7 @@ def main(name: str, spec_uri: str, context: str = "") -> int:
         return _fail(name, "stopped before it was done", STOPPED)
     except (KeyboardInterrupt, SystemExit):
         raise
-    # The last place that can turn a fault into a line: a panic of a library in Rust is no
+    # The last handler that can turn an error into one line. A panic of a Rust library is not an
     # `Exception`, and its message may quote a text.
     except BaseException as error:  # noqa: BLE001
         return _fail(name, fault_line(error), 1)
@@ -107,12 +107,13 @@ def main(name: str, spec_uri: str, context: str = "") -> int:
 
 
 def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepResult:
-    """Return the step's result, working only if there is none yet.
+    """Return the step's result, running the step only if no result exists yet.
 
     Raises:
         BadInput: the spec or an input is wrong.
-        BudgetExceeded: the privacy ledger refuses.
-        Contradicted: an audit refutes the claim of a model; all is written, the result too.
+        BudgetExceeded: the privacy ledger refuses a release.
+        Contradicted: an audit refutes the claim of a model; everything is written, including the
+            result.
     """
     deployment.prepare()
     store = deployment.open_store()
@@ -140,7 +141,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
                 result = _work(_module(spec), spec, context)
             tracker.record(spec, store, result, done_before=done_before)
         except BaseException as error:
-            with suppress(OSError):  # a full disk is no reason to answer something else
+            with suppress(OSError):  # a full disk must not hide the step's error
                 _end_tracking(tracker, error, closed=not _is_resumable(durable))
             raise
         finally:
@@ -153,15 +154,16 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
     tracker.send_left_behind()
     for one in judged:
         send(Judged(model=one["name"], verdict=one["verdict"], sentence=one["sentence"]))
-    if against:  # everything is written by now, and a further try finds the same
+    if against:  # everything is written by now, and a retry would find the same
         raise Contradicted(" ".join(against), where=run.task, fix="Do not release the model.")
     return result
 
 
 def _end_tracking(tracker: Tracker, error: BaseException, *, closed: bool) -> None:
-    """End the runs of a step that did not finish; a retry makes them run again.
+    """End the tracker's runs of a step that did not finish; a retry reopens them.
 
-    One that was told to end ends its job too; one whose time was up is started again at once.
+    A step that received a signal to stop ends its job too; a step whose time was up is restarted at
+    once.
     """
     if isinstance(error, Stopped):
         tracker.leave("KILLED", also=("parent",), closed=closed)
@@ -185,15 +187,15 @@ def _confirm_releases(
 
 
 def _module(spec: StepSpec) -> StepModule:
-    """Import the step: only to work, since most steps import TensorFlow."""
+    """Import the step's module, only when it has to run, since most steps import TensorFlow."""
     module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}_step")
     return module
 
 
 def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
-    """Return whether an earlier result answers for the step.
+    """Return whether an earlier result is still the result of the step.
 
-    A sweep's report may lack points that have finished since.
+    The report of a sweep may lack points that have finished since.
     """
     if spec.repeated:
         return False
@@ -201,12 +203,12 @@ def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
 
 
 def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> None:
-    """Refuse a result whose source files have changed since; leave nothing unfinished behind."""
+    """Refuse a result whose source files have changed since; remove unfinished work in any case."""
     try:
         if spec.checks_sources:
             _module(spec).refuse_if_changed(spec, result, context)
     finally:
-        context.clear()  # a copy of the files; what a kill after the result had no time to remove
+        context.clear()  # copied source files, or files left by a kill after the result
 
 
 def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResult:
@@ -279,13 +281,13 @@ def _identity(spec: StepSpec, spec_hash: str, run: RunContext, deployment: Deplo
 
 @contextmanager
 def _alone(durable: Path) -> Iterator[None]:
-    """Let one process of this machine work on a spec; a second one waits, then finds the result."""
+    """Let only one process of this machine work on a spec; others wait and find the result."""
     durable.mkdir(parents=True, exist_ok=True)
     with exclusive(durable.with_suffix(".lock")):
         durable.mkdir(parents=True, exist_ok=True)
         yield
         with suppress(OSError):
-            durable.rmdir()  # nothing was left to go on from
+            durable.rmdir()  # nothing was left to resume
 
 
 def _is_resumable(durable: Path) -> bool:
@@ -303,7 +305,7 @@ def _versions() -> dict[str, str]:
 
 
 def _stop(number: int, frame: FrameType | None) -> None:
-    # A long native call delays this exception: then the timer ends the process.
+    # A long native call delays this exception; the timer then ends the process.
     timer = threading.Timer(STEP_GRACE, os._exit, args=(STOPPED,))
     timer.daemon = True
     timer.start()

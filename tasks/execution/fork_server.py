@@ -1,20 +1,20 @@
-"""The fork server: imports what steps import once, then forks a process for each step.
+"""The fork server: imports the steps' modules once, then forks a process for each step.
 
-`python -m tasks.execution.fork_server SOCKET` listens there, for its own user alone. A step is a
-fresh process that shares nothing with the one before but the modules: no device was used and no
-operation run before the fork, so TensorFlow starts anew in each. The server opens no store, no
-ledger and no file of a user, and knows no secret: a step's environment comes with its request,
-which the forked process reads, and leaves with it.
+`python -m tasks.execution.fork_server SOCKET` listens on a socket that only its own user can reach.
+Each step is a fresh process that shares only the modules with earlier steps: no device was used and
+no operation was run before the fork, so TensorFlow starts anew in each. The server opens no store,
+ledger or user file, and holds no secret: a step's environment comes with its request, which only
+the forked process reads.
 
-It refuses what would not be the same as in a process started anew: an environment that differs in
-what libraries may have read when they were imported, and sources that have changed since.
+The server refuses requests that would behave differently in a newly started process: an environment
+that differs in variables that libraries may have read during import, and changed source files.
 """
 
 from __future__ import annotations
 
 import os
 
-# Before anything imports TensorFlow, as `tasks/__main__.py` does.
+# This must run before anything imports TensorFlow, as in `tasks/__main__.py`.
 _GIVEN = dict(os.environ)
 os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 
@@ -44,9 +44,9 @@ from tasks.protocol.fork_server_client import (  # noqa: E402
 )
 from tasks.protocol.supervisor import LAUNCHER_GRACE, NEVER, Process  # noqa: E402
 
-_LISTENING = "--listening="  # the descriptor of a socket that is there already
+_LISTENING = "--listening="  # the descriptor of an existing socket
 _SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGCHLD)
-_PATIENCE = 5.0  # seconds in which a request must have come whole
+_PATIENCE = 5.0  # seconds within which a request must be complete
 _IMPORTED_LATE = (  # by libraries, when a step first needs them
     "mlflow.tracking",
     "mlflow.store.tracking.sqlalchemy_store",
@@ -55,12 +55,12 @@ _IMPORTED_LATE = (  # by libraries, when a step first needs them
     "matplotlib.backends.backend_agg",
     "matplotlib.backends.backend_svg",
 )
-_IDLE = 600.0  # seconds without a step after which the server gives its memory back
+_IDLE = 600.0  # seconds without a step after which the server frees its memory
 
 
 @dataclass
 class _Step:
-    """A step that runs: who waits for it, and until when it may."""
+    """A running step: its process, the client that waits for it, and its deadline."""
 
     process: Process
     client: socket.socket
@@ -68,7 +68,7 @@ class _Step:
 
 
 class ForkServer:
-    """Serves one socket until it is told to end.
+    """Serves one socket until a signal ends it.
 
     Args:
         listening: the socket.
@@ -78,12 +78,12 @@ class ForkServer:
     def __init__(self, listening: socket.socket, arriving: int) -> None:
         self._listening, self._arriving = listening, arriving
         self._steps: dict[int, _Step] = {}
-        self._files: dict[str, tuple[int, int]] | None = None  # loaded modules' files, once warm
+        self._files: dict[str, tuple[int, int]] | None = None  # None before the imports
         self._set_by_imports: dict[str, str] = {}
         self._used = time.monotonic()
 
     def serve(self) -> Start | None:
-        """Return in each forked process, with its step; in the server when it is told to end."""
+        """Return the step in each forked process, or None in the server when a signal ends it."""
         while True:
             for ready in self._wait():
                 if ready == self._arriving:
@@ -101,7 +101,7 @@ class ForkServer:
                 self._renew()
 
     def _wait(self) -> list[int]:
-        """Sleep until something happens; return the descriptors that have something to say."""
+        """Sleep until an event or a deadline; return the descriptors that are ready."""
         ends = [step.kill_at for step in self._steps.values()]
         if self._files and not self._steps:
             ends.append(self._used + _IDLE)
@@ -111,17 +111,17 @@ class ForkServer:
         watched.register(self._listening, select.POLLIN)
         for step in self._steps.values():
             if step.kill_at == NEVER:
-                watched.register(step.client, select.POLLRDHUP)  # what is said, the step reads
+                watched.register(step.client, select.POLLRDHUP)  # only the step reads requests
         ready = watched.poll(None if bound == NEVER else max(bound, 0.0) * 1000)
         return [descriptor for descriptor, _ in ready]
 
     # --- requests
 
     def _accept(self) -> Start | None:
-        """Fork a process for a request, which it reads itself; there, return it.
+        """Fork a process for a request; in the forked process, read and return the request.
 
-        What a step is told, the ledger's password among it, is never in the server's memory, and so
-        in no other step's.
+        A step's environment, including the ledger's password, is therefore never in the memory of
+        the server or of another step.
         """
         client, _ = self._listening.accept()
         self._used = time.monotonic()
@@ -133,7 +133,7 @@ class ForkServer:
                 self._renew()
             return None
         server = os.getpid()
-        # Until the child has handlers of its own: a signal to it would be told to the server.
+        # Until the child has its own handlers, a signal to it would be reported to the server.
         signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)
         try:
             pid = os.fork()
@@ -150,15 +150,15 @@ class ForkServer:
         return self._become_a_step(client)
 
     def _changed(self) -> str:
-        """Return why no process that is forked now would be as one started anew; '' if it is."""
-        if threading.active_count() > 1:  # it may hold a lock that nobody would give back
+        """Return why a forked process would differ from a newly started one; '' if it would not."""
+        if threading.active_count() > 1:  # it may hold a lock that would never be released
             return "a thread runs in the fork server"
         if self._files != _files():
             return "the program has changed since the fork server imported it"
         return ""
 
     def _leave(self, server: int) -> None:
-        """Leave nothing of the server to the process that was forked but its modules."""
+        """Release everything of the server in the forked process, except its modules."""
         os.setsid()
         os.close(signal.set_wakeup_fd(-1))
         for number in (signal.SIGTERM, signal.SIGCHLD):
@@ -166,19 +166,19 @@ class ForkServer:
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.pthread_sigmask(signal.SIG_UNBLOCK, _SIGNALS)
         supervisor.end_with_parent()
-        if os.getppid() != server:  # it died before the kernel was asked
+        if os.getppid() != server:  # the server died before the kernel was asked
             os._exit(128 + signal.SIGTERM)
         for held in (self._listening, *(step.client for step in self._steps.values())):
             held.close()
         os.close(self._arriving)
 
     def _become_a_step(self, client: socket.socket) -> Start:
-        """Read the request; take on its environment, output and words, or end."""
+        """Read the request; take over its environment, output and arguments, or exit."""
         client.settimeout(_PATIENCE)
         try:
             first, (output,), _, _ = socket.recv_fds(client, 1, 1)
             request = Start.model_validate_json(first + read_line(client))
-        except (OSError, ValueError):  # nobody of ours, or somebody who died asking
+        except (OSError, ValueError):  # another client, or one that died while asking
             os._exit(1)
         told, given = shared_environment(request.environment), shared_environment(_GIVEN)
         if names := sorted(n for n in {*told, *given} if told.get(n) != given.get(n)):
@@ -194,25 +194,25 @@ class ForkServer:
         sys.argv = ["tasks", *request.words]
         import numpy
 
-        numpy.random.seed()  # or all steps would go on from one state
+        numpy.random.seed()  # otherwise all steps would share one random state
         return request
 
     # --- modules
 
     def _warm_up(self) -> None:
-        """Import what steps import, once the first step is asked for."""
+        """Import the modules of all steps at the first request."""
         if self._files is not None:
             return
         for name in modules_of_steps():
-            with contextlib.suppress(ImportError):  # the step will say so
+            with contextlib.suppress(ImportError):  # the step will report the error
                 importlib.import_module(name)
         self._set_by_imports = {n: v for n, v in os.environ.items() if _GIVEN.get(n) != v}
         gc.collect()
-        gc.freeze()  # a step's collector then leaves the pages shared
+        gc.freeze()  # a step's garbage collector then leaves the pages shared
         self._files = _files()
 
     def _renew(self) -> None:
-        """Begin anew in the same process: no module is left, and nobody who asks is turned away."""
+        """Restart the server in the same process without its modules; no request is lost."""
         signal.set_wakeup_fd(-1)
         os.set_inheritable(self._listening.fileno(), True)
         words = [word for word in sys.orig_argv[1:] if not word.startswith(_LISTENING)]
@@ -222,19 +222,19 @@ class ForkServer:
     # --- steps
 
     def _reap(self) -> None:
-        """Collect the steps that have ended, and tell who waits for them."""
+        """Collect the steps that have ended, and send their exit codes to the waiting clients."""
         for pid in list(self._steps):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 step = self._steps.pop(pid)
-                if step.kill_at != NEVER:  # nobody else ends what it has left behind
+                if step.kill_at != NEVER:  # no client is left to end its child processes
                     supervisor.stop([step.process], 0.0)
                 _answer(step.client, StepEnded(exit_code=os.waitstatus_to_exitcode(status)))
                 step.client.close()
                 self._used = time.monotonic()
 
     def _abandon(self, descriptor: int) -> None:
-        """End the step whose starter is gone."""
+        """End the step whose client has gone."""
         for step in self._steps.values():
             if step.client.fileno() == descriptor and step.kill_at == NEVER:
                 step.kill_at = time.monotonic() + LAUNCHER_GRACE
@@ -253,17 +253,17 @@ class ForkServer:
 
 
 def modules_of_steps() -> list[str]:
-    """Return what to import before the first fork: every step, and what the contract needs."""
+    """Return the modules to import before the first fork: every step and its dependencies."""
     steps = importlib.import_module("tasks.steps")
     names = [f"{steps.__name__}.{module.name}" for module in pkgutil.iter_modules(steps.__path__)]
     return ["tasks.execution.contract", *names, *_IMPORTED_LATE]
 
 
 def _files() -> dict[str, tuple[int, int]]:
-    """Return time and size of the file of each module that is loaded."""
+    """Return the modification time and size of each loaded module's file."""
     found: dict[str, tuple[int, int]] = {}
     for module in list(sys.modules.values()):
-        # Not by getattr: a lazy module would be imported.
+        # `getattr` on a lazy module would import it.
         file = getattr(module, "__dict__", {}).get("__file__")
         if isinstance(file, str):
             with contextlib.suppress(OSError):
@@ -273,12 +273,12 @@ def _files() -> dict[str, tuple[int, int]]:
 
 
 def _answer(client: socket.socket, answer: Started | Refused | StepEnded) -> None:
-    with contextlib.suppress(OSError):  # who asked is gone: `_abandon` sees to the step
+    with contextlib.suppress(OSError):  # the client has gone: `_abandon` ends the step
         client.sendall(f"{answer.model_dump_json()}\n".encode())
 
 
 def _listen(server: Path) -> socket.socket:
-    """Return the listening socket; its file is there only when somebody can connect to it."""
+    """Return the listening socket; its file appears only when clients can connect to it."""
     made = server.with_suffix(".part")
     made.unlink(missing_ok=True)
     listening = socket.socket(socket.AF_UNIX)
@@ -291,7 +291,7 @@ def _listen(server: Path) -> socket.socket:
 
 
 def main(words: list[str]) -> int:
-    """Serve; in a forked process, run its step and end with its exit code."""
+    """Serve; in a forked process, run its step and exit with its exit code."""
     arriving = supervisor.arriving(*_SIGNALS)
     place, *inherited = words
     listening = (
@@ -306,7 +306,7 @@ def main(words: list[str]) -> int:
     from tasks.execution.contract import command_line
 
     code = command_line(list(step.words))
-    # What an interpreter does at its end, but for taking every module apart, which takes seconds.
+    # Run the interpreter's exit handlers, but do not tear down modules, which takes seconds.
     threading._shutdown()  # type: ignore[attr-defined]
     atexit._run_exitfuncs()
     sys.stdout.flush()

@@ -22,7 +22,7 @@ from tasks.protocol.messages import StepProgress
 
 
 class ProgressBars:
-    """Bars for steps by name; where the console is no terminal, nothing is drawn."""
+    """Progress bars of steps by name; nothing is drawn if the console is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._bars: dict[str, TaskID] = {}
@@ -46,7 +46,7 @@ class ProgressBars:
         self._rich.stop()
 
     def show(self, name: str, now: StepProgress) -> None:
-        """Show how far a step is."""
+        """Show the progress of a step."""
         if name not in self._bars:
             self._bars[name] = self._rich.add_task(name, total=None, note="")
         self._rich.update(
@@ -54,14 +54,14 @@ class ProgressBars:
         )
 
     def remove(self, name: str) -> None:
-        """Take a step's bar away."""
+        """Remove the bar of a step."""
         if name in self._bars:
             self._rich.remove_task(self._bars.pop(name))
 
 
 @contextmanager
 def one_after_the_other(steps: int) -> Iterator[Watcher]:
-    """Yield a watcher of steps that run one at a time: a line for each as it starts, and a bar."""
+    """Yield a watcher of steps that run one at a time: a line and a bar for each."""
     console = Console(stderr=True, highlight=False)
     begun: list[str] = []
     with ProgressBars(console) as bars:

@@ -1,4 +1,4 @@
-"""A job's steps as processes of this machine, one after the other, as `confide run` runs them."""
+"""A job's steps as processes of this machine, one after the other, as in `confide run`."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from tasks.protocol.messages import CHANNEL, Follower, StepProgress
 from tasks.results.inputs import read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
 
-_LOOK = 0.2  # seconds between looks at a step's progress
+_LOOK = 0.2  # seconds between readings of a step's progress
 _UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 
-Watcher = Callable[[str, StepProgress], None]  # of a task, by its name
+Watcher = Callable[[str, StepProgress], None]  # gets a task's name and its progress
 
 
 @dataclass(frozen=True)
 class Job:
-    """A job: (sweep point or '', task, spec) in an order in which they can run."""
+    """A job: (sweep point or '', task, spec) in an order in which the steps can run."""
 
     name: str
     run_key: str
     run_name: str
-    steps: Iterable[tuple[str, str, StepSpec]]  # asked for the next one when the last is done
+    steps: Iterable[tuple[str, str, StepSpec]]  # the next one is requested when the last is done
 
     @property
     def hides_count(self) -> bool:
-        """Whether the job has a private selection; points of an optimiser are refused with one."""
+        """Whether the job has a private selection, which is refused in an Optuna sweep."""
         return isinstance(self.steps, list) and hides_count(spec for *_, spec in self.steps)
 
 
 @dataclass
 class JobOutcome:
-    """How far a job came."""
+    """The outcome of a job: the results so far, and the failure, if any."""
 
     job: Job
     log_folder: Path
@@ -62,7 +62,7 @@ class JobOutcome:
     exit_code: int = 0
 
     def summary(self) -> dict[str, Any]:
-        """Return the outcome for programs: numbers that anyone may see, and places."""
+        """Return the outcome for programs: publishable numbers, addresses and paths."""
         last = self.results.get("report")
         return {
             "job": self.job.name,
@@ -76,7 +76,7 @@ class JobOutcome:
             "steps": {
                 name: {
                     "output": self.outputs[name],
-                    # how long a step took tells how large the data are
+                    # the duration of a step reveals the size of the data
                     **({"seconds": result.seconds} if result.facts["made_up"] else {}),
                     "metrics": {
                         m.name: m.value
@@ -90,7 +90,7 @@ class JobOutcome:
 
 
 def run_job(job: Job, deployment: Deployment, watch: Watcher) -> JobOutcome:
-    """Run the steps until one fails; each is a process of its own, and its log a file."""
+    """Run the steps until one fails, each in a separate process with a log file."""
     deployment.prepare()
     folder = deployment.logs / re.sub(r"[^\w.+-]", "_", job.run_key)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -114,7 +114,7 @@ def _run(
             hides_count=job.hides_count,
         )
         code = Unfinished.exit_code
-        while code == Unfinished.exit_code:  # its time was up: it goes on where it was
+        while code == Unfinished.exit_code:  # the time was up, and the step resumes
             code, reason = _run_step(spec, context, deployment, files, name, watch, server)
         if code in (0, Contradicted.exit_code):
             result = read_result(store, spec.output)
@@ -136,7 +136,7 @@ def _run_step(
     watch: Watcher,
     server: Path | None = None,
 ) -> tuple[int, str]:
-    """Return the step's exit code, and why it failed."""
+    """Return the step's exit code and the reason of a failure."""
     spec_file, log, channel = (files.with_suffix(x) for x in (".json", ".log", ".messages"))
     spec_file.write_text(spec.model_dump_json(indent=1))
     channel.unlink(missing_ok=True)
@@ -167,7 +167,7 @@ def _run_step(
 
 @contextmanager
 def stops_on_signals() -> Iterator[None]:
-    """Turn SIGTERM and SIGHUP into an exit that still stops the processes that were started."""
+    """Turn SIGTERM and SIGHUP into an exit that first stops the started processes."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         sys.exit(128 + number)
@@ -182,7 +182,7 @@ def stops_on_signals() -> Iterator[None]:
 
 @contextmanager
 def _server(deployment: Deployment, folder: Path) -> Iterator[Path | None]:
-    """Run a fork server for the steps of one job, unless the environment says otherwise."""
+    """Run a fork server for the steps of one job, unless the environment turns it off."""
     if (
         os.environ.get(fork_server_client.SERVER) == fork_server_client.OFF
         or sys.platform != "linux"

@@ -1,1 +1,1 @@
-"""Results of finished steps, as later steps, the report and the evidence read them."""
+"""Results of finished steps, which later steps, the report and the evidence read."""

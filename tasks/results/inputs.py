@@ -1,4 +1,4 @@
-"""Results of finished steps, as inputs of later steps and of the report."""
+"""Results of finished steps as inputs of later steps and of the report."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ _TYPES: dict[Label, type[Labelled]] = {
 
 @dataclass(frozen=True)
 class Input:
-    """An earlier step's output: what it answered, and its files on local disk.
+    """An earlier step's output: its result, and its files on local disk.
 
     Attributes:
-        result: what it answered.
-        folder: its files; of a corpus all but the shards.
-        uri: its store address.
+        result: the step's result.
+        folder: the step's files; for a corpus, all but the shards.
+        uri: the output's store address.
     """
 
     result: StepResult
@@ -37,15 +37,15 @@ class Input:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """Return what the step said of its output."""
+        """Return the facts that the step recorded about its output."""
         return self.result.facts
 
 
 def read_result(store: Store, uri: str) -> StepResult | None:
-    """Return what the step of an output folder answered, or None if it has not.
+    """Return the result in an output folder, or None if there is none yet.
 
     Raises:
-        BadInput: the file is there and is not a result.
+        BadInput: the file exists but is not a result.
     """
     content = store.read(f"{uri}/{RESULT}")
     if content is None:

@@ -48,7 +48,7 @@ def released_after(result: StepResult) -> tuple[int, ...]:
     The tuple is empty if it released only the last model.
 
     Args:
-        result: of the pre-training, or of a fine-tuning of one of its models.
+        result: result of the pre-training, or of a fine-tuning of one of its models.
     """
     kept = result.facts.get("kept_updates") or ()
     own = (*kept, result.facts["updates"]) if kept else ()
@@ -74,11 +74,11 @@ def write_statement(
     in the ancestry is listed first, and keeps the model with the operator.
 
     Args:
-        folder: of the model.
+        folder: the model's folder.
         releases: the releases that the model descends from.
-        made_up: the private text is made up, or public.
-        released_after: numbers of updates after which its pre-training released a model, the
-            last among them; empty if it released only the last model.
+        made_up: whether the private text is made up or public.
+        released_after: numbers of updates after which its pre-training released a model, including
+            the last; empty if it released only the last model.
     """
     words, data = _statements(releases, made_up, released_after)
     if any(release.event.is_unaccounted for release in as_releases(releases)):
@@ -90,7 +90,7 @@ def write_statement(
 def statement_of(
     releases: Sequence[ReleaseRecord], *, made_up: bool, released_after: Sequence[int] = ()
 ) -> Statement:
-    """Return the statement as the report shows it: paragraphs without Markdown's marks.
+    """Return the statement for the report, in paragraphs without Markdown's marks.
 
     It takes the same arguments as `write_statement`.
     """
@@ -117,7 +117,7 @@ def refuse_own_model(folder: Path, field: str) -> None:
 
 
 def as_releases(records: Sequence[ReleaseRecord]) -> list[Release]:
-    """Return records as statements and totals take them."""
+    """Return the records as `Release` objects, for statements and totals."""
     return [
         Release(
             dataset=r.dataset,
@@ -151,7 +151,7 @@ def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
 def _statements(
     records: Sequence[ReleaseRecord], made_up: bool, released_after: Sequence[int]
 ) -> tuple[str, dict[str, Any]]:
-    """Return the statements of all data sets as words and data, those without privacy first."""
+    """Return all data sets' statements as words and data; statements with ε = ∞ come first."""
     releases = as_releases(records)
     names = dict.fromkeys(r.dataset for r in releases) or {"": None}
     parts = [

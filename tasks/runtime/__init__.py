@@ -1,1 +1,1 @@
-"""The deployment that a step runs in, and its log."""
+"""The deployment of a step, and its log."""

@@ -1,4 +1,4 @@
-"""Where this deployment keeps things: read once from the environment, then passed along."""
+"""The deployment's addresses and folders, read once from the environment, then passed along."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tasks.storage import Store
 from tasks.storage.copies import BOUND, bytes_from
 
 CHECKOUT = Path(__file__).resolve().parents[2]
-# A folder that holds one of these is Confide's own: nobody else is locked out when it is closed.
+# A folder with one of these belongs to Confide, so closing it locks out no other program.
 _CONFIDE_FILES = (
     "ledger.db",
     "seeds",
@@ -38,21 +38,21 @@ Launcher = Literal["process", "docker", "kubernetes"]
 
 @dataclass(frozen=True)
 class Deployment:
-    """The places and the launcher of one deployment.
+    """The addresses, the folders and the launcher of one deployment.
 
     Attributes:
-        home: folder for everything that the deployment writes on this machine.
-        store: URI under which every step writes; no step writes anywhere else.
+        home: folder for all files that the deployment writes on this machine.
+        store: URI below which every step writes; no step writes anywhere else.
         ledger: SQLAlchemy URL of the privacy ledger.
         seeds: folder of the secret privacy seeds (mode 0700), for the steps that charge.
         keys: folder of the key of content digests (mode 0700), for every step.
         tracking: MLflow tracking URI.
-        tracking_ui: address of MLflow's pages for a browser; empty when nothing serves them.
+        tracking_ui: address of MLflow's pages for a browser; empty if there is no server.
         launcher: how Airflow starts steps.
         cache_bytes: bound on local copies of a remote store; None for half of the free disk.
         task_python: the Python that runs `python -m tasks`.
-        hosts: over how many hosts of the cluster a pre-training is spread; 0: it trains in its own
-            process. No part of a spec: training, charge and release are the same.
+        hosts: number of cluster hosts that share a pre-training; 0 trains in the step's process. It
+            is no part of a spec, because training, charge and release are the same.
         cluster: where functions of shards run (`dp_core.cluster`); the results are the same.
         cluster_secrets: folder of the cluster's token and certificate authority.
     """
@@ -76,8 +76,8 @@ class Deployment:
         """Return the deployment that the `CONFIDE_*` variables describe.
 
         Raises:
-            BadInput: a variable holds a value that cannot be meant, or a place that would be
-                another one in every folder from which a command is started.
+            BadInput: a variable holds an invalid value, or a relative path, whose meaning would
+                depend on the folder in which a command is started.
         """
         env = os.environ if environment is None else environment
         home = _folder(env, "CONFIDE_HOME", CHECKOUT / ".confide")
@@ -122,13 +122,14 @@ class Deployment:
         return Store(self.store, self.cache, self.cache_bytes)
 
     def prepare(self) -> None:
-        """Make the home folder, for its owner alone: it will hold private text.
+        """Make the home folder, for its owner alone, because it will hold private text.
 
-        One that others can reach is closed to them, if it is Confide's and ours.
+        If others can reach an existing folder, it is closed to them, provided that it belongs to
+        Confide and to this user.
 
         Raises:
-            BadInput: a file is in its place, it may not be made or written, or others can reach
-                a folder that has something else in it.
+            BadInput: a file has this path, the folder cannot be made or written, or others can
+                reach a folder that also holds other files.
         """
         try:
             self.home.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -162,7 +163,7 @@ class Deployment:
 
     @property
     def holds_seeds(self) -> bool:
-        """Whether this process was given the seeds: steps that read files from outside are not."""
+        """Whether this process has the seeds; steps that read external files do not have them."""
         return str(self.seeds) != WITHHELD
 
     @property
@@ -172,17 +173,17 @@ class Deployment:
 
     @property
     def cache(self) -> Path:
-        """Local copies of what lies in a remote store."""
+        """Local copies of files in a remote store."""
         return self.home / "cache"
 
     @property
     def events(self) -> Path:
-        """Event logs of the steps: of unfinished work, and what MLflow has still to be told."""
+        """Event logs of steps: of unfinished work, and of events not yet sent to MLflow."""
         return self.home / "events"
 
     @property
     def artifacts(self) -> Path:
-        """MLflow's artifacts when no server keeps them."""
+        """MLflow's artifacts, if no server keeps them."""
         return self.home / "mlruns"
 
     @property
@@ -261,7 +262,7 @@ def _relative(name: str) -> BadInput:
 
 
 def refused(error: OSError, what: str, *, where: str) -> Exception:
-    """Return what to raise where a folder that somebody named cannot be made or written."""
+    """Return the exception for a configured folder that cannot be made or written."""
     if is_full_disk(error):
         return error
     reason = os.strerror(error.errno or 0)

@@ -1,4 +1,4 @@
-"""The log of a step, for people, and its messages to whoever started it, for programs."""
+"""The log of a step for people, and its messages to the launching program."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _who: dict[str, str] = {}
 
 
 def configure(step: str, run: RunContext | None = None) -> None:
-    """Name the step in every line from now on. Of what libraries log, only the place is told.
+    """Set the step for all following lines; for messages of libraries, only the place is logged.
 
     Raises:
         BadInput: `CONFIDE_LOG` holds another word than `json` or `text`.
@@ -44,20 +44,20 @@ def configure(step: str, run: RunContext | None = None) -> None:
 
 
 def log(message: str, level: Level = "info") -> None:
-    """Log one line; it must be fit for publication."""
+    """Log one line, which must be fit for publication."""
     line = message
     if _in_json():
         now = datetime.now(UTC).isoformat(timespec="milliseconds")
         body = {"time": now, "level": level, **_who, "message": " ".join(message.split())}
         line = json.dumps(body, ensure_ascii=False)
-    # At once: print() without a buffer writes the line's end by itself, and another thread's or
-    # the other stream's words may come between.
+    # One write for the whole line: an unbuffered print() writes the line end separately, and the
+    # output of another thread or of the other stream could come between.
     sys.stderr.write(f"{line}\n")
     sys.stderr.flush()
 
 
 def send(message: Message) -> None:
-    """Send a message to whoever started the step; a full disk there ends no training."""
+    """Send a message to the launching program; a full disk must not end a training."""
     channel = os.environ.get(CHANNEL, "")
     line = message.model_dump_json()
     try:
@@ -72,7 +72,7 @@ def send(message: Message) -> None:
 
 
 class StepProgressReporter:
-    """Reports progress, as messages and every few seconds in the log; notes are public.
+    """Reports progress as messages and, every few seconds, in the log; notes are public.
 
     Args:
         label: the step's name in the log.
@@ -82,7 +82,7 @@ class StepProgressReporter:
         self._label, self._next = label, 0.0
 
     def __call__(self, done: int, total: int, note: str = "") -> None:
-        """Report that `done` of `total` pieces of work are behind us."""
+        """Report that `done` of `total` pieces of work are finished."""
         send(StepProgress(done=done, total=total, note=note))
         now = time.monotonic()
         if now >= self._next or done >= total:
@@ -92,7 +92,7 @@ class StepProgressReporter:
 
 @contextmanager
 def silence() -> Iterator[None]:
-    """Let libraries log nothing within, not even that they did: the count may tell."""
+    """Suppress all library logging, even its line count, which may reveal private facts."""
     before = logging.root.manager.disable
     logging.disable(logging.CRITICAL)
     try:
@@ -104,10 +104,10 @@ def silence() -> Iterator[None]:
 
 
 class _Libraries(logging.Handler):
-    """What libraries log: their name and place only, since their words may quote what they read."""
+    """Logs the name and place of library messages, but not their text, which may quote the data."""
 
     def emit(self, record: logging.LogRecord) -> None:
-        """Log that a library logged something, and where in its source that stands."""
+        """Log that a library logged a message, with its position in the source."""
         source = f"{record.name} ({record.filename}:{record.lineno})"
         level: Level = "error" if record.levelno >= logging.ERROR else "warning"
         log(f"{source} logged a message", level)

@@ -1,4 +1,4 @@
-"""Shards in a bucket, for whoever works on one: on this machine or on another."""
+"""Shards in a bucket, opened by any process on this or another machine."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ from tasks.storage import Store
 from tasks.storage.copies import UNUSED
 from tasks.storage.journal import exclusive
 
-CACHE_LIMIT = 4 << 30  # bytes of shards on one machine: phrases read them once a round
+CACHE_LIMIT = 4 << 30  # bytes of shards on one machine; phrases read them once a round
 
 
 @dataclass(frozen=True, slots=True)
 class StoredShard(Shard):
-    """A shard in the store's bucket; it is opened through a cache of the machine's own.
+    """A shard in the store's bucket, opened through the cache of the current machine.
 
-    Where the cache is, and by which right the bucket is read, the machine's own environment says:
-    neither travels with the shard.
+    The machine's own environment gives the cache and the bucket's credentials; neither is part of
+    the shard.
     """
 
     def open(self) -> BufferedReader:
-        """Open a local copy, fetched if there is none.
+        """Open a local copy, downloading it first if there is none.
 
         Raises:
             FileNotFoundError: the bucket has no such object.
@@ -41,7 +41,7 @@ class StoredShard(Shard):
         with exclusive(copy.with_suffix(".lock")):
             while True:
                 with suppress(FileNotFoundError):
-                    opened = copy.open("rb")  # whoever removes it from here on, it stays readable
+                    opened = copy.open("rb")  # readable even if it is removed from here on
                     os.utime(opened.fileno())
                     return opened
                 partial = copy.with_suffix(".partial")
@@ -53,14 +53,14 @@ class StoredShard(Shard):
 
 
 def remove_oldest(cache: Path, limit: int, *, but: Path) -> None:
-    """Remove the copies that were used the longest ago, until the others fit the limit (bytes).
+    """Remove the least recently used copies until the others fit the limit (bytes).
 
-    Those that were not used for a week go in any case, as other copies of the cache do.
+    Copies that were not used for a week are removed in any case, as in the rest of the cache.
 
     Args:
         cache: the folder.
-        limit: what they may take together.
-        but: a copy that stays, whatever its size.
+        limit: bound on the total size of the copies.
+        but: a copy that is kept, whatever its size.
     """
     found, kept = [], but.stat().st_size
     for file in cache.glob("*.shard"):

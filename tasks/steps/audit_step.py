@@ -1,8 +1,8 @@
-"""Audit the ε of a model's own training: guess from the model which canaries it was trained with.
+"""Audit the claimed ε of a model by guessing from the model which canaries it was trained with.
 
-The coins follow from the release's seed, and the audit throws them again only where the ledger
-says that this seed was bound to the release before the training began. Guesses, bounds and verdict
-are `dp` as the model is; the coins stay where they are.
+The coins are derived from the release's seed. The audit throws them again only if the ledger shows
+that this seed was bound to the release before the training began. The guesses, the bounds and the
+verdict have the label `dp` if the model has it. The audit never writes the coins.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from tasks.steps.training_inputs import audit_canaries_of
 
 
 def run(spec: AuditSpec, context: StepContext) -> StepOutput:
-    """Score every canary, guess, and compare the right guesses with what the claim allows."""
+    """Score every canary, guess the coins, and compare the right guesses with the claim's bound."""
     model = model_at(context, spec.model_uri, field="model_uri", steps=PRETRAINED)
     start = model_at(context, spec.start_uri, field="start_uri", steps=PRETRAINED, vocabulary=model)
     rows = rows_at(context, spec.private_store_uri, "private", model, field="private_store_uri")
@@ -67,11 +67,11 @@ def run(spec: AuditSpec, context: StepContext) -> StepOutput:
 
 
 def _committed(model: Input, context: StepContext) -> tuple[Entry, PrivacySeed]:
-    """Return the ledger's entry of the model's own training, and the seed of its coins.
+    """Return the ledger's entry for the model's own training, and the seed of its coins.
 
     Raises:
-        BadInput: the training had no canaries; or seed, model and ledger do not agree, so that
-            the coins may have been chosen after the fact.
+        BadInput: the training had no canaries; or seed, model and ledger do not agree, so that the
+            coins may have been chosen after the training.
     """
     told = fact(model, "audit")
     if told is None:

@@ -1,4 +1,4 @@
-"""The first step of a run: record its sources, and refuse it if its budgets do not hold it."""
+"""The first step of a run: record the run's sources, and refuse a run that exceeds a budget."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tasks.runtime.log import log
 
 
 def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
-    """Refuse a run that does not fit whole (exit code 3), or that calls undeclared text public.
+    """Refuse a run that exceeds a budget (exit code 3), or that calls undeclared text public.
 
     Private sources are recorded here, because the steps that parse files may not write the ledger.
     Nothing is charged or planned: the step `reserve` does that, once the files have been read.
@@ -47,7 +47,7 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
 
 
 def _advise(spec: BudgetSpec) -> None:
-    """Log what the run's only private pre-training can be expected to gain, from its settings."""
+    """Log the gain that the run's only private pre-training can be expected to bring."""
     trainings = [charged for charged in spec.charged if isinstance(charged, PretrainSpec)]
     if len(trainings) != 1:  # the points of a sweep are compared by their own figures
         return

@@ -46,7 +46,7 @@ def read_canaries(folder: Path) -> list[Canary]:
     """Return the canaries that this step wrote.
 
     Raises:
-        BadInput: the file is not as it was written.
+        BadInput: the file has changed since it was written.
     """
     try:
         return _CANARIES.validate_json((folder / FILE).read_bytes(), strict=True)

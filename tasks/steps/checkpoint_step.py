@@ -1,7 +1,7 @@
-"""Bring the tokens of a public model into the store, for a vocabulary that keeps them.
+"""Copy the tokens of a public model into the store, for a vocabulary that keeps them.
 
-A step that reads files of others never charges a ledger. The vocabulary step may charge one, so it
-takes these tokens from here.
+A step that reads external files never charges a ledger. The vocabulary step may charge one, so it
+reads these tokens from the output of this step.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from tasks.results.statements import refuse_own_model
 
 
 def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:
-    """Read the folder's tokens and write them as the vocabulary step takes them."""
+    """Read the folder's tokens and write them in the format that the vocabulary step reads."""
     (source,) = spec.sources
     opened = open_source(source, context)
     refuse_own_model(opened.path, source.field)

@@ -1,4 +1,4 @@
-"""Pre-training on hosts of the deployment's cluster: who they are, and how they open the rows."""
+"""Pre-training on hosts of the deployment's cluster: choosing the hosts and opening their rows."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from tasks.storage import is_remote, local_path
 def training_hosts(
     spec: PretrainSpec, context: StepContext, canaries: Sequence[int] = ()
 ) -> Iterator[GradientHosts | None]:
-    """Give a training its hosts on the cluster; None if it trains in the step's process.
+    """Yield the training's hosts on the cluster, or None if it trains in the step's process.
 
     Args:
-        spec: of the training.
-        context: of the step.
-        canaries: numbers of the audit canaries that are in.
+        spec: spec of the training.
+        context: context of the step.
+        canaries: numbers of the audit canaries that are trained on.
 
     Raises:
-        ConfideError: the cluster does not answer, or has no such device.
+        ConfideError: the cluster does not answer, or lacks the requested device.
     """
     count = context.deployment.hosts
     cluster = context.cluster if count else None
@@ -48,14 +48,15 @@ def training_hosts(
 
 @dataclass(frozen=True)
 class StoredRows:
-    """The rows that train, as a host of the training opens them.
+    """The training rows, opened on a host of the training.
 
-    The store's place comes from the environment of the host's machine. Of a local store, the host
-    reads here where rows begin; the rows of its share are compared with the step's by digest.
+    The store's address comes from the environment of the host's machine. For a local store, the
+    host reads where each row begins; the rows of its share are compared with the step's rows by
+    digest.
 
     Attributes:
         uri: output folder of the token store whose units train.
-        canaries: numbers of the audit canaries that are in.
+        canaries: numbers of the audit canaries that are trained on.
     """
 
     uri: str
@@ -65,7 +66,7 @@ class StoredRows:
         """Open the store.
 
         Raises:
-            BadInput: it is not below the deployment's store, or not there.
+            BadInput: the address is not below the deployment's store, or no store exists there.
         """
         store = Deployment.from_environment().open_store()
         store.key(self.uri)  # refuses an address outside the deployment's store
@@ -73,7 +74,7 @@ class StoredRows:
         train = TokenStore.open(folder / TRAIN)
         if not self.canaries:
             return train
-        # The joined rows stay mapped after their files are removed: a host may be killed.
+        # Joined rows stay mapped after their files are removed, so a killed host leaves no files.
         with tempfile.TemporaryDirectory(prefix="confide-rows-") as scratch:
             more = TokenStore.open(folder / AUDIT)
             return joined(Path(scratch) / "rows", train, more, self.canaries)

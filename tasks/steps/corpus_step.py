@@ -1,4 +1,4 @@
-"""Read a corpus and keep it in one normal form."""
+"""Read a corpus and write it in one normal form."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient
 def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
     """Write the corpus in normal form; counts of private text are for the operator."""
     if spec.role == "private":
-        # Registered as what the spec says: nothing is read before.
+        # The dataset is registered from the spec before any file is read.
         ledger_for(context, spec.dataset)
     opened = [open_source(source, context) for source in spec.sources]
     quarantine = Quarantine()
@@ -62,11 +62,11 @@ def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
 
 
 def refuse_if_changed(spec: CorpusSpec, result: StepResult, context: StepContext) -> None:
-    """Refuse to answer with what was read from files that have changed since; mend what is damaged.
+    """Refuse a result if its source files have changed since; restore damaged shards.
 
     Raises:
-        BadInput: they have, or are no longer what the spec calls them; or more is damaged than
-            shards.
+        BadInput: a source file has changed, or the spec calls it public and it no longer is; or
+            files other than shards are damaged.
     """
     declarations.refuse_if_changed(spec, result.facts["source_digests"], context, spec.data_version)
     if damaged := context.store.damaged(spec.output):
@@ -74,7 +74,7 @@ def refuse_if_changed(spec: CorpusSpec, result: StepResult, context: StepContext
 
 
 def _remake(spec: CorpusSpec, context: StepContext, damaged: list[str]) -> None:
-    """Make missing or damaged shards again, from the source as it was, and put them in place."""
+    """Recreate missing or damaged shards from the unchanged source, and put them in place."""
     mark = context.store.read(f"{spec.output}/{MARK}") or b""
     shards = {shard.name for shard in shards_of_mark(mark, spec.output)}
     if not shards.issuperset(damaged):
@@ -106,23 +106,24 @@ def _documents(
 
 @contextmanager
 def listed(quarantine: Quarantine, context: StepContext, file: str) -> Iterator[None]:
-    """Read within, then list the items that the reader did not take, whatever becomes of the step.
+    """Context manager that writes the list of rejected items even if the step fails.
 
-    The list lies with the output or, of a refused source, in the work folder. It is the operator's:
-    places are names of files, and a folder may be named after its patient, so no line names one.
+    The list is written next to the output or, for a refused source, to the work folder. Its label
+    is `operator`: it gives the places of items as file names, and a folder may be named after its
+    patient, so no log line contains such a place.
 
     Raises:
-        BadInput: what the reader raised; it says where the list is.
+        BadInput: the reader's error, with the path of the list added.
     """
     try:
         yield
     except BadInput as error:
         path, fix = context.durable / file, error.fix
         if quarantine.rejected:
-            with suppress(OSError):  # a full disk makes bad input no better
+            with suppress(OSError):  # a full disk must not hide the reader's error
                 _list(quarantine, path)
                 fix = f"{error.fix} Which ones: {path}".strip()
-        raise type(error)(error.what, where=error.where, fix=fix) from None  # a cause may quote
+        raise type(error)(error.what, where=error.where, fix=fix) from None  # private cause
     _list(quarantine, context.out / file)
 
 

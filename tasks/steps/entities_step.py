@@ -1,4 +1,4 @@
-"""Read labelled text: a training and a test part, or one to make folds of."""
+"""Read labelled text: a training and a test part, or a single part to divide into folds."""
 
 from __future__ import annotations
 
@@ -34,15 +34,15 @@ Item = TypeVar("Item")
 
 @dataclass(frozen=True)
 class _Kind:
-    """Labelled text of one kind: where it comes from, and how it is written.
+    """The reader, the writer and the labels for one kind of labelled text.
 
     Attributes:
-        noun: what a metric calls it.
+        noun: name of the items in metrics.
         made_up: seed -> the training and the test part.
         read: (format, path, quarantine, whether it is public) -> the items of a file or folder.
         write: (items, file), as JSON lines.
-        labels: items -> the entity types, or classes, that they have.
-        least: labels that a training part needs.
+        labels: items -> their entity types or classes.
+        least: number of labels that a training part needs.
     """
 
     noun: str
@@ -56,7 +56,7 @@ class _Kind:
 def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
     """Write the parts as JSON lines; counts of private labels are for the operator."""
     if not spec.public:
-        refuse_unregistered(context, spec.dataset)  # what reads them will be written down there
+        refuse_unregistered(context, spec.dataset)  # its uses are recorded in the ledger
     opened, kind = [open_source(source, context) for source in spec.sources], _KINDS[spec.head]
     names = PARTS[:1] if spec.folded else PARTS
     if spec.format == "synthetic":
@@ -73,7 +73,7 @@ def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
     for part, items in parts.items():
         kind.write(items, context.out / f"{part}.jsonl")
         context.measure(f"{part}_{kind.noun}", count(len(items)))
-    # Private labels are checked by the step `reserve`, where they are learned without privacy.
+    # The step `reserve` checks private labels, if they are learned without privacy.
     if spec.public and len(kind.labels(parts["train"])) < kind.least:
         raise BadInput(_lack(kind), where="entities_train", fix=_CHECK)
     return StepOutput(
@@ -143,7 +143,7 @@ def read_part(folder: Path, part: str) -> list[Sentence]:
     """Return the sentences of a part that this step wrote.
 
     Raises:
-        BadInput: the file is not as it was written.
+        BadInput: the file has changed since it was written.
     """
     return _parsed(folder / f"{part}.jsonl", "sentences", _sentence)
 
@@ -152,7 +152,7 @@ def read_text_part(folder: Path, part: str) -> list[LabelledText]:
     """Return the texts of a part that this step wrote.
 
     Raises:
-        BadInput: the file is not as it was written.
+        BadInput: the file has changed since it was written.
     """
     return _parsed(folder / f"{part}.jsonl", "texts", _text)
 
@@ -184,10 +184,10 @@ def _sentence(row: object) -> Sentence:
 
 
 def refuse_if_changed(spec: EntitiesSpec, result: StepResult, context: StepContext) -> None:
-    """Refuse to answer with what was read from files that have changed since.
+    """Refuse a result if its source files have changed since.
 
     Raises:
-        BadInput: they have, or are no longer what the spec calls them.
+        BadInput: a source file has changed, or the spec calls it public and it no longer is.
     """
     declarations.refuse_if_changed(spec, result.facts["source_digests"], context, spec.data_version)
 
@@ -215,7 +215,7 @@ def _types(sentences: Sequence[Sentence]) -> set[str]:
 
 
 def _texts(format: str, path: Path, quarantine: Quarantine, public: bool) -> Iterator[LabelledText]:
-    return read_labelled_texts(format, path, quarantine)  # divided alike, public or private
+    return read_labelled_texts(format, path, quarantine)  # for both roles
 
 
 def _pairs(format: str, path: Path, quarantine: Quarantine, public: bool) -> Iterator[LabelledText]:

@@ -1,8 +1,8 @@
-"""Measure how well a model remembers the canaries: in contexts of their own, with public coins.
+"""Measure how well a model remembers the canaries, in separate contexts with public coins.
 
-For the operator also in the very rows that trained, which are private text. Of a causal model also
-what can be got out of it: canaries' secrets, in contexts of their own, and, where the settings ask
-for it, rows that trained, beside rows held out; and texts that it writes, for people to read.
+The operator also gets the exposure in the training rows, which are private text. For a causal model
+the step also measures extraction: the canaries' secrets in separate contexts and, if the settings
+request it, training rows compared with held-out rows. It can also write sample texts.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ CONTEXTS_PER_CANARY = 8
 
 
 def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
-    """Rank the canaries' secrets; a released model's reading is `dp`: no private row is shown."""
+    """Rank the canaries' secrets; a released model's exposure is `dp`: it shows no private row."""
     model_input = model_at(
         context,
         spec.model_uri,
@@ -139,8 +139,8 @@ def _tell(
     headline: str,
     label: type[Dp | Operator],
 ) -> None:
-    """Record and write the exposure of every group, and over the groups of the headline context."""
-    if rows:  # no canary may stand in the rows, which is as private as where they do
+    """Record the exposure of every group, and a summary over the groups of the headline kind."""
+    if rows:  # the rows may hold no canary; the number is as private as the rows
         summary = summarise(rows, headline)
         context.measure(key, label(summary.mean))
         context.measure(f"{key}_largest", label(summary.largest))
@@ -158,7 +158,7 @@ def _discoverable(
     train: TokenStore,
     canaries: list[Canary],
 ) -> tuple[ExtractionRow, ...]:
-    """Return what comes out of the rows that trained and of those held out, if any were."""
+    """Return the extraction from training and held-out rows, or nothing if none were held out."""
     if (others := held_out(store)) is None:
         return ()
     planted = [canary for canary in canaries if not canary.is_reference]
@@ -172,7 +172,7 @@ def _discoverable(
 def _write_samples(
     spec: ExposureSpec, context: StepContext, model: AnyModel, tokenizer: Tokenizer
 ) -> None:
-    """Write what a causal model writes behind the prompt; as private as the model itself."""
+    """Write continuations of the prompt by a causal model; they are as private as the model."""
     prompt = spec.samples.sample_prompt
     drawn = continuations(
         model,
@@ -194,7 +194,7 @@ def _write(
     rows: tuple[ExtractionRow, ...],
     label: type[Dp | Operator],
 ) -> Label:
-    """Record and write what was found by one protocol; return who may see it."""
+    """Record and write the results of one extraction protocol; return their label."""
     for row in rows:
         if row.group == ALL:
             context.measure(f"{key}/{row.decoding}", label(row.share.value))

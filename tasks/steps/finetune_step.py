@@ -1,4 +1,4 @@
-"""Fine-tune a model with a head on labelled text; score it by strict entity F1, or accuracy."""
+"""Fine-tune a model with a head on labelled text; score it by strict entity F1 or accuracy."""
 
 from __future__ import annotations
 
@@ -36,13 +36,13 @@ from tasks.steps.heads import Scores, head_of
 from tasks.steps.training_outputs import SpendingReporter, write_model
 from tasks.storage import sha256_of
 
-ERRORS = "errors.json"  # what the model got wrong: labels and places, no word of the test part
+ERRORS = "errors.json"  # labels and positions only, no word of the test part
 Item = TypeVar("Item", bound=LabelledItem)
 
 
 @dataclass(frozen=True)
 class _Tuned:
-    """A fine-tuned model, the labels that it tells apart, and its own charge, if any."""
+    """A fine-tuned model, its labels, and the record of its release, if one was charged."""
 
     model: Bert
     labels: tuple[str, ...]
@@ -50,11 +50,11 @@ class _Tuned:
 
 
 def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
-    """Train on the training part, predict the test part, score.
+    """Train on the training part, predict the test part, and score the predictions.
 
-    The model may be released if the one it began with may, and its labels are public or its
-    training was private. Its score is `dp` on public labels only: on private ones it is a function
-    of private texts without noise, whatever the model is.
+    The model may be released if its initial model may be, and either its labels are public or its
+    training was private. Its score is `dp` on public labels only: on private labels, the score is a
+    function of private texts without noise, even if the model is released.
     """
     model = model_at(context, spec.model_uri, field="model_uri", updates=spec.model_updates)
     if is_causal(model.facts.get("shape", {}).get("kind", "")):
@@ -95,7 +95,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
             "head": spec.head,
             "labels": names,
             "epsilon_training": tuned.release.epsilon if tuned.release else None,
-            # By document only where anyone may see them: facts are for everyone.
+            # Counts by document are written only if they are not private, because facts are public.
             **({"documents": dict(scores.counts)} if label is Dp else {}),
             "vocabulary_digest": vocabulary_digest(model),
             "began_with": model.facts.get("weights_digest", ""),
@@ -106,7 +106,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
 
 
 def _measure(context: StepContext, scores: Scores, label: type[Dp] | type[Operator]) -> None:
-    """Measure every score, and the interval of the one that models are compared by."""
+    """Measure every score, and the confidence interval of the headline score."""
     for name, value in scores.values.items():
         context.measure(name, label(value))
     for name, value in scores.f1_by_label.items():
@@ -117,7 +117,7 @@ def _measure(context: StepContext, scores: Scores, label: type[Dp] | type[Operat
 
 
 def items_of(spec: FinetuneSpec, entities: Input, part: str) -> list[Any]:
-    """Return the texts of the part `train` or `test`, as the step's own fold divides them.
+    """Return the texts of the part `train` or `test`, in the step's own fold.
 
     Raises:
         BadInput: the labels are public, and the part is empty.
@@ -127,7 +127,7 @@ def items_of(spec: FinetuneSpec, entities: Input, part: str) -> list[Any]:
         return read(entities.folder, part)
     every = read(entities.folder, "train")
     own = [s for s in every if (fold_of(s, spec.folds) == spec.fold) == (part == "test")]
-    if not own and entities.facts["public"]:  # of private ones, that is nobody's business
+    if not own and entities.facts["public"]:  # for private labels this fact is private
         raise BadInput(
             f"fold {spec.fold + 1} of {spec.folds} leaves nothing for the {part} part",
             where="entities_folds",
@@ -137,12 +137,12 @@ def items_of(spec: FinetuneSpec, entities: Input, part: str) -> list[Any]:
 
 
 def _label(context: StepContext, entities: Input) -> type[Dp] | type[Operator]:
-    """Return the label of what is measured on the labels: all that was charged is known by now."""
+    """Return the label of scores on these labels; every charge has been made by this point."""
     return Operator if operator_only(context.releases) or not fact(entities, "public") else Dp
 
 
 def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: Input) -> _Tuned:
-    """Fine-tune without noise; of private labels that is the operator's use, and is listed."""
+    """Fine-tune without noise; with private labels, list the training as the operator's use."""
     if not entities.facts["public"]:
         reason = "fine-tuning on private labels without privacy"
         record_operator_use(context, private_units(entities), reason=reason)
@@ -153,7 +153,7 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
         raise PrivateTextRefusal("the training part has no label", where="entities_train")
 
     def progress(now: Progress) -> None:
-        # In epochs: how many updates there are, or what share is one, says how many sentences.
+        # In epochs, because the number or share of updates reveals the number of sentences.
         epochs = spec.epochs * now.update // now.updates
         if now.at_point:
             context.measure("finetuning_loss", label(now.loss), epochs)
@@ -177,7 +177,7 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
 
 
 def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities: Input) -> _Tuned:
-    """Fine-tune by DP-SGD: reserve, train, settle."""
+    """Fine-tune by DP-SGD: reserve the release, train, settle it."""
     plan, units = training_plan(spec), private_units(entities)
     content = manifest(
         kind="finetune",
@@ -198,7 +198,7 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
         device=spec.device,
     )
     charged = charge(context, units, planned_release(spec), content=content)
-    # Only now may the labels be read.
+    # The labels may be read only after the charge.
     context.refuse_altered(entities)
     head = head_of(spec)
     train = head.learned(items_of(spec, entities, "train"))
@@ -224,7 +224,7 @@ def units_of(items: list[Item], unit: PrivacyUnit) -> list[str]:
     """Return the id of each text's unit: its patient, its document, or the text itself.
 
     Raises:
-        BadInput: the unit is the patient, and a text names none.
+        BadInput: the unit is the patient, and a text names no patient.
     """
     if unit is PrivacyUnit.PATIENT and not all(item.patient_id for item in items):
         raise unlisted_patients()

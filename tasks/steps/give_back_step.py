@@ -1,4 +1,4 @@
-"""The last step of a run: give back the plans of which no release has begun."""
+"""The last step of a run: cancel the planned releases that have not begun."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tasks.runtime.log import log
 
 
 def run(spec: GiveBackSpec, context: StepContext) -> StepOutput:
-    """Give back what the run registered, unless one of its releases has begun."""
+    """Cancel the run's planned releases, unless one of them has begun."""
     given_back = open_ledger(context.deployment, context.store).give_back(context.run.run_key)
     if given_back:
         log(f"{len(given_back)} planned releases are given back: nothing was read for them")

@@ -1,4 +1,4 @@
-"""What a fine-tuning does by its head: which texts, which labels, predictions, scores, errors."""
+"""The heads of a fine-tuning step: selection of texts and labels, predictions, scores, errors."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ from tasks.protocol import FinetuneSpec
 from tasks.report.results import EXPECTED_ENTITIES
 from tasks.steps.entities_step import read_part, read_text_part
 
-_AROUND = 8  # words beside an error
+_AROUND = 8  # number of words shown on each side of an error
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What predictions are worth.
+    """The scores of predictions.
 
     Attributes:
-        headline: the name of the measure that models are compared by, `f1` or `accuracy`.
-        values: by name, with the headline unless it is undefined.
-        f1_by_label: by entity type or class.
-        counts: (right, predicted, expected) by the hash of the patient's name, or the document's;
-            accuracy is micro F1, of which as much is predicted as expected.
+        headline: the measure that models are compared by, `f1` or `accuracy`.
+        values: score by name; they include the headline unless it is undefined.
+        f1_by_label: F1 by entity type or class.
+        counts: (right, predicted, expected) by the hash of the name of the patient or document; for
+            accuracy, which equals micro F1 here, predicted equals expected.
     """
 
     headline: str
@@ -52,51 +52,51 @@ class Scores:
 
     @property
     def interval(self) -> tuple[float, float] | None:
-        """95% of the headline, by a bootstrap over patients or documents; None for too few."""
+        """The headline's 95% bootstrap interval over patients or documents; None for too few."""
         if self.headline not in self.values:
             return None
         return mean_f1([Replicate("", 0, self.counts)]).interval
 
 
 class HeadOfStep(Protocol):
-    """What a fine-tuning step needs of a head."""
+    """The interface of a head in a fine-tuning step."""
 
     def read(self, folder: Any, part: str) -> list[Any]:
         """Return the labelled texts that the entities step wrote."""
 
     def learned(self, items: Sequence[Any]) -> list[Any]:
-        """Return the texts that are learned and scored, of those of a part."""
+        """Return the texts of a part that are learned and scored."""
 
     def labels(self, train: Sequence[Any]) -> tuple[str, ...]:
-        """Return the entity types, or classes: those that were told, or else those of the texts."""
+        """Return the entity types or classes: those in the settings, or else all in the texts."""
 
     def head(self, labels: Sequence[str]) -> finetune.Head[Any, Any]:
-        """Return the head that learns them."""
+        """Return the head that learns these labels."""
 
     def predict(self, model: Bert, items: Sequence[Any], tokenizer: Tokenizer) -> list[Any]:
-        """Return what the model makes of each text; the texts' own labels are not looked at."""
+        """Return the model's prediction for each text, without reading the text's labels."""
 
     def scores(self, items: Sequence[Any], predicted: Sequence[Any]) -> Scores:
-        """Return what the predictions are worth."""
+        """Return the scores of the predictions."""
 
     def errors(self, items: Sequence[Any], predicted: Sequence[Any]) -> dict[str, Any]:
         """Return every wrong prediction by the number of its text, and counts; no word of a text.
 
-        It is the operator's alone: which labels private texts have is private too.
+        The label is `operator`, because the labels of private texts are private too.
         """
 
     def in_words(self, items: Sequence[Any], error: Mapping[str, Any]) -> dict[str, str]:
-        """Return one of these errors with the words that it is about."""
+        """Return one of these errors with the words around it."""
 
 
 def head_of(spec: FinetuneSpec) -> HeadOfStep:
-    """Return what the spec's head does."""
+    """Return the head that the spec names."""
     return Tagging(spec) if spec.head == "entities" else Classifying(spec)
 
 
 @dataclass(frozen=True)
 class Tagging:
-    """Entities: the tags of words, scored by strict F1."""
+    """Entity recognition: tags of words, scored by strict F1."""
 
     spec: FinetuneSpec
 
@@ -105,7 +105,7 @@ class Tagging:
         return read_part(folder, part)
 
     def learned(self, items: Sequence[Sentence]) -> list[Sentence]:
-        """Return the sentences, or whole documents, with the entities of the told types."""
+        """Return the sentences, or whole documents, with the entities of the configured types."""
         types = self.spec.entity_types
         chosen = with_types(items, types) if types else list(items)
         return joined(chosen) if self.spec.tagging_context == "document" else chosen
@@ -142,7 +142,7 @@ class Tagging:
             one = score([items[i] for i in own], [predicted[i] for i in own]).micro
             counts[owner] = (one.correct, one.predicted, one.expected)
         values: dict[str, float] = {EXPECTED_ENTITIES: micro.expected}
-        if micro.expected:  # Without any entity in the text, F1 is undefined and not 0.
+        if micro.expected:  # F1 is undefined, not 0, if the text has no entity.
             values |= {"f1": micro.f1, "precision": micro.precision, "recall": micro.recall}
         return Scores(
             "f1",
@@ -154,7 +154,7 @@ class Tagging:
     def errors(
         self, items: Sequence[Sentence], predicted: Sequence[tuple[str, ...]]
     ) -> dict[str, Any]:
-        """As in `HeadOfStep`; counted by type, of a spurious entity the predicted one."""
+        """As in `HeadOfStep`; counts are by type, for a spurious entity by its predicted type."""
         listed: list[dict[str, Any]] = []
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for number, (item, guess) in enumerate(zip(items, predicted, strict=True)):
@@ -167,7 +167,7 @@ class Tagging:
         return {"counts": by_type, "errors": listed}
 
     def in_words(self, items: Sequence[Sentence], error: Mapping[str, Any]) -> dict[str, str]:
-        """As in `HeadOfStep`; with eight words on each side."""
+        """As in `HeadOfStep`; eight words are shown on each side."""
         item, wanted, found = items[error["item"]], error["expected"], error["predicted"]
         spans = [(begin, end) for _, begin, end in (e for e in (wanted, found) if e is not None)]
         first = max(0, min(begin for begin, _ in spans) - _AROUND)
@@ -183,7 +183,7 @@ class Tagging:
 
 @dataclass(frozen=True)
 class Classifying:
-    """Classes of texts or of pairs, scored by accuracy."""
+    """Classification of texts or of pairs of texts, scored by accuracy."""
 
     spec: FinetuneSpec
 
@@ -192,7 +192,7 @@ class Classifying:
         return read_text_part(folder, part)
 
     def learned(self, items: Sequence[LabelledText]) -> list[LabelledText]:
-        """Return the texts of the told classes."""
+        """Return the texts of the configured classes."""
         told = self.spec.class_names
         return [text for text in items if not told or text.label in told]
 
@@ -231,7 +231,7 @@ class Classifying:
         )
 
     def errors(self, items: Sequence[LabelledText], predicted: Sequence[str]) -> dict[str, Any]:
-        """As in `HeadOfStep`; counted by expected class, by what was predicted instead."""
+        """As in `HeadOfStep`; counts are by expected class and predicted class."""
         listed = []
         counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
         for number, (item, guess) in enumerate(zip(items, predicted, strict=True)):
@@ -243,7 +243,7 @@ class Classifying:
         return {"counts": by_class, "errors": listed}
 
     def in_words(self, items: Sequence[LabelledText], error: Mapping[str, Any]) -> dict[str, str]:
-        """As in `HeadOfStep`; with the whole text, or pair."""
+        """As in `HeadOfStep`; the whole text or pair is shown."""
         item = items[error["item"]]
         told = {name: error[name] for name in ("error", "expected", "predicted")}
         context = " ⏎ ".join(text for text in (item.first, item.second) if text)
@@ -258,7 +258,7 @@ def _shown(item: Sentence, entity: Entity | None) -> str:
 
 
 def _by_owner(items: Iterable[LabelledItem]) -> dict[str, list[int]]:
-    """Return the numbers of the items of each patient, or document, by the hash of its name."""
+    """Return the numbers of the items of each patient or document, by the hash of its name."""
     found: defaultdict[str, list[int]] = defaultdict(list)
     for number, item in enumerate(items):
         found[f"{digest64(b'', 'document', owner_of(item)):016x}"].append(number)

@@ -1,4 +1,4 @@
-"""Try membership attacks on a model: units that it was trained on against units held out."""
+"""Run membership attacks on a model, with its training units and the held-out units."""
 
 from __future__ import annotations
 
@@ -61,18 +61,18 @@ from tasks.steps.canaries_step import read_canaries
 from tasks.steps.token_store_step import TRAIN
 from tasks.steps.training_inputs import held_out
 
-LEAST_BUCKETS = 5  # of rarity, to say whether rare units leak more
+LEAST_BUCKETS = 5  # rarity buckets needed to report whether rare units leak more
 
 
 @dataclass(frozen=True)
 class MembershipFinding:
-    """What was found of one model.
+    """The results of the attacks on one model.
 
     Attributes:
-        updates: of its training, after which it was kept.
-        losses: side -> mean loss of a row in nats, of `members` and of `others`.
-        rows: of every attack at every level.
-        rarity: of the published attack, by how rare a unit is.
+        updates: number of training updates after which the model was kept.
+        losses: side -> mean loss of a row in nats, for `members` and `others`.
+        rows: results of every attack at every level.
+        rarity: results of the published attack by the rarity of a unit.
     """
 
     updates: int
@@ -82,7 +82,7 @@ class MembershipFinding:
 
 
 def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
-    """Attack the model at every level; what is read of private rows is the operator's."""
+    """Attack the model at every level; results from private rows have the label `operator`."""
     attacked = model_at(context, spec.model_uri, field="model_uri", steps=PRETRAINED)
     references = [
         model_at(context, uri, field="reference_uris", steps=PRETRAINED, vocabulary=attacked)
@@ -115,10 +115,10 @@ def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
 
 
 def refuse_if_changed(spec: MembershipSpec, result: StepResult, context: StepContext) -> None:
-    """Refuse to answer with what was found by a table of codes that has changed since.
+    """Refuse a result if the table of diagnosis codes has changed since.
 
     Raises:
-        BadInput: it has.
+        BadInput: the table has changed.
     """
     now = [open_for_operator(source, context).digest for source in spec.sources]
     before = result.facts.get("source_digests", [])
@@ -126,13 +126,13 @@ def refuse_if_changed(spec: MembershipSpec, result: StepResult, context: StepCon
 
 
 def claimed(attacked: Input, store: Input) -> PrivacyProfile | None:
-    """Return what the model's guarantee for one unit of the rows leaves to any attack.
+    """Return the bound on any attack from the model's guarantee for one unit of the rows.
 
-    None where nothing is claimed for that unit: no total, another unit, or ε = ∞.
+    Returns None if there is no claim for that unit: no total, another unit, or ε = ∞.
     """
     own = [r for r in attacked.result.releases if r.dataset == fact(store, "dataset")]
     if not own:
-        return PrivacyProfile.of_claim(0.0, 0.0)  # no private text went into it
+        return PrivacyProfile.of_claim(0.0, 0.0)  # no private text went into the model
     (total,) = totals(own)
     if total.epsilon is None or total.unit != fact(store, "unit") or not np.isfinite(total.epsilon):
         return None
@@ -144,7 +144,7 @@ def claimed(attacked: Input, store: Input) -> PrivacyProfile | None:
 def measured(
     sample: Sample, made: list[Attack], ceiling: PrivacyProfile | None
 ) -> list[MembershipRow]:
-    """Return every attack's figures at every level, where there are groups enough."""
+    """Return every attack's figures at every level that has enough groups."""
     above = levels_above(sample.unit)
     rows = []
     for level in LEVELS:
@@ -167,10 +167,10 @@ def _findings(
     ceiling: PrivacyProfile | None,
     diagnoses: Diagnoses | None,
 ) -> list[MembershipFinding]:
-    """Return what is found of every model that the training left, the last one last.
+    """Return the results for every model that the training kept, with the final model last.
 
-    All are attacked with the same rows under the same masks, and have the ceiling of the whole
-    training. Nothing is found where no unit was held out.
+    All models are attacked with the same rows under the same masks, and have the ceiling of the
+    whole training. The results are empty if no unit was held out.
     """
     models = models_by_updates(attacked)
     if (others := held_out(store)) is None:
@@ -200,7 +200,7 @@ def _findings(
 
 
 def _tell(context: StepContext, found: MembershipFinding) -> None:
-    """Record what was found, for the operator."""
+    """Record the results of one model, for the operator."""
     for side, loss in found.losses.items():
         context.measure(f"membership/loss/{side}", Operator(loss), found.updates)
     for row in found.rows:
@@ -222,9 +222,9 @@ def _tell(context: StepContext, found: MembershipFinding) -> None:
 def _by_rarity(
     sample: Sample, made: list[Attack], held_by_row: Sequence[frozenset[Hashable]]
 ) -> tuple[RarityBucket, ...]:
-    """Return what the published attack finds of units by how rare their codes or tokens are.
+    """Return the published attack's results by the rarity of the units' codes or tokens.
 
-    Units of which no code is known are left out: they are not those who have no disease.
+    Units without any known code are left out: their diseases are unknown, not absent.
     """
     level = sample.unit.value
     for attack in made[:1]:
@@ -286,7 +286,7 @@ def _can_be_attacked(sample: Sample) -> bool:
 def _sides(
     spec: MembershipSpec, sample: Sample, train: TokenStore, others: TokenStore
 ) -> tuple[Rows, Rows]:
-    """Return the rows of members and of others, under masks that no training drew."""
+    """Return the rows of members and of others, under masks that no training used."""
     coins, masks = digest64(seed_key(spec.seed), "membership masks"), spec.config.membership_masks
     return (
         Rows(train, sample.member_rows, coins, masks),
@@ -304,17 +304,17 @@ def _losses(model: AnyModel, sides: tuple[Rows, Rows]) -> Losses:
 
 @dataclass(frozen=True)
 class _Seen:
-    """What an attack may see of one model: of each row its loss, and its features by name."""
+    """The attacker's view of one model: the losses of the rows, and their features by name."""
 
     losses: Losses
     features: dict[str, Floats]
 
 
 def _seen(model: AnyModel, sides: tuple[Rows, Rows], calibrating: list[Losses]) -> _Seen:
-    """Return what the model shows of all rows.
+    """Return the model's losses and features for all rows.
 
     Raises:
-        BadInput: it, or a reference, answers with what is no number.
+        BadInput: the model or a reference returns a value that is not finite.
     """
     features: dict[str, Floats] = {
         "attention": np.concatenate([attention_features(model, side) for side in sides]),
@@ -329,7 +329,7 @@ def _seen(model: AnyModel, sides: tuple[Rows, Rows], calibrating: list[Losses]) 
 
 
 def _ceilings(ceiling: PrivacyProfile | None) -> dict[str, float]:
-    """Return what no attack on one unit can pass; nothing where nothing is claimed."""
+    """Return the bounds that no attack on one unit can exceed; empty if there is no claim."""
     if ceiling is None:
         return {}
     tpr = {f"tpr_at_{rate:g}_fpr": ceiling.true_positive_rate(rate) for rate in LOW_RATES}

@@ -1,4 +1,4 @@
-"""Release phrases that many units share, round by round. Charged."""
+"""Release phrases that many units share, one round per phrase length; the release is charged."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _PHRASES = TypeAdapter(dict[int, dict[str, int]])
 
 
 def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
-    """Reserve, then count, add noise and cut in every round; settle."""
+    """Reserve the release; count, add noise and apply the threshold in every round; settle."""
     corpus = corpus_at(context, spec.corpus_uri, "private")
     vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
     refuse_another_unit(corpus.facts["dataset"], spec.config, vocabulary, protects="phrases")
@@ -58,7 +58,7 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
         plan={"lengths": list(plan.lengths), "event": plan.event().to_json()},
     )
     charged = charge(context, units, planned, content=content)
-    # Only now may the text be read.
+    # The text may be read only after the charge.
     context.refuse_altered(corpus)
     read = TextsWithCanaries(
         PrivacyUnit(spec.config.unit),
@@ -71,7 +71,7 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
     with context.gathered_sets() as gathered:
 
         def gather(sets: PhraseSets) -> GatheredSets:
-            gathered.clear()  # of the round before
+            gathered.clear()  # remove the sets of the previous round
             for found in engine.map(PhraseSetsOfShard(read, sets), shards):
                 gathered.append(found)
             return gathered
@@ -106,7 +106,7 @@ def read_phrases(folder: Path) -> dict[int, dict[str, int]]:
     """Return the released phrases and noised counts that this step wrote, by length.
 
     Raises:
-        BadInput: the file is not as it was written.
+        BadInput: the file has changed since it was written.
     """
     try:
         return _PHRASES.validate_json((folder / FILE).read_bytes())
@@ -119,8 +119,8 @@ def read_phrases(folder: Path) -> dict[int, dict[str, int]]:
 def _spelled(canaries: Sequence[Canary], vocabulary: Path) -> list[tuple[Canary, str]]:
     """Return the canaries as text, to be planted in the units that carry them.
 
-    Canaries stand in the private rows, not in the corpus; without them here the audit of a model
-    that learned from phrases would overlook this road.
+    Canaries are planted in the private rows, not in the corpus. Without this text, the audit of a
+    model that learned from phrases would miss leakage through the phrases.
     """
     pieces = {number: piece for piece, number in wordpiece.load(vocabulary).get_vocab().items()}
     return [

@@ -43,11 +43,11 @@ from tasks.steps.training_inputs import (
 from tasks.steps.training_outputs import SpendingReporter, model_facts, score, write_model
 from tasks.storage import sha256_of
 
-EVALUATIONS, EVALUATED_ROWS = 5, 256  # on the way, and their cost
-EVALUATIONS_OF_PERPLEXITY = 10  # by whose course causal models are compared
+EVALUATIONS, EVALUATED_ROWS = 5, 256  # few and small, to bound their cost
+EVALUATIONS_OF_PERPLEXITY = 10  # causal models are compared by their perplexity curves
 _CURVES = {"mlm_accuracy": "mlm_public", "perplexity": "perplexity_curve"}
 _PRIVATE_CURVE = "perplexity_private_curve"
-_UNDER_WAY = "_under_way/"  # and the ledger's entry: under another one the noise is another
+_UNDER_WAY = "_under_way/"  # followed by the ledger entry, since another entry has other noise
 
 
 def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
@@ -77,7 +77,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         )
         updates = PrivateUpdates(plan, charged.seed, content)
         coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None
-    # Only now may the rows be read.
+    # The rows may be read only after the charge.
     store = inputs.train_store(spec, context)
     canaries = inputs.audit_canaries_in(coins, context) if coins else []
     if coins is not None:
@@ -126,11 +126,11 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
             "mode": spec.mode,
             "updates": spec.updates,
             "kept_updates": spec.kept_updates,
-            # What an audit compares with the ledger's entry, before it throws the coins again.
+            # An audit compares these with the ledger's entry before it throws the coins again.
             "audit": {"entry": record.ledger_id, "coins": coins.salted_hash()}
             if record and coins
             else None,
-            "extraction": spec.extraction.model_dump(),  # fixed before there is a model to try
+            "extraction": spec.extraction.model_dump(),  # fixed before the model exists
             "public_documents": inputs.rows.facts["role"] == "public",
             **model_facts(context, model, inputs.vocabulary, plan, epsilon, spec.training),
         },
@@ -139,7 +139,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
 
 
 def _refuse_contradictions(spec: PretrainSpec) -> None:
-    """Refuse a spec that contradicts itself, before anything is read or charged."""
+    """Refuse a spec that contradicts itself, before any file is read or any release charged."""
     if (spec.plan is None) == (spec.mode == "dp"):
         raise BadInput("a privacy plan belongs to mode dp, and to no other", where="pretrain spec")
     if spec.plan and spec.plan.audit_canaries and not spec.init_uri:
@@ -149,7 +149,7 @@ def _refuse_contradictions(spec: PretrainSpec) -> None:
 
 
 def _refuse_other_canaries(spec: PretrainSpec, inputs: TrainingInputs) -> None:
-    """Refuse a plan for other audit canaries than the rows have, be their sum as it may."""
+    """Refuse a plan whose number of audit canaries differs from the number in the rows."""
     held = inputs.rows.facts.get("audit_canaries", 0)
     if spec.plan and spec.plan.audit_canaries != held:
         raise BadInput(
@@ -180,7 +180,7 @@ def _manifest(spec: PretrainSpec, inputs: TrainingInputs, plan: ExecutionPlan) -
 def _start(
     spec: PretrainSpec, context: StepContext, store: TokenStore, inputs: TrainingInputs
 ) -> AnyModel:
-    """Return the model before the first update: an earlier step's, a public one, or a fresh one."""
+    """Return the initial model: an earlier step's, a public one, or a fresh one."""
     if inputs.initial:
         return language_model(load_model(inputs.initial.folder))
     if spec.public_model:
@@ -203,13 +203,13 @@ def _curves(
     config: ModelConfig,
     charged: Charge | None,
 ) -> EvaluationHook | None:
-    """Return the evaluation of a training's weights on the way, on rows that no model trained on.
+    """Return the evaluation of a training's weights during the training, on held-out rows.
 
-    On public text for anyone: a score is as private as the weights that it is of, provided that
-    they are on the way to those that are released. Before a private release it is the operator's: a
-    training that is made again with the same noise may round otherwise, and is refused only at its
-    end. On private text, always for the operator. A masked model is evaluated in private training
-    alone, and on public text.
+    Scores on public text are for anyone: a score is as private as its weights, provided that these
+    weights lead to the released ones. Before a private release such a score is the operator's,
+    because a training that is repeated with the same noise may differ in rounding, and is then
+    refused only at its end. Scores on private text are always the operator's. A masked model is
+    evaluated only in private training, and only on public text.
     """
     causal = isinstance(config, CausalConfig)
     if not causal and spec.plan is None:
@@ -238,9 +238,10 @@ def _curves(
 
 
 def _publish_curve(context: StepContext, record: ReleaseRecord) -> None:
-    """Show anyone the scores on the way: the weights that they led to are released.
+    """Publish the scores on public text after the weights that they led to have been released.
 
-    Those of an attempt with other noise are not: its entry is no part of what the model costs.
+    Scores of an attempt with other noise stay unpublished: the cost of the model does not include
+    that attempt's ledger entry.
     """
     under_way = f"{_UNDER_WAY}{record.ledger_id}"
     for look in context.measured():
@@ -249,7 +250,7 @@ def _publish_curve(context: StepContext, record: ReleaseRecord) -> None:
 
 
 class _Curve:
-    """Turns the trainer's reports into metrics: ε beside the loss, at bounded cost."""
+    """Turns the trainer's reports into metrics, with ε next to the loss, at bounded cost."""
 
     def __init__(
         self, spec: PretrainSpec, context: StepContext, plan: ExecutionPlan | None
@@ -259,7 +260,7 @@ class _Curve:
 
     def __call__(self, now: Progress) -> None:
         if now.at_point:
-            # On public text, even the vocabulary behind the loss is a release: dp, not public.
+            # Even on public text, the loss depends on a released vocabulary: dp, not public.
             seen = Dp if self._spec.mode in ("public", "released") else Operator
             numbers = {"loss": now.loss, "batch": now.batch}
             if self._spec.mode == "dp":
@@ -273,7 +274,7 @@ class _Curve:
 def _measure(
     spec: PretrainSpec, context: StepContext, model: AnyModel, inputs: TrainingInputs
 ) -> None:
-    """Measure on rows that no model trained on: public ones, and private ones for the operator."""
+    """Measure the model on held-out public rows and, for the operator, on held-out private rows."""
     public = Operator if operator_only(context.releases) else Dp
     for name, source, label in (
         ("public", inputs.public, public),

@@ -1,4 +1,4 @@
-"""Audit one model from outside, by canaries and texts that somebody gives: for the operator."""
+"""Audit one model from outside, by canaries and texts that the operator provides."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from tasks.report.results import GIVEN_FILE
 from tasks.results.inputs import Input
 from tasks.storage import sha256_of
 
-AUDITED = "audited_model"  # its name among the models of a run
+AUDITED = "audited_model"  # the name of the audited model among the models of a run
 
 
 def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
     """Write the records of all findings, and withdraw a model whose promotion they block.
 
-    Everything is read off private text. A model of this deployment is known by its weights, also
-    as a copy; its claim is its own.
+    All findings are computed from private text, and are for the operator. A model of this
+    deployment is recognised by its weights, even as a copy; its own claim is then audited.
     """
     opened = _opened(spec, context)
     uri = spec.model_uri
@@ -85,7 +85,7 @@ def _blocked(
 ) -> list[dict[str, Any]]:
     """Return the verdict on a model whose promotion these records block; otherwise nothing.
 
-    Other records are not judged here: no audit from outside promotes a model.
+    Other records are not judged here, because an audit from outside never promotes a model.
     """
     if not any(record.blocks_promotion for record in records):
         return []
@@ -97,10 +97,10 @@ def _blocked(
 
 
 def refuse_if_changed(spec: PrivacyAuditSpec, result: StepResult, context: StepContext) -> None:
-    """Refuse to answer with what was found in files that have changed since.
+    """Refuse a result if its source files have changed since.
 
     Raises:
-        BadInput: they have.
+        BadInput: a source file has changed.
     """
     now = [one.digest for one in _opened(spec, context).values()]
     refuse_other_digests(spec, now, result.facts["source_digests"], spec.data_version)

@@ -11,10 +11,10 @@ from tasks.protocol import PromoteSpec, point_and_task
 def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
     """Judge the model of a report again, and give it the alias that its verdict allows.
 
-    Again, because an audit may have contradicted it while it waited for the person.
+    It is judged again because an audit may have contradicted it since the report was written.
 
     Raises:
-        BadInput: not the output of a job's report.
+        BadInput: the input is not the output of a job's report.
     """
     report = context.input(spec.report_uri)
     if report.result.step != "report":
@@ -22,7 +22,7 @@ def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
     uris = {
         one["name"]: one["uri"]
         for one in report.facts[JUDGED]
-        if not point_and_task(one["name"])[0]  # further trainings are there to compare with
+        if not point_and_task(one["name"])[0]  # further trainings are only compared with it
     }
     models = {name: context.input(uri) for name, uri in uris.items()}
     judged = judge(context.store, models, uris, "unaudited")

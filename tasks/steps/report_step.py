@@ -1,4 +1,4 @@
-"""Gather the results of a job into one page, in two editions; judge and register its models."""
+"""Collect the results of a job into one page, in two editions; judge and register its models."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
 
 
 def run(spec: ReportSpec, context: StepContext) -> StepOutput:
-    """Write the page for anyone and the page for the operator; hand the closing table on.
+    """Write the public page and the operator's page, and return the closing table in the facts.
 
     The models are judged here, by the last step of the job, and registered with the verdict.
     """
@@ -35,8 +35,8 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     for name, edition in EDITIONS.items():
         job_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
-    # The job's own line in MLflow has the figures of the model that it is about, and what all
-    # private models cost together; each model has a line too, with what its steps measured.
+    # The job's run in MLflow has the figures of the model that the job trains, and the total cost
+    # of all private models. Each model also has its own run, with the metrics of its steps.
     row = next(row for row in report.models if row.kind == "dp")
     context.measure_cost(released_by_job(results))
     if (share := audit_time(results)) is not None:
@@ -66,7 +66,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
 
 
 def _judged(spec: ReportSpec, context: StepContext, results: Results) -> list[dict[str, Any]]:
-    """Judge the job's models; those of further private trainings are never promoted by rule."""
+    """Judge the job's models; models of further private trainings are never promoted by rule."""
     more = {name for name in results if point_and_task(name)[0]}
     own = {name: one for name, one in results.items() if name not in more}
     others = {name: results[name] for name in results if name in more}
@@ -85,7 +85,7 @@ def artifacts(context: StepContext) -> Iterator[StepArtifact]:
 
 
 def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
-    """Yield a row's figures, each of which goes where its label sends it."""
+    """Yield the figures of a row with their labels, which decide where each figure is shown."""
     for name, value in (
         ("mlm_accuracy_public", row.mlm_public),
         ("mlm_accuracy_private", row.mlm_private),

@@ -1,7 +1,7 @@
 """Check the text and labels of a run, then register all of its releases in the ledger.
 
-The checks are the last that cost nothing. A wrong header, format or encoding has been refused by
-the steps that read the files; here units and labels are checked. Their answers depend on private
+These are the last checks before any charge. The steps that read the files have refused wrong
+headers, formats and encodings; this step checks units and labels. Its answers depend on private
 text without noise, and are for the operator alone (docs/privacy.md, "Answers before anything is
 charged").
 """
@@ -20,7 +20,7 @@ from tasks.steps.entities_step import refuse_unlearnable
 
 
 def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
-    """Register the run: it fits as a whole, or nothing is charged (exit code 3).
+    """Register all releases of the run, or none if they do not fit the budget (exit code 3).
 
     Raises:
         BudgetExceeded: the run does not fit.
@@ -35,7 +35,7 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
 
 
 def _refuse_units(spec: ReserveSpec, context: StepContext, corpus: Input) -> None:
-    """Refuse a corpus with more units than declared; their number is not stated."""
+    """Refuse a corpus with more units than declared, without stating their number."""
     unit = PrivacyUnit(spec.units.unit)
     private_units(corpus).refuse_nameless(unit)
     context.refuse_altered(corpus)

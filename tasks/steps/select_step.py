@@ -1,9 +1,9 @@
-"""Train a secret random number of drawn candidates, and let only the best leave.
+"""Train a secret random number of randomly drawn candidates, and release only the best model.
 
-Papernot and Steinke 2022 (arXiv:2110.03620), charged as `RandomCountSelection`. How many trainings
-there were, and all but the best, must stay hidden: nothing here reports while it works, and the
-time that it took is not told either. The score is accuracy on public text, so a training with its
-score is as private as the training.
+The selection follows Papernot and Steinke 2022 (arXiv:2110.03620), and is charged as
+`RandomCountSelection`. The number of trainings, and all models but the best, must stay hidden: this
+step reports no progress, and its duration is not recorded. The score is accuracy on public text, so
+a training with its score is as private as the training.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ _SHARED = (
 
 @dataclass(frozen=True)
 class _Trained:
-    """One training's release: its model and its score; equal scores are ordered by the weights."""
+    """One training's model and score; equal scores are ordered by the weights."""
 
-    candidate: int  # −1: no training at all
+    candidate: int  # −1 if no training was run
     model: Bert
     score: float
 
@@ -65,7 +65,7 @@ class _Trained:
 
 
 def run(spec: SelectSpec, context: StepContext) -> StepOutput:
-    """Reserve once, draw how many and which, train, keep the best, settle."""
+    """Reserve one release, draw the number and the candidates, train, keep the best, settle."""
     first = spec.candidates[0]
     _refuse_unlike(spec)
     inputs = TrainingInputs.open(first, context)
@@ -83,20 +83,20 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
         initial=sha256_of(inputs.initial.folder / "model.safetensors"),
         candidates={str(i): plan.to_json() for i, plan in enumerate(plans)},
         training_configs={str(i): c.training.identity() for i, c in enumerate(spec.candidates)},
-        event=planned.event.to_json(),  # the law by which numbers and candidates are drawn
+        event=planned.event.to_json(),  # the distribution of numbers and candidates
         seed=first.seed,
         device=first.device,
         dtype=first.training.precision,
     )
     charged = charge(context, units, planned, content=content)
-    # Only now may the rows be read.
+    # The rows may be read only after the charge.
     store = inputs.train_store(first, context)
-    with silence():  # what TensorFlow warns of once a training counts the trainings
+    with silence():  # TensorFlow's warnings would reveal the number of trainings
         best = _best(spec, context, plans, store, public, inputs, content, charged)
     record = charged.settle(weights_released(best.model.parameters))
     context.measure("mlm_accuracy_public", Dp(best.score))
     if (private := held_out(inputs.private)) is not None:
-        with silence():  # how often TensorFlow has traced before decides whether it warns now
+        with silence():  # TensorFlow's warnings depend on the number of earlier traces
             accuracy = _accuracy(best.model, private, first.seed)
         context.measure("mlm_accuracy_private", Operator(accuracy))
     write_model(context, best.model, inputs.vocabulary)
@@ -131,7 +131,7 @@ def _best(
     charged: Charge,
 ) -> _Trained:
     event, initial = charged.entry.event, inputs.initial
-    assert isinstance(event, RandomCountSelection) and initial  # noqa: S101 - what was reserved
+    assert isinstance(event, RandomCountSelection) and initial  # noqa: S101 - as reserved
     words = wordpiece.continuation_tokens(wordpiece.load(inputs.vocabulary.folder))
     best: _Trained | None = None
     for number in range(draw_count(event, charged.seed)):
@@ -145,7 +145,7 @@ def _best(
             init_seed=one.seed,
             checkpoints=context.checkpoints(f"selection-{charged.entry.id}-{number}"),
             device=one.device,
-            progress=lambda now: None,  # what is under way says how many there are
+            progress=lambda now: None,  # progress would reveal the number of trainings
             continuation=words if one.training.whole_words else None,
         )
         model = _bert(trained)
@@ -162,12 +162,12 @@ def _accuracy(model: Bert, store: TokenStore, seed: int) -> float:
 
 
 def _refuse_unlike(spec: SelectSpec) -> None:
-    """Refuse candidates that differ in more than how they are trained."""
+    """Refuse candidates that differ in more than their training settings."""
     for name in _SHARED:
         if len({getattr(candidate, name) for candidate in spec.candidates}) > 1:
             raise BadInput("the candidates differ in it", where=f"select spec, {name}")
     if any(candidate.training.time_box_minutes for candidate in spec.candidates):
-        # Each restart says where it is: the number of restarts tells how many trainings there are.
+        # Each restart is logged, so the number of restarts would reveal the number of trainings.
         raise BadInput(
             "a selection by a secret count cannot be time-boxed",
             where="time_box_minutes",
@@ -180,7 +180,7 @@ def _refuse_unlike(spec: SelectSpec) -> None:
 
 def _bert(model: object) -> Bert:
     masked = cast(Bert, model)
-    assert isinstance(masked.config, BertConfig)  # noqa: S101 - what it began as
+    assert isinstance(masked.config, BertConfig)  # noqa: S101 - the kind of the initial model
     return masked
 
 

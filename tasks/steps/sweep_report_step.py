@@ -1,4 +1,4 @@
-"""Gather the results of a sweep: ε, F1 and exposure against its settings (Figs. 1 and 2)."""
+"""Collect the results of a sweep: ε, F1 and exposure by its settings (Figs. 1 and 2)."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from tasks.steps.report_step import EDITIONS, artifacts
 
 
 def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
-    """Write both editions of the sweep's page; hand the table of its points on.
+    """Write both editions of the sweep's page, and return the table of its points in the facts.
 
     Raises:
-        BadInput: not one point has all its results.
+        BadInput: no point has all its results.
     """
     missing = [
         name
@@ -35,10 +35,10 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
     for name, edition in EDITIONS.items():
         sweep_page(report, edition).write(context.out / name)
     shown = edition_of(report, Edition.PUBLISHABLE)
-    # What releasing every point costs together. Of a later try with more points, it is the last.
+    # The total cost of releasing every point. A later attempt with more points overrides it.
     context.measure_cost(released_by_sweep(spec, points))
     context.measure("points", Public(len(points)), len(points))
-    # By training: points that differ in fine-tuning alone share one model.
+    # Models by training: points that differ only in fine-tuning share one model.
     models = {
         spec.points[name].training.name: name
         for name, results in points.items()
@@ -48,7 +48,7 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
         outputs={name: name for name in EDITIONS},
         facts={
             "created": report.created,
-            # Tagged with their verdicts; which of several to promote is no audit's to say.
+            # Tagged with their verdicts; an audit does not choose which one to promote.
             JUDGED: judge(
                 context.store,
                 {model: points[name]["pretraining"] for model, name in models.items()},
@@ -65,7 +65,10 @@ def run(spec: SweepReportSpec, context: StepContext) -> StepOutput:
 
 
 def _opened(spec: SweepReportSpec, context: StepContext, name: str) -> dict[str, Input]:
-    """Return a point's results; of what is without privacy in a baseline nothing is published."""
+    """Return a point's results; releases without privacy in a baseline are not counted.
+
+    The report publishes nothing that was computed without privacy.
+    """
     found = {task: context.beside(uri) for task, uri in spec.results[name].items()}
     for one in found.values():
         if spec.points[name].baseline is None or not operator_only(one.result.releases):

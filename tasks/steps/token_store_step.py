@@ -1,7 +1,7 @@
-"""Cut a corpus into rows of token ids, unit by unit, with canaries planted where they are given.
+"""Cut a corpus into rows of token ids, unit by unit, and plant canaries if there are any.
 
-Audit canaries are no part of the corpus: they lie in a store of their own beside its rows, all of
-them, and only a DP training takes some among its units (`tasks/steps/training_inputs.py`).
+Audit canaries are no part of the corpus: all of them are written to a separate store next to the
+rows, and only a DP training adds some of them to its units (`tasks/steps/training_inputs.py`).
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ from tasks.results.inputs import Input
 from tasks.steps.canaries_step import read_canaries
 
 TRAIN, HELD_OUT, AUDIT = "train", "held_out", "audit"
-FITTED_UNITS = 500  # held-out units on which the vocabulary's fit is measured, at most
+FITTED_UNITS = 500  # largest number of held-out units on which the vocabulary's fit is measured
 
 
 def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
-    """Write two stores: units that train, and units that only measure (none of them carries)."""
+    """Write a store of training units and a store of held-out units, which carry no canary."""
     if spec.role == "private":
         corpus = corpus_at(context, spec.corpus_uri, "private")
     else:
@@ -64,7 +64,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     }
     of_shard = ShardRows(
         _unit(spec),
-        spec.units.words_per_unit if spec.units else 1,  # of documents, it cuts nothing
+        spec.units.words_per_unit if spec.units else 1,  # documents are not cut
         tokenizer.to_str(),
         spec.rows.sequence_length,
         spec.rows.max_examples_per_unit,
@@ -74,7 +74,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
         FITTED_UNITS,
     )
     units = 0
-    read: list[list[str]] = []  # texts of the first units that only measure
+    read: list[list[str]] = []  # texts of the first held-out units
     for cut in context.cluster.map(of_shard, context.shards(corpus)):
         units += cut.units
         _refuse_more_than_declared(spec, units)
@@ -84,7 +84,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
         if spec.role == "public":  # the size of private data is private
             context.progress(units, 0)
     train = writers[TRAIN].finish()
-    with suppress(BadInput):  # a corpus so small that no unit is held out
+    with suppress(BadInput):  # a small corpus may have no held-out unit
         writers[HELD_OUT].finish()
     audited = _write_audit_canaries(spec, context, tokenizer) if spec.audit_canaries else None
     _measure(role, context, train)
@@ -115,7 +115,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
 
 
 def _count_canaries(canaries: list[Canary], context: StepContext, train: TokenStore) -> None:
-    """Count the units that hold each canary, for the operator: others know what to expect."""
+    """Count the units with each canary, for the operator; others know only the expected counts."""
     planted = [canary for canary in canaries if not canary.is_reference]
     counted = counted_occurrences(train, planted)
     groups: dict[str, list[int]] = {}
@@ -132,9 +132,10 @@ def _count_canaries(canaries: list[Canary], context: StepContext, train: TokenSt
 def _write_audit_canaries(
     spec: TokenStoreSpec, context: StepContext, tokenizer: Tokenizer
 ) -> TokenStore:
-    """Write every audit canary, in or out, as a unit of one row; their keys are of no private unit.
+    """Write every audit canary, whether trained on or not, as a unit of one row.
 
-    A unit's key is a hash of its id under a key: these are hashed under another one.
+    A unit's key is a hash of its id under a key. Canaries are hashed under another key, so that no
+    canary has the key of a private unit.
     """
     writer = TokenStoreWriter(
         context.out / AUDIT,
@@ -148,13 +149,13 @@ def _write_audit_canaries(
 
 
 def keyed_store_digest(store: TokenStore, context: StepContext) -> str:
-    """Return the keyed digest of a store's content as it is now, in hex."""
+    """Return the keyed digest of a store's current content, in hex."""
     key = context.content_key()
     return hmac.new(key, store.content_digest().encode(), hashlib.sha256).hexdigest()
 
 
 def _canaries(spec: TokenStoreSpec, planted: Input | None) -> list[Canary]:
-    """Return the canaries to plant; of those that no row could hold, say so before any is read."""
+    """Return the canaries to plant; refuse a canary longer than a row before any text is read."""
     canaries = read_canaries(planted.folder) if planted else []
     longest = max((len(canary.tokens) for canary in canaries), default=0)
     if longest > (length := spec.rows.sequence_length) - 2:
@@ -171,7 +172,7 @@ def _unit(spec: TokenStoreSpec) -> PrivacyUnit:
 
 
 def _refuse_more_than_declared(spec: TokenStoreSpec, units: int) -> None:
-    """Hold the units of all shards so far to the declared bound; how many there are is not said."""
+    """Refuse more units than declared, counted over all shards so far, without stating how many."""
     if spec.units and units > spec.units.declared_units:
         raise PrivateTextRefusal(
             f"the corpus holds more units than the declared bound of {spec.units.declared_units}",
@@ -181,7 +182,7 @@ def _refuse_more_than_declared(spec: TokenStoreSpec, units: int) -> None:
 
 
 def _measure_fit(role: Role, context: StepContext, tokenizer: Tokenizer, texts: list[str]) -> None:
-    """Measure how the vocabulary fits held-out text; of private text, for the operator."""
+    """Measure how the vocabulary fits held-out text; for private text the label is `operator`."""
     found = subwords.fit(tokenizer, texts)
     if found is None:
         return

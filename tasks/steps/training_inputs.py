@@ -1,6 +1,6 @@
-"""What trainings of language models start from: inputs of one vocabulary, rows, a fresh model.
+"""The inputs of language-model trainings: a vocabulary, rows, and the config of a fresh model.
 
-These lines shape releases: they are part of the code in the manifest of a charged training.
+This code shapes releases, so it is part of the code in the manifest of a charged training.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from tasks.report.results import ARCHITECTURES
 from tasks.results.inputs import Input
 from tasks.steps.token_store_step import AUDIT, HELD_OUT, TRAIN, keyed_store_digest
 
-# Whose rows train, by mode.
+# The role of the training rows, by mode.
 _ROLES: dict[str, Role] = {
     "public": "public",
     "released": "released",
@@ -36,10 +36,10 @@ _ROLES: dict[str, Role] = {
 
 @dataclass(frozen=True)
 class TrainingInputs:
-    """The outputs of earlier steps that a training reads, all of one vocabulary.
+    """The outputs of earlier steps that a training reads, all with the same vocabulary.
 
     Attributes:
-        vocabulary: of all of them.
+        vocabulary: the vocabulary of all inputs.
         rows: the token store whose units train.
         public: the token store whose held-out rows may be shown to anyone.
         private: the token store whose held-out rows are measured for the operator.
@@ -54,10 +54,10 @@ class TrainingInputs:
 
     @classmethod
     def open(cls, spec: PretrainSpec, context: StepContext) -> Self:
-        """Open what the spec names, and nothing of another role or vocabulary.
+        """Open the inputs that the spec names, and check their roles and vocabularies.
 
         Raises:
-            BadInput: an input is not what the spec calls it.
+            BadInput: an input does not have the role or vocabulary that the spec states.
         """
         vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
 
@@ -77,10 +77,10 @@ class TrainingInputs:
         )
 
     def train_store(self, spec: PretrainSpec, context: StepContext) -> TokenStore:
-        """Return the rows that train, as their step wrote them: the noise is bound to them.
+        """Return the training rows, unaltered since they were written: the noise is bound to them.
 
         Raises:
-            BadInput: they were altered.
+            BadInput: the rows were altered.
         """
         store = TokenStore.open(self.rows.folder / TRAIN)
         if keyed_store_digest(store, context) != self.rows.facts["digest"]:
@@ -90,20 +90,20 @@ class TrainingInputs:
     def with_audit_canaries(
         self, store: TokenStore, chosen: Sequence[int], context: StepContext
     ) -> TokenStore:
-        """Return the rows that train, and behind them the audit canaries that are in.
+        """Return the training rows, followed by the chosen audit canaries.
 
-        The copy lies with the step's unfinished work, and goes with it.
+        The copy is stored with the step's unfinished work, and removed together with it.
 
         Args:
-            store: of the private units.
-            chosen: from `audit_canaries_in`.
-            context: of the training.
+            store: store of the private units.
+            chosen: numbers of canaries, from `audit_canaries_in`.
+            context: context of the training.
         """
         canaries = audit_canaries_of(self.rows, context)
         return joined(context.durable / "rows", store, canaries, chosen)
 
     def audit_canaries_in(self, coins: PrivacySeed, context: StepContext) -> list[int]:
-        """Return the numbers of the audit canaries that are in, by the release's coins.
+        """Return the numbers of the audit canaries to train on, by the release's coins.
 
         Raises:
             BadInput: the canaries were altered.
@@ -113,7 +113,7 @@ class TrainingInputs:
 
 
 def audit_canaries_of(rows: Input, context: StepContext) -> TokenStore:
-    """Return all audit canaries of a private store, in or out, as their step wrote them.
+    """Return all audit canaries of a private store, unaltered since their step wrote them.
 
     Raises:
         BadInput: there are none, or they were altered.
@@ -132,7 +132,7 @@ def audit_canaries_of(rows: Input, context: StepContext) -> TokenStore:
 
 
 def held_out(source: Input) -> TokenStore | None:
-    """Return the rows of a store that only measure; None if the corpus was too small for any."""
+    """Return the held-out rows of a store; None if the corpus was too small for any."""
     folder = source.folder / HELD_OUT
     return TokenStore.open(folder) if (folder / "store.json").exists() else None
 
@@ -165,7 +165,7 @@ def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> M
 
 
 def kind_of(config: ModelConfig) -> str:
-    """Return the kind of a model, as settings call it."""
+    """Return the kind of a model, by its name in the settings."""
     if isinstance(config, LlamaConfig):
         return "llama"
     if isinstance(config, Gpt2Config):
@@ -176,12 +176,12 @@ def kind_of(config: ModelConfig) -> str:
 
 
 def refuse_other_architecture(config: ModelConfig, shape: ArchitectureConfig) -> None:
-    """Refuse to begin with a decoder where another one or a masked model is trained, or so.
+    """Refuse a public model of another architecture than the settings state, if either is causal.
 
-    A BERT and a DistilBERT may stand for each other.
+    A BERT and a DistilBERT may replace each other.
 
     Raises:
-        BadInput: it says what the folder holds, and what was asked for.
+        BadInput: the architectures differ; the message names both.
     """
     kind = kind_of(config)
     if kind != shape.model_kind and (is_causal(kind) or is_causal(shape.model_kind)):

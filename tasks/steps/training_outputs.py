@@ -1,4 +1,4 @@
-"""What trainings say and leave behind: ε as it is spent, scores, totals, the model's folder."""
+"""The outputs of trainings: ε spent so far, scores, totals and the model's folder."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ MEASURED_ROWS = 1024
 
 
 class SpendingReporter:
-    """Measures the ε of a private training so far: `epsilon_training`, at points of its curve.
+    """Measures the ε that a private training has spent so far, at points of its curve.
 
-    It is this training's own. What the model has cost with all before it is `epsilon`, told once,
-    when it is released (`write_model`).
+    The metric `epsilon_training` covers this training only. The metric `epsilon`, recorded once
+    when the model is released (`write_model`), is the model's cost including all earlier releases.
     """
 
     def __init__(self, context: StepContext, plan: ExecutionPlan | None, updates: int) -> None:
@@ -44,7 +44,7 @@ class SpendingReporter:
         self._left, self._spent = curve_points(updates), 0.0
 
     def tell(self, now: Progress) -> None:
-        """Measure the points that were passed, and report progress with what is spent."""
+        """Measure ε at the points that were passed, and report progress with the ε spent."""
         passed = [point for point in self._left if point <= now.update]
         self._left = self._left[len(passed) :]
         if self._plan is None:
@@ -59,7 +59,7 @@ class SpendingReporter:
 def score(
     model: AnyModel, store: TokenStore, seed: int, rows: int = MEASURED_ROWS
 ) -> tuple[str, float]:
-    """Return the name and value of what tells how well a model knows text like a store's."""
+    """Return the name and value of the metric for how well a model predicts a store's text."""
     if isinstance(model.config, CausalConfig):
         return "perplexity", perplexity(model, store, seed=seed, max_rows=rows)
     return "mlm_accuracy", mlm_accuracy(model, store, seed=seed, max_rows=rows)
@@ -74,14 +74,14 @@ def write_model(
 ) -> None:
     """Write a model in Hugging Face's layout with its privacy statement, and measure its cost.
 
-    Adapters are merged into it, and stand once more alone, in PEFT's layout.
+    Adapters are merged into the model, and also written separately in PEFT's layout.
 
     Args:
-        context: of the step.
-        model: of all updates.
+        context: context of the step.
+        model: the model after all updates.
         vocabulary: an output whose folder holds the model's vocabulary.
-        earlier: models of the same training that are kept, by updates done.
-        released_after: as `statements.write_statement` takes it.
+        earlier: models of the same training that are kept, by number of updates done.
+        released_after: as in `statements.write_statement`.
     """
     folders = {kept_folder(done): one for done, one in (earlier or {}).items()}
     for name, one in {"": model, **folders}.items():
@@ -103,7 +103,7 @@ def model_facts(
     epsilon: float | None,
     training: TrainingConfig,
 ) -> dict[str, Any]:
-    """Return what a pre-training says of the model that it wrote; `epsilon` None: no guarantee."""
+    """Return the facts of a pre-trained model; an `epsilon` of None means no guarantee."""
     kept = operator_only(context.releases)
     return {
         "parameters": merged(model).size,

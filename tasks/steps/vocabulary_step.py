@@ -1,7 +1,7 @@
-"""Make the vocabulary: of public words, of released private ones, or of a checkpoint's own tokens.
+"""Make the vocabulary from public words, released private words, or a checkpoint's own tokens.
 
-What is public is free: it is counted and learned from as it is. The mechanism is charged for the
-private words alone, and for those only that public text would leave in pieces.
+Public text has no privacy cost: its words are counted and learned from as they are. The mechanism
+is charged only for private words that public text would not make whole tokens.
 """
 
 from __future__ import annotations
@@ -40,23 +40,23 @@ from tasks.releases.manifest import counts_released, manifest, words_digest
 from tasks.releases.plans import planned_release, vocabulary_plan
 from tasks.releases.provenance import corpus_at, output_of, private_units
 
-WORDS = "words.json"  # the counted words themselves, which post-processing may use
-RELEASED = "released.json"  # those of them that are private words, with their noised counts
+WORDS = "words.json"  # all counted words, which post-processing may use
+RELEASED = "released.json"  # only the private words, with their noised counts
 _COUNTS = TypeAdapter(dict[str, int])
 
 
 @dataclass
 class _Words:
-    """What tokens are made of.
+    """The words and tokens that a vocabulary is made of.
 
     Attributes:
-        counts: words to learn from, public and released ones together.
-        known: public words that are whole tokens without any private one: nothing is spent on
-            them.
-        tokens: those of a checkpoint, kept; None where tokens are learned.
-        kept: its tokenizer.
+        counts: counts of public words.
+        known: public words that are whole tokens without any private word, so that no budget is
+            spent on them.
+        tokens: kept tokens of a checkpoint; None if tokens are learned.
+        kept: the checkpoint's tokenizer.
         released: private words and their noised (or, without privacy, exact) counts.
-        facts: what the release was made with.
+        facts: parameters of the release.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
@@ -68,12 +68,12 @@ class _Words:
 
     @property
     def joined(self) -> Counter[str]:
-        """The counts that tokens are learned from."""
+        """The counts from which tokens are learned."""
         return self.counts + Counter(self.released)
 
 
 def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
-    """Count what is public; release what is not, if the source asks for it; then learn."""
+    """Count public words; release private words if the source includes them; learn the tokens."""
     config, kind = spec.config, KINDS[spec.subwords]
     words = _Words()
     if config.keeps_a_checkpoint:
@@ -89,7 +89,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     for file, counts in ((WORDS, _kept(words) | words.joined), (RELEASED, words.released)):
         told = json.dumps(_in_bert_words(spec, counts), indent=0)
         (context.out / file).write_text(told + "\n")
-    context.measure_cost(context.releases)  # 0 where no private text was opened
+    context.measure_cost(context.releases)  # 0 if no private text was opened
     context.measure("vocabulary_size", Dp(tokenizer.get_vocab_size()))
     return StepOutput(
         outputs={"vocabulary": ""},
@@ -102,7 +102,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
             "subwords": spec.subwords,
             "vocabulary_size": tokenizer.get_vocab_size(),
             "words_known": len(words.known),
-            # Facts are fit for publication: how many exact words there are is not.
+            # Facts are published, and the number of exact private words must not be.
             "words_released": 0 if context.exact_vocabulary else len(words.released),
             **words.facts,
             "digest": _digest(tokenizer, context),
@@ -112,7 +112,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
 
 
 def _read_checkpoint(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
-    """Take over a public model's tokens."""
+    """Read the tokens of a public model."""
     checkpoint = output_of(context, spec.checkpoint_uri, "checkpoint")
     tokenizer = load(checkpoint.folder)
     if vocabulary_digest(tokenizer) != checkpoint.facts["digest"]:
@@ -130,9 +130,9 @@ def _read_checkpoint(spec: VocabularySpec, context: StepContext, words: _Words) 
 
 
 def _read_public(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
-    """Count the documents that hold each public word; learn which of them are whole tokens.
+    """Count the documents that hold each public word; find the words that are whole tokens.
 
-    Documents on which models are measured are left out.
+    Held-out documents, on which models are measured, are left out.
     """
     corpus = corpus_at(context, spec.public_corpus_uri, "public", field="public_corpus_uri")
     context.refuse_altered(corpus)
@@ -147,7 +147,7 @@ def _read_public(spec: VocabularySpec, context: StepContext, words: _Words) -> N
 
 
 def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
-    """Reserve, count, add noise, cut at the threshold, settle: words that are not known already."""
+    """Reserve, count, add noise, apply the threshold, settle; known words are excluded."""
     config = spec.config
     corpus = corpus_at(context, spec.corpus_uri, "private")
     units = private_units(corpus)
@@ -157,7 +157,7 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
         kind="vocabulary",
         corpus=corpus.facts["digest"],
         plan={"class": type(plan).__name__, "event": event.to_json(), "epsilon": plan.epsilon},
-        # Other words excluded are other counts, which must never meet the same noise.
+        # Excluding other words changes the counts, which must never get the same noise.
         excluded=words_digest(words.known),
         subwords=spec.subwords,
     )
@@ -182,7 +182,7 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
 
 
 def _count_private_exactly(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
-    """Count private words without noise or bound: for the operator alone, to compare with."""
+    """Count private words without noise or bound, as a comparison for the operator alone."""
     unit = PrivacyUnit(spec.config.unit)
     corpus = corpus_at(context, spec.corpus_uri, "private")
     units = dataclasses.replace(private_units(corpus), unit=unit)
@@ -196,16 +196,16 @@ def _count_private_exactly(spec: VocabularySpec, context: StepContext, words: _W
 
 
 def _tokenizer(spec: VocabularySpec, words: _Words) -> Tokenizer:
-    """Return the tokenizer: a checkpoint's with the released words, or one that is learned.
+    """Return the tokenizer: a checkpoint's with the released words added, or a learned one.
 
-    With public and released private words the most counted of both, in turns, become tokens whole;
-    merges are learned from the others. Public documents and private units that hold a word are
-    added up as they are: both say in how many texts of people's a word occurs, and neither is
-    scaled. All of it is post-processing: of the private words only those released are known here,
-    and of these only noised counts.
+    With both public and released private words, the most frequent words of both become whole
+    tokens, taken in turns; merges are learned from the other words. Counts of public documents and
+    of private units that hold a word are added without scaling, because both count the texts that
+    contain it. All of this is post-processing: only released private words are known here, with
+    noised counts.
     """
     if words.kept is not None and spec.subwords == "byte-level-bpe":
-        return words.kept  # to which no words are added: they would need merges
+        return words.kept  # added words would need merges
     if words.tokens is not None:
         ordered = sorted(words.released, key=lambda word: (-words.released[word], word))
         return wordpiece.of_tokens(words.tokens, ordered)
@@ -215,7 +215,7 @@ def _tokenizer(spec: VocabularySpec, words: _Words) -> Tokenizer:
 
 
 def _digest(tokenizer: Tokenizer, context: StepContext) -> str:
-    """Return the digest by which inputs of one vocabulary know each other; keyed if private."""
+    """Return the digest by which inputs with the same vocabulary are matched; keyed if private."""
     plain = vocabulary_digest(tokenizer)
     if not context.exact_vocabulary:
         return plain
@@ -223,7 +223,7 @@ def _digest(tokenizer: Tokenizer, context: StepContext) -> str:
 
 
 def _in_bert_words(spec: VocabularySpec, counts: Mapping[str, int]) -> dict[str, int]:
-    """Return counts of words as BERT splits them, the largest where several become one."""
+    """Return counts by BERT's word splitting; a word that several tokens share gets the largest."""
     spelt = KINDS[spec.subwords].spelt
     out: dict[str, int] = {}
     for token, count in counts.items():
@@ -233,16 +233,16 @@ def _in_bert_words(spec: VocabularySpec, counts: Mapping[str, int]) -> dict[str,
 
 
 def _kept(words: _Words) -> dict[str, int]:
-    """Return a checkpoint's own words, which have no count here: 0."""
+    """Return a checkpoint's words with a count of 0, since they were not counted here."""
     kept = {token: 0 for token in words.tokens or () if not token.startswith("##")}
     return {token: 0 for token in kept if token not in SPECIAL_TOKENS}
 
 
 def known_words(folder: Path) -> frozenset[str]:
-    """Return the words of a vocabulary, public and released ones, as BERT splits them.
+    """Return the words of a vocabulary, both public and released, as BERT splits them.
 
     Raises:
-        BadInput: the vocabulary has none.
+        BadInput: the vocabulary has no counted words.
     """
     return frozenset(_read(folder / WORDS))
 
@@ -250,10 +250,10 @@ def known_words(folder: Path) -> frozenset[str]:
 def released_words(folder: Path) -> dict[str, int]:
     """Return the private words that were released for a vocabulary, with their noised counts.
 
-    None, of one that was made before they were written by themselves.
+    The dict is empty for a vocabulary of an earlier version, which did not write this file.
 
     Raises:
-        BadInput: they cannot be read.
+        BadInput: the file cannot be read.
     """
     file = folder / RELEASED
     return _read(file) if file.exists() else {}

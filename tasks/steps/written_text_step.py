@@ -1,4 +1,4 @@
-"""Write a corpus from released phrases and words: post-processing, and all of it may be read."""
+"""Write a corpus from released phrases and words: post-processing, which anyone may read."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def run(spec: WrittenTextSpec, context: StepContext) -> StepOutput:
 
 
 def _public_documents(spec: WrittenTextSpec, context: StepContext) -> Iterator[Document]:
-    """Yield as many public words as make their share of all words, one by one."""
+    """Yield public documents, one by one, until they hold the configured share of all words."""
     if not spec.public_corpus_uri:
         return
     public = corpus_at(context, spec.public_corpus_uri, "public", field="public_corpus_uri")

@@ -1,8 +1,9 @@
-"""The cache: copies of what lies in a bucket, bounded in bytes; none is taken from who uses it.
+"""The cache: copies of a bucket's files, bounded in bytes; copies in use are never removed.
 
-A copy is a folder with a lock beside it. The lock's time is that of the last use, its content the
-copy's size. Whoever uses a copy holds its folder open with a shared lock, so that every process of
-this machine can see it, and the kernel lets go when the process ends.
+A copy is a folder with a lock file next to it. The lock's modification time is the time of the last
+use, and its content is the copy's size. A process that uses a copy keeps its folder open with a
+shared lock, which every process of this machine can see and the kernel releases when the process
+ends.
 """
 
 from __future__ import annotations
@@ -20,15 +21,17 @@ from dp_core.errors import BadInput
 from tasks.storage.journal import exclusive, is_still_there
 
 BOUND = "CONFIDE_CACHE_BYTES"
-UNUSED = 7 * 86_400.0  # seconds: longer than a weekend, after which a job is tried again
+UNUSED = 7 * 86_400.0  # seconds: longer than a weekend, after which a job may be retried
 _UNITS = {"": 1, "k": 1 << 10, "m": 1 << 20, "g": 1 << 30, "t": 1 << 40}
 
 
 def bytes_from(words: str) -> int | None:
-    """Return what `CONFIDE_CACHE_BYTES` says: bytes, or KiB, MiB, GiB, TiB; None for nothing.
+    """Return the bytes that `CONFIDE_CACHE_BYTES` states, in bytes, KiB, MiB, GiB or TiB.
+
+    Returns None if the variable is empty.
 
     Raises:
-        BadInput: it says something else.
+        BadInput: the value is not a number of bytes.
     """
     if not words:
         return None
@@ -41,30 +44,30 @@ def bytes_from(words: str) -> int | None:
 
 
 class Copies:
-    """The copies below one folder; any number of processes of this machine may share it.
+    """The copies below one folder, which any number of processes of this machine may share.
 
-    What was not used for a week goes at the next use of the cache; what was used longest ago goes
-    before, where a new copy would pass the bound. What a process that lives has asked for stays,
-    even where that passes the bound.
+    A use of the cache removes copies that were not used for a week, and the least recently used
+    copies if a new copy would exceed the bound. A copy that a live process has requested is kept,
+    even if that exceeds the bound.
 
     Args:
         folder: made at the first use, for its owner alone.
-        bound: bytes; None for half of what the disk has free or the cache takes already.
+        bound: bytes; None for half of the sum of the free disk and the cache's size.
     """
 
     def __init__(self, folder: Path, bound: int | None = None) -> None:
         self._folder = folder
         self._bound = bound
-        self._used: dict[str, int] = {}  # held, as long as this process lives, by these descriptors
+        self._used: dict[str, int] = {}  # descriptors that keep these copies
 
     def copy(self, mark: str, size: int, fill: Callable[[Path], None]) -> Path:
-        """Return the copy of that mark, which stays while this process lives.
+        """Return the copy with this mark, which is kept for the life of this process.
 
         Args:
-            mark: a name that stands for the content.
-            size: of the content, in bytes.
-            fill: writes the content into a folder, where there is no copy yet. The folder may
-                hold what an earlier call, which was killed, has written.
+            mark: a name that identifies the content.
+            size: size of the content in bytes.
+            fill: writes the content into a folder, if there is no copy yet. The folder may hold
+                files that an earlier, killed call has written.
         """
         descriptor = self._hold(mark, size, fill)
         if mark in self._used:
@@ -75,7 +78,7 @@ class Copies:
 
     @contextmanager
     def held(self, mark: str, size: int, fill: Callable[[Path], None]) -> Iterator[Path]:
-        """Give the copy of that mark, which stays while the context lasts. Arguments as `copy`."""
+        """Yield the copy with this mark, which is kept within the context. Arguments: as `copy`."""
         descriptor = self._hold(mark, size, fill)
         try:
             yield self._folder / mark
@@ -83,7 +86,7 @@ class Copies:
             os.close(descriptor)
 
     def _hold(self, mark: str, size: int, fill: Callable[[Path], None]) -> int:
-        """Return the descriptor by which a copy is held, made before where it is not there."""
+        """Return the descriptor that holds a copy, making the copy first if there is none."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         self._remove_unused()
         copy = self._folder / mark
@@ -105,8 +108,8 @@ class Copies:
                 _remove_if_free(lock, _is_old)
 
     def _make_room(self, lock: Path, size: int) -> None:
-        """Remove what was used longest ago until `size` bytes fit, and claim them for this lock."""
-        with exclusive(self._folder / ".room"):  # two processes must not fill the same room
+        """Remove least recently used copies until `size` bytes fit; claim them for this lock."""
+        with exclusive(self._folder / ".room"):  # two processes must not claim the same space
             others = {one: _size(one) for one in self._folder.glob("*.lock") if one != lock}
             taken = sum(others.values())
             bound = self._bound
@@ -132,22 +135,24 @@ def _is_old(lock: Path) -> bool:
 
 
 def _size(lock: Path) -> int:
-    """Return the size of a copy in bytes, of one that is being made too."""
+    """Return the size in bytes of a copy, even of one that is being made."""
     try:
         return int(lock.read_text())
     except FileNotFoundError:
         return 0
-    except ValueError:  # made by an earlier version, which did not write it down
+    except ValueError:  # an earlier version did not write the size
         return sum(f.stat().st_size for f in lock.with_suffix("").rglob("*") if f.is_file())
 
 
 def _remove_if_free(lock: Path, condition: Callable[[Path], bool] = lambda _: True) -> bool:
-    """Remove a copy, or what was to become one, unless somebody uses it or is making it.
+    """Remove a complete or partial copy, unless a process uses it or is making it.
 
-    It does not wait: who makes another copy meanwhile may wait for what this process holds.
+    The call does not wait, because the process that makes another copy may wait for a copy that
+    this process holds.
 
     Args:
-        condition: what must still hold of the lock once it is ours.
+        lock: lock file of the copy.
+        condition: a condition that must still hold for the lock once this process has it.
     """
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
@@ -165,7 +170,7 @@ def _remove_if_free(lock: Path, condition: Callable[[Path], bool] = lambda _: Tr
 
 
 def _is_used(copy: Path) -> bool:
-    """Return whether a process that lives has asked for the copy, however long ago."""
+    """Return whether a live process has requested the copy, however long ago."""
     try:
         descriptor = os.open(copy, os.O_RDONLY)
     except FileNotFoundError:
@@ -183,5 +188,5 @@ def _remove(copy: Path) -> None:
     partial = copy.with_suffix(".partial")
     shutil.rmtree(partial, ignore_errors=True)
     if copy.is_dir():
-        copy.rename(partial)  # a kill from here on leaves no half of a copy under its name
+        copy.rename(partial)  # a kill after this line leaves no partial copy under its name
         shutil.rmtree(partial)

@@ -11,14 +11,14 @@ from dp_core.errors import BadInput
 from tasks.storage.local import Missing
 
 CHUNK = 16 << 20  # bytes; uploads larger than this are sent in parts
-RANGE = 32 << 20  # bytes; of larger objects, ranges of this size are read side by side
+RANGE = 32 << 20  # bytes; larger objects are read in parallel in ranges of this size
 CONNECTIONS = 4
-PATIENCE = 300.0  # seconds: an emulator answers the last part when it has read the whole object
+PATIENCE = 300.0  # seconds; an emulator answers the last part only after reading the whole object
 
 
 def _client() -> Any:
     with warnings.catch_warnings():
-        # The client announces the end of Python 3.11, and optional packages, in every process.
+        # In every process, the client warns of the end of Python 3.11 and of optional packages.
         warnings.simplefilter("ignore")
         from google.auth.credentials import AnonymousCredentials
         from google.auth.exceptions import DefaultCredentialsError
@@ -70,7 +70,7 @@ class GoogleStorageBackend:
         blob.upload_from_string(content, content_type="application/octet-stream", checksum="crc32c")
 
     def get(self, key: str, destination: Path, size: int | None = None) -> None:
-        """Download the object, streaming; a large one in ranges, all of the same generation."""
+        """Download the object as a stream; a large one in ranges, all of the same generation."""
         from google.cloud.exceptions import NotFound
 
         blob = self._bucket.blob(self._name(key))
@@ -89,7 +89,7 @@ class GoogleStorageBackend:
     def _get_ranges(self, blob: Any, destination: Path) -> None:
         from google.cloud.storage import transfer_manager
 
-        blob.reload()  # its size, checksum and generation belong together
+        blob.reload()  # its size, checksum and generation must match
         transfer_manager.download_chunks_concurrently(
             blob,
             str(destination),
@@ -100,13 +100,13 @@ class GoogleStorageBackend:
         )
 
     def put(self, source: Path, key: str) -> None:
-        """Upload the file, in parts when it is large."""
+        """Upload the file, in parts if it is large."""
         large = source.stat().st_size > CHUNK
         blob = self._bucket.blob(self._name(key), chunk_size=CHUNK if large else None)
         blob.upload_from_filename(str(source), checksum="crc32c", timeout=PATIENCE)
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the objects below a folder."""
+        """Return the sizes of the objects below a folder, by key."""
         start = f"{self.prefix}/" if self.prefix else ""
         folder = self._name(prefix)
         blobs = self._bucket.list_blobs(prefix=f"{folder}/" if folder else "")

@@ -1,7 +1,8 @@
-"""Append-only files of lines that survive a full disk, a kill and a power cut.
+"""Append-only files of lines that survive a full disk, a kill and a power failure.
 
-A line is there whole or not at all: what a full disk took of it is taken back, and a torn end is
-cut off before the next line. Order is the order of the file, never that of a clock.
+A line is either complete or absent: a partial line on a full disk is removed, and a torn last line
+is cut off before the next append. Lines are ordered by their position in the file, never by a
+clock.
 """
 
 from __future__ import annotations
@@ -12,16 +13,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-_MODE = 0o600  # what is written here may be the operator's alone
-_LONGEST = 1 << 16  # bytes of a torn end that are looked through
+_MODE = 0o600  # lines may have the label `operator`
+_LONGEST = 1 << 16  # longest torn end that is searched, in bytes
 
 
 def append(file: Path, *lines: str) -> None:
-    """Append lines, alone among all processes of this machine.
+    """Append lines, excluding all other processes of this machine.
 
     Args:
-        file: made where it is missing; its folder must be there.
-        lines: without their ends.
+        file: made if it is missing; its folder must exist.
+        lines: without line ends.
 
     Raises:
         OSError: nothing was appended, for example because the disk is full.
@@ -39,9 +40,9 @@ def append(file: Path, *lines: str) -> None:
 
 
 def read(file: Path, start: int = 0) -> tuple[list[str], int]:
-    """Return the whole lines of a file from an offset on, and the offset after them.
+    """Return the complete lines of a file from an offset on, and the offset after them.
 
-    A file that is not there has none; nor has one that is shorter than the offset.
+    There are no lines if the file is missing or shorter than the offset.
     """
     try:
         with file.open("rb") as stream:
@@ -50,22 +51,22 @@ def read(file: Path, start: int = 0) -> tuple[list[str], int]:
     except FileNotFoundError:
         return [], start
     whole = content[: content.rfind(b"\n") + 1]
-    # A name may hold other ends of lines (U+2028, U+0085), and JSON leaves them as they are.
+    # A name may hold other line ends (U+2028, U+0085), which JSON does not escape.
     return whole.decode().split("\n")[:-1], start + len(whole)
 
 
 @contextmanager
 def exclusive(file: Path) -> Iterator[int]:
-    """Lock a file, made where it is missing, against all processes; yields its descriptor.
+    """Lock a file, made if missing, against all processes; yields its descriptor.
 
     Raises:
-        OSError: for example because its folder is not there, or no longer.
+        OSError: for example because its folder does not exist.
     """
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
-            # Who held it before may have taken it away: a line in that file nobody would read.
+            # The previous holder may have removed this file; lines appended to it would be lost.
             if is_still_there(file, descriptor):
                 yield descriptor
                 return
@@ -74,7 +75,7 @@ def exclusive(file: Path) -> Iterator[int]:
 
 
 def is_still_there(file: Path, descriptor: int) -> bool:
-    """Return whether a path still names the file that was opened there."""
+    """Return whether a path still names the opened file."""
     try:
         return os.path.samestat(file.stat(), os.fstat(descriptor))
     except FileNotFoundError:
@@ -82,14 +83,14 @@ def is_still_there(file: Path, descriptor: int) -> bool:
 
 
 def replace(file: Path, content: str) -> None:
-    """Replace a small file at once."""
+    """Replace a small file atomically."""
     temporary = file.with_name(f"{file.name}.{os.getpid()}.partial")
     temporary.write_text(content)
     temporary.replace(file)
 
 
 def _cut_torn_end(descriptor: int) -> int:
-    """Cut off a torn end; return the size of what is left."""
+    """Cut off a torn end; return the size of the rest."""
     size = os.fstat(descriptor).st_size
     start = max(0, size - _LONGEST)
     tail = os.pread(descriptor, size - start, start)

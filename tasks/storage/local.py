@@ -1,4 +1,4 @@
-"""Back ends of the store: the protocol, files below a folder, and which URI belongs to which."""
+"""Back ends of the store: the protocol, a local folder, and the choice of a back end by URI."""
 
 from __future__ import annotations
 
@@ -15,35 +15,38 @@ from dp_core.errors import BadInput
 
 
 class Missing(Exception):
-    """No object under this key."""
+    """There is no object under this key."""
 
 
 class Backend(Protocol):
-    """Keys are relative, slash-separated and already known to stay inside the backend's root."""
+    """A back end of the store.
+
+    Keys are relative, separated by slashes, and already known to be inside the back end's root.
+    """
 
     def read(self, key: str) -> bytes:
         """Return the object's content; raise `Missing` if there is none."""
 
     def write(self, key: str, content: bytes) -> None:
-        """Replace the object at once: a reader sees the old or the new content, never a part."""
+        """Replace the object atomically: a reader sees the old or the new content, never a part."""
 
     def get(self, key: str, destination: Path, size: int | None = None) -> None:
-        """Copy the object to a local file, streaming; raise `Missing` if there is none.
+        """Copy the object to a local file as a stream; raise `Missing` if there is none.
 
         Args:
-            key: of the object.
-            destination: where a failed copy may leave a part.
-            size: of the object in bytes, where the caller knows it.
+            key: key of the object.
+            destination: the local file; a failed copy may leave a part of it.
+            size: size of the object in bytes, if the caller knows it.
         """
 
     def put(self, source: Path, key: str) -> None:
-        """Copy a local file into the object, streaming, visible only when complete."""
+        """Copy a local file into the object as a stream; it becomes visible only when complete."""
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Return key -> bytes of every object below a folder, by key."""
+        """Return the size in bytes of every object below a folder, by key."""
 
     def delete(self, key: str) -> None:
-        """Remove the object if it is there."""
+        """Remove the object if it exists."""
 
 
 class LocalBackend:
@@ -71,7 +74,7 @@ class LocalBackend:
             raise Missing(key) from error
 
     def write(self, key: str, content: bytes) -> None:
-        """Replace the file by renaming a complete, synced one over it."""
+        """Replace the file by renaming a complete, synced file."""
         with self._temporary(key) as temporary:
             with temporary.open("wb") as stream:
                 stream.write(content)
@@ -87,7 +90,7 @@ class LocalBackend:
             raise Missing(key) from error
 
     def put(self, source: Path, key: str) -> None:
-        """Link the file in where the disk is the same, else copy it; then rename."""
+        """Link the file if it is on the same disk, or else copy it; then rename."""
         with self._temporary(key) as temporary:
             temporary.unlink()
             try:
@@ -97,7 +100,7 @@ class LocalBackend:
             temporary.replace(self.path(key))
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the files below a folder."""
+        """Return the sizes of the files below a folder."""
         folder = self.path(prefix)
         return {
             file.relative_to(self.root).as_posix(): file.stat().st_size
@@ -130,7 +133,8 @@ def local_path(uri: str) -> Path:
     """Return the path of a plain path or a `file://` URI.
 
     Raises:
-        BadInput: another scheme, or a relative path (steps run in other folders than people).
+        BadInput: the URI has another scheme, or the path is relative (steps run in other folders
+            than the commands that users type).
     """
     if uri.startswith("file://"):
         path = Path(unquote(uri.removeprefix("file://")))
@@ -141,14 +145,14 @@ def local_path(uri: str) -> Path:
             fix="Use a path, file:// or gs://.",
         )
     else:
-        path = Path(os.path.expanduser(uri))  # noqa: PTH111 - which leaves what it cannot expand
+        path = Path(os.path.expanduser(uri))  # noqa: PTH111 - keeps unknown users' paths
     if not path.is_absolute():
         raise BadInput("a path must be absolute", where=f"{uri!r}", fix="Write it from / on.")
     return path
 
 
 def backend_for(uri: str) -> Backend:
-    """Return the backend whose root is the URI."""
+    """Return the back end whose root is the URI."""
     if is_remote(uri):
         from tasks.storage.gcs import GoogleStorageBackend
 

@@ -1,4 +1,4 @@
-"""Inputs by URI: specs (`data:` among them) and source files, local or in a bucket."""
+"""Inputs by URI: specs (also as `data:` URIs) and source files, local or in a bucket."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dp_core.data.readers.sources import entries, open_regular
 from dp_core.errors import BadInput
 from tasks.storage.local import Missing, backend_for, is_remote, local_path
 
-# What a file system says to a name that is too long, or is a file and a folder at once.
+# Errors of a file system for a name that is too long, or that is both a file and a folder.
 _NO_NAMES = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL}
 
 
@@ -26,7 +26,7 @@ def read_spec(uri: str) -> bytes:
     """Return a spec's JSON from a path, `file://`, `gs://` or `data:` URI.
 
     Raises:
-        BadInput: nothing can be read there.
+        BadInput: the spec cannot be read.
     """
     if uri.startswith("data:"):
         return decode_data(uri)
@@ -38,7 +38,7 @@ def read_spec(uri: str) -> bytes:
             raise BadInput("no such spec", where=uri) from error
     try:
         return local_path(str(Path(uri).resolve()) if "://" not in uri else uri).read_bytes()
-    except (OSError, ValueError, RuntimeError) as error:  # also a zero byte, links in a circle
+    except (OSError, ValueError, RuntimeError) as error:  # also for a zero byte or circular links
         reason = os.strerror(getattr(error, "errno", None) or errno.EINVAL)
         raise BadInput(f"cannot read the spec ({reason})", where=uri) from error
 
@@ -47,8 +47,8 @@ def stage_source(uri: str, folder: Path, *, field: str) -> Path:
     """Return a source file or folder as a local path, downloading a `gs://` one into `folder`.
 
     Raises:
-        BadInput: it is not there, or holds something that is neither file nor folder, or that may
-            not be read (see `entries`); `field` names the setting.
+        BadInput: the source is missing, or holds an entry that is neither file nor folder or that
+            may not be read (see `entries`); `field` names the setting.
     """
     path = _downloaded(uri, folder, field) if is_remote(uri) else local_path(uri)
     entries(path, field)
@@ -63,7 +63,7 @@ def _downloaded(uri: str, folder: Path, field: str) -> Path:
     sizes: dict[str, int | None] = {**backend.sizes(name)}
     for key, size in (sizes or {name: None}).items():
         if key.endswith("/"):
-            continue  # what Google's console writes for an empty folder
+            continue  # Google's console writes such an object for an empty folder
         target = (folder / key).resolve()
         if not target.is_relative_to(folder.resolve()):
             raise BadInput("an object's name leaves its folder", where=field)
@@ -84,14 +84,13 @@ def _downloaded(uri: str, folder: Path, field: str) -> Path:
 def keyed_digest(path: Path, key: bytes, *, without: Collection[str] = ()) -> str:
     """Return HMAC-SHA256 over the names and contents of a file or folder, in hex.
 
-    Its entries are those that the readers read. Files of the folder itself that are named in
-    `without` do not count.
-
-    Keyed, because a plain hash of private data would let anybody confirm a guess of it.
+    The digest covers the entries that the readers read, without the files in the top folder that
+    `without` names. It is keyed, because a plain hash of private data would let anyone confirm a
+    guess of the data.
 
     Raises:
-        BadInput: as `entries`; or a file cannot be read. It is not named, for its name may be a
-            patient's.
+        BadInput: as in `entries`; or a file cannot be read. The message does not name the file,
+            whose name may be a patient's.
     """
     digest = hmac.new(key, digestmod=hashlib.sha256)
     for file in entries(path):
@@ -117,7 +116,7 @@ def decode_data(uri: str) -> bytes:
     """Return the content of a `data:` URI (RFC 2397).
 
     Raises:
-        BadInput: it is cut or not base64.
+        BadInput: the URI is truncated or not base64.
     """
     head, comma, body = uri.removeprefix("data:").partition(",")
     if not comma:
@@ -133,5 +132,5 @@ def decode_data(uri: str) -> bytes:
 
 
 def encode_data(content: bytes) -> str:
-    """Return JSON as a `data:` URI."""
+    """Return JSON content as a `data:` URI."""
     return "data:application/json;base64," + base64.b64encode(content).decode()

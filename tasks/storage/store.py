@@ -1,7 +1,7 @@
-"""The store: one folder or bucket prefix under which every step writes, and no step elsewhere.
+"""The store: one folder or bucket prefix; steps write below it and nowhere else.
 
-A folder becomes visible file by file, each one whole, with `checksums.json` after them;
-the step contract then writes `result.json` last, and only that makes it count.
+Files of a folder become visible one by one, each complete, followed by `checksums.json`. The step
+contract then writes `result.json` last; the folder counts as complete only with it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def sha256_of(file: Path) -> str:
 
 
 class Store:
-    """Everything below one root URI.
+    """All objects below one root URI.
 
     Objects are named by store addresses (`store://STEP/HASH`), which do not depend on the root, or
     by URIs below the root.
@@ -42,7 +42,7 @@ class Store:
     Args:
         root: a path, `file://` or `gs://` URI.
         cache: local folder for copies of remote files.
-        cache_bytes: bound on what they take; None for what `Copies` takes by itself.
+        cache_bytes: bound on the size of the copies; None for the default of `Copies`.
     """
 
     def __init__(self, root: str, cache: Path, cache_bytes: int | None = None) -> None:
@@ -51,7 +51,7 @@ class Store:
         self._backend = backend_for(self.root)
 
     def address(self, uri: str) -> str:
-        """Return the store address of an object that is named by a URI below the root.
+        """Return the store address of an object, given as a URI below the root.
 
         Raises:
             BadInput: the URI is not below the root.
@@ -59,7 +59,7 @@ class Store:
         return f"{STORE_SCHEME}{self.key(uri)}"
 
     def location(self, uri: str) -> str:
-        """Return the URI of an object, below the root.
+        """Return the URI of an object below the root.
 
         Raises:
             BadInput: the URI is not below the root.
@@ -99,15 +99,15 @@ class Store:
             return None
 
     def write(self, uri: str, content: bytes) -> None:
-        """Replace an object at once."""
+        """Replace an object atomically."""
         self._backend.write(self.key(uri), content)
 
     def remove(self, uri: str) -> None:
-        """Remove an object if it is there."""
+        """Remove an object if it exists."""
         self._backend.delete(self.key(uri))
 
     def put(self, file: Path, uri: str) -> None:
-        """Copy a local file into an object, visible only when complete."""
+        """Copy a local file into an object, which becomes visible only when complete."""
         with _as_os_errors(uri):
             self._backend.put(file, self.key(uri))
 
@@ -121,7 +121,7 @@ class Store:
             self._backend.get(self.key(uri), destination)
 
     def names(self, uri: str) -> list[str]:
-        """Return the names of the objects right below a URI, sorted."""
+        """Return the sorted names of the objects directly below a URI."""
         start = f"{self.key(uri)}/"
         with _as_os_errors(uri):
             keys = [k for k in self._backend.sizes(start.rstrip("/")) if k.startswith(start)]
@@ -133,7 +133,7 @@ class Store:
             self._backend.delete(key)
 
     def publish(self, folder: Path, uri: str) -> None:
-        """Copy a finished local folder below the root, in place of what was left there."""
+        """Copy a finished local folder below the root, replacing the files of earlier attempts."""
         key = self.key(uri)
         for old in self._backend.sizes(key):
             self._backend.delete(old)
@@ -145,13 +145,14 @@ class Store:
         self._backend.write(f"{key}/{CHECKSUMS}", json.dumps(checksums, indent=1).encode())
 
     def local_copy(self, uri: str, without: Callable[[str], bool] = lambda _: False) -> Path:
-        """Return a published folder as a local path: itself, or a checked copy in the cache.
+        """Return a published folder as a local path: the folder, or a checked copy in the cache.
 
-        The copy stays while this process lives.
+        The copy is kept for the life of this process.
 
         Args:
-            uri: of the folder.
-            without: of files, by their names, that are neither checked nor copied.
+            uri: URI of the folder.
+            without: whether to skip a file, given its name; skipped files are neither checked nor
+                copied.
 
         Raises:
             BadInput: the folder is missing, incomplete or damaged.
@@ -164,10 +165,10 @@ class Store:
 
     @contextmanager
     def local_file(self, uri: str, name: str) -> Iterator[Path]:
-        """Give one file of a published folder as a local path: itself, or a checked copy.
+        """Yield one file of a published folder as a local path: the file, or a checked copy.
 
-        Nothing else of the folder is fetched. The copy stays while the context lasts; the cache
-        may take it away after that, when its bound asks for room.
+        Only this file of the folder is downloaded. The copy is kept within the context; later the
+        cache may remove it to stay below its bound.
 
         Raises:
             BadInput: the folder is incomplete, has no such file, or the file is damaged.
@@ -183,9 +184,9 @@ class Store:
                 yield folder / name
 
     def damaged(self, uri: str) -> list[str]:
-        """Return which published files are missing or not as they were, sorted.
+        """Return the sorted names of published files that are missing or have changed.
 
-        A bucket checks contents by itself: there, sizes are looked at.
+        In a bucket, which checks contents itself, only the sizes are compared.
 
         Raises:
             BadInput: there is no complete folder.
@@ -204,10 +205,10 @@ class Store:
         return sorted(name for name, expected in checksums.items() if not whole(name, expected))
 
     def published(self, uri: str) -> list[str]:
-        """Return the names of the files that a step left in an output folder, sorted.
+        """Return the sorted names of the files that a step wrote to an output folder.
 
-        What the platform puts beside them (the step's result, with the operator's numbers, and the
-        checksums) is not among them.
+        The platform's own files are left out: the step's result, which has the operator's numbers,
+        and the checksums.
 
         Raises:
             BadInput: there is no complete folder.
@@ -215,7 +216,7 @@ class Store:
         return sorted(self._published(self.key(uri), uri))
 
     def digests(self, uri: str) -> dict[str, str]:
-        """Return the SHA-256 of each of these files, in hex, as it was when they were published.
+        """Return the SHA-256 of each published file, in hex, at the time of publication.
 
         Raises:
             BadInput: there is no complete folder.
@@ -237,7 +238,7 @@ class Store:
             )
 
     def _checked(self, uri: str, files: Published) -> Path:
-        """Return a folder on this machine's disk, of which these files are whole."""
+        """Return a folder on this machine's disk after checking these files."""
         folder = LocalBackend(local_path(self.location(uri)))
         for name, expected in files.items():
             if not _is_whole(folder.path(name), expected):
@@ -245,7 +246,7 @@ class Store:
         return folder.root
 
     def _download(self, uri: str, files: Published) -> tuple[str, int, Callable[[Path], None]]:
-        """Return what `Copies` must know of these files: a mark, their bytes, how to fetch them."""
+        """Return the arguments of `Copies.copy` for these files: mark, size and function."""
         key = self.key(uri)
         named = [self.location(uri), files]
         mark = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
@@ -254,7 +255,7 @@ class Store:
             for name, expected in files.items():
                 file = LocalBackend(folder).path(name)
                 if _is_whole(file, expected):
-                    continue  # a download that was killed had come so far
+                    continue  # an earlier, killed download has completed this file
                 file.parent.mkdir(parents=True, exist_ok=True)
                 try:
                     with _as_os_errors(f"{uri}/{name}"):
@@ -272,10 +273,10 @@ def _is_whole(file: Path, expected: dict[str, Any]) -> bool:
 
 
 def _checksums(content: bytes) -> Published:
-    """Return what `checksums.json` says: for each file its digest and size.
+    """Return the digest and size of each file from the content of `checksums.json`.
 
     Raises:
-        ValueError, TypeError: it says something else.
+        ValueError, TypeError: the content has another form.
     """
     checksums = json.loads(content)
     if not isinstance(checksums, dict):
@@ -288,7 +289,7 @@ def _checksums(content: bytes) -> Published:
 
 @contextmanager
 def _as_os_errors(uri: str) -> Iterator[None]:
-    """Turn a bucket's own errors into what a disk would say."""
+    """Turn a bucket's errors into the corresponding errors of a disk."""
     try:
         yield
     except Missing as error:
@@ -311,13 +312,13 @@ def _damaged(uri: str, name: str) -> BadInput:
 class StoredCheckpoints:
     """Files below a URI of the store; a `dp_core` `CheckpointPlace`.
 
-    An object appears in the store only when it is complete, so a kill during an upload leaves
-    the one before.
+    An object appears in the store only when it is complete, so a kill during an upload leaves the
+    previous object.
 
     Args:
-        store: where they are kept.
-        uri: below the store's root.
-        scratch: local folder for the file that is on its way.
+        store: the store that keeps the files.
+        uri: folder below the store's root.
+        scratch: local folder for the file that is being transferred.
     """
 
     def __init__(self, store: Store, uri: str, scratch: Path) -> None:
@@ -325,22 +326,22 @@ class StoredCheckpoints:
 
     @property
     def where(self) -> str:
-        """The URI."""
+        """The URI of the files."""
         return self._uri
 
     def write(self, name: str, make: Callable[[Path], None]) -> None:
-        """Keep the file that `make` writes."""
+        """Store the file that `make` writes."""
         with self._room() as folder:
             make(folder / name)
             self._store.put(folder / name, f"{self._uri}/{name}")
 
     def names(self) -> list[str]:
-        """Return the files' names, sorted."""
+        """Return the sorted names of the files."""
         return self._store.names(self._uri)
 
     @contextmanager
     def read(self, name: str) -> Iterator[Path]:
-        """Give a local copy for as long as the context lasts."""
+        """Yield a local copy, which exists within the context."""
         with self._room() as folder:
             self._store.get(f"{self._uri}/{name}", folder / name)
             yield folder / name
@@ -351,7 +352,7 @@ class StoredCheckpoints:
 
     @contextmanager
     def _room(self) -> Iterator[Path]:
-        shutil.rmtree(self._scratch, ignore_errors=True)  # what a killed run left
+        shutil.rmtree(self._scratch, ignore_errors=True)  # files of a killed run
         self._scratch.mkdir(parents=True, mode=0o700)
         try:
             yield self._scratch
