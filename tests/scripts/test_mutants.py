@@ -151,7 +151,7 @@ def test_what_cannot_be_planted_is_named(
     [
         ({"planted": "2 * x"}, "nothing is planted"),
         ({"planted": "2 * ("}, "not Python"),
-        ({"now": "x"}, "stands 2 times"),
+        ({"now": "x"}, "occurs 2 times"),
         ({"tests": ()}, "names no test"),
         ({"tests": ("test_gone.py",)}, "there is no test_gone.py"),
         ({"file": "gone.py"}, "there is no gone.py"),

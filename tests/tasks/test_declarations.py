@@ -417,11 +417,11 @@ def test_every_step_opens_its_sources_through_one_function() -> None:
         for file in (CHECKOUT / "tasks" / "steps").glob("*.py")
         if open_source.__name__ in file.read_text()
     }
-    assert openers == {"checkpoint", "corpus", "entities", "pretrain"}
+    assert openers == {"checkpoint_step", "corpus_step", "entities_step", "pretrain_step"}
     undeclared = {
         file.stem
         for file in (CHECKOUT / "tasks" / "steps").glob("*.py")
         if open_for_operator.__name__ in file.read_text()
     }
     # The outputs of these steps are for the operator only.
-    assert undeclared == {"membership", "privacy_audit"}
+    assert undeclared == {"membership_step", "privacy_audit_step"}
