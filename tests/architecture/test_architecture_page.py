@@ -1,7 +1,10 @@
 """The diagram and the table in docs/architecture.md match the packages and their imports."""
 
+import re
 import sys
 from pathlib import Path
+
+import pytest
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(CHECKOUT / "scripts"))
@@ -32,3 +35,19 @@ def test_table_lists_every_package():
     }
     table = page.partition("```mermaid")[0]
     assert [room for room in sorted(packages) if f"`{room.partition('.')[2]}`" not in table] == []
+
+
+@pytest.mark.parametrize(
+    ("question", "most"),
+    [
+        ("How is a private update made, from settings to weights?", 10),
+        ("How is ε computed and booked?", 10),
+        ("How does a number travel from a task to MLflow?", 10),
+        ("How does a sweep of two points run?", 12),
+    ],
+)
+def test_files_that_answer_a_question_exist_and_are_few(question, most):
+    answer = architecture.PAGE.read_text().partition(f"### {question}\n")[2].partition("\n#")[0]
+    files = re.findall(r"^\d+\. `([\w/.]+)`", answer, re.M)
+    assert 5 <= len(files) <= most
+    assert [file for file in files if not (CHECKOUT / file).is_file()] == []
