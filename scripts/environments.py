@@ -3,8 +3,8 @@
     scripts/python3.11 scripts/environments.py ensure task orchestrator-dev
     scripts/python3.11 scripts/environments.py lock [--upgrade]
 
-The names are the dependency groups of pyproject.toml. `NAME-dev` shares the folder of NAME and
-contains all packages of its lock. uv installs the packages; if it fails, pip uses the same lock.
+The names are the dependency groups of pyproject.toml. `NAME-dev` contains the lock of NAME and
+shares its folder. uv installs the packages; if uv fails, pip installs them from the same lock.
 """
 
 import ast
