@@ -1,7 +1,7 @@
 SHELL := /bin/bash
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-dev demo up down sbom test test-fast test-transformers test-jax-privacy test-ray test-newest-tensorflow test-presets mutants check audit format picture bench bench-opacus lock clean
-# Without bytecode every Airflow process compiles Airflow anew.
+# Without bytecode, every Airflow process compiles Airflow again.
 unexport PYTHONDONTWRITEBYTECODE PYTHONHOME VIRTUAL_ENV
 export TF_CPP_MIN_LOG_LEVEL ?= 2
 export PYTHONPATH := $(CURDIR)
@@ -45,7 +45,7 @@ test-jax-privacy: setup-dev ## correlated noise against real jax_privacy, in an 
 test-ray: setup-dev ## shards and hosts on Ray workers of this machine, which are killed
 	$(task)/python -m pytest tests --ignore tests/dags -m ray
 
-# What executes TensorFlow; draws and figures come from NumPy and do not depend on it.
+# The tests that execute TensorFlow. Random draws and figures use NumPy and do not depend on it.
 on_tensorflow := $(wildcard $(addprefix tests/dp_core/,nn models training audit privacy/clipping \
   privacy/test_*clip*.py privacy/test_noise*.py))
 

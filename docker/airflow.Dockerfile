@@ -1,5 +1,5 @@
-# Airflow and the DAGs: they know the steps by their specs and settings alone. No TensorFlow, no algorithms.
-# By its digest where make-env --pin found one.
+# Airflow and the DAGs, which know only the specs and settings of the steps. No TensorFlow, no algorithms.
+# docker/make-env replaces the tag by a digest if it knows one.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS environment
 ARG PIP_INDEX_URL
@@ -13,7 +13,7 @@ LABEL org.opencontainers.image.base.name=${BASE}
 RUN groupadd --gid 10000 airflow && useradd --uid 10000 --gid 10000 --no-create-home airflow \
  && install -d -o airflow -g airflow -m 0750 /var/lib/airflow /var/lib/airflow/logs
 COPY --from=environment /opt/confide/environment /opt/confide/environment
-# What the image is made of; an environment that is not its lock's ends the build.
+# The software bill of materials; the build fails if the environment differs from its lock.
 RUN --mount=type=bind,source=docker/sbom.py,target=/tmp/sbom.py \
     --mount=type=bind,source=requirements/orchestrator.txt,target=/tmp/lock.txt \
     install -d /usr/share/confide \

@@ -1,6 +1,6 @@
-"""Exit 0 where Airflow's API says that a component is alive: healthy.py COMPONENT.
+"""Exit with 0 if Airflow's API reports that a component is healthy: healthy.py COMPONENT.
 
-`airflow jobs check` would start all of Airflow for each look; this costs a twentieth of it.
+`airflow jobs check` would start all of Airflow for each check; this script costs a twentieth of it.
 """
 
 import json
@@ -12,7 +12,7 @@ MONITOR = "/api/v2/monitor/health"
 
 
 def main(component: str) -> int:
-    """Return 0 where the component is healthy."""
+    """Return 0 if the component is healthy, else 1."""
     server = os.environ.get("CONFIDE_AIRFLOW_API", "http://localhost:8080")
     with urllib.request.urlopen(server + MONITOR, timeout=5) as answer:  # noqa: S310 - http only
         status = json.load(answer)[component]["status"]

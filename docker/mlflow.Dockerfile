@@ -1,5 +1,5 @@
-# The tracking server, with its own small lock.
-# By its digest where make-env --pin found one.
+# The tracking server, with a separate small lock.
+# docker/make-env replaces the tag by a digest if it knows one.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS environment
 ARG PIP_INDEX_URL
@@ -13,7 +13,7 @@ LABEL org.opencontainers.image.base.name=${BASE}
 RUN groupadd --gid 10002 mlflow && useradd --uid 10002 --gid 10002 --no-create-home mlflow \
  && install -d -o mlflow -g mlflow -m 0700 /var/lib/mlflow
 COPY --from=environment /opt/confide/environment /opt/confide/environment
-# What the image is made of; an environment that is not its lock's ends the build.
+# The software bill of materials; the build fails if the environment differs from its lock.
 RUN --mount=type=bind,source=docker/sbom.py,target=/tmp/sbom.py \
     --mount=type=bind,source=requirements/mlflow.txt,target=/tmp/lock.txt \
     install -d /usr/share/confide \

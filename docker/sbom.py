@@ -26,7 +26,7 @@ from urllib.parse import quote
 DPKG = Path("/var/lib/dpkg/status")
 _PIN = re.compile(r"^([A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?==(\S+)", re.MULTILINE)
 _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
-_SAME = uuid.UUID("5b0a2a3e-6f43-4a39-9d3c-0f8f2a5d2b11")  # under which serial numbers are derived
+_SAME = uuid.UUID("5b0a2a3e-6f43-4a39-9d3c-0f8f2a5d2b11")  # the namespace of the serial numbers
 
 Component = dict[str, Any]
 
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def bill(name: str, base: str, components: list[Component]) -> dict[str, Any]:
-    """Return the bill of an image's components."""
+    """Return the bill of materials of an image."""
     base_name, _, digest = base.partition("@")
     known = (
         {"name": "confide:base-image", "value": base_name},
@@ -108,7 +108,7 @@ def debian(status: str) -> Iterator[Component]:
 
 
 def interpreter() -> Component:
-    """Return the Python that runs this, which is the image's."""
+    """Return the image's Python, which runs this script."""
     version = platform.python_version()
     purl = f"pkg:generic/python@{version}"
     return {
@@ -121,13 +121,13 @@ def interpreter() -> Component:
 
 
 def installed() -> Iterator[tuple[str, str]]:
-    """Yield name and version of what this Python's environment holds."""
+    """Yield name and version of each package in this Python's environment."""
     for package in metadata.distributions():
         yield normal(package.metadata["Name"]), package.version
 
 
 def differences(locked: list[Component], present: dict[str, str]) -> list[str]:
-    """Return in which packages an environment is not what its lock says."""
+    """Return a line for each package whose version differs between environment and lock."""
     wanted = {package["name"]: package["version"] for package in locked}
     return [
         f"{name}: locked {wanted.get(name, 'not at all')}, installed {present.get(name, 'not')}"
@@ -137,7 +137,7 @@ def differences(locked: list[Component], present: dict[str, str]) -> list[str]:
 
 
 def normal(name: str) -> str:
-    """Return a package's name in the form in which names are compared (PEP 503)."""
+    """Return the normalized name of a package (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

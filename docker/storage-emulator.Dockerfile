@@ -1,5 +1,5 @@
-# An object store on a volume that answers the real google-cloud-storage client.
-# By its digest where make-env --pin found one.
+# An object store on a volume, compatible with the google-cloud-storage client.
+# docker/make-env replaces the tag by a digest if it knows one.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS environment
 ARG PIP_INDEX_URL
@@ -13,7 +13,7 @@ LABEL org.opencontainers.image.base.name=${BASE}
 RUN groupadd --gid 10003 storage && useradd --uid 10003 --gid 10003 --no-create-home storage \
  && install -d -o storage -g storage -m 0700 /var/lib/storage
 COPY --from=environment /opt/confide/environment /opt/confide/environment
-# What the image is made of; an environment that is not its lock's ends the build.
+# The software bill of materials; the build fails if the environment differs from its lock.
 RUN --mount=type=bind,source=docker/sbom.py,target=/tmp/sbom.py \
     --mount=type=bind,source=requirements/storage-emulator.txt,target=/tmp/lock.txt \
     install -d /usr/share/confide \

@@ -34,7 +34,7 @@ _read_index = storage.Storage._read_config_from_file
 
 
 class Mapped(mmap.mmap):
-    """The content of a file, which stays on the disk until it is asked for."""
+    """The content of a file, which is read from the disk on access."""
 
     file: Path
 
@@ -42,7 +42,8 @@ class Mapped(mmap.mmap):
 def write_whole(store: storage._FileStore, name: str, content: bytes | Mapped) -> None:
     """Write and sync a complete temporary file, and rename it to replace the old one.
 
-    What is a file already gets one more name: no file is ever changed but an upload under way.
+    Mapped content is already a file, so it gets a hard link instead of a copy. This is safe because
+    no file ever changes except an upload in progress.
     """
     if store._use_memory:
         _in_place(store, name, content)
@@ -66,7 +67,7 @@ def write_whole(store: storage._FileStore, name: str, content: bytes | Mapped) -
 
 
 def read_mapped(store: storage._FileStore, name: str) -> bytes | Mapped:
-    """Return a file's content, of which a large one's stays on the disk until it is asked for."""
+    """Return a file's content; the content of a large file is mapped and read on access."""
     path: Path | None = None if store._use_memory else _path_of(store, name)
     if path is None or not path.is_file() or path.stat().st_size < _MAPPED:
         return bytes(_read(store, name))

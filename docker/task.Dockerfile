@@ -1,6 +1,6 @@
-# The steps: TensorFlow, MLflow's client, the algorithms. No Airflow.
-# Dependencies change rarely and come first; the code comes last. Nodes of a Ray cluster run it, too.
-# By its digest where make-env --pin found one.
+# The steps: TensorFlow, MLflow's client and the algorithms. No Airflow. Nodes of a Ray cluster use
+# this image too. Dependencies change rarely, so they come first, and the code comes last.
+# docker/make-env replaces the tag by a digest if it knows one.
 ARG BASE=python:3.11-slim-bookworm
 FROM ${BASE} AS environment
 ARG PIP_INDEX_URL
@@ -11,7 +11,7 @@ RUN --mount=type=cache,target=/root/.cache ./install-lock task.txt /opt/confide/
 FROM ${BASE}
 ARG BASE
 LABEL org.opencontainers.image.base.name=${BASE}
-# 10001 owns what the steps write and nothing else; the code belongs to root and is read only.
+# User 10001 owns only the folders that the steps write. The code belongs to root and is read-only.
 RUN groupadd --gid 10001 confide && useradd --uid 10001 --gid 10001 --no-create-home confide \
  && install -d -o confide -g confide -m 0700 \
       /var/lib/confide /var/lib/confide-seeds /var/lib/confide/keys /var/lib/confide-cluster
@@ -27,7 +27,7 @@ ENV PATH=/opt/confide/environment/bin:$PATH \
     CONFIDE_HOME=/var/lib/confide \
     CONFIDE_SEEDS=/var/lib/confide-seeds \
     CONFIDE_TASK_PYTHON=/opt/confide/environment/bin/python
-# What the image is made of; an environment that is not its locks' ends the build.
+# The software bill of materials; the build fails if the environment differs from its lock.
 RUN --mount=type=bind,source=docker/sbom.py,target=/tmp/sbom.py \
     --mount=type=bind,source=requirements,target=/tmp/requirements \
     install -d /usr/share/confide \
@@ -39,6 +39,6 @@ COPY dp_core ./dp_core
 COPY tasks ./tasks
 RUN python -m compileall -q mlflow_sync.py prepare.py dp_core tasks
 USER 10001:10001
-# Process 1 passes SIGTERM on, reaps, and ends the step at its deadline or with its lease.
+# Process 1 forwards SIGTERM, reaps children, and ends the step at its deadline or with its lease.
 ENTRYPOINT ["python", "-P", "-S", "-E", "/opt/confide/tasks/protocol/supervisor.py", "python"]
 CMD ["-m", "tasks", "--help"]

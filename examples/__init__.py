@@ -1,1 +1,1 @@
-"""What no step uses yet."""
+"""Algorithms that no step uses yet."""

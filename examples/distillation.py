@@ -1,7 +1,7 @@
-"""Distillation on the platform's training loop: a student, and an objective with a teacher in it.
+"""Distillation in the platform's training loop: a student model and an objective with a teacher.
 
-Sanh et al. 2019 (arXiv:1910.01108), DistilBERT. `pretrain(objective=distillation(teacher))` trains
-the student, private or not.
+DistilBERT by Sanh et al. 2019 (arXiv:1910.01108). `pretrain(objective=distillation(teacher))`
+trains the student, with differential privacy or without.
 """
 
 from __future__ import annotations
@@ -26,17 +26,18 @@ from dp_core.training.objectives import Objective
 def student_of(teacher: Bert, layers: int | None = None) -> Bert:
     """Return a DistilBERT that starts with every other layer of its teacher.
 
-    The embedding of token type 0, which every token of a single text has, moves into the position
-    table: with as many layers as its teacher, the student computes exactly what it does.
-    No data is used: what the student keeps private, or does not, is what the teacher does.
+    The embedding of token type 0, which every token of a single text has, is added to the position
+    table. A student with as many layers as its teacher computes exactly the same function.
+    No data is used, so the student has the privacy guarantee of its teacher, or none if the teacher
+    has none.
 
     Args:
         teacher: a BERT or a DistilBERT, with its MLM head.
-        layers: of the student; half the teacher's (rounded up) by default. They are taken at even
-            distances, the first among them: for 6 of 12, layers 0, 2, 4, 6, 8 and 10.
+        layers: number of layers of the student; by default half the teacher's, rounded up. They are
+            copied from the teacher at even distances: for 6 of 12, layers 0, 2, 4, 6, 8 and 10.
 
     Raises:
-        BadInput: more layers than the teacher has, or none.
+        BadInput: more layers than the teacher has, fewer than one, or a teacher without MLM head.
     """
     config = teacher.config
     wanted = -(-config.layers // 2) if layers is None else layers
@@ -58,14 +59,15 @@ def student_of(teacher: Bert, layers: int | None = None) -> Bert:
 
 
 def distilled_row_losses(teacher: Bert, share: float, temperature: float) -> Callable[..., Tensor]:
-    """Return the row losses of a student, as `mlm_row_losses` with the teacher's guesses in them.
+    """Return the row losses of a student: `mlm_row_losses` with the teacher's predictions added.
 
-    A prediction costs (1 − share) · its cross-entropy + share · T² · KL(teacher ‖ student), both
-    at temperature T (Hinton et al. 2015, arXiv:1503.02531); a row costs its predictions' mean.
+    The loss of a prediction is (1 − share) · cross-entropy + share · T² · KL(teacher ‖ student),
+    where KL compares both models at temperature T (Hinton et al. 2015, arXiv:1503.02531). The loss
+    of a row is the mean over its predictions.
 
     Args:
-        teacher: with its MLM head, of the student's vocabulary; a constant.
-        share: of the teacher's guesses.
+        teacher: a model with MLM head and the student's vocabulary; a constant of the loss.
+        share: weight of the teacher's predictions.
         temperature: T.
 
     Raises:
@@ -101,7 +103,7 @@ def distilled_row_losses(teacher: Bert, share: float, temperature: float) -> Cal
 
 
 def divergence(p_logits: Tensor, q_logits: Tensor) -> Tensor:
-    """KL(p ‖ q) in nats of two softmaxes: (N, V), (N, V) -> (N,)."""
+    """KL(p ‖ q) of two softmax distributions, in nats: (N, V), (N, V) -> (N,)."""
     p, q = tf.nn.log_softmax(p_logits), tf.nn.log_softmax(q_logits)
     return tf.reduce_sum(tf.exp(p) * (p - q), axis=1)
 
@@ -113,15 +115,16 @@ def distillation(
     temperature: float = 2.0,
     continuation: NDArray[np.bool_] | None = None,
 ) -> Objective:
-    """DistilBERT's: masked pieces, and the teacher's own guesses of them (Sanh et al. 2019).
+    """Return DistilBERT's objective: masked pieces and the teacher's predictions of them.
 
     Each row's loss is a function of the row and of the teacher, so clipping covers it. The teacher
-    is read as a constant: it must be public, or released under a budget of its own.
+    is a constant of the loss: it must be public, or released under a separate budget.
+    Source: Sanh et al. 2019.
 
     Args:
-        teacher: with its MLM head, of the student's vocabulary.
-        share: of the teacher's guesses in the loss; the rest is the text's.
-        temperature: T ≥ 1, at which the guesses of both are compared.
+        teacher: a model with MLM head and the student's vocabulary.
+        share: weight of the teacher's predictions in the loss; the masked pieces have the rest.
+        temperature: T, usually at least 1, at which the predictions of both models are compared.
         continuation: as in `masked_lm`.
 
     Raises:

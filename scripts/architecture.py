@@ -1,9 +1,9 @@
-"""Draw the rooms and the imports among them, as measured, into docs/architecture.md.
+"""Draw the diagram of rooms and their imports in docs/architecture.md, from the source code.
 
     .venv/task/bin/python scripts/architecture.py
 
-A room is a package or module two levels deep. An arrow is left out where a path of others implies
-it; arrows between `dags`, `tasks` and `dp_core` are drawn once for each pair of them.
+A room is a package or module two levels deep. Arrows that a path of other arrows implies are
+omitted. All imports of `dp_core` by `tasks` form one arrow.
 """
 
 import re
@@ -13,14 +13,14 @@ import grimp
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "architecture.md"
 HOUSES = ("dags", "tasks", "dp_core")
-FOR_ALL = {"dp_core.errors", "dp_core.labels"}  # any room may import them
+FOR_ALL = {"dp_core.errors", "dp_core.labels"}  # any room may import these
 START, END = "<!-- drawn by scripts/architecture.py -->\n", "<!-- end -->\n"
 
 Arrow = tuple[str, str]
 
 
 def measured() -> set[Arrow]:
-    """Return which room imports which; the other house as a whole where a house is left."""
+    """Return the imports between rooms, with one arrow for all imports of `dp_core` by `tasks`."""
     graph = grimp.build_graph(*HOUSES)
     arrows = set()
     for module in graph.modules:
@@ -34,12 +34,12 @@ def measured() -> set[Arrow]:
 
 
 def house(room: str) -> str:
-    """Return the top room."""
+    """Return the top-level package of a room."""
     return room.partition(".")[0]
 
 
 def reached(arrows: set[Arrow], start: str) -> set[str]:
-    """Return the rooms to which a path of arrows leads."""
+    """Return the rooms that a path of arrows from `start` reaches."""
     rooms, fresh = set(), {start}
     while fresh:
         fresh = {there for here, there in arrows if here in fresh} - rooms
@@ -48,7 +48,7 @@ def reached(arrows: set[Arrow], start: str) -> set[str]:
 
 
 def reduced(arrows: set[Arrow]) -> set[Arrow]:
-    """Leave out, one after another, the arrows that a path of the remaining ones implies."""
+    """Remove, one after another, the arrows that a path of the remaining arrows implies."""
     left = set(arrows)
     for here, there in sorted(arrows):
         if there in reached(left - {(here, there)}, here):
@@ -57,7 +57,7 @@ def reduced(arrows: set[Arrow]) -> set[Arrow]:
 
 
 def mermaid(arrows: set[Arrow]) -> str:
-    """Return the picture."""
+    """Return the diagram as a Mermaid flowchart."""
     lines = ["```mermaid", "flowchart TB"]
     for top in HOUSES:
         rooms = sorted({room for arrow in arrows for room in arrow if room.startswith(f"{top}.")})
@@ -68,7 +68,7 @@ def mermaid(arrows: set[Arrow]) -> str:
 
 
 def drawn_into(page: str, picture: str) -> str:
-    """Return the page with this picture in place of the one that it holds."""
+    """Return the page with its diagram replaced by `picture`."""
     pattern = re.compile(f"(?<={re.escape(START)}).*(?={re.escape(END)})", re.S)
     return pattern.sub(lambda _: picture, page)
 

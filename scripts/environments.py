@@ -3,8 +3,8 @@
     scripts/python3.11 scripts/environments.py ensure task orchestrator-dev
     scripts/python3.11 scripts/environments.py lock [--upgrade]
 
-The names are the dependency groups of pyproject.toml. `NAME-dev` shares the folder of NAME, whose
-lock it contains. uv installs; where it cannot, pip does, from the same lock.
+The names are the dependency groups of pyproject.toml. `NAME-dev` contains the lock of NAME and
+shares its folder. uv installs the packages; if uv fails, pip installs them from the same lock.
 """
 
 import ast
@@ -22,11 +22,11 @@ ROOT = Path(__file__).resolve().parent.parent
 VENVS = ROOT / ".venv"
 INSTALLER = VENVS / "installer" / "bin"
 LOCKS = ROOT / "requirements"
-# Debian 12's Python, and so the images'; the oldest glibc that every wheel here installs on.
+# The Python of Debian 12 and of the images, and the oldest glibc that all wheels here support.
 LOWEST = ("--python-version", "3.11.2", "--python-platform", "x86_64-manylinux_2_28")
-# A lock takes the versions of these where both have a package.
+# If both locks have a package, the key's lock takes the version from the value's lock.
 CONSTRAINTS = {"task-dev": "task", "orchestrator-dev": "orchestrator", "mlflow": "task"}
-UV_NAMES = {  # pip's settings, which uv does not read, by uv's names for them
+UV_NAMES = {  # pip's settings, which uv does not read -> uv's names
     "index-url": "UV_DEFAULT_INDEX",
     "extra-index-url": "UV_INDEX",
     "find-links": "UV_FIND_LINKS",
@@ -45,7 +45,7 @@ def ensure(name: str) -> None:
         return
     VENVS.mkdir(exist_ok=True)
     with Path(f"{folder}.lock").open("w") as gate:
-        fcntl.flock(gate, fcntl.LOCK_EX)  # a second command waits, and then has nothing to do
+        fcntl.flock(gate, fcntl.LOCK_EX)  # a concurrent command waits for this installation
         if not holds(folder, name):
             install(folder, name)
 
@@ -67,7 +67,7 @@ def install(folder: Path, name: str) -> None:
     began = time.monotonic()
     print(f"Setting up .venv/{folder.name} from requirements/{name}.txt …", flush=True)
     python, packages = folder / "bin" / "python", LOCKS / f"{name}.txt"
-    (folder / ".locks").unlink(missing_ok=True)  # an interrupted set-up is done again
+    (folder / ".locks").unlink(missing_ok=True)  # an interrupted setup starts again
     if not python.exists():
         shutil.rmtree(folder, ignore_errors=True)
         with_pip = [] if name == "installer" else ["--without-pip"]
@@ -110,7 +110,7 @@ def lock(options: list[str]) -> None:
 
 
 def uv(*words: object) -> bool:
-    """Run `uv pip` with pip's settings of indexes; the user's UV_* settings take precedence."""
+    """Run `uv pip` with pip's index settings; the user's UV_* settings take precedence."""
     config = [str(INSTALLER / "python"), "-m", "pip", "config", "list"]
     told = subprocess.run(config, capture_output=True, text=True, check=False)  # noqa: S603
     environment = {**uv_settings(told.stdout), **os.environ}
@@ -118,8 +118,9 @@ def uv(*words: object) -> bool:
 
 
 def uv_settings(pip_config: str) -> dict[str, str]:
-    """Return uv's variables for what `pip config list` printed: environment over files."""
-    # Of several indexes uv takes the first that knows the name: with hashes, pip's way is safe too.
+    """Return uv's variables for the output of `pip config list`; environment overrides files."""
+    # By default, uv uses the first index that knows a name. With hashes, pip's way is safe too:
+    # the best match of all indexes.
     settings = {"UV_SYSTEM_CERTS": "1", "UV_PYTHON_DOWNLOADS": "never"}
     settings["UV_INDEX_STRATEGY"] = "unsafe-best-match"
     for section in ("global.", "install.", ":env:."):
@@ -138,7 +139,7 @@ def run(*words: object, environment: dict[str, str] | None = None) -> bool:
 
 
 def main(words: list[str]) -> None:
-    """Run the command that the words name."""
+    """Run the command that the command-line words name."""
     match words:
         case ["ensure", *names] if all((LOCKS / f"{name}.txt").exists() for name in names):
             for each in names:
@@ -150,7 +151,7 @@ def main(words: list[str]) -> None:
 
 
 def command_line(words: list[str]) -> None:
-    """Run the command; end with one line if a file on the way is closed to this user."""
+    """Run the command; exit with a one-line error if this user may not use a required file."""
     try:
         main(words)
     except PermissionError as error:

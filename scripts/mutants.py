@@ -1,9 +1,9 @@
 #!/usr/bin/env python3.11
 """Plant known bugs, one at a time, and check that their tests fail.
 
-    make mutants                     # all of them, on two cores
-    make mutants ONLY=clipping       # one room, or every bug with that in its name
-    make mutants SHARE=today/8       # an eighth, another one each day: what CI runs
+    make mutants                     # all bugs, on two cores
+    make mutants ONLY=clipping       # one room, or every bug whose name contains the text
+    make mutants SHARE=today/8       # an eighth of the bugs, a different one each day, as in CI
 
 `tests/mutants/ROOM.toml` holds the bugs as data: `name`, `file`, its present text `now` (occurs
 exactly once), the text to be `planted`, the `tests` of which one must fail, and `why` it matters.
@@ -58,7 +58,7 @@ _ALREADY = (
 
 
 class Stale(Exception):
-    """The data do not follow the code."""
+    """The bugs as data do not match the code."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Job:
-    """Tests to be run on the tree, with a bug in it or without."""
+    """Tests to be run on the tree, with or without a planted bug."""
 
     tests: tuple[str, ...]
     mutant: Mutant | None = None
@@ -84,12 +84,12 @@ class Job:
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of a job.
+    """The result of a job.
 
     Attributes:
-        said: passed, failed, or what kept it from being either.
-        by: the tests that failed.
-        log: the end of what pytest said.
+        said: passed, failed, or the reason why the job is neither.
+        by: the failed tests.
+        log: the end of pytest's output.
     """
 
     job: Job
@@ -103,7 +103,7 @@ def load(root: Path) -> list[Mutant]:
     """Return every bug, room by room.
 
     Raises:
-        Stale: a bug that cannot be planted or tested; all such are named.
+        Stale: some bugs cannot be planted or tested; the message names all of them.
     """
     found, wrong = [], []
     for path in sorted((root / DATA).glob("*.toml")):
@@ -123,7 +123,7 @@ def load(root: Path) -> list[Mutant]:
 
 
 def stale(root: Path, mutant: Mutant) -> str:
-    """Return why the bug cannot be planted in this tree, or nothing."""
+    """Return why the bug cannot be planted in this tree, or an empty string."""
     path = root / mutant.file
     if not path.is_file():
         return f"there is no {mutant.file}"
@@ -143,7 +143,7 @@ def stale(root: Path, mutant: Mutant) -> str:
 
 
 def chosen(mutants: Sequence[Mutant], only: str, share: str, today: int) -> list[Mutant]:
-    """Return the bugs of a room, or with a text in their name; and of these the share k/n."""
+    """Return the bugs of a room, or with a text in their name, reduced to the share k/n."""
     rooms = {mutant.room for mutant in mutants}
     own = [m for m in mutants if only == m.room or (only not in rooms and only in m.name)]
     if not share:
@@ -154,7 +154,7 @@ def chosen(mutants: Sequence[Mutant], only: str, share: str, today: int) -> list
 
 
 def baseline(mutants: Iterable[Mutant]) -> list[Job]:
-    """Return the tests of all bugs, a job for each file of tests."""
+    """Return the tests of all bugs, as one job per test file."""
     files: dict[str, dict[str, None]] = {}
     for mutant in mutants:
         for test in mutant.tests:
@@ -196,7 +196,7 @@ class Tree:
         if mutant := job.mutant:
             path = self._folder / mutant.file
             path.write_text(path.read_text().replace(mutant.now, mutant.planted))
-            os.utime(path, (0, 0))  # no bytecode is of that time
+            os.utime(path, (0, 0))  # no bytecode has this time
         sys.stdout.flush()
         sys.stderr.flush()
         # Under pytest, a thread waits to report a hang. A fork does not have this thread, and
@@ -229,11 +229,11 @@ class Tree:
 
     @property
     def late(self) -> bool:
-        """Whether the job has had its time."""
+        """Whether the job has exceeded its time limit."""
         return time.monotonic() - self._began > PATIENCE
 
     def _run(self, tests: tuple[str, ...]) -> int:
-        os.setsid()  # what tests start is ended with them
+        os.setsid()  # processes that the tests start are killed with them
         os.chdir(self._folder)
         with self._log.open("w") as log:
             os.dup2(log.fileno(), 1)
@@ -253,7 +253,7 @@ class Tree:
 
 
 class _Seen:
-    """A plugin: how many tests passed, and by what kinds of error others failed."""
+    """A pytest plugin that records passed tests, failed tests and the kinds of errors."""
 
     def __init__(self) -> None:
         self.passed = 0
@@ -281,7 +281,7 @@ class _Seen:
 
 
 def verdict(code: int, passed: int, errors: list[str]) -> str:
-    """Return `passed`, `failed`, or why the tests say nothing."""
+    """Return `passed`, `failed`, or why the tests are inconclusive."""
     if code == 0:
         return "passed" if passed else "every test was skipped"
     if code == 1 and errors:
@@ -292,7 +292,7 @@ def verdict(code: int, passed: int, errors: list[str]) -> str:
 def run_all(
     jobs: Sequence[Job], trees: Sequence[Tree], told: Callable[[Outcome], None]
 ) -> list[Outcome]:
-    """Run every job, one in each tree at a time."""
+    """Run every job, at most one per tree at a time."""
     waiting, free, outcomes = list(reversed(jobs)), list(trees), []
     running: dict[int, Tree] = {}
     try:
@@ -336,7 +336,7 @@ def warm() -> None:
     for name in ("pytest", *_WARM, *plugins):
         try:
             importlib.import_module(name)
-        except ImportError:  # the fork that needs it says so
+        except ImportError:  # a fork that needs the library reports the error
             continue
 
 
@@ -360,7 +360,7 @@ def failures(mutants: Sequence[Mutant], trees: Sequence[Tree]) -> Iterator[Outco
 
 
 def said(outcome: Outcome) -> str:
-    """Return the outcome of a bug's tests in the table's words."""
+    """Return the table's word for the outcome of a bug's tests."""
     return {"failed": "caught", "passed": "SURVIVED"}.get(outcome.said, outcome.said.upper())
 
 

@@ -1,4 +1,4 @@
-"""Whether processes live, waiting until they do or do not, and where a new one may listen."""
+"""Helpers for tests with child processes: whether one is alive, waiting, and free ports."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def wait_for(
     what: str = "what was waited for",
     pause: float = 0.02,
 ) -> Any:
-    """Return what the condition gives once it holds; fail where it does not in time."""
+    """Return the condition's value as soon as it is true; fail after `seconds`."""
     deadline = time.monotonic() + seconds
     while not (found := condition()):
         assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
@@ -32,7 +32,7 @@ def wait_for(
 
 
 def free_port() -> int:
-    """Return a port of this machine at which nothing listens."""
+    """Return a port on which no process of this machine listens."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         return int(free.getsockname()[1])

@@ -1,4 +1,4 @@
-"""Loaded before any test: `dp_core` chooses TensorFlow's products, so it comes first."""
+"""Loaded before any test: imports `dp_core` first, because it sets variables of TensorFlow."""
 
 import importlib.util
 import logging
@@ -12,30 +12,30 @@ import pytest
 
 import dp_core  # noqa: F401
 
-if importlib.util.find_spec("hypothesis"):  # not everywhere that tests run
+if importlib.util.find_spec("hypothesis"):  # some test environments lack it
     from hypothesis import settings
 
-    # How long an example takes is this machine's affair: a busy one fails no test.
+    # No deadline, because examples are slow on a busy machine.
     settings.register_profile("confide", deadline=None)
     settings.load_profile("confide")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Let files with long tests come first: of several processes, none is left with one at the end.
+    """Run files with slow tests first, so that no process starts one when the others have finished.
 
-    (`scripts/test` gives files to processes in this order.)
+    `scripts/test` distributes files to processes in this order.
     """
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
 
 
-_MASK = os.umask(0o022)  # of whoever runs the tests
+_MASK = os.umask(0o022)  # the umask of the user
 os.umask(_MASK)
 
 
 @pytest.fixture(autouse=True)
 def _the_process_is_as_before() -> Iterator[None]:
-    """A step in this process sets its umask and silences libraries for good, as a process may."""
+    """Restore umask and logging, which a step changes permanently in its process."""
     yield
     os.umask(_MASK)
     logging.captureWarnings(False)
@@ -46,7 +46,7 @@ def _the_process_is_as_before() -> Iterator[None]:
 
 @contextmanager
 def process_restored() -> Iterator[None]:
-    """What a step does to its process is undone at the end: its signal handler, its umask."""
+    """Context manager that restores the SIGTERM handler and the umask that a step has changed."""
     before, mask = signal.getsignal(signal.SIGTERM), os.umask(0o077)
     yield
     signal.signal(signal.SIGTERM, before)
@@ -55,14 +55,14 @@ def process_restored() -> Iterator[None]:
 
 @pytest.fixture
 def as_in_a_process() -> Iterator[None]:
-    """The test runs steps in its own process, which stays as it was."""
+    """Restore the test process after steps have run in it."""
     with process_restored():
         yield
 
 
 @pytest.fixture(scope="module")
 def e2e_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The home of a deployment for all tests of a file, and of no other setting."""
+    """The home of a deployment without other settings, shared by all tests of a file."""
     with process_restored(), pytest.MonkeyPatch.context() as patch:
         for name in [n for n in os.environ if n.startswith("CONFIDE_")]:
             patch.delenv(name)

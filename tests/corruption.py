@@ -1,4 +1,4 @@
-"""Ways in which files go wrong: cut, flipped, spliced, and JSON with other values in it."""
+"""Corruption of files: truncation, random bytes, splices, and JSON with wrong values."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _MARKS = (b'"', b"\0", b"\n", b"\r", b"{", b"\\", b"\xef\xbb\xbf", b"\xff", b"\t
 
 
 def corrupted(data: bytes, rng: random.Random) -> bytes:
-    """Return the file after one to three accidents."""
+    """Return the data after one to three random corruptions."""
     for _ in range(rng.randint(1, 3)):
         at = rng.randrange(len(data) + 1)
         before, after = data[:at], data[at:]
@@ -48,7 +48,7 @@ def corrupted(data: bytes, rng: random.Random) -> bytes:
 
 
 def misshapen(data: bytes, rng: random.Random) -> bytes:
-    """Return JSON in which one value, key or level is another: well-formed, and wrong."""
+    """Return well-formed JSON in which one value, key or level is wrong."""
     body = json.loads(data)
     places = list(_places(body))
     if not places or rng.random() < 0.1:

@@ -1,7 +1,9 @@
-# Sourced once, when the server's volume is empty: a database and a user for each that needs one.
-# It may run again on a server that is at work (docs/operate.md, Upgrade): it adds what is missing,
-# and sets the passwords that it is given.
-# The ledger's user can reach the ledger alone; beside its reader, nobody else can reach it.
+# Creates a database and a user for each service that needs one. PostgreSQL's image sources this file
+# once, when the server's volume is empty. The script may run again on a running server
+# (docs/operate.md, Upgrade): it adds missing users and databases, and sets the passwords from the
+# environment.
+# The ledger's user can connect to the ledger only. Apart from it, only the ledger's reader can connect
+# to the ledger.
 ask() {
   psql -v ON_ERROR_STOP=1 -q -U "$POSTGRES_USER" -d postgres "$@"
 }
@@ -20,7 +22,7 @@ SELECT format('CREATE DATABASE %I OWNER %I', :'name', :'owner')
 REVOKE ALL ON DATABASE :"name" FROM PUBLIC;
 SQL
 done
-# For steps that read files from outside: they look into the ledger, and cannot write.
+# The user for steps that read files from outside: it can read the ledger, and cannot write.
 ask <<'SQL'
 ALTER ROLE ledger_reader SET default_transaction_read_only = on;
 GRANT CONNECT ON DATABASE ledger TO ledger_reader;

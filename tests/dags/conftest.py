@@ -1,6 +1,6 @@
-"""An Airflow of its own for these tests: a home that is thrown away, and steps that only pretend.
+"""A separate Airflow for these tests, with a temporary home and fake steps.
 
-The variables are set before anything imports Airflow, which reads them once.
+The variables are set before any import of Airflow, which reads them once.
 """
 
 import os
@@ -32,13 +32,13 @@ sys.path.insert(0, str(CHECKOUT))
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Airflow's own imports warn of what Airflow's own dependencies will drop."""
+    """Ignore warnings of Airflow's imports about deprecations in Airflow's dependencies."""
     for kind in ("DeprecationWarning", "PendingDeprecationWarning", "UserWarning"):
         config.addinivalue_line("filterwarnings", f"ignore::{kind}")
 
 
 def pytest_sessionstart() -> None:
-    """Write the interpreter that stands in for the task environment's."""
+    """Write the interpreter that replaces the Python of the task environment."""
     script = HOME / "fake-python"
     fake = Path(__file__).with_name("fake_step.py")
     script.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{fake}" "$@"\n')
@@ -46,7 +46,7 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Remove the home."""
+    """Remove the temporary home."""
     import shutil
 
     shutil.rmtree(HOME, ignore_errors=True)
@@ -54,7 +54,7 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session")
 def database() -> None:
-    """Airflow's tables."""
+    """Create Airflow's tables."""
     from airflow.utils.db import initdb
 
     initdb()
@@ -62,7 +62,7 @@ def database() -> None:
 
 @pytest.fixture(scope="session")
 def dags():
-    """The DAGs of the folder, by name; a file that cannot be read fails here."""
+    """The DAGs of the folder, by name; the fixture fails if a file cannot be imported."""
     from airflow.dag_processing.dagbag import DagBag
 
     bag = DagBag(CHECKOUT / "dags")

@@ -1,4 +1,4 @@
-"""A fork server whose steps are those of `fake_step.py`; called with its socket."""
+"""A fork server that runs `fake_step.py` as every step; its argument is its socket."""
 
 import runpy
 import sys
@@ -12,7 +12,7 @@ STEP = Path(__file__).with_name("fake_step.py")
 
 
 def command_line(words: list[str]) -> int:
-    """Pretend to run a step."""
+    """Run `fake_step.py` with the step's arguments."""
     sys.argv = [str(STEP), "-m", "tasks", *words]
     runpy.run_path(str(STEP), run_name="__main__")
     return 0

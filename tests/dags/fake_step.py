@@ -1,6 +1,6 @@
-"""A stand-in for the task environment's Python: honours the step contract, and does no work.
+"""A fake step, which follows the step contract without computing anything.
 
-Called as `PYTHON -m tasks NAME --spec URI`. The variables FAKE_* say how it misbehaves.
+The launchers call it as `PYTHON -m tasks NAME --spec URI`. The variables FAKE_* make it fail.
 """
 
 import base64
@@ -17,7 +17,7 @@ from tasks.protocol.messages import Failed, Message, StepProgress, TrackedAt
 
 
 def read(uri: str) -> bytes:
-    """Return the spec's text: a data: URI, or a file for what is too long for an argument."""
+    """Return the text of the spec: from a data: URI, or from a file if it is too long."""
     if uri.startswith("data:"):
         return base64.b64decode(uri.partition(",")[2])
     return Path(uri).read_bytes()
@@ -43,7 +43,7 @@ for done in range(1, 3):
     send(StepProgress(done=done, total=2, note="pretending"))
     time.sleep(float(os.environ.get("FAKE_SECONDS", "0")) / 2)
 
-order = Path(os.environ["CONFIDE_HOME"]) / "fail"  # for a stack whose variables are set long ago
+order = Path(os.environ["CONFIDE_HOME"]) / "fail"  # for a running stack, whose variables are fixed
 words = order.read_text() if order.exists() else os.environ.get("FAKE_EXIT", "")
 fails = dict(item.split("=") for item in filter(None, words.split(";")))
 if os.environ.get("FAKE_POINT_FAILS") == f"{task} · {context['point']}":

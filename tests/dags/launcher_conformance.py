@@ -1,4 +1,4 @@
-"""What every launcher owes: the same command, refusals and privileges, and no leftovers."""
+"""Conformance tests for every launcher: command, outcomes, privileges and cleanup."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ SEEDS, DATA = "confide_seeds", "/srv/notes"
 ROOT = "gs://bucket/store"
 URL = "http://127.0.0.1:5000/#/experiments/1/runs/ab12"
 HOSTILE = ["; touch here", "$(touch here)", "`touch here`", "\n--spec\nx", "' || touch here '"]
-# Every step of a job that reads everything from outside: a public model among it.
+# Settings of a job that reads every input from outside, including a public model.
 SETTINGS = JobSettings(
     private_format="text",
     private_path="/data/notes",
@@ -49,16 +49,16 @@ SETTINGS = JobSettings(
     public_model="/data/model",
 )
 JOB: dict[str, StepSpec] = dict(dp_bert_steps(SETTINGS))
-Outcome = tuple[int, list[Message]]  # exit code, and what the step told before
+Outcome = tuple[int, list[Message]]  # exit code, and the step's messages before it
 
 
 def plan(params: Mapping[str, Any], point: Any) -> dict[str, StepSpec]:
-    """Return a job of made-up notes."""
+    """Return the steps of a job on synthetic notes by default."""
     return dict(dp_bert_steps(JobSettings.model_validate(dict(params))))
 
 
 def context_of(params: Mapping[str, Any] | None = None, run_id: str = "manual__1") -> Any:
-    """Return what Airflow tells a task of its run."""
+    """Return the context of a run that Airflow passes to a task."""
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     run = SimpleNamespace(dag_id="dp_bert", run_id=run_id, start_date=now, run_after=now)
     run.logical_date = None
@@ -68,12 +68,12 @@ def context_of(params: Mapping[str, Any] | None = None, run_id: str = "manual__1
 
 
 def work(spec: StepSpec, *, run_key: str = "dp_bert/1", task: str = "task") -> Work:
-    """Return a spec as work of a run."""
+    """Return a step's spec as work of a run."""
     return Work(spec, RunContext(run_key=run_key, run_name="a run", task=task))
 
 
 class LauncherConformance:
-    """Inherited by each launcher's tests, which say how to look into theirs."""
+    """Tests inherited by each launcher's test class, which implements the methods below."""
 
     @pytest.fixture(autouse=True)
     def _deployment(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -91,28 +91,28 @@ class LauncherConformance:
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("CONFIDE_POD_TEMPLATES", raising=False)
 
-    # --- what a launcher's own tests supply
+    # --- methods that a launcher's tests implement
 
     def operator(self, **options: Any) -> StepOperator:
         """Return the launcher's operator for the task `vocabulary`."""
         raise NotImplementedError
 
     def asked(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, str]]:
-        """Return the words after the interpreter, and the variables, that the work is given."""
+        """Return the arguments after the interpreter and the variables that the work receives."""
         raise NotImplementedError
 
     def run(
         self, operator: StepOperator, outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch
     ) -> dict[str, Any]:
-        """Run the task through steps that end so, one after the other; return its answer."""
+        """Run the task with steps that have these outcomes in turn; return the task's result."""
         raise NotImplementedError
 
     @property
     def passwords_by_name(self) -> bool:
-        """Whether secrets travel by name alone, and so in no variable."""
+        """Whether secrets are passed by name only, and not as values of variables."""
         return False
 
-    # --- how it ends
+    # --- outcomes
 
     def test_a_finished_step_answers_with_its_output_and_its_run(
         self, monkeypatch: pytest.MonkeyPatch
@@ -140,7 +140,7 @@ class LauncherConformance:
         with pytest.raises(AirflowException, match=rf"^what is wrong \(.*{words}") as raised:
             self.run(operator, [(code, told)], monkeypatch)
         assert isinstance(raised.value, AirflowFailException) is never_again
-        assert operator.tracked_at == URL  # a failed step has its run too
+        assert operator.tracked_at == URL  # a failed step also has an MLflow run
 
     def test_a_step_that_ended_without_a_word_is_said_so(
         self, monkeypatch: pytest.MonkeyPatch
@@ -162,7 +162,7 @@ class LauncherConformance:
         with pytest.raises(AirflowSkipException):
             operator.execute(context_of({"nonprivate": False}))
 
-    # --- what it is given
+    # --- arguments and variables
 
     @pytest.mark.parametrize("path", HOSTILE)
     def test_the_command_is_a_list_of_the_same_words_whatever_a_form_holds(

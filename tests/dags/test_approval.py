@@ -1,4 +1,4 @@
-"""A person's approval stands between report and promotion where the deployment asks for it."""
+"""A person approves promotion after the report if the deployment requires approval."""
 
 import threading
 import time
@@ -30,7 +30,7 @@ def test_promotion_waits_for_the_person_and_the_person_for_the_report(asked):
     assert asked.get_task("approval").upstream_task_ids == {"report"}
     assert asked.get_task("promote").upstream_task_ids == {"approval"}
     for name in ("approval", "promote"):
-        assert asked.get_task(name).trigger_rule == "all_success"  # nor after a contradiction
+        assert asked.get_task(name).trigger_rule == "all_success"  # not if an audit contradicts
 
 
 def test_the_report_then_promotes_nothing_and_the_last_step_reads_it(asked):
@@ -59,7 +59,7 @@ def test_an_unknown_rule_is_an_import_error_in_one_line(monkeypatch):
 
 
 class Person:
-    """Who answers over Airflow's own route, as the page *Required actions* does."""
+    """The user who answers through Airflow's route, like the page *Required actions*."""
 
     def get_id(self):
         return "reviewer"
@@ -69,7 +69,7 @@ class Person:
 
 
 def answer_when_asked(dag_id, option, told):
-    """Wait until the task waits, note what it shows, and answer."""
+    """Wait until the task awaits an answer, record its text, and answer."""
     from airflow.api_fastapi.core_api.datamodels.hitl import UpdateHITLDetailPayload
     from airflow.api_fastapi.core_api.routes.public.hitl import update_hitl_detail
     from airflow.models.hitl import HITLDetail
@@ -112,7 +112,7 @@ with DAG("asks", schedule=None):
 
 @pytest.fixture
 def small(database, tmp_path):
-    """A report, the approval, and what stands behind it, as Airflow reads them from a file."""
+    """A DAG of report, approval and promotion, which Airflow reads from a file."""
     from airflow.dag_processing.bundles.manager import DagBundlesManager
     from airflow.dag_processing.dagbag import DagBag, sync_bag_to_db
 

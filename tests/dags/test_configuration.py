@@ -1,4 +1,4 @@
-"""Scheduled sweeps come from the deployment's configuration."""
+"""Schedules and settings of sweeps and trainings in the deployment's configuration."""
 
 import json
 

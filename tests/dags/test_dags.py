@@ -1,4 +1,4 @@
-"""The DAGs' shape: it must agree with the specs, whoever changes either."""
+"""The structure of the DAGs, which must agree with the specs of their steps."""
 
 import os
 import subprocess
@@ -31,16 +31,16 @@ def own_name(task_id: str) -> str:
 
 
 def inputs_of(specs) -> dict[str, set[str]]:
-    """Return which other steps' outputs each step's spec names, by task."""
+    """Return the tasks whose outputs each step's spec names, by task."""
     owner = {spec.output: name for name, spec in specs.items()}
     return {
         name: {task for uri, task in owner.items() if uri in spec.model_dump_json()}
         for name, spec in specs.items()
-        if name not in ("budget", "reserve")  # they name the charged steps, and do not read them
+        if name not in ("budget", "reserve")  # both only name the charged steps
     }
 
 
-# The settings with which every step has something to do.
+# Settings with which no step is skipped.
 KEPT = JobSettings(
     phrases_epsilon=2.0,
     vocabulary_source="checkpoint+private",
@@ -51,7 +51,7 @@ KEPT = JobSettings(
 
 
 def upstream_of(dag, group: str = "") -> dict[str, set[str]]:
-    """Return what comes before each task: of one group, or of all but what is for baselines."""
+    """Return the upstream tasks of each task in a group, or of each task not for baselines."""
     return {
         own_name(task.task_id): {own_name(t) for t in task.get_flat_relative_ids(upstream=True)}
         for task in dag.tasks
@@ -107,7 +107,7 @@ def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
 
 
 def is_of_baselines(task) -> bool:
-    """Whether the task is for baselines alone, that have another vocabulary than the sweep."""
+    """Whether the task is only for baselines with a vocabulary other than the sweep's."""
     return task.task_id.startswith("baseline.")
 
 
@@ -148,18 +148,18 @@ def test_nothing_is_charged_before_text_and_labels_are_checked(dags, name):
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
 def test_run_that_was_reserved_ends_by_giving_back(dags, name):
-    """As a teardown: however the run ends, without making a failed run a success."""
+    """`give_back` is a teardown: it always runs, and does not turn a failed run into a success."""
     dag = dags[name]
     give_back, reserve = dag.get_task("give_back"), dag.get_task("reserve")
     assert give_back.is_teardown and not give_back.on_failure_fail_dagrun
-    assert reserve.is_setup  # clearing a failed task registers the run again
+    assert reserve.is_setup  # if a failed task is cleared, the run is registered again
     upstream = upstream_of(dag)["give_back"]
     assert {"dp_pretraining", "pretraining"} & upstream and {"vocabulary", "report"} <= upstream
 
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
 def test_last_task_decides_the_state_of_the_run(dags, name):
-    """A teardown without setups runs however the run ends, and its failure counts."""
+    """A teardown without setups always runs, and its failure makes the run fail."""
     outcome = dags[name].get_task("outcome")
     assert outcome.is_teardown and outcome.on_failure_fail_dagrun
     assert not any(task.is_setup for task in outcome.upstream_list)
@@ -195,7 +195,7 @@ def test_run_without_a_report_or_with_a_failed_task_is_refused(states, reason):
 
 @pytest.mark.parametrize(("run_id", "ended"), [("first", True), ("second", False)])
 def test_earlier_runs_of_a_dag_have_ended_when_the_next_one_starts(run_id, ended):
-    """max_active_runs is 1: see the test above."""
+    """This holds because max_active_runs is 1, which another test checks."""
     context = RunContext(run_key="dp_bert/second", run_name="", task="reserve", ended="dp_bert/")
     assert context.has_ended(f"dp_bert/{run_id}") is ended
     assert not context.has_ended(f"cli/dp_bert/{run_id}")

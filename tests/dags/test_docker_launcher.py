@@ -1,7 +1,7 @@
-"""Steps as containers: asked for rightly, answered for rightly, and never left running.
+"""Steps as containers: their options, their outcomes, and their removal.
 
-The last part needs a Docker engine and the task image (`docker compose build prepare`), and
-says so where it is skipped.
+The last part needs a Docker engine and the task image (`docker compose build prepare`). Without
+them its tests are skipped with the reason.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from tasks.protocol import Need, StepSpec, SweepSettings, needs, sweep_report
 MOUNTS = "CONFIDE_DOCKER_MOUNTS"
 IMAGE = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task:local"
 RUN_ID = os.environ.get("DOCKER_TESTS_RUN") or f"tests-{os.getpid()}"
-# Stands in for the steps: says that it started, then ends as FAKE_EXIT tells it, or waits.
+# Replaces the steps: prints that it started, then exits with code FAKE_EXIT, or waits.
 FAKE_TASKS = """
 import json, os, sys, time
 print("started", json.loads(os.environ["CONFIDE_RUN_CONTEXT"])["task"], sys.argv[1], flush=True)
@@ -79,7 +79,7 @@ def context() -> Any:
 
 
 class Engine:
-    """The few calls of an engine that the launcher makes; its containers end as they are told."""
+    """A fake engine with the calls that the launcher makes; its containers end as specified."""
 
     def __init__(self, outcomes: list[Outcome]) -> None:
         self.outcomes, self.asked, self.removed = outcomes, [], []
@@ -124,7 +124,7 @@ class Engine:
 
 
 class TestDocker(LauncherConformance):
-    """At the level of what the engine is asked for."""
+    """Checks the requests that the launcher sends to the engine."""
 
     def operator(self, **options: Any) -> StepOperator:
         return DockerStep(task_id="vocabulary", plan=plan, **options)
@@ -148,7 +148,7 @@ class TestDocker(LauncherConformance):
         try:
             return operator.execute(context())
         finally:
-            assert len(engine.removed) == expected  # none outlives the task, however it ends
+            assert len(engine.removed) == expected  # no container outlives the task
 
     def test_a_container_has_no_rights_and_a_lease(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("FAKE_MORE", "1")
@@ -177,7 +177,7 @@ class TestDocker(LauncherConformance):
         assert (DATA in by_source) == (Need.SOURCES in held)
         assert by_source["confide_keys"]["ReadOnly"]
         if DATA in by_source:
-            assert by_source[DATA]["ReadOnly"]  # whatever the word said
+            assert by_source[DATA]["ReadOnly"]  # even without `:ro` in the setting
 
     @pytest.mark.parametrize(
         ("place", "task", "used"),
@@ -215,10 +215,10 @@ class TestDocker(LauncherConformance):
         monkeypatch.delenv("CONFIDE_LEDGER_READER")
         with pytest.raises(AirflowFailException, match="CONFIDE_LEDGER_READER is not"):
             self.started(work(JOB["private_corpus"]), monkeypatch)
-        self.started(work(JOB["vocabulary"]), monkeypatch)  # whose step charges
+        self.started(work(JOB["vocabulary"]), monkeypatch)  # this step charges
 
 
-# --- its variables
+# --- variables of the deployment
 
 
 def test_mounts_are_volumes_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -262,7 +262,7 @@ def test_an_archive_holds_its_file() -> None:
         assert (content.read(), entry.mode) == (b"{}", 0o644)
 
 
-# --- its lines
+# --- lines of the output
 
 
 def test_the_last_line_needs_no_end_and_empty_ones_are_left_out() -> None:
@@ -300,12 +300,12 @@ def test_no_cut_and_no_mixture_changes_a_line(size: int, seed: int) -> None:
     assert {stream: [line for s, line in said if s == stream] for stream in lines} == lines
 
 
-# --- with an engine
+# --- tests with an engine
 
 
 @pytest.fixture(autouse=True)
 def _sockets() -> Iterator[None]:
-    """The client of the engine leaves attached sockets to the collector; tasks end with them."""
+    """Garbage-collect attached sockets, which the client leaves open until its process ends."""
     yield
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", ResourceWarning)
@@ -313,7 +313,7 @@ def _sockets() -> Iterator[None]:
 
 
 def _client() -> Any | None:
-    """Return a client of the engine, or None where none answers."""
+    """Return a client of the engine, or None if no engine answers."""
     try:
         client = docker.from_env()
         client.ping()
@@ -326,7 +326,7 @@ def _client() -> Any | None:
 def engine() -> Iterator[Any]:
     client = _client()
     if client is None:
-        # Not from within `except`: the skip would keep the failed client's socket to the end.
+        # Outside of `except`, because the skip would keep the failed client's socket alive.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", ResourceWarning)
             gc.collect()
@@ -348,15 +348,15 @@ def containers(client: Any) -> list[Any]:
 
 @pytest.fixture
 def fake(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., DockerStep]:
-    """Return a maker of steps whose containers run FAKE_TASKS."""
+    """Return a function that creates steps whose containers run FAKE_TASKS."""
     folder = tmp_path / "tasks"
     folder.mkdir()
     (folder / "__main__.py").write_text(FAKE_TASKS)
     for path in (*tmp_path.parents, tmp_path, folder):
         if path.is_relative_to(tmp_path.parents[1]):
-            path.chmod(0o755)  # the image's user must get through
+            path.chmod(0o755)  # the image's user needs access
     monkeypatch.setenv("CONFIDE_TASK_IMAGE", IMAGE)
-    main = "tasks/__main__.py"  # the rest of the package is the image's: process 1 is in it
+    main = "tasks/__main__.py"  # only this file: process 1 is in the same package of the image
     monkeypatch.setenv("CONFIDE_DOCKER_MOUNTS", f"{tmp_path / main}:/opt/confide/{main}:ro")
     monkeypatch.setenv("CONFIDE_FORWARDED_ENVIRONMENT", "FAKE_EXIT FAKE_SPEC")
 
@@ -396,7 +396,7 @@ def test_a_spec_too_long_for_an_argument_travels_as_a_file(
     step = fake()
     step.execute(context())
     length = len(plan({}, None)["vocabulary"].model_dump_json())
-    assert re.search(rf"\] {length} ", capsys.readouterr().out)  # Airflow's own log of the task
+    assert re.search(rf"\] {length} ", capsys.readouterr().out)  # Airflow's log of the task
 
 
 def test_a_step_past_its_time_is_ended(engine: Any, fake: Callable[..., DockerStep]) -> None:
@@ -444,7 +444,7 @@ step.execute(context())
 
 
 def worker(engine: Any, way: str) -> subprocess.Popen[bytes]:
-    """Start a worker process with a step that waits; return when its container runs."""
+    """Start a worker process with a waiting step; return it once the container runs."""
     process = subprocess.Popen(
         [sys.executable, "-c", WORKER, way],
         env={**os.environ, "FAKE_EXIT": "wait", "DOCKER_TESTS_RUN": RUN_ID},
@@ -469,7 +469,7 @@ def test_a_worker_killed_without_a_word_leaves_nothing_running(
     wait_for(lambda: all(one.status == "exited" for one in containers(engine)))
     (left,) = containers(engine)
     assert b"whoever started this step is gone" in left.logs()
-    # ... and the next try clears away even that.
+    # The next try removes the exited container.
     fake().execute(context())
     assert containers(engine) == []
 

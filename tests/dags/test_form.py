@@ -1,4 +1,4 @@
-"""The trigger form: everything that a run can be told, and nothing that it cannot."""
+"""The trigger form contains exactly the settings of a run, and invalid values are refused."""
 
 import json
 from pathlib import Path
@@ -58,7 +58,7 @@ def test_the_draft_that_fields_name_knows_every_word_that_they_use(model):
     draft = jsonschema.Draft7Validator
     told = {"title", "section"}
     for name, param in form(model).items():
-        if name == "preset":  # the form's own: the fields' schemas come from the settings
+        if name == "preset":  # only the form has this field; all others come from the settings
             continue
         assert jsonschema.validators.validator_for(param.schema) is draft, name
         words = {*param.schema, *(word for one in param.schema.get("allOf", ()) for word in one)}
@@ -66,7 +66,7 @@ def test_the_draft_that_fields_name_knows_every_word_that_they_use(model):
 
 
 def test_the_browser_is_given_no_bound_to_clamp_to():
-    """Airflow's form turns 99 into a maximum of 10 without a word, and another job would run."""
+    """Airflow's form would silently replace 99 by a maximum of 10, and run a different job."""
     for name, param in form(JobSettings).items():
         assert not {"minimum", "maximum"} & set(param.schema), name
     bounds = form(JobSettings)["sequence_length"].schema["allOf"]
@@ -114,7 +114,7 @@ def test_a_file_that_is_not_there_is_refused_before_anything_is_registered(
     monkeypatch.delenv("CONFIDE_LAUNCHER", raising=False)
     with pytest.raises(AirflowFailException, match=f"settings refused: public_model: {words}"):
         settings_to_start(model, {"public_model": path})
-    for launcher in ("docker", "kubernetes"):  # whose files this machine cannot see
+    for launcher in ("docker", "kubernetes"):  # this machine cannot see the files of their steps
         monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
         assert settings_to_start(model, {"public_model": path}).public_model == path
 

@@ -1,4 +1,4 @@
-"""Steps as pods: what is asked of the cluster, and what an exit code means to Airflow."""
+"""Steps as pods: the requests to the cluster, and the meaning of exit codes for Airflow."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from tasks.protocol import JobSettings, Need, dp_bert_steps, needs
 
 
 def unknown_fields(value: Any, kind: str, place: str) -> list[str]:
-    """Return the places at which a manifest departs from the API's own types."""
+    """Return the places at which a manifest differs from the types of the Kubernetes API."""
     if kind.startswith("list["):
         if not isinstance(value, list):
             return [f"{place}: not a list"]
@@ -153,7 +153,7 @@ def test_a_deployment_s_own_templates_win(
         rendered(step, "tpu")
 
 
-# --- a cluster of other machines
+# --- training on a Ray cluster
 
 
 @pytest.mark.parametrize("hosts", ["2", ""])
@@ -186,7 +186,7 @@ def ended(exit_code: int, message: str, reason: str = "") -> models.V1Pod:
 
 
 class TestKubernetes(LauncherConformance):
-    """At the level of what the cluster is asked for."""
+    """Checks the requests that the launcher sends to the cluster."""
 
     passwords_by_name = True  # type: ignore[assignment]
 
@@ -209,7 +209,7 @@ class TestKubernetes(LauncherConformance):
     def run(
         self, operator: StepOperator, outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch
     ) -> dict[str, Any]:
-        """Pods end, and the cluster keeps what they told as their termination messages."""
+        """Run the task with pods whose messages the cluster keeps as termination messages."""
         cluster = Cluster()
         quiet(operator, cluster, monkeypatch)
         expected = len(outcomes)
@@ -221,12 +221,12 @@ class TestKubernetes(LauncherConformance):
 
         monkeypatch.setattr(KubernetesPodOperator, "trigger_reentry", one_ends)
         event = {"status": "success", "name": "p", "namespace": "confide"}
-        with pytest.raises(TaskDeferred) as deferred:  # it waits without a worker
+        with pytest.raises(TaskDeferred) as deferred:  # the task occupies no worker while it waits
             operator.execute(context_of())
         while True:
             assert deferred.value.method_name == "trigger_reentry"
             trigger = deferred.value.trigger
-            assert trigger.on_kill_action.value == "delete_pod"  # cancelled meanwhile
+            assert trigger.on_kill_action.value == "delete_pod"  # if the task is cancelled
             try:
                 answer: dict[str, Any] = operator.trigger_reentry(context_of(), event)
             except TaskDeferred as again:
@@ -270,7 +270,7 @@ class TestKubernetes(LauncherConformance):
     ) -> None:
         own = template("cpu")
         own["spec"]["containers"][0]["volumeMounts"][0]["mountPath"] = SEEDS_AT
-        (tmp_path / "cpu.yaml").write_text(str(own))  # of which YAML is a superset
+        (tmp_path / "cpu.yaml").write_text(str(own))  # valid YAML
         monkeypatch.setenv("CONFIDE_POD_TEMPLATES", str(tmp_path))
         with pytest.raises(AirflowFailException, match=r"granted\.yaml"):
             template("cpu")
@@ -286,7 +286,7 @@ class TestKubernetes(LauncherConformance):
 
 
 def quiet(operator: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Put a cluster of the tests in the place of a real one."""
+    """Replace the operator's cluster by a fake."""
     monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
     monkeypatch.setattr(KubernetesPodOperator, "pod_manager", cluster)
     for name in ("process_pod_deletion", "patch_already_checked"):
@@ -297,7 +297,7 @@ def quiet(operator: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Cluster:
-    """The few calls of a cluster that these tests need, with the pods that it holds."""
+    """A fake cluster with its pods and the calls that these tests need."""
 
     def __init__(self, pods: list[models.V1Pod] | None = None) -> None:
         self.pods = pods or []
@@ -329,7 +329,7 @@ def pod(phase: str) -> models.V1Pod:
 def test_a_retry_finds_the_pod_that_still_works_and_replaces_one_that_does_not(
     step: KubernetesStep, monkeypatch: pytest.MonkeyPatch, phase: str, made: int
 ) -> None:
-    """Nothing trains twice beside itself; and a release is charged by its spec, not by its pod."""
+    """No step runs twice at a time; a release is charged by its spec, not by its pod."""
     cluster = Cluster([pod(phase)])
     monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
     monkeypatch.setattr(KubernetesPodOperator, "pod_manager", cluster)
@@ -344,7 +344,7 @@ def test_a_retry_finds_the_pod_that_still_works_and_replaces_one_that_does_not(
     found = step.get_or_create_pod(pod("Pending"), context)
     assert len(cluster.made) == len(ended) == made
     assert found.metadata.name == "first"
-    assert "try_number" not in cluster.asked  # the pod of an earlier try is found as well
+    assert "try_number" not in cluster.asked  # so that the pod of an earlier try is found too
 
 
 def test_a_cancelled_task_deletes_its_pod(

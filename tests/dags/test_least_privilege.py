@@ -1,4 +1,4 @@
-"""The privileges of each step: none that it does not need."""
+"""Least privilege: each step has only the privileges that it needs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def reads_from_outside(spec: StepSpec) -> bool:
-    """Whether a spec names a file that is no output of an earlier step."""
+    """Whether a spec names a file that is not an output of an earlier step."""
     named = spec.model_dump(include={"path", "train_path", "test_path", "public_model"})
     return any(named.values())
 
@@ -41,7 +41,7 @@ def test_no_hand_made_spec_has_seeds_and_files_from_outside(mode: str) -> None:
 
 
 def test_who_reads_no_file_from_outside_is_not_shown_any() -> None:
-    """But the first step: it takes digests of what the run reads, and parses nothing."""
+    """The exception is `budget`, which computes digests of the run's files, but parses none."""
     assert needs(JOB["budget"]) == {Need.SOURCES, Need.CHARGING}
     others = [
         spec for spec in JOB.values() if not reads_from_outside(spec) and spec.step != "budget"
@@ -51,7 +51,7 @@ def test_who_reads_no_file_from_outside_is_not_shown_any() -> None:
 
 
 def test_the_cluster_is_for_steps_that_read_corpora_or_train_and_parse_nothing() -> None:
-    """Who knows its secret runs code where private text is read: no parser may."""
+    """Cluster secrets allow code execution where private text is read, so no parser has them."""
     told = {spec.step for spec in JOB.values() if Need.CLUSTER in needs(spec)}
     assert told == {"vocabulary", "token_store", "pretrain"}
     assert Need.CLUSTER in STEP_CLASSES["phrases"].privileges

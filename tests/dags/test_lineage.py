@@ -1,4 +1,4 @@
-"""OpenLineage events say which tasks ran from what to what, and nothing else."""
+"""OpenLineage events contain only the tasks that ran, their inputs and their outputs."""
 
 import json
 import os

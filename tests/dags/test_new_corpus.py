@@ -1,4 +1,4 @@
-"""A new version of a private corpus: what an event may say, and what it starts."""
+"""Events for new versions of a private corpus: valid content, and the runs that they start."""
 
 import json
 import runpy
@@ -16,7 +16,7 @@ NOTES = {"private_format": "jsonl", "private_path": "/data/notes.jsonl", "declar
 
 @pytest.fixture
 def module(monkeypatch, tmp_path):
-    """The DAG file of a deployment with two private data sets."""
+    """The namespace of the DAG file in a deployment with two private data sets."""
     file = tmp_path / "corpora.json"
     file.write_text(json.dumps({"ward-notes": NOTES, "letters": NOTES | {"epochs": 3}}))
     monkeypatch.setenv("CONFIDE_CORPORA", str(file))

@@ -1,4 +1,4 @@
-"""Who is told of a failed job, what they are told, and that nobody's silence matters."""
+"""Notifications of failed jobs: addresses, content, and errors, which are logged and ignored."""
 
 import logging
 import threading
@@ -73,7 +73,7 @@ def test_a_webhook_hears_it_and_its_address_is_never_logged(hook, monkeypatch, c
     caplog.set_level(logging.DEBUG)
     monkeypatch.setenv("CONFIDE_NOTIFY", f"{hook.url}/broken {hook.url}/token123")
     notify(context(failure(4, "ε = 4: contradicted by Bound.")))
-    assert len(hook.heard) == 2  # a broken one stops no other
+    assert len(hook.heard) == 2  # after an error, later addresses are still notified
     assert "contradicted by Bound" in hook.heard[1].encode().decode("unicode_escape")
     said = [record for record in caplog.records if record.name == "airflow.task"]
     assert [r.getMessage() for r in said] == [

@@ -1,4 +1,4 @@
-"""The DAG `privacy_audit`: its form, its one step, and what that step is given."""
+"""The DAG `privacy_audit`: its form, its single step, and the step's inputs."""
 
 import pytest
 from airflow.sdk.exceptions import AirflowFailException

@@ -1,4 +1,4 @@
-"""The process launcher: real processes that only pretend to be steps."""
+"""The process launcher, with real processes that run fake steps."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from tasks.protocol.messages import channel_file
 
 PRIVATE = {"private_format": "jsonl", "private_path": "/private", "private_dataset": "notes"}
 CHECKOUT = Path(__file__).resolve().parents[2]
-# Ends as the first line of a file tells it, having sent the messages that stand there.
+# Takes the next outcome from a file, sends its messages, and exits with its code.
 SCRIPTED = """
 import json, os, pathlib, sys
 file = pathlib.Path(os.environ["SCRIPT"])
@@ -38,7 +38,7 @@ sys.exit(code)
 
 
 def interpreter(folder: Path, script: str) -> str:
-    """Return a program that stands in for the task environment's Python."""
+    """Write a program that replaces the task environment's Python; return its path."""
     file = folder / "interpreter"
     file.write_text(script)
     file.chmod(0o755)
@@ -60,7 +60,7 @@ class TestProcess(LauncherConformance):
         with pytest.raises(InterruptedError):
             self.operator().run_step(of, -1)
         ((words, variables),) = started
-        channel = Path(variables["CONFIDE_MESSAGES"])  # a run's name leads to no other folder
+        channel = Path(variables["CONFIDE_MESSAGES"])  # a run's name cannot lead to another folder
         assert channel.parent.parent == Path(os.environ["CONFIDE_HOME"]) / "messages"
         return words, variables
 
@@ -98,9 +98,9 @@ def test_a_step_answers_with_publishable_numbers_only(
 ) -> None:
     operator = ProcessStep(task_id="dp_pretraining", plan=plan)
     spec = plan({}, None)["dp_pretraining"]
-    metrics = {"epsilon": 1.5}  # and no `loss`
+    metrics = {"epsilon": 1.5}  # without `loss`, which is for operators
     assert operator.execute(context_of()) == {"output": spec.output, "metrics": metrics}
-    assert "dp_pretraining: working" in capsys.readouterr().out  # its log is the task's
+    assert "dp_pretraining: working" in capsys.readouterr().out  # the step's log
 
 
 def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(
@@ -133,7 +133,7 @@ def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(
 def test_every_task_of_a_private_selection_hides_its_count(
     store: Path, changes: dict[str, str], hides: bool
 ) -> None:
-    """Also tasks that train nothing, and trainings of baselines: their times follow it."""
+    """Even tasks without private training do so, because their times depend on the count."""
     params = {"sweep_baselines": "public-training"} | changes
     context = context_of(params)
     *_, baseline = dp_sweep.settings_of(params).points()
@@ -147,7 +147,7 @@ def test_every_task_of_a_private_selection_hides_its_count(
 def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
     grid = ",".join(f"{1 + i / 100:g}" for i in range(250))
     settings = {"sweep_noise_multipliers": grid, "sweep_batch_sizes": "256", "sweep_epochs": "5"}
-    settings["delta"] = 1e-8  # of all points together: below one in the units
+    settings["delta"] = 1e-8  # the delta of all points together must be below 1/units
 
     def sweep(params: Any, point: Any) -> dict[str, Any]:
         return {"report": sweep_report(SweepSettings.model_validate(dict(params)))}
@@ -175,8 +175,8 @@ def test_cancelling_ends_the_step_and_its_child_processes(
         try:
             wait_for(lambda: operator.process and all(f.exists() and f.read_text() for f in files))
         finally:
-            # Again and again: one that comes just before the main thread sleeps in a read wakes
-            # nobody.
+            # The signal is repeated: if it arrives just before the main thread blocks in a read,
+            # it does not interrupt the read.
             while not heeded.wait(0.1):
                 signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
 
@@ -184,7 +184,7 @@ def test_cancelling_ends_the_step_and_its_child_processes(
         heeded.set()
         operator.on_kill()
 
-    # as Airflow does it: in the main thread
+    # Airflow also handles the signal in the main thread.
     before = signal.signal(signal.SIGALRM, on_signal)
     waiting = threading.Thread(target=cancel)
     waiting.start()

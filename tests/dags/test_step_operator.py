@@ -1,4 +1,4 @@
-"""What all launchers share: messages, the buttons to MLflow, and the one line on what failed."""
+"""Behaviour shared by all launchers: messages, links to MLflow, and one-line failure logs."""
 
 import re
 from types import SimpleNamespace
@@ -26,7 +26,7 @@ def test_buttons_lead_to_the_run_and_to_the_report(dags):
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
 def test_the_buttons_survive_the_way_to_the_server(dags, name):
-    """The server knows a task's links by name alone; what it shows lies in an XCom of that key."""
+    """The server knows only the names of a task's links, and reads the targets from XComs."""
     from airflow.serialization.serialized_objects import DagSerialization
 
     back = DagSerialization.from_dict(DagSerialization.to_dict(dags[name]))

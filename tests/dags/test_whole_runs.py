@@ -1,4 +1,4 @@
-"""Both DAGs from end to end through Airflow's own runner, with steps that only pretend."""
+"""End-to-end runs of both DAGs in Airflow's runner, with fake steps."""
 
 import json
 import os
@@ -22,7 +22,7 @@ def run(database, dags):
 
 @pytest.fixture
 def own_run(database):
-    """Runs DAGs that were read anew: of one that has run, Airflow remembers how far it expands."""
+    """Run freshly imported DAGs, because Airflow remembers the expansion of a DAG that has run."""
     from airflow.dag_processing.dagbag import DagBag
 
     return runner(DagBag(CHECKOUT / "dags").dags)
@@ -78,7 +78,7 @@ def test_dp_bert_refuses_unknown_settings_before_anything_runs(run):
 
 
 def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkeypatch):
-    monkeypatch.setenv("FAKE_EXIT", "pretraining@2=2")  # the point σ=2, for bad input
+    monkeypatch.setenv("FAKE_EXIT", "pretraining@2=2")  # the point σ=2 fails with bad input
     done, tasks = run("dp_sweep", GRID)
     assert done.state == DagRunState.FAILED
     by_point = {
@@ -88,11 +88,11 @@ def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkey
         ("pretraining", 0): SUCCESS,
         ("exposure", 0): SUCCESS,
         ("finetuning", 0): SUCCESS,
-        ("pretraining", 1): FAILED,  # and there is nothing to measure or to fine-tune
+        ("pretraining", 1): FAILED,  # its exposure and fine-tuning do not exist
     }
     assert tasks["report", -1].state == SUCCESS
     assert tasks["outcome", -1].state == FAILED
-    assert tasks["training_point.pretraining", 1].try_number == 1  # bad input: no second try
+    assert tasks["training_point.pretraining", 1].try_number == 1  # bad input is not retried
     named = tasks["training_point.pretraining", 0].rendered_map_index
     assert named == "σ=1 · B=256 · epochs=5"
     read = json.loads(_spec_of(tasks["report", -1].xcom_pull(task_ids="report")["output"]))
@@ -100,7 +100,7 @@ def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkey
 
 
 def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
-    monkeypatch.setenv("FAKE_EXIT", "exposure=2")  # which keeps nobody from fine-tuning
+    monkeypatch.setenv("FAKE_EXIT", "exposure=2")  # fine-tuning does not depend on exposure
     conf = GRID | {
         "sweep_noise_multipliers": "1",
         "entities_folds": 2,
@@ -121,7 +121,7 @@ def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
         for fold in (1, 2)
     ]
     assert of["exposure"] == [(shared, FAILED), ("public training", FAILED)]
-    assert "vocabulary" not in of  # it is the sweep's own
+    assert "vocabulary" not in of  # the whole sweep has one vocabulary
     assert tasks["report", -1].state == SUCCESS
 
 
@@ -195,7 +195,7 @@ def started_by(done):
         return session.query(DagRun).filter(DagRun.run_id.like(f"{done.run_id}__%")).one_or_none()
 
 
-# After the other sweep: in one process, Airflow expands no point where a grid failed before.
+# Must follow the other sweeps: in one process, Airflow expands no points after a grid has failed.
 @pytest.mark.parametrize(("dag", "first"), [("dp_bert", "settings"), ("dp_sweep", "grid")])
 def test_a_file_that_is_not_there_is_refused_before_the_budget_is_asked(run, dag, first):
     done, tasks = run(dag, {"public_model": "/nonexist/a"})

@@ -1,4 +1,4 @@
-"""Distillation: a student's first weights, its losses, and its training."""
+"""Distillation: the student's initial weights, its losses and its training."""
 
 from __future__ import annotations
 
@@ -114,7 +114,7 @@ def test_the_loss_is_a_mix_of_the_texts_and_the_teachers(teacher):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """24 units of one row each."""
+    """A token store of 24 units with one row each."""
     rng = np.random.default_rng(0)
     writer = TokenStoreWriter(tmp_path_factory.mktemp("store"), 8, 20)
     for unit in range(24):
@@ -141,7 +141,7 @@ def train(store, tmp_path):
 
 @pytest.fixture(scope="module")
 def stubborn() -> Bert:
-    """A teacher that says 7, whatever it reads."""
+    """A teacher that predicts token 7 for every input."""
     model = fresh(replace(CONFIG, layers=1), 0)
     model.parameters["mlm/norm/gain"][:] = 0
     model.parameters["mlm/bias"][7] = 4.0
@@ -149,7 +149,7 @@ def stubborn() -> Bert:
 
 
 def what_it_says(model, store) -> set[int]:
-    """First guesses at the second position of every row."""
+    """Return the most likely tokens at the second position of all rows."""
     ids, lengths = tf.constant(store.tokens[:].astype(np.int32)), tf.constant(store.lengths)
     positions = tf.ones((store.n_rows, 1), tf.int32)
     logits = mlm_logits(Layers(model.parameters), model.config, ids, lengths, positions)
@@ -168,7 +168,7 @@ def test_a_student_comes_to_say_what_its_teacher_says(train, store, stubborn):
 
 def test_a_student_learns_privately(train, stubborn, tmp_path):
     start = student_of(fresh(stubborn.config, 5))
-    save(start, tmp_path / "start")  # also from its folder
+    save(start, tmp_path / "start")  # `model` may also be a folder
     plan = ExecutionPlan.poisson(
         unit="document",
         declared_units=30,

@@ -1,4 +1,4 @@
-"""The audit: what is known fails the check, what nobody knows is said, and neither is the other."""
+"""scripts/audit: known vulnerabilities fail the check, and unchecked packages are reported."""
 
 import shutil
 import subprocess
@@ -14,7 +14,7 @@ FINE = "echo No known vulnerabilities found >&2"
 
 
 def audit(folder, installer=FINE, task=FINE, *options, script=SCRIPT):
-    """Run the script in a copy of the checkout where pip-audit answers so, by lock."""
+    """Run the script in a minimal checkout with a stub of pip-audit that answers by lock."""
     tool = folder / ".venv" / "audit" / "bin" / "pip-audit"
     for place in (tool.parent, folder / "scripts", folder / "requirements"):
         place.mkdir(parents=True)
@@ -62,7 +62,7 @@ def test_nothing_known_passes(tmp_path):
     ("installer", "task"), [(AWAY, FINE), (UNKNOWN, FINE), (FINE, AWAY), (FINE, UNKNOWN)]
 )
 def test_audit_without_an_answering_service_reports_not_audited(tmp_path, installer, task, options):
-    """pip-audit itself says "No known vulnerabilities found" of packages it could not look up."""
+    """pip-audit prints "No known vulnerabilities found" even if it could not check a package."""
     answer = audit(tmp_path, installer, task, *options)
     assert answer.returncode == len(options)
     assert answer.stderr.count("NOT AUDITED") == 1

@@ -1,4 +1,4 @@
-"""Setting up: pip's settings reach uv, and an environment that is current costs nothing."""
+"""Setup of environments: uv receives pip's settings, and current environments are kept."""
 
 import importlib.util
 import subprocess
@@ -14,7 +14,7 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def environments(tmp_path):
-    """The script as a module, on folders of its own."""
+    """The script as a module, with temporary folders."""
     file = CHECKOUT / "scripts" / "environments.py"
     spec = importlib.util.spec_from_file_location("environments", file)
     module = importlib.util.module_from_spec(spec)
@@ -42,7 +42,7 @@ nonsense
 def test_uv_receives_the_settings_of_pip(environments):
     told = environments.uv_settings(PIP_CONFIG)
     assert told.items() >= {
-        ("UV_DEFAULT_INDEX", "https://install.example/simple"),  # [install] over [global]
+        ("UV_DEFAULT_INDEX", "https://install.example/simple"),  # [install] overrides [global]
         ("UV_INDEX", "https://a.example/simple https://b.example/simple"),
         ("UV_FIND_LINKS", "/wheels,/more"),
         ("UV_INSECURE_HOST", "a.example b.example"),
@@ -68,7 +68,7 @@ def test_without_pip_settings_no_index_is_named(environments):
 
 
 class Commands:
-    """Stands in for `run`: makes the folders that venv would, and notes which locks went where."""
+    """A fake `run` that creates the folders of venv and records the installed locks."""
 
     def __init__(self) -> None:
         self.installed: list[tuple[str, str]] = []  # tool, lock
@@ -79,7 +79,7 @@ class Commands:
         tool = "venv" if "venv" in words else Path(words[0]).name
         if tool == "venv":
             self.venvs.append(words[-1].name)
-            time.sleep(0.1)  # long enough for another process to see half of it
+            time.sleep(0.1)  # long enough for a concurrent setup to see a partial one
             (words[-1] / "bin").mkdir(parents=True)
             (words[-1] / "bin" / "python").symlink_to(sys.executable)
         else:
@@ -112,7 +112,7 @@ def test_a_changed_lock_is_installed_anew(environments, commands):
     environments.ensure("task-dev")
     (environments.LOCKS / "task.txt").write_text("# newer\n")
     environments.ensure("task")
-    environments.ensure("task-dev")  # the product's lock took the tools away
+    environments.ensure("task-dev")  # installing the product's lock has removed the tools
     assert [lock for _, lock in commands.installed[1:]] == ["task-dev", "task", "task-dev"]
 
 
@@ -127,7 +127,7 @@ def test_an_interrupted_set_up_is_done_again(environments, commands, monkeypatch
         patch.setattr(environments, "sync", interrupted)
         with pytest.raises(KeyboardInterrupt):
             environments.ensure("task")
-    (environments.LOCKS / "task.txt").write_text("# task\n")  # even back at the old lock
+    (environments.LOCKS / "task.txt").write_text("# task\n")  # even with the old lock again
     environments.ensure("task")
     assert [lock for _, lock in commands.installed[1:]] == ["task", "task"]
 
@@ -161,7 +161,7 @@ def test_two_set_ups_at_once_make_one_installer(environments, commands):
 def test_without_python_3_11_one_line_says_so(tmp_path):
     for name in ("python3.11", "python3", "python"):
         other = tmp_path / name
-        other.write_text("#!/bin/sh\nexit 1\n")  # another version answers the probe so
+        other.write_text("#!/bin/sh\nexit 1\n")  # the probe's exit code for another version
         other.chmod(0o755)
     (tmp_path / "bash").symlink_to("/bin/bash")
     answer = subprocess.run(
@@ -178,7 +178,7 @@ def test_without_python_3_11_one_line_says_so(tmp_path):
 
 
 def test_python_of_another_user_ends_with_one_line(environments, monkeypatch):
-    """`Path.exists` raises an error below a folder that is closed to this user."""
+    """`Path.exists` raises an error below a folder that this user may not read."""
     folder = environments.VENVS / "task"
     folder.mkdir(parents=True)
     (folder / ".locks").write_text(environments.digest("task"))

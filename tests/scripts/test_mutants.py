@@ -1,4 +1,4 @@
-"""Planted bugs: the data follow the code, and a bug that no test sees is not called caught."""
+"""Planted bugs: the data match the code, and a bug that no test detects is not called caught."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def mutants() -> ModuleType:
 
 @pytest.fixture
 def project(tmp_path: Path, mutants: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A project of one function and three tests, and no slow library to be imported."""
+    """A project with one function and three tests, which imports no slow library."""
     (tmp_path / "code_under_test.py").write_text(CODE)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / mutants.DATA).mkdir(parents=True)

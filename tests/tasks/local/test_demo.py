@@ -1,4 +1,4 @@
-"""Following a run: what a person reads, and what the demo says when a step failed."""
+"""Following a run: the printed progress, and the demo's report of a failed step."""
 
 import io
 
@@ -24,7 +24,7 @@ def task(name, state, *, index=-1, seconds=1.5, label=None):
 
 
 class Script:
-    """An Airflow that answers from a list, one look after the other."""
+    """A fake Airflow that answers each query from a list."""
 
     def __init__(self, *looks):
         self.looks = list(looks)
@@ -45,7 +45,7 @@ def tell(home, *messages, task_name="dp_pretraining", index=-1):
 
 
 def watch(tmp_path, monkeypatch, *looks, terminal=False):
-    monkeypatch.setattr(demo, "_EVERY", 0.3 if terminal else 0.0)  # a terminal is redrawn by time
+    monkeypatch.setattr(demo, "_EVERY", 0.3 if terminal else 0.0)  # terminals redraw at intervals
     written = io.StringIO()
     console = Console(file=written, width=100, force_terminal=terminal)
     follower = demo.RunFollower(Script(*looks), "dp_bert", "run", tmp_path, lambda: None, console)

@@ -1,4 +1,4 @@
-"""Airflow's answers: what is a refusal, and what is only that it cannot answer now."""
+"""Airflow's answers: refusals are distinguished from temporary failures of the server."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import pytest
 
 from tasks.local.airflow_api import AirflowApi, AirflowAway, AirflowRefused
 
-CODES: list[int] = []  # of the answers to come; after them, 200
+CODES: list[int] = []  # status codes of the next answers; then 200
 
 
 class Airflow(BaseHTTPRequestHandler):
-    """Logs anyone in, and knows one run."""
+    """A fake Airflow that accepts every login and has one run."""
 
     def do_POST(self) -> None:
         self._answer(200, {"access_token": "t"})
@@ -45,7 +45,7 @@ def api() -> Iterator[AirflowApi]:
 
 @pytest.mark.parametrize("code", [500, 502, 503, 504])
 def test_trouble_of_the_servers_own_is_no_answer(api: AirflowApi, code: int) -> None:
-    """Whoever follows a run asks again then, and the run goes on."""
+    """After such an error, the client can query the run again."""
     CODES.append(code)
     with pytest.raises(AirflowAway, match="in words"):
         api.run_state("dp_bert", "run")

@@ -1,4 +1,4 @@
-"""What the local stack is told: loopback only, secrets for the owner alone, ports that agree."""
+"""Settings of the local stack: loopback only, secrets only for their owner, matching ports."""
 
 import configparser
 import json
@@ -74,13 +74,13 @@ def test_only_mlflow_receives_its_secrets(deployment, secret, tmp_path, monkeypa
     assert own["MLFLOW_BACKEND_STORE_URI"] == deployment.tracking
     assert deployment.tracking not in airflow_configuration.mlflow_command(
         2
-    )  # every user may read that line
+    )  # every user may read the command line
     assert not [name for name in own if name.startswith(("AIRFLOW", "CONFIDE", "_AIRFLOW"))]
-    assert not set(asdict(secret).values()) & set(own.values()) - {"m", "n"}  # Airflow's own
+    assert not set(asdict(secret).values()) & set(own.values()) - {"m", "n"}  # Airflow's secrets
     assert "planted" not in str(own)
     assert all(own[name] == to_all[name] for name in own.keys() & to_all.keys())  # PATH, HOME, …
     working = airflow_configuration.mlflow_folder(deployment)
-    assert list(working.iterdir()) == []  # no settings of anybody lie where it works
+    assert list(working.iterdir()) == []  # its working folder contains no settings
     assert working.stat().st_mode & 0o077 == 0
     assert not {"m", "n"} & set(to_all.values())
     assert (tmp_path / "mlflow-auth.ini").stat().st_mode & 0o077 == 0
@@ -122,7 +122,7 @@ def taken():
 
 
 def test_two_commands_do_not_start_one_stack_at_once(deployment, monkeypatch, tmp_path):
-    """Each would stop what the other has started, or take its port."""
+    """Each command would stop the other's services, or take their port."""
     began = []
 
     def start_meanwhile(*_):
@@ -133,7 +133,7 @@ def test_two_commands_do_not_start_one_stack_at_once(deployment, monkeypatch, tm
     monkeypatch.setattr(stack, "_ORCHESTRATOR", tmp_path)
     monkeypatch.setattr(stack, "_start", start_meanwhile)
     stack.start(deployment, (), print)
-    stack.start(deployment, (), print)  # the first has ended
+    stack.start(deployment, (), print)  # the first command has ended
     assert began == [1, 1]
 
 
@@ -169,7 +169,7 @@ with airflow_configuration.free_ports(("airflow", "mlflow")) as ports:
 
 
 def test_stacks_that_start_at_the_same_time_choose_different_ports():
-    """Each process holds its choice as a starting stack does, and binds no port meanwhile."""
+    """Each process reserves its ports without binding them, as a starting stack does."""
     words = [sys.executable, "-c", CHOOSE]
     pipe = subprocess.PIPE
     starting = [
@@ -202,7 +202,7 @@ def test_every_database_is_in_its_home_whatever_the_name_of_the_folder(name, tmp
     secret = airflow_configuration.Secrets.of(folder)
     airflow = airflow_configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
     mlflow = airflow_configuration.mlflow_environment(deployment, folder, secret)
-    users = configparser.ConfigParser()  # as MLflow reads the file
+    users = configparser.ConfigParser()  # MLflow reads the file with this parser
     users.read(mlflow["MLFLOW_AUTH_CONFIG_PATH"])
     urls = {
         deployment.ledger: home / "ledger.db",
@@ -215,7 +215,7 @@ def test_every_database_is_in_its_home_whatever_the_name_of_the_folder(name, tmp
         assert make_url(url).database == str(file)
     Ledger.open(deployment.ledger).register_made_up("notes")
     assert stat.S_IMODE((home / "ledger.db").stat().st_mode) == 0o600
-    assert os.listdir(tmp_path) == [name]  # noqa: PTH208 - names as the file system has them
+    assert os.listdir(tmp_path) == [name]  # noqa: PTH208 - the names in the file system
     findings = {f.name: f for f in doctor_services.ledger(deployment)}
     assert findings["ledger's file"].ok
     assert findings["ledger's file"].found == f"{home / 'ledger.db'}: mode 600"
