@@ -88,7 +88,7 @@ def test_the_cross_term_is_a_bound_also_where_it_cancels():
     ids = np.stack([rng.permutation(words)[:tokens] for _ in range(units)]).astype(np.int32)
     g = rng.standard_normal((units, tokens, width)).astype(np.float32)
     h = -g + 1e-4 * rng.standard_normal(g.shape).astype(np.float32)
-    # Each prediction has its whole mass at the word of its own token.
+    # Each prediction has its whole mass at the word of the same token.
     logits = np.zeros((units, tokens, words), np.float32)
     np.put_along_axis(logits, ids[:, :, None], 1.0, axis=2)
     flat_ids = tf.constant(ids)
