@@ -38,7 +38,7 @@ single = PoissonGaussian.single
 PAPER = single(131_072 / 83e6, 2.72, 31_250)
 SCALE = single(1024 / 100_000, 1.0, 977)  # n=100k, B=1024, 10 epochs
 
-# --- figures from other implementations
+# --- figures computed outside the project
 
 
 @pytest.mark.parametrize(

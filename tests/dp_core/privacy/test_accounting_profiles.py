@@ -248,7 +248,7 @@ def test_the_pld_is_the_profile_and_better_than_adding_a_delta() -> None:
 def test_epsilon_of_little_noise_is_the_exact_convolution_on_every_grid(
     n: int, sigma: float, threshold: int
 ) -> None:
-    """If all words are shared, the exact ε is of a sum of n discrete Gaussians, shifted by n."""
+    """If all words are shared, the exact ε follows by convolution of n discrete Gaussians."""
     noise = np.exp(-(np.arange(-60, 61) ** 2) / (2 * sigma**2))
     total = np.ones(1)
     for _ in range(n):

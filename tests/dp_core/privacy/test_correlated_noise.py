@@ -111,7 +111,7 @@ def test_it_is_the_dense_inverse_applied_but_for_what_rounding_adds() -> None:
 
 
 def test_neighbours_centres_differ_by_no_more_than_the_scale_pays_for() -> None:
-    """For the same releases, by CD, and by less than 2ᵏ|cᵢ| + 1 per value in each later row."""
+    """For equal releases they differ by CD plus less than 2ᵏ|cᵢ| + 1 per value in later rows."""
     rng = np.random.default_rng(5)
     updates, values = 12, 40
     seen = rng.integers(-(10**9), 10**9, (updates, values)).tolist()
@@ -132,7 +132,7 @@ def test_neighbours_centres_differ_by_no_more_than_the_scale_pays_for() -> None:
     assert worst[0] == 0
     bound = STEP * np.abs(FOUR.values[1:]) + 1
     assert np.all(worst[1:] < bound)
-    assert np.all(worst[1:] > bound / 3)  # the bound is nearly tight
+    assert np.all(worst[1:] > bound / 3)  # the bound is within a factor of 3
 
 
 @pytest.mark.parametrize("values", [1, 10**6, 10**9])

@@ -1,6 +1,6 @@
 """Strategies, sensitivities, errors, ε and calibrated σ, compared with jax_privacy.
 
-`make test-jax-privacy` installs its environment and runs these tests, which otherwise skip.
+`make test-jax-privacy` sets up its environment and runs these tests, which are otherwise skipped.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def test_the_tail_is_there() -> None:
 
 @pytest.mark.statistical
 def test_pairs_near_zero_lie_on_no_rings() -> None:
-    """In Box-Muller from a float32 uniform, squared radii are multiples of 2⁻²³, hence rings."""
+    """Box-Muller from a float32 uniform gives rings: squared radii are multiples of 2⁻²³."""
     near: list[float] = []
     for block in range(4):
         x, y = np.split(lattice_noise(KEY, 1 << 22, block) / DEVIATION, 2)

@@ -127,7 +127,7 @@ KILL_POINTS = (
 
 def release_in_a_process(url: str, home: Path, kill_at: str) -> None:
     """Run the protocol up to a released number, and die by SIGKILL at one of its points."""
-    passed: list[str] = []  # points that the protocol has reached
+    passed: list[str] = []  # progress of the protocol
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)

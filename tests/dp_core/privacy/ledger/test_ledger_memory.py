@@ -1,4 +1,4 @@
-"""A folder of seeds refuses its ledger after that was deleted, emptied, replaced or rolled back."""
+"""Drawn seeds refuse a ledger that was deleted, emptied, replaced or rolled back."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A plan is charged as a whole or not at all; only releases that have read no data are returned."""
+"""A plan is charged as a whole or not at all, and given back only where no data was read."""
 
 from __future__ import annotations
 

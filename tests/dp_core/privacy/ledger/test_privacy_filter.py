@@ -95,7 +95,7 @@ def test_mixed_releases_that_fill_a_budget_stay_within_it(
 
 def test_coins_alone_fill_a_filter() -> None:
     leaky = ThresholdedHistogram(100, 30.0, 170)  # δ of a coin: about 100·Pr[Z ≥ 169] = 9e-7
-    held = [entry(Gaussian(50.0), 1e-9, 0)]  # a filter, since a release is charged already
+    held = [entry(Gaussian(50.0), 1e-9, 0)]  # already charged, so the filter applies
     with pytest.raises(BudgetExceeded, match="is δ 0 "):
         privacy_filter.admit(budget(50.0, 1e-6), held, ((canonical(leaky), 1e-6),))
 

@@ -114,7 +114,7 @@ def test_untouched_plan_is_given_back_and_the_way_is_open_again(ledger: Ledger) 
 
 
 def test_begun_plan_keeps_the_budget_closed(ledger: Ledger) -> None:
-    """The data may decide when a run stops, so returning the rest would be a filter by PLD."""
+    """The data may decide when a run stops, so giving back the rest would be a filter by PLD."""
     ledger.register_plan(one_plan())
     ledger.reserve(one_plan()[0])
     assert ledger.give_back("run") == []
@@ -226,7 +226,7 @@ def move(ledger: Ledger, action: str, number: int, sigmas: list[float]) -> None:
 
 
 def check(charged: list[Entry], order: float, room: float) -> None:
-    """Assert that the charged Gaussians keep one of the two ways, by closed forms."""
+    """Assert by closed forms that the charged Gaussians fit one of the two ways."""
     mu2 = math.fsum(1 / e.event.noise_multiplier**2 for e in charged)  # type: ignore[attr-defined]
     if mu2:
         assert float(gaussian_delta(EPSILON, math.sqrt(mu2))) <= DELTA
