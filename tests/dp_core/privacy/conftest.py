@@ -1,4 +1,4 @@
-"""Other processes, for tests of what happens when several meet."""
+"""Fixture that starts other processes, for tests of concurrent access."""
 
 import multiprocessing
 from multiprocessing.context import ForkServerContext
@@ -8,11 +8,11 @@ import pytest
 
 @pytest.fixture
 def other_processes() -> ForkServerContext:
-    """The way to start processes: from a server that has the slow imports done.
+    """The context that starts processes, by forking a server that has done the slow imports.
 
-    They then meet where the test wants them to, not in the import of scipy; and nothing forks a
-    process in which other tests have started TensorFlow's threads. The server is one for the
-    whole session, so its imports are named here for all.
+    The processes then compete at the point that a test examines, not in the import of scipy, and
+    no process is forked after other tests have started TensorFlow's threads. The session has only
+    one server, so its imports are listed here for all tests.
     """
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(

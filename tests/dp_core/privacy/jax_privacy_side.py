@@ -1,9 +1,9 @@
-"""What real jax_privacy makes of strategies and events. Runs in `.venv/jax-privacy`, not in pytest.
+"""Figures of jax_privacy for strategies and events. Runs in `.venv/jax-privacy`, not in pytest.
 
     python jax_privacy_side.py QUESTIONS ANSWERS   reads and writes JSON
 
-Of google-deepmind/jax_privacy: `matrix_factorization` (strategies, sensitivity, error) and
-`experimental` (the event and the calibrated plan of banded matrix factorisation).
+The script uses two packages of google-deepmind/jax_privacy: `matrix_factorization` (strategies,
+sensitivity, error) and `experimental` (event and calibrated plan of banded matrix factorisation).
 """
 
 import json
@@ -23,12 +23,12 @@ jax.config.update("jax_enable_x64", True)
 
 
 def accountant():
-    """PLD, one unit added or removed."""
+    """Return a PLD accountant for adding or removing one unit."""
     return dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
 
 
 def strategy(coefficients, updates, rates, momentum):
-    """Return sensitivities, C⁻¹, and the mean square error of each iterate of a workload."""
+    """Return sensitivities, C⁻¹, and the mean square error of each iterate of the workload."""
     c = jnp.array(coefficients)
     matrix = toeplitz.materialize_lower_triangular(c, n=updates)
     workload = streaming_matrix.momentum_sgd_matrix(momentum, jnp.array(rates))
@@ -57,7 +57,7 @@ def least_error(updates, bands):
 
 
 def epsilon(rate, sigma, updates, bands, delta):
-    """Return ε of the event."""
+    """Return ε of banded matrix factorisation."""
     event = amplified_bandmf_event(
         noise_multiplier=sigma, iterations=updates, num_bands=bands, sampling_prob=rate
     )
@@ -65,7 +65,7 @@ def epsilon(rate, sigma, updates, bands, delta):
 
 
 def sigma(coefficients, rate, updates, epsilon, delta):
-    """Return the noise multiplier, and the deviation of z, that a plan is calibrated to."""
+    """Return the noise multiplier of the calibrated plan, which is the deviation of z."""
     config = BandMFExecutionPlanConfig(
         strategy=np.array(coefficients),
         iterations=updates,

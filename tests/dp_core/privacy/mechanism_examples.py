@@ -1,4 +1,4 @@
-"""One mechanism of each kind, and what is true of it by brute force."""
+"""One mechanism of each kind, and its true δ by brute force."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ ZERO_OUT, REPLACE = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE
 
 @dataclass(frozen=True)
 class Laplace(MechanismEvent):
-    """A mechanism that the product does not have: Laplace noise on a sum that moves by 1."""
+    """A mechanism that the product lacks: Laplace noise on a sum of sensitivity 1."""
 
     kind = "laplace"
     title = "noised sum"
@@ -61,7 +61,7 @@ class Laplace(MechanismEvent):
         return f"the Laplace mechanism of scale {self.scale:g}"
 
 
-REGISTRY.pop(("laplace", 1))  # other tests count the product's kinds
+REGISTRY.pop(("laplace", 1))  # other tests count the kinds in the registry
 
 
 @dataclass(frozen=True)
@@ -99,13 +99,13 @@ EXAMPLES: list[MechanismEvent] = [
 
 
 def either_way(p: dict[float, float], q: dict[float, float], sigma: float, epsilon: float) -> float:
-    """Return the larger hockey stick of two mixtures of Gaussians with these means."""
+    """Return the larger hockey-stick divergence of two Gaussian mixtures, over both directions."""
     one, two = gaussian_mixture(p, sigma), gaussian_mixture(q, sigma)
     return max(hockey_stick(one, two, epsilon, 16.0), hockey_stick(two, one, epsilon, 16.0))
 
 
 def truncated_sum(values: list[float], rate: float, cap: int) -> dict[float, float]:
-    """Return Pr[sum] of Poisson sampling cut to a uniform subset of `cap`."""
+    """Return Pr[sum] for Poisson sampling truncated to a uniform subset of at most `cap` values."""
     outcome: dict[float, float] = {}
     for drawn in itertools.product((0, 1), repeat=len(values)):
         weight = math.prod(rate if d else 1 - rate for d in drawn)
@@ -118,7 +118,7 @@ def truncated_sum(values: list[float], rate: float, cap: int) -> dict[float, flo
 
 
 def fixed_size_sum(values: list[float], batch: int) -> dict[float, float]:
-    """Return Pr[sum] of a uniform subset of `batch` values."""
+    """Return Pr[sum] for a uniform subset of `batch` values."""
     subsets = list(itertools.combinations(values, batch))
     outcome: dict[float, float] = {}
     for subset in subsets:
@@ -127,7 +127,7 @@ def fixed_size_sum(values: list[float], batch: int) -> dict[float, float]:
 
 
 def truncated_truth(units: int, cap: int, rate: float, sigma: float, epsilon: float) -> float:
-    """Return the worst δ over all other units' gradients of ±1."""
+    """Return the worst δ over all gradients of ±1 of the other units."""
     return max(
         either_way(
             truncated_sum([*others, 1.0], rate, cap),
@@ -140,7 +140,7 @@ def truncated_truth(units: int, cap: int, rate: float, sigma: float, epsilon: fl
 
 
 def fixed_size_truth(slots: int, batch: int, sigma: float, epsilon: float) -> float:
-    """Return the worst δ of replacing one unit, over all others' gradients of −1, 0 and 1."""
+    """Return the worst δ of replacing one unit, over gradients of −1, 0 and 1 of the others."""
     return max(
         either_way(
             fixed_size_sum([*others, 1.0], batch), fixed_size_sum([*others, new], batch),
@@ -152,7 +152,7 @@ def fixed_size_truth(slots: int, batch: int, sigma: float, epsilon: float) -> fl
 
 
 def poisson_truth(rate: float, sigma: float, steps: int, epsilon: float) -> float:
-    """Return δ of binned outcomes: binning is post-processing, so it lies just below the truth."""
+    """Return δ of binned outcomes, slightly below the true δ as binning is post-processing."""
     edges = np.linspace(-6.5, 6.5, 2000 if steps <= 2 else 160)
     without = np.diff(norm.cdf(edges, 0, sigma))
     with_unit = (1 - rate) * without + rate * np.diff(norm.cdf(edges, 1, sigma))
@@ -163,7 +163,7 @@ def poisson_truth(rate: float, sigma: float, steps: int, epsilon: float) -> floa
 
 
 def discrete_pmf(sigma: float, reach: int) -> Floats:
-    """Return the discrete Gaussian's probabilities on −reach … reach."""
+    """Return the probabilities of the discrete Gaussian on −reach … reach."""
     k = np.arange(-reach, reach + 1)
     weights = np.exp(-(k**2) / (2 * sigma**2))
     return np.asarray(weights / weights.sum())
@@ -172,8 +172,8 @@ def discrete_pmf(sigma: float, reach: int) -> Floats:
 def released(shared: list[bool], lone: int, sigma: float, threshold: int) -> Law:
     """Return the distribution of a histogram's release.
 
-    Shared words stand at count 9 (10 with the unit), `lone` words at count 1 with it and absent
-    without. Absent words are never released.
+    Shared words have count 9, or 10 with the unit. `lone` words have count 1 with the unit and are
+    absent without it. Absent words are never released.
     """
     reach = 14
 
@@ -195,7 +195,7 @@ def released(shared: list[bool], lone: int, sigma: float, threshold: int) -> Law
 def histogram_truth(
     words: int, sigma: float, threshold: int, epsilon: float
 ) -> tuple[float, float]:
-    """Return (adding, removing): the worst δ of each over how many words are the unit's alone."""
+    """Return the worst δ of adding and of removing, over the number of words only the unit has."""
     adding, removing, e = [], [], math.exp(epsilon)
     for lone in range(words + 1):
         with_unit = released([True] * (words - lone), lone, sigma, threshold)
@@ -210,7 +210,7 @@ def histogram_truth(
 
 
 def rounds_truth(sigma: float, threshold: int, epsilon: float) -> float:
-    """Return the worst δ of two rounds of one phrase a unit, each shared or the unit's alone."""
+    """Return the worst δ of two rounds of one phrase per unit, each shared or only the unit's."""
 
     def one(lone: bool) -> tuple[Law, Law]:
         if lone:
@@ -237,8 +237,8 @@ def gaussian_truth(mu: float, epsilon: float) -> float:
 def weights_truth(scale: int, threshold: int, epsilon: float) -> float:
     """Return the worst δ of a unit's two items, with a continuous Gaussian of the same deviation.
 
-    Both are held by all others, or one is: then the other, of weight 1/√2, is released or not; or
-    the unit has one item, of weight 1, that nobody else has.
+    The three cases: all other units have both items; they have one of them, and the other, of
+    weight 1/√2, is released or not; the unit has one item, of weight 1, that no other unit has.
     """
     deviation = math.hypot(256 * 1024, 1280)
     shared = gaussian_truth(scale / deviation, epsilon)
@@ -247,7 +247,7 @@ def weights_truth(scale: int, threshold: int, epsilon: float) -> float:
     return max(shared, passes + (1 - passes) * half, norm.sf((threshold - scale) / deviation))
 
 
-# Each with the most by which the claim may pass the truth, as a factor.
+# Each with the largest permitted ratio of the claimed δ to the true one.
 TRUTHS: list[tuple[MechanismEvent, Callable[[float], float], float]] = [
     (POISSON, lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
     (PoissonGaussian.single(0.2, 1.0, 3), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),

@@ -1,4 +1,4 @@
-"""Hockey-stick divergences by brute force: integrals and sums that share no code with dp_core."""
+"""Hockey-stick divergences by brute force, with integrals and sums that share no dp_core code."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def gaussian_mixture(means: dict[float, float], sigma: float) -> Density:
 
 
 def composed_delta(p: Floats, q: Floats, times: int, epsilon: float) -> float:
-    """Return the hockey stick of p^times from q^times for distributions on the same points."""
+    """Return the hockey-stick divergence of p^times from q^times, both on the same points."""
     log_ratio = np.log(p) - np.log(q)
     weights, losses = p, log_ratio
     for _ in range(times - 1):

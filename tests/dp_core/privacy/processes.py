@@ -1,4 +1,4 @@
-"""Functions that run in other processes, all at once or until they are killed."""
+"""Helpers that call functions in other processes, concurrently or until they are killed."""
 
 from __future__ import annotations
 
@@ -7,14 +7,14 @@ from collections.abc import Callable, Sequence
 from multiprocessing.context import ForkServerContext
 from typing import Any, Protocol
 
-PATIENCE = 300.0  # seconds, on a machine with other things to do
+PATIENCE = 300.0  # seconds, enough for a busy machine
 
 
 class Gate(Protocol):
-    """A barrier: whoever waits goes on when everybody waits."""
+    """A barrier, which releases its processes when all of them wait at it."""
 
     def wait(self) -> int:
-        """Wait for the others."""
+        """Wait until all other processes wait too."""
 
 
 def _answer(work: Callable[..., Any], arguments: tuple[Any, ...], gate: Gate, answers: Any) -> None:
@@ -28,7 +28,7 @@ def _answer(work: Callable[..., Any], arguments: tuple[Any, ...], gate: Gate, an
 def run_at_once(
     context: ForkServerContext, work: Callable[..., Any], arguments: Sequence[tuple[Any, ...]]
 ) -> list[Any]:
-    """Call `work` with each of the arguments and one gate; return what each call returned."""
+    """Call `work` once per tuple of arguments, all with one gate, and return the results."""
     gate, answers = context.Barrier(len(arguments)), context.Queue()
     processes = [
         context.Process(target=_answer, args=(work, given, gate, answers)) for given in arguments

@@ -1,4 +1,4 @@
-"""What every accountant owes: bounds above the truth, in the right order, and ∞ where due."""
+"""Conformance of accountants: valid and monotone bounds, and ∞ without a guarantee."""
 
 import math
 from collections.abc import Callable, Collection
@@ -29,7 +29,7 @@ def epsilon_of(accountant: Accountant, event: MechanismEvent, delta: float) -> f
 
 @pytest.mark.parametrize("accountant", [epsilon_pld, epsilon_rdp, epsilon_unamplified])
 class TestAccountant:
-    """The conformance of one accountant, by Gaussians, of which the truth is known."""
+    """Conformance tests of one accountant, on Gaussians, whose δ is known exactly."""
 
     @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
     @pytest.mark.parametrize(("sigma", "count"), [(0.5, 1), (2.0, 3), (100.0, 10_000)])
@@ -43,7 +43,7 @@ class TestAccountant:
 
         epsilon = epsilon_of(accountant, Gaussian(sigma, count), delta)
         assert exact(epsilon) <= delta * (1 + 1e-6)
-        assert exact(0.8 * epsilon) > delta  # and not far above it
+        assert exact(0.8 * epsilon) > delta  # the bound is nearly tight
 
     def test_less_noise_more_steps_or_a_smaller_delta_cost_more(
         self, accountant: Accountant
@@ -61,7 +61,7 @@ class TestAccountant:
 
 
 class PldAccountantTest(library.PrivacyAccountantTest):  # type: ignore[misc]
-    """dp_accounting's own conformance tests."""
+    """The conformance tests of dp_accounting."""
 
     def _make_test_accountants(self) -> Collection[dpa.PrivacyAccountant]:
         return [PldAccountant(relation) for relation in NeighboringRelation]

@@ -32,7 +32,7 @@ def test_vocabulary_pretraining_and_fine_tuning_compose() -> None:
     deltas = [1e-7, 1e-6, 1e-6]
     alone = [epsilon_pld(event, delta) for event, delta in zip(parts, deltas, strict=True)]
     together = epsilon_pld(compose(*parts), sum(deltas))
-    assert max(alone) < together < sum(alone) * 0.9  # far better than adding up
+    assert max(alone) < together < sum(alone) * 0.9  # far below the sum
 
 
 def test_order_and_nesting_do_not_matter() -> None:
@@ -44,7 +44,7 @@ def test_order_and_nesting_do_not_matter() -> None:
 
 
 def test_a_histogram_composed_with_a_gaussian_is_the_integral() -> None:
-    # A threshold that nothing reaches leaves δ_m; with many counts it is a Gaussian, nearly.
+    # No lone word reaches this threshold, so only δ_m remains, nearly a Gaussian's for 100 words.
     sparse = ThresholdedHistogram(100, 50.0, 1000)
     event = compose(sparse, Gaussian(2.0))
     mu = math.sqrt(100 / 50**2 + 1 / 4)
@@ -81,7 +81,7 @@ def test_total_with_an_unaccounted_release_is_infinite() -> None:
 def test_group_privacy_grows_both_parameters() -> None:
     group = group_privacy(0.5, 1e-6, 4)
     assert group.epsilon == 2.0
-    by_hand = 1e-6 * sum(math.exp(0.5 * i) for i in range(4))  # the triangle inequality, k times
+    by_hand = 1e-6 * sum(math.exp(0.5 * i) for i in range(4))  # triangle inequality, k times
     assert group.delta == pytest.approx(by_hand, rel=1e-12)
     assert group_privacy(0.5, 1e-6, 1) == (1, 0.5, pytest.approx(1e-6))
     assert group_privacy(0.0, 1e-6, 3).delta == pytest.approx(3e-6)
@@ -91,7 +91,7 @@ def test_group_privacy_grows_both_parameters() -> None:
 
 
 def test_group_privacy_holds_for_the_gaussian() -> None:
-    # k units move the sum by k: the mechanism itself says what is true.
+    # k units move the sum by k, so the mechanism's exact δ is known.
     epsilon = gaussian_epsilon(1e-6, 0.2)
     group = group_privacy(epsilon, 1e-6, 3)
     assert float(gaussian_delta(group.epsilon, 0.6)) <= group.delta

@@ -68,7 +68,7 @@ def test_reference_values_of_other_conversions_and_samplings() -> None:
     assert epsilon_pld(eight_caps, 1e-6) == pytest.approx(7.80, rel=0.01)
 
 
-# --- closed forms: a Gaussian composed k times is a Gaussian, at any δ
+# --- closed forms: k composed Gaussians are one Gaussian, at any δ
 
 
 @pytest.mark.parametrize(
@@ -102,7 +102,7 @@ def test_one_step_is_the_integral(rate: float, sigma: float, epsilon: float) -> 
     assert exact * (1 - 1e-6) - 1e-15 <= claimed <= exact * 1.001 + 1e-12
 
 
-# --- another implementation, where its rounding does not show
+# --- another implementation, where its rounding is negligible
 
 
 @pytest.mark.parametrize(
@@ -145,7 +145,7 @@ def test_truncation_is_accounted_for_every_neighbour_and_poisson_would_not_be() 
     rate, cap, sigma, epsilon = 0.5, 1, 1.0, 2.0
     claimed = delta_pld(TruncatedPoissonGaussian(4, cap, ((rate, sigma, 1),)), epsilon)
     plain = delta_pld(single(rate, sigma, 1), epsilon)
-    # a Poisson ε for truncated batches is not earned
+    # The Poisson accounting would underestimate the δ of truncated batches.
     assert plain < truncated_truth(4, cap, rate, sigma, epsilon) <= claimed
 
 
@@ -159,7 +159,7 @@ def test_declared_bound_covers_every_smaller_number_of_units(cap: int, rate: flo
 
 
 def one_against_all(others: int, cap: int, rate: float) -> tuple[dict[float, float], ...]:
-    """Return the laws of the sum with and without a unit of +1 among others of −1."""
+    """Return the laws of the sum with and without a unit of +1, if all other units have −1."""
     with_unit, without = dict[float, float](), dict[float, float]()
     for drawn in range(others + 1):
         weight = float(binom.pmf(drawn, others, rate))
@@ -176,7 +176,7 @@ def one_against_all(others: int, cap: int, rate: float) -> tuple[dict[float, flo
 
 
 def test_library_s_accounting_at_the_declared_bound_does_not_cover_fewer_units() -> None:
-    """100 units are declared and 31 are there: its mixture is of 100, where places are rarer."""
+    """The library's mixture is over 100 declared units; if 31 exist, a unit is kept more often."""
     units, cap, rate, sigma, epsilon = 100, 10, 0.5, 1.0, 1.0
     library = privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
         units, rate, cap, sigma
@@ -187,7 +187,7 @@ def test_library_s_accounting_at_the_declared_bound_does_not_cover_fewer_units()
     assert true <= ours
 
 
-# docs/privacy.md shows these figures: units, cap, rate, updates -> ours, the library's
+# Figures in docs/privacy.md: (units, cap, rate, updates) -> (ε here, ε of the library).
 LIBRARY_COMPARED = {
     (1_000, 20, 0.02, 4): (4.27, 4.29),
     (1_000, 20, 0.02, 84): (7.07, 7.29),
@@ -251,7 +251,7 @@ def test_fixed_size_renyi_is_above_the_profile() -> None:
 def test_the_comparison_is_what_shuffled_batches_of_that_length_claim(
     batch: int, steps: int
 ) -> None:
-    """The trainer deals ⌊n/B⌋ whole batches an epoch; one more would state too small an ε."""
+    """An epoch has ⌊n/B⌋ whole batches; with one more, the stated ε would be too small."""
     deals = 100_000 // batch
     claimed = epsilon_pld(ShuffledGaussian(1.0, math.ceil(steps / deals)), 1e-6)
     compared = epsilon_unamplified(single(batch / 100_000, 1.0, steps), 1e-6)
@@ -287,7 +287,7 @@ def test_extremes_are_answered_and_stay_valid(event: Gaussian, delta: float) -> 
     [(1e-6, 0.3, 1e-9), (1e-3, 0.05, 1e-6), (0.01, 0.5, 1e-10), (1.0, 1.0, 1e-30)],
 )
 def test_one_step_at_the_edges_is_the_closed_form(rate: float, sigma: float, delta: float) -> None:
-    """With x* where the densities' ratio is e^ε: δ = Pr_P[x > x*] − e^ε Pr_Q[x > x*]."""
+    """δ = Pr_P[x > x*] − e^ε Pr_Q[x > x*], where the ratio of the densities at x* is e^ε."""
     mu = 1 / sigma
 
     def exact(epsilon: float) -> float:
@@ -316,7 +316,7 @@ def test_a_million_small_steps_follow_the_central_limit() -> None:
 
 @dataclass(frozen=True)
 class _Reversed(Profile):
-    """A profile whose two directions have changed places."""
+    """A profile with its two directions exchanged."""
 
     profile: Profile
 
@@ -335,7 +335,7 @@ class _Reversed(Profile):
 def test_the_worse_direction_counts_whichever_it_is(
     monkeypatch: pytest.MonkeyPatch, steps: int
 ) -> None:
-    """Of a subsampled Gaussian, to remove a unit is the worse; in the mirror, to add one is."""
+    """Removing a unit costs more for a subsampled Gaussian; adding one, for the reversed one."""
     event = PoissonGaussian.single(0.1, 0.8, steps)
     sides = [side.epsilon(1e-5) for side in composed_plds(event.steps(), 1e-3)]
     assert sides[0] > 1.1 * sides[1]

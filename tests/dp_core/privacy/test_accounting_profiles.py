@@ -1,4 +1,4 @@
-"""One step of a mechanism against its definition: each direction, each weight, each order."""
+"""Privacy profiles of single steps against their definition, in each direction and order."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def test_delta_is_the_integral(mu: float, epsilon: float) -> None:
 
 
 def test_a_published_value() -> None:
-    # The analytic Gaussian mechanism's σ for (1, 1e-5) and sensitivity 1 (Balle and Wang's code).
+    # σ of the analytic Gaussian mechanism for (1, 1e-5) and sensitivity 1 (Balle and Wang's code).
     assert float(gaussian_delta(1.0, 1 / 3.730632)) == pytest.approx(1e-5, rel=1e-4)
 
 
@@ -90,7 +90,7 @@ def test_adding_and_removing_a_unit_each_have_their_own_loss(epsilon: float) -> 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.2, 0.4])
 def test_that_a_lone_word_was_not_released_speaks_against_its_unit(epsilon: float) -> None:
-    """Without the unit its word is never there; with it, it is hidden with probability 1 − τ."""
+    """A word of only this unit is absent without it, and hidden with probability 1 − τ with it."""
     profile = HistogramProfile(1, 5.0, 2)
     with_unit, without_unit = (float(side[0]) for side in profile.directions([epsilon]))
     assert with_unit == pytest.approx(profile.tail)
@@ -98,7 +98,10 @@ def test_that_a_lone_word_was_not_released_speaks_against_its_unit(epsilon: floa
 
 
 def cut_profile(others: int, cap: int, rate: float, mu: float, eps: Floats) -> list[Floats]:
-    """Return the mixture over whether a batch is cut, for a known number of other units."""
+    """Return the profile of truncated batches for a known number of other units.
+
+    It is a mixture over whether the batch is truncated.
+    """
     drawn = np.arange(others + 1)
     law = binom.pmf(drawn, others, rate)
     full = drawn >= cap
@@ -124,12 +127,12 @@ def test_profile_of_cut_batches_covers_every_true_number_of_units(
     for side, bound in enumerate(found):
         worst = np.max([one[side] for one in of_all], axis=0)
         assert (bound >= worst * (1 - 1e-9)).all()
-        if cap >= units * rate:  # ranges of numbers cost nothing but where δ is tiny
+        if cap >= units * rate:  # tight except at tiny δ
             np.testing.assert_allclose(bound, worst, rtol=1e-9, atol=1e-7)
 
 
 def test_epochs_of_shuffled_batches_add_up_at_each_order() -> None:
-    """A Gaussian mechanism has α/2σ², and each epoch is one."""
+    """Each epoch is one Gaussian mechanism, of Rényi divergence α/2σ²."""
     curve = ShuffledGaussian(SIGMA, 5).rdp([2, 8])
     np.testing.assert_allclose(curve, [5 * 2 / (2 * SIGMA**2), 5 * 8 / (2 * SIGMA**2)])
 
@@ -170,7 +173,7 @@ def test_beyond_summation_the_bounds_enclose_the_sum(deviations: float) -> None:
     ("n", "sigma", "threshold"), [(12, 9.0, 6), (3, 9.0, 1), (7, 0.8, 3), (16, 9.0, 60)]
 )
 def test_the_worst_number_of_lone_words_is_found(n: int, sigma: float, threshold: int) -> None:
-    """Halving leaves out no ℓ: the bounds are those of every ℓ, one after the other."""
+    """The search by halving finds the same bounds as an evaluation of every ℓ."""
     profile = HistogramProfile(n, sigma, threshold)
     stay = math.log1p(-profile.tail)
     epsilons = np.linspace(0, profile.reach(), 9)
@@ -193,12 +196,12 @@ def test_sums_of_discrete_gaussians_stay_within_the_slack(sigma: float, m: int) 
     for _ in range(m - 1):
         total = np.convolve(total, one)
     target = discrete_pmf(sigma * math.sqrt(m), m * reach)
-    # Further out the sum is cut by the arrays' ends, not by the distribution.
+    # Further out, the ends of the arrays truncate the sum.
     near = np.abs(np.arange(-m * reach, m * reach + 1)) <= reach / 2
     worst = np.max(np.abs(np.log(total[near] / target[near])))
     slack = convolution_slack(m, sigma)
     assert worst <= slack * (1 + 1e-9) + 1e-12
-    if m == 2:  # later terms add slack that need not be used
+    if m == 2:  # later terms are looser
         assert slack <= 6 * worst
 
 
@@ -207,7 +210,7 @@ def test_sums_of_discrete_gaussians_stay_within_the_slack(sigma: float, m: int) 
 def test_shared_words_are_the_enumeration(m: int, epsilon: float) -> None:
     sigma, reach = 2.0, 30
     one = discrete_pmf(sigma, reach)
-    moved = np.concatenate([[0.0], one])  # the count is one higher
+    moved = np.concatenate([[0.0], one])  # the count is larger by one
     still = np.concatenate([one, [0.0]])
     p, q = moved, still
     for _ in range(m - 1):
@@ -222,13 +225,13 @@ def test_the_whole_mechanism_by_enumeration(epsilon: float) -> None:
     n, sigma, threshold = 2, 1.6, 4
     claimed = HistogramProfile(n, sigma, threshold).directions([epsilon])
     for truth, bound in zip(histogram_truth(n, sigma, threshold, epsilon), claimed, strict=True):
-        # The threshold hides a little of the shared words; the bound reckons that it does not.
+        # The threshold also hides shared words occasionally, which the bound ignores.
         assert truth <= bound[0] * (1 + 1e-9)
         assert bound[0] <= truth * 1.05 + 1e-6
 
 
 def test_discrete_noise_costs_more_than_the_continuous_formula_says() -> None:
-    # At (166, 1137) the continuous threshold 1136.8 would pass; what is drawn gives 1.011e-9.
+    # The continuous formula accepts thresholds from 1136.8 on; discrete noise has 1.011e-9 at 1137.
     profile = HistogramProfile(256, 166.0, 1137)
     assert profile.delta(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
     assert profile.tail == pytest.approx(upper_tail(1136, 166.0))
@@ -245,7 +248,7 @@ def test_the_pld_is_the_profile_and_better_than_adding_a_delta() -> None:
 def test_epsilon_of_little_noise_is_the_exact_convolution_on_every_grid(
     n: int, sigma: float, threshold: int
 ) -> None:
-    """Σ of n discrete Gaussians against Σ + n, by convolution: the truth if no word is alone."""
+    """If all words are shared, the exact ε follows by convolution of n discrete Gaussians."""
     noise = np.exp(-(np.arange(-60, 61) ** 2) / (2 * sigma**2))
     total = np.ones(1)
     for _ in range(n):
@@ -264,7 +267,7 @@ def test_epsilon_of_little_noise_is_the_exact_convolution_on_every_grid(
 
 
 def test_blocks_bound_the_exact_maximum() -> None:
-    # 600 words per unit are taken in blocks of three; each ℓ by itself must lie below.
+    # 600 words per unit are bounded in blocks of three; each single ℓ must lie below.
     n, sigma, threshold, epsilon = 600, 120.0, 800, 1.0
     claimed = HistogramProfile(n, sigma, threshold).delta(epsilon)
     tail = upper_tail(threshold - 1, sigma)

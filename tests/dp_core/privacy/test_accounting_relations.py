@@ -1,4 +1,4 @@
-"""Guarantees converted to other neighbours, against direct computation on small mechanisms."""
+"""Conversion of guarantees to other neighbours, against direct computation on small mechanisms."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def test_replace_one_is_twice_epsilon_at_a_larger_delta() -> None:
     assert delta == pytest.approx((1 + math.exp(own)) * 1e-6, rel=1e-4)
     assert epsilon_pld(vocabulary, delta) == pytest.approx(2 * own, rel=1e-3)
     assert epsilon_rdp(vocabulary, delta) is None
-    assert epsilon_pld(vocabulary, 1e-6) == math.inf  # δ of the halves does not suffice
+    assert epsilon_pld(vocabulary, 1e-6) == math.inf  # below the converted δ
     training = FixedSizeGaussian(1000, ((100, 2.0, 100),))
     total = epsilon_pld(compose(vocabulary, training), delta + 1e-6)
     assert total <= (2 * own + epsilon_pld(training, 1e-6)) * 1.001
 
 
 def test_replace_one_holds_where_it_can_be_computed_directly() -> None:
-    """A sum in Gaussian noise: add-or-remove moves it by 1, replace-one by up to 2."""
+    """Add-or-remove moves the sum in Gaussian noise by 1, replace-one by up to 2."""
     for mu, epsilon in itertools.product((0.3, 1.0, 2.0), (0.1, 0.7, 2.0)):
 
         def delta_at(shift: float, e: float) -> float:

@@ -1,7 +1,7 @@
-"""Random-count selection against exhaustive computation: small mechanisms, every outcome, every K.
+"""Random-count selection against exhaustive computation over every outcome and K.
 
-Nothing here uses the product's formulas: the output distribution of "run Q K times, keep the best"
-is summed over K for every outcome, and its Rényi divergence taken as a sum.
+No test uses the product's formulas: for small mechanisms, the output distribution of "run Q K
+times, keep the best" is summed over K for every outcome, and its Rényi divergence over outcomes.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ Floats = NDArray[np.float64]
 
 
 def negative_binomial(eta: float, gamma: float, upto: int = 6000) -> Floats:
-    """Pr[K = k] for k = 0 … by the product of its definition, normalised by its own sum."""
+    """Return Pr[K = k] for k = 0 … from the product in its definition, normalised by the sum."""
     weights = np.zeros(upto)
     for k in range(1, upto):
         log = k * math.log1p(-gamma) + (
@@ -71,9 +71,9 @@ def poisson(mean: float, upto: int = 400) -> Floats:
 
 
 def best_of(law: Floats, q: Floats) -> Floats:
-    """The best outcome's distribution; outcomes stand in rising order of quality. K = 0: last."""
+    """Return the law of the best outcome, in order of rising quality; the last entry is K = 0."""
     below = np.concatenate([[0.0], np.cumsum(q)])
-    powers = below[None, :] ** np.arange(1, len(law))[:, None]  # Pr[all of k are at most y]
+    powers = below[None, :] ** np.arange(1, len(law))[:, None]  # Pr[all k outcomes are at most y]
     best = np.diff(law[1:] @ powers)
     return np.concatenate([best, law[:1]])
 
@@ -89,7 +89,7 @@ def both_ways(p: Floats, q: Floats, order: float) -> float:
 
 
 def mechanisms() -> list[tuple[Floats, Floats]]:
-    """Pairs of neighbouring output distributions: randomised response, rare wins, random ones."""
+    """Return neighbouring output laws: randomised response, rare wins, and random pairs."""
     rng = np.random.default_rng(5)
     pairs = [(np.array([0.3, 0.7]), np.array([0.4, 0.6]))]
     for win in (1e-4, 1e-3, 0.03):
@@ -128,12 +128,12 @@ def test_the_poisson_bound_holds_for_every_small_mechanism(mean: float) -> None:
 
 @pytest.mark.parametrize("eta", [0.0, 1.0, 3.0])
 def test_the_negative_binomial_bound_is_nearly_reached(eta: float) -> None:
-    """ε-DP becomes (2 + η)ε: an outcome e^ε likelier, and what beats it e^ε rarer."""
+    """ε becomes (2 + η)ε if one outcome is e^ε likelier and the better outcome e^ε rarer."""
     epsilon, gamma, top, rare = 0.1, 1e-4, 0.05, 1e-7
     p = np.array([1 - top - rare * math.exp(epsilon), rare * math.exp(epsilon), top])
     q = np.array([1 - top * math.exp(epsilon) - rare, rare, top * math.exp(epsilon)])
 
-    def best(weights: Floats) -> Floats:  # E[x^K] in closed form: K goes beyond any array
+    def best(weights: Floats) -> Floats:  # by E[x^K] in closed form, for large K
         below = np.concatenate([[0.0], np.cumsum(weights)])
         rest = 1 - (1 - gamma) * below
         generated = np.log(rest) / math.log(gamma) if eta == 0 else rest**-eta
@@ -147,7 +147,7 @@ def test_the_negative_binomial_bound_is_nearly_reached(eta: float) -> None:
 
 
 def test_a_fixed_count_is_not_covered() -> None:
-    """The bound is of the random count: a fixed one of the same mean passes it."""
+    """The bound holds for a random count; a fixed count of the same mean exceeds it."""
     mean, epsilon = 2000, 0.1
     law = np.zeros(mean + 1)
     law[mean] = 1
@@ -199,7 +199,7 @@ def test_selection_composes_with_a_histogram_as_its_proven_epsilon_and_delta() -
     both = epsilon_pld(compose(histogram, selection), 2e-6)
     apart = epsilon_pld(histogram, 1e-6) + epsilon_pld(selection, 1e-6)
     assert epsilon_pld(selection, 1e-6) < both <= apart * 1.001
-    assert epsilon_pld(compose(histogram, selection), 0.9e-6) == math.inf  # below its own δ
+    assert epsilon_pld(compose(histogram, selection), 0.9e-6) == math.inf  # below the selection's δ
 
 
 @pytest.mark.parametrize(
@@ -284,7 +284,7 @@ def test_candidates_are_uniform_independent_and_repeatable() -> None:
 
 @pytest.mark.parametrize(("eta", "gamma"), LAWS)
 def test_the_negative_binomial_bound_is_the_theorems_term_by_term(eta: float, gamma: float) -> None:
-    """Theorem 2, each term by its own definition: what the expected count costs is among them."""
+    """Theorem 2, each term from its definition, among them the cost of the expected count."""
     base = 0.05 * ORDERS
     law = negative_binomial(eta, gamma)
     mean = math.fsum(k * p for k, p in enumerate(law))

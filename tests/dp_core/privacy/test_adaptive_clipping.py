@@ -1,4 +1,4 @@
-"""Adaptive clipping: gradients and count together are one Gaussian with the plan's multiplier."""
+"""Adaptive clipping releases gradients and a count as one Gaussian with the plan's multiplier."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def test_event_of_adaptive_clipping_has_the_joint_noise_multiplier():
 
 @pytest.mark.parametrize("z,sigma_b", [(0.5, 0.3), (1.2, 5.0), (8.0, 4.5)])
 def test_no_unit_moves_both_releases_together_by_more_than_the_multiplier_allows(z, sigma_b):
-    """Brute force over norms and clip norms: |(Δ/(z_Δ C), (b − 1/2)/σ_b)| ≤ 1/z, and is reached."""
+    """The maximum of |(Δ/(z_Δ C), (b − 1/2)/σ_b)| over norms and clip norms is 1/z."""
     z_delta = AdaptiveClipping(0.5, sigma_b).gradient_noise_multiplier(z)
     norms, clips = np.meshgrid(np.linspace(0, 3, 301), np.linspace(0.01, 3, 300))
     clipped = norms * np.minimum(1.0, clips / np.maximum(norms, 1e-30))
@@ -58,7 +58,7 @@ def test_no_unit_moves_both_releases_together_by_more_than_the_multiplier_allows
 
 
 def test_joint_release_of_a_poisson_batch_costs_at_most_the_claimed_epsilon():
-    """The hockey stick of gradients and count, integrated over the plane, against the PLD."""
+    """Compare the PLD with the hockey-stick divergence of gradients and count over the plane."""
     q, z = 0.1, 1.0
     adaptive = AdaptiveClipping(0.5, count_noise=0.8)
     shift = 1 / adaptive.gradient_noise_multiplier(z), 0.5 / adaptive.count_noise
@@ -74,7 +74,7 @@ def test_joint_release_of_a_poisson_batch_costs_at_most_the_claimed_epsilon():
     claimed = epsilon_pld(PoissonGaussian.single(q, z, 1), float(excess))
     assert claimed == pytest.approx(epsilon, abs=0.01)
     too_little = epsilon_pld(PoissonGaussian.single(q, 1 / shift[0], 1), float(excess))
-    assert too_little < epsilon - 0.05  # what would be claimed with the count left out
+    assert too_little < epsilon - 0.05  # the claim if the count were ignored
 
 
 def test_the_share_of_a_count():
@@ -109,7 +109,7 @@ def test_the_clip_norm_stays_finite_whatever_the_noise_says():
         ({"quantile": 1.0}, "quantile"),
         ({"quantile": 0.0}, "quantile"),
         ({"count_noise": 0.0}, "count_noise"),
-        ({"count_noise": 0.6}, "count_noise"),  # z/2: nothing would be left for the gradients
+        ({"count_noise": 0.6}, "count_noise"),  # z/2 leaves no budget for gradients
         ({"count_noise": 0.3}, "count_noise"),
         ({"learning_rate": math.nan}, "learning_rate"),
     ],

@@ -1,4 +1,4 @@
-"""Noise beside signal, the batch that is chosen by it, and the curve of what it was worth."""
+"""The noise-to-signal figure, the plans compared by it, and the curve of measured gains."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ def plan_of(batch: float = 50, steps: int = 40, sigma: float = 1.0, units: int =
     )  # fmt: skip
 
 
-# Of a training of 40 updates that read one row of a unit: few updates, and an unclear signal.
+# Factor for a training of 40 updates that read one row per unit: few updates and a weak signal.
 RAISED = (1 + advice.HALF_LEARNED / 40) / advice.signal_norm(1)
 
 
 def test_the_figure_is_the_deviation_of_the_mean_update_by_simulation():
-    """Of the mean of T noised sums over B, drawn many times; few updates raise it as told."""
+    """Simulate the mean of T noised sums divided by B, and apply the factor for few updates."""
     plan = plan_of(batch=50, steps=40, sigma=3.0)
     draws = np.random.default_rng(1).normal(0, 3.0, size=(20_000, 40)) / 50
     simulated = float(draws.mean(axis=1).std())
@@ -48,7 +48,7 @@ def test_the_figure_of_a_schedule_weighs_each_phase_by_its_own_batch():
 
 
 def test_correlated_noise_cancels_in_the_mean_update_by_simulation():
-    """With noise of its own in every update, as large, the figure would be twice as much."""
+    """Independent noise of the same size in every update would double the figure."""
     plan = with_bands(plan_of(batch=50, steps=40, sigma=3.0), 4, Workload.prefix_sums(40))
     drawn = np.random.default_rng(2).normal(0, 3.0 * plan.strategy.norm, size=(40, 20_000))
     noise = lfilter([1.0], plan.strategy.values, drawn, axis=0) / 50
@@ -59,7 +59,7 @@ def test_correlated_noise_cancels_in_the_mean_update_by_simulation():
 
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_signal_norm_equals_norm_of_simulated_clipped_means(rows):
-    """Rows are one direction and isotropic deviations of variance v; means are clipped to 1."""
+    """Each row is one direction plus isotropic noise of variance v; unit means are clipped to 1."""
     dimension, units = 2_000, 4_000
     rng = np.random.default_rng(rows)
     deviation = math.sqrt(advice.ROW_VARIANCE / rows / dimension)
@@ -70,13 +70,13 @@ def test_signal_norm_equals_norm_of_simulated_clipped_means(rows):
 
 
 def test_the_signal_of_a_unit_is_as_measured():
-    """At the public model of the made-up notes (decision 21)."""
+    """Compare with norms measured at the public model of the made-up notes (decision 21)."""
     path = Path(__file__).parents[3] / "benchmarks" / "results" / "recipe.json"
     norms = json.loads(path.read_text())["norm of the mean clipped gradient at the public model"]
     for rows in (1, 4, 8):
         measured = norms["rows x maskings"][f"{rows} x 1"]
         assert advice.signal_norm(rows) == pytest.approx(measured, rel=0.04)
-    measured = norms["rows x maskings"]["4 x 2"]  # a masking is worth a row
+    measured = norms["rows x maskings"]["4 x 2"]  # a masking counts as a row
     assert advice.signal_norm(8) == pytest.approx(measured, rel=0.04)
 
 
@@ -88,7 +88,7 @@ def test_maskings_and_rows_raise_the_signal_equally():
 
 
 def test_noise_by_the_limit_is_near_the_calibrated_one():
-    """Of many updates; what it says is too little, and by a tenth at most."""
+    """For many updates, the limit underestimates the noise, by at most a tenth."""
     for rate, steps, epsilon in ((0.04, 300, 3.0), (0.17, 282, 5.4), (0.01, 2000, 1.0)):
         plan = plan_of(batch=rate * 100_000, steps=steps, units=100_000)
         mu = brentq(lambda m, e=epsilon: float(gaussian_delta(e, m)) - 1e-6, 1e-6, 100)
@@ -128,7 +128,7 @@ def test_epsilon_that_no_noise_reaches_is_refused():
 
 def test_batches_are_powers_of_two_and_everything_at_once():
     assert advice.batches_to_try(100, 1e9) == (8, 16, 32, 64, 100)
-    assert advice.batches_to_try(100, 20) == (8, 16, 20)  # no more than the whole run may draw
+    assert advice.batches_to_try(100, 20) == (8, 16, 20)  # a batch of all draws
     assert advice.batches_to_try(10, 100) == (8, 10)
     assert advice.batches_to_try(64, 64) == (8, 16, 32, 64)
 
@@ -149,7 +149,7 @@ def test_the_outlook_falls_with_units_and_with_epsilon():
 
 def test_a_case_keeps_epsilon_and_passes():
     (case,) = (c for c in advice.outlook(plan_of()) if c.name == "twice the units")
-    event = PoissonGaussian(((50 / 2000, case.noise_multiplier, 80),))  # 2 passes as before
+    event = PoissonGaussian(((50 / 2000, case.noise_multiplier, 80),))  # still 2 passes
     own = epsilon_pld(plan_of().event(), 1e-6)
     assert epsilon_pld(event, 1e-6) == pytest.approx(own, rel=0.01)
     assert case.epsilon == own
@@ -213,7 +213,7 @@ def test_the_fit_finds_the_curve_that_made_the_points():
 
 
 def test_interval_of_a_figure_is_a_prediction_interval():
-    """Points with noise of 0.1: of new ones with the same noise, 95% lie within."""
+    """With points of noise 0.1, about 95% of new points of the same noise lie in the interval."""
     rng = np.random.default_rng(5)
     hits = []
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Sampling laws: every law's rate, independence and determinism, and what is its own."""
+"""Sampling laws: rate, independence and determinism of all, and the properties of each law."""
 
 from __future__ import annotations
 
@@ -89,15 +89,15 @@ def units_are_independent(taken: Inclusions) -> bool:
 
 
 class SamplingLawConformance:
-    """What every sampling law must keep. A law's tests inherit it and state three things."""
+    """Conformance tests of a sampling law, whose test class inherits them and sets three fields."""
 
-    law: SamplingLaw  # at rate 0.3 its cut, if it has one, must be out of reach for 40 units
+    law: SamplingLaw  # at rate 0.3, 40 units must not reach its cap, if it has one
     event: MechanismEvent  # of 50 updates at rate 0.1 out of 100 declared units, σ = 1
     digest: str  # of the batches of those updates, for 90 units
 
     @pytest.mark.statistical
     def test_each_unit_takes_part_at_the_rate_of_the_declared_bound(self) -> None:
-        """Of the declared number, not of the true one, which is private."""
+        """The rate refers to the declared number of units, because the true number is private."""
         schedule = (BatchPhase(3000, 30),)
         batches = plan(self.law, 30, schedule=schedule).sampler(SEED, 40)
         taken = inclusions(batches, 3000)
@@ -106,7 +106,7 @@ class SamplingLawConformance:
         assert not is_rate(taken, 0.45)
 
     def coins(self, taken: Inclusions, seed: PrivacySeed) -> Inclusions:
-        """Return the inclusions at those updates that a unit can be in: the same number of each."""
+        """Return the inclusions at the updates open to each unit, equally many for all units."""
         return taken
 
     @pytest.mark.statistical
@@ -131,7 +131,7 @@ class SamplingLawConformance:
         assert not any(np.array_equal(other.batch(t), onward[t]) for t in range(50))
 
     def test_batches_do_not_change_between_releases(self) -> None:
-        """A changed batch would make a resumed run another mechanism than the one it began as."""
+        """If batches changed, a resumed run would no longer be the mechanism that it began as."""
         batches = plan(self.law, 10).sampler(SEED, 90)
         drawn = np.concatenate([batches.batch(t) for t in range(50)]).astype("<i8")
         assert hashlib.sha256(drawn.tobytes()).hexdigest()[:16] == self.digest
@@ -151,7 +151,7 @@ class SamplingLawConformance:
         for more in (101, 200, 4321):
             with pytest.raises(BadInput, match="more units than declared") as caught:
                 here.sampler(SEED, more)
-            assert str(more) not in str(caught.value)  # how many there are is private
+            assert str(more) not in str(caught.value)  # the true number is private
 
     def test_event_of_a_sampling_law_is_its_mechanism(self) -> None:
         assert plan(self.law, 10).event() == self.event
@@ -199,7 +199,7 @@ class TestPoisson(SamplingLawConformance):
 class TestTruncatedPoisson(SamplingLawConformance):
     law = TruncatedPoissonSampling(35)
     event = TruncatedPoissonGaussian(100, 35, ((0.1, 1.0, 50),), unit=PrivacyUnit.PATIENT)
-    digest = TestPoisson.digest  # nothing is cut
+    digest = TestPoisson.digest  # no batch exceeds the cap
 
     @pytest.mark.statistical
     def test_the_cut_is_a_uniform_choice_among_those_drawn(self) -> None:
@@ -217,7 +217,7 @@ class TestTruncatedPoisson(SamplingLawConformance):
         expected = drawn * stayed.sum() / drawn.sum()
         assert drawn.sum() > 10_000
         assert stats.chisquare(stayed, expected).pvalue > 1e-4
-        # cutting off the highest indices, the usual mistake, would be seen
+        # The test detects the usual mistake of dropping the highest indices.
         biased = np.where(np.arange(60) < 30, drawn * 0.99, drawn * 0.71)
         assert stats.chisquare(biased * stayed.sum() / biased.sum(), expected).pvalue < 1e-9
 
@@ -240,7 +240,7 @@ class TestCyclicPoisson(SamplingLawConformance):
     def coins(self, taken: Inclusions, seed: PrivacySeed) -> Inclusions:
         parts = self.law.parts_of(seed, taken.shape[1])
         other = np.stack([taken[1 - part :: 2, i] for i, part in enumerate(parts)])
-        assert not other.any()  # a unit takes part when its part has its turn
+        assert not other.any()  # a unit joins only batches of its part
         return np.stack([taken[part::2, i] for i, part in enumerate(parts)]).T
 
     @pytest.mark.statistical
@@ -251,7 +251,7 @@ class TestCyclicPoisson(SamplingLawConformance):
         assert stats.chisquare(np.bincount(parts, minlength=3)).pvalue > 1e-4
         pairs = np.bincount(3 * parts[:-1] + parts[1:], minlength=9)
         assert stats.chisquare(pairs).pvalue > 1e-4
-        dealt = np.arange(30_000) % 3  # what a unit more would shift for all after it
+        dealt = np.arange(30_000) % 3  # one more unit would shift all later ones
         assert stats.chisquare(np.bincount(3 * dealt[:-1] + dealt[1:], minlength=9)).pvalue < 1e-9
         assert abs(np.corrcoef(parts, law.parts_of(OTHER, 30_000))[0, 1]) < 0.03
 
@@ -284,7 +284,7 @@ class TestCyclicPoisson(SamplingLawConformance):
 
 @dataclasses.dataclass(frozen=True)
 class FixedSize(SamplingLaw):
-    """A law that is not Poisson's: right rate, but every batch has 12 of 40 units."""
+    """A law other than Poisson sampling: the rate is right, but all batches have 12 of 40 units."""
 
     kind = "fixed-size"
 
@@ -302,7 +302,7 @@ def test_the_tests_see_samplers_that_are_not_poisson() -> None:
     fixed = inclusions(sampler(FixedSize(), 40, 0.3), 8000)
     assert is_rate(fixed, 0.3)
     assert not has_binomial_sizes(fixed, 0.3)
-    # one that takes units by pairs: right rate, dependent units
+    # This sampler draws units in pairs, so the rate is right but the units are dependent.
     halves = inclusions(sampler(PoissonSampling(), 20, 0.3), 8000)
     assert not units_are_independent(np.concatenate([halves, halves], axis=1))
 

@@ -19,7 +19,7 @@ from dp_core.privacy.mechanisms import (
 
 
 def sampled(rate: float, steps: int, **more: Any) -> Callable[[float], PoissonGaussian]:
-    """Return the event of Poisson-sampled updates at a noise multiplier."""
+    """Return a function from a noise multiplier to the event of Poisson-sampled updates."""
     return lambda sigma: PoissonGaussian.single(rate, sigma, steps, **more)
 
 
@@ -62,7 +62,7 @@ def test_epochs_have_the_noise_of_one_gaussian_and_whole_epochs_of_updates() -> 
         return ShuffledGaussian(sigma, math.ceil(steps / 20))
 
     sigma = noise_for(lambda s: event(60, s), 3.0, 1e-5)
-    # three Gaussians are one with μ = √3/σ: Balle and Wang's ε in closed form
+    # Three Gaussians equal one with μ = √3/σ, whose ε has a closed form (Balle and Wang).
     assert gaussian_epsilon(1e-5, math.sqrt(3) / sigma) == pytest.approx(3.0, rel=2e-3)
     assert steps_within(lambda n: event(n, sigma), 3.0, 1e-5) == 60
     assert steps_within(lambda n: event(n, 1.2 * sigma), 3.0, 1e-5) == 80

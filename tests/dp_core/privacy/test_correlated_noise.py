@@ -1,4 +1,4 @@
-"""Correlated noise: C⁻¹z in whole numbers, what neighbours differ by, its law, and resuming."""
+"""Correlated noise: C⁻¹z in whole numbers, its sensitivity, its distribution, and resumed runs."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ STEP = 1 << PAST_BITS
 def exactly(
     strategy: ToeplitzStrategy, drawn: list[list[int]], sums: list[list[int]] | None = None
 ) -> tuple[list[list[int]], list[list[int]]]:
-    """Return y, and M = G − F of releases r = y, by rational numbers."""
+    """Return y, and M = G − F for releases r = y, computed in rational numbers."""
     c = [Fraction(k, 1 << 16) for k in strategy.coefficients]
     noise: list[list[int]] = []
     centre: list[list[int]] = []
@@ -92,7 +92,7 @@ def released(
     "strategy", [FOUR, power_strategy(2, 0.7), ToeplitzStrategy.of(np.array([1, -0.6, 0.3]))]
 )
 def test_float64_recursion_equals_recursion_in_rational_numbers(strategy: ToeplitzStrategy) -> None:
-    """What float64 computes has no rounding of its own, across chunks and turns of the buffers."""
+    """The float64 recursion has no rounding errors, across chunks and reused buffers."""
     size = 5000
     found = recursion(strategy, 12, size)
     some = [0, 1, 4095, 4096, 4999]
@@ -111,7 +111,7 @@ def test_it_is_the_dense_inverse_applied_but_for_what_rounding_adds() -> None:
 
 
 def test_neighbours_centres_differ_by_no_more_than_the_scale_pays_for() -> None:
-    """For the same releases: by CD, and by less than 2ᵏ|cᵢ| + 1 a value in each later row."""
+    """For equal releases they differ by CD plus less than 2ᵏ|cᵢ| + 1 per value in later rows."""
     rng = np.random.default_rng(5)
     updates, values = 12, 40
     seen = rng.integers(-(10**9), 10**9, (updates, values)).tolist()
@@ -132,12 +132,12 @@ def test_neighbours_centres_differ_by_no_more_than_the_scale_pays_for() -> None:
     assert worst[0] == 0
     bound = STEP * np.abs(FOUR.values[1:]) + 1
     assert np.all(worst[1:] < bound)
-    assert np.all(worst[1:] > bound / 3)  # it is that much: not paid for in vain
+    assert np.all(worst[1:] > bound / 3)  # the bound is within a factor of 3
 
 
 @pytest.mark.parametrize("values", [1, 10**6, 10**9])
 def test_the_lattice_pays_for_rows_and_rounding(values: int) -> None:
-    """The noise is σ times what neighbours differ by, over all rows of an update of the unit."""
+    """The noise is σ times the distance of neighbours, over all rows that one update affects."""
     scale = lattice_scale(SIGMA, CLIP, values, FOUR)
     rows = FOUR.norm * (CLIP * scale + 1.5 * math.sqrt(values))
     rounding = math.sqrt(values * sum((STEP * abs(c) + 1) ** 2 for c in FOUR.values[1:]))
@@ -147,7 +147,7 @@ def test_the_lattice_pays_for_rows_and_rounding(values: int) -> None:
 
 @pytest.mark.statistical
 def test_the_noise_has_the_covariance_of_its_strategy_and_no_other() -> None:
-    """Undone by C it is independent, of deviation σ·‖c‖·C; not with σ or bands that are wrong."""
+    """C times the noise is independent, of deviation σ·‖c‖·C; wrong σ or bands are rejected."""
     noise = released(12)
     assert not independent(noise)
 
@@ -172,7 +172,7 @@ def test_the_noise_has_the_covariance_of_its_strategy_and_no_other() -> None:
 @pytest.mark.statistical
 @pytest.mark.parametrize("strategy", [INDEPENDENT, FOUR])
 def test_an_update_knows_how_much_noise_each_value_of_it_has(strategy: ToeplitzStrategy) -> None:
-    """What an optimiser subtracts from its second moment is the variance that was drawn."""
+    """The variance that an optimiser subtracts from its second moment is the drawn variance."""
     noise = released(6, strategy, 40_000)
     for t, drawn in enumerate(noise):
         said = UpdateNoise(SEED, b"m", t, SIGMA, CLIP, strategy).deviation
@@ -202,7 +202,7 @@ def test_resumed_run_recomputes_the_same_noise(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(noise_addition, "_BLOCK", 700)
     onward = [noise_of(t, past) for past in [PastNoise()] for t in range(9)]
     resumed = PastNoise()
-    for t in (6, 7, 3, 3, 8):  # on, back, the same again, on over a gap
+    for t in (6, 7, 3, 3, 8):  # forward, back, repeated, across a gap
         np.testing.assert_array_equal(noise_of(t, resumed), onward[t])
     np.testing.assert_array_equal(noise_of(8, None), onward[8])
 
@@ -216,7 +216,7 @@ def test_past_noise_is_reused_only_for_same_seed_manifest_and_strategy() -> None
         (SEED, b"m", power_strategy(4, 0.5)),
         (SEED, b"m", power_strategy(3, 0.5)),
     )
-    for t, (seed, manifest, strategy) in enumerate(cases, 4):  # each would go on from the last
+    for t, (seed, manifest, strategy) in enumerate(cases, 4):  # each is the next update
         made = []
         for kept in (past, None):
             noise = UpdateNoise(seed, manifest, t, SIGMA, CLIP, strategy, kept)

@@ -1,4 +1,4 @@
-"""The declared number of units is a bound: it may be reached, and not passed by one."""
+"""The declared number of units is an upper bound that data may reach but not exceed."""
 
 from __future__ import annotations
 

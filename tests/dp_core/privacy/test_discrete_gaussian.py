@@ -1,4 +1,4 @@
-"""The exact discrete Gaussian, and the exact coins that it is made of."""
+"""The exact discrete Gaussian, and the exact coins from which it is drawn."""
 
 import hashlib
 import math
@@ -56,13 +56,13 @@ def test_a_coin_compares_all_the_bits_of_its_probability() -> None:
     third = WORD // 3
     assert coin(Fraction(1, 3), third - 1)
     assert not coin(Fraction(1, 3), third + 1)
-    # the first word ties: 1/3 goes on with the same digits
+    # The first word ties, and the second word of 1/3 has the same digits.
     assert coin(Fraction(1, 3), third, third - 1)
     assert not coin(Fraction(1, 3), third, third, third + 1)
-    # 1/2 has no digits after the first word
+    # 1/2 has no digits after the first word.
     assert coin(Fraction(1, 2), WORD // 2 - 1)
     assert not coin(Fraction(1, 2), WORD // 2)
-    # what a float of 53 or 64 bits would round to 0
+    # 53 or 64 bits would round this probability to 0.
     tiny = Fraction(1, 1 << 100)
     assert not coin(tiny, 1)
     assert not coin(tiny, 0, 1 << 28)
@@ -72,7 +72,7 @@ def test_a_coin_compares_all_the_bits_of_its_probability() -> None:
 
 
 def test_uniform_integers_reject_the_words_that_would_favour_small_ones() -> None:
-    # 2⁶⁴ ≡ 1 (mod 3): the last word is one too many
+    # Because 2⁶⁴ ≡ 1 (mod 3), the last word must be rejected.
     assert list(uniform_below(3, 2, Dictated(WORD - 1, 4, 5))) == [2, 1]
     assert list(uniform_below(4, 1, Dictated(WORD - 1))) == [3]
     assert list(uniform_below(1, 2, Dictated(7, WORD - 1))) == [0, 0]
@@ -107,7 +107,7 @@ SIGMAS = [0.4, 1.0, math.sqrt(2), 10.7, 166.0, 1000.0]
 def fits(draws: NDArray[np.int64], sigma: float) -> float:
     """Return the p-value of a chi-square test against the exact pmf.
 
-    Values are taken together, from 0 outwards on either side, until a bin expects 10 draws.
+    Values are binned outwards from 0, and both tails are merged into bins that expect 10 draws.
     """
     reach = max(math.ceil(10 * sigma), int(np.abs(draws).max())) + 1
     values = np.arange(-reach, reach + 1)

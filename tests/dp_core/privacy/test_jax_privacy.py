@@ -1,6 +1,6 @@
-"""Strategies, sensitivities, errors, ε and calibrated σ against real jax_privacy.
+"""Strategies, sensitivities, errors, ε and calibrated σ, compared with jax_privacy.
 
-`make test-jax-privacy` sets its environment up and runs this; without it, these tests skip.
+`make test-jax-privacy` sets up its environment and runs these tests, which are otherwise skipped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ PLANS = [(0.16, 101, 4, 5.44), (0.064, 2000, 8, 8.0)]
 
 
 def as_sgd(workload: Workload) -> dict[str, Any]:
-    """AdamW's running mean as heavy-ball momentum: bias correction belongs to the rates."""
+    """Return AdamW's running mean as heavy-ball momentum, with bias correction in the rates."""
     t, beta = np.arange(workload.updates), workload.momentum
     rates = np.array(workload.learning_rates) * (1 - beta) / (1 - beta ** (t + 1))
     return {"rates": rates.tolist(), "momentum": beta}
@@ -81,7 +81,7 @@ def all_questions() -> list[tuple[str, dict[str, Any]]]:
 
 @pytest.fixture(scope="module")
 def answers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Any]]:
-    """What jax_privacy says to all questions at once, by kind."""
+    """The answers of jax_privacy to all questions, grouped by kind."""
     folder = tmp_path_factory.mktemp("jax-privacy")
     questions, found = folder / "questions.json", folder / "answers.json"
     asked = all_questions()
@@ -98,7 +98,7 @@ def test_sensitivities_equal_jax_privacys(answers: dict[str, list[Any]]) -> None
     for strategy, answer in zip(STRATEGIES, answers["strategy"][:: len(WORKLOADS)], strict=True):
         assert strategy.norm == pytest.approx(answer["one participation"], rel=1e-9)
         turns = math.ceil(N / strategy.bands)
-        # of all participations, the last of which may have fewer rows left
+        # This is over all participations, of which the last may have fewer rows.
         assert answer["all"] <= strategy.norm * math.sqrt(turns) * (1 + 1e-9)
         if N % strategy.bands == 0:
             assert answer["all"] == pytest.approx(strategy.norm * math.sqrt(turns), rel=1e-9)

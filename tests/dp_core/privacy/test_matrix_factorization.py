@@ -54,7 +54,7 @@ def plan(**changes: Any) -> ExecutionPlan:
 
 
 def optimizer(updates: int, **settings: Any) -> Workload:
-    """The workload of the shipped AdamW: warm-up, decay, β₁ = 0.9."""
+    """Return the workload of the shipped AdamW, with warm-up, decay and β₁ = 0.9."""
     config = OptimizerConfig(**settings)
     rates = tuple(config.learning_rate_at(t, updates) for t in range(updates))
     return Workload(rates, config.beta1)
@@ -76,7 +76,7 @@ STRATEGIES = [
 def test_no_participation_b_updates_apart_moves_the_sums_further_than_its_columns(
     strategy: ToeplitzStrategy,
 ) -> None:
-    """By brute force over every pattern and sign; one update closer and it is further."""
+    """Brute force over all patterns and signs; one update closer, the sums move further."""
     n, b = 9, strategy.bands
     matrix = dense(strategy, n)
     worst = dict.fromkeys((b - 1, b), 0.0)
@@ -92,7 +92,7 @@ def test_no_participation_b_updates_apart_moves_the_sums_further_than_its_column
 
 
 def weights(workload: Workload, gradients: Matrix) -> Matrix:
-    """Run the optimiser: weights after every update; second moments stay at 1."""
+    """Return the weights after every update of the optimiser, with second moments fixed at 1."""
     mean, weight, passed = np.zeros(gradients.shape[1]), np.zeros(gradients.shape[1]), []
     beta = workload.momentum
     for t, (rate, gradient) in enumerate(zip(workload.learning_rates, gradients, strict=True)):
@@ -118,7 +118,7 @@ def test_noise_and_error_equal_dense_matrix_computation(
     assert workload.error(strategy) == pytest.approx(error, rel=1e-9)
     total = float(np.linalg.norm(np.ones(n) @ inverse)) * strategy.norm
     assert strategy.sum_deviation(n) == pytest.approx(total, rel=1e-12)
-    alone = strategy.norm * float(np.linalg.norm(inverse[-1]))  # of the last update
+    alone = strategy.norm * float(np.linalg.norm(inverse[-1]))  # noise of the last update
     assert strategy.loudness(n) == pytest.approx(alone / (total / math.sqrt(n)), rel=1e-12)
 
 
@@ -147,7 +147,7 @@ def test_one_band_is_dp_sgd() -> None:
 
 
 def test_warm_up_decay_and_momentum_choose_another_strategy_with_less_error() -> None:
-    """For 282 updates and 16 bands 7% less noise in the weights than by the prefix sums."""
+    """For 282 updates and 16 bands, the weights have 7% less noise than by the prefix sums."""
     workload = optimizer(282)
     own, plain = (least_error_strategy(16, made) for made in (workload, sums(282)))
     assert workload.error(own) < 0.95 * workload.error(plain)
@@ -167,12 +167,12 @@ def test_every_number_of_bands_that_may_be_asked_for_has_a_strategy(
 
 
 def prefix_error(strategy: ToeplitzStrategy, updates: int) -> float:
-    """√(mean square noise of all prefix sums)·‖c‖."""
+    """Return √(mean square noise of all prefix sums)·‖c‖."""
     sums = np.cumsum(strategy.noising(updates))
     return math.sqrt(np.dot(np.arange(updates, 0, -1), sums * sums) / updates) * strategy.norm
 
 
-# of google-deepmind/jax-privacy 2.0.0 in jax 0.10.2: `make test-jax-privacy` asks it anew
+# From google-deepmind/jax-privacy 2.0.0 with jax 0.10.2; `make test-jax-privacy` recomputes them.
 JAX_SQUARE_ROOT = {(282, 4): (6.717934, 10.267896), (2000, 8): (13.261991, 20.726669)}
 JAX_OPTIMISED = {(282, 4): 6.252733, (2000, 8): 11.579958}
 JAX_EPSILON = {
@@ -190,7 +190,7 @@ def test_square_root_error_and_sensitivity_equal_jax_privacys(
     root = power_strategy(bands, 0.5)
     assert prefix_error(root, updates) == pytest.approx(error, rel=2e-5)
     used = np.zeros(updates)
-    used[::bands] = 1  # every b-th update, the last of which has fewer rows left
+    used[::bands] = 1  # every b-th update; the last has fewer rows
     moved = float(np.linalg.norm(dense(root, updates) @ used))
     assert moved == pytest.approx(sensitivity, rel=2e-5)
     assert moved <= root.norm * math.sqrt(math.ceil(updates / bands))
@@ -233,7 +233,7 @@ def test_epsilon_equals_dp_accountings_subsampled_gaussians() -> None:
 def test_square_root_gain_at_equal_epsilon_equals_design_value(
     updates: int, turns: int, epsilon: float, ratios: dict[int, float]
 ) -> None:
-    """At δ = 1e-7, σ of every number of bands calibrated by PLD."""
+    """For every number of bands, σ is calibrated by PLD at δ = 1e-7."""
 
     def error(bands: int) -> float:
         def event(sigma: float) -> CyclicPoissonGaussian:

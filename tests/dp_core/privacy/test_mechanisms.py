@@ -1,4 +1,4 @@
-"""What every mechanism owes to accounting, ledger and statements, of every kind."""
+"""Conformance of every kind of mechanism with accounting, ledger and statements."""
 
 import json
 import math
@@ -53,7 +53,7 @@ def test_every_kind_has_an_example() -> None:
 
 @pytest.mark.parametrize("event", EXAMPLES, ids=lambda e: e.kind)
 class TestMechanism:
-    """The conformance of one mechanism; a new kind joins `EXAMPLES` and `TRUTHS`."""
+    """Conformance tests of one mechanism; add a new kind to `EXAMPLES` and `TRUTHS`."""
 
     def test_event_survives_a_round_trip_through_json(self, event: MechanismEvent) -> None:
         assert read_back(event) == event
@@ -157,7 +157,7 @@ def test_the_claim_lies_above_what_brute_force_finds(
         lambda: ThresholdedHistogram(1, 1.0, 1, mechanism="multiset"),
         lambda: ConvertedRelation(Gaussian(1.0), NeighboringRelation.REPLACE),
         lambda: ConvertedRelation(Gaussian(1.0), NeighboringRelation.ZERO_OUT, 1e-6),
-        lambda: ConvertedRelation(POISSON, NeighboringRelation.ZERO_OUT),  # another unit
+        lambda: ConvertedRelation(POISSON, NeighboringRelation.ZERO_OUT),  # the units differ
         lambda: RandomCountSelection((), "poisson", 1e-6, mean=1.0),
         lambda: RandomCountSelection((Gaussian(1.0), POISSON), "poisson", 1e-6, mean=1.0),
         lambda: RandomCountSelection((Gaussian(1.0),), "fixed", 1e-6, mean=1.0),
@@ -175,7 +175,7 @@ def test_impossible_parameters_are_refused(make: Callable[[], MechanismEvent]) -
 
 
 def test_stored_form_does_not_change() -> None:
-    # The ledger holds years of these; changing a kind's fields needs a new version.
+    # Ledgers keep these for years, so changing the fields of a kind needs a new version.
     assert POISSON.to_json() == {
         "kind": "poisson_gaussian",
         "version": 1,
@@ -229,7 +229,7 @@ def test_each_kind_has_its_neighbours() -> None:
 
 
 def test_one_charge_covers_several_models_only_where_every_iterate_is_released() -> None:
-    """What is made of others covers them if all its parts do; a selection shows its best alone."""
+    """A composite covers all iterates if its parts do; a selection releases only the best one."""
     covering = {event.kind for event in EXAMPLES if not event.parts and event.covers_every_iterate}
     assert covering == {
         "poisson_gaussian", "truncated_poisson_gaussian", "cyclic_poisson_gaussian",

@@ -1,4 +1,4 @@
-"""Training noise: an exact discrete Gaussian, on a lattice that its scale decides."""
+"""Training noise: an exact discrete Gaussian on a lattice that depends on the noise scale."""
 
 import itertools
 import math
@@ -89,14 +89,14 @@ def test_every_bit_of_a_key_is_used() -> None:
 def test_keystream_equals_test_vectors_of_the_standard(
     mode: Callable[[bytes], modes.Mode], block: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """NIST SP 800-38D: 128 bits of it are the plain cipher of a nonce and a number from 2."""
+    """By NIST SP 800-38D, each 128 bits encrypt a nonce and a counter that starts at 2."""
     monkeypatch.setattr(aes, "_fastest_mode", lambda: mode)
     key = np.arange(32, dtype=np.uint8)
     ecb = Cipher(algorithms.AES(key.tobytes()), modes.ECB()).encryptor()  # noqa: S305
     nonce = block.to_bytes(12, "big")
     counters = b"".join(nonce + i.to_bytes(4, "big") for i in range(2, 300_002))
     expected = np.frombuffer(ecb.update(counters), dtype="<i4")
-    for words in (1, 7, 300_000 * 4 - 5):  # the last is made in several pieces
+    for words in (1, 7, 300_000 * 4 - 5):  # the last needs several pieces
         stream = keystream(key, words, block)
         assert stream.dtype == np.int32
         assert stream.ctypes.data % 64 == 0
@@ -111,7 +111,7 @@ def test_keys_do_not_change_between_releases() -> None:
     )
 
 
-# --- its scale, and that its values are independent
+# --- scale and independence of the noise
 
 
 @pytest.mark.statistical
@@ -137,7 +137,7 @@ def test_updates_variables_blocks_and_places_are_independent() -> None:
         for two in noises[i + 1 :]:
             assert abs(np.corrcoef(one, two)[0, 1]) < limit
             assert abs(np.corrcoef(np.abs(one), np.abs(two))[0, 1]) < limit
-        # values that share a word lie 30,000 places apart
+        # Values that share a word are 30,000 places apart.
         for lag in (1, 2, 30_000):
             assert abs(np.corrcoef(one[lag:], one[:-lag])[0, 1]) < limit * math.sqrt(2)
             assert abs(np.corrcoef(np.abs(one[lag:]), np.abs(one[:-lag]))[0, 1]) < limit * 1.5
@@ -155,7 +155,7 @@ def test_the_tail_is_there() -> None:
 
 @pytest.mark.statistical
 def test_pairs_near_zero_lie_on_no_rings() -> None:
-    """Box and Muller's from a float32 uniform do: their squared radius is a multiple of 2⁻²³."""
+    """Box-Muller from a float32 uniform gives rings: squared radii are multiples of 2⁻²³."""
     near: list[float] = []
     for block in range(4):
         x, y = np.split(lattice_noise(KEY, 1 << 22, block) / DEVIATION, 2)
@@ -174,11 +174,11 @@ def test_every_place_is_reached_low_bits_and_all(modulus: int) -> None:
     assert stats.chisquare(seen).pvalue > 1e-6
 
 
-# --- its law, piece by piece: rectangles and rest together are the discrete Gaussian
+# --- distribution: rectangles and remainder together are the discrete Gaussian
 
 
 def density(value: int) -> Decimal:
-    """N_ℤ(0, S²) at a value, as a multiple of what a rectangle of mass one unit is high."""
+    """Return N_ℤ(0, S²) at a value, as a multiple of the height of a rectangle of one unit."""
     with localcontext(prec=60):
         root = (2 * Decimal("3.14159265358979323846264338327950288419716939937510")).sqrt()
         at = (-(Decimal(value) ** 2) / 2 / DEVIATION**2).exp() / (root * DEVIATION)
@@ -189,7 +189,7 @@ def test_rectangles_fit_under_the_density_and_leave_less_than_a_unit() -> None:
     for j in (*range(0, module._SLOTS - 1, 37), module._SLOTS - 2):
         inside = module._INSIDE[j]
         assert inside <= density((j + 1) * BIN) < inside + 1
-    assert module._INSIDE[-1] == 0  # the outermost bin stands for the rest
+    assert module._INSIDE[-1] == 0  # the outermost bin represents the remainder
 
 
 def test_a_slot_gives_each_bin_exactly_its_mass() -> None:
@@ -200,15 +200,15 @@ def test_a_slot_gives_each_bin_exactly_its_mass() -> None:
         masses[other] += (1 << module._COIN) - threshold
     assert masses.sum() == UNIT
     assert masses[:-1].tolist() == module._INSIDE[:-1]
-    # What is left for the rest is what the rectangles leave of the density.
+    # The remainder has the mass of the density outside of the rectangles.
     edges = 2 * ndtr(np.arange(-4, 1e-6, BIN / DEVIATION))  # both sides
     outside = UNIT * (edges[0] + np.diff(edges).sum()) - sum(module._INSIDE)
     assert masses[-1] == pytest.approx(outside, abs=1e-3)
-    assert UNIT / masses[-1] == pytest.approx(2170, abs=1)  # as the module says
+    assert UNIT / masses[-1] == pytest.approx(2170, abs=1)  # as documented in the module
 
 
 def test_a_coin_at_the_threshold_is_the_other_items() -> None:
-    """A slot's own item has as many coins as its threshold says: 0 and up to it, not with it."""
+    """Coins below a slot's threshold select its first item, and all others the second one."""
     thresholds, others = np.divmod(module._SLOT.astype(np.int64), module._SLOTS)
     slots = np.arange(module._SLOTS)
     for short, expected in ((1, slots), (0, others)):
@@ -218,12 +218,12 @@ def test_a_coin_at_the_threshold_is_the_other_items() -> None:
         drawn, which = np.empty(len(slots), np.int64), np.empty(len(slots), np.int32)
         module._draw_settled(words, module._SLOT, drawn, which)
         numbers = drawn >> module._BIN
-        sure = thresholds >= short  # a slot without coins of its own has none below its threshold
+        sure = thresholds >= short  # no coin is below a threshold of 0
         assert np.array_equal(numbers[sure], expected[sure])
 
 
 def test_the_sign_bit_mirrors_a_magnitude_between_minus_one_and_zero() -> None:
-    """Every magnitude has two signs, 0 and −1 being a pair: no value comes up twice."""
+    """The two signs of a magnitude m give m and −1 − m, so every value has one encoding."""
     words = np.random.default_rng(3).integers(0, 1 << 31, (3, 500)).astype(np.int32)
     drawn, which = np.empty((2, 1000), np.int64), np.empty(1000, np.int32)
     for sign in range(2):
@@ -252,7 +252,7 @@ def test_weights_of_the_remainder_cover_density_above_the_rectangles() -> None:
 
 
 def accepted(place: int, coin: int) -> tuple[bool, bool]:
-    """Whether a trial of the rest takes a place, and whether float64 could tell."""
+    """Return whether a trial of the remainder accepts a place, and whether float64 is in doubt."""
     magnitude, negative = max(place, -1 - place), place < 0
     number = magnitude >> module._BIN
     pick = number << module._TAIL_COIN
@@ -284,7 +284,7 @@ def test_a_trial_takes_a_place_with_the_probability_that_is_left_there(place: in
         assert accepted(place, int(exact))[1]
         assert decide(place, [int(exact) - 1, 0])
         assert not decide(place, [int(exact) + 1, 0])
-        # the very digits behind those of the trial decide
+        # The digits that follow the trial's digits decide.
         behind = int((exact - int(exact)) * (1 << 64))
         assert decide(place, [int(exact), behind - 2**40])
         assert not decide(place, [int(exact), behind + 2**40])
@@ -304,7 +304,7 @@ def test_draw_continues_after_a_comparison_that_float64_cannot_decide(
     exact = module._reject
 
     def doubting(words, at, slots, bins, drawn, done):  # type: ignore[no-untyped-def]
-        """Every place that is tried is in doubt."""
+        """Report each place that is tried as doubtful."""
         if done == drawn.size:
             return done, at, False
         one = np.zeros(1, np.int64)
@@ -317,7 +317,7 @@ def test_draw_continues_after_a_comparison_that_float64_cannot_decide(
     monkeypatch.setattr(module, "_reject", doubting)
     after = module._draw_tail(KEY, 0, 300)
     assert len(asked) >= 300
-    # The decimals take what float64 took, whose next trial was two words earlier.
+    # Decimals accept the same places as float64, but then the next trial is two words later.
     assert np.isin(after, before).mean() > 0.2
     assert abs(after).max() < 8 * DEVIATION
 
@@ -336,9 +336,9 @@ def test_an_alias_table_is_exact_for_any_masses() -> None:
 
 
 def test_a_discrete_gaussian_is_a_continuous_one_that_was_rounded_at_random() -> None:
-    """The module's first claim, by quadrature, with a width whose error can be seen."""
+    """Check the module's first claim by quadrature, at a width with a measurable error."""
     tau = 1.0
-    wide = 0.2  # so little that it does not hide the error
+    wide = 0.2  # small enough not to hide the error
     error = 2 * math.exp(-2 * math.pi**2 * tau**2) * 1.01  # 5e-9
     whole = np.arange(-80, 81)
 
@@ -360,7 +360,7 @@ def test_a_discrete_gaussian_is_a_continuous_one_that_was_rounded_at_random() ->
     assert 2 * math.exp(-2 * math.pi**2 * module._SMOOTHING**2) < 1e-136
 
 
-# --- the sum, the lattice, and what comes out
+# --- the sum, the lattice and the output
 
 
 @pytest.mark.parametrize("size", [1, 2, 999, 1000, 70_001])
@@ -377,7 +377,7 @@ def test_the_rest_is_among_the_values_and_their_places_are_right() -> None:
     words = module.noise_words(KEY, 50_000)
     drawn, which = np.empty(50_000, np.int64), np.empty(50_000, np.int32)
     count = module._draw_settled(words, module._SLOT, drawn, which)
-    assert 4 < count < 60  # one in 2,170
+    assert 4 < count < 60  # one in 2,170 is in the remainder
     settled = np.ones(50_000, bool)
     settled[which[:count]] = False
     everything = lattice_noise(KEY, 50_000)
@@ -387,14 +387,14 @@ def test_the_rest_is_among_the_values_and_their_places_are_right() -> None:
 
 
 def test_a_place_of_the_sum_moves_the_noised_sum_by_that_place_and_nothing_else() -> None:
-    """Whatever low bits the sums have, what comes out is whole places: nothing tells them apart."""
+    """The output is a whole number of places for all sums, so it does not reveal their low bits."""
     size = 20_000
     places = lattice_scale(1.0, 1.0, size)
     noise = lattice_noise(KEY, size)
     for sum_ in (1 / 3000, 0.3, 1e-9, 12345.678):
         sums = np.full(size, sum_, np.float32)
         mean = np.empty(size, np.float32)
-        noised_mean(sums, KEY, 0, places, 1 / places, mean)  # divided: places again
+        noised_mean(sums, KEY, 0, places, 1 / places, mean)  # in places after division
         moved = np.rint(np.float64(sums[0]) * places)
         assert np.array_equal(mean, (noise + moved).astype(np.float32))
 
@@ -414,7 +414,7 @@ def test_the_noise_is_the_plans_multiple_of_what_rounding_makes_of_the_clip_norm
     sensitivity = 0.25 * places + 1.5 * math.sqrt(values)
     continuous = math.sqrt(DEVIATION**2 - 16)
     assert continuous / sensitivity == pytest.approx(sigma, rel=1e-12)
-    # what it costs: the noise is larger than the plan's by no more than this
+    # Rounding makes the noise larger than the plan's by at most this factor.
     assert 1 <= DEVIATION / places / (sigma * 0.25) < 1 + 2e-9 * sigma * math.sqrt(values) * 4
 
 
@@ -423,7 +423,7 @@ def test_rounding_moves_neighbours_apart_by_no_more_than_is_paid_for() -> None:
     one = generator.normal(size=4096).astype(np.float32)
     step = generator.normal(size=4096)
     two = (one + step / np.linalg.norm(step)).astype(np.float32)
-    places = lattice_scale(2.0**21, 1.0, one.size)  # so coarse that rounding is seen
+    places = lattice_scale(2.0**21, 1.0, one.size)  # so coarse that rounding is measurable
     apart = np.linalg.norm(
         np.rint(one.astype(np.float64) * places) - np.rint(two.astype(np.float64) * places)
     )
@@ -454,14 +454,14 @@ def test_the_two_streams_of_a_key_share_no_counter() -> None:
     blocks = {0, 1, 2**31}
     rest = {block + times * module._TAIL_BLOCKS for block in blocks for times in range(1, 5)}
     assert not blocks & rest
-    assert max(rest) < 1 << 96  # of a counter's nonce
+    assert max(rest) < 1 << 96  # fits the nonce of a counter
     first, second = (keystream(KEY, 1000, block) for block in (0, module._TAIL_BLOCKS))
     assert np.mean(first == second) < 0.01
 
 
 def test_the_noise_does_not_change_between_releases() -> None:
-    # Other noise for the same key would be a second noise for the same charge, were the digest of
-    # the code not in what the key is made of.
+    # The key depends on the digest of the code. Otherwise, other noise for the same key would be a
+    # second noise under the same charge.
     assert lattice_noise(np.arange(32, dtype=np.uint8), 4).tolist() == [
         -128314204,
         -152295475,

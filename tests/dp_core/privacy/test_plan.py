@@ -86,7 +86,7 @@ def test_a_schedule_is_executed_and_accounted_phase_by_phase() -> None:
 def test_the_clipper_knows_its_sensitivity(relation: NeighboringRelation, factor: int) -> None:
     clipper = plan().clipper()
     assert clipper.sensitivity(relation) == factor * 0.5
-    clipper.clip_norm = 0.1  # as learned
+    clipper.clip_norm = 0.1  # as adaptive clipping would
     assert clipper.sensitivity(relation) == factor * 0.1
 
 
@@ -99,14 +99,14 @@ def test_noise_is_the_multiple_of_the_clip_norm_that_is_charged() -> None:
 
 
 class ReplaceOne(PoissonSampling):
-    """A law whose guarantee is for neighbours of which one unit is another."""
+    """A law whose guarantee is for neighbours that differ by the replacement of one unit."""
 
     def event(self, declared_units: int, phases: Any, unit: PrivacyUnit) -> MechanismEvent:
         return FixedSizeGaussian(declared_units, ((256, 1.2, 300),), unit=unit)
 
 
 def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit() -> None:
-    """σ counts in clip norms; the rounding of the sum, in the distance of neighbouring sums."""
+    """σ is in clip norms, whereas rounding is relative to the distance of neighbouring sums."""
     p = dataclasses.replace(plan(), sampling=ReplaceOne())
     noise = p.noise(PrivacySeed.fixed(1), b"m", 0, p.clipper())
     assert noise.clip_norm == 2 * 0.5

@@ -60,7 +60,7 @@ def test_of_two_that_find_no_seed_the_first_draw_stays(
 ) -> None:
     store = SeedStore(tmp_path / "seeds")
     first = store.create("a").salted_hash()
-    monkeypatch.setattr(Path, "exists", lambda self: False)  # as who looked before it was there
+    monkeypatch.setattr(Path, "exists", lambda self: False)  # as in a process that looked earlier
     assert store.create("a").salted_hash() == first
 
 
@@ -72,7 +72,7 @@ def test_the_secret_does_not_show(tmp_path: Path) -> None:
         assert secret[:16] not in shown
     assert repr(PrivacySeed.fixed(1)) == "PrivacySeed(known)"
     with pytest.raises(TypeError, match="does not leave its process"):
-        copy.deepcopy(seed)  # as pickling would
+        copy.deepcopy(seed)  # fails like pickling
 
 
 def test_the_hash_is_salted(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_a_kill_leaves_no_second_copy_of_a_seed(
     if nameless:
         assert [f.name for f in folder.iterdir()] == ["a.json"] * after
         return
-    # Where a file system makes no file without a name, the next seed that is drawn takes it away.
+    # On file systems without unnamed files, drawing the next seed removes the leftover file.
     for left in folder.glob(".*"):
         os.utime(left, (0, 0))
     SeedStore(folder).create("b")

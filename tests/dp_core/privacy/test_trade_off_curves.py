@@ -1,4 +1,4 @@
-"""Trade-off curves against each other, and against tests that were counted out."""
+"""Trade-off curves compared with each other, and with all tests by enumeration."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENT = PrivacyUnit.PATIENT
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.0, 0.0), (1.0, 0.0), (0.7, 0.1), (2.0, 0.01)])
 def test_an_epsilon_delta_curve_is_the_best_of_all_tests(epsilon, delta):
-    # The mechanism that dominates all (ε, δ)-DP ones (Kairouz, Oh and Viswanath 2015).
+    # This mechanism dominates all (ε, δ)-DP mechanisms (Kairouz, Oh and Viswanath 2015).
     high = (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
     inside = np.array([delta, high, 1 - delta - high, 0.0])
     outside = inside[::-1]

@@ -1,4 +1,4 @@
-"""The most that any membership attack can find, against the best attack where it is known."""
+"""The ceiling on membership attacks, compared with the best attack where that is known."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from dp_core.privacy.mechanisms import (
 @pytest.mark.parametrize("mu", [0.1, 1.0])
 @pytest.mark.parametrize("fpr", [1e-3, 1e-2, 0.5])
 def test_of_a_gaussian_it_is_the_likelihood_ratio_test(mu: float, fpr: float) -> None:
-    """TPR = Φ(Φ⁻¹(FPR) + μ): Dong, Roth and Su 2022, equation 6."""
+    """TPR = Φ(Φ⁻¹(FPR) + μ) by Dong, Roth and Su 2022, equation 6."""
     best = norm.cdf(norm.ppf(fpr) + mu)
     found = tpr_ceiling(Gaussian(1 / mu), fpr)
     assert best <= found <= best * 1.0005
@@ -32,7 +32,7 @@ def test_of_a_gaussian_it_is_the_likelihood_ratio_test(mu: float, fpr: float) ->
 
 @pytest.mark.parametrize("with_unit", [True, False])
 def test_no_attack_on_a_sampled_sum_passes_it(with_unit: bool) -> None:
-    """The best test of one Poisson-sampled Gaussian, both ways round, on a fine grid."""
+    """Compare with the best test of one Poisson-sampled Gaussian, in each direction, on a grid."""
     rate, sigma, fpr = 0.2, 1.0, 0.01
     edges = np.linspace(-12, 13, 100_001)
     null = np.diff(norm.cdf(edges, 0, sigma))
@@ -49,11 +49,11 @@ def test_no_attack_on_a_sampled_sum_passes_it(with_unit: bool) -> None:
 
 @pytest.mark.parametrize(("epsilon", "delta"), [(0.5, 1e-3), (2.0, 1e-5)])
 def test_of_one_guarantee_it_is_randomised_response(epsilon: float, delta: float) -> None:
-    """The dominating pair attains it: with δ certainly "in", else the larger answer first."""
+    """The dominating pair attains the ceiling, with outcomes in order of likelihood ratio."""
     yes = (1 - delta) * math.exp(epsilon) / (1 + math.exp(epsilon))
     no = (1 - delta) / (1 + math.exp(epsilon))
     for fpr in (0.001, 0.01, 0.4):
-        # outcomes by likelihood ratio: (P, Q) = (δ, 0), (yes, no), (no, yes), (0, δ)
+        # Outcomes by decreasing likelihood ratio: (P, Q) = (δ, 0), (yes, no), (no, yes), (0, δ).
         false, true = np.cumsum([0, 0, no, yes, delta]), np.cumsum([0, delta, yes, no, 0])
         best = float(np.interp(fpr, false[1:], true[1:]))
         found = PrivacyProfile.of_claim(epsilon, delta).true_positive_rate(fpr)

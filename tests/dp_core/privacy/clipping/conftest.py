@@ -1,4 +1,4 @@
-"""A small BERT with a batch of units to clip."""
+"""Fixtures with a small BERT and a batch of units whose gradients are clipped."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from dp_core.nn.layers import Layers
 
 @dataclass(frozen=True)
 class Problem:
-    """Rows of units, and a model to differentiate."""
+    """A batch of units with rows, and the parameters of a model."""
 
     config: BertConfig
     parameters: dict[str, tf.Variable]
@@ -46,7 +46,7 @@ class Problem:
         return tf.reduce_sum(tf.reshape(rows, (u, r)) * self.shares, axis=1)
 
     def with_other_unit(self, unit: int, seed: int) -> Problem:
-        """Replace one unit's words, lengths and predictions."""
+        """Return the problem with other words and labels for one unit."""
         rng = np.random.default_rng(seed)
         ids, labels = self.ids.copy(), self.labels.copy()
         ids[unit] = rng.integers(0, self.config.vocab_size, ids[unit].shape)
@@ -54,7 +54,7 @@ class Problem:
         return replace(self, ids=ids, labels=labels)
 
     def without(self, unit: int) -> Problem:
-        """Turn one unit into padding."""
+        """Return the problem with one unit turned into padding."""
         shares, weights = self.shares.copy(), self.weights.copy()
         shares[unit], weights[unit] = 0, 0
         return replace(self, shares=shares, weights=weights)
@@ -72,7 +72,7 @@ def make_problem(
         intermediate=12,
         max_positions=length + 2,
     )
-    parameters = {  # away from zero, so that no gradient vanishes by symmetry
+    parameters = {  # random offsets, so that no gradient vanishes by symmetry
         name: tf.Variable(a + 0.2 * rng.standard_normal(a.shape).astype(np.float32))
         for name, a in fresh(config, seed).parameters.items()
     }

@@ -1,4 +1,4 @@
-"""The fast engine against the definition, and the guarantee itself."""
+"""The book-keeping engine against the definition of the clipped sum, and its sensitivity."""
 
 from __future__ import annotations
 
@@ -73,11 +73,11 @@ def test_one_unit_moves_the_sum_by_at_most_the_clip_norm(problem):
         part = flat(clipped_grad_sum(rest.losses, rest.parameters, rest.units, clip).sums)
         moved.append(np.linalg.norm(whole - part))
     assert max(moved) <= clip * (1 + 1e-5)
-    assert max(moved) > 0.99 * clip  # the bound is reached: the clip is at work, and not too low
+    assert max(moved) > 0.99 * clip  # clipping is active and not too strict
 
 
 def test_gradient_of_a_unit_does_not_depend_on_other_units(problem):
-    """Sum − own contribution is the same before and after unit 1 is replaced."""
+    """The sum without unit 1's contribution is the same before and after unit 1 is replaced."""
     other = problem.with_other_unit(1, seed=9)
     rests = []
     for p in (problem, other):
@@ -94,7 +94,7 @@ def test_gradient_of_a_unit_does_not_depend_on_other_units(problem):
 
 
 def test_rows_of_a_unit_share_one_clip(problem_of):
-    """Two rows in one unit are clipped to C together; as two units, to C each."""
+    """Two rows of one unit are clipped to C together, whereas two units are clipped to C each."""
     p = problem_of(5, units=1, rows=2, length=6, predictions=2, layers=1, words=9)
     p.shares[:] = 1
     p.weights[:] = 1
@@ -113,7 +113,7 @@ def test_padding_alone_gives_zero(problem):
 @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
 def test_a_unit_that_is_not_finite_contributes_nothing(problem, value):
     factors = np.ones(problem.units, np.float32)
-    factors[2] = value  # at 1e30 the gradient is finite, its squared norm is not
+    factors[2] = value  # at 1e30 the gradient is finite but its squared norm is not
 
     def losses(layers):
         return problem.losses(layers) * factors
@@ -144,7 +144,7 @@ def test_activations_that_are_not_finite_contribute_nothing(monkeypatch, value, 
 
     clipped = clipped_grad_sum(losses, parameters, 3, 1.0)
     assert not np.isfinite(clipped.norms[0])
-    x[:tokens] = 0  # differentiation cannot keep 0·NaN out of a shared product: ask without it
+    x[:tokens] = 0  # differentiation cannot keep 0·NaN out of a shared product
     without = naive_clipped_grad_sum(
         lambda layers: losses(layers) * np.array([0, 1, 1], np.float32), parameters, 3, 1.0
     )

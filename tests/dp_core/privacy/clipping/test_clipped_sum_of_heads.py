@@ -1,4 +1,4 @@
-"""Every model and head against the definition, one unit at a time: nothing is left unclipped."""
+"""Clipped sums of every model and head equal their definition, computed one unit at a time."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dp_core.privacy.clipping.reference import naive_clipped_grad_sum
 from dp_core.training.objectives import UnitBatch
 from examples.distillation import distilled_row_losses
 
-UNITS, ROWS, LENGTH, WORDS, CLASSES = 3, 2, 7, 9, 4  # few words: they repeat within a unit
+UNITS, ROWS, LENGTH, WORDS, CLASSES = 3, 2, 7, 9, 4  # few words, so that they repeat within a unit
 SIZES = {
     "vocab_size": WORDS,
     "hidden": 8,
@@ -43,7 +43,7 @@ HEADS = {
 
 
 def parameters_of(config: ModelConfig, head: str, seed: int) -> dict[str, np.ndarray]:
-    """Away from zero, so that no gradient vanishes by symmetry."""
+    """Return parameters with random offsets, so that no gradient vanishes by symmetry."""
     rng = np.random.default_rng(seed)
     values = fresh(config, seed).parameters
     if head != "mlm":
@@ -55,7 +55,7 @@ def parameters_of(config: ModelConfig, head: str, seed: int) -> dict[str, np.nda
 def batch_of(
     seed: int, answers: int, classes: int, units: int = UNITS, rows: int = ROWS
 ) -> tuple[tf.Tensor, ...]:
-    """Rows that repeat words, of all lengths, some of them padding, some without answers."""
+    """Return rows of various lengths with repeated words; some are padding or lack answers."""
     rng = np.random.default_rng(seed)
     shape = (units, rows)
     lengths = rng.integers(2, LENGTH + 1, shape)
@@ -73,7 +73,7 @@ def batch_of(
 
 CASES = {
     "GPT-2": (Gpt2Config(**SIZES), "mlm", causal_row_losses, LENGTH - 1, WORDS),
-    # The window reaches beyond the row's beginning, and holds a word more than once.
+    # The window extends beyond the beginning of the row, and contains a word more than once.
     "feed-forward": (
         *(FeedForwardConfig(WORDS, 8, 5, (12, 6)), "mlm"),
         *(causal_row_losses, LENGTH - 1, WORDS),
@@ -102,7 +102,7 @@ def test_equals_one_unit_at_a_time(case: str, seed: int) -> None:
     losses = UnitBatch(row_losses, config, batch_of(seed, answers, classes))
     slow = naive_clipped_grad_sum(losses, variables, UNITS, 1e6)
     norms = slow.norms.numpy()
-    clip = float(np.median(norms))  # some are clipped, some are not
+    clip = float(np.median(norms))  # only some units are clipped
     fast, slow = (
         f(losses, variables, UNITS, clip) for f in (clipped_grad_sum, naive_clipped_grad_sum)
     )
@@ -112,7 +112,7 @@ def test_equals_one_unit_at_a_time(case: str, seed: int) -> None:
     assert (fast.norms.numpy() >= norms * (1 - 1e-6)).all()
     for name, expected in slow.sums.items():
         scale = float(tf.reduce_max(tf.abs(expected)))
-        assert scale > 0 or name.startswith("embeddings/type"), name  # every parameter learns
+        assert scale > 0 or name.startswith("embeddings/type"), name  # has a gradient
         np.testing.assert_allclose(
             fast.sums[name], expected, atol=3e-4 * scale + 1e-9, err_msg=name
         )
@@ -132,7 +132,7 @@ def test_whatever_the_batch_it_equals_one_unit_at_a_time(
 ) -> None:
     config, head, row_losses, most, classes = CASES[case]
     variables = {n: tf.Variable(a) for n, a in parameters_of(config, head, seed).items()}
-    # A causal row answers everywhere, and a row has one class.
+    # A causal row has an answer at every token, and a classified row has one class.
     answers = most if row_losses is causal_row_losses or "classes" in case else answers
     losses = UnitBatch(row_losses, config, batch_of(seed, answers, classes, units, rows))
     fast, slow = (

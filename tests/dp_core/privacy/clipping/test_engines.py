@@ -1,4 +1,4 @@
-"""Every engine gives the sum that is defined; what is book-keeping's own follows."""
+"""Conformance of every clipping engine, then the features that only book-keeping has."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def flat(sums: dict[str, tf.Tensor]) -> np.ndarray:
 
 
 def compiled(engine, losses, p, **options):
-    """A graph for all clip norms, as the trainer has."""
+    """Return a function compiled to one graph for all clip norms, as in the trainer."""
 
     def call(clip):
         r = ENGINES[engine](losses, p.parameters, p.units, clip, **options)
@@ -57,7 +57,7 @@ def batch_of(p) -> tuple[tf.Tensor, ...]:
 
 
 class ClippingEngineConformance:
-    """What every clipping engine must give: the clipped sum by its definition."""
+    """Conformance tests: every clipping engine must return the clipped sum by its definition."""
 
     engine: str
 
@@ -66,7 +66,7 @@ class ClippingEngineConformance:
 
     @pytest.mark.parametrize("clip", [0.3, 1e6])
     def test_it_equals_one_unit_at_a_time(self, problem, clip):
-        """Units of two rows, padding, places masked out, words that come again, a tied table."""
+        """The batch has two rows per unit, padding, masked positions, repeated and tied words."""
         assert 0 < np.count_nonzero(problem.shares) < problem.shares.size
         assert 0 < np.count_nonzero(problem.weights) < problem.weights.size
         assert len(np.unique(problem.ids[0])) < problem.ids[0].size
@@ -79,7 +79,7 @@ class ClippingEngineConformance:
         np.testing.assert_allclose(flat(result.sums), expected, atol=3e-5)
         np.testing.assert_allclose(result.norms, norms, rtol=2e-4, atol=1e-6)
         assert np.linalg.norm(expected) > 0.3
-        for wrong in (2 / 3, 3 / 2):  # a scale error is seen
+        for wrong in (2 / 3, 3 / 2):  # the tolerance detects a scale error
             assert not np.allclose(flat(result.sums), wrong * expected, atol=3e-5)
 
     def test_a_unit_is_bounded_by_the_clip_norm(self, problem):
@@ -91,7 +91,7 @@ class ClippingEngineConformance:
 
     def test_padding_changes_nothing(self, problem):
         p = problem.without(2)
-        changed = p.with_other_unit(2, seed=9)  # what stands in the padding is nobody's
+        changed = p.with_other_unit(2, seed=9)  # other content in the padding
         one, two = (self.run(q.losses, q) for q in (p, changed))
         np.testing.assert_allclose(flat(one.sums), flat(two.sums), atol=2e-6)
 
@@ -101,7 +101,7 @@ class ClippingEngineConformance:
         p.shares[:], p.weights[:] = 1, 1
         rest = run("book-keeping", p.without(1).losses, p)
         assert np.linalg.norm(flat(rest.sums)) > 0.5
-        p.shares[1] = value  # at 1e30 the gradient is finite, its squared norm is not
+        p.shares[1] = value  # at 1e30 the gradient is finite but its squared norm is not
         clipped = self.run(UnitBatch(mlm_row_losses, p.config, batch_of(p)), p)
         np.testing.assert_allclose(flat(clipped.sums), flat(rest.sums), atol=2e-5)
 
@@ -111,11 +111,11 @@ class ClippingEngineConformance:
         assert all(s.dtype == tf.float32 for s in rough.sums.values())
         assert rough.norms.dtype == tf.float32
         error = np.linalg.norm(flat(rough.sums) - flat(exact.sums))
-        assert 1e-6 < error < 0.03 * np.linalg.norm(flat(exact.sums))  # and it is not float32
+        assert 1e-6 < error < 0.03 * np.linalg.norm(flat(exact.sums))  # not float32
 
 
 def gradient_of(problem, unit) -> np.ndarray:
-    """One unit's gradient, by automatic differentiation of that unit alone."""
+    """Return one unit's gradient by automatic differentiation of this unit's loss."""
     with tf.GradientTape() as tape:
         loss = problem.losses(Layers(problem.parameters))[unit]
     zero = tf.UnconnectedGradients.ZERO
@@ -180,7 +180,7 @@ def test_tensorflow_privacy_cannot_clip_automatically(problem):
 
 
 def test_automatic_clipping_is_the_published_one(problem):
-    """Bu et al. 2022: Σ C·g/(‖g‖ + γ), here by float64 from one unit at a time."""
+    """Compare with Σ C·g/(‖g‖ + γ) (Bu et al. 2022), in float64, one unit at a time."""
     clip = 0.7
     fast = run("book-keeping", problem.losses, problem, clip, clip_factors=automatic_factors)
     expected = np.zeros(flat(fast.sums).shape)
@@ -199,14 +199,14 @@ def test_no_factor_lets_more_through_than_the_clip_norm(style):
     norms = np.concatenate([[0.0], np.logspace(-30, 18, 500)]).astype(np.float32)
     factors = CLIP_FACTORS[style](tf.constant(norms), tf.constant(0.3)).numpy()
     assert (factors * norms.astype(np.float64) <= 0.3 * (1 + 2**-22)).all()
-    assert (np.diff(factors) <= 0).all()  # so a bound above the norm is safe
+    assert (np.diff(factors) <= 0).all()  # so an upper bound of the norm is safe
     assert factors[-1] * norms[-1] > 0.29
 
 
 @pytest.mark.parametrize("precision", ["float32", "bfloat16"])
 @pytest.mark.parametrize("tokens,d_in", [(128, 64), (16, 64)], ids=["explicitly", "by Gram"])
 def test_nearly_equal_tokens_cannot_pass_more_than_the_clip_norm(precision, tokens, d_in):
-    """Their sum is far below its terms: where a norm is rounded, the sum exceeds the bound."""
+    """Their sum is far below its terms, so a rounded norm would let the sum exceed the bound."""
     rng = np.random.default_rng(1)
     units, clip = 4, 1.0
     base = rng.standard_normal((units, 1, d_in))

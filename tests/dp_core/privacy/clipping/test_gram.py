@@ -1,4 +1,4 @@
-"""The Gram norm never falls below the truth, also where float32 cancels."""
+"""The Gram norm is never below the true norm, even under cancellation in float32."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def truth(x: np.ndarray, g: np.ndarray) -> np.ndarray:
 
 
 def nearly_equal_tokens(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """Tokens that differ by a hair, with gradients that cancel: the sum is far below its terms."""
+    """Return nearly equal tokens and gradients that cancel, so the sum is far below its terms."""
     rng = np.random.default_rng(seed)
     x = rng.standard_normal((8, 1, 64)) + 1e-4 * rng.standard_normal((8, 128, 64))
     g = rng.standard_normal((8, 128, 32))
@@ -48,7 +48,7 @@ def test_on_nearly_equal_tokens_it_is_still_a_bound_and_needs_its_rounding_term(
         assert (bound >= truth(x, g)).all()
         grams = [np.einsum("uti,usi->uts", a, a) for a in (x, g)]
         below += int(((grams[0] * grams[1]).sum((1, 2)) < truth(x, g)).sum())
-    assert below > 0  # without the term, some norms come out too small
+    assert below > 0  # without the rounding term, some norms are too small
 
 
 def test_the_rounding_factor_grows_with_the_sums():
@@ -82,13 +82,14 @@ def test_both_forms_of_the_linear_rule_are_the_definition(
 
 
 def test_the_cross_term_is_a_bound_also_where_it_cancels():
-    """Lookup and projection pull the table in opposite directions, but for a hair."""
+    """The gradients of lookup and projection are nearly opposite."""
     rng = np.random.default_rng(3)
     units, tokens, words, width = 3, 6, 9, 16
     ids = np.stack([rng.permutation(words)[:tokens] for _ in range(units)]).astype(np.int32)
     g = rng.standard_normal((units, tokens, width)).astype(np.float32)
     h = -g + 1e-4 * rng.standard_normal(g.shape).astype(np.float32)
-    logits = np.zeros((units, tokens, words), np.float32)  # prediction k is all for word k
+    # Each prediction has its whole mass at the word of the same token.
+    logits = np.zeros((units, tokens, words), np.float32)
     np.put_along_axis(logits, ids[:, :, None], 1.0, axis=2)
     flat_ids = tf.constant(ids)
     lookup = EmbeddingRecord(
@@ -104,5 +105,5 @@ def test_the_cross_term_is_a_bound_also_where_it_cancels():
     exact = 2 * np.einsum("utd,utd->u", g, h)
     parts = np.square(g).sum((1, 2)) + np.square(h).sum((1, 2))
     assert (cross >= exact).all()
-    assert (parts + exact < 1e-6 * parts).all()  # they cancel indeed
+    assert (parts + exact < 1e-6 * parts).all()  # the gradients cancel
     np.testing.assert_allclose(cross, exact, rtol=1e-4)

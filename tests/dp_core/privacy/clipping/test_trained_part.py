@@ -1,7 +1,8 @@
-"""Clipping where only a part of the parameters is trained, against one unit at a time.
+"""Clipping with only a part of the parameters trained, compared with one unit at a time.
 
-Every model, every choice of the settings, and parts that no setting names: norms are of the trained
-parameters alone, every one of them is covered, and no weight of a frozen layer is differentiated.
+The tests cover every model, every choice of the settings, and parts that no setting names. Norms
+are over the trained parameters only, every trained parameter has a clipping rule, and no weight of
+a frozen layer is differentiated.
 """
 
 from __future__ import annotations
@@ -37,7 +38,7 @@ from dp_core.privacy.clipping.reference import (
 from dp_core.training.objectives import UnitBatch, ordinary_sum
 from dp_core.training.tagging import TaggingHead
 
-UNITS, ROWS, LENGTH, WORDS, TAGS = 3, 2, 6, 9, 4  # few words: they repeat within a unit
+UNITS, ROWS, LENGTH, WORDS, TAGS = 3, 2, 6, 9, 4  # few words, so that they repeat within a unit
 SIZES = {
     "vocab_size": WORDS, "hidden": 8, "layers": 1, "heads": 2, "intermediate": 12,
     "max_positions": LENGTH + 1,
@@ -57,7 +58,7 @@ LORA = AdapterConfig(trained_parameters="lora", lora_rank=2, lora_alpha=3.0)
 
 
 def model_of(name: str, config: AdapterConfig, seed: int = 0) -> AnyModel:
-    """Away from zero, so that no gradient vanishes by symmetry."""
+    """Return a model with random offsets, so that no gradient vanishes by symmetry."""
     rng = np.random.default_rng(seed)
     start: Any = fresh(MODELS[name], seed)
     if name == "BERT tags":
@@ -72,7 +73,7 @@ def model_of(name: str, config: AdapterConfig, seed: int = 0) -> AnyModel:
 
 
 def losses_of(name: str, seed: int = 0) -> UnitBatch:
-    """Rows that repeat words, of all lengths, some of them padding, some without answers."""
+    """Return losses of rows with repeated words, of all lengths, some padding or unanswered."""
     causal = isinstance(MODELS[name], CausalConfig)
     rng = np.random.default_rng(seed)
     shape, answers = (UNITS, ROWS), LENGTH - 1 if causal else 3
@@ -92,7 +93,7 @@ def losses_of(name: str, seed: int = 0) -> UnitBatch:
 
 
 def split(model: AnyModel, trained: Collection[str]) -> tuple[dict, dict]:
-    """Return what is trained and what is frozen, as variables."""
+    """Return the trained and the frozen parameters as variables."""
     variables = {n: tf.Variable(a) for n, a in model.parameters.items()}
     own = {n: v for n, v in variables.items() if n in trained}
     return own, {n: v for n, v in variables.items() if n not in trained}
@@ -110,7 +111,7 @@ def assert_same(fast: Any, slow: Any, norms: np.ndarray) -> None:
 
 
 def check(name: str, model: AnyModel, trained: Collection[str], seed: int = 0) -> Any:
-    """Compare book-keeping with the definition; some units are clipped, some are not."""
+    """Compare book-keeping with the definition, at a clip norm that clips only some units."""
     own, frozen = split(model, trained)
     losses = losses_of(name, seed)
     norms = naive_clipped_grad_sum(losses, own, UNITS, 1e6, frozen=frozen).norms.numpy()
@@ -121,7 +122,7 @@ def check(name: str, model: AnyModel, trained: Collection[str], seed: int = 0) -
     )
     assert norms.max() > 1.001 * clip > 0
     assert_same(fast, slow, norms)
-    assert (fast.norms.numpy() >= norms * (1 - 1e-5)).all()  # both in float32
+    assert (fast.norms.numpy() >= norms * (1 - 1e-5)).all()  # both are float32
     return slow
 
 
@@ -144,14 +145,14 @@ def test_it_equals_one_unit_at_a_time(name: str, kind: TrainedParameters) -> Non
     trained = trained_names(model, config)
     slow = check(name, model, trained)
     assert slow.sums.keys() == trained
-    for parameter, value in slow.sums.items():  # every one of them learns
+    for parameter, value in slow.sums.items():  # every one has a gradient
         assert np.abs(value).max() > 0 or parameter == "embeddings/type", parameter
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("name", ["BERT", "Llama"])
 def test_any_part_equals_one_unit_at_a_time(name: str, seed: int) -> None:
-    """A kernel without its bias, a table without the other two, an A without its B."""
+    """Try a kernel without its bias, one table without the other two, and an A without its B."""
     model = model_of(name, LORA, seed)
     rng = np.random.default_rng(seed)
     names = [n for n in model.parameters if n != LORA_SCALE]
@@ -172,7 +173,7 @@ def test_tensorflow_privacy_gives_the_same(name: str) -> None:
 
 
 def test_a_trained_parameter_that_no_rule_covers_is_an_error_that_names_it() -> None:
-    """The scale of adapters is a constant: who trains it would train it unclipped."""
+    """The scale of adapters is a constant, so training it would leave its gradient unclipped."""
     model = model_of("BERT", LORA)
     own, frozen = split(model, {*trained_names(model, LORA), LORA_SCALE})
     with pytest.raises(PlanError, match="'lora/scale' has no clipping rule"):
@@ -195,14 +196,14 @@ def test_blocks_of_an_adapter_are_the_definition() -> None:
     np.testing.assert_allclose(sums["b"], np.einsum("u,uij->ij", factors, each), atol=1e-5)
 
 
-# --- nothing is computed to be thrown away
+# --- no unused gradient is computed
 
 
 DEPTH = MODELS["deep BERT"].layers
 
 
 def products(kind: TrainedParameters, private: bool) -> int:
-    """Number of matrix products in the graph of a gradient sum, once it is pruned."""
+    """Return the number of matrix products in the pruned graph of a gradient sum."""
     config = LORA.model_copy(update={"trained_parameters": kind})
     model = model_of("deep BERT", config)
     own, frozen = split(model, trained_names(model, config))
@@ -225,7 +226,7 @@ def products(kind: TrainedParameters, private: bool) -> int:
 
 
 def test_ordinary_training_of_a_part_has_no_product_for_the_weights_of_frozen_layers() -> None:
-    """Forward and backward by the inputs: two products for each of 9 matrices, and no third."""
+    """Each frozen matrix has two products, forward and for its input's gradient, but no third."""
     layers, all_of_them = 4 * DEPTH + 2, products("all", private=False)
     assert all_of_them >= 3 * layers
     assert products("biases-and-norms", private=False) <= 2 * layers + 1

@@ -1,4 +1,4 @@
-"""Norms wait until the backward pass is some records further; the graph says so to TensorFlow."""
+"""Control dependencies delay norms until the backward pass is some records further."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def test_norms_wait_for_the_backward_pass_in_late_layers_but_not_in_early_ones(
         return clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0).norms
 
     operations = sums.get_concrete_function().graph.get_operations()
-    # The results also wait, for all variables to be read: TensorFlow's own doing.
+    # TensorFlow also makes the results wait until all variables are read.
     waits = [
         (op, before)
         for op in operations
         for before in op.control_inputs
         if before.type not in ("ReadVariableOp", "NoOp")
     ]
-    records = 1 + 1 + 6 * 4 + 3  # embeddings and their norm, blocks, the head's
+    records = 1 + 1 + 6 * 4 + 3  # embeddings and their norm, blocks, head
     assert len({before.name for _, before in waits}) == records - 14
-    # Nothing of the backward pass itself waits.
+    # No operation of the backward pass waits.
     assert not [op.name for op, _ in waits if op.name.startswith("gradient_tape/")]

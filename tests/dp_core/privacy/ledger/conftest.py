@@ -1,4 +1,4 @@
-"""Each ledger test runs on SQLite and, where a server can be had, on PostgreSQL."""
+"""Fixtures that run each ledger test on SQLite and, if a server is available, on PostgreSQL."""
 
 import os
 import shutil
@@ -20,7 +20,7 @@ SERVER_VARIABLE = "CONFIDE_TEST_POSTGRES"
 
 
 def server_programs() -> Path | None:
-    """Return the folder of initdb and pg_ctl: Debian keeps them off the PATH."""
+    """Return the folder of initdb and pg_ctl, which Debian does not put on the PATH."""
     versions = sorted(Path("/usr/lib/postgresql").glob("*/bin/pg_ctl"), reverse=True)
     found = [str(p) for p in versions] + [p for p in [shutil.which("pg_ctl")] if p]
     return Path(found[0]).parent if found else None
@@ -28,7 +28,7 @@ def server_programs() -> Path | None:
 
 @pytest.fixture(scope="session")
 def postgres_server() -> Iterator[URL]:
-    """A PostgreSQL server: the one named in the environment, or one for these tests alone."""
+    """The PostgreSQL server named in the environment, or a temporary one for these tests."""
     if named := os.environ.get(SERVER_VARIABLE):
         yield make_url(named)
         return
@@ -64,7 +64,7 @@ def postgres_server() -> Iterator[URL]:
 
 @pytest.fixture
 def postgres_url(postgres_server: URL) -> Iterator[str]:
-    """An empty database of its own."""
+    """The URL of a new, empty PostgreSQL database that is dropped after the test."""
     name = f"ledger_{uuid.uuid4().hex}"
     server = create_engine(postgres_server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
     with server.connect() as db:
@@ -76,7 +76,7 @@ def postgres_url(postgres_server: URL) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """An empty database of either kind."""
+    """The URL of an empty database, first of SQLite and then of PostgreSQL."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'home' / 'ledger.db'}"
     found: str = request.getfixturevalue("postgres_url")
@@ -85,7 +85,7 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def ledger(url: str) -> Ledger:
-    """A ledger with the data set `notes`: patients, ε = 8, δ = 1e-5."""
+    """A ledger with the data set `notes`, whose unit is a patient, with ε = 8 and δ = 1e-5."""
     opened = Ledger.open(url)
     opened.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     return opened

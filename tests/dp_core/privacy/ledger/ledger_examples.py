@@ -1,4 +1,4 @@
-"""Reservations that the ledger's tests share, and what other processes do with them."""
+"""Reservations that the ledger's tests share, and functions that run in other processes."""
 
 import functools
 import os
@@ -33,16 +33,16 @@ GAUSSIAN = Gaussian(2.0)
 def reservation(
     spec_hash: str = "spec", event: MechanismEvent = TRAINING, **more: Any
 ) -> Reservation:
-    """Return a release of the data set `notes`."""
+    """Return a reservation of a release from the data set `notes`."""
     defaults = {"dataset": "notes", "unit": PrivacyUnit.PATIENT, "delta": 1e-6}
     return Reservation(**(defaults | {"event": event, "spec_hash": spec_hash} | more))
 
 
-# --- what other processes do
+# --- functions that run in other processes
 
 
 def _slow(decide: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that waits between decision and record, so that a missing lock shows."""
+    """Return `decide` with a pause before its decision is recorded, to expose a missing lock."""
 
     @functools.wraps(decide)
     def decided(*arguments: Any) -> Any:
@@ -54,7 +54,7 @@ def _slow(decide: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reserve_in_a_process(url: str, spec_hash: str, gate: Gate) -> str:
-    """Reserve when all others do, and return the entry's id, or "" if there was no room."""
+    """Reserve at the same time as all others, and return the entry's id, or "" if refused."""
     privacy_filter.admit = _slow(privacy_filter.admit)
     ledger = Ledger.open(url)
     gate.wait()
@@ -65,13 +65,13 @@ def reserve_in_a_process(url: str, spec_hash: str, gate: Gate) -> str:
 
 
 def reserve_without_lock(url: str, spec_hash: str, gate: Gate) -> str:
-    """Reserve with the row lock taken out: what the lock is there to prevent."""
+    """Reserve without the row lock, to produce the race that the lock prevents."""
     ledger_module.lock_budget = Budget.of_dataset
     return reserve_in_a_process(url, spec_hash, gate)
 
 
 def open_and_register(url: str, spec_hash: str, gate: Gate) -> str:
-    """Find no ledger there, make it, register, reserve."""
+    """Create the ledger, register the data set, reserve a release and return the entry's id."""
     gate.wait()
     opened = Ledger.open(url)
     opened.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
@@ -79,7 +79,7 @@ def open_and_register(url: str, spec_hash: str, gate: Gate) -> str:
 
 
 def register_run(url: str, name: str, gate: Gate) -> tuple[str, str]:
-    """Register a plan of two releases; return why it was refused, if it was."""
+    """Register a plan of two releases; return its name and the error, or "" if it was admitted."""
     ledger = Ledger.open(url)
     more: dict[str, Any] = {"plan_key": name, "run": name}
     wanted = [reservation(f"{name}-{i}", Gaussian(1.0), **more) for i in range(2)]
@@ -92,7 +92,10 @@ def register_run(url: str, name: str, gate: Gate) -> tuple[str, str]:
 
 
 def release_once(url: str, seeds: Path, content: bytes, gate: Gate) -> tuple[str, bytes | str]:
-    """Reserve, take the seed, wait until everybody has, settle; say what was handed out."""
+    """Reserve, take the seed, wait until all processes have it, and settle.
+
+    Returns the seed's hash, and the released content or the error.
+    """
     Entry.verify_reproduced_release = _slow(  # type: ignore[method-assign]
         Entry.verify_reproduced_release
     )
@@ -123,8 +126,8 @@ KILL_POINTS = (
 
 
 def release_in_a_process(url: str, home: Path, kill_at: str) -> None:
-    """Go through the protocol to a released number, and die by SIGKILL at one point of it."""
-    passed: list[str] = []  # how far the protocol has come
+    """Run the protocol up to a released number, and die by SIGKILL at one of its points."""
+    passed: list[str] = []  # progress of the protocol
 
     def die() -> None:
         os.kill(os.getpid(), signal.SIGKILL)
@@ -152,7 +155,7 @@ def release_in_a_process(url: str, home: Path, kill_at: str) -> None:
     link = os.link
 
     def linking(*arguments: Any, **more: Any) -> None:
-        seed = str(arguments[1]).endswith(".json")  # and not the folder's memory of the ledger
+        seed = str(arguments[1]).endswith(".json")  # not the folder's record of its ledger
         if seed:
             reach("before the seed has its name")
         link(*arguments, **more)

@@ -176,7 +176,7 @@ def test_what_does_not_fit_is_refused_with_the_arithmetic(ledger: Ledger) -> Non
         assert figure in str(caught.value)
     assert remaining.charged_entries == held
     assert held * each <= remaining.capacity.rho < (held + 1) * each
-    # a smaller one may still fit: nothing was closed
+    # A smaller release may still fit, since the refusal did not close the budget.
     ledger.reserve(reservation("small", PoissonGaussian.single(0.01, 4.0, 100)))
 
 
@@ -193,7 +193,7 @@ def test_a_sweep_of_k_points_is_charged_as_k(ledger: Ledger) -> None:
 
 
 def test_examples_of_another_length_are_another_unit(ledger: Ledger) -> None:
-    """An ε for 64 words and an ε for 256 words add up to nothing."""
+    """An ε for examples of 64 words and an ε for examples of 256 words cannot be added."""
     ledger.register_dataset("tuples", PrivacyUnit.EXAMPLE, 10.0, 1e-5)
 
     def release(words: int, name: str) -> Reservation:
@@ -237,7 +237,7 @@ def test_a_release_without_guarantee_is_listed_and_not_charged(ledger: Ledger) -
     remaining = ledger.remaining("notes")
     assert (remaining.charged_entries, remaining.operator_releases) == (1, 1)
     assert [e.accounted for e in ledger.history("notes")] == [True, False]
-    assert ledger.settle(entry.id).state is State.SETTLED  # it draws no secret noise
+    assert ledger.settle(entry.id).state is State.SETTLED  # it has no secret noise
     assert ledger.reserve(reservation("b", Unaccounted("non-private training"), delta=0.0)).id == (
         entry.id
     )
@@ -311,7 +311,7 @@ def test_plan_in_a_budget_of_infinite_order_is_composed_by_pld(ledger: Ledger) -
     assert remaining.spent is not None
     assert remaining.spent.rho == pytest.approx(together, rel=1e-9)
     assert remaining.spent.delta == pytest.approx(3e-6)
-    # chosen one after the other, the same releases add up
+    # If the same releases are chosen one after the other, their ε add up.
     for n, event in enumerate(events):
         ledger.reserve(reservation(f"q{n}", event, dataset="sums", delta=1e-6))
     apart = sum(epsilon_pld(event, 1e-6) for event in events)
@@ -366,7 +366,7 @@ def test_a_lost_seed_is_not_replaced_within_the_same_charge(ledger: Ledger, tmp_
     (tmp_path / "seeds" / f"{unbound.seed_key}.json").unlink()
     with pytest.raises(BadInput, match="new charge"):
         ledger.seed(ledger.reserve(reservation()), seeds, b"manifest")
-    # nor by an entry that was read before it was bound
+    # An entry that was read before it was bound cannot replace the seed either.
     with pytest.raises(BadInput, match="not the one it began with"):
         ledger.seed(unbound, seeds, b"manifest")
 
@@ -435,7 +435,7 @@ def test_release_settled_without_digest_is_not_repeated(ledger: Ledger, tmp_path
         ledger.settle(entry.id, b"digest")
 
 
-# --- what the next run would cost
+# --- the cost of the next run
 
 
 def test_registered_run_is_not_charged_again(ledger: Ledger) -> None:
@@ -446,7 +446,7 @@ def test_registered_run_is_not_charged_again(ledger: Ledger) -> None:
         ledger.reserve(one)
     again = ledger.cost_of_plan(plan)
     assert (again.new_releases, again.share, again.fits) == (0, 0.0, True)
-    assert again.charge is not None  # there is a limit
+    assert again.charge is not None  # None without a limit
     assert again.left_after == pytest.approx(1 - ledger.remaining("notes").share)
     assert again.left_after == pytest.approx(first.left_after)
     assert again.more_of_the_same is None

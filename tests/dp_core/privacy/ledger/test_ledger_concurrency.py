@@ -1,4 +1,4 @@
-"""32 processes on one data set never overspend by one entry."""
+"""32 processes that reserve from one data set never overspend its budget."""
 
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
@@ -27,7 +27,7 @@ AtOnce = Callable[[Callable[..., str], str, list[str]], list[str]]
 
 @pytest.fixture
 def at_once(other_processes: ForkServerContext) -> AtOnce:
-    """Run one process per spec hash, all at the same time, and return what each returned."""
+    """Run one process per spec hash, all at the same time, and return their results."""
     return lambda work, url, spec_hashes: run_at_once(
         other_processes, work, [(url, spec_hash) for spec_hash in spec_hashes]
     )
@@ -67,7 +67,7 @@ def test_processes_that_all_find_no_ledger_make_one(url: str, at_once: AtOnce) -
 
 @pytest.mark.postgres
 def test_without_the_row_lock_they_would_overspend(postgres_url: str, at_once: AtOnce) -> None:
-    """The race of the first test is real: the same processes, less one lock, overspend."""
+    """Without the row lock, the processes of the first test overspend, so its race is real."""
     ledger = Ledger.open(postgres_url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     room = ledger.cost_of_next("notes", [(GAUSSIAN, 1e-6)]).more_of_the_same
@@ -86,7 +86,7 @@ def test_of_two_results_under_one_seed_exactly_one_is_accepted(
     contents = [b"weights", b"weights, rounded otherwise"]
     arguments: list[tuple[Any, ...]] = [(url, tmp_path / "seeds", c) for c in contents]
     told = run_at_once(other_processes, release_once, arguments)
-    assert len({seed for seed, _ in told}) == 1  # one noise
+    assert len({seed for seed, _ in told}) == 1  # all drew the same noise
     accepted = [said for _, said in told if said in contents]
     (refused,) = [said for _, said in told if said not in contents]
     assert len(accepted) == 1

@@ -1,4 +1,4 @@
-"""Damage is called damage, a full disk a full disk, and neither loses what was spent."""
+"""Errors name a damaged file or a full disk as the cause, and no charge is lost."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dp_core.privacy.seed_store import SeedStore
 
 @pytest.fixture
 def file(tmp_path: Path) -> Path:
-    """A ledger of many entries in one file: no write-ahead log beside it."""
+    """A ledger of many entries in one file, without a write-ahead log."""
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
     ledger.register_made_up("notes")
     for number in range(40):
@@ -77,11 +77,11 @@ def test_missing_or_unreadable_rows_are_reported_as_damage(
 
 @pytest.fixture
 def full_disk() -> Iterator[None]:
-    """No SQLite file grows any more."""
+    """Prevent every SQLite file from growing."""
 
     @event.listens_for(Engine, "connect")
     def connected(connection: Any, _record: Any) -> None:
-        connection.execute("PRAGMA max_page_count = 1")  # it is never below what there is
+        connection.execute("PRAGMA max_page_count = 1")  # SQLite raises this to the current size
 
     yield
     event.remove(Engine, "connect", connected)

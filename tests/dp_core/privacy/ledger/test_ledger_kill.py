@@ -1,4 +1,4 @@
-"""kill -9 at each point of the protocol leaves a state that errs on the safe side."""
+"""SIGKILL at any point of the protocol neither loses a charge nor redraws noise."""
 
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -22,16 +22,16 @@ def test_a_kill_never_loses_a_charge_nor_redraws_noise(
     run_until_killed(other_processes, release_in_a_process, url, tmp_path, point)
     entries = ledger.history("notes")
     out = released(tmp_path)
-    # reserved before anything can be read or released; unknown counts as spent
+    # The charge is committed before data are read or released; an unknown outcome counts as spent.
     committed = KILL_POINTS.index(point) >= 2
     assert len(entries) == committed
     assert len(out) == (KILL_POINTS.index(point) >= KILL_POINTS.index("after the release"))
     assert ledger.remaining("notes").unsettled == (committed and point != "after the settlement")
-    # a seed has one file, and no second copy under a name that nobody looks for
+    # Each seed has one file, without a second copy under another name.
     seeds = {file.name for file in (tmp_path / "seeds").glob("*")}
     assert seeds <= {"ledger", *(f"{entry.seed_key}.json" for entry in entries)}
     before = ledger.remaining("notes").spent
-    # the retry finishes: one entry, one charge, and the noise that was drawn already
+    # The retry finishes with one entry, one charge, and the noise of the first attempt.
     finished = other_processes.Process(target=release_in_a_process, args=(url, tmp_path, "never"))
     finished.start()
     finished.join(PATIENCE)

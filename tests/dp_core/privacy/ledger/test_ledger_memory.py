@@ -1,4 +1,4 @@
-"""A ledger that was deleted, emptied, exchanged or put back is refused beside the seeds it drew."""
+"""Drawn seeds refuse a ledger that was deleted, emptied, replaced or rolled back."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def release(ledger: Ledger, seeds: SeedStore, spec_hash: str = "one") -> Entry:
 
 
 def refused(ledger: Ledger, seeds: SeedStore, words: str) -> None:
-    """Both doors are shut: opening a deployment's ledger, and drawing noise."""
+    """Assert that both opening a deployment's ledger and drawing noise are refused."""
     with pytest.raises(BadInput, match=words) as caught:
         ledger.confirm_memory(seeds)
     assert "Restore ledger and seeds from one backup" in str(caught.value)
@@ -100,7 +100,7 @@ def test_a_ledger_that_reserved_and_drew_nothing_yet_is_not_missed(
     ledger: Ledger, seeds: SeedStore, tmp_path: Path
 ) -> None:
     ledger.reserve(reservation())
-    seeds.create("content-digests")  # a secret of the deployment's, of no release
+    seeds.create("content-digests")  # belongs to the deployment, not to a release
     Ledger.open(f"sqlite:///{tmp_path}/new.db").confirm_memory(seeds)
     ledger.confirm_memory(seeds)
 

@@ -1,4 +1,4 @@
-"""Whole plans: all or nothing beforehand, given back only where nothing was read."""
+"""A plan is charged as a whole or not at all, and given back only where no data was read."""
 
 from __future__ import annotations
 
@@ -39,8 +39,8 @@ def test_refused_plan_leaves_no_entry(ledger: Ledger) -> None:
         ledger.register_plan([*plan(), reservation("dear", DEAR, **RUN)])
     said = str(caught.value)
     assert "spent + asked > capacity" in said and "\n" not in said
-    assert "1 of dp_bert/other" in said  # who holds what is not there
-    assert "ledger withdraw" not in said  # it has begun: nothing can be given back
+    assert "1 of dp_bert/other" in said  # the plan that holds the budget
+    assert "ledger withdraw" not in said  # a plan that has begun stays charged
     assert len(ledger.history("notes")) == 1
 
 
@@ -87,7 +87,7 @@ def test_begun_release_stays_charged(ledger: Ledger) -> None:
     ledger.register_plan(plan())
     ledger.reserve(vocabulary)
     before = ledger.cost_of_plan([vocabulary])
-    assert before.share == 0  # held already
+    assert before.share == 0  # it is charged already
     (gone,) = ledger.withdraw_plan("notes", "dp_bert/one")
     assert gone.spec_hash == "training"
     assert states(ledger) == [State.RESERVED, State.WITHDRAWN]
@@ -135,7 +135,7 @@ POINTS = {
 
 
 def change_in_a_process(url: str, kill_at: str) -> None:
-    """Register a plan, withdraw it; die by SIGKILL at one point."""
+    """Register a plan and withdraw it, and die by SIGKILL at one point."""
     statement = POINTS.get(kill_at, ("", 0))[0]
     written: list[str] = []
 
@@ -173,7 +173,7 @@ def test_kill_registers_or_withdraws_a_whole_plan_or_none_of_it(
     assert states(ledger) == expected
     charged = State.PLANNED in expected
     assert (ledger.remaining("notes").spent == empty) is not charged
-    # the retry finds the plan or registers it, and is charged once
+    # The retry finds the plan or registers it, and the plan is charged once.
     ledger.register_plan(plan())
     once = ledger.remaining("notes").spent
     ledger.register_plan(plan())

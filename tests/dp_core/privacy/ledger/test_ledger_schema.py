@@ -1,4 +1,4 @@
-"""The ledger's tables: one schema, upgraded by revisions, and unknown versions refused."""
+"""The ledger's schema is upgraded by revisions, and unknown versions are refused."""
 
 import re
 from pathlib import Path
@@ -18,7 +18,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 
 
 def versions(url: str) -> tuple[object, object]:
-    """Return what the two tables of versions hold."""
+    """Return the versions in `ledger_schema` and `ledger_alembic_version`."""
     with create_engine(url).connect() as db:
         return (
             db.execute(text("SELECT version FROM ledger_schema")).scalar_one(),
@@ -95,7 +95,7 @@ def upgrade():
 
 @pytest.fixture
 def next_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file of a revision that a later release would add, which the code reads from now on."""
+    """The path of a revision file for the next version, which the code now reads too."""
     folder = tmp_path / "versions"
     folder.mkdir()
 
@@ -137,7 +137,7 @@ def test_interrupted_upgrade_leaves_the_old_ledger(
 
 @pytest.mark.postgres
 def test_reader_without_write_permission_can_query(postgres_url: str) -> None:
-    """Steps that parse files have the ledger's tables to read: to ask takes no lock."""
+    """Steps that parse files can only read the ledger's tables, so queries must not lock."""
     writer = Ledger.open(postgres_url)
     writer.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     held = writer.reserve(reservation("held", GAUSSIAN))

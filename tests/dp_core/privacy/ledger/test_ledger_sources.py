@@ -1,4 +1,4 @@
-"""What the ledger knows of sources: declared public, read as private, named nearly alike."""
+"""Records of sources: declarations as public text, and reads as private text of a data set."""
 
 import pytest
 
@@ -13,7 +13,7 @@ def test_declaration_is_valid_until_it_is_withdrawn(ledger: Ledger) -> None:
     assert ledger.sources.declaration(WIKI) is None
     declared = ledger.sources.declare_public(WIKI, "wiki")
     assert declared.holds and declared == ledger.sources.declaration(WIKI)
-    ledger.sources.declare_public(WIKI, "x" * 300)  # again, by another name
+    ledger.sources.declare_public(WIKI, "x" * 300)  # again, with another label
     assert [(s.digest, s.label) for s in ledger.sources.public()] == [(WIKI, "x" * 200)]
     for mark in (WIKI[:7], "", WARD):
         with pytest.raises(BadInput, match="no declarations begin with"):
@@ -40,7 +40,7 @@ def test_private_source_becomes_public_only_by_confirmation(ledger: Ledger) -> N
             ledger.sources.declare_public(digest, "ward", contents=contents)
     assert [s.digest for s in ledger.sources.public()] == [WIKI]
     assert ledger.sources.declare_public(WARD, "ward", known_private=True).holds
-    # declared first, private afterwards
+    # The source is declared public first and read as private afterwards.
     ledger.sources.read_as_private(WIKI, "notes")
     found = ledger.sources.declaration(WIKI)
     assert found is not None and not found.holds and found.private_in == ("notes",)
@@ -50,7 +50,7 @@ def test_same_text_under_two_budgets_is_reported(ledger: Ledger) -> None:
     ledger.register_dataset("letters", PrivacyUnit.PATIENT, 8.0, 1e-5)
     ledger.register_dataset("wing", PrivacyUnit.PATIENT, 8.0, 1e-5, shares_budget_with="notes")
     assert ledger.sources.read_as_private(WARD, "notes") == ()
-    assert ledger.sources.read_as_private(WARD, "wing") == ()  # one budget
+    assert ledger.sources.read_as_private(WARD, "wing") == ()  # it shares the budget
     assert ledger.sources.read_as_private(WARD, "letters") == ("notes", "wing")
     assert ledger.sources.read_as_private(WIKI, "letters") == ()
     assert ledger.sources.same_files_as("letters") == ("notes", "wing")

@@ -1,4 +1,4 @@
-"""The filter is sound: what it admits keeps (ε, δ), by an accounting that it does not use."""
+"""Releases that the filter admits keep (ε, δ), by an accounting that the filter does not use."""
 
 import itertools
 import math
@@ -41,7 +41,7 @@ def entry(event: MechanismEvent, delta: float, number: int) -> Entry:
 
 
 def fill(held_by: Budget, events: list[tuple[MechanismEvent, float]]) -> list[Entry]:
-    """Ask for the events in turn until one is refused."""
+    """Admit the events in turn until one is refused, and return the admitted entries."""
     held: list[Entry] = []
     for number, (event, delta) in enumerate(itertools.islice(itertools.cycle(events), 2000)):
         asked = entry(event, delta, number)
@@ -58,7 +58,7 @@ def fill(held_by: Budget, events: list[tuple[MechanismEvent, float]]) -> list[En
 def test_gaussians_that_fill_a_budget_stay_within_it(
     epsilon: float, log_delta: float, size: float
 ) -> None:
-    """k Gaussian mechanisms are one with σ/√k, whose δ(ε) is known in closed form."""
+    """k Gaussian mechanisms equal one with σ/√k, whose δ(ε) has a closed form."""
     own = budget(epsilon, 10**log_delta)
     room = privacy_filter.capacity(own)
     assert room is not None
@@ -85,7 +85,7 @@ def test_mixed_releases_that_fill_a_budget_stay_within_it(
     ]
     held = fill(own, events)
     assert len(held) >= 2
-    # fixed in advance, as here, the same releases may be composed by PLD
+    # These releases are fixed in advance, so PLD may compose them.
     truth = delta_pld(compose(*(e.event for e in held)), epsilon)
     assert truth <= delta
     standing = privacy_filter.standing(own, held)
@@ -95,7 +95,7 @@ def test_mixed_releases_that_fill_a_budget_stay_within_it(
 
 def test_coins_alone_fill_a_filter() -> None:
     leaky = ThresholdedHistogram(100, 30.0, 170)  # δ of a coin: about 100·Pr[Z ≥ 169] = 9e-7
-    held = [entry(Gaussian(50.0), 1e-9, 0)]  # a filter: something is charged already
+    held = [entry(Gaussian(50.0), 1e-9, 0)]  # already charged, so the filter applies
     with pytest.raises(BudgetExceeded, match="is δ 0 "):
         privacy_filter.admit(budget(50.0, 1e-6), held, ((canonical(leaky), 1e-6),))
 

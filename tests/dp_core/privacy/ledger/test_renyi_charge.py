@@ -27,7 +27,7 @@ def cost(event: MechanismEvent, order: float, delta: float = 1e-6) -> PrivacyCha
 
 
 def divergence(p: NDArray[np.float64], q: NDArray[np.float64], order: float) -> float:
-    """Rényi divergence of two distributions given as probabilities."""
+    """Return the Rényi divergence of two distributions given as probabilities."""
     return float(logsumexp(order * np.log(p) + (1 - order) * np.log(q)) / (order - 1))
 
 
@@ -36,7 +36,7 @@ def divergence(p: NDArray[np.float64], q: NDArray[np.float64], order: float) -> 
 def test_a_poisson_sampled_gaussian_costs_its_divergence(
     rate: float, sigma: float, order: int
 ) -> None:
-    """Against E_Q[(P/Q)^α] by quadrature, P the mixture, in both directions."""
+    """Compare with E_Q[(P/Q)^α] by quadrature in both directions, where P is the mixture."""
     x = np.linspace(-30 * sigma, 30 * sigma + 16, 400_001)
     q = np.exp(-(x**2) / (2 * sigma**2))
     p = (1 - rate) * q + rate * np.exp(-((x - 1) ** 2) / (2 * sigma**2))
@@ -70,7 +70,7 @@ HISTOGRAM = ThresholdedHistogram(WORDS, SIGMA, THRESHOLD)
 
 
 def released(count: int) -> NDArray[np.float64]:
-    """Probabilities of what becomes of one word: absent, or a noised count from C upwards."""
+    """Return the probabilities that a word is absent, or has each noised count ≥ THRESHOLD."""
     reach = 60
     values = np.arange(-reach, reach + 1)
     mass = np.exp(-(values.astype(float) ** 2) / (2 * SIGMA**2))
@@ -82,7 +82,7 @@ def released(count: int) -> NDArray[np.float64]:
 
 @pytest.mark.parametrize("order", [2, 4, 32])
 def test_a_histogram_costs_no_less_than_it_gives_away(order: int) -> None:
-    """Enumerated: a unit with ℓ words of its own and N − ℓ shared, for every ℓ."""
+    """Enumerate ℓ, the words that only the unit has; it shares the other N − ℓ words."""
     charged = cost(HISTOGRAM, order)
     passes = 1 - released(1)[0]
     worst = 0.0
@@ -95,7 +95,7 @@ def test_a_histogram_costs_no_less_than_it_gives_away(order: int) -> None:
             for p, q in ((here, there), (there, here)):
                 worst = max(worst, (WORDS - own) * divergence(p[both], q[both], order))
     assert worst <= charged.rho * (1 + 1e-9)
-    assert worst > charged.rho * 0.8  # and not much more than it gives away
+    assert worst > charged.rho * 0.8  # the charge is nearly tight
     assert charged.delta == pytest.approx(1 - (1 - passes) ** WORDS, rel=1e-9)
 
 

@@ -1,4 +1,4 @@
-"""A budget admits one plan by PLD, or any sequence within its filter, and never changes the way."""
+"""A budget admits one plan by PLD or any sequence within its filter, and never changes the way."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit, compose
 from dp_core.privacy.seed_store import SeedStore
 
 EPSILON, DELTA = 8.0, 1e-5
-ONLY_BY_PLD = 0.62  # σ of a Gaussian whose PLD keeps (8, 1e-5), and which the filter refuses
+ONLY_BY_PLD = 0.62  # σ of a Gaussian that keeps (8, 1e-5) by PLD but that the filter refuses
 
 
 def plan(*sigmas: float, key: str = "run", first: int = 0) -> list[Reservation]:
@@ -31,7 +31,7 @@ def plan(*sigmas: float, key: str = "run", first: int = 0) -> list[Reservation]:
 
 
 def one_plan() -> list[Reservation]:
-    """Return a plan of two releases that only fits as the budget's one plan."""
+    """Return a plan of two releases that fits only as the single plan of its budget."""
     return plan(math.sqrt(2) * ONLY_BY_PLD, math.sqrt(2) * ONLY_BY_PLD)
 
 
@@ -90,7 +90,7 @@ def test_plan_beyond_both_ways_is_refused_with_both_sums(ledger: Ledger) -> None
 
 
 def test_lost_seed_in_a_closed_budget_is_refused(ledger: Ledger, tmp_path: Path) -> None:
-    """A second noise is another release: the plan did not hold it when its first one was made."""
+    """Noise drawn again is another release, which the plan lacked when its first release began."""
     first, _ = one_plan()
     ledger.register_plan(one_plan())
     ledger.seed(ledger.reserve(first), SeedStore(tmp_path / "seeds"), b"manifest")
@@ -107,14 +107,14 @@ def test_untouched_plan_is_given_back_and_the_way_is_open_again(ledger: Ledger) 
     ledger.reserve(reservation("small", Gaussian(4.0)))
     assert way(ledger) is Way.SEQUENCE
     with pytest.raises(BudgetExceeded):
-        ledger.reserve(one_plan()[0])  # with the rest of its plan, which the filter refuses
+        ledger.reserve(one_plan()[0])  # registers its whole plan, which the filter refuses
     assert [e.state for e in ledger.history("notes")] == [
         State.WITHDRAWN, State.WITHDRAWN, State.RESERVED
     ]  # fmt: skip
 
 
 def test_begun_plan_keeps_the_budget_closed(ledger: Ledger) -> None:
-    """Data decide when a run stops: giving back the rest would be a filter of PLDs."""
+    """The data may decide when a run stops, so giving back the rest would be a filter by PLD."""
     ledger.register_plan(one_plan())
     ledger.reserve(one_plan()[0])
     assert ledger.give_back("run") == []
@@ -170,7 +170,7 @@ def test_plan_of_a_live_or_begun_run_is_counted_next_to_a_new_one(
 
 
 def test_identical_run_takes_the_plan_over_from_the_first(ledger: Ledger) -> None:
-    """Else the first one's end would take the second one's room."""
+    """Otherwise the end of the first run would release the budget that the second one needs."""
     releases = one_plan()
     ledger.register_plan(releases)
     again = [reservation(r.spec_hash, r.event, plan_key="again", run="again") for r in releases]
@@ -198,7 +198,7 @@ ACTIONS = ("register", "register", "reserve", "reserve", "retry", "withdraw", "e
 MOVES = st.lists(
     st.tuples(
         st.sampled_from(ACTIONS),
-        st.integers(0, 1),  # which run
+        st.integers(0, 1),  # number of the run
         st.sampled_from(PLANS),
     ),
     min_size=3,
@@ -226,7 +226,7 @@ def move(ledger: Ledger, action: str, number: int, sigmas: list[float]) -> None:
 
 
 def check(charged: list[Entry], order: float, room: float) -> None:
-    """Assert that the charged Gaussians keep one of the two ways, by closed forms."""
+    """Assert by closed forms that the charged Gaussians fit one of the two ways."""
     mu2 = math.fsum(1 / e.event.noise_multiplier**2 for e in charged)  # type: ignore[attr-defined]
     if mu2:
         assert float(gaussian_delta(EPSILON, math.sqrt(mu2))) <= DELTA
@@ -245,13 +245,13 @@ def test_no_sequence_of_plans_leaves_its_way_or_exceeds_the_budget(
     room = EPSILON - privacy_filter.conversion(DELTA / 2, budget.order)
     begun: set[str] = set()
     decided: Way | None = None
-    fixed: set[str] = set()  # entries of the budget's one plan when its first release began
+    fixed: set[str] = set()  # charged entries when the first release began
     for action, number, sigmas in moves:
         with suppress(BudgetExceeded, BadInput):
             move(ledger, action, number, sigmas)
         charged = [e for e in ledger.history("notes") if e.charged]
         check(charged, budget.order, room)
-        assert begun <= {e.id for e in charged}  # what has begun stays charged
+        assert begun <= {e.id for e in charged}  # begun releases stay charged
         begun = {e.id for e in charged if e.begun}
         if begun and decided is None:
             decided, fixed = way(ledger), {e.id for e in charged}
