@@ -242,7 +242,7 @@ def _canary(audited: Audited, line: str, number: int) -> Canary:
 def _targeted(
     audited: Audited, lines: Mapping[int, str], protocol: ExtractionProtocol, seed: int
 ) -> AuditRecord:
-    """Return how many secrets are guessed from the words before them.
+    """Return the record of secrets that are guessed from the words before them.
 
     The control is the same words with secrets drawn by public coins, as in Carlini et al. 2019.
     """
@@ -407,7 +407,7 @@ def _discoverable(
     protocol: ExtractionProtocol,
     seed: int,
 ) -> AuditRecord:
-    """Return how many texts of its training a causal model completes word for word."""
+    """Return the record of training texts that a causal model completes word for word."""
     most = max(side.n_units for side in sides)
     config = ExtractionConfig(extraction_rows=most, **protocol.model_dump())
     members, others = (draw_prompts(side, config, [], seed_key(seed)) for side in sides)

@@ -229,10 +229,10 @@ class TradeOffBound(OneRunBound):
 
 
 class GaussianBound(OneRunBound):
-    """The trade-off bound for Gaussian curves: it refutes every smaller μ-GDP, and states its ε.
+    """The trade-off bound for Gaussian curves, stated as the ε of a curve at δ.
 
-    The refutation of μ-GDP needs no assumption. A lower bound on the training's ε at δ assumes that
-    the training's trade-off is a Gaussian curve, which is nearly true of noised sums over many
+    Every smaller μ-GDP is refuted without an assumption. The conclusion that the training's ε at δ
+    is larger assumes that its trade-off is Gaussian, as it nearly is for noised sums over many
     updates.
     """
 

@@ -34,7 +34,7 @@ class Attack:
         name: loss | min-k | reference | rmia | lira | attention | gradients.
         scores: (n,) higher for likely members; a group's score is the mean over its rows.
         threshold: score above which a row or group is declared a member.
-        measured: (n,) whether each row enters the measurement because no fit used it.
+        measured: (n,) whether each row is measured, because the attack was not fitted on it.
     """
 
     name: str

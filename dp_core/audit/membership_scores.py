@@ -99,7 +99,7 @@ def _weighted_means(values: Floats, weights: Floats) -> Floats:
 
 
 def min_k(values: Floats, weights: Floats, share: float = LOWEST) -> Floats:
-    """Return the mean of each row's ⌊share · predictions⌋ lowest values, or of the lowest value.
+    """Return the mean of each row's lowest values: ⌊share · predictions⌋ values, at least one.
 
     Args:
         values: (M, K) one value for each prediction.

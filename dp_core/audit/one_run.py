@@ -22,7 +22,7 @@ from dp_core.privacy.seed_store import PrivacySeed
 
 Indices = NDArray[np.int64]
 Scores = NDArray[np.float64]
-SIGNIFICANCE = 0.001  # probability that an audit contradicts a true claim
+SIGNIFICANCE = 0.001  # largest probability that an audit contradicts a true claim
 CONFIDENCE = 0.95  # confidence of lower bounds that is usual in the literature
 NULL_REPEATS = 1000
 

@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from dp_core.config.fields import Config
 from dp_core.labels import Label
 
-COIN_BOUND = "epsilon_lower_bound_given"  # key of bounds from given texts that coins divided
+COIN_BOUND = "epsilon_lower_bound_given"  # key of bounds by texts declared as divided by coins
 Verdict = Literal["consistent", "contradicted", "inconclusive", "invalid", "not run"]
 Level = Literal["canary", "example", "document", "patient", "group"]
 

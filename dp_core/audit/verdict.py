@@ -21,7 +21,7 @@ class ModelVerdict:
             claim could not judge, because its null control alarmed or because it had too few
             canaries. `not audited`: no audit that can refute the claim was run. `inconclusive`: no
             such audit refutes it, but the result of another audit should be looked at.
-            `consistent`: all audits are consistent with the claim.
+            `consistent`: none of these cases.
         sentence: the claim, the word and the reason. The sentence may be published.
     """
 
