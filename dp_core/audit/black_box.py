@@ -116,7 +116,7 @@ class Given:
         canaries: texts, each with its secret in double brackets.
         members: texts on which the model was trained.
         held_out: other texts, drawn in the same way.
-        coins: each text was a whole unit, included or not by a fair coin before the training.
+        coins: whether each text was a whole unit, included or not by a fair coin beforehand.
     """
 
     canaries: Mapping[int, str] | None = None
@@ -242,9 +242,9 @@ def _canary(audited: Audited, line: str, number: int) -> Canary:
 def _targeted(
     audited: Audited, lines: Mapping[int, str], protocol: ExtractionProtocol, seed: int
 ) -> AuditRecord:
-    """Return how many secrets are guessed from the words before them.
+    """Return the record of secrets that are guessed from the words before them.
 
-    Control: the same words with secrets drawn by public coins, as Carlini et al. 2019 compare.
+    The control is the same words with secrets drawn by public coins, as in Carlini et al. 2019.
     """
     pool, coins = candidates(audited.tokenizer), np.random.default_rng(seed)
     canaries = [_canary(audited, line, number) for number, line in lines.items()]
@@ -310,8 +310,8 @@ class _Seen:
     Attributes:
         losses: losses of each row.
         text: number of each row's text.
-        trained: number of texts that trained, which have the lowest numbers.
-        held_out: number of texts that did not train.
+        trained: number of texts in the training, which have the lowest numbers.
+        held_out: number of held-out texts.
     """
 
     losses: Losses
@@ -407,7 +407,7 @@ def _discoverable(
     protocol: ExtractionProtocol,
     seed: int,
 ) -> AuditRecord:
-    """Return how many texts of its training a causal model completes word for word."""
+    """Return the record of training texts that a causal model completes word for word."""
     most = max(side.n_units for side in sides)
     config = ExtractionConfig(extraction_rows=most, **protocol.model_dump())
     members, others = (draw_prompts(side, config, [], seed_key(seed)) for side in sides)

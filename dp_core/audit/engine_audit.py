@@ -46,7 +46,7 @@ from dp_core.training.objectives import Objective, causal_lm
 
 MANIFEST = b"engine audit"
 _START = 0.3  # standard deviation of the black box's initial weights
-_FLOOR = 10.0  # deviations of an update's noise, above AdamW's adaptive scaling
+_FLOOR = 10.0  # noise floor, in deviations of an update's noise: disables adaptive scaling
 _ROWS_AT_ONCE = 512  # rows whose likelihoods are computed in one batch
 CLIP_NORM = 1.0
 

@@ -318,11 +318,11 @@ class ExposureRow:
     expected_occurrences: float  # canary_rate × declared units: public, unlike the number realised
     canaries: int
     contexts_per_canary: int
-    candidates: int  # |V|: the pieces that a secret was drawn from and is ranked among
+    candidates: int  # |V|: number of tokens from which secrets are drawn and ranked
     exposure: float
     low: float  # 95% confidence interval over canaries
     high: float
-    null_expected: float  # a model that remembers nothing, for a group of this size
+    null_expected: float  # exposure without memory, for a group of this size
     null_low: float
     null_high: float
     p_value: float  # P(a mean rank this small | nothing remembered)

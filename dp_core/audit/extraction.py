@@ -178,7 +178,7 @@ def discoverable(
 ) -> tuple[ExtractionRow, ...]:
     """Return how many rows of the training and how many held-out rows are extracted.
 
-    The result is empty if a side has no rows. An extracted row is a guess that the row trained.
+    The result is empty if a side has no rows. Each extraction is a guess that the row is a member.
     For rows of different units, the expected share is at most the claim's TPR at an FPR of the
     control's share. The ceiling is taken at the upper end of the control's interval.
 
@@ -306,7 +306,7 @@ def extraction_record(
         measured: description of the measured quantity.
     """
     of_all = {row.decoding: row for row in rows if row.group == ALL}
-    if not of_all:  # whether anything could be tried is as private as the result
+    if not of_all:  # the existence of prompts is as private as the result
         why = f"There was nothing to try: no {sought.what}, or no {sought.control}, that the"
         none = not_run(key, name, measured, f"{why} protocol fits.")
         return none.model_copy(update={"label": label})

@@ -1,8 +1,8 @@
-"""Lower bounds on ε from one training run: what m canaries, each in or out by a fair coin, refute.
+"""Lower bounds on ε from one training run with m canaries, each in or out by a fair coin.
 
-Of m canaries, each a whole privacy unit, an independent fair coin puts each into the training data
-or leaves it out. An adversary sees the release, guesses the coins of r canaries and is right for v
-of them. Too many right guesses contradict the claim. Two theorems bound that number:
+Each canary is a whole privacy unit. An independent fair coin includes it in the training data or
+leaves it out. An adversary sees the release and guesses the coins of r canaries, v of them rightly.
+Too many right guesses contradict the claim. Two theorems bound the number of right guesses:
 
 * `BinomialBound` (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846, Theorem 5.2). Under
   (ε, δ)-DP, with W ~ Binomial(r, e^ε/(1 + e^ε)),
@@ -10,20 +10,20 @@ of them. Too many right guesses contradict the claim. Two theorems bound that nu
       P[right ≥ v] ≤ P[W ≥ v] + 2mδ · max_{1≤i≤v} P[v − i ≤ W < v]/i.
 
 * `TradeOffBound` (Mahloujifar, Melis and Chaudhuri 2024, arXiv:2410.22235). Let p_i be the
-  probability of i right guesses, and x(·) a claimed trade-off. Flip the coin of one canary, chosen
-  at random: if its guess was right, with i right guesses in all, there are now i − 1. So for k ≥ 1
+  probability of i right guesses, and x(·) a claimed trade-off. Flip the coin of a random canary: if
+  its guess was right, the number of right guesses falls from i to i − 1. So for k ≥ 1
 
       Σ_{i≥k−1} (r − i)·p_i/m ≥ x(Σ_{i≥k} i·p_i/m),
 
-  by the convexity of x. If P[right ≥ v] were α, these would force the p_i to add up to more than 1
-  unless α is small. The bound uses the whole curve, which is stronger than any single (ε, δ) of it.
-  With the curve of a single (ε, δ) it assumes nothing else.
+  by the convexity of x. For P[right ≥ v] = α, these inequalities force the p_i to add up to more
+  than 1 unless α is small. The bound uses the whole curve, which is stronger than any one point
+  (ε, δ) of the curve. With the curve of a single (ε, δ) the bound has no further assumption.
 
-Both theorems need independent coins, but not that the training treats canaries independently. The
+Both theorems assume independent coins, but not that the training treats canaries independently. The
 bounds are void if training or guessing learns the coins by another way than the model, if r is
-chosen with knowledge of the coins, or if a fixed split replaces the coins. A threshold that is
-chosen after the scores are known costs a factor: the error probability is divided by the number m
-of possible thresholds, not by the few that the scores favour (docs/audits.md).
+chosen with knowledge of the coins, or if a fixed split replaces the coins. If a threshold is chosen
+after the scores are known, the error probability must be divided by the number m of possible
+thresholds, not by the few that the scores favour (docs/audits.md).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile
 
 _TOLERANCE = 1e-4  # precision of ε
 _STRIDE = 0.25  # step of the upward search in ε; every step below the bound is refuted
-_LARGEST = 50.0  # ε beyond the reach of any audit
+_LARGEST = 50.0  # upper end of the search in ε, which no audit reaches
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ class GuessOutcome:
         right: v, the number of right guesses.
 
     Raises:
-        BadInput: not 0 ≤ v ≤ r ≤ m.
+        BadInput: 0 ≤ v ≤ r ≤ m does not hold.
     """
 
     canaries: int
@@ -71,7 +71,7 @@ class GuessOutcome:
 
 
 def binomial_p_value(outcome: GuessOutcome, epsilon: float, delta: float) -> float:
-    """Return the most that P[right ≥ v] can be under (ε, δ)-DP (Steinke et al., Theorem 5.2)."""
+    """Return the upper bound on P[right ≥ v] under (ε, δ)-DP (Steinke et al., Theorem 5.2)."""
     m, r, v = outcome.canaries, outcome.guesses, outcome.right
     q = float(expit(epsilon))
     tail = float(bdtrc(v - 1, r, q)) if v else 1.0  # P[W ≥ v]
@@ -83,12 +83,12 @@ def binomial_p_value(outcome: GuessOutcome, epsilon: float, delta: float) -> flo
 
 
 def trade_off_refuted(outcome: GuessOutcome, trade_off: TradeOff, significance: float) -> bool:
-    """Whether under the trade-off P[right ≥ v] < `significance`.
+    """Return whether P[right ≥ v] < `significance` under the trade-off.
 
-    With h_k = Σ_{i≥k} (r − i)p_i/m and c_k = Σ_{i≥k} i·p_i/m the theorem says h_{k−1} ≥ x(c_k), and
-    c_{k−1} = c_k + (h_{k−1} − h_k)·(k − 1)/(r − k + 1) by definition. From P[right ≥ v] = α the
-    smallest start is c_v = αv/m, h_v = α(r − v)/m, and every step grows with the one before. All
-    p_i add up to (c_0 + h_0)·m/r, which must not pass 1.
+    Let h_k = Σ_{i≥k} (r − i)p_i/m and c_k = Σ_{i≥k} i·p_i/m. The theorem states h_{k−1} ≥ x(c_k).
+    By definition, c_{k−1} = c_k + (h_{k−1} − h_k)·(k − 1)/(r − k + 1). For P[right ≥ v] = α the
+    smallest start is c_v = αv/m, h_v = α(r − v)/m, and every step increases with its predecessor.
+    All p_i add up to (c_0 + h_0)·m/r, which must not exceed 1.
     """
     m, r, v = outcome.canaries, outcome.guesses, outcome.right
     if r == 0:
@@ -96,7 +96,7 @@ def trade_off_refuted(outcome: GuessOutcome, trade_off: TradeOff, significance: 
     right, wrong = significance * v / m, significance * (r - v) / m
     for i in range(v - 1, -1, -1):
         least = trade_off.least_false_positive_rate(min(1.0, right))
-        if least <= wrong:  # from here on nothing grows
+        if least <= wrong:  # the remaining steps add nothing
             break
         right += (least - wrong) * i / (r - i)
         wrong = least
@@ -106,9 +106,9 @@ def trade_off_refuted(outcome: GuessOutcome, trade_off: TradeOff, significance: 
 
 
 def trade_off_p_value(outcome: GuessOutcome, trade_off: TradeOff) -> float:
-    """Return the smallest significance at which the trade-off is not refuted, from above.
+    """Return the smallest significance at which the trade-off is refuted, rounded up.
 
-    Never below 10⁻¹²: how much smaller it is is not computed.
+    The result is at least 10⁻¹²; smaller p-values are not computed.
     """
     if not trade_off_refuted(outcome, trade_off, 1.0 - 1e-12):
         return 1.0
@@ -123,9 +123,9 @@ def trade_off_p_value(outcome: GuessOutcome, trade_off: TradeOff) -> float:
 
 
 class OneRunBound(ABC):
-    """A family of claims, one for each ε at a δ, and the test that refutes one of them.
+    """A family of claims, one for each ε at a δ, with a test that can refute each claim.
 
-    Every bound is held to one conformance suite: null models, mechanisms of known ε, planted bugs
+    Every bound passes one conformance suite: null models, mechanisms of known ε, planted bugs
     (tests/dp_core/audit/lower_bound_conformance.py).
     """
 
@@ -136,13 +136,13 @@ class OneRunBound(ABC):
     def refutes(
         self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
     ) -> bool:
-        """Whether the outcome has probability at most `significance` under the claim."""
+        """Return whether the outcome has probability at most `significance` under the claim."""
 
     def epsilon(self, outcome: GuessOutcome, delta: float, confidence: float = 0.95) -> float:
-        """Return the lower bound on ε at δ: every smaller ε is refuted. 0 where nothing is.
+        """Return the lower bound on ε at δ: every smaller ε is refuted. 0 if no ε is refuted.
 
         Args:
-            outcome: of guesses whose number was fixed before the coins were seen.
+            outcome: outcome of guesses whose number was fixed before the coins were seen.
             delta: δ of the claim.
             confidence: probability that the bound is right, 1 − significance.
         """
@@ -154,13 +154,13 @@ class OneRunBound(ABC):
     def best_epsilon(
         self, right: NDArray[np.bool_], delta: float, confidence: float = 0.95
     ) -> float:
-        """Return the lower bound where the number of guesses was not fixed beforehand.
+        """Return the lower bound if the number of guesses was not fixed beforehand.
 
-        The first r guesses are looked at for every r from 1 to m, each at the error probability
-        (1 − confidence)/m: a union bound over all that could have been chosen.
+        The first r guesses are tested for every r from 1 to m, each at the error probability
+        (1 − confidence)/m: a union bound over every possible number of guesses.
 
         Args:
-            right: (m,) whether each guess is right, the surest first, of all m canaries.
+            right: (m,) whether the guess on each canary is right, the most certain guess first.
             delta: δ of the claim.
             confidence: probability that the bound is right.
         """
@@ -169,10 +169,10 @@ class OneRunBound(ABC):
         significance, best = (1 - confidence) / max(m, 1), 0.0
         counts, made = np.cumsum(right), np.arange(1, m + 1)
         shares = counts / made
-        # The most promising first: then for most of the others one test is enough.
+        # After the most promising r, a single test is enough for most of the others.
         promise = shares - np.sqrt(np.maximum(shares * (1 - shares), 1 / made) / made)
         for index in np.argsort(-promise, kind="stable"):
-            if 2 * counts[index] > made[index]:  # a coin does as well
+            if 2 * counts[index] > made[index]:  # better than chance
                 outcome = GuessOutcome(m, int(made[index]), int(counts[index]))
                 best = self._search(outcome, delta, significance, best)
         return best
@@ -180,14 +180,14 @@ class OneRunBound(ABC):
     def power(self, canaries: int, guesses: int, delta: float, confidence: float = 0.95) -> float:
         """Return the largest ε that an audit of this size can refute: all of its guesses right.
 
-        Known before the training. About 3·e^ε right guesses refute ε at 95%.
+        The power is known before the training. About 3·e^ε right guesses refute ε at 95%.
         """
         return self.epsilon(GuessOutcome(canaries, guesses, guesses), delta, confidence)
 
     def _search(
         self, outcome: GuessOutcome, delta: float, significance: float, refuted: float
     ) -> float:
-        """Return the largest refuted ε found upwards of `refuted`."""
+        """Return the largest refuted ε, found by a search upwards from `refuted`."""
 
         def refutes(epsilon: float) -> bool:
             return self.refutes(outcome, epsilon, delta, significance)
@@ -204,35 +204,36 @@ class OneRunBound(ABC):
 
 
 class BinomialBound(OneRunBound):
-    """Steinke, Nasr and Jagielski 2023: (ε, δ)-DP by the tail of a binomial."""
+    """Steinke, Nasr and Jagielski 2023: refutes (ε, δ)-DP by the tail of a binomial."""
 
     name = "binomial"
 
     def refutes(
         self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
     ) -> bool:
-        """Whether the p-value is at most the significance."""
-        likely = binomial_p_value(outcome, epsilon, 0.0) > significance  # quick, and enough
+        """Return whether the p-value is at most the significance."""
+        likely = binomial_p_value(outcome, epsilon, 0.0) > significance  # a quick test first
         return not likely and binomial_p_value(outcome, epsilon, delta) <= significance
 
 
 class TradeOffBound(OneRunBound):
-    """Mahloujifar, Melis and Chaudhuri 2024, with the trade-off of (ε, δ)-DP: nothing assumed."""
+    """Mahloujifar, Melis and Chaudhuri 2024, with only the trade-off of (ε, δ)-DP assumed."""
 
     name = "trade-off"
 
     def refutes(
         self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
     ) -> bool:
-        """Whether the trade-off of (ε, δ) is refuted."""
+        """Return whether the trade-off of (ε, δ) is refuted."""
         return trade_off_refuted(outcome, PrivacyProfile.of_claim(epsilon, delta), significance)
 
 
 class GaussianBound(OneRunBound):
-    """The same for Gaussian trade-offs: refuted is μ-GDP for every smaller μ, and stated is its ε.
+    """The trade-off bound for Gaussian curves, stated as the ε of a curve at δ.
 
-    That a training is not μ-GDP needs no assumption. That its ε at δ is above the Gaussian curve's
-    does: that its own curve has that shape, as of noised sums over many updates it nearly has.
+    Every smaller μ-GDP is refuted without an assumption. The conclusion that the training's ε at δ
+    is larger assumes that its trade-off is Gaussian, as it nearly is for noised sums over many
+    updates.
     """
 
     name = "Gaussian"
@@ -241,9 +242,9 @@ class GaussianBound(OneRunBound):
     def refutes(
         self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
     ) -> bool:
-        """Whether the Gaussian trade-off with this ε at δ is refuted."""
+        """Return whether the Gaussian trade-off with this ε at δ is refuted."""
         if delta == 0:
-            return False  # no Gaussian mechanism has an ε at δ = 0
+            return False  # no Gaussian mechanism has a finite ε at δ = 0
         curve = GaussianTradeOff.of_epsilon(epsilon, delta)
         return trade_off_refuted(outcome, curve, significance)
 

@@ -1,7 +1,7 @@
 """Membership attacks, which turn observations of rows into scores, higher for likely members.
 
-`loss` is S-BBA and, by the mean over a document, an admission or a patient, A-BBA and P-BBA;
-`attention` and `gradients` are S-AWBA and S-GWBA (Jagannatha et al. 2021, section 4.1). The others
+`loss` is S-BBA. Its mean over a document, an admission or a patient is A-BBA and P-BBA. `attention`
+and `gradients` are S-AWBA and S-GWBA (Jagannatha et al. 2021, section 4.1). The other attacks
 compare with a reference model that never saw the members: the public model of the same run.
 """
 
@@ -21,8 +21,8 @@ from dp_core.audit.membership_scores import Losses
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
-OFFLINE_A = tuple(float(a) for a in np.linspace(0, 1, 11))  # RMIA's a, of which one is chosen
-LEAST_FOR_VARIANCES = 64  # references from which each row's own variance is worth estimating
+OFFLINE_A = tuple(float(a) for a in np.linspace(0, 1, 11))  # values of RMIA's a to choose from
+LEAST_FOR_VARIANCES = 64  # number of references from which each row has a separate variance
 _LEAST_LOSS = 1e-12
 
 
@@ -32,9 +32,9 @@ class Attack:
 
     Attributes:
         name: loss | min-k | reference | rmia | lira | attention | gradients.
-        scores: (n,) higher for what looks like a member; a group's score is its rows' mean.
-        threshold: a row or group with a score above it is declared a member.
-        measured: (n,) rows that the attack was not fitted on.
+        scores: (n,) higher for likely members; a group's score is the mean over its rows.
+        threshold: score above which a row or group is declared a member.
+        measured: (n,) whether each row is measured, because the attack was not fitted on it.
     """
 
     name: str
@@ -55,10 +55,10 @@ def attacks(
     Args:
         found: losses of the attacked model.
         references: losses of models that never saw the members; may be empty.
-        features: name -> (n, F), for attacks that are fitted.
-        members: (n,) the truth.
-        fitted: (n,) rows on which thresholds and regressions are fitted; they measure nothing,
-            but for `loss`, whose threshold is a published quantity.
+        features: name -> (n, F) features for attacks that are fitted.
+        members: (n,) whether each row is a member.
+        fitted: (n,) rows on which thresholds and regressions are fitted. Only `loss` measures
+            them, because its threshold is a published quantity.
     """
     measured = ~fitted
     made = [Attack("loss", -found.mean, -float(found.mean[members].mean()), np.ones_like(members))]
@@ -77,7 +77,7 @@ def attacks(
 
 
 def best_threshold(scores: Floats, members: Flags) -> float:
-    """Return the score above which most more members than others lie, by share."""
+    """Return the threshold with the largest TPR − FPR."""
     candidates = np.unique(scores)
     own, others = np.sort(scores[members]), np.sort(scores[~members])
     above = 1 - np.searchsorted(own, candidates, side="right") / len(own)
@@ -86,7 +86,7 @@ def best_threshold(scores: Floats, members: Flags) -> float:
 
 
 def confidence(losses: Floats) -> Floats:
-    """Return ln(p / (1 − p)) of p = e^−loss, on which LiRA's normal law is a good fit."""
+    """Return ln(p / (1 − p)) for p = e^−loss, which LiRA's normal distribution fits well."""
     kept = np.maximum(losses, _LEAST_LOSS)
     logits: Floats = -kept - np.log(-np.expm1(-kept))
     return logits
@@ -99,17 +99,17 @@ def rmia(
     population_references: Floats,
     a: float,
 ) -> Floats:
-    """Return offline RMIA: the share of a population that a row beats (Zarifzadeh et al. 2024).
+    """Return offline RMIA scores: the share of a population with a smaller ratio than a row.
 
-    arXiv:2312.03262, equation 8 with γ = 1, and p(x) from models without x alone (appendix B.2.2):
-    ((1 + a)·p_out(x) + (1 − a)) / 2.
+    Zarifzadeh et al. 2024 (arXiv:2312.03262), equation 8 with γ = 1. p(x) is estimated only from
+    models without x (appendix B.2.2): ((1 + a)·p_out(x) + (1 − a)) / 2.
 
     Args:
         target: (n,) probability of each row by the attacked model.
-        references: (n, k) by models that never saw it.
-        population_target: (z,) of other rows, which are not measured.
-        population_references: (z, k).
-        a: in [0, 1].
+        references: (n, k) probabilities by models that never saw the row.
+        population_target: (z,) as `target`, for other rows, which are not measured.
+        population_references: (z, k) as `references`, for the same rows.
+        a: the parameter a in [0, 1].
     """
     ratios = target / (((1 + a) * references.mean(1) + (1 - a)) / 2)
     population = np.sort(
@@ -120,9 +120,10 @@ def rmia(
 
 
 def _tuned_rmia(target: Floats, references: Floats, members: Flags, fitted: Flags) -> Floats:
-    """Return RMIA's scores at the best a on the fitted rows, whose non-members are z.
+    """Return RMIA's scores with the a of the largest AUC on the fitted rows.
 
-    Probabilities of text are so small that any a other than 1 undoes the calibration.
+    The population z consists of the non-members among the fitted rows. Probabilities of text are
+    so small that any a other than 1 undoes the calibration.
     """
     z = fitted & ~members
     every = [rmia(target, references, target[z], references[z], a) for a in OFFLINE_A]
@@ -133,16 +134,16 @@ def _tuned_rmia(target: Floats, references: Floats, members: Flags, fitted: Flag
 def lira_offline(target: Floats, references: Floats) -> Floats:
     """Return offline LiRA: a row's score in standard deviations above models without the row.
 
-    Carlini et al. 2022 (arXiv:2112.03570), section VI.A: 1 − Pr[N(μ_out, σ²_out) > φ] rises with
-    it. With fewer than 64 references one variance serves all rows (their section V).
+    Carlini et al. 2022 (arXiv:2112.03570), section VI.A: 1 − Pr[N(μ_out, σ²_out) > φ] increases
+    with this score. With fewer than 64 references all rows share one variance (their section V).
 
     Args:
         target: (n,) `confidence` of each row by the attacked model.
-        references: (n, k) by models that never saw it.
+        references: (n, k) `confidence` by models that never saw the row.
     """
     centred: Floats = target - references.mean(1)
     if references.shape[1] < LEAST_FOR_VARIANCES:
-        return centred  # in the one unit that all share
+        return centred  # a shared deviation does not change the order
     result: Floats = centred / np.maximum(references.std(1, ddof=1), 1e-12)
     return result
 
@@ -150,7 +151,7 @@ def lira_offline(target: Floats, references: Floats) -> Floats:
 def learned(features: Floats, members: Flags, fitted: Flags) -> Floats:
     """Return the log-odds of logistic regression, fitted on the rows `fitted`: (n,).
 
-    Features are standardised by those rows alone; both sides weigh the same.
+    Only these rows determine the standardisation of features. Both sides have the same weight.
     """
     model = make_pipeline(
         StandardScaler(), LogisticRegression(class_weight="balanced", max_iter=5000)

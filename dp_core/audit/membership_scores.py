@@ -1,7 +1,8 @@
 """Observations for membership attacks: losses under fresh masks, attention, and gradients.
 
-Signals of Jagannatha et al. 2021, section 4.1, and Min-K%++ (Zhang et al. 2024, arXiv:2404.02936).
-n rows, M rows at a time, S tokens, K predictions, H heads, V tokens of the vocabulary.
+The signals follow Jagannatha et al. 2021, section 4.1, and Min-K%++ (Zhang et al. 2024,
+arXiv:2404.02936). Shapes: n rows, M rows at a time, S tokens, K predictions, H heads, V tokens of
+the vocabulary.
 """
 
 from __future__ import annotations
@@ -29,20 +30,20 @@ Floats = NDArray[np.float64]
 Indices = NDArray[np.int64]
 
 LOWEST = 0.2  # Min-K%: the share of a row's predictions that is averaged
-_PERCENTILES = (5, 50, 95)  # of the concentration over a row's tokens, in addition to the mean
+_PERCENTILES = (5, 50, 95)  # features of a row's concentrations, in addition to the mean
 _ROWS_AT_ONCE, _GRADIENTS_AT_ONCE = 64, 16
-_LEAST_VARIANCE = 1e-12  # of the log-probabilities of a prediction
+_LEAST_VARIANCE = 1e-12  # lower bound on the variance of a prediction's log-probabilities
 
 
 @dataclass(frozen=True)
 class Rows:
-    """Rows of a store, and where their masks come from.
+    """Rows of a store, and the source of their masks.
 
     Attributes:
-        store: holds them.
+        store: the store that holds the rows.
         numbers: (n,) row numbers.
-        coins: public, and used for no training: another seed gives other masks.
-        masks: how many masks of each row are averaged; a causal model masks nothing, and has one.
+        coins: public seed of the masks, which no training uses.
+        masks: number of masks of each row to average over; ignored for a causal model.
     """
 
     store: TokenStore
@@ -51,7 +52,7 @@ class Rows:
     masks: int
 
     def keys(self, rows: Indices, draw: int) -> U64:
-        """Return the mask keys of rows (M,): each its own, and another in every draw."""
+        """Return the mask keys of rows (M,), different for each row and each draw."""
         units = np.searchsorted(self.store.unit_rows, rows, side="right") - 1
         return row_keys(self.store, units, rows[:, None], self.coins, draw)[:, 0]
 
@@ -62,7 +63,7 @@ class Losses:
 
     Attributes:
         mean: mean cross-entropy over a row's predictions under all masks, in nats.
-        lowest: Min-K%++ over the same predictions, with its sign turned.
+        lowest: negated Min-K%++ over the same predictions.
     """
 
     mean: Floats
@@ -98,27 +99,27 @@ def _weighted_means(values: Floats, weights: Floats) -> Floats:
 
 
 def min_k(values: Floats, weights: Floats, share: float = LOWEST) -> Floats:
-    """Return the mean of each row's lowest values: ⌊share · predictions⌋ of them, one at least.
+    """Return the mean of each row's lowest values: ⌊share · predictions⌋ values, at least one.
 
     Args:
-        values: (M, K).
+        values: (M, K) one value for each prediction.
         weights: (M, K), 0 for padding.
-        share: of the predictions.
+        share: share of the predictions to average over.
     """
     asked = np.where(weights > 0, values, np.inf)
     count = np.maximum(1, (weights.sum(1) * share).astype(np.int64))  # (M,)
     taken = np.arange(values.shape[1])[None, :] < count[:, None]
-    taken &= weights.sum(1, keepdims=True) > 0  # a row that asks nothing has nothing to say
+    taken &= weights.sum(1, keepdims=True) > 0  # no predictions, mean 0
     lowest = np.where(taken, np.sort(asked, axis=1), 0.0)
     means: Floats = lowest.sum(1) / count
     return means
 
 
 def _token_statistics(model: AnyModel) -> Callable[..., tuple[Tensor, Tensor]]:
-    """Return a function of (ids, lengths, positions, labels): two (M·K,) statistics, compiled.
+    """Return a compiled function of (ids, lengths, positions, labels): two (M·K,) statistics.
 
-    The cross-entropy of each prediction, and its log-probability in standard deviations from the
-    mean, both over the model's own prediction: (ln p − Σ pᵥ ln pᵥ) / σ (Zhang et al. 2024, eq. 3).
+    They are the cross-entropy of each prediction, and its log-probability standardised by the mean
+    and σ of log-probabilities under the model: (ln p − Σ pᵥ ln pᵥ) / σ (Zhang et al. 2024, eq. 3).
     """
     layers, config = _layers(model), model.config
 
@@ -141,14 +142,14 @@ def _token_statistics(model: AnyModel) -> Callable[..., tuple[Tensor, Tensor]]:
 
 
 class _WatchedAttention(Layers):
-    """Layers that note each block's attention concentration: (M, H, queries)."""
+    """Layers that record each block's attention concentration: (M, H, queries)."""
 
     def __init__(self, parameters: Variables) -> None:
         super().__init__(parameters)
         self.concentrations: list[Tensor] = []
 
     def attention_weights(self, name: str, scores: Tensor) -> Tensor:
-        """As in `Layers`; C(a) = Σ aᵢ ln aᵢ of every query is kept."""
+        """Return the weights of `Layers`, and record C(a) = Σ aᵢ ln aᵢ of every query."""
         weights = super().attention_weights(name, scores)
         self.concentrations.append(tf.reduce_sum(tf.math.xlogy(weights, weights), axis=-1))
         return weights
@@ -157,9 +158,9 @@ class _WatchedAttention(Layers):
 def attention_features(model: AnyModel, rows: Rows) -> Floats:
     """Return the attention concentration of each row, by head: (n, layers · H · 4).
 
-    C(a) = Σ aᵢ ln aᵢ of every token's attention, in nats; of it the mean, the median and the 5th
-    and 95th percentile over the row's tokens (Jagannatha et al. 2021, equation 3). Rows are read
-    under one fresh mask.
+    Every token's attention has the concentration C(a) = Σ aᵢ ln aᵢ, in nats. The features are its
+    mean, median, and 5th and 95th percentiles over the row's tokens (Jagannatha et al. 2021,
+    equation 3). Rows are read under one fresh mask.
     """
     objective, config = objective_for(model.config), model.config
 
@@ -183,7 +184,7 @@ def attention_features(model: AnyModel, rows: Rows) -> Floats:
 def over_tokens(values: NDArray[np.float32], lengths: NDArray[np.int32]) -> Floats:
     """Return mean and percentiles over each row's tokens: (M, ..., S) -> (M, ... · 4).
 
-    Percentiles are interpolated linearly. Padding, from `lengths` (M,) on, does not count.
+    Percentiles are interpolated linearly. Padding, which begins at `lengths` (M,), is ignored.
     """
     m, s = values.shape[0], values.shape[-1]
     flat = values.reshape(m, -1, s).astype(np.float64)
@@ -206,8 +207,8 @@ def over_tokens(values: NDArray[np.float32], lengths: NDArray[np.int32]) -> Floa
 def gradient_features(model: AnyModel, rows: Rows) -> Floats:
     """Return the logarithm of each row's squared gradient norm, layer by layer: (n, layers).
 
-    In one backward pass for many rows, by the engine that clips (Jagannatha et al. 2021 take the
-    norms of one row after another). Rows are read under one fresh mask.
+    The clipping engine computes the norms of many rows in one backward pass (Jagannatha et al. 2021
+    process one row after another). Rows are read under one fresh mask.
     """
     objective, config = objective_for(model.config), model.config
     parameters = _constants(model)
@@ -239,7 +240,7 @@ def _once(
 
 
 def _parts(numbers: Indices, at_once: int) -> Iterator[tuple[int, Indices]]:
-    """Yield (first, row numbers) in parts of one size: the last is filled with its own rows."""
+    """Yield (first, row numbers) in parts of one size; the last part repeats its rows."""
     for start in range(0, len(numbers), at_once):
         yield start, np.resize(numbers[start : start + at_once], at_once)
 

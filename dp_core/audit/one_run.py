@@ -1,7 +1,7 @@
-"""An audit in one training run: coins, guesses, null control, and the verdict on a claim.
+"""Audit of a claim in one training run: coins, guesses, null control, and verdict.
 
 The order of the steps makes the audit valid: the number of guesses and the significance are fixed,
-the coins are thrown from a separate secret, the training reads only the canaries that are in, the
+the coins are thrown from a separate secret, the training reads only the included canaries, the
 guesses are computed from the released model, and only then are they compared with the coins.
 """
 
@@ -22,8 +22,8 @@ from dp_core.privacy.seed_store import PrivacySeed
 
 Indices = NDArray[np.int64]
 Scores = NDArray[np.float64]
-SIGNIFICANCE = 0.001  # rate at which an audit may contradict a claim that holds
-CONFIDENCE = 0.95  # of lower bounds, as the literature states them
+SIGNIFICANCE = 0.001  # largest probability that an audit contradicts a true claim
+CONFIDENCE = 0.95  # confidence of lower bounds that is usual in the literature
 NULL_REPEATS = 1000
 
 
@@ -36,7 +36,7 @@ class Guesses:
         outside: number of canaries with the lowest scores, which are guessed to be out.
 
     Raises:
-        BadInput: there are none, or a number is below 0.
+        BadInput: both numbers are 0, or a number is below 0.
     """
 
     inside: int
@@ -48,7 +48,7 @@ class Guesses:
 
     @classmethod
     def of_share(cls, canaries: int, share: float) -> Guesses:
-        """Return guesses on a share of the canaries, half of them at each end."""
+        """Return guesses on a share of the canaries, half of them at each end of the scores."""
         each = max(1, round(canaries * share / 2))
         return cls(each, each)
 
@@ -63,10 +63,10 @@ class Guesses:
         Args:
             scores: (m,) higher for canaries that are more likely in. Ties are broken by the
                 canary's number, which is independent of the coins.
-            coins: (m,).
+            coins: (m,) whether each canary was included.
 
         Raises:
-            BadInput: scores that are not finite, another number of scores than of coins, or more
+            BadInput: scores that are not finite, scores and coins of different lengths, or more
                 guesses than canaries.
         """
         inside, outside = self.chosen(scores)
@@ -75,7 +75,7 @@ class Guesses:
         return _right(inside, outside, coins)
 
     def chosen(self, scores: Scores) -> tuple[Indices, Indices]:
-        """Return the numbers of the canaries guessed in, and of those guessed out."""
+        """Return the numbers of the canaries that are guessed to be in, and to be out."""
         if scores.ndim != 1 or not np.isfinite(scores).all():
             raise BadInput("scores must be finite, one for each canary", where="audit scores")
         if self.total > len(scores):
@@ -89,9 +89,9 @@ def _right(inside: Indices, outside: Indices, coins: Coins) -> int:
 
 
 def surest_first(scores: Scores, coins: Coins) -> Coins:
-    """Return whether each of m guesses is right, the surest first, for `best_epsilon`.
+    """Return whether each of m guesses is right, the most certain first, for `best_epsilon`.
 
-    Guesses are made from both ends of the scores in turn: highest in, lowest out, and so on.
+    Guesses alternate between the ends of the scores: the highest is guessed in, the lowest out.
     """
     order = np.argsort(-scores, kind="stable")
     half = len(order) - len(order) // 2
@@ -131,7 +131,7 @@ def null_control(
         scores: scores of the audit.
         guesses: guesses of the audit.
         seed: seed of the audit; the fresh coins are drawn from other streams.
-        significance: of the audit.
+        significance: significance of the audit.
     """
     nothing_kept, (inside, outside) = _NothingKept(), guesses.chosen(scores)
     alarms, known = 0, dict[int, bool]()
@@ -174,12 +174,12 @@ class AuditVerdict:
         epsilon: the claimed ε at `delta`.
         delta: δ of the claim.
         canaries: m, the number of canaries.
-        guesses: r, their number, fixed beforehand.
+        guesses: r, the number of guesses, fixed beforehand.
         right: v, the number of right guesses.
-        lower_bounds: on ε at `confidence`, by the name of the bound.
+        lower_bounds: lower bounds on ε at `confidence`, by the name of the bound.
         power: the largest ε that this audit could have refuted, by the name of the bound.
-        confidence: of bounds and power.
-        p_value: the largest probability, under the claim, of so many right guesses.
+        confidence: confidence of bounds and power.
+        p_value: the largest probability of v or more right guesses under the claim.
         significance: the p-value below which the claim is contradicted.
         null: the null control.
     """
@@ -198,7 +198,7 @@ class AuditVerdict:
 
     @property
     def contradicted(self) -> bool:
-        """Whether the claim is refuted, by an audit whose null control is sound."""
+        """Whether the claim is refuted and the null control is sound."""
         return self.null.sound and self.p_value <= self.significance
 
     @property
@@ -216,21 +216,21 @@ def audit_claim(
     guesses: Guesses,
     seed: PrivacySeed,
 ) -> AuditVerdict:
-    """Compare guesses with coins, and the result with a claim.
+    """Compare guesses with coins, and return the verdict on a claim.
 
     Args:
         claim: the claim of the training.
-        scores: one or several ways to score the m canaries, fixed beforehand. Each is tested at
-            its share of both error probabilities, and the one with the smallest p-value is shown.
-        coins: (m,) whether each canary was in.
-        guesses: their number, fixed beforehand.
-        seed: from which the coins were thrown; the coins of the null control are drawn from it too.
+        scores: one or several ways to score the m canaries, fixed beforehand. Each is tested at an
+            equal share of both error probabilities. The verdict shows the smallest p-value.
+        coins: (m,) whether each canary was included.
+        guesses: number of guesses, fixed beforehand.
+        seed: the seed of the coins, from which the coins of the null control are drawn, too.
     """
     if not scores:
         raise BadInput("an audit needs scores", where="audit scores")
     ways, m = len(scores), len(coins)
     outcomes = [GuessOutcome(m, guesses.total, guesses.right(way, coins)) for way in scores]
-    best = int(np.argmax([outcome.right for outcome in outcomes]))  # p-values fall with it
+    best = int(np.argmax([outcome.right for outcome in outcomes]))  # smallest p-value
     outcome = outcomes[best]
     each = 1 - (1 - CONFIDENCE) / ways
     return AuditVerdict(

@@ -1,7 +1,7 @@
-"""The record of one audit: a measurement of a model and the limit that its claim sets to it.
+"""The record of one audit: a measurement of a model, and the limit that the model's claim sets.
 
-All audits write records of this type, also for an audit that was not run. The evidence pack lists
-the records (docs/evidence.md).
+Every audit writes a record of this type, even if it was not run. The evidence pack lists the
+records (docs/evidence.md).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field, model_validator
 from dp_core.config.fields import Config
 from dp_core.labels import Label
 
-COIN_BOUND = "epsilon_lower_bound_given"  # key of bounds by given texts, declared divided by coins
+COIN_BOUND = "epsilon_lower_bound_given"  # key of bounds by texts declared as divided by coins
 Verdict = Literal["consistent", "contradicted", "inconclusive", "invalid", "not run"]
 Level = Literal["canary", "example", "document", "patient", "group"]
 
@@ -22,8 +22,8 @@ class NullDistribution(Config):
     """The distribution of the audit's value for a model that remembers nothing.
 
     Attributes:
-        of: how such a model was simulated, in words.
-        low, high: the band of its values; a share `alarm_rate` of them lies above `high`.
+        of: the method by which such a model was simulated, in words.
+        low, high: the band of the model's values; a share `alarm_rate` of them is above `high`.
         alarm_rate: α, the probability that the audit calls such a model a leak.
         p_value: the probability that such a model gives a value as large as the measured one, or
             None if it is unknown.
@@ -41,25 +41,25 @@ class AuditRecord(Config):
 
     Attributes:
         key: identifies the audit; with `level` and `subject` unique among the records of a model.
-        name: of the audit, in words.
-        subject: the measured model: the released one, or one from which it was made.
-        level: the thing that the audit tries to detect. A claim bounds every audit at or below
-            its unit.
-        measured: the quantity, the way in which it is read, and its unit, in words.
+        name: name of the audit, in words.
+        subject: the measured model: the released model, or a model from which it was made.
+        level: the kind of item that the audit tries to detect. A claim bounds every audit at or
+            below its unit.
+        measured: the measured quantity, the method and the unit, in words.
         value: the measurement, or None for an audit that was not run.
         interval: (low, high), at the confidence `confidence`.
         ceiling: the largest value that the claim allows or that can be measured, or None if there
             is neither.
         ceiling_of: the meaning of `ceiling`, in words.
         power: the effect that this audit could have detected, in words.
-        null_control: of the same audit.
-        bounds_claim: whether a value above the ceiling refutes the claim. This holds for lower
-            bounds by independent coin flips alone. Other audits are consistent or inconclusive.
+        null_control: null distribution of the same audit.
+        bounds_claim: whether a value above the ceiling refutes the claim. This holds only for
+            lower bounds by independent coin flips. Other audits are consistent or inconclusive.
         verdict: the consequence for the claim. An audit that bounds the claim and whose null
-            control alarms too often is `invalid`: it has no ceiling, and nothing follows from it.
+            control alarms too often is `invalid`: it has no ceiling and supports no conclusion.
         finding: the result in a sentence, or the reason why the audit was not run.
         label: the audience of the record.
-        rows: the groups from which `value` is computed, if there are any: names and numbers.
+        rows: names and numbers of the groups from which `value` is computed, if there are any.
     """
 
     key: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
@@ -100,17 +100,17 @@ class AuditRecord(Config):
 
     @property
     def blocks_promotion(self) -> bool:
-        """Whether a model with this record is never promoted, whatever other records say."""
+        """Whether this record prevents the model's promotion, regardless of other records."""
         return self.verdict in ("contradicted", "invalid")
 
     def _refuse_another_verdict(self) -> None:
         """Refuse a verdict that does not follow from the bound and the ceiling.
 
-        A lower bound above the claim contradicts it, and nothing else does. An invalid audit is
-        one that bounds the claim, and its bound is compared with nothing.
+        Only a lower bound above the claim contradicts it. Only an audit that bounds the claim can
+        be invalid, and its bound is not compared with the claim.
 
         Raises:
-            ValueError: the verdict is another one.
+            ValueError: the verdict does not follow.
         """
         if self.verdict == "invalid" and (not self.bounds_claim or self.ceiling is not None):
             raise ValueError(

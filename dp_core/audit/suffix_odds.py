@@ -1,6 +1,7 @@
-"""How a causal model would continue rows: by one forward pass of each, with no text generated.
+"""Odds of row suffixes under a causal model, from one forward pass per row and no generated text.
 
-n rows, M at a time, T tokens of a row, the last L of them its suffix, V of the vocabulary.
+Shapes: n rows, M rows at a time, T tokens of a row, the last L of them its suffix, V tokens of the
+vocabulary.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _PREDICTIONS_AT_ONCE = 1024
 
 
 def suffix_odds(model: AnyModel) -> OddsOf:
-    """Return a function that says how a causal model would continue rows.
+    """Return a function that computes a causal model's odds of row suffixes.
 
     Raises:
         BadInput: raised by the function if a probability is not finite.
@@ -48,12 +49,12 @@ def _odds(
 
     def odds(ids: Tensor) -> tuple[Tensor, ...]:
         m, t = ids.shape
-        asked = tf.tile(tf.range(t - 1 - suffix, t - 1)[None], (m, 1))  # each before its answer
+        asked = tf.tile(tf.range(t - 1 - suffix, t - 1)[None], (m, 1))  # before each suffix token
         logits = causal_logits(layers, config, ids[:, :-1], asked)  # (M·L, V)
         sound = tf.reduce_all(tf.math.is_finite(logits))
-        values, tokens = tf.math.top_k(logits + barred, k)  # (M·L, k): ties by the lower id
+        values, tokens = tf.math.top_k(logits + barred, k)  # (M·L, k); lower ids win ties
         hit = tokens == tf.reshape(ids[:, -suffix:], (-1, 1))
-        # Of the k alone, as sampling draws; in logarithms, for a product of many is tiny.
+        # Sampling normalises over the k tokens. Logarithms prevent underflow of the product.
         logs = tf.where(hit, tf.nn.log_softmax(values), 0.0)
         return (
             sound,
@@ -78,7 +79,7 @@ def _odds(
 
 
 def _parts(prompts: Prompts) -> Iterator[Ids]:
-    """Yield the rows in parts of one size: the last is filled with rows that came before."""
+    """Yield the rows in parts of one size; the last part repeats its rows to reach the size."""
     size = max(1, _PREDICTIONS_AT_ONCE // prompts.suffix)
     for start in range(0, len(prompts.ids), size):
         places = np.resize(np.arange(start, min(start + size, len(prompts.ids))), size)

@@ -1,21 +1,22 @@
-"""Whole-unit canaries in a job's private training, and the lower bound on ε that its model proves.
+"""Whole-unit canaries in a job's private training, and the lower bound on ε from its model.
 
 A canary is a whole privacy unit: one row of random tokens of the released vocabulary, drawn with
 public coins, so that its place among the units is independent of the private text. An independent
-secret coin decides whether it trains (`dp_core.audit.coins`), and the audit guesses the coins from
-the trained model alone (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846). The score of a canary
-is the decrease of its loss since the model before the first update. To first order this is the
-inner product of the change of the weights with the canary's gradient, which a white-box audit reads
-from the noised sums (Nasr et al. 2023, arXiv:2302.07956). Tokens come from shuffled decks of the
-whole vocabulary, each as often as any other, so that the gradients of canaries share little.
+secret coin decides whether the training includes it (`dp_core.audit.coins`), and the audit guesses
+the coins from the trained model alone (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846). The
+score of a canary is the decrease of its loss since the model before the first update. To first
+order this is the inner product of the change of the weights with the canary's gradient, which a
+white-box audit reads from the noised sums (Nasr et al. 2023, arXiv:2302.07956). Tokens come from
+shuffled decks of the whole vocabulary, each token equally often, so that the gradients of canaries
+overlap little.
 
-*The guarantee to private units.* For each outcome of the coins the canaries that are in are
-a constant, the same for neighbouring data sets D and D′: D and D′ with them are neighbours too, and
-the training is (ε, δ)-DP for private units, with the plan that declares private units and all
-canaries together. As the coins are thrown independently of the data, model and coins *together* are
-(ε, δ)-DP for private units. So a bound, a function of both, is `dp`, and costs nothing more. The
-coins themselves are the operator's, for the sake of the audit alone: published before the guesses
-are made, they would void it.
+*The guarantee to private units.* For each outcome of the coins, the included canaries are constant
+and the same for neighbouring data sets D and D′. So D and D′ are still neighbours with these
+canaries, and the training is (ε, δ)-DP for private units under the plan that declares private units
+and all canaries together. The coins are independent of the data, so model and coins *together* are
+(ε, δ)-DP for private units. A bound is a function of both, so its label is `dp` and it has no
+further privacy cost. Only the operator may see the coins, for the sake of the audit alone: it is
+void if the coins are published before the guesses are made.
 """
 
 from __future__ import annotations
@@ -47,10 +48,10 @@ _ROWS_AT_ONCE = 256
 
 
 def planned_guesses(canaries: int, epsilon: float) -> Guesses:
-    """Return the number of canaries guessed to be in: a function of m and the claim alone.
+    """Return the number of canaries guessed to be in, which depends on m and the claim alone.
 
     It is twice the number that would refute ε if all were right, but at least 4% of the canaries
-    and at most a quarter of them, because guesses beyond the surest are worth less.
+    and at most a quarter of them, because less certain guesses are worth less.
     """
     needed = math.log(SIGNIFICANCE) / -float(np.logaddexp(0.0, -epsilon))
     least, most = (max(1, round(share * canaries)) for share in (_LEAST_SHARE, _MOST_SHARE))
@@ -58,7 +59,7 @@ def planned_guesses(canaries: int, epsilon: float) -> Guesses:
 
 
 def canary_scores(start: AnyModel, trained: AnyModel, canaries: TokenStore) -> Scores:
-    """Return the decrease of each canary's loss by the training, in nats, (m,).
+    """Return the decrease of each canary's loss due to the training, in nats, (m,).
 
     Args:
         start: the model before the first update.
@@ -78,7 +79,7 @@ def _losses(model: AnyModel, canaries: TokenStore) -> Scores:
     """Return the summed loss of each canary, (m,), with one token masked or predicted at a time."""
     row_losses, found = _row_losses(model), np.zeros(canaries.n_rows)
     for first in range(0, canaries.n_rows, _ROWS_AT_ONCE):
-        numbers = np.arange(first, first + _ROWS_AT_ONCE) % canaries.n_rows  # one shape
+        numbers = np.arange(first, first + _ROWS_AT_ONCE) % canaries.n_rows  # batches of one shape
         total = np.zeros(_ROWS_AT_ONCE)
         for made in _asked(model, canaries, numbers):
             arrays = (made.input_ids, canaries.lengths[numbers], made.positions, made.labels)
@@ -128,17 +129,17 @@ def most_right(claim: Claim, canaries: int, guesses: int) -> int:
 
 
 def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str) -> AuditRecord:
-    """Return a verdict as a record: its value is the lower bound at 95%, its interval at 99.9%.
+    """Return the record of a verdict: its value is the lower bound at 95%, its interval at 99.9%.
 
     The ceiling is the bound from the largest number of right guesses that does not contradict the
-    whole curve of the claim. It is at most the claimed ε, and exactly the bounds above it
-    contradict. An audit whose null control alarms is invalid, and has no ceiling.
+    whole curve of the claim. It is at most the claimed ε. A bound contradicts the claim if and only
+    if it exceeds the ceiling. An audit whose null control alarms is invalid, and has no ceiling.
 
     Args:
-        verdict: of the audit.
+        verdict: verdict of the audit.
         claim: the audited claim.
-        label: of the bound: the label of the model, for the reason given above.
-        names: key, name and measured of the record.
+        label: label of the bound, which is the label of the model (see the module's docstring).
+        names: `key`, `name` and `measured` of the record.
     """
     bound, sure = TradeOffBound(), 1 - SIGNIFICANCE
     m, r = verdict.canaries, verdict.guesses
@@ -148,7 +149,7 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
 
     allowed, low, power = most_right(claim, m, r), at(verdict.right), at(r)
     ceiling: float | None = at(allowed)
-    if verdict.contradicted:  # never a tie
+    if verdict.contradicted:  # the bound must exceed the ceiling
         ceiling = min(at(allowed), low - 1e-6)
     by_chance = int(stats.binom.isf(SIGNIFICANCE, r, 0.5))
     value = at(verdict.right, verdict.confidence)

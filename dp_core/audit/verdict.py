@@ -20,9 +20,9 @@ class ModelVerdict:
         word: `contradicted`: an audit refutes the claim. `invalid`: an audit that can refute the
             claim could not judge, because its null control alarmed or because it had too few
             canaries. `not audited`: no audit that can refute the claim was run. `inconclusive`: no
-            such audit refutes it, and another audit found something to look at. `consistent`: no
-            audit speaks against it.
-        sentence: the claim and the word, with the reason, fit for publication.
+            such audit refutes it, but the result of another audit should be looked at.
+            `consistent`: none of these cases.
+        sentence: the claim, the word and the reason. The sentence may be published.
     """
 
     word: Word
@@ -32,13 +32,13 @@ class ModelVerdict:
 def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
     """Return the verdict on a model.
 
-    One contradiction decides, however many other audits are consistent. Records for the operator
-    alone enter the verdict only if they contradict the claim or could not judge it: any other
-    word would publish a result that was read from private rows.
+    A single contradiction decides, even if all other audits are consistent. Records for the
+    operator alone enter the verdict only if they contradict the claim or could not judge it,
+    because any other word would publish a result that was computed from private rows.
 
     Args:
-        claim: in words, as “ε = 4 at δ = 1e-06 for one patient of “notes””.
-        records: of every audit of the model, run or not, of every label.
+        claim: the claim in words, for example “ε = 4 at δ = 1e-06 for one patient of “notes””.
+        records: records of all audits of the model, run or not, with any label.
     """
     run = [record for record in records if record.verdict != "not run"]
     against = [record for record in run if record.verdict == "contradicted"]

@@ -1,4 +1,4 @@
-"""Models that were made to learn their rows by heart."""
+"""Models that are trained until they memorise their rows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dp_core.training.loop import OrdinaryUpdates, pretrain
 def by_heart(
     shape: ModelConfig, store: TokenStore, folder: Path, *, updates: int, rows: int
 ) -> AnyModel:
-    """Train without privacy, on that many rows an update."""
+    """Train without privacy, on `rows` rows per update."""
     return pretrain(
         model=shape,
         store=store,

@@ -1,7 +1,7 @@
-"""What every lower bound on ε must do: stay silent on noise, below the truth, and find bugs.
+"""Conformance suite of lower bounds on ε: no alarm on noise, no bound above the true ε, bugs found.
 
-A subclass names a bound and how its guesses are chosen; it inherits the rest. The published bounds
-that failed are run through the same checks by `test_lower_bounds.py`, and must fail them here too.
+A subclass names a bound and the choice of its guesses, and inherits the tests. Published bounds
+that are known to be wrong must fail the same checks in `test_lower_bounds.py`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def coins_of(rng: np.random.Generator, canaries: int) -> np.ndarray:
 
 
 def null_alarms(auditor: Auditor, *, canaries: int = 60, confidence: float = 0.999) -> int:
-    """How many of 1,000 audits of scores that hold nothing say that ε is above 0."""
+    """Return the number of 1,000 audits of uninformative scores whose bound on ε is above 0."""
     rng = np.random.default_rng(7)
     alarms = 0
     for _ in range(TRIALS):
@@ -33,26 +33,26 @@ def null_alarms(auditor: Auditor, *, canaries: int = 60, confidence: float = 0.9
 
 
 def randomised_response(rng, coins, epsilon: float) -> np.ndarray:
-    """ε-DP: every coin is released and is right with probability e^ε/(1 + e^ε)."""
+    """Release every coin, right with probability e^ε/(1 + e^ε): an ε-DP mechanism."""
     honest = rng.random(len(coins)) < 1 / (1 + math.exp(-epsilon))
     return np.where(coins == honest, 1.0, 0.0) + 1e-6 * rng.random(len(coins))
 
 
 def subsampled_gaussian(rng, coins, rate: float, sigma: float, steps: int) -> np.ndarray:
-    """What a Dirac canary of a DP-SGD training leaves in the sum of the noised sums."""
+    """Return each Dirac canary's component in the sum of all noised sums of DP-SGD."""
     taken = rng.binomial(steps, rate, len(coins)) * coins
     return taken + rng.normal(0, sigma * math.sqrt(steps), len(coins))
 
 
 def all_or_nothing(rng, coins, delta: float) -> np.ndarray:
-    """(0, δ)-DP: with probability δ all coins are released, else none (the δ term)."""
+    """Release all coins with probability δ, else none: a (0, δ)-DP mechanism."""
     if rng.random() < delta:
         return np.where(coins, 1.0, 0.0)
     return rng.random(len(coins))
 
 
 def excesses(draw, auditor: Auditor, truth: float, *, trials: int, canaries: int, delta: float):
-    """(lower bounds, how many of them are above the truth) at 95% confidence."""
+    """Return the lower bounds at 95% confidence, and the number of them above the truth."""
     rng = np.random.default_rng(3)
     found = []
     for _ in range(trials):
@@ -62,19 +62,19 @@ def excesses(draw, auditor: Auditor, truth: float, *, trials: int, canaries: int
 
 
 def most_excesses(trials: int, significance: float = 0.05) -> int:
-    """So many are passed by chance less than once in a million times."""
+    """Return the number of excesses that chance exceeds with probability at most 10⁻⁶."""
     return int(stats.binom.isf(1e-6, trials, significance))
 
 
 class LowerBoundConformance:
-    """Inherited by the tests of every bound."""
+    """Base class of the tests of every bound."""
 
     shapes: frozenset[str] = frozenset({"pure", "gaussian", "delta"})
     canaries = 400
     trials = 40
-    refuting = 0.999, 1.5  # confidence, and what an audit then says at least of a large ε
-    delta = DELTA  # with all thresholds paid for, the δ term would hide everything at a larger one
-    near = 0.5  # of the truth, that the median audit reaches
+    refuting = 0.999, 1.5  # confidence, and the least bound for a large ε
+    delta = DELTA  # with the correction for all thresholds, a larger δ leaves no power
+    near = 0.5  # share of the true ε that the median audit exceeds
 
     def auditor(self, scores, coins, delta, confidence) -> float:
         raise NotImplementedError
@@ -105,7 +105,7 @@ class LowerBoundConformance:
         found, above = excesses(
             lambda rng, coins: subsampled_gaussian(rng, coins, 0.5, 1.9845, 10),
             self.auditor,
-            4.0,  # its ε by PLD
+            4.0,  # ε of the mechanism by PLD
             trials=self.trials,
             canaries=2 * self.canaries,
             delta=self.delta,

@@ -1,4 +1,4 @@
-"""Canaries: public coins, whole words of the released vocabulary, planted by unit and whole."""
+"""Tests of canaries: public coins, words of the released vocabulary, planting by unit."""
 
 from pathlib import Path
 
@@ -96,9 +96,9 @@ def test_planting_keeps_canaries_whole_and_rows_in_bounds(
         assert after[-1] == 3
         assert len(after) <= 16
         own = [i for i in after[1:-1] if i <= 900]
-        assert own == before[1:-1][: len(own)]  # cut at its end only
+        assert own == before[1:-1][: len(own)]  # cut only at the end
         grown = len(after) - 2 - len(own)
-        assert len(own) == min(len(before) - 2, 14 - grown)  # and no more than needed
+        assert len(own) == min(len(before) - 2, 14 - grown)  # no more than needed
         inserted += grown
     assert inserted == 5
     flat = [i for row in made for i in row]
@@ -118,7 +118,7 @@ def test_places_are_random_over_rows_and_positions() -> None:
 
 
 def test_planting_in_one_unit_does_not_depend_on_another() -> None:
-    """Two canaries at rate 1/2: the four outcomes are as likely, so the coins are independent."""
+    """Two canaries at rate 1/2 have four equally likely outcomes if the coins are independent."""
     pair = [Canary(f"c{i}", "HS", 0.5, (901 + 2 * i, 902 + 2 * i)) for i in range(2)]
     counts = np.zeros((2, 2))
     for unit in range(8000):
@@ -128,7 +128,7 @@ def test_planting_in_one_unit_does_not_depend_on_another() -> None:
 
 
 def test_a_canary_for_which_a_unit_has_no_room_is_left_out() -> None:
-    """An error would tell that the unit is there, to whoever chose canaries that only it fails."""
+    """An error would reveal the unit to an author of canaries that do not fit into this unit."""
     (row,) = plant([[2, 7, 3]], [CANARY, OTHER], "u", 1, 2 + len(CANARY.tokens))
     assert row in ([2, *CANARY.tokens, 3], [2, *OTHER.tokens, 3])
     assert plant([[2, 7, 3]], [CANARY, OTHER], "u", 1, 3) == [[2, 7, 3]]

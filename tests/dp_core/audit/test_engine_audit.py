@@ -1,8 +1,8 @@
-"""The engine is consistent with its claim; with a planted bug it is not.
+"""Tests that audits of the engine are consistent with its claim and contradict planted bugs.
 
-Each audit has the size at which its bug is contradicted in nearly all repeats. Guesses that are all
-right refute the claim's curve at p ≤ 0.001 if there are 300 of them on 4,096 canaries, 410 on
-16,384. With the noise halved, 410 at each end of 16,384 do so in 20 of 20 simulated audits.
+Each audit is large enough to contradict its bug in nearly all repeats. If all guesses are right,
+300 guesses on 4,096 canaries or 410 on 16,384 refute the claim's curve at p ≤ 0.001. With the noise
+halved, 410 guesses at each end of 16,384 refute it in 20 of 20 simulated audits.
 """
 
 from __future__ import annotations
@@ -119,7 +119,7 @@ def test_a_layer_unclipped(monkeypatch, record):
 
 
 def test_accumulation_noise_counted_once(monkeypatch):
-    """Noise is meant for each of the micro-batches of an update, and added to the last alone."""
+    """Each micro-batch of an update should add noise, but only the last one does."""
     true, micro_batches = trainer.noised_means, []
     add = trainer.Trainer.add
 
@@ -135,11 +135,11 @@ def test_accumulation_noise_counted_once(monkeypatch):
 
     monkeypatch.setattr(trainer.Trainer, "add", counted)
     monkeypatch.setattr(trainer, "noised_means", once)
-    assert_contradicted(audited(Guesses(200, 200), micro_rows=128))  # 17 of them
+    assert_contradicted(audited(Guesses(200, 200), micro_rows=128))  # 17 micro-batches
 
 
 def test_noise_per_shard_forgotten(monkeypatch):
-    """Each of 16 shards is to add σ/√16, and only the chief does."""
+    """Each of 16 shards should add noise of σ/√16, but only the chief does."""
     true = trainer.noised_means
 
     def of_the_chief(totals, noise, divisor):

@@ -1,4 +1,4 @@
-"""Exposure: the paper's formula, contexts, the null, and models made to remember."""
+"""Tests of exposure: the paper's formula, contexts, the null, and models with memory."""
 
 import dataclasses
 import itertools
@@ -49,9 +49,9 @@ def _draw(count: int, rate: float, seed: int, pattern: str = "HSH") -> list[Cana
 
 
 def _model(memory: dict[int, int], seed: int) -> Ranker:
-    """A model whose ranks are a fixed random permutation for each left neighbour of the mask,
+    """Return a model whose ranks are a fixed random permutation for each token left of the mask.
 
-    save that it brings the secrets in `memory` to the rank given there.
+    Secrets in `memory` have the rank that it gives.
     """
     coins = np.random.default_rng(seed)
     permutations = coins.permuted(np.tile(np.arange(1, V + 1), (V + 5, 1)), axis=1)
@@ -118,7 +118,7 @@ def test_a_memorising_model_is_caught_and_an_ignorant_one_is_not() -> None:
     learned = rows[-1]
     assert learned.exposure == pytest.approx(math.log2(V))
     assert learned.high == pytest.approx(math.log2(V))
-    assert learned.low < learned.exposure - 1  # four canaries that agree still leave an interval
+    assert learned.low < learned.exposure - 1  # the interval of four equal ranks is not empty
     assert learned.p_value < 1e-9
     assert learned.rank_exposure == pytest.approx(learned.rank_exposure_ceiling)
     assert learned.rank_exposure_ceiling == pytest.approx(math.log2(33))
@@ -126,11 +126,11 @@ def test_a_memorising_model_is_caught_and_an_ignorant_one_is_not() -> None:
     assert found.remembers
     assert found.largest == learned.exposure
     assert found.largest_group == "HSH at p = 0.1"
-    assert found.largest_null_high > rows[-1].null_high  # the largest of two groups
+    assert found.largest_null_high > rows[-1].null_high  # maximum of two groups
 
 
 def test_models_without_memory_are_hardly_ever_accused() -> None:
-    """A group of four is accused falsely in 0.06% of cases: 1.8 of 3,000 expected."""
+    """The false alarm rate for a group of four is 0.06%: 1.8 of 3,000 are expected."""
     accused, above_band, trials = 0, 0, 3000
     coins = np.random.default_rng(5)
     planted = _draw(4, 0.1, 1)
@@ -158,7 +158,7 @@ def _coverage(draw: "np.random.Generator", kind: str, canaries: int) -> float:
     elif kind == "half bit":
         ranks = 2.0 ** draw.normal(5, 0.5, size)
         truth = 2.0**5 * math.exp((0.5 * math.log(2)) ** 2 / 2)
-    else:  # nine in ten remembered, the tenth forgotten
+    else:  # nine in ten remembered, one forgotten
         forgotten = draw.integers(1, V + 1, size).astype(float)
         ranks = np.where(draw.random(size) < 0.9, 1.0, forgotten)
         truth = 0.9 + 0.1 * (V + 1) / 2
@@ -180,7 +180,7 @@ def test_the_interval_is_no_wider_than_it_needs_and_fails_where_it_says() -> Non
     coins = np.random.default_rng(1)
     assert _coverage(coins, "no memory", 24) < 0.995
     rare = _coverage(coins, "rare failure", 24)
-    assert 0.75 < rare < 0.93  # the docstring owns up to 0.85
+    assert 0.75 < rare < 0.93  # the docstring of `interval` states 0.85
 
 
 def test_an_interval_from_one_canary_bounds_nothing_and_from_more_shrinks() -> None:
@@ -192,7 +192,7 @@ def test_an_interval_from_one_canary_bounds_nothing_and_from_more_shrinks() -> N
     assert widths == sorted(widths, reverse=True)
     assert widths[1] > 2  # bits, with four canaries
     agreeing = interval(np.full(4, 30.0), V)
-    assert agreeing[2] - agreeing[1] > 2  # width zero by the plain t interval and the bootstrap
+    assert agreeing[2] - agreeing[1] > 2  # plain t interval and bootstrap: width 0
 
 
 def test_contexts_of_one_canary_are_not_counted_as_canaries() -> None:
@@ -214,7 +214,7 @@ def test_rank_exposure_is_a_place_among_references_with_ties_shared() -> None:
     assert row.rank_exposure_ceiling == 3.0
     elsewhere = [dataclasses.replace(r, pattern="HS") for r in references]
     (row,) = rows_from_ranks(planted, np.array([[10.0]]), elsewhere, others, **shared)
-    assert (row.references, row.rank_exposure) == (0, 0.0)  # other patterns are no reference
+    assert (row.references, row.rank_exposure) == (0, 0.0)  # other patterns do not count
 
 
 def test_the_mean_is_over_canaries_not_groups() -> None:
@@ -253,7 +253,7 @@ def test_batches_have_one_shape_whatever_the_number_of_rows() -> None:
     assert shapes == {((256, S), (256,))}
 
 
-# --- contexts: rows that show canaries to a model, without a word of private text
+# --- contexts without private text
 
 HSH = Canary("", "HSH", 0.1, (11, 12, 13))
 HS = Canary("", "HS", 0.1, (21, 22))
@@ -283,7 +283,7 @@ def test_embedded_rows_are_full_and_hold_the_whole_canary_at_random_places() -> 
         found = np.delete(ids[start : start + len(canary.tokens)], canary.secret_index)
         assert found.tolist() == hints
         assert set(around.tolist()) <= set(filler)
-    assert len(set(shown.positions[:repeats].tolist())) == 8  # every place of HSH in ten pieces
+    assert len(set(shown.positions[:repeats].tolist())) == 8  # every position of HSH in ten tokens
 
 
 def test_a_canarys_contexts_do_not_depend_on_the_others_but_do_on_the_seed() -> None:
@@ -361,7 +361,7 @@ def test_rank_exposure_without_memory() -> None:
 
 @pytest.mark.parametrize(("references", "canaries"), [(3, 1), (4, 2), (2, 4), (5, 3)])
 def test_rank_exposure_of_a_small_group_equals_enumeration(references: int, canaries: int) -> None:
-    """All orders of n canaries among R references are equally likely where nothing is kept."""
+    """Without memory all orders of n canaries among R references are equally likely."""
     means = []
     for places in itertools.combinations(range(references + canaries), canaries):
         ahead = [place - number for number, place in enumerate(places)]
@@ -376,7 +376,7 @@ def test_rank_exposure_of_a_small_group_equals_enumeration(references: int, cana
 
 @pytest.mark.parametrize("canaries", [1, 4, 64, 1000])
 def test_the_rank_band_holds_95_percent_of_simulated_models(canaries: int) -> None:
-    """As models without memory are measured: all canaries beside the same 32 references."""
+    """All canaries are compared with the same 32 references, as in a measurement."""
     trials, coins = 4000, np.random.default_rng(canaries)
     planted, references = _draw(canaries, 0.1, 1), _draw(32, 0.0, 2)
     scores = coins.random((trials, canaries + 32))
@@ -398,7 +398,7 @@ def test_the_rank_band_holds_95_percent_of_simulated_models(canaries: int) -> No
     null, spread = row.rank_null, float(bits.std())
     assert null.expected == pytest.approx(row.rank_exposure_null)
     assert bits.mean() == pytest.approx(null.expected, abs=5 * spread / trials**0.5)
-    # Five standard errors; of one canary, an end of the band holds a place of 33, which has 3%.
+    # Five standard errors. For one canary, an end of the band is one of 33 ranks, with 3%.
     allowed = 5 * (0.025 / trials) ** 0.5 + (0.02 if canaries == 1 else 0)
     assert (bits < null.low - 1e-3).mean() == pytest.approx(0.025, abs=allowed)
     assert (bits > null.high + 1e-3).mean() == pytest.approx(0.025, abs=allowed)
@@ -417,11 +417,11 @@ def test_nothing_to_average_is_an_error() -> None:
         null_mean_rank_exposure(0, 4)
 
 
-# --- where they stand in the rows that trained
+# --- canaries in the rows of the training
 
 
 def _planted_store(folder: Path, canaries: list[Canary], units: int = 40):
-    """Rows of S tokens of 900 others; unit i carries canary i mod all, from token 3 on."""
+    """Write rows of S other tokens; unit i carries canary i mod their number from token 3 on."""
     coins, writer = np.random.default_rng(0), TokenStoreWriter(folder, S, V + 5)
     for unit in range(units):
         body = coins.integers(905, 905 + 100, S - 2).tolist()
@@ -449,7 +449,7 @@ def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path: 
         assert (rows[:, 4] == 4).all()
         rows[:, 4] = canary.secret
         assert (rows[:, 3:6] == canary.tokens).all()
-        if canary in planted:  # the very rows; of 13 or 14 places all, and then the first again
+        if canary in planted:  # all 13 or 14 rows with the canary, then the first again
             held = [n for n in range(40) if tuple(store.tokens[n, 3:6]) == canary.tokens]
             of_rows = {tuple(store.tokens[n].tolist()) for n in held}
             assert {tuple(row) for row in rows.tolist()} == of_rows
@@ -500,7 +500,7 @@ def test_occurrences_are_the_units_that_hold_a_canary(tmp_path: Path) -> None:
     store = writer.finish()
     assert 0 < expected[1] < expected[0] < 300
     assert list(counted_occurrences(store, canaries).values()) == expected
-    with mock.patch("dp_core.audit.exposure._COUNTED_AT_ONCE", 7):  # units lie across parts
+    with mock.patch("dp_core.audit.exposure._COUNTED_AT_ONCE", 7):  # units span parts
         assert list(counted_occurrences(store, canaries).values()) == expected
     long = Canary("long", "HHHHHHHHHS", 0.1, tuple(range(2, 12)))
     assert counted_occurrences(store, [long]) == {"long": 0}

@@ -1,4 +1,4 @@
-"""Exposure read from a real encoder: an untrained one remembers nothing, whatever it prefers."""
+"""Tests of exposure on an untrained encoder, which remembers nothing whatever it prefers."""
 
 import dataclasses
 
@@ -13,12 +13,12 @@ from dp_core.models.config import BertConfig
 from dp_core.models.parameters import MLM_BIAS, Bert, fresh
 
 PIECES, S = 400, 16
-CANDIDATES = list(range(200, PIECES, 2))  # half of the upper half: far from all pieces
+CANDIDATES = list(range(200, PIECES, 2))  # a quarter of all tokens
 OTHERS = [i for i in range(PIECES) if i not in set(CANDIDATES)]
 
 
 def _bert(favour_others: float) -> Bert:
-    """An untrained encoder whose output bias prefers or shuns pieces that are no candidates."""
+    """Return an untrained encoder with an output bias for tokens other than the candidates."""
     shape = BertConfig.of_size(vocab_size=PIECES, hidden=64, layers=1, max_positions=S)
     model = fresh(shape, 5)
     shifted = model.parameters[MLM_BIAS].copy()
@@ -53,10 +53,10 @@ def _alone(rank: Ranker) -> ExposureRow:
 def test_an_untrained_encoder_reads_like_the_null_whatever_else_it_prefers() -> None:
     neutral, greedy = (_alone(ranker(_bert(bias), CANDIDATES)) for bias in (0.0, 50.0))
     assert not neutral.remembers
-    # 1 bit by the mean rank; five standard deviations for 48 canaries are under half a bit.
+    # About 1 bit; five standard deviations for 48 canaries are less than half a bit.
     expected = null_exposure(len(CANDIDATES), 48).expected
     assert neutral.exposure == pytest.approx(expected, abs=0.5)
-    assert greedy == neutral  # what the model thinks of other pieces does not matter
+    assert greedy == neutral  # other tokens have no effect
 
 
 def test_ranks_among_all_pieces_are_refused_where_they_pass_the_candidates() -> None:
@@ -69,4 +69,4 @@ def test_ranks_among_all_tokens_count_those_that_are_no_candidates() -> None:
     ids = np.array([[2, 210, 4, 220, 3] + [0] * (S - 5)], np.int32)
     asked = (ids, *(np.array([x], np.int32) for x in (5, 2, 300)))
     among = ranker(model, CANDIDATES)(*asked)
-    assert ranker(model)(*asked) == among + len(OTHERS)  # all of which it prefers
+    assert ranker(model)(*asked) == among + len(OTHERS)  # the model prefers all others

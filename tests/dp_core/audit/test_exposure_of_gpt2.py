@@ -1,4 +1,4 @@
-"""Exposure read from a real decoder: what it has learned shows, as far as it can be asked for."""
+"""Tests of exposure on a decoder, which shows memory of secrets with tokens before them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ REFERENCES = _canaries("HS", 0.0, 16, 3) + _canaries("SH", 0.0, 16, 4)
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
-    """Units of random pieces, with canaries planted among them."""
+    """Write units of random tokens, with planted canaries."""
     coins = np.random.default_rng(0)
     writer = TokenStoreWriter(tmp_path_factory.mktemp("store"), S, PIECES)
     for unit in range(UNITS):
@@ -80,7 +80,7 @@ def test_a_decoder_that_learned_the_canaries_ranks_their_secrets_first(trained: 
 
 
 def test_a_secret_with_nothing_before_it_is_not_found(trained: AnyModel) -> None:
-    """What a causal model remembers of it shows only in what follows, which is not asked."""
+    """A causal model's memory of it would show in later tokens, which are not predicted."""
     row = _exposures(trained)["SH", EMBEDDED]
     assert not row.remembers
     assert row.exposure < row.null_high

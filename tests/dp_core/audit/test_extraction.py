@@ -1,4 +1,4 @@
-"""Extraction: by hand on small models; caught where rows were learned, silent elsewhere."""
+"""Tests of extraction: brute force on small models, and models with and without memory."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _canary(name: str, rate: float, *tokens: int, pattern: str = "HS") -> Canary
     return Canary(name, pattern, rate, tokens)
 
 
-# --- what a model makes of a suffix
+# --- odds of suffixes
 
 
 def _next_logits(model: AnyModel, ids: Sequence[int]) -> np.ndarray:
@@ -64,7 +64,7 @@ def _next_logits(model: AnyModel, ids: Sequence[int]) -> np.ndarray:
 
 
 def _greedy(model: AnyModel, prefix: Sequence[int], length: int) -> list[int]:
-    """As text is generated: one token after another, each read again."""
+    """Generate text greedily: one token after another, with a forward pass for each."""
     ids = list(prefix)
     for _ in range(length):
         ids.append(int(np.argmax(_next_logits(model, ids))))
@@ -78,7 +78,7 @@ def test_greedy_decoding_extracts_exactly_the_generated_suffixes(shape: Gpt2Conf
     for number in range(24):
         prefix = [2, *coins.integers(0, 9, 3).tolist()]
         suffix = _greedy(model, prefix, length)
-        if number % 2:  # one token is another: the first, the second, or the last
+        if number % 2:  # change one token: the first, the second, or the last
             at = number // 2 % length
             suffix[at] = (suffix[at] + 1) % 9
         rows.append([*prefix, *suffix])
@@ -90,7 +90,7 @@ def test_predictions_within_the_prefix_do_not_affect_the_odds() -> None:
     model = fresh(SMALL, 3)
     own = [2, 4, 5, 6]
     row = [*own, *_greedy(model, own, 3)]
-    assert _next_logits(model, own[:-1]).argmax() != own[-1]  # the prefix itself is not its choice
+    assert _next_logits(model, own[:-1]).argmax() != own[-1]  # not the greedy prefix
     assert suffix_odds(model)(Prompts(np.array([row], np.int32), 3), 4, None).first.all()
     assert not suffix_odds(model)(Prompts(np.array([row], np.int32), 4), 4, None).first.any()
 
@@ -143,7 +143,7 @@ def test_a_model_with_predictions_that_are_not_finite_is_refused() -> None:
         suffix_odds(model)(Prompts(np.array([[2, 7, 8]], np.int32), 1), 2, None)
 
 
-# --- which rows are tried
+# --- choice of rows
 
 
 def _store(folder: Path, units: Sequence[Sequence[Sequence[int]]]) -> TokenStore:
@@ -156,7 +156,7 @@ def _store(folder: Path, units: Sequence[Sequence[Sequence[int]]]) -> TokenStore
 def test_a_unit_has_one_row_at_most_that_is_long_enough_and_holds_no_canary(
     tmp_path: Path,
 ) -> None:
-    # Every row of the even units is too short by one, or holds a canary.
+    # Every row of the even units is one token too short, or holds a canary.
     long, short, carrier = [6] * 11, [7] * 10, [8, 8, 20, 21, 8, 8, 8, 8, 8, 8, 8, 8]
     units = [[long] * 3 if unit % 2 else [short, carrier] for unit in range(40)]
     store = _store(tmp_path, units)
@@ -174,11 +174,11 @@ def test_public_coins_choose_units_and_rows(tmp_path: Path) -> None:
     store = _store(tmp_path, units)
     once, again, other = (draw_prompts(store, CONFIG, [], key).ids for key in (KEY, KEY, b"other"))
     assert once.tolist() == again.tolist() != other.tolist()
-    assert len(set(once[:, 1].tolist())) == 30  # one of a unit
-    assert len(set(once[:, 2].tolist())) == 4  # not always its first row
+    assert len(set(once[:, 1].tolist())) == 30  # one row per unit
+    assert len(set(once[:, 2].tolist())) == 4  # not always the first row
 
 
-# --- what is counted
+# --- counts
 
 
 def test_intervals_and_chance_are_scipys() -> None:
@@ -223,7 +223,7 @@ def planted() -> list[Canary]:
 def sides(
     tmp_path_factory: pytest.TempPathFactory, planted: list[Canary]
 ) -> tuple[TokenStore, TokenStore]:
-    """Rows that nobody could guess: 80 units that train, with canaries, and 80 that do not."""
+    """Write unpredictable rows: 80 units of the training, with canaries, and 80 held-out units."""
     coins = np.random.default_rng(0)
     stores = []
     for name in ("train", "held out"):
@@ -241,7 +241,7 @@ def sides(
 def learned(
     sides: tuple[TokenStore, TokenStore], tmp_path_factory: pytest.TempPathFactory
 ) -> AnyModel:
-    """A model that was made to learn its rows by heart."""
+    """Train a model until it memorises its rows."""
     folder = tmp_path_factory.mktemp("checkpoints")
     return by_heart(SHAPE, sides[0], folder, updates=400, rows=80)
 
@@ -288,7 +288,7 @@ def test_the_claim_bounds_rows_by_those_held_out(
     claim = PrivacyProfile.of_claim(1.0, 1e-6)
     row = _discoverable(learned, sides, planted, claim)[GREEDY]
     assert row.ceiling == pytest.approx(np.e * row.control_share.high + 1e-6)
-    assert row.share.low > row.ceiling  # this model has no such claim
+    assert row.share.low > row.ceiling  # no such claim holds for this model
     assert discoverable(suffix_odds(learned), *_no_rows(), CONFIG, claim) == ()
 
 
@@ -307,7 +307,7 @@ def test_planted_secrets_are_guessed_and_others_are_not(
         assert row.above_chance
     assert found[ALL, TOP_K].found >= 4
     assert found[ALL, GREEDY].found <= found[ALL, TOP_K].found
-    # 5 of 55 tokens: as many of those that were never planted are guessed by chance.
+    # Chance guesses 5 of 55 tokens of canaries that were never planted.
     assert (
         found[ALL, TOP_K].control_share.low < 5 / len(POOL) < found[ALL, TOP_K].control_share.high
     )

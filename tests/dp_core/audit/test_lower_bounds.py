@@ -1,4 +1,4 @@
-"""Bounds against theorems, brute force, another library, and the failures of others."""
+"""Tests of lower bounds against theorems, brute force, another library, and wrong bounds."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile
 
 
 class OfAFixedNumber(LowerBoundConformance):
-    """A fifth of the canaries is guessed."""
+    """Base class of bounds with guesses on a fifth of the canaries."""
 
     bound: OneRunBound
 
@@ -57,7 +57,7 @@ class TestTradeOffBound(OfAFixedNumber):
 
 class TestGaussianBound(OfAFixedNumber):
     bound = GaussianBound()
-    shapes = frozenset({"gaussian"})  # what it assumes
+    shapes = frozenset({"gaussian"})  # the assumption of the bound
 
 
 class TestBinomialBoundOverAllThresholds(LowerBoundConformance):
@@ -77,7 +77,7 @@ class TestTradeOffBoundOverAllThresholds(TestBinomialBoundOverAllThresholds):
 
 
 def uncorrected(scores, coins, delta, confidence):
-    """The best of all thresholds, none of them paid for."""
+    """Return the bound of the best threshold, without a correction for the choice."""
     right = np.cumsum(surest_first(scores, coins))
     outcomes = [GuessOutcome(len(coins), r, int(v)) for r, v in enumerate(right, start=1)]
     best = min(outcomes, key=lambda o: bdtrc(o.right - 1, o.guesses, 0.5) if o.right else 1.0)
@@ -85,9 +85,9 @@ def uncorrected(scores, coins, delta, confidence):
 
 
 def corrected_for_the_hull(scores, coins, delta, confidence):
-    """The thresholds on the hull of the ROC curve, which the scores pick, paid for by their number.
+    """Return the best bound on the hull of the ROC curve, corrected by the size of the hull only.
 
-    Guesses "in" alone, as in the library where this was found.
+    The scores select the hull. All guesses are "in", as in the library with this error.
     """
     order = np.argsort(-scores)
     tp = np.concatenate([[0], np.cumsum(coins[order])])
@@ -113,9 +113,10 @@ def without_the_delta_term(scores, coins, delta, confidence):
 
 
 def gaussian_by_rates(scores, coins, delta, confidence):
-    """μ from the best threshold's Clopper–Pearson rates, the ends with no errors kept in.
+    """Return ε of the μ from the best threshold's Clopper–Pearson rates, without a correction.
 
-    One threshold of all m is always so extreme that both of its rates are favourable by chance.
+    Thresholds without errors are included. One of m thresholds is always so extreme that both of
+    its rates are favourable by chance.
     """
     above = scores[None, :] >= scores[:, None]
     tp, fp = (above & coins).sum(axis=1), (above & ~coins).sum(axis=1)
@@ -174,7 +175,7 @@ def test_the_delta_term_is_the_largest_of_all():
 
 
 def most_right(m, r, v, epsilon, delta):
-    """The largest P[right ≥ v] that the theorem's inequalities allow: a linear program."""
+    """Return the largest P[right ≥ v] under the theorem's inequalities, by a linear program."""
     i = np.arange(r + 1)
     rows, ends = [], []
     for k in range(1, r + 1):
@@ -194,7 +195,7 @@ def test_the_recursion_solves_the_theorems_linear_program(m, r, epsilon, delta):
     for v in range(1, r + 1):
         most = most_right(m, r, v, epsilon, delta)
         outcome, curve = GuessOutcome(m, r, v), PrivacyProfile.of_claim(epsilon, delta)
-        # Above the largest possible probability it refutes, below it does not.
+        # A significance above the largest possible probability refutes; one below it does not.
         assert trade_off_refuted(outcome, curve, min(1.0, most * 1.02 + 1e-9)) or most > 0.98
         assert not trade_off_refuted(outcome, curve, most * 0.98)
 
@@ -230,7 +231,7 @@ def test_bounds_equal_another_librarys(m, r, v, delta, significance, binomial, g
     assert found == pytest.approx(gaussian, abs=1e-3)
 
 
-# --- power, order, and what is refused
+# --- power, order, and refused input
 
 
 def test_to_refute_takes_three_times_e_to_the_epsilon_right_guesses():
@@ -257,7 +258,7 @@ def test_confidence_delta_and_silent_canaries_lower_a_bound(bound):
 
 
 def test_the_error_is_divided_by_all_possible_thresholds():
-    # 10 right guesses and 90 coins: each of 100 thresholds has a hundredth of the probability.
+    # 30 right guesses and 70 coins: each of 100 thresholds has a hundredth of the error.
     right = np.r_[np.ones(30, bool), coins_of(np.random.default_rng(0), 70)]
     found = BinomialBound().best_epsilon(right, 0.0, 0.95)
     each = [

@@ -1,4 +1,4 @@
-"""Scores of membership attacks against frozen outputs of the field's tools, and by brute force."""
+"""Tests of membership attacks against frozen outputs of other tools, and by brute force."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_the_best_threshold_is_the_best_of_all():
 
 
 def rows(n: int = 400) -> tuple[Losses, Losses, np.ndarray, np.ndarray]:
-    """Hard and easy rows; a member's loss is a little lower than the public model's."""
+    """Return hard and easy rows; members have a slightly lower loss than the public model's."""
     rng = np.random.default_rng(3)
     members, fitted = np.arange(n) < n // 2, np.arange(n) % 5 == 0
     public = rng.gamma(3.0, 1.0, n) + 0.5

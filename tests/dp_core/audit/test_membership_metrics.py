@@ -1,4 +1,4 @@
-"""Figures of membership attacks against enumeration, scikit-learn, SciPy and frozen outputs."""
+"""Tests of membership metrics against enumeration, scikit-learn, SciPy and frozen outputs."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_ceilings_without_a_claim_are_one():
 
 
 def test_profile_of_a_gaussian_allows_exactly_the_best_tests_rates():
-    """A Gaussian's trade-off is Φ(Φ⁻¹(FPR) + 1/σ) (Dong, Roth and Su 2022): from above, closely."""
+    """The ceiling is slightly above Φ(Φ⁻¹(FPR) + 1/σ) of Dong, Roth and Su 2022."""
     sigma = 1.3
     event = Gaussian(sigma, 1)
     ceiling = PrivacyProfile.of_event(event)
@@ -81,7 +81,7 @@ def test_profile_of_a_gaussian_allows_exactly_the_best_tests_rates():
     assert auc <= ceiling.area <= auc + 5e-3
     assert ceiling.true_positive_rate(0.01) < PrivacyProfile.of_claim(3.2, 1e-5).true_positive_rate(
         0.01
-    )  # what the profile is for
+    )  # the profile is tighter than one (ε, δ)
 
 
 def test_a_group_of_several_units_may_leak_more():
@@ -117,7 +117,7 @@ def test_leakage_is_tpr_less_fpr_with_an_interval_that_keeps_its_word():
     assert found.value == 0.75 - 0.5
     tpr, fpr = clopper_pearson(0.75, 4, 0.975), clopper_pearson(0.5, 2, 0.975)
     assert (found.low, found.high) == (tpr.low - fpr.high, tpr.high - fpr.low)
-    # exact coverage, over every outcome of both sides
+    # Exact coverage: sum over every outcome of both sides.
     p, q, n, m = 0.6, 0.35, 12, 9
     covered = 0.0
     for hits, alarms in itertools.product(range(n + 1), range(m + 1)):
@@ -160,7 +160,7 @@ def test_areas_and_low_rates_equal_scikit_learns_and_enumeration():
 
 
 def test_rates_equal_jax_privacys_where_no_threshold_is_drawn_by_lot():
-    """Its auditor draws lots between thresholds, which only ever adds: equal at corners."""
+    """Its auditor mixes thresholds at random, which adds TPR except at the corners."""
     frozen = FROZEN["jax_privacy"]
     one = scored(frozen["members"], frozen["others"])
     assert area(one).value <= frozen["area"] + 1e-12

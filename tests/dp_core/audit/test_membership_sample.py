@@ -1,4 +1,4 @@
-"""Who is attacked: units as they trained or not, carriers left out, and groups of one side."""
+"""Tests of samples for membership attacks: both sides, carriers of canaries, and groups."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ PATIENTS = 120
 
 
 def documents(patients: int = PATIENTS) -> list[Document]:
-    """One, two or three notes a patient, of which the first two are of one admission."""
+    """Return one to three notes per patient; the first two belong to one admission."""
     rng, made = np.random.default_rng(0), []
     for patient in range(patients):
         for note in range(1 + patient % 3):
@@ -77,7 +77,7 @@ def cut(request: pytest.FixtureRequest, tmp_path: Path) -> Cut:
 
 
 def by_group(sample: Sample) -> Attack:
-    """An attack whose score of a row is its place, so that groups are distinguishable."""
+    """Return an attack that scores a row by its position, so that groups are distinguishable."""
     n = len(sample.members)
     return Attack("place", np.arange(n, dtype=np.float64), 0.0, np.ones(n, np.bool_))
 
@@ -97,7 +97,7 @@ def test_groups_follow_the_documents_that_rows_are_cut_from(tmp_path: Path) -> N
     sample = cut.sample()
     counts = {level: len(np.unique(sample.groups[level])) for level in sample.groups}
     assert counts["patient"] == PATIENTS
-    # every row is cut from one document: a patient's rows are kept from up to three of them
+    # Every row is cut from one document; a patient's rows come from up to three documents.
     assert counts["patient"] < counts["admission"] < counts["document"] < counts["sample"]
     pairs = set(zip(*(sample.groups[n].tolist() for n in ("patient", "admission")), strict=True))
     assert len(pairs) == counts["admission"]

@@ -1,4 +1,4 @@
-"""What attacks see of rows, against definitions: one row, one mask, one gradient at a time."""
+"""Tests of attack signals against definitions: one row, one mask, one gradient at a time."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def test_masks_differ_between_draws_and_rows_and_come_again(store: TokenStore) -
     rows = asked(store, [0, 1, 2])
     every = [rows.keys(rows.numbers, draw).tolist() for draw in range(MASKS)]
     assert len({key for keys in every for key in keys}) == 3 * MASKS
-    assert rows.keys(rows.numbers[1:], 0).tolist() == every[0][1:]  # whoever else is there
+    assert rows.keys(rows.numbers[1:], 0).tolist() == every[0][1:]  # independent of other rows
     other = Rows(store, rows.numbers, coins=78, masks=MASKS)
     assert not set(other.keys(other.numbers, 0).tolist()) & set(every[0])
 
@@ -97,7 +97,7 @@ def test_rows_in_parts_are_rows_at_once(
 
 
 class _Kept(Layers):
-    """Layers that keep each block's weights."""
+    """Layers that keep each block's attention weights."""
 
     weights: list[np.ndarray]
 
@@ -108,7 +108,7 @@ class _Kept(Layers):
 
 
 def test_attention_features_are_the_papers(store: TokenStore, model: AnyModel) -> None:
-    """C(a) = Σ a ln a of each head and token; mean, 5th, 50th and 95th percentile over tokens."""
+    """C(a) = Σ a ln a of each head and token: mean, 5th, 50th and 95th percentiles over tokens."""
     rows, config = asked(store, [4, 9]), model.config
     found = attention_features(model, rows)
     assert found.shape == (2, config.layers * config.heads * 4)
@@ -132,7 +132,7 @@ def test_attention_features_are_the_papers(store: TokenStore, model: AnyModel) -
 
 
 def test_gradient_features_are_each_layers_squared_norm(store: TokenStore, model: AnyModel) -> None:
-    """By automatic differentiation, one row at a time; parameters of one layer added up."""
+    """Expected values: automatic differentiation of one row at a time, summed over a layer."""
     rows, objective = asked(store, [2, 5]), objective_for(model.config)
     found = np.exp(gradient_features(model, rows))
     parameters = {n: tf.Variable(v) for n, v in model.parameters.items()}

@@ -1,4 +1,4 @@
-"""Coins, guesses, null control and verdict."""
+"""Tests of coins, guesses, null control and verdict."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Ranks by models whose answers are known, masked and causal."""
+"""Tests of ranks by masked and causal models with known logits."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ BERT = BertConfig.of_size(vocab_size=40, hidden=64, layers=1, max_positions=12)
 
 @pytest.fixture()
 def model():
-    """Its logits are the output bias, whatever it reads: 0 but for three words."""
+    """Return a model whose logits are its output bias for any input: 0 except for three words."""
     model = fresh(BERT, 0)
     model.parameters["mlm/norm/gain"][:] = 0
     model.parameters["mlm/bias"][[7, 8, 9]] = [3.0, 2.0, -1.0]

@@ -1,4 +1,4 @@
-"""The shape of an audit's record: it says all of it, and its verdict follows from its numbers."""
+"""Tests of audit records: required fields, and verdicts that follow from the numbers."""
 
 from __future__ import annotations
 

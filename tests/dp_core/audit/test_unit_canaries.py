@@ -1,4 +1,4 @@
-"""Whole-unit canaries: rows, coins, guesses, scores, and the record of a verdict."""
+"""Tests of whole-unit canaries: rows, coins, guesses, scores, and the record of a verdict."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def claim_of(epsilon: float) -> Claim:
 
 
 def verdict_of(right: int, guesses: int, epsilon: float, canaries: int = 400) -> AuditVerdict:
-    """Return the verdict on guesses of which so many are right."""
+    """Return the verdict on guesses, `right` of which are right."""
     coins = np.zeros(canaries, np.bool_)
     coins[:right] = True
     scores = -np.arange(canaries, dtype=np.float64)
@@ -111,7 +111,7 @@ def test_coins_follow_from_the_release_and_give_nothing_of_it_away() -> None:
     assert coins.salted_hash() == again.salted_hash() != other.salted_hash()
     assert coins.salted_hash() != SEED.salted_hash()
     assert coins.derive("sampling") != SEED.derive("sampling")
-    assert coins.known  # of a known seed
+    assert coins.known  # the seed is known
     assert not coin_seed(PrivacySeed.draw()).known
 
 
@@ -153,7 +153,7 @@ PLAN = audited_plan(PRIVATE + CANARIES, CLAIM, 1e-5, sampling_rate=0.5, steps=40
 def audited(config: Any, noise: float, everybody: bool = False) -> tuple[Scores, Coins]:
     """Train with this multiple of the plan's noise; return scores and coins.
 
-    `everybody`: the coins are not asked, and every canary is in.
+    With `everybody`, every canary is included regardless of the coins.
     """
     coins = throw_coins(coin_seed(SEED), CANARIES)
     rng = np.random.default_rng(0)
@@ -196,7 +196,7 @@ def test_an_engine_that_keeps_its_claim_is_not_contradicted() -> None:
 
 
 def test_scores_are_uninformative_if_training_ignores_the_coins() -> None:
-    """All canaries are in: an audit without power, which contradicts nothing."""
+    """If all canaries are included, the audit has no power and contradicts nothing."""
     assert word(*audited(Gpt2Config, 1e-3, everybody=True)) == "consistent"
     scores, _ = audited(Gpt2Config, 1e-3)
     assert word(scores, throw_coins(coin_seed(SEED), CANARIES, 7)) == "consistent"

@@ -1,4 +1,4 @@
-"""Normalised ids, and the normal form: every document, in an order that tells nothing."""
+"""Tests of normalised ids and of corpora: all documents, in an order that reveals nothing."""
 
 import csv
 import json
@@ -62,7 +62,7 @@ def test_documents_and_sentences_normalise_their_ids() -> None:
     assert Sentence((), (), f"{DECOMPOSED} ").document_id == COMPOSED
 
 
-# The same six notes, of two people: every patient's id is spelled in three ways.
+# Six notes of two patients, whose ids have three spellings each.
 SPELLINGS = {"7": ("7", " 7 ", "7.0"), COMPOSED: (COMPOSED, DECOMPOSED, f"{COMPOSED} ")}
 NOTES = [(p, s, f"{p}{i}", f"note {i}") for p in SPELLINGS for i, s in enumerate(SPELLINGS[p])]
 
@@ -181,7 +181,7 @@ def test_another_version_is_refused(tmp_path: Path) -> None:
 
 
 def many() -> list[Document]:
-    """Patients of several documents, and as many documents of nobody's."""
+    """Return 300 documents of 70 patients, and 300 documents without a patient."""
     of_patients = [Document(str(i), f"p{i % 70}", f"text {i}", f"a{i % 3}") for i in range(300)]
     return [*of_patients, *(Document(f"n{i}", "", f"note {i}") for i in range(300))]
 
@@ -211,7 +211,7 @@ def test_patients_are_in_one_shard_and_notes_without_patient_in_all(tmp_path: Pa
 def test_spilling_rows_to_files_changes_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The same documents in the same order, for every amount of memory."""
+    """Documents and their order do not depend on the amount of memory."""
     twice = [Document("1", "p", f"part {i}") for i in range(50)]
     write_corpus([*many(), *twice], tmp_path / "held")
     spilled = []
@@ -236,7 +236,7 @@ def test_spilling_rows_to_files_changes_no_byte(
 def test_more_text_makes_more_shards_of_the_same_documents(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, piece: int
 ) -> None:
-    """Where a range of hashes is too much to be sorted at once it is spread again."""
+    """A range of hashes that is too large for one sort is divided again."""
     write_corpus(many(), tmp_path / "one", 1)
     monkeypatch.setattr(corpus, "_PARTS", 4)
     monkeypatch.setattr(corpus, "_TOGETHER", 1000)
@@ -257,7 +257,7 @@ def test_more_text_makes_more_shards_of_the_same_documents(
 
 
 def test_range_numbers_equal_exact_integer_arithmetic() -> None:
-    """Floor of hash · ranges / 2^64, by integers of any size."""
+    """The range number is ⌊hash · ranges / 2^64⌋."""
     bounds = [k * (1 << 64) // 48 + d for k in range(1, 48) for d in (-1, 0, 1, 2)]
     hashes = [0, 1, (1 << 32) - 1, 1 << 32, (1 << 64) - 1, *bounds]
     table = pa.table({"hash": pa.array(hashes, pa.uint64())})
@@ -278,7 +278,7 @@ def damage(file: Path) -> None:
 
 
 def other(file: Path) -> None:
-    """Put another shard of the corpus in its place: nothing in it is broken."""
+    """Replace the file by another, intact shard of the corpus."""
     file.write_bytes((file.parent / "shard-0006.parquet").read_bytes())
 
 

@@ -1,4 +1,4 @@
-"""Public coins: keyed, stable, uniform, and independent of layout."""
+"""Tests of public coins: keyed, stable, uniform, and independent of layout."""
 
 from __future__ import annotations
 

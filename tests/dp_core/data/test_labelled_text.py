@@ -1,4 +1,4 @@
-"""Texts with a class: whose they are, and scores against their definition."""
+"""Tests of texts with a class: their documents and patients, and scores by definition."""
 
 import itertools
 

@@ -1,4 +1,4 @@
-"""Masks: the right shares, never special tokens, each row by its own key alone."""
+"""Tests of masks: shares, no special tokens, and each row determined by its key alone."""
 
 import numpy as np
 import numpy.typing as npt
@@ -41,7 +41,7 @@ def test_rows_can_be_rebuilt_and_no_special_token_is_touched() -> None:
     assert changed.sum() <= m.weights.sum()
     replaced = m.input_ids[changed]
     assert np.isin(replaced, [0, 1, 2, 3]).sum() == 0
-    # No position twice in a row.
+    # No position occurs twice in a row.
     assert len(set(zip(rows, m.positions[rows, columns], strict=True))) == len(rows)
 
 
@@ -84,7 +84,7 @@ def test_eighty_ten_ten() -> None:
     for share, hits in ((0.8, now == SPECIAL.mask), (0.1 + 0.1 / (V - 5), now == was)):
         assert abs(hits.sum() - n * share) < 6 * np.sqrt(n * share * (1 - share))
     random = now[(now != SPECIAL.mask) & (now != was)]
-    assert len(np.unique(random)) > 0.95 * (V - 5)  # any ordinary piece
+    assert len(np.unique(random)) > 0.95 * (V - 5)  # any ordinary token
 
 
 @pytest.mark.statistical
@@ -108,7 +108,7 @@ def test_whole_words_are_masked_together() -> None:
     continuation = np.zeros(V, bool)
     continuation[250:] = True
     tokens, lengths = batch(800)
-    tokens[:, 1] = rng.integers(250, V, 800)  # rows that begin inside a word, too
+    tokens[:, 1] = rng.integers(250, V, 800)  # some rows begin inside a word
     m = mask_rows(tokens, lengths, keys(800), SPECIAL, V, K, continuation)
     partial = 0
     for row in range(800):
@@ -117,7 +117,7 @@ def test_whole_words_are_masked_together() -> None:
         maskable = (tokens[row] >= 5) & (np.arange(S) < lengths[row])
         for start, masked in words_masked(m, row, starts).items():
             size = int((maskable & (starts == start)).sum())
-            if masked != size:  # only where the quota is smaller than the one word chosen
+            if masked != size:  # the quota is smaller than the only chosen word
                 partial += 1
                 assert m.weights[row].sum() == masked
     assert m.weights.sum(1).min() >= 1 or (lengths < 4).any()

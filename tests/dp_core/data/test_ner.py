@@ -1,4 +1,4 @@
-"""Sentences with entities, and their scores: worked out by hand, and as seqeval has them."""
+"""Tests of sentences with entities, and of scores by hand and against seqeval."""
 
 import itertools
 
@@ -46,7 +46,7 @@ def test_a_fold_is_a_function_of_the_document_alone_or_of_its_patient() -> None:
     sizes = [folds.count(fold) for fold in range(5)]
     assert sum(sizes) == 1000
     assert all(150 < size < 250 for size in sizes)  # 200 ± 13
-    # Stated, so that nobody's folds move in silence.
+    # Fixed values detect a change of the folds.
     assert folds[:8] == [0, 0, 0, 3, 1, 4, 0, 0]
     together = {fold_of(Sentence(("a",), ("O",), name, "p7"), 5) for name in names}
     assert len(together) == 1
@@ -58,7 +58,7 @@ PAIRS = st.lists(st.lists(st.tuples(TAGS, TAGS), min_size=1, max_size=8), min_si
 
 def test_strict_entities() -> None:
     assert entities(["B-a", "I-a", "O", "I-a", "B-b", "I-a", "B-a", "B-a"]) == [
-        ("a", 0, 2),  # the lone I-a at 3 and the I-a after b belong to none
+        ("a", 0, 2),  # the I-a at 3 and 5 belong to no entity
         ("b", 4, 5),
         ("a", 6, 7),
         ("a", 7, 8),
@@ -68,7 +68,7 @@ def test_strict_entities() -> None:
 
 
 def test_figures_worked_out_by_hand() -> None:
-    # In conlleval's manner: 5 phrases, 6 found, 3 correct.
+    # As conlleval counts: 5 phrases, 6 found, 3 correct.
     gold = [
         ["B-problem", "I-problem", "O", "B-test", "O"],
         ["B-treatment", "O", "B-problem", "I-problem", "I-problem"],
@@ -77,7 +77,7 @@ def test_figures_worked_out_by_hand() -> None:
     guess = [
         ["B-problem", "I-problem", "O", "B-treatment", "O"],  # 1 right, 1 of the wrong type
         ["B-treatment", "O", "B-problem", "I-problem", "O"],  # 1 right, 1 too short
-        ["B-problem", "B-test", "O"],  # 1 right, 1 out of nothing
+        ["B-problem", "B-test", "O"],  # 1 right, 1 spurious
     ]
     scores = score(gold, guess)
     assert (scores.micro.correct, scores.micro.predicted, scores.micro.expected) == (3, 6, 5)
@@ -165,7 +165,7 @@ def test_no_entity_is_lost(found: list[tuple[str, int, int]]) -> None:
 def test_joined_documents_do_not_depend_on_the_sentence_splitter(
     sizes: list[int], found: list[tuple[str, int, int]]
 ) -> None:
-    """Entities across a cut aside, which no reader makes."""
+    """This holds unless an entity crosses a cut, which no reader produces."""
     cuts = sorted({0, 8, *(c for c in itertools.accumulate(sizes) if c < 8)})
     whole = [e for e in found if any(a <= e[1] and e[2] <= b for a, b in itertools.pairwise(cuts))]
     words = tuple("abcdefgh")

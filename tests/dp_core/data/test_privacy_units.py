@@ -1,4 +1,4 @@
-"""Units: every text belongs to one, is bounded alone, and leaves all others as they were."""
+"""Tests of units: every text belongs to one unit, and units are bounded independently."""
 
 from pathlib import Path
 
@@ -46,7 +46,7 @@ def test_every_word_is_in_exactly_one_unit(
     tmp_path_factory: pytest.TempPathFactory, docs: list[Document], unit: PrivacyUnit
 ) -> None:
     found = units(tmp_path_factory.mktemp("c"), docs, unit)
-    if unit is PrivacyUnit.EXAMPLE:  # copies of an example share their name
+    if unit is PrivacyUnit.EXAMPLE:  # copies of an example share an id
         assert len({u.unit_id for u in found}) == len({(u.unit_id, *u.texts) for u in found})
     else:
         assert len({u.unit_id for u in found}) == len(found)
@@ -159,7 +159,7 @@ def test_at_most_the_limit_and_in_order(items: list[int], limit: int, unit: str)
     chosen = bounded_sample(items, limit, unit, b"k")
     assert len(chosen) == min(limit, len(items))
     rest = iter(items)
-    assert all(any(x == y for y in rest) for x in chosen)  # a subsequence
+    assert all(any(x == y for y in rest) for x in chosen)  # `chosen` is a subsequence
 
 
 @pytest.mark.statistical

@@ -1,4 +1,4 @@
-"""The token store gives back what was written, by unit, and is whole or not there."""
+"""Tests of the token store: reading by unit, complete or refused, with bounded memory."""
 
 from __future__ import annotations
 
@@ -198,10 +198,10 @@ def feed(folder: Path, batch: int = 8) -> None:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory):
-    """Folders of two corpora, one eight times the other, and the memory that writing them took."""
+    """Write two corpora, one eight times the other; return the folder and the peak memory."""
     folder = tmp_path_factory.mktemp("corpora")
     fill(folder / "first", 100)
-    feed(folder / "first")  # imports and caches are not the corpus's
+    feed(folder / "first")  # load imports and caches first
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(token_store, "_FLUSH_BYTES", 1 << 15)
         patch.setattr(token_store, "_CHECKED", 1 << 9)
@@ -222,7 +222,7 @@ def test_memory_of_opening_and_feeding_does_not_grow_with_the_corpus(corpora, mo
 
 
 def test_rows_of_a_shard_equal_the_rows_of_its_units(tmp_path: Path) -> None:
-    """A store of one pass over all units is that of all shards, one after the other."""
+    """One pass over all units writes the same store as one shard after another."""
     notes = (f"The patient [MASK] has pain in knee {i % 7}." for i in range(120))
     write_corpus(
         (Document(str(i), f"p{i % 30}", t) for i, t in enumerate(notes)), tmp_path / "c", 4

@@ -1,4 +1,4 @@
-"""The histogram's words are exactly BERT's."""
+"""Tests that the histogram's words are exactly BERT's words."""
 
 from itertools import pairwise
 
@@ -12,9 +12,7 @@ ASCII = st.text(st.characters(max_codepoint=127), max_size=80)
 ODD = st.text(
     st.sampled_from("aB9.- \t\n\r\x0b\x1c\x85\xa0\u2028\u0301éİß中\ud800\ufffd"), max_size=40
 )
-ANY = st.one_of(
-    ASCII, st.text(max_size=60), ODD
-)  # odd ones: spaces, marks and letters side by side
+ANY = st.one_of(ASCII, st.text(max_size=60), ODD)  # unusual spaces, marks and letters
 
 
 def bert_words(text: str) -> list[str]:
@@ -41,7 +39,7 @@ def test_cutting_at_word_starts_changes_no_word(text: str, n: int) -> None:
         ("BP 120/80, O2-sat 98%.", ["bp", "120", "/", "80", ",", "o2", "-", "sat", "98", "%", "."]),
         ("Sjögren's\tSyndrome\r\n", ["sjogren", "'", "s", "syndrome"]),
         ("a\x0bb\x00c d_e", ["abc", "d", "_", "e"]),  # control characters join, `_` splits
-        ("\ud800 x", ["?", "x"]),  # a lone surrogate is no reason to stop
+        ("\ud800 x", ["?", "x"]),  # a lone surrogate is replaced
         ("", []),
     ],
 )

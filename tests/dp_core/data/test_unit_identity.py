@@ -1,7 +1,7 @@
-"""The first assumption of docs/proofs.md: a unit's contribution is a function of that unit alone.
+"""Tests of the first assumption of docs/proofs.md: a contribution depends on its unit alone.
 
 For every registered reader and every privacy unit, a data set and its neighbour without one unit
-must give the same contributions, except for the one of the missing unit.
+must give the same contributions, except for the contribution of the missing unit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.shard_words import UnitWords, WordSets
 
-WORDS = 4  # of an example
+WORDS = 4  # words of an example
 LENGTH = 10  # token ids of a row
 SEED, HOLDOUT, FOLDS = 3, 0.3, 5
 PIECES = (
@@ -73,10 +73,10 @@ class Note:
     """A note before it is written in a format.
 
     Attributes:
-        number: the place at which the note was generated. It stays with the note when another one
-            is removed, as the name of a file does.
+        number: index of the note when it was generated. It does not change when another note is
+            removed, like the name of a file.
         document: an id that the source may give; several notes of a patient may share one.
-        pieces: the text in pieces of `WORDS` words: the examples.
+        pieces: the examples, which are pieces of text of `WORDS` words.
     """
 
     number: int
@@ -117,12 +117,12 @@ def neighbours(draw: st.DrawFn, format: Format, unit: PrivacyUnit) -> tuple[list
 
 
 class Format(ABC):
-    """A format in which notes are written and read again, and the contributions of their units."""
+    """Writes notes in one format, reads them again, and returns the contributions of units."""
 
     units: ClassVar[Sequence[PrivacyUnit]] = tuple(PrivacyUnit)
 
     def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
-        """Return the notes as the format holds them; a format may need an id for each."""
+        """Return the notes as the format stores them; a format may need an id for each."""
         return list(notes)
 
     @abstractmethod
@@ -131,11 +131,11 @@ class Format(ABC):
 
     @abstractmethod
     def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
-        """Return, for every kind of choice, the contribution of each unit, without its place."""
+        """Return the contributions of all units, in no order, for every kind of choice."""
 
 
 def with_ids(notes: Sequence[Note]) -> list[Note]:
-    """Return the notes with an id of its own for each: the name of a file or article."""
+    """Return the notes with a distinct id for each, like the name of a file or article."""
     return [replace(note, document=f"n{note.number}") for note in notes]
 
 
@@ -157,7 +157,7 @@ class CorpusFormat(Format):
 
 CANARIES = tuple(
     Canary(f"c{i}", "HS", 0.3, (10 + 2 * i, 11 + 2 * i)) for i in range(3)
-)  # each with two tokens of the vocabulary
+)  # two tokens of the vocabulary each
 
 
 def rows_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
@@ -388,7 +388,7 @@ def test_every_registered_reader_has_its_property_test() -> None:
 
 @pytest.fixture
 def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spread the rows of these small corpora over few ranges: the test is then ten times faster."""
+    """Spread the rows of these small corpora over few ranges to run ten times faster."""
     monkeypatch.setattr(corpus, "_PARTS", 2)
 
 
@@ -418,7 +418,7 @@ def test_removing_one_unit_changes_no_contribution_of_another(
 @pytest.mark.usefixtures("few_parts")
 @pytest.mark.parametrize("format", [Jsonl(), Noteevents()], ids=["jsonl", "noteevents"])
 def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format: Format) -> None:
-    """The number of a line would have four digits with the patient's notes, and three without."""
+    """Line numbers would have four digits with the patient's notes, and three without them."""
     gone = [Note(i, "p", "", ("cough for two days ",)) for i in range(600)]
     others = [
         Note(1000 * half + i, f"q{i}", "", (PIECES[half],) * 2)
@@ -433,7 +433,7 @@ def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format: Forma
 
 
 def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, Counter[object]]:
-    """Return the contributions of notes that were written and read; none of no notes."""
+    """Write and read the notes, and return their contributions; empty without notes."""
     if not notes:
         return {}
     with TemporaryDirectory() as folder:
@@ -441,7 +441,7 @@ def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, 
         return format.contributions(Path(folder), unit)
 
 
-# --- the rules
+# --- rules for ids
 
 
 def corpus_of(folder: Path, documents: Sequence[Document]) -> list[Document]:

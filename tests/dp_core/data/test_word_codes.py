@@ -1,4 +1,4 @@
-"""Words of many texts at once are those of one text after the other."""
+"""Tests that words of many texts at once equal the words of one text after another."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def spelled(found: WordCodes) -> list[list[str]]:
 @settings(max_examples=400, deadline=None)
 @given(TEXTS, st.integers(0, 3))
 def test_words_of_many_texts_equal_the_words_of_each_text(texts: list[str], skipped: int) -> None:
-    """Also of texts whose Arrow array is a part of another."""
+    """This includes texts whose Arrow array is a slice of another array."""
     found = encode_bert_words(arrow(texts).slice(min(skipped, len(texts))))
     assert spelled(found) == [split_words(text) for text in texts[skipped:]]
     assert len(set(found.words.to_pylist())) == len(found.words)

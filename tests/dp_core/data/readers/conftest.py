@@ -1,4 +1,4 @@
-"""Contract cases of each reader become parameters."""
+"""Parametrises the inherited tests with the contract cases of each reader."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What holds for the reader of every format: a test class that those of all readers inherit."""
+"""Conformance tests of the readers of all formats, which each reader's test class inherits."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from dp_core.data.readers.registry import (
 )
 from dp_core.errors import BadInput
 
-SECRET = "zyxsecret"  # stands for what a note says
+SECRET = "zyxsecret"  # represents the text of a note
 NAME = "doe_john_1961"  # a file may be named after a patient
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "": bytes,
@@ -37,12 +37,12 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 class BadItem(NamedTuple):
-    """A source of which one item cannot be used."""
+    """A source with one unusable item."""
 
     files: dict[str, bytes]
     reason: Reason
     where: str
-    kept: int  # items that can
+    kept: int  # number of usable items
 
 
 def reader_of(format: str) -> Callable[..., Iterator[Any]]:
@@ -57,7 +57,7 @@ def reader_of(format: str) -> Callable[..., Iterator[Any]]:
 def read(
     format: str, path: Path, share: float = 1.0, **fields: Any
 ) -> tuple[list[Any], Quarantine]:
-    """Return what a reader yields, and its quarantine."""
+    """Return the items of a reader, and its quarantine."""
     quarantine = Quarantine(share)
     return list(reader_of(format)(format, path, quarantine, **fields)), quarantine
 
@@ -92,17 +92,17 @@ STRANGE: dict[str, Callable[[Path], None]] = {
 
 
 class ReaderContract:
-    """Files and folders alone, in bounds; counts in quarantine or one line; nothing private."""
+    """Only files and folders of bounded size are read, and no error quotes private text."""
 
     FORMAT: ClassVar[str]
     SUFFIX: ClassVar[str]
-    GOOD: ClassVar[str]  # a file of one item
-    MANY: ClassVar[str]  # a file of many, with SECRET in each
-    BESIDE: ClassVar[tuple[str, str]] = ("", "")  # another file of each, its suffix and content
+    GOOD: ClassVar[str]  # content of a file with one item
+    MANY: ClassVar[str]  # content with many items, SECRET in each
+    BESIDE: ClassVar[tuple[str, str]] = ("", "")  # suffix and content of a second file
     BAD_ITEMS: ClassVar[Sequence[BadItem]]
 
     def write(self, folder: Path, name: str, content: str | bytes, packing: str = "") -> Path:
-        """Write a file of the format; return what is read: the file, or the folder of several."""
+        """Write a file of the format; return the path to read: the file, or a folder of several."""
         folder.mkdir(exist_ok=True)
         raw = content.encode() if isinstance(content, str) else content
         file = folder / f"{name}{self.SUFFIX}{packing}"
@@ -154,7 +154,7 @@ class ReaderContract:
         for _ in range(60):
             path = self.write(tmp_path, "n", self.MANY, packing)
             raw = self.MANY.encode()
-            inside = rng.random() < 0.5  # corrupt what is packed, or the package
+            inside = rng.random() < 0.5  # corrupt the content, or the package
             data = pack(corrupted(raw, rng)) if inside else corrupted(pack(raw), rng)
             (tmp_path / f"n{self.SUFFIX}{packing}").write_bytes(data)
             if self.BESIDE[0] and rng.random() < 0.5:
@@ -195,7 +195,7 @@ class ReaderContract:
         with pytest.raises(BadInput, match="a link, a pipe or a device") as refusal:
             read(self.FORMAT, source)
         assert NAME not in str(refusal.value)
-        listed = str(refusal.value).split("`")[-2]  # the command that names it, for the operator
+        listed = str(refusal.value).split("`")[-2]  # the command with which the operator finds it
         found = subprocess.run(["sh", "-c", listed], capture_output=True, text=True, check=True)
         assert NAME in found.stdout
         assert found.stdout.count("\n") == 1

@@ -1,4 +1,4 @@
-"""Token and tag columns: IOB and IOB2, tabs and spaces."""
+"""Tests of token and tag columns: IOB and IOB2, tabs and spaces."""
 
 import gzip
 from pathlib import Path
@@ -20,7 +20,7 @@ from dp_core.errors import BadInput
 class TestColumns(ReaderContract):
     FORMAT, SUFFIX, GOOD = "columns", ".tsv", "good O\n"
     MANY = f"Has O\n{SECRET} B-problem\npain I-problem\n\n" * 20
-    BAD_ITEMS = tuple(  # a bad line costs its sentence
+    BAD_ITEMS = tuple(  # a bad line rejects its sentence
         BadItem({"a.tsv": b"a\tO\n\nb\tO\n" + line + b"\nc\tO\n\nd\tO"}, reason, "a.tsv:4", 2)
         for line, reason in (
             (SECRET.encode(), Reason.WRONG_COLUMNS),
@@ -63,7 +63,7 @@ def test_sentences(tmp_path: Path, separator: str, end: str) -> None:
 
 
 def test_private_file_is_one_document_or_refused(tmp_path: Path) -> None:
-    """A text that holds the word -DOCSTART- must not make two privacy units of itself."""
+    """A text with the word -DOCSTART- must not become two privacy units."""
     (tmp_path / "a.tsv").write_text("-DOCSTART-\tO\n\na\tO\n\nb\tO\n")
     assert {s.document_id for s in read(tmp_path)[0]} == {"a.tsv#1"}
     (tmp_path / "b.tsv").write_text(f"{SECRET}\tO\n\n-DOCSTART-\tO\n\nb\tO\n")
@@ -101,7 +101,7 @@ def test_every_tag_belongs_to_an_entity(tags: list[str]) -> None:
 @pytest.mark.parametrize("tag", ["S-problem", "U-problem", "X-problem", "B-", "b-problem", "o"])
 @pytest.mark.parametrize("before", ["", "zyxsecret\n"])
 def test_tag_of_unknown_scheme_refuses_the_source(tmp_path: Path, tag: str, before: str) -> None:
-    """Of BIOES tags, all 16 of 200 sentences with an entity of one token would be gone."""
+    """BIOES tags would lose all 16 of 200 sentences with an entity of one token."""
     (tmp_path / "a.tsv").write_text("good\tO\n\n" * 200 + f"{before}zyxsecret\t{tag}\n")
     quarantine = Quarantine()
     with pytest.raises(BadInput, match="neither IOB nor IOB2") as error:

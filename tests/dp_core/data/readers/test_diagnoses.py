@@ -1,4 +1,4 @@
-"""Tables of codes: by patient and admission, of MIMIC-III and IV; nothing of them in an error."""
+"""Tests of tables of codes: look-up by patient and admission, both MIMIC formats, errors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""i2b2 2010: .txt and .con, side by side or in folders of their own."""
+"""Tests of i2b2 2010: .txt and .con files, in one folder or in separate folders."""
 
 import json
 from pathlib import Path
@@ -73,11 +73,11 @@ def test_both_layouts(tmp_path: Path, apart: bool, end: str) -> None:
 @pytest.mark.parametrize(
     "bad",
     [
-        'c="secretword" 1:1 1:2||t="problem"',  # another text there
+        'c="secretword" 1:1 1:2||t="problem"',  # different text
         'c="chest pain" 1:2 1:1||t="problem"',  # ends before it begins
         'c="chest pain" 1:1 1:9||t="problem"',  # beyond the line
         'c="chest pain" 1:0 1:1||t="problem"',  # one token off
-        'c="chest pain" 1:1 3:2||t="problem"',  # over lines
+        'c="chest pain" 1:1 3:2||t="problem"',  # several lines
     ],
 )
 def test_offsets_that_do_not_fit_quarantine_the_sentence(tmp_path: Path, bad: str) -> None:
@@ -85,7 +85,7 @@ def test_offsets_that_do_not_fit_quarantine_the_sentence(tmp_path: Path, bad: st
     with (tmp_path / "r1.txt").open("a") as more:
         more.write("No test .\n")
     sentences, q = read(tmp_path)
-    kept = [] if "3:2" in bad else EXPECTED[1:]  # a span over lines costs all of them
+    kept = [] if "3:2" in bad else EXPECTED[1:]  # a span over several lines rejects all of them
     assert sentences == [*kept, Sentence(("No", "test", "."), ("O",) * 3, "r1")]
     assert set(q.counts) == {Reason.OFFSETS}
     assert q.locations[Reason.OFFSETS][0] == "r1.txt:1"
@@ -103,7 +103,7 @@ def spread(folder: Path, concepts: list[str]) -> tuple[list[Sentence], Quarantin
 
 
 def test_lines_that_share_a_concept_are_one_sentence(tmp_path: Path) -> None:
-    """Three lines, of which the middle one lies wholly in the concept."""
+    """A concept spans three lines and covers the middle one completely."""
     sentences, q = spread(
         tmp_path,
         [
@@ -139,7 +139,7 @@ def test_concepts_that_share_a_line_make_one_sentence_of_all_their_lines(tmp_pat
 @pytest.mark.parametrize(
     ("bad", "kept"),
     [
-        ('c="severe chest pain" 2:1 4:0||t="problem"', (1, 5)),  # not its text
+        ('c="severe chest pain" 2:1 4:0||t="problem"', (1, 5)),  # different text at the offsets
         ('c="pain severe" 4:0 2:1||t="problem"', (1, 5)),  # ends before it begins
         ('c="ok ." 5:0 999999999:1||t="problem"', (1, 2, 3, 4)),  # beyond the text
         ('c="no" 0:0 1:0||t="problem"', (1, 2, 3, 4, 5)),  # there is no line 0
@@ -177,7 +177,7 @@ def test_of_overlapping_concepts_the_longest_is_tagged_and_none_is_lost(tmp_path
 
 
 def test_the_layout_of_2011(tmp_path: Path) -> None:
-    """Folders docs and concepts, `.txt.con`, and coreference beside them, which is not read."""
+    """Folders docs and concepts with `.txt.con`, and a coreference folder, which is not read."""
     for folder in ("docs", "concepts", "chains", "pairs"):
         (tmp_path / "Beth_Train" / folder).mkdir(parents=True)
     files = {

@@ -1,7 +1,7 @@
-"""Strict F1 of concept files, against counts of the 2010 task's own scorer.
+"""Tests of strict F1 of concept files against counts of the official scorer of the 2010 task.
 
-The counts in i2b2_scorer.json were computed outside of the project, by the program that its
-`source` names, on made-up concepts: overlapping, over lines, listed again, of the wrong type.
+The counts in i2b2_scorer.json were computed outside of the project, by the program in its `source`
+field, on made-up concepts that overlap, span lines, are repeated or have the wrong type.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""JSON lines: what is taken, and what is quarantined why."""
+"""Tests of JSON lines: accepted items, and reasons for quarantine."""
 
 import json
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Texts with a class, and pairs of them: tables with tabs, and JSON lines."""
+"""Tests of texts and pairs of texts with a class, in tables with tabs and in JSON lines."""
 
 import json
 from pathlib import Path
@@ -42,7 +42,7 @@ def test_pairs_as_mednli_has_them(tmp_path: Path) -> None:
     rows = [
         NLI | {"pairID": "1", "sentence1_parse": "(ROOT)"},
         NLI | {"sentence2": "He is ill.", "gold_label": "entailment", "patient_id": 7},
-        NLI | {"gold_label": "-"},  # its annotators did not agree
+        NLI | {"gold_label": "-"},  # the annotators disagreed
         NLI | {"sentence2": None},
         {"sentence1": "x"},
         NLI | {"document_id": "n1", "gold_label": 2},

@@ -1,4 +1,4 @@
-"""MIMIC-III's NOTEEVENTS columns."""
+"""Tests of MIMIC-III's NOTEEVENTS columns."""
 
 import csv
 import io
@@ -107,7 +107,7 @@ def test_columns_in_another_order_and_ids_missing(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_broken_quoting_refuses_the_source(tmp_path: Path, row: str, end: str) -> None:
-    """Once a quote is out of place, what looks like a row may be a line of a note."""
+    """After a misplaced quote, a line of a note could be mistaken for a row."""
     good = [f'{i},10,1,"c",,"x"' for i in range(60)]
     text = end.join([HEADER, *good, row, *good, ""])
     q = Quarantine()
@@ -115,7 +115,7 @@ def test_broken_quoting_refuses_the_source(tmp_path: Path, row: str, end: str) -
         list(read_corpus("noteevents", write(tmp_path, text), q))
     assert "secretword" not in str(caught.value)
     assert q.counts == {Reason.WRONG_COLUMNS: 1}
-    at = 63 if "Pt stable" in row else 62  # the first row without quotes is whole
+    at = 63 if "Pt stable" in row else 62  # the first line is a whole row
     assert q.locations[Reason.WRONG_COLUMNS] == [f"NOTEEVENTS.csv:{at}"]
 
 
@@ -138,7 +138,7 @@ def letters(document: Document) -> str:
 
 @pytest.mark.parametrize("mark", ['"', '""', '"\n', ',"', '",', '"\r\n"'])
 def test_a_quote_anywhere_makes_no_patient_and_moves_no_text(tmp_path: Path, mark: str) -> None:
-    """After any mark at any place: refused, or nobody new and no word with another patient."""
+    """A mark at any position is refused, or adds no patient and moves no word to another one."""
     true = {d.patient_id: letters(d) for d in read(write(tmp_path, NOTES))[0]}
     assert set(true) == {"10", "11", "12"}
     refused = 0
@@ -149,7 +149,7 @@ def test_a_quote_anywhere_makes_no_patient_and_moves_no_text(tmp_path: Path, mar
         except BadInput:
             refused += 1
             continue
-        assert mark != '"', at  # an odd number of quotes can never be right
+        assert mark != '"', at  # an odd number of quotes is always invalid
         for d in docs:
             assert letters(d) in true.get(d.patient_id, ""), at
     assert refused > len(NOTES) // 3

@@ -1,4 +1,4 @@
-"""Whose each labelled document is: a list, read strictly, and never quoted."""
+"""Tests of the list of labelled documents' patients, which is read strictly and never quoted."""
 
 from __future__ import annotations
 

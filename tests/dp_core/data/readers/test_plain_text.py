@@ -1,4 +1,4 @@
-"""Folders of plain text."""
+"""Tests of folders of plain text."""
 
 import gzip
 import lzma
@@ -53,7 +53,7 @@ def test_files_are_documents_and_subfolders_patients(tmp_path: Path) -> None:
 
 
 def test_private_text_is_not_cut_at_titles(tmp_path: Path) -> None:
-    """The author of a note must not decide how many documents it is."""
+    """The text of a note must not affect its number of documents."""
     (tmp_path / "n.txt").write_text("".join(f" = Day {day} = \nseen\n" for day in range(400)))
     (document,) = read_corpus("text", tmp_path)
     assert (document.document_id, document.text.count("seen")) == ("n.txt", 400)

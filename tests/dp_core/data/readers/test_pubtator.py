@@ -1,4 +1,4 @@
-"""PubTator: sentences and tokens from offsets."""
+"""Tests of PubTator: sentences and tokens from offsets."""
 
 import sys
 from pathlib import Path
@@ -29,7 +29,7 @@ class TestPubtator(ReaderContract):
         f"{i}|t|Has {SECRET} pain.\n{i}|a|It went.\n{i}\t4\t13\t{SECRET}\tDisease\tD\n\n"
         for i in range(20)
     )
-    BAD_ITEMS = tuple(  # a bad line costs its article
+    BAD_ITEMS = tuple(  # a bad line rejects its article
         BadItem(
             {"p.txt": f"{ARTICLE}{line}\n\n{ARTICLE.replace('one', 'two')}".encode()},
             reason,
@@ -112,7 +112,7 @@ def test_no_sentence_or_token_cuts_an_entity_and_nothing_is_lost(
 
 
 def plain(text: str, spans: dict[tuple[int, int], str]) -> list[Sentence]:
-    """What the reader means, in as few words as possible, and in quadratic time."""
+    """Return the expected sentences by a short algorithm of quadratic time."""
     kept: dict[tuple[int, int], str] = {}
     for a, b in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):
         if all(b <= start or end <= a for start, end in kept):
@@ -148,7 +148,7 @@ def test_tags_of_nested_and_overlapping_spans_equal_the_plain_algorithm(
 
 
 def test_time_grows_linearly_with_the_article(tmp_path: Path) -> None:
-    """Four times the spans: about four times the lines that Python runs, not sixteen times."""
+    """Four times the spans run about four times as many lines of Python, not sixteen times."""
 
     def lines_run(count: int) -> int:
         words = " ".join(["pain"] * (count // 2) + ["Pain."] * (count // 2))

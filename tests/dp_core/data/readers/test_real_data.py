@@ -1,4 +1,4 @@
-"""Real files, where CONFIDE_DATA says they are, against the counts that came with them."""
+"""Tests of real files in the folder CONFIDE_DATA against their published counts."""
 
 import os
 from collections import Counter
@@ -28,11 +28,11 @@ def test_notes_in_noteevents_columns() -> None:
     docs = list(read_corpus("noteevents", data("noteevents_format/NOTEEVENTS_derived.csv.xz"), q))
     assert (q.taken, q.left_out, q.rejected) == (5173 - 11, 11, 0)
     assert len({d.document_id for d in docs}) == len(docs)
-    assert len({d.patient_id for d in docs}) in (1152, 1153)  # one may have error rows alone
+    assert len({d.patient_id for d in docs}) in (1152, 1153)  # one patient may have only error rows
     by_patient: dict[str, set[str]] = {}
     for d in docs:
         by_patient.setdefault(d.text, set()).add(d.patient_id)
-    assert max(map(len, by_patient.values())) == 1  # a text never crosses patients
+    assert max(map(len, by_patient.values())) == 1  # no two patients share a text
     assert sum(len(d.text.split()) for d in docs) == 2_394_141  # 2,399,943 with the error rows
 
 

@@ -1,4 +1,4 @@
-"""The one door: what a source may hold, and that nothing in it is passed over, hangs or swells."""
+"""Tests of sources: allowed contents, and no skipped files, blocking or decompression bombs."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_a_source_may_itself_be_a_link(tmp_path: Path) -> None:
 
 
 def test_opening_never_waits(tmp_path: Path) -> None:
-    """Also of what became a pipe after it was listed."""
+    """This includes a file that became a pipe after it was listed."""
     os.mkfifo(tmp_path / "pipe")
     for place in (tmp_path / "pipe", Path("/dev/zero"), tmp_path):
         with pytest.raises(OSError, match=r"not a regular file|directory"):
@@ -102,7 +102,7 @@ for path in map(Path, sys.argv[1:]):
 
 @pytest.mark.parametrize("line", ["", "good O", " = A = "])
 def test_a_small_file_cannot_become_a_huge_one(tmp_path: Path, line: str) -> None:
-    """Three gigabytes in as many megabytes, for every reader, in one of memory."""
+    """Three megabytes unpack to three gigabytes; each reader has one gigabyte of memory."""
     unit = line.ljust(1023).encode() + b"\n" if line else b"\0"
     block = unit * ((16 << 20) // len(unit))
     member, places = gzip.compress(block, mtime=0), []
@@ -124,14 +124,14 @@ def test_a_small_file_cannot_become_a_huge_one(tmp_path: Path, line: str) -> Non
     answers = dict(line.split(" ", 1) for line in process.stdout.splitlines())
     assert answers.keys() == FORMATS.keys()
     for format, what in answers.items():
-        broken = format == "noteevents" and "broken quoting" in what  # before it is large
+        broken = format == "noteevents" and "broken quoting" in what  # refused before it is large
         assert broken or what == "a packed file unpacks to far more than text does", format
 
 
 def test_an_xz_file_that_requires_much_memory_is_refused(tmp_path: Path) -> None:
-    """Its header says how much of what was unpacked must be remembered: here 4 GB for a word."""
+    """The header states the size of the dictionary: here 4 GB for a single word."""
     whole = bytearray(lzma.compress(b"good"))
-    size = (whole[12] + 1) * 4  # of the block's header, section 3.1 of the format
+    size = (whole[12] + 1) * 4  # size of the block's header, section 3.1 of the format
     whole[16] = 40
     whole[12 + size - 4 : 12 + size] = zlib.crc32(whole[12 : 12 + size - 4]).to_bytes(4, "little")
     (tmp_path / "a.txt.xz").write_bytes(whole)
@@ -196,7 +196,7 @@ def test_refuses_above_the_share(good: int, bad: int, refused: bool) -> None:
     if refused:
         with pytest.raises(BadInput, match=r"(more than 10%|none) of .* not UTF-8") as error:
             q.finish("source")
-        assert "f:0" not in str(error.value)  # a file's name may be a patient's
+        assert "f:0" not in str(error.value)  # a file may be named after a patient
     else:
         q.finish("f")
 
