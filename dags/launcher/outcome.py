@@ -26,7 +26,6 @@ def outcome(*last: str) -> XComArg:
         task_id="outcome",
         task_display_name=NAMES["outcome"],
         retries=0,
-        on_failure_callback=None,  # the task that failed has sent its notification
         doc_md="Fails if a task of this run failed, or if the run was cancelled.",
     )
     def fail_unless_succeeded() -> None:
