@@ -39,7 +39,7 @@ from dags.launcher.step_operator import (
     Work,
     forwarded_environment,
 )
-from tasks.protocol import Need, needs, uses_cluster
+from tasks.protocol import Need, uses_cluster
 from tasks.protocol.messages import CHANNEL, STDOUT, Failed, Follower
 from tasks.protocol.supervisor import LAUNCHER_GRACE
 
@@ -119,7 +119,7 @@ class DockerStep(StepOperator, DockerOperator):
         if self.execution_timeout is not None:
             environment["CONFIDE_DEADLINE"] = str(self.execution_timeout.total_seconds())
         on_cluster = uses_cluster(work.spec, os.environ)
-        held = needs(work.spec) - (set() if on_cluster else {Need.CLUSTER})
+        held = work.spec.needs - (set() if on_cluster else {Need.CLUSTER})
         granted = [mount for need in held for mount in self.granted.get(need, [])]
         container: dict[str, Any] = self.cli.create_container(
             image=self.image,

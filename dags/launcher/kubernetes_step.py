@@ -30,7 +30,7 @@ from dags.launcher.step_operator import (
     failure,
     forwarded_environment,
 )
-from tasks.protocol import Need, needs, uses_cluster
+from tasks.protocol import Need, uses_cluster
 from tasks.protocol.messages import CHANNEL, Follower
 
 TEMPLATES = Path(__file__).parent / "pods"
@@ -85,7 +85,7 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
         # The cluster would replace $(NAME) by the variable, which may be a secret; $$ escapes a $.
         self.env_vars = {name: value.replace("$(", "$$(") for name, value in variables.items()}
         self.labels = {"app": "confide", "confide-spec": work.spec.digest()[:32]}
-        held, device = needs(work.spec), getattr(work.spec, "device", "cpu")
+        held, device = work.spec.needs, getattr(work.spec, "device", "cpu")
         if not uses_cluster(work.spec, os.environ):
             held -= {Need.CLUSTER}
         elif os.environ.get("CONFIDE_HOSTS") and work.spec.step == "pretrain":

@@ -31,7 +31,6 @@ from tasks.protocol.job import (
 from tasks.protocol.least_privilege import (
     NoReader,
     environment_for,
-    needs,
     uses_cluster,
 )
 from tasks.protocol.promotion import Promotion, promotion
@@ -120,7 +119,6 @@ __all__ = [
     "kept_points",
     "missing_file",
     "more_points",
-    "needs",
     "one_line",
     "point_and_task",
     "privacy_audit_spec",

@@ -24,11 +24,6 @@ _THIS_MACHINE = re.compile(r"|in-process|pool|local:[0-9]+")
 WITHHELD = "/dev/null/withheld-from-this-step"
 
 
-def needs(spec: StepSpec) -> frozenset[Need]:
-    """Return the privileges that the step of this spec receives."""
-    return spec.needs
-
-
 _ORCHESTRATORS = re.compile(
     r"_*AIRFLOW_.*|PYTHONPATH|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV"
 )
@@ -46,7 +41,7 @@ class NoReader(ValueError):
 def uses_cluster(spec: StepSpec, environment: Mapping[str, str]) -> bool:
     """Return whether the step uses a cluster of other machines, which the environment names."""
     other_machines = not _THIS_MACHINE.fullmatch(environment.get(CLUSTER, ""))
-    return other_machines and Need.CLUSTER in needs(spec)
+    return other_machines and Need.CLUSTER in spec.needs
 
 
 _NOT_FOR_WORKERS = re.compile(
@@ -79,7 +74,7 @@ def environment_for(
         NoReader: the step is isolated and reads a ledger that has no read-only user.
     """
     told = {name: value for name, value in environment.items() if name != LEDGER_READER}
-    held = needs(spec)
+    held = spec.needs
     if not uses_cluster(spec, environment):
         told.pop(CLUSTER_SECRETS, None)
         if not _THIS_MACHINE.fullmatch(environment.get(CLUSTER, "")):

@@ -33,7 +33,6 @@ from tasks.protocol import (
     VocabularySpec,
     dp_bert_steps,
     hides_count,
-    needs,
     one_line,
     spec_from_json,
     sweep_budget,
@@ -314,7 +313,7 @@ def test_only_membership_steps_read_the_table_of_codes() -> None:
     readers = {n for n, s in steps.items() if any(source.uri == "/codes" for source in s.sources)}
     assert readers == {f"{kind}_membership" for kind in ("public", "dp", "nonprivate")}
     for name in readers:
-        assert needs(steps[name]) == {Need.SOURCES} and needs(without[name]) == frozenset()
+        assert steps[name].needs == {Need.SOURCES} and without[name].needs == frozenset()
     (codes,) = steps["dp_membership"].sources
     assert (codes.public, codes.dataset) == (False, "notes")
     budget = steps["budget"]
@@ -570,7 +569,7 @@ def test_audit_canaries_change_training_and_budget_together() -> None:
     assert isinstance(audit, AuditSpec) and isinstance(model, PretrainSpec)
     assert (audit.model_uri, audit.start_uri) == (model.output, model.init_uri)
     assert model.plan is not None and model.plan.audit_canaries == 40
-    assert needs(audit) == {Need.CHARGING} and not audit.sources  # it reads no external file
+    assert audit.needs == {Need.CHARGING} and not audit.sources  # it reads no external file
     with pytest.raises(ValidationError, match="audit_canaries is above declared_units"):
         JobSettings(audit_canaries=declared + 1)
     with pytest.raises(ValidationError, match="only pre-training is audited"):
@@ -626,9 +625,9 @@ def test_job_without_phrases_omits_their_steps_and_keeps_other_hashes() -> None:
 
 
 def test_phrases_are_charged_and_text_written_from_them_is_not() -> None:
-    assert needs(STEPS["phrases"]) == {Need.CHARGING, Need.CLUSTER}
-    assert needs(STEPS["written_text"]) == frozenset()
-    assert needs(STEPS["phrases_pretraining"]) == {Need.CLUSTER}
+    assert STEPS["phrases"].needs == {Need.CHARGING, Need.CLUSTER}
+    assert STEPS["written_text"].needs == frozenset()
+    assert STEPS["phrases_pretraining"].needs == {Need.CLUSTER}
 
 
 @pytest.mark.parametrize("lengths", ["5,3", "3,3", "1,2", "3,17", "2,3,4,5,6,7,8,9,10", "a", ""])

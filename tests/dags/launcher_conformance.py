@@ -23,7 +23,6 @@ from tasks.protocol import (
     RunContext,
     StepSpec,
     dp_bert_steps,
-    needs,
     spec_from_json,
 )
 from tasks.protocol.least_privilege import WITHHELD
@@ -199,7 +198,7 @@ class LauncherConformance:
         self, task: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         spec = JOB[task]
-        held, (_, variables) = needs(spec), self.asked(work(spec), monkeypatch)
+        held, (_, variables) = spec.needs, self.asked(work(spec), monkeypatch)
         assert variables["CONFIDE_MESSAGES"]
         assert variables["CONFIDE_CACHE_BYTES"] == "5g"
         assert RunContext.model_validate_json(variables["CONFIDE_RUN_CONTEXT"]).task == "task"

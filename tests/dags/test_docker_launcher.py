@@ -50,7 +50,7 @@ from dags.launcher.docker_step import (
     whole_lines,
 )
 from dags.launcher.step_operator import StepOperator, Work
-from tasks.protocol import Need, StepSpec, SweepSettings, needs, sweep_report
+from tasks.protocol import Need, StepSpec, SweepSettings, sweep_report
 
 MOUNTS = "CONFIDE_DOCKER_MOUNTS"
 IMAGE = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task:local"
@@ -170,7 +170,7 @@ class TestDocker(LauncherConformance):
     def test_container_mounts_seeds_and_sources_only_if_its_step_needs_them(
         self, task: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        held = needs(JOB[task])
+        held = JOB[task].needs
         mounted = self.started(work(JOB[task]), monkeypatch)["host_config"]["mounts"]
         by_source = {mount["Source"]: mount for mount in mounted}
         assert (SEEDS in by_source) == (Need.CHARGING in held)

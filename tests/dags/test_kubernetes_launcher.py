@@ -29,7 +29,7 @@ from dags.launcher.kubernetes_step import (
     template,
 )
 from dags.launcher.step_operator import SEEDS_AT, StepOperator, Work
-from tasks.protocol import JobSettings, Need, dp_bert_steps, needs
+from tasks.protocol import JobSettings, Need, dp_bert_steps
 
 
 def unknown_fields(value: Any, kind: str, place: str) -> list[str]:
@@ -238,7 +238,7 @@ class TestKubernetes(LauncherConformance):
 
     @pytest.mark.parametrize("task", sorted(JOB))
     def test_pod_receives_ledger_and_seeds_only_if_its_step_needs_them(self, task: str) -> None:
-        held, described = needs(JOB[task]), self.pod(work_on(JOB[task]))
+        held, described = JOB[task].needs, self.pod(work_on(JOB[task]))
         (container,) = described["containers"]
         secrets = {source["secretRef"]["name"] for source in container["envFrom"]}
         assert ("confide-ledger" in secrets) == (Need.CHARGING in held)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from launcher_conformance import JOB
 
-from tasks.protocol import Need, StepSpec, needs
+from tasks.protocol import Need, StepSpec
 from tasks.protocol.specs import _ADAPTER, STEP_CLASSES
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -26,7 +26,7 @@ def test_every_step_has_one_spec_that_declares_its_privileges() -> None:
 
 
 def test_who_reads_files_from_outside_holds_no_seed_and_no_password() -> None:
-    readers = {name: needs(spec) for name, spec in JOB.items() if reads_from_outside(spec)}
+    readers = {name: spec.needs for name, spec in JOB.items() if reads_from_outside(spec)}
     assert set(readers) == {"private_corpus", "public_corpus", "entities", "public_pretraining"}
     for name, held in readers.items():
         assert Need.SOURCES in held, name
@@ -42,17 +42,17 @@ def test_no_hand_made_spec_has_seeds_and_files_from_outside(mode: str) -> None:
 
 def test_who_reads_no_file_from_outside_is_not_shown_any() -> None:
     """The exception is `budget`, which computes digests of the run's files, but parses none."""
-    assert needs(JOB["budget"]) == {Need.SOURCES, Need.CHARGING}
+    assert JOB["budget"].needs == {Need.SOURCES, Need.CHARGING}
     others = [
         spec for spec in JOB.values() if not reads_from_outside(spec) and spec.step != "budget"
     ]
     assert len(others) > 8
-    assert not [spec.step for spec in others if Need.SOURCES in needs(spec)]
+    assert not [spec.step for spec in others if Need.SOURCES in spec.needs]
 
 
 def test_the_cluster_is_for_steps_that_read_corpora_or_train_and_parse_nothing() -> None:
     """Cluster secrets allow code execution where private text is read, so no parser has them."""
-    told = {spec.step for spec in JOB.values() if Need.CLUSTER in needs(spec)}
+    told = {spec.step for spec in JOB.values() if Need.CLUSTER in spec.needs}
     assert told == {"vocabulary", "token_store", "pretrain"}
     assert Need.CLUSTER in STEP_CLASSES["phrases"].privileges
     both = {Need.CLUSTER, Need.SOURCES}

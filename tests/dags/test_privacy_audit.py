@@ -3,7 +3,7 @@
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from tasks.protocol import Need, needs
+from tasks.protocol import Need
 
 FILES = {"given_members": "/in.txt", "given_held_out": "/out.txt"}
 
@@ -25,7 +25,7 @@ def test_a_model_of_the_store_is_an_input_and_a_folder_a_source(plan):
 
 
 def test_who_reads_strangers_files_holds_neither_ledger_nor_seeds(plan):
-    assert needs(plan(audited_model="/models/x", **FILES)) == {Need.SOURCES}
+    assert plan(audited_model="/models/x", **FILES).needs == {Need.SOURCES}
 
 
 @pytest.mark.parametrize(

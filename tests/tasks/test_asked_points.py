@@ -27,7 +27,6 @@ from tasks.protocol import (
     StepSpec,
     SweepReportSpec,
     SweepSettings,
-    needs,
 )
 from tasks.protocol.job import asked_training, budget_of_run
 from tasks.protocol.least_privilege import Need
@@ -115,7 +114,7 @@ def test_cost_of_a_search_is_registered_before_the_first_point(
         assert charged == COSTLIEST
         assert epsilon_pld(event, 1e-6) <= epsilon_pld(charged, 1e-6)
         assert 1 <= spec.plan.noise_multiplier <= 4 and 100 <= spec.updates <= 200
-        assert Need.CHARGING in needs(spec)
+        assert Need.CHARGING in spec.needs
 
 
 def test_each_training_descends_from_the_scores_that_chose_it(

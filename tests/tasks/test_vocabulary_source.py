@@ -38,7 +38,7 @@ from tasks.protocol import (
     spec_from_json,
     sweep_point_steps,
 )
-from tasks.protocol.least_privilege import Need, needs
+from tasks.protocol.least_privilege import Need
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.declarations import declare_public
 from tasks.releases.plans import planned_release
@@ -109,7 +109,7 @@ def test_public_sources_cost_nothing_and_need_no_private_corpus(source: str) -> 
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
     spec = dp_bert_steps(job)["vocabulary"]
     assert isinstance(spec, VocabularySpec) and not spec.corpus_uri
-    assert needs(spec) == {Need.CLUSTER}
+    assert spec.needs == {Need.CLUSTER}
     charged = [c.step for c in budget_of_run(job).charged]
     assert charged == ["pretrain"]
     job.model_copy(update={"vocabulary_delta": 0.01}).refuse_large_deltas()  # this δ is not spent
@@ -122,7 +122,7 @@ def test_vocabulary_steps_with_private_words_read_no_external_files(source: str)
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
     spec = dp_bert_steps(job)["vocabulary"]
     assert isinstance(spec, VocabularySpec) and spec.corpus_uri
-    assert needs(spec) == {Need.CHARGING, Need.CLUSTER} and spec.sources == ()
+    assert spec.needs == {Need.CHARGING, Need.CLUSTER} and spec.sources == ()
     charged = [c.step for c in budget_of_run(job).charged]
     assert charged == (["vocabulary"] * (source != "nonprivate")) + ["pretrain"]
 
@@ -355,7 +355,7 @@ def test_all_results_after_exact_counts_are_for_the_operator(untracked: Deployme
         )  # also for the inputs of the report
         assert any("Not private" in p for p in statement.words), task
     assert len(done["dp_pretraining"].releases) == 2
-    assert isinstance(spec, VocabularySpec) and needs(spec) == {Need.CHARGING, Need.CLUSTER}
+    assert isinstance(spec, VocabularySpec) and spec.needs == {Need.CHARGING, Need.CLUSTER}
     assert sorted(e.is_unaccounted for e in job.charges) == [False, True]
 
 
