@@ -41,14 +41,14 @@ ENTRIES = {
         "dp_core.training.loop",
         "dp_core.models.hugging_face",
         "dp_core.vocabulary.wordpiece",  # which pieces continue a word: masks of whole words
-        "dp_core.audit.coins",  # which audit canaries are in
+        "dp_core.audit.canaries",  # which audit canaries are in
     ),
     "select": (
         "dp_core.training.loop",
         "dp_core.privacy.private_selection",
         "dp_core.training.evaluate",  # the score decides which training is released
         "dp_core.vocabulary.wordpiece",
-        "dp_core.audit.coins",
+        "dp_core.audit.canaries",
     ),
     "finetune": (
         "dp_core.training.finetune",

@@ -11,7 +11,7 @@ from typing import Self
 
 import numpy as np
 
-from dp_core.audit.coins import throw_coins
+from dp_core.audit.canaries import throw_coins
 from dp_core.config.training import ArchitectureConfig, is_causal
 from dp_core.data.token_store import TokenStore, joined
 from dp_core.errors import BadInput

@@ -45,13 +45,13 @@ SHAPES = {
         "vocabulary/wordpiece", "vocabulary/partition_selection", "vocabulary/item_sets",
         "data/word_codes", "data/corpus",
     ],
-    "pretrain": [*TRAINING, "data/masking", "models/hugging_face", "audit/coins"],
+    "pretrain": [*TRAINING, "data/masking", "models/hugging_face", "audit/canaries"],
     "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/evaluate"],
     "finetune": [*TRAINING, "training/finetune", "data/ner"],
 }  # fmt: skip
 UNRELATED = [
     "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
-    "dp_core/audit/exposure", "dp_core/audit/canaries", "dp_core/audit/unit_canaries",
+    "dp_core/audit/exposure", "dp_core/audit/one_run",
     "dp_core/privacy/statement",
     "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
     "dp_core/vocabulary/vocabulary_calibration", "dp_core/vocabulary/mechanism_choice",
