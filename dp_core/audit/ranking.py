@@ -12,7 +12,7 @@ from dp_core.models.bert import mlm_logits
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import AnyModel
-from dp_core.nn.layers import Layers, Tensor
+from dp_core.nn import Layers, Tensor
 
 
 def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:

@@ -17,7 +17,7 @@ from dp_core.errors import BadInput
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import AnyModel
-from dp_core.nn.layers import FAR_BELOW, Layers, Tensor
+from dp_core.nn import FAR_BELOW, Layers, Tensor
 
 _PREDICTIONS_AT_ONCE = 1024
 

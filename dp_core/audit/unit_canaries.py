@@ -40,7 +40,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import AnyModel
-from dp_core.nn.layers import Layers, Tensor
+from dp_core.nn import Layers, Tensor
 from dp_core.training.objectives import causal_examples, objective_for
 
 _LEAST_SHARE, _MOST_SHARE = 0.04, 0.25  # of the canaries that are guessed to be in

@@ -10,7 +10,7 @@ from dp_core.audit.ranking import ranker
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.parameters import fresh
-from dp_core.nn.layers import Layers
+from dp_core.nn import Layers
 
 IDS = np.tile(np.arange(10, dtype=np.int32), (3, 1))
 LENGTHS, POSITIONS = np.full(3, 10, np.int32), np.array([1, 2, 3], np.int32)
