@@ -28,7 +28,7 @@ from dp_core.models.bert import encode, mlm_logits
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import AnyModel
-from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, Variables
+from dp_core.nn import FAR_BELOW, Layers, Tensor, Variables
 from dp_core.privacy.clipping.book_keeping import layer_squared_norms
 from dp_core.training.batches import row_keys
 from dp_core.training.objectives import Objective, UnitBatch, causal_examples, objective_for

@@ -36,8 +36,8 @@ from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator
+from dp_core.models.causal import continuations
 from dp_core.models.config import CausalConfig
-from dp_core.models.generation import continuations
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel
 from dp_core.vocabulary import subwords

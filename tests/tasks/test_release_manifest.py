@@ -15,8 +15,8 @@ from tasks.runtime.deployment import CHECKOUT
 AFTERWARDS = {  # modules that a step imports for its outputs after the release
     "vocabulary": {"dp_core.vocabulary.wordpiece", "dp_core.vocabulary", "dp_core.labels"},
     "phrases": {"dp_core.labels"},
-    "pretrain": {"dp_core.labels"},
-    "select": {"dp_core.labels"},
+    "pretrain": {"dp_core.labels", "dp_core.cluster.ray_cluster"},  # the cluster only carries sums
+    "select": {"dp_core.labels", "dp_core.cluster.ray_cluster"},
     "finetune": {
         "dp_core.data.ner",
         "dp_core.labels",
@@ -28,7 +28,7 @@ TRAINING = [
     "privacy/noise_addition", "privacy/keystream", "privacy/batch_selection",
     "privacy/seed_store",
     "privacy/execution_plan", "privacy/clipping/book_keeping",
-    "privacy/clipping/layer_rules", "data/token_store", "nn/layers", "models/bert",
+    "privacy/clipping/layer_rules", "data/token_store", "nn", "models/bert",
     "training/trainer", "training/batches", "training/loop", "training/checkpoints",
     "vocabulary/wordpiece",
 ]  # fmt: skip
@@ -46,7 +46,7 @@ SHAPES = {
         "data/word_codes", "data/corpus",
     ],
     "pretrain": [*TRAINING, "data/masking", "models/hugging_face", "audit/canaries"],
-    "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/evaluate"],
+    "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/objectives"],
     "finetune": [*TRAINING, "training/finetune", "data/ner"],
 }  # fmt: skip
 UNRELATED = [

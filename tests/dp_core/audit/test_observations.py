@@ -22,7 +22,7 @@ from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import AnyModel, fresh
-from dp_core.nn.layers import Layers
+from dp_core.nn import Layers
 from dp_core.training.objectives import objective_for
 
 V, S, MASKS = 40, 12, 3
