@@ -12,20 +12,36 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 from tokenizers import Tokenizer
 
-from dp_core.audit.membership import Attack, Scored
+from dp_core.audit.membership import (
+    CONFIDENCE,
+    LOW_RATES,
+    Attack,
+    MembershipRow,
+    RarityBucket,
+    Scored,
+    attacks,
+    measure,
+    profile_log_probabilities,
+    rarity_buckets,
+)
+from dp_core.audit.protocol import RELEASED, Audit, Finding, Level, NullDistribution
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import coin, digest64
 from dp_core.data.identity import document_unit_id
 from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import TokenStore, located_rows_of_units
 from dp_core.errors import BadInput
+from dp_core.labels import Label
+from dp_core.models.parameters import AnyModel
+from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 
 Floats = NDArray[np.float64]
@@ -118,6 +134,14 @@ class Sample:
         for place in np.flatnonzero((ids != _NO_GROUP) & attack.measured):
             held.setdefault(int(ids[place]), set()).update(held_by_row[place])
         return [frozenset(held[group]) for group in sorted(held)]
+
+    @property
+    def can_be_attacked(self) -> bool:
+        """Whether the sample is large enough to fit attacks and to measure them."""
+        return all(
+            min((side & self.fitted).sum(), (side & ~self.fitted).sum()) >= 2
+            for side in (self.members, ~self.members)
+        )
 
     def _whole(self, ids: Ints, in_corpus: Ints) -> Flags:
         """Return the rows of groups whose units are all in the sample, on one side."""
@@ -326,3 +350,207 @@ class _Index:
             fitted=columns.get("fitted", none) == 1,
             codes=None if self._codes_of is None else tuple(self._codes),
         )
+
+
+# --- as findings
+
+LEAST_BUCKETS = 5  # rarity buckets needed to report whether rare units leak more
+_LEVELS: dict[str, Level] = {  # an admission is neither a document nor a patient
+    "sample": "example",
+    "example": "example",
+    "document": "document",
+    "admission": "group",
+    "patient": "patient",
+}
+
+
+@dataclass(frozen=True)
+class MembershipData:
+    """Models to attack, with rows of members and of others.
+
+    Attributes:
+        models: number of training updates -> reads the model that was kept after them; the final
+            model is the last one.
+        references: read models that never saw the members.
+        sample: the rows, with their groups; None if no unit was held out.
+        stores: the stores of the members' rows and of the others' rows.
+        masks: number of fresh masks over which losses are averaged.
+        coins: public seed of the masks, which no training uses.
+        claim: privacy profile of the rows' unit for the whole training; None without a claim.
+    """
+
+    models: Mapping[int, Callable[[], AnyModel]]
+    references: Sequence[Callable[[], AnyModel]]
+    sample: Sample | None
+    stores: Sequence[TokenStore]
+    masks: int
+    coins: int
+    claim: PrivacyProfile | None
+
+
+def _attack_models(data: MembershipData) -> list[Finding]:
+    """Attack every model that the training kept, with the same rows under the same masks.
+
+    Raises:
+        BadInput: a model returns a value that is not finite.
+    """
+    sample, ceilings = data.sample, _ceilings(data.claim)
+    if sample is None or not sample.can_be_attacked:
+        why = "No units were held out, or too few for an attack."
+        return [MEMBERSHIP.not_run(why, Label.OPERATOR, public_metrics=ceilings)]
+    from dp_core.audit.observations import Rows, features_of, losses_of  # imports TensorFlow
+
+    numbers = (sample.member_rows, sample.other_rows)
+    sides = [
+        Rows(store, rows, data.coins, data.masks)
+        for store, rows in zip(data.stores, numbers, strict=True)
+    ]
+    references = [losses_of(read(), sides) for read in data.references]
+    held_by_row: Sequence[frozenset[Hashable]] = sample.codes or [
+        frozenset(side.store.tokens[row, : side.store.lengths[row]].tolist())
+        for side in sides
+        for row in side.numbers
+    ]
+    findings, last = [], list(data.models)[-1]
+    for updates, read in data.models.items():
+        model = read()
+        found, features = losses_of(model, sides), features_of(model, sides)
+        made = attacks(found, references, features, sample.members, sample.fitted)
+        first, *others = membership_findings(MEMBERSHIP, sample, made, data.claim)
+        rarity = by_rarity(sample, made[0], held_by_row)
+        means = {
+            "members": float(found.mean[sample.members].mean()),
+            "others": float(found.mean[~sample.members].mean()),
+        }
+        metrics = {f"membership/loss/{side}": loss for side, loss in means.items()}
+        if (correlation := rarity_correlation(rarity)) is not None:
+            metrics["membership/rarity_correlation"] = correlation
+        figures = {"losses": means, "rarity": [asdict(bucket) for bucket in rarity]}
+        first = first.model_copy(
+            update={
+                "metrics": first.metrics | metrics,
+                "public_metrics": ceilings,
+                "details": first.details | figures,
+            }
+        )
+        subject = RELEASED if updates == last else f"the model after {updates} updates"
+        findings += [
+            each.model_copy(update={"updates": updates, "subject": subject})
+            for each in (first, *others)
+        ]
+    return findings
+
+
+def _ceilings(claim: PrivacyProfile | None) -> dict[str, float]:
+    """Return the bounds that no attack on one unit can exceed; empty if there is no claim."""
+    if claim is None:
+        return {}
+    tpr = {f"tpr_at_{rate:g}_fpr": claim.true_positive_rate(rate) for rate in LOW_RATES}
+    bounds = {"pl": claim.leakage, "auc": claim.area, **tpr}
+    return {f"membership_ceiling/{name}": value for name, value in bounds.items()}
+
+
+def measured(
+    sample: Sample, made: Sequence[Attack], ceiling: PrivacyProfile | None
+) -> list[MembershipRow]:
+    """Return every attack's figures at every level that has enough groups."""
+    above = levels_above(sample.unit)
+    rows = []
+    for level in LEVELS:
+        for attack in made if level in sample.groups else ():
+            if (scored := sample.scored(level, attack)) is not None:
+                groups, units = scored
+                group = ceiling.for_group(units) if ceiling and level in above else ceiling
+                rows.append(measure(level, attack.name, groups, attack.threshold, group))
+    return rows
+
+
+def membership_findings(
+    audit: Audit, sample: Sample, made: Sequence[Attack], ceiling: PrivacyProfile | None
+) -> list[Finding]:
+    """Return the finding of each level: the attack with the largest leakage, and all figures.
+
+    A single division of members and others cannot contradict a claim.
+    """
+    by_level: dict[str, list[MembershipRow]] = {}
+    for row in measured(sample, made, ceiling):
+        by_level.setdefault(row.level, []).append(row)
+    if not by_level:
+        return [audit.not_run("Too few units for a measurement.", Label.OPERATOR)]
+    return [_finding_of_level(audit, rows) for rows in by_level.values()]
+
+
+def _finding_of_level(audit: Audit, rows: Sequence[MembershipRow]) -> Finding:
+    row = max(rows, key=lambda row: row.leakage.value)
+    value, low, high = row.leakage.value, row.leakage.low, row.leakage.high
+    figures = {row.attack: _figures(row) for row in rows}
+    return audit.finding(
+        level=_LEVELS[row.level],
+        value=value,
+        interval=(low, high),
+        confidence=CONFIDENCE,
+        ceiling=row.leakage_ceiling,
+        ceiling_of="the claim's (e^ε − 1 + 2δ)/(e^ε + 1), over its whole profile"
+        if row.leakage_ceiling
+        else "",
+        power=f"{row.members} members and {row.others} held out; an advantage above"
+        f" {high - value:.3f} would exceed chance",
+        null_control=NullDistribution(
+            of="an attack without advantage, with the spread of these groups",
+            low=low - value,
+            high=high - value,
+            alarm_rate=0.025,
+        ),
+        verdict="inconclusive" if row.above else "consistent",
+        finding=f"The attack by {row.attack} has an advantage of {value:.3f}"
+        + ("; its interval lies above the ceiling and needs review." if row.above else "."),
+        label=Label.OPERATOR,
+        rows=tuple({"attack": attack, **values} for attack, values in figures.items()),
+        metrics={
+            f"{audit.key}/{row.level}/{attack}/{name}": value
+            for attack, values in figures.items()
+            for name, value in values.items()
+        },
+        details={"rows": [asdict(row) for row in rows]},
+    )
+
+
+def _figures(row: MembershipRow) -> dict[str, float]:
+    """Return the figures of an attack by their names in metrics."""
+    tprs = {f"tpr_at_{rate.asked:g}_fpr": rate.tpr.value for rate in row.low_rates}
+    return {"pl": row.leakage.value, "auc": row.area.value, **tprs}
+
+
+def by_rarity(
+    sample: Sample, attack: Attack, held_by_row: Sequence[frozenset[Hashable]]
+) -> tuple[RarityBucket, ...]:
+    """Return an attack's results by the rarity of the units' codes or tokens.
+
+    Units without any known code are left out: their diseases are unknown, not absent.
+    """
+    level = sample.unit.value
+    if (found := sample.scored(level, attack)) is None:
+        return ()
+    profiles = sample.profiles(level, attack, held_by_row)
+    known = np.array([bool(profile) for profile in profiles])
+    scored = Scored(*(a[known] for a in (found[0].scores, found[0].members, found[0].clusters)))
+    logs = profile_log_probabilities([profile for profile in profiles if profile])
+    return rarity_buckets(logs, scored, attack.threshold) if known.any() else ()
+
+
+def rarity_correlation(rarity: Sequence[RarityBucket]) -> float | None:
+    """Return Spearman's correlation of log-probability and leakage; None with too few buckets."""
+    leaked = [bucket.leakage for bucket in rarity]
+    if len(leaked) < LEAST_BUCKETS or len(set(leaked)) == 1:
+        return None
+    return float(stats.spearmanr([bucket.log_probability for bucket in rarity], leaked).statistic)
+
+
+MEMBERSHIP = Audit(
+    "membership",
+    "Membership inference",
+    "largest advantage, TPR − FPR, of all attacks by losses, references, attention and gradient"
+    " norms (Jagannatha et al. 2021; docs/membership.md)",
+    "membership",
+    _attack_models,
+)

@@ -108,14 +108,12 @@ def command(
             for name, file in files.items()
             if file is not None
         }
-        records += black_box.audit(
-            black_box.open_model(folder),
-            black_box.Given(**lines, coins=coins),
-            ceiling,
-            _protocol(protocol),
-            masks=masks,
-            seed=seed,
+        given_texts, extraction = black_box.Given(**lines, coins=coins), _protocol(protocol)
+        audited = black_box.open_model(folder)
+        findings = black_box.audit(
+            audited, given_texts, ceiling, extraction, masks=masks, seed=seed
         )
+        records += [finding.record for finding in findings]
     if not records:
         raise BadInput(
             "there is nothing to audit it by",

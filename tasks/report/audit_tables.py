@@ -96,8 +96,8 @@ def _group_row(
 
 def _rank_cell(row: ExposureRow, label: Label) -> Cell:
     """Return the exposure by rank among references, with its band and probability by chance."""
-    null = row.rank_null
-    by_chance = f"{null.low:.1f} – {null.high:.1f}; {_chance(row.rank_p_value)}"
+    band = f"{row.rank_exposure_null_low:.1f} – {row.rank_exposure_null_high:.1f}"
+    by_chance = f"{band}; {_chance(row.rank_exposure_p_value)}"
     return bits(row.rank_exposure, label, detail=by_chance)
 
 

@@ -14,7 +14,7 @@ from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.storage import RESULT, Store
 
-_TYPES: dict[Label, type[Labelled]] = {
+TYPES: dict[Label, type[Labelled]] = {
     Label.DP: Dp,
     Label.PUBLIC: Public,
     Label.OPERATOR: Operator,
@@ -68,4 +68,4 @@ def merged(releases: Iterable[ReleaseRecord]) -> list[ReleaseRecord]:
 
 def labelled(record: MetricRecord) -> Labelled:
     """Return a recorded number as a value of its label's type."""
-    return _TYPES[Label(record.label)](record.value)
+    return TYPES[Label(record.label)](record.value)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,16 +9,15 @@ from dp_core.audit import black_box
 from dp_core.audit.protocol import AuditRecord, verdict_of
 from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.errors import BadInput
-from dp_core.labels import Label, Operator
 from dp_core.privacy.accounting import PrivacyProfile
-from tasks.context import StepArtifact, StepContext, StepOutput
-from tasks.evidence.audits import SUBJECT, WEIGHTS
+from tasks.context import StepContext, StepOutput
+from tasks.evidence.audits import WEIGHTS, store_findings
 from tasks.evidence.find_model import find_origin
 from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of
 from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
 from tasks.releases.provenance import MODELS
-from tasks.report.results import GIVEN_FILE
+from tasks.results.findings import SUBJECT
 from tasks.results.inputs import Input
 from tasks.storage import sha256_of
 
@@ -54,7 +52,7 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
         },
         coins=spec.given_coins,
     )
-    records = black_box.audit(
+    findings = black_box.audit(
         black_box.open_model(folder),
         given,
         ceiling,
@@ -62,21 +60,13 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
         masks=spec.given_masks,
         seed=spec.seed,
     )
-    for record in records:
-        if record.value is not None:
-            context.measure(record.key, Operator(record.value))
-    told = [record.model_dump(mode="json") for record in records]
-    (context.out / GIVEN_FILE).write_text(json.dumps(told, indent=1, ensure_ascii=False))
     weights = sha256_of(folder / WEIGHTS) if (folder / WEIGHTS).exists() else ""
-    return StepOutput(
-        outputs={"audits": GIVEN_FILE},
-        facts={
-            "source_digests": [one.digest for one in opened.values()],
-            SUBJECT: weights,
-            JUDGED: _blocked(context, model, uri, records),
-        },
-        artifacts=[StepArtifact(GIVEN_FILE, Label.OPERATOR)],
-    )
+    facts = {
+        "source_digests": [source.digest for source in opened.values()],
+        SUBJECT: weights,
+        JUDGED: _blocked(context, model, uri, findings),
+    }
+    return store_findings(context, findings, facts=facts)
 
 
 def _blocked(

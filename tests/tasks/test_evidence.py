@@ -13,9 +13,9 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -33,19 +33,39 @@ from evidence_examples import (
     store_of,
     write_result,
 )
-from step_outputs import output_folder, publish
+from step_outputs import output_folder, publish, publish_findings
 
 from dp_core.audit.canaries import Canary
-from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, rows_from_ranks
-from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, compare
+from dp_core.audit.exposure import (
+    ALONE,
+    EMBEDDED,
+    EXPOSURE,
+    EXPOSURE_IN_ROWS,
+    IN_ROWS,
+    exposure_finding,
+    rows_from_ranks,
+)
+from dp_core.audit.extraction import (
+    DISCOVERABLE,
+    FROM_CANARIES,
+    FROM_ROWS,
+    GREEDY,
+    SAMPLING,
+    TARGETED,
+    TOP_K,
+    compare,
+    extraction_finding,
+)
 from dp_core.audit.membership import MembershipRow, Share
-from dp_core.audit.protocol import AuditRecord
+from dp_core.audit.membership_sample import MEMBERSHIP, membership_findings
+from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
+from dp_core.labels import Label
 from dp_core.privacy.accounting import tpr_ceiling
 from dp_core.privacy.mechanisms import RandomCountSelection, compose
 from tasks.evidence import check_evidence
-from tasks.evidence.audits import AUDITS, PROBES, SUBJECT
+from tasks.evidence.audits import AUDITS
 from tasks.evidence.pack import read_pack
 from tasks.evidence.pack_contents import (
     DatasetClaim,
@@ -57,7 +77,7 @@ from tasks.evidence.pack_contents import (
     OperatorWords,
     ReleaseEvidence,
 )
-from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, MEMBERSHIP_FILE, TARGETED
+from tasks.results.findings import PROBES, SUBJECT
 from tasks.results.statements import DATA, WORDS
 from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, sha256_of
@@ -209,12 +229,17 @@ def test_operator_edition_is_marked_on_every_page(
 # --- audits
 
 
-def _exposed(deployment: Deployment, name: str, ranks: float) -> Path:
+OURS = hashlib.sha256(b"weights").hexdigest()
+
+
+def _exposed(ranks: float) -> list[Finding]:
+    """Return the exposure of canaries of which each has the same rank."""
     canaries = [Canary(f"planted {n}", "HSH", 0.01, (5, 6 + n, 7)) for n in range(4)]
     references = [Canary(f"reference {n}", "HSH", 0.0, (5, 60 + n, 7)) for n in range(4)]
-    folder = deployment.home / "made" / f"exposure-{name}"
-    folder.mkdir(parents=True)
-    for key, contexts in ((EXPOSURE, (ALONE, EMBEDDED)), (EXPOSURE_IN_ROWS, (IN_ROWS,))):
+    findings = []
+    for audit, contexts, label in (
+        (EXPOSURE, (ALONE, EMBEDDED), Label.DP), (EXPOSURE_IN_ROWS, (IN_ROWS,), Label.OPERATOR),
+    ):  # fmt: skip
         rows = [
             row
             for context in contexts
@@ -223,19 +248,17 @@ def _exposed(deployment: Deployment, name: str, ranks: float) -> Path:
                 context=context, candidates=1000, declared_units=UNITS,
             )
         ]  # fmt: skip
-        (folder / f"{key}.json").write_text(json.dumps([asdict(row) for row in rows]))
-    return folder
+        findings.append(exposure_finding(audit, rows, contexts[-1], label))
+    return findings
 
 
-def _exposures(deployment: Deployment, name: str, ranks: float, **facts: object) -> None:
-    folder, store = _exposed(deployment, name, ranks), store_of(deployment)
-    publish(
-        store,
-        f"store://exposure/{name * 16}",
-        folder,
-        outputs=(EXPOSURE, EXPOSURE_IN_ROWS),
-        **facts,
-    )
+def _publish(
+    deployment: Deployment, step: str, name: str, findings: list[Finding], subject: str = OURS
+) -> None:
+    """Publish the findings of a step on a model."""
+    folder, uri = deployment.home / "made" / f"{step}-{name}", f"store://{step}/{name * 16}"
+    facts = {SUBJECT: subject, PROBES: "c"}
+    publish_findings(store_of(deployment), uri, folder, findings, **facts)
 
 
 def test_missing_audits_are_listed_as_not_run(pack: Path) -> None:
@@ -248,10 +271,9 @@ def test_missing_audits_are_listed_as_not_run(pack: Path) -> None:
 def test_pack_contains_exposure_of_its_model_only(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
-    ours, other = hashlib.sha256(b"weights").hexdigest(), hashlib.sha256(b"other").hexdigest()
-    _exposures(deployment, "1", 400.0, **{SUBJECT: ours, PROBES: "c"})
-    _exposures(deployment, "2", 1.0, **{SUBJECT: other, PROBES: "c"})
-    _exposures(deployment, "3", 1.0, **{SUBJECT: "", PROBES: "c"})
+    other = hashlib.sha256(b"other").hexdigest()
+    for name, ranks, subject in (("1", 400.0, OURS), ("2", 1.0, other), ("3", 1.0, "")):
+        _publish(deployment, "exposure", name, _exposed(ranks), subject)
     evidence, _ = read_pack(pack_of(deployment, model, tmp_path / "pack"))
     (exposure,) = [a for a in evidence.audits if a.key == "exposure"]
     assert exposure.value == pytest.approx(1.32, abs=0.01)
@@ -264,13 +286,12 @@ def test_pack_contains_exposure_of_its_model_only(
 def test_exposure_in_training_rows_is_for_the_operator(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
-    ours = hashlib.sha256(b"weights").hexdigest()
-    _exposures(deployment, "1", 2.0, **{SUBJECT: ours, PROBES: "c"})
+    _publish(deployment, "exposure", "1", _exposed(2.0))
     audits = {}
     for edition in ("publishable", "operator"):
         folder = tmp_path / edition
         evidence, _ = read_pack(pack_of(deployment, model, folder, operator=edition == "operator"))
-        (audits[edition],) = [a for a in evidence.audits if a.key == EXPOSURE_IN_ROWS]
+        (audits[edition],) = [a for a in evidence.audits if a.key == EXPOSURE_IN_ROWS.key]
     assert audits["publishable"].verdict == "not run" and not audits["publishable"].rows
     assert "for the operator only" in audits["publishable"].finding
     assert (audits["operator"].verdict, audits["operator"].label) == ("inconclusive", "operator")
@@ -280,8 +301,6 @@ def test_exposure_in_training_rows_is_for_the_operator(
 def test_membership_results_are_for_the_operator_and_publicly_marked_as_run(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
-    folder = deployment.home / "made" / "membership"
-    folder.mkdir(parents=True)
     rows = [
         MembershipRow(
             level, attack, 300, 200, Share(gain, gain - 0.1, gain + 0.1), Share(0.6, 0.5, 0.7),
@@ -292,9 +311,10 @@ def test_membership_results_are_for_the_operator_and_publicly_marked_as_run(
             ("patient", "loss", 0.45, 0.3, True), ("admission", "loss", 0.02, None, False),
         )
     ]  # fmt: skip
-    (folder / MEMBERSHIP_FILE).write_text(json.dumps({"rows": [asdict(row) for row in rows]}))
-    store, ours = store_of(deployment), hashlib.sha256(b"weights").hexdigest()
-    publish(store, f"store://membership/{'a' * 16}", folder, **{SUBJECT: ours, PROBES: "c"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dp_core.audit.membership_sample.measured", lambda *_: rows)
+        findings = membership_findings(MEMBERSHIP, cast(Any, None), [], None)
+    _publish(deployment, "membership", "a", findings)
 
     shared, _ = read_pack(pack_of(deployment, model, tmp_path / "shared"))
     (summary,) = [a for a in shared.audits if a.key == "membership"]
@@ -315,27 +335,24 @@ def _extracted(
     deployment: Deployment, rows: dict[str, int], secrets: int, *, fixed: bool = True
 ) -> None:
     """Publish extraction results of the model: hits by decoding of 50 rows, and of 12 secrets."""
-    folder = _exposed(deployment, "e", 400.0)
-    results = {
-        DISCOVERABLE: [
-            compare(decoding, "all", np.arange(50) < hits, np.arange(40) < 1)
-            for decoding, hits in rows.items()
-        ],
-        TARGETED: [
-            compare(decoding, group, np.arange(12) < secrets, np.arange(30) < 2)
-            for group in ("all", "p = 0.01")
-            for decoding in (TOP_K, GREEDY, SAMPLING)
-        ],
-    }
-    header = {"settings": ExtractionConfig().model_dump(), "fixed_before_training": fixed}
-    for key, made in results.items():
-        text = json.dumps(header | {"rows": [asdict(row) for row in made]})
-        (folder / f"{key}.json").write_text(text)
-    store, ours = store_of(deployment), hashlib.sha256(b"weights").hexdigest()
-    publish(
-        store, f"store://exposure/{'e' * 16}", folder, outputs=list(results),
-        **{SUBJECT: ours, PROBES: "c"},
-    )  # fmt: skip
+    of_rows = [
+        compare(decoding, "all", np.arange(50) < hits, np.arange(40) < 1)
+        for decoding, hits in rows.items()
+    ]
+    of_secrets = [
+        compare(decoding, group, np.arange(12) < secrets, np.arange(30) < 2)
+        for group in ("all", "p = 0.01")
+        for decoding in (TOP_K, GREEDY, SAMPLING)
+    ]
+    when = "fixed before the training" if fixed else "chosen after it"
+    findings = [
+        extraction_finding(audit, results, ExtractionConfig(), sought, when=when, label=label)
+        for audit, results, sought, label in (
+            (DISCOVERABLE, of_rows, FROM_ROWS, Label.OPERATOR),
+            (TARGETED, of_secrets, FROM_CANARIES, Label.DP),
+        )
+    ]
+    _publish(deployment, "exposure", "e", findings)
 
 
 def _of_exposure(key: str, pack: Path) -> Any:
@@ -348,7 +365,7 @@ def test_extracted_secrets_are_published_and_extracted_rows_are_for_the_operator
 ) -> None:
     _extracted(deployment, {GREEDY: 2, SAMPLING: 4}, 9)
     shared = pack_of(deployment, model, tmp_path / "shared")
-    targeted, rows = (_of_exposure(key, shared) for key in (TARGETED, DISCOVERABLE))
+    targeted, rows = (_of_exposure(audit.key, shared) for audit in (TARGETED, DISCOVERABLE))
     assert (targeted.verdict, targeted.label, targeted.value) == ("inconclusive", "dp", 0.75)
     assert targeted.null_control.p_value < 1e-4
     assert "more than chance" in targeted.finding and "2 of 30" in targeted.finding
@@ -357,7 +374,7 @@ def test_extracted_secrets_are_published_and_extracted_rows_are_for_the_operator
     assert (rows.verdict, rows.value) == ("not run", None) and "It was run" in rows.finding
 
     operator_pack = pack_of(deployment, model, tmp_path / "own", operator=True)
-    rows = _of_exposure(DISCOVERABLE, operator_pack)
+    rows = _of_exposure(DISCOVERABLE.key, operator_pack)
     assert (rows.verdict, rows.label, rows.value) == ("consistent", "operator", 0.04)
     assert "2 of 50 rows that trained came out by greedy decoding" in rows.finding
     assert "4 by top-k sampling (1 of the control)" in rows.finding
@@ -368,13 +385,13 @@ def test_absence_of_rows_to_extract_is_for_the_operator(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
     _extracted(deployment, {}, 1, fixed=False)
-    shared = _of_exposure(DISCOVERABLE, pack_of(deployment, model, tmp_path / "shared"))
+    shared = _of_exposure(DISCOVERABLE.key, pack_of(deployment, model, tmp_path / "shared"))
     assert shared.verdict == "not run" and "It was run" in shared.finding
     operator_pack = pack_of(deployment, model, tmp_path / "own", operator=True)
-    record = _of_exposure(DISCOVERABLE, operator_pack)
+    record = _of_exposure(DISCOVERABLE.key, operator_pack)
     assert (record.verdict, record.label) == ("not run", "operator")
     assert "nothing to try" in record.finding
-    assert "chosen after it" in _of_exposure(TARGETED, operator_pack).power
+    assert "chosen after it" in _of_exposure(TARGETED.key, operator_pack).power
 
 
 # --- the model of a pack
@@ -599,7 +616,7 @@ def test_fine_tuned_model_shows_the_audits_of_its_initial_model(
 ) -> None:
     records, began = settled(deployment, TRAINING), hashlib.sha256(b"began").hexdigest()
     uri = released_model(deployment, records, step="finetune", plan=None, began_with=began)
-    _exposures(deployment, "1", 400.0, **{SUBJECT: began, PROBES: "c"})
+    _publish(deployment, "exposure", "1", _exposed(400.0), began)
     evidence, _ = read_pack(pack_of(deployment, uri, tmp_path / "pack"))
     subjects = {a.subject for a in evidence.audits if a.verdict != "not run"}
     assert subjects == {"the model from which it was fine-tuned"}

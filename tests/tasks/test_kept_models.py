@@ -18,7 +18,6 @@ from dp_core.models.parameters import Arrays
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import EvaluationHook
-from tasks.evidence.audits import SUBJECT
 from tasks.protocol import (
     ExposureSpec,
     FinetuneSpec,
@@ -33,6 +32,7 @@ from tasks.protocol import (
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
 from tasks.report.results import released_by_job
+from tasks.results.findings import SUBJECT
 from tasks.results.inputs import Input
 from tasks.results.statements import DATA, WORDS
 from tasks.steps import exposure_step as exposure
