@@ -9,8 +9,7 @@ import click
 
 from dp_core.errors import BadInput
 from tasks.commands.export_command import latest_model
-from tasks.commands.new_folder import new_folder
-from tasks.commands.output import as_json, write_json
+from tasks.commands.output import as_json, new_folder, write_json
 from tasks.commands.report_command import given
 from tasks.runtime.deployment import Deployment
 from tasks.storage import sha256_of
@@ -60,9 +59,8 @@ def command(
     """
     if check is not None:
         return _check(check, model, as_json)
-    from tasks.evidence.find_model import origin_of_export
-    from tasks.evidence.gather import gather
-    from tasks.evidence.pack import write_pack
+    from tasks.evidence.pack import gather, write_pack
+    from tasks.releases.provenance import origin_of_export
 
     if model is not None and uri:
         raise BadInput("two models are named", where="evidence", fix="Give MODEL or --uri.")

@@ -13,8 +13,7 @@ from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.evidence import check_evidence
-from tasks.evidence.gather import gather
-from tasks.evidence.pack import write_pack
+from tasks.evidence.pack import gather, write_pack
 from tasks.evidence.pack_contents import OperatorWords
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.results.statements import write_statement

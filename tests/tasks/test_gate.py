@@ -29,12 +29,12 @@ from tasks.commands import export_command
 from tasks.context import StepContext, StepOutput
 from tasks.evidence import audits
 from tasks.evidence.audits import LOWER_BOUND, SUBJECT, Audit, AuditOutput
-from tasks.evidence.find_model import find_origin, origin_of_export
 from tasks.evidence.gate import JUDGED, judge, verdict_on
 from tasks.evidence.pack import read_pack
 from tasks.execution import contract
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
+from tasks.releases.provenance import find_origin, origin_of_export
 from tasks.report.results import AUDIT_FILE
 from tasks.results.inputs import Input, read_result
 from tasks.runtime.deployment import Deployment

@@ -24,15 +24,6 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import MetricRecord, StepResult
 from tasks.report import audit_tables, cells, sweep_tables, tables
-from tasks.report.cells import (
-    NOT_MEASURED,
-    WITHHELD_MARK,
-    Cell,
-    Header,
-    Table,
-    rich_table,
-    side_by_side,
-)
 from tasks.report.comparison import figures_of
 from tasks.report.model import (
     Cost,
@@ -46,6 +37,15 @@ from tasks.report.model import (
 )
 from tasks.report.page import job_page, verdict
 from tasks.report.results import audit_time, last_values
+from tasks.report.tables import (
+    NOT_MEASURED,
+    WITHHELD_MARK,
+    Cell,
+    Header,
+    Table,
+    rich_table,
+    side_by_side,
+)
 from tasks.results.inputs import Input
 
 
