@@ -11,8 +11,7 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
@@ -20,111 +19,106 @@ from typing import Any
 
 from dp_core.errors import BadInput
 from dp_core.labels import Label
-from dp_core.privacy.accounting import tpr_ceiling
 from dp_core.privacy.ledger import Entry, Ledger, State
-from dp_core.privacy.mechanisms import (
-    MechanismEvent,
-    PrivacyUnit,
-    RandomCountSelection,
-    compose,
-)
+from dp_core.privacy.mechanisms import RandomCountSelection
 from tasks.evidence import check_evidence
 from tasks.evidence.audits import audits_of, subjects_of
-from tasks.evidence.pack_contents import (
-    DatasetClaim,
-    Evidence,
-    LedgerEntry,
-    LedgerExtract,
-    LedgerFile,
-    MadeBy,
-    ModelIdentity,
-    OperatorWords,
-    Rederivation,
-    ReleaseEvidence,
-    StepMeasure,
-    TprCeiling,
-    TrainedBy,
-)
-from tasks.protocol import ReleaseRecord, StepResult
+from tasks.protocol import StepResult
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import releasable_model
 from tasks.releases.restored_state import entry_of
-from tasks.results.statements import DATA, of_last_model, released_after, statement_of
+from tasks.results.statements import of_last_model, released_after, statement_of
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store, sha256_of
 
-_EXACT = (  # fields of a statement that are equal in all versions
-    "dataset",
-    "unit",
-    "neighbours",
-    "delta",
-    "declared_units",
-    "private",
-    "seed_known",
-    "made_up",
-    "one_plan",
-    "ledger_ids",
-    "released_after_updates",
-)
+_ROUNDING = 1e-6  # relative difference of numbers that two machines compute
 _RUN_AGAIN = "Delete the folder and run its step again; existing releases are not charged again."
 
 
-@dataclass(frozen=True)
-class Gathered:
-    """Evidence of a model before it is written, with empty `evidence.files`."""
-
-    evidence: Evidence
-    ledger: LedgerFile
-    statement: dict[str, Any]
-    folder: Path  # folder of the model and its statement
-
-
-def gather(
-    deployment: Deployment, store: Store, uri: str, *, operator: bool, words: OperatorWords
-) -> Gathered:
-    """Return the evidence of a model in the store.
+def write_pack(
+    deployment: Deployment,
+    store: Store,
+    uri: str,
+    folder: Path,
+    *,
+    operator: bool,
+    words: Mapping[str, str],
+) -> None:
+    """Write the pack of a model; evidence.json, with the digests of all other files, comes last.
 
     Args:
         deployment: the deployment whose ledger contains its releases.
         store: the store that contains the model.
         uri: address of a training step's output.
+        folder: an empty folder.
         operator: whether to include values for the operator only.
-        words: statements by the operator on model and data.
+        words: statements by the operator on model and data, by `check_evidence.OPERATOR_WORDS`.
 
     Raises:
         BadInput: there is no model, or no guarantee; or its statement, its releases and the ledger
             disagree.
     """
     result = _model_of(store, uri)
-    folder = store.local_copy(uri)
-    statement = _true_statement(result, folder, uri)
+    model = store.local_copy(uri)
+    statement = _true_statement(result, model, uri)
+    claims = check_evidence.claims_of(statement)
     ledger = open_ledger(deployment, store)
-    entries = _entries(ledger, result, uri)
-    release_id = _release_of_step(ledger, result, uri)
-    of_files = store.digests(uri)
-    digests = {n: of_files[n] for n in of_last_model(of_files) if n not in result.operator_files}
-    statements = [statement, *statement.get("others", ())]
-    claims = tuple(
-        _claim(part, [r for r in result.releases if r.dataset == part["dataset"]])
-        for part in statements
-    )
-    made_up = bool(result.facts.get("made_up"))
-    evidence = Evidence(
-        edition="operator" if operator else "publishable",
-        made_up=made_up,
-        created=datetime.now(UTC).date().isoformat(),
-        model=_identity(result, digests),
-        claims=claims,
-        trained_by=_trained_by(result, release_id),
-        audits=audits_of(store, subjects_of(store, uri, result), operator=operator),
-        measures=_measures(result, operator),
-        operator_words=words,
-        made_by=MadeBy(spec_hash=result.spec_hash, output=uri.rstrip("/").split("/")[-1]),
-        versions=result.versions or {"versions": "not recorded by the step"},
-        files={},
-    )
-    extracts = tuple(_extract(ledger, claim.dataset, set(entries), operator) for claim in claims)
-    return Gathered(evidence, LedgerFile(extracts=extracts), statement, folder)
+    entries = {record.ledger_id: entry_of(ledger, record, uri) for record in result.releases}
+    extracts = [_extract(ledger, claim["dataset"], set(entries), operator) for claim in claims]
+    content = {
+        "version": 3,
+        "edition": "operator" if operator else "publishable",
+        "created": datetime.now(UTC).date().isoformat(),
+        "model": _identity(store, uri, result),
+        "derived": [check_evidence.recorded(claim) for claim in claims],
+        "derived_by": f"dp-accounting {metadata.version('dp-accounting')}",
+        "trained_by": _trained_by(result, _release_of_step(ledger, result, uri)),
+        "audits": [
+            record.model_dump(mode="json")
+            for record in audits_of(store, subjects_of(store, uri, result), operator=operator)
+        ],
+        "measures": _measures(result, operator),
+        "operator_words": {
+            name: " ".join(words.get(name, "").split()) or check_evidence.NOT_STATED
+            for name in check_evidence.OPERATOR_WORDS
+        },
+        "made_by": {"spec_hash": result.spec_hash, "output": uri.rstrip("/").split("/")[-1]},
+        "versions": result.versions or {"versions": "not recorded by the step"},
+        "files": {},
+    }
+    evidence = _plain(content, check_evidence.EVIDENCE)
+    charges = _plain({"version": 3, "extracts": extracts}, check_evidence.LEDGER)
+    for name in (check_evidence.STATEMENT, check_evidence.WORDS):
+        shutil.copyfile(model / name, folder / name)
+    shutil.copyfile(check_evidence.__file__, folder / check_evidence.SCRIPT)
+    _write_json(folder / check_evidence.LEDGER, charges)
+    pages = check_evidence.pages(evidence, charges, statement)
+    if (folder / check_evidence.WORDS).read_text(encoding="utf-8") != pages[check_evidence.WORDS]:
+        raise BadInput(
+            f"{check_evidence.WORDS} and {check_evidence.STATEMENT} of the model differ",
+            where=str(model),
+            fix="Make the pack with the version of Confide that made the model.",
+        )
+    for name, text in pages.items():
+        (folder / name).write_text(text, encoding="utf-8")
+    evidence["files"] = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
+    _write_json(folder / check_evidence.EVIDENCE, evidence)
+
+
+def _plain(content: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Return data as JSON values of the shape that the script requires of a file.
+
+    Raises:
+        ValueError: the data have another shape.
+    """
+    plain: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
+    for fault in check_evidence.misshapen(plain, check_evidence.SHAPES[file], file):
+        raise ValueError(fault)
+    return plain
+
+
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
 
 
 # --- agreement of the sources
@@ -148,55 +142,37 @@ def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any
         BadInput: the statement does not follow from the releases, or makes no claim.
     """
     try:
-        written = json.loads((folder / DATA).read_text())
-        parts = [written, *written.get("others", ())]
-    except (OSError, ValueError, AttributeError):
+        written = json.loads((folder / check_evidence.STATEMENT).read_text())
+    except (OSError, ValueError):
         raise BadInput("no privacy statement there", where=uri, fix=_RUN_AGAIN) from None
     made_up = bool(result.facts.get("made_up"))
     after = released_after(result)
     true = dict(statement_of(result.releases, made_up=made_up, released_after=after).record)
-    expected = [true, *true.get("others", ())]
-    if len(parts) != len(expected) or not all(map(_same_claim, parts, expected)):
+    if not _same(written, json.loads(json.dumps(true))):
         raise BadInput(
             "its privacy statement does not follow from its releases",
             where=uri,
             fix=_RUN_AGAIN,
         )
-    for part in parts:
-        if not part["private"] and part["epsilon"] is not None:
+    for claim in check_evidence.claims_of(true):
+        if not claim["private"] and claim["epsilon"] is not None:
             raise BadInput(
-                f"its statement makes no claim for the data set {part['dataset']}",
+                f"its statement makes no claim for the data set {claim['dataset']}",
                 where=uri,
                 fix="PRIVACY.md in the model's folder states the reason.",
             )
     return dict(written)
 
 
-def _same_claim(written: Any, true: Mapping[str, Any]) -> bool:
-    """Return whether two statements make the same claim, up to wording and rounding."""
-    if not isinstance(written, dict) or any(written.get(n) != true.get(n) for n in _EXACT):
-        return False
-    fields = ("ledger_id", "unit", "event", "delta")
-    claimed, made = (
-        [{name: release.get(name) for name in fields} for release in part.get("releases", ())]
-        for part in (written, true)
-    )
-    return claimed == made and _alike(written.get("epsilon"), true["epsilon"])
-
-
-def _alike(value: Any, other: Any) -> bool:
-    if isinstance(value, float) and isinstance(other, float):
-        return math.isclose(value, other, rel_tol=check_evidence.TOLERANCE)
-    return bool(value == other)
-
-
-def _entries(ledger: Ledger, result: StepResult, uri: str) -> dict[str, Entry]:
-    """Return the ledger entries of all releases of a result.
-
-    Raises:
-        BadInput: an entry is missing, not settled, or has another mechanism.
-    """
-    return {r.ledger_id: entry_of(ledger, r, uri) for r in result.releases}
+def _same(written: Any, true: Any) -> bool:
+    """Return whether two JSON values are equal, up to the last digits of numbers."""
+    if isinstance(written, dict) and isinstance(true, dict):
+        return written.keys() == true.keys() and all(_same(written[n], true[n]) for n in true)
+    if isinstance(written, list) and isinstance(true, list):
+        return len(written) == len(true) and all(map(_same, written, true))
+    if isinstance(written, float) and isinstance(true, float):
+        return math.isclose(written, true, rel_tol=_ROUNDING)
+    return bool(written == true)
 
 
 def _release_of_step(ledger: Ledger, result: StepResult, uri: str) -> str:
@@ -221,222 +197,110 @@ def _release_of_step(ledger: Ledger, result: StepResult, uri: str) -> str:
     return named[-1] if named else ""
 
 
-# --- the claims
-
-
-def _claim(statement: Mapping[str, Any], records: Sequence[ReleaseRecord]) -> DatasetClaim:
-    releases = tuple(
-        _release(record, written["epsilon"])
-        for record, written in zip(records, statement["releases"], strict=True)
-    )
-    epsilon, delta = statement["epsilon"], statement["delta"]
-    rederived: Rederivation | None = None
-    ceilings: tuple[TprCeiling, ...] = ()
-    if epsilon is not None:
-        rederived = _rederivation([record.event for record in records], delta)
-        events = [MechanismEvent.from_json(r.event).stating(PrivacyUnit(r.unit)) for r in records]
-        whole = compose(*events)
-        ceilings = tuple(
-            TprCeiling(fpr=rate, tpr=tpr_ceiling(whole, rate))
-            for rate in check_evidence.FALSE_POSITIVE_RATES
-        )
-    return DatasetClaim(
-        dataset=statement["dataset"],
-        unit=statement["unit"],
-        neighbours=statement["neighbours"],
-        declared_units=statement["declared_units"],
-        epsilon=epsilon,
-        delta=delta,
-        one_plan=statement["one_plan"],
-        assumptions=tuple(statement["assumptions"]),
-        releases=releases,
-        rederived=rederived,
-        tpr_ceilings=ceilings,
-    )
-
-
-def _release(record: ReleaseRecord, epsilon: float) -> ReleaseEvidence:
-    return ReleaseEvidence(
-        ledger_id=record.ledger_id,
-        event=record.event,
-        unit=record.unit,
-        neighbours=MechanismEvent.from_json(record.event).relation.value,
-        delta=record.delta,
-        epsilon=epsilon,
-        rederived=_rederivation([record.event], record.delta),
-    )
-
-
-def _rederivation(events: Sequence[dict[str, Any]], delta: float) -> Rederivation:
-    return Rederivation(
-        tool=f"dp-accounting {metadata.version('dp-accounting')}",
-        epsilon=check_evidence.derive(events, delta).epsilon,
-    )
-
-
 # --- the model
 
 
-def _identity(result: StepResult, digests: dict[str, str]) -> ModelIdentity:
-    shape = result.facts.get("shape") or {}
-    return ModelIdentity(
-        step=result.step,
-        kind=shape.get("kind"),
-        layers=shape.get("layers"),
-        hidden=shape.get("hidden"),
-        parameters=result.facts.get("parameters"),
-        head=result.facts.get("head"),
-        files=digests,
-    )
+def _identity(store: Store, uri: str, result: StepResult) -> dict[str, Any]:
+    shape, digests = result.facts.get("shape") or {}, store.digests(uri)
+    exported = [name for name in of_last_model(digests) if name not in result.operator_files]
+    return {
+        "step": result.step,
+        **{name: shape.get(name) for name in ("kind", "layers", "hidden")},
+        **{name: result.facts.get(name) for name in ("parameters", "head")},
+        "files": {name: digests[name] for name in exported},
+    }
 
 
-def _trained_by(result: StepResult, ledger_id: str) -> TrainedBy | None:
+def _trained_by(result: StepResult, ledger_id: str) -> dict[str, Any] | None:
+    """Return the public settings of the model's private training."""
     plan = result.facts.get("plan")
     if not plan or not ledger_id:
         return None
-    return TrainedBy(
-        ledger_id=ledger_id,
-        sampling=plan["sampling"]["kind"],
-        declared_units=plan["declared_units"],
-        phases=tuple(plan["schedule"]),
-        noise_multiplier=plan["noise_multiplier"],
-        clip_norm=plan["clip_norm"],
-        clipping=plan["clipping"],
-        examples_per_step=plan["examples_per_step"],
-        max_examples_per_unit=plan["max_examples_per_unit"],
-        noise_bands=len(plan["strategy"]["coefficients"]),
+    same = (
+        "declared_units",
+        "noise_multiplier",
+        "clip_norm",
+        "clipping",
+        "examples_per_step",
+        "max_examples_per_unit",
     )
+    return {
+        "ledger_id": ledger_id,
+        "sampling": plan["sampling"]["kind"],
+        "phases": list(plan["schedule"]),
+        "noise_bands": len(plan["strategy"]["coefficients"]),
+        **{name: plan[name] for name in same},
+    }
 
 
-def _measures(result: StepResult, operator: bool) -> tuple[StepMeasure, ...]:
+def _measures(result: StepResult, operator: bool) -> list[dict[str, Any]]:
     """Return the last value of each metric of the model's step that the edition may show."""
     last = {m.name: m for m in sorted(result.metrics, key=lambda m: m.step)}
-    return tuple(
-        StepMeasure(name=name, value=m.value, label=m.label)
+    return [
+        {"name": name, "value": m.value, "label": m.label}
         for name, m in sorted(last.items())
         if (operator or Label(m.label) is not Label.OPERATOR)
         and not name.startswith(("epsilon", "delta"))
-    )
+    ]
 
 
 # --- the ledger
 
 
-def _extract(ledger: Ledger, dataset: str, made_of: set[str], operator: bool) -> LedgerExtract:
+def _extract(ledger: Ledger, dataset: str, made_of: set[str], operator: bool) -> dict[str, Any]:
+    """Return the account of one data set: its budget and all releases charged to it."""
     remaining, entries = ledger.remaining(dataset), ledger.history(dataset)
     shown = [entry for entry in entries if entry.accounted or operator]
     plans: dict[str, int] = {}
     for entry in shown:
         if entry.whole_plan and entry.plan_key:
             plans.setdefault(entry.plan_key, len(plans) + 1)
-    shares = any(
-        name != dataset and budget.name == remaining.budget.name
-        for name, budget in ledger.datasets().items()
-    )
-    left_out = (
-        "nothing"
+    budget = remaining.budget
+    # Later days would reveal the number of trainings of a private selection.
+    secret = (n for n, e in enumerate(shown, 1) if isinstance(e.event, RandomCountSelection))
+    dated = math.inf if operator else next(secret, math.inf)
+    lines = []
+    for number, entry in enumerate(shown, 1):
+        line = _line(number, entry, operator, dated)
+        line["of_this_data_set"] = entry.dataset == dataset
+        line["in_this_model"] = entry.dataset == dataset and entry.id in made_of
+        line["plan"] = plans.get(entry.plan_key, 0) if entry.whole_plan else 0
+        lines.append(line)
+    return {
+        "dataset": dataset,
+        "budget_unit": budget.unit,
+        "budget_neighbours": budget.relation,
+        "budget_epsilon": budget.epsilon,
+        "budget_delta": budget.delta,
+        "share_spent": None if budget.made_up else remaining.share,
+        "shares_budget": any(
+            name != dataset and other.name == budget.name
+            for name, other in ledger.datasets().items()
+        ),
+        "left_out": "nothing"
         if operator
         else "uses of the data without a guarantee, whose results are for the operator only; times"
-        " of day; names of runs"
-    )
-    budget = remaining.budget
-    selections = [n for n, e in enumerate(shown, 1) if isinstance(e.event, RandomCountSelection)]
-    dated = (
-        math.inf if operator or not selections else selections[0]
-    )  # later days would reveal its count
-    return LedgerExtract(
-        dataset=dataset,
-        budget_unit=None if budget.unit is None else budget.unit.value,
-        budget_neighbours=None if budget.relation is None else budget.relation.value,
-        budget_epsilon=budget.epsilon,
-        budget_delta=budget.delta,
-        share_spent=None if budget.made_up else remaining.share,
-        shares_budget=shares,
-        entries=tuple(
-            _line(number, entry, dataset, made_of, plans, operator, dated)
-            for number, entry in enumerate(shown, 1)
-        ),
-        left_out=left_out,
-    )
+        " of day; names of runs",
+        "entries": lines,
+    }
 
 
-def _line(
-    number: int,
-    entry: Entry,
-    dataset: str,
-    made_of: set[str],
-    plans: Mapping[str, int],
-    operator: bool,
-    dated: float,
-) -> LedgerEntry:
+def _line(number: int, entry: Entry, operator: bool, dated: float) -> dict[str, Any]:
+    """Return one entry of the ledger, without withheld fields."""
     # Times of day would reveal the size of the data.
     until = None if operator else len("2026-01-01")
-    return LedgerEntry(
-        number=number,
-        id=entry.id,
-        of_this_data_set=entry.dataset == dataset,
-        in_this_model=entry.id in made_of and entry.dataset == dataset,
-        event=entry.event.to_json(),
-        unit=entry.unit.value,
-        neighbours=entry.event.relation.value,
-        delta=entry.delta,
-        state=entry.state.value,
-        accounted=entry.accounted,
-        plan=plans.get(entry.plan_key, 0) if entry.whole_plan else 0,
-        known_seed=entry.known_seed,
-        seed_hash=entry.seed_hash,
-        released_hash=entry.released_hash,
-        reserved=entry.reserved_at[:until] if number <= dated else "",
-        settled=(entry.settled_at or "")[:until] if number < dated else "",
-    )
-
-
-# --- files
-
-
-def write_pack(gathered: Gathered, folder: Path) -> None:
-    """Write the pack; evidence.json, with the digests of all other files, is written last.
-
-    Args:
-        gathered: the evidence.
-        folder: an empty folder.
-
-    Raises:
-        BadInput: another version wrote the statement in the model's folder.
-    """
-    evidence, ledger, statement = (
-        gathered.evidence.model_dump(mode="json"),
-        gathered.ledger.model_dump(mode="json"),
-        gathered.statement,
-    )
-    _write_json(folder / check_evidence.LEDGER, ledger)
-    for name in (check_evidence.STATEMENT, check_evidence.WORDS):
-        shutil.copyfile(gathered.folder / name, folder / name)
-    pages = check_evidence.pages(evidence, ledger, statement)
-    if (folder / check_evidence.WORDS).read_text(encoding="utf-8") != pages[check_evidence.WORDS]:
-        raise BadInput(
-            f"{check_evidence.WORDS} and {check_evidence.STATEMENT} of the model differ",
-            where=str(gathered.folder),
-            fix="Make the pack with the version of Confide that made the model.",
-        )
-    for name, text in pages.items():
-        (folder / name).write_text(text, encoding="utf-8")
-    shutil.copyfile(check_evidence.__file__, folder / check_evidence.SCRIPT)
-    evidence["files"] = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
-    _write_json(folder / check_evidence.EVIDENCE, evidence)
-
-
-def read_pack(folder: Path) -> tuple[Evidence, LedgerFile]:
-    """Return the validated contents of a pack.
-
-    Raises:
-        pydantic.ValidationError: a field is missing or invalid.
-    """
-    evidence = Evidence.model_validate_json((folder / check_evidence.EVIDENCE).read_bytes())
-    ledger = LedgerFile.model_validate_json((folder / check_evidence.LEDGER).read_bytes())
-    return evidence, ledger
-
-
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    file.write_text(text + "\n", encoding="utf-8")
+    return {
+        "number": number,
+        "id": entry.id,
+        "event": entry.event.to_json(),
+        "unit": entry.unit,
+        "neighbours": entry.event.relation,
+        "delta": entry.delta,
+        "state": entry.state,
+        "accounted": entry.accounted,
+        "known_seed": entry.known_seed,
+        "seed_hash": entry.seed_hash,
+        "released_hash": entry.released_hash,
+        "reserved": entry.reserved_at[:until] if number <= dated else "",
+        "settled": (entry.settled_at or "")[:until] if number < dated else "",
+    }
