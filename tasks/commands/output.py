@@ -15,6 +15,8 @@ import click
 from dp_core.errors import BadInput
 from tasks.runtime.deployment import refused
 
+_PARTIAL = ".partial"
+
 as_json = click.option("--json", "as_json", is_flag=True, help="Pure JSON on stdout, for programs.")
 
 
@@ -74,9 +76,6 @@ def _finite(content: Any) -> Any:
     if isinstance(content, list | tuple):
         return [_finite(value) for value in content]
     return content
-
-
-_PARTIAL = ".partial"
 
 
 @contextmanager

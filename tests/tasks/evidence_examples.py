@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dp_core.audit.record import AuditRecord
+from dp_core.audit.protocol import AuditRecord
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
