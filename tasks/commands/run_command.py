@@ -18,8 +18,7 @@ from tasks.commands.settings_options import (
     settings_options,
 )
 from tasks.context import omissions_of
-from tasks.execution.progress_bars import one_after_the_other
-from tasks.execution.step_process import Job, run_job, stops_on_signals
+from tasks.execution.run_job import Job, one_after_the_other, run_job, stops_on_signals
 from tasks.protocol import (
     JobSettings,
     Promotion,
