@@ -20,7 +20,6 @@ from tasks.protocol import CorpusSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import Opened, open_source
 from tasks.releases.deployment_ledger import ledger_for
-from tasks.report.omissions import measure_omissions
 from tasks.runtime.log import log
 
 PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient
@@ -48,7 +47,7 @@ def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
         write_corpus(counted(), context.out, spec.corpus_shards)
     count = Operator if spec.role == "private" else Public
     context.measure("documents", count(taken))
-    measure_omissions(context, "documents", quarantine, count)
+    context.measure_omissions("documents", quarantine, count)
     return StepOutput(
         outputs={"corpus": ""},
         facts={

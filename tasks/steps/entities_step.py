@@ -21,7 +21,6 @@ from tasks.protocol import EntitiesSpec, FinetuneSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.deployment_ledger import refuse_unregistered
-from tasks.report.omissions import measure_omissions
 from tasks.results.inputs import Input
 from tasks.steps.corpus_step import listed
 
@@ -117,7 +116,7 @@ def _read(
     with listed(quarantine, context, f"{part}_quarantine.json"):
         items = list(kind.read(spec.format, path, quarantine, spec.public))
     label = Public if spec.public else Operator
-    measure_omissions(context, f"{part}_{kind.noun}", quarantine, label)
+    context.measure_omissions(f"{part}_{kind.noun}", quarantine, label)
     return items
 
 
