@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.audit.coins import Coins
+from dp_core.audit.canaries import Coins
 from dp_core.audit.one_run import Claim, Scores
 from dp_core.config.training import TrainingConfig
 from dp_core.data.hashing import U64

@@ -107,7 +107,7 @@ def finetune(
         model: the pre-trained model, or its folder; its heads are dropped.
         items: the labelled texts.
         tokenizer: tokenizer with the model's vocabulary.
-        head: the head to learn. With privacy its labels must be PUBLIC, see `ner.tags_of_types`.
+        head: the head to learn. With privacy its labels must be PUBLIC, see `tags_of_types`.
         updates: the plan over the units, with the seed of its reservation; or epochs.
         units: id of each text's privacy unit: its document, its patient, or the text. Each text is
             one unit if None.

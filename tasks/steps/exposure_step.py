@@ -30,8 +30,7 @@ from dp_core.audit.extraction import (
     draw_prompts,
     targeted,
 )
-from dp_core.audit.ranking import ranker
-from dp_core.audit.suffix_odds import suffix_odds
+from dp_core.audit.observations import ranker, suffix_odds
 from dp_core.data.hashing import seed_key
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds

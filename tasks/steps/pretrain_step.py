@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dp_core.audit.coins import coin_seed
+from dp_core.audit.canaries import coin_seed
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator

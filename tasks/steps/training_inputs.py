@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from dp_core.audit.coins import throw_coins
+from dp_core.audit.canaries import throw_coins
 from dp_core.cluster.ray_cluster import RayCluster
 from dp_core.config.training import ArchitectureConfig, is_causal
 from dp_core.data.token_store import TokenStore, joined

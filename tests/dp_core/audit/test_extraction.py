@@ -26,7 +26,7 @@ from dp_core.audit.extraction import (
     draw_prompts,
     targeted,
 )
-from dp_core.audit.suffix_odds import suffix_odds
+from dp_core.audit.observations import suffix_odds
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import BadInput
