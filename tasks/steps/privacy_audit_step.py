@@ -12,11 +12,10 @@ from dp_core.errors import BadInput
 from dp_core.privacy.accounting import PrivacyProfile
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import WEIGHTS, store_findings
-from tasks.evidence.find_model import find_origin
 from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of
 from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
-from tasks.releases.provenance import MODELS
+from tasks.releases.provenance import MODELS, find_origin
 from tasks.results.findings import SUBJECT
 from tasks.results.inputs import Input
 from tasks.storage import sha256_of
