@@ -204,47 +204,66 @@ def draw_sample(
         BadInput: the stores were cut from another corpus.
     """
     sides = (_Places(train, key), _Places(held_out, key))
-    lowest: tuple[list[_Drawn], list[_Drawn]] = ([], [])
-    above = levels_above(unit)
-    in_corpus: dict[str, Counter[Hashable]] = {level: Counter() for level in above}
-    for one in units:
-        for level in above:
-            in_corpus[level][_group(level, one.documents[0])] += 1
-        if carries(one.unit_id):
+    lowest: tuple[list[tuple[int, str, Unit]], list[tuple[int, str, Unit]]] = ([], [])
+    in_corpus: dict[str, Counter[Hashable]] = {level: Counter() for level in levels_above(unit)}
+    for candidate in units:
+        for level, counts in in_corpus.items():
+            counts[_group(level, candidate, candidate.documents[0])] += 1
+        if carries(candidate.unit_id):
             continue
-        for side, places in enumerate(sides):
-            if places.of(one.unit_id) is not None:
-                drawn = _Drawn(-digest64(key, "membership", one.unit_id), one)
-                push = heapq.heappush if len(lowest[side]) < most else heapq.heappushpop
-                push(lowest[side], drawn)
-    index = _Index(unit, key, in_corpus, codes)
-    rows: list[list[int]] = []
-    for side, places in enumerate(sides):
-        chosen = [drawn.unit for drawn in sorted(lowest[side], reverse=True)]
+        for heap, places in zip(lowest, sides, strict=True):
+            if places.of(candidate.unit_id) is not None:
+                coin_of_unit = -digest64(key, "membership", candidate.unit_id)
+                push = heapq.heappush if len(heap) < most else heapq.heappushpop
+                push(heap, (coin_of_unit, candidate.unit_id, candidate))  # pops the largest hash
+    numbers: list[Ints] = []  # of each side's rows
+    origins: list[tuple[Unit, Document]] = []  # of all rows
+    for heap, places in zip(lowest, sides, strict=True):
         cut = located_rows_of_units(
-            chosen,
+            [drawn for *_, drawn in sorted(heap, reverse=True)],
             tokenizer,
             sequence_length=places.store.sequence_length,
             max_examples_per_unit=max_examples_per_unit,
             key=key,
         )
-        numbers: list[int] = []
-        for one, located in cut:
-            numbers += places.rows(one.unit_id, [row for _, row in located])
-            index.add(one, [one.documents[text] for text, _ in located], member=side == 0)
-        rows.append(numbers)
-    return index.sample(*(np.array(numbers, np.int64) for numbers in rows))
+        found: list[int] = []
+        for drawn, located in cut:
+            found += places.rows(drawn.unit_id, [row for _, row in located])
+            origins += [(drawn, drawn.documents[text]) for text, _ in located]
+        numbers.append(np.array(found, np.int64))
+    levels = [level for level in LEVELS[1:] if level != "example" or unit is PrivacyUnit.EXAMPLE]
+    groups = {level: [_group(level, *origin) for origin in origins] for level in levels}
+    clusters = [document.patient_id or of.unit_id for of, document in origins]
+    fitted = [coin(key, "membership fit", cluster) < FITTED_SHARE for cluster in clusters]
+    return Sample(
+        unit=unit,
+        member_rows=numbers[0],
+        other_rows=numbers[1],
+        members=np.arange(len(origins)) < len(numbers[0]),
+        groups={SAMPLE: np.arange(len(origins))}
+        | {level: _numbered(of_rows) for level, of_rows in groups.items()},
+        units=_numbered([of.unit_id for of, _ in origins]),
+        units_in_group={
+            level: np.array([counts[group] for group in groups[level]], np.int64)
+            for level, counts in in_corpus.items()
+        },
+        clusters=_numbered(
+            [
+                (bool(document.patient_id), c)
+                for (_, document), c in zip(origins, clusters, strict=True)
+            ]
+        ),
+        fitted=np.array(fitted, np.bool_),
+        codes=None if codes is None else tuple(codes(document) for _, document in origins),
+    )
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A unit with its coin; a heap of them pops the largest hash first."""
-
-    coin: int
-    unit: Unit
-
-    def __lt__(self, other: _Drawn) -> bool:
-        return self.coin < other.coin
+def _numbered(groups: Sequence[Hashable]) -> Ints:
+    """Return a number for each group, by first appearance, and −1 for None."""
+    numbers = {None: _NO_GROUP} | {
+        group: n for n, group in enumerate(dict.fromkeys(groups)) if group is not None
+    }
+    return np.array([numbers[group] for group in groups], np.int64)
 
 
 class _Places:
@@ -276,79 +295,16 @@ class _Places:
         return numbers
 
 
-def _group(level: str, document: Document) -> Hashable:
-    """Return the document's group at this level, or None if it has none."""
-    if level == "document":
-        return document_unit_id(document.patient_id, document.document_id)
-    if level == "patient":
-        return document.patient_id or None
+def _group(level: str, unit: Unit, document: Document) -> Hashable:
+    """Return the group of a unit's document at this level, or None if it has none."""
+    match level:
+        case "example":
+            return unit.unit_id
+        case "document":
+            return document_unit_id(document.patient_id, document.document_id)
+        case "patient":
+            return document.patient_id or None
     return (document.patient_id, document.admission_id) if document.admission_id else None
-
-
-class _Index:
-    """Numbers for the groups of rows, in the order in which they are added."""
-
-    def __init__(
-        self,
-        unit: PrivacyUnit,
-        key: bytes,
-        in_corpus: dict[str, Counter[Hashable]],
-        codes: Callable[[Document], frozenset[str]] | None,
-    ) -> None:
-        self._codes_of, self._codes = codes, list[frozenset[str]]()
-        self._unit, self._key, self._in_corpus = unit, key, in_corpus
-        self._numbers: dict[tuple[str, Hashable], int] = {}
-        self._columns: dict[str, list[int]] = {}
-        self._levels = [level for level in LEVELS if level not in ("example", SAMPLE)]
-        if unit is PrivacyUnit.EXAMPLE:
-            self._levels.insert(0, "example")
-
-    def add(self, unit: Unit, documents: Sequence[Document], *, member: bool) -> None:
-        """Add a unit's rows, given the document of each row."""
-        for document in documents:
-            cluster = document.patient_id or unit.unit_id
-            row = {
-                "member": int(member),
-                "unit": self._number("unit", unit.unit_id),
-                "cluster": self._number("cluster", (bool(document.patient_id), cluster)),
-                "fitted": int(coin(self._key, "membership fit", cluster) < FITTED_SHARE),
-            }
-            for level in self._levels:
-                group = unit.unit_id if level == "example" else _group(level, document)
-                row[level] = self._number(level, group)
-                if level in self._in_corpus:
-                    row[f"units of {level}"] = self._in_corpus[level][group]
-            if self._codes_of is not None:
-                self._codes.append(self._codes_of(document))
-            for name, value in row.items():
-                self._columns.setdefault(name, []).append(value)
-
-    def _number(self, level: str, group: Hashable) -> int:
-        if group is None:
-            return _NO_GROUP
-        return self._numbers.setdefault((level, group), len(self._numbers))
-
-    def sample(self, member_rows: Ints, other_rows: Ints) -> Sample:
-        """Return the sample of all added rows."""
-
-        columns = {name: np.array(values, np.int64) for name, values in self._columns.items()}
-        n = len(member_rows) + len(other_rows)
-        none = np.zeros(0, np.int64)
-        groups = {level: columns.get(level, none) for level in self._levels}
-        return Sample(
-            unit=self._unit,
-            member_rows=member_rows,
-            other_rows=other_rows,
-            members=columns.get("member", none) == 1,
-            groups={SAMPLE: np.arange(n), **groups},
-            units=columns.get("unit", none),
-            units_in_group={
-                level: columns.get(f"units of {level}", none) for level in self._in_corpus
-            },
-            clusters=columns.get("cluster", none),
-            fitted=columns.get("fitted", none) == 1,
-            codes=None if self._codes_of is None else tuple(self._codes),
-        )
 
 
 # --- as findings
