@@ -82,7 +82,7 @@ def command(
     from dp_core.audit import black_box
     from dp_core.audit.protocol import verdict_of
     from dp_core.privacy.accounting import PrivacyProfile
-    from tasks.evidence.gate import bearing, claim_of, records_of
+    from tasks.evidence.audits import bearing, claim_of, records_of
     from tasks.releases.provenance import find_origin
 
     deployment = Deployment.from_environment()
@@ -161,7 +161,7 @@ def _ceiling(result: StepResult | None) -> PrivacyProfile | None:
     None if the model claims nothing about a text: ε is infinite, the unit is smaller than a text,
     or there are several data sets and the data set of the texts is unknown.
     """
-    from tasks.evidence.gate import profile_of
+    from tasks.evidence.audits import profile_of
 
     return None if result is None else profile_of(result.releases)
 

@@ -11,8 +11,7 @@ from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import PrivacyProfile
 from tasks.context import StepContext, StepOutput
-from tasks.evidence.audits import WEIGHTS, store_findings
-from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of
+from tasks.evidence.audits import JUDGED, WEIGHTS, claim_of, judge, profile_of, store_findings
 from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
 from tasks.releases.provenance import MODELS, find_origin

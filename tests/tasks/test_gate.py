@@ -40,7 +40,7 @@ from dp_core.privacy.seed_store import PrivacySeed
 from tasks.commands import export_command
 from tasks.context import StepContext, StepOutput
 from tasks.evidence import audits
-from tasks.evidence.gate import JUDGED, judge, verdict_on
+from tasks.evidence.audits import JUDGED, judge, verdict_on
 from tasks.execution import contract
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
@@ -180,7 +180,7 @@ def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(
     audited(tracked, uri)
     audit_records += [GOOD, BAD.model_copy(update={"subject": audits.CONTROL})]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.evidence.gate.audits_of", lambda *_, **__: tuple(audit_records))
+        patch.setattr("tasks.evidence.audits.audits_of", lambda *_, **__: tuple(audit_records))
         assert judged(tracked, uri)["verdict"] == "consistent"
 
 
