@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,7 +35,11 @@ from dp_core.audit.null_exposure import null_exposure, null_p_value
 from dp_core.audit.observations import Rows, losses_of, ranker, suffix_odds
 from dp_core.audit.one_run import Claim, audit_claim, bound_finding, planned_guesses
 from dp_core.audit.protocol import COIN_BOUND, Audit, Finding, NullDistribution
-from dp_core.config.audit_settings import ExtractionConfig, ExtractionProtocol
+from dp_core.config.audit_settings import (
+    BlackBoxAuditConfig,
+    ExtractionConfig,
+    ExtractionProtocol,
+)
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
@@ -146,6 +150,27 @@ class Given:
     members: Mapping[int, str] | None = None
     held_out: Mapping[int, str] | None = None
     coins: bool = False
+
+
+def audit_files(
+    folder: Path,
+    files: Mapping[str, Path],
+    where: Callable[[str], str],
+    ceiling: PrivacyProfile | None,
+    config: BlackBoxAuditConfig,
+) -> list[Finding]:
+    """Return the findings on a model in a folder, by the texts in files.
+
+    Args:
+        folder: folder of the model.
+        files: files of `canaries`, `members` and `held_out`.
+        where: returns the name of the setting of such a file, for errors.
+        ceiling: as for `audit`.
+        config: protocol of extraction, coins, masks and seed.
+    """
+    texts = {name: lines_of(file, where(name)) for name, file in files.items()}
+    given, audited = Given(**texts, coins=config.given_coins), open_model(folder)
+    return audit(audited, given, ceiling, config, masks=config.given_masks, seed=config.seed)
 
 
 def audit(

@@ -7,7 +7,6 @@ from typing import Any
 
 from dp_core.audit import black_box
 from dp_core.audit.protocol import AuditRecord, verdict_of
-from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import PrivacyProfile
 from tasks.context import StepContext, StepOutput
@@ -42,22 +41,9 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
         ceiling = profile_of(model.result.releases)
     elif spec.given_epsilon:
         ceiling = PrivacyProfile.of_claim(spec.given_epsilon, spec.given_delta)
-    given = black_box.Given(
-        **{
-            name.removeprefix("given_"): black_box.lines_of(one.path, name)
-            for name, one in opened.items()
-            if name != "audited_model"
-        },
-        coins=spec.given_coins,
-    )
-    findings = black_box.audit(
-        black_box.open_model(folder),
-        given,
-        ceiling,
-        spec.part(ExtractionProtocol),
-        masks=spec.given_masks,
-        seed=spec.seed,
-    )
+    files = {name.removeprefix("given_"): source.path for name, source in opened.items()}
+    files.pop(AUDITED, None)
+    findings = black_box.audit_files(folder, files, "given_{}".format, ceiling, spec)
     weights = sha256_of(folder / WEIGHTS) if (folder / WEIGHTS).exists() else ""
     facts = {
         "source_digests": [source.digest for source in opened.values()],
