@@ -238,7 +238,9 @@ def test_only_ceilings_are_public(attacked_members: tuple[StepOutput, Bench]) ->
     assert answer.facts.keys() == {SUBJECT, PROBES}  # digests of the model and of its canaries
     written = (context.out / "findings_operator.json").read_text()
     assert "patient-" not in written
-    assert not any(word in written for word in WORDS if len(word) > 2)
+    for finding in findings_at(context.out, MEMBERSHIP.key):
+        figures = json.dumps([finding.rows, finding.metrics, finding.details])
+        assert not any(word in figures for word in WORDS if len(word) > 2)
 
 
 def test_number_of_attacked_members_is_bounded(
