@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from dp_core.errors import BadInput
-from tasks.commands.ledger_views import FITS, cost_in_json
+from tasks.commands.epsilon_command import check_epsilon
+from tasks.commands.ledger_command import FITS, cost_in_json
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.commands.settings_options import SettingsOptions, settings_of_options, settings_options
-from tasks.commands.training_options import check_epsilon
 from tasks.protocol import JobSettings
 from tasks.runtime.deployment import Deployment
 
@@ -104,7 +104,7 @@ def _decision(ledger: Ledger, settings: JobSettings) -> AdmissionDecision:
     """Return the ledger's decision on a run with these settings, as the run would get it."""
     from tasks.protocol import budget_of_run
     from tasks.releases.charge import reservations_of
-    from tasks.releases.unfinished_runs import killed_runs
+    from tasks.releases.deployment_ledger import killed_runs
 
     deployment = Deployment.from_environment()
     plans = reservations_of(budget_of_run(settings).charged)

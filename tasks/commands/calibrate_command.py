@@ -7,8 +7,7 @@ from typing import Any
 import click
 
 from dp_core.errors import BadInput
-from tasks.commands.output import as_json, write_json, write_pairs
-from tasks.commands.training_options import (
+from tasks.commands.epsilon_command import (
     Training,
     check_count,
     check_delta,
@@ -17,6 +16,7 @@ from tasks.commands.training_options import (
     check_rate,
     training_options,
 )
+from tasks.commands.output import as_json, write_json, write_pairs
 
 
 @click.group("calibrate", invoke_without_command=True)

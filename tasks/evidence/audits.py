@@ -38,8 +38,7 @@ from tasks.report.results import (
     MEMBERSHIP_FILE,
     TARGETED,
 )
-from tasks.results.inputs import read_result
-from tasks.results.statements import KEPT
+from tasks.results import KEPT, read_result
 from tasks.storage import Store
 
 # Facts of an audit step's output that identify the audited model and the canaries.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from dp_core.errors import BadInput
 from tasks.releases.provenance import MODELS
-from tasks.results.statements import KEPT, of_last_model
+from tasks.results import KEPT, of_last_model
 from tasks.storage import Store, sha256_of
 
 _SUFFIX = ".safetensors"

@@ -43,10 +43,9 @@ from tasks.evidence.pack_contents import (
     TrainedBy,
 )
 from tasks.protocol import ReleaseRecord, StepResult
-from tasks.releases.deployment_ledger import open_ledger
+from tasks.releases.deployment_ledger import entry_of, open_ledger
 from tasks.releases.provenance import releasable_model
-from tasks.releases.restored_state import entry_of
-from tasks.results.statements import DATA, of_last_model, released_after, statement_of
+from tasks.results import STATEMENT_DATA, of_last_model, released_after, statement_of
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
@@ -145,13 +144,13 @@ def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any
         BadInput: the statement does not follow from the releases, or makes no claim.
     """
     try:
-        written = json.loads((folder / DATA).read_text())
+        written = json.loads((folder / STATEMENT_DATA).read_text())
         parts = [written, *written.get("others", ())]
     except (OSError, ValueError, AttributeError):
         raise BadInput("no privacy statement there", where=uri, fix=_RUN_AGAIN) from None
     made_up = bool(result.facts.get("made_up"))
     after = released_after(result)
-    true = dict(statement_of(result.releases, made_up=made_up, released_after=after).record)
+    true = dict(statement_of(result.releases, made_up=made_up, released_after=after).data)
     expected = [true, *true.get("others", ())]
     if len(parts) != len(expected) or not all(map(_same_claim, parts, expected)):
         raise BadInput(

@@ -41,7 +41,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter, configure, log, send
 from tasks.storage import RESULT, read_spec
@@ -179,8 +179,7 @@ def _confirm_releases(
 ) -> None:
     """Refuse releases that the ledger does not hold, in the steps that may read the ledger."""
     if releases and {Need.LEDGER, Need.CHARGING} & spec.needs:
-        from tasks.releases.deployment_ledger import open_ledger
-        from tasks.releases.restored_state import confirm_releases
+        from tasks.releases.deployment_ledger import confirm_releases, open_ledger
 
         ledger = open_ledger(context.deployment, context.store)
         confirm_releases(ledger, releases, spec.output)

@@ -26,7 +26,7 @@ from tasks.protocol import (
     supervisor,
 )
 from tasks.protocol.messages import CHANNEL, Follower, StepProgress
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
 
 _LOOK = 0.2  # seconds between readings of a step's progress

@@ -20,10 +20,9 @@ from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, Unaccounted
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.context import StepContext
 from tasks.protocol import Charged, ReleaseRecord
-from tasks.releases.deployment_ledger import ledger_for
+from tasks.releases.deployment_ledger import confirm_releases, ledger_for
 from tasks.releases.plans import PlannedRelease, planned_release, refuse_large_deltas
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
-from tasks.releases.restored_state import confirm_releases
 from tasks.runtime.log import log
 
 

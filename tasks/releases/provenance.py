@@ -21,8 +21,7 @@ from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from tasks.context import StepContext
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.releases.plans import PlannedRelease
-from tasks.results.inputs import Input, read_result
-from tasks.results.statements import kept_folder
+from tasks.results import Input, kept_folder, read_result
 from tasks.storage import Store, sha256_of
 
 PRETRAINED = ("pretrain", "select")

@@ -57,8 +57,7 @@ from tasks.report.model import (
     Samples,
 )
 from tasks.report.omissions import omissions_of
-from tasks.results.inputs import Input, labelled, merged
-from tasks.results.statements import released_after, statement_of, totals
+from tasks.results import Input, labelled, merged, released_after, statement_of, totals
 
 Results = Mapping[str, Input]  # by the name of the task
 ARCHITECTURES = {

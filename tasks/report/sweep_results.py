@@ -28,7 +28,7 @@ from tasks.report.results import (
     releases_of,
     score_of,
 )
-from tasks.results.inputs import Input, read_result
+from tasks.results import Input, read_result
 
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8

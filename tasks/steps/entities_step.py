@@ -24,7 +24,7 @@ from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.deployment_ledger import refuse_unregistered
 from tasks.report.omissions import measure_omissions
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps.corpus_step import listed
 
 PARTS = ("train", "test")

@@ -30,8 +30,7 @@ from tasks.releases.provenance import (
     vocabulary_digest,
 )
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.results.inputs import Input
-from tasks.results.statements import released_after
+from tasks.results import Input, released_after
 from tasks.steps.heads import Scores, head_of
 from tasks.steps.training_outputs import SpendingReporter, write_model
 from tasks.storage import sha256_of

@@ -31,7 +31,7 @@ from tasks.releases.declarations import open_source
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
-from tasks.results.statements import refuse_own_model
+from tasks.results import refuse_own_model
 from tasks.steps.cluster_training import training_hosts
 from tasks.steps.kept_models import KeptModels
 from tasks.steps.training_inputs import (

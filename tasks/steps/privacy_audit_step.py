@@ -21,7 +21,7 @@ from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
 from tasks.releases.provenance import MODELS
 from tasks.report.results import GIVEN_FILE
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.storage import sha256_of
 
 AUDITED = "audited_model"  # the name of the audited model among the models of a run

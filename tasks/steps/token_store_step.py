@@ -36,7 +36,7 @@ from tasks.releases.provenance import (
     vocabulary_digest,
 )
 from tasks.report.results import OCCURRENCES, OCCURRENCES_FILE
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps.canaries_step import read_canaries
 
 TRAIN, HELD_OUT, AUDIT = "train", "held_out", "audit"

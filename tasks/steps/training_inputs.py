@@ -22,7 +22,7 @@ from tasks.context import StepContext
 from tasks.protocol import PretrainSpec
 from tasks.releases.provenance import PRETRAINED, Role, fact, model_at, output_of, rows_at
 from tasks.report.results import ARCHITECTURES
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps.token_store_step import AUDIT, HELD_OUT, TRAIN, keyed_store_digest
 
 # The role of the training rows, by mode.

@@ -24,8 +24,7 @@ from dp_core.training.loop import Progress, curve_points
 from tasks.context import StepContext
 from tasks.releases.plans import plan_until
 from tasks.releases.provenance import operator_only, vocabulary_digest
-from tasks.results.inputs import Input
-from tasks.results.statements import kept_folder, write_statement
+from tasks.results import Input, kept_folder, write_statement
 from tasks.steps.training_inputs import kind_of
 from tasks.storage import sha256_of
 

@@ -17,7 +17,7 @@ from tasks.evidence.gather import gather
 from tasks.evidence.pack import write_pack
 from tasks.evidence.pack_contents import OperatorWords
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
-from tasks.results.statements import write_statement
+from tasks.results import write_statement
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store
 

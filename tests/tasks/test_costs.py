@@ -17,13 +17,13 @@ from dp_core.privacy.mechanisms import (
     Unaccounted,
     compose,
 )
+from dp_core.privacy.statement import PrivacyStatement
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.report.model import Edition, JobReport, ModelRow, edition_of
 from tasks.report.page import verdict
 from tasks.report.results import model_row
 from tasks.report.tables import closing_table
-from tasks.results.inputs import Input
-from tasks.results.statements import Statement
+from tasks.results import Input
 
 P = PrivacyUnit.PATIENT
 VOCABULARY = PoissonGaussian.single(0.1, 3.0, 5, unit=P)
@@ -54,7 +54,8 @@ def report(row_of_model: ModelRow) -> JobReport:
     return JobReport(
         title="", run_key="", shown_run="", created="2026-01-01", made_up=False, known_seed=False,
         private_dataset="notes", public_dataset="", entities_dataset="", unit=P,
-        declared_units=10, model_size="", statement=Statement(()), models=(row_of_model,),
+        declared_units=10, model_size="", statement=PrivacyStatement("", {}),
+        models=(row_of_model,),
     )  # fmt: skip
 
 

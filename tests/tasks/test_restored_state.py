@@ -21,8 +21,7 @@ from tasks.execution import contract
 from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, dp_bert_steps
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import record_operator_use
-from tasks.releases.deployment_ledger import open_ledger
-from tasks.releases.restored_state import confirm_releases
+from tasks.releases.deployment_ledger import confirm_releases, open_ledger
 from tasks.runtime.deployment import Deployment
 
 CONTEXT = RunContext(run_key="moved", run_name="moved", task="vocabulary")

@@ -12,19 +12,25 @@ from release_examples import record
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from tasks.protocol import ReleaseRecord
-from tasks.results.statements import DATA, WORDS, refuse_own_model, statement_of, write_statement
+from tasks.results import (
+    STATEMENT_DATA,
+    STATEMENT_WORDS,
+    refuse_own_model,
+    statement_of,
+    write_statement,
+)
 
 RELEASE = record("entry-1", PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT))
 
 
 def test_statement_names_ledger_entries_and_no_seed(tmp_path: Path) -> None:
     write_statement(tmp_path, [RELEASE], made_up=False)
-    data = json.loads((tmp_path / DATA).read_text())
+    data = json.loads((tmp_path / STATEMENT_DATA).read_text())
     assert data["private"] is True
     assert data["ledger_ids"] == ["entry-1"]
     assert 0 < data["epsilon"] < 1
-    assert "entry-1" in (tmp_path / WORDS).read_text()
-    assert "seed_hash" not in (tmp_path / DATA).read_text()
+    assert "entry-1" in (tmp_path / STATEMENT_WORDS).read_text()
+    assert "seed_hash" not in (tmp_path / STATEMENT_DATA).read_text()
 
 
 def _used(dataset: str) -> ReleaseRecord:
@@ -34,17 +40,17 @@ def _used(dataset: str) -> ReleaseRecord:
 
 def test_statement_of_a_nonprivate_model_is_marked(tmp_path: Path) -> None:
     write_statement(tmp_path, [_used("notes")], made_up=False)
-    data = json.loads((tmp_path / DATA).read_text())
+    data = json.loads((tmp_path / STATEMENT_DATA).read_text())
     assert (data["private"], data["epsilon"]) == (False, "inf")
-    assert "must not be exported" in (tmp_path / WORDS).read_text()
+    assert "must not be exported" in (tmp_path / STATEMENT_WORDS).read_text()
 
 
 def test_unaccounted_use_of_any_data_set_is_stated_first(tmp_path: Path) -> None:
     write_statement(tmp_path, [RELEASE, _used("labels")], made_up=False)
-    data = json.loads((tmp_path / DATA).read_text())
+    data = json.loads((tmp_path / STATEMENT_DATA).read_text())
     assert (data["private"], data["epsilon"], data["dataset"]) == (False, "inf", "labels")
     assert data["others"][0]["dataset"] == "notes"
-    assert (tmp_path / WORDS).read_text().startswith("# Not private")
+    assert (tmp_path / STATEMENT_WORDS).read_text().startswith("# Not private")
 
 
 def test_infinite_epsilon_round_trips_through_json() -> None:
@@ -56,7 +62,7 @@ def test_infinite_epsilon_round_trips_through_json() -> None:
             ReleaseRecord.model_validate(used.model_dump() | {"epsilon": wrong})
 
 
-@pytest.mark.parametrize("name", [WORDS, DATA, "result.json", "Privacy.md"])
+@pytest.mark.parametrize("name", [STATEMENT_WORDS, STATEMENT_DATA, "result.json", "Privacy.md"])
 def test_model_made_by_confide_is_refused_as_public_model(tmp_path: Path, name: str) -> None:
     (tmp_path / "config.json").write_text("{}")
     refuse_own_model(tmp_path, "public_model")
@@ -66,6 +72,6 @@ def test_model_made_by_confide_is_refused_as_public_model(tmp_path: Path, name: 
 
 
 def test_statement_has_one_line_per_item() -> None:
-    words = statement_of([RELEASE], made_up=False).words
+    words = statement_of([RELEASE], made_up=False).paragraphs
     assert sum(line.startswith("• ") for line in words) >= 2
     assert not any("**" in line or line.startswith(("#", "- ")) for line in words)

@@ -61,7 +61,7 @@ from tasks.report.results import (
     TARGETED,
 )
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import entities_step as entities
 from tasks.steps import exposure_step as exposure

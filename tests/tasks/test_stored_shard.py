@@ -24,7 +24,7 @@ from dp_core.errors import BadInput
 from tasks.context import StepContext
 from tasks.protocol import JobSettings, StepResult, dp_bert_steps, environment_for
 from tasks.protocol.least_privilege import for_workers
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.runtime import stored_shard
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.stored_shard import StoredShard, remove_oldest

@@ -21,7 +21,7 @@ from tasks.protocol import (
     RunContext,
     dp_bert_steps,
 )
-from tasks.releases.unfinished_runs import killed_runs, plans_given_back
+from tasks.releases.deployment_ledger import killed_runs, plans_given_back
 from tasks.runtime.deployment import Deployment
 
 RUN = "cli/dp_bert/now"
@@ -71,7 +71,7 @@ PROGRAM = """
 import sys, time
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
-from tasks.releases.unfinished_runs import plans_given_back
+from tasks.releases.deployment_ledger import plans_given_back
 from tasks.runtime.deployment import Deployment
 
 home, run = sys.argv[1:]

@@ -19,7 +19,7 @@ from dp_core.audit.membership_metrics import LowRate, MembershipRow, Share
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal
+from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
 from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
     Cost,
@@ -38,7 +38,6 @@ from tasks.report.model import (
     SweepReport,
     SweepRow,
 )
-from tasks.results.statements import Statement
 
 VOCABULARY_SIZE, DECLARED_UNITS = 3_871, 4_000
 OMITTED = "documents left out: 4067 (not UTF-8: 4066, no text: 1)"
@@ -229,14 +228,14 @@ def ledger() -> LedgerView:
     )
 
 
-_STATEMENT = Statement(
+_STATEMENT = PrivacyStatement(
     words=(
         "Whether or not any one patient's notes are in the data set, every outcome of the "
         "vocabulary and of the DP pre-training is at most e^6.61 times as likely, but for a "
-        "probability of 1.1·10⁻⁶.",
-        "The fine-tuned model has read labelled sentences that this guarantee does not cover.",
+        "probability of 1.1·10⁻⁶.\n\n"
+        "The fine-tuned model has read labelled sentences that this guarantee does not cover."
     ),
-    record={"unit": "patient", "epsilon": 6.61, "delta": 1.1e-6, "neighbours": "add or remove"},
+    data={"unit": "patient", "epsilon": 6.61, "delta": 1.1e-6, "neighbours": "add or remove"},
 )
 _SETTINGS = {
     "noise_multiplier": 1.0,
@@ -333,7 +332,7 @@ def sweep_report(*, made_up: bool = True) -> SweepReport:
         created="2026-11-21T04:12:00+00:00",
         made_up=made_up,
         **_COMMON,
-        statement=replace(_STATEMENT, words=("Releasing all 18 models together costs ε = 21.4.",)),
+        statement=replace(_STATEMENT, words="Releasing all 18 models together costs ε = 21.4."),
         points=tuple(points),
         public_seeds={"initialisation": 1},
         repeat=("./confide run dp_sweep",),

@@ -25,6 +25,7 @@ from rich.console import Console
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.record import AuditRecord, NullDistribution
 from dp_core.labels import Label, Operator
+from dp_core.privacy.statement import PrivacyStatement
 from tasks.report.cells import WITHHELD_MARK, Table, side_by_side
 from tasks.report.model import (
     Edition,
@@ -37,7 +38,6 @@ from tasks.report.model import (
 )
 from tasks.report.page import Page, job_page, sweep_page
 from tasks.report.tables import closing_of
-from tasks.results.statements import Statement
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -299,7 +299,7 @@ def test_markup_in_names_is_escaped() -> None:
         settings={evil: evil},
         repeat=(evil,),
         notes=(evil,),
-        statement=Statement((evil,), {"unit": "</pre>" + evil}),
+        statement=PrivacyStatement(evil, {"unit": "</pre>" + evil}),
     )
     html = job_page(report, Edition.OPERATOR).html
     assert evil not in html
@@ -316,7 +316,7 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
         public_seeds={},
         notes=(),
         repeat=(),
-        statement=Statement(("One sentence.",)),
+        statement=PrivacyStatement("One sentence.", {}),
     )
     html = job_page(bare, Edition.OPERATOR).html
     assert 'id="ledger"' not in html

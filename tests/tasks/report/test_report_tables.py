@@ -46,7 +46,7 @@ from tasks.report.model import (
 )
 from tasks.report.page import job_page, verdict
 from tasks.report.results import audit_time, last_values
-from tasks.results.inputs import Input
+from tasks.results import Input
 
 
 def _closing() -> Table:
