@@ -103,11 +103,11 @@ def _registered(settings: JobSettings) -> tuple[Ledger, PrivacyBudget] | None:
 def _decision(ledger: Ledger, settings: JobSettings) -> AdmissionDecision:
     """Return the ledger's decision on a run with these settings, as the run would get it."""
     from tasks.protocol import budget_of_run
-    from tasks.releases.charge import reservations_of
+    from tasks.releases.charge import plans_of
     from tasks.releases.deployment_ledger import killed_runs
 
     deployment = Deployment.from_environment()
-    plans = reservations_of(budget_of_run(settings).charged)
+    plans = plans_of(budget_of_run(settings).charged)
     ended = killed_runs(deployment).__contains__
     return ledger.cost_of_plan(plans[settings.private_dataset], ended)
 

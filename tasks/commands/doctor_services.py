@@ -164,11 +164,11 @@ def _store(deployment: Deployment) -> str:
 
 def _ledger(deployment: Deployment) -> str:
     from dp_core.privacy.ledger import Ledger
-    from dp_core.privacy.ledger.database import Database
+    from dp_core.privacy.ledger.models import SCHEMA_VERSION
 
     deployment.prepare()
     known = len(Ledger.open(deployment.ledger).datasets())
-    return f"schema {Database(deployment.ledger).schema_version()}, {known} data sets"
+    return f"schema {SCHEMA_VERSION}, {known} data sets"
 
 
 def _integrity(deployment: Deployment) -> str:

@@ -19,7 +19,7 @@ from tasks.commands.settings_options import (
 from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:
-    from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource, Reservation
+    from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource
     from tasks.protocol import JobSettings
 
 LATEST = 20  # releases that the overview shows: an ε takes a moment to compute
@@ -270,15 +270,15 @@ def _check_name(dataset: str) -> None:
         )
 
 
-def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:
+def _planned(settings: JobSettings) -> dict[str, list[Entry]]:
     """Return every release that a run would register, by data set."""
     from tasks.protocol import budget_of_run
-    from tasks.releases.charge import reservations_of
+    from tasks.releases.charge import plans_of
 
-    return reservations_of(budget_of_run(settings).charged)
+    return plans_of(budget_of_run(settings).charged)
 
 
-def _cost(dataset: str, planned: list[Reservation], *, made_up: bool) -> dict[str, Any]:
+def _cost(dataset: str, planned: list[Entry], *, made_up: bool) -> dict[str, Any]:
     from dp_core.privacy.ledger import AdmissionDecision, Way
     from dp_core.privacy.statement import total_epsilon
     from tasks.protocol.settings import MADE_UP
@@ -529,12 +529,15 @@ def show_cost(job: str, found: dict[str, Any]) -> None:
 
 def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:
     """Return the cost of repeating all releases of the last run, or None without releases."""
+    from dp_core.privacy.ledger import Entry
+
     charged = [e for e in entries if e.charged]
     if not charged or ledger.datasets()[name].made_up:
         return None
     last = charged[-1]
     run = [e for e in charged if e.whole_plan and e.plan_key == last.plan_key] or [last]
-    cost = ledger.cost_of_next(name, [(e.event, e.delta) for e in run])
+    again = [Entry(e.dataset, e.unit, e.event, e.delta, "another run") for e in run]
+    cost = ledger.cost_of_plan(again)
     return {"run": last.run, "releases": len(run), **cost_in_json(cost)}
 
 

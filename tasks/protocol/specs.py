@@ -412,6 +412,12 @@ class TrainingSpec(StepSpec, RunConfig):
         """Whether the step makes a release of private data with a guarantee."""
         return self.plan is not None
 
+    @property
+    def private_plan(self) -> PrivacyPlan:
+        """The plan of a training that is charged."""
+        assert self.plan is not None  # noqa: S101 - narrows the type
+        return self.plan
+
 
 class Asked(Config):
     """Bounds on the privacy cost of a training that an optimiser chooses.
@@ -597,8 +603,7 @@ class SelectSpec(StepSpec):
     @property
     def delta(self) -> float:
         """δ at which the selection is charged, equal to the δ of each training."""
-        assert self.candidates[0].plan is not None  # noqa: S101 - narrows the type
-        return self.candidates[0].plan.delta
+        return self.candidates[0].private_plan.delta
 
     def hashed(self) -> dict[str, Any]:
         """Return the hashes of the candidates in place of their specs."""

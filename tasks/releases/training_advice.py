@@ -40,7 +40,7 @@ from dp_core.privacy.advice import (
     zipf_coverage,
 )
 from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.ledger import AdmissionDecision
+from dp_core.privacy.ledger import AdmissionDecision, Entry
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NoisedWeights,
@@ -51,7 +51,7 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import Charged, JobSettings, PretrainSpec, budget_of_run
-from tasks.releases.plans import PlannedRelease, planned_release, training_plan
+from tasks.releases.plans import planned_release, training_plan
 
 # Rows read by the whole training, as a multiple of the rows that the settings read.
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
@@ -99,7 +99,7 @@ class RunReleases:
     """
 
     training: ExecutionPlan
-    alongside: tuple[PlannedRelease, ...]
+    alongside: tuple[Entry, ...]
     example_words: int = 0
 
     @classmethod
@@ -120,8 +120,7 @@ class RunReleases:
         dataset = planned_release(training).dataset
         others = [planned_release(spec) for spec in charged if spec is not training]
         own = (release for release in others if release.dataset == dataset)
-        assert training.plan is not None  # noqa: S101 - narrows the type: the training is charged
-        return cls(training_plan(training), tuple(own), training.plan.example_words)
+        return cls(training_plan(training), tuple(own), training.private_plan.example_words)
 
     @property
     def delta(self) -> float:

@@ -68,13 +68,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         plan = training_plan(spec, units.rows_kept)
         spent = training_plan(spec.charged_as, units.rows_kept)
         content = _manifest(spec, inputs, plan)
-        charged = charge(
-            context,
-            units,
-            planned_release(spec),
-            content=content,
-            charged_as=spec.charged_as.digest() if spec.asked else "",
-        )
+        charged = charge(context, units, planned_release(spec), content=content)
         updates = PrivateUpdates(plan, charged.seed, content)
         coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None
     # The rows may be read only after the charge.

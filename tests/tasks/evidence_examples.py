@@ -9,7 +9,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.evidence import check_evidence
@@ -60,7 +60,7 @@ def settled(
     seeds, key = SeedStore(deployment.seeds), f"{SECRET} 14:03:59 · {dataset}"
     hashes = [f"{number}" * 64 for number in range(len(events) - 1)] + [spec_hash]
     planned = [
-        Reservation(dataset, UNIT, event, delta, hash_of_spec, key, key)
+        Entry(dataset, UNIT, event, delta, hash_of_spec, key, key)
         for event, hash_of_spec in zip(events, hashes, strict=True)
     ]
     ledger.register_plan(planned)

@@ -54,7 +54,7 @@ def test_advised_plan_costs_at_most_the_budget_by_ledger_cost(advice_on_small):
 
 def test_data_set_registered_with_the_budget_admits_the_advised_run(advice_on_small, deployment):
     """At order ∞ the ledger adds the stated (ε, δ), and counts the releases of a run as one."""
-    from dp_core.privacy.ledger import Reservation
+    from dp_core.privacy.ledger import Entry
     from dp_core.privacy.mechanisms import PrivacyUnit
 
     ledger = Ledger.open(deployment.ledger)
@@ -65,9 +65,7 @@ def test_data_set_registered_with_the_budget_admits_the_advised_run(advice_on_sm
     events = [(r.event, r.delta) for r in spending.alongside]
     events.append((spending.training.event(), spending.training.delta))
     planned = [
-        Reservation(
-            dataset="notes", unit=PrivacyUnit.PATIENT, event=event, delta=delta, spec_hash=f"{i}"
-        )
+        Entry(dataset="notes", unit=PrivacyUnit.PATIENT, event=event, delta=delta, spec_hash=f"{i}")
         for i, (event, delta) in enumerate(events)
     ]
     assert ledger.cost_of_plan(planned).fits

@@ -42,7 +42,7 @@ def test_run_above_the_budget_ends_with_exit_code_3(
     ledger = Ledger.open(home.ledger)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 4.0, 1e-5)
     vocabulary = planned_release(dp_bert_steps(JOB)["vocabulary"])
-    room = ledger.cost_of_next("notes", [(vocabulary.event, vocabulary.delta)])
+    room = ledger.cost_of_plan([vocabulary])
     assert room.fits  # the vocabulary alone would fit and would be charged without use
     assert _budget(home, tmp_path) == 3
     lines = [line for line in capsys.readouterr().err.splitlines() if "spent + asked" in line]

@@ -11,7 +11,7 @@ from command_line import Confide
 from release_examples import bench_of
 
 from dp_core.errors import BudgetExceeded
-from dp_core.privacy.ledger import AdmissionDecision, Ledger, Reservation, State, Way
+from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, State, Way
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
 from tasks.protocol import JobSettings, budget_of_run
 from tasks.releases import training_advice
@@ -73,8 +73,8 @@ def test_advised_plan_of_a_whole_budget_is_admitted_by_every_verb(
         refuse_unfit_plans(context, budget_of_run(other).charged)
 
 
-def _reservation(entry: Any) -> Reservation:
-    return Reservation(entry.dataset, entry.unit, entry.event, entry.delta, entry.spec_hash)
+def _reservation(entry: Any) -> Entry:
+    return Entry(entry.dataset, entry.unit, entry.event, entry.delta, entry.spec_hash)
 
 
 def test_advice_fits_the_part_of_a_budget_that_is_left(
@@ -82,7 +82,7 @@ def test_advice_fits_the_part_of_a_budget_that_is_left(
 ) -> None:
     register(confide)
     ledger = Ledger.open(deployment.ledger)
-    spent = Reservation("ward", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, "earlier")
+    spent = Entry("ward", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, "earlier")
     ledger.reserve(spent)
     written = tmp_path / "advised.json"
     plan = confide.json("advise", *settings, "--write", written)

@@ -19,7 +19,7 @@ from command_line import Confide
 
 from dp_core.errors import OUT_OF_MEMORY, fault_line
 from dp_core.privacy.accounting import gaussian_epsilon
-from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
 from tasks.commands import run_command
@@ -196,9 +196,7 @@ def test_ledger_shows_history_remaining_budget_and_whether_the_last_run_fits_aga
     ledger, event = Ledger.open(deployment.ledger), PoissonGaussian.single(1.0, 5.0, 1)
     for number in (1, 2):
         spec = f"spec-{number}"
-        run = Reservation(
-            "notes", PrivacyUnit.PATIENT, event, 1e-6, spec, "p" + spec, f"run-{number}"
-        )
+        run = Entry("notes", PrivacyUnit.PATIENT, event, 1e-6, spec, "p" + spec, f"run-{number}")
         (entry,) = ledger.register_plan([run])
         answer = confide.json("ledger")["notes"]
         shown = confide("ledger")[1]
@@ -221,9 +219,7 @@ def test_run_names_for_withdraw_are_not_truncated_on_a_narrow_terminal(
     for name in ("a-data-set-of-a-long-name", "another-data-set-of-a-long-name"):
         ledger.register_dataset(name, PrivacyUnit.PATIENT, 8.0, 1e-5, order=math.inf)
         run = f"cli/dp_bert/2026-07-01T12:00:00/{name}/123456789"
-        reservation = Reservation(
-            name, PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run=run
-        )
+        reservation = Entry(name, PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run=run)
         entries += ledger.register_plan([reservation])
     for words in (["ledger"], ["ledger", "history", "a-data-set-of-a-long-name"]):
         shown = confide(*words)[1]
@@ -238,7 +234,7 @@ def test_planned_run_can_be_withdrawn(confide: Confide, deployment: Deployment) 
     assert confide.json(*words.split())["renyi_order"] == "infinity"
     event = PoissonGaussian.single(0.01, 2.0, 10)
     Ledger.open(deployment.ledger).register_plan(
-        [Reservation("notes", PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run="run-1")]
+        [Entry("notes", PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run="run-1")]
     )
     withdraw = ["ledger", "withdraw", "notes", "run-1"]
     (withdrawn,) = confide.json(*withdraw)

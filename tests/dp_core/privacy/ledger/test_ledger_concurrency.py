@@ -36,7 +36,7 @@ def at_once(other_processes: ForkServerContext) -> AtOnce:
 def test_processes_that_race_for_the_last_entry_never_overspend(
     ledger: Ledger, url: str, at_once: AtOnce
 ) -> None:
-    room = ledger.cost_of_next("notes", [(GAUSSIAN, 1e-6)]).more_of_the_same
+    room = ledger.cost_of_plan([reservation("next", GAUSSIAN)]).more_of_the_same
     assert room is not None
     assert 4 < room < PROCESSES
     ids = at_once(reserve_in_a_process, url, [f"spec-{n}" for n in range(PROCESSES)])
@@ -70,7 +70,7 @@ def test_without_the_row_lock_they_would_overspend(postgres_url: str, at_once: A
     """Without the row lock, the processes of the first test overspend, so its race is real."""
     ledger = Ledger.open(postgres_url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    room = ledger.cost_of_next("notes", [(GAUSSIAN, 1e-6)]).more_of_the_same
+    room = ledger.cost_of_plan([reservation("next", GAUSSIAN)]).more_of_the_same
     for number in range((room or 0) - 1):
         ledger.reserve(reservation(f"held-{number}", GAUSSIAN))
     at_once(reserve_without_lock, postgres_url, [f"spec-{n}" for n in range(PROCESSES)])

@@ -10,7 +10,7 @@ from ledger_examples import reservation
 
 from dp_core.errors import BudgetExceeded
 from dp_core.privacy.accounting import delta_pld, gaussian_delta
-from dp_core.privacy.ledger import privacy_filter
+from dp_core.privacy.ledger import State, privacy_filter
 from dp_core.privacy.ledger.models import Budget, Entry, canonical
 from dp_core.privacy.mechanisms import (
     Gaussian,
@@ -37,7 +37,7 @@ def budget(epsilon: float, delta: float, order: float | None = None) -> Budget:
 
 
 def entry(event: MechanismEvent, delta: float, number: int) -> Entry:
-    return Entry.of(reservation(f"{number}", event, delta=delta), budget_id=1, whole_plan=False)
+    return reservation(f"{number}", event, delta=delta, state=State.RESERVED)
 
 
 def fill(held_by: Budget, events: list[tuple[MechanismEvent, float]]) -> list[Entry]:
