@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,8 +20,9 @@ from tasks.protocol import JobSettings
 from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:
+    from dp_core.privacy.advice import Case
     from dp_core.privacy.ledger import AdmissionDecision, Ledger
-    from tasks.releases.training_advice import Advice, Outlook, PrivacyBudget
+    from tasks.releases.training_advice import Advice, PrivacyBudget
 
 
 @click.command("advise")
@@ -114,33 +116,28 @@ def _decision(ledger: Ledger, settings: JobSettings) -> AdmissionDecision:
 
 def to_json(advice: Advice) -> dict[str, Any]:
     """Return the advice as plain JSON data."""
-    from tasks.releases.training_advice import how_it_is_known
-
     settings, spending = advice.settings, advice.spending
+    planned = ("batch_size", "updates", "epochs", "examples_per_step", "noise_multiplier")
     return {
         "budget": {"epsilon": advice.budget.epsilon, "delta": advice.budget.delta},
         "registered": cost_in_json(advice.decision) if advice.decision else None,
         "unit": settings.unit,
         "declared_units": settings.declared_units,
         "plan": {
-            "batch_size": settings.batch_size,
+            **{name: getattr(settings, name) for name in planned},
             "first_batch_size": settings.first_batch_size or None,
-            "updates": settings.updates,
-            "epochs": settings.epochs,
-            "examples_per_step": settings.examples_per_step,
-            "noise_multiplier": settings.noise_multiplier,
             "noise_to_signal": spending.noise_to_signal,
             "noise_bands": spending.training.strategy.bands,
             "epsilon": spending.epsilon,
             "delta": spending.delta,
         },
         "split": _split(advice),
-        "expected": [_case(outlook) for outlook in advice.outlook],
+        "expected": [_case(case) for case in advice.outlook],
         "beats_public_only": all(
-            one.beats_public_only for one in advice.outlook[0].expected.values()
+            share.beats_public_only for share in advice.outlook[0].expected.values()
         ),
         "verdict": advice.verdict,
-        "known_from": how_it_is_known(spending.recipe),
+        "known_from": advice.known_from,
         "released_phrases": advice.phrases_instead,
         "settings": advice.changes,
     }
@@ -167,24 +164,10 @@ def _split(advice: Advice) -> list[dict[str, Any]]:
     return [*parts, {"release": "DP pre-training", "epsilon": own, "delta": training.delta}]
 
 
-def _case(outlook: Outlook) -> dict[str, Any]:
-    case = outlook.case
-    return {
-        "case": case.name,
-        "declared_units": case.declared_units,
-        "epsilon": case.epsilon,
-        "noise_multiplier": case.noise_multiplier,
-        "figure": case.figure,
-        "share_of_gain": {
-            name: {
-                "share": one.share,
-                "low": one.low,
-                "high": one.high,
-                "measured": one.measured,
-            }
-            for name, one in outlook.expected.items()
-        },
-    }
+def _case(case: Case) -> dict[str, Any]:
+    shares = {quantity: asdict(share) for quantity, share in case.expected.items()}
+    body = asdict(case)
+    return {"case": body.pop("name"), **body, "share_of_gain": shares}
 
 
 def _show(advice: Advice) -> None:
@@ -214,30 +197,26 @@ def _show(advice: Advice) -> None:
     write_table(
         "Expected share of the gain without privacy that is kept, with 95% interval",
         ["", "units", f"ε of {of}", "σ", *quantities],
-        [_row(outlook) for outlook in advice.outlook],
+        [
+            [
+                case.name,
+                f"{case.declared_units:,}",
+                case.epsilon,
+                case.noise_multiplier,
+                *map(str, case.expected.values()),
+            ]
+            for case in advice.outlook
+        ],
     )
-    from tasks.releases.training_advice import how_it_is_known
-
-    click.echo(how_it_is_known(spending.recipe))
+    click.echo(advice.known_from)
     click.echo(advice.verdict)
     if advice.phrases_instead:
         click.echo(advice.phrases_instead)
     if advice.changes:
-        click.echo("To run it:  confide run … " + _as_words(advice.changes))
+        options = " ".join(f"--set {name}={value}" for name, value in advice.changes.items())
+        click.echo(f"To run it:  confide run … {options}")
     else:
         click.echo("The settings are the advised ones already.")
-
-
-def _row(outlook: Outlook) -> list[object]:
-    from tasks.releases.training_advice import in_words
-
-    case = outlook.case
-    shares = [in_words(one) for one in outlook.expected.values()]
-    return [case.name, f"{case.declared_units:,}", case.epsilon, case.noise_multiplier, *shares]
-
-
-def _as_words(changes: dict[str, Any]) -> str:
-    return " ".join(f"--set {name}={value}" for name, value in changes.items())
 
 
 def _write(advice: Advice, file: Path) -> None:

@@ -204,7 +204,7 @@ def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
 def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> None:
     """Refuse a result whose source files have changed since; remove unfinished work in any case."""
     try:
-        if spec.checks_sources:
+        if spec.checks_sources and spec.sources:
             _module(spec).refuse_if_changed(spec, result, context)
     finally:
         context.clear()  # copied source files, or files left by a kill after the result
