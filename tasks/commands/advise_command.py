@@ -7,22 +7,25 @@ import os
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dp_core.errors import BadInput
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.advice import Case
+from dp_core.privacy.ledger import AdmissionDecision, Ledger
 from tasks.commands.epsilon_command import check_epsilon
 from tasks.commands.ledger_command import FITS, cost_in_json
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.commands.settings_options import SettingsOptions, settings_of_options, settings_options
-from tasks.protocol import JobSettings
+from tasks.protocol import JobSettings, budget_of_run
+from tasks.protocol.settings import MADE_UP
+from tasks.releases import training_advice
+from tasks.releases.charge import plans_of
+from tasks.releases.deployment_ledger import killed_runs, open_ledger
+from tasks.releases.training_advice import Advice, PrivacyBudget, RunReleases
 from tasks.runtime.deployment import Deployment
-
-if TYPE_CHECKING:
-    from dp_core.privacy.advice import Case
-    from dp_core.privacy.ledger import AdmissionDecision, Ledger
-    from tasks.releases.training_advice import Advice, PrivacyBudget
 
 
 @click.command("advise")
@@ -65,30 +68,24 @@ def command(
 
 
 def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -> Advice:
-    from tasks.releases.training_advice import PrivacyBudget, RunReleases, advised, advised_within
-
     account = _registered(settings)
     if account is None:
         now = RunReleases.of(settings)
         budget = PrivacyBudget(
             now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta
         )
-        return advised(settings, budget)
+        return training_advice.advised(settings, budget)
     ledger, registered = account
     left = ledger.remaining(settings.private_dataset)
     most = registered.delta
     if left.way == "any sequence" and left.capacity is not None and left.spent is not None:
         most = left.capacity.delta - left.spent.delta  # all of a histogram's coins must fit
     budget = PrivacyBudget(epsilon or registered.epsilon, delta or most)
-    return advised_within(settings, budget, partial(_decision, ledger))
+    return training_advice.advised_within(settings, budget, partial(_decision, ledger))
 
 
 def _registered(settings: JobSettings) -> tuple[Ledger, PrivacyBudget] | None:
     """Return the ledger and the registered budget of the private data set, if it has one."""
-    from tasks.protocol.settings import MADE_UP
-    from tasks.releases.deployment_ledger import open_ledger
-    from tasks.releases.training_advice import PrivacyBudget
-
     if settings.made_up or settings.private_dataset == MADE_UP:
         return None
     deployment = Deployment.from_environment()
@@ -104,10 +101,6 @@ def _registered(settings: JobSettings) -> tuple[Ledger, PrivacyBudget] | None:
 
 def _decision(ledger: Ledger, settings: JobSettings) -> AdmissionDecision:
     """Return the ledger's decision on a run with these settings, as the run would get it."""
-    from tasks.protocol import budget_of_run
-    from tasks.releases.charge import plans_of
-    from tasks.releases.deployment_ledger import killed_runs
-
     deployment = Deployment.from_environment()
     plans = plans_of(budget_of_run(settings).charged)
     ended = killed_runs(deployment).__contains__
@@ -148,8 +141,6 @@ def _split(advice: Advice) -> list[dict[str, Any]]:
 
     The sum of the separate ε exceeds the total ε by composition.
     """
-    from dp_core.privacy.accounting import epsilon_pld
-
     spending = advice.spending
     parts = [
         {

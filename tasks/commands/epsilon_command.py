@@ -6,15 +6,23 @@ import functools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import Any, TypeVar, cast
 
 import click
 
+from dp_core.config.privacy import LEAST_NOISE, refuse_large_delta
 from dp_core.errors import BadInput
+from dp_core.privacy import mechanisms
+from dp_core.privacy.accounting import (
+    epsilon_pld,
+    epsilon_rdp,
+    epsilon_unamplified,
+    group_privacy,
+)
+from dp_core.privacy.execution_plan import MOST_NOISE
+from dp_core.privacy.mechanisms import MechanismEvent
+from dp_core.vocabulary.vocabulary_calibration import LEAST_DELTA
 from tasks.commands.output import as_json, write_json, write_pairs
-
-if TYPE_CHECKING:
-    from dp_core.privacy.mechanisms import MechanismEvent
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -107,8 +115,6 @@ class Training:
             BadInput: units or cap are missing or belong to another sampling, or a batch is not a
                 whole number.
         """
-        from dp_core.privacy import mechanisms
-
         phases = tuple((rate, sigma, steps) for rate, steps in schedule)
         check_count(self.cap, "--cap")
         if self.cap is not None and self.sampling != "truncated-poisson":
@@ -134,9 +140,6 @@ def check_epsilon(value: float) -> None:
 
 def check_noise(value: float) -> None:
     """Refuse a noise multiplier outside the range of plans."""
-    from dp_core.config.privacy import LEAST_NOISE
-    from dp_core.privacy.execution_plan import MOST_NOISE
-
     _check_range(value, LEAST_NOISE, MOST_NOISE, "--noise-multiplier")
 
 
@@ -165,9 +168,6 @@ def check_delta(delta: float, units: int | None) -> None:
     Raises:
         BadInput: δ is not between 0 and 1 or not below 1/units, or units is not a count.
     """
-    from dp_core.config.privacy import refuse_large_delta
-    from dp_core.vocabulary.vocabulary_calibration import LEAST_DELTA
-
     check_count(units, "--units")
     if not 0 < delta < 1:
         raise BadInput(f"{delta} is not between 0 and 1", where="--delta")
@@ -208,13 +208,6 @@ def command(
     options: Training, noise_multiplier: float, delta: float, group: int, as_json: bool
 ) -> None:
     """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units."""
-    from dp_core.privacy.accounting import (
-        epsilon_pld,
-        epsilon_rdp,
-        epsilon_unamplified,
-        group_privacy,
-    )
-
     check_noise(noise_multiplier)
     check_delta(delta, options.units)
     check_count(group, "--group")

@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from dp_core.config.fields import IN_WORDS, NAME
 from dp_core.errors import BadInput, BudgetExceeded
+from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
+from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource, Way
+from dp_core.privacy.mechanisms import NeighboringRelation, PrivacyUnit
+from dp_core.privacy.statement import total_epsilon
 from tasks.commands.epsilon_command import check_delta, check_epsilon
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.commands.settings_options import (
@@ -16,11 +21,12 @@ from tasks.commands.settings_options import (
     settings_of_options,
     settings_options,
 )
+from tasks.protocol import JobSettings, SweepSettings, budget_of_run
+from tasks.protocol.settings import MADE_UP
+from tasks.releases import declarations
+from tasks.releases.charge import plans_of
+from tasks.releases.deployment_ledger import killed_runs, open_ledger, refuse_other_standing
 from tasks.runtime.deployment import Deployment
-
-if TYPE_CHECKING:
-    from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource
-    from tasks.protocol import JobSettings
 
 LATEST = 20  # releases that the overview shows: an ε takes a moment to compute
 FITS: dict[str | None, str] = {
@@ -40,8 +46,6 @@ _NEIGHBOURS = {
 
 
 def _open() -> Ledger:
-    from tasks.releases.deployment_ledger import open_ledger
-
     deployment = Deployment.from_environment()
     deployment.prepare()
     return open_ledger(deployment)
@@ -107,8 +111,6 @@ def register(
 
     A public data set has no budget (--public); declare its files by declare-public.
     """
-    from dp_core.privacy.mechanisms import NeighboringRelation, PrivacyUnit
-
     _check_name(dataset)
     ledger = _open()
     if public:
@@ -148,8 +150,6 @@ def declare_public(paths: tuple[str, ...], known_private: bool, as_json: bool) -
     Runs read only declared files as public (public_path, entities_public, public_model,
     all_public). A declaration holds for the content: declare changed files again.
     """
-    from tasks.releases import declarations
-
     deployment = Deployment.from_environment()
     deployment.prepare()
     for path in paths:
@@ -202,8 +202,6 @@ def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
     Releases that the ledger holds already (such as an earlier run's vocabulary) are free. The exit
     code is 3 if the run would be refused.
     """
-    from tasks.protocol import JobSettings, SweepSettings
-
     settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, options)
     planned = _planned(settings)
     costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in planned.items()]
@@ -253,9 +251,6 @@ def _check_name(dataset: str) -> None:
     Raises:
         BadInput: the name is invalid or reserved.
     """
-    from dp_core.config.fields import IN_WORDS, NAME
-    from tasks.protocol.settings import MADE_UP
-
     if not re.fullmatch(NAME, dataset):
         raise BadInput(
             f"{dataset!r} is no name of a data set",
@@ -272,18 +267,10 @@ def _check_name(dataset: str) -> None:
 
 def _planned(settings: JobSettings) -> dict[str, list[Entry]]:
     """Return every release that a run would register, by data set."""
-    from tasks.protocol import budget_of_run
-    from tasks.releases.charge import plans_of
-
     return plans_of(budget_of_run(settings).charged)
 
 
 def _cost(dataset: str, planned: list[Entry], *, made_up: bool) -> dict[str, Any]:
-    from dp_core.privacy.ledger import AdmissionDecision, Way
-    from dp_core.privacy.statement import total_epsilon
-    from tasks.protocol.settings import MADE_UP
-    from tasks.releases.deployment_ledger import killed_runs, refuse_other_standing
-
     ledger = _open()
     budget = ledger.datasets().get(dataset)
     if dataset == MADE_UP and budget is None:
@@ -438,8 +425,6 @@ def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: boo
 
 def record(entry: Entry) -> dict[str, Any]:
     """Return a release with its ε, computed from the recorded mechanism."""
-    from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
-
     epsilon = epsilon_pld(entry.event, entry.delta) if entry.accounted else float("inf")
     rdp = epsilon_rdp(entry.event, entry.delta) if entry.accounted else None
     words: dict[str, Any] = {
@@ -529,8 +514,6 @@ def show_cost(job: str, found: dict[str, Any]) -> None:
 
 def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:
     """Return the cost of repeating all releases of the last run, or None without releases."""
-    from dp_core.privacy.ledger import Entry
-
     charged = [e for e in entries if e.charged]
     if not charged or ledger.datasets()[name].made_up:
         return None
