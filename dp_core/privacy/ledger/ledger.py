@@ -139,10 +139,7 @@ class Ledger:
             BadInput: the budget is invalid, or the name is registered with another one. A budget
                 cannot be raised, because its ε was promised for all releases under it.
         """
-        # A budget that an earlier version opened stays valid even if it would be refused today.
-        known = self.datasets().get(shares_budget_with or name)
-        if known is None or (known.epsilon, known.delta) != (budget_epsilon, budget_delta):
-            privacy_filter.check_budget(budget_epsilon, budget_delta)
+        privacy_filter.check_budget(budget_epsilon, budget_delta)
         if order is None:
             order = privacy_filter.best_order(budget_epsilon, budget_delta)
         privacy_filter.check_order(order, budget_epsilon, budget_delta)
@@ -440,7 +437,6 @@ class Ledger:
                 raise BadInput("reserve it before it draws noise", where=f"ledger entry {entry_id}")
             if seed.known and not budget.made_up:
                 raise BadInput("a known seed gives no privacy", where=f"ledger entry {entry_id}")
-            entry.refuse_unrecorded()
             entry.refuse_rebinding(seed_hash, manifest_digest)
             entry.seed_hash, entry.manifest_hash = seed_hash, manifest_digest
             entry.known_seed = seed.known

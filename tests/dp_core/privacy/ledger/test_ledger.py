@@ -45,23 +45,6 @@ def test_registering_again_is_no_change_and_another_budget_is_refused(ledger: Le
     assert ledger.datasets() == {"notes": first}
 
 
-def test_existing_budget_with_a_large_delta_stays_registered(
-    ledger: Ledger, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with monkeypatch.context() as earlier:
-        earlier.setattr("dp_core.privacy.ledger.privacy_filter.LARGEST_DELTA", 0.5)
-        first = ledger.register_dataset("wards", PrivacyUnit.PATIENT, 8.0, 0.05)
-    assert ledger.register_dataset("wards", PrivacyUnit.PATIENT, 8.0, 0.05) == first
-    shared = ledger.register_dataset(
-        "letters", PrivacyUnit.PATIENT, 8.0, 0.05, shares_budget_with="wards"
-    )
-    assert shared == first
-    with pytest.raises(BadInput, match="not from"):
-        ledger.register_dataset("other", PrivacyUnit.PATIENT, 8.0, 0.05)
-    with pytest.raises(BadInput, match="registered already"):
-        ledger.register_dataset("wards", PrivacyUnit.PATIENT, 8.0, 0.005)
-
-
 @pytest.mark.parametrize("epsilon", [0.0, -1.0, math.inf, math.nan])
 def test_a_budget_is_a_positive_number(ledger: Ledger, epsilon: float) -> None:
     with pytest.raises(BadInput, match="budget"):
@@ -414,19 +397,6 @@ def test_only_a_release_with_a_guarantee_has_a_digest(ledger: Ledger, tmp_path: 
         ledger.settle(free.id, b"digest")
     assert ledger.settle(free.id).released_hash == ""
     assert ledger.settle(free.id).state is State.SETTLED
-
-
-def test_release_settled_without_digest_is_not_repeated(ledger: Ledger, tmp_path: Path) -> None:
-    seeds = SeedStore(tmp_path / "seeds")
-    entry = ledger.reserve(reservation())
-    ledger.seed(entry, seeds, b"manifest")
-    ledger.settle(entry.id, b"digest")
-    with ledger._database.transaction() as db:
-        db.execute(text("UPDATE entries SET released_hash = ''"))
-    with pytest.raises(BadInput, match=r"the digest of its output is lost\. Restore"):
-        ledger.seed(entry, seeds, b"manifest")
-    with pytest.raises(BadInput, match="the digest of its output is lost"):
-        ledger.settle(entry.id, b"digest")
 
 
 # --- the cost of the next run
