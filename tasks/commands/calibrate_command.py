@@ -9,8 +9,12 @@ import click
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.accounting.calibration import noise_for, steps_within
-from dp_core.vocabulary.hoory2021 import paper_parameters, paper_sigma
-from dp_core.vocabulary.vocabulary_calibration import calibrate, delta_of
+from dp_core.vocabulary.selection_calibration import (
+    calibrate,
+    delta_of,
+    paper_parameters,
+    paper_sigma,
+)
 from tasks.commands.epsilon_command import (
     Training,
     check_count,

@@ -21,7 +21,7 @@ from dp_core.privacy.accounting import (
 )
 from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent
-from dp_core.vocabulary.vocabulary_calibration import LEAST_DELTA
+from dp_core.vocabulary.selection_calibration import LEAST_DELTA
 from tasks.commands.output import as_json, write_json, write_pairs
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)

@@ -70,7 +70,7 @@ STORE_SCHEME = "store://"  # prefix of an output's address in the deployment's s
 _CODE_OF_TRAINING = (
     "dp_core.training.loop",
     "dp_core.vocabulary.wordpiece",  # which pieces continue a word: masks of whole words
-    "dp_core.audit.coins",  # which audit canaries are in
+    "dp_core.audit.canaries",  # which audit canaries are in
     "tasks.steps.training_inputs",  # rows and first weights
 )
 _OF_A_MODEL = ("pretraining", "finetuning", "exposure", "membership", "audit")
@@ -267,7 +267,7 @@ class VocabularySpec(StepSpec, HoldoutConfig, SeedConfig):
     code: ClassVar[tuple[str, ...]] = (
         "dp_core.vocabulary.partition_selection",
         "dp_core.data.privacy_units",
-        "dp_core.vocabulary.shard_words",  # how texts are split into the words that are counted
+        "dp_core.vocabulary.subwords",  # how texts are split into the words that are counted
     )
     step: Literal["vocabulary"] = "vocabulary"
     corpus_uri: str = ""  # the private corpus
@@ -453,7 +453,7 @@ class PretrainSpec(TrainingSpec):
     code: ClassVar[tuple[str, ...]] = (
         *_CODE_OF_TRAINING,
         "dp_core.models.hugging_face",
-        "tasks.steps.kept_models",
+        "tasks.steps.training_outputs",
     )
     step: Literal["pretrain"] = "pretrain"
     mode: Literal["public", "released", "dp", "nonprivate"]
@@ -569,10 +569,8 @@ class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     code: ClassVar[tuple[str, ...]] = (
         "dp_core.training.finetune",
-        "dp_core.training.tagging",
-        "dp_core.training.classification",
+        "dp_core.training.heads",
         "dp_core.vocabulary.wordpiece",
-        "tasks.steps.heads",
     )
     step: Literal["finetune"] = "finetune"
     entities_uri: str
@@ -611,7 +609,7 @@ class SelectSpec(StepSpec):
     code: ClassVar[tuple[str, ...]] = (
         *_CODE_OF_TRAINING,
         "dp_core.privacy.private_selection",
-        "dp_core.training.evaluate",  # the score decides which training is released
+        "dp_core.training.objectives",  # the score decides which training is released
     )
     step: Literal["select"] = "select"
     candidates: tuple[PretrainSpec, ...]  # the declared, public list of DP trainings

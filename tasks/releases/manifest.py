@@ -28,8 +28,7 @@ from tasks.runtime.deployment import CHECKOUT
 BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.data.readers",
     "dp_core.privacy.accounting",
-    "dp_core.vocabulary.vocabulary_calibration",
-    "dp_core.vocabulary.mechanism_choice",
+    "dp_core.vocabulary.selection_calibration",
 )
 BY_NAME = {"dp_core.privacy.clipping.reference": ("tensorflow_privacy",)}  # import_module(…)
 

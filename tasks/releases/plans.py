@@ -14,7 +14,7 @@ from dp_core.config.privacy import PrivacyConfig, UnitConfig, refuse_large_delta
 from dp_core.config.training import OptimizerConfig
 from dp_core.errors import BadInput
 from dp_core.phrases import phrase_calibration as phrases
-from dp_core.privacy.accounting.noise_bands import least_error, with_bands
+from dp_core.privacy.accounting.calibration import least_error, with_bands
 from dp_core.privacy.batch_selection import SamplingLaw, sampling_law
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
@@ -26,8 +26,8 @@ from dp_core.privacy.ledger import Entry
 from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit, under
 from dp_core.privacy.private_selection import selection_of
-from dp_core.vocabulary.mechanism_choice import selection_plan
 from dp_core.vocabulary.partition_selection import PartitionSelection
+from dp_core.vocabulary.selection_calibration import selection_plan
 from tasks.protocol import (
     Charged,
     FinetuneSpec,

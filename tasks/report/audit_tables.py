@@ -6,14 +6,16 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ALL, GREEDY, LEAST_CHANCE, SAMPLING, TOP_K, ExtractionRow
-from dp_core.audit.membership_metrics import LOW_RATES, MembershipRow
+from dp_core.audit.membership import LOW_RATES, MembershipRow
 from dp_core.labels import Label
-from tasks.report.cells import (
+from tasks.report.model import Exposures, Extraction, Membership, ModelRow, Value
+from tasks.report.tables import (
     CONTEXT_WORDS,
     NOT_MEASURED,
     Cell,
     Header,
     Table,
+    are_causal,
     bits,
     measured,
     name,
@@ -22,8 +24,6 @@ from tasks.report.cells import (
     share_cell,
     significant,
 )
-from tasks.report.model import Exposures, Extraction, Membership, ModelRow, Value
-from tasks.report.tables import are_causal
 
 _LEFT_TO_RIGHT = (
     "A causal model ranks the secret as the next token after the hints, from the text before it."
@@ -110,7 +110,7 @@ def _chance(probability: float) -> str:
     return f"<{power_of_ten(1e-9)}" if probability < 1e-9 else probability_in_words(probability)
 
 
-_ATTACKS = {  # title and terms of the literature, by names of `dp_core.audit.membership_attacks`
+_ATTACKS = {  # title and terms of the literature, by names of `dp_core.audit.membership`
     "loss": ("loss", "S-, A-, P-BBA: threshold at the mean training loss"),
     "min-k": ("Min-K%++", "the least likely fifth of the predictions"),
     "reference": ("reference", "loss against the public model's"),

@@ -7,19 +7,17 @@ from collections.abc import Sequence
 from typing import Any
 
 from dp_core.audit import black_box
-from dp_core.audit.record import AuditRecord
-from dp_core.audit.verdict import verdict_of
+from dp_core.audit.protocol import AuditRecord, verdict_of
 from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator
 from dp_core.privacy.accounting import PrivacyProfile
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.evidence.audits import SUBJECT, WEIGHTS
-from tasks.evidence.find_model import find_origin
 from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of
 from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
-from tasks.releases.provenance import MODELS
+from tasks.releases.provenance import MODELS, find_origin
 from tasks.report.results import GIVEN_FILE
 from tasks.results import Input
 from tasks.storage import sha256_of

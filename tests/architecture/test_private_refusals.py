@@ -23,16 +23,15 @@ OTHERS = (BadInput.__name__, ConfideError.__name__)
 READS_PRIVATE_TEXT = (
     "dp_core/data/**/*.py",
     "dp_core/vocabulary/item_sets.py",
-    "dp_core/training/classification.py",
     "dp_core/training/finetune.py",
-    "dp_core/training/tagging.py",
+    "dp_core/training/heads.py",
     "dp_core/audit/black_box.py",
     "dp_core/audit/membership_sample.py",
     "tasks/releases/declarations.py",
     *(
         f"tasks/steps/{name}.py"
         for name in (
-            "corpus_step", "entities_step", "exposure_step", "finetune_step", "heads",
+            "corpus_step", "entities_step", "exposure_step", "finetune_step",
             "membership_step", "phrases_step", "reserve_step", "token_store_step",
             "training_inputs", "vocabulary_step",
         )
@@ -42,7 +41,7 @@ READS_PRIVATE_TEXT = (
 OTHER_ERRORS = {
     "a setting, a path or the machine": {
         "black_box._coin_bound",
-        "finetune.check_row_length",
+        "finetune._check_row_length",
         "i2b2.read_i2b2", "item_sets.bounded_sets", "masking.mask_rows",
         "patients.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
@@ -51,7 +50,7 @@ OTHER_ERRORS = {
     },
     "public text or labels": {
         "declarations.declare_public", "entities_step.run", "finetune_step.items_of",
-        "tagging.TaggingHead.__post_init__", "vocabulary_step._read_checkpoint",
+        "heads.TaggingHead.__post_init__", "vocabulary_step._read_checkpoint",
     },
     "whether a digest was declared public": {"declarations._refuse_undeclared"},
     "a released model or vocabulary": {
@@ -61,7 +60,7 @@ OTHER_ERRORS = {
     },
     "an output of another step": {
         "corpus_step._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
-        "entities_step._parsed", "exposure_step.run", "finetune.finetune_privately",
+        "entities_step._parsed", "exposure_step.run", "finetune.finetune",
         "membership_step._sample", "membership_sample._Places.rows",
         "phrases_step.read_phrases", "token_store.TokenStore.open",
         "token_store.TokenStoreWriter.add_units_of",

@@ -437,6 +437,7 @@ class Ledger:
                 raise BadInput("reserve it before it draws noise", where=f"ledger entry {entry_id}")
             if seed.known and not budget.made_up:
                 raise BadInput("a known seed gives no privacy", where=f"ledger entry {entry_id}")
+            entry.refuse_unrecorded()
             entry.refuse_rebinding(seed_hash, manifest_digest)
             entry.seed_hash, entry.manifest_hash = seed_hash, manifest_digest
             entry.known_seed = seed.known

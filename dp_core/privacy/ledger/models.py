@@ -410,6 +410,18 @@ class Entry(Base):
                 fix = "One charge pays for one noise: reserve a new attempt, which is charged."
                 self._refuse(what, fix)
 
+    def refuse_unrecorded(self) -> None:
+        """Refuse to repeat a release whose output was not recorded, since it cannot be verified.
+
+        Raises:
+            BadInput: the entry is settled without a digest of its output.
+        """
+        if self.state is State.SETTLED and self.accounted and not self.released_hash:
+            self._refuse(
+                "this was released before, and the digest of its output is lost",
+                "Restore the output from a copy, or use another seed: a new charge.",
+            )
+
     def verify_reproduced_release(self, released_hash: str) -> None:
         """Refuse a second release under one noise and one charge.
 
@@ -420,6 +432,7 @@ class Entry(Base):
         Raises:
             BadInput: the recorded output differs.
         """
+        self.refuse_unrecorded()
         if self.released_hash and self.released_hash != released_hash:
             self._refuse(
                 "this was released before, and its output differs this time",

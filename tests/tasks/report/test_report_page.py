@@ -23,10 +23,9 @@ from report_examples import (
 from rich.console import Console
 
 from dp_core.audit.exposure import ExposureRow
-from dp_core.audit.record import AuditRecord, NullDistribution
+from dp_core.audit.protocol import AuditRecord, NullDistribution
 from dp_core.labels import Label, Operator
 from dp_core.privacy.statement import PrivacyStatement
-from tasks.report.cells import WITHHELD_MARK, Table, side_by_side
 from tasks.report.model import (
     Edition,
     Exposures,
@@ -37,7 +36,7 @@ from tasks.report.model import (
     edition_of,
 )
 from tasks.report.page import Page, job_page, sweep_page
-from tasks.report.tables import closing_of
+from tasks.report.tables import WITHHELD_MARK, Table, closing_of, side_by_side
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 

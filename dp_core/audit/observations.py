@@ -1,0 +1,414 @@
+"""Observations of a model by its audits: losses, attention, gradients, ranks, and odds of suffixes.
+
+The signals of membership attacks follow Jagannatha et al. 2021, section 4.1, and Min-K%++ (Zhang et
+al. 2024, arXiv:2404.02936). Shapes: n rows, M rows at a time, S tokens, K predictions, H heads, V
+tokens of the vocabulary. In a row of T tokens, the last L are its suffix.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import numpy as np
+import tensorflow as tf
+from numpy.typing import NDArray
+
+from dp_core.audit.canaries import UNIT_TOKENS
+from dp_core.audit.exposure import Floats, Ints, Ranker
+from dp_core.audit.extraction import Odds, OddsOf, Prompts
+from dp_core.audit.membership import Losses
+from dp_core.data.hashing import U64
+from dp_core.data.masking import MaskedRows
+from dp_core.data.token_store import TokenStore
+from dp_core.data.tokens import SpecialIds
+from dp_core.errors import BadInput
+from dp_core.models.bert import encode, mlm_logits
+from dp_core.models.causal import causal_logits
+from dp_core.models.config import CausalConfig
+from dp_core.models.parameters import AnyModel
+from dp_core.nn import FAR_BELOW, Layers, Tensor, Variables
+from dp_core.privacy.clipping.book_keeping import layer_squared_norms
+from dp_core.training.batches import row_keys
+from dp_core.training.objectives import Objective, UnitBatch, causal_examples, objective_for
+
+_CANARIES_AT_ONCE = 256
+
+Indices = NDArray[np.int64]
+
+LOWEST = 0.2  # Min-K%: the share of a row's predictions that is averaged
+_PERCENTILES = (5, 50, 95)  # features of a row's concentrations, in addition to the mean
+_ROWS_AT_ONCE, _GRADIENTS_AT_ONCE = 64, 16
+_LEAST_VARIANCE = 1e-12  # lower bound on the variance of a prediction's log-probabilities
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Rows of a store, and the source of their masks.
+
+    Attributes:
+        store: the store that holds the rows.
+        numbers: (n,) row numbers.
+        coins: public seed of the masks, which no training uses.
+        masks: number of masks of each row to average over; ignored for a causal model.
+    """
+
+    store: TokenStore
+    numbers: Indices
+    coins: int
+    masks: int
+
+    def keys(self, rows: Indices, draw: int) -> U64:
+        """Return the mask keys of rows (M,), different for each row and each draw."""
+        units = np.searchsorted(self.store.unit_rows, rows, side="right") - 1
+        return row_keys(self.store, units, rows[:, None], self.coins, draw)[:, 0]
+
+
+def losses(model: AnyModel, rows: Rows) -> Losses:
+    """Return the losses of each row's predictions, averaged over fresh masks."""
+    predict = _token_statistics(model)
+    objective = objective_for(model.config)
+    draws = rows.masks if objective.masks else 1
+    means, lowest = np.zeros(len(rows.numbers)), np.zeros(len(rows.numbers))
+    for start, part in _parts(rows.numbers, _ROWS_AT_ONCE):
+        nats, standard, weights = [], [], []
+        for draw in range(draws):
+            made = objective.examples(rows.store, part, rows.keys(part, draw))
+            arrays = (made.input_ids, rows.store.lengths[part], made.positions, made.labels)
+            found = predict(*(tf.constant(a) for a in arrays))
+            nats.append(found[0].numpy().reshape(made.weights.shape))
+            standard.append(found[1].numpy().reshape(made.weights.shape))
+            weights.append(made.weights)
+        asked = np.concatenate(weights, axis=1).astype(np.float64)  # (M, draws·K)
+        end = min(start + _ROWS_AT_ONCE, len(means))
+        kept = end - start
+        means[start:end] = _weighted_means(np.concatenate(nats, axis=1), asked)[:kept]
+        lowest[start:end] = -min_k(np.concatenate(standard, axis=1), asked)[:kept]
+    return Losses(means, lowest)
+
+
+def _weighted_means(values: Floats, weights: Floats) -> Floats:
+    result: Floats = (values * weights).sum(1) / np.maximum(weights.sum(1), 1.0)
+    return result
+
+
+def min_k(values: Floats, weights: Floats, share: float = LOWEST) -> Floats:
+    """Return the mean of each row's lowest values: ⌊share · predictions⌋ values, at least one.
+
+    Args:
+        values: (M, K) one value for each prediction.
+        weights: (M, K), 0 for padding.
+        share: share of the predictions to average over.
+    """
+    asked = np.where(weights > 0, values, np.inf)
+    count = np.maximum(1, (weights.sum(1) * share).astype(np.int64))  # (M,)
+    taken = np.arange(values.shape[1])[None, :] < count[:, None]
+    taken &= weights.sum(1, keepdims=True) > 0  # no predictions, mean 0
+    lowest = np.where(taken, np.sort(asked, axis=1), 0.0)
+    means: Floats = lowest.sum(1) / count
+    return means
+
+
+def _token_statistics(model: AnyModel) -> Callable[..., tuple[Tensor, Tensor]]:
+    """Return a compiled function of (ids, lengths, positions, labels): two (M·K,) statistics.
+
+    They are the cross-entropy of each prediction, and its log-probability standardised by the mean
+    and σ of log-probabilities under the model: (ln p − Σ pᵥ ln pᵥ) / σ (Zhang et al. 2024, eq. 3).
+    """
+    layers, config = _layers(model), model.config
+
+    def statistics(
+        ids: Tensor, lengths: Tensor, positions: Tensor, labels: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        if isinstance(config, CausalConfig):
+            logits = causal_logits(layers, config, ids[:, :-1])  # (M·(S − 1), V)
+        else:
+            logits = mlm_logits(layers, config, ids, lengths, positions)  # (M·K, V)
+        logs = tf.nn.log_softmax(logits)
+        own = tf.gather(logs, tf.reshape(labels, (-1,)), batch_dims=1)  # (M·K,)
+        chances = tf.exp(logs)
+        mean = tf.reduce_sum(chances * logs, axis=1)
+        variance = tf.reduce_sum(chances * tf.square(logs - mean[:, None]), axis=1)
+        return -own, (own - mean) / tf.sqrt(tf.maximum(variance, _LEAST_VARIANCE))
+
+    compiled: Callable[..., tuple[Tensor, Tensor]] = tf.function(statistics, autograph=False)
+    return compiled
+
+
+class _WatchedAttention(Layers):
+    """Layers that record each block's attention concentration: (M, H, queries)."""
+
+    def __init__(self, parameters: Variables) -> None:
+        super().__init__(parameters)
+        self.concentrations: list[Tensor] = []
+
+    def attention_weights(self, name: str, scores: Tensor) -> Tensor:
+        """Return the weights of `Layers`, and record C(a) = Σ aᵢ ln aᵢ of every query."""
+        weights = super().attention_weights(name, scores)
+        self.concentrations.append(tf.reduce_sum(tf.math.xlogy(weights, weights), axis=-1))
+        return weights
+
+
+def attention_features(model: AnyModel, rows: Rows) -> Floats:
+    """Return the attention concentration of each row, by head: (n, layers · H · 4).
+
+    Every token's attention has the concentration C(a) = Σ aᵢ ln aᵢ, in nats. The features are its
+    mean, median, and 5th and 95th percentiles over the row's tokens (Jagannatha et al. 2021,
+    equation 3). Rows are read under one fresh mask.
+    """
+    objective, config = objective_for(model.config), model.config
+
+    def concentrations(ids: Tensor, lengths: Tensor) -> Tensor:
+        layers = _WatchedAttention(_constants(model))
+        if isinstance(config, CausalConfig):
+            causal_logits(layers, config, ids, tf.zeros_like(ids[:, :1]))
+        else:
+            encode(layers, config, ids, lengths)
+        return tf.stack(layers.concentrations, axis=1)  # (M, layers, H, S)
+
+    compiled = tf.function(concentrations, autograph=False)
+    found = []
+    for _, part, made in _once(rows, objective, _ROWS_AT_ONCE):
+        lengths = rows.store.lengths[part]
+        values = compiled(tf.constant(made.input_ids), tf.constant(lengths)).numpy()
+        found.append(over_tokens(values, lengths))
+    return np.concatenate(found)[: len(rows.numbers)]
+
+
+def over_tokens(values: NDArray[np.float32], lengths: NDArray[np.int32]) -> Floats:
+    """Return mean and percentiles over each row's tokens: (M, ..., S) -> (M, ... · 4).
+
+    Percentiles are interpolated linearly. Padding, which begins at `lengths` (M,), is ignored.
+    """
+    m, s = values.shape[0], values.shape[-1]
+    flat = values.reshape(m, -1, s).astype(np.float64)
+    real = np.arange(s)[None, None, :] < lengths[:, None, None]
+    ordered = np.sort(np.where(real, flat, np.inf), axis=2)
+    parts = [np.where(real, flat, 0.0).sum(2) / lengths[:, None]]
+    for percentile in _PERCENTILES:
+        place = percentile / 100 * (lengths - 1)  # (M,)
+        low = np.floor(place).astype(np.int64)
+        high = np.minimum(low + 1, lengths - 1)
+        rest = (place - low)[:, None]
+        at_low, at_high = (
+            np.take_along_axis(ordered, p[:, None, None], 2)[..., 0] for p in (low, high)
+        )
+        parts.append(at_low + rest * (at_high - at_low))
+    features: Floats = np.stack(parts, axis=2).reshape(m, -1)
+    return features
+
+
+def gradient_features(model: AnyModel, rows: Rows) -> Floats:
+    """Return the logarithm of each row's squared gradient norm, layer by layer: (n, layers).
+
+    The clipping engine computes the norms of many rows in one backward pass (Jagannatha et al. 2021
+    process one row after another). Rows are read under one fresh mask.
+    """
+    objective, config = objective_for(model.config), model.config
+    parameters = _constants(model)
+
+    def norms(*batch: Tensor) -> Tensor:
+        units = batch[0].shape[0]
+        alone = UnitBatch(objective.row_losses, config, tuple(a[:, None] for a in batch))
+        return layer_squared_norms(alone, parameters, units).squared_norms
+
+    compiled = tf.function(norms, autograph=False)
+    found = []
+    for _, part, made in _once(rows, objective, _GRADIENTS_AT_ONCE):
+        arrays = (
+            *(made.input_ids, rows.store.lengths[part], made.positions, made.labels),
+            *(made.weights, np.ones(len(part), np.float32)),
+        )
+        found.append(compiled(*(tf.constant(a) for a in arrays)).numpy().astype(np.float64))
+    tiny = float(np.finfo(np.float32).tiny)
+    features: Floats = np.log(np.maximum(np.concatenate(found)[: len(rows.numbers)], tiny))
+    return features
+
+
+def _once(
+    rows: Rows, objective: Objective, at_once: int
+) -> Iterator[tuple[int, Indices, MaskedRows]]:
+    """Yield the rows in parts of one size, under one mask."""
+    for start, part in _parts(rows.numbers, at_once):
+        yield start, part, objective.examples(rows.store, part, rows.keys(part, 0))
+
+
+def _parts(numbers: Indices, at_once: int) -> Iterator[tuple[int, Indices]]:
+    """Yield (first, row numbers) in parts of one size; the last part repeats its rows."""
+    for start in range(0, len(numbers), at_once):
+        yield start, np.resize(numbers[start : start + at_once], at_once)
+
+
+def _constants(model: AnyModel) -> dict[str, Tensor]:
+    return {name: tf.constant(value) for name, value in model.parameters.items()}
+
+
+def _layers(model: AnyModel) -> Layers:
+    return Layers(_constants(model))
+
+
+def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
+    """Return a compiled function that ranks each row's secret among the candidates.
+
+    A masked model predicts the secret from the tokens on both sides. A causal model predicts it as
+    the next token from the tokens before it, and never sees the mask. If the secret ends the
+    canary, this rank is the rank by log-perplexity of Carlini et al. 2019. Hints after the secret
+    would need a forward pass for every candidate, and are not used.
+
+    Args:
+        model: a masked model with its MLM head, or a causal model.
+        candidates: ids of the tokens to rank among, the secrets included; all tokens if None.
+
+    Returns:
+        A function of the arrays of `MaskedContexts`. Its ranks [B] are between 1, the model's first
+        choice, and |candidates|; ties are averaged. A rank is NaN if a logit of its row is not
+        finite. No position may be 0 for a causal model.
+    """
+    logits_at = _logits_at(model)
+    among = tf.range(model.config.vocab_size) if candidates is None else tf.constant(candidates)
+
+    def ranks(ids: Tensor, lengths: Tensor, positions: Tensor, secrets: Tensor) -> Tensor:
+        logits = logits_at(ids, lengths, positions)  # (B, V)
+        secret = tf.gather(logits, secrets, batch_dims=1)[:, None]  # (B, 1)
+        rivals = tf.gather(logits, among, axis=1)  # (B, candidates), with the secret
+        above = tf.reduce_sum(tf.cast(rivals > secret, tf.float32), axis=1)
+        equal = tf.reduce_sum(tf.cast(rivals == secret, tf.float32), axis=1)
+        rank = 1.0 + above + 0.5 * (equal - 1.0)  # exact in float32 up to 2^24
+        sound = tf.reduce_all(tf.math.is_finite(logits), axis=1)
+        return tf.where(sound, rank, float("nan"))
+
+    compiled = tf.function(ranks, autograph=False)
+
+    def answer(input_ids: Ints, lengths: Ints, positions: Ints, secrets: Ints) -> Floats:
+        arrays = (input_ids, lengths, positions, secrets)
+        out: Floats = compiled(*(tf.constant(a, tf.int32) for a in arrays)).numpy()
+        return out.astype(np.float64)
+
+    return answer
+
+
+def _logits_at(model: AnyModel) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return a function of ids (B, S), lengths (B,), positions (B,): the secrets' logits (B, V)."""
+    layers, config = _layers(model), model.config
+    if isinstance(config, CausalConfig):
+        causal = config
+        return lambda ids, _, positions: causal_logits(layers, causal, ids, positions[:, None] - 1)
+    masked = config
+    return lambda ids, lengths, positions: mlm_logits(
+        layers, masked, ids, lengths, positions[:, None]
+    )
+
+
+_PREDICTIONS_AT_ONCE = 1024
+
+
+def suffix_odds(model: AnyModel) -> OddsOf:
+    """Return a function that computes a causal model's odds of row suffixes.
+
+    Raises:
+        BadInput: raised by the function if a probability is not finite.
+    """
+    config = model.config
+    assert isinstance(config, CausalConfig)  # noqa: S101 - narrows the type
+    return partial(_odds, _layers(model), config)
+
+
+def _odds(
+    layers: Layers,
+    config: CausalConfig,
+    prompts: Prompts,
+    top_k: int,
+    among: Sequence[int] | None,
+) -> Odds:
+    """Return the odds of each suffix; k is at most the number of allowed tokens."""
+    allowed = np.arange(config.vocab_size) if among is None else np.unique(among)
+    barred = np.full(config.vocab_size, FAR_BELOW, np.float32)
+    barred[allowed] = 0.0
+    suffix, k = prompts.suffix, min(top_k, len(allowed))
+
+    def odds(ids: Tensor) -> tuple[Tensor, ...]:
+        m, t = ids.shape
+        asked = tf.tile(tf.range(t - 1 - suffix, t - 1)[None], (m, 1))  # before each suffix token
+        logits = causal_logits(layers, config, ids[:, :-1], asked)  # (M·L, V)
+        sound = tf.reduce_all(tf.math.is_finite(logits))
+        values, tokens = tf.math.top_k(logits + barred, k)  # (M·L, k); lower ids win ties
+        hit = tokens == tf.reshape(ids[:, -suffix:], (-1, 1))
+        # Sampling normalises over the k tokens. Logarithms prevent underflow of the product.
+        logs = tf.where(hit, tf.nn.log_softmax(values), 0.0)
+        return (
+            sound,
+            tf.reshape(hit[:, 0], (m, suffix)),
+            tf.reshape(tf.reduce_any(hit, axis=1), (m, suffix)),
+            tf.reshape(tf.reduce_sum(logs, axis=1), (m, suffix)),
+        )
+
+    compiled = tf.function(odds, autograph=False)
+    answers = []
+    numbers = np.arange(len(prompts.ids))
+    for _, part in _parts(numbers, max(1, _PREDICTIONS_AT_ONCE // prompts.suffix)):
+        sound, *found = compiled(tf.constant(prompts.ids[part]))
+        if not bool(sound):
+            raise BadInput("the model's probabilities are not finite", where="model")
+        answers.append([values.numpy() for values in found])
+    first, within, logs = (
+        np.concatenate(a)[: len(prompts.ids)] for a in zip(*answers, strict=True)
+    )
+    inside = within.all(axis=1)
+    chance = np.where(inside, np.exp(logs.astype(np.float64).sum(axis=1)), 0.0)
+    return Odds(first.all(axis=1), inside, chance)
+
+
+def canary_scores(start: AnyModel, trained: AnyModel, canaries: TokenStore) -> Floats:
+    """Return the decrease of each canary's loss due to the training, in nats, (m,).
+
+    To first order this is the inner product of the change of the weights with the canary's
+    gradient, which a white-box audit reads from the noised sums (Nasr et al. 2023,
+    arXiv:2302.07956).
+
+    Args:
+        start: the model before the first update.
+        trained: the audited model.
+        canaries: all canaries, included or not, one row each.
+
+    Raises:
+        BadInput: a model's losses are not finite.
+    """
+    scores = _summed_losses(start, canaries) - _summed_losses(trained, canaries)
+    if not np.isfinite(scores).all():
+        raise BadInput("a model's losses are not finite", where="audit")
+    return scores
+
+
+def _summed_losses(model: AnyModel, canaries: TokenStore) -> Floats:
+    """Return the summed loss of each canary, (m,), with one token masked or predicted at a time."""
+    layers, losses = _layers(model), objective_for(model.config).row_losses
+
+    def compute(*arrays: Tensor) -> Tensor:
+        return losses(layers, model.config, *arrays)
+
+    compiled = tf.function(compute, autograph=False)
+    parts = []
+    for _, numbers in _parts(np.arange(canaries.n_rows), _CANARIES_AT_ONCE):
+        total = np.zeros(_CANARIES_AT_ONCE)
+        for made in _asked(model, canaries, numbers):
+            arrays = (made.input_ids, canaries.lengths[numbers], made.positions, made.labels)
+            means = compiled(*map(tf.constant, (*arrays, made.weights))).numpy()
+            total += means.astype(np.float64) * made.weights.sum(1)
+        parts.append(total)
+    return np.concatenate(parts)[: canaries.n_rows]
+
+
+def _asked(model: AnyModel, canaries: TokenStore, numbers: NDArray[np.int64]) -> list[MaskedRows]:
+    """Return the predictions to make for each canary, one pass for each masked token."""
+    if isinstance(model.config, CausalConfig):
+        return [causal_examples(canaries, numbers, np.zeros(len(numbers), np.uint64))]
+    ids, mask = canaries.tokens[numbers].astype(np.int32), SpecialIds().mask
+    passes = []
+    for place in range(1, 1 + UNIT_TOKENS):
+        hidden = ids.copy()
+        hidden[:, place] = mask
+        positions = np.full((len(ids), 1), place, np.int32)
+        weights = np.ones((len(ids), 1), np.float32)
+        passes.append(MaskedRows(hidden, positions, ids[:, place : place + 1], weights))
+    return passes

@@ -1,0 +1,274 @@
+"""Back ends of the store: a local folder, and a bucket of Google Cloud Storage.
+
+`STORAGE_EMULATOR_HOST` names an emulator of Cloud Storage.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import tempfile
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, Protocol
+from urllib.parse import unquote
+
+from dp_core.errors import BadInput
+
+CHUNK = 16 << 20  # bytes; uploads larger than this are sent in parts
+RANGE = 32 << 20  # bytes; larger objects are read in parallel in ranges of this size
+CONNECTIONS = 4
+PATIENCE = 300.0  # seconds; an emulator answers the last part only after reading the whole object
+
+
+class Missing(Exception):
+    """There is no object under this key."""
+
+
+class Backend(Protocol):
+    """A back end of the store.
+
+    Keys are relative, separated by slashes, and already known to be inside the back end's root.
+    """
+
+    def read(self, key: str) -> bytes:
+        """Return the object's content; raise `Missing` if there is none."""
+
+    def write(self, key: str, content: bytes) -> None:
+        """Replace the object atomically: a reader sees the old or the new content, never a part."""
+
+    def get(self, key: str, destination: Path, size: int | None = None) -> None:
+        """Copy the object to a local file as a stream; raise `Missing` if there is none.
+
+        Args:
+            key: key of the object.
+            destination: the local file; a failed copy may leave a part of it.
+            size: size of the object in bytes, if the caller knows it.
+        """
+
+    def put(self, source: Path, key: str) -> None:
+        """Copy a local file into the object as a stream; it becomes visible only when complete."""
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the size in bytes of every object below a folder, by key."""
+
+    def delete(self, key: str) -> None:
+        """Remove the object if it exists."""
+
+
+class LocalBackend:
+    """A folder. Nothing outside it is read or written, not even through symbolic links."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.resolve()
+
+    def path(self, key: str) -> Path:
+        """Return the file of a key.
+
+        Raises:
+            BadInput: the path leaves the root.
+        """
+        path = (self.root / key).resolve()
+        if not path.is_relative_to(self.root):
+            raise BadInput("a path leaves the store", where="storage", fix="Use paths below it.")
+        return path
+
+    def read(self, key: str) -> bytes:
+        """Return the file's content."""
+        try:
+            return self.path(key).read_bytes()
+        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
+            raise Missing(key) from error
+
+    def write(self, key: str, content: bytes) -> None:
+        """Replace the file by renaming a complete, synced file."""
+        with self._temporary(key) as temporary:
+            with temporary.open("wb") as stream:
+                stream.write(content)
+                stream.flush()
+                os.fsync(stream.fileno())
+            temporary.replace(self.path(key))
+
+    def get(self, key: str, destination: Path, size: int | None = None) -> None:
+        """Copy the file."""
+        try:
+            shutil.copyfile(self.path(key), destination)
+        except FileNotFoundError as error:
+            raise Missing(key) from error
+
+    def put(self, source: Path, key: str) -> None:
+        """Link the file if it is on the same disk, or else copy it; then rename."""
+        with self._temporary(key) as temporary:
+            temporary.unlink()
+            try:
+                os.link(source, temporary)
+            except OSError:  # another disk, or a file system without links
+                shutil.copyfile(source, temporary)
+            temporary.replace(self.path(key))
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the sizes of the files below a folder."""
+        folder = self.path(prefix)
+        return {
+            file.relative_to(self.root).as_posix(): file.stat().st_size
+            for file in sorted(folder.rglob("*"))
+            if file.is_file() and not file.name.endswith(".partial")
+        }
+
+    def delete(self, key: str) -> None:
+        """Remove the file."""
+        self.path(key).unlink(missing_ok=True)
+
+    @contextlib.contextmanager
+    def _temporary(self, key: str) -> Iterator[Path]:
+        folder = self.path(key).parent
+        folder.mkdir(parents=True, exist_ok=True)
+        handle, name = tempfile.mkstemp(dir=folder, suffix=".partial")
+        os.close(handle)
+        try:
+            yield Path(name)
+        finally:
+            Path(name).unlink(missing_ok=True)
+
+
+def _client() -> Any:
+    with warnings.catch_warnings():
+        # In every process, the client warns of the end of Python 3.11 and of optional packages.
+        warnings.simplefilter("ignore")
+        from google.auth.credentials import AnonymousCredentials
+        from google.auth.exceptions import DefaultCredentialsError
+        from google.cloud import storage
+
+    if os.environ.get("STORAGE_EMULATOR_HOST"):
+        return storage.Client(project="confide", credentials=AnonymousCredentials())  # type: ignore[no-untyped-call]
+    try:
+        return storage.Client()  # credentials by the standard ways only
+    except DefaultCredentialsError:
+        raise BadInput(
+            "no Google credentials",
+            where="storage",
+            fix="Run as a service account (Workload Identity), set GOOGLE_APPLICATION_CREDENTIALS, "
+            "or log in with `gcloud auth application-default login`.",
+        ) from None
+
+
+class GoogleStorageBackend:
+    """The objects of a bucket whose names begin with a prefix.
+
+    An object appears in Cloud Storage only when its upload is complete, and the client compares
+    a checksum of every upload and download.
+    """
+
+    def __init__(self, bucket: str, prefix: str) -> None:
+        self.prefix = prefix.strip("/")
+        self._bucket = _client().bucket(bucket)
+
+    def _name(self, key: str) -> str:
+        parts = key.split("/")
+        if ".." in parts:
+            raise BadInput("a path leaves the store", where="storage", fix="Use paths below it.")
+        return "/".join(part for part in [self.prefix, *parts] if part not in ("", "."))
+
+    def read(self, key: str) -> bytes:
+        """Return the object's content."""
+        from google.cloud.exceptions import NotFound
+
+        try:
+            content: bytes = self._bucket.blob(self._name(key)).download_as_bytes()
+        except NotFound as error:
+            raise Missing(key) from error
+        return content
+
+    def write(self, key: str, content: bytes) -> None:
+        """Upload the content in one request."""
+        blob = self._bucket.blob(self._name(key))
+        blob.upload_from_string(content, content_type="application/octet-stream", checksum="crc32c")
+
+    def get(self, key: str, destination: Path, size: int | None = None) -> None:
+        """Download the object as a stream; a large one in ranges, all of the same generation."""
+        from google.cloud.exceptions import NotFound
+
+        blob = self._bucket.blob(self._name(key))
+        try:
+            if size is None:
+                blob.reload()
+                size = int(blob.size)
+            if size > RANGE:
+                self._get_ranges(blob, destination)
+            else:
+                blob.download_to_filename(str(destination), checksum="crc32c")
+        except NotFound as error:
+            destination.unlink(missing_ok=True)
+            raise Missing(key) from error
+
+    def _get_ranges(self, blob: Any, destination: Path) -> None:
+        from google.cloud.storage import transfer_manager
+
+        blob.reload()  # its size, checksum and generation must match
+        transfer_manager.download_chunks_concurrently(
+            blob,
+            str(destination),
+            chunk_size=RANGE,
+            download_kwargs={"if_generation_match": blob.generation},
+            worker_type=transfer_manager.THREAD,  # a process would get the credentials pickled
+            max_workers=CONNECTIONS,
+        )
+
+    def put(self, source: Path, key: str) -> None:
+        """Upload the file, in parts if it is large."""
+        large = source.stat().st_size > CHUNK
+        blob = self._bucket.blob(self._name(key), chunk_size=CHUNK if large else None)
+        blob.upload_from_filename(str(source), checksum="crc32c", timeout=PATIENCE)
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Return the sizes of the objects below a folder, by key."""
+        start = f"{self.prefix}/" if self.prefix else ""
+        folder = self._name(prefix)
+        blobs = self._bucket.list_blobs(prefix=f"{folder}/" if folder else "")
+        return {blob.name.removeprefix(start): int(blob.size) for blob in blobs}
+
+    def delete(self, key: str) -> None:
+        """Remove the object."""
+        from google.cloud.exceptions import NotFound
+
+        try:
+            self._bucket.blob(self._name(key)).delete()
+        except NotFound:
+            return
+
+
+def is_remote(uri: str) -> bool:
+    """Return whether the URI names a bucket and not this machine's disk."""
+    return uri.startswith("gs://")
+
+
+def local_path(uri: str) -> Path:
+    """Return the path of a plain path or a `file://` URI.
+
+    Raises:
+        BadInput: the URI has another scheme, or the path is relative (steps run in other folders
+            than the commands that users type).
+    """
+    if uri.startswith("file://"):
+        path = Path(unquote(uri.removeprefix("file://")))
+    elif "://" in uri or uri.startswith("data:"):
+        raise BadInput(
+            f"unknown kind of URI {uri.split(':')[0]!r}",
+            where="storage",
+            fix="Use a path, file:// or gs://.",
+        )
+    else:
+        path = Path(os.path.expanduser(uri))  # noqa: PTH111 - keeps unknown users' paths
+    if not path.is_absolute():
+        raise BadInput("a path must be absolute", where=f"{uri!r}", fix="Write it from / on.")
+    return path
+
+
+def backend_for(uri: str) -> Backend:
+    """Return the back end whose root is the URI."""
+    if is_remote(uri):
+        bucket, _, prefix = uri.removeprefix("gs://").partition("/")
+        return GoogleStorageBackend(bucket, prefix)
+    return LocalBackend(local_path(uri))

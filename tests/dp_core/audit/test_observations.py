@@ -1,0 +1,229 @@
+"""Tests of the observations of audits: losses, attention, gradients, and ranks of secrets."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import pytest
+import tensorflow as tf
+
+from dp_core.audit import observations as scores
+from dp_core.audit.observations import (
+    Rows,
+    attention_features,
+    gradient_features,
+    losses,
+    over_tokens,
+    ranker,
+)
+from dp_core.data.token_store import TokenStore, TokenStoreWriter
+from dp_core.models.causal import causal_logits
+from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
+from dp_core.models.parameters import AnyModel, fresh
+from dp_core.nn import Layers
+from dp_core.training.objectives import objective_for
+
+V, S, MASKS = 40, 12, 3
+SHAPES = {
+    "bert": partial(BertConfig.of_size),
+    "distilbert": partial(BertConfig.of_size, type_vocab=0),
+    "gpt2": Gpt2Config.of_size,
+    "llama": LlamaConfig.of_size,
+}
+
+
+@pytest.fixture(scope="module")
+def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
+    rng, folder = np.random.default_rng(1), Path(tmp_path_factory.mktemp("store"))
+    writer = TokenStoreWriter(folder, S, V)
+    for unit in range(5):
+        lengths = rng.integers(3, S + 1, 2)
+        writer.add_unit(str(unit), [[2, *rng.integers(5, V, n - 2), 3] for n in lengths])
+    return writer.finish()
+
+
+@pytest.fixture(scope="module", params=SHAPES)
+def model(request: pytest.FixtureRequest) -> AnyModel:
+    shape = SHAPES[request.param](vocab_size=V, hidden=128, layers=2, max_positions=S)
+    return fresh(shape, 4)
+
+
+def asked(store: TokenStore, numbers: list[int]) -> Rows:
+    return Rows(store, np.array(numbers), coins=77, masks=MASKS)
+
+
+def test_losses_are_the_mean_over_fresh_masks_of_each_rows_own(
+    store: TokenStore, model: AnyModel
+) -> None:
+    rows = asked(store, [7, 0, 3])
+    objective = objective_for(model.config)
+    draws = MASKS if objective.masks else 1
+    layers = Layers({n: tf.constant(v) for n, v in model.parameters.items()})
+    found = losses(model, rows)
+    for row, loss in zip(rows.numbers, found.mean, strict=True):
+        total = asked_of = 0.0
+        for draw in range(draws):
+            one = np.array([row])
+            made = objective.examples(store, one, rows.keys(one, draw))
+            batch = (made.input_ids, store.lengths[one], made.positions, made.labels, made.weights)
+            mean = objective.row_losses(layers, model.config, *(tf.constant(a) for a in batch))
+            total += float(mean[0]) * made.weights.sum()
+            asked_of += made.weights.sum()
+        assert loss == pytest.approx(total / asked_of, rel=1e-4)
+
+
+def test_masks_differ_between_draws_and_rows_and_come_again(store: TokenStore) -> None:
+    rows = asked(store, [0, 1, 2])
+    every = [rows.keys(rows.numbers, draw).tolist() for draw in range(MASKS)]
+    assert len({key for keys in every for key in keys}) == 3 * MASKS
+    assert rows.keys(rows.numbers[1:], 0).tolist() == every[0][1:]  # independent of other rows
+    other = Rows(store, rows.numbers, coins=78, masks=MASKS)
+    assert not set(other.keys(other.numbers, 0).tolist()) & set(every[0])
+
+
+def test_rows_in_parts_are_rows_at_once(
+    store: TokenStore, model: AnyModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = asked(store, list(range(10)))
+    whole = losses(model, rows), attention_features(model, rows), gradient_features(model, rows)
+    monkeypatch.setattr(scores, "_ROWS_AT_ONCE", 4)
+    monkeypatch.setattr(scores, "_GRADIENTS_AT_ONCE", 3)
+    parts = losses(model, rows), attention_features(model, rows), gradient_features(model, rows)
+    for one, other in ((whole[0].mean, parts[0].mean), (whole[0].lowest, parts[0].lowest)):
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
+    for one, other in zip(whole[1:], parts[1:], strict=True):
+        assert one.shape[0] == 10
+        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+class _Kept(Layers):
+    """Layers that keep each block's attention weights."""
+
+    weights: list[np.ndarray]
+
+    def attention_weights(self, name: str, scores: tf.Tensor) -> tf.Tensor:
+        found = super().attention_weights(name, scores)
+        self.weights.append(found.numpy())
+        return found
+
+
+def test_attention_features_are_the_papers(store: TokenStore, model: AnyModel) -> None:
+    """C(a) = Σ a ln a of each head and token: mean, 5th, 50th and 95th percentiles over tokens."""
+    rows, config = asked(store, [4, 9]), model.config
+    found = attention_features(model, rows)
+    assert found.shape == (2, config.layers * config.heads * 4)
+    layers = _Kept({n: tf.constant(v) for n, v in model.parameters.items()})
+    for row, features in zip(rows.numbers, found, strict=True):
+        layers.weights, one = [], np.array([row])
+        made = objective_for(config).examples(store, one, rows.keys(one, 0))
+        ids, lengths = tf.constant(made.input_ids), tf.constant(store.lengths[one])
+        if isinstance(config, BertConfig):
+            scores.encode(layers, config, ids, lengths)
+        else:
+            scores.causal_logits(layers, config, ids)
+        expected = []
+        for weights in layers.weights:  # (1, H, S, S)
+            for head in weights[0].astype(np.float64):
+                real = head[: store.lengths[row]]
+                with np.errstate(divide="ignore", invalid="ignore"):
+                    c = np.where(real > 0, real * np.log(real), 0.0).sum(1)
+                expected += [c.mean(), *np.percentile(c, (5, 50, 95))]
+        np.testing.assert_allclose(features, expected, rtol=1e-3, atol=1e-4)
+
+
+def test_gradient_features_are_each_layers_squared_norm(store: TokenStore, model: AnyModel) -> None:
+    """Expected values: automatic differentiation of one row at a time, summed over a layer."""
+    rows, objective = asked(store, [2, 5]), objective_for(model.config)
+    found = np.exp(gradient_features(model, rows))
+    parameters = {n: tf.Variable(v) for n, v in model.parameters.items()}
+    for row, features in zip(rows.numbers, found, strict=True):
+        one = np.array([row])
+        made = objective.examples(store, one, rows.keys(one, 0))
+        batch = (made.input_ids, store.lengths[one], made.positions, made.labels, made.weights)
+        with tf.GradientTape() as tape:
+            loss = objective.row_losses(
+                Layers(parameters), model.config, *(tf.constant(a) for a in batch)
+            )
+        by_layer: dict[str, float] = {}
+        for name, gradient in tape.gradient(loss, parameters).items():
+            layer = name.rpartition("/")[0]
+            if layer in ("embeddings", "mlm"):  # tables, and the bias of the tied projection
+                layer = "tables"
+            squared = float(np.sum(np.square(tf.convert_to_tensor(gradient).numpy())))
+            by_layer[layer] = by_layer.get(layer, 0.0) + squared
+        np.testing.assert_allclose(sorted(features), sorted(by_layer.values()), rtol=2e-3)
+
+
+def test_statistics_over_tokens_leave_padding_out() -> None:
+    values = np.random.default_rng(0).normal(size=(3, 2, 5, 6)).astype(np.float32)
+    lengths = np.array([6, 1, 4], np.int32)
+    found = over_tokens(values, lengths).reshape(3, 2, 5, 4)
+    for row, length in enumerate(lengths):
+        real = values[row, :, :, :length].astype(np.float64)
+        expected = [real.mean(-1), *np.percentile(real, (5, 50, 95), axis=-1)]
+        np.testing.assert_allclose(found[row], np.moveaxis(expected, 0, -1), rtol=1e-6)
+
+
+IDS = np.tile(np.arange(10, dtype=np.int32), (3, 1))
+LENGTHS, POSITIONS = np.full(3, 10, np.int32), np.array([1, 2, 3], np.int32)
+RANKING_GPT2 = Gpt2Config(
+    vocab_size=40, hidden=16, layers=2, heads=2, intermediate=32, max_positions=12
+)
+
+
+RANKING_BERT = BertConfig.of_size(vocab_size=40, hidden=64, layers=1, max_positions=12)
+
+
+@pytest.fixture()
+def ranking_model():
+    """Return a model whose logits are its output bias for any input: 0 except for three words."""
+    model = fresh(RANKING_BERT, 0)
+    model.parameters["mlm/norm/gain"][:] = 0
+    model.parameters["mlm/bias"][[7, 8, 9]] = [3.0, 2.0, -1.0]
+    return model
+
+
+def test_ranks_equal_the_order_of_the_logits(ranking_model):
+    secrets = np.array([7, 8, 9], np.int32)
+    assert ranker(ranking_model)(IDS, LENGTHS, POSITIONS, secrets).tolist() == [1, 2, 40]
+
+
+def test_ties_are_averaged(ranking_model):
+    ranks = ranker(ranking_model)(IDS, LENGTHS, POSITIONS, np.array([0, 20, 39], np.int32))
+    assert ranks.tolist() == [(3 + 39) / 2] * 3
+
+
+def test_ranks_among_candidates(ranking_model):
+    among = ranker(ranking_model, candidates=[8, 9, 11])
+    assert among(IDS, LENGTHS, POSITIONS, np.array([8, 9, 11], np.int32)).tolist() == [1, 3, 2]
+
+
+def test_an_answer_that_is_not_a_number_has_no_rank(ranking_model):
+    ranking_model.parameters["mlm/bias"][30] = np.nan
+    assert np.isnan(ranker(ranking_model)(IDS, LENGTHS, POSITIONS, POSITIONS)).all()
+
+
+@pytest.mark.parametrize("candidates", [None, list(range(6, 40, 2))])
+def test_a_causal_model_ranks_the_secret_as_the_next_piece(candidates):
+    model, secrets = fresh(RANKING_GPT2, 3), np.array([8, 20, 38], np.int32)
+    logits = causal_logits(Layers(model.parameters), RANKING_GPT2, tf.constant(IDS)).numpy()
+    logits = logits.reshape(3, 10, 40)
+    among = range(40) if candidates is None else candidates
+    expected = [
+        1 + sum(logits[i, POSITIONS[i] - 1, v] > logits[i, POSITIONS[i] - 1, secret] for v in among)
+        for i, secret in enumerate(secrets)
+    ]
+    found = ranker(model, candidates)(IDS, LENGTHS, POSITIONS, secrets)
+    assert found.tolist() == expected
+    assert len(set(expected)) > 1
+
+
+def test_neither_what_hides_the_secret_nor_what_follows_reaches_a_causal_model():
+    rank, secrets = ranker(fresh(RANKING_GPT2, 3)), np.array([8, 20, 38], np.int32)
+    changed = IDS.copy()
+    for row, place in enumerate(POSITIONS):
+        changed[row, place:] = np.random.default_rng(row).integers(0, 40, 10 - place)
+    before, after = (rank(ids, LENGTHS, POSITIONS, secrets) for ids in (IDS, changed))
+    assert before.tolist() == after.tolist()
