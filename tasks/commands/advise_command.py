@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from dataclasses import asdict
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,8 @@ import click
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.advice import Case
-from dp_core.privacy.ledger import AdmissionDecision, Ledger
+from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
+from dp_core.privacy.ledger.privacy_filter import pld_capacity
 from tasks.commands.epsilon_command import check_epsilon
 from tasks.commands.ledger_command import FITS, cost_in_json
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
@@ -68,43 +68,41 @@ def command(
 
 
 def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -> Advice:
-    account = _registered(settings)
-    if account is None:
+    dataset, ledger = settings.private_dataset, _ledger_with_budget(settings)
+    if ledger is None:
         now = RunReleases.of(settings)
         budget = PrivacyBudget(
             now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta
         )
         return training_advice.advised(settings, budget)
-    ledger, registered = account
-    left = ledger.remaining(settings.private_dataset)
+    left, killed = ledger.remaining(dataset), killed_runs(Deployment.from_environment())
+    assert left.capacity is not None and left.spent is not None  # noqa: S101 - it is limited
+    registered = pld_capacity(left.budget)
     most = registered.delta
-    if left.way == "any sequence" and left.capacity is not None and left.spent is not None:
+    if left.way is Way.SEQUENCE:
         most = left.capacity.delta - left.spent.delta  # all of a histogram's coins must fit
-    budget = PrivacyBudget(epsilon or registered.epsilon, delta or most)
-    return training_advice.advised_within(settings, budget, partial(_decision, ledger))
+
+    def decide(advised: JobSettings) -> AdmissionDecision:
+        plans = plans_of(budget_of_run(advised).charged)
+        return ledger.cost_of_plan(plans[dataset], killed.__contains__)
+
+    budget = PrivacyBudget(epsilon or registered.rho, delta or most)
+    return training_advice.advised_within(settings, budget, decide)
 
 
-def _registered(settings: JobSettings) -> tuple[Ledger, PrivacyBudget] | None:
-    """Return the ledger and the registered budget of the private data set, if it has one."""
-    if settings.made_up or settings.private_dataset == MADE_UP:
-        return None
+def _ledger_with_budget(settings: JobSettings) -> Ledger | None:
+    """Return the ledger if it limits the private data set; advice must not create a ledger."""
     deployment = Deployment.from_environment()
     file = deployment.ledger.removeprefix("sqlite:///")
-    if file != deployment.ledger and not Path(file).exists():
-        return None  # no budget is registered, and advice must not create a ledger
+    if (
+        settings.made_up
+        or settings.private_dataset == MADE_UP
+        or (file != deployment.ledger and not Path(file).exists())
+    ):
+        return None
     ledger = open_ledger(deployment)
     budget = ledger.datasets().get(settings.private_dataset)
-    if budget is None or budget.epsilon is None or budget.delta is None:
-        return None
-    return ledger, PrivacyBudget(budget.epsilon, budget.delta)
-
-
-def _decision(ledger: Ledger, settings: JobSettings) -> AdmissionDecision:
-    """Return the ledger's decision on a run with these settings, as the run would get it."""
-    deployment = Deployment.from_environment()
-    plans = plans_of(budget_of_run(settings).charged)
-    ended = killed_runs(deployment).__contains__
-    return ledger.cost_of_plan(plans[settings.private_dataset], ended)
+    return None if budget is None or budget.made_up else ledger
 
 
 def to_json(advice: Advice) -> dict[str, Any]:

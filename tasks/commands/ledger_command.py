@@ -203,8 +203,8 @@ def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
     code is 3 if the run would be refused.
     """
     settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, options)
-    planned = _planned(settings)
-    costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in planned.items()]
+    plans = plans_of(budget_of_run(settings).charged)
+    costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in plans.items()]
     if as_json:
         write_json({**costs[0], "others": costs[1:]})
     else:
@@ -263,11 +263,6 @@ def _check_name(dataset: str) -> None:
             where=f"ledger register {dataset}",
             fix="Choose another name for your data set.",
         )
-
-
-def _planned(settings: JobSettings) -> dict[str, list[Entry]]:
-    """Return every release that a run would register, by data set."""
-    return plans_of(budget_of_run(settings).charged)
 
 
 def _cost(dataset: str, planned: list[Entry], *, made_up: bool) -> dict[str, Any]:

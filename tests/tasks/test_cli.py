@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,9 +22,9 @@ from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
 from tasks.commands import run_command
-from tasks.commands.ledger_command import _planned
 from tasks.commands.settings_options import SettingsOptions, settings_of_options
-from tasks.protocol import JobSettings
+from tasks.protocol import JobSettings, budget_of_run
+from tasks.releases.charge import plans_of
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -172,12 +171,9 @@ def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployme
     confide(*register.split())
     words = ["ledger", "cost", *set_options(ON_NOTES)]
     before = confide.json(*words)
-    (planned,) = _planned(
-        settings_of_options(JobSettings, SettingsOptions(words=ON_NOTES))
-    ).values()
-    Ledger.open(deployment.ledger).register_plan(
-        [replace(release, plan_key="p", run="r") for release in planned]
-    )
+    settings = settings_of_options(JobSettings, SettingsOptions(words=ON_NOTES))
+    (planned,) = plans_of(budget_of_run(settings).charged, run="r").values()
+    Ledger.open(deployment.ledger).register_plan(planned)
     after = confide.json(*words)
     assert (after["share_of_budget"], after["new_releases"], after["fits"]) == (0, 0, True)
     assert after["left_after"] == pytest.approx(before["left_after"])
