@@ -28,7 +28,7 @@ from dp_core.models.parameters import AnyModel, Arrays, C, Model, ModelConfig, f
 from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.batches import BatchSource, Examples, OrdinaryBatches, PrivateBatches
+from dp_core.training.batches import Batches, Sampler, ShuffledRows, SingleRows, UnitRows
 from dp_core.training.checkpoints import (
     Checkpoint,
     CheckpointPlace,
@@ -59,16 +59,11 @@ class UpdateRule(Protocol):
     def clipper(self) -> Clipper | None:
         """Return the clipper of a run, before its first update, or None for no clipping."""
 
-    def batches(
-        self,
-        store: TokenStore,
-        *,
-        micro_rows: int,
-        devices: int,
-        examples: Examples,
-        hosts: int = 1,
-    ) -> BatchSource:
-        """Return the micro-batches of every update, each divided over `hosts`."""
+    def sampler(self, store: TokenStore) -> Sampler:
+        """Return the sampler, which draws the items of every update for all hosts."""
+
+    def rows(self, micro_rows: int, devices: int, hosts: int = 1) -> UnitRows | SingleRows:
+        """Return the maker of micro-batches: about `micro_rows` on each device of each host."""
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
         """Make update `step` (from 0) from the sums that the trainer has accumulated."""
@@ -105,29 +100,26 @@ class PrivateUpdates:
         """Return the plan's clipper."""
         return self.plan.clipper()
 
-    def batches(
-        self,
-        store: TokenStore,
-        *,
-        micro_rows: int,
-        devices: int,
-        examples: Examples,
-        hosts: int = 1,
-    ) -> BatchSource:
-        """Return micro-batches of the units that the plan's sampler draws.
+    def sampler(self, store: TokenStore) -> Sampler:
+        """Return the plan's sampler of the store's units.
 
         Raises:
             BadInput: the store has more units than the plan declares.
         """
-        return PrivateBatches.of_plan(
-            self.plan,
-            self.seed,
-            store,
-            micro_rows=micro_rows,
-            devices=devices,
-            examples=examples,
-            hosts=hosts,
-        )
+        return self.plan.sampler(self.seed, store.n_units)
+
+    def rows(self, micro_rows: int, devices: int, hosts: int = 1) -> UnitRows:
+        """Return the rows of each unit that the plan states.
+
+        If the sampler bounds the draw, every update has at least the number of micro-batches that
+        the largest draw needs.
+        """
+        plan, rows = self.plan, self.plan.examples_per_step * self.plan.maskings_per_example
+        units = max(1, micro_rows // rows) * devices
+        largest = plan.sampling.largest_batch(plan.declared_units) or 0
+        coins = int.from_bytes(self.seed.derive("rows and masks")[:8], "little")
+        least = math.ceil(largest / (units * hosts))
+        return UnitRows(coins, units, rows, plan.maskings_per_example, least)
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
         """Add the plan's noise to the clipped sum and divide by the expected batch.
@@ -177,20 +169,15 @@ class OrdinaryUpdates:
     def clipper(self) -> None:
         """Return None: gradients are not clipped."""
 
-    def batches(
-        self,
-        store: TokenStore,
-        *,
-        micro_rows: int,
-        devices: int,
-        examples: Examples,
-        hosts: int = 1,
-    ) -> BatchSource:
+    def sampler(self, store: TokenStore) -> ShuffledRows:
+        """Return the rows of the store in shuffled epochs."""
+        return ShuffledRows(store.n_rows, self.seed, self.batch_rows)
+
+    def rows(self, micro_rows: int, devices: int, hosts: int = 1) -> SingleRows:
         """Return micro-batches of equal size, which need little padding."""
         share = math.ceil(self.batch_rows / hosts)
         parts = math.ceil(share / (micro_rows * devices))
-        rows = math.ceil(share / (parts * devices)) * devices
-        return OrdinaryBatches(store, self.seed, rows, self.batch_rows, examples=examples)
+        return SingleRows(self.seed, math.ceil(share / (parts * devices)) * devices)
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
         """Divide the sum by the number of rows."""
@@ -375,18 +362,12 @@ def train(
         trained=trained,
         observe=observe,
     )
-    batches = updates.batches(
-        store,
-        micro_rows=config.micro_rows,
-        devices=trainer.devices,
-        examples=objective.examples,
-        hosts=1 if hosts is None else hosts.hosts.count,
-    )
+    count = 1 if hosts is None else hosts.hosts.count
+    rows = updates.rows(config.micro_rows, trainer.devices, count)
+    batches = Batches(store, updates.sampler(store), rows, objective.examples)
     gradients: GradientSource = LocalGradients(trainer, batches)
     if hosts is not None:
-        gradients = hosts.source(
-            trainer, objective, batches, store=store, device=device, precision=config.precision
-        )
+        gradients = hosts.source(trainer, objective, batches, device, config.precision)
     settings = (sorted(config.identity().items()), start.config, seed, objective.name)
     # Checkpoints hold only trained parameters; the frozen ones are part of the run's identity.
     frozen = {name: a for name, a in start.parameters.items() if name not in trained}
