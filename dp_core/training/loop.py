@@ -11,7 +11,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -39,7 +39,7 @@ from dp_core.training.checkpoints import (
 from dp_core.training.devices import strategy_for
 from dp_core.training.gradient_sources import GradientHosts, GradientSource, LocalGradients
 from dp_core.training.objectives import Objective, objective_for
-from dp_core.training.trainer import AdamW, Observer, Trainer
+from dp_core.training.trainer import AdamW, Observer, Tallies, Trainer
 
 REPORT_SECONDS = 1.0
 CURVE_POINTS = 40
@@ -252,7 +252,7 @@ class ProgressReporter:
     ) -> None:
         self._trainer, self._updates, self._progress = trainer, updates, progress
         self._points, self._at = frozenset(points), time.monotonic()
-        self._begin(0)
+        self._since, self._seen = 0, Tallies()  # the last point, and the counts since then
 
     def report(self, done: int, clip_norm: float, *, last: bool) -> None:
         """Report at a point of the curve, at the end, or if the last report is a second old."""
@@ -260,42 +260,34 @@ class ProgressReporter:
         if not at_point and not last and now - self._at < REPORT_SECONDS:
             return
         self._read()
-        units, since = self._units, done - self._since
+        seen, since = self._seen, done - self._since
         self._progress(
             Progress(
                 update=done,
                 updates=self._updates,
-                loss=self._loss / units if units else float("nan"),
-                batch=units / since if since else 0.0,
-                clipped=self._clipped / units if units else 0.0,
+                loss=seen.loss / seen.units if seen.units else float("nan"),
+                batch=seen.units / since if since else 0.0,
+                clipped=seen.clipped / seen.units if seen.units else 0.0,
                 clip_norm=clip_norm,
                 at_point=at_point,
             )
         )
         self._at = now
         if at_point:
-            self._begin(done)
+            self._since, self._seen = done, Tallies()
 
     def state(self) -> Arrays:
         """Return the counts since the last point, for a checkpoint."""
         self._read()
-        counts = (self._since, self._loss, self._units, self._clipped)
-        return {_COUNTS: np.array(counts, np.float64)}
+        return {_COUNTS: np.array([self._since, *astuple(self._seen)], np.float64)}
 
     def restore(self, state: Arrays) -> None:
         """Restore the counts that `state` returned."""
         since, loss, units, clipped = state[_COUNTS].tolist()
-        self._since, self._loss = int(since), loss
-        self._units, self._clipped = int(units), int(clipped)
-
-    def _begin(self, done: int) -> None:
-        self._since, self._loss, self._units, self._clipped = done, 0.0, 0, 0
+        self._since, self._seen = int(since), Tallies(loss, int(units), int(clipped))
 
     def _read(self) -> None:
-        tallies = self._trainer.read_tallies()
-        self._loss += tallies.loss
-        self._units += tallies.units
-        self._clipped += tallies.clipped
+        self._seen = self._seen.plus(self._trainer.read_tallies())
 
 
 def train(

@@ -247,7 +247,7 @@ def test_hosts_receive_no_seed_and_nothing_that_determines_noise(
     )  # fmt: skip
     assert [field.name for field in dataclasses.fields(HostShare)] == [
         "units", "config", "trained", "frozen", "clipping", "precision", "device", "continuation",
-        "batches", "open_rows", "rows_digest",
+        "rows", "open_rows", "rows_digest",
     ]  # fmt: skip
     received = b"".join(hosts.hosts.sent)
     assert len(hosts.hosts.sent) == 4  # two shares, and one update for each host
