@@ -12,19 +12,16 @@ import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import astuple, dataclass, field
-from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput, ConfideError, Unfinished
 from dp_core.models.adapters import prepared, trained_names
-from dp_core.models.hugging_face import load_model
-from dp_core.models.parameters import AnyModel, Arrays, C, Model, ModelConfig, fresh, language_model
+from dp_core.models.parameters import Arrays, C, Model, ModelConfig
 from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
@@ -38,7 +35,7 @@ from dp_core.training.checkpoints import (
 )
 from dp_core.training.devices import strategy_for
 from dp_core.training.gradient_sources import GradientHosts, GradientSource, LocalGradients
-from dp_core.training.objectives import Objective, objective_for
+from dp_core.training.objectives import Objective
 from dp_core.training.trainer import AdamW, Observer, Tallies, Trainer
 
 REPORT_SECONDS = 1.0
@@ -299,8 +296,8 @@ def train(
     config: TrainingConfig,
     seed: int,
     checkpoints: CheckpointPlace,
-    device: str,
-    progress: Callable[[Progress], None],
+    device: str = "cpu",
+    progress: Callable[[Progress], None] = lambda now: None,
     points: Collection[int] | None = None,
     hook: EvaluationHook | None = None,
     observe: Observer | None = None,
@@ -338,7 +335,7 @@ def train(
     """
     deadline = time.monotonic() + (config.stop_after_seconds or math.inf)
     _check_model(start.config, store)
-    _check_maskings(updates, objective)
+    _check_masks(updates, objective, config, store)
     start = prepared(start, config, seed)
     trained = trained_names(start, config)
     # The noise is fixed by its key, so sums must not depend on the order in which threads add.
@@ -460,8 +457,10 @@ def _check_model(config: ModelConfig, store: TokenStore) -> None:
         )
 
 
-def _check_maskings(updates: UpdateRule, objective: Objective) -> None:
-    """Refuse several maskings of rows that are not masked."""
+def _check_masks(
+    updates: UpdateRule, objective: Objective, config: TrainingConfig, store: TokenStore
+) -> None:
+    """Refuse several maskings of rows that are not masked, and whole words of unknown pieces."""
     several = isinstance(updates, PrivateUpdates) and updates.plan.maskings_per_example > 1
     if several and not objective.masks:
         raise BadInput(
@@ -469,63 +468,10 @@ def _check_maskings(updates: UpdateRule, objective: Objective) -> None:
             where="maskings_per_example",
             fix="Set it to 1.",
         )
-
-
-def pretrain(
-    *,
-    model: Path | ModelConfig | AnyModel,
-    store: TokenStore,
-    updates: UpdateRule,
-    config: TrainingConfig,
-    init_seed: int,
-    checkpoints: CheckpointPlace,
-    device: str,
-    progress: Callable[[Progress], None],
-    continuation: NDArray[np.bool_] | None = None,
-    objective: Objective | None = None,
-    hook: EvaluationHook | None = None,
-    hosts: GradientHosts | None = None,
-) -> AnyModel:
-    """Train a language model on the rows of a token store. See `train` for guarantee and errors.
-
-    Args:
-        model: folder of initial weights, a model, or the shape of a fresh model.
-        store: the rows, by unit.
-        updates: the update rule, private or ordinary.
-        config: optimizer, masking, checkpoints and time limit.
-        init_seed: public; determines the initial weights.
-        checkpoints: place of the checkpoints.
-        device: cpu, gpu, tpu or mock-tpu:N.
-        progress: as in `train`.
-        continuation: (V,) true for tokens that continue a word; needed by `config.whole_words`.
-        objective: the training objective; None selects masked or next tokens by the architecture.
-        hook: as in `train`.
-        hosts: as in `train`.
-    """
-    if config.whole_words and (
-        continuation is None or continuation.shape != (store.vocabulary_size,)
-    ):
+    words = objective.continuation
+    if config.whole_words and (words is None or words.shape != (store.vocabulary_size,)):
         raise BadInput(
             "masking whole words needs the vocabulary's continuation pieces",
             where="whole_words",
             fix="Give one flag for each piece of the store's vocabulary.",
         )
-    if isinstance(model, Path):
-        model = language_model(load_model(model))
-    elif not isinstance(model, Model):
-        model = fresh(model, init_seed)
-    if objective is None:
-        objective = objective_for(model.config, continuation if config.whole_words else None)
-    return train(
-        model,
-        objective,
-        store=store,
-        updates=updates,
-        config=config,
-        seed=init_seed,
-        checkpoints=checkpoints,
-        device=device,
-        progress=progress,
-        hook=hook,
-        hosts=hosts,
-    )

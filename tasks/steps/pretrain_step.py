@@ -20,8 +20,9 @@ from dp_core.training.loop import (
     PrivateUpdates,
     UpdateRule,
     curve_points,
-    pretrain,
+    train,
 )
+from dp_core.training.objectives import objective_for
 from dp_core.vocabulary.wordpiece import continuation_tokens, load
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, ReleaseRecord
@@ -90,18 +91,18 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         run_digest(spec.digest(), charged.entry.id if charged else ""),
     )
     with training_hosts(spec, context, canaries) as hosts:
-        model = pretrain(
-            model=start,
+        model = train(
+            start,
+            objective_for(start.config, words),
             store=store,
             updates=updates,
             config=spec.training,
-            init_seed=spec.seed,
+            seed=spec.seed,
             checkpoints=context.checkpoints(f"checkpoints{name}"),
             device=spec.device,
             # Even on public text, the loss depends on a released vocabulary: dp, not public.
             progress=Curve(context, spent, spec.updates, Operator if units else Dp),
             hook=kept.hook(_curves(spec, context, inputs, start.config, charged)),
-            continuation=words,
             hosts=hosts,
         )
     earlier = kept.weights()

@@ -14,6 +14,7 @@ from noised_updates import assert_gaussian, flat
 
 from dp_core.config.training import TrainingConfig
 from dp_core.errors import BadInput, Unfinished
+from dp_core.models.parameters import fresh
 from dp_core.privacy.accounting.calibration import with_bands
 from dp_core.privacy.batch_selection import (
     CyclicPoissonSampling,
@@ -43,7 +44,7 @@ from dp_core.training.gradient_sources import (
     rows_digest,
     share,
 )
-from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, pretrain, train
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, train
 from dp_core.training.objectives import Objective, masked_lm
 
 STEPS, SIGMA, CLIP, BATCH = 2, 0.7, 0.5, 9
@@ -89,14 +90,14 @@ def trained(store, config, plan_of, config_of, tmp_path_factory):
             done = False
             while not done:
                 try:
-                    model = pretrain(
-                        model=config,
+                    model = train(
+                        fresh(config, 1),
+                        masked_lm(),
                         store=store,
                         updates=PrivateUpdates(plan, SEED, b"manifest"),
                         config=config_of(time_box_minutes=box),
-                        init_seed=1,
+                        seed=1,
                         checkpoints=LocalFolder(folder),
-                        device="cpu",
                         progress=seen.points.append,
                         hosts=hosts_of(count),
                     )
@@ -160,12 +161,12 @@ def test_every_unit_is_counted_once(trained):
     assert sum(point.batch for point in points(0)) > 2 * STEPS
 
 
-def run(store, config, folder, updates, training, hosts, device="cpu", **more):
+def run(store, config, folder, updates, training, hosts, device="cpu", continuation=None):
     """Train a small model; return its weights and the counts at the points."""
     points = []
-    model = pretrain(
-        model=config, store=store, updates=updates(), config=training, init_seed=1,
-        checkpoints=LocalFolder(folder), device=device, progress=points.append, hosts=hosts, **more,
+    model = train(
+        fresh(config, 1), masked_lm(continuation), store=store, updates=updates(), config=training,
+        seed=1, checkpoints=LocalFolder(folder), device=device, progress=points.append, hosts=hosts,
     )  # fmt: skip
     return flat(model.parameters), [(p.update, p.batch, p.clipped, p.clip_norm) for p in points]
 
@@ -286,14 +287,11 @@ def test_host_with_other_rows_than_the_step_is_refused(store, config, plan_of, c
 
 
 def test_objective_that_hosts_do_not_support_is_refused(store, config, config_of, tmp_path):
-    from dp_core.models.parameters import fresh
-
     tagging = Objective("tagging", masked_lm().examples, masked_lm().row_losses)
     with pytest.raises(BadInput, match="do not train the objective tagging"):
         train(
             fresh(config, 0), tagging, store=store, updates=OrdinaryUpdates(1, 4, 0),
-            config=config_of(), seed=0, checkpoints=LocalFolder(tmp_path), device="cpu",
-            progress=lambda point: None, hosts=hosts_of(1),
+            config=config_of(), seed=0, checkpoints=LocalFolder(tmp_path), hosts=hosts_of(1),
         )  # fmt: skip
 
 
