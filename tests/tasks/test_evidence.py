@@ -43,9 +43,9 @@ from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, compare
 from dp_core.audit.membership import MembershipRow, Share
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
+from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting import tpr_ceiling
-from dp_core.privacy.mechanisms import RandomCountSelection, compose
-from tasks.evidence import check_evidence
+from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
 from tasks.evidence.audits import AUDITS, PROBES, SUBJECT
 from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, MEMBERSHIP_FILE, TARGETED
 from tasks.results.statements import DATA, WORDS
@@ -543,6 +543,20 @@ def test_claim_that_cannot_be_rederived_has_a_separate_exit_code(
     page = (pack / "evidence.html").read_text()
     assert "Another library could not derive a part of the claim" in page
     assert "derives no larger" not in page
+
+
+def test_pack_for_examples_of_a_stated_length_holds(deployment: Deployment, tmp_path: Path) -> None:
+    unit = PrivacyUnit.EXAMPLE
+    uri = released_model(deployment, settled(deployment, TRAINING.stating(unit, 64), unit=unit))
+    pack = pack_of(deployment, uri, tmp_path / "pack")
+    assert "for one **example of 64 words**" in (pack / WORDS).read_text()
+    assert check_evidence.check(pack).code == check_evidence.HOLDS
+
+    def of_longer_examples(content: dict[str, Any]) -> None:
+        content["releases"][0]["event"]["example_words"] = 128
+
+    findings = altered(pack, statement=of_longer_examples)
+    assert any("the ledger has another event" in fault for fault in findings.faults)
 
 
 # --- two data sets

@@ -23,9 +23,9 @@ from evidence_examples import (
 )
 from step_outputs import output_folder
 
+from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.mechanisms import MechanismEvent, ShuffledGaussian, compose
-from tasks.evidence import check_evidence
 from tasks.runtime.deployment import Deployment
 
 Change = Callable[[dict[str, Any]], object]
