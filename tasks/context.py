@@ -13,8 +13,8 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from dp_core.cluster.interfaces import ShardMap
 from dp_core.cluster.ray_cluster import open_cluster
+from dp_core.cluster.shard_map import ShardMap
 from dp_core.data.corpus import Shard, is_corpus, is_shard, shards_of
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
@@ -22,7 +22,7 @@ from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
-from dp_core.vocabulary.gathered_sets import GatheredSets
+from dp_core.vocabulary.item_sets import GatheredSets
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.protocol.least_privilege import for_workers
 from tasks.protocol.specs import STORE_SCHEME

@@ -372,7 +372,6 @@ def train(
         updates.clipper(),
         precision=config.precision,
         row_losses=objective.row_losses,
-        averages=config.averaging != "none",
         trained=trained,
         observe=observe,
     )
@@ -395,10 +394,10 @@ def train(
     if points is None:
         points = curve_points(updates.updates)
     reporter = ProgressReporter(trainer, updates.updates, points, progress)
-    kept = Checkpoints(checkpoints, run, config.keep_checkpoints)
+    kept = Checkpoints(checkpoints, run)
     training = _Run(trainer, updates, config, kept, reporter, deadline, hook)
     training.to_its_end(gradients)
-    weights = trainer.released()
+    weights = trainer.weights()
     if not all(np.isfinite(w).all() for w in weights.values()):
         raise ConfideError(
             "the weights are not finite", where="training", fix="Lower the learning rate."
@@ -431,8 +430,6 @@ class _Run:
         for step in gradients.updates(self._done, total):
             learning_rate = self._config.learning_rate_at(step, total)
             self._updates.apply_update(self._trainer, step, learning_rate)
-            if self._config.averaging != "none":
-                self._trainer.average(self._config.newest_share(step, total))
             self._done = step + 1
             self._between_updates()
 
@@ -456,7 +453,7 @@ class _Run:
 
     def _report(self, *, last: bool) -> None:
         if self._hook and self._is_evaluated():
-            self._hook.evaluate(self._done, self._trainer.released())
+            self._hook.evaluate(self._done, self._trainer.weights())
         clipper = self._trainer.clipper
         clip_norm = math.inf if clipper is None else clipper.clip_norm
         self._reporter.report(self._done, clip_norm, last=last)

@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dp_core.data.corpus import MARK, Document, remake_shards, shards_of_mark, write_corpus
-from dp_core.data.readers.jsonl import JsonlFields
+from dp_core.data.readers.documents import JsonlFields
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import BadInput

@@ -160,7 +160,7 @@ ELSEWHERE = {
     "private_path", "private_dataset", "public_path", "entities_train", "entities_test",
     "all_public", "entities_public", "entities_dataset", "entities_patients", "batch_cap",
     "clip_quantile",  # with adaptive clipping only
-    "checkpoint_every", "keep_checkpoints", "time_box_minutes",  # no weight depends on them
+    "checkpoint_every", "time_box_minutes",  # no weight depends on them
     # with private fine-tuning only
     "finetune_privacy", "entities_declared_units", "class_names", "finetune_noise_multiplier",
     "finetune_clip_norm", "finetune_delta", "finetune_rows_per_unit",
@@ -306,9 +306,7 @@ def test_only_membership_steps_read_the_table_of_codes() -> None:
 
 def test_checkpoint_settings_change_no_hash() -> None:
     """Otherwise a longer time box would be charged as another release."""
-    changes: dict[str, Any] = {
-        "checkpoint_every": 7, "keep_checkpoints": 5, "time_box_minutes": 30.0
-    }  # fmt: skip
+    changes: dict[str, Any] = {"checkpoint_every": 7, "time_box_minutes": 30.0}
     more = JobSettings(phrases_epsilon=2.0, audit_canaries=40, **changes)
     steps = dp_bert_steps(more)
     kept = steps["dp_pretraining"]

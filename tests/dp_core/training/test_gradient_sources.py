@@ -170,13 +170,11 @@ def run(store, config, folder, updates, training, hosts, device="cpu", **more):
     return flat(model.parameters), [(p.update, p.batch, p.clipped, p.clip_norm) for p in points]
 
 
-def test_adaptive_clipping_averages_adapters_and_several_devices_per_host(
-    store, config, plan_of, tmp_path
-):
+def test_adaptive_clipping_adapters_and_several_devices_per_host(store, config, plan_of, tmp_path):
     """Each of two hosts has two logical devices: the layout of a program on TPU slices."""
     plan = plan_of(steps=2, adaptive=AdaptiveClipping(0.5, 2.0))
     training = TrainingConfig(
-        learning_rate=0.01, micro_rows=8, averaging="exponential", noise_floor=1.0,
+        learning_rate=0.01, micro_rows=8, noise_floor=1.0,
         trained_parameters="lora", lora_rank=2, whole_words=True,
     )  # fmt: skip
     words = np.zeros(store.vocabulary_size, np.bool_)
