@@ -65,21 +65,6 @@ def model(deployment: Deployment) -> str:
     return released_model(deployment, settled(deployment, EARLIER, TRAINING))
 
 
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("evidence")
-    deployment = Deployment.from_environment({"CONFIDE_HOME": str(home / "home")})
-    deployment.prepare()
-    model = released_model(deployment, settled(deployment, EARLIER, TRAINING))
-    return pack_of(deployment, model, home / "pack")
-
-
-@pytest.fixture
-def pack(made_once: Path, tmp_path: Path) -> Path:
-    """A copy of a pack, to be read or forged."""
-    return Path(shutil.copytree(made_once, tmp_path / "pack"))
-
-
 # --- content
 
 
@@ -508,11 +493,11 @@ def test_release_with_another_event_than_the_ledger_is_refused(
 
 @pytest.mark.parametrize("change", ["changed", "missing", "added"])
 def test_changed_missing_and_added_files_are_detected(
-    made_once: Path, tmp_path: Path, change: str
+    pack: Path, tmp_path: Path, change: str
 ) -> None:
-    for name in sorted(f.name for f in made_once.iterdir() if f.name != "evidence.json"):
+    for name in sorted(check_evidence.FILES):
         copy = tmp_path / name
-        shutil.copytree(made_once, copy)
+        shutil.copytree(pack, copy)
         match change:
             case "changed":
                 (copy / name).write_text((copy / name).read_text() + " ")
