@@ -1579,10 +1579,10 @@ def _relation_faults(ledger: Mapping[str, Any]) -> Iterator[str]:
     for entry in (entry for extract in ledger["extracts"] for entry in extract["entries"]):
         where, event = f"release {entry['id']}", entry["event"]
         try:
-            words_of(event)
+            _read_event(event)
             if entry["neighbours"] != relation_of(event):
                 yield f"{where}: its mechanism has the relation {relation_of(event)}"
-        except (NotDerivedError, ValueError, IndexError) as error:
+        except ValueError as error:
             yield f"{where}: {error}"
         units = {(part["unit"], part.get("example_words")) for part in _within_event(event)}
         if len(units) > 1 or event["unit"] != entry["unit"]:
@@ -1590,6 +1590,18 @@ def _relation_faults(ledger: Mapping[str, Any]) -> Iterator[str]:
         guaranteed = all(part["kind"] != "unaccounted" for part in _within_event(event))
         if entry["accounted"] != guaranteed:
             yield f"{where}: accounted is {entry['accounted']}"
+
+
+def _read_event(event: Event) -> tuple[str, str]:
+    """Return the relation and the description of a mechanism.
+
+    Raises:
+        ValueError: its parameters do not fit together.
+    """
+    try:
+        return relation_of(event), words_of(event)
+    except (ArithmeticError, LookupError, NotDerivedError) as error:
+        raise ValueError(f"its mechanism cannot be read: {error}") from None
 
 
 def _within_event(event: Event) -> Iterator[Event]:
@@ -1635,9 +1647,14 @@ def _claim_faults(claim: Mapping[str, Any], derived: Mapping[str, Any]) -> Itera
     if not releases:
         yield f"{where}: the claim has no releases"
         return
+    try:
+        readings = [_read_event(release["event"]) for release in releases]
+    except ValueError as error:
+        yield f"{where}: {error}"
+        return
     alike = [
-        (release["unit"], relation_of(release["event"]), release["event"].get("example_words"))
-        for release in releases
+        (release["unit"], relation, release["event"].get("example_words"))
+        for release, (relation, _) in zip(releases, readings, strict=True)
     ]
     if (claim["unit"], claim["neighbours"]) != alike[0][:2]:
         yield f"{where}: unit or neighbours differ from its releases"
@@ -1656,8 +1673,8 @@ def _claim_faults(claim: Mapping[str, Any], derived: Mapping[str, Any]) -> Itera
     proven = any(e["kind"] == "random_count_selection" or e.get("to") == _REPLACE for e in events)
     if claim["accounting"] != (_PROVEN if proven else "PLD"):
         yield f"{where}: its accounting is not “{_PROVEN if proven else 'PLD'}”"
-    for release in releases:
-        if release["mechanism"] != (words := words_of(release["event"])):
+    for release, (_, words) in zip(releases, readings, strict=True):
+        if release["mechanism"] != words:
             yield f"release {release['ledger_id']}: its mechanism is “{words}”"
         renyi = release["epsilon_rdp"]
         if renyi is not None and renyi < release["epsilon"] * 0.99:

@@ -125,6 +125,21 @@ def _nested(content: dict[str, Any]) -> None:
     _holders(content)[0]["event"] = event
 
 
+def _converted(content: dict[str, Any]) -> None:
+    """State a conversion to replace-one, without the δ that its theorem needs."""
+    release = content["releases"][0]
+    release["event"] = {
+        "kind": "restated", "version": 1, "unit": "patient", "event": release["event"],
+        "to": "replace-one", "delta": 0.0,
+    }  # fmt: skip
+
+
+_NO_WEIGHTS = {
+    "kind": "noised_weights", "version": 1, "unit": "patient", "rule": "weighted", "levels": 1,
+    "items_per_unit": 8, "scales": [], "checks": [], "largest": 1.0, "rounding": 0,
+}  # fmt: skip
+
+
 def _audited(**figures: Any) -> Change:
     whole = {
         "level": "patient", "value": 9.5, "interval": [9.0, 10.0], "confidence": 0.95,
@@ -267,6 +282,10 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
     "a flag for a number": (_stated(_top(delta=True)), "delta has a wrong type"),
     "a huge number": (_stated(_top(declared_units=10**40)), "declared_units has a wrong type"),
     "more than one line": (_stated(_top(dataset="x\n\n# ε = 0.01")), "dataset is not text"),
+    "a conversion without a theorem": (_stated(_converted), "only replace-one needs a δ"),
+    "a mechanism without rounds": (
+        _everywhere(_each(event=_NO_WEIGHTS)), "its mechanism cannot be read"
+    ),
     "negative noise": (
         _everywhere(_each(event=TRAINING.to_json() | {"phases": [[0.1, -2.0, 100]]})),
         "phases[0][1] has a wrong type, or is out of range",
