@@ -139,8 +139,8 @@ def write_statement(
             the last; empty if it released only the last model.
     """
     statement = statement_of(releases, made_up=made_up, released_after=released_after)
-    words = _OPERATOR if statement.epsilon == math.inf else ""
-    (folder / STATEMENT_WORDS).write_text(words + statement.words)
+    lost = any(release.event.is_unaccounted for release in as_releases(releases))
+    (folder / STATEMENT_WORDS).write_text((_OPERATOR if lost else "") + statement.words)
     (folder / STATEMENT_DATA).write_text(json.dumps(statement.data, indent=1) + "\n")
 
 
@@ -163,12 +163,9 @@ def statement_of(
         data["others"] = [part.data for part in parts[1:]]
         data["private"] = all(part.data["private"] for part in parts)
         data["ledger_ids"] = [r.ledger_id for r in releases]
-    words = [part.words for part in parts]
     if released_after:
         data["released_after_updates"] = list(released_after)
-        if parts[0].epsilon != math.inf:
-            words.append(_several_models(released_after))
-    return PrivacyStatement("\n".join(words), data)
+    return PrivacyStatement(data)
 
 
 def refuse_own_model(folder: Path, field: str) -> None:
@@ -217,14 +214,3 @@ def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
 def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
     releases = [ReleaseRecord.model_validate_json(record) for record in records]
     return dataset_totals(as_releases(releases))
-
-
-def _several_models(after: Sequence[int]) -> str:
-    """Return the paragraph about a training that releases its models of several epochs."""
-    *earlier, last = after
-    return (
-        f"Of its pre-training {len(after)} models are released: after "
-        f"{', '.join(str(one) for one in earlier)} and {last} updates. The guarantee above covers "
-        "all of them together, and none is charged by itself: it is of the noised sums of all "
-        "updates, and each of these models is computed from those up to its own update.\n"
-    )
