@@ -66,7 +66,7 @@ _MOST_BYTES = 1 << 26
 _LONGEST_PLACE = 400  # characters of a field's path; nested mechanisms have long paths
 _SETTLED = 1e-3  # relative difference at which two grids agree
 _FINEST = 1e-6
-_PROVEN = "PLD, in which the parts without one enter as the (ε, δ) proven for them"
+PROVEN = "PLD, in which the parts without one enter as the (ε, δ) proven for them"
 _ROUNDING = 1e-5  # absolute error of ε and ceilings on the grid
 _ADD_REMOVE, _ZERO_OUT, _REPLACE = "add-or-remove-one", "zero-out-one", "replace-one"
 
@@ -1671,8 +1671,8 @@ def _claim_faults(claim: Mapping[str, Any], derived: Mapping[str, Any]) -> Itera
     if units is not None and any(event.get("declared_units", 0) > units for event in events):
         yield f"{where}: a mechanism declares more units than the claim"
     proven = any(e["kind"] == "random_count_selection" or e.get("to") == _REPLACE for e in events)
-    if claim["accounting"] != (_PROVEN if proven else "PLD"):
-        yield f"{where}: its accounting is not “{_PROVEN if proven else 'PLD'}”"
+    if claim["accounting"] != (PROVEN if proven else "PLD"):
+        yield f"{where}: its accounting is not “{PROVEN if proven else 'PLD'}”"
     for release, (_, words) in zip(releases, readings, strict=True):
         if release["mechanism"] != words:
             yield f"release {release['ledger_id']}: its mechanism is “{words}”"
