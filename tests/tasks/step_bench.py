@@ -169,7 +169,7 @@ def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench
         sentences = [
             Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
         ]
-        entities.write_sentences(sentences, labelled.out / f"{part}.jsonl")
+        entities.write_items(sentences, labelled.out / f"{part}.jsonl")
     facts = {
         "head": "entities", "public": False, "dataset": "labels", "unit": "document",
         "all_name_a_patient": False,

@@ -16,11 +16,11 @@ from tasks.context import StepContext
 from tasks.execution import contract
 from tasks.protocol import EXACT_WORDS, CanariesSpec, ReleaseRecord, StepResult, SweepPoint
 from tasks.protocol.specs import SweepReportSpec
+from tasks.protocol.step_process import data_uri
 from tasks.report import results, sweep_results
 from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps import sweep_report_step as sweep_report
-from tasks.storage import encode_data
 
 EVENT = PoissonGaussian.single(0.1, 4.0, 3, unit=UNIT)
 WORDS, PHRASES, TRAINED, OTHER = (
@@ -118,7 +118,7 @@ def test_message_of_a_panic_is_not_printed(
     spec = CanariesSpec.model_validate(
         {"made_up": False, "seed": 1, "vocabulary_uri": "v"} | {"config": {}}
     )
-    code = contract.main("canaries", encode_data(spec.model_dump_json().encode()))
+    code = contract.main("canaries", data_uri(spec.model_dump_json().encode()))
     output = "".join(capfd.readouterr())
     assert code == 1 and "PanicException at tests/tasks/test_counted_releases.py" in output
     assert "Quendoline" not in output

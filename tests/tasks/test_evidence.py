@@ -82,6 +82,15 @@ def test_pack_is_checked_with_its_script_only(pack: Path, tmp_path: Path) -> Non
     assert sum("derived" in line for line in findings["compared"]) == 5
 
 
+def test_script_without_its_library_ends_with_one_line(pack: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-I", "-S", str(pack / "check_evidence.py")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    missing = "check_evidence: dp_accounting is missing: pip install dp-accounting\n"
+    assert (answer.returncode, answer.stderr) == (2, missing)
+
+
 def test_script_imports_no_module_of_the_project() -> None:
     source = Path(check_evidence.__file__).read_text()
     imported = set()

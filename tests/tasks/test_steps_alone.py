@@ -497,7 +497,7 @@ def pairing(
             for n in range(60)
         ]
         pairs[1] = replace(pairs[1], label=odd)
-        entities.write_texts(pairs, labelled.out / f"{part}.jsonl")
+        entities.write_items(pairs, labelled.out / f"{part}.jsonl")
     facts = context.inputs["labels"].facts | {"head": "pairs", "public": public}
     facts["digest"] = labelled.content_digest(labelled.out)
     context.inputs["labels"] = as_input(StepOutput({}, facts=facts), labelled, "entities")
