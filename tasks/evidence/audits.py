@@ -29,7 +29,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from tasks.protocol import StepResult
 from tasks.releases.provenance import operator_only
-from tasks.report.results import (
+from tasks.report.job_results import (
     AUDIT_FILE,
     DISCOVERABLE,
     EXPOSURE,

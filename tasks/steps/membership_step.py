@@ -55,7 +55,7 @@ from tasks.releases.provenance import (
     models_by_updates,
     rows_at,
 )
-from tasks.report.results import MEMBERSHIP_FILE
+from tasks.report.job_results import MEMBERSHIP_FILE
 from tasks.results import Input, as_releases, totals
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.token_store_step import TRAIN

@@ -35,7 +35,7 @@ from tasks.releases.provenance import (
     released_text_at,
     vocabulary_digest,
 )
-from tasks.report.results import OCCURRENCES, OCCURRENCES_FILE
+from tasks.report.job_results import OCCURRENCES, OCCURRENCES_FILE
 from tasks.results import Input
 from tasks.steps.canaries_step import read_canaries
 

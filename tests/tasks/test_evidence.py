@@ -48,7 +48,13 @@ from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting import tpr_ceiling
 from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
 from tasks.evidence.audits import AUDITS, PROBES, SUBJECT, audits_of, subjects_of
-from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, MEMBERSHIP_FILE, TARGETED
+from tasks.report.job_results import (
+    DISCOVERABLE,
+    EXPOSURE,
+    EXPOSURE_IN_ROWS,
+    MEMBERSHIP_FILE,
+    TARGETED,
+)
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, sha256_of

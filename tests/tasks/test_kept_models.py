@@ -32,7 +32,7 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
-from tasks.report.results import released_by_job
+from tasks.report.job_results import released_by_job
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, Input
 from tasks.steps import exposure_step as exposure
 from tasks.steps import finetune_step as finetune

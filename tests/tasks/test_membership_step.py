@@ -28,7 +28,7 @@ from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.context import StepOutput
 from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import MembershipSpec, ReleaseRecord
-from tasks.report.results import MEMBERSHIP_FILE
+from tasks.report.job_results import MEMBERSHIP_FILE
 from tasks.results import Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import membership_step as membership

@@ -43,7 +43,7 @@ from tasks.protocol import (
 from tasks.releases.charge import charge, register_plans
 from tasks.releases.plans import plan_until, planned_release, refuse_large_deltas, training_plan
 from tasks.releases.provenance import PrivateUnits
-from tasks.report import results as reporting
+from tasks.report import job_results as reporting
 from tasks.runtime.deployment import Deployment
 from tasks.steps import budget_step as budget
 

@@ -21,9 +21,9 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.privacy.statement import PrivacyStatement
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
+from tasks.report.job_results import model_row
 from tasks.report.model import Edition, JobReport, ModelRow, edition_of
 from tasks.report.page import verdict
-from tasks.report.results import model_row
 from tasks.report.tables import closing_table
 from tasks.results import (
     STATEMENT_DATA,

@@ -52,7 +52,7 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
-from tasks.report.results import (
+from tasks.report.job_results import (
     DISCOVERABLE,
     EXPOSURE,
     EXPOSURE_IN_ROWS,
