@@ -17,7 +17,7 @@ from tasks.execution import contract
 from tasks.protocol import EXACT_WORDS, CanariesSpec, ReleaseRecord, StepResult, SweepPoint
 from tasks.protocol.specs import SweepReportSpec
 from tasks.protocol.step_process import data_uri
-from tasks.report import sweep_results
+from tasks.report import job_results, sweep_results
 from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps import sweep_report_step as sweep_report
