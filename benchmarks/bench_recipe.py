@@ -46,8 +46,8 @@ from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.devices import strategy_for
-from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, UpdateRule, pretrain
-from dp_core.training.objectives import mlm_accuracy
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, UpdateRule, train
+from dp_core.training.objectives import mlm_accuracy, objective_for
 from dp_core.training.trainer import AdamW, Trainer
 from tasks.execution.run_job import Job, run_job
 from tasks.protocol import JobSettings, dp_bert_steps
@@ -229,15 +229,14 @@ def without_privacy(start: Start, seed: int) -> float:
 
 def trained(start: Start, updates: UpdateRule, config: TrainingConfig) -> AnyModel:
     nowhere = SimpleNamespace(names=list, write=lambda *_: None, where="")
-    return pretrain(
-        model=start.model,
+    return train(
+        start.model,
+        objective_for(start.model.config),
         store=start.train,
         updates=updates,
         config=config,
-        init_seed=1,
+        seed=1,
         checkpoints=nowhere,
-        device="cpu",
-        progress=lambda _: None,
     )
 
 

@@ -36,7 +36,7 @@ from dp_core.audit.protocol import RELEASED, Audit, Finding, Level, NullDistribu
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import coin, digest64, document_unit_id
 from dp_core.data.privacy_units import Unit
-from dp_core.data.token_store import TokenStore, located_rows_of_units
+from dp_core.data.token_store import TokenStore, rows_of_units
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.models.parameters import AnyModel
@@ -219,7 +219,7 @@ def draw_sample(
     numbers: list[Ints] = []  # of each side's rows
     origins: list[tuple[Unit, Document]] = []  # of all rows
     for heap, places in zip(lowest, sides, strict=True):
-        cut = located_rows_of_units(
+        cut = rows_of_units(
             [drawn for *_, drawn in sorted(heap, reverse=True)],
             tokenizer,
             sequence_length=places.store.sequence_length,

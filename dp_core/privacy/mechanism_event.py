@@ -26,6 +26,7 @@ from dp_core.privacy.accounting.rdp import (
     pure_dp_rdp,
     worst,
 )
+from dp_core.privacy.check_evidence import neighbours_in_words, title_of, words_of
 
 
 class PrivacyUnit(StrEnum):
@@ -53,11 +54,7 @@ class NeighboringRelation(StrEnum):
 
     def describe(self, unit: str = "unit") -> str:
         """Return the difference of neighbouring data sets in words."""
-        return {
-            NeighboringRelation.ADD_REMOVE: f"one {unit} is added or removed",
-            NeighboringRelation.ZERO_OUT: f"one {unit}'s contribution is replaced by nothing",
-            NeighboringRelation.REPLACE: f"one {unit} is replaced by any other",
-        }[self]
+        return neighbours_in_words(self, unit)
 
 
 ADD_REMOVE, ZERO_OUT, REPLACE = NeighboringRelation
@@ -79,7 +76,6 @@ class MechanismEvent:
 
     Class attributes:
         kind: its name in JSON, with `version`; registers the class.
-        title: the kind of release, in a word or two.
         assumed: assumptions about the run on which its ε rests, in addition to its parts'.
         neighbours: the relation for which its ε holds, if it has no parts.
         conversions: relations under which `ConvertedRelation` may state it, by a theorem there.
@@ -91,7 +87,6 @@ class MechanismEvent:
 
     kind: ClassVar[str] = ""
     version: ClassVar[int] = 1
-    title: ClassVar[str] = ""
     assumed: ClassVar[tuple[str, ...]] = ()
     neighbours: ClassVar[NeighboringRelation] = ADD_REMOVE
     conversions: ClassVar[frozenset[NeighboringRelation]] = frozenset({REPLACE})
@@ -219,9 +214,14 @@ class MechanismEvent:
 
     # --- description
 
+    @property
+    def title(self) -> str:
+        """The kind of release, in a word or two."""
+        return title_of(self.to_json())
+
     def describe(self) -> str:
-        """Return the mechanism in one clause."""
-        raise NotImplementedError
+        """Return the mechanism in one clause, as the evidence pack's script writes it."""
+        return words_of(self.to_json())
 
     def sampling_in_words(self) -> str:
         """Return the sampling of units for an update or round, in words.
@@ -338,7 +338,6 @@ class Composed(MechanismEvent):
     """Several events on the same data; build it with `compose`, which checks and flattens them."""
 
     kind = "composed"
-    title = "several releases"
     conversions = frozenset()  # convert each part
     events: tuple[MechanismEvent, ...]
 
@@ -368,10 +367,6 @@ class Composed(MechanismEvent):
     def unamplified_mu(self, sensitivity: float) -> float:
         """Return μ of all parts together."""
         return math.hypot(*(part.unamplified_mu(sensitivity) for part in self.events))
-
-    def describe(self) -> str:
-        """Return the parts."""
-        return "; and ".join(part.describe() for part in self.events)
 
 
 def under(
@@ -437,11 +432,6 @@ class ConvertedRelation(MechanismEvent):
             self.require(self.delta == 0, "zero-out needs no delta")
 
     @property
-    def title(self) -> str:  # type: ignore[override]
-        """The title of the converted event."""
-        return self.event.title
-
-    @property
     def relation(self) -> NeighboringRelation:
         """The relation to which the guarantee is converted."""
         return self.to
@@ -478,10 +468,6 @@ class ConvertedRelation(MechanismEvent):
     def unamplified_mu(self, sensitivity: float) -> float:
         """Return μ of the event."""
         return self.event.unamplified_mu(sensitivity)
-
-    def describe(self) -> str:
-        """Return the description of the event, without its neighbours."""
-        return self.event.describe()
 
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions of the event, and the theorem of the conversion."""
@@ -525,7 +511,6 @@ class RandomCountSelection(MechanismEvent):
         "how many trainings there were is secret, and no training but the best was shown to anyone",
         "trainings were compared by a score of the released model and public data alone",
     )
-    title = "the best of several DP pre-trainings"
     has_pld = False
     covers_every_iterate = False  # the best model alone is released
     claimed_by_rdp = True  # at the requested δ, not at the event's field `delta`
@@ -573,20 +558,6 @@ class RandomCountSelection(MechanismEvent):
             curve = negative_binomial_curve(every, base, self.eta, self.gamma)
         return curve[: len(orders)]
 
-    def describe(self) -> str:
-        """Return K's law, and the costliest candidate (at order 8)."""
-        law = f"truncated negative binomial, η = {self.eta:g}, γ = {self.gamma:.4g}"
-        if self.count == "poisson":
-            law = f"Poisson, mean {self.mean:g}"
-        curves = [event.rdp([8]) for event in self.candidates]
-        costs = [math.inf if curve is None else float(curve[0]) for curve in curves]
-        costliest = self.candidates[costs.index(max(costs))]
-        return (
-            f"the best of a secret random number of trainings ({law}), each of one of "
-            f"{len(self.candidates)} candidates drawn at random, the costliest of them "
-            f"{costliest.describe()}; ε by Rényi, no PLD is known"
-        )
-
 
 @dataclass(frozen=True)
 class Unaccounted(MechanismEvent):
@@ -596,11 +567,6 @@ class Unaccounted(MechanismEvent):
     reason: str
 
     @property
-    def title(self) -> str:  # type: ignore[override]
-        """The reason, which names the release."""
-        return self.reason
-
-    @property
     def is_unaccounted(self) -> bool:
         """Always true."""
         return True
@@ -608,7 +574,3 @@ class Unaccounted(MechanismEvent):
     def steps(self) -> list[SelfComposed]:
         """Return a step that guarantees nothing."""
         return [SelfComposed(NO_GUARANTEE, 1)]
-
-    def describe(self) -> str:
-        """Return why there is no guarantee."""
-        return f"no private mechanism ({self.reason})"

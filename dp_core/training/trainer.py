@@ -109,9 +109,13 @@ Observer = Callable[[int, Mapping[str, Tensor]], None]  # (update, noised means 
 class Tallies:
     """Counts since the last reading; `operator` numbers, computed without noise."""
 
-    loss: float
-    units: int
-    clipped: int
+    loss: float = 0.0
+    units: int = 0
+    clipped: int = 0
+
+    def plus(self, more: Tallies) -> Tallies:
+        """Return the sum of two readings."""
+        return Tallies(self.loss + more.loss, self.units + more.units, self.clipped + more.clipped)
 
 
 class GradientSums:

@@ -32,9 +32,18 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import Promotion, ReleaseRecord, StepResult
 from tasks.releases.provenance import operator_only
-from tasks.results.findings import PROBES, SUBJECT, read_findings, write_findings
-from tasks.results.inputs import TYPES, Input, read_result
-from tasks.results.statements import KEPT, statement_of, totals
+from tasks.results import (
+    KEPT,
+    PROBES,
+    SUBJECT,
+    TYPES,
+    Input,
+    read_findings,
+    read_result,
+    statement_of,
+    totals,
+    write_findings,
+)
 from tasks.storage import Store
 from tasks.tracking.event_log import VERDICT
 
@@ -274,7 +283,7 @@ def judge(
                 "verdict": verdict.word,
                 "sentence": verdict.sentence,
                 "tags": _tags(result, verdict),
-                "promoted": verdict.word in _RULES[rule] and bool(statement.record["private"]),
+                "promoted": verdict.word in _RULES[rule] and bool(statement.data["private"]),
             }
         )
     return judged

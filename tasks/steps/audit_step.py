@@ -20,8 +20,7 @@ from tasks.evidence.audits import run_audits, store_findings
 from tasks.protocol import AuditSpec
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, rows_at
-from tasks.results.findings import SUBJECT
-from tasks.results.inputs import Input
+from tasks.results import SUBJECT, Input
 from tasks.runtime.log import log
 from tasks.steps.training_inputs import audit_canaries_of
 

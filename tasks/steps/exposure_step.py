@@ -34,8 +34,8 @@ from tasks.releases.provenance import (
     operator_only,
     rows_at,
 )
-from tasks.report.results import SAMPLES_FILE
-from tasks.results.findings import PROBES, SUBJECT
+from tasks.report.job_results import SAMPLES_FILE
+from tasks.results import PROBES, SUBJECT
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.membership_step import claimed
 from tasks.steps.token_store_step import TRAIN

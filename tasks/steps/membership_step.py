@@ -33,9 +33,7 @@ from tasks.releases.provenance import (
     models_by_updates,
     rows_at,
 )
-from tasks.results.findings import PROBES, SUBJECT
-from tasks.results.inputs import Input
-from tasks.results.statements import as_releases, totals
+from tasks.results import PROBES, SUBJECT, Input, as_releases, totals
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.token_store_step import TRAIN
 from tasks.steps.training_inputs import held_out

@@ -14,8 +14,7 @@ from tasks.evidence.audits import JUDGED, WEIGHTS, claim_of, judge, profile_of, 
 from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
 from tasks.releases.provenance import MODELS, find_origin
-from tasks.results.findings import SUBJECT
-from tasks.results.inputs import Input
+from tasks.results import SUBJECT, Input
 from tasks.storage import sha256_of
 
 AUDITED = "audited_model"  # the name of the audited model among the models of a run

@@ -13,7 +13,7 @@ from dp_core.data.token_store import TokenStoreWriter
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.vocabulary import wordpiece
 from tasks.protocol import ReleaseRecord, StepResult
-from tasks.results.findings import FINDINGS, read_findings, write_findings
+from tasks.results import FINDINGS, read_findings, write_findings
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store, local_path
 

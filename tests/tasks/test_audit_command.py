@@ -23,7 +23,7 @@ from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.vocabulary.byte_level import ALPHABET
 from tasks.execution.contract import run_step
 from tasks.protocol import PrivacyAuditSpec, RunContext
-from tasks.results.findings import read_findings
+from tasks.results import read_findings
 from tasks.runtime.deployment import Deployment
 
 pytestmark = [pytest.mark.usefixtures("at_home"), pytest.mark.filterwarnings("ignore")]

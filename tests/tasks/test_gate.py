@@ -45,8 +45,7 @@ from tasks.execution import contract
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
 from tasks.releases.provenance import find_origin, origin_of_export
-from tasks.results.findings import SUBJECT
-from tasks.results.inputs import Input, read_result
+from tasks.results import SUBJECT, Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps import privacy_audit_step as privacy_audit
 from tasks.steps import promote_step as promote

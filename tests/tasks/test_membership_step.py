@@ -30,8 +30,7 @@ from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.context import StepOutput
 from tasks.protocol import MembershipSpec, ReleaseRecord
-from tasks.results.findings import PROBES, SUBJECT
-from tasks.results.inputs import Input
+from tasks.results import PROBES, SUBJECT, Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import membership_step as membership
 from tasks.steps import pretrain_step as pretrain

@@ -38,7 +38,7 @@ from tasks.protocol import (
 )
 from tasks.releases.provenance import operator_only
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.results.findings import FINDINGS, write_findings
+from tasks.results import FINDINGS, write_findings
 from tasks.runtime.deployment import Deployment
 from tasks.steps.report_step import EDITIONS
 from tasks.storage import Store

@@ -27,6 +27,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+try:
+    import dp_accounting as dpa
+    import numpy as np
+    from dp_accounting import rdp
+    from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
+    from scipy.special import log_ndtr, ndtr
+    from scipy.stats import binom
+except ImportError:
+    if __name__ != "__main__":
+        raise
+    sys.stderr.write("check_evidence: dp_accounting is missing: pip install dp-accounting\n")
+    sys.exit(2)
+
 HOLDS, FAULTY, NO_PACK, NOT_DERIVED = 0, 1, 2, 4
 TOLERANCE = 0.005  # relative difference by which a claim may be below the derived number
 EVIDENCE, LEDGER, STATEMENT = "evidence.json", "ledger.json", "privacy_statement.json"
@@ -66,7 +79,7 @@ _MOST_BYTES = 1 << 26
 _LONGEST_PLACE = 400  # characters of a field's path; nested mechanisms have long paths
 _SETTLED = 1e-3  # relative difference at which two grids agree
 _FINEST = 1e-6
-_PROVEN = "PLD, in which the parts without one enter as the (ε, δ) proven for them"
+PROVEN = "PLD, in which the parts without one enter as the (ε, δ) proven for them"
 _ROUNDING = 1e-5  # absolute error of ε and ceilings on the grid
 _ADD_REMOVE, _ZERO_OUT, _REPLACE = "add-or-remove-one", "zero-out-one", "replace-one"
 
@@ -216,6 +229,8 @@ def misshapen(value: Any, shape: Any, where: str) -> Iterator[str]:
             yield f"{where} is not a mechanism that this script knows"
         else:
             known = {"kind": {kind}, "version": _whole(1, 1), "unit": _Optional(_UNIT)}
+            if "example_words" in value:  # examples of a stated length
+                known["example_words"] = _whole(1)
             yield from misshapen(value, known | mechanism.fields, where)
     elif isinstance(shape, dict | _Mapping) and isinstance(value, dict):
         fields = shape if isinstance(shape, dict) else dict.fromkeys(value, shape.shape)
@@ -336,11 +351,6 @@ def words_of(event: Event) -> str:
     return mechanism_of(event).words(event)
 
 
-def units_of(event: Event) -> set[str | None]:
-    """Return the privacy units of a mechanism and its parts."""
-    return {event["unit"]}.union(*(units_of(part) for part in parts_of(event)))
-
-
 def reduce(event: Event) -> Reduction:
     """Return the reduction of a recorded mechanism.
 
@@ -359,16 +369,10 @@ def _composed(events: Sequence[Event]) -> Reduction:
     )
 
 
-def _pld() -> Any:
-    from dp_accounting.pld import privacy_loss_distribution
-
-    return privacy_loss_distribution
-
-
 def _gaussian(sigma: float) -> Part:
     if sigma < 0.05:
         raise NotDerivedError(f"the guarantee of σ = {sigma:.3g} is too weak for a grid")
-    return lambda spacing: _pld().from_gaussian_mechanism(
+    return lambda spacing: privacy_loss_distribution.from_gaussian_mechanism(
         sigma, value_discretization_interval=spacing
     )
 
@@ -377,19 +381,16 @@ def _sampled(rate: float, sigma: float, times: int) -> Part:
     if rate == 1:
         return _gaussian(sigma / math.sqrt(times))
     _gaussian(sigma)
-    return lambda spacing: (
-        _pld()
-        .from_gaussian_mechanism(sigma, value_discretization_interval=spacing, sampling_prob=rate)
-        .self_compose(times)
-    )
+    return lambda spacing: privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, value_discretization_interval=spacing, sampling_prob=rate
+    ).self_compose(times)
 
 
 def _epsilon_delta(epsilon: float, delta: float) -> Part:
     """Return the dominating pair of all (ε, δ)-DP mechanisms."""
-    from dp_accounting.pld import common
 
     parameters = common.DifferentialPrivacyParameters(epsilon, delta)
-    return lambda spacing: _pld().from_privacy_parameters(
+    return lambda spacing: privacy_loss_distribution.from_privacy_parameters(
         parameters, value_discretization_interval=spacing
     )
 
@@ -416,7 +417,6 @@ def _reduce_poisson(event: Event) -> Reduction:
 
 
 def _reduce_truncated(event: Event) -> Reduction:
-    import numpy as np
 
     units, cap = event["declared_units"], event["cap"]
 
@@ -450,7 +450,6 @@ def _reduce_truncated(event: Event) -> Reduction:
 
 def _cuts(units: int, cap: int, rate: float) -> Iterator[tuple[float, float]]:
     """Yield bounds on (probability of a cut, rate), for ranges of the number of other units."""
-    from scipy.stats import binom
 
     most, top, width = rate * cap / (cap + 1), units - 1, 1
     while top >= cap and (cut := float(binom.sf(cap - 1, top, rate))) > 0:
@@ -463,7 +462,6 @@ def _cuts(units: int, cap: int, rate: float) -> Iterator[tuple[float, float]]:
 
 def _sampled_profile(eps: Any, rate: float, mu: float) -> tuple[Any, Any]:
     """Return both directions of the profile of the Poisson-subsampled Gaussian mechanism."""
-    import numpy as np
 
     if rate == 1:
         return (_gaussian_delta(eps, mu),) * 2
@@ -475,7 +473,6 @@ def _sampled_profile(eps: Any, rate: float, mu: float) -> tuple[Any, Any]:
 
 
 def _reduce_fixed_size(event: Event) -> Reduction:
-    import numpy as np
 
     def part(batch: int, sigma: float, times: int) -> Part:
         rate, mu = batch / event["slots"], 2 / sigma
@@ -517,7 +514,6 @@ def _reduce_histogram(event: Event) -> Reduction:
     A unit has N words; ℓ of them occur in no other unit. Each of these passes the threshold with
     probability τ and reveals the unit. If none passes, m = N − ℓ counts differ by 1.
     """
-    import numpy as np
 
     words, sigma = event["words_per_unit"], event["sigma"]
     _gaussian(sigma / math.sqrt(words))
@@ -525,7 +521,7 @@ def _reduce_histogram(event: Event) -> Reduction:
     lone_words = {0, words} | {1 << i for i in range(words.bit_length()) if 1 << i < words}
 
     def part(spacing: float) -> Any:
-        of_count = _pld().from_discrete_gaussian_mechanism(
+        of_count = privacy_loss_distribution.from_discrete_gaussian_mechanism(
             sigma, value_discretization_interval=spacing, use_connect_dots=True
         )
         shared = {m: of_count.self_compose(m) for m in {words - lone for lone in lone_words} - {0}}
@@ -574,7 +570,6 @@ def _norms(event: Event) -> tuple[float, float]:
 
 def _reduce_noised_weights(event: Event) -> Reduction:
     """Noised weights on a lattice, in rounds; items above a threshold are released."""
-    import numpy as np
 
     items, scales = event["items_per_unit"], event["scales"]
     deviation, norm = _norms(event)
@@ -634,9 +629,6 @@ def _reduce_selection(event: Event) -> Reduction:
     """The best of a secret random number of trainings, by Rényi DP."""
     import logging
 
-    import numpy as np
-    from dp_accounting import dp_event, rdp
-
     logging.getLogger("absl").setLevel(
         logging.ERROR
     )  # hides warnings about orders whose series diverge
@@ -653,7 +645,7 @@ def _reduce_selection(event: Event) -> Reduction:
         mean = (1 / gamma - 1) / math.log(1 / gamma)
     else:
         mean = shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
-    best = dp_event.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
+    best = dpa.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
 
     def by_renyi(delta: float) -> float:
         return float(rdp.RdpAccountant(orders).compose(best).get_epsilon(delta))
@@ -670,7 +662,6 @@ def _reduce_selection(event: Event) -> Reduction:
 
 def _dp_event(event: Event) -> Any:
     """Return a training as an event for dp_accounting's Rényi accountant."""
-    import dp_accounting as dpa
 
     match event["kind"]:
         case "composed":
@@ -695,8 +686,6 @@ def _reduce_unaccounted(event: Event) -> Reduction:
 
 def _tail(k: Any, sigma: float) -> Any:
     """Return Pr[Z ≥ k] of a discrete Gaussian at whole numbers k."""
-    import numpy as np
-    from scipy.special import ndtr
 
     if sigma > 2e4:  # the midpoint rule is exact to 1/σ²
         return ndtr((0.5 - k) / sigma)
@@ -708,8 +697,6 @@ def _tail(k: Any, sigma: float) -> Any:
 
 def _gaussian_delta(eps: Any, mu: float) -> Any:
     """Return the profile of the Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
-    import numpy as np
-    from scipy.special import log_ndtr
 
     upper, lower = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
     return np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0))
@@ -723,8 +710,6 @@ def _from_profile(profile: Callable[[Any], tuple[Any, Any]], mu: float, times: i
         mu: parameter of a Gaussian mechanism whose losses cover the same range.
         times: number of compositions.
     """
-    import numpy as np
-    from dp_accounting.pld import pld_pmf
 
     def part(spacing: float) -> Any:
         size = math.ceil((mu * mu / 2 + 12 * mu) / spacing) + 1
@@ -739,7 +724,9 @@ def _from_profile(profile: Callable[[Any], tuple[Any, Any]], mu: float, times: i
                 spacing, -size, size, deltas
             )
 
-        whole = _pld().PrivacyLossDistribution(direction(removed, added), direction(added, removed))
+        whole = privacy_loss_distribution.PrivacyLossDistribution(
+            direction(removed, added), direction(added, removed)
+        )
         return whole.self_compose(times) if times > 1 else whole
 
     return part
@@ -757,7 +744,7 @@ def _phased(batches: str, sampled: str = "sampling rate") -> Callable[[Event], s
 
 _WEIGHTED = "a unit's items share a weight of norm 1 evenly"
 _REROUTED = "weight beyond a level goes back to the units"
-_RULES = {
+RULES = {  # how the weights of a unit's items are bounded
     "weighted": _WEIGHTED,
     "policy": "each unit in turn moves the weights of its items towards a level, by norm 1",
     "mad": f"{_REROUTED}, which give it to their other items",
@@ -771,7 +758,7 @@ def _words_of_weights(event: Event) -> str:
     rounds, rule = len(event["scales"]), event["rule"]
     return (
         f"noised weights ({rule}), at most {event['items_per_unit']} items per unit:"
-        f" {_RULES[rule]}; {rounds} round{'s' * (rounds > 1)} of Gaussian noise, in all σ ="
+        f" {RULES[rule]}; {rounds} round{'s' * (rounds > 1)} of Gaussian noise, in all σ ="
         f" {math.sqrt(deviation**2 - 16) / norm:.4g} times a unit's norm, noised weights below"
         f" {event['checks'][-1][2] / event['scales'][0]:.4g} dropped"
     )
@@ -785,18 +772,23 @@ def _words_of_rounds(event: Event) -> str:
 
 
 def _words_of_selection(event: Event) -> str:
-    from dp_accounting import rdp
-
     law = f"truncated negative binomial, η = {event['eta']:g}, γ = {event['gamma']:.4g}"
     if event["count"] == "poisson":
         law = f"Poisson, mean {event['mean']:g}"
-    candidates = event["candidates"]
-    costs = [rdp.RdpAccountant([8]).compose(_dp_event(c)).rdp[0] for c in candidates]
     return (
         f"the best of a secret random number of trainings ({law}), each of one of"
-        f" {len(candidates)} candidates drawn at random, the costliest of them"
-        f" {words_of(candidates[costs.index(max(costs))])}; ε by Rényi, no PLD is known"
+        f" {len(event['candidates'])} candidates drawn at random, the costliest of them"
+        f" {words_of(max(event['candidates'], key=_cost))}; ε by Rényi, no PLD is known"
     )
+
+
+def _cost(candidate: Event) -> float:
+    """Return the Rényi divergence of a training at order 8; infinity if it is unknown."""
+
+    try:
+        return float(rdp.RdpAccountant([8]).compose(_dp_event(candidate)).rdp[0])
+    except NotDerivedError:
+        return math.inf
 
 
 _RATE, _BOTH = _within(0, 1), frozenset({_ZERO_OUT, _REPLACE})
@@ -869,7 +861,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "partition selection",
         _ADD_REMOVE,
         {
-            "rule": set(_RULES),
+            "rule": set(RULES),
             "items_per_unit": _whole(1, 10**6),
             "levels": _whole(1, 2),
             "scales": [_whole(1)],
@@ -990,7 +982,6 @@ def _ceiling(pld: Any, fpr: float) -> float:
 
     Kairouz, Oh and Viswanath 2015, Theorem 2.1; Dong, Roth and Su 2022, Proposition 2.12.
     """
-    import numpy as np
 
     best, low, high = 1.0, 0.0, 40.0
     for _ in range(4):  # refines the grid around the best ε
@@ -1013,7 +1004,8 @@ def understates(claimed: float, derived: float) -> bool:
 Block = tuple[str, Any]  # h1, h2, h3, p, quote, pre: text; table: (headers, rows); list: lines
 
 
-def _neighbours_in_words(relation: str, unit: str) -> str:
+def neighbours_in_words(relation: str, unit: str) -> str:
+    """Return the difference of neighbouring data sets in words."""
     return {
         _ADD_REMOVE: f"one {unit} is added or removed",
         _ZERO_OUT: f"one {unit}'s contribution is replaced by nothing",
@@ -1024,10 +1016,29 @@ def _neighbours_in_words(relation: str, unit: str) -> str:
 def promise(claim: Mapping[str, Any]) -> list[str]:
     """Return the paragraphs on the guarantee for one data set, in Markdown."""
     unit, epsilon, delta = claim["unit"], claim["epsilon"], claim["delta"]
+    if words := claim["releases"][0]["event"].get("example_words"):
+        unit = f"{unit} of {words} words"
+    if epsilon == "inf":
+        return [
+            f"**Not private.** The text of the data set “{claim['dataset']}” went into it with no"
+            " guarantee (ε = ∞). It must stay with the operator of the data: not exported, not"
+            " published, not promoted."
+        ]
     if epsilon is None:
         return [
             "**No total is claimed.** Its releases protect different things, or by different"
             " notions of neighbouring data, and such guarantees do not add up. Each is below."
+        ]
+    if not delta * (claim["declared_units"] or 0) < 1:
+        return [
+            f"**No claim is made.** δ = {delta:.3g} in total is not below"
+            f" 1/{claim['declared_units']}, one in the declared number of units: publishing one"
+            f" {unit} whole would count as private."
+        ]
+    if claim["seed_known"]:
+        return [
+            f"With a secret seed the same steps would have been ({epsilon:.4g}, {delta:.3g})-"
+            f"differentially private for one {unit}."
         ]
     odds = math.exp(min(epsilon, 700.0))
     times = f"{odds:.3g}" if odds < 100 else f"{odds:,.0f}" if odds < 1e7 else "astronomically many"
@@ -1035,7 +1046,7 @@ def promise(claim: Mapping[str, Any]) -> list[str]:
     return [
         f"It is **({epsilon:.4g}, {delta:.3g})-differentially private** for one **{unit}** of the"
         f" data set “{claim['dataset']}”: ε = {epsilon:.4g}, δ = {delta:.3g}, where"
-        f" {_neighbours_in_words(claim['neighbours'], unit)}.",
+        f" {neighbours_in_words(claim['neighbours'], unit)}.",
         f"In plain words: whatever anyone may conclude about one {unit} from this model, with any"
         f" other knowledge and any effort, the probability of coming to it is at most {times} times"
         f" what it would be had that {unit} not been in the data, plus at most {delta:.3g}.",
@@ -1049,8 +1060,9 @@ def promise(claim: Mapping[str, Any]) -> list[str]:
 
 def statement_words(statement: Mapping[str, Any]) -> str:
     """Return the content of PRIVACY.md, the privacy statement in words."""
-    texts = [_words_of_statement(part) for part in claims_of(statement)]
-    if after := statement.get("released_after_updates"):
+    texts = [_words_of_claim(claim) for claim in claims_of(statement)]
+    after = statement.get("released_after_updates")
+    if after and all(claim["epsilon"] != "inf" for claim in claims_of(statement)):
         *earlier, last = after
         texts.append(
             f"Of its pre-training {len(after)} models are released: after"
@@ -1061,24 +1073,34 @@ def statement_words(statement: Mapping[str, Any]) -> str:
     return "\n".join(texts)
 
 
-def _words_of_statement(statement: Mapping[str, Any]) -> str:
+def _words_of_claim(claim: Mapping[str, Any]) -> str:
     paragraphs = ["# Privacy of this model"]
-    if statement["made_up"]:
+    if claim["made_up"]:
         paragraphs.append(
             "**The private text is made up or public.** Nobody's privacy is at stake; the figures"
             " below show what would be claimed."
         )
-    paragraphs += promise(statement)
-    releases = [
-        f"{release['mechanism']} (by itself ε = {release['epsilon']:.4g} at δ ="
-        f" {release['delta']:.3g}; ledger entry {release['ledger_id']})"
-        for release in statement["releases"]
-    ]
+    if not claim["releases"]:
+        return "\n\n".join([*paragraphs, "No private text was used to make it."]) + "\n"
+    if claim["seed_known"]:
+        paragraphs.append(
+            "**Not private: known seed.** The random numbers can be repeated by anyone who knows"
+            " the seed, and the noise subtracted. No claim is made."
+        )
+    paragraphs += promise(claim)
+    releases = []
+    for release in claim["releases"]:
+        epsilon = "∞" if release["epsilon"] == "inf" else f"{release['epsilon']:.4g}"
+        releases.append(
+            f"{release['mechanism']} (by itself ε = {epsilon} at δ = {release['delta']:.3g};"
+            f" ledger entry {release['ledger_id']})"
+        )
     for title, items in (
         ("What was released, and how", releases),
-        ("What this rests on", statement["assumptions"]),
+        ("What this rests on", claim["assumptions"]),
     ):
-        paragraphs.append("\n".join([f"{title}:", "", *(f"- {item}" for item in items)]))
+        if items:
+            paragraphs.append("\n".join([f"{title}:", "", *(f"- {item}" for item in items)]))
     return "\n\n".join(paragraphs) + "\n"
 
 
@@ -1405,13 +1427,8 @@ def check(folder: Path, model: Path | None = None) -> Findings:
         model: folder of the exported model; None to skip the comparison.
 
     Raises:
-        NotAPackError: the folder contains no evidence of this version, or dp_accounting is not
-            installed.
+        NotAPackError: the folder contains no evidence of this version.
     """
-    try:
-        import dp_accounting  # noqa: F401
-    except ImportError:
-        raise NotAPackError("dp_accounting is missing: pip install dp-accounting") from None
     evidence = _read(folder / EVIDENCE)
     if not isinstance(evidence, dict) or evidence.get("version") != 3:
         raise NotAPackError(f"{EVIDENCE} has a version that this script does not know")
@@ -1545,16 +1562,29 @@ def _relation_faults(ledger: Mapping[str, Any]) -> Iterator[str]:
     for entry in (entry for extract in ledger["extracts"] for entry in extract["entries"]):
         where, event = f"release {entry['id']}", entry["event"]
         try:
-            words_of(event)
+            _read_event(event)
             if entry["neighbours"] != relation_of(event):
                 yield f"{where}: its mechanism has the relation {relation_of(event)}"
-        except (NotDerivedError, ValueError, IndexError) as error:
+        except ValueError as error:
             yield f"{where}: {error}"
-        if units_of(event) != {entry["unit"]}:
+        units = {(part["unit"], part.get("example_words")) for part in _within_event(event)}
+        if len(units) > 1 or event["unit"] != entry["unit"]:
             yield f"{where}: its mechanism does not protect the unit {entry['unit']}"
         guaranteed = all(part["kind"] != "unaccounted" for part in _within_event(event))
         if entry["accounted"] != guaranteed:
             yield f"{where}: accounted is {entry['accounted']}"
+
+
+def _read_event(event: Event) -> tuple[str, str]:
+    """Return the relation and the description of a mechanism.
+
+    Raises:
+        ValueError: its parameters do not fit together.
+    """
+    try:
+        return relation_of(event), words_of(event)
+    except (ArithmeticError, LookupError, NotDerivedError) as error:
+        raise ValueError(f"its mechanism cannot be read: {error}") from None
 
 
 def _within_event(event: Event) -> Iterator[Event]:
@@ -1600,8 +1630,16 @@ def _claim_faults(claim: Mapping[str, Any], derived: Mapping[str, Any]) -> Itera
     if not releases:
         yield f"{where}: the claim has no releases"
         return
-    alike = [(release["unit"], relation_of(release["event"])) for release in releases]
-    if (claim["unit"], claim["neighbours"]) != alike[0]:
+    try:
+        readings = [_read_event(release["event"]) for release in releases]
+    except ValueError as error:
+        yield f"{where}: {error}"
+        return
+    alike = [
+        (release["unit"], relation, release["event"].get("example_words"))
+        for release, (relation, _) in zip(releases, readings, strict=True)
+    ]
+    if (claim["unit"], claim["neighbours"]) != alike[0][:2]:
         yield f"{where}: unit or neighbours differ from its releases"
     if (claim["epsilon"] is None) != (len(set(alike)) > 1):
         yield f"{where}: there must be a total if and only if all releases protect alike"
@@ -1616,10 +1654,10 @@ def _claim_faults(claim: Mapping[str, Any], derived: Mapping[str, Any]) -> Itera
     if units is not None and any(event.get("declared_units", 0) > units for event in events):
         yield f"{where}: a mechanism declares more units than the claim"
     proven = any(e["kind"] == "random_count_selection" or e.get("to") == _REPLACE for e in events)
-    if claim["accounting"] != (_PROVEN if proven else "PLD"):
-        yield f"{where}: its accounting is not “{_PROVEN if proven else 'PLD'}”"
-    for release in releases:
-        if release["mechanism"] != (words := words_of(release["event"])):
+    if claim["accounting"] != (PROVEN if proven else "PLD"):
+        yield f"{where}: its accounting is not “{PROVEN if proven else 'PLD'}”"
+    for release, (_, words) in zip(releases, readings, strict=True):
+        if release["mechanism"] != words:
             yield f"release {release['ledger_id']}: its mechanism is “{words}”"
         renyi = release["epsilon_rdp"]
         if renyi is not None and renyi < release["epsilon"] * 0.99:
