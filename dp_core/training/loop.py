@@ -424,9 +424,7 @@ class _Run:
     def _report(self, *, last: bool) -> None:
         if self._hook and self._is_evaluated():
             self._hook.evaluate(self._done, self._trainer.weights())
-        clipper = self._trainer.clipper
-        clip_norm = math.inf if clipper is None else clipper.clip_norm
-        self._reporter.report(self._done, clip_norm, last=last)
+        self._reporter.report(self._done, self._trainer.clip_norm, last=last)
 
     def _is_evaluated(self) -> bool:
         return self._hook is not None and self._done in self._hook.at
