@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -155,32 +155,17 @@ def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> M
             tuple(int(units) for units in shape.dense_units.split(",")),
             max_positions=length,
         )
-    if is_causal(shape.model_kind):
-        decoder = LlamaConfig if shape.model_kind == "llama" else Gpt2Config
-        return decoder.of_size(
-            vocab_size=vocabulary_size,
-            hidden=shape.hidden,
-            layers=shape.layers,
-            max_positions=length,
-        )
-    return BertConfig.of_size(
-        vocab_size=vocabulary_size,
-        hidden=shape.hidden,
-        layers=shape.layers,
-        max_positions=length,
-        type_vocab=0 if shape.model_kind == "distilbert" else 2,
-    )
-
-
-def kind_of(config: ModelConfig) -> str:
-    """Return the kind of a model, by its name in the settings."""
-    if isinstance(config, LlamaConfig):
-        return "llama"
-    if isinstance(config, Gpt2Config):
-        return "gpt2"
-    if isinstance(config, FeedForwardConfig):
-        return "feed-forward"
-    return "distilbert" if config.distilled else "bert"
+    sizes: dict[str, Any] = {
+        "vocab_size": vocabulary_size,
+        "hidden": shape.hidden,
+        "layers": shape.layers,
+        "max_positions": length,
+    }
+    if shape.model_kind == "distilbert":
+        return BertConfig.of_size(**sizes, type_vocab=0)
+    kinds: dict[str, type[BertConfig | Gpt2Config | LlamaConfig]]
+    kinds = {"bert": BertConfig, "gpt2": Gpt2Config, "llama": LlamaConfig}
+    return kinds[shape.model_kind].of_size(**sizes)
 
 
 def refuse_other_architecture(config: ModelConfig, shape: ArchitectureConfig) -> None:
@@ -191,7 +176,7 @@ def refuse_other_architecture(config: ModelConfig, shape: ArchitectureConfig) ->
     Raises:
         BadInput: the architectures differ; the message names both.
     """
-    kind = kind_of(config)
+    kind = config.kind
     if kind != shape.model_kind and (is_causal(kind) or is_causal(shape.model_kind)):
         raise BadInput(
             f"the folder holds a {ARCHITECTURES[kind]}, the settings ask for a "

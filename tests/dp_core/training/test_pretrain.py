@@ -1,8 +1,9 @@
-"""Pre-training as a whole: it learns, follows the plan, and survives interruptions."""
+"""Training as a whole: it learns, follows the plan, reports, and survives interruptions."""
 
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -12,8 +13,15 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import loop as module
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
+from dp_core.training.loop import (
+    OrdinaryUpdates,
+    PrivateUpdates,
+    Progress,
+    ProgressReporter,
+    curve_points,
+)
 from dp_core.training.objectives import mlm_accuracy
+from dp_core.training.trainer import Tallies, Trainer
 
 
 def same(a, b):
@@ -121,3 +129,30 @@ def test_negative_updates_and_empty_batches_are_refused(field, least):
     assert getattr(OrdinaryUpdates(**numbers | {field: least}), field) == least
     with pytest.raises(BadInput, match=field):
         OrdinaryUpdates(**numbers | {field: least - 1})
+
+
+UPDATES = 400  # a point of the curve every ten
+
+
+class Counting:
+    """Replaces a trainer: each reading returns the counts of one update."""
+
+    def read_tallies(self) -> Tallies:
+        return Tallies(loss=6.0, units=3, clipped=2)
+
+
+def reporter(reports: list[Progress]) -> ProgressReporter:
+    trainer = cast(Trainer, cast(Any, Counting()))
+    return ProgressReporter(trainer, UPDATES, curve_points(UPDATES), reports.append)
+
+
+def test_counts_since_the_last_point_survive_a_stop() -> None:
+    reports: list[Progress] = []
+    first, second = reporter(reports), reporter(reports)
+    kept = first.state()  # one reading, for example after 7 updates
+    first.report(10, 1.0, last=False)
+    second.restore(kept)
+    second.report(10, 1.0, last=False)
+    undisturbed, resumed = reports
+    assert resumed == undisturbed
+    assert (resumed.loss, resumed.batch, resumed.clipped) == (2.0, 6 / 10, 4 / 6)
