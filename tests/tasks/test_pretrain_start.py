@@ -95,7 +95,7 @@ def test_public_model_of_another_architecture_is_refused(
     with pytest.raises(BadInput, match=f"holds a {other}.*Set model_kind"):
         start(tmp_path, public_model=str(public), model_kind=kind)
     right = "gpt2" if kind == "bert" else "bert"
-    assert start(tmp_path, public_model=str(public.kind, model_kind=right).config) == right
+    assert start(tmp_path, public_model=str(public), model_kind=right).config.kind == right
 
 
 def test_private_trainings_start_from_the_public_step_only(tmp_path: Path) -> None:
