@@ -96,28 +96,26 @@ class TrainingInputs:
         return store
 
     def with_audit_canaries(
-        self, store: TokenStore, chosen: Sequence[int], context: StepContext
-    ) -> TokenStore:
-        """Return the training rows, followed by the chosen audit canaries.
+        self, store: TokenStore, coins: PrivacySeed, context: StepContext
+    ) -> tuple[TokenStore, list[int]]:
+        """Return the training rows followed by the audit canaries that the release's coins choose.
 
         The copy is stored with the step's unfinished work, and removed together with it.
 
         Args:
             store: store of the private units.
-            chosen: numbers of canaries, from `audit_canaries_in`.
+            coins: seed of the coins, which choose the canaries.
             context: context of the training.
-        """
-        canaries = audit_canaries_of(self.rows, context)
-        return joined(context.durable / "rows", store, canaries, chosen)
 
-    def audit_canaries_in(self, coins: PrivacySeed, context: StepContext) -> list[int]:
-        """Return the numbers of the audit canaries to train on, by the release's coins.
+        Returns:
+            The store, and the numbers of the chosen canaries.
 
         Raises:
             BadInput: the canaries were altered.
         """
         canaries = audit_canaries_of(self.rows, context)
-        return [int(i) for i in np.flatnonzero(throw_coins(coins, canaries.n_units))]
+        chosen = [int(i) for i in np.flatnonzero(throw_coins(coins, canaries.n_units))]
+        return joined(context.durable / "rows", store, canaries, chosen), chosen
 
 
 def audit_canaries_of(rows: Input, context: StepContext) -> TokenStore:
