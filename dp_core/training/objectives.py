@@ -246,17 +246,10 @@ def perplexity(
     return float(np.exp(np.float64(total) / predicted)) if predicted else float("nan")
 
 
-def _hits(
-    layers: Layers,
-    config: Any,
-    ids: Tensor,
-    lengths: Tensor,
-    positions: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-) -> Tensor:
+def _hits(layers: Layers, config: Any, *row: Tensor) -> Tensor:
     """Return 1 where the first guess is the label: (M, K)."""
-    logits = mlm_logits(layers, config, ids, lengths, positions)
+    *inputs, labels, _ = row
+    logits = mlm_logits(layers, config, *inputs)
     guesses = tf.argmax(logits, axis=1, output_type=tf.int32)  # (M·K,)
     return tf.cast(tf.reshape(guesses, tf.shape(labels)) == labels, tf.float32)
 

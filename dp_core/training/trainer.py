@@ -235,20 +235,10 @@ class Trainer:
     def _add_everywhere(self, batch: tuple[Any, ...], clip_norm: Tensor) -> None:
         self._strategy.run(self._add_here, args=(clip_norm, *batch))
 
-    def _add_here(
-        self,
-        clip_norm: Tensor,
-        ids: Tensor,
-        lengths: Tensor,
-        positions: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        shares: Tensor,
-    ) -> None:
-        batch = (ids, lengths, positions, labels, weights, shares)
-        unit_losses = UnitBatch(self._row_losses, self._config, batch)
+    def _add_here(self, clip_norm: Tensor, *batch: Tensor) -> None:
+        unit_losses, shares = UnitBatch(self._row_losses, self._config, batch), batch[-1]
         real = tf.reduce_sum(shares, axis=1) > 0  # (U,) false for padding
-        sums, losses, norms = self._gradient_sums(unit_losses, ids.shape[0], clip_norm)
+        sums, losses, norms = self._gradient_sums(unit_losses, shares.shape[0], clip_norm)
         for name in self.names:
             self._sums[name].assign_add(sums[name])
         within = norms <= clip_norm
