@@ -10,7 +10,7 @@ from typing import Any
 from dp_core.config.privacy import gives_a_unit_away
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
-from dp_core.privacy.check_evidence import statement_words
+from dp_core.privacy.check_evidence import PROVEN, statement_words
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 
 VERSION = 1
@@ -75,6 +75,13 @@ class PrivacyStatement:
         """Total ε; ∞ without a guarantee, None if the parts do not compose."""
         total = self.data["epsilon"]
         return math.inf if total == "inf" else total
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """The words as paragraphs, without titles and without Markdown's marks."""
+        lines = self.words.replace("**", "").splitlines()
+        text = [line for line in lines if line and not line.startswith("#")]
+        return [f"• {line[2:]}" if line.startswith("- ") else line for line in text]
 
 
 def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> PrivacyStatement:
@@ -159,7 +166,7 @@ def total_epsilon(events: Sequence[MechanismEvent], delta: float) -> float | Non
 
 def _accounting(releases: Sequence[Release]) -> str:
     if not all(release.event.has_pld for release in releases):
-        return "PLD, in which the parts without one enter as the (ε, δ) proven for them"
+        return PROVEN
     return "PLD"
 
 

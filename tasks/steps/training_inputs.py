@@ -26,8 +26,8 @@ from dp_core.training.gradient_sources import GradientHosts
 from tasks.context import StepContext
 from tasks.protocol import PretrainSpec
 from tasks.releases.provenance import PRETRAINED, Role, fact, model_at, output_of, rows_at
-from tasks.report.results import ARCHITECTURES
-from tasks.results.inputs import Input
+from tasks.report.job_results import ARCHITECTURES
+from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
 from tasks.steps.token_store_step import AUDIT, HELD_OUT, TRAIN, keyed_store_digest

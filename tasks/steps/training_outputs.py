@@ -40,8 +40,7 @@ from dp_core.training.objectives import mlm_accuracy, perplexity
 from tasks.context import StepContext
 from tasks.releases.plans import plan_until
 from tasks.releases.provenance import operator_only, vocabulary_digest
-from tasks.results.inputs import Input
-from tasks.results.statements import kept_folder, write_statement
+from tasks.results import Input, kept_folder, write_statement
 from tasks.storage import sha256_of
 
 MEASURED_ROWS = 1024
