@@ -76,6 +76,13 @@ class PrivacyStatement:
         total = self.data["epsilon"]
         return math.inf if total == "inf" else total
 
+    @property
+    def paragraphs(self) -> list[str]:
+        """The words as paragraphs, without titles and without Markdown's marks."""
+        lines = self.words.replace("**", "").splitlines()
+        text = [line for line in lines if line and not line.startswith("#")]
+        return [f"• {line[2:]}" if line.startswith("- ") else line for line in text]
+
 
 def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> PrivacyStatement:
     """Return the statement of a model made from these releases of one data set.

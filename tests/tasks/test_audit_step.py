@@ -25,7 +25,7 @@ from tasks.evidence.audits import LOWER_BOUND, AuditOutput
 from tasks.protocol import AuditSpec, PretrainSpec, PrivacyPlan
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import private_units
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps import audit_step as audit
 from tasks.steps import pretrain_step as pretrain
 from tasks.steps import token_store_step as token_store

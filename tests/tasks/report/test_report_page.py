@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import NoneType
+from types import NoneType, SimpleNamespace
 
 import pytest
 from report_examples import (
@@ -37,7 +37,6 @@ from tasks.report.model import (
 )
 from tasks.report.page import Page, job_page, sweep_page
 from tasks.report.tables import WITHHELD_MARK, Table, closing_of, side_by_side
-from tasks.results.statements import Statement
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -293,7 +292,7 @@ def test_markup_in_names_is_escaped() -> None:
         settings={evil: evil},
         repeat=(evil,),
         notes=(evil,),
-        statement=Statement((evil,), {"unit": "</pre>" + evil}),
+        statement=SimpleNamespace(paragraphs=[evil], data={"unit": "</pre>" + evil}),
     )
     html = job_page(report, Edition.OPERATOR).html
     assert evil not in html
@@ -309,7 +308,7 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
         public_seeds={},
         notes=(),
         repeat=(),
-        statement=Statement(("One sentence.",)),
+        statement=SimpleNamespace(paragraphs=["One sentence."], data={}),
     )
     html = job_page(bare, Edition.OPERATOR).html
     assert 'id="ledger"' not in html

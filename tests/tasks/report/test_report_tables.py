@@ -26,6 +26,7 @@ from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import MetricRecord, StepResult
 from tasks.report import audit_tables, sweep_tables, tables
 from tasks.report.comparison import figures_of
+from tasks.report.job_results import audit_time, last_values
 from tasks.report.model import (
     Cost,
     Edition,
@@ -37,7 +38,6 @@ from tasks.report.model import (
     edition_of,
 )
 from tasks.report.page import job_page, verdict
-from tasks.report.results import audit_time, last_values
 from tasks.report.tables import (
     NOT_MEASURED,
     WITHHELD_MARK,
@@ -47,7 +47,7 @@ from tasks.report.tables import (
     rich_table,
     side_by_side,
 )
-from tasks.results.inputs import Input
+from tasks.results import Input
 
 
 def _closing() -> Table:

@@ -38,7 +38,7 @@ from tasks.protocol import (
 )
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import operator_only
-from tasks.releases.training_advice import RunReleases, how_it_is_known, in_words, outlook_of
+from tasks.releases.training_advice import RunReleases, how_it_is_known, outlook_of
 from tasks.report.model import (
     Cost,
     Curve,
@@ -56,8 +56,7 @@ from tasks.report.model import (
     ModelRow,
     Samples,
 )
-from tasks.results.inputs import Input, labelled, merged
-from tasks.results.statements import released_after, statement_of, totals
+from tasks.results import Input, labelled, merged, released_after, statement_of, totals
 
 Results = Mapping[str, Input]  # by the name of the task
 ARCHITECTURES = {
@@ -549,11 +548,9 @@ def _outlook_facts(spec: ReportSpec) -> Iterator[Fact]:
     """Yield the expected gains at this and other budgets, which depend on settings alone."""
     settings = JobSettings.model_validate(spec.settings)
     known = how_it_is_known(RunReleases.of(settings).recipe)
-    for number, outlook in enumerate(outlook_of(settings)):
-        name = f"Expected share of the gain, {outlook.case.name}"
-        words = "; ".join(
-            f"{quantity} {in_words(expected)}" for quantity, expected in outlook.expected.items()
-        )
+    for number, case in enumerate(outlook_of(settings)):
+        name = f"Expected share of the gain, {case.name}"
+        words = "; ".join(f"{quantity} {share}" for quantity, share in case.expected.items())
         yield Fact(name, words, Label.PUBLIC, "" if number else known)
 
 
