@@ -72,9 +72,9 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None
     # The rows may be read only after the charge.
     store = inputs.train_store(spec, context)
-    canaries = inputs.audit_canaries_in(coins, context) if coins else []
+    canaries: list[int] = []
     if coins is not None:
-        store = inputs.with_audit_canaries(store, canaries, context)
+        store, canaries = inputs.with_audit_canaries(store, coins, context)
     start = _start(spec, context, store, inputs)
     whole_words = spec.training.whole_words
     words = continuation_tokens(load(inputs.vocabulary.folder)) if whole_words else None
