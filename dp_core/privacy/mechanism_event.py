@@ -26,7 +26,7 @@ from dp_core.privacy.accounting.rdp import (
     pure_dp_rdp,
     worst,
 )
-from dp_core.privacy.check_evidence import neighbours_in_words, words_of
+from dp_core.privacy.check_evidence import neighbours_in_words, title_of, words_of
 
 
 class PrivacyUnit(StrEnum):
@@ -76,7 +76,6 @@ class MechanismEvent:
 
     Class attributes:
         kind: its name in JSON, with `version`; registers the class.
-        title: the kind of release, in a word or two.
         assumed: assumptions about the run on which its ε rests, in addition to its parts'.
         neighbours: the relation for which its ε holds, if it has no parts.
         conversions: relations under which `ConvertedRelation` may state it, by a theorem there.
@@ -88,7 +87,6 @@ class MechanismEvent:
 
     kind: ClassVar[str] = ""
     version: ClassVar[int] = 1
-    title: ClassVar[str] = ""
     assumed: ClassVar[tuple[str, ...]] = ()
     neighbours: ClassVar[NeighboringRelation] = ADD_REMOVE
     conversions: ClassVar[frozenset[NeighboringRelation]] = frozenset({REPLACE})
@@ -216,6 +214,11 @@ class MechanismEvent:
 
     # --- description
 
+    @property
+    def title(self) -> str:
+        """The kind of release, in a word or two."""
+        return title_of(self.to_json())
+
     def describe(self) -> str:
         """Return the mechanism in one clause, as the evidence pack's script writes it."""
         return words_of(self.to_json())
@@ -335,7 +338,6 @@ class Composed(MechanismEvent):
     """Several events on the same data; build it with `compose`, which checks and flattens them."""
 
     kind = "composed"
-    title = "several releases"
     conversions = frozenset()  # convert each part
     events: tuple[MechanismEvent, ...]
 
@@ -430,11 +432,6 @@ class ConvertedRelation(MechanismEvent):
             self.require(self.delta == 0, "zero-out needs no delta")
 
     @property
-    def title(self) -> str:  # type: ignore[override]
-        """The title of the converted event."""
-        return self.event.title
-
-    @property
     def relation(self) -> NeighboringRelation:
         """The relation to which the guarantee is converted."""
         return self.to
@@ -514,7 +511,6 @@ class RandomCountSelection(MechanismEvent):
         "how many trainings there were is secret, and no training but the best was shown to anyone",
         "trainings were compared by a score of the released model and public data alone",
     )
-    title = "the best of several DP pre-trainings"
     has_pld = False
     covers_every_iterate = False  # the best model alone is released
     claimed_by_rdp = True  # at the requested δ, not at the event's field `delta`
@@ -569,11 +565,6 @@ class Unaccounted(MechanismEvent):
 
     kind = "unaccounted"
     reason: str
-
-    @property
-    def title(self) -> str:  # type: ignore[override]
-        """The reason, which names the release."""
-        return self.reason
 
     @property
     def is_unaccounted(self) -> bool:

@@ -82,7 +82,6 @@ def _check_noise(event: MechanismEvent, sigma: float, steps: int) -> None:
 class _PhasedGaussian(MechanismEvent):
     """Gaussian sums over sampled batches, phase by phase, composed in order."""
 
-    title = "DP training"
     every_iterate = True  # the composition of its updates, each of which releases its noised sum
     _sampled: ClassVar[str] = "sampling rate"
 
@@ -293,7 +292,6 @@ class Gaussian(MechanismEvent):
     """
 
     kind = "gaussian"
-    title = "Gaussian mechanism"
     every_iterate = True  # all of them are released
     assumed = ("no unit took part more often than once an epoch", *_TRAINING)
     conversions = frozenset({ZERO_OUT, REPLACE})
@@ -327,7 +325,6 @@ class ShuffledGaussian(MechanismEvent):
     """
 
     kind = "shuffled_gaussian"
-    title = "DP training"
     every_iterate = True  # every epoch's sums are released
     assumed = Gaussian.assumed
     neighbours = ZERO_OUT
@@ -374,7 +371,6 @@ class ThresholdedHistogram(MechanismEvent):
         "each unit's words were bounded before anything was counted, independently of all other "
         "data",
     )
-    title = "word histogram"
     conversions = frozenset({ZERO_OUT, REPLACE})
     words_per_unit: int
     sigma: float
@@ -447,7 +443,6 @@ class NoisedWeights(MechanismEvent):
     """
 
     kind = "noised_weights"
-    title = "partition selection"
     assumed = (
         "each unit's items were bounded before anything was counted, independently of all other "
         "data",
@@ -565,7 +560,6 @@ class PhraseRounds(MechanismEvent):
     """
 
     kind = "phrase_rounds"
-    title = "phrases"
     assumed = ("what a round counted was chosen by the earlier rounds' released counts alone",)
     conversions = frozenset({ZERO_OUT, REPLACE})
     rounds: tuple[MechanismEvent, ...]

@@ -13,7 +13,7 @@ share, drawn or not, so no message size reveals the number of drawn items.
 becomes a sum of n parts: weights agree up to rounding, and are the same bits for the same n.
 
 *Faults.* A host's answer depends only on its arguments. A restarted host computes the same update
-again, and no sum of an interrupted call remains (`GradientSums.clear`).
+again, and no sum of an interrupted call remains (`Trainer.clear`).
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ from dp_core.training.batches import (
 from dp_core.training.checkpoints import arrays_digest
 from dp_core.training.devices import configure, strategy_for
 from dp_core.training.objectives import Objective, objective_for
-from dp_core.training.trainer import GradientSums, Trainer
+from dp_core.training.trainer import Trainer
 
 _AHEAD = 8  # micro-batches made in advance
 OpenRows = Callable[[], TokenStore]
@@ -221,10 +221,11 @@ class HostShare:
         tf.config.experimental.enable_op_determinism()  # as in the step
         objective = objective_for(self.config, self.continuation)
         zeros = {name: np.zeros(shape, np.float32) for name, shape in self.trained.items()}
-        sums = GradientSums(
+        sums = Trainer(
             strategy_for(self.device),
             self.config,
             {**zeros, **self.frozen},
+            None,
             None if self.clipping is None else Clipper(1.0, *self.clipping),
             precision=self.precision,
             row_losses=objective.row_losses,
@@ -245,12 +246,12 @@ class HostSums:
         items: items of the host's share.
     """
 
-    sums: GradientSums
+    sums: Trainer
     made: Callable[[int, Indices], Iterator[MicroBatch]]
     items: range
 
     def __call__(self, shared: Any, marks: NDArray[np.uint16]) -> Sums:
-        """Return the sums and counts of `GradientSums.take`.
+        """Return the sums and counts of `Trainer.take`.
 
         Args:
             shared: number of the update, clip norm, and weights in the order of `trained`.
