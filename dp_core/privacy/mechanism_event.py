@@ -333,8 +333,28 @@ def _protects(event: MechanismEvent) -> str:
     return f"{event.kind} ({event.unit_in_words}, {event.relation.value})"
 
 
+class Composition(MechanismEvent):
+    """The interface of mechanisms that compose their parts, each of which is released."""
+
+    def steps(self) -> list[SelfComposed]:
+        """Return the steps of all parts."""
+        return [step for part in self.parts for step in part.steps()]
+
+    def rdp(self, orders: Sequence[float]) -> Floats | None:
+        """Return the sum of the parts' curves, or None if a part has no curve."""
+        curves = [part.rdp(orders) for part in self.parts]
+        known = [curve for curve in curves if curve is not None]
+        return np.sum(known, axis=0) if len(known) == len(curves) else None
+
+    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
+        """Return the sum over the parts, each of which gets an equal share of δ for its coin."""
+        share = delta / len(self.parts)
+        charges = [part.approximate_rdp(order, share) for part in self.parts]
+        return math.fsum(rho for rho, _ in charges), math.fsum(coin for _, coin in charges)
+
+
 @dataclass(frozen=True)
-class Composed(MechanismEvent):
+class Composed(Composition):
     """Several events on the same data; build it with `compose`, which checks and flattens them."""
 
     kind = "composed"
@@ -348,22 +368,6 @@ class Composed(MechanismEvent):
             len({self.protects, *(event.protects for event in self.events)}) == 1,
             "events with different units or neighbour relations do not compose",
         )
-
-    def steps(self) -> list[SelfComposed]:
-        """Return the steps of all parts."""
-        return [step for part in self.events for step in part.steps()]
-
-    def rdp(self, orders: Sequence[float]) -> Floats | None:
-        """Return the sum of the parts' curves, or None if a part has no curve."""
-        curves = [part.rdp(orders) for part in self.events]
-        known = [curve for curve in curves if curve is not None]
-        return np.sum(known, axis=0) if len(known) == len(curves) else None
-
-    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
-        """Return the sum over the parts, each of which gets an equal share of δ for its coin."""
-        share = delta / len(self.events)
-        charges = [part.approximate_rdp(order, share) for part in self.events]
-        return math.fsum(rho for rho, _ in charges), math.fsum(coin for _, coin in charges)
 
     def unamplified_mu(self, sensitivity: float) -> float:
         """Return μ of all parts together."""

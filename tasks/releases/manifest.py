@@ -67,7 +67,6 @@ SHARED = {
     "pretrain": ("tasks.steps.training_inputs", "tasks.steps.training_outputs"),
     "select": ("tasks.steps.training_inputs",),
 }
-BY_NAME = {"dp_core.privacy.clipping.reference": ("tensorflow_privacy",)}  # import_module(…)
 
 
 def manifest(*, kind: str, **parts: str | int | float | dict[str, object]) -> bytes:
@@ -113,7 +112,7 @@ def code_of(kind: str, root: Path = CHECKOUT) -> Code:
         if module in modules or module.startswith(BY_VALUE):
             continue
         modules.add(module)
-        for imported in (*imports_of(_file(module, root)), *BY_NAME.get(module, ())):
+        for imported in imports_of(_file(module, root)):
             first = imported.partition(".")[0]
             if first == "dp_core":
                 waiting += _modules_on_the_way(imported, root)

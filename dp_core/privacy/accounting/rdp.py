@@ -33,28 +33,12 @@ PAPER_ORDERS: tuple[float, ...] = tuple([1 + x / 10 for x in range(1, 100)] + li
 # --- curves
 
 
-def poisson_gaussian_rdp(sampling_rate: float, mu: float, orders: ArrayLike) -> Floats:
-    """Return the curve of a Poisson-sampled Gaussian with μ = sensitivity/σ.
-
-    Mironov, Talwar and Zhang 2019 (arXiv:1908.10530), exact.
-    """
-    event = dpa.PoissonSampledDpEvent(sampling_rate, dpa.GaussianDpEvent(1 / mu))
-    return _library_curve(event, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
-
-
-def fixed_size_gaussian_rdp(slots: int, batch: int, mu: float, orders: ArrayLike) -> Floats:
-    """Return the replace-one curve of a Gaussian on `batch` of `slots` drawn without replacement.
-
-    Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 27. `mu` has the sensitivity
-    to replacing a unit: twice the clip norm over σ.
-    """
-    event = dpa.SampledWithoutReplacementDpEvent(slots, batch, dpa.GaussianDpEvent(1 / mu))
-    return _library_curve(event, orders, dpa.NeighboringRelation.REPLACE_ONE)
-
-
-def _library_curve(
-    event: dpa.DpEvent, orders: ArrayLike, relation: dpa.NeighboringRelation
+def library_curve(
+    event: dpa.DpEvent,
+    orders: ArrayLike,
+    relation: dpa.NeighboringRelation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
 ) -> Floats:
+    """Return the curve of an event of dp_accounting, under its neighbouring relation."""
     accountant = rdp_library.RdpAccountant(np.asarray(orders), relation)
     verbosity = absl_logging.get_verbosity()
     absl_logging.set_verbosity(absl_logging.ERROR)  # an order whose series diverges is left out

@@ -8,10 +8,10 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from benchmarks.clipping_reference import naive_clipped_grad_sum
 from dp_core.errors import PlanError
 from dp_core.privacy.clipping import layer_rules as linear
 from dp_core.privacy.clipping.book_keeping import ClippedSum, clipped_grad_sum
-from dp_core.privacy.clipping.reference import naive_clipped_grad_sum
 from dp_core.training.objectives import ordinary_sum
 
 

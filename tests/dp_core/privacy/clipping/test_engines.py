@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from dataclasses import replace
-from typing import get_args
 
 import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.clipping_reference import ENGINES, naive_clipped_grad_sum
 from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_row_losses
 from dp_core.nn import Layers
@@ -21,8 +21,6 @@ from dp_core.privacy.clipping.book_keeping import (
     automatic_factors,
     clipped_grad_sum,
 )
-from dp_core.privacy.clipping.reference import ENGINES, naive_clipped_grad_sum
-from dp_core.privacy.execution_plan import ClippingEngine
 from dp_core.training.objectives import UnitBatch
 
 
@@ -141,7 +139,7 @@ class TestTensorflowPrivacy(ClippingEngineConformance):
 
 def test_conformance_class_covers_every_engine():
     tested = {cls.engine for cls in ClippingEngineConformance.__subclasses__()}
-    assert tested == set(ENGINES) == set(get_args(ClippingEngine))
+    assert tested == set(ENGINES)
 
 
 def test_losses_by_unit_need_no_pass_over_the_others(problem):
