@@ -458,26 +458,13 @@ class ExecutionPlan:
             )
         if bands == 1:
             return
-        _refuse_if(
-            bands > separation,
-            f"noise of {bands} bands, but a unit may take part every {separation} updates",
-            "strategy",
-        )
-        _refuse_if(
-            self.adaptive is not None,
-            "correlated noise needs a clip norm that stays the same",
-            "clipping",
-        )
-        _refuse_if(
-            len(self.schedule) > 1,
-            "correlated noise needs batches of one expected size",
-            "schedule",
-        )
-        _refuse_if(
-            not self.strategy.is_calm(self.steps),
-            f"an update's noise would exceed {LARGEST_UPDATE:g} times the noise of DP-SGD",
-            "strategy",
-        )
+        learned, grows = self.adaptive is not None, len(self.schedule) > 1
+        loud = f"an update's noise would exceed {LARGEST_UPDATE:g} times the noise of DP-SGD"
+        often = f"noise of {bands} bands, but a unit may take part every {separation} updates"
+        _refuse_if(bands > separation, often, "strategy")
+        _refuse_if(learned, "correlated noise needs a clip norm that stays the same", "clipping")
+        _refuse_if(grows, "correlated noise needs batches of one expected size", "schedule")
+        _refuse_if(not self.strategy.is_calm(self.steps), loud, "strategy")
 
 
 def _refuse_if(wrong: bool, message: str, where: str) -> None:

@@ -34,11 +34,11 @@ from dp_core.privacy.mechanism_event import (
     MechanismEvent,
     NeighboringRelation,
     PrivacyUnit,
-    RandomCountSelection,
     Unaccounted,
     compose,
     under,
 )
+from dp_core.privacy.private_selection import RandomCountSelection
 
 __all__ = [
     "Composed",

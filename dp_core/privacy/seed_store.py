@@ -10,7 +10,6 @@ derives: AES-256 in counter mode.
 from __future__ import annotations
 
 import contextlib
-import functools
 import hashlib
 import hmac
 import json
@@ -19,7 +18,6 @@ import re
 import secrets
 import stat
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import TextIO
 
@@ -278,7 +276,7 @@ def keystream(key: Bytes, words: int, block: int = 0) -> Words:
         words: how many, at most 2³³.
         block: number of the stream under this key.
     """
-    mode = _fastest_mode()(block.to_bytes(12, "big"))
+    mode = modes.CTR(block.to_bytes(12, "big") + (2).to_bytes(4, "big"))
     cipher = Cipher(algorithms.AES256(key.tobytes()), mode).encryptor()
     size = 4 * words
     stream = aligned_bytes(size + 15)  # the library needs room for one more block
@@ -286,29 +284,6 @@ def keystream(key: Bytes, words: int, block: int = 0) -> Words:
         count = min(len(_ZEROS), size - start)
         cipher.update_into(_ZEROS[:count].data, stream[start:].data)
     return stream[:size].view("<i4")
-
-
-def _counter_mode(nonce: bytes) -> modes.CTR:
-    return modes.CTR(nonce + (2).to_bytes(4, "big"))
-
-
-@functools.cache
-def _fastest_mode() -> Callable[[bytes], modes.CTR | modes.GCM]:
-    """Return the faster of counter mode and AES-GCM on this machine; their streams are the same.
-
-    AES-GCM (NIST SP 800-38D, 6.5 and 7.1) also computes a tag, which is not used here. It can be
-    faster because OpenSSL uses the wide instructions of newer processors for AES-GCM alone.
-    """
-    out = aligned_bytes(len(_ZEROS) + 15)
-
-    def seconds(mode: Callable[[bytes], modes.CTR | modes.GCM]) -> float:
-        cipher = Cipher(algorithms.AES256(bytes(32)), mode(bytes(12))).encryptor()
-        begun = time.perf_counter()
-        cipher.update_into(_ZEROS.data, out.data)
-        return time.perf_counter() - begun
-
-    known: list[Callable[[bytes], modes.CTR | modes.GCM]] = [_counter_mode, modes.GCM]
-    return min(known, key=lambda mode: min(seconds(mode) for _ in range(3)))
 
 
 def aligned_bytes(size: int) -> Bytes:

@@ -153,7 +153,6 @@ def test_the_claim_lies_above_what_brute_force_finds(
         lambda: ThresholdedHistogram(1, 0.0, 1),
         lambda: ThresholdedHistogram(1, 1.0, 0),
         lambda: ThresholdedHistogram(1, 1.0, 1.5),  # type: ignore[arg-type]
-        lambda: ThresholdedHistogram(1, 1.0, 1, noise="laplace"),
         lambda: ConvertedRelation(Gaussian(1.0), NeighboringRelation.REPLACE),
         lambda: ConvertedRelation(Gaussian(1.0), NeighboringRelation.ZERO_OUT, 1e-6),
         lambda: ConvertedRelation(POISSON, NeighboringRelation.ZERO_OUT),  # the units differ
