@@ -25,12 +25,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tasks.execution.step_process import Job, run_job
+from tasks.execution.run_job import Job, run_job
 from tasks.local import stack as local
 from tasks.protocol import SweepSettings, sweep_steps
-from tasks.protocol.fork_server_client import OFF, SERVER
+from tasks.protocol.fork_server import OFF, SERVER
 from tasks.protocol.messages import StepProgress
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 
 RUNS = ("made", "found")  # the same sweep twice; the second run reuses every result

@@ -1,4 +1,4 @@
-"""The base of all launchers: a task's work, its environment, its result and its failures.
+"""The base of all launchers: a task's work, its result and its failures; and the process launcher.
 
 A DAG file creates a task by `step("vocabulary", plan=...)`. The deployment chooses the launcher
 (`CONFIDE_LAUNCHER`), and only the provider of this launcher is imported.
@@ -6,37 +6,29 @@ A DAG file creates a task by `step("vocabulary", plan=...)`. The deployment choo
 
 from __future__ import annotations
 
-import base64
 import json
-import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote, urlparse
 
 from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from dags.launcher.notify import addresses, notify
-from dags.names import NAMES
-from tasks.protocol import (
-    NoReader,
-    RunContext,
-    StepSpec,
-    SweepPoint,
-    environment_for,
-    hides_count,
-)
-from tasks.protocol.messages import Follower
+from dags.launcher.outcome import addresses, log_failure, notify
+from tasks.protocol import RunContext, StepSpec, SweepPoint, fork_server, hides_count
+from tasks.protocol.least_privilege import NoReader
+from tasks.protocol.messages import Follower, channel_file
+from tasks.protocol.specs import STORE_SCHEME
+from tasks.protocol.step_process import CHECKOUT, StepProcess, Work
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+TASK_PYTHON = CHECKOUT / ".venv" / "task" / "bin" / "python"
 TRAINING = "training"  # pool: as many models at a time as the machine has devices (locally 1)
 LIGHT = "default_pool"
 PAGE_MARK = "__page_"  # in the id of a run that continues the sweep of another run
-LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
 BAD_INPUT, BUDGET_EXCEEDED, CONTRADICTED = 2, 3, 4
 UNFINISHED = 75  # the time limit was reached: started again, the step continues
@@ -46,9 +38,15 @@ _NEVER_RETRIED = {
     CONTRADICTED: "an audit contradicts the claim",
 }
 _OPERATORS = {
-    "process": ("dags.launcher.process_step", "ProcessStep"),
+    "process": (__name__, "ProcessStep"),
     "docker": ("dags.launcher.docker_step", "DockerStep"),
     "kubernetes": ("dags.launcher.kubernetes_step", "KubernetesStep"),
+}
+_IN_WORDS = {
+    "dp": "DP",
+    "nonprivate": "non-private",
+    "pretraining": "pre-training",
+    "finetuning": "fine-tuning",
 }
 # Containers and pods receive only these variables of the scheduler.
 PLACES = (
@@ -70,8 +68,6 @@ SECRETS = (  # a step receives only those that `tasks/protocol/least_privilege.p
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
 )
-_LOG = logging.getLogger("airflow.task")
-
 # --- the deployment
 
 
@@ -128,13 +124,19 @@ def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
         options: options of BaseOperator (`pool`, `trigger_rule`, `doc_md`), and `point`, the grid
             point of a mapped task.
     """
-    options.setdefault("task_display_name", NAMES[task_id])
+    options.setdefault("task_display_name", title(task_id))
     module, name = _OPERATORS[launcher()]
     operator = getattr(import_module(module), name)
     task: BaseOperator = operator(task_id=task_id, plan=plan, **options)
     links = [MlflowRunLink(), *([ReportLink()] if task_id == "report" else [])]
     task.operator_extra_links = links
     return task
+
+
+def title(task_id: str) -> str:
+    """Return a task's name on Airflow's pages; logs, links and MLflow use the id."""
+    words = " ".join(_IN_WORDS.get(word, word) for word in task_id.split("_"))
+    return words[:1].upper() + words[1:]
 
 
 def defaults() -> dict[str, Any]:
@@ -155,44 +157,6 @@ def defaults() -> dict[str, Any]:
         "max_retry_delay": timedelta(minutes=5),
         "on_failure_callback": [log_failure, notify],
     }
-
-
-@dataclass(frozen=True)
-class Work:
-    """A step to start: its spec and the context of its run."""
-
-    spec: StepSpec
-    context: RunContext
-
-    def arguments(self) -> list[str]:
-        """Return the step's command line after the interpreter's name.
-
-        The spec is a data: URI, so that no shared folder is needed.
-        """
-        body = base64.b64encode(self.spec.model_dump_json().encode()).decode()
-        uri = f"data:application/json;base64,{body}"
-        return ["-m", "tasks", self.spec.step, "--spec", uri]
-
-    def environment(self, environment: Mapping[str, str], *, apart: bool) -> dict[str, str]:
-        """Return the variables that the step needs, with the context of its run.
-
-        Args:
-            environment: all variables that could be passed to the step.
-            apart: the step is isolated from its launcher (a container or a pod).
-
-        Raises:
-            AirflowFailException: the step reads a ledger for which there is no reader.
-        """
-        try:
-            needed = environment_for(self.spec, environment, apart=apart)
-        except NoReader as error:
-            raise failure(BAD_INPUT, str(error)) from None
-        run = self.context.model_dump_json()
-        return needed | {"CONFIDE_RUN_CONTEXT": run, "PYTHONUNBUFFERED": "1"}
-
-    def answer(self, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Return the value for XCom: the output's URI and the publishable metrics."""
-        return {"output": self.spec.output, "metrics": dict(metrics or {})}
 
 
 def work_of(
@@ -269,9 +233,24 @@ class StepOperator:
         self.verdicts = verdicts or self.verdicts
 
     def answer(self, work: Work, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Return the value for XCom, including verdicts if the step judged models."""
+        """Return the value for XCom: output, publishable metrics and verdicts on models."""
         verdicts = {"verdicts": self.verdicts} if self.verdicts else {}
-        return work.answer(metrics) | verdicts
+        return {"output": work.spec.output, "metrics": dict(metrics or {})} | verdicts
+
+    def variables_of(self, work: Work, *names: str) -> dict[str, str]:
+        """Return the variables of a container or a pod: those that its step needs.
+
+        Args:
+            work: the step and its run.
+            names: variables of the worker to forward, besides `CONFIDE_FORWARDED_ENVIRONMENT`.
+
+        Raises:
+            AirflowFailException: the step reads a ledger for which there is no reader.
+        """
+        try:
+            return work.environment(forwarded_environment(*names), apart=True)
+        except NoReader as error:
+            raise failure(BAD_INPUT, str(error)) from None
 
     def work(self, context: Any) -> Work:
         """Return the task's work, and name the mapped task after its grid point."""
@@ -296,6 +275,38 @@ class StepOperator:
         return {}
 
 
+class ProcessStep(StepOperator, BaseOperator):
+    """The process launcher: runs a step as a process of the task environment's Python."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.process: StepProcess | None = None
+
+    def run_step(self, work: Work, map_index: int) -> tuple[int, Follower]:
+        """Run the step, and write its output to the task's log."""
+        self.process = StepProcess(
+            work,
+            channel_file(home(), work.context.run_key, work.context.task, map_index),
+            home=home(),
+            python=os.environ.get("CONFIDE_TASK_PYTHON") or str(TASK_PYTHON),
+            server=fork_server.named(os.environ),
+        )
+        return self.process.run(lambda line: self.log.info("%s", line))
+
+    def numbers(self, work: Work) -> dict[str, float]:
+        """Return the result's publishable metrics, or {} if the store is remote."""
+        address = urlparse(store())
+        if address.scheme != "file":
+            return {}
+        folder = Path(unquote(address.path)) / work.spec.output.removeprefix(STORE_SCHEME)
+        return publishable((folder / "result.json").read_text())
+
+    def on_kill(self) -> None:
+        """End the step and its child processes by SIGTERM, then SIGKILL."""
+        if self.process is not None:
+            self.process.stop()
+
+
 # --- how it ended
 
 
@@ -314,17 +325,6 @@ def failure(exit_code: int, reason: str) -> AirflowException:
         error = AirflowException(f"{reason} ({how})")
     error.exit_code = exit_code
     return error
-
-
-def log_failure(context: Any) -> None:
-    """Log the failed task, the reason and the log's address after the last try has failed."""
-    ti = context["ti"]
-    index = f" [{context.get('point_name') or ti.map_index}]" if ti.map_index >= 0 else ""
-    reason = " ".join(str(context.get("exception") or "its process was lost").split())
-    address = getattr(ti, "log_url", "")
-    log = f" Log: {address}" if address else ""
-    task = f"{ti.dag_id} · {ti.task_id}{index}, run {ti.run_id}"
-    _LOG.error("FAILED %s: %s.%s", task, reason, log)
 
 
 def publishable(result: str) -> dict[str, float]:

@@ -18,6 +18,7 @@ from dp_core.errors import BadInput
 from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, SelfComposed
 from dp_core.privacy.accounting.rdp import Floats, pure_dp_rdp
+from dp_core.privacy.check_evidence import neighbours_in_words, title_of, words_of
 
 
 class PrivacyUnit(StrEnum):
@@ -45,11 +46,7 @@ class NeighboringRelation(StrEnum):
 
     def describe(self, unit: str = "unit") -> str:
         """Return the difference of neighbouring data sets in words."""
-        return {
-            NeighboringRelation.ADD_REMOVE: f"one {unit} is added or removed",
-            NeighboringRelation.ZERO_OUT: f"one {unit}'s contribution is replaced by nothing",
-            NeighboringRelation.REPLACE: f"one {unit} is replaced by any other",
-        }[self]
+        return neighbours_in_words(self, unit)
 
 
 ADD_REMOVE, ZERO_OUT, REPLACE = NeighboringRelation
@@ -71,7 +68,6 @@ class MechanismEvent:
 
     Class attributes:
         kind: its name in JSON, with `version`; registers the class.
-        title: the kind of release, in a word or two.
         assumed: assumptions about the run on which its ε rests, in addition to its parts'.
         neighbours: the relation for which its ε holds, if it has no parts.
         conversions: relations under which `ConvertedRelation` may state it, by a theorem there.
@@ -83,7 +79,6 @@ class MechanismEvent:
 
     kind: ClassVar[str] = ""
     version: ClassVar[int] = 1
-    title: ClassVar[str] = ""
     assumed: ClassVar[tuple[str, ...]] = ()
     neighbours: ClassVar[NeighboringRelation] = ADD_REMOVE
     conversions: ClassVar[frozenset[NeighboringRelation]] = frozenset({REPLACE})
@@ -211,9 +206,14 @@ class MechanismEvent:
 
     # --- description
 
+    @property
+    def title(self) -> str:
+        """The kind of release, in a word or two."""
+        return title_of(self.to_json())
+
     def describe(self) -> str:
-        """Return the mechanism in one clause."""
-        raise NotImplementedError
+        """Return the mechanism in one clause, as the evidence pack's script writes it."""
+        return words_of(self.to_json())
 
     def sampling_in_words(self) -> str:
         """Return the sampling of units for an update or round, in words.
@@ -350,7 +350,6 @@ class Composed(Composition):
     """Several events on the same data; build it with `compose`, which checks and flattens them."""
 
     kind = "composed"
-    title = "several releases"
     conversions = frozenset()  # convert each part
     events: tuple[MechanismEvent, ...]
 
@@ -364,10 +363,6 @@ class Composed(Composition):
     def unamplified_mu(self, sensitivity: float) -> float:
         """Return μ of all parts together."""
         return math.hypot(*(part.unamplified_mu(sensitivity) for part in self.events))
-
-    def describe(self) -> str:
-        """Return the parts."""
-        return "; and ".join(part.describe() for part in self.events)
 
 
 def under(
@@ -433,11 +428,6 @@ class ConvertedRelation(MechanismEvent):
             self.require(self.delta == 0, "zero-out needs no delta")
 
     @property
-    def title(self) -> str:  # type: ignore[override]
-        """The title of the converted event."""
-        return self.event.title
-
-    @property
     def relation(self) -> NeighboringRelation:
         """The relation to which the guarantee is converted."""
         return self.to
@@ -475,10 +465,6 @@ class ConvertedRelation(MechanismEvent):
         """Return μ of the event."""
         return self.event.unamplified_mu(sensitivity)
 
-    def describe(self) -> str:
-        """Return the description of the event, without its neighbours."""
-        return self.event.describe()
-
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions of the event, and the theorem of the conversion."""
         theorem = (
@@ -505,11 +491,6 @@ class Unaccounted(MechanismEvent):
     reason: str
 
     @property
-    def title(self) -> str:  # type: ignore[override]
-        """The reason, which names the release."""
-        return self.reason
-
-    @property
     def is_unaccounted(self) -> bool:
         """Always true."""
         return True
@@ -517,7 +498,3 @@ class Unaccounted(MechanismEvent):
     def steps(self) -> list[SelfComposed]:
         """Return a step that guarantees nothing."""
         return [SelfComposed(NO_GUARANTEE, 1)]
-
-    def describe(self) -> str:
-        """Return why there is no guarantee."""
-        return f"no private mechanism ({self.reason})"

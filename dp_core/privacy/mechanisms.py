@@ -23,6 +23,7 @@ from dp_core.privacy.accounting.profiles import (
     TruncatedSubsampledGaussian,
     gaussian,
 )
+from dp_core.privacy.check_evidence import RULES
 from dp_core.privacy.discrete_gaussian import lattice_deviation
 from dp_core.privacy.mechanism_event import (
     ADD_REMOVE,
@@ -79,7 +80,6 @@ def _check_noise(event: MechanismEvent, sigma: float, steps: int) -> None:
 class _PhasedGaussian(MechanismEvent):
     """Gaussian sums over sampled batches, phase by phase, composed in order."""
 
-    title = "DP training"
     every_iterate = True  # the composition of its updates, each of which releases its noised sum
     conversions = frozenset({ZERO_OUT, REPLACE})
     _sampled: ClassVar[str] = "sampling rate"
@@ -133,13 +133,6 @@ class _PhasedGaussian(MechanismEvent):
         """Return the deviation of each phase."""
         sigmas = ", then ".join(dict.fromkeys(f"{s:g}" for _, s, _ in self.phases))
         return f"Gaussian on each sum of clipped gradients, σ = {sigmas} clip norms"
-
-    def describe(self) -> str:
-        """Return how batches are drawn, and each phase's size, noise and updates."""
-        return f"DP-SGD on {self._batches()}: " + "; then ".join(
-            f"{steps} updates, {self._sampled} {rate:.4g}, effective noise multiplier σ = {sigma:g}"
-            for rate, sigma, steps in self.phases
-        )
 
 
 @dataclass(frozen=True)
@@ -285,7 +278,6 @@ class Gaussian(MechanismEvent):
     """
 
     kind = "gaussian"
-    title = "Gaussian mechanism"
     every_iterate = True  # all of them are released
     assumed = ("no unit took part more often than once an epoch", *_TRAINING)
     conversions = frozenset({ZERO_OUT, REPLACE})
@@ -307,10 +299,6 @@ class Gaussian(MechanismEvent):
         """Return the deviation."""
         return f"Gaussian, σ = {self.noise_multiplier:g} clip norms"
 
-    def describe(self) -> str:
-        """Return count and noise."""
-        return f"the Gaussian mechanism, {self.count} times, σ = {self.noise_multiplier:g}"
-
 
 @dataclass(frozen=True)
 class ShuffledGaussian(Gaussian):
@@ -323,7 +311,6 @@ class ShuffledGaussian(Gaussian):
     """
 
     kind = "shuffled_gaussian"
-    title = "DP training"
     neighbours = ZERO_OUT
     conversions = frozenset()
 
@@ -335,13 +322,6 @@ class ShuffledGaussian(Gaussian):
         """Return the deviation."""
         return (
             f"Gaussian on each sum of clipped gradients, σ = {self.noise_multiplier:g} clip norms"
-        )
-
-    def describe(self) -> str:
-        """Return epochs and noise."""
-        return (
-            f"DP-SGD on shuffled epochs, unamplified: {self.count} epochs, "
-            f"σ = {self.noise_multiplier:g}"
         )
 
 
@@ -363,7 +343,6 @@ class ThresholdedHistogram(MechanismEvent):
         "each unit's words were bounded before anything was counted, independently of all other "
         "data",
     )
-    title = "word histogram"
     conversions = frozenset({ZERO_OUT, REPLACE})
     words_per_unit: int
     sigma: float
@@ -407,25 +386,8 @@ class ThresholdedHistogram(MechanismEvent):
         """Return the deviation."""
         return f"discrete Gaussian on each count, σ = {self.sigma:g} counts"
 
-    def describe(self) -> str:
-        """Return bound, noise and threshold."""
-        return (
-            f"counts of words, at most {self.words_per_unit} distinct words per unit, discrete "
-            f"Gaussian noise of σ = {self.sigma:g} on each, noised counts below {self.threshold} "
-            "dropped"
-        )
-
 
 _SMOOTHING = 4.0  # places: τ of the argument "Lattice" in `noise_addition`
-_RULES = {  # how the weights of a unit's items are bounded, in words
-    "weighted": "a unit's items share a weight of norm 1 evenly",
-    "policy": "each unit in turn moves the weights of its items towards a level, by norm 1",
-    "mad": "weight beyond a level goes back to the units, which give it to their other items",
-    "mad2r": "weight beyond a level goes back to the units; then once more without what passed "
-    "and what cannot",
-    "elimination": "a unit's items share a weight of norm 1 evenly, round by round, without what "
-    "passed and what fell behind",
-}
 
 
 @dataclass(frozen=True)
@@ -448,7 +410,6 @@ class NoisedWeights(MechanismEvent):
     """
 
     kind = "noised_weights"
-    title = "partition selection"
     assumed = (
         "each unit's items were bounded before anything was counted, independently of all other "
         "data",
@@ -464,7 +425,7 @@ class NoisedWeights(MechanismEvent):
 
     def __post_init__(self) -> None:
         rounds = range(len(self.scales))
-        self.require(self.rule in _RULES, f"unknown rule {self.rule!r}")
+        self.require(self.rule in RULES, f"unknown rule {self.rule!r}")
         self.require(self.items_per_unit >= 1, "items_per_unit must be 1 or more")
         self.require(self.levels in (1, 2), "levels must be 1 or 2")
         self.require(len(self.scales) > 0, "at least one round")
@@ -551,16 +512,6 @@ class NoisedWeights(MechanismEvent):
         """Return the deviation of all rounds as one, in norms of a unit."""
         return f"discrete Gaussian on each weight, in all σ = {1 / self.mu:.4g} of a unit's norm"
 
-    def describe(self) -> str:
-        """Return bound, rule, rounds, noise and thresholds, in weights of one unit."""
-        scale, rounds = self.scales[0], len(self.scales)
-        return (
-            f"noised weights ({self.rule}), at most {self.items_per_unit} items per unit: "
-            f"{_RULES[self.rule]}; {rounds} round{'s' * (rounds > 1)} of Gaussian noise, in all "
-            f"σ = {1 / self.mu:.4g} times a unit's norm, noised weights below "
-            f"{self.checks[-1][2] / scale:.4g} dropped"
-        )
-
 
 @dataclass(frozen=True)
 class PhraseRounds(Composition):
@@ -576,7 +527,6 @@ class PhraseRounds(Composition):
     """
 
     kind = "phrase_rounds"
-    title = "phrases"
     assumed = ("what a round counted was chosen by the earlier rounds' released counts alone",)
     conversions = frozenset({ZERO_OUT, REPLACE})
     rounds: tuple[MechanismEvent, ...]
@@ -596,10 +546,3 @@ class PhraseRounds(Composition):
         for profile, times in super().steps():
             counted[profile] = counted.get(profile, 0) + times
         return [SelfComposed(profile, times) for profile, times in counted.items()]
-
-    def describe(self) -> str:
-        """Return the rounds."""
-        return "phrases in rounds: " + "; then ".join(
-            f"of {length} words, {part.describe()}"
-            for length, part in zip(self.lengths, self.rounds, strict=True)
-        )

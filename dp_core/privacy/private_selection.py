@@ -52,7 +52,6 @@ class RandomCountSelection(MechanismEvent):
         "how many trainings there were is secret, and no training but the best was shown to anyone",
         "trainings were compared by a score of the released model and public data alone",
     )
-    title = "the best of several DP pre-trainings"
     has_pld = False
     covers_every_iterate = False  # the best model alone is released
     claimed_by_rdp = True  # at the requested δ, not at the event's field `delta`
@@ -99,20 +98,6 @@ class RandomCountSelection(MechanismEvent):
         else:
             curve = negative_binomial_curve(every, base, self.eta, self.gamma)
         return curve[: len(orders)]
-
-    def describe(self) -> str:
-        """Return K's law, and the costliest candidate (at order 8)."""
-        law = f"truncated negative binomial, η = {self.eta:g}, γ = {self.gamma:.4g}"
-        if self.count == "poisson":
-            law = f"Poisson, mean {self.mean:g}"
-        curves = [event.rdp([8]) for event in self.candidates]
-        costs = [math.inf if curve is None else float(curve[0]) for curve in curves]
-        costliest = self.candidates[costs.index(max(costs))]
-        return (
-            f"the best of a secret random number of trainings ({law}), each of one of "
-            f"{len(self.candidates)} candidates drawn at random, the costliest of them "
-            f"{costliest.describe()}; ε by Rényi, no PLD is known"
-        )
 
 
 def negative_binomial_curve(orders: Floats, base: Floats, eta: float, gamma: float) -> Floats:

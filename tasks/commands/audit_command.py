@@ -16,7 +16,7 @@ from tasks.commands.export_command import latest_model
 from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.report_command import given
 from tasks.protocol import StepResult
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:
@@ -82,8 +82,8 @@ def command(
     from dp_core.audit import black_box
     from dp_core.audit.protocol import verdict_of
     from dp_core.privacy.accounting import PrivacyProfile
-    from tasks.evidence.find_model import find_origin
     from tasks.evidence.gate import bearing, claim_of, records_of
+    from tasks.releases.provenance import find_origin
 
     deployment = Deployment.from_environment()
     store = deployment.open_store()

@@ -9,7 +9,7 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json
 from tasks.protocol import StepResult
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
@@ -34,7 +34,7 @@ def show(uri: str) -> None:
     """Print the closing table of a report step's output and the paths of its pages."""
     from rich.console import Console
 
-    from tasks.report.cells import Table, rich_table, side_by_side
+    from tasks.report.tables import Table, rich_table, side_by_side
 
     deployment = Deployment.from_environment()
     content = _content(deployment.open_store(), uri)

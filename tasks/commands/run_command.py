@@ -17,8 +17,8 @@ from tasks.commands.settings_options import (
     settings_of_options,
     settings_options,
 )
-from tasks.execution.progress_bars import one_after_the_other
-from tasks.execution.step_process import Job, run_job, stops_on_signals
+from tasks.context import omissions_of
+from tasks.execution.run_job import Job, one_after_the_other, run_job, stops_on_signals
 from tasks.protocol import (
     JobSettings,
     Promotion,
@@ -29,8 +29,7 @@ from tasks.protocol import (
     promotion,
     sweep_steps,
 )
-from tasks.releases.unfinished_runs import plans_given_back
-from tasks.report.omissions import omissions_of
+from tasks.releases.deployment_ledger import plans_given_back
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.mlflow import send_all
 

@@ -41,7 +41,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter, configure, log, send
 from tasks.storage import RESULT, read_spec
@@ -82,6 +82,7 @@ def command_line(words: Sequence[str]) -> int:
 def main(name: str, spec_uri: str, context: str = "") -> int:
     """Run one step as a process: return its exit code, after logging any failure in one line."""
     signal.signal(signal.SIGTERM, _stop)
+    end_with_launcher()
     os.umask(0o077)  # every file may hold private text
     try:
         configure(name)
@@ -179,8 +180,7 @@ def _confirm_releases(
 ) -> None:
     """Refuse releases that the ledger does not hold, in the steps that may read the ledger."""
     if releases and {Need.LEDGER, Need.CHARGING} & spec.needs:
-        from tasks.releases.deployment_ledger import open_ledger
-        from tasks.releases.restored_state import confirm_releases
+        from tasks.releases.deployment_ledger import confirm_releases, open_ledger
 
         ledger = open_ledger(context.deployment, context.store)
         confirm_releases(ledger, releases, spec.output)
@@ -205,7 +205,7 @@ def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
 def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> None:
     """Refuse a result whose source files have changed since; remove unfinished work in any case."""
     try:
-        if spec.checks_sources:
+        if spec.checks_sources and spec.sources:
             _module(spec).refuse_if_changed(spec, result, context)
     finally:
         context.clear()  # copied source files, or files left by a kill after the result
@@ -310,6 +310,24 @@ def _stop(number: int, frame: FrameType | None) -> None:
     timer.daemon = True
     timer.start()
     raise Stopped
+
+
+def end_with_launcher() -> None:
+    """With `CONFIDE_LEASE=stdin`, end this process when its standard input closes.
+
+    The launcher of a container keeps that input open. A killed launcher can send no message.
+    """
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            continue
+        log("the launcher of this step has ended: stopping it", "error")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(STEP_GRACE)  # a long native call delays the signal's handler
+        os._exit(STOPPED)
+
+    if os.environ.get("CONFIDE_LEASE") == "stdin":
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def _fail(name: str, line: str, code: int) -> int:

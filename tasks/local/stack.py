@@ -36,7 +36,7 @@ from tasks.local.airflow_configuration import (
     mlflow_folder,
     write_private,
 )
-from tasks.protocol import fork_server_client, supervisor
+from tasks.protocol import fork_server, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.supervisor import STACK_GRACE, Process
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
@@ -114,7 +114,9 @@ def start(
     folder = airflow_home(deployment)
     folder.mkdir(mode=0o700, exist_ok=True)
     with _starting_alone(folder):
-        return _start(deployment, names, log, end_with_us)
+        stop(deployment)  # the components of an earlier stack
+        with free_ports(("airflow", "mlflow")) as ports:  # reserved until the servers bind them
+            return _start_on(ports, deployment, names, log, end_with_us)
 
 
 @contextmanager
@@ -134,15 +136,6 @@ def _starting_alone(folder: Path) -> Iterator[None]:
                 fix="Wait until it is up.",
             ) from None
         yield
-
-
-def _start(
-    deployment: Deployment, names: Sequence[str], log: Callable[[str], None], end_with_us: bool
-) -> Stack:
-    """Stop the components of an earlier stack, and start new ones on free ports."""
-    stop(deployment)
-    with free_ports(("airflow", "mlflow")) as ports:  # reserved until the servers have bound them
-        return _start_on(ports, deployment, names, log, end_with_us)
 
 
 def _start_on(
@@ -232,7 +225,7 @@ def _command(name: str, ports: dict[str, int], deployment: Deployment) -> list[s
     if name == "mlflow":
         return mlflow_command(ports["mlflow"])
     if name == FORK_SERVER:
-        return fork_server_client.command(deployment.task_python, fork_server_socket(deployment))
+        return fork_server.command(deployment.task_python, fork_server_socket(deployment))
     if name in {"scheduler", "triggerer"}:
         # Their log servers would listen on every interface; the logs are read from the disk here.
         return [*_AIRFLOW, name, "--skip-serve-logs"]
@@ -241,7 +234,7 @@ def _command(name: str, ports: dict[str, int], deployment: Deployment) -> list[s
 
 def _for_fork_server(variables: dict[str, str]) -> dict[str, str]:
     """Return the environment that all steps of the stack share, without orchestrator secrets."""
-    shared = fork_server_client.shared_environment(without_orchestrator(variables))
+    shared = fork_server.shared_environment(without_orchestrator(variables))
     return shared | {"PYTHONUNBUFFERED": "1"}
 
 

@@ -32,7 +32,6 @@ from dp_core.config.training import (
     ArchitectureConfig,
     BatchConfig,
     CheckpointConfig,
-    NoisyUpdatesConfig,
     RunConfig,
     SeedConfig,
     TaggingConfig,
@@ -47,6 +46,7 @@ from tasks.protocol.specs import (
     BudgetSpec,
     CanariesSpec,
     Charged,
+    ChargedPrivacyConfig,
     CheckpointSpec,
     CorpusSpec,
     EntitiesSpec,
@@ -57,7 +57,6 @@ from tasks.protocol.specs import (
     PhrasesSpec,
     PretrainSpec,
     PrivacyAuditSpec,
-    PrivacyPlan,
     PromoteSpec,
     ReportSpec,
     ReserveSpec,
@@ -78,7 +77,6 @@ ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # p
 WITHOUT_NOISE = {  # settings of trainings without DP, which update all parameters
     **AdapterConfig().model_dump(),
     "noise_floor": 0.0,
-    "averaging": "none",
 }
 POINT_STEPS = ("pretraining", "exposure", "finetuning")  # the steps that differ between points
 
@@ -229,7 +227,7 @@ def _phrases(
 
 
 def _ordinary(s: JobSettings, learning_rate: float) -> TrainingConfig:
-    """Return a training without DP, adapters, noise floor or averaging."""
+    """Return a training without DP, adapters or noise floor."""
     return s.part(TrainingConfig, **(WITHOUT_NOISE | {"learning_rate": learning_rate}))
 
 
@@ -244,7 +242,7 @@ def pretraining(
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
-    plan = PrivacyPlan(
+    plan = ChargedPrivacyConfig(
         dataset=s.private_dataset,
         **s.part(PrivacyConfig).model_dump(),
         **s.part(AuditCanariesConfig).model_dump(),
@@ -286,7 +284,7 @@ def finetuning(
     assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
     private = s.finetune_privacy == "dp" and is_charged(model)
     plan = (
-        PrivacyPlan(
+        ChargedPrivacyConfig(
             dataset=entities.dataset,
             unit=s.entities_unit,
             declared_units=s.entities_declared_units,
@@ -299,9 +297,9 @@ def finetuning(
     )
     training = TrainingConfig(
         **s.part(CheckpointConfig).model_dump(),
-        **s.part(NoisyUpdatesConfig).model_dump(),
         **s.part(AdapterConfig).model_dump(),
         learning_rate=s.finetune_learning_rate,
+        noise_floor=s.noise_floor,
     )
     if not private:
         # Not time-boxed: a stop would reveal the number of updates, and so of sentences.

@@ -12,10 +12,10 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dp_core.audit.exposure import ExposureSummary, summarise
-from tasks.report import audit_tables, cells, sweep_tables, tables
-from tasks.report.cells import Table
+from tasks.report import audit_tables, sweep_tables, tables
 from tasks.report.comparison import FIGURES_FILE, figures_of
 from tasks.report.figures import (
+    QUANTITIES,
     Drawing,
     entity_figure,
     epochs_figure,
@@ -37,6 +37,7 @@ from tasks.report.model import (
     number_of,
 )
 from tasks.report.sweep_figures import sweep_exposure_figure, sweep_figure
+from tasks.report.tables import Table
 
 
 @dataclass(frozen=True)
@@ -82,49 +83,49 @@ def _memory(report: JobReport) -> Verdict:
         f"({summary.largest_group}), where a model without memory stays below "
         f"{summary.mean_null_high:.1f} and {summary.largest_null_high:.1f} in 97.5% of cases"
     )
+    tone: Literal["good", "bad", "open"] = "open"
     if summary.remembers:
-        return Verdict(
-            "bad",
-            "The private model remembers canaries",
-            f"Trained with {claim}; {reading}. The guarantee limits memory, but does not exclude "
-            "it: memory of canaries grows with ε and with the number of their occurrences.",
+        tone = "bad"
+        headline = "The private model remembers canaries"
+        meaning = (
+            "The guarantee limits memory, but does not exclude it: memory of canaries grows with ε"
+            " and with the number of their occurrences."
         )
-    if summary.above_chance:
-        return Verdict(
-            "open",
-            "The private model may remember some canaries",
-            f"Trained with {claim}; {reading}. This is above chance, but no single group of "
-            "canaries is clearly remembered; an audit with more canaries would be conclusive.",
+    elif summary.above_chance:
+        headline = "The private model may remember some canaries"
+        meaning = (
+            "This is above chance, but no single group of canaries is clearly remembered; an audit"
+            " with more canaries would be conclusive."
         )
-    if control is None:
-        return Verdict(
-            "open",
-            "The private model shows no memory of its canaries",
-            f"Trained with {claim}; {reading}. No non-private model is shown for comparison, so it "
-            "is open whether these canaries can be learned at all.",
+    elif control is None:
+        headline = "The private model shows no memory of its canaries"
+        meaning = (
+            "No non-private model is shown for comparison, so it is open whether these canaries can"
+            " be learned at all."
         )
-    if not control.remembers:
-        return Verdict(
-            "open",
-            "Neither model shows memory of the canaries",
-            f"Trained with {claim}; {reading}. The non-private model does not remember them "
-            f"either ({control.largest:.1f} bits): these canaries are too rare for a conclusion.",
+    elif not control.remembers:
+        headline = "Neither model shows memory of the canaries"
+        meaning = (
+            f"The non-private model does not remember them either ({control.largest:.1f} bits):"
+            " these canaries are too rare for a conclusion."
         )
-    return Verdict(
-        "good",
-        "The private model shows no memory of its canaries; the non-private one does",
-        f"Trained with {claim}; {reading}. Trained on the same rows without privacy: "
-        f"{control.largest:.1f} bits ({control.largest_group}).",
-    )
+    else:
+        tone = "good"
+        headline = "The private model shows no memory of its canaries; the non-private one does"
+        meaning = (
+            f"Trained on the same rows without privacy: {control.largest:.1f} bits"
+            f" ({control.largest_group})."
+        )
+    return Verdict(tone, headline, f"Trained with {claim}; {reading}. {meaning}")
 
 
 def _claim(private: ModelRow, unit: str) -> str:
     """Return the guarantee of the audited model; exposure is measured before fine-tuning."""
     cost = private.pretrained
     if cost.corpus.epsilon is None:
-        return f"guarantees that have no total ({cells.WHY_NO_TOTAL})"
+        return f"guarantees that have no total ({tables.WHY_NO_TOTAL})"
     totals = [
-        f"ε = {cells.significant(total.epsilon)}, δ = {cells.significant(total.delta, 2)} for"
+        f"ε = {tables.significant(total.epsilon)}, δ = {tables.significant(total.delta, 2)} for"
         f" every {total.unit or unit}" + (f" of “{total.dataset}”" if total in cost.others else "")
         for total in (cost.corpus, *cost.others)
         if total.epsilon is not None
@@ -169,12 +170,6 @@ class Page:
 def job_page(report: JobReport, edition: Edition) -> Page:
     """Return the report of one job in that edition."""
     shown = edition_of(report, edition)
-    words = {
-        "loss": "training loss",
-        "mlm_public": "MLM accuracy on public text",
-        "perplexity_public": "perplexity of public text",
-        "perplexity_private": "perplexity of private text",
-    }
     private = shown.model("dp")
     return _page(
         "job.html.j2",
@@ -204,7 +199,7 @@ def job_page(report: JobReport, edition: Edition) -> Page:
         },
         chosen=None if private is None else private.name,
         hidden_curves=[
-            f"{words[curve.quantity]}, {curve.model}"
+            f"{QUANTITIES[curve.quantity]} ({curve.model})"
             for curve in report.curves
             if curve not in shown.curves
         ],
@@ -250,7 +245,7 @@ def _page(
     )
     drawings = {drawing.key: drawing for drawing in figures if drawing is not None}
     ledger = None if report.ledger is None else tables.ledger_table(report.ledger)
-    record = dict(report.statement.record)
+    record = dict(report.statement.data)
     html = environment.get_template(template).render(
         report=report,
         edition=edition.value,
@@ -258,7 +253,7 @@ def _page(
         marks=marks,
         drawings=drawings,
         style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
-        withheld_mark=cells.WITHHELD_MARK,
+        withheld_mark=tables.WITHHELD_MARK,
         statement_json=json.dumps(record, ensure_ascii=False, indent=2) if record else "",
         ledger=ledger,
         spent=None if report.ledger is None else _spent(report.ledger),
@@ -288,19 +283,19 @@ def _job_marks(report: JobReport) -> list[Mark]:
     if private is None:
         return []
     cost = private.cost
-    total = cells.total(cost.corpus.epsilon)
+    total = tables.total(cost.corpus.epsilon)
     marks = [Mark(total.text, total.detail or f"ε in total, per {report.unit}")]
     if cost.corpus.epsilon is not None:
-        marks.append(Mark(cells.significant(cost.corpus.delta, 2), "δ in total"))
+        marks.append(Mark(tables.significant(cost.corpus.delta, 2), "δ in total"))
     for other in cost.others:
-        total = cells.total(other.epsilon)
+        total = tables.total(other.epsilon)
         marks.append(Mark(total.text, total.detail or f"ε of “{other.dataset}”, per {other.unit}"))
     if (score := number_of(private.score)) is not None:
         marks.append(Mark(f"{100 * score:.1f} %", _score_mark(report.models)))
     if (accuracy := number_of(private.mlm_public)) is not None:
         marks.append(Mark(f"{100 * accuracy:.1f} %", "MLM accuracy, public text"))
     if (perplexity := number_of(private.perplexity_public)) is not None:
-        marks.append(Mark(cells.significant(perplexity), "perplexity, public text"))
+        marks.append(Mark(tables.significant(perplexity), "perplexity, public text"))
     return marks
 
 
@@ -310,7 +305,7 @@ def _sweep_marks(report: SweepReport) -> list[Mark]:
     scores = [score for point in private if (score := number_of(point.compared)) is not None]
     marks = [Mark(str(len(private)), "settings")]
     if epsilons:
-        span = f"{cells.significant(min(epsilons))} – {cells.significant(max(epsilons))}"
+        span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
         marks.append(Mark(span, f"ε in total, per {report.unit}"))
     if scores:
         ends = min(scores), max(scores)
@@ -318,7 +313,7 @@ def _sweep_marks(report: SweepReport) -> list[Mark]:
             span = " – ".join(f"{100 * score:.1f}" for score in ends) + " %"
             marks.append(Mark(span, _score_mark(report.points)))
         else:
-            span = " – ".join(map(cells.significant, ends))
+            span = " – ".join(map(tables.significant, ends))
             marks.append(Mark(span, "perplexity, private text"))
     return marks
 
@@ -334,9 +329,9 @@ def _spent(ledger: LedgerView) -> dict[str, str | int]:
         return {}
     delta = ledger.budget_delta
     return {
-        "epsilon": cells.significant(spent),
-        "delta": cells.significant(ledger.spent_delta or 0.0, 2),
-        "budget": cells.significant(budget),
-        "budget_delta": "" if delta is None else cells.significant(delta, 2),
+        "epsilon": tables.significant(spent),
+        "delta": tables.significant(ledger.spent_delta or 0.0, 2),
+        "budget": tables.significant(budget),
+        "budget_delta": "" if delta is None else tables.significant(delta, 2),
         "percent": 100 if math.isinf(spent) else min(100, round(100 * spent / budget)),
     }

@@ -33,7 +33,7 @@ from dp_core.audit.observations import (
 from dp_core.data.corpus import documents_of
 from dp_core.data.hashing import digest64, seed_key
 from dp_core.data.privacy_units import units_of
-from dp_core.data.readers.diagnoses import Diagnoses
+from dp_core.data.readers.mimic import Diagnoses
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator, Public
@@ -55,9 +55,8 @@ from tasks.releases.provenance import (
     models_by_updates,
     rows_at,
 )
-from tasks.report.results import MEMBERSHIP_FILE
-from tasks.results.inputs import Input
-from tasks.results.statements import as_releases, totals
+from tasks.report.job_results import MEMBERSHIP_FILE
+from tasks.results import Input, as_releases, totals
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.token_store_step import TRAIN
 from tasks.steps.training_inputs import held_out

@@ -18,9 +18,8 @@ from corruption import corrupted, misshapen
 
 from dp_core.audit.canaries import draw
 from dp_core.data.corpus import Document, open_corpus, write_corpus
-from dp_core.data.labelled_text import LabelledText
-from dp_core.data.ner import Sentence
-from dp_core.data.readers.diagnoses import Diagnoses
+from dp_core.data.labelled_text import LabelledText, Sentence
+from dp_core.data.readers.mimic import Diagnoses
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import ConfideError
 from dp_core.models import hugging_face as weights
@@ -33,7 +32,7 @@ from dp_core.vocabulary import wordpiece
 from tasks.commands.settings_options import SettingsOptions, settings_from
 from tasks.execution import contract
 from tasks.protocol import JobSettings, dp_bert_steps
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.steps import canaries_step, entities_step
 from tasks.storage import Store
 
@@ -62,14 +61,14 @@ def corpus(file: str) -> Callable[[Path], Path]:
 def sentences(folder: Path) -> Path:
     folder.mkdir()
     examples = [Sentence((SECRET, "pain"), ("B-problem", "I-problem"), "d")] * 5
-    entities_step.write_sentences(examples, folder / "train.jsonl")
+    entities_step.write_items(examples, folder / "train.jsonl")
     return folder / "train.jsonl"
 
 
 def texts(folder: Path) -> Path:
     folder.mkdir()
     examples = [LabelledText(SECRET, "pain", "yes", "d", "p")] * 5
-    entities_step.write_texts(examples, folder / "train.jsonl")
+    entities_step.write_items(examples, folder / "train.jsonl")
     return folder / "train.jsonl"
 
 
@@ -241,8 +240,3 @@ def test_misshapen_events_are_refused() -> None:
         except ConfideError:
             refused += 1
     assert refused
-
-
-def test_at_least_five_hundred_files_are_corrupted() -> None:
-    """The readers of corpora and of entities have another 720 cases in their test files."""
-    assert CORRUPTIONS * len(CASES) >= 500

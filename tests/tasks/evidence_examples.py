@@ -9,15 +9,14 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.audit.protocol import AuditRecord
+from dp_core.privacy import check_evidence
+from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
-from tasks.evidence import check_evidence
-from tasks.evidence.gather import gather
 from tasks.evidence.pack import write_pack
-from tasks.evidence.pack_contents import OperatorWords
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
-from tasks.results.statements import write_statement
+from tasks.results import write_statement
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store
 
@@ -26,6 +25,11 @@ UNITS = 10_000
 TRAINING = PoissonGaussian.single(0.1, 2.0, 100, unit=UNIT)
 EARLIER = PoissonGaussian.single(1.0, 9.0, 4, unit=UNIT)
 SPEC = "5" * 64
+DATA_FILES = {
+    "evidence": check_evidence.EVIDENCE,
+    "statement": check_evidence.STATEMENT,
+    "ledger": check_evidence.LEDGER,
+}
 # No publishable pack may contain this word, whether as operator metric, run name, error or file.
 SECRET = "Quendoline"
 PLAN = {
@@ -52,15 +56,16 @@ def settled(
     spec_hash: str = SPEC,
     settle: bool = True,
     delta: float = 1e-6,
+    unit: PrivacyUnit = UNIT,
 ) -> list[ReleaseRecord]:
     """Charge releases as one plan; the last release belongs to the step of the model."""
     ledger = Ledger.open(deployment.ledger)
     if dataset not in ledger.datasets():
-        ledger.register_dataset(dataset, UNIT, 20.0, 1e-4)
+        ledger.register_dataset(dataset, unit, 20.0, 1e-4)
     seeds, key = SeedStore(deployment.seeds), f"{SECRET} 14:03:59 · {dataset}"
     hashes = [f"{number}" * 64 for number in range(len(events) - 1)] + [spec_hash]
     planned = [
-        Reservation(dataset, UNIT, event, delta, hash_of_spec, key, key)
+        Entry(dataset, UNIT, event, delta, hash_of_spec, key, key)
         for event, hash_of_spec in zip(events, hashes, strict=True)
     ]
     ledger.register_plan(planned)
@@ -74,7 +79,7 @@ def settled(
             ReleaseRecord(
                 ledger_id=entry.id,
                 dataset=dataset,
-                unit="patient",
+                unit=unit.value,
                 event=entry.event.to_json(),
                 epsilon=0.5,
                 epsilon_rdp=0.6,
@@ -161,11 +166,18 @@ def pack_of(
 ) -> Path:
     """Write the evidence pack of a model."""
     folder.mkdir(parents=True)
-    statements = OperatorWords(**words)
-    write_pack(
-        gather(deployment, store_of(deployment), uri, operator=operator, words=statements), folder
-    )
+    write_pack(deployment, store_of(deployment), uri, folder, operator=operator, words=words)
     return folder
+
+
+def contents_of(pack: Path) -> tuple[dict[str, Any], ...]:
+    """Return evidence, statement and ledger extract of a pack."""
+    return tuple(json.loads((pack / name).read_text()) for name in DATA_FILES.values())
+
+
+def audits_in(pack: Path) -> list[AuditRecord]:
+    """Return the audit records of a pack."""
+    return [AuditRecord.model_validate(record) for record in contents_of(pack)[0]["audits"]]
 
 
 def altered(pack: Path, **changed: Any) -> check_evidence.Findings:
@@ -175,15 +187,10 @@ def altered(pack: Path, **changed: Any) -> check_evidence.Findings:
         pack: its folder.
         changed: `evidence`, `statement` or `ledger` -> a function that alters its content.
     """
-    names = {
-        "evidence": check_evidence.EVIDENCE,
-        "statement": check_evidence.STATEMENT,
-        "ledger": check_evidence.LEDGER,
-    }
-    data = {part: json.loads((pack / name).read_text()) for part, name in names.items()}
+    data = dict(zip(DATA_FILES, contents_of(pack), strict=True))
     for part, change in changed.items():
         change(data[part])
-        (pack / names[part]).write_text(json.dumps(data[part]))
+        (pack / DATA_FILES[part]).write_text(json.dumps(data[part]))
     with suppress(Exception):  # data of another shape: the old pages remain
         for name, text in check_evidence.pages(
             data["evidence"], data["ledger"], data["statement"]

@@ -6,21 +6,21 @@ from typing import Any, TypeVar
 
 from tasks.execution import contract
 from tasks.protocol import (
+    ChargedPrivacyConfig,
     CorpusSpec,
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
     PretrainSpec,
-    PrivacyPlan,
     StepSpec,
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.storage import encode_data
+from tasks.protocol.step_process import data_uri
 
 Spec = TypeVar("Spec", bound=StepSpec)
 
-PLAN = PrivacyPlan(
+PLAN = ChargedPrivacyConfig(
     dataset="notes", unit="patient", declared_units=40, noise_multiplier=4.0, clip_norm=0.5,
     delta=1e-5,
 )  # fmt: skip
@@ -60,4 +60,4 @@ def spec_of(kind: type[Spec], **changes: Any) -> Spec:
 
 def run(spec: StepSpec) -> int:
     """Run a step as a launcher does; return its exit code."""
-    return contract.main(spec.step, encode_data(spec.model_dump_json().encode()))
+    return contract.main(spec.step, data_uri(spec.model_dump_json().encode()))

@@ -16,11 +16,11 @@ from tasks.context import StepContext
 from tasks.execution import contract
 from tasks.protocol import EXACT_WORDS, CanariesSpec, ReleaseRecord, StepResult, SweepPoint
 from tasks.protocol.specs import SweepReportSpec
-from tasks.report import results, sweep_results
-from tasks.results.inputs import Input
+from tasks.protocol.step_process import data_uri
+from tasks.report import job_results, sweep_results
+from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps import sweep_report_step as sweep_report
-from tasks.storage import encode_data
 
 EVENT = PoissonGaussian.single(0.1, 4.0, 3, unit=UNIT)
 WORDS, PHRASES, TRAINED, OTHER = (
@@ -50,7 +50,7 @@ def test_released_phrases_count_in_the_total_without_a_training_that_uses_them()
         "nonprivate_pretraining": output(WORDS, USED),
         "nonprivate_finetuning": output(WORDS, USED),
     }
-    assert ids(results.released_by_job(job)) == ["words", "phrases", "trained"]
+    assert ids(job_results.released_by_job(job)) == ["words", "phrases", "trained"]
 
 
 def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> None:
@@ -93,7 +93,7 @@ def test_parameter_counts_are_labelled_like_the_vocabulary_they_depend_on(
         "noise_multiplier": 4.0, "clip_norm": 1.0,
     }  # fmt: skip
     model = output(release, plan=plan, parameters=77, trained={"which": "all", "parameters": 77})
-    shown = {fact.name: fact.label for fact in results._training_facts(model)}
+    shown = {fact.name: fact.label for fact in job_results._training_facts(model)}
     assert shown["Parameters"] == shown["Parameters trained"] == label
     assert math.isinf(release.epsilon) == (label is Label.OPERATOR)
 
@@ -118,7 +118,7 @@ def test_message_of_a_panic_is_not_printed(
     spec = CanariesSpec.model_validate(
         {"made_up": False, "seed": 1, "vocabulary_uri": "v"} | {"config": {}}
     )
-    code = contract.main("canaries", encode_data(spec.model_dump_json().encode()))
+    code = contract.main("canaries", data_uri(spec.model_dump_json().encode()))
     output = "".join(capfd.readouterr())
     assert code == 1 and "PanicException at tests/tasks/test_counted_releases.py" in output
     assert "Quendoline" not in output

@@ -27,6 +27,8 @@ from evidence_examples import (
     TRAINING,
     UNITS,
     altered,
+    audits_in,
+    contents_of,
     pack_of,
     released_model,
     settled,
@@ -42,25 +44,25 @@ from dp_core.audit.membership import MembershipRow, Share
 from dp_core.audit.protocol import AuditRecord
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
+from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting import tpr_ceiling
-from dp_core.privacy.mechanisms import RandomCountSelection, compose
-from tasks.evidence import check_evidence
-from tasks.evidence.audits import AUDITS, PROBES, SUBJECT
-from tasks.evidence.pack import read_pack
-from tasks.evidence.pack_contents import (
-    DatasetClaim,
-    Evidence,
-    LedgerEntry,
-    LedgerExtract,
-    LedgerFile,
-    ModelIdentity,
-    OperatorWords,
-    ReleaseEvidence,
+from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
+from tasks.evidence.audits import AUDITS, PROBES, SUBJECT, audits_of, subjects_of
+from tasks.report.job_results import (
+    DISCOVERABLE,
+    EXPOSURE,
+    EXPOSURE_IN_ROWS,
+    MEMBERSHIP_FILE,
+    TARGETED,
 )
-from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, MEMBERSHIP_FILE, TARGETED
-from tasks.results.statements import DATA, WORDS
+from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, sha256_of
+
+
+def sha256(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()
+
 
 Change = Callable[[dict[str, Any]], object]
 
@@ -68,21 +70,6 @@ Change = Callable[[dict[str, Any]], object]
 @pytest.fixture
 def model(deployment: Deployment) -> str:
     return released_model(deployment, settled(deployment, EARLIER, TRAINING))
-
-
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("evidence")
-    deployment = Deployment.from_environment({"CONFIDE_HOME": str(home / "home")})
-    deployment.prepare()
-    model = released_model(deployment, settled(deployment, EARLIER, TRAINING))
-    return pack_of(deployment, model, home / "pack")
-
-
-@pytest.fixture
-def pack(made_once: Path, tmp_path: Path) -> Path:
-    """A copy of a pack, to be read or forged."""
-    return Path(shutil.copytree(made_once, tmp_path / "pack"))
 
 
 # --- content
@@ -101,6 +88,15 @@ def test_pack_is_checked_with_its_script_only(pack: Path, tmp_path: Path) -> Non
     assert sum("derived" in line for line in findings["compared"]) == 5
 
 
+def test_script_without_its_library_ends_with_one_line(pack: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-I", "-S", str(pack / "check_evidence.py")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    missing = "check_evidence: dp_accounting is missing: pip install dp-accounting\n"
+    assert (answer.returncode, answer.stderr) == (2, missing)
+
+
 def test_script_imports_no_module_of_the_project() -> None:
     source = Path(check_evidence.__file__).read_text()
     imported = set()
@@ -115,44 +111,23 @@ def test_script_imports_no_module_of_the_project() -> None:
     assert "__import__" not in source and "importlib" not in source
 
 
-def test_claim_is_complete_and_rederived(pack: Path) -> None:
-    evidence, ledger = read_pack(pack)
-    (claim,) = evidence.claims
-    statement = json.loads((pack / DATA).read_text())
-    assert (claim.unit, claim.neighbours) == ("patient", "add-or-remove-one")
-    assert (claim.epsilon, claim.delta) == (statement["epsilon"], 2e-6)
-    assert claim.declared_units == UNITS
-    assert claim.one_plan
-    assert [release.event for release in claim.releases] == [
-        EARLIER.to_json(), TRAINING.to_json()
-    ]  # fmt: skip
-    assert claim.rederived is not None
-    assert claim.rederived.epsilon == pytest.approx(claim.epsilon, rel=1e-3)
+def test_claim_is_complete_and_derived_again(pack: Path) -> None:
+    evidence, statement, ledger = contents_of(pack)
+    assert (statement["unit"], statement["neighbours"]) == ("patient", "add-or-remove-one")
+    assert (statement["delta"], statement["declared_units"]) == (2e-6, UNITS)
+    assert statement["one_plan"]
+    events = [release["event"] for release in statement["releases"]]
+    assert events == json.loads(json.dumps([EARLIER.to_json(), TRAINING.to_json()]))
+    (derived,) = evidence["derived"]
+    assert derived["epsilon"] == pytest.approx(statement["epsilon"], rel=1e-3)
     whole = compose(EARLIER, TRAINING)
-    for ceiling, rate in zip(claim.tpr_ceilings, (0.001, 0.01), strict=True):
-        assert ceiling.fpr == rate
-        assert ceiling.tpr == pytest.approx(tpr_ceiling(whole, rate))
-    assert evidence.trained_by is not None
-    assert evidence.trained_by.ledger_id == claim.releases[1].ledger_id
-    assert [entry.in_this_model for entry in ledger.extracts[0].entries] == [True, True]
-    assert evidence.model.files["model.safetensors"] == hashlib.sha256(b"weights").hexdigest()
-
-
-def test_models_and_script_have_the_same_fields() -> None:
-    def compare(fields: Any, model: Any) -> None:
-        assert set(fields) == set(model.model_fields)
-
-    evidence = check_evidence.SHAPES[check_evidence.EVIDENCE]
-    ledger = check_evidence.SHAPES[check_evidence.LEDGER]
-    compare(evidence, Evidence)
-    compare(evidence["claims"][0], DatasetClaim)
-    compare(evidence["claims"][0]["releases"][0], ReleaseEvidence)
-    compare(evidence["operator_words"], OperatorWords)
-    compare(evidence["audits"][0], AuditRecord)
-    compare(evidence["model"], ModelIdentity)
-    compare(ledger, LedgerFile)
-    compare(ledger["extracts"][0], LedgerExtract)
-    compare(ledger["extracts"][0]["entries"][0], LedgerEntry)
+    for ceiling, rate in zip(derived["tpr_ceilings"], (0.001, 0.01), strict=True):
+        assert ceiling["fpr"] == rate
+        assert ceiling["tpr"] == pytest.approx(tpr_ceiling(whole, rate), rel=1e-3)
+    assert evidence["trained_by"]["ledger_id"] == statement["releases"][1]["ledger_id"]
+    (extract,) = ledger["extracts"]
+    assert [entry["in_this_model"] for entry in extract["entries"]] == [True, True]
+    assert evidence["model"]["files"]["model.safetensors"] == sha256(b"weights")
 
 
 def test_missing_statements_of_the_operator_are_marked(
@@ -185,8 +160,8 @@ def test_page_loads_no_other_resource(pack: Path) -> None:
 
 
 def test_publishable_pack_contains_no_private_text(pack: Path) -> None:
-    evidence, _ = read_pack(pack)
-    assert [m.name for m in evidence.measures] == ["mlm_accuracy_public"]
+    evidence, _, _ = contents_of(pack)
+    assert [m["name"] for m in evidence["measures"]] == ["mlm_accuracy_public"]
     for file in pack.iterdir():
         text = file.read_text()
         for planted in (SECRET, "14:03", "12345.6", "0.75"):
@@ -198,15 +173,26 @@ def test_operator_edition_is_marked_on_every_page(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
     pack = pack_of(deployment, model, tmp_path / "pack", operator=True)
-    evidence, ledger = read_pack(pack)
-    assert f"f1/{SECRET}" in [m.name for m in evidence.measures]
-    assert "T" in ledger.extracts[0].entries[0].settled
+    evidence, _, ledger = contents_of(pack)
+    assert f"f1/{SECRET}" in [m["name"] for m in evidence["measures"]]
+    assert "T" in ledger["extracts"][0]["entries"][0]["settled"]
     for page in ("README.md", "evidence.html"):
         assert "Operator edition: do not publish" in (pack / page).read_text()
     assert check_evidence.check(pack).code == 0
 
 
 # --- audits
+
+
+def _audits(
+    deployment: Deployment, uri: str, key: str, *, operator: bool = False
+) -> list[AuditRecord]:
+    """Return the records of one kind of audit, as an edition of the pack contains them."""
+    store = store_of(deployment)
+    result = read_result(store, uri)
+    assert result is not None
+    records = audits_of(store, subjects_of(store, uri, result), operator=operator)
+    return [record for record in records if record.key == key]
 
 
 def _exposed(deployment: Deployment, name: str, ranks: float) -> Path:
@@ -239,8 +225,7 @@ def _exposures(deployment: Deployment, name: str, ranks: float, **facts: object)
 
 
 def test_missing_audits_are_listed_as_not_run(pack: Path) -> None:
-    evidence, _ = read_pack(pack)
-    assert {a.key: a.verdict for a in evidence.audits} == {a.key: "not run" for a in AUDITS}
+    assert {a.key: a.verdict for a in audits_in(pack)} == {a.key: "not run" for a in AUDITS}
     page = html.unescape((pack / "evidence.html").read_text())
     assert all(audit.name in page for audit in AUDITS)
 
@@ -248,12 +233,12 @@ def test_missing_audits_are_listed_as_not_run(pack: Path) -> None:
 def test_pack_contains_exposure_of_its_model_only(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
-    ours, other = hashlib.sha256(b"weights").hexdigest(), hashlib.sha256(b"other").hexdigest()
+    ours, other = sha256(b"weights"), sha256(b"other")
     _exposures(deployment, "1", 400.0, **{SUBJECT: ours, PROBES: "c"})
     _exposures(deployment, "2", 1.0, **{SUBJECT: other, PROBES: "c"})
     _exposures(deployment, "3", 1.0, **{SUBJECT: "", PROBES: "c"})
-    evidence, _ = read_pack(pack_of(deployment, model, tmp_path / "pack"))
-    (exposure,) = [a for a in evidence.audits if a.key == "exposure"]
+    pack = pack_of(deployment, model, tmp_path / "pack")
+    (exposure,) = [a for a in audits_in(pack) if a.key == "exposure"]
     assert exposure.value == pytest.approx(1.32, abs=0.01)
     assert (exposure.verdict, exposure.label, exposure.level) == ("consistent", "dp", "canary")
     assert exposure.null_control is not None and exposure.null_control.alarm_rate == 0.025
@@ -261,24 +246,18 @@ def test_pack_contains_exposure_of_its_model_only(
     assert exposure.rows[0]["rank_exposure_p_value"] == pytest.approx(1 / math.comb(8, 4))
 
 
-def test_exposure_in_training_rows_is_for_the_operator(
-    deployment: Deployment, model: str, tmp_path: Path
-) -> None:
-    ours = hashlib.sha256(b"weights").hexdigest()
-    _exposures(deployment, "1", 2.0, **{SUBJECT: ours, PROBES: "c"})
-    audits = {}
-    for edition in ("publishable", "operator"):
-        folder = tmp_path / edition
-        evidence, _ = read_pack(pack_of(deployment, model, folder, operator=edition == "operator"))
-        (audits[edition],) = [a for a in evidence.audits if a.key == EXPOSURE_IN_ROWS]
-    assert audits["publishable"].verdict == "not run" and not audits["publishable"].rows
-    assert "for the operator only" in audits["publishable"].finding
-    assert (audits["operator"].verdict, audits["operator"].label) == ("inconclusive", "operator")
-    assert audits["operator"].value == pytest.approx(math.log2(500))
+def test_exposure_in_training_rows_is_for_the_operator(deployment: Deployment, model: str) -> None:
+    _exposures(deployment, "1", 2.0, **{SUBJECT: sha256(b"weights"), PROBES: "c"})
+    (shared,) = _audits(deployment, model, EXPOSURE_IN_ROWS)
+    (full,) = _audits(deployment, model, EXPOSURE_IN_ROWS, operator=True)
+    assert shared.verdict == "not run" and not shared.rows
+    assert "for the operator only" in shared.finding
+    assert (full.verdict, full.label) == ("inconclusive", "operator")
+    assert full.value == pytest.approx(math.log2(500))
 
 
 def test_membership_results_are_for_the_operator_and_publicly_marked_as_run(
-    deployment: Deployment, model: str, tmp_path: Path
+    deployment: Deployment, model: str
 ) -> None:
     folder = deployment.home / "made" / "membership"
     folder.mkdir(parents=True)
@@ -293,16 +272,14 @@ def test_membership_results_are_for_the_operator_and_publicly_marked_as_run(
         )
     ]  # fmt: skip
     (folder / MEMBERSHIP_FILE).write_text(json.dumps({"rows": [asdict(row) for row in rows]}))
-    store, ours = store_of(deployment), hashlib.sha256(b"weights").hexdigest()
+    store, ours = store_of(deployment), sha256(b"weights")
     publish(store, f"store://membership/{'a' * 16}", folder, **{SUBJECT: ours, PROBES: "c"})
 
-    shared, _ = read_pack(pack_of(deployment, model, tmp_path / "shared"))
-    (summary,) = [a for a in shared.audits if a.key == "membership"]
+    (summary,) = _audits(deployment, model, "membership")
     assert (summary.verdict, summary.value) == ("not run", None)
     assert "It was run" in summary.finding
 
-    operator_pack, _ = read_pack(pack_of(deployment, model, tmp_path / "own", operator=True))
-    by_level = {a.level: a for a in operator_pack.audits if a.key == "membership"}
+    by_level = {a.level: a for a in _audits(deployment, model, "membership", operator=True)}
     assert {level: a.value for level, a in by_level.items()} == {
         "example": 0.21, "patient": 0.45, "group": 0.02,
     }  # fmt: skip
@@ -331,50 +308,42 @@ def _extracted(
     for key, made in results.items():
         text = json.dumps(header | {"rows": [asdict(row) for row in made]})
         (folder / f"{key}.json").write_text(text)
-    store, ours = store_of(deployment), hashlib.sha256(b"weights").hexdigest()
+    store, ours = store_of(deployment), sha256(b"weights")
     publish(
         store, f"store://exposure/{'e' * 16}", folder, outputs=list(results),
         **{SUBJECT: ours, PROBES: "c"},
     )  # fmt: skip
 
 
-def _of_exposure(key: str, pack: Path) -> Any:
-    (record,) = [audit for audit in read_pack(pack)[0].audits if audit.key == key]
-    return record
-
-
 def test_extracted_secrets_are_published_and_extracted_rows_are_for_the_operator(
-    deployment: Deployment, model: str, tmp_path: Path
+    deployment: Deployment, model: str
 ) -> None:
     _extracted(deployment, {GREEDY: 2, SAMPLING: 4}, 9)
-    shared = pack_of(deployment, model, tmp_path / "shared")
-    targeted, rows = (_of_exposure(key, shared) for key in (TARGETED, DISCOVERABLE))
+    (targeted,) = _audits(deployment, model, TARGETED)
+    (rows,) = _audits(deployment, model, DISCOVERABLE)
     assert (targeted.verdict, targeted.label, targeted.value) == ("inconclusive", "dp", 0.75)
-    assert targeted.null_control.p_value < 1e-4
+    assert targeted.null_control is not None and targeted.null_control.p_value < 1e-4
     assert "more than chance" in targeted.finding and "2 of 30" in targeted.finding
     assert "fixed before the training" in targeted.power and "k = 40" in targeted.power
     assert [row["group"] for row in targeted.rows] == ["all"] * 3 + ["p = 0.01"] * 3
     assert (rows.verdict, rows.value) == ("not run", None) and "It was run" in rows.finding
 
-    operator_pack = pack_of(deployment, model, tmp_path / "own", operator=True)
-    rows = _of_exposure(DISCOVERABLE, operator_pack)
+    (rows,) = _audits(deployment, model, DISCOVERABLE, operator=True)
     assert (rows.verdict, rows.label, rows.value) == ("consistent", "operator", 0.04)
     assert "2 of 50 rows that trained came out by greedy decoding" in rows.finding
     assert "4 by top-k sampling (1 of the control)" in rows.finding
     assert "prefixes of 10 tokens, suffixes of 10" in rows.power
 
 
-def test_absence_of_rows_to_extract_is_for_the_operator(
-    deployment: Deployment, model: str, tmp_path: Path
-) -> None:
+def test_absence_of_rows_to_extract_is_for_the_operator(deployment: Deployment, model: str) -> None:
     _extracted(deployment, {}, 1, fixed=False)
-    shared = _of_exposure(DISCOVERABLE, pack_of(deployment, model, tmp_path / "shared"))
+    (shared,) = _audits(deployment, model, DISCOVERABLE)
     assert shared.verdict == "not run" and "It was run" in shared.finding
-    operator_pack = pack_of(deployment, model, tmp_path / "own", operator=True)
-    record = _of_exposure(DISCOVERABLE, operator_pack)
+    (record,) = _audits(deployment, model, DISCOVERABLE, operator=True)
     assert (record.verdict, record.label) == ("not run", "operator")
     assert "nothing to try" in record.finding
-    assert "chosen after it" in _of_exposure(TARGETED, operator_pack).power
+    (targeted,) = _audits(deployment, model, TARGETED, operator=True)
+    assert "chosen after it" in targeted.power
 
 
 # --- the model of a pack
@@ -390,9 +359,9 @@ def test_exported_model_is_identified_by_its_weights(
     assert json.loads(output)["sha256"] == sha256_of(tmp_path / "out" / "evidence.json")
     code, output, _ = confide("evidence", given, "--check", out)
     assert code == 0 and output.splitlines()[-1].startswith("HOLDS")
-    (tmp_path / "given" / DATA).write_text("{}")
+    (tmp_path / "given" / STATEMENT_DATA).write_text("{}")
     code, _, output = confide("evidence", given, "--out", f"{out}2")
-    assert code == 2 and f"{DATA} was changed after the export" in output
+    assert code == 2 and f"{STATEMENT_DATA} was changed after the export" in output
     assert len(output.strip().splitlines()) == 1
     (tmp_path / "given" / "model.safetensors").write_bytes(b"other")
     code, output, _ = confide("evidence", given, "--check", out)
@@ -417,7 +386,7 @@ def test_evidence_defaults_to_the_model_of_the_latest_report(
     assert code == 2 and "licence" in output and "license" in output
     code, output, _ = confide("evidence", *out)
     assert code == 0 and "SHA-256" in output
-    assert read_pack(tmp_path / "out")[0].model.step == "pretrain"
+    assert contents_of(tmp_path / "out")[0]["model"]["step"] == "pretrain"
 
 
 @pytest.mark.parametrize("name", ["nothing", "no weights"])
@@ -463,11 +432,11 @@ def test_models_without_a_claim_are_refused(deployment: Deployment, tmp_path: Pa
 def _with_statement(deployment: Deployment, uri: str, change: Change) -> None:
     """Change the statement in the store and update its checksum."""
     folder = output_folder(deployment, uri)
-    content = json.loads((folder / DATA).read_text())
+    content = json.loads((folder / STATEMENT_DATA).read_text())
     change(content)
-    (folder / DATA).write_text(json.dumps(content))
+    (folder / STATEMENT_DATA).write_text(json.dumps(content))
     sums = json.loads((folder / CHECKSUMS).read_text())
-    sums[DATA]["sha256"] = sha256_of(folder / DATA)
+    sums[STATEMENT_DATA]["sha256"] = sha256_of(folder / STATEMENT_DATA)
     (folder / CHECKSUMS).write_text(json.dumps(sums))
 
 
@@ -496,7 +465,7 @@ def test_tampered_statement_is_refused(
 
 
 def test_damaged_file_is_refused(deployment: Deployment, model: str, tmp_path: Path) -> None:
-    (output_folder(deployment, model) / WORDS).write_text("nothing was used")
+    (output_folder(deployment, model) / STATEMENT_WORDS).write_text("nothing was used")
     assert "damaged" in _refused(deployment, model, tmp_path)
 
 
@@ -535,11 +504,11 @@ def test_release_with_another_event_than_the_ledger_is_refused(
 
 @pytest.mark.parametrize("change", ["changed", "missing", "added"])
 def test_changed_missing_and_added_files_are_detected(
-    made_once: Path, tmp_path: Path, change: str
+    pack: Path, tmp_path: Path, change: str
 ) -> None:
-    for name in sorted(f.name for f in made_once.iterdir() if f.name != "evidence.json"):
+    for name in sorted(check_evidence.FILES):
         copy = tmp_path / name
-        shutil.copytree(made_once, copy)
+        shutil.copytree(pack, copy)
         match change:
             case "changed":
                 (copy / name).write_text((copy / name).read_text() + " ")
@@ -562,14 +531,28 @@ def test_claim_that_cannot_be_rederived_has_a_separate_exit_code(
         check_evidence.MECHANISMS, "poisson_gaussian", replace(known, reduce=no_theorem)
     )
     pack = pack_of(deployment, model, tmp_path / "pack")
-    (claim,) = read_pack(pack)[0].claims
-    assert claim.rederived is not None and claim.rederived.epsilon is None
+    (derived,) = contents_of(pack)[0]["derived"]
+    assert (derived["epsilon"], derived["releases"]) == (None, [None, None])
     findings = check_evidence.check(pack)
     assert findings.code == 4 and len(findings.not_derived) == 3 and not findings.faults
     assert "NOT DERIVED" in check_evidence.as_text(findings)
     page = (pack / "evidence.html").read_text()
     assert "Another library could not derive a part of the claim" in page
     assert "derives no larger" not in page
+
+
+def test_pack_for_examples_of_a_stated_length_holds(deployment: Deployment, tmp_path: Path) -> None:
+    unit = PrivacyUnit.EXAMPLE
+    uri = released_model(deployment, settled(deployment, TRAINING.stating(unit, 64), unit=unit))
+    pack = pack_of(deployment, uri, tmp_path / "pack")
+    assert "for one **example of 64 words**" in (pack / STATEMENT_WORDS).read_text()
+    assert check_evidence.check(pack).code == check_evidence.HOLDS
+
+    def of_longer_examples(content: dict[str, Any]) -> None:
+        content["releases"][0]["event"]["example_words"] = 128
+
+    findings = altered(pack, statement=of_longer_examples)
+    assert any("the ledger has another event" in fault for fault in findings.faults)
 
 
 # --- two data sets
@@ -580,29 +563,25 @@ def test_each_data_set_has_a_separate_claim(deployment: Deployment, tmp_path: Pa
     labels = settled(deployment, TRAINING, dataset="labels")
     uri = released_model(deployment, [*notes, *labels], step="finetune", plan=None)
     pack = pack_of(deployment, uri, tmp_path / "pack")
-    evidence, ledger = read_pack(pack)
-    assert [claim.dataset for claim in evidence.claims] == ["notes", "labels"]
-    assert [claim.delta for claim in evidence.claims] == [1e-6, 1e-6]
-    assert [extract.dataset for extract in ledger.extracts] == ["notes", "labels"]
+    evidence, statement, ledger = contents_of(pack)
+    claims = check_evidence.claims_of(statement)
+    assert [claim["delta"] for claim in claims] == [1e-6, 1e-6]
+    for parts in (claims, evidence["derived"], ledger["extracts"]):
+        assert [part["dataset"] for part in parts] == ["notes", "labels"]
     assert check_evidence.check(pack).code == 0
 
-    def one_claim_for_both(evidence: dict[str, Any]) -> None:
-        first, second = evidence["claims"]
-        first["releases"] += second["releases"]
-        evidence["claims"] = [first]
+    def one_claim_for_both(statement: dict[str, Any]) -> None:
+        statement["releases"] += statement.pop("others")[0]["releases"]
 
-    assert altered(pack, evidence=one_claim_for_both).code == 1
+    assert altered(pack, statement=one_claim_for_both).code == 1
 
 
-def test_fine_tuned_model_shows_the_audits_of_its_initial_model(
-    deployment: Deployment, tmp_path: Path
-) -> None:
-    records, began = settled(deployment, TRAINING), hashlib.sha256(b"began").hexdigest()
+def test_fine_tuned_model_shows_the_audits_of_its_initial_model(deployment: Deployment) -> None:
+    records, began = settled(deployment, TRAINING), sha256(b"began")
     uri = released_model(deployment, records, step="finetune", plan=None, began_with=began)
     _exposures(deployment, "1", 400.0, **{SUBJECT: began, PROBES: "c"})
-    evidence, _ = read_pack(pack_of(deployment, uri, tmp_path / "pack"))
-    subjects = {a.subject for a in evidence.audits if a.verdict != "not run"}
-    assert subjects == {"the model from which it was fine-tuned"}
+    (exposure,) = _audits(deployment, uri, EXPOSURE)
+    assert exposure.subject == "the model from which it was fine-tuned"
 
 
 def test_result_without_a_statement_is_refused(deployment: Deployment, tmp_path: Path) -> None:
@@ -623,9 +602,9 @@ def test_pack_of_a_private_selection_has_no_date_after_its_charge(
         (TRAINING,), count="poisson", mean=3.0, delta=1e-6, unit=TRAINING.unit
     )
     uri = released_model(deployment, settled(deployment, EARLIER, chosen, TRAINING), plan=None)
-    _, ledger = read_pack(pack_of(deployment, uri, tmp_path / "pack"))
-    days = [(len(e.reserved), len(e.settled)) for e in ledger.extracts[0].entries]
+    *_, ledger = contents_of(pack_of(deployment, uri, tmp_path / "pack"))
+    days = [(len(e["reserved"]), len(e["settled"])) for e in ledger["extracts"][0]["entries"]]
     assert days == [(10, 10), (10, 0), (0, 0)]
-    _, ledger = read_pack(pack_of(deployment, uri, tmp_path / "operator", operator=True))
-    entries = ledger.extracts[0].entries
-    assert all(entry.reserved and entry.settled for entry in entries)
+    *_, ledger = contents_of(pack_of(deployment, uri, tmp_path / "operator", operator=True))
+    entries = ledger["extracts"][0]["entries"]
+    assert all(entry["reserved"] and entry["settled"] for entry in entries)

@@ -35,8 +35,7 @@ from dp_core.config.privacy import (
 )
 from dp_core.data.corpus import open_corpus
 from dp_core.data.hashing import seed_key
-from dp_core.data.labelled_text import LabelledText
-from dp_core.data.ner import Sentence
+from dp_core.data.labelled_text import LabelledText, Sentence
 from dp_core.data.privacy_units import is_held_out
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
@@ -53,7 +52,7 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
-from tasks.report.results import (
+from tasks.report.job_results import (
     DISCOVERABLE,
     EXPOSURE,
     EXPOSURE_IN_ROWS,
@@ -61,7 +60,7 @@ from tasks.report.results import (
     TARGETED,
 )
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import entities_step as entities
 from tasks.steps import exposure_step as exposure
@@ -71,7 +70,7 @@ from tasks.steps import pretrain_step as pretrain
 from tasks.steps import token_store_step as token_store
 from tasks.steps import vocabulary_step as vocabulary
 from tasks.steps import written_text_step as written_text
-from tasks.steps.finetune_step import Tagging, head_of
+from tasks.steps.finetune_step import Tagging, task_of
 from tasks.steps.training_inputs import TrainingInputs
 
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
@@ -458,8 +457,8 @@ def test_error_list_is_for_the_operator_and_not_part_of_the_model(
     assert "pain" not in written  # the list has positions without words
     error_list = json.loads(written)
     assert FinetuneSpec.model_validate(error_list["spec"]) == spec
-    items = head_of(spec).learned(finetune.items_of(spec, context.inputs["labels"], "test"))
-    shown_error = head_of(spec).in_words(items, error_list["errors"][0])
+    items = task_of(spec).learned(finetune.items_of(spec, context.inputs["labels"], "test"))
+    shown_error = task_of(spec).in_words(items, error_list["errors"][0])
     assert shown_error["context"] == "pain in arm"
     counted = sum(n for kinds in error_list["counts"].values() for n in kinds.values())
     assert counted == len(error_list["errors"]) > 0  # after two updates under noise
@@ -498,7 +497,7 @@ def pairing(
             for n in range(60)
         ]
         pairs[1] = replace(pairs[1], label=odd)
-        entities.write_texts(pairs, labelled.out / f"{part}.jsonl")
+        entities.write_items(pairs, labelled.out / f"{part}.jsonl")
     facts = context.inputs["labels"].facts | {"head": "pairs", "public": public}
     facts["digest"] = labelled.content_digest(labelled.out)
     context.inputs["labels"] = as_input(StepOutput({}, facts=facts), labelled, "entities")

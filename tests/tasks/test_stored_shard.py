@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.cluster.certificates import make_secrets
+from dp_core.cluster.node import make_secrets
 from dp_core.cluster.ray_cluster import RayCluster
 from dp_core.data.corpus import (
     Document,
@@ -23,7 +23,7 @@ from tasks import context as contexts
 from tasks.context import StepContext, StoredShard
 from tasks.protocol import JobSettings, StepResult, dp_bert_steps, environment_for
 from tasks.protocol.least_privilege import for_workers
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store
 

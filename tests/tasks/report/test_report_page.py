@@ -1,13 +1,13 @@
 """Tests of the report page: complete, self-contained, and without withheld values."""
 
-import dataclasses
 import io
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import NoneType
+from types import NoneType, SimpleNamespace
 
 import pytest
 from report_examples import (
@@ -16,6 +16,7 @@ from report_examples import (
     causal_sweep_report,
     extractions,
     job_report,
+    ledger,
     membership,
     public_scores,
     sweep_report,
@@ -25,7 +26,6 @@ from rich.console import Console
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.protocol import AuditRecord, NullDistribution
 from dp_core.labels import Label, Operator
-from tasks.report.cells import WITHHELD_MARK, Table, side_by_side
 from tasks.report.model import (
     Edition,
     Exposures,
@@ -36,8 +36,7 @@ from tasks.report.model import (
     edition_of,
 )
 from tasks.report.page import Page, job_page, sweep_page
-from tasks.report.tables import closing_of
-from tasks.results.statements import Statement
+from tasks.report.tables import WITHHELD_MARK, Table, closing_of, side_by_side
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -124,21 +123,17 @@ def test_page_has_all_sections_figures_and_labels() -> None:
     assert "of a budget of ε = 10" in html
 
 
-def _bare(report: JobReport) -> JobReport:
+def _bare(**fields: object) -> JobReport:
     """Return a report of the DP model alone, without data for figures."""
-    (private,) = (m for m in report.models if m.kind == "dp")
-    return dataclasses.replace(
-        report,
-        models=(dataclasses.replace(private, exposures=None, f1=None, f1_by_type={}),),
-        curves=(),
-    )
+    private = replace(job_report().model("dp"), exposures=None, f1=None, f1_by_type={})
+    return job_report(models=(private,), curves=(), **fields)
 
 
 def test_banner_names_the_edition_made_up_data_and_known_seeds() -> None:
     assert "Made-up or public data." in PAGES["made up"].html
     assert "do not publish" in PAGES["operator"].html
     assert "Publishable edition." in PAGES["publishable"].html
-    seeded = dataclasses.replace(_bare(job_report()), known_seed=True)
+    seeded = _bare(known_seed=True)
     assert "Not private: known seed." in job_page(seeded, Edition.OPERATOR).html
     assert "known seed" not in PAGES["made up"].html
 
@@ -195,7 +190,7 @@ def _moved_extractions(rows: tuple[Extraction, ...]) -> tuple[Extraction, ...]:
 def test_publishable_edition_does_not_depend_on_operator_values() -> None:
     """Reports that differ in operator values only have equal publishable editions."""
     report = job_report(made_up=False)
-    other = dataclasses.replace(
+    other = replace(
         report,
         created="2026-11-21T23:59:59+00:00",
         run_key="manual__2026-11-21T09:00:00+00:00",
@@ -203,7 +198,7 @@ def test_publishable_edition_does_not_depend_on_operator_values() -> None:
             group: Operator(value.value / 3) for group, value in report.occurrences.items()
         },
         models=tuple(
-            dataclasses.replace(
+            replace(
                 model,
                 mlm_public=_moved(model.mlm_public),
                 mlm_private=_moved(model.mlm_private),
@@ -216,13 +211,13 @@ def test_publishable_edition_does_not_depend_on_operator_values() -> None:
             for model in report.models
         ),
         curves=tuple(
-            dataclasses.replace(curve, values=tuple(v / 2 for v in curve.values))
+            replace(curve, values=tuple(v / 2 for v in curve.values))
             if curve.label is Label.OPERATOR
             else curve
             for curve in report.curves
         ),
         training=tuple(
-            dataclasses.replace(fact, value=1.5) if fact.label is Label.OPERATOR else fact
+            replace(fact, value=1.5) if fact.label is Label.OPERATOR else fact
             for fact in report.training
         ),
     )
@@ -240,10 +235,10 @@ def _moved_exposures(exposures: object) -> object:
     if not isinstance(exposures, Exposures) or exposures.label is not Label.OPERATOR:
         return exposures
     rows = tuple(
-        dataclasses.replace(row, exposure=row.exposure / 2, low=row.low / 2, high=row.high / 2)
+        replace(row, exposure=row.exposure / 2, low=row.low / 2, high=row.high / 2)
         for row in exposures.rows
     )
-    return dataclasses.replace(exposures, rows=rows)
+    return replace(exposures, rows=rows)
 
 
 def test_publishable_sweep_withholds_private_f1_but_not_public_accuracy() -> None:
@@ -279,27 +274,25 @@ def test_scores_on_public_labels_are_published() -> None:
 
 
 def test_publishable_edition_of_a_known_seed_shows_public_values_only() -> None:
-    report = dataclasses.replace(job_report(made_up=False), known_seed=True, curves=())
+    report = job_report(made_up=False, known_seed=True, curves=())
     published = job_page(report, Edition.PUBLISHABLE)
     assert "Not private: known seed." in published.html
     assert '<span class="chip public">' in published.html
     assert published.drawings == ()
     for cell in (c for table in published.tables for row in table.rows for c in row):
         assert cell.withheld or cell.label in (None, Label.PUBLIC)
-    sweep = dataclasses.replace(sweep_report(made_up=False), known_seed=True)
-    points = sweep_page(sweep, Edition.PUBLISHABLE)
+    points = sweep_page(sweep_report(made_up=False, known_seed=True), Edition.PUBLISHABLE)
     assert all(c.withheld for row in points.tables[0].rows for c in row[6:])
 
 
 def test_markup_in_names_is_escaped() -> None:
     evil = "<img src=x onerror=alert(1)>&"
-    report = dataclasses.replace(
-        _bare(job_report()),
+    report = _bare(
         private_dataset=evil,
         settings={evil: evil},
         repeat=(evil,),
         notes=(evil,),
-        statement=Statement((evil,), {"unit": "</pre>" + evil}),
+        statement=SimpleNamespace(paragraphs=[evil], data={"unit": "</pre>" + evil}),
     )
     html = job_page(report, Edition.OPERATOR).html
     assert evil not in html
@@ -307,8 +300,7 @@ def test_markup_in_names_is_escaped() -> None:
 
 
 def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
-    bare = dataclasses.replace(
-        _bare(job_report()),
+    bare = _bare(
         training=(),
         vocabulary=(),
         phrases=(),
@@ -316,7 +308,7 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
         public_seeds={},
         notes=(),
         repeat=(),
-        statement=Statement(("One sentence.",)),
+        statement=SimpleNamespace(paragraphs=["One sentence."], data={}),
     )
     html = job_page(bare, Edition.OPERATOR).html
     assert 'id="ledger"' not in html
@@ -324,16 +316,9 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
 
 
 def test_ledger_without_a_budget_shows_no_total() -> None:
-    report = job_report()
-    assert report.ledger is not None
-    made_up = dataclasses.replace(
-        report.ledger,
-        spent_epsilon=None,
-        spent_delta=None,
-        budget_epsilon=None,
-        budget_delta=None,
-    )
-    html = job_page(dataclasses.replace(report, ledger=made_up), Edition.OPERATOR).html
+    figures = ("spent_epsilon", "spent_delta", "budget_epsilon", "budget_delta")
+    made_up = replace(ledger(), **dict.fromkeys(figures))
+    html = job_page(job_report(ledger=made_up), Edition.OPERATOR).html
     section = html.partition('id="ledger"')[2].partition("</section>")[0]
     assert "no budget is kept" in section
     assert "in total" not in section
@@ -377,22 +362,20 @@ def _audited(verdict: str, label: Label = Label.DP) -> AuditRecord:
     ],
 )
 def test_headline_states_the_verdict_of_the_training_audit(verdict: str, headline: str) -> None:
-    report = dataclasses.replace(job_report(made_up=False), audit=_audited(verdict))
+    report = job_report(made_up=False, audit=_audited(verdict))
     html = job_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
     assert headline in first
     assert ("hero bad" in html) == (verdict == "contradicted")
     assert "21 of 30 guesses were right." in html
-    kept = dataclasses.replace(report, audit=_audited(verdict, Label.OPERATOR))
+    kept = replace(report, audit=_audited(verdict, Label.OPERATOR))
     assert "21 of 30" not in job_page(kept, Edition.PUBLISHABLE).html
     assert "21 of 30" in job_page(kept, Edition.OPERATOR).html
 
 
 def test_headline_states_a_contradiction_by_an_audit_of_another_run() -> None:
     sentence = "ε = 4 at δ = 1e-06: contradicted by Given coins."
-    report = dataclasses.replace(
-        job_report(made_up=False), audit=_audited("consistent"), against=sentence
-    )
+    report = job_report(made_up=False, audit=_audited("consistent"), against=sentence)
     html = job_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
     assert "another run contradicts the claimed ε" in first and "hero bad" in html
@@ -401,7 +384,7 @@ def test_headline_states_a_contradiction_by_an_audit_of_another_run() -> None:
 
 
 def test_terminal_prints_the_audit_before_the_table() -> None:
-    table = closing_of(dataclasses.replace(job_report(), audit=_audited("consistent")))
+    table = closing_of(job_report(audit=_audited("consistent")))
     written = io.StringIO()
     kept = Table.from_json(json.loads(json.dumps(table.to_json())))
     Console(file=written, width=100).print(side_by_side(kept))

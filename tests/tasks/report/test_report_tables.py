@@ -1,9 +1,9 @@
 """Tests of the report's tables as data, as JSON and in the terminal."""
 
-import dataclasses
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +15,7 @@ from report_examples import (
     ledger,
     membership,
     sweep_report,
+    with_models,
 )
 from rich.console import Console
 
@@ -23,17 +24,9 @@ from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import MetricRecord, StepResult
-from tasks.report import audit_tables, cells, sweep_tables, tables
-from tasks.report.cells import (
-    NOT_MEASURED,
-    WITHHELD_MARK,
-    Cell,
-    Header,
-    Table,
-    rich_table,
-    side_by_side,
-)
+from tasks.report import audit_tables, sweep_tables, tables
 from tasks.report.comparison import figures_of
+from tasks.report.job_results import audit_time, last_values
 from tasks.report.model import (
     Cost,
     Edition,
@@ -45,8 +38,16 @@ from tasks.report.model import (
     edition_of,
 )
 from tasks.report.page import job_page, verdict
-from tasks.report.results import audit_time, last_values
-from tasks.results.inputs import Input
+from tasks.report.tables import (
+    NOT_MEASURED,
+    WITHHELD_MARK,
+    Cell,
+    Header,
+    Table,
+    rich_table,
+    side_by_side,
+)
+from tasks.results import Input
 
 
 def _closing() -> Table:
@@ -86,8 +87,7 @@ def test_closing_table_of_causal_models_has_perplexity_and_withholds_private_tex
     report = job_report(made_up=False)
     causal = {"mlm_public": None, "mlm_private": None}
     causal |= {"perplexity_public": Dp(21.46), "perplexity_private": Operator(33.3)}
-    models = tuple(dataclasses.replace(m, **causal) for m in report.models)
-    report = dataclasses.replace(report, models=models)
+    report = with_models(report, **causal)
     for edition, private in ((Edition.PUBLISHABLE, "▒▒"), (Edition.OPERATOR, "33.3")):
         table = tables.closing_table(edition_of(report, edition).models, report.unit)
         names = [header.name for header in table.headers]
@@ -136,16 +136,13 @@ def test_counted_occurrences_are_for_the_operator_and_expected_occurrences_are_p
 
 
 def test_exposure_in_training_rows_is_shown_to_the_operator_only() -> None:
-    report = job_report(made_up=False)
-    dp = report.model("dp")
+    dp = job_report().model("dp")
     assert dp is not None and isinstance(dp.exposures, Exposures)
     within = tuple(
-        dataclasses.replace(row, context=IN_ROWS)
-        for row in dp.exposures.rows
-        if row.context == EMBEDDED
+        replace(row, context=IN_ROWS) for row in dp.exposures.rows if row.context == EMBEDDED
     )
-    row = dataclasses.replace(dp, exposures_in_rows=Exposures(Label.OPERATOR, within))
-    report = dataclasses.replace(report, models=(row,))
+    row = replace(dp, exposures_in_rows=Exposures(Label.OPERATOR, within))
+    report = job_report(made_up=False, models=(row,))
     shown = {}
     for edition in Edition:
         models = edition_of(report, edition).models
@@ -171,7 +168,7 @@ def test_membership_table_shows_each_attack_with_the_maximum_under_the_guarantee
     assert not any(cell.alarm for row in table.rows for cell in row)
     loss_attack = next(row for row in membership(0.9, 0.5).rows if row.attack == "loss")
     assert loss_attack.above
-    model = dataclasses.replace(report.models[1], membership=membership(0.9, 0.5))
+    model = replace(report.models[1], membership=membership(0.9, 0.5))
     assert all(row[2].alarm for row in audit_tables.membership_table([model]).rows)
     shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
     assert audit_tables.membership_table(shown.models).rows == ()
@@ -181,7 +178,7 @@ def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> 
     public, dp, unprotected = job_report().models
     assert audit_tables.leakage_by_epoch_table([public, dp, unprotected]).rows == ()
     kept = {
-        kind: dataclasses.replace(
+        kind: replace(
             membership(leakage, 0.9),
             losses={"members": 2.1 - leakage, "others": 2.1},
             by_epoch=tuple(
@@ -194,11 +191,11 @@ def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> 
         )
         for kind, leakage in (("dp", 0.1), ("nonprivate", 0.4))
     }
-    start = dataclasses.replace(membership(0.01, 0.0), losses={"members": 3.5, "others": 3.4999})
+    start = replace(membership(0.01, 0.0), losses={"members": 3.5, "others": 3.4999})
     models = [
-        dataclasses.replace(public, membership=start),
-        dataclasses.replace(dp, membership=kept["dp"]),
-        dataclasses.replace(unprotected, membership=kept["nonprivate"]),
+        replace(public, membership=start),
+        replace(dp, membership=kept["dp"]),
+        replace(unprotected, membership=kept["nonprivate"]),
     ]
     losses = audit_tables.loss_by_epoch_table(models)
     assert [header.name for header in losses.headers] == [
@@ -214,7 +211,7 @@ def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> 
     assert [cell.text for cell in table.rows[4]] == ["Non-private", "loss", "1.0", "20.0", "40.0"]
     assert table.rows[4][0].detail == "by sample"
     assert {c.label for row in table.rows for c in row[2:]} == {Label.OPERATOR}
-    report = dataclasses.replace(job_report(made_up=False), models=tuple(models))
+    report = job_report(made_up=False, models=tuple(models))
     shown = edition_of(report, Edition.PUBLISHABLE)
     assert audit_tables.leakage_by_epoch_table(shown.models).rows == ()
     assert audit_tables.loss_by_epoch_table(shown.models).rows == ()
@@ -249,8 +246,8 @@ def test_extraction_table_compares_training_text_with_the_control() -> None:
 def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> None:
     rows = job_report().models
     samples = [Samples(row.exposures.label, "Bob is", (f"{row.name} wrote",)) for row in rows]
-    models = [dataclasses.replace(row, samples=s) for row, s in zip(rows, samples, strict=True)]
-    report = dataclasses.replace(job_report(), models=tuple(models), made_up=False)
+    models = [replace(row, samples=s) for row, s in zip(rows, samples, strict=True)]
+    report = job_report(made_up=False, models=tuple(models))
     texts = {
         edition: [
             row[1].text
@@ -267,8 +264,8 @@ def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> 
 
 def test_extraction_note_states_that_a_protocol_was_chosen_after_the_training() -> None:
     (targeted, _) = extractions(Label.DP, 4, 1)
-    late = dataclasses.replace(targeted, fixed_before_training=False)
-    model = dataclasses.replace(job_report().models[1], extractions=(late,))
+    late = replace(targeted, fixed_before_training=False)
+    model = replace(job_report().models[1], extractions=(late,))
     assert "chosen after the training" in " ".join(audit_tables.extraction_table([model]).notes)
 
 
@@ -280,7 +277,7 @@ def test_exposure_note_states_the_values_of_no_memory_and_of_full_memory() -> No
 
 def test_entity_table_lists_the_types_of_all_models_and_micro_f1_last() -> None:
     report = job_report()
-    fewer = dataclasses.replace(report.models[0], f1_by_type={})
+    fewer = replace(report.models[0], f1_by_type={})
     table = tables.entity_table([fewer, *report.models[1:]])
     assert [row[0].text for row in table.rows] == ["problem", "test", "treatment", "all (micro)"]
     assert table.rows[0][1].text == NOT_MEASURED
@@ -291,8 +288,8 @@ def test_entity_types_without_a_publishable_value_are_not_named() -> None:
     report = job_report(made_up=False)
     public, dp, nonprivate = report.models
     assert all(not row.f1_by_type for row in edition_of(report, Edition.PUBLISHABLE).models)
-    on_public_labels = dataclasses.replace(dp, f1_by_type={"problem": Dp(0.5)})
-    mixed = dataclasses.replace(report, models=(public, on_public_labels, nonprivate))
+    on_public_labels = replace(dp, f1_by_type={"problem": Dp(0.5)})
+    mixed = replace(report, models=(public, on_public_labels, nonprivate))
     table = tables.entity_table(edition_of(mixed, Edition.PUBLISHABLE).models)
     assert [row[0].text for row in table.rows] == ["problem", "all (micro)"]
     assert [cell.withheld for cell in table.rows[0][1:]] == [True, False, True]
@@ -310,8 +307,8 @@ def test_ledger_table_shows_epsilon_by_pld_and_by_rdp() -> None:
 
 def test_ledger_table_marks_epsilon_by_rdp_when_no_pld_is_known() -> None:
     view = ledger()
-    by_rdp = dataclasses.replace(view.lines[1], claimed_by_rdp=True)
-    table = tables.ledger_table(dataclasses.replace(view, lines=(view.lines[0], by_rdp)))
+    by_rdp = replace(view.lines[1], claimed_by_rdp=True)
+    table = tables.ledger_table(replace(view, lines=(view.lines[0], by_rdp)))
     assert [row[2].detail for row in table.rows] == ["", "by RDP: no PLD is known"]
 
 
@@ -320,12 +317,7 @@ def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
     metrics = [MetricRecord(name=n, value=v, label="operator") for n, v in counts.items()]
     result = StepResult(step="finetune", spec_hash="0", outputs={}, metrics=metrics, facts={})
     undefined = last_values(result)["f1"]
-    report = job_report(made_up=False)
-    models = tuple(
-        dataclasses.replace(row, f1=undefined, interval=None, f1_by_type={})
-        for row in report.models
-    )
-    report = dataclasses.replace(report, models=models)
+    report = with_models(job_report(made_up=False), f1=undefined, interval=None, f1_by_type={})
     for edition, text in ((Edition.OPERATOR, "no entities"), (Edition.PUBLISHABLE, WITHHELD_MARK)):
         shown = edition_of(report, edition)
         cells_of_f1 = [*tables.entity_table(shown.models).rows[0][1:]]
@@ -422,17 +414,17 @@ def test_narrow_terminal_folds_text_instead_of_cutting_it() -> None:
     ],
 )
 def test_numbers_are_written_with_three_significant_digits(value: float, text: str) -> None:
-    assert cells.significant(value) == text
+    assert tables.significant(value) == text
 
 
 def test_percentage_keeps_the_value_and_label_of_its_share() -> None:
-    cell = cells.percentage(Dp(0.3321))
+    cell = tables.percentage(Dp(0.3321))
     assert (cell.text, cell.value, cell.label, cell.withheld) == ("33.2", 0.3321, Label.DP, False)
-    assert cells.percentage(Operator(0.5)).label is Label.OPERATOR
+    assert tables.percentage(Operator(0.5)).label is Label.OPERATOR
 
 
 def test_withheld_and_unmeasured_cells_have_different_marks() -> None:
-    hidden, unknown = cells.percentage(Withheld()), cells.percentage(None)
+    hidden, unknown = tables.percentage(Withheld()), tables.percentage(None)
     assert hidden.withheld
     assert hidden.value is None
     assert hidden.label is Label.OPERATOR
@@ -446,10 +438,8 @@ def test_withheld_and_unmeasured_cells_have_different_marks() -> None:
 def without_total() -> JobReport:
     report = job_report()
     none = Cost(DatasetTotal("", None, None, 0.0))
-    models = tuple(
-        dataclasses.replace(m, cost=none) if m.kind == "dp" else m for m in report.models
-    )
-    return dataclasses.replace(report, models=tuple(models))
+    models = tuple(replace(m, cost=none) if m.kind == "dp" else m for m in report.models)
+    return job_report(models=models)
 
 
 def test_closing_table_without_a_total_keeps_the_single_epsilons() -> None:
@@ -457,9 +447,9 @@ def test_closing_table_without_a_total_keeps_the_single_epsilons() -> None:
     table = tables.closing_table(report.models, report.unit)
     (row,) = [r for r, m in zip(table.rows, report.models, strict=True) if m.kind == "dp"]
     total = row[3]
-    assert (total.text, total.value) == (cells.NO_TOTAL, None)
+    assert (total.text, total.value) == (tables.NO_TOTAL, None)
     assert "different neighbours" in total.detail
-    assert row[4].text == cells.NOT_MEASURED  # no δ without a total
+    assert row[4].text == tables.NOT_MEASURED  # no δ without a total
     (dp,) = [m for m in report.models if m.kind == "dp"]
     assert (row[1].value, row[2].value) == (dp.epsilon_vocabulary, dp.epsilon_training)
     assert json.loads(json.dumps(table.to_json()))
@@ -471,7 +461,7 @@ def test_page_and_verdict_without_a_total_claim_no_epsilon() -> None:
     assert "have no total" in result.detail
     assert "ε =" not in result.detail
     html = job_page(report, Edition.PUBLISHABLE).html
-    assert cells.NO_TOTAL in html and cells.WHY_NO_TOTAL in html
+    assert tables.NO_TOTAL in html and tables.WHY_NO_TOTAL in html
 
 
 def test_audit_time_is_a_share_of_training_time_for_the_operator() -> None:
@@ -524,7 +514,7 @@ def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withhe
 
 def test_publishable_report_of_a_private_selection_has_no_date() -> None:
     report = sweep_report(made_up=False)
-    chosen = dataclasses.replace(report, settings={"selection": "random-count"})
+    chosen = sweep_report(made_up=False, settings={"selection": "random-count"})
     assert edition_of(report, Edition.PUBLISHABLE).created == report.created[:10]
     assert edition_of(chosen, Edition.PUBLISHABLE).created == "withheld"
     assert edition_of(chosen, Edition.OPERATOR).created == report.created
