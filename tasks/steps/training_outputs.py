@@ -46,7 +46,7 @@ from tasks.storage import sha256_of
 MEASURED_ROWS = 1024
 
 
-class Curve:
+class TrainingCurve:
     """Measures a training at the points of its curve: losses, and the ε that it has spent so far.
 
     The metric `epsilon_training` covers this training only. The metric `epsilon`, recorded once
