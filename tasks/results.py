@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -212,12 +211,6 @@ def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
     ε is None if the releases protect different units or have different neighbouring relations.
     Then they have no total, and only the ε of each release can be stated.
     """
-    return _totals(tuple(r.model_dump_json() for r in releases))
-
-
-@cache
-def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
-    releases = [ReleaseRecord.model_validate_json(record) for record in records]
     return dataset_totals(as_releases(releases))
 
 

@@ -32,7 +32,7 @@ from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
 from dp_core.labels import Label
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 
 if TYPE_CHECKING:
     from dp_core.audit.extraction import OddsOf

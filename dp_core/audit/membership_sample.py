@@ -40,7 +40,7 @@ from dp_core.data.token_store import TokenStore, rows_of_units
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.models.parameters import AnyModel
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 
 Floats = NDArray[np.float64]

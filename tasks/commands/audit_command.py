@@ -79,7 +79,7 @@ def command(
         raise BadInput("coins divide texts", where="audit", fix="Give --members and --held-out.")
     from dp_core.audit import black_box
     from dp_core.audit.protocol import verdict_of
-    from dp_core.privacy.accounting import PrivacyProfile
+    from dp_core.privacy.accounting.tradeoff import PrivacyProfile
     from tasks.evidence.audits import bearing, claim_of, profile_of, records_of
     from tasks.releases.provenance import find_origin
 

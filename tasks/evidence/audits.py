@@ -27,7 +27,7 @@ from dp_core.audit.protocol import (
 )
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import Promotion, ReleaseRecord, StepResult

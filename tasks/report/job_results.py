@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -21,10 +20,9 @@ from dp_core.audit.membership_sample import MEMBERSHIP
 from dp_core.audit.one_run import LOWER_BOUND
 from dp_core.audit.protocol import Audit, AuditRecord, Finding
 from dp_core.labels import Label, Labelled, Operator
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
-from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.statement import DatasetTotal, epsilons
 from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
     MODEL_NAMES,
@@ -595,7 +593,7 @@ def _ledger_view(context: StepContext, dataset: str, unit: PrivacyUnit) -> Ledge
 
 def _ledger_line(entry: Entry) -> LedgerLine:
     """Return an entry of the ledger with its ε by the current accounting."""
-    epsilon, rdp = _epsilons(json.dumps(entry.event.to_json(), sort_keys=True), entry.delta)
+    epsilon, rdp = epsilons(entry.event, entry.delta)
     return LedgerLine(
         entry=entry.id,
         release=entry.event.title,
@@ -607,12 +605,6 @@ def _ledger_line(entry: Entry) -> LedgerLine:
         seed_hash=entry.seed_hash,
         claimed_by_rdp=entry.event.claimed_by_rdp,
     )
-
-
-@cache
-def _epsilons(event: str, delta: float) -> tuple[float, float | None]:
-    parsed = MechanismEvent.from_json(json.loads(event))
-    return epsilon_pld(parsed, delta), epsilon_rdp(parsed, delta)
 
 
 def _model_size(model: Input) -> str:

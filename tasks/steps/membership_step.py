@@ -17,7 +17,7 @@ from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, language_model
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
 from dp_core.vocabulary import subwords
 from tasks.context import StepContext, StepOutput

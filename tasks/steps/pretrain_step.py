@@ -39,7 +39,7 @@ from tasks.steps.training_inputs import (
     refuse_other_architecture,
     training_hosts,
 )
-from tasks.steps.training_outputs import Curve, KeptModels, model_facts, score, write_model
+from tasks.steps.training_outputs import KeptModels, TrainingCurve, model_facts, score, write_model
 from tasks.storage import sha256_of
 
 EVALUATIONS, EVALUATED_ROWS = 5, 256  # few and small, to bound their cost
@@ -72,9 +72,9 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None
     # The rows may be read only after the charge.
     store = inputs.train_store(spec, context)
-    canaries = inputs.audit_canaries_in(coins, context) if coins else []
+    canaries: list[int] = []
     if coins is not None:
-        store = inputs.with_audit_canaries(store, canaries, context)
+        store, canaries = inputs.with_audit_canaries(store, coins, context)
     start = _start(spec, context, store, inputs)
     whole_words = spec.training.whole_words
     words = continuation_tokens(load(inputs.vocabulary.folder)) if whole_words else None
@@ -95,7 +95,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
             checkpoints=context.checkpoints(f"checkpoints{name}"),
             device=spec.device,
             # Even on public text, the loss depends on a released vocabulary: dp, not public.
-            progress=Curve(context, spent, spec.updates, Operator if units else Dp),
+            progress=TrainingCurve(context, spent, spec.updates, Operator if units else Dp),
             hook=kept.hook(_curves(spec, context, inputs, start.config, charged)),
             hosts=hosts,
         )

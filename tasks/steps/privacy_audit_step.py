@@ -8,7 +8,7 @@ from typing import Any
 from dp_core.audit import black_box
 from dp_core.audit.protocol import AuditRecord, verdict_of
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, WEIGHTS, claim_of, judge, profile_of, store_findings
 from tasks.protocol import PrivacyAuditSpec, StepResult
