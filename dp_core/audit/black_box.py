@@ -87,7 +87,6 @@ CONTROLS = 8  # number of secrets that were never planted, for each given canary
 UNFAIR = 1e-6  # p-value below which the coins cannot have been fair
 LONGEST_ROW = 256  # tokens
 ROWS_PER_TEXT = 4
-_WHEN = "chosen by who audits"
 _SECRET = re.compile(r"\[\[(.+?)\]\]")
 
 
@@ -170,7 +169,8 @@ def audit_files(
     """
     texts = {name: lines_of(file, where(name)) for name, file in files.items()}
     given, audited = Given(**texts, coins=config.given_coins), open_model(folder)
-    return audit(audited, given, ceiling, config, masks=config.given_masks, seed=config.seed)
+    protocol = config.part(ExtractionProtocol)
+    return audit(audited, given, ceiling, protocol, masks=config.given_masks, seed=config.seed)
 
 
 def audit(
@@ -307,9 +307,7 @@ def _targeted(
         suffix_odds(audited.model), canaries, begin=begin, candidates=pool, config=protocol
     )
     of_all = [row for row in rows if row.group == ALL]
-    return extraction_finding(
-        GIVEN_TARGETED, of_all, protocol, FROM_CANARIES, when=_WHEN, label=Label.OPERATOR
-    )
+    return extraction_finding(GIVEN_TARGETED, of_all, protocol, FROM_CANARIES, None, Label.OPERATOR)
 
 
 @contextmanager
@@ -410,6 +408,4 @@ def _discoverable(
     config = ExtractionConfig(extraction_rows=most, **protocol.model_dump())
     members, others = (draw_prompts(side, config, [], seed_key(seed)) for side in sides)
     rows = discoverable(suffix_odds(audited.model), members, others, config, ceiling)
-    return extraction_finding(
-        GIVEN_DISCOVERABLE, rows, protocol, FROM_ROWS, when=_WHEN, label=Label.OPERATOR
-    )
+    return extraction_finding(GIVEN_DISCOVERABLE, rows, protocol, FROM_ROWS, None, Label.OPERATOR)

@@ -289,6 +289,11 @@ FROM_ROWS = Sought(
     "the claim's TPR, over its whole profile, where FPR is what comes out of rows held out",
 )
 FROM_CANARIES = Sought(TOP_K, "canary", "secrets of planted canaries", "secrets never planted")
+_WHEN = {
+    True: "fixed before the training",
+    False: "chosen after it",
+    None: "chosen by who audits",
+}
 _DECODINGS = {
     GREEDY: "greedy decoding",
     TOP_K: "naming the k likeliest tokens",
@@ -301,8 +306,7 @@ def extraction_finding(
     rows: Sequence[ExtractionRow],
     config: ExtractionProtocol,
     sought: Sought,
-    *,
-    when: str,
+    fixed: bool | None,
     label: Label,
 ) -> Finding:
     """Return the result of one protocol as a finding; without rows, of an audit not run.
@@ -312,7 +316,7 @@ def extraction_finding(
         rows: result of `discoverable` or `targeted`.
         config: prefix, suffix, k and tries.
         sought: the wording of the audit.
-        when: time at which the protocol was chosen, in words.
+        fixed: whether the protocol was fixed before the training; None if the auditor chose it.
         label: audience of the finding.
     """
     of_all = {row.decoding: row for row in rows if row.group == ALL}
@@ -331,9 +335,10 @@ def extraction_finding(
         if sought.headline == GREEDY
         else "the hints before the secret"
     )
-    metrics = {f"{audit.key}/{name}": each.share.value for name, each in of_all.items()}
-    controls = {
-        f"{audit.key}/{name}_control": each.control_share.value for name, each in of_all.items()
+    figures = {
+        f"{audit.key}/{decoding}{side}": share.value
+        for decoding, result in of_all.items()
+        for side, share in (("", result.share), ("_control", result.control_share))
     }
     return audit.finding(
         level=sought.level,
@@ -344,8 +349,8 @@ def extraction_finding(
         ceiling_of=sought.ceiling_of if row.ceiling is not None else "",
         power=f"{shown}; k = {config.extraction_top_k}; sampling counts where"
         f" {config.extraction_tries} tries give it with a chance of {LEAST_CHANCE:g} or more;"
-        f" {when}; {row.tried} {sought.what} against {row.control_tried} {sought.control}: a share"
-        f" above {high:.3f} is beyond chance",
+        f" {_WHEN[fixed]}; {row.tried} {sought.what} against {row.control_tried} {sought.control}:"
+        f" a share above {high:.3f} is beyond chance",
         null_control=NullDistribution(
             of=f"{sought.control}, come out as easily as {sought.what}",
             low=low,
@@ -360,8 +365,12 @@ def extraction_finding(
         f" {', '.join(others)}.",
         label=label,
         rows=tuple(map(_figures, rows)),
-        metrics=metrics | controls,
-        details={"rows": [asdict(row) for row in rows], "settings": config.model_dump()},
+        metrics=figures,
+        details={
+            "rows": [asdict(row) for row in rows],
+            "settings": config.model_dump(),
+            "fixed_before_training": fixed,
+        },
     )
 
 
@@ -382,7 +391,8 @@ def _from_rows(data: CanaryData) -> list[Finding]:
             for side in (data.train, data.held_out)
         )
         rows = discoverable(data.odds_of, members, control, data.extraction, data.claim)
-    return [_of_job(DISCOVERABLE, rows, data, FROM_ROWS, Label.OPERATOR)]
+    fixed, label = data.fixed_before_training, Label.OPERATOR
+    return [extraction_finding(DISCOVERABLE, rows, data.extraction, FROM_ROWS, fixed, label)]
 
 
 def _from_canaries(data: CanaryData) -> list[Finding]:
@@ -396,17 +406,8 @@ def _from_canaries(data: CanaryData) -> list[Finding]:
         candidates=data.candidates,
         config=data.extraction,
     )
-    return [_of_job(TARGETED, rows, data, FROM_CANARIES, data.label)]
-
-
-def _of_job(
-    audit: Audit, rows: Sequence[ExtractionRow], data: CanaryData, sought: Sought, label: Label
-) -> Finding:
-    fixed = data.fixed_before_training
-    when = "fixed before the training" if fixed else "chosen after it"
-    finding = extraction_finding(audit, rows, data.extraction, sought, when=when, label=label)
-    details = finding.details | {"fixed_before_training": fixed}
-    return finding.model_copy(update={"details": details})
+    fixed, label = data.fixed_before_training, data.label
+    return [extraction_finding(TARGETED, rows, data.extraction, FROM_CANARIES, fixed, label)]
 
 
 DISCOVERABLE = Audit(

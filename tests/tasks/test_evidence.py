@@ -315,9 +315,8 @@ def _extracted(
         for group in ("all", "p = 0.01")
         for decoding in (TOP_K, GREEDY, SAMPLING)
     ]
-    when = "fixed before the training" if fixed else "chosen after it"
     findings = [
-        extraction_finding(audit, results, ExtractionConfig(), sought, when=when, label=label)
+        extraction_finding(audit, results, ExtractionConfig(), sought, fixed, label)
         for audit, results, sought, label in (
             (DISCOVERABLE, of_rows, FROM_ROWS, Label.OPERATOR),
             (TARGETED, of_secrets, FROM_CANARIES, Label.DP),
