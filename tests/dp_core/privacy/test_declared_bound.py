@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
+from benchmarks.vocabulary_corpora import item_sets
 from dp_core.errors import BadInput
-from dp_core.vocabulary.item_sets import item_sets
 
 DECLARED = 20
 
