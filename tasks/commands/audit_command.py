@@ -16,12 +16,12 @@ from tasks.commands.export_command import latest_model
 from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.report_command import given
 from tasks.protocol import StepResult
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:
     from dp_core.audit.protocol import AuditRecord
-    from dp_core.privacy.accounting import PrivacyProfile
+    from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 
 _FILE = click.Path(path_type=Path)
 
@@ -81,7 +81,7 @@ def command(
         raise BadInput("coins divide texts", where="audit", fix="Give --members and --held-out.")
     from dp_core.audit import black_box
     from dp_core.audit.protocol import verdict_of
-    from dp_core.privacy.accounting import PrivacyProfile
+    from dp_core.privacy.accounting.tradeoff import PrivacyProfile
     from tasks.evidence.gate import bearing, claim_of, records_of
     from tasks.releases.provenance import find_origin
 

@@ -29,7 +29,7 @@ from tasks.protocol import (
     promotion,
     sweep_steps,
 )
-from tasks.releases.unfinished_runs import plans_given_back
+from tasks.releases.deployment_ledger import plans_given_back
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.mlflow import send_all
 

@@ -26,8 +26,8 @@ from tasks.protocol import (
     sweep_reserve,
 )
 from tasks.protocol.sweep import SEARCHED, START
-from tasks.releases.restored_state import IDENTITY
-from tasks.results.inputs import read_result
+from tasks.releases.deployment_ledger import IDENTITY
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment, sqlite_url
 
 if TYPE_CHECKING:

@@ -15,8 +15,7 @@ from tasks.context import StepContext
 from tasks.protocol import ReleaseRecord, SweepPoint, SweepReportSpec, SweepSettings
 from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.provenance import operator_only
-from tasks.report.model import SweepReport, SweepRow, number_of
-from tasks.report.results import (
+from tasks.report.job_results import (
     Results,
     costs_of,
     epsilon_of_vocabulary,
@@ -28,7 +27,8 @@ from tasks.report.results import (
     releases_of,
     score_of,
 )
-from tasks.results.inputs import Input, read_result
+from tasks.report.model import SweepReport, SweepRow, number_of
+from tasks.results import Input, read_result
 
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8

@@ -16,7 +16,8 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import language_model
-from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.context import StepArtifact, StepContext, StepOutput
@@ -24,8 +25,8 @@ from tasks.evidence.audits import LOWER_BOUND, SUBJECT
 from tasks.protocol import AuditSpec
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, rows_at
-from tasks.report.results import AUDIT_FILE
-from tasks.results.inputs import Input
+from tasks.report.job_results import AUDIT_FILE
+from tasks.results import Input
 from tasks.runtime.log import log
 from tasks.steps.training_inputs import audit_canaries_of
 

@@ -30,7 +30,7 @@ from tasks.protocol import EntitiesSpec, FinetuneSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.deployment_ledger import refuse_unregistered
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps.corpus_step import listed
 
 PARTS = ("train", "test")

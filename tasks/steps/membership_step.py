@@ -39,7 +39,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator, Public
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, language_model
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
 from dp_core.vocabulary import subwords
 from tasks.context import StepArtifact, StepContext, StepOutput
@@ -55,9 +55,8 @@ from tasks.releases.provenance import (
     models_by_updates,
     rows_at,
 )
-from tasks.report.results import MEMBERSHIP_FILE
-from tasks.results.inputs import Input
-from tasks.results.statements import as_releases, totals
+from tasks.report.job_results import MEMBERSHIP_FILE
+from tasks.results import Input, as_releases, totals
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.token_store_step import TRAIN
 from tasks.steps.training_inputs import held_out

@@ -13,9 +13,9 @@ from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import ReportSpec, point_and_task
 from tasks.releases.provenance import MODELS, operator_only
 from tasks.report.comparison import FINETUNED
+from tasks.report.job_results import Results, audit_time, job_report, released_by_job
 from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of, number_of
 from tasks.report.page import job_page
-from tasks.report.results import Results, audit_time, job_report, released_by_job
 from tasks.report.tables import closing_of
 
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}

@@ -13,7 +13,7 @@ from tasks.report.model import Edition, edition_of
 from tasks.report.page import sweep_page
 from tasks.report.sweep_results import finetuned_by_setting, released_by_sweep, sweep_report
 from tasks.report.sweep_tables import sweep_table
-from tasks.results.inputs import Input, read_result
+from tasks.results import Input, read_result
 from tasks.steps.report_step import EDITIONS, artifacts
 
 

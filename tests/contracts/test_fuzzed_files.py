@@ -32,7 +32,7 @@ from dp_core.vocabulary import wordpiece
 from tasks.commands.settings_options import SettingsOptions, settings_from
 from tasks.execution import contract
 from tasks.protocol import JobSettings, dp_bert_steps
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.steps import canaries_step, entities_step
 from tasks.storage import Store
 

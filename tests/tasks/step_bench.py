@@ -27,7 +27,7 @@ from tasks.protocol import (
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps import canaries_step as canaries
 from tasks.steps import entities_step as entities

@@ -23,13 +23,14 @@ from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import is_held_out
 from dp_core.errors import BadInput
 from dp_core.labels import Label
-from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.context import StepOutput
 from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import MembershipSpec, ReleaseRecord
-from tasks.report.results import MEMBERSHIP_FILE
-from tasks.results.inputs import Input
+from tasks.report.job_results import MEMBERSHIP_FILE
+from tasks.results import Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import membership_step as membership
 from tasks.steps import pretrain_step as pretrain

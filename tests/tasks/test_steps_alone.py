@@ -52,7 +52,7 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
-from tasks.report.results import (
+from tasks.report.job_results import (
     DISCOVERABLE,
     EXPOSURE,
     EXPOSURE_IN_ROWS,
@@ -60,7 +60,7 @@ from tasks.report.results import (
     TARGETED,
 )
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import entities_step as entities
 from tasks.steps import exposure_step as exposure

@@ -14,8 +14,9 @@ from scipy.signal import lfilter
 
 from dp_core.errors import BadInput
 from dp_core.privacy import advice
-from dp_core.privacy.accounting import epsilon_pld, gaussian_delta
 from dp_core.privacy.accounting.calibration import noise_for, with_bands
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, ExecutionPlan
 from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
@@ -242,7 +243,7 @@ def test_curve_of_too_few_points_is_refused():
 
 def test_a_curve_is_read_as_it_was_written():
     curve = curve_of([0.9, 0.7, 0.4, 0.2, 0.1])
-    assert advice.curves_from_json(json.loads(json.dumps([curve.to_json()]))) == (curve,)
+    assert advice.CURVES.validate_json(advice.CURVES.dump_json((curve,))) == (curve,)
 
 
 def test_the_measured_curves_fall():
