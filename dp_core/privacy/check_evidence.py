@@ -500,7 +500,7 @@ def _reduce_fixed_size(event: Event) -> Reduction:
 
 
 def _reduce_gaussian(event: Event) -> Reduction:
-    times = event["count"] if "count" in event else event["participations"]
+    times = event["count"]
     sigma = event["noise_multiplier"] / math.sqrt(times)
     theorem = (
         "k Gaussian mechanisms compose to one with σ/√k (Dong, Roth and Su 2022, Corollary 3.3)"
@@ -829,9 +829,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "shuffled_gaussian": Mechanism(
         "DP training",
         _ZERO_OUT,
-        {"noise_multiplier": _SIGMA, "participations": _STEPS},
+        {"noise_multiplier": _SIGMA, "count": _STEPS},
         lambda e: (
-            f"DP-SGD on shuffled epochs, unamplified: {e['participations']} epochs,"
+            f"DP-SGD on shuffled epochs, unamplified: {e['count']} epochs,"
             f" σ = {e['noise_multiplier']:g}"
         ),
         _reduce_gaussian,
@@ -844,8 +844,6 @@ MECHANISMS: dict[str, Mechanism] = {
             "words_per_unit": _whole(1, 10**6),
             "sigma": _SIGMA,
             "threshold": _whole(1),
-            "mechanism": {"set-counts"},
-            "noise": {"discrete-gaussian"},
         },
         lambda e: (
             f"counts of words, at most {e['words_per_unit']} distinct words per unit, discrete"

@@ -9,10 +9,9 @@ import click
 
 from dp_core.config.fields import IN_WORDS, NAME
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource, Way
 from dp_core.privacy.mechanisms import NeighboringRelation, PrivacyUnit
-from dp_core.privacy.statement import total_epsilon
+from dp_core.privacy.statement import epsilons, total_epsilon
 from tasks.commands.epsilon_command import check_delta, check_epsilon
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.commands.settings_options import (
@@ -420,14 +419,13 @@ def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: boo
 
 def record(entry: Entry) -> dict[str, Any]:
     """Return a release with its ε, computed from the recorded mechanism."""
-    epsilon = epsilon_pld(entry.event, entry.delta) if entry.accounted else float("inf")
-    rdp = epsilon_rdp(entry.event, entry.delta) if entry.accounted else None
+    by_pld, by_rdp = epsilons(entry.event, entry.delta)
     words: dict[str, Any] = {
         "release": entry.event.title,
         "mechanism": entry.event.describe(),
-        "epsilon": epsilon,
+        "epsilon": by_pld,
         "epsilon_by": "rdp" if entry.event.claimed_by_rdp else "pld",  # no PLD is known
-        "epsilon_rdp": rdp,
+        "epsilon_rdp": by_rdp,
     }
     return entry.to_json() | words
 

@@ -46,6 +46,7 @@ from tasks.protocol.specs import (
     BudgetSpec,
     CanariesSpec,
     Charged,
+    ChargedPrivacyConfig,
     CheckpointSpec,
     CorpusSpec,
     EntitiesSpec,
@@ -56,7 +57,6 @@ from tasks.protocol.specs import (
     PhrasesSpec,
     PretrainSpec,
     PrivacyAuditSpec,
-    PrivacyPlan,
     PromoteSpec,
     ReportSpec,
     ReserveSpec,
@@ -242,7 +242,7 @@ def pretraining(
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
-    plan = PrivacyPlan(
+    plan = ChargedPrivacyConfig(
         dataset=s.private_dataset,
         **s.part(PrivacyConfig).model_dump(),
         **s.part(AuditCanariesConfig).model_dump(),
@@ -284,7 +284,7 @@ def finetuning(
     assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
     private = s.finetune_privacy == "dp" and is_charged(model)
     plan = (
-        PrivacyPlan(
+        ChargedPrivacyConfig(
             dataset=entities.dataset,
             unit=s.entities_unit,
             declared_units=s.entities_declared_units,

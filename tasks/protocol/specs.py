@@ -373,8 +373,8 @@ class TokenStoreSpec(StepSpec, AuditCanariesConfig, HoldoutConfig, SeedConfig):
         return self
 
 
-class PrivacyPlan(PrivacyConfig, AuditCanariesConfig):
-    """The numbers of an `ExecutionPlan`, and the data set in whose ledger it is charged."""
+class ChargedPrivacyConfig(PrivacyConfig, AuditCanariesConfig):
+    """Privacy settings of a training that is charged, and the data set in the ledger."""
 
     dataset: str
 
@@ -396,7 +396,7 @@ class TrainingSpec(StepSpec, RunConfig):
     training: TrainingConfig
     batches: BatchConfig
     updates: int
-    plan: PrivacyPlan | None = None  # of a charged training
+    plan: ChargedPrivacyConfig | None = None  # of a charged training
     # Fine-tunings whose F1 an optimiser used to choose the settings; the output depends on them.
     after: tuple[str, ...] = ()
 
@@ -419,7 +419,7 @@ class TrainingSpec(StepSpec, RunConfig):
         return self.plan is not None
 
     @property
-    def private_plan(self) -> PrivacyPlan:
+    def private_plan(self) -> ChargedPrivacyConfig:
         """The plan of a training that is charged."""
         assert self.plan is not None  # noqa: S101 - narrows the type
         return self.plan

@@ -7,17 +7,16 @@ continue. A new release with a new seed is then made and charged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
 from dp_core.errors import BadInput, ConfideError
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import Unaccounted
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.privacy.statement import epsilons
 from tasks.context import StepContext
 from tasks.protocol import Charged, ReleaseRecord
 from tasks.releases.deployment_ledger import confirm_releases, ledger_for
@@ -159,13 +158,14 @@ def record_operator_use(
 
 def _recorded(context: StepContext, entry: Entry) -> ReleaseRecord:
     """Return the record of a settled release, and add it to the ancestry of the step's output."""
+    by_pld, by_rdp = epsilons(entry.event, entry.delta)
     record = ReleaseRecord(
         ledger_id=entry.id,
         dataset=entry.dataset,
         unit=entry.unit.value,
         event=entry.event.to_json(),
-        epsilon=epsilon_pld(entry.event, entry.delta) if entry.accounted else math.inf,
-        epsilon_rdp=epsilon_rdp(entry.event, entry.delta) if entry.accounted else None,
+        epsilon=by_pld,
+        epsilon_rdp=by_rdp,
         delta=entry.delta,
         plan=entry.plan_key if entry.accounted and entry.whole_plan else "",
         declared_units=entry.declared_units,

@@ -10,12 +10,12 @@ import dataclasses
 from collections.abc import Iterable
 from functools import singledispatch
 
-from dp_core.config.privacy import PrivacyConfig, UnitConfig, refuse_large_delta
+from dp_core.config.privacy import UnitConfig, refuse_large_delta
 from dp_core.config.training import OptimizerConfig
 from dp_core.errors import BadInput
 from dp_core.phrases import phrase_calibration as phrases
 from dp_core.privacy.accounting.calibration import least_error, with_bands
-from dp_core.privacy.batch_selection import SamplingLaw, sampling_law
+from dp_core.privacy.batch_selection import sampling_law
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
     BatchPhase,
@@ -206,13 +206,14 @@ def training_plan(
     schedule: tuple[BatchPhase, ...] = (BatchPhase(spec.updates, batches.batch_size),)
     if batches.first_batch_size:
         schedule = growing_batches(batches.first_batch_size, batches.batch_size, spec.updates)
+    cap = {"cap": plan.batch_cap} if plan.batch_cap else {}
     adaptive = None
     if plan.clipping == "adaptive":
         adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * batches.batch_size)
     made = ExecutionPlan(
         unit=PrivacyUnit(plan.unit),
         declared_units=plan.all_units,
-        sampling=_sampling(plan),
+        sampling=sampling_law(plan.sampling, **cap),
         clip_norm=plan.clip_norm,
         noise_multiplier=plan.noise_multiplier,
         schedule=schedule,
@@ -221,7 +222,6 @@ def training_plan(
         maskings_per_example=batches.maskings_per_example,
         max_examples_per_unit=max_examples_per_unit,
         clipping="automatic" if plan.clipping == "automatic" else "flat",
-        engine=plan.engine,
         adaptive=adaptive,
     )
     if plan.noise_bands == 1:
@@ -235,11 +235,6 @@ def training_plan(
 def _workload(optimizer: OptimizerConfig, updates: int) -> Workload:
     rates = (optimizer.learning_rate_at(t, updates) for t in range(updates))
     return Workload(tuple(rates), optimizer.beta1)
-
-
-def _sampling(plan: PrivacyConfig) -> SamplingLaw:
-    cap = {"cap": plan.batch_cap} if plan.batch_cap else {}
-    return sampling_law(plan.sampling, **cap)
 
 
 def plan_until(plan: ExecutionPlan, updates: int) -> ExecutionPlan:

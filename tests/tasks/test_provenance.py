@@ -36,10 +36,10 @@ from dp_core.privacy.mechanisms import (
 from tasks.execution import contract
 from tasks.protocol import (
     CanariesSpec,
+    ChargedPrivacyConfig,
     ExposureSpec,
     FinetuneSpec,
     PretrainSpec,
-    PrivacyPlan,
     ReleaseRecord,
     RunContext,
     SelectSpec,
@@ -217,7 +217,7 @@ def cutting(published: Published, **changes: Any) -> TokenStoreSpec:
     return spec_from(published, TokenStoreSpec, fields | changes)
 
 
-def planned(**changes: Any) -> PrivacyPlan:
+def planned(**changes: Any) -> ChargedPrivacyConfig:
     return PLAN.model_copy(update=changes)
 
 
