@@ -13,14 +13,14 @@ from dags.approval import approval
 from dags.launcher import TRAINING
 from dags.names import NAMES
 from tasks.protocol import (
+    GiveBackSpec,
     JobSettings,
+    PromoteSpec,
     StepSpec,
     SweepPoint,
-    dp_bert_steps,
-    give_back_spec,
+    job_steps,
     kept_points,
     more_points,
-    promote_spec,
     steps_of,
 )
 
@@ -28,14 +28,14 @@ from tasks.protocol import (
 def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepSpec]:
     """Return the specs of this job's steps for a run's parameters."""
     settings = launcher.settings_from(JobSettings, params)
-    steps = dp_bert_steps(settings, configuration.promotion())
+    steps = job_steps(settings, configuration.promotion())
     if point is not None:
         return steps_of(point, steps)
     report = steps["report"]
     return {
         **steps,
-        "promote": promote_spec(report),
-        "give_back": give_back_spec(made_up=report.made_up),
+        "promote": PromoteSpec(made_up=report.made_up, report_uri=report.output),
+        "give_back": GiveBackSpec(made_up=report.made_up),
     }
 
 

@@ -16,16 +16,12 @@ from dags.launcher import TRAINING
 from dags.launcher.step_operator import PAGE_MARK
 from dags.names import NAMES
 from tasks.protocol import (
+    GiveBackSpec,
     StepSpec,
     SweepPoint,
     SweepSettings,
-    give_back_spec,
-    sweep_budget,
-    sweep_point_steps,
-    sweep_report,
-    sweep_reserve,
-    sweep_start,
-    sweep_training,
+    job_steps,
+    point_steps,
 )
 from tasks.protocol.sweep import (
     PAGE,
@@ -71,7 +67,13 @@ def page_of(params: Mapping[str, Any]) -> tuple[list[SweepPoint], int, bool]:
 def plan(params: Mapping[str, Any], point: SweepPoint | None) -> Mapping[str, StepSpec]:
     """Return the specs of a point's steps and of the steps that all points share."""
     settings = settings_of(params)
-    return sweep_point_steps(settings, point or settings.points()[0])
+    return point_steps(settings, point or settings.points()[0])
+
+
+def start_of(settings: SweepSettings, point: SweepPoint) -> StepSpec:
+    """Return the spec of a point's initial model, trained on public text or released phrases."""
+    steps = point_steps(settings, point)
+    return steps.get("phrases_pretraining", steps["public_pretraining"])
 
 
 def there(context: Mapping[str, Any], *tasks: str) -> set[str]:
@@ -83,13 +85,10 @@ def there(context: Mapping[str, Any], *tasks: str) -> set[str]:
 def plan_of_all(params: Mapping[str, Any], point: object) -> dict[str, StepSpec]:
     """Return the specs of steps about all points; only the last page has the report."""
     settings, (_, _, last) = settings_of(params), page_of(params)
-    return {
-        **plan(params, None),
-        "budget": sweep_budget(settings),
-        "reserve": sweep_reserve(settings),
-        "give_back": give_back_spec(made_up=settings.made_up),
-        **({"report": sweep_report(settings)} if last else {}),
-    }
+    steps = job_steps(settings)
+    if not last:
+        del steps["report"]
+    return steps | {"give_back": GiveBackSpec(made_up=settings.made_up)}
 
 
 step = partial(launcher.step, plan=plan)
@@ -176,7 +175,7 @@ def dp_sweep() -> None:
         return [
             point.model_dump()
             for point in trainings_of(points)
-            if sweep_start(settings, point).output in outputs
+            if start_of(settings, point).output in outputs
         ]
 
     def of_trained_models(
@@ -188,7 +187,7 @@ def dp_sweep() -> None:
         return [
             point.model_dump()
             for point in lay_out(points)
-            if sweep_training(settings, point).output in trained
+            if point_steps(settings, point)["pretraining"].output in trained
         ]
 
     @task(

@@ -720,13 +720,14 @@ class AuditSpec(StepSpec, RunConfig):
 
 
 class ReportSpec(StepSpec):
-    """Collect the results of a job on one page, and judge and register its models."""
+    """Collect the results of a job or a sweep on one page, and judge and register its models."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.LEDGER})  # the report shows the account
     ends_run: ClassVar[bool] = True
     step: Literal["report"] = "report"
     title: str
-    results: dict[str, str]  # task name -> output URI
+    results: dict[str, str]  # name of the step -> output URI
+    points: dict[str, SweepPoint] = Field(default={})  # of a sweep, by name
     promotion: Promotion = "audited"
     settings: dict[str, bool | int | float | str]
 
@@ -734,6 +735,11 @@ class ReportSpec(StepSpec):
     def run_settings(self) -> dict[str, bool | int | float | str]:
         """The settings of the whole run."""
         return self.settings
+
+    @property
+    def hides_count(self) -> bool:
+        """Whether the sweep selects among a secret number of trainings."""
+        return not self.made_up and self.settings.get("selection") == "random-count"
 
 
 class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
@@ -771,29 +777,6 @@ class PromoteSpec(StepSpec):
     ends_run: ClassVar[bool] = True
     step: Literal["promote"] = "promote"
     report_uri: str
-
-
-class SweepReportSpec(StepSpec):
-    """Collect a sweep's results, as in the paper's Figs. 1 and 2; judge and register its models."""
-
-    privileges: ClassVar[frozenset[Need]] = frozenset({Need.LEDGER})
-    ends_run: ClassVar[bool] = True
-    step: Literal["sweep_report"] = "sweep_report"
-    title: str
-    points: dict[str, SweepPoint]
-    results: dict[str, dict[str, str]]  # point name -> task name -> output URI
-    readers: dict[str, str]  # task name -> output URI, of steps that read a source
-    settings: dict[str, bool | int | float | str]
-
-    @property
-    def run_settings(self) -> dict[str, bool | int | float | str]:
-        """The settings of the whole run."""
-        return self.settings
-
-    @property
-    def hides_count(self) -> bool:
-        """Whether the sweep selects among a secret number of trainings."""
-        return not self.made_up and self.settings.get("selection") == "random-count"
 
 
 def _classes(kind: type[StepSpec]) -> dict[str, type[StepSpec]]:

@@ -30,7 +30,6 @@ from tasks.protocol import (
     ReleaseRecord,
     ReportSpec,
     StepResult,
-    SweepReportSpec,
     SweepSettings,
     kept_points,
     point_and_task,
@@ -60,7 +59,7 @@ from tasks.report.omissions import omissions_of
 from tasks.results.inputs import Input, labelled, merged
 from tasks.results.statements import released_after, statement_of, totals
 
-Results = Mapping[str, Input]  # by the name of the task
+Results = dict[str, Input]  # by the name of the task
 ARCHITECTURES = {
     "bert": "BERT",
     "distilbert": "DistilBERT",
@@ -285,13 +284,13 @@ def last_values(result: StepResult) -> dict[str, Labelled]:
 
 
 def header_of(
-    spec: ReportSpec | SweepReportSpec,
+    spec: ReportSpec,
     context: StepContext,
     results: Results,
     releases: Sequence[ReleaseRecord],
 ) -> dict[str, Any]:
     """Return the common fields of both kinds of report, by name."""
-    of_sweep = isinstance(spec, SweepReportSpec)
+    of_sweep = bool(spec.points)
     model = results["pretraining" if of_sweep else "dp_pretraining"]
     vocabulary = results["vocabulary"]
     dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])

@@ -12,7 +12,14 @@ from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext
-from tasks.protocol import ReleaseRecord, SweepPoint, SweepReportSpec, SweepSettings
+from tasks.protocol import (
+    ReleaseRecord,
+    ReportSpec,
+    SweepPoint,
+    SweepSettings,
+    names_of,
+    point_and_task,
+)
 from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.provenance import operator_only
 from tasks.report.model import SweepReport, SweepRow, number_of
@@ -39,7 +46,7 @@ _OF_THE_OPERATOR = (
 
 
 def sweep_report(
-    spec: SweepReportSpec,
+    spec: ReportSpec,
     context: StepContext,
     points: Mapping[str, Results],
     missing: Sequence[str],
@@ -58,8 +65,9 @@ def sweep_report(
         omissions=omission_facts(
             {
                 name: result
-                for name, uri in spec.readers.items()
-                if (result := read_result(context.store, uri)) is not None
+                for name, uri in spec.results.items()
+                if not point_and_task(name)[0]
+                and (result := read_result(context.store, uri)) is not None
             }
         ),
         points=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
@@ -67,7 +75,7 @@ def sweep_report(
     )
 
 
-def released_by_sweep(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
+def released_by_sweep(spec: ReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
     """Return the releases of the publishable models of all points.
 
     Models of baselines without privacy are for the operator only, and are not included.
@@ -83,7 +91,7 @@ def released_by_sweep(spec: SweepReportSpec, points: Mapping[str, Results]) -> l
 Replicates = list[tuple[SweepPoint, Results]]
 
 
-def _by_setting(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[Replicates]:
+def _by_setting(spec: ReportSpec, points: Mapping[str, Results]) -> list[Replicates]:
     """Return the finished points, grouped by settings other than seeds and fold."""
     settings: dict[SweepPoint, Replicates] = {}
     for name, results in points.items():
@@ -92,7 +100,7 @@ def _by_setting(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[Re
     return list(settings.values())
 
 
-def _sweep_row(spec: SweepReportSpec, replicates: Replicates) -> SweepRow:
+def _sweep_row(spec: ReportSpec, replicates: Replicates) -> SweepRow:
     """Return the row of one setting from its finished points."""
     setting, first = replicates[0][0].setting, replicates[0][1]
     # Points with the same seed of the private training share its model and audit.
@@ -214,13 +222,14 @@ def _drawn(point: SweepPoint) -> dict[str, Any]:
 
 
 def finetuned_by_setting(
-    spec: SweepReportSpec, points: Iterable[str]
+    spec: ReportSpec, points: Iterable[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the addresses and replicates of the fine-tunings of each row."""
     finetunings: dict[str, list[dict[str, Any]]] = {}
     for name in points:
-        if "finetuning" not in spec.results[name]:  # causal models are not fine-tuned
+        uri = spec.results.get(names_of(spec.points[name])["finetuning"])
+        if uri is None:  # causal models are not fine-tuned
             continue
-        finetuning = {"uri": spec.results[name]["finetuning"], **_drawn(spec.points[name])}
+        finetuning = {"uri": uri, **_drawn(spec.points[name])}
         finetunings.setdefault(spec.points[name].setting.name, []).append(finetuning)
     return finetunings

@@ -19,7 +19,7 @@ from tasks.protocol import (
     JobSettings,
     PretrainSpec,
     StepResult,
-    dp_bert_steps,
+    job_steps,
 )
 from tasks.runtime.deployment import Deployment
 
@@ -35,7 +35,7 @@ NEEDED = ("private_corpus", "public_corpus", "vocabulary", "canaries", "private_
 def test_adapter_training_is_charged_and_exports_merged_model_and_adapter(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = dp_bert_steps(SETTINGS)
+    steps = job_steps(SETTINGS)
     public, private = steps["public_pretraining"], steps["dp_pretraining"]
     assert isinstance(public, PretrainSpec)
     assert isinstance(private, PretrainSpec)

@@ -17,7 +17,7 @@ from tasks.protocol import (
     FinetuneSpec,
     JobSettings,
     StepResult,
-    dp_bert_steps,
+    job_steps,
 )
 from tasks.runtime.deployment import Deployment
 
@@ -32,7 +32,7 @@ SETTINGS = JobSettings(
 def test_causal_model_is_trained_charged_audited_and_exported(
     untracked: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = dp_bert_steps(SETTINGS)
+    steps = job_steps(SETTINGS)
     assert not [name for name in steps if "finetuning" in name]
     ledger = Ledger.open(untracked.ledger)
     ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)

@@ -16,7 +16,7 @@ from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.evidence.gate import JUDGED
-from tasks.protocol import JobSettings, StepResult, StepSpec, dp_bert_steps
+from tasks.protocol import JobSettings, StepResult, StepSpec, job_steps
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
@@ -45,7 +45,7 @@ def labels_of(spec: StepSpec) -> Mapping[str, str]:
 def test_four_regimes_in_one_job_are_charged_separately(
     untracked: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = dp_bert_steps(SETTINGS)
+    steps = job_steps(SETTINGS)
     ledger = Ledger.open(untracked.ledger)
     ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
     for task, spec in steps.items():

@@ -32,8 +32,8 @@ from tasks.protocol import (
     PretrainSpec,
     SweepSettings,
     VocabularySpec,
-    dp_bert_steps,
-    sweep_budget,
+    budget_of_run,
+    job_steps,
 )
 from tasks.releases.charge import charge, register_plans
 from tasks.releases.plans import plan_until, planned_release, training_plan
@@ -57,7 +57,7 @@ SAMPLINGS: list[tuple[dict[str, Any], type[MechanismEvent], NeighboringRelation]
 
 
 def steps_of(**settings: Any) -> dict[str, Any]:
-    return dict(dp_bert_steps(JobSettings.model_validate(PRIVATE | settings)))
+    return dict(job_steps(JobSettings.model_validate(PRIVATE | settings)))
 
 
 @pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
@@ -166,7 +166,7 @@ def test_every_point_of_a_sweep_is_charged(deployment: Deployment) -> None:
         | {"sweep_noise_multipliers": "2,4", "sweep_batch_sizes": "64", "sweep_epochs": "1,2"}
     )
     ledger = _registered(deployment, 20.0)
-    register_plans(bench_of(deployment), sweep_budget(settings).charged)
+    register_plans(bench_of(deployment), budget_of_run(settings).charged)
     assert len(ledger.history("notes")) == 1 + 4
 
 

@@ -31,9 +31,9 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     SweepSettings,
-    sweep_point_steps,
-    sweep_report,
-    sweep_steps,
+    job_steps,
+    point_and_task,
+    point_steps,
 )
 from tasks.report.results import EXPOSURE, EXPOSURE_FILE
 from tasks.report.sweep_results import DOCUMENTS_FILE
@@ -56,6 +56,11 @@ FACTS = {
         "shape": {"layers": 1, "hidden": 64},
     },
 }
+
+
+def tasks_of(settings: SweepSettings) -> list[tuple[str, StepSpec]]:
+    """Return task and spec of each step of a sweep."""
+    return [(point_and_task(name)[1], spec) for name, spec in job_steps(settings).items()]
 
 
 def exposures(rank: float) -> list[dict[str, Any]]:
@@ -119,8 +124,8 @@ def sweep_of_private_text(deployment: Deployment, baselines: str) -> SweepSettin
 
 def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) -> None:
     Ledger.open(tracked.ledger).register_made_up("notes")
-    first, second = (sweep_point_steps(SETTINGS, point) for point in SETTINGS.points())
-    report = sweep_report(SETTINGS)
+    first, second = (point_steps(SETTINGS, point) for point in SETTINGS.points())
+    report = job_steps(SETTINGS)["report"]
     with pytest.raises(BadInput, match="no point has finished"):
         contract.run_step(report, tracked, CONTEXT)
     for task in ("vocabulary", "pretraining", "finetuning", "exposure"):
@@ -129,7 +134,7 @@ def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) 
     omitted = [MetricRecord(name=name, value=3, label="public") for name in names]
     _done(tracked, "public_corpus", first["public_corpus"], metrics=omitted, releases=[])
     _done(tracked, "pretraining", second["pretraining"])  # the fine-tuning of this point failed
-    names = list(report.results)
+    names = list(report.points)
     page = output_folder(tracked, report.output) / "report" / "report.html"
 
     partial = contract.run_step(report, tracked, CONTEXT)
@@ -155,7 +160,7 @@ def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) 
         | {"entities_folds": 2, "sweep_baselines": "public-training"}
     )
     f1s = iter([0.8, 0.6, 0.7, 0.3] * 2 + [0.2, 0.4])
-    for _, task, spec in sweep_steps(settings):
+    for task, spec in tasks_of(settings):
         if isinstance(spec, FinetuneSpec):
             f1 = next(f1s)
             right = [(int(i < 10 * f1), 1, 1) for i in range(10)]
@@ -169,7 +174,7 @@ def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) 
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=256.0)
 
-    done = contract.run_step(sweep_report(settings), tracked, CONTEXT)
+    done = contract.run_step(job_steps(settings)["report"], tracked, CONTEXT)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
     assert [row[2]["value"] for row in table["rows"]] == [20, 30, None]
@@ -194,7 +199,7 @@ def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) 
     metrics = {metric.name: metric.value for metric in done.metrics}
     assert metrics["epsilon"] == pytest.approx(all_four)
     assert len(done.facts["models"]) == 4 + 1  # one per training, not per fold
-    report = output_folder(tracked, sweep_report(settings).output) / "report"
+    report = output_folder(tracked, job_steps(settings)["report"].output) / "report"
     assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
     drawn = (report / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=30 step=2 σ=1" in drawn
@@ -206,10 +211,10 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
     """With private text, exact counts of a baseline do not make other metrics operator-only."""
     settings = sweep_of_private_text(tracked, "public,nonprivate")
     exact = Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT)
-    report, red_name = sweep_report(settings), "without privacy"
+    report, red_name = job_steps(settings)["report"], "without privacy"
     shape = {"layers": 1, "hidden": 64}
     for point in settings.points():
-        steps = sweep_point_steps(settings, point)
+        steps = point_steps(settings, point)
         red = point.baseline == "nonprivate"
         releases = [record("exact", exact, delta=0.0)] if red else None
         epsilon_training = None if red else 0.0 if point.baseline else 2.0
@@ -226,7 +231,7 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
         )  # fmt: skip
 
     done = contract.run_step(report, tracked, CONTEXT)
-    assert f"{red_name} · epochs=1" in report.results
+    assert f"{red_name} · epochs=1" in report.points
     numbers = {m.name: (m.value, m.label) for m in done.metrics}
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
     epsilon = pytest.approx(total_epsilon([event.stating(PrivacyUnit.PATIENT)], 1e-5))
@@ -234,7 +239,9 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
     assert numbers["points"] == (3, "public")
     assert [r.ledger_id for r in done.releases if r.epsilon == math.inf] == []
     assert {label for _, label, folder in done.facts["artifacts"] if folder == "report"} == {"dp"}
-    assert set(done.facts["models"]) == {"σ=1 · B=20 · epochs=1", "public text only"}
+    assert set(done.facts["models"]) == {
+        "σ=1 · B=20 · epochs=1 / pretraining", "public text only / pretraining"
+    }  # fmt: skip
 
     columns = [f"{c['name']} {c['unit']}" for c in done.facts["table"]["columns"]]
     rows = [dict(zip(columns, row, strict=True)) for row in done.facts["table"]["rows"]]
@@ -267,12 +274,12 @@ def test_report_with_only_a_nonprivate_point_does_not_deny_private_text(
     settings = sweep_of_private_text(tracked, "nonprivate")
     exact = record("exact", Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT), delta=0.0)
     (point,) = (candidate for candidate in settings.points() if candidate.baseline)
-    steps = sweep_point_steps(settings, point)
+    steps = point_steps(settings, point)
     for task in ("vocabulary", "pretraining", "exposure", "finetuning"):
         trained = {"shape": {"layers": 1, "hidden": 64}, "epsilon_training": None}
         facts = trained if task == "pretraining" else {}
         _done(tracked, task, steps[task], label="operator", releases=[exact], **facts)
-    report = sweep_report(settings)
+    report = job_steps(settings)["report"]
     contract.run_step(report, tracked, CONTEXT)
     for edition in EDITIONS:
         page = (output_folder(tracked, report.output) / edition / "report.html").read_text()
@@ -290,10 +297,10 @@ def test_causal_models_are_compared_by_private_perplexity(
         | {"model_kind": "feed-forward", "sweep_seeds": 2, "sweep_baselines": "public-training"}
         | {"private_format": "text", "private_path": "/a", "private_dataset": "notes"}
     )
-    report = sweep_report(settings)
+    report = job_steps(settings)["report"]
     perplexities = iter([(310.0, 420.25), (318.0, 440.25), (311.0, 500.75), None, (300.0, 610.5)])
     shape = {"kind": "feed-forward", "layers": 3, "hidden": 64}
-    for _, task, spec in sweep_steps(settings):
+    for task, spec in tasks_of(settings):
         if task == "pretraining":
             perplexity = next(perplexities)
             metrics = [] if perplexity is None else [
@@ -306,7 +313,8 @@ def test_causal_models_are_compared_by_private_perplexity(
             _done(tracked, task, spec, **({} if task == "exposure" else {"releases": []}))
 
     done = contract.run_step(report, tracked, CONTEXT)
-    assert set(report.results["public training"]) == {"vocabulary", "pretraining", "exposure"}
+    assert "public training / exposure" in report.results
+    assert not any("finetuning" in name for name in report.results)
     assert done.facts["finetuned"] == {} and done.facts["missing"] == []
     folder = output_folder(tracked, report.output)
     shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
@@ -344,14 +352,14 @@ def test_three_best_seeds_are_shown_from_eight_seeds_on(tracked: Deployment, see
         | {"sweep_noise_multipliers": "1", "sweep_finetune_seeds": seeds, "head": "pairs"}
     )
     accuracies = iter([0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.5])
-    for _, task, spec in sweep_steps(settings):
+    for task, spec in tasks_of(settings):
         if isinstance(spec, FinetuneSpec):
             accuracy = next(accuracies)
             documents = {str(i): (int(10 * accuracy), 10, 10) for i in range(10)}
             _done(tracked, task, spec, accuracy, score="accuracy", documents=documents)
         elif task in ("vocabulary", "pretraining", "exposure"):
             _done(tracked, task, spec)
-    done = contract.run_step(sweep_report(settings), tracked, CONTEXT)
+    done = contract.run_step(job_steps(settings)["report"], tracked, CONTEXT)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
     (row,) = (dict(zip(columns, row, strict=True)) for row in table["rows"])
@@ -376,7 +384,7 @@ def test_checkpoints_of_one_training_share_its_epsilon(
         | {"sweep_noise_multipliers": "1", "sweep_epochs": "1,4", "sweep_seeds": 2}
         | {"sweep_epochs_from": "checkpoints"}
     )
-    for _, task, spec in sweep_steps(settings):
+    for task, spec in tasks_of(settings):
         on_the_way = bool(spec.model_dump().get("model_updates"))
         if isinstance(spec, FinetuneSpec):
             _done(tracked, task, spec, 0.3 if on_the_way else 0.7)
@@ -386,7 +394,7 @@ def test_checkpoints_of_one_training_share_its_epsilon(
             _done(tracked, task, spec, 0.4, score="mlm_accuracy_public", plan=plan)
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=512.0 if on_the_way else 128.0)
-    report = sweep_report(settings)
+    report = job_steps(settings)["report"]
     done = contract.run_step(report, tracked, CONTEXT)
     table = done.facts["table"]
     columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]

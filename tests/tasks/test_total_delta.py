@@ -17,7 +17,7 @@ from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.statement import Release, privacy_statement
 from dp_core.vocabulary.vocabulary_calibration import calibrate
 from tasks.protocol import BudgetSpec, JobSettings, ReleaseRecord, SweepSettings, VocabularySpec
-from tasks.protocol.job import sweep_budget
+from tasks.protocol.job import budget_of_run
 from tasks.releases.plans import planned_release, refuse_large_deltas
 from tasks.runtime.deployment import Deployment
 from tasks.steps import budget_step as budget
@@ -104,7 +104,7 @@ def test_run_with_a_too_large_delta_is_not_registered(deployment: Deployment) ->
 def test_registration_of_a_sweep_counts_the_delta_of_every_point(deployment: Deployment) -> None:
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
     small = SweepSettings.model_validate(PRIVATE)
-    spec = sweep_budget(small)
+    spec = budget_of_run(small)
     assert len(spec.charged) == 13
     first, *points = spec.charged
     large = [
