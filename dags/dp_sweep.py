@@ -12,6 +12,7 @@ from airflow.sdk import Param, TriggerRule, dag, get_current_context, task, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from dags import configuration, launcher
+from dags.experiment import BY_POINT, each_point, front_half
 from dags.launcher import TRAINING
 from dags.launcher.step_operator import PAGE_MARK
 from dags.names import NAMES
@@ -93,7 +94,6 @@ def plan_of_all(params: Mapping[str, Any], point: object) -> dict[str, StepSpec]
 
 step = partial(launcher.step, plan=plan)
 training = partial(step, pool=TRAINING)
-BY_POINT = "{{ point_name }}"
 PRETRAINING = "training_point.pretraining"
 STARTS = ("public_pretraining", "phrases_pretraining", "baseline.public_pretraining")
 
@@ -214,27 +214,7 @@ def dp_sweep() -> None:
     # All points share data, vocabulary, canaries, token stores and the public model.
     # After text and labels have been checked, all points are charged together or not at all.
     fronts = grid()
-    of_all = partial(launcher.step, plan=plan_of_all)
-    budget = of_all("budget", doc_md="Records the sources; **refuses a sweep over the budget.**")
-    reserve = of_all(
-        "reserve",
-        trigger_rule=TriggerRule.NONE_FAILED,  # labels and checkpoint are optional
-        doc_md="Registers the releases of all points: **either all of them fit, or the run ends.**",
-    )
-    private_corpus, public_corpus = step("private_corpus"), step("public_corpus")
-    entities, checkpoint, canaries = step("entities"), step("checkpoint"), step("canaries")
-    vocabulary = step("vocabulary")
-    private_store, public_store = step("private_store"), step("public_store")
-    public_pretraining = training("public_pretraining", point=START.model_dump())
-    phrases, written_text = step("phrases"), step("written_text")
-    phrases_store = step("phrases_store")
-    phrases_pretraining = training("phrases_pretraining")
-    sources = [private_corpus, public_corpus, entities, checkpoint]
-    fronts >> budget >> sources >> reserve >> vocabulary >> canaries >> private_store
-    [vocabulary, public_corpus] >> public_store
-    [public_store, private_store] >> public_pretraining
-    canaries >> phrases >> written_text >> phrases_store
-    [public_pretraining, phrases_store] >> phrases_pretraining
+    front = front_half(fronts, plan, plan_of_all, START.model_dump())
 
     # A baseline with another vocabulary than the sweep needs these steps, too. They run after the
     # sweep's rows are written, so that shared outputs are made once.
@@ -251,29 +231,17 @@ def dp_sweep() -> None:
         [private_store, public_store] >> public_pretraining
 
     every_baseline = baseline.expand(coordinates=fronts)
-    [private_store, public_store] >> every_baseline
+    [front.private_store, front.public_store] >> every_baseline
 
-    # One training for all points that share it.
-    @task_group
-    def training_point(coordinates: dict[str, Any]) -> None:
-        training("pretraining", point=coordinates, map_index_template=BY_POINT)
-
-    # Exposure is measured for each model; the models of several epochs share one charge.
-    @task_group
-    def model(coordinates: dict[str, Any]) -> None:
-        training("exposure", point=coordinates, map_index_template=BY_POINT)
-
-    @task_group
-    def point(coordinates: dict[str, Any]) -> None:
-        training("finetuning", point=coordinates, map_index_template=BY_POINT)
-
+    # Points that share a training have one task of it. Exposure is measured for each model; the
+    # models of several epochs share one charge.
     starting_points = trainings()
-    starts = [public_pretraining, phrases_pretraining, every_baseline]
-    [*starts, entities] >> starting_points
-    every_training = training_point.expand(coordinates=starting_points)
+    starts = [front.public_pretraining, front.phrases_pretraining, every_baseline]
+    [*starts, front.entities] >> starting_points
+    every_training = each_point("training_point", starting_points, plan, "pretraining")
     points, trained = fine_tunings(), models()
     every_training >> [points, trained]
-    every_point = point.expand(coordinates=points)
+    every_point = each_point("point", points, plan, "finetuning")
     # Without this task, the last tasks would be skipped when the fine-tunings are.
     fine_tuned = EmptyOperator(
         task_id="fine_tuned",
@@ -282,8 +250,9 @@ def dp_sweep() -> None:
         doc_md="Waits for all fine-tunings; succeeds, too, if causal models need none.",
     )
     every_point >> fine_tuned
-    every_model = model.expand(coordinates=trained)
+    every_model = each_point("model", trained, plan, "exposure")
 
+    of_all = partial(launcher.step, plan=plan_of_all)
     report = of_all("report", trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
     [every_training, every_model, fine_tuned] >> report
 
@@ -318,7 +287,7 @@ def dp_sweep() -> None:
     )
 
     give_back = of_all("give_back", doc_md="Frees the planned budget if no release has begun.")
-    [every_training, report] >> give_back.as_teardown(setups=reserve)
+    [every_training, report] >> give_back.as_teardown(setups=front.reserve)
 
     # The report lists the points that did not fail; the run still fails.
     last = [every_training, every_model, every_point, report, following, give_back]
