@@ -37,9 +37,8 @@ from dp_core.models.config import BertConfig
 from dp_core.models.parameters import Bert, fresh
 from dp_core.training.bootstrap import Replicate, f1_difference, mean_f1
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.classification import ClassHead, classes_of
 from dp_core.training.finetune import finetune
-from dp_core.training.tagging import TaggingHead, tag
+from dp_core.training.heads import ClassHead, TaggingHead, classes_of, tag
 from dp_core.vocabulary import wordpiece
 
 RESULT = ROOT / "benchmarks" / "results" / "heads.json"

@@ -48,8 +48,8 @@ from dp_core.phrases.text_generator import write_documents
 from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.loop import OrdinaryUpdates, pretrain
+from dp_core.training.objectives import mlm_accuracy
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import item_sets
 from dp_core.vocabulary.mechanism_choice import selection_plan

@@ -46,8 +46,8 @@ from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.devices import strategy_for
-from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, UpdateRule, pretrain
+from dp_core.training.objectives import mlm_accuracy
 from dp_core.training.trainer import AdamW, Trainer
 from tasks.execution.step_process import Job, run_job
 from tasks.protocol import JobSettings, job_steps

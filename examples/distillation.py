@@ -18,7 +18,7 @@ from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_logits
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import MLM_BIAS, POSITION, TYPE, Bert, Model
-from dp_core.nn.layers import Layers, Tensor, cross_entropy, shape_of
+from dp_core.nn import Layers, Tensor, cross_entropy, shape_of
 from dp_core.training.batches import masked_examples
 from dp_core.training.objectives import Objective
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
@@ -28,9 +29,11 @@ from tasks.results.inputs import Input, merged, read_result
 from tasks.results.statements import totals
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter
-from tasks.runtime.stored_shard import StoredShard
 from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
+from tasks.storage.copies import Copies
 from tasks.tracking.tracker import Tracker
+
+SHARD_BYTES = 4 << 30  # bytes of shards on one machine; phrases read them once a round
 
 
 @dataclass(frozen=True)
@@ -67,6 +70,41 @@ def content_key(deployment: Deployment, purpose: str) -> bytes:
     seeds, so that steps without access to the seeds can have it.
     """
     return SeedStore(deployment.keys).create("content-digests").derive(purpose)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredShard(Shard):
+    """A shard in the store's bucket, opened through the cache of the current machine.
+
+    The machine's own environment gives the cache and the bucket's credentials; neither is part of
+    the shard.
+
+    Attributes:
+        size: size of the file in bytes.
+    """
+
+    size: int
+
+    def open(self) -> BufferedReader:
+        """Open a local copy, downloading it first if there is none.
+
+        Raises:
+            FileNotFoundError: the bucket has no such object.
+            OSError: the bucket does not answer, or the disk is full.
+        """
+        deployment = Deployment.from_environment()
+        store = Store(self.uri.rpartition("/")[0], deployment.cache)
+        copies = Copies(
+            deployment.cache / "shards", min(SHARD_BYTES, deployment.cache_bytes or SHARD_BYTES)
+        )
+
+        def fill(copy: Path) -> None:
+            store.get(self.uri, copy / self.name)
+
+        with copies.held(self.sha256, self.size, fill) as copy:
+            return (copy / self.name).open(
+                "rb"
+            )  # readable even if the copy is removed from here on
 
 
 class StepContext:
@@ -202,8 +240,8 @@ class StepContext:
         shards = shards_of(corpus.folder)
         if not is_remote(self.store.root):
             return shards
-        uri = self.store.location(corpus.uri)
-        return [StoredShard(f"{uri}/{shard.name}", shard.sha256) for shard in shards]
+        uri, sizes = self.store.location(corpus.uri), self.store.sizes(corpus.uri)
+        return [StoredShard(f"{uri}/{s.name}", s.sha256, sizes[s.name]) for s in shards]
 
     def gathered_sets(self) -> GatheredSets:
         """Return storage for sets of items, which uses the work folder if there are too many."""

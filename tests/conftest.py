@@ -20,11 +20,21 @@ if importlib.util.find_spec("hypothesis"):  # some test environments lack it
     settings.load_profile("confide")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Run files with slow tests first, so that no process starts one when the others have finished.
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--share", default="1/1", help="K/N: every N-th test, from the K-th")
 
-    `scripts/test` distributes files to processes in this order.
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep a share of the tests, and run files with slow tests first.
+
+    `scripts/test` distributes files to processes in this order, so that no process starts a slow
+    file when the others have finished.
     """
+    first, step = (int(number) for number in config.getoption("--share").split("/"))
+    deselected = [item for n, item in enumerate(items) if n % step != first - 1]
+    if deselected:
+        config.hook.pytest_deselected(items=deselected)
+        items[:] = items[first - 1 :: step]
     long = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: item.path not in long)
 

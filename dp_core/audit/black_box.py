@@ -30,15 +30,11 @@ from dp_core.audit.extraction import (
     extraction_record,
     targeted,
 )
-from dp_core.audit.membership_attacks import attacks
-from dp_core.audit.membership_metrics import MembershipRow, measure
+from dp_core.audit.membership import Losses, MembershipRow, attacks, measure
 from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample
-from dp_core.audit.membership_scores import Losses, Rows, losses
-from dp_core.audit.one_run import Claim, audit_claim
-from dp_core.audit.ranking import ranker
-from dp_core.audit.record import COIN_BOUND, AuditRecord, NullDistribution
-from dp_core.audit.suffix_odds import suffix_odds
-from dp_core.audit.unit_canaries import audit_record, planned_guesses
+from dp_core.audit.observations import Rows, losses, ranker, suffix_odds
+from dp_core.audit.one_run import Claim, audit_claim, audit_record, planned_guesses
+from dp_core.audit.protocol import COIN_BOUND, AuditRecord, NullDistribution
 from dp_core.config.audit_settings import ExtractionConfig, ExtractionProtocol
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit

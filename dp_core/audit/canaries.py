@@ -5,6 +5,13 @@ vocabulary and all coins are public, so the model's own guarantee covers its pre
 in contexts without private text. A unit carries a canary with the canary rate, by a coin of (seed,
 canary, unit) alone. So planting in one unit does not depend on any other unit, and the carrier
 remains an ordinary unit that is bounded, sampled and clipped like all others.
+
+Audits of a job's training use canaries that are whole units, and secret coins that decide the
+included canaries before the training. The coins must be fixed before the training and must not be
+drawn again for the same charge. They are derived one-way from the seed of the release, under a
+separate purpose. The ledger commits to that seed by its salted hash before the training begins, and
+so to the coins. A training that resumes after a kill has the same coins; a new charge has new
+coins. Neither the release's seed nor its noise can be computed from the seed of the coins.
 """
 
 from __future__ import annotations
@@ -19,6 +26,7 @@ from random import Random
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from dp_core.data.corpus import Shard
@@ -27,6 +35,7 @@ from dp_core.data.privacy_units import UnitTexts, is_held_out, unit_texts
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import subwords
 
 REFERENCES_PER_PATTERN = 32
@@ -267,3 +276,31 @@ def unit_canary_rows(tokenizer: Tokenizer, count: int, seed: int) -> list[list[i
             deck = rng.sample(pool, len(pool))
         rows[tuple(deck.pop() for _ in range(UNIT_TOKENS))] = None
     return [[special.cls, *tokens, special.sep] for tokens in rows]
+
+
+Coins = NDArray[np.bool_]
+
+
+def coin_seed(release: PrivacySeed) -> PrivacySeed:
+    """Return the seed of the coins of one release; its salted hash may be published.
+
+    A verifier who later receives the seed can throw the coins again and check the seed's hash.
+
+    Args:
+        release: the seed to which the ledger bound the release.
+    """
+    secret, salt = release.derive("audit coin seed"), release.derive("audit coin salt")
+    return PrivacySeed(secret, salt[:16], known=release.known)
+
+
+def throw_coins(seed: PrivacySeed, canaries: int, stream: int = 0) -> Coins:
+    """Return whether each canary is included, by fair, independent coins: (canaries,).
+
+    Args:
+        seed: secret seed of the audit, used only for these coins and for null controls.
+        canaries: m, the number of canaries.
+        stream: 0 for the coins of the training; other streams for null controls.
+    """
+    key = np.frombuffer(seed.derive("audit coins", stream)[:16], dtype="<u8")
+    words = np.random.Philox(key=key).random_raw(canaries)
+    return np.asarray(words >> np.uint64(63), np.bool_)

@@ -24,7 +24,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.audit.coins import Coins
+from dp_core.audit.canaries import Coins
 from dp_core.audit.one_run import Claim, Scores
 from dp_core.config.training import TrainingConfig
 from dp_core.data.hashing import U64
@@ -34,7 +34,7 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import WORD, Arrays, Model, ModelConfig, fresh
-from dp_core.nn.layers import Layers, Tensor
+from dp_core.nn import Layers, Tensor
 from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
 from dp_core.privacy.execution_plan import ExecutionPlan

@@ -26,8 +26,8 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.audit.canaries import Canary
-from dp_core.audit.membership_metrics import CONFIDENCE, Share, clopper_pearson
-from dp_core.audit.record import AuditRecord, Level, NullDistribution, not_run
+from dp_core.audit.membership import CONFIDENCE, Share, clopper_pearson
+from dp_core.audit.protocol import AuditRecord, Level, NullDistribution, not_run
 from dp_core.config.audit_settings import ExtractionConfig, ExtractionProtocol
 from dp_core.data.hashing import digest64, fold
 from dp_core.data.token_store import TokenStore

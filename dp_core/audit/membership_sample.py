@@ -19,8 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
-from dp_core.audit.membership_attacks import Attack
-from dp_core.audit.membership_metrics import Scored
+from dp_core.audit.membership import Attack, Scored
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import coin, digest64
 from dp_core.data.identity import document_unit_id

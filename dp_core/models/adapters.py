@@ -37,7 +37,7 @@ from dp_core.models.parameters import (
     Model,
     initial_values,
 )
-from dp_core.nn.layers import LORA_A, LORA_B, LORA_SCALE
+from dp_core.nn import LORA_A, LORA_B, LORA_SCALE
 
 _ATTENTION = ("qkv", "query", "key", "value", "attention_output")
 _MLP = ("gate", "intermediate", "output")

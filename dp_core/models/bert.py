@@ -23,8 +23,7 @@ from dp_core.models.parameters import (
     TYPE,
     WORD,
 )
-from dp_core.nn.crf import chain_losses
-from dp_core.nn.layers import FAR_BELOW, Layers, Tensor, gelu, row_losses, shape_of
+from dp_core.nn import FAR_BELOW, Layers, Tensor, chain_losses, gelu, row_losses, shape_of
 
 
 def encode(

@@ -31,11 +31,11 @@ from dp_core.errors import PlanError
 from dp_core.privacy.mechanisms import (
     CyclicPoissonGaussian,
     MechanismEvent,
+    Phases,
     PoissonGaussian,
     PrivacyUnit,
     TruncatedPoissonGaussian,
 )
-from dp_core.privacy.sampled_gaussian import Phases
 from dp_core.privacy.seed_store import PrivacySeed
 
 Indices = NDArray[np.int64]

@@ -24,7 +24,7 @@ from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, Priv
 from dp_core.privacy.seed_store import PrivacySeed
 
 if TYPE_CHECKING:  # computing a plan's ε must not import TensorFlow or Numba
-    from dp_core.nn.layers import Tensor, Variables
+    from dp_core.nn import Tensor, Variables
     from dp_core.privacy.clipping.book_keeping import ClippedSum, UnitLosses
     from dp_core.privacy.correlated_noise import PastNoise
     from dp_core.privacy.noise_addition import UpdateNoise

@@ -1,7 +1,7 @@
 """The interface of all mechanisms, and mechanisms that are composed of others or unaccounted.
 
 A mechanism is one frozen dataclass, registered by its name in JSON. Accounting, ledger and
-statements use its methods alone, so a new mechanism is a class, a line in `mechanisms`, and tests.
+statements use its methods alone, so a new mechanism is a class in `mechanisms`, and tests.
 """
 
 from __future__ import annotations

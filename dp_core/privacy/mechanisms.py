@@ -1,9 +1,35 @@
-"""Imports every mechanism class, and thereby registers its kind.
+"""The mechanisms: training with Gaussian noise, and partition selection of words and phrases.
 
+A mechanism is one class of this file, or of a file that this one imports, which registers its kind.
 Import mechanisms from here: reading a ledger's entries needs every kind to be registered.
 """
 
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy as np
+
+from dp_core.privacy.accounting.profiles import (
+    DiscreteGaussianTail,
+    FixedSizeProfile,
+    HistogramProfile,
+    NewItemsProfile,
+    Profile,
+    SelfComposed,
+    SubsampledGaussian,
+    TruncatedSubsampledGaussian,
+    gaussian,
+)
+from dp_core.privacy.accounting.rdp import Floats
+from dp_core.privacy.discrete_gaussian import lattice_deviation
 from dp_core.privacy.mechanism_event import (
+    ADD_REMOVE,
+    REPLACE,
+    ZERO_OUT,
     Composed,
     ConvertedRelation,
     MechanismEvent,
@@ -14,15 +40,6 @@ from dp_core.privacy.mechanism_event import (
     compose,
     under,
 )
-from dp_core.privacy.sampled_gaussian import (
-    CyclicPoissonGaussian,
-    FixedSizeGaussian,
-    Gaussian,
-    PoissonGaussian,
-    ShuffledGaussian,
-    TruncatedPoissonGaussian,
-)
-from dp_core.privacy.thresholded_counts import NoisedWeights, PhraseRounds, ThresholdedHistogram
 
 __all__ = [
     "Composed",
@@ -44,3 +61,587 @@ __all__ = [
     "compose",
     "under",
 ]
+
+# --- training: Gaussian noise on sums of clipped gradients over sampled batches
+
+Phases = tuple[tuple[float, float, int], ...]  # (rate or batch, noise multiplier σ, steps)
+_TRAINING = (
+    "every row of a unit was clipped together with the unit's other rows",
+    "clipped gradients are summed in float32, and the ε is that of exact sums; noise is exact",
+)
+
+
+def _check_noise(event: MechanismEvent, sigma: float, steps: int) -> None:
+    message = f"noise multiplier {sigma} is not finite and above 0"
+    event.require(math.isfinite(sigma) and sigma > 0, message)
+    event.require(steps >= 1 and steps == int(steps), f"steps {steps} is not 1 or more")
+
+
+@dataclass(frozen=True)
+class _PhasedGaussian(MechanismEvent):
+    """Gaussian sums over sampled batches, phase by phase, composed in order."""
+
+    title = "DP training"
+    every_iterate = True  # the composition of its updates, each of which releases its noised sum
+    _sampled: ClassVar[str] = "sampling rate"
+
+    def _check_phases(self, possible: Callable[[float], bool], impossible: str) -> None:
+        phases: Phases = self.phases  # type: ignore[attr-defined]
+        self.require(len(phases) > 0, "an event needs at least one phase")
+        for phase in phases:
+            self.require(len(phase) == 3, "a phase is (rate or batch, noise multiplier, steps)")
+            _check_noise(self, *phase[1:])
+            self.require(possible(phase[0]), impossible.format(phase[0]))
+        plain = tuple((float(a), float(sigma), int(steps)) for a, sigma, steps in phases)
+        object.__setattr__(self, "phases", plain)
+
+    def _check_rates(self) -> None:
+        self._check_phases(lambda rate: 0 < rate <= 1, "sampling rate {} is not in (0, 1]")
+
+    def _rates(self) -> Phases:
+        return self.phases  # type: ignore[attr-defined, no-any-return]
+
+    def _step(self, rate_or_batch: float, mu: float) -> Profile:
+        raise NotImplementedError
+
+    def _batches(self) -> str:
+        raise NotImplementedError
+
+    def steps(self) -> list[SelfComposed]:
+        """Return the step of each phase."""
+        phases: Phases = self.phases  # type: ignore[attr-defined]
+        return [SelfComposed(self._step(a, 1 / sigma), steps) for a, sigma, steps in phases]
+
+    def unamplified_mu(self, sensitivity: float) -> float:
+        """Return √(Σ epochs·(sensitivity/σ)²), an epoch having ⌊1/q⌋ whole batches."""
+        total = 0.0
+        for rate, sigma, steps in self._rates():
+            batches_per_epoch = math.floor(1 / rate + 1e-9)  # 1/q whole but for rounding
+            total += math.ceil(steps / batches_per_epoch) * (sensitivity / sigma) ** 2
+        return math.sqrt(total)
+
+    def sampling_in_words(self) -> str:
+        """Return how batches are drawn, and the rate or size of each phase."""
+        sizes = ", then ".join(f"{a:.4g}" for a, _, _ in self.phases)  # type: ignore[attr-defined]
+        return f"{self._batches()}; {self._sampled} {sizes}"
+
+    def noise_in_words(self) -> str:
+        """Return the deviation of each phase."""
+        sigmas = ", then ".join(
+            dict.fromkeys(f"{s:g}" for _, s, _ in self.phases)  # type: ignore[attr-defined]
+        )
+        return f"Gaussian on each sum of clipped gradients, σ = {sigmas} clip norms"
+
+    def describe(self) -> str:
+        """Return how batches are drawn, and each phase's size, noise and updates."""
+        return f"DP-SGD on {self._batches()}: " + "; then ".join(
+            f"{steps} updates, {self._sampled} {rate:.4g}, effective noise multiplier σ = {sigma:g}"
+            for rate, sigma, steps in self.phases  # type: ignore[attr-defined]
+        )
+
+
+@dataclass(frozen=True)
+class PoissonGaussian(_PhasedGaussian):
+    """Gaussian sums over Poisson samples, phase by phase (Mironov, Talwar and Zhang 2019).
+
+    Attributes:
+        phases: (sampling rate q, noise multiplier σ, steps), composed in order.
+    """
+
+    kind = "poisson_gaussian"
+    assumed = ("each unit entered each batch by an independent secret coin", *_TRAINING)
+    conversions = frozenset({ZERO_OUT, REPLACE})
+    phases: Phases
+
+    def __post_init__(self) -> None:
+        self._check_rates()
+
+    @classmethod
+    def single(
+        cls, sampling_rate: float, noise_multiplier: float, steps: int, **more: Any
+    ) -> PoissonGaussian:
+        """Return the event with one phase."""
+        return cls(phases=((sampling_rate, noise_multiplier, steps),), **more)
+
+    def _step(self, rate_or_batch: float, mu: float) -> Profile:
+        return SubsampledGaussian(rate_or_batch, mu)
+
+    def _batches(self) -> str:
+        return "Poisson samples"
+
+
+@dataclass(frozen=True)
+class TruncatedPoissonGaussian(_PhasedGaussian):
+    """Poisson samples cut to at most `cap` units, uniformly at random over the whole batch.
+
+    Not convertible to zero-out: an empty unit may still take another's place in a cut batch.
+
+    Attributes:
+        declared_units: upper bound on the number of units from which one samples.
+        cap: the largest batch, in units, over all shards together.
+        phases: (sampling rate q, noise multiplier σ, steps).
+    """
+
+    kind = "truncated_poisson_gaussian"
+    assumed = (
+        "larger batches were cut at random, by unit, over all shards together",
+        *_TRAINING,
+    )
+    declared_units: int
+    cap: int
+    phases: Phases
+
+    def __post_init__(self) -> None:
+        self._check_rates()
+        self.require(self.declared_units >= 1, "declared_units must be 1 or more")
+        self.require(self.cap >= 1, "cap must be 1 or more")
+
+    def _step(self, rate_or_batch: float, mu: float) -> Profile:
+        return TruncatedSubsampledGaussian(self.declared_units, self.cap, rate_or_batch, mu)
+
+    def _batches(self) -> str:
+        return f"Poisson samples cut to {self.cap} units"
+
+
+@dataclass(frozen=True)
+class CyclicPoissonGaussian(_PhasedGaussian):
+    """Noise of at most b bands on Poisson samples from b parts of the units, taken in turn.
+
+    A unit lies in one part, so of n updates ⌈n/b⌉ at most may draw it, each with the rate q within
+    the part. Each of them is one Gaussian mechanism over the b updates that its row of the strategy
+    reaches, whatever the others released meanwhile, and these stretches are disjoint: together
+    they are ⌈n/b⌉ Poisson-subsampled Gaussians of noise multiplier σ (Choquette-Choo et al. 2023,
+    arXiv:2306.08153, Theorem 4; docs/proofs.md, "Correlated noise", for parts drawn by coins).
+
+    Attributes:
+        cycle: b, the number of parts.
+        phases: (sampling rate q within a part, noise multiplier σ for columns of norm 1, updates).
+    """
+
+    kind = "cyclic_poisson_gaussian"
+    assumed = (
+        "each unit was dealt to one part by an independent secret coin, and entered each batch of "
+        "its part by another",
+        "the noise of an update was correlated with earlier ones by a matrix that has no more bands"
+        " than there are parts, and columns of norm at most 1",
+        *_TRAINING,
+    )
+    conversions = frozenset({ZERO_OUT, REPLACE})
+    cycle: int
+    phases: Phases
+
+    def __post_init__(self) -> None:
+        whole = type(self.cycle) is int and self.cycle >= 1
+        self.require(whole, "cycle must be a whole number, 1 or more")
+        self._check_rates()
+
+    def _turns(self, updates: int) -> int:
+        """Return the most updates of a phase that may draw one unit."""
+        return -(-updates // self.cycle)
+
+    def steps(self) -> list[SelfComposed]:
+        """Return the step of each phase, as often as one part has its turn."""
+        return [SelfComposed(self._step(q, 1 / s), self._turns(n)) for q, s, n in self.phases]
+
+    def _rates(self) -> Phases:
+        return tuple((rate, sigma, self._turns(n)) for rate, sigma, n in self.phases)
+
+    def _step(self, rate_or_batch: float, mu: float) -> Profile:
+        return SubsampledGaussian(rate_or_batch, mu)
+
+    def _batches(self) -> str:
+        return f"Poisson samples from {self.cycle} parts in turn, noise correlated over updates"
+
+
+@dataclass(frozen=True)
+class FixedSizeGaussian(_PhasedGaussian):
+    """Gaussian sums over uniformly drawn batches of a fixed size, without replacement.
+
+    The relation is replace-one over a public number of slots, of which some may be empty (an
+    emptied slot is one way of replacing). `slots` is the number sampled from, not an upper bound:
+    with fewer each unit is drawn more often.
+
+    Attributes:
+        slots: number of slots from which one samples.
+        phases: (batch in slots, noise multiplier σ for clip norm 1, steps).
+    """
+
+    kind = "fixed_size_gaussian"
+    neighbours = REPLACE  # no bound for add-or-remove is claimed
+    assumed = ("each batch was a uniform secret subset of the declared slots", *_TRAINING)
+    _sampled = "batch"
+    slots: int
+    phases: Phases
+
+    def __post_init__(self) -> None:
+        self.require(self.slots >= 1, "slots must be 1 or more")
+        self._check_phases(
+            lambda batch: 1 <= batch <= self.slots and batch == int(batch),
+            f"batch {{}} is not a whole number from 1 to {self.slots}",
+        )
+
+    def _rates(self) -> Phases:
+        return tuple((batch / self.slots, sigma, steps) for batch, sigma, steps in self.phases)
+
+    def _step(self, rate_or_batch: float, mu: float) -> Profile:
+        return FixedSizeProfile(self.slots, int(rate_or_batch), mu)
+
+    def _batches(self) -> str:
+        return "batches of a fixed size"
+
+
+@dataclass(frozen=True)
+class Gaussian(MechanismEvent):
+    """`count` Gaussian mechanisms without sampling: every unit takes part in each.
+
+    Together they are one Gaussian mechanism with μ = √count/σ (Dong, Roth and Su 2022, Corollary
+    3.3).
+    """
+
+    kind = "gaussian"
+    title = "Gaussian mechanism"
+    every_iterate = True  # all of them are released
+    assumed = ("no unit took part more often than once an epoch", *_TRAINING)
+    conversions = frozenset({ZERO_OUT, REPLACE})
+    noise_multiplier: float
+    count: int = 1
+
+    def __post_init__(self) -> None:
+        _check_noise(self, self.noise_multiplier, self.count)
+
+    def steps(self) -> list[SelfComposed]:
+        """Return all of them as one."""
+        return [SelfComposed(gaussian(self.unamplified_mu(1.0)), 1)]
+
+    def unamplified_mu(self, sensitivity: float) -> float:
+        """Return μ of all of them together."""
+        return sensitivity * math.sqrt(self.count) / self.noise_multiplier
+
+    def noise_in_words(self) -> str:
+        """Return the deviation."""
+        return f"Gaussian, σ = {self.noise_multiplier:g} clip norms"
+
+    def describe(self) -> str:
+        """Return count and noise."""
+        return f"the Gaussian mechanism, {self.count} times, σ = {self.noise_multiplier:g}"
+
+
+@dataclass(frozen=True)
+class ShuffledGaussian(MechanismEvent):
+    """Batches cut from shuffled epochs: each unit takes part once an epoch, unamplified.
+
+    Whatever the permutation, one epoch is one Gaussian mechanism for each unit (the other
+    batches do not depend on it), so `participations` epochs are as many Gaussian mechanisms,
+    adaptively composed. The relation is zero-out: adding a unit would shift all later batches.
+    (`accounting.epsilon_unamplified` has replace-one.)
+    """
+
+    kind = "shuffled_gaussian"
+    title = "DP training"
+    every_iterate = True  # every epoch's sums are released
+    assumed = Gaussian.assumed
+    neighbours = ZERO_OUT
+    noise_multiplier: float
+    participations: int
+
+    def __post_init__(self) -> None:
+        _check_noise(self, self.noise_multiplier, self.participations)
+
+    def steps(self) -> list[SelfComposed]:
+        """Return one Gaussian for all epochs."""
+        return [SelfComposed(gaussian(self.unamplified_mu(1.0)), 1)]
+
+    def unamplified_mu(self, sensitivity: float) -> float:
+        """Return μ of all epochs together."""
+        return sensitivity * math.sqrt(self.participations) / self.noise_multiplier
+
+    def sampling_in_words(self) -> str:
+        """Return the epochs."""
+        return f"shuffled epochs, unamplified; {self.participations} of them"
+
+    def noise_in_words(self) -> str:
+        """Return the deviation."""
+        return (
+            f"Gaussian on each sum of clipped gradients, σ = {self.noise_multiplier:g} clip norms"
+        )
+
+    def describe(self) -> str:
+        """Return epochs and noise."""
+        return (
+            f"DP-SGD on shuffled epochs, unamplified: {self.participations} epochs, "
+            f"σ = {self.noise_multiplier:g}"
+        )
+
+
+# --- partition selection: releasing words, or phrases, of private text
+
+
+@dataclass(frozen=True)
+class ThresholdedHistogram(MechanismEvent):
+    """A word histogram with discrete Gaussian noise on the words present, cut at a threshold.
+
+    Attributes:
+        words_per_unit: most distinct words N that a unit counts towards, each once.
+        sigma: parameter of the discrete Gaussian.
+        threshold: whole number C; noised counts below it are not released.
+    """
+
+    kind = "thresholded_histogram"
+    assumed = (
+        "each unit's words were bounded before anything was counted, independently of all other "
+        "data",
+    )
+    title = "word histogram"
+    conversions = frozenset({ZERO_OUT, REPLACE})
+    words_per_unit: int
+    sigma: float
+    threshold: int
+    mechanism: str = "set-counts"
+    noise: str = "discrete-gaussian"
+
+    def __post_init__(self) -> None:
+        self.require(self.words_per_unit >= 1, "words_per_unit must be 1 or more")
+        self.require(math.isfinite(self.sigma) and self.sigma > 0, "sigma must be above 0")
+        whole = self.threshold >= 1 and self.threshold == int(self.threshold)
+        self.require(whole, "threshold must be a whole number, 1 or more")
+        self.require(self.mechanism == "set-counts", f"unknown mechanism {self.mechanism!r}")
+        self.require(self.noise == "discrete-gaussian", f"unknown noise {self.noise!r}")
+
+    @property
+    def mu(self) -> float:
+        """μ of the Gaussian on words that others hold too."""
+        return math.sqrt(self.words_per_unit) / self.sigma
+
+    @property
+    def units_to_pass(self) -> float:
+        """Number of units that must hold a word so that it passes half of the time."""
+        return self.threshold
+
+    @property
+    def profile(self) -> HistogramProfile:
+        """The privacy profile of the release."""
+        return HistogramProfile(self.words_per_unit, self.sigma, int(self.threshold))
+
+    def steps(self) -> list[SelfComposed]:
+        """Return the one release."""
+        return [SelfComposed(self.profile, 1)]
+
+    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
+        """Return (αN/2σ², Pr[a word that only this unit holds passes the threshold]).
+
+        It has N such words at most, and they pass independently of everything else. While none
+        does, the neighbours differ by 1 in at most N counts, and ρ = αN/2σ² (Canonne, Kamath and
+        Steinke 2020, Proposition 5).
+        """
+        coin = -math.expm1(self.words_per_unit * math.log1p(-self.profile.tail))
+        return order * self.words_per_unit / (2 * self.sigma**2), coin
+
+    def noise_in_words(self) -> str:
+        """Return the deviation."""
+        return f"discrete Gaussian on each count, σ = {self.sigma:g} counts"
+
+    def describe(self) -> str:
+        """Return bound, noise and threshold."""
+        return (
+            f"counts of words, at most {self.words_per_unit} distinct words per unit, discrete "
+            f"Gaussian noise of σ = {self.sigma:g} on each, noised counts below {self.threshold} "
+            "dropped"
+        )
+
+
+_SMOOTHING = 4.0  # places: τ of the argument "Lattice" in `noise_addition`
+_RULES = {  # how the weights of a unit's items are bounded, in words
+    "weighted": "a unit's items share a weight of norm 1 evenly",
+    "policy": "each unit in turn moves the weights of its items towards a level, by norm 1",
+    "mad": "weight beyond a level goes back to the units, which give it to their other items",
+    "mad2r": "weight beyond a level goes back to the units; then once more without what passed "
+    "and what cannot",
+    "elimination": "a unit's items share a weight of norm 1 evenly, round by round, without what "
+    "passed and what fell behind",
+}
+
+
+@dataclass(frozen=True)
+class NoisedWeights(MechanismEvent):
+    """Partition selection: noised weights of items, summed over rounds and cut at thresholds.
+
+    Weights are whole numbers of places of a lattice; noise is a discrete Gaussian of S places on
+    each item's weight in each round. Given the results of earlier rounds, a unit moves the sums of
+    a round by `norm(round)` places at most.
+
+    Attributes:
+        rule: how a unit's weight is shared among its items.
+        items_per_unit: N, the most distinct items of a unit that count.
+        levels: of the noise: S = `lattice_deviation(levels)`.
+        scales: for each round, the number of places that make a weight of 1.
+        checks: (first round, last round, threshold): an item whose noised weights of these rounds
+            add up to the threshold or more is released after the last.
+        largest: the most weight that a unit gives one item in a round, at most 1.
+        rounding: places that rounding adds to the norm, where sums are rounded and not weights.
+    """
+
+    kind = "noised_weights"
+    title = "partition selection"
+    assumed = (
+        "each unit's items were bounded before anything was counted, independently of all other "
+        "data",
+    )
+    conversions = frozenset({ZERO_OUT, REPLACE})
+    rule: str
+    items_per_unit: int
+    levels: int
+    scales: tuple[int, ...]
+    checks: tuple[tuple[int, int, int], ...]
+    largest: float = 1.0
+    rounding: int = 0
+
+    def __post_init__(self) -> None:
+        rounds = range(len(self.scales))
+        self.require(self.rule in _RULES, f"unknown rule {self.rule!r}")
+        self.require(self.items_per_unit >= 1, "items_per_unit must be 1 or more")
+        self.require(self.levels in (1, 2), "levels must be 1 or 2")
+        self.require(len(self.scales) > 0, "at least one round")
+        whole = all(scale >= 1 and scale == int(scale) for scale in self.scales)
+        self.require(whole, "scales must be whole numbers, 1 or more")
+        self.require(len(self.checks) > 0, "at least one threshold")
+        for check in self.checks:
+            self.require(len(check) == 3, "a check is (first round, last round, threshold)")
+            first, last, threshold = check
+            self.require(first in rounds and last in rounds, "a check is of rounds there are")
+            adds_up = first < last and self.rule == "elimination"
+            self.require(first == last or adds_up, "only elimination adds rounds up")
+            self.require(threshold >= 1 and threshold == int(threshold), "thresholds are whole")
+        self.require(0 < self.largest <= 1, "largest must be above 0, at most 1")
+        exact = self.rounding >= 0 and self.rounding == int(self.rounding)
+        self.require(exact, "rounding must be a whole number, 0 or more")
+
+    @property
+    def deviation(self) -> float:
+        """S: standard deviation of the noise, in places."""
+        return lattice_deviation(self.levels)
+
+    def norm(self, number: int) -> float:
+        """Return the most places by which a unit moves a round's sums, in l2 norm.
+
+        Where weight is rerouted it is √(1 + 1/d) for units of at most d items, d the larger of N
+        and 4 (docs/proofs.md, "Rerouted weight").
+        """
+        rerouted = self.rule in ("mad", "mad2r")
+        stretch = math.sqrt(1 + 1 / max(4, self.items_per_unit)) if rerouted else 1.0
+        return self.scales[number] * stretch + self.rounding
+
+    @property
+    def mu(self) -> float:
+        """μ of the one Gaussian that all rounds together are, on items that others hold too."""
+        squares = math.fsum(self.norm(r) ** 2 for r in range(len(self.scales)))
+        return math.sqrt(squares / (self.deviation**2 - _SMOOTHING**2))
+
+    @property
+    def coin(self) -> float:
+        """The most probability with which items that one unit alone holds are released.
+
+        Each of t such items in a round has a weight of at most `largest`, and of at most 1/√t
+        unless the rule drops items between rounds ("elimination"). The bound takes the worst t for
+        each threshold.
+        """
+        t = np.arange(1, self.items_per_unit + 1, dtype=np.float64)
+        weight = np.full(len(t), self.largest)
+        if self.rule != "elimination":
+            weight = np.minimum(weight, 1 / np.sqrt(t))
+        total = 0.0
+        for first, last, threshold in self.checks:
+            places = sum(np.ceil(weight * s) + 1 for s in self.scales[first : last + 1])
+            tail = DiscreteGaussianTail(math.sqrt(last - first + 1) * self.deviation)
+            passes = np.minimum(tail.upper(threshold - places), 1 - 1e-16)
+            total += float(np.max(-np.expm1(t * np.log1p(-passes))))
+        return min(1.0, total)
+
+    @property
+    def units_to_pass(self) -> float:
+        """Number of units of N items that must hold an item so that it passes half of the time.
+
+        Fewer may be enough: a unit of fewer items gives each of them more weight, and later rounds
+        may add some.
+        """
+        first, last, threshold = self.checks[-1]
+        weight = min(self.largest, 1 / math.sqrt(self.items_per_unit))
+        return threshold / (weight * sum(self.scales[first : last + 1]))
+
+    @property
+    def profile(self) -> NewItemsProfile:
+        """The privacy profile of the release."""
+        return NewItemsProfile(self.mu, self.coin)
+
+    def steps(self) -> list[SelfComposed]:
+        """Return all rounds as one."""
+        return [SelfComposed(self.profile, 1)]
+
+    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
+        """Return (αμ²/2, the probability that an item of one unit alone passes)."""
+        return order * self.mu**2 / 2, self.coin
+
+    def noise_in_words(self) -> str:
+        """Return the deviation of all rounds as one, in norms of a unit."""
+        return f"discrete Gaussian on each weight, in all σ = {1 / self.mu:.4g} of a unit's norm"
+
+    def describe(self) -> str:
+        """Return bound, rule, rounds, noise and thresholds, in weights of one unit."""
+        scale, rounds = self.scales[0], len(self.scales)
+        return (
+            f"noised weights ({self.rule}), at most {self.items_per_unit} items per unit: "
+            f"{_RULES[self.rule]}; {rounds} round{'s' * (rounds > 1)} of Gaussian noise, in all "
+            f"σ = {1 / self.mu:.4g} times a unit's norm, noised weights below "
+            f"{self.checks[-1][2] / scale:.4g} dropped"
+        )
+
+
+@dataclass(frozen=True)
+class PhraseRounds(MechanismEvent):
+    """Phrases released in rounds; the candidates of a round depend on the earlier releases.
+
+    Whatever earlier rounds released, a round is one of `rounds`, so that all of them are dominated
+    by their composition (Zhu, Dong and Wang 2022, Theorem 10, which is adaptive). DPNE: Kim et al.
+    2021, arXiv:2108.02831.
+
+    Attributes:
+        rounds: the mechanism of each round.
+        lengths: words of a phrase in each round.
+    """
+
+    kind = "phrase_rounds"
+    title = "phrases"
+    assumed = ("what a round counted was chosen by the earlier rounds' released counts alone",)
+    conversions = frozenset({ZERO_OUT, REPLACE})
+    rounds: tuple[MechanismEvent, ...]
+    lengths: tuple[int, ...]
+
+    def __post_init__(self) -> None:
+        self.require(len(self.rounds) > 0, "a phrase release needs at least one round")
+        self.require(len(self.lengths) == len(self.rounds), "each round has its length")
+        whole = all(isinstance(n, int) and n >= 2 for n in self.lengths)
+        self.require(whole, "a phrase has two words or more")
+        alike = {(part.unit, part.relation) for part in self.rounds} == {(self.unit, ADD_REMOVE)}
+        self.require(alike, "the rounds protect different units or neighbours")
+
+    def steps(self) -> list[SelfComposed]:
+        """Return the steps of all rounds, with equal profiles counted as one step."""
+        counted: dict[Profile, int] = {}
+        for part in self.rounds:
+            for profile, times in part.steps():
+                counted[profile] = counted.get(profile, 0) + times
+        return [SelfComposed(profile, times) for profile, times in counted.items()]
+
+    def rdp(self, orders: Sequence[float]) -> Floats | None:
+        """Return the sum of the rounds' curves, or None where one has none."""
+        return compose(*self.rounds).rdp(orders)
+
+    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
+        """Return the sum over the rounds, each of which has a separate coin."""
+        return compose(*self.rounds).approximate_rdp(order, delta)
+
+    def describe(self) -> str:
+        """Return the rounds."""
+        return "phrases in rounds: " + "; then ".join(
+            f"of {length} words, {part.describe()}"
+            for length, part in zip(self.lengths, self.rounds, strict=True)
+        )

@@ -60,7 +60,7 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 from dp_core.errors import PlanError
-from dp_core.nn.layers import Tensor
+from dp_core.nn import Tensor
 from dp_core.privacy.keystream import ALIGNMENT, Bytes, Words, aligned_bytes, keystream
 from dp_core.privacy.matrix_factorization import INDEPENDENT, ToeplitzStrategy
 from dp_core.privacy.seed_store import PrivacySeed

@@ -23,9 +23,9 @@ from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.models.hugging_face import load
 from dp_core.models.parameters import Bert
 from dp_core.training.checkpoints import CheckpointPlace
+from dp_core.training.heads import padded
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, Progress, train
 from dp_core.training.objectives import Objective
-from dp_core.training.tagging import padded
 
 
 class LabelledRow(Protocol):

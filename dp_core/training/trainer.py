@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_row_losses
 from dp_core.models.parameters import Arrays, ModelConfig, decays
-from dp_core.nn.layers import RowLosses, Tensor, compute_type
+from dp_core.nn import RowLosses, Tensor, compute_type
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise, Vector, noised_means
 from dp_core.training.batches import MicroBatch

@@ -20,7 +20,7 @@ from tasks.results.inputs import read_result
 from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:
-    from dp_core.audit.record import AuditRecord
+    from dp_core.audit.protocol import AuditRecord
     from dp_core.privacy.accounting import PrivacyProfile
 
 _FILE = click.Path(path_type=Path)
@@ -80,7 +80,7 @@ def command(
     if coins and members is None:
         raise BadInput("coins divide texts", where="audit", fix="Give --members and --held-out.")
     from dp_core.audit import black_box
-    from dp_core.audit.verdict import verdict_of
+    from dp_core.audit.protocol import verdict_of
     from dp_core.privacy.accounting import PrivacyProfile
     from tasks.evidence.find_model import find_origin
     from tasks.evidence.gate import bearing, claim_of, records_of

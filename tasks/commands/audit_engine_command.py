@@ -48,7 +48,7 @@ def command(
     """
     _check(epsilon, delta, updates, sampling_rate, white_box_canaries, black_box_canaries)
     from dp_core.audit import engine_audit
-    from dp_core.audit.coins import throw_coins
+    from dp_core.audit.canaries import throw_coins
     from dp_core.audit.one_run import Guesses, audit_claim
     from dp_core.privacy.seed_store import PrivacySeed
 

@@ -1,24 +1,54 @@
-"""`confide doctor`: checks this machine and this deployment, and suggests fixes."""
+"""`confide doctor`: checks this machine, this deployment and its services, and suggests fixes."""
 
 from __future__ import annotations
 
 import importlib.metadata
 import os
+import shlex
 import shutil
 import stat
+import subprocess
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import asdict
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
 
-from tasks.commands import doctor_services
-from tasks.commands.doctor_services import Finding
+from dp_core.errors import BadInput, ConfideError, without_password
 from tasks.commands.output import as_json, write_json
-from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
+from tasks.local.airflow_api import AirflowApi
+from tasks.local.stack import TRAINING_POOL, connected, named_airflow
+from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable, sqlite_file
 
 _ROOM = 1 << 30  # bytes that a job needs, without its environments
+RESTORE_BOTH = "Restore ledger and seeds from one backup (docs/operate.md)."
+_SKEW = 5.0  # seconds: entries of the ledger and of the logs are compared by people
+_PATIENCE = 20  # seconds for a command that asks another program
+
+
+@dataclass(frozen=True)
+class Finding:
+    """The result of one check."""
+
+    name: str
+    ok: bool
+    needed: bool  # False: good to have
+    found: str
+    fix: str = ""
+
+
+def answers(
+    name: str, address: str, ask: Callable[[], str], fix: str, *, needed: bool = True
+) -> Finding:
+    """Return the finding of a check: `ask` returns details, or raises an error."""
+    try:
+        words = ask()
+    except Exception as error:  # noqa: BLE001 - every error is a finding
+        said = str(error) if isinstance(error, ConfideError) else type(error).__name__
+        return Finding(name, False, needed, f"{address}: {said}", fix)
+    return Finding(name, True, needed, f"{address}{': ' if words else ''}{words}")
 
 
 @click.command("doctor")
@@ -36,6 +66,9 @@ def command(as_json: bool) -> None:
             click.echo(f"{mark} {f.name}: {f.found}" + (f"\n    {f.fix}" if not f.ok else ""))
     if not healthy:
         click.get_current_context().exit(1)
+
+
+# --- this machine
 
 
 def _python(deployment: Deployment) -> Iterator[Finding]:
@@ -88,14 +121,244 @@ def _secrets(deployment: Deployment) -> Iterator[Finding]:
     yield Finding("privacy seeds", closed, True, words, fix)
 
 
+# --- its services
+
+
+def storage(deployment: Deployment) -> Iterator[Finding]:
+    """Write, read and remove an object where the steps write."""
+    yield answers("store", deployment.store, lambda: _store(deployment), "Check CONFIDE_STORE.")
+
+
+def ledger(deployment: Deployment) -> Iterator[Finding]:
+    """Ask the privacy ledger for its accounts, schema, integrity and clock.
+
+    The ledger is also compared with the seeds and with the outputs in the store.
+    """
+    fix, place = "Check CONFIDE_LEDGER.", deployment.ledger_place
+    answer = answers("ledger", place, lambda: _ledger(deployment), fix)
+    yield answer
+    if not answer.ok:
+        return
+    if (file := sqlite_file(deployment.ledger)) is not None:
+        mode = stat.S_IMODE(file.stat().st_mode)
+        fix = f"chmod 600 {shlex.quote(str(file))}"
+        yield Finding("ledger's file", not mode & 0o077, True, f"{file}: mode {mode:o}", fix)
+    yield answers("ledger's integrity", place, lambda: _integrity(deployment), RESTORE_BOTH)
+    yield answers("seeds of releases", place, lambda: _seeds_of_releases(deployment), RESTORE_BOTH)
+    yield from _releases(deployment)
+    try:
+        skew = _skew(deployment)
+    except (ConfideError, OSError):
+        return
+    if skew is not None:
+        words = f"{skew:.1f} s between this machine and the ledger's database"
+        yield Finding("clock", skew <= _SKEW, False, words, "Synchronise both by NTP.")
+
+
+def _releases(deployment: Deployment) -> Iterator[Finding]:
+    """Compare the releases in the ledger with the outputs in the store, both ways."""
+    from tasks.releases.deployment_ledger import open_ledger
+    from tasks.releases.restored_state import compare
+
+    try:
+        faults, without_output = compare(open_ledger(deployment), deployment.open_store())
+    except (ConfideError, OSError) as error:
+        yield Finding("releases in the store", False, True, str(error), RESTORE_BOTH)
+        return
+    words = _first(faults) or "the ledger holds each of them"
+    yield Finding("releases in the store", not faults, True, words, RESTORE_BOTH)
+    if without_output:
+        words = f"{len(without_output)} settled releases have no output in the store"
+        fix = "Were outputs deleted, or does CONFIDE_STORE name another store?"
+        yield Finding("outputs of releases", False, False, words, fix)
+
+
+def _first(faults: Sequence[str]) -> str:
+    """Return the first of several faults, and the number of the others."""
+    return f"{faults[0]} (and {len(faults) - 1} more)" if len(faults) > 1 else "".join(faults)
+
+
+def tracking(deployment: Deployment) -> Iterator[Finding]:
+    """Check MLflow; without it, the steps keep their metrics on disk."""
+    from tasks.tracking.mlflow import unsent
+
+    fix = "Check CONFIDE_TRACKING; runs keep their metrics on disk meanwhile."
+    file = sqlite_file(deployment.tracking)
+    address = str(file) if file else without_password(deployment.tracking)
+    yield answers("MLflow", address, lambda: _mlflow(deployment), fix, needed=False)
+    waiting = unsent(deployment)
+    words = f"steps whose numbers wait for MLflow: {waiting}" if waiting else "nothing waits"
+    fix = "They are sent by the next step that ends while MLflow answers, or by the MLflow sync."
+    yield Finding("event logs", not waiting, False, words, fix)
+
+
+def airflow(deployment: Deployment) -> Iterator[Finding]:
+    """Check Airflow's components, its DAGs, and the pool of the trainings."""
+    address = without_password(named_airflow()) or "this machine's own"
+    fix = "Check CONFIDE_AIRFLOW_API and CONFIDE_AIRFLOW_PASSWORD, and Airflow's own logs."
+    try:
+        api = connected(deployment)
+    except BadInput as error:
+        yield Finding("Airflow", False, True, str(error), fix)
+        return
+    if api is None:
+        yield Finding("Airflow", True, False, "none runs here, and CONFIDE_AIRFLOW_API names none")
+        return
+    yield answers("Airflow", address, lambda: _healthy(api), fix)
+    pool, slots, _ = TRAINING_POOL
+    fix = f"Without it trainings wait for ever: airflow pools set {pool} {slots} 'Trainings'"
+    yield answers(f"pool {pool}", address, lambda: _pool(api, pool), fix)
+
+
+def launcher(deployment: Deployment) -> Iterator[Finding]:
+    """Check whether the launcher can start steps."""
+    match deployment.launcher:
+        case "process":
+            python = Path(deployment.task_python)
+            yield answers("launcher process", str(python), lambda: _runs(python), "make setup")
+        case "docker":
+            image = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task"
+            fix = f"Start the engine; build or pull {image}."
+            yield answers("launcher docker", image, lambda: _image(image), fix)
+        case "kubernetes":
+            fix = "Check kubectl's context and the role that starts pods (docs/cloud.md)."
+            yield answers("launcher kubernetes", "namespace confide", _may_start_pods, fix)
+            folder = os.environ.get("CONFIDE_POD_TEMPLATES") or CHECKOUT / "dags/launcher/pods"
+            there = all((Path(folder) / f"{name}.yaml").is_file() for name in ("cpu", "tpu"))
+            yield Finding("pod templates", there, True, str(folder), "Set CONFIDE_POD_TEMPLATES.")
+
+
+def _store(deployment: Deployment) -> str:
+    deployment.prepare()
+    probe, content = f"{deployment.store}/doctor/probe-{os.getpid()}", os.urandom(64)
+    store = deployment.open_store()
+    store.write(probe, content)
+    try:
+        if store.read(probe) != content:
+            raise ConfideError("the content read differs from the content written")
+    finally:
+        store.remove(probe)
+    return ""
+
+
+def _ledger(deployment: Deployment) -> str:
+    from dp_core.privacy.ledger import Ledger
+    from dp_core.privacy.ledger.database import Database
+
+    deployment.prepare()
+    known = len(Ledger.open(deployment.ledger).datasets())
+    return f"schema {Database(deployment.ledger).schema_version()}, {known} data sets"
+
+
+def _integrity(deployment: Deployment) -> str:
+    from dp_core.privacy.seed_store import SeedStore
+    from tasks.releases.deployment_ledger import confirm_store, open_ledger
+
+    ledger = open_ledger(deployment)
+    if faults := ledger.faults(SeedStore(deployment.seeds)):
+        raise ConfideError(_first(faults))
+    confirm_store(deployment.open_store(), ledger.identity())
+    return "every entry can be read; seeds and store belong to it"
+
+
+def _seeds_of_releases(deployment: Deployment) -> str:
+    from dp_core.privacy.seed_store import SeedStore
+    from tasks.releases.deployment_ledger import open_ledger
+    from tasks.releases.restored_state import lost_seeds
+
+    lost = lost_seeds(open_ledger(deployment), SeedStore(deployment.seeds))
+    if lost:
+        raise ConfideError(f"the seeds of {len(lost)} releases are missing (entry {lost[0]})")
+    return "every seed that was drawn is there"
+
+
+def _skew(deployment: Deployment) -> float | None:
+    """Return the clocks' difference in seconds, or None if the database is on this machine."""
+    from sqlalchemy import text
+
+    from dp_core.privacy.ledger.database import Database
+
+    with Database(deployment.ledger).transaction() as db:
+        if db.get_bind().dialect.name != "postgresql":
+            return None
+        asked = time.time()
+        theirs = float(
+            db.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
+        )
+        return max(0.0, abs(theirs - asked) - (time.time() - asked))
+
+
+def _mlflow(deployment: Deployment) -> str:
+    from tasks.tracking.mlflow import reachable
+
+    if not reachable(deployment):
+        raise ConfideError("does not answer")
+    return ""
+
+
+def _healthy(api: AirflowApi) -> str:
+    if sick := [name for name, status in api.health().items() if status != "healthy"]:
+        raise ConfideError(f"not healthy: {', '.join(sick)}")
+    if errors := api.import_errors():
+        raise ConfideError(f"a DAG cannot be read: {errors[0]}")
+    return ""
+
+
+def _pool(api: AirflowApi, pool: str) -> str:
+    slots = api.pool_slots(pool)
+    if slots is None:
+        raise ConfideError("there is no such pool")
+    return f"{slots} at a time"
+
+
+def _runs(python: Path) -> str:
+    _output([str(python), "-c", "import tasks"], cwd=CHECKOUT)
+    return ""
+
+
+def _image(image: str) -> str:
+    return _output(["docker", "image", "inspect", "--format", "{{.Id}}", image])[:19]
+
+
+def _may_start_pods() -> str:
+    _output(["kubectl", "auth", "can-i", "create", "pods", "--namespace", "confide"])
+    return "pods may be started"
+
+
+def _output(words: list[str], cwd: Path | None = None) -> str:
+    """Return the output of a command.
+
+    Raises:
+        ConfideError: the command is missing, fails or does not end; with its last line of output.
+    """
+    command = shutil.which(words[0])
+    if command is None:
+        raise ConfideError(f"there is no {words[0]} here")
+    try:
+        done = subprocess.run(  # noqa: S603 - a list of words; no shell
+            [command, *words[1:]],
+            capture_output=True,
+            text=True,
+            timeout=_PATIENCE,
+            cwd=cwd,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        raise ConfideError(f"{words[0]} does not answer") from None
+    if done.returncode:
+        said = done.stderr.strip() or done.stdout.strip() or f"exit code {done.returncode}"
+        raise ConfideError(said.splitlines()[-1][:200])
+    return done.stdout.strip()
+
+
 LOOKS: tuple[Callable[[Deployment], Iterator[Finding]], ...] = (
     _python,
     _packages,
     _machine,
     _secrets,
-    doctor_services.storage,
-    doctor_services.ledger,
-    doctor_services.tracking,
-    doctor_services.airflow,
-    doctor_services.launcher,
+    storage,
+    ledger,
+    tracking,
+    airflow,
+    launcher,
 )

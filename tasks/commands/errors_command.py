@@ -53,8 +53,7 @@ def _latest(store: Store) -> str:
 
 
 def _errors(store: Store, uri: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    from tasks.steps.finetune_step import ERRORS, items_of
-    from tasks.steps.heads import head_of
+    from tasks.steps.finetune_step import ERRORS, head_of, items_of
 
     result = read_result(store, uri)
     if result is None or ERRORS not in result.operator_files:

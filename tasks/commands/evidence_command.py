@@ -9,8 +9,7 @@ import click
 
 from dp_core.errors import BadInput
 from tasks.commands.export_command import latest_model
-from tasks.commands.new_folder import new_folder
-from tasks.commands.output import as_json, write_json
+from tasks.commands.output import as_json, new_folder, write_json
 from tasks.commands.report_command import given
 from tasks.runtime.deployment import Deployment
 from tasks.storage import sha256_of

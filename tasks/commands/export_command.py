@@ -10,8 +10,7 @@ import click
 
 from dp_core.errors import BadInput, Contradicted
 from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
-from tasks.commands.new_folder import new_folder
-from tasks.commands.output import as_json, write_json
+from tasks.commands.output import as_json, new_folder, write_json
 from tasks.commands.report_command import given, latest
 from tasks.releases.provenance import releasable_model
 from tasks.results.statements import WORDS, kept_folder, of_last_model

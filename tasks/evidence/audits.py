@@ -23,7 +23,7 @@ from dp_core.audit.extraction import (
     Sought,
     extraction_record,
 )
-from dp_core.audit.record import AuditRecord, Level, NullDistribution, not_run
+from dp_core.audit.protocol import AuditRecord, Level, NullDistribution, not_run
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
 from dp_core.labels import Label

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, field_validator
 
-from dp_core.audit.record import AuditRecord
+from dp_core.audit.protocol import AuditRecord
 from dp_core.config.fields import Config
 from dp_core.config.privacy import RelationName, UnitName
 from tasks.evidence.check_evidence import NOT_STATED

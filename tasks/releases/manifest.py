@@ -41,19 +41,18 @@ ENTRIES = {
         "dp_core.training.loop",
         "dp_core.models.hugging_face",
         "dp_core.vocabulary.wordpiece",  # which pieces continue a word: masks of whole words
-        "dp_core.audit.coins",  # which audit canaries are in
+        "dp_core.audit.canaries",  # which audit canaries are in
     ),
     "select": (
         "dp_core.training.loop",
         "dp_core.privacy.private_selection",
-        "dp_core.training.evaluate",  # the score decides which training is released
+        "dp_core.training.objectives",  # the score decides which training is released
         "dp_core.vocabulary.wordpiece",
-        "dp_core.audit.coins",
+        "dp_core.audit.canaries",
     ),
     "finetune": (
         "dp_core.training.finetune",
-        "dp_core.training.tagging",
-        "dp_core.training.classification",
+        "dp_core.training.heads",
         "dp_core.vocabulary.wordpiece",
     ),
 }
@@ -65,9 +64,8 @@ BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
 )
 # Modules of other steps that choose the rows and the first weights of a training.
 SHARED = {
-    "pretrain": ("tasks.steps.training_inputs", "tasks.steps.kept_models"),
+    "pretrain": ("tasks.steps.training_inputs", "tasks.steps.training_outputs"),
     "select": ("tasks.steps.training_inputs",),
-    "finetune": ("tasks.steps.heads",),
 }
 BY_NAME = {"dp_core.privacy.clipping.reference": ("tensorflow_privacy",)}  # import_module(…)
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ALL, GREEDY, LEAST_CHANCE, SAMPLING, TOP_K, ExtractionRow
-from dp_core.audit.membership_metrics import LOW_RATES, MembershipRow
+from dp_core.audit.membership import LOW_RATES, MembershipRow
 from dp_core.labels import Label
 from tasks.report.cells import (
     CONTEXT_WORDS,
@@ -110,7 +110,7 @@ def _chance(probability: float) -> str:
     return f"<{power_of_ten(1e-9)}" if probability < 1e-9 else probability_in_words(probability)
 
 
-_ATTACKS = {  # title and terms of the literature, by names of `dp_core.audit.membership_attacks`
+_ATTACKS = {  # title and terms of the literature, by names of `dp_core.audit.membership`
     "loss": ("loss", "S-, A-, P-BBA: threshold at the mean training loss"),
     "min-k": ("Min-K%++", "the least likely fifth of the predictions"),
     "reference": ("reference", "loss against the public model's"),

@@ -13,7 +13,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS
-from dp_core.audit.membership_metrics import Share
+from dp_core.audit.membership import Share
 from dp_core.labels import Label, Labelled
 from tasks.report.model import Value, Withheld
 

@@ -13,8 +13,8 @@ from typing import Any, Literal, TypeVar
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ExtractionRow
-from dp_core.audit.membership_metrics import MembershipRow
-from dp_core.audit.record import AuditRecord
+from dp_core.audit.membership import MembershipRow
+from dp_core.audit.protocol import AuditRecord
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal

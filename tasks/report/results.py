@@ -16,8 +16,8 @@ from pydantic import TypeAdapter
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ExtractionRow
-from dp_core.audit.membership_metrics import MembershipRow
-from dp_core.audit.record import AuditRecord
+from dp_core.audit.membership import MembershipRow
+from dp_core.audit.protocol import AuditRecord
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
@@ -72,9 +72,9 @@ EXPOSURE, EXPOSURE_IN_ROWS = "exposure", "exposure_in_rows"
 EXPOSURE_FILE = f"{EXPOSURE}.json"
 # Occurrences of canaries, counted by the step that builds the private token store.
 OCCURRENCES, OCCURRENCES_FILE = "occurrences", "occurrences.json"
-AUDIT_FILE = "audit.json"  # records of `dp_core.audit.record`, written by the audit step
-GIVEN_FILE = "audits.json"  # records of `dp_core.audit.record`, written by the step privacy_audit
-MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership_metrics`, with ceilings
+AUDIT_FILE = "audit.json"  # records of `dp_core.audit.protocol`, written by the audit step
+GIVEN_FILE = "audits.json"  # records of `dp_core.audit.protocol`, written by the step privacy_audit
+MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership`, with ceilings
 SAMPLES = "samples"  # output of the exposure step, and .json
 DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
 EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning, counted in its test part

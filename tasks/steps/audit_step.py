@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import json
 
-from dp_core.audit.coins import coin_seed, throw_coins
-from dp_core.audit.one_run import Claim, audit_claim
-from dp_core.audit.unit_canaries import audit_record, canary_scores, planned_guesses
+from dp_core.audit.canaries import coin_seed, throw_coins
+from dp_core.audit.observations import canary_scores
+from dp_core.audit.one_run import Claim, audit_claim, audit_record, planned_guesses
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.models.hugging_face import load_model

@@ -30,15 +30,14 @@ from dp_core.audit.extraction import (
     draw_prompts,
     targeted,
 )
-from dp_core.audit.ranking import ranker
-from dp_core.audit.suffix_odds import suffix_odds
+from dp_core.audit.observations import ranker, suffix_odds
 from dp_core.data.hashing import seed_key
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator
+from dp_core.models.causal import continuations
 from dp_core.models.config import CausalConfig
-from dp_core.models.generation import continuations
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel
 from dp_core.vocabulary import subwords

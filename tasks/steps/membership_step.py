@@ -10,20 +10,21 @@ import numpy as np
 from scipy import stats
 
 from dp_core.audit.canaries import carries
-from dp_core.audit.membership_attacks import Attack, attacks
-from dp_core.audit.membership_metrics import (
+from dp_core.audit.membership import (
     LOW_RATES,
+    Attack,
+    Floats,
+    Losses,
     MembershipRow,
     RarityBucket,
     Scored,
+    attacks,
     measure,
     profile_log_probabilities,
     rarity_buckets,
 )
 from dp_core.audit.membership_sample import LEVELS, Sample, draw_sample, levels_above
-from dp_core.audit.membership_scores import (
-    Floats,
-    Losses,
+from dp_core.audit.observations import (
     Rows,
     attention_features,
     gradient_features,

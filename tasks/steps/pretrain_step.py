@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from dp_core.audit.coins import coin_seed
+from dp_core.audit.canaries import coin_seed
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
@@ -32,15 +32,20 @@ from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
 from tasks.results.statements import refuse_own_model
-from tasks.steps.cluster_training import training_hosts
-from tasks.steps.kept_models import KeptModels
 from tasks.steps.training_inputs import (
     TrainingInputs,
     config_of,
     held_out,
     refuse_other_architecture,
+    training_hosts,
 )
-from tasks.steps.training_outputs import SpendingReporter, model_facts, score, write_model
+from tasks.steps.training_outputs import (
+    KeptModels,
+    SpendingReporter,
+    model_facts,
+    score,
+    write_model,
+)
 from tasks.storage import sha256_of
 
 EVALUATIONS, EVALUATED_ROWS = 5, 256  # few and small, to bound their cost

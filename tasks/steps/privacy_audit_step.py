@@ -7,8 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dp_core.audit import black_box
-from dp_core.audit.record import AuditRecord
-from dp_core.audit.verdict import verdict_of
+from dp_core.audit.protocol import AuditRecord, verdict_of
 from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator

@@ -21,8 +21,8 @@ from dp_core.models.parameters import Bert
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import RandomCountSelection
 from dp_core.privacy.private_selection import draw_candidate, draw_count, training_seed
-from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.loop import PrivateUpdates, pretrain
+from dp_core.training.objectives import mlm_accuracy
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, SelectSpec

@@ -1,6 +1,6 @@
 """The store: local folders and `gs://` behind one interface."""
 
-from tasks.storage.local import is_remote, local_path
+from tasks.storage.backends import is_remote, local_path
 from tasks.storage.staging import encode_data, keyed_digest, read_spec, stage_source
 from tasks.storage.store import CHECKSUMS, RESULT, Store, StoredCheckpoints, sha256_of
 

@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes
 
 from dp_core.data.readers.sources import entries, open_regular
 from dp_core.errors import BadInput
-from tasks.storage.local import Missing, backend_for, is_remote, local_path
+from tasks.storage.backends import Missing, backend_for, is_remote, local_path
 
 # Errors of a file system for a name that is too long, or that is both a file and a folder.
 _NO_NAMES = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL}

@@ -18,8 +18,8 @@ from typing import Any
 
 from dp_core.errors import BadInput
 from tasks.protocol.specs import STORE_SCHEME
+from tasks.storage.backends import LocalBackend, Missing, backend_for, is_remote, local_path
 from tasks.storage.copies import Copies
-from tasks.storage.local import LocalBackend, Missing, backend_for, is_remote, local_path
 
 CHECKSUMS = "checksums.json"
 RESULT = "result.json"
@@ -223,6 +223,15 @@ class Store:
         """
         checksums = self._published(self.key(uri), uri)
         return {name: str(expected["sha256"]) for name, expected in sorted(checksums.items())}
+
+    def sizes(self, uri: str) -> dict[str, int]:
+        """Return the size of each published file, in bytes, at the time of publication.
+
+        Raises:
+            BadInput: there is no complete folder.
+        """
+        checksums = self._published(self.key(uri), uri)
+        return {name: int(expected["bytes"]) for name, expected in checksums.items()}
 
     def outputs(self, step: str) -> list[str]:
         """Return the addresses of a step's output folders that hold a result."""

@@ -28,14 +28,14 @@ def test_import_against_a_contract_is_reported(tmp_path):
         _copy_sources(CHECKOUT / room, tmp_path / room)
     (tmp_path / "pyproject.toml").write_text((CHECKOUT / "pyproject.toml").read_text())
     (tmp_path / "dp_core" / "errors.py").write_text("import tasks.protocol\n")
-    (tmp_path / "dp_core" / "nn" / "layers.py").write_text("import dp_core.privacy.mechanisms\n")
+    (tmp_path / "dp_core" / "nn.py").write_text("import dp_core.privacy.mechanisms\n")
     (tmp_path / "dags" / "dp_bert.py").write_text("import tasks.execution.contract\n")
     (tmp_path / "tasks" / "results" / "inputs.py").write_text("import tasks.report.model\n")
     result = lint(tmp_path)
     assert result.returncode != 0
     assert "tasks.results.inputs -> tasks.report.model" in result.stdout
     assert "dp_core.errors -> tasks.protocol" in result.stdout
-    assert "dp_core.nn.layers -> dp_core.privacy.mechanisms" in result.stdout
+    assert "dp_core.nn -> dp_core.privacy.mechanisms" in result.stdout
     assert "dags.dp_bert -> tasks.execution.contract" in result.stdout
 
 

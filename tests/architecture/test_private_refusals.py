@@ -23,16 +23,15 @@ OTHERS = (BadInput.__name__, ConfideError.__name__)
 READS_PRIVATE_TEXT = (
     "dp_core/data/**/*.py",
     "dp_core/vocabulary/item_sets.py",
-    "dp_core/training/classification.py",
     "dp_core/training/finetune.py",
-    "dp_core/training/tagging.py",
+    "dp_core/training/heads.py",
     "dp_core/audit/black_box.py",
     "dp_core/audit/membership_sample.py",
     "tasks/releases/declarations.py",
     *(
         f"tasks/steps/{name}.py"
         for name in (
-            "corpus_step", "entities_step", "exposure_step", "finetune_step", "heads",
+            "corpus_step", "entities_step", "exposure_step", "finetune_step",
             "membership_step", "phrases_step", "reserve_step", "token_store_step",
             "training_inputs", "vocabulary_step",
         )
@@ -51,7 +50,7 @@ OTHER_ERRORS = {
     },
     "public text or labels": {
         "declarations.declare_public", "entities_step.run", "finetune_step.items_of",
-        "tagging.TaggingHead.__post_init__", "vocabulary_step._read_checkpoint",
+        "heads.TaggingHead.__post_init__", "vocabulary_step._read_checkpoint",
     },
     "whether a digest was declared public": {"declarations._refuse_undeclared"},
     "a released model or vocabulary": {

@@ -15,7 +15,7 @@ from dp_core.models.bert import mlm_logits, mlm_row_losses
 from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import load, save
 from dp_core.models.parameters import Bert, fresh, parameter_shapes
-from dp_core.nn.layers import Layers
+from dp_core.nn import Layers
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder

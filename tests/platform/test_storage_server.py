@@ -14,8 +14,7 @@ from pathlib import Path
 import pytest
 from child_processes import free_port, wait_for
 
-from tasks.storage.gcs import RANGE
-from tasks.storage.local import backend_for
+from tasks.storage.backends import RANGE, backend_for
 
 SERVER = Path(__file__).parents[2] / "docker" / "storage_server.py"
 NOTE = b"The patient was seen in clinic."

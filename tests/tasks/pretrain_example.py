@@ -17,7 +17,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import PretrainSpec
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.storage import Store, is_remote
-from tasks.storage.local import backend_for
+from tasks.storage.backends import backend_for
 
 # checkpoints after update 1 and then every 100; a kill has the time of 200 updates to arrive
 UPDATES = 300

@@ -13,7 +13,7 @@ import pytest
 from command_line import Confide
 from evidence_examples import EARLIER, TRAINING, released_model, settled, store_of
 
-from dp_core.audit.record import COIN_BOUND
+from dp_core.audit.protocol import COIN_BOUND
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config

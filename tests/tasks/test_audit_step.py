@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 from step_bench import DECLARED, PLAN, Bench, Chain, as_input, with_facts
 
-from dp_core.audit.coins import coin_seed, throw_coins
+from dp_core.audit.canaries import coin_seed, throw_coins
 from dp_core.audit.one_run import Guesses
-from dp_core.audit.record import AuditRecord
-from dp_core.audit.verdict import verdict_of
+from dp_core.audit.protocol import AuditRecord, verdict_of
 from dp_core.data.hashing import digest64, seed_key
 from dp_core.data.token_store import TokenStore, joined
 from dp_core.errors import BadInput

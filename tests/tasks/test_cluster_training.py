@@ -21,7 +21,7 @@ from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger, State
 from tasks.results.inputs import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.steps.cluster_training import StoredRows
+from tasks.steps.training_inputs import StoredRows
 
 UPDATES = 40
 

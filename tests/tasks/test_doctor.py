@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tasks.commands import doctor_command, doctor_services, settings_options
+from tasks.commands import doctor_command, settings_options
 from tasks.execution import step_process as process
 from tasks.local.airflow_api import AirflowAway, AirflowRefused
 from tasks.runtime.deployment import Deployment
@@ -57,24 +57,24 @@ def findings_by_name(look, deployment):
     ],
 )
 def test_fault_of_airflow_is_reported_with_a_fix(deployment, monkeypatch, airflow, name, words):
-    monkeypatch.setattr(doctor_services, "connected", lambda _: airflow)
-    finding = findings_by_name(doctor_services.airflow, deployment)[name]
+    monkeypatch.setattr(doctor_command, "connected", lambda _: airflow)
+    finding = findings_by_name(doctor_command.airflow, deployment)[name]
     assert not finding.ok and finding.needed
     assert words in finding.found
     assert finding.fix
 
 
 def test_healthy_airflow_has_no_fault(deployment, monkeypatch):
-    monkeypatch.setattr(doctor_services, "connected", lambda _: Airflow(slots=2))
-    findings = findings_by_name(doctor_services.airflow, deployment)
+    monkeypatch.setattr(doctor_command, "connected", lambda _: Airflow(slots=2))
+    findings = findings_by_name(doctor_command.airflow, deployment)
     assert all(finding.ok for finding in findings.values())
     assert findings["pool training"].found.endswith("2 at a time")
 
 
 def test_airflow_without_a_password_is_a_fault_and_no_airflow_is_none(deployment, monkeypatch):
-    assert findings_by_name(doctor_services.airflow, deployment)["Airflow"].ok
+    assert findings_by_name(doctor_command.airflow, deployment)["Airflow"].ok
     monkeypatch.setenv("CONFIDE_AIRFLOW_API", "http://127.0.0.1:1")
-    finding = findings_by_name(doctor_services.airflow, deployment)["Airflow"]
+    finding = findings_by_name(doctor_command.airflow, deployment)["Airflow"]
     assert not finding.ok
     assert "CONFIDE_AIRFLOW_PASSWORD" in finding.found
 
@@ -101,18 +101,18 @@ def test_doctor_checks_that_the_launcher_can_start_a_step(
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     assert (
         f"there is no {command}"
-        in findings_by_name(doctor_services.launcher, deployment)[name].found
+        in findings_by_name(doctor_command.launcher, deployment)[name].found
     )
     program(tmp_path / "bin", command, "No such image: confide-task", 1)
-    finding = findings_by_name(doctor_services.launcher, deployment)[name]
+    finding = findings_by_name(doctor_command.launcher, deployment)[name]
     assert not finding.ok
     assert "No such image" in finding.found
     program(tmp_path / "bin", command, "", 0)
-    assert findings_by_name(doctor_services.launcher, deployment)[name].ok
+    assert findings_by_name(doctor_command.launcher, deployment)[name].ok
 
 
 def test_doctor_reports_the_schema_of_the_ledger(deployment):
-    finding = findings_by_name(doctor_services.ledger, deployment)["ledger"]
+    finding = findings_by_name(doctor_command.ledger, deployment)["ledger"]
     assert finding.ok
     assert "schema " in finding.found
 
@@ -120,17 +120,17 @@ def test_doctor_reports_the_schema_of_the_ledger(deployment):
 def test_store_without_write_access_is_a_fault(deployment):
     deployment.prepare()
     (deployment.home / "store").write_text("in the way")
-    assert not findings_by_name(doctor_services.storage, deployment)["store"].ok
+    assert not findings_by_name(doctor_command.storage, deployment)["store"].ok
 
 
 def test_undelivered_events_are_counted(deployment, monkeypatch):
-    monkeypatch.setattr(doctor_services, "_mlflow", lambda _: "")
+    monkeypatch.setattr(doctor_command, "_mlflow", lambda _: "")
     log = EventLog.of(deployment.events, Identity("r", "r", "t", "", "corpus", "a" * 64, True))
-    assert findings_by_name(doctor_services.tracking, deployment)[
+    assert findings_by_name(doctor_command.tracking, deployment)[
         "event logs"
     ].ok  # an empty log is no fault
     log.append(Tag(name="a", value="b"))
-    finding = findings_by_name(doctor_services.tracking, deployment)["event logs"]
+    finding = findings_by_name(doctor_command.tracking, deployment)["event logs"]
     assert not finding.ok and not finding.needed
     assert finding.found.endswith("MLflow: 1")
 

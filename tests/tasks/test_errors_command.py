@@ -14,8 +14,7 @@ from dp_core.data.ner import Sentence
 from tasks.protocol import FinetuneSpec
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities_step import write_sentences
-from tasks.steps.finetune_step import ERRORS
-from tasks.steps.heads import head_of
+from tasks.steps.finetune_step import ERRORS, head_of
 from tasks.storage import Store
 
 TEST = [

@@ -38,8 +38,8 @@ from step_outputs import output_folder, publish
 from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, rows_from_ranks
 from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, compare
-from dp_core.audit.membership_metrics import MembershipRow, Share
-from dp_core.audit.record import AuditRecord
+from dp_core.audit.membership import MembershipRow, Share
+from dp_core.audit.protocol import AuditRecord
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import tpr_ceiling

@@ -17,10 +17,8 @@ from mlflow.tracking import MlflowClient  # noqa: TID251
 from pydantic import ValidationError
 from step_outputs import publish
 
-from dp_core.audit.one_run import Claim, Guesses, audit_claim
-from dp_core.audit.record import COIN_BOUND, AuditRecord, NullDistribution, not_run
-from dp_core.audit.unit_canaries import audit_record
-from dp_core.audit.verdict import verdict_of
+from dp_core.audit.one_run import Claim, Guesses, audit_claim, audit_record
+from dp_core.audit.protocol import COIN_BOUND, AuditRecord, NullDistribution, not_run, verdict_of
 from dp_core.errors import BadInput, Contradicted
 from dp_core.labels import Label
 from dp_core.privacy.accounting import PrivacyProfile

@@ -38,7 +38,7 @@ from tasks.results.statements import DATA, WORDS
 from tasks.steps import exposure_step as exposure
 from tasks.steps import finetune_step as finetune
 from tasks.steps import pretrain_step as pretrain
-from tasks.steps.kept_models import KeptModels
+from tasks.steps.training_outputs import KeptModels
 from tasks.storage import sha256_of
 
 

@@ -13,8 +13,7 @@ import pytest
 from step_bench import DECLARED, LENGTH, WORDS, Bench, Chain, as_input, with_facts
 
 from dp_core.audit.canaries import Canary
-from dp_core.audit.membership_attacks import Attack
-from dp_core.audit.membership_metrics import Scored
+from dp_core.audit.membership import Attack, Scored
 from dp_core.config.audit_settings import MembershipConfig
 from dp_core.config.data import RowsConfig
 from dp_core.config.privacy import UnitConfig

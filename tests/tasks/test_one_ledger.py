@@ -12,7 +12,7 @@ from release_examples import NOTES, UNIT, bench_of, charged
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
-from tasks.commands import doctor_command, doctor_services
+from tasks.commands import doctor_command
 from tasks.commands.backup_command import copied
 from tasks.releases.charge import record_operator_use
 from tasks.releases.deployment_ledger import IDENTITY, open_ledger
@@ -46,7 +46,7 @@ def test_deleted_ledger_is_not_replaced_by_a_new_budget(
     assert "the privacy ledger is missing" in err and "Restore ledger and seeds" in err
     with pytest.raises(BadInput, match="ledger is missing"):
         release(used)
-    findings = {f.name: f for f in doctor_services.ledger(used)}
+    findings = {f.name: f for f in doctor_command.ledger(used)}
     assert not findings["ledger's integrity"].ok
     assert "ledger is missing" in findings["ledger's integrity"].found
 
@@ -73,7 +73,7 @@ def test_restored_backup_is_accepted_as_the_same_ledger(used: Deployment, tmp_pa
     release(used)  # the entry is found and accepted again
     store = Store(used.store, used.cache)
     assert len(open_ledger(used, store).history("notes")) == 1
-    assert all(finding.ok for finding in doctor_services.ledger(used) if finding.needed)
+    assert all(finding.ok for finding in doctor_command.ledger(used) if finding.needed)
 
 
 def test_backup_omits_temporary_seed_files(used: Deployment, tmp_path: Path) -> None:
@@ -99,7 +99,7 @@ def test_doctor_reports_a_broken_ledger_and_continues(
     monkeypatch.setattr(
         doctor_command,
         "LOOKS",
-        (doctor_command._secrets, doctor_services.ledger, doctor_services.storage),
+        (doctor_command._secrets, doctor_command.ledger, doctor_command.storage),
     )
     code, out, _ = confide("doctor")
     assert code == 1
@@ -174,7 +174,7 @@ def test_new_home_is_accessible_to_its_owner_only(tmp_path: Path) -> None:
     before = os.umask(0o022)
     try:
         deployment = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
-        list(doctor_services.ledger(deployment))
+        list(doctor_command.ledger(deployment))
     finally:
         os.umask(before)
     assert deployment.home.stat().st_mode & 0o777 == 0o700
@@ -185,7 +185,7 @@ def test_password_in_a_url_option_is_not_printed(
 ) -> None:
     url = "postgresql://127.0.0.1:1/ledger?user=confide&password=hunter2"
     monkeypatch.setenv("CONFIDE_LEDGER", url)
-    monkeypatch.setattr(doctor_command, "LOOKS", (doctor_services.ledger,))
+    monkeypatch.setattr(doctor_command, "LOOKS", (doctor_command.ledger,))
     for words in (["doctor"], ["doctor", "--json"], ["ledger"], ["--debug", "ledger", "--json"]):
         # the variable that --debug sets is reset after the test
         monkeypatch.setenv("CONFIDE_DEBUG", "")

@@ -11,7 +11,7 @@ from release_examples import bench_of, record
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.accounting.noise_bands import least_error
+from dp_core.privacy.accounting.calibration import least_error
 from dp_core.privacy.batch_selection import PoissonSampling
 from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
 from dp_core.privacy.ledger import Ledger, State

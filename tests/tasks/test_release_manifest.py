@@ -15,8 +15,8 @@ from tasks.runtime.deployment import CHECKOUT
 AFTERWARDS = {  # modules that a step imports for its outputs after the release
     "vocabulary": {"dp_core.vocabulary.wordpiece", "dp_core.vocabulary", "dp_core.labels"},
     "phrases": {"dp_core.labels"},
-    "pretrain": {"dp_core.labels"},
-    "select": {"dp_core.labels"},
+    "pretrain": {"dp_core.labels", "dp_core.cluster.ray_cluster"},  # the cluster only carries sums
+    "select": {"dp_core.labels", "dp_core.cluster.ray_cluster"},
     "finetune": {
         "dp_core.data.ner",
         "dp_core.labels",
@@ -28,7 +28,7 @@ TRAINING = [
     "privacy/noise_addition", "privacy/keystream", "privacy/batch_selection",
     "privacy/seed_store",
     "privacy/execution_plan", "privacy/clipping/book_keeping",
-    "privacy/clipping/layer_rules", "data/token_store", "nn/layers", "models/bert",
+    "privacy/clipping/layer_rules", "data/token_store", "nn", "models/bert",
     "training/trainer", "training/batches", "training/loop", "training/checkpoints",
     "vocabulary/wordpiece",
 ]  # fmt: skip
@@ -45,13 +45,13 @@ SHAPES = {
         "vocabulary/wordpiece", "vocabulary/partition_selection", "vocabulary/item_sets",
         "data/word_codes", "data/corpus",
     ],
-    "pretrain": [*TRAINING, "data/masking", "models/hugging_face", "audit/coins"],
-    "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/evaluate"],
+    "pretrain": [*TRAINING, "data/masking", "models/hugging_face", "audit/canaries"],
+    "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/objectives"],
     "finetune": [*TRAINING, "training/finetune", "data/ner"],
 }  # fmt: skip
 UNRELATED = [
     "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
-    "dp_core/audit/exposure", "dp_core/audit/canaries", "dp_core/audit/unit_canaries",
+    "dp_core/audit/exposure", "dp_core/audit/one_run",
     "dp_core/privacy/statement",
     "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
     "dp_core/vocabulary/vocabulary_calibration", "dp_core/vocabulary/mechanism_choice",

@@ -15,7 +15,7 @@ from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.ledger.database import LedgerDamaged
 from dp_core.privacy.seed_store import SeedStore
-from tasks.commands import doctor_services
+from tasks.commands import doctor_command
 from tasks.commands.backup_command import copied
 from tasks.execution import contract
 from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, job_steps
@@ -50,8 +50,8 @@ def restore(deployment: Deployment, backup: Path) -> None:
     shutil.copytree(backup / "seeds", deployment.seeds)
 
 
-def findings(deployment: Deployment) -> dict[str, doctor_services.Finding]:
-    return {finding.name: finding for finding in doctor_services.ledger(deployment)}
+def findings(deployment: Deployment) -> dict[str, doctor_command.Finding]:
+    return {finding.name: finding for finding in doctor_command.ledger(deployment)}
 
 
 @pytest.fixture

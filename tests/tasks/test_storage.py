@@ -10,7 +10,7 @@ import pytest
 
 from dp_core.errors import BadInput
 from tasks.storage import Store, encode_data, keyed_digest, read_spec, stage_source
-from tasks.storage.gcs import GoogleStorageBackend
+from tasks.storage.backends import GoogleStorageBackend
 from tasks.storage.store import CHECKSUMS
 
 

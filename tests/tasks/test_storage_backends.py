@@ -21,8 +21,7 @@ import pytest
 from dp_core.errors import BadInput
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
-from tasks.storage.gcs import CHUNK, RANGE
-from tasks.storage.local import Backend, Missing, backend_for
+from tasks.storage.backends import CHUNK, RANGE, Backend, Missing, backend_for
 
 CHECKOUT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -40,7 +39,7 @@ MEASURE = f"""
 import resource, sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
-from tasks.storage.local import (backend_for)
+from tasks.storage.backends import (backend_for)
 root, small, large, copy = sys.argv[1], *map(Path, sys.argv[2:])
 backend = backend_for(root)
 peaks = []
@@ -57,7 +56,7 @@ UPLOAD = f"""
 import sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
-from tasks.storage.local import (backend_for)
+from tasks.storage.backends import (backend_for)
 backend = backend_for(sys.argv[1])
 print("begins", flush=True)
 for number in range(10**6):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import time
 import uuid
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -21,13 +19,12 @@ from dp_core.data.corpus import (
     write_corpus,
 )
 from dp_core.errors import BadInput
-from tasks.context import StepContext
+from tasks import context as contexts
+from tasks.context import StepContext, StoredShard
 from tasks.protocol import JobSettings, StepResult, environment_for, job_steps
 from tasks.protocol.least_privilege import for_workers
 from tasks.results.inputs import Input
-from tasks.runtime import stored_shard
 from tasks.runtime.deployment import Deployment
-from tasks.runtime.stored_shard import StoredShard, remove_oldest
 from tasks.storage import RESULT, Store
 
 ADDRESS = "ray-head:6379"
@@ -52,7 +49,15 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def of_bucket(published: tuple[str, list[Shard]]) -> list[StoredShard]:
     uri, shards = published
-    return [StoredShard(f"{uri}/{shard.name}", shard.sha256) for shard in shards]
+    return [StoredShard(f"{uri}/{shard.name}", shard.sha256, size(shard)) for shard in shards]
+
+
+def size(shard: Shard) -> int:
+    return Path(shard.uri.removeprefix("file://")).stat().st_size
+
+
+def copies_in(home: Path) -> list[Path]:
+    return [file for file in home.rglob("*.parquet") if file.is_file()]
 
 
 def test_pickled_shard_is_read_from_the_bucket(
@@ -61,8 +66,7 @@ def test_pickled_shard_is_read_from_the_bucket(
     for local, remote in zip(published[1], of_bucket(published), strict=True):
         arrived = ForkingPickler.loads(bytes(ForkingPickler.dumps(remote)))
         assert list(read_shard(arrived)) == list(read_shard(local))
-    copies = [file for file in home.rglob("*.shard") if file.is_file()]
-    assert len(copies) == 4
+    assert len(copies_in(home)) == 4
     assert {file.stat().st_mode & 0o077 for file in (home / "cache").iterdir()} == {0}
 
 
@@ -71,14 +75,14 @@ def test_second_read_of_a_shard_needs_no_download(
 ) -> None:
     (shard, *_) = of_bucket(published)
     first = list(read_shard(shard))
-    monkeypatch.setattr(stored_shard, "Store", None)
+    monkeypatch.setattr(contexts.Store, "get", None)
     assert list(read_shard(shard)) == first
 
 
 def test_damaged_copy_of_a_shard_is_refused(published: tuple[str, list[Shard]], home: Path) -> None:
     (shard, *_) = of_bucket(published)
     list(read_shard(shard))
-    (copy,) = home.rglob("*.shard")
+    (copy,) = copies_in(home)
     copy.write_bytes(copy.read_bytes()[:-1] + b"x")
     with pytest.raises(BadInput, match="damaged"):
         list(read_shard(shard))
@@ -87,29 +91,21 @@ def test_damaged_copy_of_a_shard_is_refused(published: tuple[str, list[Shard]], 
 def test_missing_shard_is_refused(published: tuple[str, list[Shard]], home: Path) -> None:
     uri, (shard, *_) = published
     with pytest.raises(BadInput, match="missing or damaged"):
-        list(read_shard(StoredShard(f"{uri}/shard-9999.parquet", shard.sha256)))
+        list(read_shard(StoredShard(f"{uri}/shard-9999.parquet", shard.sha256, 1)))
 
 
 def test_cache_of_shards_keeps_the_latest_within_its_limit(
     published: tuple[str, list[Shard]], home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     shards = of_bucket(published)
-    largest = max(Path(shard.uri.removeprefix("file://")).stat().st_size for shard in published[1])
-    monkeypatch.setattr(stored_shard, "CACHE_LIMIT", 2 * largest + 1)
+    limit = 2 * max(shard.size for shard in shards) + 1
+    monkeypatch.setattr(contexts, "SHARD_BYTES", limit)
     for shard in shards:
         list(read_shard(shard))
-    left = {file.stem for file in home.rglob("*.shard")}
-    assert shards[-1].sha256 in left
-    assert sum(file.stat().st_size for file in home.rglob("*.shard")) <= 2 * largest + 1
+    left = copies_in(home)
+    assert shards[-1].name in {file.name for file in left}
+    assert sum(file.stat().st_size for file in left) <= limit
     assert list(read_shard(shards[0]))  # a deleted copy is fetched again
-
-
-def test_just_fetched_shard_is_kept_at_any_size(tmp_path: Path) -> None:
-    for number, name in enumerate(("old", "middle", "new")):
-        (tmp_path / f"{name}.shard").write_bytes(b"x" * 10)
-        os.utime(tmp_path / f"{name}.shard", (number, number))
-    remove_oldest(tmp_path, 5, but=tmp_path / "old.shard")
-    assert [file.name for file in tmp_path.iterdir()] == ["old.shard"]
 
 
 class Bench(StepContext):
@@ -147,15 +143,6 @@ def test_shards_on_a_local_disk_are_read_in_place(tmp_path: Path) -> None:
     assert {type(shard) for shard in corpus_shards} == {Shard} and len(
         list(documents_of(corpus_shards))
     ) == 1
-
-
-def test_copy_unused_for_a_week_is_deleted(tmp_path: Path) -> None:
-    for name, days in (("new", 0), ("last week's", 6), ("old", 8)):
-        (tmp_path / f"{name}.shard").write_bytes(b"x")
-        used = time.time() - 86_400 * days
-        os.utime(tmp_path / f"{name}.shard", (used, used))
-    remove_oldest(tmp_path, 1 << 30, but=tmp_path / "new.shard")
-    assert {file.stem for file in tmp_path.iterdir()} == {"new", "last week's"}
 
 
 def test_step_opens_one_cluster_connection_and_closes_it(

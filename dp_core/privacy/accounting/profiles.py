@@ -11,7 +11,7 @@ import abc
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -20,6 +20,9 @@ from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
 from dp_core.privacy.accounting.rdp import Floats, fixed_size_gaussian_rdp, poisson_gaussian_rdp
+
+if TYPE_CHECKING:
+    from dp_core.privacy.mechanisms import MechanismEvent
 
 
 def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> NDArray[np.float64]:
@@ -44,6 +47,22 @@ def gaussian_epsilon(delta: float, mu: float) -> float:
     high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-9
     # Each call is monotone in ε; `high` is the zCDP bound, so the root lies between.
     return float(brentq(lambda e: float(gaussian_delta(e, mu)) - delta, 0.0, high, xtol=1e-12))
+
+
+def epsilon_unamplified(event: MechanismEvent, delta: float, sensitivity: float = 1.0) -> float:
+    """Return the zero-out ε that the same training has if its batches come from shuffled epochs.
+
+    An epoch at rate q has ⌊1/q⌋ whole batches, as the trainer deals them, so s updates take each
+    unit at most ⌈s/⌊1/q⌋⌉ times: that many Gaussian mechanisms, adaptively composed, are one with
+    μ = √times/σ (Dong, Roth and Su 2022, Corollary 3.3). ∞ where an event has no such reading (a
+    histogram, no guarantee).
+
+    Args:
+        event: the training. delta: δ at which ε is stated.
+        sensitivity: by how much a unit moves a sum, in clip norms: 2 for replace-one.
+    """
+    mu = event.unamplified_mu(sensitivity)
+    return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf
 
 
 class Profile(abc.ABC):

@@ -4,7 +4,7 @@ An attack decides from the release whether it was made with the unit (P) or with
 true positive rate (TPR) is P(S), its false positive rate (FPR) Q(S), for the set S of releases on
 which it says "in". Every (ε, δ(ε)) of the privacy profile bounds the one by the other, in both
 directions, so the errors of saying "out" are bounded too (Dong, Roth and Su 2022,
-arXiv:1905.02383).
+arXiv:1905.02383). Group privacy gives the same bounds for several units.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,6 @@ from scipy.optimize import brentq, minimize_scalar
 from scipy.special import ndtr, ndtri
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.composition import group_privacy
 from dp_core.privacy.accounting.pld import composed_profile, epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_epsilon
 
@@ -36,6 +35,30 @@ _REACH = 60.0  # largest ε at which the ceiling is minimised
 _LEAST_DELTAS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
 _PROFILE_POINTS = 128
 _AREA_POINTS = 4000
+
+
+class GroupGuarantee(NamedTuple):
+    """(ε, δ) for data sets that differ by up to `size` units."""
+
+    size: int
+    epsilon: float
+    delta: float
+
+
+def group_privacy(epsilon: float, delta: float, size: int) -> GroupGuarantee:
+    """Return the guarantee for `size` = k units: (kε, δ(e^{kε} − 1)/(e^ε − 1)).
+
+    Dwork and Roth 2014, Theorem 2.2 with the δ of the k-fold triangle inequality. Both
+    parameters grow with the size of the group.
+    """
+    if size < 1:
+        raise BadInput(f"a group of {size}", where="size")
+    if epsilon == 0:
+        return GroupGuarantee(size, 0.0, min(1.0, size * delta))
+    if size * epsilon > 700:
+        return GroupGuarantee(size, size * epsilon, 1.0)
+    factor = math.expm1(size * epsilon) / math.expm1(epsilon)
+    return GroupGuarantee(size, size * epsilon, min(1.0, delta * factor))
 
 
 class TradeOff(Protocol):

@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from dp_core.errors import PlanError
-from dp_core.nn.layers import (
+from dp_core.nn import (
     Layers,
     Tensor,
     Variables,
@@ -343,7 +343,7 @@ def _check_coverage(records: list[LayerRecord], parameters: Variables) -> None:
             raise PlanError(
                 f"parameter {name!r} has no clipping rule",
                 where="clipping",
-                fix="Read it through a layer of dp_core/nn/layers.py, or do not train it.",
+                fix="Read it through a layer of dp_core/nn.py, or do not train it.",
             )
     for name in set(covered):
         sharing = [record for record in records if name in record.parameters]

@@ -12,7 +12,7 @@ from typing import NamedTuple, Protocol
 
 import tensorflow as tf
 
-from dp_core.nn.layers import Tensor
+from dp_core.nn import Tensor
 
 
 class Part(NamedTuple):

@@ -15,7 +15,7 @@ from typing import Any, Protocol, runtime_checkable
 import tensorflow as tf
 
 from dp_core.errors import BadInput
-from dp_core.nn.layers import Layers, Tensor, Variables
+from dp_core.nn import Layers, Tensor, Variables
 from dp_core.privacy.clipping.book_keeping import (
     ClipFactors,
     ClippedSum,

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_core.audit.coins import throw_coins
+from dp_core.audit.canaries import throw_coins
 from dp_core.audit.engine_audit import (
     DiracCanaries,
     NewTokenCanaries,

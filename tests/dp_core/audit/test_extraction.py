@@ -26,14 +26,14 @@ from dp_core.audit.extraction import (
     draw_prompts,
     targeted,
 )
-from dp_core.audit.suffix_odds import suffix_odds
+from dp_core.audit.observations import suffix_odds
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import BadInput
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import AnyModel, fresh
-from dp_core.nn.layers import Layers
+from dp_core.nn import Layers
 from dp_core.privacy.accounting import PrivacyProfile
 
 V, S, CLS, SEP = 60, 16, 2, 3

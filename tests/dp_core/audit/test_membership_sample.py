@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from dp_core.audit.membership_attacks import Attack
+from dp_core.audit.membership import Attack
 from dp_core.audit.membership_sample import Sample, draw_sample, levels_above
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import seed_key

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from dp_core.audit.coins import throw_coins
+from dp_core.audit.canaries import throw_coins
 from dp_core.audit.one_run import (
     Claim,
     Guesses,

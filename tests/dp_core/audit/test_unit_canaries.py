@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_core.audit.canaries import UNIT_TOKENS, unit_canary_rows
-from dp_core.audit.coins import Coins, coin_seed, throw_coins
+from dp_core.audit.canaries import UNIT_TOKENS, Coins, coin_seed, throw_coins, unit_canary_rows
 from dp_core.audit.engine_audit import audited_plan
 from dp_core.audit.engine_audit import claim_of as plan_claim
 from dp_core.audit.lower_bounds import GuessOutcome, TradeOffBound, trade_off_refuted
+from dp_core.audit.observations import canary_scores
 from dp_core.audit.one_run import (
     SIGNIFICANCE,
     AuditVerdict,
@@ -25,10 +25,7 @@ from dp_core.audit.one_run import (
     Guesses,
     Scores,
     audit_claim,
-)
-from dp_core.audit.unit_canaries import (
     audit_record,
-    canary_scores,
     most_right,
     planned_guesses,
 )
@@ -39,7 +36,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.parameters import Model, fresh
-from dp_core.nn.layers import Layers
+from dp_core.nn import Layers
 from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder

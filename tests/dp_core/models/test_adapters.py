@@ -24,8 +24,8 @@ from dp_core.models.causal import causal_logits
 from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import MLM_BIAS, POSITION, WORD, AnyModel, Model, fresh
-from dp_core.nn.layers import LORA_SCALE, Layers
-from dp_core.training.tagging import TaggingHead
+from dp_core.nn import LORA_SCALE, Layers
+from dp_core.training.heads import TaggingHead
 
 SIZES = {
     "vocab_size": 30, "hidden": 8, "layers": 2, "heads": 2, "intermediate": 12,

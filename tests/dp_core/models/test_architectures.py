@@ -24,7 +24,7 @@ from dp_core.models.config import (
 )
 from dp_core.models.hugging_face import load, load_model, save
 from dp_core.models.parameters import AnyModel, Bert, fresh
-from dp_core.nn.layers import Layers
+from dp_core.nn import Layers
 
 SIZES = {
     "vocab_size": 30, "hidden": 8, "layers": 2, "heads": 2, "intermediate": 16, "max_positions": 12,

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from dp_core.nn.layers import cross_entropy, gelu, gelu_new, standardise
+from dp_core.nn import cross_entropy, gelu, gelu_new, standardise
 
 RNG = np.random.default_rng(0)
 X = (RNG.standard_normal((6, 9)) * 3).astype(np.float32)  # NumPy: TensorFlow is not set up yet

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from dp_core.errors import BadInput
+from dp_core.models.causal import TOP_K, continuations
 from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config
-from dp_core.models.generation import TOP_K, continuations
 from dp_core.models.parameters import AnyModel, fresh
 
 V, END = 60, 3

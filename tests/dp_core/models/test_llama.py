@@ -17,11 +17,10 @@ from random_models import random_model
 from safetensors.numpy import load_file, save_file
 
 from dp_core.errors import BadInput
-from dp_core.models.causal import causal_logits
+from dp_core.models.causal import causal_logits, rotary_frequencies
 from dp_core.models.config import LlamaConfig, RopeScaling
 from dp_core.models.hugging_face import load_model, load_with_vocabulary, save
-from dp_core.models.llama import rotary_frequencies
-from dp_core.nn.layers import Layers
+from dp_core.nn import Layers
 
 SIZES = {
     "vocab_size": 30, "hidden": 16, "layers": 2, "heads": 4, "intermediate": 24,

@@ -29,8 +29,8 @@ from dp_core.models.hugging_face import (
     save,
 )
 from dp_core.models.parameters import CLASSIFIER, TAGGER, AnyModel, Model
-from dp_core.nn.layers import Layers
-from dp_core.training.tagging import TaggingHead
+from dp_core.nn import Layers
+from dp_core.training.heads import TaggingHead
 from dp_core.vocabulary import byte_level, subwords, wordpiece
 from examples.distillation import student_of
 

@@ -14,7 +14,7 @@ from scipy import stats
 from scipy.linalg import toeplitz
 
 from dp_core.privacy import correlated_noise, noise_addition
-from dp_core.privacy.accounting.noise_bands import with_bands
+from dp_core.privacy.accounting.calibration import with_bands
 from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.matrix_factorization import (

@@ -14,8 +14,8 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.classification import ClassHead, classes_of
 from dp_core.training.finetune import finetune, finetune_privately, labelled_units
+from dp_core.training.heads import ClassHead, classes_of
 from dp_core.training.loop import PrivateUpdates
 from dp_core.vocabulary import wordpiece
 

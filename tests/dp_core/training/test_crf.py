@@ -11,11 +11,11 @@ import tensorflow as tf
 from dp_core.models.bert import crf_row_losses
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import TRANSITIONS, fresh
-from dp_core.nn.crf import best_tags, chain_losses
+from dp_core.nn import best_tags, chain_losses
 from dp_core.privacy.clipping.book_keeping import clipped_grad_sum
 from dp_core.privacy.clipping.reference import naive_clipped_grad_sum
+from dp_core.training.heads import TaggingHead
 from dp_core.training.objectives import UnitBatch
-from dp_core.training.tagging import TaggingHead
 
 TAGS = 3
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dp_core.models.parameters import fresh
-from dp_core.training.evaluate import mlm_accuracy
+from dp_core.training.objectives import mlm_accuracy
 
 
 @pytest.fixture()

@@ -15,8 +15,8 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.finetune import finetune, finetune_privately, labelled_units
+from dp_core.training.heads import TaggingHead, tag
 from dp_core.training.loop import PrivateUpdates
-from dp_core.training.tagging import TaggingHead, tag
 from dp_core.vocabulary import wordpiece
 
 KIND = {"pain": "B-problem", "fever": "B-problem", "aspirin": "B-drug", "and": "O", "no": "O"}

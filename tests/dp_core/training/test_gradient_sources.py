@@ -14,7 +14,7 @@ from noised_updates import assert_gaussian, flat
 
 from dp_core.config.training import TrainingConfig
 from dp_core.errors import BadInput, Unfinished
-from dp_core.privacy.accounting.noise_bands import with_bands
+from dp_core.privacy.accounting.calibration import with_bands
 from dp_core.privacy.batch_selection import (
     CyclicPoissonSampling,
     PoissonSampling,

@@ -7,8 +7,8 @@ import numpy as np
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import fresh
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.evaluate import perplexity
 from dp_core.training.loop import OrdinaryUpdates
+from dp_core.training.objectives import perplexity
 
 GPT2 = Gpt2Config(vocab_size=40, hidden=16, layers=1, heads=2, intermediate=32, max_positions=12)
 

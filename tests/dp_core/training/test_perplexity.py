@@ -11,8 +11,7 @@ from dp_core.data.token_store import TokenStoreWriter
 from dp_core.errors import BadInput
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import fresh
-from dp_core.training.evaluate import mlm_accuracy, perplexity
-from dp_core.training.objectives import causal_examples
+from dp_core.training.objectives import causal_examples, mlm_accuracy, perplexity
 
 LENGTH, WORDS = 12, 40
 

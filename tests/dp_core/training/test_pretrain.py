@@ -12,8 +12,8 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import loop as module
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.evaluate import mlm_accuracy
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
+from dp_core.training.objectives import mlm_accuracy
 
 
 def same(a, b):

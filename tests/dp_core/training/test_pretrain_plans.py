@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dp_core.errors import BadInput, Unfinished
-from dp_core.privacy.accounting.noise_bands import with_bands
+from dp_core.privacy.accounting.calibration import with_bands
 from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, growing_batches
 from dp_core.privacy.matrix_factorization import Workload

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from noised_updates import assert_gaussian
 
-from dp_core.privacy.accounting.noise_bands import with_bands
+from dp_core.privacy.accounting.calibration import with_bands
 from dp_core.privacy.execution_plan import AdaptiveClipping, noised_count
 from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.noise_addition import UpdateNoise

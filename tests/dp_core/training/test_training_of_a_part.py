@@ -20,7 +20,7 @@ from dp_core.models.bert import mlm_logits
 from dp_core.models.config import Gpt2Config, LlamaConfig
 from dp_core.models.hugging_face import load_model, save
 from dp_core.models.parameters import Model, fresh
-from dp_core.nn.layers import LORA_SCALE, Layers
+from dp_core.nn import LORA_SCALE, Layers
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed

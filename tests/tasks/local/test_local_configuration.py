@@ -14,7 +14,7 @@ from sqlalchemy.engine import make_url
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
-from tasks.commands import doctor_services
+from tasks.commands import doctor_command
 from tasks.commands.backup_command import copied
 from tasks.local import airflow_configuration, stack
 from tasks.local.airflow_configuration import Secrets
@@ -216,7 +216,7 @@ def test_every_database_is_in_its_home_whatever_the_name_of_the_folder(name, tmp
     Ledger.open(deployment.ledger).register_made_up("notes")
     assert stat.S_IMODE((home / "ledger.db").stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == [name]  # noqa: PTH208 - the names in the file system
-    findings = {f.name: f for f in doctor_services.ledger(deployment)}
+    findings = {f.name: f for f in doctor_command.ledger(deployment)}
     assert findings["ledger's file"].ok
     assert findings["ledger's file"].found == f"{home / 'ledger.db'}: mode 600"
     copied(deployment, tmp_path / "backup")

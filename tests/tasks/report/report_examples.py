@@ -15,7 +15,7 @@ import numpy as np
 from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, rows_from_ranks
 from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, ExtractionRow, compare
-from dp_core.audit.membership_metrics import LowRate, MembershipRow, Share
+from dp_core.audit.membership import LowRate, MembershipRow, Share
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit

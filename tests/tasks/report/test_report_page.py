@@ -23,7 +23,7 @@ from report_examples import (
 from rich.console import Console
 
 from dp_core.audit.exposure import ExposureRow
-from dp_core.audit.record import AuditRecord, NullDistribution
+from dp_core.audit.protocol import AuditRecord, NullDistribution
 from dp_core.labels import Label, Operator
 from tasks.report.cells import WITHHELD_MARK, Table, side_by_side
 from tasks.report.model import (

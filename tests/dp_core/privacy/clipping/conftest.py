@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from dp_core.models.bert import mlm_row_losses
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import fresh
-from dp_core.nn.layers import Layers
+from dp_core.nn import Layers
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ import tensorflow as tf
 
 from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_row_losses
-from dp_core.nn.layers import Layers
+from dp_core.nn import Layers
 from dp_core.privacy.clipping.book_keeping import (
     CLIP_FACTORS,
     STABILITY,

@@ -28,15 +28,15 @@ from dp_core.models.config import (
     LlamaConfig,
 )
 from dp_core.models.parameters import AnyModel, Model, fresh
-from dp_core.nn.layers import LORA_SCALE, Layers
+from dp_core.nn import LORA_SCALE, Layers
 from dp_core.privacy.clipping.book_keeping import RecordingLayers, clipped_grad_sum
 from dp_core.privacy.clipping.layer_rules import BlockwiseRecord
 from dp_core.privacy.clipping.reference import (
     naive_clipped_grad_sum,
     tensorflow_privacy_clipped_grad_sum,
 )
+from dp_core.training.heads import TaggingHead
 from dp_core.training.objectives import UnitBatch, ordinary_sum
-from dp_core.training.tagging import TaggingHead
 
 UNITS, ROWS, LENGTH, WORDS, TAGS = 3, 2, 6, 9, 4  # few words, so that they repeat within a unit
 SIZES = {

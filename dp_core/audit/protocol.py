@@ -1,11 +1,14 @@
-"""The record of one audit: a measurement of a model, and the limit that the model's claim sets.
+"""The protocol of audits: the record of one finding, and the verdict from all findings of a model.
 
-Every audit writes a record of this type, even if it was not run. The evidence pack lists the
+A finding is a measurement of a model with its interval, its label, and the limit that the model's
+claim sets. Every audit gives records of this type, even if it was not run. Evidence packs list the
 records (docs/evidence.md).
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Literal, Self
 
 from pydantic import Field, model_validator
@@ -132,3 +135,61 @@ class AuditRecord(Config):
 def not_run(key: str, name: str, measured: str, why: str) -> AuditRecord:
     """Return the record of an audit that was not run."""
     return AuditRecord(key=key, name=name, measured=measured, verdict="not run", finding=why)
+
+
+Word = Literal["contradicted", "invalid", "not audited", "inconclusive", "consistent"]
+
+
+@dataclass(frozen=True)
+class ModelVerdict:
+    """The conclusion from all audits of one model.
+
+    Attributes:
+        word: `contradicted`: an audit refutes the claim. `invalid`: an audit that can refute the
+            claim could not judge, because its null control alarmed or because it had too few
+            canaries. `not audited`: no audit that can refute the claim was run. `inconclusive`: no
+            such audit refutes it, but the result of another audit should be looked at.
+            `consistent`: none of these cases.
+        sentence: the claim, the word and the reason. The sentence may be published.
+    """
+
+    word: Word
+    sentence: str
+
+
+def verdict_of(claim: str, records: Sequence[AuditRecord]) -> ModelVerdict:
+    """Return the verdict on a model.
+
+    A single contradiction decides, even if all other audits are consistent. Records for the
+    operator alone enter the verdict only if they contradict the claim or could not judge it,
+    because any other word would publish a result that was computed from private rows.
+
+    Args:
+        claim: the claim in words, for example “ε = 4 at δ = 1e-06 for one patient of “notes””.
+        records: records of all audits of the model, run or not, with any label.
+    """
+    run = [record for record in records if record.verdict != "not run"]
+    against = [record for record in run if record.verdict == "contradicted"]
+    judging = [record for record in run if record.bounds_claim]
+    silent = [record for record in judging if record.verdict in ("invalid", "inconclusive")]
+    shown = [record for record in run if record.label is not Label.OPERATOR]
+    open_ones = [record for record in shown if record.verdict == "inconclusive"]
+    if against:
+        return ModelVerdict("contradicted", f"{claim}: contradicted by {_names(against)}.")
+    if silent:
+        return ModelVerdict("invalid", f"{claim}: {_names(silent)} could not judge it.")
+    if not judging:
+        return ModelVerdict(
+            "not audited", f"{claim}: not audited, no audit that can contradict it was run."
+        )
+    power = f"consistent with {_names(judging)}"
+    if open_ones:
+        return ModelVerdict(
+            "inconclusive", f"{claim}: {power}; {_names(open_ones)} should be looked at."
+        )
+    return ModelVerdict("consistent", f"{claim}: {power}.")
+
+
+def _names(records: Sequence[AuditRecord]) -> str:
+    """Return the names of the audits; their findings stay in the records, under their labels."""
+    return ", ".join(dict.fromkeys(record.name for record in records))

@@ -1,32 +1,40 @@
-"""Observations for membership attacks: losses under fresh masks, attention, and gradients.
+"""Observations of a model by its audits: losses, attention, gradients, ranks, and odds of suffixes.
 
-The signals follow Jagannatha et al. 2021, section 4.1, and Min-K%++ (Zhang et al. 2024,
-arXiv:2404.02936). Shapes: n rows, M rows at a time, S tokens, K predictions, H heads, V tokens of
-the vocabulary.
+The signals of membership attacks follow Jagannatha et al. 2021, section 4.1, and Min-K%++ (Zhang et
+al. 2024, arXiv:2404.02936). Shapes: n rows, M rows at a time, S tokens, K predictions, H heads, V
+tokens of the vocabulary. In a row of T tokens, the last L are its suffix.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
+from dp_core.audit.canaries import UNIT_TOKENS
+from dp_core.audit.exposure import Floats, Ints, Ranker
+from dp_core.audit.extraction import Odds, OddsOf, Prompts
+from dp_core.audit.membership import Losses
 from dp_core.data.hashing import U64
 from dp_core.data.masking import MaskedRows
 from dp_core.data.token_store import TokenStore
+from dp_core.data.tokens import SpecialIds
+from dp_core.errors import BadInput
 from dp_core.models.bert import encode, mlm_logits
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import AnyModel
-from dp_core.nn.layers import Layers, Tensor, Variables
+from dp_core.nn import FAR_BELOW, Layers, Tensor, Variables
 from dp_core.privacy.clipping.book_keeping import layer_squared_norms
 from dp_core.training.batches import row_keys
-from dp_core.training.objectives import Objective, UnitBatch, objective_for
+from dp_core.training.objectives import Objective, UnitBatch, causal_examples, objective_for
 
-Floats = NDArray[np.float64]
+_CANARIES_AT_ONCE = 256
+
 Indices = NDArray[np.int64]
 
 LOWEST = 0.2  # Min-K%: the share of a row's predictions that is averaged
@@ -55,19 +63,6 @@ class Rows:
         """Return the mask keys of rows (M,), different for each row and each draw."""
         units = np.searchsorted(self.store.unit_rows, rows, side="right") - 1
         return row_keys(self.store, units, rows[:, None], self.coins, draw)[:, 0]
-
-
-@dataclass(frozen=True)
-class Losses:
-    """Black-box signals: (n,) each, lower for rows that the model predicts better.
-
-    Attributes:
-        mean: mean cross-entropy over a row's predictions under all masks, in nats.
-        lowest: negated Min-K%++ over the same predictions.
-    """
-
-    mean: Floats
-    lowest: Floats
 
 
 def losses(model: AnyModel, rows: Rows) -> Losses:
@@ -251,3 +246,169 @@ def _constants(model: AnyModel) -> dict[str, Tensor]:
 
 def _layers(model: AnyModel) -> Layers:
     return Layers(_constants(model))
+
+
+def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
+    """Return a compiled function that ranks each row's secret among the candidates.
+
+    A masked model predicts the secret from the tokens on both sides. A causal model predicts it as
+    the next token from the tokens before it, and never sees the mask. If the secret ends the
+    canary, this rank is the rank by log-perplexity of Carlini et al. 2019. Hints after the secret
+    would need a forward pass for every candidate, and are not used.
+
+    Args:
+        model: a masked model with its MLM head, or a causal model.
+        candidates: ids of the tokens to rank among, the secrets included; all tokens if None.
+
+    Returns:
+        A function of the arrays of `MaskedContexts`. Its ranks [B] are between 1, the model's first
+        choice, and |candidates|; ties are averaged. A rank is NaN if a logit of its row is not
+        finite. No position may be 0 for a causal model.
+    """
+    logits_at = _logits_at(model)
+    among = tf.range(model.config.vocab_size) if candidates is None else tf.constant(candidates)
+
+    def ranks(ids: Tensor, lengths: Tensor, positions: Tensor, secrets: Tensor) -> Tensor:
+        logits = logits_at(ids, lengths, positions)  # (B, V)
+        secret = tf.gather(logits, secrets, batch_dims=1)[:, None]  # (B, 1)
+        rivals = tf.gather(logits, among, axis=1)  # (B, candidates), with the secret
+        above = tf.reduce_sum(tf.cast(rivals > secret, tf.float32), axis=1)
+        equal = tf.reduce_sum(tf.cast(rivals == secret, tf.float32), axis=1)
+        rank = 1.0 + above + 0.5 * (equal - 1.0)  # exact in float32 up to 2^24
+        sound = tf.reduce_all(tf.math.is_finite(logits), axis=1)
+        return tf.where(sound, rank, float("nan"))
+
+    compiled = tf.function(ranks, autograph=False)
+
+    def answer(input_ids: Ints, lengths: Ints, positions: Ints, secrets: Ints) -> Floats:
+        arrays = (input_ids, lengths, positions, secrets)
+        out: Floats = compiled(*(tf.constant(a, tf.int32) for a in arrays)).numpy()
+        return out.astype(np.float64)
+
+    return answer
+
+
+def _logits_at(model: AnyModel) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
+    """Return a function of ids (B, S), lengths (B,), positions (B,): the secrets' logits (B, V)."""
+    layers, config = _layers(model), model.config
+    if isinstance(config, CausalConfig):
+        causal = config
+        return lambda ids, _, positions: causal_logits(layers, causal, ids, positions[:, None] - 1)
+    masked = config
+    return lambda ids, lengths, positions: mlm_logits(
+        layers, masked, ids, lengths, positions[:, None]
+    )
+
+
+_PREDICTIONS_AT_ONCE = 1024
+
+
+def suffix_odds(model: AnyModel) -> OddsOf:
+    """Return a function that computes a causal model's odds of row suffixes.
+
+    Raises:
+        BadInput: raised by the function if a probability is not finite.
+    """
+    config = model.config
+    assert isinstance(config, CausalConfig)  # noqa: S101 - narrows the type
+    return partial(_odds, _layers(model), config)
+
+
+def _odds(
+    layers: Layers,
+    config: CausalConfig,
+    prompts: Prompts,
+    top_k: int,
+    among: Sequence[int] | None,
+) -> Odds:
+    """Return the odds of each suffix; k is at most the number of allowed tokens."""
+    allowed = np.arange(config.vocab_size) if among is None else np.unique(among)
+    barred = np.full(config.vocab_size, FAR_BELOW, np.float32)
+    barred[allowed] = 0.0
+    suffix, k = prompts.suffix, min(top_k, len(allowed))
+
+    def odds(ids: Tensor) -> tuple[Tensor, ...]:
+        m, t = ids.shape
+        asked = tf.tile(tf.range(t - 1 - suffix, t - 1)[None], (m, 1))  # before each suffix token
+        logits = causal_logits(layers, config, ids[:, :-1], asked)  # (M·L, V)
+        sound = tf.reduce_all(tf.math.is_finite(logits))
+        values, tokens = tf.math.top_k(logits + barred, k)  # (M·L, k); lower ids win ties
+        hit = tokens == tf.reshape(ids[:, -suffix:], (-1, 1))
+        # Sampling normalises over the k tokens. Logarithms prevent underflow of the product.
+        logs = tf.where(hit, tf.nn.log_softmax(values), 0.0)
+        return (
+            sound,
+            tf.reshape(hit[:, 0], (m, suffix)),
+            tf.reshape(tf.reduce_any(hit, axis=1), (m, suffix)),
+            tf.reshape(tf.reduce_sum(logs, axis=1), (m, suffix)),
+        )
+
+    compiled = tf.function(odds, autograph=False)
+    answers = []
+    numbers = np.arange(len(prompts.ids))
+    for _, part in _parts(numbers, max(1, _PREDICTIONS_AT_ONCE // prompts.suffix)):
+        sound, *found = compiled(tf.constant(prompts.ids[part]))
+        if not bool(sound):
+            raise BadInput("the model's probabilities are not finite", where="model")
+        answers.append([values.numpy() for values in found])
+    first, within, logs = (
+        np.concatenate(a)[: len(prompts.ids)] for a in zip(*answers, strict=True)
+    )
+    inside = within.all(axis=1)
+    chance = np.where(inside, np.exp(logs.astype(np.float64).sum(axis=1)), 0.0)
+    return Odds(first.all(axis=1), inside, chance)
+
+
+def canary_scores(start: AnyModel, trained: AnyModel, canaries: TokenStore) -> Floats:
+    """Return the decrease of each canary's loss due to the training, in nats, (m,).
+
+    To first order this is the inner product of the change of the weights with the canary's
+    gradient, which a white-box audit reads from the noised sums (Nasr et al. 2023,
+    arXiv:2302.07956).
+
+    Args:
+        start: the model before the first update.
+        trained: the audited model.
+        canaries: all canaries, included or not, one row each.
+
+    Raises:
+        BadInput: a model's losses are not finite.
+    """
+    scores = _summed_losses(start, canaries) - _summed_losses(trained, canaries)
+    if not np.isfinite(scores).all():
+        raise BadInput("a model's losses are not finite", where="audit")
+    return scores
+
+
+def _summed_losses(model: AnyModel, canaries: TokenStore) -> Floats:
+    """Return the summed loss of each canary, (m,), with one token masked or predicted at a time."""
+    layers, losses = _layers(model), objective_for(model.config).row_losses
+
+    def compute(*arrays: Tensor) -> Tensor:
+        return losses(layers, model.config, *arrays)
+
+    compiled = tf.function(compute, autograph=False)
+    parts = []
+    for _, numbers in _parts(np.arange(canaries.n_rows), _CANARIES_AT_ONCE):
+        total = np.zeros(_CANARIES_AT_ONCE)
+        for made in _asked(model, canaries, numbers):
+            arrays = (made.input_ids, canaries.lengths[numbers], made.positions, made.labels)
+            means = compiled(*map(tf.constant, (*arrays, made.weights))).numpy()
+            total += means.astype(np.float64) * made.weights.sum(1)
+        parts.append(total)
+    return np.concatenate(parts)[: canaries.n_rows]
+
+
+def _asked(model: AnyModel, canaries: TokenStore, numbers: NDArray[np.int64]) -> list[MaskedRows]:
+    """Return the predictions to make for each canary, one pass for each masked token."""
+    if isinstance(model.config, CausalConfig):
+        return [causal_examples(canaries, numbers, np.zeros(len(numbers), np.uint64))]
+    ids, mask = canaries.tokens[numbers].astype(np.int32), SpecialIds().mask
+    passes = []
+    for place in range(1, 1 + UNIT_TOKENS):
+        hidden = ids.copy()
+        hidden[:, place] = mask
+        positions = np.full((len(ids), 1), place, np.int32)
+        weights = np.ones((len(ids), 1), np.float32)
+        passes.append(MaskedRows(hidden, positions, ids[:, place : place + 1], weights))
+    return passes

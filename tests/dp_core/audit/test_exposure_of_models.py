@@ -1,18 +1,20 @@
-"""Tests of exposure on a decoder, which shows memory of secrets with tokens before them."""
+"""Tests of exposure on decoders and encoders that were trained on canaries, or never trained."""
 
 from __future__ import annotations
+
+import dataclasses
 
 import numpy as np
 import pytest
 from learned_by_heart import by_heart
 
 from dp_core.audit.canaries import Canary, plant
-from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, measure
-from dp_core.audit.ranking import ranker
+from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, Ranker, measure, null_exposure
+from dp_core.audit.observations import ranker
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
-from dp_core.models.config import Gpt2Config
-from dp_core.models.parameters import AnyModel, fresh
+from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.parameters import MLM_BIAS, AnyModel, Bert, fresh
 
 PIECES, S, UNITS = 125, 12, 40
 CANDIDATES = list(range(5, PIECES))
@@ -89,3 +91,63 @@ def test_a_secret_with_nothing_before_it_is_not_found(trained: AnyModel) -> None
 def test_an_untrained_decoder_reads_like_the_null() -> None:
     for row in _exposures(fresh(SHAPE, 5)).values():
         assert not row.remembers
+
+
+BERT_PIECES, BERT_S = 400, 16
+BERT_CANDIDATES = list(range(200, BERT_PIECES, 2))  # a quarter of all tokens
+OTHERS = [i for i in range(BERT_PIECES) if i not in set(BERT_CANDIDATES)]
+
+
+def _bert(favour_others: float) -> Bert:
+    """Return an untrained encoder with an output bias for tokens other than the candidates."""
+    shape = BertConfig.of_size(vocab_size=BERT_PIECES, hidden=64, layers=1, max_positions=BERT_S)
+    model = fresh(shape, 5)
+    shifted = model.parameters[MLM_BIAS].copy()
+    shifted[OTHERS] += favour_others
+    return dataclasses.replace(model, parameters={**model.parameters, MLM_BIAS: shifted})
+
+
+def _bert_canaries(rate: float, count: int, seed: int) -> list[Canary]:
+    coins = np.random.default_rng(seed)
+    return [
+        Canary(f"HSH-{i}", "HSH", rate, tuple(coins.choice(BERT_CANDIDATES, 3, False).tolist()))
+        for i in range(count)
+    ]
+
+
+def _alone(rank: Ranker) -> ExposureRow:
+    rows = measure(
+        rank,
+        _bert_canaries(0.1, 48, 1),
+        _bert_canaries(0.0, 32, 2),
+        special=SpecialIds(),
+        candidates=BERT_CANDIDATES,
+        declared_units=1000,
+        sequence_length=BERT_S,
+        repeats=2,
+        seed=3,
+    )
+    (row,) = (r for r in rows if r.context == ALONE)
+    return row
+
+
+def test_an_untrained_encoder_reads_like_the_null_whatever_else_it_prefers() -> None:
+    neutral, greedy = (_alone(ranker(_bert(bias), BERT_CANDIDATES)) for bias in (0.0, 50.0))
+    assert not neutral.remembers
+    # About 1 bit; five standard deviations for 48 canaries are less than half a bit.
+    expected = null_exposure(len(BERT_CANDIDATES), 48).expected
+    assert neutral.exposure == pytest.approx(expected, abs=0.5)
+    assert greedy == neutral  # other tokens have no effect
+
+
+def test_ranks_among_all_pieces_are_refused_where_they_pass_the_candidates() -> None:
+    with pytest.raises(ValueError, match="not within 1 … 100"):
+        _alone(ranker(_bert(50.0)))
+
+
+def test_ranks_among_all_tokens_count_those_that_are_no_candidates() -> None:
+    model = _bert(50.0)
+    ids = np.array([[2, 210, 4, 220, 3] + [0] * (BERT_S - 5)], np.int32)
+    asked = (ids, *(np.array([x], np.int32) for x in (5, 2, 300)))
+    among = ranker(model, BERT_CANDIDATES)(*asked)
+    assert ranker(model)(*asked) == among + len(OTHERS)  # the model prefers all others

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dp_core.audit.record import AuditRecord, NullDistribution, not_run
+from dp_core.audit.protocol import AuditRecord, NullDistribution, not_run
 
 RUN: dict[str, Any] = {
     "key": "bound",

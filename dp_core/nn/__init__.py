@@ -1,1 +1,0 @@
-"""Layers of neural networks, shared by all models."""
