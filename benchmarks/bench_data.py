@@ -40,8 +40,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from benchmarks import made_up_text
 from benchmarks.memory import mebibytes
-from dp_core.cluster.interfaces import ShardMap
-from dp_core.cluster.shard_map import InProcess, ProcessPool
+from dp_core.cluster.shard_map import InProcess, ProcessPool, ShardMap
 from dp_core.data.corpus import open_corpus, shards_of, write_corpus
 from dp_core.data.readers.registry import read_corpus
 from dp_core.data.token_store import ShardRows, TokenStoreWriter
@@ -49,9 +48,9 @@ from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.gathered_sets import GatheredSets
-from dp_core.vocabulary.mechanism_choice import selection_plan
-from dp_core.vocabulary.shard_words import UnitWords, WordSets, word_counts, word_sets
+from dp_core.vocabulary.item_sets import GatheredSets
+from dp_core.vocabulary.selection_calibration import selection_plan
+from dp_core.vocabulary.subwords import UnitWords, WordSets, word_counts, word_sets
 
 RESULT = ROOT / "benchmarks/results/data.json"
 UNIT = UnitWords(PrivacyUnit.PATIENT, 1)

@@ -29,8 +29,7 @@ sys.path.insert(0, str(ROOT))
 from tokenizers import Tokenizer
 
 from dp_core.config.training import TrainingConfig
-from dp_core.data.labelled_text import class_scores, owner_of
-from dp_core.data.ner import Score, joined, label_set, score
+from dp_core.data.labelled_text import Score, class_scores, joined, label_set, owner_of, score
 from dp_core.data.readers.registry import read_labelled_texts, read_sentences
 from dp_core.data.tokens import split_words
 from dp_core.models.config import BertConfig

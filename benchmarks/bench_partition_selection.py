@@ -29,19 +29,18 @@ from scipy.stats import binomtest
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.selection_mechanisms import comparison_plan
 from benchmarks.vocabulary_corpora import made_up, tuples, units
-from dp_core.config.privacy import MechanismName
 from dp_core.data.privacy_units import Unit
 from dp_core.data.tokens import split_words
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.dp_histogram import release
-from dp_core.vocabulary.hoory2021 import paper_parameters
 from dp_core.vocabulary.item_sets import ItemSets, item_sets
-from dp_core.vocabulary.mechanism_choice import selection_plan
+from dp_core.vocabulary.partition_selection import PartitionSelection
+from dp_core.vocabulary.selection_calibration import paper_parameters
 from dp_core.vocabulary.subwords import document_counts
 
 RESULTS = ROOT / "benchmarks" / "results" / "partition_selection.json"
-MECHANISMS: tuple[MechanismName, ...] = (
+MECHANISMS = (
     "elimination", "policy", "weighted", "gaussian", "mad2r", "mad",
 )  # fmt: skip
 EPSILONS = (1.0, 3.0, 8.0)
@@ -73,7 +72,7 @@ def released(seeds: int, folder: Path | None, there: set[Named]) -> Iterator[dic
             shard = item_sets(made_up(), 128, _KEY, exclude=free)
         true = dict(zip(shard.items, np.bincount(shard.members).tolist(), strict=True))
         for mechanism, epsilon in missing:
-            plan = selection_plan(
+            plan = comparison_plan(
                 mechanism, epsilon, DELTA, shard.items_per_unit, declared_units=declared
             )
             outs = [plan.release([shard], PrivacySeed.fixed(s), _KEY) for s in range(seeds)]
@@ -108,7 +107,7 @@ def planted(
     """
     in_one = 400
     for mechanism in MECHANISMS:
-        plan = selection_plan(mechanism, epsilon, delta, n, declared_units=in_one)
+        plan = comparison_plan(mechanism, epsilon, delta, n, declared_units=in_one)
         given = 0
         for unique in (1, n):
             held = [(str(u), [f"{u} {i}" for i in range(unique)]) for u in range(in_one)]
@@ -127,14 +126,14 @@ def planted(
         yield row | {"true_delta": paper.plan().delta}
 
 
-def _given_by_counts(plan: Any, words: int, draws: int) -> int:
+def _given_by_counts(plan: PartitionSelection, words: int, draws: int) -> int:
     """Return the number of units, each with N unique words, that a histogram reveals."""
     in_one = 1000
     given = 0
     for s in range(draws // in_one):
-        counts = np.ones(in_one * words, np.int64)
-        kept, _ = release(counts, plan, PrivacySeed.fixed(s), _KEY)
-        given += len(np.unique(kept // words))
+        held = [(str(u), [f"{u} {i}" for i in range(words)]) for u in range(in_one)]
+        out = plan.release([item_sets(held, words, _KEY)], PrivacySeed.fixed(s), _KEY)
+        given += len({item.split()[0] for item in out})
     return given
 
 
@@ -179,7 +178,7 @@ def throughput(folder: Path, turns: int = 3) -> Iterator[dict[str, Any]]:
             "sets of items": sets,
         }
         for mechanism in MECHANISMS:
-            plan = selection_plan(mechanism, 3.0, DELTA, n, declared_units=1200)
+            plan = comparison_plan(mechanism, 3.0, DELTA, n, declared_units=1200)
             ways[f"release: {mechanism}"] = lambda plan=plan, shard=shard: plan.release(
                 [shard], PrivacySeed.fixed(0), key
             )

@@ -52,7 +52,7 @@ from dp_core.training.loop import OrdinaryUpdates, pretrain
 from dp_core.training.objectives import mlm_accuracy
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import item_sets
-from dp_core.vocabulary.mechanism_choice import selection_plan
+from dp_core.vocabulary.selection_calibration import selection_plan
 from dp_core.vocabulary.subwords import document_counts, in_turns, whole_words
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text

@@ -49,7 +49,7 @@ from dp_core.training.devices import strategy_for
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, UpdateRule, pretrain
 from dp_core.training.objectives import mlm_accuracy
 from dp_core.training.trainer import AdamW, Trainer
-from tasks.execution.step_process import Job, run_job
+from tasks.execution.run_job import Job, run_job
 from tasks.protocol import JobSettings, job_steps
 from tasks.runtime.deployment import Deployment
 

@@ -25,10 +25,10 @@ from datetime import datetime
 from pathlib import Path
 from typing import Any
 
-from tasks.execution.step_process import Job, run_job
+from tasks.execution.run_job import Job, run_job
 from tasks.local import stack as local
 from tasks.protocol import SweepSettings, job_steps, point_and_task
-from tasks.protocol.fork_server_client import OFF, SERVER
+from tasks.protocol.fork_server import OFF, SERVER
 from tasks.protocol.messages import StepProgress
 from tasks.results.inputs import read_result
 from tasks.runtime.deployment import Deployment

@@ -14,7 +14,7 @@ import numpy as np
 
 from benchmarks.real_text import ARTICLES, NOTES, PUBLIC
 from dp_core.data.privacy_units import Unit
-from dp_core.data.readers.jsonl import JsonlFields
+from dp_core.data.readers.documents import JsonlFields
 from dp_core.data.readers.registry import read_corpus
 from dp_core.data.tokens import split_words
 from dp_core.vocabulary.subwords import document_counts

@@ -1,6 +1,6 @@
 """Creates the ledger's tables, the key of content digests, and the secrets of a Ray cluster."""
 
-from dp_core.cluster.certificates import make_secrets
+from dp_core.cluster.node import make_secrets
 from dp_core.privacy.ledger import Ledger
 from tasks.context import content_key
 from tasks.runtime.deployment import Deployment

@@ -39,6 +39,6 @@ COPY dp_core ./dp_core
 COPY tasks ./tasks
 RUN python -m compileall -q mlflow_sync.py prepare.py dp_core tasks
 USER 10001:10001
-# Process 1 forwards SIGTERM, reaps children, and ends the step at its deadline or with its lease.
-ENTRYPOINT ["python", "-P", "-S", "-E", "/opt/confide/tasks/protocol/supervisor.py", "python"]
+# Engines start it with their init process (`docker run --init`, compose's `init: true`).
+ENTRYPOINT ["python"]
 CMD ["-m", "tasks", "--help"]

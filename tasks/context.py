@@ -6,23 +6,24 @@ import math
 import os
 import shutil
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-from dp_core.cluster.interfaces import ShardMap
 from dp_core.cluster.ray_cluster import open_cluster
+from dp_core.cluster.shard_map import ShardMap
 from dp_core.data.corpus import Shard, is_corpus, is_shard, shards_of
+from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
-from dp_core.vocabulary.gathered_sets import GatheredSets
-from tasks.protocol import MetricRecord, ReleaseRecord, RunContext
+from dp_core.vocabulary.item_sets import GatheredSets
+from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.protocol.least_privilege import for_workers
 from tasks.protocol.specs import STORE_SCHEME
 from tasks.results.inputs import Input, merged, read_result
@@ -34,6 +35,8 @@ from tasks.storage.copies import Copies
 from tasks.tracking.tracker import Tracker
 
 SHARD_BYTES = 4 << 30  # bytes of shards on one machine; phrases read them once a round
+_LEFT_OUT, _PASSED_OVER = "_quarantined", "_passed_over"  # endings of the metrics' names
+_FIX = "`iconv -f WINDOWS-1252 -t UTF-8` converts text of older Windows systems"
 
 
 @dataclass(frozen=True)
@@ -311,6 +314,22 @@ class StepContext:
                 self.measure(f"epsilon{name}", Public(total.epsilon), step)
                 self.measure(f"delta{name}", Public(total.delta), step)
 
+    def measure_omissions(
+        self, items: str, quarantine: Quarantine, label: Callable[[float], Labelled]
+    ) -> None:
+        """Record the numbers of items that a reader left out of a source, in total and by reason.
+
+        Args:
+            items: name of the source's items, for example `documents`.
+            quarantine: the reader's counts of left out items.
+            label: `Operator` if the source is private.
+        """
+        self.measure(f"{items}{_LEFT_OUT}", label(quarantine.rejected))
+        for reason, number in quarantine.counts.items():
+            self.measure(f"{items}{_LEFT_OUT}/{reason.name.lower()}", label(number))
+        if quarantine.passed_over:
+            self.measure(f"{items}{_PASSED_OVER}", label(quarantine.passed_over))
+
     @property
     def exact_vocabulary(self) -> bool:
         """Whether the output descends from a vocabulary of exact private counts."""
@@ -328,3 +347,26 @@ class StepContext:
     def content_key(self) -> bytes:
         """Return the secret key of content digests; without it no guess can be confirmed."""
         return content_key(self.deployment, "content-digest")
+
+
+def omissions_of(result: StepResult) -> tuple[str, Label] | None:
+    """Return one line on all items that a step left out, with its label, or None without any.
+
+    Counts of private text appear only in the operator's edition of a report and on the terminal.
+    """
+    parts: list[str] = []
+    fix, label = "", Label.PUBLIC
+    counts = {m.name: m for m in result.metrics if m.value}
+    for name, metric in sorted(counts.items()):
+        if name.endswith(_LEFT_OUT):
+            items = name.removesuffix(_LEFT_OUT).replace("_", " ")
+            reasons = {r: counts.get(f"{name}/{r.name.lower()}") for r in Reason}
+            by_reason = ", ".join(f"{r}: {m.value:.0f}" for r, m in reasons.items() if m)
+            parts.append(f"{items} left out: {metric.value:.0f} ({by_reason})")
+            fix = fix or (_FIX if reasons[Reason.ENCODING] else "")
+        elif name.endswith(_PASSED_OVER):
+            parts.append(f"files of other formats passed over: {metric.value:.0f}")
+        else:
+            continue
+        label = Label(metric.label)
+    return ("; ".join([*parts, *([fix] if fix else [])]), label) if parts else None

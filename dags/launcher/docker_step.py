@@ -30,17 +30,10 @@ from airflow.sdk.exceptions import AirflowException
 from docker.errors import APIError
 from docker.types import DeviceRequest, Mount
 
-from dags.launcher.step_operator import (
-    LONGEST_ARGUMENT,
-    PLACES,
-    SECRETS,
-    SEEDS_AT,
-    StepOperator,
-    Work,
-    forwarded_environment,
-)
+from dags.launcher.step_operator import PLACES, SECRETS, SEEDS_AT, StepOperator
 from tasks.protocol import Need, uses_cluster
 from tasks.protocol.messages import CHANNEL, STDOUT, Failed, Follower
+from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
 from tasks.protocol.supervisor import LAUNCHER_GRACE
 
 OUT_OF_MEMORY = "out of memory: raise CONFIDE_DOCKER_MEMORY, or make the batch smaller"
@@ -56,8 +49,9 @@ class DockerStep(StepOperator, DockerOperator):
     """Runs a step in a container that always ends together with the task.
 
     The task holds the container's standard input open as a lease. If the worker dies suddenly, the
-    engine closes the input, and the image's first process ends the step. Standard output carries
-    the step's messages, standard error the log.
+    engine closes the input, and the step ends itself. The engine's init process (`docker run
+    --init`) forwards SIGTERM and reaps processes. Standard output carries the step's messages,
+    standard error the log.
     """
 
     def __init__(self, **options: Any) -> None:
@@ -114,10 +108,8 @@ class DockerStep(StepOperator, DockerOperator):
         """Create the step's container with only the variables and mounts that it needs."""
         words = work.arguments()
         long = len(words[-1]) > LONGEST_ARGUMENT  # the report of a large sweep
-        environment = work.environment(forwarded_environment(*PLACES, *SECRETS), apart=True)
+        environment = self.variables_of(work, *PLACES, *SECRETS)
         environment |= {"CONFIDE_LEASE": "stdin", CHANNEL: STDOUT}
-        if self.execution_timeout is not None:
-            environment["CONFIDE_DEADLINE"] = str(self.execution_timeout.total_seconds())
         on_cluster = uses_cluster(work.spec, os.environ)
         held = work.spec.needs - (set() if on_cluster else {Need.CLUSTER})
         granted = [mount for need in held for mount in self.granted.get(need, [])]
@@ -128,6 +120,7 @@ class DockerStep(StepOperator, DockerOperator):
             labels=self.labels,
             stdin_open=True,
             host_config=self.cli.create_host_config(
+                init=True,
                 mounts=self.mounts + granted,
                 network_mode=self.network_mode,
                 mem_limit=self.mem_limit,

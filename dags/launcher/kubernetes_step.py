@@ -21,17 +21,15 @@ from airflow.sdk.exceptions import AirflowException, AirflowFailException, Airfl
 
 from dags.launcher.step_operator import (
     BAD_INPUT,
-    LONGEST_ARGUMENT,
     PLACES,
     SEEDS_AT,
     UNFINISHED,
     StepOperator,
-    Work,
     failure,
-    forwarded_environment,
 )
 from tasks.protocol import Need, uses_cluster
 from tasks.protocol.messages import CHANNEL, Follower
+from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
 
 TEMPLATES = Path(__file__).parent / "pods"
 TERMINATION_MESSAGE = "/dev/termination-log"  # of which the cluster keeps the last 4 KiB
@@ -80,7 +78,7 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
             raise failure(BAD_INPUT, "the spec is too long for a pod: make the sweep smaller")
         self.name = f"confide-{work.context.task.replace('_', '-')}"
         self.arguments = arguments
-        variables = work.environment(forwarded_environment(*PLACES), apart=True)
+        variables = self.variables_of(work, *PLACES)
         variables[CHANNEL] = TERMINATION_MESSAGE
         # The cluster would replace $(NAME) by the variable, which may be a secret; $$ escapes a $.
         self.env_vars = {name: value.replace("$(", "$$(") for name, value in variables.items()}

@@ -1,4 +1,4 @@
-"""The base of all launchers: a task's work, its environment, its result and its failures.
+"""The base of all launchers: a task's work, its result and its failures; and the process launcher.
 
 A DAG file creates a task by `step("vocabulary", plan=...)`. The deployment chooses the launcher
 (`CONFIDE_LAUNCHER`), and only the provider of this launcher is imported.
@@ -6,37 +6,31 @@ A DAG file creates a task by `step("vocabulary", plan=...)`. The deployment choo
 
 from __future__ import annotations
 
-import base64
 import json
 import logging
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
+from urllib.parse import unquote, urlparse
 
 from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from dags.launcher.notify import addresses, notify
 from dags.names import NAMES
-from tasks.protocol import (
-    NoReader,
-    RunContext,
-    StepSpec,
-    SweepPoint,
-    environment_for,
-    hides_count,
-)
-from tasks.protocol.messages import Follower
+from tasks.protocol import RunContext, StepSpec, SweepPoint, fork_server, hides_count
+from tasks.protocol.least_privilege import NoReader
+from tasks.protocol.messages import Follower, channel_file
+from tasks.protocol.specs import STORE_SCHEME
+from tasks.protocol.step_process import CHECKOUT, StepProcess, Work
 
-CHECKOUT = Path(__file__).resolve().parents[2]
+TASK_PYTHON = CHECKOUT / ".venv" / "task" / "bin" / "python"
 TRAINING = "training"  # pool: as many models at a time as the machine has devices (locally 1)
 LIGHT = "default_pool"
 PAGE_MARK = "__page_"  # in the id of a run that continues the sweep of another run
-LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 KiB
 SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
 BAD_INPUT, BUDGET_EXCEEDED, CONTRADICTED = 2, 3, 4
 UNFINISHED = 75  # the time limit was reached: started again, the step continues
@@ -46,7 +40,7 @@ _NEVER_RETRIED = {
     CONTRADICTED: "an audit contradicts the claim",
 }
 _OPERATORS = {
-    "process": ("dags.launcher.process_step", "ProcessStep"),
+    "process": (__name__, "ProcessStep"),
     "docker": ("dags.launcher.docker_step", "DockerStep"),
     "kubernetes": ("dags.launcher.kubernetes_step", "KubernetesStep"),
 }
@@ -157,44 +151,6 @@ def defaults() -> dict[str, Any]:
     }
 
 
-@dataclass(frozen=True)
-class Work:
-    """A step to start: its spec and the context of its run."""
-
-    spec: StepSpec
-    context: RunContext
-
-    def arguments(self) -> list[str]:
-        """Return the step's command line after the interpreter's name.
-
-        The spec is a data: URI, so that no shared folder is needed.
-        """
-        body = base64.b64encode(self.spec.model_dump_json().encode()).decode()
-        uri = f"data:application/json;base64,{body}"
-        return ["-m", "tasks", self.spec.step, "--spec", uri]
-
-    def environment(self, environment: Mapping[str, str], *, apart: bool) -> dict[str, str]:
-        """Return the variables that the step needs, with the context of its run.
-
-        Args:
-            environment: all variables that could be passed to the step.
-            apart: the step is isolated from its launcher (a container or a pod).
-
-        Raises:
-            AirflowFailException: the step reads a ledger for which there is no reader.
-        """
-        try:
-            needed = environment_for(self.spec, environment, apart=apart)
-        except NoReader as error:
-            raise failure(BAD_INPUT, str(error)) from None
-        run = self.context.model_dump_json()
-        return needed | {"CONFIDE_RUN_CONTEXT": run, "PYTHONUNBUFFERED": "1"}
-
-    def answer(self, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Return the value for XCom: the output's URI and the publishable metrics."""
-        return {"output": self.spec.output, "metrics": dict(metrics or {})}
-
-
 def work_of(
     task_id: str, plan: Plan, context: Mapping[str, Any], point: Mapping[str, float] | None
 ) -> Work:
@@ -269,9 +225,24 @@ class StepOperator:
         self.verdicts = verdicts or self.verdicts
 
     def answer(self, work: Work, metrics: Mapping[str, float] | None = None) -> dict[str, Any]:
-        """Return the value for XCom, including verdicts if the step judged models."""
+        """Return the value for XCom: output, publishable metrics and verdicts on models."""
         verdicts = {"verdicts": self.verdicts} if self.verdicts else {}
-        return work.answer(metrics) | verdicts
+        return {"output": work.spec.output, "metrics": dict(metrics or {})} | verdicts
+
+    def variables_of(self, work: Work, *names: str) -> dict[str, str]:
+        """Return the variables of a container or a pod: those that its step needs.
+
+        Args:
+            work: the step and its run.
+            names: variables of the worker to forward, besides `CONFIDE_FORWARDED_ENVIRONMENT`.
+
+        Raises:
+            AirflowFailException: the step reads a ledger for which there is no reader.
+        """
+        try:
+            return work.environment(forwarded_environment(*names), apart=True)
+        except NoReader as error:
+            raise failure(BAD_INPUT, str(error)) from None
 
     def work(self, context: Any) -> Work:
         """Return the task's work, and name the mapped task after its grid point."""
@@ -294,6 +265,38 @@ class StepOperator:
     def numbers(self, work: Work) -> dict[str, float]:
         """Return the result's publishable metrics, if this process can read the store."""
         return {}
+
+
+class ProcessStep(StepOperator, BaseOperator):
+    """The process launcher: runs a step as a process of the task environment's Python."""
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        self.process: StepProcess | None = None
+
+    def run_step(self, work: Work, map_index: int) -> tuple[int, Follower]:
+        """Run the step, and write its output to the task's log."""
+        self.process = StepProcess(
+            work,
+            channel_file(home(), work.context.run_key, work.context.task, map_index),
+            home=home(),
+            python=os.environ.get("CONFIDE_TASK_PYTHON") or str(TASK_PYTHON),
+            server=fork_server.named(os.environ),
+        )
+        return self.process.run(lambda line: self.log.info("%s", line))
+
+    def numbers(self, work: Work) -> dict[str, float]:
+        """Return the result's publishable metrics, or {} if the store is remote."""
+        address = urlparse(store())
+        if address.scheme != "file":
+            return {}
+        folder = Path(unquote(address.path)) / work.spec.output.removeprefix(STORE_SCHEME)
+        return publishable((folder / "result.json").read_text())
+
+    def on_kill(self) -> None:
+        """End the step and its child processes by SIGTERM, then SIGKILL."""
+        if self.process is not None:
+            self.process.stop()
 
 
 # --- how it ended

@@ -21,8 +21,7 @@ from tokenizers import Tokenizer
 
 from dp_core.audit.membership import Attack, Scored
 from dp_core.data.corpus import Document
-from dp_core.data.hashing import coin, digest64
-from dp_core.data.identity import document_unit_id
+from dp_core.data.hashing import coin, digest64, document_unit_id
 from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import TokenStore, located_rows_of_units
 from dp_core.errors import BadInput

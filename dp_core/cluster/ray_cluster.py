@@ -7,7 +7,7 @@ shards and the weights of an update, and return counts and clipped sums without 
 and computes the same call again. A call depends only on its arguments, so the result is the same.
 
 *Secrets.* Every call between processes carries the cluster's token, over TLS in both directions
-(`certificates`). An address without these secrets is refused. A cluster on this machine only makes
+(`node`). An address without these secrets is refused. A cluster on this machine only makes
 temporary secrets, and ends with the step.
 
 *Logs.* Tasks, actors and objects have fixed names, no error of a function reaches Ray, and workers
@@ -36,16 +36,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dp_core.cluster.certificates import (
+from dp_core.cluster.node import (
+    QUIET,
     address_towards,
     make_secrets,
     member_environment,
     require_secrets,
 )
-from dp_core.cluster.interfaces import WHERE, HostFunction, R, ShardMap, T
-from dp_core.cluster.node import QUIET
 from dp_core.cluster.remote_calls import HostProcess, Version, map_shard, packed, unpacked
-from dp_core.cluster.shard_map import InProcess, ProcessPool
+from dp_core.cluster.shard_map import WHERE, HostFunction, InProcess, ProcessPool, R, ShardMap, T
 from dp_core.errors import BadInput, ConfideError
 
 VARIABLE = "CONFIDE_CLUSTER"
@@ -66,7 +65,7 @@ class RayCluster:
 
     Args:
         place: `local:N`, or `HOST:PORT` of the cluster's head.
-        secrets: folder of the cluster's secrets (`certificates`); needed with an address.
+        secrets: folder of the cluster's secrets (`node`); needed with an address.
         environment: environment of the Ray processes that this step starts, including local
             workers.
         packages: packages whose code must be the same on every worker.

@@ -1,11 +1,12 @@
-"""Mapping a function over the shards of a corpus: in this process, or in a pool of processes.
+"""Interfaces of a cluster, and the map over shards in this process or in a pool of processes.
 
-Every data step is a function of one shard, followed by a small merge. The values are the same, and
-in the order of the shards, in this process, in a pool and on Ray (`ray_cluster`), so the place
-cannot change the output of a step.
+A cluster maps a function over the shards of a corpus, and provides the hosts of a training. Every
+data step is a function of one shard, followed by a small merge. The values are the same, and in the
+order of the shards, in this process, in a pool and on Ray (`ray_cluster`), so the place cannot
+change the output of a step.
 
-A function receives everything by its arguments. No privacy seed is among them: the step draws the
-noise once, after the merge.
+Functions and their arguments travel to other processes. No privacy seed is among them: noise is
+drawn once, by the step, after the merge of counts or the sum of gradients.
 """
 
 from __future__ import annotations
@@ -19,11 +20,60 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
+from typing import Any, Protocol, TypeVar
 
-from dp_core.cluster.interfaces import WHERE, R, T
 from dp_core.errors import ConfideError
 
+T = TypeVar("T")
+R = TypeVar("R")
+
+WHERE = "cluster"
+HostFunction = Callable[[Any, Any], Any]  # (argument of all hosts, of this host) -> host's value
 _PATIENCE = 2.0  # seconds of work before processes are started, about as long as their start takes
+
+
+class ShardMap(Protocol):
+    """Maps a function over shards."""
+
+    def map(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
+        """Yield the function's value of every shard, in the order of the shards.
+
+        Only a few results are held at a time.
+
+        Args:
+            function: function of one shard. It is a function of a module, or an instance of a
+                module's class, so that another process can import it. Its value depends only on
+                its argument.
+            shards: the arguments.
+
+        Raises:
+            BadInput: the function raised it; of several errors, the error of the first shard.
+            ConfideError: a worker was lost, and the shard could not be computed again.
+        """
+
+
+class Hosts(Protocol):
+    """Hosts of a training: long-lived processes that each apply a function to each update."""
+
+    @property
+    def count(self) -> int:
+        """Number of hosts."""
+
+    def start(self, made: Sequence[Callable[[], HostFunction]]) -> None:
+        """Give each host the function that makes its function."""
+
+    def call(self, shared: Any, arguments: Sequence[Any]) -> Iterator[Any]:
+        """Yield the value of every host's function, in the order of hosts.
+
+        A function depends only on its arguments, so a lost host can compute them again.
+
+        Args:
+            shared: first argument of every host, sent to each machine once.
+            arguments: second argument of each host.
+
+        Raises:
+            ConfideError: a host raised it, or a host was lost too often.
+        """
 
 
 class InProcess:

@@ -26,7 +26,7 @@ MOST_PHRASE, MOST_ROUNDS = 16, 8  # words of a phrase; rounds of a phrase releas
 MOST_BANDS = 64  # of correlated noise; more bands gain little and need as many buffers
 LEAST_DELTA = 1e-30  # below any meaningful probability; smaller tails are not computed
 LEAST_BYTE_LEVEL = 261  # tokens: 256 bytes and 5 special ones
-MechanismName = Literal["elimination", "weighted", "policy", "mad", "mad2r", "gaussian", "paper"]
+MechanismName = Literal["elimination", "gaussian", "paper"]
 ClippingEngine = Literal["book-keeping", "tensorflow-privacy", "naive"]
 
 NoiseMultiplier = Annotated[float, Field(ge=LEAST_NOISE, le=1000)]
@@ -125,9 +125,9 @@ class VocabularyConfig(UnitConfig):
         MORE_PRIVACY,
         "Vocabulary: mechanism",
         "Mechanism that releases words at the same ε and δ. elimination: cumulative rounds that "
-        "drop released and hopeless words; releases the most words. weighted, policy (one "
-        "process), mad, mad2r, gaussian (noised counts): for comparison. paper: Hoory et al.'s "
-        "N = 256, σ = 200, C = 982.5, charged at its true δ; it ignores ε, δ and words per unit.",
+        "drop released and hopeless words; releases the most words. gaussian: noised counts. "
+        "paper: Hoory et al.'s N = 256, σ = 200, C = 982.5, charged at its true δ; it ignores "
+        "ε, δ and words per unit.",
     )
     vocabulary_epsilon: float = setting(
         2.0,

@@ -2,7 +2,7 @@
 
 A corpus in normal form is a set of shards: Parquet files, each with a contiguous range of a hash of
 the patient, or of the document if it has no patient. So all text of a patient or a document is in
-one shard. The name of a document is a function of the document's content (`identity`). Rows are
+one shard. The name of a document is a function of the document's content (`hashing`). Rows are
 sorted by hash, patient, document, admission and text, so the corpus is a function of the multiset
 of its documents: the order of the source does not change a byte of it, and the number of shards
 does not change the order of the documents. `corpus.json` holds the format and the digest of every
@@ -34,8 +34,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from dp_core.data.hashing import digest64
-from dp_core.data.identity import document_name, with_copies_numbered
+from dp_core.data.hashing import digest64, document_name, with_copies_numbered
 from dp_core.data.readers.sources import UNREADABLE
 from dp_core.errors import BadInput, PrivateTextRefusal
 

@@ -1,15 +1,20 @@
-"""Labelled text of any kind, its units and folds; texts and pairs of texts with a class."""
+"""Labelled text: sentences with entities, and texts or pairs of texts with a class.
+
+Every reader yields a `Sentence` (tokens and IOB2 tags) or a `LabelledText`. Both belong to a
+privacy unit and to a fold, and have scores.
+"""
 
 from __future__ import annotations
 
+import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from itertools import pairwise
+from typing import Literal, Protocol
 
 from dp_core.data.corpus import normalised_id
-from dp_core.data.hashing import digest64
-from dp_core.data.identity import content_name, document_unit_id, with_copies_numbered
+from dp_core.data.hashing import content_name, digest64, document_unit_id, with_copies_numbered
 from dp_core.privacy.mechanisms import PrivacyUnit
 
 
@@ -36,7 +41,7 @@ def owner_of(item: LabelledItem) -> str:
 def unit_ids(items: Sequence[LabelledItem], unit: PrivacyUnit) -> list[str]:
     """Return the id of the privacy unit of each item.
 
-    The id of a unit is a function of the unit's own content (`identity`). With the unit `example`,
+    The id of a unit is a function of the unit's own content (`hashing`). With the unit `example`,
     the unit is the item. Exact copies are separate units, distinguished by the copy's number.
     """
     match unit:
@@ -129,3 +134,303 @@ def class_scores(expected: Sequence[str], predicted: Sequence[str]) -> ClassScor
     both = Counter(expected) + Counter(predicted)
     by_class = {name: 2 * right[name] / both[name] for name in sorted(both)}
     return ClassScores(right.total(), len(pairs), by_class)
+
+
+Entity = tuple[str, int, int]  # type, first token, token after the last
+
+
+@dataclass(frozen=True, slots=True)
+class Sentence:
+    """The tokens of a sentence with one tag each.
+
+    Args:
+        tokens: the words.
+        tags: `O`, `B-type` or `I-type` in strict IOB2: an entity starts with `B-`.
+        document_id: the document; empty where the source names none.
+        patient_id: the patient; empty where the source names none. The constructor normalises
+            both ids (`normalised_id`).
+        overlapped: entities that overlap an entity of the tags, which cannot hold both.
+    """
+
+    tokens: tuple[str, ...]
+    tags: tuple[str, ...]
+    document_id: str = ""
+    patient_id: str = ""
+    overlapped: tuple[Entity, ...] = ()
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) != len(self.tags):
+            raise ValueError(f"{len(self.tokens)} tokens but {len(self.tags)} tags")
+        for name in ("document_id", "patient_id"):
+            object.__setattr__(self, name, normalised_id(getattr(self, name)))
+
+
+def annotated(
+    tokens: Sequence[str], listed: Iterable[Entity], document_id: str = "", patient_id: str = ""
+) -> Sentence:
+    """Return a sentence with entities that may overlap.
+
+    The tags hold the longest of overlapping entities, and the first of equally long ones. All
+    other entities, including repetitions of an entity, are in `overlapped`.
+
+    Args:
+        tokens: the words.
+        listed: the entities, in any order, each not empty and within the tokens.
+        document_id: as in `Sentence`.
+        patient_id: as in `Sentence`.
+    """
+    tags, overlapped = ["O"] * len(tokens), []
+    for kind, begin, end in sorted(listed, key=lambda e: (e[1] - e[2], e[1], e[0])):
+        if any(tag != "O" for tag in tags[begin:end]):
+            overlapped.append((kind, begin, end))
+        else:
+            tags[begin:end] = [f"B-{kind}", *[f"I-{kind}"] * (end - begin - 1)]
+    return Sentence(tuple(tokens), tuple(tags), document_id, patient_id, tuple(overlapped))
+
+
+def all_entities(sentence: Sentence) -> list[Entity]:
+    """Return every entity of a sentence, including entities that overlap a longer one."""
+    return [*entities(sentence.tags), *sentence.overlapped]
+
+
+def with_types(sentences: Iterable[Sentence], types: Iterable[str]) -> list[Sentence]:
+    """Return the sentences with only the entities of these types.
+
+    An entity of `overlapped` enters the tags if the entity that it overlaps is removed.
+    """
+    chosen = frozenset(types)
+    return [
+        annotated(
+            s.tokens, [e for e in all_entities(s) if e[0] in chosen], s.document_id, s.patient_id
+        )
+        for s in sentences
+    ]
+
+
+def joined(sentences: Iterable[Sentence]) -> list[Sentence]:
+    """Return each document as one long sentence, in the order of the documents' first sentences.
+
+    A sentence without a document id is returned unchanged. Joined documents make training and
+    scores independent of the sentence splitter.
+    """
+    documents: dict[tuple[str, str] | int, list[Sentence]] = {}
+    for number, s in enumerate(sentences):
+        key = (s.document_id, s.patient_id) if s.document_id else number
+        documents.setdefault(key, []).append(s)
+    return [_concatenated(group) if len(group) > 1 else group[0] for group in documents.values()]
+
+
+def _concatenated(sentences: Sequence[Sentence]) -> Sentence:
+    tokens: list[str] = []
+    tags: list[str] = []
+    overlapped: list[Entity] = []
+    for s in sentences:
+        overlapped += [
+            (kind, begin + len(tokens), end + len(tokens)) for kind, begin, end in s.overlapped
+        ]
+        tokens += s.tokens
+        tags += s.tags
+    first = sentences[0]
+    return Sentence(
+        tuple(tokens), tuple(tags), first.document_id, first.patient_id, tuple(overlapped)
+    )
+
+
+def label_set(sentences: Iterable[Sentence]) -> tuple[str, ...]:
+    """Return every tag of the sentences' entity types, `O` first, then sorted by type."""
+    return tags_of_types({tag[2:] for s in sentences for tag in s.tags if tag != "O"})
+
+
+def tags_of_types(types: Iterable[str]) -> tuple[str, ...]:
+    """Return every tag of these entity types, `O` first, then sorted by type."""
+    return ("O", *(f"{p}-{t}" for t in sorted(set(types)) for p in "BI"))
+
+
+_END = re.compile(r"[.!?][\"')\]]*\s+(?=[A-Z0-9\"'(\[])")
+_NOT_AN_END = re.compile(
+    r"(?:\b(?:[A-Z]|vs|Dr|Mr|Mrs|Ms|Prof|St|al|e\.g|i\.e|cf|approx|Fig|No|resp|ca|etc|sp|spp))\.$"
+)
+_TOKEN = re.compile(r"\w+|[^\w\s]")
+
+
+def sentence_spans(
+    text: str, entities: Sequence[tuple[int, int]], breaks: Sequence[int] = ()
+) -> list[tuple[int, int]]:
+    """Return the (start, end) of each sentence.
+
+    Args:
+        text: running text.
+        entities: spans that no sentence boundary may cut.
+        breaks: offsets at which a sentence always begins (the abstract, after the title).
+    """
+    cuts = {0, len(text), *breaks}
+    for match in _END.finditer(text):
+        stop = match.start() + 1
+        if not _NOT_AN_END.search(text[max(0, stop - 12) : stop]):
+            cuts.add(match.end())
+    kept = _outside(sorted(cuts), sorted(entities))
+    return [(a, b) for a, b in pairwise(kept) if text[a:b].strip()]
+
+
+def _outside(cuts: list[int], entities: list[tuple[int, int]]) -> list[int]:
+    """Return the cuts that lie inside no entity; both lists are sorted."""
+    kept = []
+    number = reach = 0
+    for cut in cuts:
+        while number < len(entities) and entities[number][0] < cut:
+            reach = max(reach, entities[number][1])
+            number += 1
+        if reach <= cut:
+            kept.append(cut)
+    return kept
+
+
+def token_spans(
+    text: str, begin: int, end: int, entities: Sequence[tuple[int, int]]
+) -> list[tuple[int, int]]:
+    """Return the (start, end) of each token between two offsets.
+
+    A token is a run of word characters or a single punctuation mark; entity edges cut tokens.
+    """
+    edges = sorted({e for span in entities for e in span if begin < e < end} | {begin, end})
+    return [m.span() for a, b in pairwise(edges) for m in _TOKEN.finditer(text, a, b)]
+
+
+@dataclass(frozen=True)
+class Score:
+    """Counts of entities, with the precision, recall and F1 that they give.
+
+    Args:
+        correct: number of right predicted entities.
+        predicted: number of predicted entities.
+        expected: number of entities in the text.
+    """
+
+    correct: int
+    predicted: int
+    expected: int
+
+    @property
+    def precision(self) -> float:
+        """Share of the predicted entities that are right; 0 if there are none."""
+        return self.correct / self.predicted if self.predicted else 0.0
+
+    @property
+    def recall(self) -> float:
+        """Share of the right entities that were predicted; 0 if there are none."""
+        return self.correct / self.expected if self.expected else 0.0
+
+    @property
+    def f1(self) -> float:
+        """Harmonic mean of precision and recall; 0 if nothing is predicted or expected."""
+        both = self.predicted + self.expected
+        return 2 * self.correct / both if both else 0.0
+
+
+@dataclass(frozen=True)
+class EntityScores:
+    """Scores over all entities (micro average), and by type."""
+
+    micro: Score
+    by_type: dict[str, Score]
+
+
+def entities(tags: Sequence[str]) -> list[Entity]:
+    """Return the entities of one sentence's IOB2 tags.
+
+    `B-` begins an entity, and directly following `I-` of the same type continue it. Any other `I-`
+    belongs to no entity.
+    """
+    out: list[Entity] = []
+    open_type = ""
+    for i, tag in enumerate(tags):
+        prefix, _, kind = tag.partition("-")
+        if prefix == "B":
+            out.append((kind, i, i + 1))
+            open_type = kind
+        elif prefix == "I" and kind == open_type:
+            out[-1] = (kind, out[-1][1], i + 1)
+        else:
+            open_type = ""
+    return out
+
+
+def score(expected: Iterable[Sentence], predicted: Iterable[Sequence[str]]) -> EntityScores:
+    """Return the strict scores of predicted tags.
+
+    A predicted entity is right if its type and both ends are right (Uzuner et al. 2011, JAMIA
+    18:552: the "class exact span" of that task's scorer). Every entity of the text is expected,
+    including entities that overlap another entity or repeat it. Since tags cannot hold two
+    overlapping entities, one of them is then counted as missed.
+
+    Args:
+        expected: sentences with their right entities.
+        predicted: IOB2 tags for each of the sentences.
+
+    Raises:
+        ValueError: the two sequences, or the tags of a sentence, differ in length.
+    """
+    correct: Counter[str] = Counter()
+    guessed: Counter[str] = Counter()
+    wanted: Counter[str] = Counter()
+    for right, guess in zip(expected, predicted, strict=True):
+        if len(right.tags) != len(guess):
+            raise ValueError(f"{len(right.tags)} tags are expected, {len(guess)} were predicted")
+        listed, found = all_entities(right), entities(guess)
+        wanted.update(kind for kind, _, _ in listed)
+        guessed.update(kind for kind, _, _ in found)
+        correct.update(kind for kind, _, _ in set(listed).intersection(found))  # repetitions once
+    return EntityScores(
+        Score(correct.total(), guessed.total(), wanted.total()),
+        {
+            k: Score(correct[k], guessed[k], wanted[k])
+            for k in sorted(wanted.keys() | guessed.keys())
+        },
+    )
+
+
+Kind = Literal["missed", "spurious", "wrong type", "wrong boundary"]
+
+
+@dataclass(frozen=True)
+class TaggingError:
+    """An entity with a missed, wrong or spurious prediction.
+
+    Attributes:
+        kind: spurious: the predicted entity overlaps no expected one; missed: the expected entity
+            overlaps no predicted one; wrong type: both ends are right; wrong boundary: the two
+            entities overlap but differ in their ends.
+        expected: the right entity; None for a spurious one.
+        predicted: the wrong entity; None for a missed one.
+    """
+
+    kind: Kind
+    expected: Entity | None
+    predicted: Entity | None
+
+
+def tagging_errors(right: Sentence, guess: Sequence[str]) -> list[TaggingError]:
+    """Return the errors in the predicted tags of a sentence, each entity in one error at most.
+
+    Args:
+        right: the sentence with its right entities.
+        guess: predicted IOB2 tags.
+    """
+    wanted, found = all_entities(right), entities(guess)
+    missing = sorted((Counter(wanted) - Counter(found)).elements(), key=lambda e: (*e[1:], e[0]))
+    wrong = sorted(set(found) - set(wanted), key=lambda e: (*e[1:], e[0]))
+    errors: list[TaggingError] = []
+    pairs: tuple[tuple[Kind, Callable[[Entity, Entity], bool]], ...] = (
+        ("wrong type", lambda a, b: a[1:] == b[1:]),
+        ("wrong boundary", lambda a, b: a[0] == b[0] and a[1] < b[2] and b[1] < a[2]),
+        ("wrong boundary", lambda a, b: a[1] < b[2] and b[1] < a[2]),  # and of another type
+    )
+    for kind, matches in pairs:
+        for entity in list(missing):
+            other = next((e for e in wrong if matches(entity, e)), None)
+            if other is not None:
+                errors.append(TaggingError(kind, entity, other))
+                missing.remove(entity)
+                wrong.remove(other)
+    errors += [TaggingError("missed", entity, None) for entity in missing]
+    return errors + [TaggingError("spurious", None, entity) for entity in wrong]

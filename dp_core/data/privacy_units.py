@@ -3,7 +3,7 @@
 `example`: a tuple of at most N words, cut from one text (Hoory et al. 2021, section 3.2).
 `document`: all text of a patient with the same document id. `patient`: all text of a patient.
 
-A unit's id is a function of the unit's own content (`identity`), and every draw is a function of
+A unit's id is a function of the unit's own content (`hashing`), and every draw is a function of
 that id and a key. So adding or removing one unit changes no draw of another unit.
 """
 
@@ -26,10 +26,8 @@ from dp_core.data.corpus import (
     read_shard,
     read_tables,
 )
-from dp_core.data.hashing import coin, drawn
-from dp_core.data.identity import document_unit_id, example_name
-from dp_core.data.tokens import word_starts
-from dp_core.data.word_codes import Encoder, HeldItems, held_items
+from dp_core.data.hashing import coin, document_unit_id, drawn, example_name
+from dp_core.data.tokens import Encoder, HeldItems, held_items, word_starts
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.mechanisms import PrivacyUnit
 

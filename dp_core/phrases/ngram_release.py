@@ -27,9 +27,8 @@ from numpy.typing import NDArray
 
 from dp_core.data.corpus import Shard
 from dp_core.data.privacy_units import Unit, UnitTexts, in_blocks
-from dp_core.data.word_codes import HeldItems, WordCodes, encode_bert_words
-from dp_core.vocabulary.gathered_sets import GatheredSets
-from dp_core.vocabulary.item_sets import ItemSets, bounded_sets
+from dp_core.data.tokens import HeldItems, WordCodes, encode_bert_words
+from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, bounded_sets
 
 if TYPE_CHECKING:
     from dp_core.phrases.phrase_calibration import PhrasePlan

@@ -14,9 +14,8 @@ from dp_core.config.privacy import MechanismName
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.mechanisms import PhraseRounds, PrivacyUnit
-from dp_core.vocabulary.mechanism_choice import selection_plan
-from dp_core.vocabulary.partition_selection import PartitionSelection
-from dp_core.vocabulary.vocabulary_calibration import check_target, refuse_unearned
+from dp_core.vocabulary.partition_selection import PartitionSelection, refuse_unearned
+from dp_core.vocabulary.selection_calibration import check_target, selection_plan
 
 _TRIALS = 12  # usually two or three suffice, but few noise values make the charge jump
 _CLOSE, _NEARLY = 0.995, 0.999  # shares of the target: accepted; aimed at

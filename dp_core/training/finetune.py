@@ -247,7 +247,7 @@ def finetune_privately(
         model: the pre-trained model, or its folder; its heads are dropped.
         items: private texts with private labels.
         tokenizer: tokenizer with the model's vocabulary.
-        head: the head to learn; its labels must be PUBLIC, see `ner.tags_of_types`.
+        head: the head to learn; its labels must be PUBLIC, see `tags_of_types`.
         units: id of each text's privacy unit: its document, its patient, or the text.
         updates: the plan over these units, with the seed of its reservation.
         config: optimizer, checkpoints and time limit.

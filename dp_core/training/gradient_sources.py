@@ -27,7 +27,7 @@ import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.cluster.interfaces import Hosts
+from dp_core.cluster.shard_map import Hosts
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.models.parameters import Arrays, ModelConfig

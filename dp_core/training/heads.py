@@ -17,9 +17,8 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from dp_core.data.hashing import U64
-from dp_core.data.labelled_text import LabelledText
+from dp_core.data.labelled_text import LabelledText, Sentence
 from dp_core.data.masking import MaskedRows
-from dp_core.data.ner import Sentence
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput, PrivateTextRefusal

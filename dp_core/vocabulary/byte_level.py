@@ -17,8 +17,7 @@ from tokenizers import Tokenizer, decoders, processors
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
-from dp_core.data.word_codes import WordCodes, encode_with
+from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds, WordCodes, encode_with
 from dp_core.errors import BadInput
 from dp_core.vocabulary.merges import learn_merges, whole_words_apart
 from dp_core.vocabulary.wordpiece import refuse_no_words

@@ -18,7 +18,6 @@ other text in a unit's content. Every mechanism has the same four parts:
 from __future__ import annotations
 
 import abc
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
@@ -26,18 +25,17 @@ from typing import TYPE_CHECKING, ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.discrete_gaussian import lattice_gaussian
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.discrete_gaussian import discrete_gaussian, lattice_gaussian
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NoisedWeights,
     PrivacyUnit,
     ThresholdedHistogram,
 )
-from dp_core.vocabulary.dp_histogram import release as release_counts
-from dp_core.vocabulary.gathered_sets import GatheredSets
-from dp_core.vocabulary.item_sets import ItemSets, UnitSets
-from dp_core.vocabulary.vocabulary_calibration import HistogramPlan, refuse_unearned
+from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, UnitSets
 
 if TYPE_CHECKING:
     from dp_core.privacy.seed_store import PrivacySeed
@@ -46,10 +44,6 @@ Floats = NDArray[np.float64]
 Places = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 DROP = 1.0  # deviations of the total noise; items with less evidence are dropped (elimination)
-HOPELESS = 2.0  # deviations by which the first round may have been too low (mad2r)
-ABOVE = 2.0  # deviations of mad's level above the threshold; 3 for policy (Gopi et al.)
-
-
 Shards = GatheredSets | Iterable[ItemSets]
 
 
@@ -58,15 +52,22 @@ class PartitionSelection(abc.ABC):
     """A mechanism that releases items: its parameters, and the (ε, δ) that it provides.
 
     Attributes:
-        items_per_unit: N. epsilon, delta: claimed. unit: the unit that is added or removed.
-        declared_units: public upper bound on the number of units.
+        items_per_unit: N. epsilon, delta: claimed.
+        unit: the unit that is added or removed; None for a calculation without data.
+        declared_units: public upper bound on the number of units; None for such a calculation.
+
+    Raises:
+        PlanError: the mechanism does not provide (ε, δ), or δ is not below 1/declared_units.
     """
 
     items_per_unit: int
     epsilon: float
     delta: float
     unit: PrivacyUnit | None
-    declared_units: int
+    declared_units: int | None
+
+    def __post_init__(self) -> None:
+        refuse_unearned(self.event(), self.epsilon, self.delta, self.declared_units)
 
     @abc.abstractmethod
     def event(self) -> MechanismEvent:
@@ -102,7 +103,7 @@ class PartitionSelection(abc.ABC):
                 where="items_per_unit",
                 fix="Count and calibrate with the same bound.",
             )
-        if sets.units > self.declared_units:
+        if self.declared_units is not None and sets.units > self.declared_units:
             raise BadInput(
                 f"the shards hold more units than the declared bound of {self.declared_units}",
                 where="declared_units",
@@ -112,40 +113,38 @@ class PartitionSelection(abc.ABC):
 
 @dataclass(frozen=True)
 class Counted(PartitionSelection):
-    """Plain counts: each unit adds 1 to each of its items (Hoory et al. 2021; `dp_histogram`).
+    """The noised word histogram (Hoory et al. 2021, section 3.2; privacy.md).
 
-    Releases the noised count itself, which is unbiased except for selection by the threshold.
+    h'(x) is the number of units that contain item x. Discrete Gaussian noise is added to every
+    present x, and counts below the threshold are dropped. The released count is unbiased except
+    for selection by the threshold.
+
+    *Formal guarantee.* (ε, δ)-DP for adding or removing one unit that counts towards at most
+    `items_per_unit` items, once for each.
+
+    Attributes:
+        sigma: parameter of the discrete Gaussian noise, in counts.
+        threshold: integer C; noised counts below it are not released.
     """
 
     sigma: float
     threshold: int
 
-    def plan(self) -> HistogramPlan:
-        """Return the histogram's plan; it refuses numbers that do not earn (ε, δ)."""
-        return HistogramPlan(
-            self.items_per_unit,
-            self.sigma,
-            self.threshold,
-            self.epsilon,
-            self.delta,
-            unit=self.unit,
-            declared_units=self.declared_units,
-        )
-
     def event(self) -> ThresholdedHistogram:
-        """Return the histogram."""
-        return self.plan().event()
+        """Return the histogram, for the ledger."""
+        return ThresholdedHistogram(self.items_per_unit, self.sigma, self.threshold, unit=self.unit)
 
     def _release(self, sets: GatheredSets, seed: PrivacySeed, context: bytes) -> dict[str, int]:
         counts = np.zeros(sets.distinct, np.int64)
         for shard in sets:
             counts += np.bincount(shard.members, minlength=len(counts))
-        kept, noised = release_counts(counts, self.plan(), seed, context)
-        return dict(zip(sets.named(kept), noised.tolist(), strict=True))
+        noised = counts + discrete_gaussian(self.sigma, len(counts), seed, context)
+        kept = np.flatnonzero(noised >= self.threshold)
+        return dict(zip(sets.named(kept), noised[kept].tolist(), strict=True))
 
 
 @dataclass(frozen=True)
-class _Round:
+class Round:
     """Input of a round besides the shard: only values after noise."""
 
     number: int
@@ -163,16 +162,13 @@ class Weighted(PartitionSelection):
     spread: ClassVar[float] = 0.1  # relative error of evidence as a count, for the estimate
     mechanism: NoisedWeights
 
-    def __post_init__(self) -> None:
-        refuse_unearned(self.mechanism, self.epsilon, self.delta, self.declared_units)
-
     def event(self) -> NoisedWeights:
         """Return the mechanism, for the ledger."""
         return self.mechanism
 
     # --- parts that subclasses define
 
-    def weigh(self, shard: UnitSets, now: _Round) -> Places:
+    def weigh(self, shard: UnitSets, now: Round) -> Places:
         """Return each item's total in places from the shard: integers, so that sums are exact.
 
         Shares are rounded down, so that no unit's norm exceeds the scale.
@@ -180,16 +176,16 @@ class Weighted(PartitionSelection):
         share = np.floor(self._scale(now) * self._shares(shard, now)).astype(np.int64)
         return _added(shard, share, now.live)
 
-    def _scale(self, now: _Round) -> int:
+    def _scale(self, now: Round) -> int:
         return self.mechanism.scales[now.number]
 
-    def _shares(self, shard: UnitSets, now: _Round) -> Floats:
+    def _shares(self, shard: UnitSets, now: Round) -> Floats:
         """Return the weight of one item of each unit."""
         held = np.bincount(shard.owners, now.live[shard.members], minlength=shard.units)
         shares: Floats = np.minimum(self.mechanism.largest, 1 / np.sqrt(np.maximum(held, 1)))
         return shares
 
-    def weigh_all(self, sets: GatheredSets, now: _Round) -> Places:
+    def weigh_all(self, sets: GatheredSets, now: Round) -> Places:
         """Return the sum over shards, by item: `weigh` of each, merged."""
         total = np.zeros(len(now.live), np.int64)
         for shard in sets:
@@ -219,7 +215,7 @@ class Weighted(PartitionSelection):
             return out
 
         for number in rounds:
-            evidence.append(noised(number, self.weigh_all(sets, _Round(number, live))))
+            evidence.append(noised(number, self.weigh_all(sets, Round(number, live))))
             for first, until, threshold in self.mechanism.checks:
                 if until == number:
                     total = np.sum(evidence[first : until + 1], axis=0)
@@ -295,107 +291,28 @@ class Elimination(Weighted):
         return np.asarray(np.sum(evidence, axis=0) >= DROP * noise)
 
 
-@dataclass(frozen=True)
-class MaxAdaptiveDegree(Weighted):
-    """MAD: weight above a level returns to the units, which give it to their other items.
+def refuse_unearned(
+    event: MechanismEvent, epsilon: float, delta: float, declared_units: int | None
+) -> None:
+    """Refuse a claim that a mechanism does not provide, or whose δ gives a unit away.
 
-    Chen, Cohen-Addad, Epasto and Zadimoghaddam 2025 (arXiv:2502.08878). A unit with d items gives
-    1/d to each. An item's weight above the level returns to its units in proportion. A unit then
-    gives each item 1/D of its returned weight, where D is the larger of N and 4, plus 1/√d − 1/d.
-    Norm and new items: docs/proofs.md, "Rerouted weight". There are two passes over the shards;
-    sums are floats and rounded once.
+    A single release is compared with its exact privacy profile, several with the ledger's charge.
+
+    Args:
+        event: the mechanism. epsilon, delta: claimed.
+        declared_units: public upper bound on the number of units, if the claim states one.
+
+    Raises:
+        PlanError: it does not provide (ε, δ), or δ is not below 1/declared_units.
     """
-
-    def weigh_all(self, sets: GatheredSets, now: _Round) -> Places:
-        """Return the rerouted sums: the first pass finds the excess, the second returns it.
-
-        Units are added to one sum in their order, so rounding does not depend on the shards.
-        """
-        first = np.zeros(len(now.live))
-        for shard in sets:
-            self.first_pass(shard, now, first)
-        level = self._level(now.number)
-        beyond = np.maximum(0.0, 1 - level / np.maximum(first, level))
-        total = np.minimum(first, level)
-        for shard in sets:
-            self.second_pass(shard, now, beyond, total)
-        rounded: Places = np.floor(total * self.mechanism.scales[now.number]).astype(np.int64)
-        return rounded
-
-    def _level(self, number: int) -> float:
-        """Return the level, at least 1, so that no new item exceeds it."""
-        threshold = next(c[2] for c in self.mechanism.checks if c[1] == number)
-        level = (threshold + ABOVE * self.mechanism.deviation) / self.mechanism.scales[number]
-        return float(max(1.0, level))
-
-    def first_pass(self, shard: UnitSets, now: _Round, total: Floats) -> None:
-        """Add 1/d to each item for each of its units in the shard."""
-        held, owners, members = _live(shard, now)
-        np.add.at(total, members, 1 / held[owners])
-
-    def second_pass(self, shard: UnitSets, now: _Round, beyond: Floats, total: Floats) -> None:
-        """Add to each item its share of the returned weight, and 1/√d − 1/d for each of its units.
-
-        Args:
-            shard: units. now: the round.
-            beyond: share of each item's sum that is above the level.
-            total: sum of each item; changed in place.
-        """
-        held, owners, members = _live(shard, now)
-        back = np.bincount(owners, beyond[members], minlength=shard.units) / np.maximum(held, 1)
-        degree = max(4, self.items_per_unit)
-        each = back / degree + 1 / np.sqrt(np.maximum(held, 1)) - 1 / np.maximum(held, 1)
-        np.add.at(total, members, each[owners])
-
-
-@dataclass(frozen=True)
-class MaxAdaptiveDegreeTwoRounds(MaxAdaptiveDegree):
-    """MAD2R: MAD, followed by a second round without released and hopeless items.
-
-    The second round leaves out the items that the first released, and items whose noised weight
-    plus `HOPELESS` deviations is below the second threshold. (The paper also biases weights by the
-    first round's weights; this implementation does not.)
-    """
-
-    def keep(self, number: int, evidence: Sequence[Places]) -> Flags:
-        """Return the items that may still pass."""
-        if number > 0:
-            return np.ones(len(evidence[0]), np.bool_)
-        needed = self.mechanism.checks[1][2] / self.mechanism.scales[1] * self.mechanism.scales[0]
-        return np.asarray(evidence[0] + HOPELESS * self.mechanism.deviation >= needed)
-
-
-@dataclass(frozen=True)
-class Policy(Weighted):
-    """Policy Gaussian: units in turn raise their items to a level (Gopi et al. 2020, Alg. 6).
-
-    A unit moves the weights of its items below the level straight towards the level, by at most 1
-    in l2 norm (a projection, which never increases the distance of neighbours). No weight is wasted
-    on items that are certain to pass. Each unit sees the result of its predecessors, so the
-    units of all shards are processed sequentially, in the order of coins, on one machine.
-    """
-
-    spread: ClassVar[float] = 10.0  # weights end at the level for any counts
-
-    def weigh_all(self, sets: GatheredSets, now: _Round) -> Places:
-        """Return the weights after the last unit, rounded."""
-        level = (
-            self.mechanism.checks[0][2] + 3 * self.mechanism.deviation
-        ) / self.mechanism.scales[0]
-        weights = np.zeros(len(now.live))
-        for some in sets.by_order():
-            for start, end in itertools.pairwise(some.starts.tolist()):
-                members = some.members[start:end]
-                room = np.maximum(0.0, level - weights[members])
-                length = float(np.sqrt(room @ room))
-                if length > 0:
-                    weights[members] += room / max(1.0, length)
-        rounded: Places = np.floor(weights * self.mechanism.scales[0]).astype(np.int64)
-        return rounded
-
-
-def _live(shard: UnitSets, now: _Round) -> tuple[Floats, NDArray[np.int64], NDArray[np.int32]]:
-    """Return each unit's number of live items, and owners and members of the live items."""
-    chosen = now.live[shard.members]
-    owners = shard.owners[chosen]
-    return np.bincount(owners, minlength=shard.units) * 1.0, owners, shard.members[chosen]
+    if declared_units is not None:
+        refuse_large_delta([delta], declared_units, f"{event.title}, delta")
+    first, *others = event.steps()
+    if first.times == 1 and not others:
+        earned = float(max(side[0] for side in first.step.directions(np.array([epsilon]))))
+        holds, gives = earned <= delta, f"δ={earned:.3g} at ε={epsilon:g}, not {delta:g}"
+    else:
+        charged = epsilon_pld(event, delta)
+        holds, gives = charged <= epsilon, f"ε={charged:.3g} at δ={delta:g}, not {epsilon:g}"
+    if not holds:
+        raise PlanError(f"{event.describe()} gives {gives}", where=event.title, fix="Calibrate it.")

@@ -82,8 +82,8 @@ def command(
     from dp_core.audit import black_box
     from dp_core.audit.protocol import verdict_of
     from dp_core.privacy.accounting import PrivacyProfile
-    from tasks.evidence.find_model import find_origin
     from tasks.evidence.gate import bearing, claim_of, records_of
+    from tasks.releases.provenance import find_origin
 
     deployment = Deployment.from_environment()
     store = deployment.open_store()

@@ -121,7 +121,7 @@ def vocabulary(
 
 
 def _exact(epsilon: float, delta: float, words: int) -> dict[str, Any]:
-    from dp_core.vocabulary.vocabulary_calibration import calibrate, delta_of
+    from dp_core.vocabulary.selection_calibration import calibrate, delta_of
 
     plan = calibrate(epsilon, delta, words)
     return {
@@ -132,7 +132,7 @@ def _exact(epsilon: float, delta: float, words: int) -> dict[str, Any]:
 
 
 def _paper(epsilon: float, delta: float, words: int) -> dict[str, Any]:
-    from dp_core.vocabulary.hoory2021 import paper_parameters, paper_sigma
+    from dp_core.vocabulary.selection_calibration import paper_parameters, paper_sigma
 
     paper = paper_parameters(paper_sigma(epsilon, delta, words), delta, words)
     return {

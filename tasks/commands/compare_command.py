@@ -86,7 +86,7 @@ def _uris(store: Store, runs: tuple[str, ...]) -> list[str]:
 
 
 def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compared]) -> None:
-    from tasks.report.cells import LEGEND
+    from tasks.report.tables import LEGEND
 
     names = [f"run {number}" for number in range(len(runs))]
     rows: list[list[object]] = [
@@ -118,7 +118,7 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
 
 def _show_leakage(runs: list[Run], names: list[str]) -> None:
     """Show what membership attacks find: model, attack and level by run and epoch."""
-    from tasks.report.cells import LEGEND, MARKS
+    from tasks.report.tables import LEGEND, MARKS
 
     found: dict[tuple[str, str, str], dict[str, str]] = {}
     heads: dict[str, None] = {}
@@ -139,7 +139,7 @@ def _show_leakage(runs: list[Run], names: list[str]) -> None:
 
 
 def _figure(name: str, figure: dict[str, Any] | None) -> str:
-    from tasks.report.cells import MARKS
+    from tasks.report.tables import MARKS
 
     if figure is None:
         return "–"

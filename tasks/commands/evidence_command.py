@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
@@ -13,9 +12,6 @@ from tasks.commands.output import as_json, new_folder, write_json
 from tasks.commands.report_command import given
 from tasks.runtime.deployment import Deployment
 from tasks.storage import sha256_of
-
-if TYPE_CHECKING:
-    from tasks.evidence.pack_contents import OperatorWords
 
 
 @click.command("evidence")
@@ -59,9 +55,8 @@ def command(
     """
     if check is not None:
         return _check(check, model, as_json)
-    from tasks.evidence.find_model import origin_of_export
-    from tasks.evidence.gather import gather
     from tasks.evidence.pack import write_pack
+    from tasks.releases.provenance import origin_of_export
 
     if model is not None and uri:
         raise BadInput("two models are named", where="evidence", fix="Give MODEL or --uri.")
@@ -73,7 +68,7 @@ def command(
     else:
         uri = given(store, uri) if uri else latest_model(store, "evidence")
     with new_folder(out) as partial:
-        write_pack(gather(deployment, store, uri, operator=operator, words=said), partial)
+        write_pack(deployment, store, uri, partial, operator=operator, words=said)
     digest = sha256_of(out / "evidence.json")
     if as_json:
         write_json({"folder": str(out), "uri": uri, "sha256": digest})
@@ -93,42 +88,32 @@ def _check(folder: Path, model: Path | None, as_json: bool) -> int:
         found = check_evidence.check(folder, model)
     except check_evidence.NotAPackError as error:
         raise BadInput("no evidence pack", where=str(folder), fix=f"{error}.") from None
-    if not found.faults:
-        found.faults += _refused_by_the_models(folder)
     click.echo(
         check_evidence.as_json(found) if as_json else check_evidence.as_text(found), nl=False
     )
     return found.code
 
 
-def _refused_by_the_models(folder: Path) -> list[str]:
-    """Return errors that the models of evidence and ledger find in addition to the schema."""
-    from pydantic import ValidationError
+def _operator_words(file: Path | None) -> dict[str, str]:
+    """Return the operator's statements in a JSON file.
 
-    from dp_core.config.fields import one_line
-    from tasks.evidence.pack import read_pack
-
-    try:
-        read_pack(folder)
-    except ValidationError as error:
-        return [one_line(error)]
-    return []
-
-
-def _operator_words(file: Path | None) -> OperatorWords:
-    from pydantic import ValidationError
-
-    from dp_core.config.fields import one_line
-    from tasks.evidence.pack_contents import OperatorWords
+    Raises:
+        BadInput: it cannot be read, or contains anything else.
+    """
+    from tasks.evidence.check_evidence import OPERATOR_WORDS, read_json
 
     if file is None:
-        return OperatorWords()
+        return {}
+    where, fix = f"--words {file}", f"Give JSON with some of: {', '.join(OPERATOR_WORDS)}."
     try:
-        return OperatorWords.model_validate_json(file.read_text())
+        said = read_json(file.read_bytes())
     except OSError:
-        raise BadInput("cannot be read", where=f"--words {file}") from None
-    except ValidationError as error:
-        fields = ", ".join(OperatorWords.model_fields)
-        raise BadInput(
-            one_line(error), where=f"--words {file}", fix=f"Give JSON with some of: {fields}."
-        ) from None
+        raise BadInput("cannot be read", where=where) from None
+    except ValueError as error:
+        raise BadInput(f"not JSON: {error}", where=where, fix=fix) from None
+    if not isinstance(said, dict):
+        raise BadInput("not a JSON object", where=where, fix=fix)
+    for name, words in said.items():
+        if name not in OPERATOR_WORDS or not isinstance(words, str):
+            raise BadInput(f"{name!r} is not a statement in words", where=where, fix=fix)
+    return said

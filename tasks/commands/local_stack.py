@@ -1,4 +1,4 @@
-"""`confide demo`, `confide up`, `confide down`: the project on one machine, without Docker."""
+"""`confide demo`, `up`, `down` and `announce`: Airflow and MLflow, without Docker."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import time
 import click
 from rich.console import Console
 
+from dp_core.errors import BadInput
+from tasks.commands.output import as_json, write_json
 from tasks.commands.settings_options import (
     SettingsOptions,
     settings_from,
@@ -62,3 +64,27 @@ def down() -> None:
 
     stopped = stop(Deployment.from_environment())
     click.echo("Stopped." if stopped else "Nothing was running.")
+
+
+@click.command()
+@click.argument("corpus")
+@click.argument("version")
+@as_json
+def announce(corpus: str, version: str, as_json: bool) -> None:
+    """Announce a new VERSION of the private data set CORPUS to Airflow.
+
+    The DAG `new_corpus` then checks both values and starts `dp_bert` with the data set's settings
+    (`CONFIDE_CORPORA`).
+    """
+    from tasks.local.stack import connected
+
+    api = connected(Deployment.from_environment())
+    if api is None:
+        raise BadInput(
+            "no Airflow runs here", fix="Run `make up`, or set CONFIDE_AIRFLOW_API to one."
+        )
+    api.announce(corpus, version)
+    if as_json:
+        write_json({"corpus": corpus, "data_version": version, "announced": True})
+    else:
+        click.echo(f"Announced {corpus} {version}: follow the DAG new_corpus in Airflow.")

@@ -32,7 +32,7 @@ def show(uri: str) -> None:
     """Print the closing table of a report step's output and the paths of its pages."""
     from rich.console import Console
 
-    from tasks.report.cells import Table, rich_table, side_by_side
+    from tasks.report.tables import Table, rich_table, side_by_side
 
     deployment = Deployment.from_environment()
     content = _content(deployment.open_store(), uri)

@@ -17,8 +17,8 @@ from tasks.commands.settings_options import (
     settings_of_options,
     settings_options,
 )
-from tasks.execution.progress_bars import one_after_the_other
-from tasks.execution.step_process import Job, run_job, stops_on_signals
+from tasks.context import omissions_of
+from tasks.execution.run_job import Job, one_after_the_other, run_job, stops_on_signals
 from tasks.protocol import (
     JobSettings,
     StepSpec,
@@ -28,7 +28,6 @@ from tasks.protocol import (
     promotion,
 )
 from tasks.releases.unfinished_runs import plans_given_back
-from tasks.report.omissions import omissions_of
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.mlflow import send_all
 

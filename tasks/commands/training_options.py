@@ -165,7 +165,7 @@ def check_delta(delta: float, units: int | None) -> None:
         BadInput: δ is not between 0 and 1 or not below 1/units, or units is not a count.
     """
     from dp_core.config.privacy import refuse_large_delta
-    from dp_core.vocabulary.vocabulary_calibration import LEAST_DELTA
+    from dp_core.vocabulary.selection_calibration import LEAST_DELTA
 
     check_count(units, "--units")
     if not 0 < delta < 1:

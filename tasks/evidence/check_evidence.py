@@ -41,13 +41,19 @@ FILES = {
 }  # files of a pack, in addition to evidence.json
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 NOT_STATED = "not stated by the operator"
+OPERATOR_WORDS = (
+    "model_name", "license", "language", "contact", "intended_use", "out_of_scope_use",
+    "data_collection", "data_people", "legal_basis", "known_biases", "access_to_private_data",
+)  # fmt: skip
 RECORDED = {  # fields that the data of a pack cannot confirm, by file
     EVIDENCE: (
-        "edition", "made_up", "created", "model", "made_by", "versions", "operator_words",
-        "measures", "audits", "claims[].assumptions", "claims[].declared_units",
-        "claims[].releases[].ledger_id", "claims[].rederived.tool",
-        "claims[].releases[].rederived.tool", "trained_by.sampling", "trained_by.clip_norm",
+        "edition", "created", "model", "made_by", "versions", "operator_words", "measures",
+        "audits", "derived_by", "trained_by.sampling", "trained_by.clip_norm",
         "trained_by.clipping", "trained_by.examples_per_step", "trained_by.max_examples_per_unit",
+    ),
+    STATEMENT: (
+        "declared_units", "assumptions", "made_up", "others[].declared_units",
+        "others[].assumptions", "released_after_updates",
     ),
     LEDGER: (
         "extracts[].budget_epsilon", "extracts[].budget_delta", "extracts[].share_spent",
@@ -60,6 +66,7 @@ _MOST_BYTES = 1 << 26
 _LONGEST_PLACE = 400  # characters of a field's path; nested mechanisms have long paths
 _SETTLED = 1e-3  # relative difference at which two grids agree
 _FINEST = 1e-6
+_PROVEN = "PLD, in which the parts without one enter as the (ε, δ) proven for them"
 _ROUNDING = 1e-5  # absolute error of ε and ceilings on the grid
 _ADD_REMOVE, _ZERO_OUT, _REPLACE = "add-or-remove-one", "zero-out-one", "replace-one"
 
@@ -103,22 +110,26 @@ _UNIT, _RELATION = {"example", "document", "patient"}, {_ADD_REMOVE, _ZERO_OUT, 
 _EPSILON, _DELTA, _SIGMA = (lambda v: _REAL(v) and 0 <= v <= 1e6), _within(0, 1), _within(0, 1e12)
 _EVENT = object()  # a mechanism, with the fields in `MECHANISMS`
 _STEPS = _whole(1, 10**7)
-_REDERIVED = {"tool": _NAME, "epsilon": _Optional(_EPSILON)}
-_CLAIMED_RELEASE = {
-    "ledger_id": _NAME, "event": _EVENT, "unit": _UNIT, "neighbours": _RELATION, "delta": _DELTA,
-    "epsilon": _EPSILON, "rederived": _REDERIVED,
+_DERIVED = {
+    "dataset": _NAME, "epsilon": _Optional(_EPSILON), "releases": [_Optional(_EPSILON)],
+    "tpr_ceilings": [{"fpr": _DELTA, "tpr": _DELTA}],
 }  # fmt: skip
-_CLAIM = {
-    "dataset": _NAME, "unit": _UNIT, "neighbours": _RELATION,
-    "declared_units": _Optional(_whole(1)), "epsilon": _Optional(_EPSILON), "delta": _DELTA,
-    "one_plan": _FLAG, "assumptions": [_TEXT], "releases": [_CLAIMED_RELEASE],
-    "rederived": _Optional(_REDERIVED), "tpr_ceilings": [{"fpr": _DELTA, "tpr": _DELTA}],
+_CLAIM = {  # the statement on one data set
+    "version": _whole(1, 1), "dataset": _NAME, "unit": _UNIT, "neighbours": _RELATION,
+    "epsilon": _Optional(_EPSILON), "delta": _DELTA, "declared_units": _Optional(_whole(1)),
+    "accounting": _NAME, "private": _FLAG, "seed_known": lambda v: v is False, "made_up": _FLAG,
+    "one_plan": _FLAG, "assumptions": [_TEXT], "ledger_ids": [_NAME],
+    "releases": [{
+        "ledger_id": _NAME, "unit": _UNIT, "mechanism": _NAME, "event": _EVENT, "delta": _DELTA,
+        "epsilon": _EPSILON, "epsilon_rdp": _Optional(_EPSILON),
+    }],
 }  # fmt: skip
 _AUDIT = {
-    "key": r"[a-z][a-z0-9_]*", "name": _NAME, "subject": _NAME, "level": _Optional(_TEXT),
+    "key": r"[a-z][a-z0-9_]*", "name": _NAME, "subject": _NAME,
+    "level": _Optional({"canary", "example", "document", "patient", "group"}),
     "measured": _NAME, "value": _Optional(_REAL), "interval": _Optional((_REAL, _REAL)),
     "confidence": _Optional(_DELTA), "ceiling": _Optional(_REAL), "ceiling_of": _TEXT,
-    "power": _TEXT, "bounds_claim": _FLAG, "finding": _TEXT,
+    "power": _TEXT, "bounds_claim": _FLAG, "finding": _NAME,
     "verdict": {"consistent", "contradicted", "inconclusive", "invalid", "not run"},
     "null_control": _Optional({
         "of": _NAME, "low": _REAL, "high": _REAL, "alarm_rate": _DELTA,
@@ -127,14 +138,10 @@ _AUDIT = {
     "label": {"dp", "public", "operator"},
     "rows": [_Mapping(lambda v: _REAL(v) or _TEXT(v))],
 }  # fmt: skip
-_OPERATOR_WORDS = (
-    "model_name", "license", "language", "contact", "intended_use", "out_of_scope_use",
-    "data_collection", "data_people", "legal_basis", "known_biases", "access_to_private_data",
-)  # fmt: skip
 SHAPES: dict[str, Any] = {
     EVIDENCE: {
-        "version": _whole(2, 2), "edition": {"publishable", "operator"}, "made_up": _FLAG,
-        "created": _DAY, "claims": [_CLAIM], "audits": [_AUDIT], "files": _Mapping(_SHA256),
+        "version": _whole(3, 3), "edition": {"publishable", "operator"}, "created": _DAY,
+        "derived": [_DERIVED], "derived_by": _NAME, "audits": [_AUDIT], "files": _Mapping(_SHA256),
         "model": {
             "step": _NAME, "kind": _Optional(_TEXT), "layers": _Optional(_whole(0)),
             "hidden": _Optional(_whole(0)), "parameters": _Optional(_whole(0)),
@@ -148,11 +155,12 @@ SHAPES: dict[str, Any] = {
             "noise_bands": _whole(1),
         }),
         "measures": [{"name": _NAME, "value": _REAL, "label": {"dp", "public", "operator"}}],
-        "operator_words": dict.fromkeys(_OPERATOR_WORDS, _NAME),
+        "operator_words": dict.fromkeys(OPERATOR_WORDS, _NAME),
         "versions": _Mapping(_NAME), "made_by": {"spec_hash": _TEXT, "output": _NAME},
     },
+    STATEMENT: _CLAIM | {"others": [_CLAIM], "released_after_updates": [_whole(1)]},
     LEDGER: {
-        "version": _whole(2, 2),
+        "version": _whole(3, 3),
         "extracts": [{
             "dataset": _NAME, "budget_unit": _Optional(_UNIT),
             "budget_neighbours": _Optional(_RELATION), "budget_epsilon": _Optional(_EPSILON),
@@ -1041,7 +1049,7 @@ def promise(claim: Mapping[str, Any]) -> list[str]:
 
 def statement_words(statement: Mapping[str, Any]) -> str:
     """Return the content of PRIVACY.md, the privacy statement in words."""
-    texts = [_words_of_statement(part) for part in _statements(statement)]
+    texts = [_words_of_statement(part) for part in claims_of(statement)]
     if after := statement.get("released_after_updates"):
         *earlier, last = after
         texts.append(
@@ -1074,11 +1082,12 @@ def _words_of_statement(statement: Mapping[str, Any]) -> str:
     return "\n\n".join(paragraphs) + "\n"
 
 
-def _statements(statement: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+def claims_of(statement: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the claims of a statement, one per data set."""
     return [statement, *statement.get("others", ())]
 
 
-def verdict(evidence: Mapping[str, Any]) -> tuple[str, str]:
+def verdict(evidence: Mapping[str, Any], statement: Mapping[str, Any]) -> tuple[str, str]:
     """Return the headline and an explanation from the derivation and the audits."""
     audits = evidence["audits"]
     if against := [audit["finding"] for audit in audits if audit["verdict"] == "contradicted"]:
@@ -1091,12 +1100,14 @@ def verdict(evidence: Mapping[str, Any]) -> tuple[str, str]:
         " contradicts the claim."
     )
     figures = [
-        (part["epsilon"], part["rederived"])
-        for claim in evidence["claims"]
-        for part in (claim, *claim["releases"])
-        if part["rederived"] is not None
+        (claimed["epsilon"], epsilon)
+        for claim, derived in zip(claims_of(statement), evidence["derived"], strict=True)
+        for claimed, epsilon in zip(
+            (claim, *claim["releases"]), (derived["epsilon"], *derived["releases"]), strict=True
+        )
+        if claimed["epsilon"] is not None
     ]
-    known = [(claimed, r["epsilon"]) for claimed, r in figures if r["epsilon"] is not None]
+    known = [(claimed, derived) for claimed, derived in figures if derived is not None]
     if len(known) < len(figures):
         missing = f"{len(figures) - len(known)} of {len(figures)} figures are not derived."
         headline = "Another library could not derive a part of the claim"
@@ -1104,7 +1115,7 @@ def verdict(evidence: Mapping[str, Any]) -> tuple[str, str]:
     above = max((claimed / derived - 1 for claimed, derived in known if derived), default=0.0)
     return (
         "Another library derives no larger ε",
-        f"{figures[0][1]['tool']}, which is independent of Confide, derives every ε below. The"
+        f"{evidence['derived_by']}, which is independent of Confide, derives every ε below. The"
         f" claims exceed its figures by at most {100 * max(above, 1e-4):.2g}%. {of_audits}",
     )
 
@@ -1130,9 +1141,11 @@ _NIST = (  # Guidelines for Evaluating Differential Privacy Guarantees (2025), p
 )
 
 
-def document(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> list[Block]:
+def document(
+    evidence: Mapping[str, Any], ledger: Mapping[str, Any], statement: Mapping[str, Any]
+) -> list[Block]:
     """Return the blocks of evidence.html and README.md, which show all fields of the data."""
-    headline, detail = verdict(evidence)
+    headline, detail = verdict(evidence, statement)
     edition = {
         "operator": "**Operator edition: do not publish.** It contains values without protection.",
         "publishable": "**Publishable edition.** The guarantee protects every figure that depends"
@@ -1143,21 +1156,31 @@ def document(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> list[Blo
         ("p", f"**{headline}.** {detail}"),
         ("quote", edition),
     ]
-    if evidence["made_up"]:
+    if statement["made_up"]:
         blocks.append(("quote", "**Made-up or public data.** The claims are only examples."))
-    for claim in evidence["claims"]:
+    for claim, derived in zip(claims_of(statement), evidence["derived"], strict=True):
         events = [release["event"] for release in claim["releases"]]
         blocks.append(("h2", f"The claim for the data set “{claim['dataset']}”"))
         blocks += [("p", text) for text in promise(claim)]
-        blocks += _blocks_of("claim", claim)
+        hidden = ("others", "releases", "ledger_ids", "released_after_updates")
+        shown = {name: value for name, value in claim.items() if name not in hidden}
+        blocks += _blocks_of("claim", shown | {"derived_epsilon": derived["epsilon"]})
+        releases = [
+            {name: value for name, value in release.items() if name != "mechanism"}
+            | {"derived_epsilon": epsilon}
+            for release, epsilon in zip(claim["releases"], derived["releases"], strict=True)
+        ]
+        for name, rows in (("releases", releases), ("tpr_ceilings", derived["tpr_ceilings"])):
+            blocks += [("h3", f"{_spaced(name)} of the claim"), *_blocks_of(name, rows)]
         if lines := _composed_lines(events):
             blocks.append(("h3", "How dp-accounting derives it"))
             blocks.append(("list", [f"{part}: {theorem}" for part, theorem in lines]))
     for extract in ledger["extracts"]:
         blocks.append(("h2", f"All charges to “{extract['dataset']}”"))
         blocks += _blocks_of("ledger extract", extract)
-    shown = ("audits", "measures", "operator_words", "trained_by", "model", "made_by", "versions")
-    for key in shown:
+    for key in (
+        "audits", "measures", "operator_words", "trained_by", "model", "made_by", "versions",
+    ):  # fmt: skip
         blocks.append(("h2", _spaced(key).capitalize()))
         blocks += _blocks_of(key, evidence[key])
     fields = [f"{file}: {', '.join(names)}" for file, names in RECORDED.items()]
@@ -1237,7 +1260,7 @@ def subject(evidence: Mapping[str, Any]) -> str:
     return kind if name == NOT_STATED else f"{name} ({kind})"
 
 
-def card_metadata(evidence: Mapping[str, Any]) -> str:
+def card_metadata(evidence: Mapping[str, Any], statement: Mapping[str, Any]) -> str:
     """Return the metadata of a model card in Hugging Face's format, as YAML in flow style."""
     model, stated = evidence["model"], evidence["operator_words"]
     pipeline = "text-generation" if model["kind"] in ("gpt2", "llama") else "fill-mask"
@@ -1250,8 +1273,8 @@ def card_metadata(evidence: Mapping[str, Any]) -> str:
         "library_name": "transformers",
         "pipeline_tag": pipeline,
         "tags": ["differential-privacy", "confide", *([model["kind"]] if model["kind"] else [])],
-        "datasets": [claim["dataset"] for claim in evidence["claims"]],
-        "differential_privacy": [{key: c[key] for key in fields} for c in evidence["claims"]],
+        "datasets": [claim["dataset"] for claim in claims_of(statement)],
+        "differential_privacy": [{key: c[key] for key in fields} for c in claims_of(statement)],
     }
     return "".join(f"{key}: {_yaml(value)}\n" for key, value in metadata.items())
 
@@ -1341,10 +1364,10 @@ def pages(
     evidence: Mapping[str, Any], ledger: Mapping[str, Any], statement: Mapping[str, Any]
 ) -> dict[str, str]:
     """Return the generated pages of the pack by name."""
-    blocks = document(evidence, ledger)
+    blocks = document(evidence, ledger, statement)
     return {
         PAGE: html_page(blocks),
-        CARD: f"---\n{card_metadata(evidence)}---\n\n{markdown(blocks)}",
+        CARD: f"---\n{card_metadata(evidence, statement)}---\n\n{markdown(blocks)}",
         WORDS: statement_words(statement),
     }
 
@@ -1390,7 +1413,7 @@ def check(folder: Path, model: Path | None = None) -> Findings:
     except ImportError:
         raise NotAPackError("dp_accounting is missing: pip install dp-accounting") from None
     evidence = _read(folder / EVIDENCE)
-    if not isinstance(evidence, dict) or evidence.get("version") != 2:
+    if not isinstance(evidence, dict) or evidence.get("version") != 3:
         raise NotAPackError(f"{EVIDENCE} has a version that this script does not know")
     faults = list(misshapen(evidence, SHAPES[EVIDENCE], "evidence"))
     findings = Findings(faults or list(_file_faults(folder, evidence)))
@@ -1399,12 +1422,15 @@ def check(folder: Path, model: Path | None = None) -> Findings:
     if _bytes_of(folder / SCRIPT) != _bytes_of(Path(__file__)):
         raise NotAPackError(f"the pack has another {SCRIPT}: use the script of its version")
     ledger, statement = _read(folder / LEDGER), _read(folder / STATEMENT)
+    if isinstance(statement, dict):
+        statement = {"others": [], "released_after_updates": []} | statement
     findings.faults += misshapen(ledger, SHAPES[LEDGER], "ledger")
+    findings.faults += misshapen(statement, SHAPES[STATEMENT], "statement")
     if not findings.faults:
-        findings.faults += _audit_faults(evidence)
-        findings.faults += _relation_faults(evidence, ledger)
+        findings.faults += _audit_faults(evidence, statement)
+        findings.faults += _relation_faults(ledger)
     if not findings.faults:
-        findings.faults += _agreement_faults(evidence, statement, ledger)
+        findings.faults += _agreement_faults(evidence, ledger, statement)
     if not findings.faults:
         written = pages(evidence, ledger, statement)
         findings.faults += (
@@ -1414,7 +1440,7 @@ def check(folder: Path, model: Path | None = None) -> Findings:
         )
         if model is not None:
             findings.faults += _model_faults(model, evidence)
-        _derive_all(evidence, findings)
+        _derive_all(evidence, statement, findings)
     return findings
 
 
@@ -1490,15 +1516,17 @@ def _model_faults(model: Path, evidence: Mapping[str, Any]) -> Iterator[str]:
             yield f"the model's {name} differs from the file named by this evidence"
 
 
-def _audit_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
+def _audit_faults(evidence: Mapping[str, Any], statement: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each audit that contradicts the claim or has inconsistent figures."""
-    totals = [claim["epsilon"] for claim in evidence["claims"]]
-    weakest = math.inf if not totals or None in totals else max(totals)
+    totals = [claim["epsilon"] for claim in claims_of(statement)]
+    weakest = math.inf if None in totals else max(totals)
+    if not evidence["audits"]:
+        yield "no audit is listed, not even as not run"
     for audit in evidence["audits"]:
         where = f"the audit “{audit['name']}”"
         run = audit["verdict"] != "not run"
         parts = ("level", "value", "interval", "confidence", "null_control")
-        if any((audit[part] is not None) != run for part in parts):
+        if any((audit[part] is not None) != run for part in parts) or bool(audit["power"]) != run:
             yield f"{where} must have figures if and only if it was run"
             continue
         low, high = audit["interval"] or (0.0, 0.0)
@@ -1512,47 +1540,21 @@ def _audit_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
             yield f"{where} contradicts the claim: {audit['finding']}"
 
 
-def _relation_faults(evidence: Mapping[str, Any], ledger: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a line for each relation, unit or δ that does not follow from the mechanisms."""
-    entries = [e for extract in ledger["extracts"] for e in extract["entries"]]
-    for claim in evidence["claims"]:
-        for release in claim["releases"]:
-            entries.append(release | {"id": release["ledger_id"]})
-    for entry in entries:
+def _relation_faults(ledger: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each relation or unit that does not follow from the mechanism."""
+    for entry in (entry for extract in ledger["extracts"] for entry in extract["entries"]):
         where, event = f"release {entry['id']}", entry["event"]
         try:
+            words_of(event)
             if entry["neighbours"] != relation_of(event):
                 yield f"{where}: its mechanism has the relation {relation_of(event)}"
-            if units_of(event) != {entry["unit"]}:
-                yield f"{where}: its mechanism does not protect the unit {entry['unit']}"
-        except NotDerivedError:
-            continue  # the derivation of ε reports it
-        except ValueError as error:
+        except (NotDerivedError, ValueError, IndexError) as error:
             yield f"{where}: {error}"
-    for claim in evidence["claims"]:
-        where, releases = f"data set {claim['dataset']}", claim["releases"]
-        if not releases:
-            yield f"{where}: the claim has no releases"
-            continue
-        alike = {(release["unit"], release["neighbours"]) for release in releases}
-        if (claim["unit"], claim["neighbours"]) != (releases[0]["unit"], releases[0]["neighbours"]):
-            yield f"{where}: unit or neighbours differ from its releases"
-        if (claim["epsilon"] is None) != (len(alike) > 1):
-            yield f"{where}: there must be a total if and only if all releases protect alike"
-        if not math.isclose(
-            math.fsum(release["delta"] for release in releases), claim["delta"], rel_tol=1e-12
-        ):
-            yield f"{where}: δ is not the sum of its releases' δ"
-        units = claim["declared_units"]
-        if units is not None and not claim["delta"] * units < 1:
-            yield f"{where}: δ = {claim['delta']:.3g} is not below 1/n for n = {units} units"
-        for release in releases:
-            for event in _within_event(release["event"]):
-                if units is not None and event.get("declared_units", 0) > units:
-                    yield f"{where}: a mechanism declares more units than the claim"
-        rates = [ceiling["fpr"] for ceiling in claim["tpr_ceilings"]]
-        if rates != ([] if claim["epsilon"] is None else list(FALSE_POSITIVE_RATES)):
-            yield f"{where}: its ceilings on attacks are not at {FALSE_POSITIVE_RATES}"
+        if units_of(event) != {entry["unit"]}:
+            yield f"{where}: its mechanism does not protect the unit {entry['unit']}"
+        guaranteed = all(part["kind"] != "unaccounted" for part in _within_event(event))
+        if entry["accounted"] != guaranteed:
+            yield f"{where}: accounted is {entry['accounted']}"
 
 
 def _within_event(event: Event) -> Iterator[Event]:
@@ -1562,97 +1564,77 @@ def _within_event(event: Event) -> Iterator[Event]:
 
 
 def _agreement_faults(
-    evidence: Mapping[str, Any], statement: Any, ledger: Mapping[str, Any]
+    evidence: Mapping[str, Any], ledger: Mapping[str, Any], statement: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield a line for each field in which evidence, statement and ledger extract differ."""
-    claims = {claim["dataset"]: claim for claim in evidence["claims"]}
-    extracts = {extract["dataset"]: extract for extract in ledger["extracts"]}
-    if not len(claims) == len(evidence["claims"]) > 0:
-        yield "there is no claim, or there are two claims for one data set"
+    claims = claims_of(statement)
+    names = [claim["dataset"] for claim in claims]
+    for file, parts in ((LEDGER, ledger["extracts"]), (EVIDENCE, evidence["derived"])):
+        listed = [part["dataset"] for part in parts]
+        if listed != names or len(set(names)) < len(names):
+            yield f"{file} and the claims have different data sets: {', '.join(listed)}"
+            return
+    ids = [[release["ledger_id"] for release in claim["releases"]] for claim in claims]
+    totals = [claim["epsilon"] is not None for claim in claims]
+    for number, claim in enumerate(claims):  # the first part is also about all of them
+        of_all = number == 0
+        expected = {
+            "ledger_ids": [i for part in ids for i in part] if of_all else ids[number],
+            "private": all(totals) if of_all else totals[number],
+            "made_up": statement["made_up"],
+        }
+        for name, value in expected.items():
+            if claim[name] != value:
+                yield f"{STATEMENT}: {name} is {claim[name]}, not {value}"
+    for claim, extract, derived in zip(
+        claims, ledger["extracts"], evidence["derived"], strict=True
+    ):
+        yield from _ledger_faults(claim, extract, evidence)
+        yield from _claim_faults(claim, derived)
+    yield from _training_faults(evidence, statement)
+
+
+def _claim_faults(claim: Mapping[str, Any], derived: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a line for each part of a claim that does not follow from its releases."""
+    where, releases = f"data set {claim['dataset']}", claim["releases"]
+    if not releases:
+        yield f"{where}: the claim has no releases"
         return
-    if list(extracts) != list(claims) or len(extracts) != len(ledger["extracts"]):
-        yield f"{LEDGER} and the claims have different data sets: {', '.join(extracts)}"
-        return
-    yield from _statement_faults(evidence, statement)
-    for name, claim in claims.items():
-        yield from _ledger_faults(claim, extracts[name], evidence)
-    yield from _training_faults(evidence)
-
-
-def _statement_faults(evidence: Mapping[str, Any], statement: Any) -> Iterator[str]:
-    expected = statement_of(evidence)
-    if not isinstance(statement, dict):
-        yield f"{STATEMENT} is not an object"
-        return
-    after = statement.get("released_after_updates", [1])
-    if not (isinstance(after, list) and after and all(map(_whole(1), after))):
-        yield f"{STATEMENT}: released_after_updates is not a list of updates"
-    yield from _differences(
-        {k: v for k, v in statement.items() if k != "released_after_updates"}, expected, STATEMENT
-    )
-
-
-def statement_of(evidence: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the privacy statement that follows from the claims, without ε by Rényi DP."""
-    parts: list[dict[str, Any]] = []
-    for claim in evidence["claims"]:
-        releases = claim["releases"]
-        events = [e for release in releases for e in _within_event(release["event"])]
-        with_pld = not any(
-            e["kind"] == "random_count_selection"
-            or (e["kind"] == "restated" and e["to"] == _REPLACE)
-            for e in events
-        )
-        proven = "PLD, in which the parts without one enter as the (ε, δ) proven for them"
-        fields = (
-            "dataset", "unit", "neighbours", "epsilon", "delta", "declared_units", "one_plan",
-            "assumptions",
-        )  # fmt: skip
-        parts.append({
-            "version": 1,
-            **{name: claim[name] for name in fields},
-            "accounting": "PLD" if with_pld else proven,
-            "private": claim["epsilon"] is not None,
-            "seed_known": False,
-            "made_up": evidence["made_up"],
-            "releases": [
-                {name: release[name] for name in ("ledger_id", "unit", "event", "epsilon", "delta")}
-                | {"mechanism": words_of(release["event"])}
-                for release in releases
-            ],
-            "ledger_ids": [release["ledger_id"] for release in releases],
-        })  # fmt: skip
-    first, *others = parts
-    if others:
-        ids = [ledger_id for part in parts for ledger_id in part["ledger_ids"]]
-        private = all(part["private"] for part in parts)
-        first |= {"others": others, "private": private, "ledger_ids": ids}
-    return first
-
-
-def _differences(value: Any, expected: Any, where: str) -> Iterator[str]:
-    """Yield a line for each part of the statement that differs from the expected statement."""
-    if isinstance(expected, dict) and isinstance(value, dict):
-        expected = dict(expected)
-        if "mechanism" in expected:  # a release, whose ε by Rényi DP is also an upper bound
-            renyi = value.get("epsilon_rdp")
-            expected["epsilon_rdp"] = renyi
-            if renyi is not None and not (_REAL(renyi) and renyi >= expected["epsilon"] * 0.99):
-                yield f"{where}.epsilon_rdp is {renyi!r}, below ε by PLD"
-        for name in sorted(expected.keys() ^ value.keys()):
-            yield f"{where}.{name} is {'missing' if name in expected else 'unknown'}"
-        for name in sorted(expected.keys() & value.keys()):
-            yield from _differences(value[name], expected[name], f"{where}.{name}")
-    elif isinstance(expected, list) and isinstance(value, list) and len(value) == len(expected):
-        for number, (item, due) in enumerate(zip(value, expected, strict=True)):
-            yield from _differences(item, due, f"{where}[{number}]")
-    elif type(value) is not type(expected) or value != expected:
-        yield f"{where} is {json.dumps(value)[:80]}, not {json.dumps(expected)[:80]}"
+    alike = [(release["unit"], relation_of(release["event"])) for release in releases]
+    if (claim["unit"], claim["neighbours"]) != alike[0]:
+        yield f"{where}: unit or neighbours differ from its releases"
+    if (claim["epsilon"] is None) != (len(set(alike)) > 1):
+        yield f"{where}: there must be a total if and only if all releases protect alike"
+    if not math.isclose(
+        math.fsum(release["delta"] for release in releases), claim["delta"], rel_tol=1e-12
+    ):
+        yield f"{where}: δ is not the sum of its releases' δ"
+    units = claim["declared_units"]
+    if units is not None and not claim["delta"] * units < 1:
+        yield f"{where}: δ = {claim['delta']:.3g} is not below 1/n for n = {units} units"
+    events = [event for release in releases for event in _within_event(release["event"])]
+    if units is not None and any(event.get("declared_units", 0) > units for event in events):
+        yield f"{where}: a mechanism declares more units than the claim"
+    proven = any(e["kind"] == "random_count_selection" or e.get("to") == _REPLACE for e in events)
+    if claim["accounting"] != (_PROVEN if proven else "PLD"):
+        yield f"{where}: its accounting is not “{_PROVEN if proven else 'PLD'}”"
+    for release in releases:
+        if release["mechanism"] != (words := words_of(release["event"])):
+            yield f"release {release['ledger_id']}: its mechanism is “{words}”"
+        renyi = release["epsilon_rdp"]
+        if renyi is not None and renyi < release["epsilon"] * 0.99:
+            yield f"release {release['ledger_id']}: epsilon_rdp is {renyi!r}, below ε by PLD"
+    if len(derived["releases"]) != len(releases):
+        yield f"{where}: {EVIDENCE} derives ε of {len(derived['releases'])} releases"
+    rates = [ceiling["fpr"] for ceiling in derived["tpr_ceilings"]]
+    if rates != ([] if derived["epsilon"] is None else list(FALSE_POSITIVE_RATES)):
+        yield f"{where}: its ceilings on attacks are not at {FALSE_POSITIVE_RATES}"
 
 
 def _ledger_faults(
     claim: Mapping[str, Any], extract: Mapping[str, Any], evidence: Mapping[str, Any]
 ) -> Iterator[str]:
+    """Yield a line for each release of a claim that its ledger extract does not confirm."""
     name, releases = claim["dataset"], claim["releases"]
     entries = {entry["id"]: entry for entry in extract["entries"]}
     numbers = [entry["number"] for entry in extract["entries"]]
@@ -1662,9 +1644,6 @@ def _ledger_faults(
         if extract[budget] not in (None, claim[of_claim]):
             yield f"data set {name}: the budget protects the {of_claim} {extract[budget]}"
     for entry in extract["entries"]:
-        guaranteed = all(e["kind"] != "unaccounted" for e in _within_event(entry["event"]))
-        if entry["accounted"] != guaranteed:
-            yield f"entry {entry['id']}: accounted is {entry['accounted']}"
         for day in (entry["reserved"], entry["settled"]):
             form = _DAY + ("(T.*)?" if evidence["edition"] == "operator" else "")
             if day and not re.fullmatch(form, day, re.ASCII):
@@ -1675,7 +1654,7 @@ def _ledger_faults(
         if entry is None:
             yield f"{where}: the ledger extract does not contain it"
             continue
-        for key in ("event", "unit", "neighbours", "delta"):
+        for key in ("event", "unit", "delta"):
             if entry[key] != release[key]:
                 yield f"{where}: the ledger has another {key}"
         if entry["state"] != "settled" or not entry["accounted"] or not entry["released_hash"]:
@@ -1697,12 +1676,14 @@ def _ledger_faults(
         yield f"data set {name}: its releases {'were' if planned else 'were not'} one plan"
 
 
-def _training_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
+def _training_faults(evidence: Mapping[str, Any], statement: Mapping[str, Any]) -> Iterator[str]:
     """Yield a line for each difference between the plan of the training and its release."""
     plan = evidence["trained_by"]
     if plan is None:
         return
-    by_id = {r["ledger_id"]: (r, c) for c in evidence["claims"] for r in c["releases"]}
+    by_id = {
+        r["ledger_id"]: (r, claim) for claim in claims_of(statement) for r in claim["releases"]
+    }
     if plan["ledger_id"] not in by_id:
         yield "the model's own training is not among the releases"
         return
@@ -1729,54 +1710,76 @@ def _training_faults(evidence: Mapping[str, Any]) -> Iterator[str]:
         yield "rate, noise or length of the training's plan differ from its release"
 
 
-def _derive_all(evidence: Mapping[str, Any], findings: Findings) -> None:
-    """Derive all ε and ceilings, and compare them with the claims."""
-    for claim in evidence["claims"]:
-        for release in claim["releases"]:
-            derived = derive([release["event"]], release["delta"])
+def derive_claim(claim: Mapping[str, Any]) -> tuple[Derived, list[Derived]]:
+    """Return the derivation of a claim's total and ceilings, and of each of its releases."""
+    each = [derive([release["event"]], release["delta"]) for release in claim["releases"]]
+    if claim["epsilon"] is None:
+        return Derived(None, why_not="no total is claimed"), each
+    events = [release["event"] for release in claim["releases"]]
+    return derive(events, claim["delta"], FALSE_POSITIVE_RATES), each
+
+
+def recorded(claim: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the derivation of a claim's figures as it is recorded in a pack."""
+    whole, each = derive_claim(claim)
+    return {
+        "dataset": claim["dataset"],
+        "epsilon": whole.epsilon,
+        "releases": [derived.epsilon for derived in each],
+        "tpr_ceilings": [{"fpr": rate, "tpr": tpr} for rate, tpr in whole.ceilings.items()],
+    }
+
+
+def _derive_all(
+    evidence: Mapping[str, Any], statement: Mapping[str, Any], findings: Findings
+) -> None:
+    """Derive all ε and ceilings, and compare them with the claims and the recorded derivation."""
+    for claim, record in zip(claims_of(statement), evidence["derived"], strict=True):
+        dataset, (whole, each) = claim["dataset"], derive_claim(claim)
+        for release, derived, epsilon in zip(
+            claim["releases"], each, record["releases"], strict=True
+        ):
             name = f"{title_of(release['event'])} ({release['ledger_id'][:8]})"
-            _compare(name, release, derived, findings)
+            _compare(name, release["epsilon"], derived, epsilon, findings)
         if claim["declared_units"] is None:
-            findings.not_derived.append(f"{claim['dataset']}: no number of units bounds δ")
+            findings.not_derived.append(f"{dataset}: no number of units bounds δ")
         if claim["epsilon"] is None:
-            findings.lines.append(f"{claim['dataset']}: no total is claimed")
-            if claim["rederived"] is not None:
-                findings.faults.append(
-                    f"{claim['dataset']}: a total is derived, but none is claimed"
-                )
+            findings.lines.append(f"{dataset}: no total is claimed")
+            if record["epsilon"] is not None:
+                findings.faults.append(f"{dataset}: a total is derived, but none is claimed")
             continue
-        events = [release["event"] for release in claim["releases"]]
-        whole = derive(events, claim["delta"], FALSE_POSITIVE_RATES)
-        name = f"{claim['dataset']}, one {claim['unit']}, δ = {claim['delta']:.3g}"
-        _compare(name, claim, whole, findings)
-        for ceiling in claim["tpr_ceilings"]:
-            if (derived_tpr := whole.ceilings.get(ceiling["fpr"])) is None:
-                continue
+        name = f"{dataset}, one {claim['unit']}, δ = {claim['delta']:.3g}"
+        _compare(name, claim["epsilon"], whole, record["epsilon"], findings)
+        for ceiling in record["tpr_ceilings"]:
             line = f"largest TPR at FPR {ceiling['fpr']:.3g}: {ceiling['tpr']:.4g}"
+            derived_tpr = whole.ceilings.get(ceiling["fpr"], math.nan)
             findings.lines.append(f"  {line}, derived {derived_tpr:.4g}")
-            if understates(ceiling["tpr"], derived_tpr):
+            if not _equal(ceiling["tpr"], derived_tpr):
                 findings.faults.append(
-                    f"{claim['dataset']}: {line}, but dp_accounting derives {derived_tpr:.4g}"
+                    f"{dataset}: {line}, but dp_accounting derives {derived_tpr:.4g}"
                 )
 
 
-def _compare(name: str, claimed: Mapping[str, Any], derived: Derived, findings: Findings) -> None:
-    epsilon, rederived = claimed["epsilon"], derived.epsilon
-    recorded = claimed["rederived"] and claimed["rederived"]["epsilon"]
-    if rederived is None:
+def _compare(
+    name: str, epsilon: float, derived: Derived, record: float | None, findings: Findings
+) -> None:
+    if derived.epsilon is None:
         findings.not_derived.append(f"{name}: ε = {epsilon:.4g}: {derived.why_not}")
-    elif understates(epsilon, rederived):
+    elif understates(epsilon, derived.epsilon):
         findings.faults.append(
-            f"{name}: ε = {epsilon:.6g} is claimed, but dp_accounting derives {rederived:.6g}"
+            f"{name}: ε = {epsilon:.6g} is claimed, but dp_accounting derives {derived.epsilon:.6g}"
         )
     else:
-        findings.lines.append(f"{name}: ε = {epsilon:.5g} is claimed, {rederived:.5g} is derived")
-    if (recorded is None) != (rederived is None) or (
-        recorded is not None
-        and rederived is not None
-        and not math.isclose(recorded, rederived, rel_tol=TOLERANCE, abs_tol=_ROUNDING)
-    ):
-        findings.faults.append(f"{name}: the pack records another derived ε: {recorded}")
+        line = f"{name}: ε = {epsilon:.5g} is claimed, {derived.epsilon:.5g} is derived"
+        findings.lines.append(line)
+    if not _equal(record, derived.epsilon):
+        findings.faults.append(f"{name}: the pack records another derived ε: {record}")
+
+
+def _equal(recorded: float | None, derived: float | None) -> bool:
+    if recorded is None or derived is None:
+        return recorded is derived
+    return math.isclose(recorded, derived, rel_tol=TOLERANCE, abs_tol=_ROUNDING)
 
 
 # --- the command line

@@ -1,62 +1,306 @@
-"""Writes and reads evidence packs: folders with data, pages generated from them, and a script."""
+"""Evidence packs: the evidence of a model from its training step, the ledger and the audits.
+
+A pack is a folder with the data, the pages generated from them, and the script that checks both.
+
+The sources must agree: the statement in the model's folder must follow from the releases of its
+result, and the ledger must contain each of these releases.
+"""
 
 from __future__ import annotations
 
 import json
+import math
 import shutil
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from dp_core.errors import BadInput
+from dp_core.labels import Label
+from dp_core.privacy.ledger import Entry, Ledger, State
+from dp_core.privacy.mechanisms import RandomCountSelection
 from tasks.evidence import check_evidence
-from tasks.evidence.gather import Gathered
-from tasks.evidence.pack_contents import Evidence, LedgerFile
-from tasks.storage import sha256_of
+from tasks.evidence.audits import audits_of, subjects_of
+from tasks.protocol import StepResult
+from tasks.releases.deployment_ledger import open_ledger
+from tasks.releases.provenance import releasable_model
+from tasks.releases.restored_state import entry_of
+from tasks.results.statements import of_last_model, released_after, statement_of
+from tasks.runtime.deployment import Deployment
+from tasks.storage import Store, sha256_of
+
+_ROUNDING = 1e-6  # relative difference of numbers that two machines compute
+_RUN_AGAIN = "Delete the folder and run its step again; existing releases are not charged again."
 
 
-def write_pack(gathered: Gathered, folder: Path) -> None:
-    """Write the pack; evidence.json, with the digests of all other files, is written last.
+def write_pack(
+    deployment: Deployment,
+    store: Store,
+    uri: str,
+    folder: Path,
+    *,
+    operator: bool,
+    words: Mapping[str, str],
+) -> None:
+    """Write the pack of a model; evidence.json, with the digests of all other files, comes last.
 
     Args:
-        gathered: the evidence.
+        deployment: the deployment whose ledger contains its releases.
+        store: the store that contains the model.
+        uri: address of a training step's output.
         folder: an empty folder.
+        operator: whether to include values for the operator only.
+        words: statements by the operator on model and data, by `check_evidence.OPERATOR_WORDS`.
 
     Raises:
-        BadInput: another version wrote the statement in the model's folder.
+        BadInput: there is no model, or no guarantee; or its statement, its releases and the ledger
+            disagree.
     """
-    evidence, ledger, statement = (
-        gathered.evidence.model_dump(mode="json"),
-        gathered.ledger.model_dump(mode="json"),
-        gathered.statement,
-    )
-    _write_json(folder / check_evidence.LEDGER, ledger)
+    result = _model_of(store, uri)
+    model = store.local_copy(uri)
+    statement = _true_statement(result, model, uri)
+    claims = check_evidence.claims_of(statement)
+    ledger = open_ledger(deployment, store)
+    entries = {record.ledger_id: entry_of(ledger, record, uri) for record in result.releases}
+    extracts = [_extract(ledger, claim["dataset"], set(entries), operator) for claim in claims]
+    content = {
+        "version": 3,
+        "edition": "operator" if operator else "publishable",
+        "created": datetime.now(UTC).date().isoformat(),
+        "model": _identity(store, uri, result),
+        "derived": [check_evidence.recorded(claim) for claim in claims],
+        "derived_by": f"dp-accounting {metadata.version('dp-accounting')}",
+        "trained_by": _trained_by(result, _release_of_step(ledger, result, uri)),
+        "audits": [
+            record.model_dump(mode="json")
+            for record in audits_of(store, subjects_of(store, uri, result), operator=operator)
+        ],
+        "measures": _measures(result, operator),
+        "operator_words": {
+            name: " ".join(words.get(name, "").split()) or check_evidence.NOT_STATED
+            for name in check_evidence.OPERATOR_WORDS
+        },
+        "made_by": {"spec_hash": result.spec_hash, "output": uri.rstrip("/").split("/")[-1]},
+        "versions": result.versions or {"versions": "not recorded by the step"},
+        "files": {},
+    }
+    evidence = _plain(content, check_evidence.EVIDENCE)
+    charges = _plain({"version": 3, "extracts": extracts}, check_evidence.LEDGER)
     for name in (check_evidence.STATEMENT, check_evidence.WORDS):
-        shutil.copyfile(gathered.folder / name, folder / name)
-    pages = check_evidence.pages(evidence, ledger, statement)
+        shutil.copyfile(model / name, folder / name)
+    shutil.copyfile(check_evidence.__file__, folder / check_evidence.SCRIPT)
+    _write_json(folder / check_evidence.LEDGER, charges)
+    pages = check_evidence.pages(evidence, charges, statement)
     if (folder / check_evidence.WORDS).read_text(encoding="utf-8") != pages[check_evidence.WORDS]:
         raise BadInput(
             f"{check_evidence.WORDS} and {check_evidence.STATEMENT} of the model differ",
-            where=str(gathered.folder),
+            where=str(model),
             fix="Make the pack with the version of Confide that made the model.",
         )
     for name, text in pages.items():
         (folder / name).write_text(text, encoding="utf-8")
-    shutil.copyfile(check_evidence.__file__, folder / check_evidence.SCRIPT)
     evidence["files"] = {file.name: sha256_of(file) for file in sorted(folder.iterdir())}
     _write_json(folder / check_evidence.EVIDENCE, evidence)
 
 
-def read_pack(folder: Path) -> tuple[Evidence, LedgerFile]:
-    """Return the validated contents of a pack.
+def _plain(content: Mapping[str, Any], file: str) -> dict[str, Any]:
+    """Return data as JSON values of the shape that the script requires of a file.
 
     Raises:
-        pydantic.ValidationError: a field is missing or invalid.
+        ValueError: the data have another shape.
     """
-    evidence = Evidence.model_validate_json((folder / check_evidence.EVIDENCE).read_bytes())
-    ledger = LedgerFile.model_validate_json((folder / check_evidence.LEDGER).read_bytes())
-    return evidence, ledger
+    plain: dict[str, Any] = json.loads(json.dumps(content, allow_nan=False))
+    for fault in check_evidence.misshapen(plain, check_evidence.SHAPES[file], file):
+        raise ValueError(fault)
+    return plain
 
 
-def _write_json(file: Path, content: dict[str, Any]) -> None:
-    text = json.dumps(content, indent=1, ensure_ascii=False, allow_nan=False)
-    file.write_text(text + "\n", encoding="utf-8")
+def _write_json(file: Path, content: Mapping[str, Any]) -> None:
+    file.write_text(json.dumps(content, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+# --- agreement of the sources
+
+
+def _model_of(store: Store, uri: str) -> StepResult:
+    result = releasable_model(store, uri)
+    if not result.releases:
+        raise BadInput(
+            "the model was made without private text, so there is no claim to prove",
+            where=uri,
+            fix="Give a model that was trained with DP.",
+        )
+    return result
+
+
+def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any]:
+    """Return the statement in the model's folder, after a comparison with its releases.
+
+    Raises:
+        BadInput: the statement does not follow from the releases, or makes no claim.
+    """
+    try:
+        written = json.loads((folder / check_evidence.STATEMENT).read_text())
+    except (OSError, ValueError):
+        raise BadInput("no privacy statement there", where=uri, fix=_RUN_AGAIN) from None
+    made_up = bool(result.facts.get("made_up"))
+    after = released_after(result)
+    true = dict(statement_of(result.releases, made_up=made_up, released_after=after).record)
+    if not _same(written, json.loads(json.dumps(true))):
+        raise BadInput(
+            "its privacy statement does not follow from its releases",
+            where=uri,
+            fix=_RUN_AGAIN,
+        )
+    for claim in check_evidence.claims_of(true):
+        if not claim["private"] and claim["epsilon"] is not None:
+            raise BadInput(
+                f"its statement makes no claim for the data set {claim['dataset']}",
+                where=uri,
+                fix="PRIVACY.md in the model's folder states the reason.",
+            )
+    return dict(written)
+
+
+def _same(written: Any, true: Any) -> bool:
+    """Return whether two JSON values are equal, up to the last digits of numbers."""
+    if isinstance(written, dict) and isinstance(true, dict):
+        return written.keys() == true.keys() and all(_same(written[n], true[n]) for n in true)
+    if isinstance(written, list) and isinstance(true, list):
+        return len(written) == len(true) and all(map(_same, written, true))
+    if isinstance(written, float) and isinstance(true, float):
+        return math.isclose(written, true, rel_tol=_ROUNDING)
+    return bool(written == true)
+
+
+def _release_of_step(ledger: Ledger, result: StepResult, uri: str) -> str:
+    """Return the ledger id of the release by the model's step, or an empty text without one.
+
+    Raises:
+        BadInput: the ledger settled a release for this step that the result does not name.
+    """
+    made = [
+        entry.id
+        for dataset in ledger.datasets()
+        for entry in ledger.history(dataset)
+        if entry.spec_hash == result.spec_hash and entry.accounted and entry.state is State.SETTLED
+    ]
+    named = [record.ledger_id for record in result.releases if record.ledger_id in made]
+    if made and not named:
+        raise BadInput(
+            f"the ledger settled a release of this step ({made[-1]}) that its result does not name",
+            where=uri,
+            fix=_RUN_AGAIN,
+        )
+    return named[-1] if named else ""
+
+
+# --- the model
+
+
+def _identity(store: Store, uri: str, result: StepResult) -> dict[str, Any]:
+    shape, digests = result.facts.get("shape") or {}, store.digests(uri)
+    exported = [name for name in of_last_model(digests) if name not in result.operator_files]
+    return {
+        "step": result.step,
+        **{name: shape.get(name) for name in ("kind", "layers", "hidden")},
+        **{name: result.facts.get(name) for name in ("parameters", "head")},
+        "files": {name: digests[name] for name in exported},
+    }
+
+
+def _trained_by(result: StepResult, ledger_id: str) -> dict[str, Any] | None:
+    """Return the public settings of the model's private training."""
+    plan = result.facts.get("plan")
+    if not plan or not ledger_id:
+        return None
+    same = (
+        "declared_units",
+        "noise_multiplier",
+        "clip_norm",
+        "clipping",
+        "examples_per_step",
+        "max_examples_per_unit",
+    )
+    return {
+        "ledger_id": ledger_id,
+        "sampling": plan["sampling"]["kind"],
+        "phases": list(plan["schedule"]),
+        "noise_bands": len(plan["strategy"]["coefficients"]),
+        **{name: plan[name] for name in same},
+    }
+
+
+def _measures(result: StepResult, operator: bool) -> list[dict[str, Any]]:
+    """Return the last value of each metric of the model's step that the edition may show."""
+    last = {m.name: m for m in sorted(result.metrics, key=lambda m: m.step)}
+    return [
+        {"name": name, "value": m.value, "label": m.label}
+        for name, m in sorted(last.items())
+        if (operator or Label(m.label) is not Label.OPERATOR)
+        and not name.startswith(("epsilon", "delta"))
+    ]
+
+
+# --- the ledger
+
+
+def _extract(ledger: Ledger, dataset: str, made_of: set[str], operator: bool) -> dict[str, Any]:
+    """Return the account of one data set: its budget and all releases charged to it."""
+    remaining, entries = ledger.remaining(dataset), ledger.history(dataset)
+    shown = [entry for entry in entries if entry.accounted or operator]
+    plans: dict[str, int] = {}
+    for entry in shown:
+        if entry.whole_plan and entry.plan_key:
+            plans.setdefault(entry.plan_key, len(plans) + 1)
+    budget = remaining.budget
+    # Later days would reveal the number of trainings of a private selection.
+    secret = (n for n, e in enumerate(shown, 1) if isinstance(e.event, RandomCountSelection))
+    dated = math.inf if operator else next(secret, math.inf)
+    lines = []
+    for number, entry in enumerate(shown, 1):
+        line = _line(number, entry, operator, dated)
+        line["of_this_data_set"] = entry.dataset == dataset
+        line["in_this_model"] = entry.dataset == dataset and entry.id in made_of
+        line["plan"] = plans.get(entry.plan_key, 0) if entry.whole_plan else 0
+        lines.append(line)
+    return {
+        "dataset": dataset,
+        "budget_unit": budget.unit,
+        "budget_neighbours": budget.relation,
+        "budget_epsilon": budget.epsilon,
+        "budget_delta": budget.delta,
+        "share_spent": None if budget.made_up else remaining.share,
+        "shares_budget": any(
+            name != dataset and other.name == budget.name
+            for name, other in ledger.datasets().items()
+        ),
+        "left_out": "nothing"
+        if operator
+        else "uses of the data without a guarantee, whose results are for the operator only; times"
+        " of day; names of runs",
+        "entries": lines,
+    }
+
+
+def _line(number: int, entry: Entry, operator: bool, dated: float) -> dict[str, Any]:
+    """Return one entry of the ledger, without withheld fields."""
+    # Times of day would reveal the size of the data.
+    until = None if operator else len("2026-01-01")
+    return {
+        "number": number,
+        "id": entry.id,
+        "event": entry.event.to_json(),
+        "unit": entry.unit,
+        "neighbours": entry.event.relation,
+        "delta": entry.delta,
+        "state": entry.state,
+        "accounted": entry.accounted,
+        "known_seed": entry.known_seed,
+        "seed_hash": entry.seed_hash,
+        "released_hash": entry.released_hash,
+        "reserved": entry.reserved_at[:until] if number <= dated else "",
+        "settled": (entry.settled_at or "")[:until] if number < dated else "",
+    }

@@ -82,6 +82,7 @@ def command_line(words: Sequence[str]) -> int:
 def main(name: str, spec_uri: str, context: str = "") -> int:
     """Run one step as a process: return its exit code, after logging any failure in one line."""
     signal.signal(signal.SIGTERM, _stop)
+    end_with_launcher()
     os.umask(0o077)  # every file may hold private text
     try:
         configure(name)
@@ -310,6 +311,24 @@ def _stop(number: int, frame: FrameType | None) -> None:
     timer.daemon = True
     timer.start()
     raise Stopped
+
+
+def end_with_launcher() -> None:
+    """With `CONFIDE_LEASE=stdin`, end this process when its standard input closes.
+
+    The launcher of a container keeps that input open. A killed launcher can send no message.
+    """
+
+    def watch() -> None:
+        while os.read(0, 4096):
+            continue
+        log("the launcher of this step has ended: stopping it", "error")
+        os.kill(os.getpid(), signal.SIGTERM)
+        time.sleep(STEP_GRACE)  # a long native call delays the signal's handler
+        os._exit(STOPPED)
+
+    if os.environ.get("CONFIDE_LEASE") == "stdin":
+        threading.Thread(target=watch, daemon=True).start()
 
 
 def _fail(name: str, line: str, code: int) -> int:

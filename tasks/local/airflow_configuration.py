@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from dp_core.errors import BadInput
-from tasks.protocol.fork_server_client import SERVER
+from tasks.protocol.fork_server import SERVER
 from tasks.runtime.deployment import CHECKOUT, Deployment, sqlite_url
 
 USER = "admin"

@@ -12,8 +12,7 @@ from typing import Any
 from rich.console import Console
 
 from dp_core.errors import ConfideError
-from tasks.execution.progress_bars import ProgressBars
-from tasks.execution.step_process import stops_on_signals
+from tasks.execution.run_job import ProgressBars, stops_on_signals
 from tasks.local import stack as local
 from tasks.local.airflow_api import AirflowApi, AirflowAway
 from tasks.local.stack import Stack

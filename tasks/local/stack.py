@@ -36,7 +36,7 @@ from tasks.local.airflow_configuration import (
     mlflow_folder,
     write_private,
 )
-from tasks.protocol import fork_server_client, supervisor
+from tasks.protocol import fork_server, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.supervisor import STACK_GRACE, Process
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
@@ -232,7 +232,7 @@ def _command(name: str, ports: dict[str, int], deployment: Deployment) -> list[s
     if name == "mlflow":
         return mlflow_command(ports["mlflow"])
     if name == FORK_SERVER:
-        return fork_server_client.command(deployment.task_python, fork_server_socket(deployment))
+        return fork_server.command(deployment.task_python, fork_server_socket(deployment))
     if name in {"scheduler", "triggerer"}:
         # Their log servers would listen on every interface; the logs are read from the disk here.
         return [*_AIRFLOW, name, "--skip-serve-logs"]
@@ -241,7 +241,7 @@ def _command(name: str, ports: dict[str, int], deployment: Deployment) -> list[s
 
 def _for_fork_server(variables: dict[str, str]) -> dict[str, str]:
     """Return the environment that all steps of the stack share, without orchestrator secrets."""
-    shared = fork_server_client.shared_environment(without_orchestrator(variables))
+    shared = fork_server.shared_environment(without_orchestrator(variables))
     return shared | {"PYTHONUNBUFFERED": "1"}
 
 

@@ -29,7 +29,7 @@ ENTRIES = {
     "vocabulary": (
         "dp_core.vocabulary.partition_selection",
         "dp_core.data.privacy_units",
-        "dp_core.vocabulary.shard_words",  # how texts are split into the words that are counted
+        "dp_core.vocabulary.subwords",  # how texts are split into the words that are counted
     ),
     "phrases": (
         "dp_core.phrases.ngram_release",
@@ -59,8 +59,7 @@ ENTRIES = {
 BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.data.readers",
     "dp_core.privacy.accounting",
-    "dp_core.vocabulary.vocabulary_calibration",
-    "dp_core.vocabulary.mechanism_choice",
+    "dp_core.vocabulary.selection_calibration",
 )
 # Modules of other steps that choose the rows and the first weights of a training.
 SHARED = {

@@ -25,8 +25,8 @@ from dp_core.privacy.execution_plan import (
 from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit, under
 from dp_core.privacy.private_selection import selection_of
-from dp_core.vocabulary.mechanism_choice import selection_plan
 from dp_core.vocabulary.partition_selection import PartitionSelection
+from dp_core.vocabulary.selection_calibration import selection_plan
 from tasks.protocol import (
     Charged,
     FinetuneSpec,

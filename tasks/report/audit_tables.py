@@ -8,12 +8,14 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ALL, GREEDY, LEAST_CHANCE, SAMPLING, TOP_K, ExtractionRow
 from dp_core.audit.membership import LOW_RATES, MembershipRow
 from dp_core.labels import Label
-from tasks.report.cells import (
+from tasks.report.model import Exposures, Extraction, Membership, ModelRow, Value
+from tasks.report.tables import (
     CONTEXT_WORDS,
     NOT_MEASURED,
     Cell,
     Header,
     Table,
+    are_causal,
     bits,
     measured,
     name,
@@ -22,8 +24,6 @@ from tasks.report.cells import (
     share_cell,
     significant,
 )
-from tasks.report.model import Exposures, Extraction, Membership, ModelRow, Value
-from tasks.report.tables import are_causal
 
 _LEFT_TO_RIGHT = (
     "A causal model ranks the secret as the next token after the hints, from the text before it."

@@ -17,7 +17,6 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
-from tasks.report.cells import significant
 from tasks.report.model import (
     F1,
     Curve,
@@ -30,6 +29,7 @@ from tasks.report.model import (
     measure_of,
     number_of,
 )
+from tasks.report.tables import significant
 
 # Okabe and Ito's palette is safe for colour-blind readers; the markers differ as well.
 COLOURS: dict[Kind, str] = {

@@ -12,8 +12,7 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dp_core.audit.exposure import ExposureSummary, summarise
-from tasks.report import audit_tables, cells, sweep_tables, tables
-from tasks.report.cells import Table
+from tasks.report import audit_tables, sweep_tables, tables
 from tasks.report.comparison import FIGURES_FILE, figures_of
 from tasks.report.figures import (
     Drawing,
@@ -37,6 +36,7 @@ from tasks.report.model import (
     number_of,
 )
 from tasks.report.sweep_figures import sweep_exposure_figure, sweep_figure
+from tasks.report.tables import Table
 
 
 @dataclass(frozen=True)
@@ -122,9 +122,9 @@ def _claim(private: ModelRow, unit: str) -> str:
     """Return the guarantee of the audited model; exposure is measured before fine-tuning."""
     cost = private.pretrained
     if cost.corpus.epsilon is None:
-        return f"guarantees that have no total ({cells.WHY_NO_TOTAL})"
+        return f"guarantees that have no total ({tables.WHY_NO_TOTAL})"
     totals = [
-        f"ε = {cells.significant(total.epsilon)}, δ = {cells.significant(total.delta, 2)} for"
+        f"ε = {tables.significant(total.epsilon)}, δ = {tables.significant(total.delta, 2)} for"
         f" every {total.unit or unit}" + (f" of “{total.dataset}”" if total in cost.others else "")
         for total in (cost.corpus, *cost.others)
         if total.epsilon is not None
@@ -258,7 +258,7 @@ def _page(
         marks=marks,
         drawings=drawings,
         style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
-        withheld_mark=cells.WITHHELD_MARK,
+        withheld_mark=tables.WITHHELD_MARK,
         statement_json=json.dumps(record, ensure_ascii=False, indent=2) if record else "",
         ledger=ledger,
         spent=None if report.ledger is None else _spent(report.ledger),
@@ -288,19 +288,19 @@ def _job_marks(report: JobReport) -> list[Mark]:
     if private is None:
         return []
     cost = private.cost
-    total = cells.total(cost.corpus.epsilon)
+    total = tables.total(cost.corpus.epsilon)
     marks = [Mark(total.text, total.detail or f"ε in total, per {report.unit}")]
     if cost.corpus.epsilon is not None:
-        marks.append(Mark(cells.significant(cost.corpus.delta, 2), "δ in total"))
+        marks.append(Mark(tables.significant(cost.corpus.delta, 2), "δ in total"))
     for other in cost.others:
-        total = cells.total(other.epsilon)
+        total = tables.total(other.epsilon)
         marks.append(Mark(total.text, total.detail or f"ε of “{other.dataset}”, per {other.unit}"))
     if (score := number_of(private.score)) is not None:
         marks.append(Mark(f"{100 * score:.1f} %", _score_mark(report.models)))
     if (accuracy := number_of(private.mlm_public)) is not None:
         marks.append(Mark(f"{100 * accuracy:.1f} %", "MLM accuracy, public text"))
     if (perplexity := number_of(private.perplexity_public)) is not None:
-        marks.append(Mark(cells.significant(perplexity), "perplexity, public text"))
+        marks.append(Mark(tables.significant(perplexity), "perplexity, public text"))
     return marks
 
 
@@ -310,7 +310,7 @@ def _sweep_marks(report: SweepReport) -> list[Mark]:
     scores = [score for point in private if (score := number_of(point.compared)) is not None]
     marks = [Mark(str(len(private)), "settings")]
     if epsilons:
-        span = f"{cells.significant(min(epsilons))} – {cells.significant(max(epsilons))}"
+        span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
         marks.append(Mark(span, f"ε in total, per {report.unit}"))
     if scores:
         ends = min(scores), max(scores)
@@ -318,7 +318,7 @@ def _sweep_marks(report: SweepReport) -> list[Mark]:
             span = " – ".join(f"{100 * score:.1f}" for score in ends) + " %"
             marks.append(Mark(span, _score_mark(report.points)))
         else:
-            span = " – ".join(map(cells.significant, ends))
+            span = " – ".join(map(tables.significant, ends))
             marks.append(Mark(span, "perplexity, private text"))
     return marks
 
@@ -334,9 +334,9 @@ def _spent(ledger: LedgerView) -> dict[str, str | int]:
         return {}
     delta = ledger.budget_delta
     return {
-        "epsilon": cells.significant(spent),
-        "delta": cells.significant(ledger.spent_delta or 0.0, 2),
-        "budget": cells.significant(budget),
-        "budget_delta": "" if delta is None else cells.significant(delta, 2),
+        "epsilon": tables.significant(spent),
+        "delta": tables.significant(ledger.spent_delta or 0.0, 2),
+        "budget": tables.significant(budget),
+        "budget_delta": "" if delta is None else tables.significant(delta, 2),
         "percent": 100 if math.isinf(spent) else min(100, round(100 * spent / budget)),
     }

@@ -23,7 +23,7 @@ from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
-from tasks.context import StepContext
+from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
     MODEL_NAMES,
     JobSettings,
@@ -55,7 +55,6 @@ from tasks.report.model import (
     ModelRow,
     Samples,
 )
-from tasks.report.omissions import omissions_of
 from tasks.results.inputs import Input, labelled, merged
 from tasks.results.statements import released_after, statement_of, totals
 

@@ -15,7 +15,6 @@ from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 from dp_core.audit.exposure import ExposureRow
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.sweep import BASELINE_NAMES, Baseline
-from tasks.report.cells import significant
 from tasks.report.figures import (
     COLOURS,
     EPSILON_RED,
@@ -34,6 +33,7 @@ from tasks.report.figures import (
 )
 from tasks.report.model import Measure, SweepRow, compared_by, number_of
 from tasks.report.sweep_tables import FINETUNING_TITLES
+from tasks.report.tables import significant
 
 _BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, different in grey
     "public": (COLOURS["public"], ":"),

@@ -10,12 +10,19 @@ from dp_core.audit.exposure import summarise
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.bootstrap import MeanF1
-from tasks.report.cells import (
+from tasks.report.model import Exposures, SweepRow, Withheld, compared_by, measure_of
+from tasks.report.tables import (
+    CAUSAL,
+    MASKED,
     NOT_MEASURED,
+    OF_ONE_TRAINING,
+    ONE_CHARGE,
     Cell,
     Header,
     Table,
     bits,
+    cost_columns,
+    exposure_notes,
     measured,
     name,
     number,
@@ -23,15 +30,6 @@ from tasks.report.cells import (
     significant,
     span_cell,
     withheld,
-)
-from tasks.report.model import Exposures, SweepRow, Withheld, compared_by, measure_of
-from tasks.report.tables import (
-    CAUSAL,
-    MASKED,
-    OF_ONE_TRAINING,
-    ONE_CHARGE,
-    cost_columns,
-    exposure_notes,
 )
 
 FINETUNING_TITLES = {  # by axis of the sweep

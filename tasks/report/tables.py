@@ -1,29 +1,22 @@
-"""Tables of a job's report: costs and scores of models, the ledger, and facts."""
+"""Tables and their labelled cells, as plain data for page, terminal and JSON; tables of a job."""
 
 from __future__ import annotations
 
 import math
+import textwrap
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from typing import Any
 
-from dp_core.audit.exposure import summarise
-from dp_core.labels import Label
+from rich import box
+from rich.table import Table as RichTable
+from rich.text import Text
+
+from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, summarise
+from dp_core.audit.membership import Share
+from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
-from tasks.report.cells import (
-    NOT_MEASURED,
-    Cell,
-    Header,
-    Table,
-    bits,
-    interval_cell,
-    measured,
-    name,
-    number,
-    percentage,
-    total,
-    withheld,
-)
 from tasks.report.model import (
     ACCURACY,
     F1,
@@ -35,9 +28,258 @@ from tasks.report.model import (
     Measure,
     ModelRow,
     ResultRow,
+    Value,
     Withheld,
     measure_of,
 )
+
+WITHHELD_MARK = "▒▒"
+NOT_MEASURED = "–"
+NO_ENTITIES = "no entities"  # in place of F1, if the test part has none
+NO_TOTAL = "no total"
+WHY_NO_TOTAL = "different neighbours or units"
+_SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A table cell: its text, its value, and the label that decides who may see it."""
+
+    text: str
+    value: float | str | None = None  # None: withheld or not measured
+    label: Label | None = None  # None: a name, not a value
+    withheld: bool = False
+    alarm: bool = False  # unlikely to be due to chance
+    detail: str = ""  # small print below the text, for example an interval
+
+
+def name(text: str, detail: str = "") -> Cell:
+    """Return the cell of a name, which has no label because it is not a measurement."""
+    return Cell(text, value=text, detail=detail)
+
+
+def withheld() -> Cell:
+    """Return the cell that replaces an operator value."""
+    return Cell(WITHHELD_MARK, label=Label.OPERATOR, withheld=True)
+
+
+def number(value: float, label: Label, digits: int = 3) -> Cell:
+    """Return the cell of a number, rounded to `digits` significant digits."""
+    return Cell(significant(value, digits), value=value, label=label)
+
+
+def total(epsilon: float | None) -> Cell:
+    """Return the cell of a total ε; None means that the guarantees cannot be added up."""
+    if epsilon is None:
+        return Cell(NO_TOTAL, detail=WHY_NO_TOTAL)
+    return number(epsilon, Label.PUBLIC)
+
+
+def measured(value: Value, *, percent: bool = False) -> Cell:
+    """Return the cell of a measured number; the header of a percentage shows the % sign."""
+    if value is None:
+        return Cell(NOT_MEASURED)
+    if isinstance(value, Withheld):
+        return withheld()
+    if math.isnan(value.value):
+        return Cell(NO_ENTITIES, label=value.label)
+    if percent:
+        return Cell(f"{100 * value.value:.1f}", value=value.value, label=value.label)
+    return number(value.value, value.label)
+
+
+def percentage(value: Value) -> Cell:
+    """Return the cell of a share within 0 … 1, shown as a percentage."""
+    return measured(value, percent=True)
+
+
+def bits(value: float, label: Label, *, alarm: bool = False, detail: str = "") -> Cell:
+    """Return the cell of an exposure."""
+    return Cell(f"{value:.1f}", value=value, label=label, alarm=alarm, detail=detail)
+
+
+def significant(value: float, digits: int = 3) -> str:
+    """Return a number as text for readers: ∞, 0.0123, 1.1·10⁻⁶, 12 300."""
+    if math.isinf(value):
+        return "∞" if value > 0 else "−∞"
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(abs(value)))
+    if exponent < -3:
+        return power_of_ten(value, digits)
+    if value == int(value) and exponent >= digits - 1:
+        return f"{int(value):,}".replace(",", "\u202f")  # narrow no-break space
+    rounded = f"{value:.{max(0, digits - 1 - exponent)}f}"
+    return rounded.rstrip("0").rstrip(".") if "." in rounded else rounded
+
+
+def power_of_ten(value: float, digits: int = 2) -> str:
+    """Return a small number as mantissa and power of ten: 10⁻⁶ for 1e-06."""
+    mantissa, exponent = f"{value:.{digits - 1}e}".split("e")
+    power = "10" + str(int(exponent)).translate(_SUPERSCRIPTS)
+    short = mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa
+    return power if short == "1" else f"{short}·{power}"
+
+
+CONTEXT_WORDS = {
+    ALONE: "shown alone",
+    EMBEDDED: "among random tokens",
+    IN_ROWS: "in training rows",
+}
+
+
+@dataclass(frozen=True)
+class Header:
+    """The name and unit of a column; columns of numbers are aligned right."""
+
+    name: str
+    unit: str = ""
+    numeric: bool = True
+
+
+@dataclass(frozen=True)
+class Table:
+    """A table with headers, rows of labelled cells, and notes below."""
+
+    key: str
+    caption: str
+    headers: tuple[Header, ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    notes: tuple[str, ...] = ()
+    lead: str = ""  # first line on a terminal; a page has its own headline
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.headers) for row in self.rows):
+            raise ValueError(f"table {self.key}: a row and the headers differ in length")
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table as JSON values, with infinity as the string `inf`."""
+        return {
+            "key": self.key,
+            "caption": self.caption,
+            "columns": [{"name": h.name, "unit": h.unit} for h in self.headers],
+            "rows": [[_cell_json(cell) for cell in row] for row in self.rows],
+            "notes": list(self.notes),
+            "lead": self.lead,
+        }
+
+    @classmethod
+    def from_json(cls, record: dict[str, Any]) -> Table:
+        """Return the table from the output of `to_json`; only its first column contains names."""
+        columns, rows = record["columns"], record["rows"]
+        headers = (Header(c["name"], c["unit"], numeric=i > 0) for i, c in enumerate(columns))
+        cells = (tuple(_cell_of_json(cell) for cell in row) for row in rows)
+        return cls(
+            record["key"],
+            record["caption"],
+            tuple(headers),
+            tuple(cells),
+            tuple(record["notes"]),
+            record.get("lead", ""),  # absent in reports of earlier versions
+        )
+
+
+def interval_cell(interval: tuple[Labelled, Labelled] | Withheld | None) -> Cell:
+    """Return the cell of an interval of shares, in percent."""
+    if interval is None:
+        return Cell(NOT_MEASURED)
+    if isinstance(interval, Withheld):
+        return withheld()
+    return span_cell([end.value for end in interval], interval[0].label)
+
+
+def span_cell(ends: Sequence[float], label: Label, *, percent: bool = True) -> Cell:
+    """Return the cell of an interval from its two ends."""
+    text = " – ".join(f"{100 * end:.1f}" if percent else significant(end) for end in ends)
+    return Cell(text, value=text, label=label)
+
+
+def share_cell(
+    share: Share, ceiling: float | None, *, alarm: bool = False, label: Label = Label.OPERATOR
+) -> Cell:
+    """Return the cell of a share with its interval, and the maximum under the guarantee."""
+    interval = f"{100 * share.low:.1f} – {100 * share.high:.1f}"
+    return Cell(
+        f"{100 * share.value:.1f}",
+        value=share.value,
+        label=label,
+        alarm=alarm,
+        detail=interval if ceiling is None else f"{interval}, ≤ {100 * ceiling:.1f}",
+    )
+
+
+def probability_in_words(value: float) -> str:
+    """Return a probability with two decimals, or with one significant digit if below 0.01."""
+    return f"{value:.2f}" if value >= 0.01 else significant(value, 1)
+
+
+def _cell_json(cell: Cell) -> dict[str, Any]:
+    infinite = isinstance(cell.value, float) and math.isinf(cell.value)
+    optional = {"label": cell.label, "withheld": cell.withheld, "detail": cell.detail}
+    present = {name: value for name, value in optional.items() if value}
+    return {"text": cell.text, "value": str(cell.value) if infinite else cell.value, **present}
+
+
+def _cell_of_json(record: dict[str, Any]) -> Cell:
+    label = Label(record["label"]) if "label" in record else None
+    return Cell(**(record | {"label": label}))
+
+
+MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}
+_STYLES = {Label.DP: "green", Label.PUBLIC: "", Label.OPERATOR: "yellow"}
+LEGEND = "ᵈ dp: protected by the guarantee  ° operator: not protected  unmarked: public"
+
+
+def rich_table(table: Table) -> RichTable:
+    """Return the table for a wide terminal; long text is folded.
+
+    A label is shown by a mark and a colour, so that it is visible without colour.
+    """
+    shown = _frame(table)
+    for header in table.headers:
+        shown.add_column(
+            f"{header.name}\n{header.unit}" if header.unit else header.name,
+            justify="right" if header.numeric else "left",
+            overflow="fold",
+        )
+    for row in table.rows:
+        shown.add_row(*(_text(cell) for cell in row))
+    return shown
+
+
+MODEL_NAME_WIDTH = 11  # characters, so that four models fit into 80 columns
+
+
+def side_by_side(table: Table) -> RichTable:
+    """Return the transposed table, which fits 80 columns if there are few models."""
+    shown = _frame(table)
+    shown.add_column(table.headers[0].name, overflow="fold")
+    for row in table.rows:
+        name = textwrap.fill(row[0].text, MODEL_NAME_WIDTH, break_on_hyphens=False)
+        shown.add_column(name, justify="right", no_wrap=True)
+    for column, header in enumerate(table.headers[1:], start=1):
+        name = f"{header.name}, {header.unit}" if header.unit else header.name
+        shown.add_row(name, *(_text(row[column]) for row in table.rows))
+    return shown
+
+
+def _frame(table: Table) -> RichTable:
+    return RichTable(
+        title=f"{table.lead}\n\n{table.caption}" if table.lead else table.caption,
+        title_justify="left",
+        caption="\n".join((LEGEND, *table.notes)),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+
+
+def _text(cell: Cell) -> Text:
+    if cell.label is None:
+        return Text(cell.text)
+    style = "bold red" if cell.alarm else _STYLES[cell.label]
+    return Text(cell.text + MARKS[cell.label], style="dim" if cell.withheld else style)
+
 
 MASKED = Header("MLM accuracy", "public text, %"), Header("MLM accuracy", "private text, %")
 CAUSAL = Header("Perplexity", "public text, by token"), Header("Perplexity", "private text")

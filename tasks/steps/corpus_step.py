@@ -8,7 +8,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dp_core.data.corpus import MARK, Document, remake_shards, shards_of_mark, write_corpus
-from dp_core.data.readers.jsonl import JsonlFields
+from dp_core.data.readers.documents import JsonlFields
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import BadInput
@@ -20,7 +20,6 @@ from tasks.protocol import CorpusSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import Opened, open_source
 from tasks.releases.deployment_ledger import ledger_for
-from tasks.report.omissions import measure_omissions
 from tasks.runtime.log import log
 
 PUBLIC_PER_PATIENT = 2  # made-up public documents for each made-up patient
@@ -48,7 +47,7 @@ def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
         write_corpus(counted(), context.out, spec.corpus_shards)
     count = Operator if spec.role == "private" else Public
     context.measure("documents", count(taken))
-    measure_omissions(context, "documents", quarantine, count)
+    context.measure_omissions("documents", quarantine, count)
     return StepOutput(
         outputs={"corpus": ""},
         facts={

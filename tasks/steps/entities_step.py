@@ -9,21 +9,18 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from dp_core.config.training import Head
-from dp_core.data.labelled_text import LabelledItem, LabelledText, fold_of
-from dp_core.data.ner import Sentence, all_entities
-from dp_core.data.readers.patients import read_patients, with_patients
+from dp_core.data.labelled_text import LabelledItem, LabelledText, Sentence, all_entities, fold_of
+from dp_core.data.readers.labelled_texts import read_patients, with_patients
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_labelled_texts, read_sentences
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Operator, Public
 from tasks.context import StepContext, StepOutput
-from tasks.demo_data.entities import labelled_sentences
-from tasks.demo_data.texts import labelled_pairs, labelled_texts
+from tasks.demo_data.entities import labelled_pairs, labelled_sentences, labelled_texts
 from tasks.protocol import EntitiesSpec, FinetuneSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.deployment_ledger import refuse_unregistered
-from tasks.report.omissions import measure_omissions
 from tasks.results.inputs import Input
 from tasks.steps.corpus_step import listed
 
@@ -119,7 +116,7 @@ def _read(
     with listed(quarantine, context, f"{part}_quarantine.json"):
         items = list(kind.read(spec.format, path, quarantine, spec.public))
     label = Public if spec.public else Operator
-    measure_omissions(context, f"{part}_{kind.noun}", quarantine, label)
+    context.measure_omissions(f"{part}_{kind.noun}", quarantine, label)
     return items
 
 

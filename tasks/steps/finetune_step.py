@@ -13,21 +13,19 @@ from tokenizers import Tokenizer
 from dp_core.config.training import is_causal
 from dp_core.data.hashing import digest64
 from dp_core.data.labelled_text import (
+    Entity,
     LabelledItem,
     LabelledText,
+    Sentence,
     class_scores,
     fold_of,
-    owner_of,
-    unit_ids,
-)
-from dp_core.data.ner import (
-    Entity,
-    Sentence,
     joined,
     label_set,
+    owner_of,
     score,
     tagging_errors,
     tags_of_types,
+    unit_ids,
     with_types,
 )
 from dp_core.errors import BadInput, PrivateTextRefusal

@@ -33,7 +33,7 @@ from dp_core.audit.observations import (
 from dp_core.data.corpus import documents_of
 from dp_core.data.hashing import digest64, seed_key
 from dp_core.data.privacy_units import units_of
-from dp_core.data.readers.diagnoses import Diagnoses
+from dp_core.data.readers.mimic import Diagnoses
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator, Public

@@ -14,7 +14,7 @@ from dp_core.labels import Dp, Label, Public
 from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.gathered_sets import GatheredSets
+from dp_core.vocabulary.item_sets import GatheredSets
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import PhrasesSpec
 from tasks.releases.charge import charge

@@ -14,11 +14,10 @@ from dp_core.labels import Label, Operator
 from dp_core.privacy.accounting import PrivacyProfile
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.evidence.audits import SUBJECT, WEIGHTS
-from tasks.evidence.find_model import find_origin
 from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of
 from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
-from tasks.releases.provenance import MODELS
+from tasks.releases.provenance import MODELS, find_origin
 from tasks.report.results import GIVEN_FILE
 from tasks.results.inputs import Input
 from tasks.storage import sha256_of

@@ -25,13 +25,16 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import byte_level, wordpiece
-from dp_core.vocabulary.shard_words import UnitWords, WordSets, word_counts, word_sets
 from dp_core.vocabulary.subwords import (
     KINDS,
+    UnitWords,
+    WordSets,
     in_turns,
     load,
     vocabulary_digest,
     whole_words,
+    word_counts,
+    word_sets,
 )
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import EXACT_WORDS, VocabularySpec

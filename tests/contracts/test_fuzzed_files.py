@@ -18,9 +18,8 @@ from corruption import corrupted, misshapen
 
 from dp_core.audit.canaries import draw
 from dp_core.data.corpus import Document, open_corpus, write_corpus
-from dp_core.data.labelled_text import LabelledText
-from dp_core.data.ner import Sentence
-from dp_core.data.readers.diagnoses import Diagnoses
+from dp_core.data.labelled_text import LabelledText, Sentence
+from dp_core.data.readers.mimic import Diagnoses
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.errors import ConfideError
 from dp_core.models import hugging_face as weights

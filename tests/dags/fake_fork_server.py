@@ -6,7 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 
 sys.path.insert(0, str(Path.cwd()))
-from tasks.execution import fork_server
+from tasks.protocol import fork_server
 
 STEP = Path(__file__).with_name("fake_step.py")
 
@@ -20,4 +20,4 @@ def command_line(words: list[str]) -> int:
 
 sys.modules["tasks.execution.contract"] = SimpleNamespace(command_line=command_line)
 fork_server.modules_of_steps = list
-sys.exit(fork_server.main(sys.argv[1:]))
+fork_server.main(sys.argv[1:])

@@ -16,7 +16,7 @@ from airflow.sdk.exceptions import (
     AirflowSkipException,
 )
 
-from dags.launcher.step_operator import StepOperator, Work
+from dags.launcher.step_operator import StepOperator
 from tasks.protocol import (
     JobSettings,
     Need,
@@ -27,6 +27,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.least_privilege import WITHHELD
 from tasks.protocol.messages import Failed, Message, StepProgress, TrackedAt
+from tasks.protocol.step_process import Work
 
 PASSWORD, READER = "hunter2", "looks-only"
 LEDGER = f"postgresql://ledger:{PASSWORD}@db/ledger"

@@ -17,7 +17,6 @@ import sys
 import tarfile
 import warnings
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -49,8 +48,9 @@ from dags.launcher.docker_step import (
     mounts,
     whole_lines,
 )
-from dags.launcher.step_operator import StepOperator, Work
+from dags.launcher.step_operator import StepOperator
 from tasks.protocol import Need, StepSpec, SweepSettings, job_steps
+from tasks.protocol.step_process import Work
 
 MOUNTS = "CONFIDE_DOCKER_MOUNTS"
 IMAGE = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task:local"
@@ -68,6 +68,8 @@ print('example/#/runs/1"}', flush=True)
 if os.environ.get("FAKE_SPEC"):
     print(len(open(sys.argv[3]).read()))
 if os.environ.get("FAKE_EXIT") == "wait":
+    from tasks.execution.contract import end_with_launcher
+    end_with_launcher()
     time.sleep(120)
 print('{"version": 1, "kind": "failed", "exit_code": 1, "reason": "the last line"}', flush=True)
 sys.exit(int(os.environ.get("FAKE_EXIT") or 0))
@@ -158,6 +160,7 @@ class TestDocker(LauncherConformance):
         assert options["environment"]["CONFIDE_LEASE"] == "stdin"
         assert options["stdin_open"] is True
         assert options["host_config"]["cap_drop"] == ["ALL"]
+        assert options["host_config"]["init"] is True
 
     def test_a_container_that_was_too_large_says_so(self, monkeypatch: pytest.MonkeyPatch) -> None:
         engine = Engine([(137, [])])
@@ -356,7 +359,7 @@ def fake(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
         if path.is_relative_to(tmp_path.parents[1]):
             path.chmod(0o755)  # the image's user needs access
     monkeypatch.setenv("CONFIDE_TASK_IMAGE", IMAGE)
-    main = "tasks/__main__.py"  # only this file: process 1 is in the same package of the image
+    main = "tasks/__main__.py"  # only this file: the lease is in the same package of the image
     monkeypatch.setenv("CONFIDE_DOCKER_MOUNTS", f"{tmp_path / main}:/opt/confide/{main}:ro")
     monkeypatch.setenv("CONFIDE_FORWARDED_ENVIRONMENT", "FAKE_EXIT FAKE_SPEC")
 
@@ -397,13 +400,6 @@ def test_a_spec_too_long_for_an_argument_travels_as_a_file(
     step.execute(context())
     length = len(plan({}, None)["vocabulary"].model_dump_json())
     assert re.search(rf"\] {length} ", capsys.readouterr().out)  # Airflow's log of the task
-
-
-def test_a_step_past_its_time_is_ended(engine: Any, fake: Callable[..., DockerStep]) -> None:
-    step = fake("wait", execution_timeout=timedelta(seconds=2))
-    with pytest.raises(AirflowException, match="not done after 2 s"):
-        step.execute(context())
-    assert containers(engine) == []
 
 
 def test_compose_does_not_manage_containers_of_steps(
@@ -468,7 +464,7 @@ def test_a_worker_killed_without_a_word_leaves_nothing_running(
     process.wait()
     wait_for(lambda: all(one.status == "exited" for one in containers(engine)))
     (left,) = containers(engine)
-    assert b"whoever started this step is gone" in left.logs()
+    assert b"the launcher of this step has ended" in left.logs()
     # The next try removes the exited container.
     fake().execute(context())
     assert containers(engine) == []

@@ -28,8 +28,9 @@ from dags.launcher.kubernetes_step import (
     granted,
     template,
 )
-from dags.launcher.step_operator import SEEDS_AT, StepOperator, Work
+from dags.launcher.step_operator import SEEDS_AT, StepOperator
 from tasks.protocol import JobSettings, Need, job_steps
+from tasks.protocol.step_process import Work
 
 
 def unknown_fields(value: Any, kind: str, place: str) -> list[str]:

@@ -17,11 +17,10 @@ from child_processes import alive, wait_for
 from launcher_conformance import LauncherConformance, Outcome, context_of, plan
 
 from dags import dp_sweep
-from dags.launcher import process_step as launcher
-from dags.launcher.process_step import ProcessStep
-from dags.launcher.step_operator import StepOperator, Work, work_of
+from dags.launcher.step_operator import ProcessStep, StepOperator, work_of
 from tasks.protocol import SweepSettings, job_steps, spec_from_json, supervisor
 from tasks.protocol.messages import channel_file
+from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
 
 PRIVATE = {"private_format": "jsonl", "private_path": "/private", "private_dataset": "notes"}
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -153,7 +152,7 @@ def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
         return {"report": job_steps(SweepSettings.model_validate(dict(params)))["report"]}
 
     answer = ProcessStep(task_id="report", plan=sweep).execute(context_of(settings))
-    assert len(_kept(store, answer["output"])) > launcher.LONGEST_ARGUMENT
+    assert len(_kept(store, answer["output"])) > LONGEST_ARGUMENT
     assert len(spec_from_json(_kept(store, answer["output"])).points) == 250
 
 
@@ -198,12 +197,11 @@ def test_cancelling_ends_the_step_and_its_child_processes(
     wait_for(lambda: not any(alive(int(file.read_text())) for file in files))
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="the kernel's help is Linux's")
 def test_a_worker_that_is_killed_leaves_no_step_running(store: Path) -> None:
     script = interpreter(store, f"#!/bin/sh\necho $$ > {store}/step\nexec sleep 60\n")
     program = (
         "from launcher_conformance import plan, context_of\n"
-        "from dags.launcher.process_step import ProcessStep\n"
+        "from dags.launcher.step_operator import ProcessStep\n"
         "ProcessStep(task_id='vocabulary', plan=plan).execute(context_of())"
     )
     worker = subprocess.Popen(

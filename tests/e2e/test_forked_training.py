@@ -9,9 +9,9 @@ import pytest
 from small_job import SIZES, folder_of, run
 
 from dp_core.privacy.ledger import Ledger
-from tasks.execution.step_process import Job, run_job
+from tasks.execution.run_job import Job, run_job
 from tasks.protocol import JobSettings, job_steps
-from tasks.protocol.fork_server_client import OFF, SERVER
+from tasks.protocol.fork_server import OFF, SERVER
 from tasks.runtime.deployment import Deployment
 
 pytestmark = [

@@ -19,7 +19,7 @@ from click.testing import CliRunner
 from rich.console import Console
 
 from dp_core.errors import BadInput, ConfideError
-from tasks.commands.announce_command import command as announce
+from tasks.commands.local_stack import announce
 from tasks.local import demo
 from tasks.local import stack as local
 from tasks.protocol import JobSettings, job_steps

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from dp_core.cluster.certificates import AUTHORITY, TOKEN, make_secrets, member_environment
+from dp_core.cluster.node import AUTHORITY, TOKEN, make_secrets, member_environment
 
 ROOT = Path(__file__).parents[2]
 CLUSTER = yaml.safe_load((ROOT / "docker" / "raycluster.yaml").read_text())

@@ -213,7 +213,7 @@ AS_STEP = """
 import os, sys
 from unittest.mock import patch
 from dags.launcher.docker_step import (DockerStep)
-from dags.launcher.step_operator import (Work)
+from tasks.protocol.step_process import (Work)
 from tasks.protocol import (JobSettings, RunContext, job_steps)
 spec = job_steps(JobSettings())[sys.argv[1]]
 work = Work(spec, RunContext(run_key="look", run_name="look", task=sys.argv[1]))

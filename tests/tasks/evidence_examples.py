@@ -9,13 +9,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from dp_core.audit.protocol import AuditRecord
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.evidence import check_evidence
-from tasks.evidence.gather import gather
 from tasks.evidence.pack import write_pack
-from tasks.evidence.pack_contents import OperatorWords
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.results.statements import write_statement
 from tasks.runtime.deployment import Deployment
@@ -26,6 +25,11 @@ UNITS = 10_000
 TRAINING = PoissonGaussian.single(0.1, 2.0, 100, unit=UNIT)
 EARLIER = PoissonGaussian.single(1.0, 9.0, 4, unit=UNIT)
 SPEC = "5" * 64
+DATA_FILES = {
+    "evidence": check_evidence.EVIDENCE,
+    "statement": check_evidence.STATEMENT,
+    "ledger": check_evidence.LEDGER,
+}
 # No publishable pack may contain this word, whether as operator metric, run name, error or file.
 SECRET = "Quendoline"
 PLAN = {
@@ -161,11 +165,18 @@ def pack_of(
 ) -> Path:
     """Write the evidence pack of a model."""
     folder.mkdir(parents=True)
-    statements = OperatorWords(**words)
-    write_pack(
-        gather(deployment, store_of(deployment), uri, operator=operator, words=statements), folder
-    )
+    write_pack(deployment, store_of(deployment), uri, folder, operator=operator, words=words)
     return folder
+
+
+def contents_of(pack: Path) -> tuple[dict[str, Any], ...]:
+    """Return evidence, statement and ledger extract of a pack."""
+    return tuple(json.loads((pack / name).read_text()) for name in DATA_FILES.values())
+
+
+def audits_in(pack: Path) -> list[AuditRecord]:
+    """Return the audit records of a pack."""
+    return [AuditRecord.model_validate(record) for record in contents_of(pack)[0]["audits"]]
 
 
 def altered(pack: Path, **changed: Any) -> check_evidence.Findings:
@@ -175,15 +186,10 @@ def altered(pack: Path, **changed: Any) -> check_evidence.Findings:
         pack: its folder.
         changed: `evidence`, `statement` or `ledger` -> a function that alters its content.
     """
-    names = {
-        "evidence": check_evidence.EVIDENCE,
-        "statement": check_evidence.STATEMENT,
-        "ledger": check_evidence.LEDGER,
-    }
-    data = {part: json.loads((pack / name).read_text()) for part, name in names.items()}
+    data = dict(zip(DATA_FILES, contents_of(pack), strict=True))
     for part, change in changed.items():
         change(data[part])
-        (pack / names[part]).write_text(json.dumps(data[part]))
+        (pack / DATA_FILES[part]).write_text(json.dumps(data[part]))
     with suppress(Exception):  # data of another shape: the old pages remain
         for name, text in check_evidence.pages(
             data["evidence"], data["ledger"], data["statement"]

@@ -13,7 +13,7 @@ from spec_examples import spec_of
 
 from dp_core.audit.canaries import Canary
 from dp_core.data.corpus import Document, write_corpus
-from dp_core.data.ner import Sentence
+from dp_core.data.labelled_text import Sentence
 from dp_core.labels import Labelled
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tasks.commands import doctor_command, settings_options
-from tasks.execution import step_process as process
+from tasks.execution import run_job as process
 from tasks.local.airflow_api import AirflowAway, AirflowRefused
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.event_log import EventLog, Identity, Tag

@@ -10,7 +10,7 @@ from command_line import Confide
 from spec_examples import spec_of
 from step_outputs import publish
 
-from dp_core.data.ner import Sentence
+from dp_core.data.labelled_text import Sentence
 from tasks.protocol import FinetuneSpec
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities_step import write_sentences

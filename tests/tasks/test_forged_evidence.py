@@ -23,7 +23,7 @@ from evidence_examples import (
 )
 from step_outputs import output_folder
 
-from dp_core.privacy.accounting import epsilon_pld, tpr_ceiling
+from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.mechanisms import MechanismEvent, ShuffledGaussian, compose
 from tasks.evidence import check_evidence
 from tasks.runtime.deployment import Deployment
@@ -69,21 +69,21 @@ def test_honest_pack_of_the_model_holds(pack: Path, model: Path) -> None:
 def _holders(content: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         item
-        for holder in content.get("claims") or content.get("extracts") or [content]
+        for holder in content.get("extracts") or [content]
         for item in holder.get("entries") or holder["releases"]
     ]
 
 
 def _each(**values: Any) -> Change:
-    """Return a change of all releases (of evidence or statement) or all entries of a ledger."""
+    """Return a change of all releases of a statement or all entries of a ledger."""
     return lambda content: [item.update(copy.deepcopy(values)) for item in _holders(content)]
 
 
 def _top(**values: Any) -> Change:
-    """Return a change of the claims, the statement or the extracts."""
+    """Return a change of the statement or the extracts."""
 
     def change(content: dict[str, Any]) -> None:
-        for holder in content.get("claims") or content.get("extracts") or [content]:
+        for holder in content.get("extracts") or [content]:
             holder.update(copy.deepcopy(values))
 
     return change
@@ -94,11 +94,15 @@ def _both(*changes: Change) -> Change:
 
 
 def _everywhere(change: Change) -> dict[str, Change]:
-    return {"evidence": change, "statement": change, "ledger": change}
+    return {"statement": change, "ledger": change}
 
 
-def _claimed(change: Change) -> dict[str, Change]:
-    return {"evidence": change, "statement": change}
+def _stated(change: Change) -> dict[str, Change]:
+    return {"statement": change}
+
+
+def _derived(change: Change) -> dict[str, Change]:
+    return {"evidence": lambda evidence: change(evidence["derived"][0])}
 
 
 def _quieter(content: dict[str, Any]) -> None:
@@ -109,7 +113,7 @@ def _quieter(content: dict[str, Any]) -> None:
 
 def _relabelled(content: dict[str, Any]) -> None:
     _each(neighbours="replace-one")(content)
-    for holder in content.get("claims") or content.get("extracts") or [content]:
+    for holder in content.get("extracts") or [content]:
         holder["neighbours" if "neighbours" in holder else "budget_neighbours"] = "replace-one"
     if "releases" in content:  # releases of a statement have no such field
         for item in content["releases"]:
@@ -118,7 +122,7 @@ def _relabelled(content: dict[str, Any]) -> None:
 
 def _of_examples(content: dict[str, Any]) -> None:
     _each(unit="example")(content)
-    for holder in content.get("claims") or content.get("extracts") or [content]:
+    for holder in content.get("extracts") or [content]:
         holder["unit" if "unit" in holder else "budget_unit"] = "example"
 
 
@@ -134,17 +138,13 @@ def _large_delta(content: dict[str, Any]) -> None:
 
 def _shuffled(content: dict[str, Any]) -> None:
     event = ShuffledGaussian(2.0, 3, unit=UNIT)
-    for holder in content.get("claims") or content.get("extracts") or [content]:
+    for holder in content.get("extracts") or [content]:
         items = holder.get("entries") or holder["releases"]
         del items[1:]
         items[0].update(event=event.to_json(), delta=1e-6)
         if "epsilon" in items[0]:
             items[0]["epsilon"] = epsilon_pld(event, 1e-6)
             holder.update(delta=1e-6, epsilon=items[0]["epsilon"])
-    if "trained_by" in content:
-        content["trained_by"] = None
-        ceilings = [{"fpr": rate, "tpr": tpr_ceiling(event, rate)} for rate in (0.001, 0.01)]
-        content["claims"][0]["tpr_ceilings"] = ceilings
 
 
 def _nested(content: dict[str, Any]) -> None:
@@ -164,25 +164,27 @@ def _audited(**figures: Any) -> Change:
 
 
 FORGED: dict[str, tuple[dict[str, Change], str]] = {
-    "the claim's ε alone": ({"evidence": _top(epsilon=0.1)}, f"{_STATEMENT}.epsilon is"),
-    "ε wherever it is written": (
-        _claimed(_top(epsilon=0.1)), "ε = 0.1 is claimed, but dp_accounting derives"
+    "a second claim": ({"evidence": lambda e: e.update(claims=[])}, "claims is unknown"),
+    "ε of the claim": (
+        _stated(_top(epsilon=0.1)), "ε = 0.1 is claimed, but dp_accounting derives"
     ),
     "ε of a release": (
-        _claimed(_each(epsilon=0.01)), "ε = 0.01 is claimed, but dp_accounting derives"
+        _stated(_each(epsilon=0.01)), "ε = 0.01 is claimed, but dp_accounting derives"
     ),
     "ε of a release by Rényi DP": ({"statement": _each(epsilon_rdp=0.01)}, "epsilon_rdp is 0.01"),
     "the ceiling": (
-        {"evidence": lambda e: e["claims"][0]["tpr_ceilings"][0].update(tpr=0.001)},
+        _derived(lambda d: d["tpr_ceilings"][0].update(tpr=0.001)),
         "largest TPR at FPR 0.001",
     ),
-    "no ceilings": ({"evidence": _top(tpr_ceilings=[])}, "its ceilings on attacks are not at"),
+    "no ceilings": (
+        _derived(lambda d: d.update(tpr_ceilings=[])), "its ceilings on attacks are not at"
+    ),
     "a ceiling at another rate": (
-        {"evidence": lambda e: e["claims"][0]["tpr_ceilings"][0].update(fpr=1e-9, tpr=0.01)},
+        _derived(lambda d: d["tpr_ceilings"][0].update(fpr=1e-9, tpr=0.01)),
         "its ceilings on attacks are not at",
     ),
     "the recorded derivation": (
-        {"evidence": lambda e: e["claims"][0]["rederived"].update(epsilon=0.01)},
+        _derived(lambda d: d.update(epsilon=0.01)),
         "the pack records another derived ε: 0.01",
     ),
     "neighbours relabelled": (
@@ -192,11 +194,9 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
         _everywhere(_shuffled), "its mechanism has the relation zero-out-one"
     ),
     "δ above 1/n": (_everywhere(_large_delta), "δ = 0.3 is not below 1/n for n = 10000 units"),
-    "no declared units": (_claimed(_top(declared_units=None)), "different numbers of units"),
-    "more noise in evidence and statement": (_claimed(_quieter), f"{_STATEMENT}.releases[0]"),
-    "more noise everywhere": (
-        {"evidence": _quieter, "ledger": _quieter, "statement": _quieter}, f"{_STATEMENT}.releases"
-    ),
+    "no declared units": (_stated(_top(declared_units=None)), "different numbers of units"),
+    "more noise in the statement": (_stated(_quieter), "the ledger has another event"),
+    "more noise everywhere": (_everywhere(_quieter), "its mechanism is “"),
     "a ledger entry removed": (
         {"ledger": lambda f: f["extracts"][0]["entries"].pop(0)}, "are not numbered in order"
     ),
@@ -205,10 +205,7 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
         "the ledger extract does not contain it",
     ),
     "a settled release left out": (
-        {
-            "evidence": lambda e: e["claims"][0]["releases"].pop(0),
-            "statement": lambda s: s["releases"].pop(0),
-        },
+        _stated(lambda s: s["releases"].pop(0)),
         "δ is not the sum",
     ),
     "an entry not settled": ({"ledger": _each(state="reserved")}, "has not settled it"),
@@ -222,7 +219,7 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
     "a day after the evidence": ({"ledger": _each(settled="2999-01-01")}, "not in order"),
     "a time of day": ({"ledger": _each(settled="2026-01-01T10:00")}, "is not a day"),
     "another unit": (
-        _claimed(_top(unit="example")), "unit or neighbours differ from its releases"
+        _stated(_top(unit="example")), "unit or neighbours differ from its releases"
     ),
     "another unit everywhere": (
         _everywhere(_of_examples), "its mechanism does not protect the unit example"
@@ -236,25 +233,29 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
         "the budget protects the neighbours replace-one",
     ),
     "more units declared": (
-        _claimed(_top(declared_units=10**5)), "declare different numbers of units"
+        _stated(_top(declared_units=10**5)), "declare different numbers of units"
     ),
-    "a smaller δ": (_claimed(_top(delta=1e-9)), "δ is not the sum"),
+    "a smaller δ": (_stated(_top(delta=1e-9)), "δ is not the sum"),
     "releases of two plans": (
         {"ledger": lambda f: f["extracts"][0]["entries"][0].update(plan=2)}, "were not one plan"
     ),
+    "a derivation for another data set": (
+        _derived(lambda d: d.update(dataset="letters")), "have different data sets: letters"
+    ),
+    "a derivation of fewer releases": (_derived(lambda d: d["releases"].pop()), "ε of 1 releases"),
     "a data set without a claim": (
         {"ledger": lambda f: f["extracts"].append(f["extracts"][0] | {"dataset": "letters"})},
         "have different data sets: notes, letters",
     ),
-    "a statement that claims nothing": (
-        {"statement": _top(private=False)}, f"{_STATEMENT}.private is false"
-    ),
+    "a statement that claims nothing": (_stated(_top(private=False)), "private is False"),
+    "a statement of a known seed": (_stated(_top(seed_known=True)), "seed_known has a wrong type"),
+    "other ledger entries": (_stated(_top(ledger_ids=["x"])), "ledger_ids is ['x']"),
     "the words of a mechanism": (
-        {"statement": lambda s: s["releases"][0].update(mechanism="σ = 99")},
-        f"{_STATEMENT}.releases[0].mechanism is",
+        _stated(lambda s: s["releases"][0].update(mechanism="σ = 99")), "its mechanism is “"
     ),
-    "another accounting": ({"statement": _top(accounting="magic")}, f"{_STATEMENT}.accounting"),
-    "a statement with a note": ({"statement": _top(note="ε = 0.01")}, f"{_STATEMENT}.note is unk"),
+    "another accounting": (_stated(_top(accounting="magic")), "its accounting is not “PLD”"),
+    "a statement with a note": (_stated(_top(note="ε = 0.01")), "statement.note is unknown"),
+    "a statement of an earlier version": (_stated(_top(version=0)), "statement.version has a"),
     "the training's plan": (
         {"evidence": lambda e: e["trained_by"].update(noise_multiplier=9.0)},
         "rate, noise or length of the training's plan",
@@ -281,12 +282,20 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
     "a missing field": ({"evidence": lambda e: e.pop("audits")}, "audits is missing"),
     "an unknown field": ({"evidence": lambda e: e.update(seal="ok")}, "seal is unknown"),
     "a sentence of promise": ({"evidence": lambda e: e.update(promise=["ε = 0.01"])}, "promise is"),
-    "no claim at all": ({"evidence": lambda e: e.update(claims=[])}, "there is no claim"),
-    "a number as text": ({"evidence": _top(epsilon="4.9")}, "claims[0].epsilon has a wrong type"),
+    "no audit at all": ({"evidence": lambda e: e.update(audits=[])}, "no audit is listed"),
+    "no claim at all": (
+        {
+            "evidence": lambda e: e.update(derived=[], trained_by=None),
+            "ledger": lambda f: f.update(extracts=[]),
+        },
+        "have different data sets",
+    ),
+    "a claim without releases": (_stated(_top(releases=[])), "the claim has no releases"),
+    "a number as text": (_stated(_top(epsilon="4.9")), "statement.epsilon has a wrong type"),
     "other digits": ({"evidence": lambda e: e.update(created="٢٠٢٦-٠١-٠١")}, "created is not text"),
-    "a flag for a number": ({"evidence": _top(delta=True)}, "delta has a wrong type"),
-    "a huge number": ({"evidence": _top(declared_units=10**40)}, "declared_units has a wrong type"),
-    "more than one line": ({"evidence": _top(dataset="x\n\n# ε = 0.01")}, "dataset is not text"),
+    "a flag for a number": (_stated(_top(delta=True)), "delta has a wrong type"),
+    "a huge number": (_stated(_top(declared_units=10**40)), "declared_units has a wrong type"),
+    "more than one line": (_stated(_top(dataset="x\n\n# ε = 0.01")), "dataset is not text"),
     "negative noise": (
         _everywhere(_each(event=TRAINING.to_json() | {"phases": [[0.1, -2.0, 100]]})),
         "phases[0][1] has a wrong type, or is out of range",
@@ -322,14 +331,12 @@ def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack: Path) -> N
                 item["mechanism"] = MechanismEvent.from_json(event).describe()
             if "epsilon" in item:
                 item["epsilon"] *= 2
-            if item.get("rederived"):
-                item["rederived"]["epsilon"] *= 2
         if "accounting" in content:
             content["accounting"] = (
                 "PLD, in which the parts without one enter as the (ε, δ) proven for them"
             )
         if "extracts" not in content:
-            _top(epsilon=2 * (content.get("claims") or [content])[0]["epsilon"])(content)
+            _top(epsilon=2 * content["epsilon"])(content)
 
     findings = altered(pack, **_everywhere(change))
     assert any("dp_accounting derives inf" in line for line in findings.faults), findings.faults
@@ -341,7 +348,7 @@ def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack: Path) -> N
 @pytest.mark.parametrize("name", sorted(check_evidence.FILES - {check_evidence.SCRIPT}))
 def test_page_with_another_figure_is_refused(pack: Path, name: str) -> None:
     text = (pack / name).read_text()
-    epsilon = json.loads((pack / check_evidence.EVIDENCE).read_text())["claims"][0]["epsilon"]
+    epsilon = json.loads((pack / _STATEMENT).read_text())["epsilon"]
     forged = text.replace(f"{epsilon:.4g}"[:4], "0.01")
     if name == check_evidence.LEDGER:
         forged = text.replace("1e-06", "1e-09")
@@ -440,13 +447,13 @@ def test_model_with_another_statement_than_the_pack_is_refused(pack: Path, model
 @pytest.mark.parametrize(
     "text",
     [
-        '{"version": 2, "version": 2}',
-        '{"version": 2, "claims": NaN}',
-        '{"version": 2, "claims": -Infinity}',
-        '{"version": 2, "claims": 1e999}',
-        '{"version": 2, "claims": ' + "[" * 200_000 + "]" * 200_000 + "}",
-        '{"version": 2, "claims": ' + "9" * 5000 + "}",
-        '{"version": 2',
+        '{"version": 3, "version": 3}',
+        '{"version": 3, "claims": NaN}',
+        '{"version": 3, "claims": -Infinity}',
+        '{"version": 3, "claims": 1e999}',
+        '{"version": 3, "claims": ' + "[" * 200_000 + "]" * 200_000 + "}",
+        '{"version": 3, "claims": ' + "9" * 5000 + "}",
+        '{"version": 3',
         "[]",
     ],
     ids=["twice", "nan", "infinity", "overflow", "nested", "digits", "cut", "list"],
@@ -533,12 +540,10 @@ def test_claim_above_the_derivation_is_accepted(pack: Path) -> None:
     """A claim with twice the ε is weaker and therefore true."""
 
     def weaker(content: dict[str, Any]) -> None:
-        for holder in content.get("claims") or [content]:
-            holder["epsilon"] *= 2
-            for release in holder["releases"]:
-                release["epsilon"] *= 2
-                if release.get("epsilon_rdp"):
-                    release["epsilon_rdp"] *= 2
+        content["epsilon"] *= 2
+        for release in content["releases"]:
+            release["epsilon"] *= 2
+            release["epsilon_rdp"] *= 2
 
-    findings = altered(pack, **_claimed(weaker))
+    findings = altered(pack, **_stated(weaker))
     assert findings.code == check_evidence.HOLDS, findings.faults

@@ -12,7 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 from command_line import Confide
-from evidence_examples import EARLIER, TRAINING, pack_of, released_model, settled, store_of
+from evidence_examples import (
+    EARLIER,
+    TRAINING,
+    audits_in,
+    pack_of,
+    released_model,
+    settled,
+    store_of,
+)
 from mlflow.tracking import MlflowClient  # noqa: TID251
 from pydantic import ValidationError
 from step_outputs import publish
@@ -27,12 +35,11 @@ from tasks.commands import export_command
 from tasks.context import StepContext, StepOutput
 from tasks.evidence import audits
 from tasks.evidence.audits import LOWER_BOUND, SUBJECT, Audit, AuditOutput
-from tasks.evidence.find_model import find_origin, origin_of_export
 from tasks.evidence.gate import JUDGED, judge, verdict_on
-from tasks.evidence.pack import read_pack
 from tasks.execution import contract
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
+from tasks.releases.provenance import find_origin, origin_of_export
 from tasks.report.results import AUDIT_FILE
 from tasks.results.inputs import Input, read_result
 from tasks.runtime.deployment import Deployment
@@ -413,8 +420,8 @@ def test_model_with_an_invalid_audit_is_never_promoted(
     assert version.tags["confide.verdict"] == "invalid"
     assert client.get_registered_model(NAME).aliases == {}
     pack = pack_of(tracked, uri, tmp_path / "pack")
-    evidence, _ = read_pack(pack)
-    (shown,) = [audit for audit in evidence.audits if audit.key == LOWER_BOUND.key]
+    audits = audits_in(pack)
+    (shown,) = [audit for audit in audits if audit.key == LOWER_BOUND.key]
     assert (shown.verdict, shown.ceiling) == ("invalid", None)
     assert "An audit of the claim is invalid" in (pack / "evidence.html").read_text()
 
@@ -500,8 +507,8 @@ def test_contradiction_from_outside_withdraws_the_model_and_is_in_its_pack(
     assert version.tags["confide.verdict"] == "contradicted"
     assert client.get_registered_model(NAME).aliases == {}
     assert judged(tracked, uri, "unaudited")["promoted"] is False
-    evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "pack"))
-    (contradiction,) = [audit for audit in evidence.audits if audit.verdict == "contradicted"]
+    audits = audits_in(pack_of(tracked, uri, tmp_path / "pack"))
+    (contradiction,) = [audit for audit in audits if audit.verdict == "contradicted"]
     assert (contradiction.key, contradiction.subject) == (COIN_BOUND, "the released model")
 
 
@@ -532,8 +539,8 @@ def test_contradicted_copy_prevents_the_export_of_every_model_of_its_claim(
     assert result is not None and verdict_on(store, uri, result).word == "contradicted"
     with pytest.raises(Contradicted):
         export_command._released_files(store, uri)
-    evidence, _ = read_pack(pack_of(deployment, uri, tmp_path / "pack"))
-    assert [a.subject for a in evidence.audits if a.verdict == "contradicted"] == [subject]
+    audits = audits_in(pack_of(deployment, uri, tmp_path / "pack"))
+    assert [a.subject for a in audits if a.verdict == "contradicted"] == [subject]
     (copy / "PRIVACY.md").write_text("another")
     with pytest.raises(BadInput, match="was changed after the export"):
         find_origin(store, copy)
@@ -560,11 +567,11 @@ def test_audit_from_outside_never_promotes_a_model(
         assert result.facts[JUDGED] == []
     assert judged(tracked, uri)["verdict"] == "not audited"
     assert MlflowClient(tracked.tracking).search_registered_models() == []
-    evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "pack"))
-    (summary,) = [audit for audit in evidence.audits if audit.key == "from_outside"]
+    audits = audits_in(pack_of(tracked, uri, tmp_path / "pack"))
+    (summary,) = [audit for audit in audits if audit.key == "from_outside"]
     assert "for the operator only" in summary.finding
-    evidence, _ = read_pack(pack_of(tracked, uri, tmp_path / "whole", operator=True))
-    shown = {audit.verdict for audit in evidence.audits if audit.key == COIN_BOUND}
+    audits = audits_in(pack_of(tracked, uri, tmp_path / "whole", operator=True))
+    shown = {audit.verdict for audit in audits if audit.key == COIN_BOUND}
     assert shown == {"consistent", "inconclusive"}
 
 

@@ -10,10 +10,11 @@ from pydantic import ValidationError
 from spec_examples import spec_of
 
 from dp_core.errors import BadInput
-from tasks.execution.step_process import _run_step
+from tasks.execution.run_job import _run_step
 from tasks.protocol import CorpusSpec, JobSettings, RunContext
+from tasks.protocol.step_process import Work
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.storage import stage_source
+from tasks.storage import read_spec, stage_source
 
 HOSTILE = [
     "a; touch here",
@@ -43,18 +44,19 @@ def test_path_reaches_the_step_unchanged_and_executes_nothing(tmp_path, monkeypa
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "$PROGRAM" "$@"\n')
     python.chmod(0o755)
-    program = "import sys, json; print(json.dumps([sys.argv, open(sys.argv[5]).read()]))"
+    program = "import sys, json; print(json.dumps(sys.argv))"
     monkeypatch.setenv("PROGRAM", program)
     deployment = Deployment.from_environment(
         {"CONFIDE_HOME": str(tmp_path), "CONFIDE_TASK_PYTHON": str(python)}
     )
     spec = spec_of(CorpusSpec, path=path)
     context = RunContext(run_key="$(touch here)", run_name="a; touch here", task="private_corpus")
-    code, _ = _run_step(spec, context, deployment, tmp_path / "step", "x", lambda *_: None)
+    work = Work(spec, context)
+    code, _ = _run_step(work, deployment, tmp_path / "step", lambda _: None)
     assert code == 0
-    words, sent = json.loads((tmp_path / "step.log").read_text().splitlines()[-1])
-    assert words[1:4] == ["-m", "tasks", "corpus"]
-    assert CorpusSpec.model_validate_json(sent) == spec
+    words = json.loads((tmp_path / "step.log").read_text().splitlines()[-1])
+    assert words[1:5] == ["-m", "tasks", "corpus", "--spec"]
+    assert CorpusSpec.model_validate_json(read_spec(words[5])) == spec
     assert not [folder for folder in (tmp_path, CHECKOUT) if (folder / "here").exists()]
 
 

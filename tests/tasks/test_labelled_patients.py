@@ -8,7 +8,7 @@ import pytest
 from spec_examples import spec_of
 from step_outputs import output_folder
 
-from dp_core.data.ner import Sentence
+from dp_core.data.labelled_text import Sentence
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit

@@ -21,7 +21,7 @@ from step_outputs import POSITIONS, publish, rows_in, vocabulary_in
 
 from dp_core.config.data import CanaryConfig
 from dp_core.config.privacy import SelectionConfig
-from dp_core.data.ner import Sentence
+from dp_core.data.labelled_text import Sentence
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import save

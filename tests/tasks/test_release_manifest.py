@@ -18,7 +18,7 @@ AFTERWARDS = {  # modules that a step imports for its outputs after the release
     "pretrain": {"dp_core.labels", "dp_core.cluster.ray_cluster"},  # the cluster only carries sums
     "select": {"dp_core.labels", "dp_core.cluster.ray_cluster"},
     "finetune": {
-        "dp_core.data.ner",
+        "dp_core.data.labelled_text",
         "dp_core.labels",
         "dp_core.training.finetune",  # without privacy
         "dp_core.training.bootstrap",  # of scores
@@ -34,28 +34,28 @@ TRAINING = [
 ]  # fmt: skip
 SHAPES = {
     "vocabulary": [
-        "vocabulary/dp_histogram", "vocabulary/partition_selection",
+        "vocabulary/partition_selection",
         "data/tokens", "data/privacy_units", "vocabulary/byte_level",
-        "data/word_codes", "data/corpus", "vocabulary/item_sets", "vocabulary/shard_words",
+        "data/corpus", "vocabulary/item_sets", "vocabulary/subwords",
         "privacy/discrete_gaussian", "privacy/seed_store",
     ],
     "phrases": [
-        "phrases/ngram_release", "vocabulary/dp_histogram", "data/tokens", "data/privacy_units",
+        "phrases/ngram_release", "data/tokens", "data/privacy_units",
         "data/hashing", "privacy/discrete_gaussian", "privacy/seed_store", "audit/canaries",
         "vocabulary/wordpiece", "vocabulary/partition_selection", "vocabulary/item_sets",
-        "data/word_codes", "data/corpus",
+        "data/corpus",
     ],
     "pretrain": [*TRAINING, "data/masking", "models/hugging_face", "audit/canaries"],
     "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/objectives"],
-    "finetune": [*TRAINING, "training/finetune", "data/ner"],
+    "finetune": [*TRAINING, "training/finetune"],
 }  # fmt: skip
 UNRELATED = [
     "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
     "dp_core/audit/exposure", "dp_core/audit/one_run",
     "dp_core/privacy/statement",
     "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
-    "dp_core/vocabulary/vocabulary_calibration", "dp_core/vocabulary/mechanism_choice",
-    "dp_core/data/readers/jsonl", "dp_core/cluster/ray_cluster", "dp_core/config/data",
+    "dp_core/vocabulary/selection_calibration",
+    "dp_core/data/readers/documents", "dp_core/cluster/ray_cluster", "dp_core/config/data",
 ]  # fmt: skip
 
 

@@ -14,8 +14,8 @@ from command_line import Confide
 from dp_core.errors import BadInput
 from tasks.commands import run_command
 from tasks.commands.settings_options import PRESETS, SettingsOptions, settings_of_options
-from tasks.execution import step_process as process
-from tasks.execution.step_process import Job, JobOutcome
+from tasks.execution import run_job as process
+from tasks.execution.run_job import Job, JobOutcome
 from tasks.local import demo
 from tasks.protocol import (
     JobSettings,
@@ -25,6 +25,7 @@ from tasks.protocol import (
     SweepSettings,
     job_steps,
 )
+from tasks.protocol.step_process import Work
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -337,8 +338,8 @@ def test_steps_of_a_private_selection_hide_its_count(
     )
     contexts: list[RunContext] = []
 
-    def run_step(_: object, context: RunContext, *__: object) -> tuple[int, str]:
-        contexts.append(context)
+    def run_step(work: Work, *_: object) -> tuple[int, str]:
+        contexts.append(work.context)
         return 1, "stopped"
 
     monkeypatch.setattr(process, "_run_step", run_step)

@@ -35,8 +35,7 @@ from dp_core.config.privacy import (
 )
 from dp_core.data.corpus import open_corpus
 from dp_core.data.hashing import seed_key
-from dp_core.data.labelled_text import LabelledText
-from dp_core.data.ner import Sentence
+from dp_core.data.labelled_text import LabelledText, Sentence
 from dp_core.data.privacy_units import is_held_out
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.cluster.certificates import make_secrets
+from dp_core.cluster.node import make_secrets
 from dp_core.cluster.ray_cluster import RayCluster
 from dp_core.data.corpus import (
     Document,

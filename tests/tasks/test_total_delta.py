@@ -15,7 +15,7 @@ from dp_core.errors import PlanError
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.statement import Release, privacy_statement
-from dp_core.vocabulary.vocabulary_calibration import calibrate
+from dp_core.vocabulary.selection_calibration import calibrate
 from tasks.protocol import BudgetSpec, JobSettings, ReleaseRecord, SweepSettings, VocabularySpec
 from tasks.protocol.job import budget_of_run
 from tasks.releases.plans import planned_release, refuse_large_deltas

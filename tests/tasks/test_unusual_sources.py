@@ -17,8 +17,8 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.context import omissions_of
 from tasks.protocol import CorpusSpec, EntitiesSpec, JobSettings, StepSpec, missing_file
-from tasks.report.omissions import omissions_of
 from tasks.results.inputs import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store, keyed_digest, read_spec, stage_source

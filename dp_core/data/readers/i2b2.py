@@ -4,7 +4,7 @@ A concept is `c="chest pain" 3:1 3:2||t="problem"`: line from 1, token from 0, b
 Lines that share a concept are one sentence. The two files are in the same folder or in separate
 folders: `txt/name.txt` and `concept/name.con` in 2010, `docs/name.txt` and `concepts/name.txt.con`
 in 2011. The coreference files of 2011 (`chains/`, `pairs/`) are skipped. Concepts may overlap (in
-2011, persons and pronouns within problems); see `ner.annotated`.
+2011, persons and pronouns within problems); see `annotated`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from dp_core.data.ner import Entity, Sentence, annotated
+from dp_core.data.labelled_text import Entity, Sentence, annotated
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     DAMAGED,

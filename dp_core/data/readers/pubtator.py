@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from dp_core.data.ner import Sentence, sentence_spans, token_spans
+from dp_core.data.labelled_text import Sentence, sentence_spans, token_spans
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     LONGEST,

@@ -12,14 +12,17 @@ from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dp_core.data.corpus import Document
-from dp_core.data.labelled_text import LabelledText
-from dp_core.data.ner import Sentence
+from dp_core.data.labelled_text import LabelledText, Sentence
 from dp_core.data.readers.columns import ColumnsReader
+from dp_core.data.readers.documents import (
+    JsonlFields,
+    read_jsonl,
+    read_plain_text,
+    read_public_text,
+)
 from dp_core.data.readers.i2b2 import read_i2b2
-from dp_core.data.readers.jsonl import JsonlFields, read_jsonl
 from dp_core.data.readers.labelled_texts import LabelledTextReader
-from dp_core.data.readers.noteevents import read_noteevents
-from dp_core.data.readers.plain_text import read_plain_text, read_public_text
+from dp_core.data.readers.mimic import read_noteevents
 from dp_core.data.readers.pubtator import read_pubtator
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.errors import BadInput

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.cluster.certificates import (
+from dp_core.cluster.node import (
     AUTHORITY,
     TOKEN,
     make_secrets,

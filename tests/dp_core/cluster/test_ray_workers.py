@@ -29,8 +29,8 @@ from cluster_functions import (
 )
 from map_conformance import MapConformance, corpora, expected
 
-from dp_core.cluster.interfaces import ShardMap
 from dp_core.cluster.ray_cluster import RayCluster
+from dp_core.cluster.shard_map import ShardMap
 from dp_core.errors import BadInput, ConfideError
 
 __all__ = ["corpora", "expected"]

@@ -13,9 +13,8 @@ from child_processes import wait_for
 from map_conformance import MapConformance, Squared, corpora, expected
 
 from dp_core.cluster import shard_map
-from dp_core.cluster.interfaces import ShardMap
 from dp_core.cluster.ray_cluster import RayCluster, open_cluster
-from dp_core.cluster.shard_map import InProcess, ProcessPool
+from dp_core.cluster.shard_map import InProcess, ProcessPool, ShardMap
 from dp_core.errors import BadInput
 
 CHECKOUT = Path(__file__).resolve().parents[3]

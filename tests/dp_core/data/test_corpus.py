@@ -24,8 +24,8 @@ from dp_core.data.corpus import (
     shards_of,
     write_corpus,
 )
-from dp_core.data.identity import given_id
-from dp_core.data.ner import Sentence
+from dp_core.data.hashing import given_id
+from dp_core.data.labelled_text import Sentence
 from dp_core.data.privacy_units import units_of
 from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import BadInput

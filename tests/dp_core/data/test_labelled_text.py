@@ -5,8 +5,7 @@ import itertools
 import numpy as np
 import pytest
 
-from dp_core.data.labelled_text import LabelledText, class_scores, fold_of, owner_of
-from dp_core.data.ner import Sentence
+from dp_core.data.labelled_text import LabelledText, Sentence, class_scores, fold_of, owner_of
 
 
 def test_pairs_of_one_premise_are_one_document_where_the_source_names_none() -> None:

@@ -8,19 +8,19 @@ from hypothesis import strategies as st
 from seqeval.metrics import classification_report
 from seqeval.scheme import IOB2
 
-from dp_core.data.labelled_text import fold_of
-from dp_core.data.ner import (
+from dp_core.data.labelled_text import (
     EntityScores,
     Sentence,
     all_entities,
     annotated,
     entities,
+    fold_of,
     joined,
     label_set,
     tagging_errors,
     with_types,
 )
-from dp_core.data.ner import score as score_of
+from dp_core.data.labelled_text import score as score_of
 
 
 def score(expected: list[list[str]], predicted: list[list[str]]) -> EntityScores:

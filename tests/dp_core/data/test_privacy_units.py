@@ -16,8 +16,7 @@ from dp_core.data.privacy_units import (
     units_of,
     words_of_units,
 )
-from dp_core.data.tokens import split_words
-from dp_core.data.word_codes import encode_bert_words
+from dp_core.data.tokens import encode_bert_words, split_words
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary.subwords import KINDS, SubwordKind

@@ -25,18 +25,17 @@ from tokenizers import Tokenizer
 from dp_core.audit.canaries import Canary, Planting, TextsWithCanaries
 from dp_core.data import corpus
 from dp_core.data.corpus import Document, Shard, open_corpus, shards_of, write_corpus
-from dp_core.data.hashing import seed_key
-from dp_core.data.identity import (
+from dp_core.data.hashing import (
     content_name,
     document_name,
     example_name,
     given_id,
+    seed_key,
     with_copies_numbered,
 )
-from dp_core.data.labelled_text import LabelledText, fold_of, unit_ids
-from dp_core.data.ner import Sentence
+from dp_core.data.labelled_text import LabelledText, Sentence, fold_of, unit_ids
 from dp_core.data.privacy_units import units_of
-from dp_core.data.readers.patients import with_patients
+from dp_core.data.readers.labelled_texts import with_patients
 from dp_core.data.readers.registry import (
     corpus_readers,
     labelled_text_readers,
@@ -52,7 +51,7 @@ from dp_core.training.batches import choose_rows, masked_examples, row_keys
 from dp_core.training.finetune import store_by_unit
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import ItemSets
-from dp_core.vocabulary.shard_words import UnitWords, WordSets
+from dp_core.vocabulary.subwords import UnitWords, WordSets
 
 WORDS = 4  # words of an example
 LENGTH = 10  # token ids of a row

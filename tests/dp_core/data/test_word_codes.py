@@ -8,13 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_core.data.tokens import split_words
-from dp_core.data.word_codes import (
+from dp_core.data.tokens import (
     WordCodes,
     encode_bert_words,
     encode_with,
     held_items,
     joined_items,
+    split_words,
 )
 
 ODD = st.text(

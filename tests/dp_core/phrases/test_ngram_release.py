@@ -19,10 +19,9 @@ from dp_core.phrases.ngram_release import Candidates, PhraseSets, release_phrase
 from dp_core.phrases.phrase_calibration import PhrasePlan, calibrate
 from dp_core.privacy.mechanisms import NoisedWeights, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.gathered_sets import GatheredSets
-from dp_core.vocabulary.item_sets import ItemSets
-from dp_core.vocabulary.mechanism_choice import selection_plan
+from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
 from dp_core.vocabulary.partition_selection import Elimination, PartitionSelection, Weighted
+from dp_core.vocabulary.selection_calibration import selection_plan
 
 SEED = PrivacySeed.fixed(7)
 LETTERS = "abcdef"

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from dp_core.data.ner import Sentence, score, tags_of_types
+from dp_core.data.labelled_text import Sentence, score, tags_of_types
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import load, save

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dp_core.data.ner import Sentence, joined, score
+from dp_core.data.labelled_text import Sentence, joined, score
 from dp_core.training.finetune import store_by_unit
 from dp_core.training.heads import TaggingHead, tags_of, windows
 from dp_core.vocabulary import wordpiece

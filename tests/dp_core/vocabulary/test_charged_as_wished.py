@@ -14,8 +14,8 @@ from dp_core.privacy.accounting import delta_pld, epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ThresholdedHistogram, compose
-from dp_core.vocabulary import vocabulary_calibration
-from dp_core.vocabulary.vocabulary_calibration import calibrate
+from dp_core.vocabulary import selection_calibration
+from dp_core.vocabulary.selection_calibration import calibrate
 
 WISHES = (0.1, 0.5178, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0)
 
@@ -100,8 +100,8 @@ def test_budget_equal_to_the_target_suffices(tmp_path: Path) -> None:
 
 def test_plan_charged_above_the_target_gets_more_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     """The accounting corrects a search that finds too little noise."""
-    monkeypatch.setattr(vocabulary_calibration, "_ACCOUNTING", 1.01)
-    sigma, threshold = vocabulary_calibration._charged_at_most.__wrapped__(2.0, 1e-7, 32)
+    monkeypatch.setattr(selection_calibration, "_WITHIN", 1.01)
+    sigma, threshold = selection_calibration._charged_at_most.__wrapped__(2.0, 1e-7, 32)
     charged = epsilon_pld(ThresholdedHistogram(32, sigma, threshold), 1e-7)
     assert 0.99 * 2.0 <= charged <= 2.0
 

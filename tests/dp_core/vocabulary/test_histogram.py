@@ -1,27 +1,31 @@
 """The histogram: noise on present words, threshold, sorted result."""
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.dp_histogram import release as release_numbers
-from dp_core.vocabulary.vocabulary_calibration import HistogramPlan
+from dp_core.vocabulary.item_sets import ItemSets
+from dp_core.vocabulary.partition_selection import Counted
 
 SEED = PrivacySeed.fixed(7)
 
 
-def plan(sigma: float, threshold: int, n: int = 10) -> HistogramPlan:
+def plan(sigma: float, threshold: int) -> Counted:
     """A plan that claims nothing (δ = 1), because these tests are about its draws."""
-    return HistogramPlan(words_per_unit=n, sigma=sigma, threshold=threshold, epsilon=1, delta=1)
+    return Counted(10, 1, 1, None, None, sigma, threshold)
 
 
 def release(
-    counts: dict[str, int], plan: HistogramPlan, seed: PrivacySeed, context: bytes
+    counts: dict[str, int], plan: Counted, seed: PrivacySeed, context: bytes
 ) -> dict[str, int]:
+    """Release from as many units with one word each as the counts say."""
     words = sorted(counts)
-    every = np.array([counts[word] for word in words], np.int64)
-    kept, noised = release_numbers(every, plan, seed, context)
-    return {words[i]: int(n) for i, n in zip(kept, noised, strict=True)}
+    times = np.array([counts[word] for word in words], np.int64)
+    members = np.repeat(np.arange(len(words), dtype=np.int32), times)
+    items = pa.array(words, pa.large_string())
+    units = ItemSets(np.arange(len(members) + 1), members, items, 1)
+    return plan.release([units], seed, context)
 
 
 def test_release_is_sorted_and_thresholded() -> None:

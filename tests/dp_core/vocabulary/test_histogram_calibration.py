@@ -4,11 +4,12 @@ import pytest
 
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
-from dp_core.vocabulary.hoory2021 import continuous_delta, paper_parameters
-from dp_core.vocabulary.vocabulary_calibration import (
-    HistogramPlan,
+from dp_core.vocabulary.partition_selection import Counted
+from dp_core.vocabulary.selection_calibration import (
     calibrate,
+    continuous_delta,
     delta_of,
+    paper_parameters,
     smallest_threshold,
 )
 
@@ -65,9 +66,9 @@ def test_more_noise_or_threshold_never_hurts_privacy() -> None:
 
 
 def test_plan_that_claims_too_much_is_refused() -> None:
-    HistogramPlan(N, 166.0, 1138, EPSILON, DELTA)
+    Counted(N, EPSILON, DELTA, None, None, 166.0, 1138)
     with pytest.raises(PlanError, match=r"1\.01e-09"):
-        HistogramPlan(N, 166.0, 1137, EPSILON, DELTA)  # the continuous formulas would allow it
+        Counted(N, EPSILON, DELTA, None, None, 166.0, 1137)  # the continuous formulas allow it
 
 
 def test_paper_mode_states_printed_and_true_delta() -> None:

@@ -13,7 +13,7 @@ from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary.item_sets import ItemSets, item_sets
-from dp_core.vocabulary.shard_words import UnitWords, WordSets
+from dp_core.vocabulary.subwords import UnitWords, WordSets
 
 
 def named(sets: ItemSets) -> list[set[str]]:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 from scipy.stats import binom, kstest, norm
 
-from dp_core.config.privacy import MechanismName
+from benchmarks.selection_mechanisms import SHAPES, calibrated, comparison_plan
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.discrete_gaussian import (
@@ -24,11 +24,13 @@ from dp_core.privacy.discrete_gaussian import (
 )
 from dp_core.privacy.mechanisms import MechanismEvent, NoisedWeights, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.gathered_sets import GatheredSets
-from dp_core.vocabulary.hoory2021 import paper_parameters
-from dp_core.vocabulary.item_sets import ItemSets, item_sets
-from dp_core.vocabulary.mechanism_choice import _SHAPES, _calibrated, selection_plan
-from dp_core.vocabulary.partition_selection import Counted, Weighted, _Round
+from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, item_sets
+from dp_core.vocabulary.partition_selection import Counted, Round, Weighted
+from dp_core.vocabulary.selection_calibration import (
+    _elimination,
+    paper_parameters,
+    selection_plan,
+)
 
 SEED = PrivacySeed.fixed(3)
 Held = list[set[str]]
@@ -42,7 +44,7 @@ def shard_of(held: Sequence[set[str]], n: int = 8, first: int = 0, **more: objec
 
 def bare(name: str, n: int, scale: int, threshold: int, units: int = 16) -> Weighted:
     """Return a mechanism of weights with an empty claim (ε = 100, δ = 0.06)."""
-    shape = _SHAPES[name]
+    shape = SHAPES[name]
     levels = 2 if shape.sums_are_rounded else 1
     rounds = len(shape.shares)
     last = 1 if name == "mad2r" else 0
@@ -54,7 +56,7 @@ def bare(name: str, n: int, scale: int, threshold: int, units: int = 16) -> Weig
 
 def claiming_nothing(event: NoisedWeights, units: int) -> Weighted:
     """Return the mechanism of an event without a check of (ε, δ)."""
-    made = object.__new__(_SHAPES[event.rule].maker)
+    made = object.__new__(SHAPES[event.rule].maker)
     for key, value in {
         "items_per_unit": event.items_per_unit, "epsilon": 100.0, "delta": 0.06, "unit": None,
         "declared_units": units, "mechanism": event,
@@ -68,7 +70,7 @@ def weights(plan: Weighted, held: Held, gone: frozenset[str], number: int = 0) -
     shard = shard_of(held, plan.items_per_unit)
     items = shard.items.to_pylist()
     live = np.array([item not in gone for item in items], np.bool_)
-    sums = plan.weigh_all(GatheredSets.of([shard]), _Round(number, live))
+    sums = plan.weigh_all(GatheredSets.of([shard]), Round(number, live))
     return dict(zip(items, sums.tolist(), strict=True))
 
 
@@ -94,12 +96,12 @@ def held_to_the_norm(
 class ConformanceOfWeights:
     """Rules for every mechanism of weights."""
 
-    name: MechanismName
+    name: str
 
     @pytest.fixture
     def low(self) -> Weighted:
         """A mechanism with a level near 1, so that tiny data exceed it."""
-        return bare(self.name, 4, 1 << (28 if _SHAPES[self.name].sums_are_rounded else 20), 1)
+        return bare(self.name, 4, 1 << (28 if SHAPES[self.name].sums_are_rounded else 20), 1)
 
     def gone(self) -> list[frozenset[str]]:
         return [frozenset(), *([] if self.name == "policy" else [frozenset("a")])]
@@ -120,7 +122,7 @@ class ConformanceOfWeights:
     def test_release_from_merged_shards_equals_release_of_whole(self) -> None:
         rng = np.random.default_rng(1)
         held = [{f"w{i}" for i in rng.geometric(0.1, 30)} for _ in range(60)]
-        plan = selection_plan(self.name, 4.0, 1e-3, 8, declared_units=100)
+        plan = comparison_plan(self.name, 4.0, 1e-3, 8, declared_units=100)
         whole = plan.release([shard_of(held)], SEED, b"x")
         parts = [shard_of(held[:25]), shard_of(held[25:], first=25)]
         assert plan.release(parts, SEED, b"x") == whole
@@ -128,7 +130,7 @@ class ConformanceOfWeights:
 
     def test_the_same_seed_gives_the_same_release(self) -> None:
         held = [{f"w{i}" for i in range(8)} for _ in range(60)]
-        plan = selection_plan(self.name, 4.0, 1e-3, 8, declared_units=100)
+        plan = comparison_plan(self.name, 4.0, 1e-3, 8, declared_units=100)
 
         def out(seed: PrivacySeed, context: bytes) -> dict[str, int]:
             return plan.release([shard_of(held)], seed, context)
@@ -140,12 +142,12 @@ class ConformanceOfWeights:
 
     @pytest.mark.parametrize("wish", [0.1, 1.0, 8.0])
     def test_charged_epsilon_equals_requested_epsilon(self, wish: float) -> None:
-        plan = selection_plan(self.name, wish, 1e-6, 64, declared_units=5000)
+        plan = comparison_plan(self.name, wish, 1e-6, 64, declared_units=5000)
         assert 0.995 * wish <= epsilon_pld(plan.event(), 1e-6) <= wish
 
     def test_event_survives_json(self) -> None:
         unit = PrivacyUnit.PATIENT
-        event = selection_plan(self.name, 2.0, 1e-6, 64, unit=unit, declared_units=5000).event()
+        event = calibrated(self.name, 2.0, 1e-6, 64, 5000).stating(unit)
         assert MechanismEvent.from_json(event.to_json()) == event
         assert event.unit is unit
         assert self.name in event.describe()
@@ -154,7 +156,7 @@ class ConformanceOfWeights:
     def test_planted_items_are_released_with_the_probability_of_the_coin(self) -> None:
         """Four thousand units with unique items: the rate is at most the coin's, and close."""
         n, draws = 3, 4000
-        event = _calibrated(self.name, 6.0, 0.02, n, draws)
+        event = calibrated(self.name, 6.0, 0.02, n, draws)
         plan = claiming_nothing(event, draws)
         # Here the worst number of such items is all if each has its largest weight, otherwise one.
         letters = "pqr" if self.name == "elimination" else "p"
@@ -172,26 +174,26 @@ class ConformanceOfWeights:
         held = [{f"w{i}" for i in rng.geometric(0.05, 12)} for _ in range(3000)]
         shard = shard_of(held, 16)
         true = dict(zip(shard.items.to_pylist(), np.bincount(shard.members).tolist(), strict=True))
-        plan = selection_plan(self.name, 4.0, 1e-6, 16, declared_units=5000)
+        plan = comparison_plan(self.name, 4.0, 1e-6, 16, declared_units=5000)
         out = plan.release([shard], SEED, b"x")
         assert len(out) >= 20
         off = [abs(n / true[item] - 1) for item, n in out.items()]
         assert np.median(off) < 0.12
 
     def test_shards_with_a_looser_bound_are_refused(self) -> None:
-        plan = selection_plan(self.name, 2.0, 1e-6, 8, declared_units=10)
+        plan = comparison_plan(self.name, 2.0, 1e-6, 8, declared_units=10)
         with pytest.raises(PlanError, match="9 items per unit"):
             plan.release([shard_of([{"a"}], 9)], SEED, b"x")
         with pytest.raises(BadInput, match="declared bound of 10"):
             plan.release([shard_of([{"a"}] * 6), shard_of([{"a"}] * 5)], SEED, b"x")
 
     def test_empty_shards_release_nothing(self) -> None:
-        plan = selection_plan(self.name, 2.0, 1e-6, 8, declared_units=10)
+        plan = comparison_plan(self.name, 2.0, 1e-6, 8, declared_units=10)
         assert plan.release([shard_of([])], SEED, b"x") == {}
         assert plan.release([], SEED, b"x") == {}
 
     def test_plan_with_too_little_noise_is_refused(self) -> None:
-        plan = selection_plan(self.name, 2.0, 1e-6, 8, declared_units=10)
+        plan = comparison_plan(self.name, 2.0, 1e-6, 8, declared_units=10)
         assert isinstance(plan, Weighted)
         louder = tuple(2 * s for s in plan.mechanism.scales)
         with pytest.raises(PlanError, match="gives δ="):
@@ -220,10 +222,17 @@ class TestMad2r(ConformanceOfWeights):
 class TestElimination(ConformanceOfWeights):
     name = "elimination"
 
+    @pytest.mark.parametrize(("epsilon", "delta", "n"), [(0.3, 1e-7, 20), (4.0, 1e-3, 200)])
+    def test_its_calibration_equals_the_calibration_of_all_mechanisms(
+        self, epsilon: float, delta: float, n: int
+    ) -> None:
+        general = calibrated.__wrapped__("elimination", epsilon, delta, n, 5000)
+        assert _elimination.__wrapped__(epsilon, delta, n) == general
+
 
 @settings(max_examples=200, deadline=None)
 @given(
-    st.sampled_from(sorted(_SHAPES)),
+    st.sampled_from(sorted(SHAPES)),
     st.lists(st.sets(st.sampled_from("abcdefgh"), min_size=1, max_size=8), max_size=10),
     st.sets(st.sampled_from("abcdefghxyz"), min_size=1, max_size=8),
     st.sets(st.sampled_from("abcdefgh"), max_size=3),
@@ -231,7 +240,7 @@ class TestElimination(ConformanceOfWeights):
 def test_norm_of_rounded_weights_stays_within_the_scale(
     name: str, others: Held, unit: set[str], gone: set[str]
 ) -> None:
-    plan = bare(name, 5, 1 << (28 if _SHAPES[name].sums_are_rounded else 12), 1)
+    plan = bare(name, 5, 1 << (28 if SHAPES[name].sums_are_rounded else 12), 1)
     held_to_the_norm(plan, others, unit, frozenset() if name == "policy" else frozenset(gone))
 
 

@@ -7,7 +7,7 @@ from random import Random
 
 import pytest
 
-from dp_core.data.ner import entities
+from dp_core.data.labelled_text import entities
 from dp_core.data.tokens import split_words
 from tasks.demo_data.entities import labelled_sentences, surfaces, tokenised
 from tasks.demo_data.notes import NOTE_TYPES, SECTIONS, Narrator, labelled_notes, notes

@@ -25,7 +25,6 @@ from rich.console import Console
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.protocol import AuditRecord, NullDistribution
 from dp_core.labels import Label, Operator
-from tasks.report.cells import WITHHELD_MARK, Table, side_by_side
 from tasks.report.model import (
     Edition,
     Exposures,
@@ -36,7 +35,7 @@ from tasks.report.model import (
     edition_of,
 )
 from tasks.report.page import Page, job_page, sweep_page
-from tasks.report.tables import closing_of
+from tasks.report.tables import WITHHELD_MARK, Table, closing_of, side_by_side
 from tasks.results.statements import Statement
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}

@@ -23,16 +23,7 @@ from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import MetricRecord, StepResult
-from tasks.report import audit_tables, cells, sweep_tables, tables
-from tasks.report.cells import (
-    NOT_MEASURED,
-    WITHHELD_MARK,
-    Cell,
-    Header,
-    Table,
-    rich_table,
-    side_by_side,
-)
+from tasks.report import audit_tables, sweep_tables, tables
 from tasks.report.comparison import figures_of
 from tasks.report.model import (
     Cost,
@@ -46,6 +37,15 @@ from tasks.report.model import (
 )
 from tasks.report.page import job_page, verdict
 from tasks.report.results import audit_time, last_values
+from tasks.report.tables import (
+    NOT_MEASURED,
+    WITHHELD_MARK,
+    Cell,
+    Header,
+    Table,
+    rich_table,
+    side_by_side,
+)
 from tasks.results.inputs import Input
 
 
@@ -422,17 +422,17 @@ def test_narrow_terminal_folds_text_instead_of_cutting_it() -> None:
     ],
 )
 def test_numbers_are_written_with_three_significant_digits(value: float, text: str) -> None:
-    assert cells.significant(value) == text
+    assert tables.significant(value) == text
 
 
 def test_percentage_keeps_the_value_and_label_of_its_share() -> None:
-    cell = cells.percentage(Dp(0.3321))
+    cell = tables.percentage(Dp(0.3321))
     assert (cell.text, cell.value, cell.label, cell.withheld) == ("33.2", 0.3321, Label.DP, False)
-    assert cells.percentage(Operator(0.5)).label is Label.OPERATOR
+    assert tables.percentage(Operator(0.5)).label is Label.OPERATOR
 
 
 def test_withheld_and_unmeasured_cells_have_different_marks() -> None:
-    hidden, unknown = cells.percentage(Withheld()), cells.percentage(None)
+    hidden, unknown = tables.percentage(Withheld()), tables.percentage(None)
     assert hidden.withheld
     assert hidden.value is None
     assert hidden.label is Label.OPERATOR
@@ -457,9 +457,9 @@ def test_closing_table_without_a_total_keeps_the_single_epsilons() -> None:
     table = tables.closing_table(report.models, report.unit)
     (row,) = [r for r, m in zip(table.rows, report.models, strict=True) if m.kind == "dp"]
     total = row[3]
-    assert (total.text, total.value) == (cells.NO_TOTAL, None)
+    assert (total.text, total.value) == (tables.NO_TOTAL, None)
     assert "different neighbours" in total.detail
-    assert row[4].text == cells.NOT_MEASURED  # no δ without a total
+    assert row[4].text == tables.NOT_MEASURED  # no δ without a total
     (dp,) = [m for m in report.models if m.kind == "dp"]
     assert (row[1].value, row[2].value) == (dp.epsilon_vocabulary, dp.epsilon_training)
     assert json.loads(json.dumps(table.to_json()))
@@ -471,7 +471,7 @@ def test_page_and_verdict_without_a_total_claim_no_epsilon() -> None:
     assert "have no total" in result.detail
     assert "ε =" not in result.detail
     html = job_page(report, Edition.PUBLISHABLE).html
-    assert cells.NO_TOTAL in html and cells.WHY_NO_TOTAL in html
+    assert tables.NO_TOTAL in html and tables.WHY_NO_TOTAL in html
 
 
 def test_audit_time_is_a_share_of_training_time_for_the_operator() -> None:

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from reader_contract import SECRET, BadItem, ReaderContract
 from reader_contract import read as read_format
 
-from dp_core.data.ner import Sentence, entities
+from dp_core.data.labelled_text import Sentence, entities
 from dp_core.data.readers.columns import iob2
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.registry import read_sentences

@@ -7,7 +7,7 @@ import pytest
 from reader_contract import SECRET, BadItem, ReaderContract
 from reader_contract import read as read_format
 
-from dp_core.data.ner import Sentence
+from dp_core.data.labelled_text import Sentence
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import LONGEST
 from dp_core.errors import BadInput

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from dp_core.data.ner import EntityScores, Score, joined, score
+from dp_core.data.labelled_text import EntityScores, Score, joined, score
 from dp_core.data.readers.i2b2 import read_i2b2
 from dp_core.data.readers.quarantine import Quarantine
 

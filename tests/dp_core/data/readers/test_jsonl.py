@@ -6,7 +6,7 @@ from pathlib import Path
 from reader_contract import SECRET, BadItem, ReaderContract, read
 
 from dp_core.data.corpus import Document
-from dp_core.data.readers.jsonl import JsonlFields
+from dp_core.data.readers.documents import JsonlFields
 from dp_core.data.readers.quarantine import Reason
 from dp_core.data.readers.sources import LONGEST
 

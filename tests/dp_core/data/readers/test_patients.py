@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.data.ner import Sentence
-from dp_core.data.readers.patients import read_patients, with_patients
+from dp_core.data.labelled_text import Sentence
+from dp_core.data.readers.labelled_texts import read_patients, with_patients
 from dp_core.errors import BadInput
 
 SECRET = "Zyqvarnex"

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.data.ner import entities
+from dp_core.data.labelled_text import entities
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_corpus, read_labelled_texts, read_sentences
 from dp_core.errors import BadInput

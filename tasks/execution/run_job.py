@@ -1,36 +1,45 @@
-"""A job's steps as processes of this machine, one after the other, as in `confide run`."""
+"""A job's steps as processes of this machine, one after the other, and their progress."""
 
 from __future__ import annotations
 
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Self
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    TaskID,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as RichProgress
 
 from dp_core.errors import Contradicted, Unfinished
 from tasks.protocol import (
     RunContext,
     StepResult,
     StepSpec,
-    environment_for,
-    fork_server_client,
+    fork_server,
     hides_count,
     supervisor,
 )
-from tasks.protocol.messages import CHANNEL, Follower, StepProgress
+from tasks.protocol.least_privilege import without_orchestrator
+from tasks.protocol.messages import StepProgress
+from tasks.protocol.step_process import StepProcess, Work
 from tasks.results.inputs import read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
-
-_LOOK = 0.2  # seconds between readings of a step's progress
-_UNBUFFERED = {"PYTHONUNBUFFERED": "1"}
 
 Watcher = Callable[[str, StepProgress], None]  # gets a task's name and its progress
 
@@ -115,7 +124,9 @@ def _run(
         )
         code = Unfinished.exit_code
         while code == Unfinished.exit_code:  # the time was up, and the step resumes
-            code, reason = _run_step(spec, context, deployment, files, name, watch, server)
+            code, reason = _run_step(
+                Work(spec, context), deployment, files, partial(watch, name), server
+            )
         if code in (0, Contradicted.exit_code):
             result = read_result(store, spec.output)
             assert result is not None  # noqa: S101 - the contract: these codes mean a result
@@ -128,41 +139,23 @@ def _run(
 
 
 def _run_step(
-    spec: StepSpec,
-    context: RunContext,
+    work: Work,
     deployment: Deployment,
     files: Path,
-    name: str,
-    watch: Watcher,
+    watch: Callable[[StepProgress], None],
     server: Path | None = None,
 ) -> tuple[int, str]:
     """Return the step's exit code and the reason of a failure."""
-    spec_file, log, channel = (files.with_suffix(x) for x in (".json", ".log", ".messages"))
-    spec_file.write_text(spec.model_dump_json(indent=1))
-    channel.unlink(missing_ok=True)
-    told = Follower(channel)
-    environment = environment_for(spec, os.environ, apart=False) | _UNBUFFERED
-    environment |= {"CONFIDE_RUN_CONTEXT": context.model_dump_json(), CHANNEL: str(channel)}
-    with log.open("wb") as stream:
-        process = fork_server_client.start(
-            [spec.step, "--spec", str(spec_file)],
-            environment,
-            CHECKOUT,
-            stream.fileno(),
-            python=_python(deployment),
-            server=server,
-        )
-        ours = supervisor.Process.of(process.pid)
-        code = None
-        try:
-            while code is None:
-                watch(name, told.look().progress)
-                with suppress(subprocess.TimeoutExpired):
-                    code = process.wait(_LOOK)
-        finally:
-            supervisor.stop([ours], supervisor.LAUNCHER_GRACE)
-            process.wait()
-    return code, told.look().reason()
+    step = StepProcess(
+        work,
+        files.with_suffix(".messages"),
+        home=deployment.home,
+        python=_python(deployment),
+        server=server,
+    )
+    with files.with_suffix(".log").open("w", buffering=1) as stream:
+        code, messages = step.run(lambda line: print(line, file=stream), watch)
+    return code, messages.reason()
 
 
 @contextmanager
@@ -183,17 +176,15 @@ def stops_on_signals() -> Iterator[None]:
 @contextmanager
 def _server(deployment: Deployment, folder: Path) -> Iterator[Path | None]:
     """Run a fork server for the steps of one job, unless the environment turns it off."""
-    if (
-        os.environ.get(fork_server_client.SERVER) == fork_server_client.OFF
-        or sys.platform != "linux"
-    ):
+    if os.environ.get(fork_server.SERVER) == fork_server.OFF:
         yield None
         return
     place = folder / "fork-server.socket"
+    variables = fork_server.shared_environment(without_orchestrator(os.environ))
     with place.with_suffix(".log").open("wb") as log:
         process = supervisor.start(
-            fork_server_client.command(_python(deployment), place),
-            fork_server_client.shared_environment(os.environ) | _UNBUFFERED,
+            fork_server.command(_python(deployment), place),
+            variables | {"PYTHONUNBUFFERED": "1"},
             CHECKOUT,
             log,
         )
@@ -209,3 +200,62 @@ def _server(deployment: Deployment, folder: Path) -> Iterator[Path | None]:
 def _python(deployment: Deployment) -> str:
     python = deployment.task_python
     return python if is_executable(Path(python)) else sys.executable
+
+
+# --- progress on a terminal
+
+
+class ProgressBars:
+    """Progress bars of steps by name; nothing is drawn if the console is not a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self._bars: dict[str, TaskID] = {}
+        self._rich = RichProgress(
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("[dim]{task.fields[note]}"),
+            console=console,
+            disable=not console.is_terminal,
+            transient=True,
+        )
+
+    def __enter__(self) -> Self:
+        self._rich.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._rich.stop()
+
+    def show(self, name: str, now: StepProgress) -> None:
+        """Show the progress of a step."""
+        if name not in self._bars:
+            self._bars[name] = self._rich.add_task(name, total=None, note="")
+        self._rich.update(
+            self._bars[name], completed=now.done, total=now.total or None, note=now.note
+        )
+
+    def remove(self, name: str) -> None:
+        """Remove the bar of a step."""
+        if name in self._bars:
+            self._rich.remove_task(self._bars.pop(name))
+
+
+@contextmanager
+def one_after_the_other(steps: int) -> Iterator[Watcher]:
+    """Yield a watcher of steps that run one at a time: a line and a bar for each."""
+    console = Console(stderr=True, highlight=False)
+    begun: list[str] = []
+    with ProgressBars(console) as bars:
+
+        def watch(name: str, now: StepProgress) -> None:
+            if name not in begun:
+                for earlier in begun[-1:]:
+                    bars.remove(earlier)
+                begun.append(name)
+                console.print(f"[{len(begun)}/{steps}] {name}", markup=False, soft_wrap=True)
+            bars.show(name, now)
+
+        yield watch

@@ -1,0 +1,302 @@
+"""Mechanisms of weights with which elimination is compared; no setting of the product names them.
+
+`comparison_plan` calibrates them as `selection_plan` calibrates elimination. In addition, it knows
+the mechanisms of the product.
+"""
+
+from __future__ import annotations
+
+import functools
+import itertools
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+from scipy.optimize import brentq
+from scipy.special import ndtri
+
+from dp_core.config.privacy import MechanismName
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.accounting.profiles import gaussian_delta
+from dp_core.privacy.discrete_gaussian import lattice_deviation
+from dp_core.privacy.mechanisms import NoisedWeights
+from dp_core.vocabulary.item_sets import GatheredSets, UnitSets
+from dp_core.vocabulary.partition_selection import (
+    Elimination,
+    PartitionSelection,
+    Round,
+    Weighted,
+)
+from dp_core.vocabulary.selection_calibration import check_target, selection_plan
+
+Places = NDArray[np.int64]
+Floats = NDArray[np.float64]
+HOPELESS = 2.0  # deviations by which the first round may have been too low (mad2r)
+ABOVE = 2.0  # deviations of mad's level above the threshold; 3 for policy (Gopi et al.)
+_COUNTING = 0.05  # share of μ² for the estimate of counts
+_WITHIN = 1 - 1e-5  # share of δ that is spent; the rest exceeds the accounting's rounding
+_ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class MaxAdaptiveDegree(Weighted):
+    """MAD: weight above a level returns to the units, which give it to their other items.
+
+    Chen, Cohen-Addad, Epasto and Zadimoghaddam 2025 (arXiv:2502.08878). A unit with d items gives
+    1/d to each. An item's weight above the level returns to its units in proportion. A unit then
+    gives each item 1/D of its returned weight, where D is the larger of N and 4, plus 1/√d − 1/d.
+    Norm and new items: docs/proofs.md, "Rerouted weight". There are two passes over the shards;
+    sums are floats and rounded once.
+    """
+
+    def weigh_all(self, sets: GatheredSets, now: Round) -> Places:
+        """Return the rerouted sums: the first pass finds the excess, the second returns it.
+
+        Units are added to one sum in their order, so rounding does not depend on the shards.
+        """
+        first = np.zeros(len(now.live))
+        for shard in sets:
+            self.first_pass(shard, now, first)
+        level = self._level(now.number)
+        beyond = np.maximum(0.0, 1 - level / np.maximum(first, level))
+        total = np.minimum(first, level)
+        for shard in sets:
+            self.second_pass(shard, now, beyond, total)
+        rounded: Places = np.floor(total * self.mechanism.scales[now.number]).astype(np.int64)
+        return rounded
+
+    def _level(self, number: int) -> float:
+        """Return the level, at least 1, so that no new item exceeds it."""
+        threshold = next(c[2] for c in self.mechanism.checks if c[1] == number)
+        level = (threshold + ABOVE * self.mechanism.deviation) / self.mechanism.scales[number]
+        return float(max(1.0, level))
+
+    def first_pass(self, shard: UnitSets, now: Round, total: Floats) -> None:
+        """Add 1/d to each item for each of its units in the shard."""
+        held, owners, members = _live(shard, now)
+        np.add.at(total, members, 1 / held[owners])
+
+    def second_pass(self, shard: UnitSets, now: Round, beyond: Floats, total: Floats) -> None:
+        """Add to each item its share of the returned weight, and 1/√d − 1/d for each of its units.
+
+        Args:
+            shard: units. now: the round.
+            beyond: share of each item's sum that is above the level.
+            total: sum of each item; changed in place.
+        """
+        held, owners, members = _live(shard, now)
+        back = np.bincount(owners, beyond[members], minlength=shard.units) / np.maximum(held, 1)
+        degree = max(4, self.items_per_unit)
+        each = back / degree + 1 / np.sqrt(np.maximum(held, 1)) - 1 / np.maximum(held, 1)
+        np.add.at(total, members, each[owners])
+
+
+@dataclass(frozen=True)
+class MaxAdaptiveDegreeTwoRounds(MaxAdaptiveDegree):
+    """MAD2R: MAD, followed by a second round without released and hopeless items.
+
+    The second round leaves out the items that the first released, and items whose noised weight
+    plus `HOPELESS` deviations is below the second threshold. (The paper also biases weights by the
+    first round's weights; this implementation does not.)
+    """
+
+    def keep(self, number: int, evidence: Sequence[Places]) -> NDArray[np.bool_]:
+        """Return the items that may still pass."""
+        if number > 0:
+            return np.ones(len(evidence[0]), np.bool_)
+        needed = self.mechanism.checks[1][2] / self.mechanism.scales[1] * self.mechanism.scales[0]
+        return np.asarray(evidence[0] + HOPELESS * self.mechanism.deviation >= needed)
+
+
+@dataclass(frozen=True)
+class Policy(Weighted):
+    """Policy Gaussian: units in turn raise their items to a level (Gopi et al. 2020, Alg. 6).
+
+    A unit moves the weights of its items below the level straight towards the level, by at most 1
+    in l2 norm (a projection, which never increases the distance of neighbours). No weight is wasted
+    on items that are certain to pass. Each unit sees the result of its predecessors, so the
+    units of all shards are processed sequentially, in their order, on one machine.
+    """
+
+    spread: ClassVar[float] = 10.0  # weights end at the level for any counts
+
+    def weigh_all(self, sets: GatheredSets, now: Round) -> Places:
+        """Return the weights after the last unit, rounded."""
+        level = (
+            self.mechanism.checks[0][2] + 3 * self.mechanism.deviation
+        ) / self.mechanism.scales[0]
+        weights = np.zeros(len(now.live))
+        for some in sets:
+            for start, end in itertools.pairwise(some.starts.tolist()):
+                members = some.members[start:end]
+                room = np.maximum(0.0, level - weights[members])
+                length = float(np.sqrt(room @ room))
+                if length > 0:
+                    weights[members] += room / max(1.0, length)
+        rounded: Places = np.floor(weights * self.mechanism.scales[0]).astype(np.int64)
+        return rounded
+
+
+def _live(shard: UnitSets, now: Round) -> tuple[Floats, Places, NDArray[np.int32]]:
+    """Return each unit's number of live items, and owners and members of the live items."""
+    chosen = now.live[shard.members]
+    owners = shard.owners[chosen]
+    return np.bincount(owners, minlength=shard.units) * 1.0, owners, shard.members[chosen]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """The parameters of a mechanism of weights that are fixed before its calibration.
+
+    Attributes:
+        maker: its class. shares: share of μ² of each round except the last, which counts.
+        checks: (first round, last round, share of the coin).
+        largest: the largest weight of an item in a round. sums_are_rounded: sums are rounded
+            instead of weights.
+    """
+
+    maker: type[Weighted]
+    shares: tuple[float, ...] = (1.0,)
+    checks: tuple[tuple[int, int, float], ...] = ((0, 0, 1.0),)
+    largest: float = 1.0
+    sums_are_rounded: bool = False
+
+
+SHAPES: dict[str, Shape] = {
+    "weighted": Shape(Weighted),
+    "policy": Shape(Policy, sums_are_rounded=True),
+    "mad": Shape(MaxAdaptiveDegree, sums_are_rounded=True),
+    "mad2r": Shape(
+        MaxAdaptiveDegreeTwoRounds,
+        (0.3, 0.7),
+        ((0, 0, 0.1), (1, 1, 0.9)),
+        sums_are_rounded=True,
+    ),
+    "elimination": Shape(
+        Elimination,
+        (1 / _ROUNDS,) * _ROUNDS,
+        tuple((0, r, 1.0) for r in range(_ROUNDS)),
+        largest=0.35,
+    ),
+}
+COMPARED = ("weighted", "policy", "mad", "mad2r")
+_PRODUCT: dict[str, MechanismName] = {
+    "elimination": "elimination",
+    "gaussian": "gaussian",
+    "paper": "paper",
+}
+
+
+def comparison_plan(
+    mechanism: str, epsilon: float, delta: float, items_per_unit: int, *, declared_units: int
+) -> PartitionSelection:
+    """Return the mechanism of this name, charged at most ε at δ; see `selection_plan`.
+
+    Raises:
+        BadInput: a target is out of range, or no noise reaches it.
+        PlanError: δ is not below 1/declared_units.
+    """
+    if known := _PRODUCT.get(mechanism):
+        return selection_plan(known, epsilon, delta, items_per_unit, declared_units=declared_units)
+    check_target(epsilon, delta, items_per_unit)
+    event = calibrated(mechanism, epsilon, delta, items_per_unit, declared_units)
+    return SHAPES[mechanism].maker(items_per_unit, epsilon, delta, None, declared_units, event)
+
+
+@functools.lru_cache(maxsize=256)  # every step of a run that names its mechanism calls this
+def calibrated(
+    name: str, epsilon: float, delta: float, items_per_unit: int, declared_units: int
+) -> NoisedWeights:
+    """Return the event with the smallest threshold relative to a unit's weight."""
+    shape = SHAPES[name]
+    most = brentq(  # the largest log μ that hides items which other units hold, too
+        lambda x: float(gaussian_delta(epsilon, math.exp(x))) - delta * _WITHIN, -20.0, 6.0
+    )
+    sigmas = math.exp(-most) * np.geomspace(1 + 1e-5, 1.5, 60)
+    rough = [_rough_threshold(shape, epsilon, delta, items_per_unit, s) for s in sigmas]
+    for more in range(12):  # the accounting also rounds ε up, so aim below it
+        nudge = 1e-5 * (2**more - 1)
+        sigma = float(sigmas[int(np.argmin(rough))]) * (1 + nudge)
+        aim = epsilon * (1 - nudge)
+        event = _at(name, shape, aim, delta, items_per_unit, declared_units, sigma)
+        if event is not None and epsilon_pld(event, delta) <= epsilon:
+            return event
+    raise BadInput(
+        f"no noise of the mechanism {name} reaches ε={epsilon:g} at δ={delta:g}",
+        where="epsilon, delta",
+        fix="Choose another ε, a larger δ, or fewer items per unit.",
+    )
+
+
+def _rough_threshold(
+    shape: Shape, epsilon: float, delta: float, items_per_unit: int, sigma: float
+) -> float:
+    """Return the approximate threshold in weights of a unit, at σ times a unit's total norm."""
+    room = delta * _WITHIN - float(gaussian_delta(epsilon, 1 / sigma))
+    if room <= 0:
+        return math.inf
+    t = np.arange(1, items_per_unit + 1)
+    weight = shape.largest if shape.maker is Elimination else np.minimum(1, 1 / np.sqrt(t))
+    return float(np.max(weight - sigma * ndtri(-np.expm1(np.log1p(-room) / t))))
+
+
+def _at(
+    name: str,
+    shape: Shape,
+    epsilon: float,
+    delta: float,
+    items_per_unit: int,
+    declared_units: int,
+    sigma: float,
+) -> NoisedWeights | None:
+    """Return the mechanism at σ with the smallest thresholds for (ε, δ), or None."""
+    levels = 2 if shape.sums_are_rounded else 1
+    # A sum has a bounded number of items, each rounded by less than one place, plus float errors.
+    rounding = 0
+    if shape.sums_are_rounded:
+        rounding = math.isqrt((declared_units + 1) * items_per_unit) + 2
+    shares = [(1 - _COUNTING) * share for share in shape.shares] + [_COUNTING]
+    free = NoisedWeights(name, items_per_unit, levels, (1,), ((0, 0, 1),), shape.largest)
+    stretch = free.norm(0)
+    scales = tuple(
+        math.floor((math.sqrt(s) * lattice_deviation(levels) / sigma - rounding) / stretch)
+        for s in shares
+    )
+    if min(scales) < math.ceil(math.sqrt(items_per_unit)):
+        return None  # the lattice is too coarse for so many items at so much noise
+
+    def made(thresholds: list[int]) -> NoisedWeights:
+        checks = tuple((a, b, c) for (a, b, _), c in zip(shape.checks, thresholds, strict=True))
+        return NoisedWeights(name, items_per_unit, levels, scales, checks, shape.largest, rounding)
+
+    deviation = lattice_deviation(levels)
+    base = [1] * len(shape.checks)
+    if made(base).mu >= 1e3:
+        return None
+    room = delta * _WITHIN - float(gaussian_delta(epsilon, made(base).mu))
+    shared = shape.maker is Elimination  # all rounds have one threshold
+    while room > delta * 1e-9:
+        thresholds = []
+        for i, (_, _, share) in enumerate(shape.checks):
+            low, high = 1, int(60 * deviation) + 60 * sum(scales)
+            while low < high:
+                middle = (low + high) // 2
+                trial = [middle] * len(base) if shared else [high * 4] * len(base)
+                trial[i] = middle
+                if made(trial).coin <= room * (1.0 if shared else share):
+                    high = middle
+                else:
+                    low = middle + 1
+            thresholds.append(low)
+            if shared:
+                thresholds = [low] * len(base)
+                break
+        event = made(thresholds)
+        if event.profile.delta(epsilon) <= delta * _WITHIN:
+            return event
+        room *= 0.99  # the other direction needs more δ
+    return None
