@@ -8,7 +8,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext
@@ -22,14 +21,12 @@ from tasks.protocol import (
 )
 from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.provenance import operator_only
-from tasks.report.model import SweepReport, SweepRow, number_of
+from tasks.report.model import ModelRow, Report, number_of
 from tasks.report.results import (
     Results,
-    costs_of,
-    epsilon_of_vocabulary,
-    exposures_of,
     header_of,
     last_values,
+    measured_of,
     omission_facts,
     released_models,
     releases_of,
@@ -50,7 +47,7 @@ def sweep_report(
     context: StepContext,
     points: Mapping[str, Results],
     missing: Sequence[str],
-) -> SweepReport:
+) -> Report:
     """Return the report of a sweep, with its finished points and the names of the missing ones."""
     first = next(iter(points.values()))
     releases = released_by_sweep(spec, points)
@@ -60,7 +57,7 @@ def sweep_report(
     )
     if not releases and any(nonprivate):
         header["statement"] = replace(header["statement"], words=_OF_THE_OPERATOR)
-    return SweepReport(
+    return Report(
         **header,
         omissions=omission_facts(
             {
@@ -70,7 +67,8 @@ def sweep_report(
                 and (result := read_result(context.store, uri)) is not None
             }
         ),
-        points=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
+        is_sweep=True,
+        models=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
         notes=tuple(f"Missing, because it did not finish: {name}." for name in missing),
     )
 
@@ -100,7 +98,7 @@ def _by_setting(spec: ReportSpec, points: Mapping[str, Results]) -> list[Replica
     return list(settings.values())
 
 
-def _sweep_row(spec: ReportSpec, replicates: Replicates) -> SweepRow:
+def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
     """Return the row of one setting from its finished points."""
     setting, first = replicates[0][0].setting, replicates[0][1]
     # Points with the same seed of the private training share its model and audit.
@@ -109,7 +107,7 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> SweepRow:
     tuned = [results["finetuning"] for _, results in replicates if "finetuning" in results]
     model, varied = first["pretraining"], spec.points.values()
     # The accuracies of a training belong to its last model.
-    scored = () if setting.is_on_the_way else models.values()
+    scored = [] if setting.is_on_the_way else list(models.values())
     # A private selection reports the settings of the selected training.
     training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
     schedule = (model.facts.get("plan") or {}).get("schedule", ())
@@ -120,17 +118,13 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> SweepRow:
         updates = job.updates_after(setting.mode, setting.epochs)
         if setting.mode == "nonprivate":
             batch_size = job.nonprivate_batch_size
-    return SweepRow(
-        **costs_of(
-            first["vocabulary"].facts["dataset"],
-            model,
-            [*models.values(), *audited.values()],
-            tuned,
+    return ModelRow(
+        **measured_of(
+            first["vocabulary"], list(models.values()), list(audited.values()), tuned, scored
         ),
+        kind=setting.mode,
         name=setting.name,
         baseline=setting.baseline,
-        is_causal=is_causal(model.facts["shape"].get("kind", "bert")),
-        epsilon_vocabulary=epsilon_of_vocabulary(first["vocabulary"]),
         noise_multiplier=training["noise_multiplier"],
         batch_size=int(batch_size),
         epochs=training["epochs"],
@@ -142,30 +136,9 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> SweepRow:
             for axis in FINETUNING_AXES
             if any(getattr(point, axis) is not None for point in varied)
         },
-        f1=_mean(tuned, "f1"),
-        accuracy=_mean(tuned, "accuracy"),
         spread=_spread(replicates) if tuned else _spread_of_perplexity(scored),
         best_three=_best_three(replicates) if tuned else None,
-        mlm_public=_mean(scored, "mlm_accuracy_public"),
-        mlm_private=_mean(scored, "mlm_accuracy_private"),
-        perplexity_public=_mean(scored, "perplexity_public"),
-        perplexity_private=_mean(scored, "perplexity_private"),
-        exposures=tuple(e for audit in audited.values() if (e := exposures_of(audit)) is not None),
     )
-
-
-def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
-    """Return the mean of a metric, for the operator only if that is true of any of its values.
-
-    None if an output lacks the metric: a diverged training has no perplexity, and the mean of the
-    other trainings would be too optimistic.
-    """
-    values = [last_values(output.result).get(name) for output in outputs]
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    kind = next((type(v) for v in known if v.label is Label.OPERATOR), type(known[0]))
-    return kind(math.fsum(v.value for v in known) / len(known))
 
 
 def _spread(replicates: Replicates) -> MeanF1 | None:

@@ -17,12 +17,11 @@ from tasks.evidence.gate import JUDGED, judge
 from tasks.protocol import ReportSpec, names_of, point_and_task
 from tasks.releases.provenance import MODELS, PRETRAINED, operator_only
 from tasks.report.comparison import FINETUNED
-from tasks.report.model import Edition, Exposures, Fact, ModelRow, edition_of, number_of
-from tasks.report.page import Page, job_page, sweep_page
+from tasks.report.model import Edition, Fact, ModelRow, Report, edition_of, number_of
+from tasks.report.models_table import results_table
+from tasks.report.page import report_page
 from tasks.report.results import Results, audit_time, job_report, released_by_job
 from tasks.report.sweep_results import finetuned_by_setting, released_by_sweep, sweep_report
-from tasks.report.sweep_tables import sweep_table
-from tasks.report.tables import closing_of
 from tasks.results.inputs import read_result
 
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
@@ -34,28 +33,26 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     Raises:
         BadInput: a result of a job is missing, or no point of a sweep has all its results.
     """
-    if spec.points:
-        results, pages, facts = _sweep(spec, context)
-    else:
-        results, pages, facts = _job(spec, context)
+    report, results, facts = (_sweep if spec.points else _job)(spec, context)
     for name, edition in EDITIONS.items():
-        pages[edition].write(context.out / name)
-    facts["models"] = {
-        name: spec.results[name]
-        for name, output in results.items()
-        if output.result.step in (PRETRAINED if spec.points else MODELS)
-        and not operator_only(output.result.releases)
+        report_page(report, edition).write(context.out / name)
+    released = PRETRAINED if spec.points else MODELS
+    facts |= {
+        "created": report.created,
+        "models": {
+            name: spec.results[name]
+            for name, output in results.items()
+            if output.result.step in released and not operator_only(output.result.releases)
+        },
+        "table": results_table(edition_of(report, Edition.PUBLISHABLE)).to_json(),
     }
     return StepOutput(
         outputs={name: name for name in EDITIONS}, facts=facts, artifacts=list(artifacts(context))
     )
 
 
-Pages = dict[Edition, Page]
-
-
-def _job(spec: ReportSpec, context: StepContext) -> tuple[Results, Pages, dict[str, Any]]:
-    """Return the results of a job, its page in each edition, and the facts of its report."""
+def _job(spec: ReportSpec, context: StepContext) -> tuple[Report, Results, dict[str, Any]]:
+    """Return the report of a job, the results of its steps, and facts about its models."""
     results = {name: context.input(uri) for name, uri in spec.results.items()}
     judged = _judged(spec, context, results)
     verdicts = (Fact("Audits", one["verdict"], Label.DP, one["sentence"]) for one in judged)
@@ -71,20 +68,18 @@ def _job(spec: ReportSpec, context: StepContext) -> tuple[Results, Pages, dict[s
     for name, value in _headlines(row):
         context.measure(name, value)
     facts = {
-        "created": report.created,
         JUDGED: judged,
         FINETUNED: {
             row.name: [{"uri": uri, "seed": "", "fold": 0, "start": ""}]
             for row in report.models
             if (uri := spec.results.get(f"{row.tasks}_finetuning"))
         },
-        "table": closing_of(edition_of(report, Edition.PUBLISHABLE)).to_json(),
     }
-    return results, {edition: job_page(report, edition) for edition in Edition}, facts
+    return report, results, facts
 
 
-def _sweep(spec: ReportSpec, context: StepContext) -> tuple[Results, Pages, dict[str, Any]]:
-    """Return the results of a sweep's finished points, and pages and facts as `_job`.
+def _sweep(spec: ReportSpec, context: StepContext) -> tuple[Report, Results, dict[str, Any]]:
+    """Return the report of a sweep, the results of its finished points, and facts as `_job`.
 
     Raises:
         BadInput: no point has all its results.
@@ -101,7 +96,6 @@ def _sweep(spec: ReportSpec, context: StepContext) -> tuple[Results, Pages, dict
     if not points:
         raise BadInput("no point has finished", where="sweep", fix="See why the points failed.")
     report = sweep_report(spec, context, points, missing)
-    shown = edition_of(report, Edition.PUBLISHABLE)
     # The total cost of releasing every point. A later attempt with more points overrides it.
     context.measure_cost(released_by_sweep(spec, points))
     context.measure("points", Public(len(points)), len(points))
@@ -114,13 +108,11 @@ def _sweep(spec: ReportSpec, context: StepContext) -> tuple[Results, Pages, dict
         if point_and_task(name)[1] == "pretraining" and not operator_only(output.result.releases)
     }
     facts = {
-        "created": report.created,
         JUDGED: _judged(spec, context, trained),
         FINETUNED: finetuned_by_setting(spec, list(points)),
-        "table": sweep_table(shown.points, shown.unit).to_json(),
         "missing": missing,
     }
-    return results, {edition: sweep_page(report, edition) for edition in Edition}, facts
+    return report, results, facts
 
 
 def _steps_of(spec: ReportSpec, name: str) -> dict[str, str]:
@@ -173,8 +165,8 @@ def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
     ):
         if isinstance(value, Dp | Public | Operator) and number_of(value) is not None:
             yield name, value
-    if isinstance(row.exposures, Exposures):
-        label = Operator if row.exposures.label is Label.OPERATOR else Dp
-        summary = summarise(row.exposures.rows)
+    for exposures in row.audits:
+        label = Operator if exposures.label is Label.OPERATOR else Dp
+        summary = summarise(exposures.rows)
         yield "exposure", label(summary.mean)
         yield "exposure_largest", label(summary.largest)

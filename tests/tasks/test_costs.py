@@ -18,10 +18,10 @@ from dp_core.privacy.mechanisms import (
     compose,
 )
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
-from tasks.report.model import Edition, JobReport, ModelRow, edition_of
+from tasks.report.model import Edition, ModelRow, Report, edition_of
+from tasks.report.models_table import models_table
 from tasks.report.page import verdict
 from tasks.report.results import model_row
-from tasks.report.tables import closing_table
 from tasks.results.inputs import Input
 from tasks.results.statements import Statement
 
@@ -45,13 +45,13 @@ FRONT = (record("v", VOCABULARY), record("t", TRAINING))
 
 def row(tuning: ReleaseRecord | None) -> ModelRow:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
-    model = made("pretrain", *FRONT, epsilon_training=1.0)
+    model = made("pretrain", *FRONT, epsilon_training=1.0, shape={})
     tuned = made("finetune", *FRONT, *([tuning] if tuning else []))
     return replace(model_row("dp", vocabulary, model, tuned, None, None, 1.0), f1=Operator(0.5))
 
 
-def report(row_of_model: ModelRow) -> JobReport:
-    return JobReport(
+def report(row_of_model: ModelRow) -> Report:
+    return Report(
         title="", run_key="", shown_run="", created="2026-01-01", made_up=False, known_seed=False,
         private_dataset="notes", public_dataset="", entities_dataset="", unit=P,
         declared_units=10, model_size="", statement=Statement(()), models=(row_of_model,),
@@ -59,7 +59,7 @@ def report(row_of_model: ModelRow) -> JobReport:
 
 
 def shown(row_of_model: ModelRow, edition: Edition) -> dict[str, float | str | None]:
-    table = closing_table(edition_of(report(row_of_model), edition).models, P)
+    table = models_table(edition_of(report(row_of_model), edition).models, P)
     names = [f"{header.name} {header.unit}" for header in table.headers]
     return dict(zip(names, (cell.value for cell in table.rows[0]), strict=True))
 

@@ -134,7 +134,7 @@ def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) 
     omitted = [MetricRecord(name=name, value=3, label="public") for name in names]
     _done(tracked, "public_corpus", first["public_corpus"], metrics=omitted, releases=[])
     _done(tracked, "pretraining", second["pretraining"])  # the fine-tuning of this point failed
-    names = list(report.points)
+    names = list(report.models)
     page = output_folder(tracked, report.output) / "report" / "report.html"
 
     partial = contract.run_step(report, tracked, CONTEXT)
@@ -231,7 +231,7 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
         )  # fmt: skip
 
     done = contract.run_step(report, tracked, CONTEXT)
-    assert f"{red_name} · epochs=1" in report.points
+    assert f"{red_name} · epochs=1" in report.models
     numbers = {m.name: (m.value, m.label) for m in done.metrics}
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
     epsilon = pytest.approx(total_epsilon([event.stating(PrivacyUnit.PATIENT)], 1e-5))
@@ -247,7 +247,7 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
     rows = [dict(zip(columns, row, strict=True)) for row in done.facts["table"]["rows"]]
     _, public, red_row = rows
     assert [row["ε_V vocabulary"]["text"] for row in rows] == ["0", "0", "∞"]
-    assert [row["ε_T training, per patient"]["text"] for row in rows] == ["2", "0", "∞"]
+    assert [row["ε_T training"]["text"] for row in rows] == ["2", "0", "∞"]
     assert [row["ε in total, per patient"]["value"] for row in rows] == [epsilon, 0, "inf"]
     assert public["Entity F1 strict, micro, %"]["value"] == 0.71828
     for column in (

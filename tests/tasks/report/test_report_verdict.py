@@ -5,16 +5,16 @@ import dataclasses
 from report_examples import exposure_rows, job_report
 
 from dp_core.labels import Label
-from tasks.report.model import Edition, Exposures, JobReport, Kind, edition_of
+from tasks.report.model import Edition, Exposures, Kind, Report, edition_of
 from tasks.report.page import verdict
 
 NO_MEMORY, MEMORY = exposure_rows({}, 7), exposure_rows({0.005: 0.01, 0.02: 0.0008}, 27)
 
 
-def _with(exposures: dict[Kind, Exposures | None]) -> JobReport:
+def _with(exposures: dict[Kind, Exposures]) -> Report:
     report = job_report()
     models = tuple(
-        dataclasses.replace(model, exposures=exposures[model.kind])
+        dataclasses.replace(model, exposures=(exposures[model.kind],))
         for model in report.models
         if model.kind in exposures
     )
