@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -65,22 +66,41 @@ def page_of(params: Mapping[str, Any]) -> tuple[list[SweepPoint], int, bool]:
     return pages[number - 1], number, number == len(pages)
 
 
-def plan(params: Mapping[str, Any], point: SweepPoint | None) -> Mapping[str, StepSpec]:
+def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepSpec]:
     """Return the specs of a point's steps and of the steps that all points share."""
     settings = settings_of(params)
     return point_steps(settings, point or settings.points()[0])
 
 
-def start_of(settings: SweepSettings, point: SweepPoint) -> StepSpec:
+Steps = Mapping[str, StepSpec]
+
+
+def start_of(steps: Steps) -> StepSpec:
     """Return the spec of a point's initial model, trained on public text or released phrases."""
-    steps = point_steps(settings, point)
     return steps.get("phrases_pretraining", steps["public_pretraining"])
 
 
-def there(context: Mapping[str, Any], *tasks: str) -> set[str]:
-    """Return the outputs of the tasks that have succeeded, including every mapped instance."""
+def ready(
+    lay_out: Callable[[list[SweepPoint]], list[SweepPoint]],
+    needed: Callable[[Steps], StepSpec],
+    *tasks: str,
+) -> list[dict[str, Any]]:
+    """Return the points of this page whose input exists, so that a failed point stops no other.
+
+    Args:
+        lay_out: selects the trainings, models or fine-tunings of the page's points.
+        needed: the step of a point whose output they read.
+        tasks: the tasks that make these outputs, including every mapped instance.
+    """
+    context = get_current_context()
+    settings, (points, _, _) = settings_of(context["params"]), page_of(context["params"])
     answers = context["ti"].xcom_pull(task_ids=list(tasks))
-    return {answer["output"] for answer in answers or () if answer}
+    outputs = {answer["output"] for answer in answers or () if answer}
+    return [
+        point.model_dump()
+        for point in lay_out(points)
+        if needed(point_steps(settings, point)).output in outputs
+    ]
 
 
 def plan_of_all(params: Mapping[str, Any], point: object) -> dict[str, StepSpec]:
@@ -167,28 +187,10 @@ def dp_sweep() -> None:
     )
     def trainings() -> list[dict[str, Any]]:
         context = get_current_context()
-        settings, outputs = settings_of(context["params"]), there(context, *STARTS, "entities")
-        points, _, _ = page_of(context["params"])
-        labelled = plan(context["params"], None).get("entities")
-        if labelled and labelled.output not in outputs:
+        labelled = "entities" in plan(context["params"], None)
+        if labelled and not context["ti"].xcom_pull(task_ids="entities"):
             raise AirflowFailException("there is no labelled text to fine-tune on")
-        return [
-            point.model_dump()
-            for point in trainings_of(points)
-            if start_of(settings, point).output in outputs
-        ]
-
-    def of_trained_models(
-        lay_out: Callable[[list[SweepPoint]], list[SweepPoint]],
-    ) -> list[dict[str, Any]]:
-        context = get_current_context()
-        settings, trained = settings_of(context["params"]), there(context, PRETRAINING)
-        points, _, _ = page_of(context["params"])
-        return [
-            point.model_dump()
-            for point in lay_out(points)
-            if point_steps(settings, point)["pretraining"].output in trained
-        ]
+        return ready(trainings_of, start_of, *STARTS)
 
     @task(
         retries=0,
@@ -200,7 +202,7 @@ def dp_sweep() -> None:
         params = get_current_context()["params"]
         if "finetuning" not in plan(params, None):
             raise AirflowSkipException("a causal model is not fine-tuned")
-        return of_trained_models(list)
+        return ready(list, itemgetter("pretraining"), PRETRAINING)
 
     @task(
         retries=0,
@@ -209,7 +211,7 @@ def dp_sweep() -> None:
         doc_md="Lists the models of the trainings: one each, or one for each of several epochs.",
     )
     def models() -> list[dict[str, Any]]:
-        return of_trained_models(models_of)
+        return ready(models_of, itemgetter("pretraining"), PRETRAINING)
 
     # All points share data, vocabulary, canaries, token stores and the public model.
     # After text and labels have been checked, all points are charged together or not at all.

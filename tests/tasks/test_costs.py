@@ -102,6 +102,6 @@ def test_total_is_infinite_after_fine_tuning_without_privacy(dataset: str) -> No
 
 def test_model_trained_without_privacy_has_an_infinite_total_under_any_name() -> None:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
-    model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None)
+    model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None, shape={})
     row_of_model = model_row("dp", vocabulary, model, None, None, None, 1.0)
     assert (row_of_model.cost.corpus.epsilon, row_of_model.epsilon_training) == (math.inf, math.inf)
