@@ -33,8 +33,9 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.batches import PrivateBatches, masked_examples
+from dp_core.training.batches import Batches, masked_examples
 from dp_core.training.devices import strategy_for
+from dp_core.training.loop import PrivateUpdates
 from dp_core.training.trainer import AdamW, Trainer
 
 RESULT = ROOT / "benchmarks" / "results" / "feeding.json"
@@ -66,24 +67,19 @@ def plan_for(store: TokenStore) -> ExecutionPlan:
     )
 
 
-def batches(store: TokenStore, continuation: np.ndarray | None = None) -> PrivateBatches:
+def batches(store: TokenStore, continuation: np.ndarray | None = None) -> Batches:
     """Return Poisson-sampled units with masked rows."""
-    return PrivateBatches.of_plan(
-        plan_for(store),
-        SEED,
-        store,
-        micro_rows=MICRO,
-        devices=1,
-        examples=partial(masked_examples, continuation=continuation),
-    )
+    updates = PrivateUpdates(plan_for(store), SEED, MANIFEST)
+    examples = partial(masked_examples, continuation=continuation)
+    return Batches(store, updates.sampler(store), updates.rows(MICRO, devices=1), examples)
 
 
-def feeders(store: TokenStore) -> dict[str, PrivateBatches]:
+def feeders(store: TokenStore) -> dict[str, Batches]:
     """Return micro-batches of masked tokens, and of masked words with a third of continuations."""
     return {"pieces": batches(store), "whole words": batches(store, np.arange(WORDS) % 3 == 0)}
 
 
-def fed(source: PrivateBatches, t: int) -> np.ndarray:
+def fed(source: Batches, t: int) -> np.ndarray:
     """Return the rows per second of making update t, by wall time and by processor time."""
     start, rows = clocks(), 0
     for batch in source.micro_batches(t):
@@ -91,7 +87,7 @@ def fed(source: PrivateBatches, t: int) -> np.ndarray:
     return rows / (clocks() - start)
 
 
-def trained(trainer: Trainer, source: PrivateBatches, t: int) -> np.ndarray:
+def trained(trainer: Trainer, source: Batches, t: int) -> np.ndarray:
     """Return the rows per second of one private update of a few micro-batches, as `fed` does."""
     batches = list(itertools.islice(source.micro_batches(t), 3))
     start = clocks()

@@ -36,8 +36,8 @@ from dp_core.models.config import BertConfig
 from dp_core.models.parameters import Bert, fresh
 from dp_core.training.bootstrap import Replicate, f1_difference, mean_f1
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.finetune import finetune
-from dp_core.training.heads import ClassHead, TaggingHead, classes_of, tag
+from dp_core.training.finetune import Epochs, finetune
+from dp_core.training.heads import ClassHead, TaggingHead
 from dp_core.vocabulary import wordpiece
 
 RESULT = ROOT / "benchmarks" / "results" / "heads.json"
@@ -69,8 +69,7 @@ def trained(head: Any, items: Sequence[Any], tokenizer: Tokenizer, **how: int) -
             items,
             tokenizer,
             head=head,
-            epochs=how["epochs"],
-            batch_size=BATCH,
+            updates=Epochs(how["epochs"], BATCH),
             config=TrainingConfig(learning_rate=RATE),
             max_length=how["length"],
             seed=how["seed"],
@@ -99,8 +98,9 @@ def pairs(data: Path, seeds: int) -> dict[str, Any]:
     labels = tuple(sorted({t.label for t in train}))
     accuracies, macro = [], []
     for seed in range(seeds):
-        model = trained(ClassHead(labels), train, tokenizer, length=128, epochs=10, seed=seed)
-        guesses = classes_of(model, test, tokenizer, max_length=128)
+        head = ClassHead(labels)
+        model = trained(head, train, tokenizer, length=128, epochs=10, seed=seed)
+        guesses = head.predict(model, test, tokenizer, max_length=128)
         macro.append(class_scores([t.label for t in test], guesses).macro_f1)
 
         def count(numbers: list[int], guesses: list[str] = guesses) -> tuple[int, int, int]:
@@ -138,7 +138,7 @@ def tagging(data: Path, seeds: int) -> dict[str, Any]:
         head = TaggingHead(labels, crf, overlap)
         for seed in range(seeds):
             model = trained(head, train, tokenizer, length=64, epochs=5, seed=seed)
-            guesses = tag(model, test, tokenizer, max_length=64, overlap=overlap)
+            guesses = head.predict(model, test, tokenizer, max_length=64)
 
             def count(
                 numbers: list[int], test: Any = test, guesses: Any = guesses

@@ -47,9 +47,10 @@ from dp_core.phrases.phrase_calibration import calibrate
 from dp_core.phrases.text_generator import write_documents
 from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training import loop
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import OrdinaryUpdates, pretrain
-from dp_core.training.objectives import mlm_accuracy
+from dp_core.training.loop import OrdinaryUpdates
+from dp_core.training.objectives import mlm_accuracy, objective_for
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import item_sets
 from dp_core.vocabulary.selection_calibration import selection_plan
@@ -116,10 +117,10 @@ def true_counts(units: Iterable[Unit], length: int) -> Counter[str]:
 
 
 def train(model: AnyModel, store: TokenStore, updates: int, rate: float, place: Path) -> AnyModel:
-    return pretrain(
-        model=model, store=store, updates=OrdinaryUpdates(updates, 64, SEED),
-        config=TrainingConfig(learning_rate=rate), init_seed=SEED,
-        checkpoints=LocalFolder(place), device="cpu", progress=lambda _: None,
+    return loop.train(
+        model, objective_for(model.config), store=store,
+        updates=OrdinaryUpdates(updates, 64, SEED), config=TrainingConfig(learning_rate=rate),
+        seed=SEED, checkpoints=LocalFolder(place),
     )  # fmt: skip
 
 

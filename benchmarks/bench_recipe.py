@@ -46,8 +46,8 @@ from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.devices import strategy_for
-from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, UpdateRule, pretrain
-from dp_core.training.objectives import mlm_accuracy
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, UpdateRule, train
+from dp_core.training.objectives import mlm_accuracy, objective_for
 from dp_core.training.trainer import AdamW, Trainer
 from tasks.execution.run_job import Job, run_job
 from tasks.protocol import JobSettings, job_steps
@@ -134,14 +134,6 @@ RECIPES = (
         "base, four maskings": BASE.but(maskings=4),
         "base, learning rate halved": BASE.but(training={"learning_rate": 3e-3}),
         "base, learning rate doubled": BASE.but(training={"learning_rate": 12e-3}),
-        "base, exponential average": BASE.but(training={"averaging": "exponential"}),
-        "base, exponential average, constant rate": BASE.but(
-            training={"averaging": "exponential", "decay_power": 0.0}
-        ),
-        "base, mean of the last tenth": BASE.but(training={"averaging": "tail"}),
-        "base, mean of the last third": BASE.but(
-            training={"averaging": "tail", "average_share": 0.33}
-        ),
         "base, DP-AdamBC, floor 0.1": BASE.but(
             training={"noise_floor": 0.1, "learning_rate": 15e-4}
         ),
@@ -154,7 +146,6 @@ RECIPES = (
         "60,000: before": BEFORE.but(patients=60_000),
         "60,000: base": MANY,
         "60,000: base, eight rows": MANY.but(rows=8),
-        "60,000: base, exponential average": MANY.but(training={"averaging": "exponential"}),
         "60,000: base, DP-AdamBC, floor 0.1": MANY.but(training={"noise_floor": 0.1}),
         "60,000: base, DP-AdamBC, floor 1": MANY.but(training={"noise_floor": 1.0}),
     }
@@ -238,15 +229,14 @@ def without_privacy(start: Start, seed: int) -> float:
 
 def trained(start: Start, updates: UpdateRule, config: TrainingConfig) -> AnyModel:
     nowhere = SimpleNamespace(names=list, write=lambda *_: None, where="")
-    return pretrain(
-        model=start.model,
+    return train(
+        start.model,
+        objective_for(start.model.config),
         store=start.train,
         updates=updates,
         config=config,
-        init_seed=1,
+        seed=1,
         checkpoints=nowhere,
-        device="cpu",
-        progress=lambda _: None,
     )
 
 
@@ -255,24 +245,17 @@ def costs(rounds: int = 40) -> dict[str, float]:
     config = BertConfig.of_size(vocab_size=4096, hidden=128, layers=2)
     parameters = fresh(config, 0).parameters
 
-    def trainer(floor: float, averages: bool) -> Trainer:
+    def trainer(floor: float) -> Trainer:
         optimizer = AdamW(0.9, 0.98, 0.01, floor)
-        strategy, clipper = strategy_for("cpu"), Clipper(1.0)
-        return Trainer(strategy, config, parameters, optimizer, clipper, averages=averages)
+        return Trainer(strategy_for("cpu"), config, parameters, optimizer, Clipper(1.0))
 
-    kinds = {
-        "plain": trainer(0.0, averages=False),
-        "DP-AdamBC": trainer(0.1, averages=False),
-        "average": trainer(0.0, averages=True),
-    }
+    kinds = {"plain": trainer(0.0), "DP-AdamBC": trainer(0.1)}
     seconds: dict[str, list[float]] = {kind: [] for kind in kinds}
     for step in range(rounds):
         noise = UpdateNoise(PrivacySeed.fixed(0), b"benchmark", step, 1.0, 1.0)
         for kind, kind_trainer in kinds.items():
             clock = time.perf_counter()
             kind_trainer.apply_update(step=step, learning_rate=1e-6, divisor=32.0, noise=noise)
-            if kind == "average":
-                kind_trainer.average(0.1)
             seconds[kind].append(time.perf_counter() - clock)
     return {kind: statistics.median(times[3:]) for kind, times in seconds.items()}
 

@@ -33,7 +33,7 @@ from benchmarks.memory import mebibytes
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import CorpusSpec, StepSpec, VocabularySpec
-from tasks.storage import encode_data
+from tasks.protocol.step_process import data_uri
 
 RESULT = ROOT / "benchmarks/results/bucket_corpus.json"
 STORE = "gs://b/store"
@@ -67,7 +67,7 @@ def workers_of(process: int) -> list[int]:
 def measured(spec: StepSpec, store: int) -> dict[str, Any]:
     """Run one step; return its time, and the peak memory of the step, its workers and the store."""
     begun, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
-    spec_uri = encode_data(spec.model_dump_json().encode())
+    spec_uri = data_uri(spec.model_dump_json().encode())
     step = subprocess.Popen(
         [sys.executable, "-m", "tasks", spec.step, "--spec", spec_uri], cwd=ROOT
     )

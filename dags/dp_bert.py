@@ -9,9 +9,8 @@ from typing import Any
 from airflow.sdk import TriggerRule, dag, get_current_context, task
 
 from dags import configuration, launcher
-from dags.experiment import DESCRIPTIONS, approval, each_point, front_half
+from dags.experiment import DESCRIPTIONS, each_point, front_half
 from dags.launcher import TRAINING
-from dags.names import NAMES
 from tasks.protocol import (
     GiveBackSpec,
     JobSettings,
@@ -74,7 +73,7 @@ def dp_bert() -> None:
 
     @task(
         retries=0,
-        task_display_name=NAMES["settings"],
+        task_display_name="Check the settings",
         doc_md="Checks the form's values again (Airflow accepts unknown keys) and that the files "
         "exist; lists the additional private trainings.",
     )
@@ -134,7 +133,7 @@ def dp_bert() -> None:
     # inference attacks them together with the last model.
     @task(
         retries=0,
-        task_display_name=NAMES["kept_models"],
+        task_display_name="Lay out the kept models",
         doc_md="Lists the models that trainings keep after the epochs in `kept_epochs`.",
     )
     def kept_models() -> list[dict[str, Any]]:
@@ -175,7 +174,7 @@ def dp_bert() -> None:
     # that a person approves the promotion.
     if configuration.promotion() == "approved":
         promote = step("promote", doc_md="Gives the model the alias `promotable`.")
-        report >> approval() >> promote
+        report >> launcher.approval() >> promote
 
 
 launcher.with_form(dp_bert(), launcher.form(JobSettings, configuration.settings("TRAIN")))

@@ -16,7 +16,6 @@ from dags import configuration, launcher
 from dags.experiment import BY_POINT, each_point, front_half
 from dags.launcher import TRAINING
 from dags.launcher.step_operator import PAGE_MARK
-from dags.names import NAMES
 from tasks.protocol import (
     GiveBackSpec,
     StepSpec,
@@ -168,7 +167,7 @@ def dp_sweep() -> None:
 
     @task(
         retries=0,
-        task_display_name=NAMES["grid"],
+        task_display_name="Lay out the grid",
         doc_md="Checks the form's values again, and lists the baselines that need a separate "
         "vocabulary.",
     )
@@ -181,7 +180,7 @@ def dp_sweep() -> None:
 
     @task(
         retries=0,
-        task_display_name=NAMES["trainings"],
+        task_display_name="Lay out the trainings",
         trigger_rule=TriggerRule.ALL_DONE,
         doc_md="Lists the trainings: one per grid point and seed, and the baselines.",
     )
@@ -194,7 +193,7 @@ def dp_sweep() -> None:
 
     @task(
         retries=0,
-        task_display_name=NAMES["fine_tunings"],
+        task_display_name="Lay out the fine-tunings",
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
         doc_md="Lists the fine-tunings: one per grid point, seed and fold.",
     )
@@ -206,7 +205,7 @@ def dp_sweep() -> None:
 
     @task(
         retries=0,
-        task_display_name=NAMES["models"],
+        task_display_name="Lay out the models",
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
         doc_md="Lists the models of the trainings: one each, or one for each of several epochs.",
     )
@@ -247,7 +246,7 @@ def dp_sweep() -> None:
     # Without this task, the last tasks would be skipped when the fine-tunings are.
     fine_tuned = EmptyOperator(
         task_id="fine_tuned",
-        task_display_name=NAMES["fine_tuned"],
+        task_display_name="All fine-tuned",
         trigger_rule=TriggerRule.NONE_FAILED,
         doc_md="Waits for all fine-tunings; succeeds, too, if causal models need none.",
     )
@@ -261,7 +260,7 @@ def dp_sweep() -> None:
     @task(
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,
         retries=0,
-        task_display_name=NAMES["next_page"],
+        task_display_name="Lay out the next page",
         doc_md="Skipped if this run holds the last points.",
     )
     def next_page() -> dict[str, Any]:
@@ -279,7 +278,7 @@ def dp_sweep() -> None:
     [every_training, every_model, fine_tuned] >> following
     TriggerDagRunOperator(
         task_id="start_page",
-        task_display_name=NAMES["start_page"],
+        task_display_name="Start the next page",
         trigger_dag_id="dp_sweep",
         trigger_run_id=following["run_id"],
         conf=following["conf"],

@@ -11,7 +11,6 @@ from airflow.sdk.exceptions import AirflowFailException
 from pydantic import ValidationError
 
 from dags import configuration, launcher
-from dags.names import NAMES
 from tasks.protocol import one_line
 
 CORPORA = configuration.corpora()
@@ -81,7 +80,7 @@ def new_corpus() -> None:
     """Define the graph: each event starts a run of `dp_bert`."""
 
     @task(
-        task_display_name=NAMES["events"],
+        task_display_name="Read the announcements",
         doc_md="Lists the events that started this run: each data set with its new version.",
     )
     def events() -> list[dict[str, Any]]:
@@ -97,7 +96,7 @@ def new_corpus() -> None:
         @task(
             retries=0,
             map_index_template="{{ corpus }}",
-            task_display_name=NAMES["job"],
+            task_display_name="Check the announcement",
             doc_md="Checks the data set and the version of the event.",
         )
         def job(event: dict[str, Any]) -> dict[str, Any]:
@@ -107,7 +106,7 @@ def new_corpus() -> None:
         run = job(event)
         TriggerDagRunOperator(
             task_id="train",
-            task_display_name=NAMES["train"],
+            task_display_name="Start dp_bert",
             trigger_dag_id="dp_bert",
             trigger_run_id=run["run_id"],
             conf=run["conf"],

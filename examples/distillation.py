@@ -1,7 +1,7 @@
 """Distillation in the platform's training loop: a student model and an objective with a teacher.
 
-DistilBERT by Sanh et al. 2019 (arXiv:1910.01108). `pretrain(objective=distillation(teacher))`
-trains the student, with differential privacy or without.
+DistilBERT by Sanh et al. 2019 (arXiv:1910.01108). `train(start, distillation(teacher))` trains
+the student, with differential privacy or without.
 """
 
 from __future__ import annotations

@@ -145,7 +145,6 @@ RECIPES: dict[str, Recipe] = {
     "automatic clipping": Recipe({"clipping": "automatic"}),
     "adaptive clipping": Recipe({"clipping": "adaptive"}),
     "DP-AdamBC": Recipe({"noise_floor": 1.0}),
-    "moving average": Recipe({"averaging": "exponential"}),
     "correlated noise": Recipe({"noise_bands": 0}),
     "LoRA": Recipe({"trained_parameters": "lora"}),
     "biases and norms": Recipe({"trained_parameters": "biases-and-norms"}),

@@ -1,13 +1,14 @@
 """Launchers: Airflow tasks that run a step as a process, a container or a pod."""
 
 from dags.launcher.form import form, settings_from, settings_to_start, with_form
-from dags.launcher.outcome import outcome
+from dags.launcher.outcome import approval, outcome
 from dags.launcher.step_operator import LIGHT, TRAINING, Plan, defaults, step
 
 __all__ = [
     "LIGHT",
     "TRAINING",
     "Plan",
+    "approval",
     "defaults",
     "form",
     "outcome",

@@ -7,7 +7,6 @@ A DAG file creates a task by `step("vocabulary", plan=...)`. The deployment choo
 from __future__ import annotations
 
 import json
-import logging
 import os
 from collections.abc import Mapping
 from datetime import timedelta
@@ -19,8 +18,7 @@ from urllib.parse import unquote, urlparse
 from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from dags.launcher.notify import addresses, notify
-from dags.names import NAMES
+from dags.launcher.outcome import addresses, log_failure, notify
 from tasks.protocol import RunContext, StepSpec, SweepPoint, fork_server, hides_count
 from tasks.protocol.least_privilege import NoReader
 from tasks.protocol.messages import Follower, channel_file
@@ -44,6 +42,12 @@ _OPERATORS = {
     "docker": ("dags.launcher.docker_step", "DockerStep"),
     "kubernetes": ("dags.launcher.kubernetes_step", "KubernetesStep"),
 }
+_IN_WORDS = {
+    "dp": "DP",
+    "nonprivate": "non-private",
+    "pretraining": "pre-training",
+    "finetuning": "fine-tuning",
+}
 # Containers and pods receive only these variables of the scheduler.
 PLACES = (
     "CONFIDE_STORE",
@@ -64,8 +68,6 @@ SECRETS = (  # a step receives only those that `tasks/protocol/least_privilege.p
     "MLFLOW_TRACKING_USERNAME",
     "MLFLOW_TRACKING_PASSWORD",
 )
-_LOG = logging.getLogger("airflow.task")
-
 # --- the deployment
 
 
@@ -122,13 +124,19 @@ def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
         options: options of BaseOperator (`pool`, `trigger_rule`, `doc_md`), and `point`, the grid
             point of a mapped task.
     """
-    options.setdefault("task_display_name", NAMES[task_id])
+    options.setdefault("task_display_name", title(task_id))
     module, name = _OPERATORS[launcher()]
     operator = getattr(import_module(module), name)
     task: BaseOperator = operator(task_id=task_id, plan=plan, **options)
     links = [MlflowRunLink(), *([ReportLink()] if task_id == "report" else [])]
     task.operator_extra_links = links
     return task
+
+
+def title(task_id: str) -> str:
+    """Return a task's name on Airflow's pages; logs, links and MLflow use the id."""
+    words = " ".join(_IN_WORDS.get(word, word) for word in task_id.split("_"))
+    return words[:1].upper() + words[1:]
 
 
 def defaults() -> dict[str, Any]:
@@ -317,17 +325,6 @@ def failure(exit_code: int, reason: str) -> AirflowException:
         error = AirflowException(f"{reason} ({how})")
     error.exit_code = exit_code
     return error
-
-
-def log_failure(context: Any) -> None:
-    """Log the failed task, the reason and the log's address after the last try has failed."""
-    ti = context["ti"]
-    index = f" [{context.get('point_name') or ti.map_index}]" if ti.map_index >= 0 else ""
-    reason = " ".join(str(context.get("exception") or "its process was lost").split())
-    address = getattr(ti, "log_url", "")
-    log = f" Log: {address}" if address else ""
-    task = f"{ti.dag_id} · {ti.task_id}{index}, run {ti.run_id}"
-    _LOG.error("FAILED %s: %s.%s", task, reason, log)
 
 
 def publishable(result: str) -> dict[str, float]:

@@ -65,7 +65,7 @@ class ArchitectureConfig(Config):
 
 
 class OptimizerConfig(Config):
-    """AdamW (Loshchilov and Hutter 2019) and its learning-rate schedule."""
+    """AdamW (Loshchilov and Hutter 2019), its schedule, and its correction for the noise."""
 
     learning_rate: LearningRate = setting(
         6e-3, MORE_TRAINING, "DP learning rate", "Peak learning rate of DP pre-training with AdamW."
@@ -111,6 +111,15 @@ class OptimizerConfig(Config):
         ge=0,
         lt=1,
     )
+    noise_floor: float = setting(
+        0.0,
+        MORE_TRAINING,
+        "Noise correction: floor",
+        "Above 0, the known variance of the noise is subtracted from AdamW's second moment "
+        "(DP-AdamBC, Tang et al. 2023), down to this multiple of the variance. 0: no correction.",
+        ge=0,
+        le=1e6,
+    )
 
     def learning_rate_at(self, step: int, updates: int) -> float:
         """Return the learning rate of an update: linear warm-up, then polynomial decay.
@@ -136,55 +145,6 @@ class OptimizerConfig(Config):
         return self
 
 
-class NoisyUpdatesConfig(Config):
-    """Treatment of the noise of DP updates: known variance, averages of the iterates.
-
-    Both are post-processing of noised gradients and have no privacy cost.
-    """
-
-    noise_floor: float = setting(
-        0.0,
-        MORE_TRAINING,
-        "Noise correction: floor",
-        "Above 0, the known variance of the noise is subtracted from AdamW's second moment "
-        "(DP-AdamBC, Tang et al. 2023), down to this multiple of the variance. 0: no correction.",
-        ge=0,
-        le=1e6,
-    )
-    averaging: Literal["none", "exponential", "tail"] = setting(
-        "none",
-        MORE_TRAINING,
-        "Averaging of iterates",
-        "Weights that a DP training releases. none: the last ones; exponential: a moving average "
-        "of all, with a warm start; tail: the mean of the last ones.",
-    )
-    average_share: float = setting(
-        0.1,
-        MORE_TRAINING,
-        "Averaging: share",
-        "Share of a training's updates over which weights are averaged: the time constant of the "
-        "moving average, or the length of the tail.",
-        gt=0,
-        le=1,
-    )
-
-    def newest_share(self, step: int, updates: int) -> float:
-        """Return the weight of the newest iterate in the average: a ← a + share·(w − a).
-
-        Exponential: 1 − min(1 − 1/(s·T), (1 + t)/(10 + t)) after t of T updates; the second term
-        is the warm start of De et al. 2022 (arXiv:2204.13650). Tail: 1/k for the k-th of the last
-        s·T iterates, which gives their arithmetic mean, and 1 before.
-
-        Args:
-            step: number of the update, from 0.
-            updates: number of updates of the whole run.
-        """
-        length = max(1, round(self.average_share * updates))
-        if self.averaging == "exponential":
-            return max(1 / length, 9 / (10 + step + 1))
-        return 1 / max(1, step + 1 - (updates - length))
-
-
 class CheckpointConfig(Config):
     """Checkpoints and time limit of a run; the weights do not depend on them."""
 
@@ -195,14 +155,6 @@ class CheckpointConfig(Config):
         "Number of updates between two checkpoints, from which a training can continue.",
         ge=1,
         le=1_000_000,
-    )
-    keep_checkpoints: int = setting(
-        2,
-        MORE_TRAINING,
-        "Checkpoints kept",
-        "Number of newest checkpoints that a training keeps.",
-        ge=1,
-        le=100,
     )
     time_box_minutes: float = setting(
         0.0,
@@ -252,7 +204,7 @@ class AdapterConfig(Config):
     )
 
 
-class TrainingConfig(AdapterConfig, OptimizerConfig, NoisyUpdatesConfig, CheckpointConfig):
+class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig):
     """How a model is trained, except for its batches."""
 
     whole_words: bool = setting(

@@ -25,7 +25,7 @@ from safetensors.numpy import save_file
 from dp_core.config.training import AdapterConfig, TrainedParameters
 from dp_core.errors import BadInput
 from dp_core.models.config import CausalConfig, Gpt2Config
-from dp_core.models.hugging_face import heads_of, hf_names, transposed
+from dp_core.models.hugging_face import tensors_of, transposed
 from dp_core.models.parameters import (
     CLASSIFIERS,
     TABLES,
@@ -103,7 +103,7 @@ def with_adapters(model: Model[C], config: AdapterConfig, seed: int) -> Model[C]
             and module.endswith(tuple(f"/{t}" for t in targets))
         ):
             d_in, d_out = kernel.shape
-            blocks = len(hf_names(model.config, frozenset())[name])
+            blocks = len(tensors_of(name, model.config))
             shape = {f"{module}/{LORA_A}": (d_in, blocks * rank)}
             added |= initial_values(shape, 1 / math.sqrt(3 * d_in), seed)
             added[f"{module}/{LORA_B}"] = np.zeros((rank, d_out), np.float32)
@@ -186,11 +186,13 @@ def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
 
 def _peft_tensors(model: AnyModel) -> tuple[Arrays, list[str]]:
     """Return the tensors of the adapters by their names in PEFT, and the adapted modules."""
-    p, names = model.parameters, hf_names(model.config, frozenset())
+    p = model.parameters
     tensors: Arrays = {}
     modules: list[str] = []
     for module in adapters_of(p):
-        theirs = [their.removesuffix(".weight") for their in names[f"{module}/kernel"]]
+        theirs = [
+            their.removesuffix(".weight") for their in tensors_of(f"{module}/kernel", model.config)
+        ]
         parts = (np.split(p[f"{module}/{leaf}"], len(theirs), axis=1) for leaf in (LORA_A, LORA_B))
         for their, a, b in zip(theirs, *parts, strict=True):
             tensors[f"{_PREFIX}{their}.lora_A.weight"] = np.ascontiguousarray(a.T)
@@ -206,5 +208,5 @@ def _classifier_names(model: AnyModel) -> dict[str, str]:
 
     The transitions of a CRF are only in the merged model, because PEFT has no module for them.
     """
-    names = hf_names(model.config, heads_of(model.parameters) - {TRANSITIONS})
-    return {n: theirs[0] for n, theirs in names.items() if n.startswith(CLASSIFIERS)}
+    names = [n for n in model.parameters if n.startswith(CLASSIFIERS) and n != TRANSITIONS]
+    return {name: tensors_of(name, model.config)[0] for name in names}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import KW_ONLY, dataclass, replace
-from typing import Any, Self
+from typing import Any, ClassVar, Self
 
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
@@ -14,93 +14,160 @@ HEAD_WIDTH = 64  # the width of an attention head, at every published size of BE
 _LARGEST, _DEEPEST = 10_000_000, 1000  # a config.json with larger values is damaged
 _MOST_TYPES = 1000
 _DISTILBERT_EPSILON = 1e-12  # fixed in DistilBERT's code
-
-# For each architecture: our fields and Hugging Face's, and values that a config.json may omit.
-_OPTIONAL = (
+_OPTIONAL = (  # fields that a config.json may omit
     *("type_vocab", "layer_norm_epsilon", "initializer_range"),
     *("key_heads", "head_width", "tied"),
 )
-_BERT_FIELDS = {
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The `config.json` of an architecture.
+
+    Attributes:
+        architecture: name of its class in Hugging Face.
+        fields: our fields and Hugging Face's.
+        expected: values that a file must have; a missing or null value counts as expected.
+        dropouts: names of dropout rates, which are written as 0.
+    """
+
+    architecture: str
+    fields: Mapping[str, str]
+    expected: Mapping[str, Any]
+    dropouts: tuple[str, ...] = ()
+
+    def read(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Return our fields of a `config.json`.
+
+        Raises:
+            BadInput: a value differs from the expected value, or a field is missing.
+        """
+        return _fields(config, self.fields, self.expected)
+
+    def written(self, config: LanguageModelConfig) -> dict[str, Any]:
+        """Return the `config.json` of a shape."""
+        return {
+            "architectures": [self.architecture],
+            **self.expected,
+            **{theirs: getattr(config, ours) for ours, theirs in self.fields.items()},
+            "pad_token_id": 0,
+            "torch_dtype": "float32",
+            **dict.fromkeys(self.dropouts, 0.0),
+        }
+
+
+def _fields(
+    config: Mapping[str, Any], fields: Mapping[str, str], expected: Mapping[str, Any]
+) -> dict[str, Any]:
+    config = {key: value for key, value in config.items() if value is not None}
+    for key, value in expected.items():
+        if config.get(key, value) != value:
+            raise BadInput(
+                f"{key} is {config[key]!r}", where="config.json", fix=f"Only {value!r} works."
+            )
+    for ours, theirs in fields.items():
+        if theirs not in config and ours not in _OPTIONAL:
+            raise BadInput(f"{theirs} is missing", where="config.json")
+    return {ours: config[theirs] for ours, theirs in fields.items() if theirs in config}
+
+
+_USUAL = {  # names that BERT and Llama share
     "vocab_size": "vocab_size",
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "intermediate": "intermediate_size",
     "max_positions": "max_position_embeddings",
-    "type_vocab": "type_vocab_size",
-    "layer_norm_epsilon": "layer_norm_eps",
     "initializer_range": "initializer_range",
 }
-_BERT = {
-    "model_type": "bert",
-    "hidden_act": "gelu",
-    "position_embedding_type": "absolute",
-    "is_decoder": False,
-    "tie_word_embeddings": True,
-}
-# `sinusoidal_pos_embds` records how the position table was initialised; it is stored as usual.
-_DISTILBERT_FIELDS = {
-    "vocab_size": "vocab_size",
-    "hidden": "dim",
-    "layers": "n_layers",
-    "heads": "n_heads",
-    "intermediate": "hidden_dim",
-    "max_positions": "max_position_embeddings",
-    "initializer_range": "initializer_range",
-}
-_DISTILBERT = {"model_type": "distilbert", "activation": "gelu", "tie_word_embeddings": True}
-_GPT2_FIELDS = {
-    "vocab_size": "vocab_size",
-    "hidden": "n_embd",
-    "layers": "n_layer",
-    "heads": "n_head",
-    "intermediate": "n_inner",
-    "max_positions": "n_positions",
-    "layer_norm_epsilon": "layer_norm_epsilon",
-    "initializer_range": "initializer_range",
-}
-_LLAMA_FIELDS = {
-    "vocab_size": "vocab_size",
-    "hidden": "hidden_size",
-    "layers": "num_hidden_layers",
-    "heads": "num_attention_heads",
-    "key_heads": "num_key_value_heads",
-    "head_width": "head_dim",
-    "intermediate": "intermediate_size",
-    "max_positions": "max_position_embeddings",
-    "layer_norm_epsilon": "rms_norm_eps",
-    "initializer_range": "initializer_range",
-    "tied": "tie_word_embeddings",
-}
+_BERT = Layout(
+    "BertForMaskedLM",
+    _USUAL | {"type_vocab": "type_vocab_size", "layer_norm_epsilon": "layer_norm_eps"},
+    {
+        "model_type": "bert",
+        "hidden_act": "gelu",
+        "position_embedding_type": "absolute",
+        "is_decoder": False,
+        "tie_word_embeddings": True,
+    },
+    ("hidden_dropout_prob", "attention_probs_dropout_prob"),
+)
+_DISTILBERT = Layout(
+    "DistilBertForMaskedLM",
+    {
+        "vocab_size": "vocab_size",
+        "hidden": "dim",
+        "layers": "n_layers",
+        "heads": "n_heads",
+        "intermediate": "hidden_dim",
+        "max_positions": "max_position_embeddings",
+        "initializer_range": "initializer_range",
+    },
+    {"model_type": "distilbert", "activation": "gelu", "tie_word_embeddings": True},
+    ("dropout", "attention_dropout", "seq_classif_dropout"),
+)
+_GPT2 = Layout(
+    "GPT2LMHeadModel",
+    {
+        "vocab_size": "vocab_size",
+        "hidden": "n_embd",
+        "layers": "n_layer",
+        "heads": "n_head",
+        "intermediate": "n_inner",
+        "max_positions": "n_positions",
+        "layer_norm_epsilon": "layer_norm_epsilon",
+        "initializer_range": "initializer_range",
+    },
+    {
+        "model_type": "gpt2",
+        "activation_function": "gelu_new",
+        "scale_attn_weights": True,
+        "scale_attn_by_inverse_layer_idx": False,
+        "add_cross_attention": False,
+        "tie_word_embeddings": True,
+    },
+    ("embd_pdrop", "attn_pdrop", "resid_pdrop", "summary_first_dropout"),
+)
+_LLAMA = Layout(
+    "LlamaForCausalLM",
+    {
+        **_USUAL,
+        "key_heads": "num_key_value_heads",
+        "head_width": "head_dim",
+        "layer_norm_epsilon": "rms_norm_eps",
+        "tied": "tie_word_embeddings",
+    },
+    {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+    ("attention_dropout",),
+)
 _ROPE_FIELDS = {
     "factor": "factor",
     "low": "low_freq_factor",
     "high": "high_freq_factor",
     "context": "original_max_position_embeddings",
 }
-_LLAMA = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "attention_bias": False,
-    "mlp_bias": False,
-}
-_FEED_FORWARD_FIELDS = {
-    "vocab_size": "vocab_size",
-    "hidden": "embedding_size",
-    "window": "window_size",
-    "units": "layer_sizes",
-    "max_positions": "max_position_embeddings",
-    "initializer_range": "initializer_range",
-}
-_FEED_FORWARD = {"model_type": "feed-forward", "hidden_act": "relu"}
-_GPT2 = {
-    "model_type": "gpt2",
-    "activation_function": "gelu_new",
-    "scale_attn_weights": True,
-    "scale_attn_by_inverse_layer_idx": False,
-    "add_cross_attention": False,
-    "tie_word_embeddings": True,
-}
+_FEED_FORWARD = Layout(
+    "FeedForwardLM",
+    {
+        "vocab_size": "vocab_size",
+        "hidden": "embedding_size",
+        "window": "window_size",
+        "units": "layer_sizes",
+        "max_positions": "max_position_embeddings",
+        "initializer_range": "initializer_range",
+    },
+    {"model_type": "feed-forward", "hidden_act": "relu"},
+)
+
+
+def _check(
+    name: str, value: object, least: float = 1, most: float = _LARGEST, *, whole: bool = True
+) -> None:
+    """Refuse a value of a config that is no number of the stated range."""
+    kinds: tuple[type, ...] = (int,) if whole else (int, float)
+    if type(value) not in kinds or not least <= value <= most:  # type: ignore[operator]
+        fix = f"It must be a {'whole ' if whole else ''}number from {least} to {most}."
+        raise BadInput(f"{name} is {value!r}", where="model", fix=fix)
 
 
 @dataclass(frozen=True)
@@ -116,31 +183,20 @@ class LanguageModelConfig:
         BadInput: a size below 1, or a number out of range.
     """
 
+    LAYOUT: ClassVar[Layout]
     vocab_size: int
     _: KW_ONLY
     max_positions: int = 512
     initializer_range: float = 0.02
 
     def __post_init__(self) -> None:
-        self._check_sizes("vocab_size", "max_positions")
-        self._check_shares("initializer_range")
+        _check("vocab_size", self.vocab_size)
+        _check("max_positions", self.max_positions)
+        _check("initializer_range", self.initializer_range, 0, 1, whole=False)
 
-    def _check_sizes(self, *names: str) -> None:
-        for name in names:
-            _check_size(name, getattr(self, name))
-
-    def _check_shares(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 <= value <= 1:
-                fix = "It must be a number from 0 to 1."
-                raise BadInput(f"{name} is {value!r}", where="model", fix=fix)
-
-
-def _check_size(name: str, value: object) -> None:
-    if type(value) is not int or not 1 <= value <= _LARGEST:
-        fix = f"It must be a whole number from 1 to {_LARGEST}."
-        raise BadInput(f"{name} is {value!r}", where="model", fix=fix)
+    def to_hf(self) -> dict[str, Any]:
+        """Return a `config.json` without dropout."""
+        return self.LAYOUT.written(self)
 
 
 @dataclass(frozen=True)
@@ -160,11 +216,10 @@ class TransformerConfig(LanguageModelConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_sizes("hidden", "layers", "heads", "intermediate")
-        self._check_shares("layer_norm_epsilon")
-        if self.layers > _DEEPEST:
-            fix = f"At most {_DEEPEST} are supported."
-            raise BadInput(f"{self.layers} layers", where="model", fix=fix)
+        for name in ("hidden", "heads", "intermediate"):
+            _check(name, getattr(self, name))
+        _check("layers", self.layers, most=_DEEPEST)
+        _check("layer_norm_epsilon", self.layer_norm_epsilon, 0, 1, whole=False)
         if self.hidden % self.heads:
             raise BadInput(
                 f"hidden size {self.hidden} is not a multiple of {self.heads} heads", where="model"
@@ -190,12 +245,12 @@ class BertConfig(TransformerConfig):
     the layers.
     """
 
+    LAYOUT = _BERT
     type_vocab: int = 2
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if type(self.type_vocab) is not int or not 0 <= self.type_vocab <= _MOST_TYPES:
-            raise BadInput(f"type_vocab is {self.type_vocab!r}", where="model")
+        _check("type_vocab", self.type_vocab, 0, _MOST_TYPES)
         if self.distilled and self.layer_norm_epsilon != _DISTILBERT_EPSILON:
             raise BadInput(
                 f"layer_norm_epsilon is {self.layer_norm_epsilon}",
@@ -227,26 +282,16 @@ class BertConfig(TransformerConfig):
             BadInput: another architecture, activation or position embedding.
         """
         if config.get("model_type") == "distilbert":
-            fields = _fields(config, _DISTILBERT_FIELDS, _DISTILBERT)
+            fields = _DISTILBERT.read(config)
             return cls(**fields, type_vocab=0, layer_norm_epsilon=_DISTILBERT_EPSILON)
-        return cls(**_fields(config, _BERT_FIELDS, _BERT))
+        return cls(**_BERT.read(config))
 
     def to_hf(self) -> dict[str, Any]:
         """Return a `config.json` for `BertConfig` or `DistilBertConfig`, without dropout."""
         if self.distilled:
-            return {
-                "architectures": ["DistilBertForMaskedLM"],
-                **_DISTILBERT,
-                **_hf_fields(self, _DISTILBERT_FIELDS),
-                **_without_dropout("dropout", "attention_dropout", "seq_classif_dropout"),
-                "sinusoidal_pos_embds": False,
-            }
-        return {
-            "architectures": ["BertForMaskedLM"],
-            **_BERT,
-            **_hf_fields(self, _BERT_FIELDS),
-            **_without_dropout("hidden_dropout_prob", "attention_probs_dropout_prob"),
-        }
+            # The field records how the position table was initialised; it is stored as usual.
+            return _DISTILBERT.written(self) | {"sinusoidal_pos_embds": False}
+        return super().to_hf()
 
 
 @dataclass(frozen=True)
@@ -266,48 +311,47 @@ class CausalConfig(LanguageModelConfig):
         """Return the same shape over another vocabulary."""
         return replace(self, vocab_size=size, begin=SpecialIds.cls, end=SpecialIds.sep)
 
-    @property
-    def _hf_markers(self) -> dict[str, int]:
-        return {"bos_token_id": self.begin, "eos_token_id": self.end}
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> Self:
+        """Read Hugging Face's `config.json`, refusing unsupported decoders.
 
+        Of several end tokens, the first is read.
 
-def _markers(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return `begin` and `end` of a config.json; the first of several end tokens."""
-    named = {"begin": config.get("bos_token_id"), "end": config.get("eos_token_id")}
-    first = {name: ids[0] if isinstance(ids, list) and ids else ids for name, ids in named.items()}
-    return {name: marker for name, marker in first.items() if isinstance(marker, int)}
+        Raises:
+            BadInput: another architecture or activation; a field is missing or out of range.
+        """
+        markers = {}
+        for name, theirs in (("begin", "bos_token_id"), ("end", "eos_token_id")):
+            ids = config.get(theirs)
+            first = ids[0] if isinstance(ids, list) and ids else ids
+            if isinstance(first, int):
+                markers[name] = first
+        return cls(**cls._fields_of(config), **markers)
+
+    @classmethod
+    def _fields_of(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        return cls.LAYOUT.read(config)
+
+    def to_hf(self) -> dict[str, Any]:
+        """Return a `config.json` without dropout."""
+        return super().to_hf() | {"bos_token_id": self.begin, "eos_token_id": self.end}
 
 
 @dataclass(frozen=True)
 class Gpt2Config(CausalConfig, TransformerConfig):
     """A GPT-2 decoder's shape (Radford et al. 2019)."""
 
+    LAYOUT = _GPT2
     _: KW_ONLY
     max_positions: int = 1024
     layer_norm_epsilon: float = 1e-5
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> Gpt2Config:
-        """Read Hugging Face's `config.json`, refusing unsupported decoders.
-
-        Raises:
-            BadInput: another architecture, activation, or scaling of attention.
-        """
+    def _fields_of(cls, config: Mapping[str, Any]) -> dict[str, Any]:
         inner, hidden = config.get("n_inner"), config.get("n_embd")
         if inner is None and isinstance(hidden, int):
             inner = 4 * hidden
-        about = {**config, "n_inner": inner}
-        return cls(**_fields(about, _GPT2_FIELDS, _GPT2), **_markers(config))
-
-    def to_hf(self) -> dict[str, Any]:
-        """Return a `config.json` for `transformers.GPT2Config`, without dropout."""
-        return {
-            "architectures": ["GPT2LMHeadModel"],
-            **_GPT2,
-            **_hf_fields(self, _GPT2_FIELDS),
-            **_without_dropout("embd_pdrop", "attn_pdrop", "resid_pdrop", "summary_first_dropout"),
-            **self._hf_markers,
-        }
+        return super()._fields_of({**config, "n_inner": inner})
 
 
 @dataclass(frozen=True)
@@ -329,9 +373,7 @@ class RopeScaling:
 
     def __post_init__(self) -> None:
         for name, theirs in _ROPE_FIELDS.items():
-            value = getattr(self, name)
-            if type(value) not in (int, float) or not 0 < value <= _LARGEST:
-                raise BadInput(f"{theirs} is {value!r}", where="model")
+            _check(theirs, getattr(self, name), 1e-6, whole=False)
         if self.factor < 1 or self.low >= self.high:
             fix = "factor must be at least 1, and low_freq_factor below high_freq_factor."
             raise BadInput("the scaling of rotary positions is invalid", where="model", fix=fix)
@@ -350,6 +392,7 @@ class LlamaConfig(CausalConfig, TransformerConfig):
         tied: whether the word table is also the output projection.
     """
 
+    LAYOUT = _LLAMA
     _: KW_ONLY
     max_positions: int = 2048
     layer_norm_epsilon: float = 1e-6
@@ -361,23 +404,17 @@ class LlamaConfig(CausalConfig, TransformerConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for name, usual, most in (
-            ("key_heads", self.heads, self.heads),
-            ("head_width", self.hidden // self.heads, _LARGEST),
-        ):
-            value = getattr(self, name)
-            if type(value) is not int or not 0 <= value <= most:
-                raise BadInput(f"{name} is {value!r}", where="model")
-            object.__setattr__(self, name, value or usual)
+        _check("key_heads", self.key_heads, 0, self.heads)
+        _check("head_width", self.head_width, 0)
+        object.__setattr__(self, "key_heads", self.key_heads or self.heads)
+        object.__setattr__(self, "head_width", self.head_width or self.hidden // self.heads)
         if self.heads % self.key_heads:
             raise BadInput(
                 f"{self.heads} heads do not share {self.key_heads} evenly", where="model"
             )
         if self.head_width % 2:
             raise BadInput("heads of an odd width cannot be rotated by pairs", where="model")
-        theta = self.rope_theta
-        if type(theta) not in (int, float) or not 1 < theta <= 1e12:
-            raise BadInput(f"rope_theta is {theta!r}", where="model")
+        _check("rope_theta", self.rope_theta, 2, 1e12, whole=False)
         if type(self.tied) is not bool:
             raise BadInput(f"tie_word_embeddings is {self.tied!r}", where="model")
 
@@ -391,14 +428,8 @@ class LlamaConfig(CausalConfig, TransformerConfig):
         return super().of_size(hidden=hidden, **(usual | others))
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> LlamaConfig:
-        """Read Hugging Face's `config.json`, refusing unsupported decoders.
-
-        Raises:
-            BadInput: another architecture or activation, biases, or another scaling of rotary
-                positions than Llama 3's.
-        """
-        values = _fields(config, _LLAMA_FIELDS, _LLAMA) | _markers(config)
+    def _fields_of(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Read also the rotary positions, scaled as in Llama 3 or not at all."""
         rope = config.get("rope_parameters") or config.get("rope_scaling") or {}
         if not isinstance(rope, Mapping):
             raise BadInput("rope_parameters is not an object", where="config.json")
@@ -408,9 +439,10 @@ class LlamaConfig(CausalConfig, TransformerConfig):
             raise BadInput(f"rope_type is {kind!r}", where="config.json", fix=fix)
         fields = _ROPE_FIELDS if kind == "llama3" else {}
         scaling = _fields(rope, fields, {"partial_rotary_factor": 1.0})  # rotates whole heads
-        values["rope_scaling"] = RopeScaling(**scaling) if scaling else None
-        values["rope_theta"] = rope.get("rope_theta", config.get("rope_theta", 10_000.0))
-        return cls(**values)
+        return super()._fields_of(config) | {
+            "rope_scaling": RopeScaling(**scaling) if scaling else None,
+            "rope_theta": rope.get("rope_theta", config.get("rope_theta", 10_000.0)),
+        }
 
     def to_hf(self) -> dict[str, Any]:
         """Return a `config.json` for `transformers.LlamaConfig` of versions 4 and 5."""
@@ -421,14 +453,10 @@ class LlamaConfig(CausalConfig, TransformerConfig):
             }
             rope |= {"rope_type": "llama3", **scaling}
         return {
-            "architectures": ["LlamaForCausalLM"],
-            **_LLAMA,
-            **_hf_fields(self, _LLAMA_FIELDS),
-            **_without_dropout("attention_dropout"),
+            **super().to_hf(),
             "rope_theta": self.rope_theta,
             "rope_parameters": rope,
             **({"rope_scaling": rope} if self.rope_scaling else {}),  # as version 4 calls it
-            **self._hf_markers,
         }
 
 
@@ -437,7 +465,7 @@ class FeedForwardConfig(CausalConfig):
     """The shape of a feed-forward language model (Bengio et al. 2003, Kerrigan et al. 2020).
 
     Dense layers with ReLU predict a token from the concatenated embeddings of the `window` tokens
-    before it. Rows are padded on the left with `begin`.
+    before it. Rows are padded on the left with `begin`. `transformers` has no such model.
 
     Attributes:
         hidden: size of a token's embedding.
@@ -445,6 +473,7 @@ class FeedForwardConfig(CausalConfig):
         units: size of each dense layer.
     """
 
+    LAYOUT = _FEED_FORWARD
     hidden: int
     window: int
     units: tuple[int, ...]
@@ -453,13 +482,14 @@ class FeedForwardConfig(CausalConfig):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check_sizes("hidden", "window")
+        _check("hidden", self.hidden)
+        _check("window", self.window)
         if not isinstance(self.units, tuple) or not 1 <= len(self.units) <= _DEEPEST:
             raise BadInput(
                 "units must be sizes of dense layers", where="model", fix="Give one or more."
             )
         for size in self.units:
-            _check_size("units", size)
+            _check("units", size)
 
     @property
     def layers(self) -> int:
@@ -467,25 +497,14 @@ class FeedForwardConfig(CausalConfig):
         return len(self.units)
 
     @classmethod
-    def from_hf(cls, config: Mapping[str, Any]) -> FeedForwardConfig:
-        """Read a `config.json` that `to_hf` wrote.
-
-        Raises:
-            BadInput: a field is missing or not a size.
-        """
-        fields = _fields(config, _FEED_FORWARD_FIELDS, _FEED_FORWARD) | _markers(config)
+    def _fields_of(cls, config: Mapping[str, Any]) -> dict[str, Any]:
+        fields = super()._fields_of(config)
         sizes = fields["units"]
-        return cls(**fields | {"units": tuple(sizes) if isinstance(sizes, list) else ()})
+        return fields | {"units": tuple(sizes) if isinstance(sizes, list) else ()}
 
     def to_hf(self) -> dict[str, Any]:
-        """Return a `config.json`; `transformers` has no such model."""
-        return {
-            "architectures": ["FeedForwardLM"],
-            **_FEED_FORWARD,
-            **_hf_fields(self, _FEED_FORWARD_FIELDS),
-            "layer_sizes": list(self.units),
-            **self._hf_markers,
-        }
+        """Return a `config.json`."""
+        return super().to_hf() | {"layer_sizes": list(self.units)}
 
 
 def _wide_start(hidden: int) -> float:
@@ -495,32 +514,3 @@ def _wide_start(hidden: int) -> float:
     they predict only word frequencies for thousands of updates.
     """
     return round(math.sqrt(0.4 / hidden), 3)
-
-
-def _fields(
-    config: Mapping[str, Any], fields: Mapping[str, str], expected: Mapping[str, Any]
-) -> dict[str, Any]:
-    """Return our fields of a `config.json`. A missing or null value equals the expected value.
-
-    Raises:
-        BadInput: a value differs from the expected value, or a field is missing.
-    """
-    config = {key: value for key, value in config.items() if value is not None}
-    for key, value in expected.items():
-        if config.get(key, value) != value:
-            raise BadInput(
-                f"{key} is {config[key]!r}", where="config.json", fix=f"Only {value!r} works."
-            )
-    for ours, theirs in fields.items():
-        if theirs not in config and ours not in _OPTIONAL:
-            raise BadInput(f"{theirs} is missing", where="config.json")
-    return {ours: config[theirs] for ours, theirs in fields.items() if theirs in config}
-
-
-def _hf_fields(config: LanguageModelConfig, fields: Mapping[str, str]) -> dict[str, Any]:
-    values = {theirs: getattr(config, ours) for ours, theirs in fields.items()}
-    return {**values, "pad_token_id": 0, "torch_dtype": "float32"}
-
-
-def _without_dropout(*names: str) -> dict[str, float]:
-    return dict.fromkeys(names, 0.0)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -127,24 +127,25 @@ _FEED_FORWARD: _Names = {
 }
 _BODY = ("embeddings.", "encoder.", "transformer.", "pooler.", "wte.", "wpe.", "h.", "ln_f.")
 _LLAMA_BODY = ("embed_tokens.", "layers.", "norm.")
-_KERNEL = "/kernel"
+_LAYER = re.compile(r"^layer_(\d+)")
+_SUFFIXES = {"kernel": ".weight", "gain": ".weight", "table": ".weight", "bias": ".bias"}
 
 
-def hf_names(config: ModelConfig, heads: frozenset[str]) -> dict[str, tuple[str, ...]]:
-    """Return the tensor names in Hugging Face's layout for each parameter.
+def tensors_of(name: str, config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of a parameter's tensors in Hugging Face's layout; empty if it has none.
 
     A fused query-key-value kernel consists of three tensors.
-
-    Args:
-        config: the shape of the model.
-        heads: the heads of the model, out of `mlm`, TAGGER, TRANSITIONS and CLASSIFIER.
     """
-    names = [n for n in parameter_shapes(config) if "mlm" in heads or not n.startswith("mlm/")]
-    linear = [h for h in (TAGGER, CLASSIFIER) if h in heads]
-    linear += [POOLER] if CLASSIFIER in heads else []
-    names += [f"{head}/{leaf}" for head in linear for leaf in ("kernel", "bias")]
-    names += [TRANSITIONS] if TRANSITIONS in heads else []
-    return {name: _hf_name(name, _table(config)) for name in names}
+    table = _table(config)
+    module, leaf = (name, "table") if name in table else name.rpartition("/")[::2]
+    layer = _LAYER.match(module)
+    theirs = table.get(_LAYER.sub("layer_{}", module), ())
+    if leaf not in _SUFFIXES:
+        return ()
+    return tuple(
+        tensor.format(layer and layer[1]) + _SUFFIXES[leaf]
+        for tensor in ((theirs,) if isinstance(theirs, str) else theirs)
+    )
 
 
 def _table(config: ModelConfig) -> _Names:
@@ -157,19 +158,6 @@ def _table(config: ModelConfig) -> _Names:
     return _DISTILBERT if config.distilled else _BERT
 
 
-def _hf_name(ours: str, table: _Names) -> tuple[str, ...]:
-    module, leaf = (ours, "table") if ours in table else ours.rsplit("/", 1)
-    layer = _LAYER.match(module)
-    theirs = table[_LAYER.sub("layer_{}", module)]
-    return tuple(
-        name.format(layer and layer[1]) + (".bias" if leaf == "bias" else ".weight")
-        for name in ((theirs,) if isinstance(theirs, str) else theirs)
-    )
-
-
-_LAYER = re.compile(r"^layer_(\d+)")
-
-
 def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> Arrays:
     """Return the parameters by their names in Hugging Face's layout.
 
@@ -177,8 +165,8 @@ def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) ->
             BadInput: a parameter has no name there and would be lost, like unmerged adapters.
     """
     out: Arrays = {}
-    names = hf_names(config, heads_of(parameters))
-    if unnamed := parameters.keys() - names.keys():
+    names = {ours: tensors_of(ours, config) for ours in parameters}
+    if unnamed := [ours for ours, theirs in names.items() if not theirs]:
         raise BadInput(
             f"{len(unnamed)} parameters have no name in Hugging Face's layout, for example "
             f"{min(unnamed)}",
@@ -192,27 +180,21 @@ def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) ->
     return out
 
 
-def from_hf(
-    tensors: Mapping[str, NDArray[np.float32]], config: ModelConfig, heads: frozenset[str]
+def _from_hf(
+    tensors: Mapping[str, NDArray[np.float32]], config: ModelConfig, names: Iterable[str]
 ) -> Arrays:
-    """Return the parameters of the model by our names, and ignore other tensors.
+    """Return the named parameters that the tensors contain, by our names.
 
     Reads the older names `gamma` and `beta`, and models saved without the architecture's prefix.
     """
     known = {_modern(name, config): value for name, value in tensors.items()}
     out: Arrays = {}
-    for ours, theirs in hf_names(config, heads).items():
+    for ours in names:
+        theirs = tensors_of(ours, config)
         if all(name in known for name in theirs):
             parts = [transposed(ours, known[name].astype(np.float32), config) for name in theirs]
             out[ours] = np.ascontiguousarray(np.concatenate(parts, axis=-1))
     return out
-
-
-def heads_of(parameters: Mapping[str, NDArray[np.float32]]) -> frozenset[str]:
-    """Return the heads whose parameters are present."""
-    marks = {"mlm": MLM_BIAS, TAGGER: TAGGER + _KERNEL, CLASSIFIER: CLASSIFIER + _KERNEL}
-    marks[TRANSITIONS] = TRANSITIONS
-    return frozenset(head for head, name in marks.items() if name in parameters)
 
 
 def _modern(name: str, config: ModelConfig) -> str:
@@ -226,7 +208,7 @@ def _modern(name: str, config: ModelConfig) -> str:
 
 def transposed(ours: str, value: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
     """Convert a parameter between the two layouts: kernels are transposed, except in GPT-2."""
-    transpose = ours.endswith(_KERNEL) and not isinstance(config, Gpt2Config)
+    transpose = ours.endswith("/kernel") and not isinstance(config, Gpt2Config)
     return np.ascontiguousarray(value.T if transpose else value)
 
 
@@ -235,6 +217,12 @@ ADAPTER_FOLDER = "adapter"  # a subfolder: next to a merged model, PEFT would ap
 _SHARDS = "model.safetensors.index.json"
 _TOKENIZER = (VOCABULARY, "tokenizer.json", "tokenizer_config.json", "vocab.json", "merges.txt")
 _CLASSIFIERS = {TAGGER: "ForTokenClassification", CLASSIFIER: "ForSequenceClassification"}
+_OF_CLASSIFIER = {
+    TAGGER: (f"{TAGGER}/kernel", f"{TAGGER}/bias", TRANSITIONS),
+    CLASSIFIER: tuple(
+        f"{name}/{leaf}" for name in (CLASSIFIER, POOLER) for leaf in ("kernel", "bias")
+    ),
+}
 _UNUSABLE = (
     *(OSError, SafetensorError, TypeError, ValueError, KeyError, AttributeError),
     ArithmeticError,  # a size of zero or infinity
@@ -247,17 +235,17 @@ _KINDS: dict[str, type[ModelConfig]] = {
     "llama": LlamaConfig,
     "feed-forward": FeedForwardConfig,
 }
-_FAMILIES = {"bert": "Bert", "distilbert": "DistilBert"}
 
 
 def save(model: AnyModel, folder: Path, vocabulary: Path | None = None) -> None:
     """Write a model, and copy the tokenizer files of the folder `vocabulary` to it."""
     folder.mkdir(parents=True, exist_ok=True)
     about = model.config.to_hf()
-    for head in heads_of(model.parameters) & _CLASSIFIERS.keys():
-        about["architectures"] = [_FAMILIES[about["model_type"]] + _CLASSIFIERS[head]]
-        about["id2label"] = {str(i): label for i, label in enumerate(model.labels)}
-        about["label2id"] = {label: i for i, label in enumerate(model.labels)}
+    for head, task in _CLASSIFIERS.items():
+        if f"{head}/kernel" in model.parameters:
+            about["architectures"] = [about["architectures"][0].removesuffix("ForMaskedLM") + task]
+            about["id2label"] = {str(i): label for i, label in enumerate(model.labels)}
+            about["label2id"] = {label: i for i, label in enumerate(model.labels)}
     save_file(to_hf(model.parameters, model.config), folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
     if vocabulary is not None:
@@ -292,10 +280,10 @@ def load_model(folder: Path) -> AnyModel:
         fix = f"Supported architectures are {', '.join(_KINDS)}."
         raise BadInput(f"model_type is {kind!r}", where=f"{folder}/{CONFIG}", fix=fix)
     config = _KINDS[kind].from_hf(about)
-    head = _classifier(about)
-    heads = {TAGGER: {TAGGER, TRANSITIONS}, CLASSIFIER: {CLASSIFIER}, None: {"mlm"}}[head]
-    parameters = from_hf(_read_tensors(folder), config, frozenset(heads))
-    shapes = parameter_shapes(config)
+    head, shapes = _classifier(about), parameter_shapes(config)
+    encoder = [name for name in shapes if not name.startswith(HEADS)]
+    names = [*encoder, *_OF_CLASSIFIER[head]] if head else list(shapes)
+    parameters = _from_hf(_read_tensors(folder), config, names)
     for name, shape in shapes.items():
         if name not in parameters and not name.startswith(HEADS):
             raise BadInput(f"{name} is missing", where=f"{folder}/{WEIGHTS}")

@@ -26,6 +26,7 @@ from dp_core.privacy.accounting.rdp import (
     pure_dp_rdp,
     worst,
 )
+from dp_core.privacy.check_evidence import neighbours_in_words, words_of
 
 
 class PrivacyUnit(StrEnum):
@@ -53,11 +54,7 @@ class NeighboringRelation(StrEnum):
 
     def describe(self, unit: str = "unit") -> str:
         """Return the difference of neighbouring data sets in words."""
-        return {
-            NeighboringRelation.ADD_REMOVE: f"one {unit} is added or removed",
-            NeighboringRelation.ZERO_OUT: f"one {unit}'s contribution is replaced by nothing",
-            NeighboringRelation.REPLACE: f"one {unit} is replaced by any other",
-        }[self]
+        return neighbours_in_words(self, unit)
 
 
 ADD_REMOVE, ZERO_OUT, REPLACE = NeighboringRelation
@@ -220,8 +217,8 @@ class MechanismEvent:
     # --- description
 
     def describe(self) -> str:
-        """Return the mechanism in one clause."""
-        raise NotImplementedError
+        """Return the mechanism in one clause, as the evidence pack's script writes it."""
+        return words_of(self.to_json())
 
     def sampling_in_words(self) -> str:
         """Return the sampling of units for an update or round, in words.
@@ -369,10 +366,6 @@ class Composed(MechanismEvent):
         """Return μ of all parts together."""
         return math.hypot(*(part.unamplified_mu(sensitivity) for part in self.events))
 
-    def describe(self) -> str:
-        """Return the parts."""
-        return "; and ".join(part.describe() for part in self.events)
-
 
 def under(
     event: MechanismEvent, relation: NeighboringRelation, delta: float
@@ -479,10 +472,6 @@ class ConvertedRelation(MechanismEvent):
         """Return μ of the event."""
         return self.event.unamplified_mu(sensitivity)
 
-    def describe(self) -> str:
-        """Return the description of the event, without its neighbours."""
-        return self.event.describe()
-
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions of the event, and the theorem of the conversion."""
         theorem = (
@@ -573,20 +562,6 @@ class RandomCountSelection(MechanismEvent):
             curve = negative_binomial_curve(every, base, self.eta, self.gamma)
         return curve[: len(orders)]
 
-    def describe(self) -> str:
-        """Return K's law, and the costliest candidate (at order 8)."""
-        law = f"truncated negative binomial, η = {self.eta:g}, γ = {self.gamma:.4g}"
-        if self.count == "poisson":
-            law = f"Poisson, mean {self.mean:g}"
-        curves = [event.rdp([8]) for event in self.candidates]
-        costs = [math.inf if curve is None else float(curve[0]) for curve in curves]
-        costliest = self.candidates[costs.index(max(costs))]
-        return (
-            f"the best of a secret random number of trainings ({law}), each of one of "
-            f"{len(self.candidates)} candidates drawn at random, the costliest of them "
-            f"{costliest.describe()}; ε by Rényi, no PLD is known"
-        )
-
 
 @dataclass(frozen=True)
 class Unaccounted(MechanismEvent):
@@ -608,7 +583,3 @@ class Unaccounted(MechanismEvent):
     def steps(self) -> list[SelfComposed]:
         """Return a step that guarantees nothing."""
         return [SelfComposed(NO_GUARANTEE, 1)]
-
-    def describe(self) -> str:
-        """Return why there is no guarantee."""
-        return f"no private mechanism ({self.reason})"

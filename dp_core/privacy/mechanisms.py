@@ -25,6 +25,7 @@ from dp_core.privacy.accounting.profiles import (
     gaussian,
 )
 from dp_core.privacy.accounting.rdp import Floats
+from dp_core.privacy.check_evidence import RULES
 from dp_core.privacy.discrete_gaussian import lattice_deviation
 from dp_core.privacy.mechanism_event import (
     ADD_REMOVE,
@@ -131,13 +132,6 @@ class _PhasedGaussian(MechanismEvent):
             dict.fromkeys(f"{s:g}" for _, s, _ in self.phases)  # type: ignore[attr-defined]
         )
         return f"Gaussian on each sum of clipped gradients, σ = {sigmas} clip norms"
-
-    def describe(self) -> str:
-        """Return how batches are drawn, and each phase's size, noise and updates."""
-        return f"DP-SGD on {self._batches()}: " + "; then ".join(
-            f"{steps} updates, {self._sampled} {rate:.4g}, effective noise multiplier σ = {sigma:g}"
-            for rate, sigma, steps in self.phases  # type: ignore[attr-defined]
-        )
 
 
 @dataclass(frozen=True)
@@ -321,10 +315,6 @@ class Gaussian(MechanismEvent):
         """Return the deviation."""
         return f"Gaussian, σ = {self.noise_multiplier:g} clip norms"
 
-    def describe(self) -> str:
-        """Return count and noise."""
-        return f"the Gaussian mechanism, {self.count} times, σ = {self.noise_multiplier:g}"
-
 
 @dataclass(frozen=True)
 class ShuffledGaussian(MechanismEvent):
@@ -363,13 +353,6 @@ class ShuffledGaussian(MechanismEvent):
         """Return the deviation."""
         return (
             f"Gaussian on each sum of clipped gradients, σ = {self.noise_multiplier:g} clip norms"
-        )
-
-    def describe(self) -> str:
-        """Return epochs and noise."""
-        return (
-            f"DP-SGD on shuffled epochs, unamplified: {self.participations} epochs, "
-            f"σ = {self.noise_multiplier:g}"
         )
 
 
@@ -440,25 +423,8 @@ class ThresholdedHistogram(MechanismEvent):
         """Return the deviation."""
         return f"discrete Gaussian on each count, σ = {self.sigma:g} counts"
 
-    def describe(self) -> str:
-        """Return bound, noise and threshold."""
-        return (
-            f"counts of words, at most {self.words_per_unit} distinct words per unit, discrete "
-            f"Gaussian noise of σ = {self.sigma:g} on each, noised counts below {self.threshold} "
-            "dropped"
-        )
-
 
 _SMOOTHING = 4.0  # places: τ of the argument "Lattice" in `noise_addition`
-_RULES = {  # how the weights of a unit's items are bounded, in words
-    "weighted": "a unit's items share a weight of norm 1 evenly",
-    "policy": "each unit in turn moves the weights of its items towards a level, by norm 1",
-    "mad": "weight beyond a level goes back to the units, which give it to their other items",
-    "mad2r": "weight beyond a level goes back to the units; then once more without what passed "
-    "and what cannot",
-    "elimination": "a unit's items share a weight of norm 1 evenly, round by round, without what "
-    "passed and what fell behind",
-}
 
 
 @dataclass(frozen=True)
@@ -497,7 +463,7 @@ class NoisedWeights(MechanismEvent):
 
     def __post_init__(self) -> None:
         rounds = range(len(self.scales))
-        self.require(self.rule in _RULES, f"unknown rule {self.rule!r}")
+        self.require(self.rule in RULES, f"unknown rule {self.rule!r}")
         self.require(self.items_per_unit >= 1, "items_per_unit must be 1 or more")
         self.require(self.levels in (1, 2), "levels must be 1 or 2")
         self.require(len(self.scales) > 0, "at least one round")
@@ -584,16 +550,6 @@ class NoisedWeights(MechanismEvent):
         """Return the deviation of all rounds as one, in norms of a unit."""
         return f"discrete Gaussian on each weight, in all σ = {1 / self.mu:.4g} of a unit's norm"
 
-    def describe(self) -> str:
-        """Return bound, rule, rounds, noise and thresholds, in weights of one unit."""
-        scale, rounds = self.scales[0], len(self.scales)
-        return (
-            f"noised weights ({self.rule}), at most {self.items_per_unit} items per unit: "
-            f"{_RULES[self.rule]}; {rounds} round{'s' * (rounds > 1)} of Gaussian noise, in all "
-            f"σ = {1 / self.mu:.4g} times a unit's norm, noised weights below "
-            f"{self.checks[-1][2] / scale:.4g} dropped"
-        )
-
 
 @dataclass(frozen=True)
 class PhraseRounds(MechanismEvent):
@@ -638,10 +594,3 @@ class PhraseRounds(MechanismEvent):
     def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
         """Return the sum over the rounds, each of which has a separate coin."""
         return compose(*self.rounds).approximate_rdp(order, delta)
-
-    def describe(self) -> str:
-        """Return the rounds."""
-        return "phrases in rounds: " + "; then ".join(
-            f"of {length} words, {part.describe()}"
-            for length, part in zip(self.lengths, self.rounds, strict=True)
-        )

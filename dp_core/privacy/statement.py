@@ -10,6 +10,7 @@ from typing import Any
 from dp_core.config.privacy import gives_a_unit_away
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
+from dp_core.privacy.check_evidence import statement_words
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 
 VERSION = 1
@@ -60,10 +61,14 @@ class DatasetTotal:
 
 @dataclass(frozen=True)
 class PrivacyStatement:
-    """The privacy claims of one model. `words` is Markdown, `data` is plain JSON data."""
+    """The privacy claims of one model, as plain JSON data."""
 
-    words: str
     data: dict[str, Any]
+
+    @property
+    def words(self) -> str:
+        """The statement in Markdown."""
+        return statement_words(self.data)
 
     @property
     def epsilon(self) -> float | None:
@@ -114,8 +119,7 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
         "assumptions": _rests_on(releases, epsilon),
         "ledger_ids": [release.ledger_id for release in releases],
     }
-    paragraphs = _paragraphs(releases, epsilon, delta, made_up, units if large else 0)
-    return PrivacyStatement("\n\n".join(paragraphs) + "\n", data)
+    return PrivacyStatement(data)
 
 
 def dataset_totals(releases: Sequence[Release]) -> tuple[DatasetTotal, ...]:
@@ -182,57 +186,6 @@ def _json_number(value: float | None) -> float | str | None:
     return "inf" if value is not None and math.isinf(value) else value
 
 
-def _paragraphs(
-    releases: Sequence[Release],
-    epsilon: float | None,
-    delta: float,
-    made_up: bool,
-    too_few_units: int,
-) -> list[str]:
-    lines = ["# Privacy of this model"]
-    if made_up:
-        lines.append(
-            "**The private text is made up or public.** Nobody's privacy is at stake; the figures "
-            "below show what would be claimed."
-        )
-    if not releases:
-        return [*lines, "No private text was used to make it."]
-    unit = releases[0].event.stating(releases[0].unit).unit_in_words
-    if any(release.seed_known for release in releases):
-        lines.append(
-            "**Not private: known seed.** The random numbers can be repeated by anyone who knows "
-            "the seed, and the noise subtracted. No claim is made."
-        )
-    if epsilon is not None and math.isinf(epsilon):
-        lines.append(
-            f"**Not private.** The text of the data set “{releases[0].dataset}” went into it with "
-            "no guarantee (ε = ∞). It must stay with the operator of the data: not exported, not "
-            "published, not promoted."
-        )
-    elif epsilon is None:
-        lines.append(
-            "**No total is claimed.** Its releases protect different things, or by different "
-            "notions of neighbouring data, and such guarantees do not add up. Each is below."
-        )
-    elif too_few_units:
-        lines.append(
-            f"**No claim is made.** δ = {delta:.3g} in total is not below 1/{too_few_units}, "
-            f"one in the declared number of units: publishing one {unit} whole would count as "
-            "private."
-        )
-    elif any(release.seed_known for release in releases):
-        lines.append(
-            f"With a secret seed the same steps would have been ({epsilon:.4g}, {delta:.3g})-"
-            f"differentially private for one {unit}."
-        )
-    else:
-        lines += _promise(releases[0], unit, epsilon, delta)
-    lines.append(_list("What was released, and how", [_release_line(r) for r in releases]))
-    if facts := _rests_on(releases, epsilon):
-        lines.append(_list("What this rests on", facts))
-    return lines
-
-
 _REFUSALS = (
     "whether the texts could be read at all was told to the operator alone: a source is refused,"
     " before its units are protected, where too much of it is broken, where texts or lists name no"
@@ -270,44 +223,3 @@ def _rests_on(releases: Sequence[Release], epsilon: float | None) -> list[str]:
     if not any(release.seed_known for release in releases):
         said.append(_SEED)
     return [*said, _FINETUNING]
-
-
-def _promise(release: Release, unit: str, epsilon: float, delta: float) -> list[str]:
-    odds = math.exp(min(epsilon, 700.0))
-    times = f"{odds:.3g}" if odds < 100 else f"{odds:,.0f}" if odds < 1e7 else "astronomically many"
-    meaning = (
-        f"In plain words: whatever anyone may conclude about one {unit} from this model, with any "
-        f"other knowledge and any effort, the probability of coming to it is at most {times} times "
-        f"what it would be had that {unit} not been in the data, plus at most {delta:.3g}."
-    )
-    limits = (
-        f"It does not say that nothing about a {unit} can be inferred: what many people's texts "
-        "have in common is learned, as intended. It protects one "
-        f"{unit}, not several together: for k of them it is kε and δ(e^kε − 1)/(e^ε − 1)."
-    )
-    limits += (
-        " It is about this model: who also holds others that were made from the same text faces "
-        "what they give away together, which the data set's budget bounds."
-    )
-    if epsilon > 10:
-        limits += " With an ε above 10 the formal promise is weak, and it is all that is promised."
-    return [
-        f"It is **({epsilon:.4g}, {delta:.3g})-differentially private** for one **{unit}** of the "
-        f"data set “{release.dataset}”: ε = {epsilon:.4g}, δ = {delta:.3g}, where "
-        f"{release.event.relation.describe(unit)}.",
-        meaning,
-        limits,
-    ]
-
-
-def _release_line(release: Release) -> str:
-    epsilon = _own_epsilon(release)
-    said = "∞" if math.isinf(epsilon) else f"{epsilon:.4g}"
-    return (
-        f"{release.event.describe()} (by itself ε = {said} at δ = {release.delta:.3g}; "
-        f"ledger entry {release.ledger_id})"
-    )
-
-
-def _list(title: str, items: Sequence[str]) -> str:
-    return "\n".join([f"{title}:", "", *(f"- {item}" for item in items)])

@@ -11,9 +11,9 @@ from __future__ import annotations
 import math
 import queue
 import threading
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from collections.abc import Callable, Generator, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import Protocol, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,14 +21,10 @@ from numpy.typing import NDArray
 from dp_core.data.hashing import U64, ShuffledRange, bits, fold, mix
 from dp_core.data.masking import MASKED_SHARE, MaskedRows, SpecialIds, mask_rows
 from dp_core.data.token_store import TokenStore
-from dp_core.privacy.batch_selection import BatchSampler
-from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.seed_store import PrivacySeed
 
 Indices = NDArray[np.int64]
 # (store, row numbers (M,), their keys (M,)) -> inputs and predictions, for each row independently
 Examples = Callable[[TokenStore, Indices, U64], MaskedRows]
-_OF_UNITS, _OF_ROWS = "units", "rows"
 _CHOICE = 7  # stream of the generator that chooses rows
 
 
@@ -84,231 +80,132 @@ def masked_examples(
     )
 
 
-class BatchSource(Protocol):
-    """Micro-batches of a run, by update.
+@dataclass(frozen=True)
+class UnitRows:
+    """Micro-batches of drawn units, R rows of each, in as many micro-batches as needed.
 
-    An update's items (units or rows) are drawn together and then made into micro-batches, either in
-    this process, or by each host for its share.
-    """
-
-    def draw(self, step: int) -> Indices:
-        """Return the numbers of the items that update `step` reads, possibly none."""
-
-    def items(self, units: range) -> range:
-        """Return the numbers of the items of units `units.start` to `units.stop` − 1."""
-
-    def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of a draw of update `step`, of one shape; possibly none."""
-
-    def settings(self) -> dict[str, Any]:
-        """Return the settings from which `batches_of` makes the same micro-batches of a draw."""
-
-
-class UnitBatches:
-    """Units, R rows of each, in as many micro-batches as needed.
-
-    Args:
-        store: the rows.
-        coins: 64 secret bits, which choose rows and masks.
+    Attributes:
+        coins: 64 secret bits, which choose rows and masks. The seed cannot be derived from them.
         units: U, units of a micro-batch.
         rows: R, rows of a unit and update, including copies.
         maskings: masked copies of each row; R is a multiple of it.
         least: least number of micro-batches of a draw; smaller draws end with pure padding.
-        examples: makes the inputs and predictions of rows.
     """
 
-    def __init__(
-        self,
-        store: TokenStore,
-        coins: int,
-        units: int,
-        rows: int,
-        *,
-        maskings: int = 1,
-        least: int = 0,
-        examples: Examples = masked_examples,
-    ) -> None:
-        self._store, self._coins = store, coins
-        self._units, self._rows, self._maskings = units, rows, maskings
-        self._least, self._examples = least, examples
+    coins: int
+    units: int
+    rows: int
+    maskings: int = 1
+    least: int = 0
 
-    def items(self, units: range) -> range:
-        """Return the units themselves."""
+    def on(self, devices: int) -> UnitRows:
+        """Return larger micro-batches, of whose units each device gets as many as these have."""
+        least = math.ceil(self.least / devices)
+        return replace(self, units=self.units * devices, least=least)
+
+    def items(self, store: TokenStore, units: range) -> range:
+        """Return the numbers of the drawn items of some units: the units themselves."""
         return units
 
-    def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
+    def made(
+        self, store: TokenStore, examples: Examples, step: int, drawn: Indices
+    ) -> Iterator[MicroBatch]:
         """Yield the micro-batches of drawn units; without units only the `least` number."""
-        count = max(self._least, math.ceil(len(drawn) / self._units))
-        for start in range(0, count * self._units, self._units):
-            units = drawn[start : start + self._units]
-            chosen = self._rows // self._maskings
-            rows, real = choose_rows(self._store, units, chosen, self._coins, step)
-            keys = row_keys(self._store, units, rows, self._coins, step)
-            rows, real, keys = masked_copies(rows, real, keys, self._maskings)
-            yield micro_batch(self._store, rows, real, keys, self._units, self._examples)
-
-    def settings(self) -> dict[str, Any]:
-        """Return the constructor's numbers. The seed cannot be derived from the coins."""
-        return {
-            "kind": _OF_UNITS,
-            "coins": self._coins,
-            "units": self._units,
-            "rows": self._rows,
-            "maskings": self._maskings,
-            "least": self._least,
-        }
+        count = max(self.least, math.ceil(len(drawn) / self.units))
+        for start in range(0, count * self.units, self.units):
+            units = drawn[start : start + self.units]
+            rows, real = choose_rows(store, units, self.rows // self.maskings, self.coins, step)
+            keys = row_keys(store, units, rows, self.coins, step)
+            rows, real, keys = masked_copies(rows, real, keys, self.maskings)
+            yield micro_batch(store, rows, real, keys, self.units, examples)
 
 
-class PrivateBatches(UnitBatches):
-    """The units that a sampler draws.
+@dataclass(frozen=True)
+class SingleRows:
+    """Micro-batches of drawn rows, for training without privacy: one unit for each row.
 
-    Args:
-        store: the rows.
-        sampler: draws the units of each update.
-        coins: as in `UnitBatches`, like `units`, `rows`, `maskings` and `examples`.
-        largest: largest draw of the sampler, if it is bounded. Every update then has at least the
-            number of micro-batches that this draw needs.
-        hosts: number of hosts that share a draw.
+    Attributes:
+        seed: public; chooses masks, anew in every update.
+        units: U, rows of a micro-batch.
     """
 
-    def __init__(
-        self,
-        store: TokenStore,
-        sampler: BatchSampler,
-        coins: int,
-        units: int,
-        rows: int,
-        *,
-        maskings: int = 1,
-        largest: int = 0,
-        hosts: int = 1,
-        examples: Examples = masked_examples,
-    ) -> None:
-        least = math.ceil(largest / (units * hosts))
-        super().__init__(
-            store, coins, units, rows, maskings=maskings, least=least, examples=examples
-        )
-        self._sampler = sampler
+    seed: int
+    units: int
 
-    @classmethod
-    def of_plan(
-        cls,
-        plan: ExecutionPlan,
-        seed: PrivacySeed,
-        store: TokenStore,
-        *,
-        micro_rows: int,
-        devices: int,
-        examples: Examples,
-        hosts: int = 1,
-    ) -> PrivateBatches:
-        """Return the batches that the plan accounts for.
+    def on(self, devices: int) -> SingleRows:
+        """Return larger micro-batches; see `UnitRows`."""
+        return replace(self, units=self.units * devices)
 
-        Raises:
-            BadInput: the store has more units than the plan declares.
-        """
-        rows = plan.examples_per_step * plan.maskings_per_example
-        return cls(
-            store,
-            plan.sampler(seed, store.n_units),
-            int.from_bytes(seed.derive("rows and masks")[:8], "little"),
-            max(1, micro_rows // rows) * devices,
-            rows,
-            maskings=plan.maskings_per_example,
-            largest=plan.sampling.largest_batch(plan.declared_units) or 0,
-            hosts=hosts,
-            examples=examples,
-        )
+    def items(self, store: TokenStore, units: range) -> range:
+        """Return the numbers of the drawn items of some units: their rows."""
+        return range(int(store.unit_rows[units.start]), int(store.unit_rows[units.stop]))
 
-    def draw(self, step: int) -> Indices:
-        """Return the sorted units of an update for all hosts."""
-        return self._sampler.batch(step)
-
-    def micro_batches(self, step: int) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of an update; without units only the least number."""
-        return self.made(step, self.draw(step))
+    def made(
+        self, store: TokenStore, examples: Examples, step: int, drawn: Indices
+    ) -> Iterator[MicroBatch]:
+        """Yield the micro-batches of drawn rows."""
+        for start in range(0, len(drawn), self.units):
+            rows = drawn[start : start + self.units]
+            units = np.searchsorted(store.unit_rows, rows, side="right") - 1
+            keys = row_keys(store, units, rows[:, None], self.seed, step)
+            real = np.ones((len(rows), 1), np.bool_)
+            yield micro_batch(store, rows[:, None], real, keys, self.units, examples)
 
 
-class OrdinaryBatches:
-    """Batches of training without privacy: shuffled epochs over all rows, one unit for each row.
+class Sampler(Protocol):
+    """Draws the items of an update: units (`BatchSampler`) or rows (`ShuffledRows`)."""
 
-    Args:
-        store: the rows.
-        seed: public; orders rows and chooses masks, anew in every epoch.
-        units: U, rows of a micro-batch (each row is one unit here).
-        batch_rows: rows of an update.
-        examples: makes the inputs and predictions of rows.
+    def batch(self, step: int) -> Indices:
+        """Return the numbers of the items that update `step` reads, possibly none."""
+
+
+@dataclass(frozen=True)
+class ShuffledRows:
+    """Rows in shuffled epochs; successive updates run through the epochs.
+
+    Attributes:
+        rows: number of rows.
+        seed: public; orders the rows, anew in every epoch.
+        batch_rows: number of rows of an update.
     """
 
-    def __init__(
-        self,
-        store: TokenStore,
-        seed: int,
-        units: int,
-        batch_rows: int,
-        *,
-        examples: Examples = masked_examples,
-    ) -> None:
-        self._store, self._seed, self._units = store, seed, units
-        self._batch_rows, self._examples = batch_rows, examples
+    rows: int
+    seed: int
+    batch_rows: int
 
-    def draw(self, step: int) -> Indices:
-        """Return the rows of an update, in order; successive updates run through the epochs."""
-        numbers = np.arange(step * self._batch_rows, (step + 1) * self._batch_rows)
-        epochs, offsets = np.divmod(numbers, self._store.n_rows)
+    def batch(self, step: int) -> Indices:
+        """Return the rows of an update, in order."""
+        numbers = np.arange(step * self.batch_rows, (step + 1) * self.batch_rows)
+        epochs, offsets = np.divmod(numbers, self.rows)
         rows = np.empty(len(numbers), np.int64)
         for epoch in np.unique(epochs):
             here = epochs == epoch
-            order = ShuffledRange(self._store.n_rows, self._seed, int(epoch))
-            rows[here] = order.items(offsets[here])
+            rows[here] = ShuffledRange(self.rows, self.seed, int(epoch)).items(offsets[here])
         return rows
 
-    def items(self, units: range) -> range:
-        """Return the rows of the units."""
-        unit_rows = self._store.unit_rows
-        return range(int(unit_rows[units.start]), int(unit_rows[units.stop]))
 
-    def made(self, step: int, drawn: Indices) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of drawn rows."""
-        for start in range(0, len(drawn), self._units):
-            rows = drawn[start : start + self._units]
-            units = np.searchsorted(self._store.unit_rows, rows, side="right") - 1
-            keys = row_keys(self._store, units, rows[:, None], self._seed, step)
-            real = np.ones((len(rows), 1), np.bool_)
-            yield micro_batch(self._store, rows[:, None], real, keys, self._units, self._examples)
+@dataclass(frozen=True)
+class Batches:
+    """Micro-batches of a run, by update.
+
+    An update's items (units or rows) are drawn together and then made into micro-batches, either in
+    this process, or by each host for its share.
+
+    Attributes:
+        store: the rows.
+        sampler: draws the items of an update.
+        rows: makes micro-batches, of one shape, of a draw.
+        examples: makes the inputs and predictions of rows.
+    """
+
+    store: TokenStore
+    sampler: Sampler
+    rows: UnitRows | SingleRows
+    examples: Examples = masked_examples
 
     def micro_batches(self, step: int) -> Iterator[MicroBatch]:
-        """Yield the micro-batches of an update."""
-        return self.made(step, self.draw(step))
-
-    def settings(self) -> dict[str, Any]:
-        """Return the constructor's numbers."""
-        return {
-            "kind": _OF_ROWS,
-            "seed": self._seed,
-            "units": self._units,
-            "batch_rows": self._batch_rows,
-        }
-
-
-def batches_of(
-    settings: Mapping[str, Any], store: TokenStore, examples: Examples, devices: int = 1
-) -> UnitBatches | OrdinaryBatches:
-    """Return the batch source that another source's `settings` describe, over the same rows.
-
-    Args:
-        settings: settings of a source for one device.
-        store: the rows.
-        examples: as in `UnitBatches`.
-        devices: number of devices that share a micro-batch; multiplies its units.
-    """
-    numbers = {name: value for name, value in settings.items() if name != "kind"}
-    numbers["units"] *= devices
-    if "least" in numbers:
-        numbers["least"] = math.ceil(numbers["least"] / devices)
-    if settings["kind"] == _OF_ROWS:
-        return OrdinaryBatches(store, **numbers, examples=examples)
-    return UnitBatches(store, **numbers, examples=examples)
+        """Yield the micro-batches of an update, possibly none."""
+        return self.rows.made(self.store, self.examples, step, self.sampler.batch(step))
 
 
 def choose_rows(

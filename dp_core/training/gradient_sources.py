@@ -21,6 +21,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Protocol
 
 import numpy as np
@@ -33,12 +34,11 @@ from dp_core.errors import BadInput
 from dp_core.models.parameters import Arrays, ModelConfig
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.training.batches import (
-    BatchSource,
+    Batches,
     Indices,
     MicroBatch,
-    OrdinaryBatches,
-    UnitBatches,
-    batches_of,
+    SingleRows,
+    UnitRows,
     prefetch,
 )
 from dp_core.training.checkpoints import arrays_digest
@@ -68,7 +68,7 @@ class LocalGradients:
     """
 
     trainer: Trainer
-    batches: BatchSource
+    batches: Batches
 
     def updates(self, first: int, last: int) -> Iterator[int]:
         """Yield each update's number; see `GradientSource`."""
@@ -82,7 +82,7 @@ class LocalGradients:
     def _stream(self, first: int, last: int) -> Iterator[tuple[int, MicroBatch | None]]:
         """Yield an update's micro-batches and then None, because empty batches make updates too."""
         for step in range(first, last):
-            for batch in self.batches.made(step, self.batches.draw(step)):
+            for batch in self.batches.micro_batches(step):
                 yield step, batch
             yield step, None
 
@@ -103,9 +103,7 @@ class GradientHosts:
         self,
         trainer: Trainer,
         objective: Objective,
-        batches: BatchSource,
-        *,
-        store: TokenStore,
+        batches: Batches,
         device: str,
         precision: str,
     ) -> HostGradients:
@@ -122,6 +120,7 @@ class GradientHosts:
                 where="CONFIDE_HOSTS",
                 fix="Unset it: hosts train language models.",
             )
+        store = batches.store
         shares = [share(number, count, store.n_units) for number in range(count)]
         self.hosts.start(
             [
@@ -134,14 +133,16 @@ class GradientHosts:
                     precision=precision,
                     device=device,
                     continuation=objective.continuation,
-                    batches=batches.settings(),
+                    rows=batches.rows,
                     open_rows=self.open_rows,
                     rows_digest=rows_digest(store, units),
                 )
                 for units in shares
             ]
         )
-        return HostGradients(trainer, batches, self.hosts, [batches.items(u) for u in shares])
+        return HostGradients(
+            trainer, batches, self.hosts, [batches.rows.items(store, u) for u in shares]
+        )
 
 
 @dataclass(frozen=True)
@@ -156,7 +157,7 @@ class HostGradients:
     """
 
     trainer: Trainer
-    batches: BatchSource
+    batches: Batches
     hosts: Hosts
     items: list[range]
 
@@ -167,7 +168,7 @@ class HostGradients:
             ConfideError: a host failed more often than the retry limit.
         """
         for step in range(first, last):
-            drawn = self.batches.draw(step)
+            drawn = self.batches.sampler.batch(step)
             shared = (step, self.trainer.clip_norm, self.trainer.trained_weights())
             marks = [marks_of(drawn, items) for items in self.items]
             self.trainer.load(*added(self.hosts.call(shared, marks)))
@@ -187,8 +188,8 @@ class HostShare:
         precision: precision of products.
         device: device of the host.
         continuation: word continuation flags of the objective.
-        batches: settings of the batch source. Its coins choose rows and masks; the noise cannot be
-            derived from them.
+        rows: makes micro-batches for one device. Its coins choose rows and masks; the noise cannot
+            be derived from them.
         open_rows: opens the token store.
         rows_digest: digest of the host's rows.
     """
@@ -201,7 +202,7 @@ class HostShare:
     precision: str
     device: str
     continuation: NDArray[np.bool_] | None = field(repr=False)
-    batches: Mapping[str, Any] = field(repr=False)
+    rows: UnitRows | SingleRows = field(repr=False)
     open_rows: OpenRows
     rows_digest: str = field(repr=False)
 
@@ -229,8 +230,9 @@ class HostShare:
             row_losses=objective.row_losses,
             trained=list(zeros),
         )
-        batches = batches_of(self.batches, store, objective.examples, sums.devices)
-        return HostSums(sums, batches, batches.items(self.units))
+        rows = self.rows.on(sums.devices)
+        made = partial(rows.made, store, objective.examples)
+        return HostSums(sums, made, rows.items(store, self.units))
 
 
 @dataclass(frozen=True)
@@ -239,12 +241,12 @@ class HostSums:
 
     Attributes:
         sums: accumulators on the host's devices.
-        batches: makes micro-batches.
+        made: (update, drawn items) -> micro-batches.
         items: items of the host's share.
     """
 
     sums: GradientSums
-    batches: UnitBatches | OrdinaryBatches
+    made: Callable[[int, Indices], Iterator[MicroBatch]]
     items: range
 
     def __call__(self, shared: Any, marks: NDArray[np.uint16]) -> Sums:
@@ -259,7 +261,7 @@ class HostSums:
         self.sums.set_weights(weights)
         if self.sums.clipper is not None:
             self.sums.clipper.clip_norm = clip_norm
-        made = self.batches.made(step, marked(marks, self.items))
+        made = self.made(step, marked(marks, self.items))
         with contextlib.closing(prefetch(made, _AHEAD)) as batches:
             for batch in batches:
                 self.sums.add(batch)

@@ -1,15 +1,16 @@
-"""Head for entity extraction: a token classifier, with or without a CRF, over windows of text.
+"""Heads of fine-tuning: labelled texts as rows, fresh parameters, objective and predictions.
 
-A text that is longer than a row is read in overlapping windows. Each word is learned and tagged
-once, in the window with the most context around it; in other windows it is only context. A word
-is tagged at its first token.
+`TaggingHead` extracts entities by a token classifier, with or without a CRF; `ClassHead` classifies
+texts and pairs of texts by the state of a row's first token.
 """
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Generic, TypeVar
 
 import numpy as np
 import tensorflow as tf
@@ -29,6 +30,7 @@ from dp_core.models.bert import (
     tag_logits,
     tag_row_losses,
 )
+from dp_core.models.config import BertConfig
 from dp_core.models.parameters import (
     CLASSIFIER,
     HEADS,
@@ -44,33 +46,176 @@ from dp_core.training.devices import single_device
 from dp_core.training.objectives import Objective
 
 OVERLAP = 0.5  # share of a window that the next window repeats
-_TOGETHER = 32  # rows that are tagged at once
-_STEP = 8  # rows are padded to a multiple of this for tagging
+_TOGETHER = 32  # rows whose predictions are computed at once
+_STEP = 8  # rows are padded to a multiple of this
 Floats = NDArray[np.float32]
+Shapes = dict[str, tuple[int, ...]]
+Item = TypeVar("Item")
+Prediction = TypeVar("Prediction")
 
 
 @dataclass(frozen=True)
-class TaggingRow:
-    """One row: a sentence, or a window of it.
+class LabelledRow:
+    """A row of token ids that was cut from a labelled text.
 
     Attributes:
-        ids: [CLS] pieces [SEP].
-        firsts: position in `ids` of the first piece of each word that is tagged in this row.
-        labels: label of each of these words.
-        item: index of the sentence.
-        words: index in the sentence of each of these words.
+        ids: ids of the row's pieces, including markers.
+        positions: for each tagged word, the position of its first piece; for a class, the position
+            of the second text's first piece, or 0 without a second text.
+        labels: number of the label at each position; −1 if it is not in the list of labels.
+        item: index of the text.
+        words: index in the text of each tagged word.
     """
 
     ids: tuple[int, ...]
-    firsts: tuple[int, ...]
+    positions: tuple[int, ...]
     labels: tuple[int, ...]
     item: int
-    words: tuple[int, ...]
+    words: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
-class TaggingHead:
-    """A classifier of words by their tags.
+class Head(ABC, Generic[Item, Prediction]):
+    """A head on an encoder, which is learned from labelled texts.
+
+    Attributes:
+        labels: labels in order of id; public knowledge even if the texts are private.
+    """
+
+    labels: tuple[str, ...]
+
+    @abstractmethod
+    def shapes(self, hidden: int) -> Shapes:
+        """Return the shape of each parameter of the head."""
+
+    @abstractmethod
+    def rows(
+        self, items: Sequence[Item], tokenizer: Tokenizer, max_length: int
+    ) -> list[LabelledRow]:
+        """Return the rows of the texts, of at most `max_length` pieces including markers.
+
+        Each row depends only on its text.
+        """
+
+    @abstractmethod
+    def objective(self, rows: Sequence[LabelledRow], max_length: int) -> Objective:
+        """Return the training objective for rows in the order of a store."""
+
+    @abstractmethod
+    def logits(
+        self, layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, seconds: Tensor
+    ) -> Tensor:
+        """Return the logits of M rows.
+
+        Args:
+            layers: the layers, which hold the parameters.
+            config: the shape.
+            ids: (M, S) int32.
+            lengths: (M,) int32.
+            seconds: (M,) int32, the first of each row's `positions`.
+
+        Returns:
+            (M, ..., labels).
+        """
+
+    @abstractmethod
+    def decoded(
+        self,
+        items: Sequence[Item],
+        rows: Sequence[LabelledRow],
+        logits: Sequence[Floats],
+        transitions: Floats | None,
+    ) -> list[Prediction]:
+        """Return the prediction for each text from the logits of its rows."""
+
+    def begin(self, start: Bert, seed: int) -> Bert:
+        """Return the encoder with this head, fresh from a public seed; other heads are dropped."""
+        encoder = {n: a for n, a in start.parameters.items() if not n.startswith(HEADS)}
+        shapes = self.shapes(start.config.hidden)
+        fresh = initial_values(shapes, start.config.initializer_range, seed)
+        return Bert(start.config, encoder | fresh, self.labels)
+
+    def predict(
+        self,
+        model: Bert,
+        items: Sequence[Item],
+        tokenizer: Tokenizer,
+        *,
+        max_length: int,
+        device: str = "cpu",
+    ) -> list[Prediction]:
+        """Return the model's prediction for each text; labels of the texts have no effect.
+
+        Args:
+            model: model with this head.
+            items: the texts.
+            tokenizer: tokenizer with the model's vocabulary.
+            max_length: largest number of pieces of a row; at most the model's positions are used.
+            device: cpu, gpu, tpu or mock-tpu:N; one of its devices is used.
+        """
+        rows = self.rows(items, tokenizer, min(max_length, model.config.max_positions))
+        with tf.device(single_device(device)):
+            logits = self._logits_of_rows(model, rows, SpecialIds.of(tokenizer).pad)
+        return self.decoded(items, rows, logits, model.parameters.get(TRANSITIONS))
+
+    def _logits_of_rows(self, model: Bert, rows: Sequence[LabelledRow], pad: int) -> list[Floats]:
+        """Return the logits of each row, computed in batches of rows of about the same length."""
+        layers = Layers({name: tf.constant(a) for name, a in model.parameters.items()})
+
+        def logits(ids: Tensor, lengths: Tensor, seconds: Tensor) -> Tensor:
+            return self.logits(layers, model.config, ids, lengths, seconds)
+
+        # One graph serves all lengths: tracing a graph costs more than the padding that it saves.
+        of_row = tf.TensorSpec((_TOGETHER,), tf.int32)
+        signature = tf.TensorSpec((_TOGETHER, None), tf.int32), of_row, of_row
+        compiled = tf.function(logits, input_signature=signature, autograph=False)
+        order = np.argsort([len(row.ids) for row in rows], kind="stable")
+        logits_of: dict[int, Floats] = {}
+        for start in range(0, len(rows), _TOGETHER):
+            batch = order[start : start + _TOGETHER]
+            width = min(padded(len(rows[batch[-1]].ids)), model.config.max_positions)
+            ids = np.full((_TOGETHER, width), pad, np.int32)
+            lengths = np.ones(_TOGETHER, np.int32)  # a padding row attends to its first position
+            seconds = np.zeros(_TOGETHER, np.int32)
+            for i, number in enumerate(batch):
+                row = rows[number]
+                lengths[i], seconds[i] = len(row.ids), next(iter(row.positions), 0)
+                ids[i, : lengths[i]] = row.ids
+            made = compiled(ids, lengths, seconds).numpy()
+            logits_of |= dict(zip(batch.tolist(), made, strict=False))
+        return [logits_of[i] for i in range(len(rows))]
+
+
+class _Answers:
+    """The labels of rows in the store's order, K predictions of each."""
+
+    def __init__(self, rows: Sequence[LabelledRow], predictions: int) -> None:
+        self._rows, self._predictions = rows, predictions
+
+    def examples(self, store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:
+        """Return the label at each position; nothing is masked or random."""
+        shape = (len(rows), self._predictions)
+        positions, labels = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
+        for i, number in enumerate(rows):
+            row = self._rows[number]
+            positions[i, : len(row.positions)] = row.positions
+            labels[i, : len(row.labels)] = row.labels
+        weights = (labels >= 0).astype(np.float32)
+        return MaskedRows(store.tokens[rows], positions, np.maximum(labels, 0), weights)
+
+
+def padded(length: int) -> int:
+    """Return the padded length of a row."""
+    return -(-length // _STEP) * _STEP
+
+
+@dataclass(frozen=True)
+class TaggingHead(Head[Sentence, tuple[str, ...]]):
+    """A classifier of words by their tags, over windows of text.
+
+    A text that is longer than a row is read in overlapping windows. Each word is learned and tagged
+    once, in the window with the most context around it; in other windows it is only context. A word
+    is tagged at its first token.
 
     Attributes:
         labels: tags in order of id, `O` first; for private text they must be public knowledge. A
@@ -79,7 +224,6 @@ class TaggingHead:
         overlap: share of a window that the next window repeats, for texts longer than a row.
     """
 
-    labels: tuple[str, ...]
     crf: bool = False
     overlap: float = OVERLAP
 
@@ -87,19 +231,15 @@ class TaggingHead:
         if not self.labels or self.labels[0] != "O":
             raise BadInput("the first label is not O", where="labels")
 
-    def begin(self, start: Bert, seed: int) -> Bert:
-        """Return the encoder with a fresh token classifier; other heads are dropped."""
-        d, n = start.config.hidden, len(self.labels)
-        shapes: dict[str, tuple[int, ...]] = {f"{TAGGER}/kernel": (d, n), f"{TAGGER}/bias": (n,)}
-        if self.crf:
-            shapes[TRANSITIONS] = (n, n)
-        encoder = {n: a for n, a in start.parameters.items() if not n.startswith(HEADS)}
-        fresh = initial_values(shapes, start.config.initializer_range, seed)
-        return Bert(start.config, encoder | fresh, self.labels)
+    def shapes(self, hidden: int) -> Shapes:
+        """Return the shapes of the token classifier, and of a CRF's transitions."""
+        n = len(self.labels)
+        shapes: Shapes = {f"{TAGGER}/kernel": (hidden, n), f"{TAGGER}/bias": (n,)}
+        return shapes | {TRANSITIONS: (n, n)} if self.crf else shapes
 
     def rows(
         self, items: Sequence[Sentence], tokenizer: Tokenizer, max_length: int
-    ) -> list[TaggingRow]:
+    ) -> list[LabelledRow]:
         """Cut sentences into rows of at most `max_length` pieces, including [CLS] and [SEP]."""
         special = SpecialIds.of(tokenizer)
         label_ids = {label: i for i, label in enumerate(self.labels)}
@@ -115,16 +255,12 @@ class TaggingHead:
             words = list(pieces)
             whole = [pieces[word][: max_length - 2] for word in words]
             for window in windows([len(p) for p in whole], max_length - 2, self.overlap):
-                ends = list(accumulate(len(p) for p in whole[window.begin : window.end]))
-                begins = [1, *(1 + end for end in ends)]  # after [CLS]
+                shown = whole[window.begin : window.end]
+                begins = [1, *(1 + end for end in accumulate(map(len, shown)))]  # after [CLS]
                 tagged = range(window.first, window.last)
                 rows.append(
-                    TaggingRow(
-                        (
-                            special.cls,
-                            *(i for p in whole[window.begin : window.end] for i in p),
-                            special.sep,
-                        ),
+                    LabelledRow(
+                        (special.cls, *(i for p in shown for i in p), special.sep),
                         tuple(begins[i - window.begin] for i in tagged),
                         tuple(label_ids.get(sentence.tags[words[i]], 0) for i in tagged),
                         index,
@@ -133,12 +269,33 @@ class TaggingHead:
                 )
         return rows
 
-    def objective(self, rows: Sequence[TaggingRow], max_length: int) -> Objective:
-        """Return the objective that predicts the tag of each word in the rows of a store."""
-        answers = _Answers(rows, max_length)
+    def objective(self, rows: Sequence[LabelledRow], max_length: int) -> Objective:
+        """Return the objective that predicts the tag of each word in the rows of a store.
+
+        K is S − 2, which bounds the number of words in a row.
+        """
+        examples = _Answers(rows, max_length - 2).examples
         if self.crf:
-            return Objective("tagging with a CRF", answers.examples, crf_row_losses)
-        return Objective("tagging", answers.examples, tag_row_losses)
+            return Objective("tagging with a CRF", examples, crf_row_losses)
+        return Objective("tagging", examples, tag_row_losses)
+
+    def logits(
+        self, layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, seconds: Tensor
+    ) -> Tensor:
+        """Return the logits of the tags at every piece: (M, S, tags)."""
+        logits = tag_logits(layers, config, ids, lengths)  # (M·S, tags)
+        return tf.reshape(logits, (*tf.unstack(tf.shape(ids)), len(self.labels)))
+
+    def decoded(
+        self,
+        items: Sequence[Sentence],
+        rows: Sequence[LabelledRow],
+        logits: Sequence[Floats],
+        transitions: Floats | None,
+    ) -> list[tuple[str, ...]]:
+        """Return IOB2 tags of each sentence, one for each token."""
+        at_words = [of_row[list(row.positions)] for row, of_row in zip(rows, logits, strict=True)]
+        return tags_of(items, rows, at_words, self.labels, transitions)
 
 
 @dataclass(frozen=True)
@@ -195,61 +352,9 @@ def windows(sizes: Sequence[int], room: int, overlap: float) -> list[Window]:
     return [Window(*extent, first, last) for extent, first, last in tagged if first < last]
 
 
-class _Answers:
-    """The tags of rows in the store's order."""
-
-    def __init__(self, rows: Sequence[TaggingRow], max_length: int) -> None:
-        self._rows, self._length = rows, max_length
-
-    def examples(self, store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:
-        """Return the tag of each word at its first piece; nothing is masked or random.
-
-        Returns:
-            K = S − 2 predictions of each row, which bounds the number of words in a row.
-        """
-        shape = (len(rows), self._length - 2)
-        positions, labels = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
-        weights = np.zeros(shape, np.float32)
-        for i, number in enumerate(rows):
-            row = self._rows[number]
-            positions[i, : len(row.firsts)] = row.firsts
-            labels[i, : len(row.labels)] = row.labels
-            weights[i, : len(row.labels)] = 1
-        return MaskedRows(store.tokens[rows], positions, labels, weights)
-
-
-def tag(
-    model: Bert,
-    sentences: Sequence[Sentence],
-    tokenizer: Tokenizer,
-    *,
-    max_length: int,
-    overlap: float = OVERLAP,
-    device: str = "cpu",
-) -> list[tuple[str, ...]]:
-    """Tag sentences with a model's token classifier, and with its CRF if it has one.
-
-    Args:
-        model: model with its classifier and labels.
-        sentences: sentences; their tags are ignored.
-        tokenizer: tokenizer with the model's vocabulary.
-        max_length: largest number of pieces of a row, at most the model's positions.
-        overlap: as in `TaggingHead`.
-        device: cpu, gpu, tpu or mock-tpu:N; one of its devices is used.
-
-    Returns:
-        IOB2 tags of each sentence, one for each token.
-    """
-    head = TaggingHead(model.labels, overlap=overlap)
-    rows = head.rows(sentences, tokenizer, min(max_length, model.config.max_positions))
-    with tf.device(single_device(device)):
-        logits = _logits(model, rows, SpecialIds.of(tokenizer).pad)
-    return tags_of(sentences, rows, logits, model.labels, model.parameters.get(TRANSITIONS))
-
-
 def tags_of(
     sentences: Sequence[Sentence],
-    rows: Sequence[TaggingRow],
+    rows: Sequence[LabelledRow],
     logits: Sequence[Floats],
     labels: Sequence[str],
     transitions: Floats | None = None,
@@ -289,92 +394,34 @@ def _may_follow(before: str, tag: str) -> bool:
     return not tag.startswith("I-") or before[2:] == tag[2:]
 
 
-def _logits(model: Bert, rows: Sequence[TaggingRow], pad: int) -> list[Floats]:
-    """Return each row's logits at the words that it tags."""
-    layers = Layers({name: tf.constant(a) for name, a in model.parameters.items()})
-
-    def all_logits(ids: Tensor, lengths: Tensor) -> Tensor:
-        logits = tag_logits(layers, model.config, ids, lengths)  # (M·S, tags)
-        return tf.reshape(logits, (*tf.unstack(tf.shape(ids)), len(model.labels)))
-
-    # One graph serves all lengths: tracing a graph costs more than the padding that it would save.
-    shapes = tf.TensorSpec((_TOGETHER, None), tf.int32), tf.TensorSpec((_TOGETHER,), tf.int32)
-    compiled = tf.function(all_logits, input_signature=shapes, autograph=False)
-    order = np.argsort([len(row.ids) for row in rows], kind="stable")
-    logits_of: dict[int, Floats] = {}
-    for start in range(0, len(rows), _TOGETHER):
-        batch = order[start : start + _TOGETHER]
-        width = min(padded(len(rows[batch[-1]].ids)), model.config.max_positions)
-        ids = np.full((_TOGETHER, width), pad, np.int32)
-        lengths = np.ones(_TOGETHER, np.int32)  # a padding row attends to its first position
-        for i, number in enumerate(batch):
-            lengths[i] = len(rows[number].ids)
-            ids[i, : lengths[i]] = rows[number].ids
-        for number, row_logits in zip(batch, compiled(ids, lengths).numpy(), strict=False):
-            logits_of[int(number)] = row_logits[list(rows[number].firsts)]
-    return [logits_of[i] for i in range(len(rows))]
-
-
-def padded(length: int) -> int:
-    """Return the padded length of a row."""
-    return -(-length // _STEP) * _STEP
-
-
 @dataclass(frozen=True)
-class ClassRow:
-    """One row: [CLS] first [SEP], followed by second [SEP] if the text is a pair.
-
-    Attributes:
-        ids: ids of the row's pieces.
-        second: position of the second text's first piece; 0 if there is none.
-        label: number of the row's class, or −1 if the class is not in the list of labels.
-        item: index of the text.
-    """
-
-    ids: tuple[int, ...]
-    second: int
-    label: int
-    item: int
-
-
-@dataclass(frozen=True)
-class ClassHead:
+class ClassHead(Head[LabelledText, str]):
     """A classifier of whole rows.
+
+    A row is [CLS] first [SEP], followed by second [SEP] if the text is a pair.
 
     Attributes:
         labels: two or more classes in order of id; for private text they must be public
             knowledge. A text of another class teaches nothing.
     """
 
-    labels: tuple[str, ...]
-
     def __post_init__(self) -> None:
         if len(set(self.labels)) < max(2, len(self.labels)):
             raise PrivateTextRefusal("fewer than two classes, or one of them twice", where="labels")
 
-    def begin(self, start: Bert, seed: int) -> Bert:
-        """Return the encoder with a fresh pooler and classifier; other heads are dropped."""
-        d, n = start.config.hidden, len(self.labels)
-        shapes = {
-            f"{POOLER}/kernel": (d, d),
-            f"{POOLER}/bias": (d,),
-            f"{CLASSIFIER}/kernel": (d, n),
-            f"{CLASSIFIER}/bias": (n,),
+    def shapes(self, hidden: int) -> Shapes:
+        """Return the shapes of the pooler and the classifier."""
+        return {
+            f"{POOLER}/kernel": (hidden, hidden),
+            f"{POOLER}/bias": (hidden,),
+            f"{CLASSIFIER}/kernel": (hidden, len(self.labels)),
+            f"{CLASSIFIER}/bias": (len(self.labels),),
         }
-        encoder = {n: a for n, a in start.parameters.items() if not n.startswith(HEADS)}
-        fresh = initial_values(shapes, start.config.initializer_range, seed)
-        return Bert(start.config, encoder | fresh, self.labels)
 
     def rows(
         self, items: Sequence[LabelledText], tokenizer: Tokenizer, max_length: int
-    ) -> list[ClassRow]:
-        """Return a row for each text; the longer text of a pair is shortened until both fit.
-
-        Args:
-            items: texts with or without labels.
-            tokenizer: BERT's tokenizer.
-            max_length: pieces of a row, including markers.
-        """
+    ) -> list[LabelledRow]:
+        """Return a row for each text; the longer text of a pair is shortened until both fit."""
         special = SpecialIds.of(tokenizer)
         numbers = {label: i for i, label in enumerate(self.labels)}
 
@@ -389,79 +436,31 @@ class ClassHead:
             if text.second:
                 begins = len(ids)
                 ids += [*b, special.sep]
-            rows.append(ClassRow(tuple(ids), begins, numbers.get(text.label, -1), i))
+            rows.append(LabelledRow(tuple(ids), (begins,), (numbers.get(text.label, -1),), i))
         return rows
 
-    def objective(self, rows: Sequence[ClassRow], max_length: int) -> Objective:
+    def objective(self, rows: Sequence[LabelledRow], max_length: int) -> Objective:
         """Return the objective that predicts the class of each row of a store."""
-        del max_length
-        return Objective("classification", _ClassAnswers(rows).examples, class_row_losses)
+        return Objective("classification", _Answers(rows, 1).examples, class_row_losses)
+
+    def logits(
+        self, layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, seconds: Tensor
+    ) -> Tensor:
+        """Return the logits of the classes: (M, classes)."""
+        return class_logits(layers, config, ids, lengths, seconds)
+
+    def decoded(
+        self,
+        items: Sequence[LabelledText],
+        rows: Sequence[LabelledRow],
+        logits: Sequence[Floats],
+        transitions: Floats | None,
+    ) -> list[str]:
+        """Return the most probable class of each text."""
+        return [self.labels[int(of_row.argmax())] for of_row in logits]
 
 
 def _cut(first: list[int], second: list[int], room: int) -> tuple[list[int], list[int]]:
     """Shorten the longer one until both fit."""
     kept = min(len(first), max(room - len(second), -(-room // 2)))
     return first[:kept], second[: room - kept]
-
-
-class _ClassAnswers:
-    """The classes of rows in the store's order."""
-
-    def __init__(self, rows: Sequence[ClassRow]) -> None:
-        self._seconds = _column([row.second for row in rows])
-        self._labels = _column([row.label for row in rows])
-
-    def examples(self, store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:
-        """Return one prediction for each row, its class; nothing is masked or random."""
-        labels = self._labels[rows]
-        weights = (labels >= 0).astype(np.float32)
-        return MaskedRows(store.tokens[rows], self._seconds[rows], np.maximum(labels, 0), weights)
-
-
-def _column(values: Sequence[int]) -> NDArray[np.int32]:
-    return np.array(values, np.int32).reshape(-1, 1)
-
-
-def classes_of(
-    model: Bert,
-    texts: Sequence[LabelledText],
-    tokenizer: Tokenizer,
-    *,
-    max_length: int,
-    batch_size: int = 32,
-    device: str = "cpu",
-) -> list[str]:
-    """Return the most probable class of each text.
-
-    Args:
-        model: model with its classifier and labels.
-        texts: texts; their labels are ignored.
-        tokenizer: tokenizer with the model's vocabulary.
-        max_length: pieces of a row, as in training, and at most the model's positions.
-        batch_size: rows at once; affects only memory and speed.
-        device: cpu, gpu, tpu or mock-tpu:N; one of its devices is used.
-    """
-    length = min(max_length, model.config.max_positions)
-    rows = ClassHead(model.labels).rows(texts, tokenizer, length)
-    ids = np.full(
-        (-(-len(rows) // batch_size) * batch_size, length), SpecialIds.of(tokenizer).pad, np.int32
-    )
-    lengths, seconds = np.ones(len(ids), np.int32), np.zeros(len(ids), np.int32)
-    for i, row in enumerate(rows):
-        ids[i, : len(row.ids)] = row.ids
-        lengths[i], seconds[i] = len(row.ids), row.second
-    with tf.device(single_device(device)):
-        weights = {n: tf.constant(a) for n, a in model.parameters.items()}
-
-        def best(*arrays: Tensor) -> Tensor:
-            logits = class_logits(Layers(weights), model.config, *arrays)
-            return tf.argmax(logits, axis=1, output_type=tf.int32)
-
-        compiled = tf.function(best, autograph=False)
-        guesses = [
-            compiled(
-                *(tf.constant(a[start : start + batch_size]) for a in (ids, lengths, seconds))
-            ).numpy()
-            for start in range(0, len(ids), batch_size)
-        ]
-    return [model.labels[int(n)] for part in guesses for n in part][: len(rows)]

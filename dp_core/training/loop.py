@@ -11,24 +11,21 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import astuple, dataclass, field
 from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
-from numpy.typing import NDArray
 
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput, ConfideError, Unfinished
 from dp_core.models.adapters import prepared, trained_names
-from dp_core.models.hugging_face import load_model
-from dp_core.models.parameters import AnyModel, Arrays, C, Model, ModelConfig, fresh, language_model
+from dp_core.models.parameters import Arrays, C, Model, ModelConfig
 from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.batches import BatchSource, Examples, OrdinaryBatches, PrivateBatches
+from dp_core.training.batches import Batches, Sampler, ShuffledRows, SingleRows, UnitRows
 from dp_core.training.checkpoints import (
     Checkpoint,
     CheckpointPlace,
@@ -38,8 +35,8 @@ from dp_core.training.checkpoints import (
 )
 from dp_core.training.devices import strategy_for
 from dp_core.training.gradient_sources import GradientHosts, GradientSource, LocalGradients
-from dp_core.training.objectives import Objective, objective_for
-from dp_core.training.trainer import AdamW, Observer, Trainer
+from dp_core.training.objectives import Objective
+from dp_core.training.trainer import AdamW, Observer, Tallies, Trainer
 
 REPORT_SECONDS = 1.0
 CURVE_POINTS = 40
@@ -59,16 +56,11 @@ class UpdateRule(Protocol):
     def clipper(self) -> Clipper | None:
         """Return the clipper of a run, before its first update, or None for no clipping."""
 
-    def batches(
-        self,
-        store: TokenStore,
-        *,
-        micro_rows: int,
-        devices: int,
-        examples: Examples,
-        hosts: int = 1,
-    ) -> BatchSource:
-        """Return the micro-batches of every update, each divided over `hosts`."""
+    def sampler(self, store: TokenStore) -> Sampler:
+        """Return the sampler, which draws the items of every update for all hosts."""
+
+    def rows(self, micro_rows: int, devices: int, hosts: int = 1) -> UnitRows | SingleRows:
+        """Return the maker of micro-batches: about `micro_rows` on each device of each host."""
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
         """Make update `step` (from 0) from the sums that the trainer has accumulated."""
@@ -105,29 +97,26 @@ class PrivateUpdates:
         """Return the plan's clipper."""
         return self.plan.clipper()
 
-    def batches(
-        self,
-        store: TokenStore,
-        *,
-        micro_rows: int,
-        devices: int,
-        examples: Examples,
-        hosts: int = 1,
-    ) -> BatchSource:
-        """Return micro-batches of the units that the plan's sampler draws.
+    def sampler(self, store: TokenStore) -> Sampler:
+        """Return the plan's sampler of the store's units.
 
         Raises:
             BadInput: the store has more units than the plan declares.
         """
-        return PrivateBatches.of_plan(
-            self.plan,
-            self.seed,
-            store,
-            micro_rows=micro_rows,
-            devices=devices,
-            examples=examples,
-            hosts=hosts,
-        )
+        return self.plan.sampler(self.seed, store.n_units)
+
+    def rows(self, micro_rows: int, devices: int, hosts: int = 1) -> UnitRows:
+        """Return the rows of each unit that the plan states.
+
+        If the sampler bounds the draw, every update has at least the number of micro-batches that
+        the largest draw needs.
+        """
+        plan, rows = self.plan, self.plan.examples_per_step * self.plan.maskings_per_example
+        units = max(1, micro_rows // rows) * devices
+        largest = plan.sampling.largest_batch(plan.declared_units) or 0
+        coins = int.from_bytes(self.seed.derive("rows and masks")[:8], "little")
+        least = math.ceil(largest / (units * hosts))
+        return UnitRows(coins, units, rows, plan.maskings_per_example, least)
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
         """Add the plan's noise to the clipped sum and divide by the expected batch.
@@ -177,20 +166,15 @@ class OrdinaryUpdates:
     def clipper(self) -> None:
         """Return None: gradients are not clipped."""
 
-    def batches(
-        self,
-        store: TokenStore,
-        *,
-        micro_rows: int,
-        devices: int,
-        examples: Examples,
-        hosts: int = 1,
-    ) -> BatchSource:
+    def sampler(self, store: TokenStore) -> ShuffledRows:
+        """Return the rows of the store in shuffled epochs."""
+        return ShuffledRows(store.n_rows, self.seed, self.batch_rows)
+
+    def rows(self, micro_rows: int, devices: int, hosts: int = 1) -> SingleRows:
         """Return micro-batches of equal size, which need little padding."""
         share = math.ceil(self.batch_rows / hosts)
         parts = math.ceil(share / (micro_rows * devices))
-        rows = math.ceil(share / (parts * devices)) * devices
-        return OrdinaryBatches(store, self.seed, rows, self.batch_rows, examples=examples)
+        return SingleRows(self.seed, math.ceil(share / (parts * devices)) * devices)
 
     def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
         """Divide the sum by the number of rows."""
@@ -265,7 +249,7 @@ class ProgressReporter:
     ) -> None:
         self._trainer, self._updates, self._progress = trainer, updates, progress
         self._points, self._at = frozenset(points), time.monotonic()
-        self._begin(0)
+        self._since, self._seen = 0, Tallies()  # the last point, and the counts since then
 
     def report(self, done: int, clip_norm: float, *, last: bool) -> None:
         """Report at a point of the curve, at the end, or if the last report is a second old."""
@@ -273,42 +257,34 @@ class ProgressReporter:
         if not at_point and not last and now - self._at < REPORT_SECONDS:
             return
         self._read()
-        units, since = self._units, done - self._since
+        seen, since = self._seen, done - self._since
         self._progress(
             Progress(
                 update=done,
                 updates=self._updates,
-                loss=self._loss / units if units else float("nan"),
-                batch=units / since if since else 0.0,
-                clipped=self._clipped / units if units else 0.0,
+                loss=seen.loss / seen.units if seen.units else float("nan"),
+                batch=seen.units / since if since else 0.0,
+                clipped=seen.clipped / seen.units if seen.units else 0.0,
                 clip_norm=clip_norm,
                 at_point=at_point,
             )
         )
         self._at = now
         if at_point:
-            self._begin(done)
+            self._since, self._seen = done, Tallies()
 
     def state(self) -> Arrays:
         """Return the counts since the last point, for a checkpoint."""
         self._read()
-        counts = (self._since, self._loss, self._units, self._clipped)
-        return {_COUNTS: np.array(counts, np.float64)}
+        return {_COUNTS: np.array([self._since, *astuple(self._seen)], np.float64)}
 
     def restore(self, state: Arrays) -> None:
         """Restore the counts that `state` returned."""
         since, loss, units, clipped = state[_COUNTS].tolist()
-        self._since, self._loss = int(since), loss
-        self._units, self._clipped = int(units), int(clipped)
-
-    def _begin(self, done: int) -> None:
-        self._since, self._loss, self._units, self._clipped = done, 0.0, 0, 0
+        self._since, self._seen = int(since), Tallies(loss, int(units), int(clipped))
 
     def _read(self) -> None:
-        tallies = self._trainer.read_tallies()
-        self._loss += tallies.loss
-        self._units += tallies.units
-        self._clipped += tallies.clipped
+        self._seen = self._seen.plus(self._trainer.read_tallies())
 
 
 def train(
@@ -320,8 +296,8 @@ def train(
     config: TrainingConfig,
     seed: int,
     checkpoints: CheckpointPlace,
-    device: str,
-    progress: Callable[[Progress], None],
+    device: str = "cpu",
+    progress: Callable[[Progress], None] = lambda now: None,
     points: Collection[int] | None = None,
     hook: EvaluationHook | None = None,
     observe: Observer | None = None,
@@ -359,7 +335,7 @@ def train(
     """
     deadline = time.monotonic() + (config.stop_after_seconds or math.inf)
     _check_model(start.config, store)
-    _check_maskings(updates, objective)
+    _check_masks(updates, objective, config, store)
     start = prepared(start, config, seed)
     trained = trained_names(start, config)
     # The noise is fixed by its key, so sums must not depend on the order in which threads add.
@@ -372,22 +348,15 @@ def train(
         updates.clipper(),
         precision=config.precision,
         row_losses=objective.row_losses,
-        averages=config.averaging != "none",
         trained=trained,
         observe=observe,
     )
-    batches = updates.batches(
-        store,
-        micro_rows=config.micro_rows,
-        devices=trainer.devices,
-        examples=objective.examples,
-        hosts=1 if hosts is None else hosts.hosts.count,
-    )
+    count = 1 if hosts is None else hosts.hosts.count
+    rows = updates.rows(config.micro_rows, trainer.devices, count)
+    batches = Batches(store, updates.sampler(store), rows, objective.examples)
     gradients: GradientSource = LocalGradients(trainer, batches)
     if hosts is not None:
-        gradients = hosts.source(
-            trainer, objective, batches, store=store, device=device, precision=config.precision
-        )
+        gradients = hosts.source(trainer, objective, batches, device, config.precision)
     settings = (sorted(config.identity().items()), start.config, seed, objective.name)
     # Checkpoints hold only trained parameters; the frozen ones are part of the run's identity.
     frozen = {name: a for name, a in start.parameters.items() if name not in trained}
@@ -395,10 +364,10 @@ def train(
     if points is None:
         points = curve_points(updates.updates)
     reporter = ProgressReporter(trainer, updates.updates, points, progress)
-    kept = Checkpoints(checkpoints, run, config.keep_checkpoints)
+    kept = Checkpoints(checkpoints, run)
     training = _Run(trainer, updates, config, kept, reporter, deadline, hook)
     training.to_its_end(gradients)
-    weights = trainer.released()
+    weights = trainer.weights()
     if not all(np.isfinite(w).all() for w in weights.values()):
         raise ConfideError(
             "the weights are not finite", where="training", fix="Lower the learning rate."
@@ -431,8 +400,6 @@ class _Run:
         for step in gradients.updates(self._done, total):
             learning_rate = self._config.learning_rate_at(step, total)
             self._updates.apply_update(self._trainer, step, learning_rate)
-            if self._config.averaging != "none":
-                self._trainer.average(self._config.newest_share(step, total))
             self._done = step + 1
             self._between_updates()
 
@@ -456,7 +423,7 @@ class _Run:
 
     def _report(self, *, last: bool) -> None:
         if self._hook and self._is_evaluated():
-            self._hook.evaluate(self._done, self._trainer.released())
+            self._hook.evaluate(self._done, self._trainer.weights())
         clipper = self._trainer.clipper
         clip_norm = math.inf if clipper is None else clipper.clip_norm
         self._reporter.report(self._done, clip_norm, last=last)
@@ -490,8 +457,10 @@ def _check_model(config: ModelConfig, store: TokenStore) -> None:
         )
 
 
-def _check_maskings(updates: UpdateRule, objective: Objective) -> None:
-    """Refuse several maskings of rows that are not masked."""
+def _check_masks(
+    updates: UpdateRule, objective: Objective, config: TrainingConfig, store: TokenStore
+) -> None:
+    """Refuse several maskings of rows that are not masked, and whole words of unknown pieces."""
     several = isinstance(updates, PrivateUpdates) and updates.plan.maskings_per_example > 1
     if several and not objective.masks:
         raise BadInput(
@@ -499,63 +468,10 @@ def _check_maskings(updates: UpdateRule, objective: Objective) -> None:
             where="maskings_per_example",
             fix="Set it to 1.",
         )
-
-
-def pretrain(
-    *,
-    model: Path | ModelConfig | AnyModel,
-    store: TokenStore,
-    updates: UpdateRule,
-    config: TrainingConfig,
-    init_seed: int,
-    checkpoints: CheckpointPlace,
-    device: str,
-    progress: Callable[[Progress], None],
-    continuation: NDArray[np.bool_] | None = None,
-    objective: Objective | None = None,
-    hook: EvaluationHook | None = None,
-    hosts: GradientHosts | None = None,
-) -> AnyModel:
-    """Train a language model on the rows of a token store. See `train` for guarantee and errors.
-
-    Args:
-        model: folder of initial weights, a model, or the shape of a fresh model.
-        store: the rows, by unit.
-        updates: the update rule, private or ordinary.
-        config: optimizer, masking, checkpoints and time limit.
-        init_seed: public; determines the initial weights.
-        checkpoints: place of the checkpoints.
-        device: cpu, gpu, tpu or mock-tpu:N.
-        progress: as in `train`.
-        continuation: (V,) true for tokens that continue a word; needed by `config.whole_words`.
-        objective: the training objective; None selects masked or next tokens by the architecture.
-        hook: as in `train`.
-        hosts: as in `train`.
-    """
-    if config.whole_words and (
-        continuation is None or continuation.shape != (store.vocabulary_size,)
-    ):
+    words = objective.continuation
+    if config.whole_words and (words is None or words.shape != (store.vocabulary_size,)):
         raise BadInput(
             "masking whole words needs the vocabulary's continuation pieces",
             where="whole_words",
             fix="Give one flag for each piece of the store's vocabulary.",
         )
-    if isinstance(model, Path):
-        model = language_model(load_model(model))
-    elif not isinstance(model, Model):
-        model = fresh(model, init_seed)
-    if objective is None:
-        objective = objective_for(model.config, continuation if config.whole_words else None)
-    return train(
-        model,
-        objective,
-        store=store,
-        updates=updates,
-        config=config,
-        seed=init_seed,
-        checkpoints=checkpoints,
-        device=device,
-        progress=progress,
-        hook=hook,
-        hosts=hosts,
-    )

@@ -99,8 +99,8 @@ class AdamW:
         )
 
 
-_MEAN, _SQUARE, _CLIP_NORM = "adam-mean/", "adam-square/", "clip-norm"
-_AVERAGE, _NOISE = "average/", "adam-noise"
+_MEAN, _SQUARE = "adam-mean/", "adam-square/"
+_CLIP_NORM, _NOISE = "clip-norm", "adam-noise"
 _TALLIES = 3  # sum of unit losses, units, clipped units
 Observer = Callable[[int, Mapping[str, Tensor]], None]  # (update, noised means by name)
 
@@ -109,9 +109,13 @@ Observer = Callable[[int, Mapping[str, Tensor]], None]  # (update, noised means 
 class Tallies:
     """Counts since the last reading; `operator` numbers, computed without noise."""
 
-    loss: float
-    units: int
-    clipped: int
+    loss: float = 0.0
+    units: int = 0
+    clipped: int = 0
+
+    def plus(self, more: Tallies) -> Tallies:
+        """Return the sum of two readings."""
+        return Tallies(self.loss + more.loss, self.units + more.units, self.clipped + more.clipped)
 
 
 class GradientSums:
@@ -276,14 +280,13 @@ class GradientSums:
 
 
 class Trainer(GradientSums):
-    """Accumulates clipped gradients and applies AdamW updates; averages weights on request.
+    """Accumulates clipped gradients and applies AdamW updates.
 
     Args:
         strategy: as in `GradientSums`, like `config`, `clipper`, `precision`, `row_losses` and
             `trained`.
         parameters: initial weights, by name.
         optimizer: the constants of AdamW.
-        averages: also keep an average of the weights; see `average`.
         observe: for audits, called with every update's noised means, which private training
             releases. It is not called after an update without noise.
 
@@ -301,7 +304,6 @@ class Trainer(GradientSums):
         *,
         precision: str = "float32",
         row_losses: RowLosses = mlm_row_losses,
-        averages: bool = False,
         trained: Collection[str] | None = None,
         observe: Observer | None = None,
     ) -> None:
@@ -320,9 +322,7 @@ class Trainer(GradientSums):
         with strategy.scope():
             self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in variables.items()}
             self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in variables.items()}
-            self._averages = {n: tf.Variable(a) for n, a in variables.items() if averages}
         self._update = tf.function(self._update_everywhere, autograph=False)
-        self._average = tf.function(self._average_everywhere, autograph=False)
         self._update_by_totals = tf.function(self._update_without_noise, autograph=False)
 
     def apply_update(
@@ -376,13 +376,6 @@ class Trainer(GradientSums):
         self._tallies.assign_add(counts[:_TALLIES].astype(np.float32))
         self._within.assign_add(np.float32(counts[_TALLIES]))
 
-    def average(self, newest: float) -> None:
-        """Move the average towards the weights: a ← (1 − newest)·a + newest·w.
-
-        The average is post-processing of the weights after each update, which are all released.
-        """
-        self._average(tf.constant(newest, tf.float32))
-
     def read_tallies(self) -> Tallies:
         """Return the counts since the last reading."""
         loss, units, clipped = self._read().numpy()
@@ -401,18 +394,12 @@ class Trainer(GradientSums):
         every = {**self._frozen, **self._weights}
         return {n: every[n].numpy() for n in self._order}
 
-    def released(self) -> Arrays:
-        """Return the weights that the training releases: the average, if there is one."""
-        every = {**self._frozen, **(self._averages or self._weights)}
-        return {n: every[n].numpy() for n in self._order}
-
     def state(self) -> Arrays:
         """Return the trained parameters' state between two updates, for a checkpoint."""
         return (
             {n: v.numpy() for n, v in self._weights.items()}
             | {_MEAN + n: v.numpy() for n, v in self._means.items()}
             | {_SQUARE + n: v.numpy() for n, v in self._squares.items()}
-            | {_AVERAGE + n: v.numpy() for n, v in self._averages.items()}
             | ({_CLIP_NORM: np.array([self.clipper.clip_norm])} if self.clipper else {})
             | ({_NOISE: np.array([self._noise_variance])} if self._optimizer.noise_floor else {})
         )
@@ -423,8 +410,6 @@ class Trainer(GradientSums):
             self._weights[n].assign(state[n])
             self._means[n].assign(state[_MEAN + n])
             self._squares[n].assign(state[_SQUARE + n])
-        for n, average in self._averages.items():
-            average.assign(state[_AVERAGE + n])
         if self.clipper:
             self.clipper.clip_norm = float(state[_CLIP_NORM][0])
         if self._optimizer.noise_floor:
@@ -472,13 +457,6 @@ class Trainer(GradientSums):
             arguments = (self._means[name], self._squares[name], gradients[name])
             self._strategy.extended.update(self._weights[name], apply, args=arguments)
         self._strategy.run(self._empty)
-
-    def _average_everywhere(self, newest: Tensor) -> None:
-        def move(average: Any, weight: Tensor) -> None:
-            average.assign((1 - newest) * average + newest * weight)
-
-        for name, average in self._averages.items():
-            self._strategy.extended.update(average, move, args=(self._weights[name],))
 
 
 def _accumulator(shape: tuple[int, ...]) -> Any:

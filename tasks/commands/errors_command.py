@@ -53,7 +53,7 @@ def _latest(store: Store) -> str:
 
 
 def _errors(store: Store, uri: str) -> tuple[dict[str, Any], list[dict[str, str]]]:
-    from tasks.steps.finetune_step import ERRORS, head_of, items_of
+    from tasks.steps.finetune_step import ERRORS, items_of, task_of
 
     result = read_result(store, uri)
     if result is None or ERRORS not in result.operator_files:
@@ -63,7 +63,7 @@ def _errors(store: Store, uri: str) -> tuple[dict[str, Any], list[dict[str, str]
     labelled = read_result(store, spec.entities_uri)
     if labelled is None:
         raise BadInput("the labelled text is no longer there", where=spec.entities_uri)
-    head = head_of(spec)
+    task = task_of(spec)
     entities = Input(labelled, store.local_copy(spec.entities_uri))
-    items = head.learned(items_of(spec, entities, "test"))
-    return told, [head.in_words(items, error) for error in told["errors"]]
+    items = task.learned(items_of(spec, entities, "test"))
+    return told, [task.in_words(items, error) for error in told["errors"]]

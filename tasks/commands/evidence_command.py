@@ -82,7 +82,7 @@ def command(
 
 def _check(folder: Path, model: Path | None, as_json: bool) -> int:
     """Check a pack by the installed copy of its script; the pack's copy may have been changed."""
-    from tasks.evidence import check_evidence
+    from dp_core.privacy import check_evidence
 
     try:
         found = check_evidence.check(folder, model)
@@ -100,7 +100,7 @@ def _operator_words(file: Path | None) -> dict[str, str]:
     Raises:
         BadInput: it cannot be read, or contains anything else.
     """
-    from tasks.evidence.check_evidence import OPERATOR_WORDS, read_json
+    from dp_core.privacy.check_evidence import OPERATOR_WORDS, read_json
 
     if file is None:
         return {}

@@ -19,9 +19,9 @@ from typing import Any
 
 from dp_core.errors import BadInput
 from dp_core.labels import Label
+from dp_core.privacy import check_evidence
 from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import RandomCountSelection
-from tasks.evidence import check_evidence
 from tasks.evidence.audits import audits_of, subjects_of
 from tasks.protocol import StepResult
 from tasks.releases.deployment_ledger import open_ledger

@@ -114,7 +114,9 @@ def start(
     folder = airflow_home(deployment)
     folder.mkdir(mode=0o700, exist_ok=True)
     with _starting_alone(folder):
-        return _start(deployment, names, log, end_with_us)
+        stop(deployment)  # the components of an earlier stack
+        with free_ports(("airflow", "mlflow")) as ports:  # reserved until the servers bind them
+            return _start_on(ports, deployment, names, log, end_with_us)
 
 
 @contextmanager
@@ -134,15 +136,6 @@ def _starting_alone(folder: Path) -> Iterator[None]:
                 fix="Wait until it is up.",
             ) from None
         yield
-
-
-def _start(
-    deployment: Deployment, names: Sequence[str], log: Callable[[str], None], end_with_us: bool
-) -> Stack:
-    """Stop the components of an earlier stack, and start new ones on free ports."""
-    stop(deployment)
-    with free_ports(("airflow", "mlflow")) as ports:  # reserved until the servers have bound them
-        return _start_on(ports, deployment, names, log, end_with_us)
 
 
 def _start_on(

@@ -31,7 +31,6 @@ from dp_core.config.training import (
     ArchitectureConfig,
     BatchConfig,
     CheckpointConfig,
-    NoisyUpdatesConfig,
     RunConfig,
     SeedConfig,
     TaggingConfig,
@@ -73,7 +72,6 @@ ALONE: dict[str, Any] = {"examples_per_step": 1, "maskings_per_example": 1}  # p
 WITHOUT_NOISE = {  # settings of trainings without DP, which update all parameters
     **AdapterConfig().model_dump(),
     "noise_floor": 0.0,
-    "averaging": "none",
 }
 POINT_STEPS = ("pretraining", "exposure", "finetuning")  # the steps that differ between points
 
@@ -218,7 +216,7 @@ def _store_of_public_text(
 
 
 def _ordinary(s: JobSettings, learning_rate: float) -> TrainingConfig:
-    """Return a training without DP, adapters, noise floor or averaging."""
+    """Return a training without DP, adapters or noise floor."""
     return s.part(TrainingConfig, **(WITHOUT_NOISE | {"learning_rate": learning_rate}))
 
 
@@ -288,9 +286,9 @@ def finetuning(
     )
     training = TrainingConfig(
         **s.part(CheckpointConfig).model_dump(),
-        **s.part(NoisyUpdatesConfig).model_dump(),
         **s.part(AdapterConfig).model_dump(),
         learning_rate=s.finetune_learning_rate,
+        noise_floor=s.noise_floor,
     )
     if not private:
         # Not time-boxed: a stop would reveal the number of updates, and so of sentences.

@@ -26,6 +26,11 @@ LONGEST_ARGUMENT = 100_000  # bytes; Linux refuses a single argument above 128 K
 _LOOK = 0.2  # seconds between readings of a step's progress
 
 
+def data_uri(content: bytes) -> str:
+    """Return JSON content as a `data:` URI (RFC 2397)."""
+    return "data:application/json;base64," + base64.b64encode(content).decode()
+
+
 @dataclass(frozen=True)
 class Work:
     """The step of a task, and the run that the task belongs to."""
@@ -35,8 +40,7 @@ class Work:
 
     def arguments(self) -> list[str]:
         """Return the arguments of the image's Python: the step and its spec as a `data:` URI."""
-        body = base64.b64encode(self.spec.model_dump_json().encode()).decode()
-        uri = f"data:application/json;base64,{body}"
+        uri = data_uri(self.spec.model_dump_json().encode())
         return ["-m", "tasks", self.spec.step, "--spec", uri]
 
     def environment(self, environment: Mapping[str, str], *, apart: bool) -> dict[str, str]:

@@ -120,7 +120,7 @@ def finish(figure: Figure, key: str, title: str, caption: str) -> Drawing:
     return Drawing(key, title, caption, vector.getvalue(), pixels.getvalue())
 
 
-_QUANTITIES = {
+QUANTITIES = {
     "loss": "Training loss, nats per prediction",
     "mlm_public": "MLM accuracy on public text",
     "perplexity_public": "Perplexity, public text",
@@ -207,8 +207,7 @@ def exposure_drawing(lines: Sequence[Line], key: str, caption: str) -> Drawing |
         axes.set_title(pattern)
     panels[0].set_ylabel("Exposure, bits")
     handles, labels = panels[0].get_legend_handles_labels()
-    columns = legend_columns(labels)
-    figure.legend(handles, labels, loc="outside lower center", frameon=False, ncols=columns)
+    legend_below(figure, dict(zip(labels, handles, strict=True)))
     return finish(figure, key, "Exposure against occurrences", caption)
 
 
@@ -253,27 +252,23 @@ def _exposure_panel(axes: Axes, lines: Sequence[Line], pattern: str) -> None:
     axes.set_xlabel("Expected occurrences, units")
 
 
-def legend_columns(names: Sequence[str]) -> int:
-    """Return the number of columns in which a legend fits the page."""
-    return max(1, min(len(names), 4, _LEGEND_LETTERS // (max(map(len, names)) + 4)))
-
-
 def legend_below(figure: Figure, handles: Mapping[str, Artist], most: int = 4) -> None:
-    """Draw a legend below the panels, with at most `most` columns."""
+    """Draw a legend below the panels, with at most `most` columns that fit the page."""
     names = list(handles)
+    fitting = _LEGEND_LETTERS // (max(map(len, names)) + 4)
     figure.legend(
         list(handles.values()),
         names,
         loc="outside lower center",
         frameon=False,
-        ncols=min(most, legend_columns(names)),
+        ncols=max(1, min(most, len(names), fitting)),
     )
 
 
 def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Drawing | None:
     """Return the training curves with the ε spent, one panel per quantity; None without curves."""
     styles = styles_of(models)
-    quantities = [q for q in _QUANTITIES if any(c.quantity == q and c.updates for c in curves)]
+    quantities = [q for q in QUANTITIES if any(c.quantity == q and c.updates for c in curves)]
     if not quantities:
         return None
     figure, panels = canvas(len(quantities), 2, 3.9)
@@ -290,7 +285,7 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
                 label=curve.model,
             )
         axes.set_xlabel("Updates")
-        axes.set_title(_QUANTITIES[quantity], loc="left")
+        axes.set_title(QUANTITIES[quantity], loc="left")
         axes.set_xlim(left=0)
         if quantity == "mlm_public":
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
@@ -415,11 +410,8 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     axes.set_ylim(0, 1.08)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.set_ylabel(measure.axis if measure is F1 else "F1, accuracy")
-    figure.legend(
-        loc="outside lower center",
-        frameon=False,
-        ncols=legend_columns([m.name for m, _ in measured]),
-    )
+    handles, labels = axes.get_legend_handles_labels()
+    legend_below(figure, dict(zip(labels, handles, strict=True)))
     return finish(
         figure,
         "entities",

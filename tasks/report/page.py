@@ -15,6 +15,7 @@ from dp_core.audit.exposure import ExposureSummary, summarise
 from tasks.report import audit_tables, tables
 from tasks.report.comparison import FIGURES_FILE, figures_of
 from tasks.report.figures import (
+    QUANTITIES,
     Drawing,
     entity_figure,
     epochs_figure,
@@ -81,40 +82,40 @@ def _memory(report: Report) -> Verdict:
         f"({summary.largest_group}), where a model without memory stays below "
         f"{summary.mean_null_high:.1f} and {summary.largest_null_high:.1f} in 97.5% of cases"
     )
+    tone: Literal["good", "bad", "open"] = "open"
     if summary.remembers:
-        return Verdict(
-            "bad",
-            "The private model remembers canaries",
-            f"Trained with {claim}; {reading}. The guarantee limits memory, but does not exclude "
-            "it: memory of canaries grows with ε and with the number of their occurrences.",
+        tone = "bad"
+        headline = "The private model remembers canaries"
+        meaning = (
+            "The guarantee limits memory, but does not exclude it: memory of canaries grows with ε"
+            " and with the number of their occurrences."
         )
-    if summary.above_chance:
-        return Verdict(
-            "open",
-            "The private model may remember some canaries",
-            f"Trained with {claim}; {reading}. This is above chance, but no single group of "
-            "canaries is clearly remembered; an audit with more canaries would be conclusive.",
+    elif summary.above_chance:
+        headline = "The private model may remember some canaries"
+        meaning = (
+            "This is above chance, but no single group of canaries is clearly remembered; an audit"
+            " with more canaries would be conclusive."
         )
-    if control is None:
-        return Verdict(
-            "open",
-            "The private model shows no memory of its canaries",
-            f"Trained with {claim}; {reading}. No non-private model is shown for comparison, so it "
-            "is open whether these canaries can be learned at all.",
+    elif control is None:
+        headline = "The private model shows no memory of its canaries"
+        meaning = (
+            "No non-private model is shown for comparison, so it is open whether these canaries can"
+            " be learned at all."
         )
-    if not control.remembers:
-        return Verdict(
-            "open",
-            "Neither model shows memory of the canaries",
-            f"Trained with {claim}; {reading}. The non-private model does not remember them "
-            f"either ({control.largest:.1f} bits): these canaries are too rare for a conclusion.",
+    elif not control.remembers:
+        headline = "Neither model shows memory of the canaries"
+        meaning = (
+            f"The non-private model does not remember them either ({control.largest:.1f} bits):"
+            " these canaries are too rare for a conclusion."
         )
-    return Verdict(
-        "good",
-        "The private model shows no memory of its canaries; the non-private one does",
-        f"Trained with {claim}; {reading}. Trained on the same rows without privacy: "
-        f"{control.largest:.1f} bits ({control.largest_group}).",
-    )
+    else:
+        tone = "good"
+        headline = "The private model shows no memory of its canaries; the non-private one does"
+        meaning = (
+            f"Trained on the same rows without privacy: {control.largest:.1f} bits"
+            f" ({control.largest_group})."
+        )
+    return Verdict(tone, headline, f"Trained with {claim}; {reading}. {meaning}")
 
 
 def _claim(private: ModelRow, unit: str) -> str:
@@ -181,12 +182,6 @@ def report_page(report: Report, edition: Edition) -> Page:
             (sweep_figure(shown.models), sweep_exposure_figure(shown.models)),
             {"points": results_table(shown)},
         )
-    words = {
-        "loss": "training loss",
-        "mlm_public": "MLM accuracy on public text",
-        "perplexity_public": "perplexity of public text",
-        "perplexity_private": "perplexity of private text",
-    }
     private = shown.model("dp")
     return _page(
         "job.html.j2",
@@ -216,7 +211,7 @@ def report_page(report: Report, edition: Edition) -> Page:
         },
         chosen=None if private is None else private.name,
         hidden_curves=[
-            f"{words[curve.quantity]}, {curve.model}"
+            f"{QUANTITIES[curve.quantity]} ({curve.model})"
             for curve in report.curves
             if curve not in shown.curves
         ],

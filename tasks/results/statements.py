@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.errors import BadInput
+from dp_core.privacy.check_evidence import statement_words
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, Release, dataset_totals, privacy_statement
 from tasks.protocol import ReleaseRecord, StepResult
@@ -164,20 +165,6 @@ def _statements(
         data["others"] = [part.data for part in parts[1:]]
         data["private"] = all(part.data["private"] for part in parts)
         data["ledger_ids"] = [r.ledger_id for r in releases]
-    words = [part.words for part in parts]
     if released_after:
         data["released_after_updates"] = list(released_after)
-        if not any(release.event.is_unaccounted for release in releases):
-            words.append(_several_models(released_after))
-    return "\n".join(words), data
-
-
-def _several_models(after: Sequence[int]) -> str:
-    """Return the paragraph about a training that releases its models of several epochs."""
-    *earlier, last = after
-    return (
-        f"Of its pre-training {len(after)} models are released: after "
-        f"{', '.join(str(one) for one in earlier)} and {last} updates. The guarantee above covers "
-        "all of them together, and none is charged by itself: it is of the noised sums of all "
-        "updates, and each of these models is computed from those up to its own update.\n"
-    )
+    return statement_words(data), data

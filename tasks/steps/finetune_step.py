@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
-
-from tokenizers import Tokenizer
+from pathlib import Path
+from typing import Any, TypeVar
 
 from dp_core.config.training import is_causal
 from dp_core.data.hashing import digest64
@@ -31,10 +31,11 @@ from dp_core.data.labelled_text import (
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Dp, Label, Operator
 from dp_core.models.parameters import Bert
+from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.bootstrap import Replicate, mean_f1
-from dp_core.training.finetune import Head, finetune, finetune_privately
-from dp_core.training.heads import ClassHead, TaggingHead, classes_of, tag
+from dp_core.training.finetune import Epochs, finetune
+from dp_core.training.heads import ClassHead, Head, TaggingHead
 from dp_core.training.loop import PrivateUpdates, Progress
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepArtifact, StepContext, StepOutput
@@ -56,19 +57,20 @@ from tasks.report.sweep_results import DOCUMENTS_FILE
 from tasks.results.inputs import Input
 from tasks.results.statements import released_after
 from tasks.steps.entities_step import read_part, read_text_part
-from tasks.steps.training_outputs import SpendingReporter, write_model
+from tasks.steps.training_outputs import Curve, write_model
 from tasks.storage import sha256_of
 
 ERRORS = "errors.json"  # labels and positions only, no word of the test part
+_AROUND = 8  # number of words shown on each side of an error
 Item = TypeVar("Item", bound=LabelledItem)
 
 
 @dataclass(frozen=True)
 class _Tuned:
-    """A fine-tuned model, its labels, and the record of its release, if one was charged."""
+    """A fine-tuned model, its head, and the record of its release, if one was charged."""
 
     model: Bert
-    labels: tuple[str, ...]
+    head: Head[Any, Any]
     release: ReleaseRecord | None = None
 
 
@@ -93,20 +95,22 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     public = bool(fact(entities, "public"))
     if public and spec.plan is not None:
         raise BadInput("public labels need no privacy", where="finetune spec, plan")
-    tuned = (
-        _privately(spec, context, model, entities)
-        if spec.plan
-        else _freely(spec, context, model, entities)
+    tuned = _tuned(spec, context, model, entities)
+    label, task = _label(context, entities), task_of(spec)
+    test = task.learned(items_of(spec, entities, "test"))
+    predicted = tuned.head.predict(
+        tuned.model,
+        test,
+        wordpiece.load(model.folder),
+        max_length=spec.sequence_length,
+        device=spec.device,
     )
-    label, head = _label(context, entities), head_of(spec)
-    test = head.learned(items_of(spec, entities, "test"))
-    predicted = head.predict(tuned.model, test, wordpiece.load(model.folder))
-    scores = head.scores(test, predicted)
+    scores = task.scores(test, predicted)
     _measure(context, scores, label)
     after = released_after(model.result)
     write_model(context, tuned.model, model, released_after=after)
-    told = {"spec": spec.model_dump(mode="json"), **head.errors(test, predicted)}
-    (context.out / ERRORS).write_text(json.dumps(told))
+    errors = {"spec": spec.model_dump(mode="json"), **task.errors(test, predicted)}
+    (context.out / ERRORS).write_text(json.dumps(errors))
     kept = [ERRORS]
     if label is not Dp:
         (context.out / DOCUMENTS_FILE).write_text(json.dumps(dict(scores.counts)))
@@ -145,18 +149,18 @@ def items_of(spec: FinetuneSpec, entities: Input, part: str) -> list[Any]:
     Raises:
         BadInput: the labels are public, and the part is empty.
     """
-    read = head_of(spec).read
+    read = task_of(spec).read
     if not spec.folds:
         return read(entities.folder, part)
     every = read(entities.folder, "train")
-    own = [s for s in every if (fold_of(s, spec.folds) == spec.fold) == (part == "test")]
-    if not own and entities.facts["public"]:  # for private labels this fact is private
+    of_part = [s for s in every if (fold_of(s, spec.folds) == spec.fold) == (part == "test")]
+    if not of_part and entities.facts["public"]:  # for private labels this fact is private
         raise BadInput(
             f"fold {spec.fold + 1} of {spec.folds} leaves nothing for the {part} part",
             where="entities_folds",
             fix="Use fewer folds; documents without names are all in one.",
         )
-    return own
+    return of_part
 
 
 def _label(context: StepContext, entities: Input) -> type[Dp] | type[Operator]:
@@ -164,16 +168,29 @@ def _label(context: StepContext, entities: Input) -> type[Dp] | type[Operator]:
     return Operator if operator_only(context.releases) or not fact(entities, "public") else Dp
 
 
-def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: Input) -> _Tuned:
-    """Fine-tune without noise; with private labels, list the training as the operator's use."""
-    if not entities.facts["public"]:
+def _tuned(spec: FinetuneSpec, context: StepContext, model: Input, entities: Input) -> _Tuned:
+    """Fine-tune by DP-SGD, or without privacy.
+
+    DP-SGD reserves its release, trains and settles. Training on private labels without privacy is
+    listed as the operator's use.
+    """
+    task, charged, updates = task_of(spec), None, None
+    if spec.plan:
+        plan, units = training_plan(spec), private_units(entities)
+        content = _manifest(spec, model, entities, plan)
+        charged = charge(context, units, planned_release(spec), content=content)
+        # The labels may be read only after the charge.
+        context.refuse_altered(entities)
+        updates = PrivateUpdates(plan, charged.seed, content)
+    elif not entities.facts["public"]:
         reason = "fine-tuning on private labels without privacy"
         record_operator_use(context, private_units(entities), reason=reason)
-    head, label = head_of(spec), _label(context, entities)
-    train = head.learned(items_of(spec, entities, "train"))
-    labels = head.labels(train)
+    label = _label(context, entities)
+    train = task.learned(items_of(spec, entities, "train"))
+    labels = spec.label_names if charged else task.labels(train)
     if not labels:
         raise PrivateTextRefusal("the training part has no label", where="entities_train")
+    head = task.head(labels)
 
     def progress(now: Progress) -> None:
         # In epochs, because the number or share of updates reveals the number of sentences.
@@ -186,23 +203,24 @@ def _freely(spec: FinetuneSpec, context: StepContext, model: Input, entities: In
         model.folder,
         train,
         wordpiece.load(model.folder),
-        head=head.head(labels),
-        epochs=spec.epochs,
-        batch_size=spec.batches.batch_size,
+        head=head,
+        updates=updates or Epochs(spec.epochs, spec.batches.batch_size),
+        units=units_of(train, updates.plan.unit) if updates else None,
         config=spec.training,
         max_length=spec.sequence_length,
         seed=spec.seed,
-        checkpoints=context.checkpoints("checkpoints"),
+        checkpoints=context.checkpoints(
+            f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
+        ),
         device=spec.device,
-        progress=progress,
+        progress=Curve(context, updates.plan, spec.updates) if updates else progress,
     )
-    return _Tuned(trained, labels)
+    release = charged.settle(weights_released(trained.parameters)) if charged else None
+    return _Tuned(trained, head, release)
 
 
-def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities: Input) -> _Tuned:
-    """Fine-tune by DP-SGD: reserve the release, train, settle it."""
-    plan, units = training_plan(spec), private_units(entities)
-    content = manifest(
+def _manifest(spec: FinetuneSpec, model: Input, entities: Input, plan: ExecutionPlan) -> bytes:
+    return manifest(
         kind="finetune",
         entities=entities.facts["digest"],
         initial=sha256_of(model.folder / "model.safetensors"),
@@ -220,27 +238,6 @@ def _privately(spec: FinetuneSpec, context: StepContext, model: Input, entities:
         seed=spec.seed,
         device=spec.device,
     )
-    charged = charge(context, units, planned_release(spec), content=content)
-    # The labels may be read only after the charge.
-    context.refuse_altered(entities)
-    head = head_of(spec)
-    train = head.learned(items_of(spec, entities, "train"))
-    trained = finetune_privately(
-        model.folder,
-        train,
-        wordpiece.load(model.folder),
-        head=head.head(spec.label_names),
-        units=units_of(train, plan.unit),
-        updates=PrivateUpdates(plan, charged.seed, content),
-        config=spec.training,
-        init_seed=spec.seed,
-        max_length=spec.sequence_length,
-        checkpoints=context.checkpoints(f"checkpoints-{charged.entry.id}"),
-        device=spec.device,
-        progress=SpendingReporter(context, plan, spec.updates).tell,
-    )
-    release = charged.settle(weights_released(trained.parameters))
-    return _Tuned(trained, spec.label_names, release)
 
 
 def units_of(items: list[Item], unit: PrivacyUnit) -> list[str]:
@@ -252,9 +249,6 @@ def units_of(items: list[Item], unit: PrivacyUnit) -> list[str]:
     if unit is PrivacyUnit.PATIENT and not all(item.patient_id for item in items):
         raise unlisted_patients()
     return unit_ids(items, unit)
-
-
-_AROUND = 8  # number of words shown on each side of an error
 
 
 @dataclass(frozen=True)
@@ -282,50 +276,65 @@ class Scores:
         return mean_f1([Replicate("", 0, self.counts)]).interval
 
 
-class HeadOfStep(Protocol):
-    """The interface of a head in a fine-tuning step."""
+@dataclass(frozen=True)
+class Task(ABC):
+    """The task of a fine-tuning step: its texts, labels, head, scores and errors."""
 
-    def read(self, folder: Any, part: str) -> list[Any]:
+    spec: FinetuneSpec
+
+    @abstractmethod
+    def read(self, folder: Path, part: str) -> list[Any]:
         """Return the labelled texts that the entities step wrote."""
 
+    @abstractmethod
     def learned(self, items: Sequence[Any]) -> list[Any]:
         """Return the texts of a part that are learned and scored."""
 
+    @abstractmethod
     def labels(self, train: Sequence[Any]) -> tuple[str, ...]:
         """Return the entity types or classes: those in the settings, or else all in the texts."""
 
+    @abstractmethod
     def head(self, labels: Sequence[str]) -> Head[Any, Any]:
         """Return the head that learns these labels."""
 
-    def predict(self, model: Bert, items: Sequence[Any], tokenizer: Tokenizer) -> list[Any]:
-        """Return the model's prediction for each text, without reading the text's labels."""
-
+    @abstractmethod
     def scores(self, items: Sequence[Any], predicted: Sequence[Any]) -> Scores:
         """Return the scores of the predictions."""
+
+    @abstractmethod
+    def mistakes(self, item: Any, guess: Any) -> list[tuple[str, str, dict[str, Any]]]:
+        """Return a text's wrong predictions: label and kind, under which it counts, and content."""
+
+    @abstractmethod
+    def in_words(self, items: Sequence[Any], error: Mapping[str, Any]) -> dict[str, str]:
+        """Return one of the step's errors with the words around it."""
 
     def errors(self, items: Sequence[Any], predicted: Sequence[Any]) -> dict[str, Any]:
         """Return every wrong prediction by the number of its text, and counts; no word of a text.
 
         The label is `operator`, because the labels of private texts are private too.
         """
+        listed: list[dict[str, Any]] = []
+        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+        for number, (item, guess) in enumerate(zip(items, predicted, strict=True)):
+            for label, kind, error in self.mistakes(item, guess):
+                counts[label][kind] += 1
+                listed.append({"item": number} | error)
+        by_label = {label: dict(sorted(kinds.items())) for label, kinds in sorted(counts.items())}
+        return {"counts": by_label, "errors": listed}
 
-    def in_words(self, items: Sequence[Any], error: Mapping[str, Any]) -> dict[str, str]:
-        """Return one of these errors with the words around it."""
 
-
-def head_of(spec: FinetuneSpec) -> HeadOfStep:
-    """Return the head that the spec names."""
+def task_of(spec: FinetuneSpec) -> Task:
+    """Return the task of the spec's head."""
     return Tagging(spec) if spec.head == "entities" else Classifying(spec)
 
 
-@dataclass(frozen=True)
-class Tagging:
+class Tagging(Task):
     """Entity recognition: tags of words, scored by strict F1."""
 
-    spec: FinetuneSpec
-
-    def read(self, folder: Any, part: str) -> list[Sentence]:
-        """As in `HeadOfStep`."""
+    def read(self, folder: Path, part: str) -> list[Sentence]:
+        """Return the labelled sentences that the entities step wrote."""
         return read_part(folder, part)
 
     def learned(self, items: Sequence[Sentence]) -> list[Sentence]:
@@ -335,143 +344,99 @@ class Tagging:
         return joined(chosen) if self.spec.tagging_context == "document" else chosen
 
     def labels(self, train: Sequence[Sentence]) -> tuple[str, ...]:
-        """As in `HeadOfStep`."""
-        if self.spec.entity_types:
-            return self.spec.entity_types
-        return tuple(dict.fromkeys(tag[2:] for tag in label_set(train)[1:]))
+        """Return the entity types."""
+        types = tuple(dict.fromkeys(tag[2:] for tag in label_set(train)[1:]))
+        return self.spec.entity_types or types
 
     def head(self, labels: Sequence[str]) -> TaggingHead:
-        """As in `HeadOfStep`."""
+        """Return the head that tags words with these types."""
         return TaggingHead(tags_of_types(labels), self.spec.crf, self.spec.window_overlap)
 
-    def predict(
-        self, model: Bert, items: Sequence[Sentence], tokenizer: Tokenizer
-    ) -> list[tuple[str, ...]]:
-        """As in `HeadOfStep`."""
-        return tag(
-            model,
-            items,
-            tokenizer,
-            max_length=self.spec.sequence_length,
-            overlap=self.spec.window_overlap,
-            device=self.spec.device,
-        )
-
     def scores(self, items: Sequence[Sentence], predicted: Sequence[tuple[str, ...]]) -> Scores:
-        """As in `HeadOfStep`."""
-        found = score(items, predicted)
-        micro = found.micro
-        counts = {}
-        for owner, own in _by_owner(items).items():
-            one = score([items[i] for i in own], [predicted[i] for i in own]).micro
-            counts[owner] = (one.correct, one.predicted, one.expected)
+        """Return strict F1, precision and recall."""
+        strict = score(items, predicted)
+        micro = strict.micro
+
+        def counts(numbers: list[int]) -> tuple[int, int, int]:
+            of_owner = score([items[i] for i in numbers], [predicted[i] for i in numbers]).micro
+            return of_owner.correct, of_owner.predicted, of_owner.expected
+
         values: dict[str, float] = {EXPECTED_ENTITIES: micro.expected}
         if micro.expected:  # F1 is undefined, not 0, if the text has no entity.
             values |= {"f1": micro.f1, "precision": micro.precision, "recall": micro.recall}
-        return Scores(
-            "f1",
-            values,
-            {kind: of_type.f1 for kind, of_type in found.by_type.items() if of_type.expected},
-            counts,
-        )
+        by_type = {kind: of_type.f1 for kind, of_type in strict.by_type.items() if of_type.expected}
+        return Scores("f1", values, by_type, _by_owner(items, counts))
 
-    def errors(
-        self, items: Sequence[Sentence], predicted: Sequence[tuple[str, ...]]
-    ) -> dict[str, Any]:
-        """As in `HeadOfStep`; counts are by type, for a spurious entity by its predicted type."""
-        listed: list[dict[str, Any]] = []
-        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for number, (item, guess) in enumerate(zip(items, predicted, strict=True)):
-            for error in tagging_errors(item, guess):
-                kind = (error.expected or error.predicted or ("",))[0]
-                counts[kind][error.kind] += 1
-                own = {"expected": error.expected, "predicted": error.predicted}
-                listed.append({"item": number, "error": error.kind} | own)
-        by_type = {kind: dict(sorted(own.items())) for kind, own in sorted(counts.items())}
-        return {"counts": by_type, "errors": listed}
+    def mistakes(
+        self, item: Sentence, guess: tuple[str, ...]
+    ) -> list[tuple[str, str, dict[str, Any]]]:
+        """Return the wrong entities; a spurious one counts under its predicted type."""
+        return [
+            (
+                (error.expected or error.predicted or ("",))[0],
+                error.kind,
+                {"error": error.kind, "expected": error.expected, "predicted": error.predicted},
+            )
+            for error in tagging_errors(item, guess)
+        ]
 
     def in_words(self, items: Sequence[Sentence], error: Mapping[str, Any]) -> dict[str, str]:
-        """As in `HeadOfStep`; eight words are shown on each side."""
-        item, wanted, found = items[error["item"]], error["expected"], error["predicted"]
-        spans = [(begin, end) for _, begin, end in (e for e in (wanted, found) if e is not None)]
+        """Return an error with eight words on each side."""
+        item, wanted, guessed = items[error["item"]], error["expected"], error["predicted"]
+        spans = [(begin, end) for _, begin, end in (e for e in (wanted, guessed) if e is not None)]
         first = max(0, min(begin for begin, _ in spans) - _AROUND)
         last = max(end for _, end in spans) + _AROUND
         return {
             "document": item.document_id,
             "error": error["error"],
             "expected": _shown(item, wanted),
-            "predicted": _shown(item, found),
+            "predicted": _shown(item, guessed),
             "context": " ".join(item.tokens[first:last]),
         }
 
 
-@dataclass(frozen=True)
-class Classifying:
+class Classifying(Task):
     """Classification of texts or of pairs of texts, scored by accuracy."""
 
-    spec: FinetuneSpec
-
-    def read(self, folder: Any, part: str) -> list[LabelledText]:
-        """As in `HeadOfStep`."""
+    def read(self, folder: Path, part: str) -> list[LabelledText]:
+        """Return the labelled texts that the entities step wrote."""
         return read_text_part(folder, part)
 
     def learned(self, items: Sequence[LabelledText]) -> list[LabelledText]:
         """Return the texts of the configured classes."""
-        told = self.spec.class_names
-        return [text for text in items if not told or text.label in told]
+        classes = self.spec.class_names
+        return [text for text in items if not classes or text.label in classes]
 
     def labels(self, train: Sequence[LabelledText]) -> tuple[str, ...]:
-        """As in `HeadOfStep`."""
+        """Return the classes."""
         return self.spec.class_names or tuple(sorted({text.label for text in train}))
 
     def head(self, labels: Sequence[str]) -> ClassHead:
-        """As in `HeadOfStep`."""
+        """Return the head that learns these classes."""
         return ClassHead(tuple(labels))
 
-    def predict(
-        self, model: Bert, items: Sequence[LabelledText], tokenizer: Tokenizer
-    ) -> list[str]:
-        """As in `HeadOfStep`."""
-        return classes_of(
-            model,
-            items,
-            tokenizer,
-            max_length=self.spec.sequence_length,
-            device=self.spec.device,
-        )
-
     def scores(self, items: Sequence[LabelledText], predicted: Sequence[str]) -> Scores:
-        """As in `HeadOfStep`."""
-        found = class_scores([text.label for text in items], predicted)
-        counts = {}
-        for owner, own in _by_owner(items).items():
-            right = sum(items[i].label == predicted[i] for i in own)
-            counts[owner] = (right, len(own), len(own))
-        return Scores(
-            "accuracy",
-            {"accuracy": found.accuracy, "f1_macro": found.macro_f1},
-            found.f1_by_class,
-            counts,
-        )
+        """Return accuracy and macro F1."""
+        of_classes = class_scores([text.label for text in items], predicted)
 
-    def errors(self, items: Sequence[LabelledText], predicted: Sequence[str]) -> dict[str, Any]:
-        """As in `HeadOfStep`; counts are by expected class and predicted class."""
-        listed = []
-        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for number, (item, guess) in enumerate(zip(items, predicted, strict=True)):
-            if guess != item.label:
-                counts[item.label][guess] += 1
-                own = {"expected": item.label, "predicted": guess}
-                listed.append({"item": number, "error": "wrong class"} | own)
-        by_class = {label: dict(sorted(own.items())) for label, own in sorted(counts.items())}
-        return {"counts": by_class, "errors": listed}
+        def counts(numbers: list[int]) -> tuple[int, int, int]:
+            right = sum(items[i].label == predicted[i] for i in numbers)
+            return right, len(numbers), len(numbers)
+
+        values = {"accuracy": of_classes.accuracy, "f1_macro": of_classes.macro_f1}
+        return Scores("accuracy", values, of_classes.f1_by_class, _by_owner(items, counts))
+
+    def mistakes(self, item: LabelledText, guess: str) -> list[tuple[str, str, dict[str, Any]]]:
+        """Return a wrong class, which counts under the expected and the predicted class."""
+        error = {"error": "wrong class", "expected": item.label, "predicted": guess}
+        return [] if guess == item.label else [(item.label, guess, error)]
 
     def in_words(self, items: Sequence[LabelledText], error: Mapping[str, Any]) -> dict[str, str]:
-        """As in `HeadOfStep`; the whole text or pair is shown."""
+        """Return an error with the whole text or pair."""
         item = items[error["item"]]
-        told = {name: error[name] for name in ("error", "expected", "predicted")}
+        shown = {name: error[name] for name in ("error", "expected", "predicted")}
         context = " ⏎ ".join(text for text in (item.first, item.second) if text)
-        return {"document": item.document_id, **told, "context": context}
+        return {"document": item.document_id, **shown, "context": context}
 
 
 def _shown(item: Sentence, entity: Entity | None) -> str:
@@ -481,9 +446,11 @@ def _shown(item: Sentence, entity: Entity | None) -> str:
     return f"{kind}: {' '.join(item.tokens[begin:end])}"
 
 
-def _by_owner(items: Iterable[LabelledItem]) -> dict[str, list[int]]:
-    """Return the numbers of the items of each patient or document, by the hash of its name."""
-    found: defaultdict[str, list[int]] = defaultdict(list)
+def _by_owner(
+    items: Iterable[LabelledItem], counts: Callable[[list[int]], tuple[int, int, int]]
+) -> dict[str, tuple[int, int, int]]:
+    """Return the counts of each patient's or document's items, by the hash of its name."""
+    numbers: defaultdict[str, list[int]] = defaultdict(list)
     for number, item in enumerate(items):
-        found[f"{digest64(b'', 'document', owner_of(item)):016x}"].append(number)
-    return dict(sorted(found.items()))
+        numbers[f"{digest64(b'', 'document', owner_of(item)):016x}"].append(number)
+    return {owner: counts(of_owner) for owner, of_owner in sorted(numbers.items())}

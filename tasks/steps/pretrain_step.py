@@ -18,11 +18,11 @@ from dp_core.training.loop import (
     EvaluationHook,
     OrdinaryUpdates,
     PrivateUpdates,
-    Progress,
     UpdateRule,
     curve_points,
-    pretrain,
+    train,
 )
+from dp_core.training.objectives import objective_for
 from dp_core.vocabulary.wordpiece import continuation_tokens, load
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, ReleaseRecord
@@ -39,13 +39,7 @@ from tasks.steps.training_inputs import (
     refuse_other_architecture,
     training_hosts,
 )
-from tasks.steps.training_outputs import (
-    KeptModels,
-    SpendingReporter,
-    model_facts,
-    score,
-    write_model,
-)
+from tasks.steps.training_outputs import Curve, KeptModels, model_facts, score, write_model
 from tasks.storage import sha256_of
 
 EVALUATIONS, EVALUATED_ROWS = 5, 256  # few and small, to bound their cost
@@ -97,17 +91,18 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         run_digest(spec.digest(), charged.entry.id if charged else ""),
     )
     with training_hosts(spec, context, canaries) as hosts:
-        model = pretrain(
-            model=start,
+        model = train(
+            start,
+            objective_for(start.config, words),
             store=store,
             updates=updates,
             config=spec.training,
-            init_seed=spec.seed,
+            seed=spec.seed,
             checkpoints=context.checkpoints(f"checkpoints{name}"),
             device=spec.device,
-            progress=_Curve(spec, context, spent),
+            # Even on public text, the loss depends on a released vocabulary: dp, not public.
+            progress=Curve(context, spent, spec.updates, Operator if units else Dp),
             hook=kept.hook(_curves(spec, context, inputs, start.config, charged)),
-            continuation=words,
             hosts=hosts,
         )
     earlier = kept.weights()
@@ -252,28 +247,6 @@ def _publish_curve(context: StepContext, record: ReleaseRecord) -> None:
     for look in context.measured():
         if look.name.endswith(under_way):
             context.measure(look.name.removesuffix(under_way), Dp(look.value), look.step)
-
-
-class _Curve:
-    """Turns the trainer's reports into metrics, with ε next to the loss, at bounded cost."""
-
-    def __init__(
-        self, spec: PretrainSpec, context: StepContext, plan: ExecutionPlan | None
-    ) -> None:
-        self._spec, self._context = spec, context
-        self._spending = SpendingReporter(context, plan, spec.updates)
-
-    def __call__(self, now: Progress) -> None:
-        if now.at_point:
-            # Even on public text, the loss depends on a released vocabulary: dp, not public.
-            seen = Dp if self._spec.mode in ("public", "released") else Operator
-            numbers = {"loss": now.loss, "batch": now.batch}
-            if self._spec.mode == "dp":
-                numbers["clipped"] = now.clipped
-            for name, value in numbers.items():
-                if math.isfinite(value):
-                    self._context.measure(name, seen(value), now.update)
-        self._spending.tell(now)
 
 
 def _measure(

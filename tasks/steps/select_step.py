@@ -17,12 +17,12 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
 from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import load
-from dp_core.models.parameters import Bert
+from dp_core.models.parameters import Bert, language_model
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import RandomCountSelection
 from dp_core.privacy.private_selection import draw_candidate, draw_count, training_seed
-from dp_core.training.loop import PrivateUpdates, pretrain
-from dp_core.training.objectives import mlm_accuracy
+from dp_core.training.loop import PrivateUpdates, train
+from dp_core.training.objectives import mlm_accuracy, objective_for
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, SelectSpec
@@ -133,26 +133,26 @@ def _best(
     event, initial = charged.entry.event, inputs.initial
     assert isinstance(event, RandomCountSelection) and initial  # noqa: S101 - as reserved
     words = wordpiece.continuation_tokens(wordpiece.load(inputs.vocabulary.folder))
+    start = language_model(load(initial.folder))
     best: _Trained | None = None
     for number in range(draw_count(event, charged.seed)):
         drawn = draw_candidate(event, charged.seed, number)
         one = spec.candidates[drawn]
-        trained = pretrain(
-            model=initial.folder,
+        masks = objective_for(start.config, words if one.training.whole_words else None)
+        trained = train(
+            start,
+            masks,
             store=store,
             updates=PrivateUpdates(plans[drawn], training_seed(charged.seed, number), content),
             config=one.training,
-            init_seed=one.seed,
+            seed=one.seed,
             checkpoints=context.checkpoints(f"selection-{charged.entry.id}-{number}"),
             device=one.device,
-            progress=lambda now: None,  # progress would reveal the number of trainings
-            continuation=words if one.training.whole_words else None,
-        )
+        )  # without progress, which would reveal the number of trainings
         model = _bert(trained)
         candidate = _Trained(drawn, model, _accuracy(model, public, one.seed))
         best = candidate if best is None or candidate.rank > best.rank else best
     if best is None:  # K = 0: an output that does not depend on the data
-        start = _bert(load(initial.folder))
         best = _Trained(-1, start, _accuracy(start, public, spec.candidates[0].seed))
     return best
 

@@ -15,13 +15,14 @@ stored with the checkpoints until the training is settled, which binds its noise
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import ConfideError
-from dp_core.labels import Public
+from dp_core.labels import Dp, Operator, Public
 from dp_core.models.adapters import (
     adapters_of,
     merged,
@@ -47,24 +48,43 @@ from tasks.storage import sha256_of
 MEASURED_ROWS = 1024
 
 
-class SpendingReporter:
-    """Measures the ε that a private training has spent so far, at points of its curve.
+class Curve:
+    """Measures a training at the points of its curve: losses, and the ε that it has spent so far.
 
     The metric `epsilon_training` covers this training only. The metric `epsilon`, recorded once
     when the model is released (`write_model`), is the model's cost including all earlier releases.
+
+    Args:
+        context: context of the step.
+        plan: the plan that is charged; None trains without privacy.
+        updates: number of updates.
+        losses: label of losses and batch sizes; None measures no losses.
     """
 
-    def __init__(self, context: StepContext, plan: ExecutionPlan | None, updates: int) -> None:
-        self._context, self._plan = context, plan
+    def __init__(
+        self,
+        context: StepContext,
+        plan: ExecutionPlan | None,
+        updates: int,
+        losses: type[Dp] | type[Operator] | None = None,
+    ) -> None:
+        self._context, self._plan, self._losses = context, plan, losses
         self._left, self._spent = curve_points(updates), 0.0
 
-    def tell(self, now: Progress) -> None:
-        """Measure ε at the points that were passed, and report progress with the ε spent."""
-        passed = [point for point in self._left if point <= now.update]
-        self._left = self._left[len(passed) :]
+    def __call__(self, now: Progress) -> None:
+        """Measure the points that were passed, and report progress with the ε spent."""
+        if now.at_point and self._losses:
+            numbers = {"loss": now.loss, "batch": now.batch}
+            if self._plan:
+                numbers["clipped"] = now.clipped
+            for name, value in numbers.items():
+                if math.isfinite(value):
+                    self._context.measure(name, self._losses(value), now.update)
         if self._plan is None:
             self._context.progress(now.update, now.updates)
             return
+        passed = [point for point in self._left if point <= now.update]
+        self._left = self._left[len(passed) :]
         for point in passed:
             self._spent = epsilon_pld(plan_until(self._plan, point).event(), self._plan.delta)
             self._context.measure("epsilon_training", Public(self._spent), point)

@@ -1,7 +1,12 @@
 """The store: local folders and `gs://` behind one interface."""
 
-from tasks.storage.backends import is_remote, local_path
-from tasks.storage.staging import encode_data, keyed_digest, read_spec, stage_source
+from tasks.storage.backends import (
+    is_remote,
+    keyed_digest,
+    local_path,
+    read_spec,
+    stage_source,
+)
 from tasks.storage.store import CHECKSUMS, RESULT, Store, StoredCheckpoints, sha256_of
 
 __all__ = [
@@ -9,7 +14,6 @@ __all__ = [
     "RESULT",
     "Store",
     "StoredCheckpoints",
-    "encode_data",
     "is_remote",
     "keyed_digest",
     "local_path",

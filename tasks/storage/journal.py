@@ -17,19 +17,21 @@ _MODE = 0o600  # lines may have the label `operator`
 _LONGEST = 1 << 16  # longest torn end that is searched, in bytes
 
 
-def append(file: Path, *lines: str) -> None:
+def append(file: Path, *lines: str, head: str = "") -> None:
     """Append lines, excluding all other processes of this machine.
 
     Args:
         file: made if it is missing; its folder must exist.
         lines: without line ends.
+        head: first line of an empty file, before the other lines.
 
     Raises:
         OSError: nothing was appended, for example because the disk is full.
     """
-    content = "".join(f"{line}\n" for line in lines).encode()
     with exclusive(file) as descriptor:
         end = _cut_torn_end(descriptor)
+        first = [head] if head and not end else []
+        content = "".join(f"{line}\n" for line in (*first, *lines)).encode()
         try:
             while content:
                 content = content[os.write(descriptor, content) :]

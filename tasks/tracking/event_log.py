@@ -1,9 +1,9 @@
 """The event log of a step: all its numbers, settings, files and models, written once, in order.
 
-`result.json` and MLflow are both made from it. A log belongs to a spec and outlives attempts: a
-retry continues in the same file, also in another run. Each run that contains the step subscribes,
-and its delivery remembers the last delivered offset. The log is removed after the work is done and
-all events have been delivered to every run.
+`result.json` and MLflow are both made from it. A log belongs to a step of a run and outlives
+attempts: a retry continues in the same file, and a retry in another run takes over its numbers. The
+delivery to MLflow remembers the last delivered offset. The log is removed after the work is done
+and all events have been delivered.
 """
 
 from __future__ import annotations
@@ -46,7 +46,6 @@ def _now() -> int:
 class _Event(Config):
     version: Literal[1] = 1
     time: int = Field(default_factory=_now)  # milliseconds
-    run: str = ""  # the key of the only run that receives it; '': every run that has the step
     target: Target = "step"  # the MLflow run that receives it
 
 
@@ -133,9 +132,7 @@ KINDS: tuple[type[Event], ...] = get_args(Event)  # in the order of delivery to 
 _UNFIT = re.compile(r"[^\w./ -]")  # characters that MLflow forbids in names
 
 
-def metric(
-    name: str, value: Labelled, step: int = 0, *, target: Target = "step", run: str = ""
-) -> Metric | Tag:
+def metric(name: str, value: Labelled, step: int = 0, *, target: Target = "step") -> Metric | Tag:
     """Return the event of a number; a number that is not finite becomes a tag.
 
     MLflow would store infinity as the largest float.
@@ -147,8 +144,8 @@ def metric(
         raise TypeError(f"metric {name}: a number needs a label: Dp, Public or Operator")
     number, label = float(value.value), Label(value.label)
     if math.isfinite(number):
-        return Metric(name=name, value=number, label=label, step=step, target=target, run=run)
-    return Tag(name=name, value=str(number), label=label, target=target, run=run)
+        return Metric(name=name, value=number, label=label, step=step, target=target)
+    return Tag(name=name, value=str(number), label=label, target=target)
 
 
 def fit(name: str) -> str:
@@ -201,55 +198,62 @@ class Identity:
 
 
 class EventLog:
-    """The log of one spec, in a folder that processes of this machine may share."""
+    """The log of one step of one run, in a folder that processes of this machine may share.
 
-    def __init__(self, folder: Path, subscriber: Identity | None = None) -> None:
-        self.folder, self._subscriber = folder, subscriber
-        self._events, self._runs = folder / "events.jsonl", folder / "runs"
+    The first line of the file is the identity of the run, and the others are its events.
+    """
+
+    def __init__(self, folder: Path, identity: Identity) -> None:
+        self.folder, self.identity = folder, identity
+        self._events, self._head = folder / "events.jsonl", json.dumps(asdict(identity))
 
     @classmethod
     def of(cls, parent: Path, identity: Identity) -> EventLog:
-        """Open or create the log of a run's step, and subscribe the run to it."""
-        log = cls(parent / f"{identity.step}-{identity.spec_hash[:16]}", identity)
-        log.subscribe(identity)
-        return log
+        """Return the log of a run's step, which exists after its first event."""
+        return cls(parent / f"{_work(identity)}-{identity.key('step')[:32]}", identity)
 
     @classmethod
     def all(cls, parent: Path) -> list[EventLog]:
         """Return all logs in a folder."""
-        # The suffix marks a log whose removal has begun and may have been interrupted.
-        folders = sorted(file.parent for file in parent.glob("*/runs"))
-        return [cls(folder) for folder in folders if folder.suffix != ".removed"]
-
-    def subscribe(self, identity: Identity) -> None:
-        """Subscribe a run to all events of the log, including earlier events."""
-        while True:  # another process may remove the folder after a complete delivery
-            with suppress(FileNotFoundError):
-                self._runs.mkdir(parents=True, exist_ok=True, mode=0o700)
-                with journal.exclusive(self._events):
-                    journal.replace(self._file(identity, "json"), json.dumps(asdict(identity)))
-                return
+        logs = []
+        for file in sorted(parent.glob("*/events.jsonl")):
+            lines = journal.read(file)[0]
+            # The suffix marks a log whose removal has begun and may have been interrupted.
+            if lines and file.parent.suffix != ".removed":
+                logs.append(cls(file.parent, Identity(**json.loads(lines[0]))))
+        return logs
 
     def append(self, *events: Event) -> None:
         """Append events, in this order."""
         lines = [event.model_dump_json() for event in events]
-        self._resubscribe()
-        try:
-            journal.append(self._events, *lines)
-        except FileNotFoundError:  # removed at this very moment
-            self._resubscribe()
-            journal.append(self._events, *lines)
+        while True:  # another process may remove the folder after a complete delivery
+            with suppress(FileNotFoundError):
+                self.folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                journal.append(self._events, *lines, head=self._head)
+                return
 
     def read(self, start: int = 0) -> tuple[list[Event], int]:
         """Return the events from an offset on, and the offset after them."""
         lines, end = journal.read(self._events, start)
-        return [_ADAPTER.validate_json(line) for line in lines], end
+        return [_ADAPTER.validate_json(line) for line in lines[0 if start else 1 :]], end
+
+    def take_over(self, parent: Path) -> None:
+        """Copy the numbers of the unfinished work that this new log continues from other runs."""
+        if self.read()[0]:
+            return
+        for log in EventLog.all(parent):
+            if _work(log.identity) == _work(self.identity) and not log.is_over():
+                events = log.read()[0]
+                numbers = [e for e in events if isinstance(e, Metric | Tag) and e.target == "step"]
+                ends = [e.status for e in events if isinstance(e, AttemptEnded)]
+                self.append(*numbers)
+                log.append(AttemptEnded(status=ends[-1] if ends else "KILLED"))
 
     def metrics(self) -> list[MetricRecord]:
         """Return the last value of every metric at each step, also from earlier attempts."""
         last: dict[tuple[str, int], MetricRecord] = {}
         for event in self.read()[0]:
-            if isinstance(event, Metric) and event.target == "step" and not event.run:
+            if isinstance(event, Metric) and event.target == "step":
                 record = MetricRecord(
                     name=event.name, value=event.value, label=event.label.value, step=event.step
                 )
@@ -258,7 +262,6 @@ class EventLog:
 
     def keep(self, file: Path) -> str:
         """Keep a file with the log; return its name in the log."""
-        self._resubscribe()
         name = hashlib.sha256(str(file).encode()).hexdigest()[:12]
         kept = self.folder / "files" / name / file.name
         kept.parent.mkdir(parents=True, exist_ok=True)
@@ -277,19 +280,16 @@ class EventLog:
 
     # --- deliveries
 
-    def runs(self) -> list[Identity]:
-        """Return the subscribed runs."""
-        files = sorted(self._runs.glob("*.json"))
-        return [Identity(**json.loads(file.read_text())) for file in files]
+    def undelivered(self) -> tuple[list[Event], int]:
+        """Return the events not yet delivered, and the offset after them."""
+        start = 0
+        with suppress(FileNotFoundError):  # no delivery yet, or the log was just removed
+            start = int((self.folder / "delivered").read_text())
+        return self.read(start)
 
-    def undelivered(self, identity: Identity) -> tuple[list[Event], int]:
-        """Return the events not yet delivered to a run, and the offset after them."""
-        events, end = self.read(self._delivered(identity))
-        return [e for e in events if e.run in ("", identity.key("step"))], end
-
-    def confirm(self, identity: Identity, offset: int) -> None:
-        """Record that all events before an offset were delivered to a run."""
-        journal.replace(self._file(identity, "delivered"), str(offset))
+    def confirm(self, offset: int) -> None:
+        """Record that all events before an offset were delivered."""
+        journal.replace(self.folder / "delivered", str(offset))
 
     @contextmanager
     def delivering(self) -> Iterator[bool]:
@@ -297,7 +297,7 @@ class EventLog:
         file = self.folder / "lock"
         try:
             lock = file.open("w")
-        except FileNotFoundError:  # do not recreate a removed folder without a subscriber
+        except FileNotFoundError:  # do not recreate a removed folder
             yield False
             return
         with lock:
@@ -308,33 +308,23 @@ class EventLog:
                 return
             yield journal.is_still_there(file, lock.fileno())
 
-    def remove_if_told(self) -> None:
-        """Remove a log of finished or abandoned work after delivery of all events to every run."""
+    def remove_if_delivered(self) -> None:
+        """Remove a log of finished or abandoned work after the delivery of all events."""
         gone = self.folder.with_name(f"{self.folder.name}.removed")
         shutil.rmtree(gone, ignore_errors=True)
         with suppress(FileNotFoundError), journal.exclusive(self._events):
-            if not self._is_told():
+            if self.undelivered()[0] or not self.is_over():
                 return
             self.folder.rename(gone)
         shutil.rmtree(gone, ignore_errors=True)
 
-    def _resubscribe(self) -> None:
-        """Subscribe again if the log was removed after a complete delivery."""
-        if self._subscriber is not None and not self._file(self._subscriber, "json").exists():
-            self.subscribe(self._subscriber)
-
-    def _file(self, identity: Identity, kind: str) -> Path:
-        return self._runs / f"{identity.key('step')[:32]}.{kind}"
-
-    def _delivered(self, identity: Identity) -> int:
-        with suppress(FileNotFoundError):  # no delivery yet, or the log was just removed
-            return int(self._file(identity, "delivered").read_text())
-        return 0
-
-    def _is_told(self) -> bool:
-        if any(self.undelivered(run)[0] for run in self.runs()):
-            return False
+    def is_over(self) -> bool:
+        """Return whether no retry will continue the work: it is finished or abandoned."""
         events = self.read()[0]
         turns = [event for event in events if isinstance(event, Begun | AttemptEnded)]
         over = bool(turns) and isinstance(turns[-1], AttemptEnded) and turns[-1].closed
         return over or (bool(events) and events[-1].time < _now() - ABANDONED)
+
+
+def _work(identity: Identity) -> str:
+    return f"{identity.step}-{identity.spec_hash[:16]}"

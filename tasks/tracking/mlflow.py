@@ -168,7 +168,7 @@ class Delivery:
         self._known: dict[str, set[tuple[str, int]]] = {}
 
     def deliver(self, events: EventLog) -> bool:
-        """Deliver the new events to every run; return False if another process delivers them.
+        """Deliver the new events; return False if another process delivers them.
 
         Raises:
             TrackingDown: MLflow did not accept all events; the rest stays on disk.
@@ -176,13 +176,12 @@ class Delivery:
         with events.delivering() as ours:
             if not ours:
                 return False
-            for identity in events.runs():
-                self._tell(events, identity)
-            events.remove_if_told()
+            self._deliver_new(events)
+            events.remove_if_delivered()
             return True
 
-    def _tell(self, log: EventLog, identity: Identity) -> None:
-        events, end = log.undelivered(identity)
+    def _deliver_new(self, log: EventLog) -> None:
+        identity, (events, end) = log.identity, log.undelivered()
         if not events:
             return
         turns = [event for event in events if isinstance(event, Begun | AttemptEnded)]
@@ -196,7 +195,7 @@ class Delivery:
                     # A late `Begun` of the whole job is omitted: the job may have ended meanwhile.
                     if not (over and isinstance(group[0], Begun) and group[0].target == "parent"):
                         self._send(log, identity, group)
-        log.confirm(identity, end)
+        log.confirm(end)
 
     def url(self, identity: Identity, target: Target) -> str:
         """Return the address of a run's page, or '' when no server shows it."""
@@ -456,8 +455,7 @@ def send_all(deployment: Deployment) -> int:
 
 def unsent(deployment: Deployment) -> int:
     """Return the number of steps with undelivered events."""
-    logs = EventLog.all(deployment.events)
-    return sum(any(log.undelivered(run)[0] for run in log.runs()) for log in logs)
+    return sum(bool(log.undelivered()[0]) for log in EventLog.all(deployment.events))
 
 
 def reachable(deployment: Deployment) -> bool:
@@ -476,7 +474,6 @@ def _now() -> int:
 
 def _turn(log: EventLog) -> tuple[bool, int]:
     """Return the sort key of a log's delivery: a log that ends its whole job comes last."""
-    events = [event for run in log.runs() for event in log.undelivered(run)[0][-1:]]
-    last = max(events, key=lambda event: event.time, default=None)
-    ends_all = any(isinstance(event, AttemptEnded) and "parent" in event.also for event in events)
-    return ends_all, last.time if last else 0
+    events = log.undelivered()[0]
+    ends_all = any(isinstance(e, AttemptEnded) and "parent" in e.also for e in events[-1:])
+    return ends_all, max((event.time for event in events[-1:]), default=0)

@@ -51,7 +51,6 @@ class Tracker:
     def __init__(self, deployment: Deployment, identity: Identity) -> None:
         self._identity, self._deployment = identity, deployment
         self.events = EventLog.of(deployment.events, identity)
-        self._own = identity.key("step")
         self._delivery = Delivery(deployment)
         self._next, self._down = 0.0, False
 
@@ -62,8 +61,8 @@ class Tracker:
             follows_run: the step runs after the job's last step. The job stays as it ended,
                 because no later step would end it again.
         """
-        job = [] if follows_run else [Begun(run=self._own, target="parent")]
-        self._add(*job, Begun(run=self._own))
+        self.events.take_over(self._deployment.events)
+        self._add(*([] if follows_run else [Begun(target="parent")]), Begun())
 
     def measure(self, name: str, value: Labelled, step: int = 0) -> None:
         """Record a number; the type of its label decides which experiment shows it.
@@ -98,15 +97,16 @@ class Tracker:
         if model:
             events += self._params(spec.coordinates, "model")
         if done_before:
-            events += [metric(m.name, labelled(m), m.step, run=self._own) for m in result.metrics]
+            self.events.append(Begun())  # so that no other process removes the log before its end
+            events += [metric(m.name, labelled(m), m.step) for m in result.metrics]
         above: Target | None = "parent" if spec.ends_run else "model" if model else None
         if above:
             events += [
-                metric(m.name, labelled(m), m.step, target=above, run=self._own)
+                metric(m.name, labelled(m), m.step, target=above)
                 for m in {m.name: m for m in result.metrics}.values()
             ]
         events += [
-            ChargedDataset(run=self._own, name=release.dataset, ledger_id=release.ledger_id)
+            ChargedDataset(name=release.dataset, ledger_id=release.ledger_id)
             for release in result.releases
         ]
         if result.facts["artifacts"]:
@@ -116,8 +116,7 @@ class Tracker:
             for file, label, under in result.facts["artifacts"]:
                 kept = self.events.keep(folder / file)
                 events += [
-                    LoggedArtifact(run=self._own, target=t, file=kept, label=label, folder=under)
-                    for t in targets
+                    LoggedArtifact(target=t, file=kept, label=label, folder=under) for t in targets
                 ]
         if not self._identity.hides_count:  # the registry's versions carry public time stamps
             models = (judged for judged in result.facts.get("judged", ()) if judged["model"])
@@ -143,7 +142,7 @@ class Tracker:
 
     def leave(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
         """End the runs like `end`, on disk only, for a process without time to reach MLflow."""
-        self.events.append(AttemptEnded(run=self._own, status=status, also=also, closed=closed))
+        self.events.append(AttemptEnded(status=status, also=also, closed=closed))
 
     def send_left_behind(self) -> None:
         """Deliver the remaining events of earlier steps, if MLflow answers now."""
@@ -167,10 +166,7 @@ class Tracker:
     def _params(self, values: dict[str, Any], target: Target = "step") -> list[Event]:
         """Return settings, which are public, as events."""
         words = {name: f"{v:g}" if isinstance(v, float) else str(v) for name, v in values.items()}
-        return [
-            Param(run=self._own, target=target, name=name, value=value)
-            for name, value in words.items()
-        ]
+        return [Param(target=target, name=name, value=value) for name, value in words.items()]
 
     def _model(self, judged: dict[str, Any], store: Store) -> LoggedModel:
         """Return the registration of a model with its verdict (`tasks/evidence/gate.py`)."""
@@ -179,7 +175,6 @@ class Tracker:
         files = [folder / name for name in of_last_model(store.published(judged["uri"]))]
         (statement,) = (file.read_text() for file in files if file.name == WORDS)
         return LoggedModel(
-            run=self._own,
             name=judged["model"],
             files=[self.events.keep(file) for file in files],
             folder=f"model/{judged['tags']['confide.spec_hash'][:16]}",

@@ -41,7 +41,7 @@ READS_PRIVATE_TEXT = (
 OTHER_ERRORS = {
     "a setting, a path or the machine": {
         "black_box._coin_bound",
-        "finetune.check_row_length",
+        "finetune._check_row_length",
         "i2b2.read_i2b2", "item_sets.bounded_sets", "masking.mask_rows",
         "patients.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
@@ -60,7 +60,7 @@ OTHER_ERRORS = {
     },
     "an output of another step": {
         "corpus_step._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
-        "entities_step._parsed", "exposure_step.run", "finetune.finetune_privately",
+        "entities_step._parsed", "exposure_step.run", "finetune.finetune",
         "membership_step._sample", "membership_sample._Places.rows",
         "phrases_step.read_phrases", "token_store.TokenStore.open",
         "token_store.TokenStoreWriter.add_units_of",

@@ -240,8 +240,3 @@ def test_misshapen_events_are_refused() -> None:
         except ConfideError:
             refused += 1
     assert refused
-
-
-def test_at_least_five_hundred_files_are_corrupted() -> None:
-    """The readers of corpora and of entities have another 720 cases in their test files."""
-    assert CORRUPTIONS * len(CASES) >= 500

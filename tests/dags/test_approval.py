@@ -94,7 +94,7 @@ def answer_when_asked(dag_id, option, told):
 SMALL = """
 from airflow.sdk import DAG, task
 
-from dags.experiment import approval
+from dags.launcher import approval
 
 with DAG("asks", schedule=None):
 

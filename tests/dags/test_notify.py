@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dags.launcher.notify import addresses, message, notify
+from dags.launcher.outcome import addresses, message, notify
 from dags.launcher.step_operator import failure
 
 PRIVATE = "Quendoline"

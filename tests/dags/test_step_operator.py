@@ -6,7 +6,8 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from dags.launcher.step_operator import MlflowRunLink, ReportLink, failure, log_failure
+from dags.launcher.outcome import log_failure
+from dags.launcher.step_operator import MlflowRunLink, ReportLink, failure
 from tasks.protocol.messages import Follower, StepProgress, TrackedAt, channel_file
 
 URL = "http://127.0.0.1:5000/#/experiments/1/runs/ab12"

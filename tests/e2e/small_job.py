@@ -12,8 +12,9 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.execution import contract
 from tasks.protocol import RunContext, StepResult, StepSpec
+from tasks.protocol.step_process import data_uri
 from tasks.runtime.deployment import Deployment
-from tasks.storage import encode_data, local_path
+from tasks.storage import local_path
 
 SIZES: dict[str, Any] = {
     "declared_units": 80, "words_per_unit": 64, "vocabulary_epsilon": 50.0,
@@ -27,7 +28,7 @@ SIZES: dict[str, Any] = {
 def run(spec: StepSpec) -> int:
     """Run a step; return its exit code."""
     context = RunContext(run_key="e2e", run_name="e2e", task=spec.step).model_dump_json()
-    return contract.main(spec.step, encode_data(spec.model_dump_json().encode()), context=context)
+    return contract.main(spec.step, data_uri(spec.model_dump_json().encode()), context=context)
 
 
 def run_all(

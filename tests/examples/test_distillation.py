@@ -18,8 +18,9 @@ from dp_core.models.parameters import Bert, fresh, parameter_shapes
 from dp_core.nn import Layers
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training import loop
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, pretrain
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
 from examples.distillation import distillation, distilled_row_losses, divergence, student_of
 
 CONFIG = BertConfig(vocab_size=20, hidden=8, layers=12, heads=2, intermediate=12, max_positions=8)
@@ -124,16 +125,15 @@ def store(tmp_path_factory):
 
 @pytest.fixture()
 def train(store, tmp_path):
-    def run(updates, **settings):
-        return pretrain(
+    def run(updates, model, objective):
+        return loop.train(
+            model,
+            objective,
             store=store,
             updates=updates,
             config=TrainingConfig(learning_rate=0.01),
-            init_seed=1,
+            seed=1,
             checkpoints=LocalFolder(tmp_path / "checkpoints"),
-            device="cpu",
-            progress=lambda progress: None,
-            **settings,
         )
 
     return run
@@ -166,9 +166,8 @@ def test_a_student_comes_to_say_what_its_teacher_says(train, store, stubborn):
     assert what_it_says(start, store) != {7}
 
 
-def test_a_student_learns_privately(train, stubborn, tmp_path):
+def test_a_student_learns_privately(train, stubborn):
     start = student_of(fresh(stubborn.config, 5))
-    save(start, tmp_path / "start")  # `model` may also be a folder
     plan = ExecutionPlan.poisson(
         unit="document",
         declared_units=30,
@@ -180,7 +179,7 @@ def test_a_student_learns_privately(train, stubborn, tmp_path):
     )
     model = train(
         PrivateUpdates(plan, PrivacySeed.fixed(4), b"m"),
-        model=tmp_path / "start",
+        model=start,
         objective=distillation(stubborn, share=0.5),
     )
     for name, value in model.parameters.items():
@@ -200,6 +199,6 @@ def test_a_teacher_of_another_vocabulary_is_refused(train, stubborn):
     with pytest.raises(BadInput, match="different vocabularies"):
         train(
             OrdinaryUpdates(1, 4, seed=1),
-            model=stubborn.config.with_vocabulary(21),
+            model=fresh(stubborn.config.with_vocabulary(21), 1),
             objective=distillation(stubborn),
         )

@@ -57,6 +57,35 @@ def confide(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str])
 
 
 @pytest.fixture(scope="session")
+def honest_pack(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An evidence pack that holds, and the folder of its model."""
+    from evidence_examples import EARLIER, TRAINING, pack_of, released_model, settled
+    from step_outputs import output_folder
+
+    home = tmp_path_factory.mktemp("evidence")
+    deployment = Deployment.from_environment({"CONFIDE_HOME": str(home / "home")})
+    deployment.prepare()
+    uri = released_model(deployment, settled(deployment, EARLIER, TRAINING))
+    model = home / "model"
+    model.mkdir()
+    for name in ("config.json", "model.safetensors", "PRIVACY.md", "privacy_statement.json"):
+        shutil.copyfile(output_folder(deployment, uri) / name, model / name)
+    return pack_of(deployment, uri, home / "pack"), model
+
+
+@pytest.fixture
+def pack(honest_pack: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of an evidence pack, to be read or forged."""
+    return Path(shutil.copytree(honest_pack[0], tmp_path / "pack"))
+
+
+@pytest.fixture
+def released(honest_pack: tuple[Path, Path], tmp_path: Path) -> Path:
+    """A copy of the model of `pack`."""
+    return Path(shutil.copytree(honest_pack[1], tmp_path / "model"))
+
+
+@pytest.fixture(scope="session")
 def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An MLflow database without runs; creating its tables takes longer than any test."""
     from tasks.tracking.mlflow import reachable

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.audit.protocol import AuditRecord
+from dp_core.privacy import check_evidence
 from dp_core.privacy.ledger import Ledger, Reservation
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
-from tasks.evidence import check_evidence
 from tasks.evidence.pack import write_pack
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.results.statements import write_statement
@@ -56,15 +56,16 @@ def settled(
     spec_hash: str = SPEC,
     settle: bool = True,
     delta: float = 1e-6,
+    unit: PrivacyUnit = UNIT,
 ) -> list[ReleaseRecord]:
     """Charge releases as one plan; the last release belongs to the step of the model."""
     ledger = Ledger.open(deployment.ledger)
     if dataset not in ledger.datasets():
-        ledger.register_dataset(dataset, UNIT, 20.0, 1e-4)
+        ledger.register_dataset(dataset, unit, 20.0, 1e-4)
     seeds, key = SeedStore(deployment.seeds), f"{SECRET} 14:03:59 · {dataset}"
     hashes = [f"{number}" * 64 for number in range(len(events) - 1)] + [spec_hash]
     planned = [
-        Reservation(dataset, UNIT, event, delta, hash_of_spec, key, key)
+        Reservation(dataset, unit, event, delta, hash_of_spec, key, key)
         for event, hash_of_spec in zip(events, hashes, strict=True)
     ]
     ledger.register_plan(planned)
@@ -78,7 +79,7 @@ def settled(
             ReleaseRecord(
                 ledger_id=entry.id,
                 dataset=dataset,
-                unit="patient",
+                unit=unit.value,
                 event=entry.event.to_json(),
                 epsilon=0.5,
                 epsilon_rdp=0.6,

@@ -16,7 +16,7 @@ from tasks.protocol import (
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.storage import encode_data
+from tasks.protocol.step_process import data_uri
 
 Spec = TypeVar("Spec", bound=StepSpec)
 
@@ -60,4 +60,4 @@ def spec_of(kind: type[Spec], **changes: Any) -> Spec:
 
 def run(spec: StepSpec) -> int:
     """Run a step as a launcher does; return its exit code."""
-    return contract.main(spec.step, encode_data(spec.model_dump_json().encode()))
+    return contract.main(spec.step, data_uri(spec.model_dump_json().encode()))

@@ -25,8 +25,9 @@ from tasks.context import StepContext, StepOutput
 from tasks.execution import contract
 from tasks.protocol import CanariesSpec, CorpusSpec, RunContext, StepResult
 from tasks.protocol.messages import Finished, Follower
+from tasks.protocol.step_process import data_uri
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store, encode_data
+from tasks.storage import Store
 
 Step = Callable[..., None]
 SECRET = "Zacharias Quillfeather"
@@ -270,10 +271,10 @@ def test_invalid_spec_is_refused_with_the_reason(
         ({"step": "nonsense"}, "nonsense"),
     ):
         body = json.dumps(whole | change).encode()
-        assert contract.main("canaries", encode_data(body)) == 2
+        assert contract.main("canaries", data_uri(body)) == 2
         assert reason in capsys.readouterr().err
     assert contract.main("canaries", "/no/such/spec.json") == 2
-    assert contract.main("corpus", encode_data(json.dumps(whole).encode())) == 2
+    assert contract.main("corpus", data_uri(json.dumps(whole).encode())) == 2
     assert "is for the step 'canaries'" in capsys.readouterr().err
 
 

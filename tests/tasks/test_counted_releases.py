@@ -23,11 +23,11 @@ from tasks.protocol import (
     SweepPoint,
     names_of,
 )
+from tasks.protocol.step_process import data_uri
 from tasks.report import results, sweep_results
 from tasks.results.inputs import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps import report_step
-from tasks.storage import encode_data
 
 EVENT = PoissonGaussian.single(0.1, 4.0, 3, unit=UNIT)
 WORDS, PHRASES, TRAINED, OTHER = (
@@ -124,7 +124,7 @@ def test_message_of_a_panic_is_not_printed(
     spec = CanariesSpec.model_validate(
         {"made_up": False, "seed": 1, "vocabulary_uri": "v"} | {"config": {}}
     )
-    code = contract.main("canaries", encode_data(spec.model_dump_json().encode()))
+    code = contract.main("canaries", data_uri(spec.model_dump_json().encode()))
     output = "".join(capfd.readouterr())
     assert code == 1 and "PanicException at tests/tasks/test_counted_releases.py" in output
     assert "Quendoline" not in output

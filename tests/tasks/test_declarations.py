@@ -411,7 +411,7 @@ def test_every_step_opens_its_sources_through_one_function() -> None:
         for file in (CHECKOUT / "tasks").rglob("*.py")
         if "stage_source(" in file.read_text()
     }
-    assert callers == {"tasks/releases/declarations.py", "tasks/storage/staging.py"}
+    assert callers == {"tasks/releases/declarations.py", "tasks/storage/backends.py"}
     openers = {
         file.stem
         for file in (CHECKOUT / "tasks" / "steps").glob("*.py")

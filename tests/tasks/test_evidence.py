@@ -41,13 +41,15 @@ from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, rows_from_ranks
 from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, compare
 from dp_core.audit.membership import MembershipRow, Share
+from dp_core.audit.protocol import AuditRecord
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
+from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting import tpr_ceiling
-from dp_core.privacy.mechanisms import RandomCountSelection, compose
-from tasks.evidence import check_evidence
-from tasks.evidence.audits import AUDITS, PROBES, SUBJECT
+from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
+from tasks.evidence.audits import AUDITS, PROBES, SUBJECT, audits_of, subjects_of
 from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, MEMBERSHIP_FILE, TARGETED
+from tasks.results.inputs import read_result
 from tasks.results.statements import DATA, WORDS
 from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, sha256_of
@@ -63,21 +65,6 @@ Change = Callable[[dict[str, Any]], object]
 @pytest.fixture
 def model(deployment: Deployment) -> str:
     return released_model(deployment, settled(deployment, EARLIER, TRAINING))
-
-
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    home = tmp_path_factory.mktemp("evidence")
-    deployment = Deployment.from_environment({"CONFIDE_HOME": str(home / "home")})
-    deployment.prepare()
-    model = released_model(deployment, settled(deployment, EARLIER, TRAINING))
-    return pack_of(deployment, model, home / "pack")
-
-
-@pytest.fixture
-def pack(made_once: Path, tmp_path: Path) -> Path:
-    """A copy of a pack, to be read or forged."""
-    return Path(shutil.copytree(made_once, tmp_path / "pack"))
 
 
 # --- content
@@ -183,6 +170,17 @@ def test_operator_edition_is_marked_on_every_page(
 # --- audits
 
 
+def _audits(
+    deployment: Deployment, uri: str, key: str, *, operator: bool = False
+) -> list[AuditRecord]:
+    """Return the records of one kind of audit, as an edition of the pack contains them."""
+    store = store_of(deployment)
+    result = read_result(store, uri)
+    assert result is not None
+    records = audits_of(store, subjects_of(store, uri, result), operator=operator)
+    return [record for record in records if record.key == key]
+
+
 def _exposed(deployment: Deployment, name: str, ranks: float) -> Path:
     canaries = [Canary(f"planted {n}", "HSH", 0.01, (5, 6 + n, 7)) for n in range(4)]
     references = [Canary(f"reference {n}", "HSH", 0.0, (5, 60 + n, 7)) for n in range(4)]
@@ -225,8 +223,8 @@ def test_pack_contains_exposure_of_its_model_only(
     _exposures(deployment, "1", 400.0, **{SUBJECT: ours, PROBES: "c"})
     _exposures(deployment, "2", 1.0, **{SUBJECT: other, PROBES: "c"})
     _exposures(deployment, "3", 1.0, **{SUBJECT: "", PROBES: "c"})
-    audits = audits_in(pack_of(deployment, model, tmp_path / "pack"))
-    (exposure,) = [a for a in audits if a.key == "exposure"]
+    pack = pack_of(deployment, model, tmp_path / "pack")
+    (exposure,) = [a for a in audits_in(pack) if a.key == "exposure"]
     assert exposure.value == pytest.approx(1.32, abs=0.01)
     assert (exposure.verdict, exposure.label, exposure.level) == ("consistent", "dp", "canary")
     assert exposure.null_control is not None and exposure.null_control.alarm_rate == 0.025
@@ -234,24 +232,18 @@ def test_pack_contains_exposure_of_its_model_only(
     assert exposure.rows[0]["rank_exposure_p_value"] == pytest.approx(1 / math.comb(8, 4))
 
 
-def test_exposure_in_training_rows_is_for_the_operator(
-    deployment: Deployment, model: str, tmp_path: Path
-) -> None:
-    ours = sha256(b"weights")
-    _exposures(deployment, "1", 2.0, **{SUBJECT: ours, PROBES: "c"})
-    audits = {}
-    for edition in ("publishable", "operator"):
-        folder = tmp_path / edition
-        of_edition = audits_in(pack_of(deployment, model, folder, operator=edition == "operator"))
-        (audits[edition],) = [a for a in of_edition if a.key == EXPOSURE_IN_ROWS]
-    assert audits["publishable"].verdict == "not run" and not audits["publishable"].rows
-    assert "for the operator only" in audits["publishable"].finding
-    assert (audits["operator"].verdict, audits["operator"].label) == ("inconclusive", "operator")
-    assert audits["operator"].value == pytest.approx(math.log2(500))
+def test_exposure_in_training_rows_is_for_the_operator(deployment: Deployment, model: str) -> None:
+    _exposures(deployment, "1", 2.0, **{SUBJECT: sha256(b"weights"), PROBES: "c"})
+    (shared,) = _audits(deployment, model, EXPOSURE_IN_ROWS)
+    (full,) = _audits(deployment, model, EXPOSURE_IN_ROWS, operator=True)
+    assert shared.verdict == "not run" and not shared.rows
+    assert "for the operator only" in shared.finding
+    assert (full.verdict, full.label) == ("inconclusive", "operator")
+    assert full.value == pytest.approx(math.log2(500))
 
 
 def test_membership_results_are_for_the_operator_and_publicly_marked_as_run(
-    deployment: Deployment, model: str, tmp_path: Path
+    deployment: Deployment, model: str
 ) -> None:
     folder = deployment.home / "made" / "membership"
     folder.mkdir(parents=True)
@@ -269,13 +261,11 @@ def test_membership_results_are_for_the_operator_and_publicly_marked_as_run(
     store, ours = store_of(deployment), sha256(b"weights")
     publish(store, f"store://membership/{'a' * 16}", folder, **{SUBJECT: ours, PROBES: "c"})
 
-    shared = audits_in(pack_of(deployment, model, tmp_path / "shared"))
-    (summary,) = [a for a in shared if a.key == "membership"]
+    (summary,) = _audits(deployment, model, "membership")
     assert (summary.verdict, summary.value) == ("not run", None)
     assert "It was run" in summary.finding
 
-    whole = audits_in(pack_of(deployment, model, tmp_path / "whole", operator=True))
-    by_level = {a.level: a for a in whole if a.key == "membership"}
+    by_level = {a.level: a for a in _audits(deployment, model, "membership", operator=True)}
     assert {level: a.value for level, a in by_level.items()} == {
         "example": 0.21, "patient": 0.45, "group": 0.02,
     }  # fmt: skip
@@ -311,43 +301,35 @@ def _extracted(
     )  # fmt: skip
 
 
-def _of_exposure(key: str, pack: Path) -> Any:
-    (record,) = [audit for audit in audits_in(pack) if audit.key == key]
-    return record
-
-
 def test_extracted_secrets_are_published_and_extracted_rows_are_for_the_operator(
-    deployment: Deployment, model: str, tmp_path: Path
+    deployment: Deployment, model: str
 ) -> None:
     _extracted(deployment, {GREEDY: 2, SAMPLING: 4}, 9)
-    shared = pack_of(deployment, model, tmp_path / "shared")
-    targeted, rows = (_of_exposure(key, shared) for key in (TARGETED, DISCOVERABLE))
+    (targeted,) = _audits(deployment, model, TARGETED)
+    (rows,) = _audits(deployment, model, DISCOVERABLE)
     assert (targeted.verdict, targeted.label, targeted.value) == ("inconclusive", "dp", 0.75)
-    assert targeted.null_control.p_value < 1e-4
+    assert targeted.null_control is not None and targeted.null_control.p_value < 1e-4
     assert "more than chance" in targeted.finding and "2 of 30" in targeted.finding
     assert "fixed before the training" in targeted.power and "k = 40" in targeted.power
     assert [row["group"] for row in targeted.rows] == ["all"] * 3 + ["p = 0.01"] * 3
     assert (rows.verdict, rows.value) == ("not run", None) and "It was run" in rows.finding
 
-    operator_pack = pack_of(deployment, model, tmp_path / "own", operator=True)
-    rows = _of_exposure(DISCOVERABLE, operator_pack)
+    (rows,) = _audits(deployment, model, DISCOVERABLE, operator=True)
     assert (rows.verdict, rows.label, rows.value) == ("consistent", "operator", 0.04)
     assert "2 of 50 rows that trained came out by greedy decoding" in rows.finding
     assert "4 by top-k sampling (1 of the control)" in rows.finding
     assert "prefixes of 10 tokens, suffixes of 10" in rows.power
 
 
-def test_absence_of_rows_to_extract_is_for_the_operator(
-    deployment: Deployment, model: str, tmp_path: Path
-) -> None:
+def test_absence_of_rows_to_extract_is_for_the_operator(deployment: Deployment, model: str) -> None:
     _extracted(deployment, {}, 1, fixed=False)
-    shared = _of_exposure(DISCOVERABLE, pack_of(deployment, model, tmp_path / "shared"))
+    (shared,) = _audits(deployment, model, DISCOVERABLE)
     assert shared.verdict == "not run" and "It was run" in shared.finding
-    operator_pack = pack_of(deployment, model, tmp_path / "own", operator=True)
-    record = _of_exposure(DISCOVERABLE, operator_pack)
+    (record,) = _audits(deployment, model, DISCOVERABLE, operator=True)
     assert (record.verdict, record.label) == ("not run", "operator")
     assert "nothing to try" in record.finding
-    assert "chosen after it" in _of_exposure(TARGETED, operator_pack).power
+    (targeted,) = _audits(deployment, model, TARGETED, operator=True)
+    assert "chosen after it" in targeted.power
 
 
 # --- the model of a pack
@@ -508,11 +490,11 @@ def test_release_with_another_event_than_the_ledger_is_refused(
 
 @pytest.mark.parametrize("change", ["changed", "missing", "added"])
 def test_changed_missing_and_added_files_are_detected(
-    made_once: Path, tmp_path: Path, change: str
+    pack: Path, tmp_path: Path, change: str
 ) -> None:
-    for name in sorted(f.name for f in made_once.iterdir() if f.name != "evidence.json"):
+    for name in sorted(check_evidence.FILES):
         copy = tmp_path / name
-        shutil.copytree(made_once, copy)
+        shutil.copytree(pack, copy)
         match change:
             case "changed":
                 (copy / name).write_text((copy / name).read_text() + " ")
@@ -545,6 +527,20 @@ def test_claim_that_cannot_be_rederived_has_a_separate_exit_code(
     assert "derives no larger" not in page
 
 
+def test_pack_for_examples_of_a_stated_length_holds(deployment: Deployment, tmp_path: Path) -> None:
+    unit = PrivacyUnit.EXAMPLE
+    uri = released_model(deployment, settled(deployment, TRAINING.stating(unit, 64), unit=unit))
+    pack = pack_of(deployment, uri, tmp_path / "pack")
+    assert "for one **example of 64 words**" in (pack / WORDS).read_text()
+    assert check_evidence.check(pack).code == check_evidence.HOLDS
+
+    def of_longer_examples(content: dict[str, Any]) -> None:
+        content["releases"][0]["event"]["example_words"] = 128
+
+    findings = altered(pack, statement=of_longer_examples)
+    assert any("the ledger has another event" in fault for fault in findings.faults)
+
+
 # --- two data sets
 
 
@@ -566,15 +562,12 @@ def test_each_data_set_has_a_separate_claim(deployment: Deployment, tmp_path: Pa
     assert altered(pack, statement=one_claim_for_both).code == 1
 
 
-def test_fine_tuned_model_shows_the_audits_of_its_initial_model(
-    deployment: Deployment, tmp_path: Path
-) -> None:
+def test_fine_tuned_model_shows_the_audits_of_its_initial_model(deployment: Deployment) -> None:
     records, began = settled(deployment, TRAINING), sha256(b"began")
     uri = released_model(deployment, records, step="finetune", plan=None, began_with=began)
     _exposures(deployment, "1", 400.0, **{SUBJECT: began, PROBES: "c"})
-    audits = audits_in(pack_of(deployment, uri, tmp_path / "pack"))
-    subjects = {a.subject for a in audits if a.verdict != "not run"}
-    assert subjects == {"the model from which it was fine-tuned"}
+    (exposure,) = _audits(deployment, uri, EXPOSURE)
+    assert exposure.subject == "the model from which it was fine-tuned"
 
 
 def test_result_without_a_statement_is_refused(deployment: Deployment, tmp_path: Path) -> None:

@@ -16,51 +16,22 @@ from evidence_examples import (
     TRAINING,
     UNIT,
     altered,
-    pack_of,
-    released_model,
-    settled,
     signed_again,
 )
-from step_outputs import output_folder
 
+from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.mechanisms import MechanismEvent, ShuffledGaussian, compose
-from tasks.evidence import check_evidence
-from tasks.runtime.deployment import Deployment
 
 Change = Callable[[dict[str, Any]], object]
-
-
-@pytest.fixture(scope="module")
-def made_once(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An honest pack, and the folder of its model."""
-    home = tmp_path_factory.mktemp("evidence")
-    deployment = Deployment.from_environment({"CONFIDE_HOME": str(home / "home")})
-    deployment.prepare()
-    uri = released_model(deployment, settled(deployment, EARLIER, TRAINING))
-    model = Path(shutil.copytree(output_folder(deployment, uri), home / "model"))
-    for file in model.iterdir():
-        if file.name not in ("config.json", "model.safetensors", "PRIVACY.md", _STATEMENT):
-            file.unlink()
-    return pack_of(deployment, uri, home / "pack"), model
 
 
 _STATEMENT = check_evidence.STATEMENT
 
 
-@pytest.fixture
-def pack(made_once: tuple[Path, Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made_once[0], tmp_path / "pack"))
-
-
-@pytest.fixture
-def model(made_once: tuple[Path, Path], tmp_path: Path) -> Path:
-    return Path(shutil.copytree(made_once[1], tmp_path / "model"))
-
-
-def test_honest_pack_of_the_model_holds(pack: Path, model: Path) -> None:
+def test_honest_pack_of_the_model_holds(pack: Path, released: Path) -> None:
     assert altered(pack).faults == []
-    assert check_evidence.check(pack, model).code == check_evidence.HOLDS
+    assert check_evidence.check(pack, released).code == check_evidence.HOLDS
 
 
 # --- forged data, with pages written again from the forged data
@@ -152,6 +123,21 @@ def _nested(content: dict[str, Any]) -> None:
     for _ in range(400):
         event = {"kind": "composed", "version": 1, "unit": "patient", "events": [event]}
     _holders(content)[0]["event"] = event
+
+
+def _converted(content: dict[str, Any]) -> None:
+    """State a conversion to replace-one, without the δ that its theorem needs."""
+    release = content["releases"][0]
+    release["event"] = {
+        "kind": "restated", "version": 1, "unit": "patient", "event": release["event"],
+        "to": "replace-one", "delta": 0.0,
+    }  # fmt: skip
+
+
+_NO_WEIGHTS = {
+    "kind": "noised_weights", "version": 1, "unit": "patient", "rule": "weighted", "levels": 1,
+    "items_per_unit": 8, "scales": [], "checks": [], "largest": 1.0, "rounding": 0,
+}  # fmt: skip
 
 
 def _audited(**figures: Any) -> Change:
@@ -296,6 +282,10 @@ FORGED: dict[str, tuple[dict[str, Change], str]] = {
     "a flag for a number": (_stated(_top(delta=True)), "delta has a wrong type"),
     "a huge number": (_stated(_top(declared_units=10**40)), "declared_units has a wrong type"),
     "more than one line": (_stated(_top(dataset="x\n\n# ε = 0.01")), "dataset is not text"),
+    "a conversion without a theorem": (_stated(_converted), "only replace-one needs a δ"),
+    "a mechanism without rounds": (
+        _everywhere(_each(event=_NO_WEIGHTS)), "its mechanism cannot be read"
+    ),
     "negative noise": (
         _everywhere(_each(event=TRAINING.to_json() | {"phases": [[0.1, -2.0, 100]]})),
         "phases[0][1] has a wrong type, or is out of range",
@@ -425,19 +415,19 @@ FORGED_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
 
 
 @pytest.mark.parametrize("forged", FORGED_MODELS)
-def test_forged_model_folder_is_refused(pack: Path, model: Path, forged: str) -> None:
+def test_forged_model_folder_is_refused(pack: Path, released: Path, forged: str) -> None:
     change, fault = FORGED_MODELS[forged]
-    change(model)
-    findings = check_evidence.check(pack, model)
+    change(released)
+    findings = check_evidence.check(pack, released)
     assert findings.code == check_evidence.FAULTY
     assert any(fault in line for line in findings.faults), findings.faults
 
 
-def test_model_with_another_statement_than_the_pack_is_refused(pack: Path, model: Path) -> None:
-    (model / "PRIVACY.md").write_text("ε = 0.01")
-    digest = check_evidence._digest_of(model / "PRIVACY.md")
+def test_model_with_another_statement_than_the_pack_is_refused(pack: Path, released: Path) -> None:
+    (released / "PRIVACY.md").write_text("ε = 0.01")
+    digest = check_evidence._digest_of(released / "PRIVACY.md")
     altered(pack, evidence=lambda e: e["model"]["files"].update({"PRIVACY.md": digest}))
-    findings = check_evidence.check(pack, model)
+    findings = check_evidence.check(pack, released)
     assert "the model and the pack have different files PRIVACY.md" in findings.faults
 
 

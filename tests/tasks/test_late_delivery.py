@@ -16,7 +16,7 @@ from dp_core.labels import Operator, Public
 from tasks.execution.contract import Stopped, _end_tracking
 from tasks.runtime.deployment import Deployment
 from tasks.tracking import event_log
-from tasks.tracking.event_log import AttemptEnded, EventLog, Identity, Tag, metric
+from tasks.tracking.event_log import AttemptEnded, Begun, EventLog, Identity, Tag, metric
 from tasks.tracking.mlflow import (
     KEY_TAG,
     OPERATOR,
@@ -202,7 +202,7 @@ def _delivered(parent: Path) -> EventLog:
     """Return a log of finished work, all of whose events are delivered."""
     log = EventLog.of(parent, DONE)
     log.append(AttemptEnded(status="FINISHED"))
-    log.confirm(DONE, log.undelivered(DONE)[1])
+    log.confirm(log.undelivered()[1])
     return log
 
 
@@ -210,12 +210,12 @@ def test_removed_log_is_not_created_again_by_its_sender(tmp_path: Path) -> None:
     """A log that its sender created again would belong to no run and would swallow later events."""
     log = _delivered(tmp_path)
     late = EventLog.all(tmp_path)[0]
-    log.remove_if_told()
+    log.remove_if_delivered()
     with late.delivering() as ours:
         assert not ours
     assert not late.folder.exists()
     EventLog.of(tmp_path, DONE).append(Tag(name="a", value=""))
-    assert EventLog.all(tmp_path)[0].runs() == [DONE]
+    assert EventLog.all(tmp_path)[0].identity == DONE
 
 
 def test_interrupted_removal_of_a_log_is_completed(
@@ -224,7 +224,7 @@ def test_interrupted_removal_of_a_log_is_completed(
     log = _delivered(tracked.events)
     with monkeypatch.context() as killed:
         killed.setattr(event_log.shutil, "rmtree", lambda *_, **__: None)
-        log.remove_if_told()
+        log.remove_if_delivered()
     assert list(tracked.events.glob("*.removed"))
     assert EventLog.all(tracked.events) == [] and unsent(tracked) == 0
     assert send_all(tracked) == 0
@@ -234,14 +234,14 @@ def test_interrupted_removal_of_a_log_is_completed(
 def test_lock_of_a_removed_log_does_not_cover_its_successor(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = EventLog.of(tmp_path, DONE)
+    log = _delivered(tmp_path)
     opened = Path.open
 
     def removed_meanwhile(file: Path, *arguments: Any, **named: Any) -> Any:
         stream = opened(file, *arguments, **named)
         if file.name == "lock":
             log.folder.rename(tmp_path / "gone")
-            EventLog.of(tmp_path, DONE)
+            log.append(Begun())
         return stream
 
     monkeypatch.setattr(Path, "open", removed_meanwhile)
@@ -249,28 +249,27 @@ def test_lock_of_a_removed_log_does_not_cover_its_successor(
         assert not ours
 
 
-def test_file_kept_after_the_removal_of_its_log_keeps_its_run(tmp_path: Path) -> None:
+def test_running_step_keeps_its_log_with_its_files(tmp_path: Path) -> None:
+    """The step keeps its files after it has begun: no delivery removes them before their event."""
     page = tmp_path / "page.html"
     page.write_text("page")
-    log = EventLog.of(tmp_path / "events", DONE)
-    log.folder.rename(tmp_path / "gone")
+    log = _delivered(tmp_path / "events")
+    log.append(Begun())
     name = log.keep(page)
-    (successor,) = EventLog.all(tmp_path / "events")
-    assert successor.runs() == [DONE] and successor.kept(name).read_text() == "page"
+    log.confirm(log.undelivered()[1])
+    log.remove_if_delivered()
+    assert log.kept(name).read_text() == "page"
 
 
-def test_log_removed_during_a_subscription_is_created_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    locked, gone = event_log.journal.exclusive, []
-
-    def taken_away(file: Path) -> Any:
-        if not gone:
-            gone.append(file.parent.rename(tmp_path / "gone"))
-        return locked(file)
-
-    monkeypatch.setattr(event_log.journal, "exclusive", taken_away)
-    assert EventLog.of(tmp_path / "events", DONE).runs() == [DONE]
+def test_retry_in_another_run_continues_unfinished_work_only(tmp_path: Path) -> None:
+    for run, closed in (("run-2", True), ("run-3", False)):
+        log = EventLog.of(tmp_path, replace(DONE, run_key=run))
+        log.append(Begun(), metric(run, Public(1.0)), AttemptEnded(status="FAILED", closed=closed))
+    for _ in range(2):
+        again = EventLog.of(tmp_path, DONE)
+        again.take_over(tmp_path)
+        assert [number.name for number in again.metrics()] == ["run-3"]
+    assert all(log.is_over() for log in EventLog.all(tmp_path) if log.identity != DONE)
 
 
 def test_log_of_unfinished_work_is_kept(tracked: Deployment) -> None:
@@ -283,7 +282,7 @@ def test_log_of_unfinished_work_is_kept(tracked: Deployment) -> None:
     stopped.end("FINISHED")
     assert send_all(tracked) == 0
     (left,) = EventLog.all(tracked.events)
-    assert left.runs() == [KILLED]
+    assert left.identity == KILLED
 
 
 def test_log_of_abandoned_work_is_deleted_after_30_days(

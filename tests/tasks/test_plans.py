@@ -205,7 +205,7 @@ def test_plan_until_an_update_contains_only_earlier_updates() -> None:
 
 def test_noise_reduction_settings_reach_private_trainings_only() -> None:
     steps = steps_of(
-        examples_per_step=2, maskings_per_example=3, noise_floor=0.5, averaging="tail",
+        examples_per_step=2, maskings_per_example=3, noise_floor=0.5,
         entities_format="i2b2", entities_train=__file__, entities_test=__file__,
         finetune_privacy="dp", entity_types="problem", entities_declared_units=100,
         entities_dataset="labels", finetune_batch_size=10, finetune_rows_per_unit=5,
@@ -213,17 +213,17 @@ def test_noise_reduction_settings_reach_private_trainings_only() -> None:
     settings_of_step = {
         name: (
             spec.batches.examples_per_step, spec.batches.maskings_per_example,
-            spec.training.noise_floor, spec.training.averaging,
+            spec.training.noise_floor,
         )
         for name, spec in steps.items() if hasattr(spec, "training")
     }  # fmt: skip
     assert settings_of_step == {
-        "public_pretraining": (1, 1, 0.0, "none"),
-        "dp_pretraining": (2, 3, 0.5, "tail"),
-        "nonprivate_pretraining": (2, 1, 0.0, "none"),
-        "public_finetuning": (1, 1, 0.0, "none"),
-        "dp_finetuning": (5, 1, 0.5, "tail"),
-        "nonprivate_finetuning": (1, 1, 0.0, "none"),
+        "public_pretraining": (1, 1, 0.0),
+        "dp_pretraining": (2, 3, 0.5),
+        "nonprivate_pretraining": (2, 1, 0.0),
+        "public_finetuning": (1, 1, 0.0),
+        "dp_finetuning": (5, 1, 0.5),
+        "nonprivate_finetuning": (1, 1, 0.0),
     }
     plan = training_plan(steps["dp_pretraining"])
     assert (plan.examples_per_step, plan.maskings_per_example) == (2, 3)

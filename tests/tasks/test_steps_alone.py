@@ -70,7 +70,7 @@ from tasks.steps import pretrain_step as pretrain
 from tasks.steps import token_store_step as token_store
 from tasks.steps import vocabulary_step as vocabulary
 from tasks.steps import written_text_step as written_text
-from tasks.steps.finetune_step import Tagging, head_of
+from tasks.steps.finetune_step import Tagging, task_of
 from tasks.steps.training_inputs import TrainingInputs
 
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
@@ -457,8 +457,8 @@ def test_error_list_is_for_the_operator_and_not_part_of_the_model(
     assert "pain" not in written  # the list has positions without words
     error_list = json.loads(written)
     assert FinetuneSpec.model_validate(error_list["spec"]) == spec
-    items = head_of(spec).learned(finetune.items_of(spec, context.inputs["labels"], "test"))
-    shown_error = head_of(spec).in_words(items, error_list["errors"][0])
+    items = task_of(spec).learned(finetune.items_of(spec, context.inputs["labels"], "test"))
+    shown_error = task_of(spec).in_words(items, error_list["errors"][0])
     assert shown_error["context"] == "pain in arm"
     counted = sum(n for kinds in error_list["counts"].values() for n in kinds.values())
     assert counted == len(error_list["errors"]) > 0  # after two updates under noise

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from dp_core.errors import BadInput
-from tasks.storage import Store, encode_data, keyed_digest, read_spec, stage_source
+from tasks.protocol.step_process import data_uri
+from tasks.storage import Store, keyed_digest, read_spec, stage_source
 from tasks.storage.backends import GoogleStorageBackend
 from tasks.storage.store import CHECKSUMS
 
@@ -159,12 +160,12 @@ def test_spec_is_read_from_every_kind_of_uri(tmp_path: Path, bucket: str) -> Non
     remote = f"gs://{bucket}/{tmp_path.name}"
     Store(remote, tmp_path / "cache").write(f"{remote}/spec.json", content)
     plain = "data:application/json," + content.decode()
-    for uri in (str(file), file.as_uri(), f"{remote}/spec.json", encode_data(content), plain):
+    for uri in (str(file), file.as_uri(), f"{remote}/spec.json", data_uri(content), plain):
         assert read_spec(uri) == content
 
 
 def test_truncated_data_uri_is_refused() -> None:
-    whole = encode_data(b"{}" * 50)
+    whole = data_uri(b"{}" * 50)
     assert base64.b64decode(whole.partition(",")[2]) == b"{}" * 50
     with pytest.raises(BadInput, match="base64"):
         read_spec(whole[:-3])

@@ -277,11 +277,11 @@ def test_unconfirmed_delivery_is_not_repeated(
         patch.setattr(EventLog, "confirm", _raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
             Delivery(tracked).deliver(log)
-    assert len(log.undelivered(PRIVATE)[0]) == 20
+    assert len(log.undelivered()[0]) == 20
     Delivery(tracked).deliver(log)
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     assert len(_history(tracked, run, "epsilon")) == 20
-    assert log.undelivered(PRIVATE)[0] == []
+    assert log.undelivered()[0] == []
 
 
 def _raise_interrupt(*_: object) -> None:
@@ -336,7 +336,7 @@ def test_duplicate_runs_are_deleted_unless_they_have_content(tracked: Deployment
 
 
 def test_result_and_runs_are_written_from_one_log(tracked: Deployment) -> None:
-    """A retry, also in another run, continues the log, and each run receives every event once."""
+    """A retry in another run takes over the numbers, and each run receives its events once."""
     again = replace(PRIVATE, run_key="run-2", run_name="another run", task="again")
     for identity, steps in ((PRIVATE, range(3)), (again, range(2, 5))):
         tracker = Tracker(tracked, identity)
@@ -349,9 +349,10 @@ def test_result_and_runs_are_written_from_one_log(tracked: Deployment) -> None:
             assert EventLog.all(tracked.events), "a retry goes on from it"
         else:
             numbers = [(m.name, m.label, m.step) for m in tracker.events.metrics()]
+    assert send_all(tracked) == 0
     assert EventLog.all(tracked.events) == []  # all runs are delivered, and the work is finished
     assert numbers == []  # the log is deleted with its metrics, after the result was written
-    for name, steps in (("dp_pretraining", range(5)), ("again", range(5))):
+    for name, steps in (("dp_pretraining", range(3)), ("again", range(5))):
         public, restricted = (_runs(tracked, e)[name] for e in (PUBLIC, OPERATOR))
         assert _history(tracked, public, "epsilon") == [(s, float(s)) for s in steps]
         assert _history(tracked, restricted, "loss") == [(0, 1.0)]
@@ -363,8 +364,6 @@ def test_last_value_of_a_repeated_measurement_counts(tmp_path: Path) -> None:
     log = EventLog.of(tmp_path, PRIVATE)
     log.append(metric("b", Operator(1.0), 1), metric("a", Public(1.0), 2))
     log.append(metric("b", Operator(2.0), 1), metric("a", Dp(3.0), target="model"))
-    # delivered to one run only, so it is not a new metric
-    log.append(metric("a", Dp(4.0), 9, run=PRIVATE.key("step")))
     numbers = [(m.name, m.step, m.value, m.label) for m in log.metrics()]
     assert numbers == [("a", 2, 1.0, "public"), ("b", 1, 2.0, "operator")]
 
@@ -372,16 +371,16 @@ def test_last_value_of_a_repeated_measurement_counts(tmp_path: Path) -> None:
 def test_event_during_the_removal_of_its_log_is_not_lost(tmp_path: Path) -> None:
     log = EventLog.of(tmp_path, PRIVATE)
     log.append(AttemptEnded(status="KILLED"))
-    log.confirm(PRIVATE, log.undelivered(PRIVATE)[1])
+    log.confirm(log.undelivered()[1])
     again = EventLog.of(tmp_path, PRIVATE)  # the next try, before its first event
-    log.remove_if_told()
+    log.remove_if_delivered()
     assert not log.folder.exists()
     again.append(Tag(name="a", value=""))
     (successor,) = EventLog.all(tmp_path)
-    assert successor.runs() == [PRIVATE]
+    assert successor.identity == PRIVATE
     for _ in range(2):
-        assert [event.name for event in again.undelivered(PRIVATE)[0]] == ["a"]
-        log.remove_if_told()  # a log with an event is not removed
+        assert [event.name for event in again.undelivered()[0]] == ["a"]
+        log.remove_if_delivered()  # a log with an event is not removed
 
 
 def test_infinite_metric_is_logged_as_a_tag(tracked: Deployment) -> None:

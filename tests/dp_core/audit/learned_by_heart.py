@@ -6,22 +6,22 @@ from pathlib import Path
 
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
-from dp_core.models.parameters import AnyModel, ModelConfig
+from dp_core.models.parameters import AnyModel, ModelConfig, fresh
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import OrdinaryUpdates, pretrain
+from dp_core.training.loop import OrdinaryUpdates, train
+from dp_core.training.objectives import objective_for
 
 
 def by_heart(
     shape: ModelConfig, store: TokenStore, folder: Path, *, updates: int, rows: int
 ) -> AnyModel:
     """Train without privacy, on `rows` rows per update."""
-    return pretrain(
-        model=shape,
+    return train(
+        fresh(shape, 1),
+        objective_for(shape),
         store=store,
         updates=OrdinaryUpdates(updates=updates, batch_rows=rows, seed=1),
         config=TrainingConfig(learning_rate=0.01, micro_rows=rows),
-        init_seed=1,
+        seed=1,
         checkpoints=LocalFolder(folder / "kept"),
-        device="cpu",
-        progress=lambda p: None,
     )

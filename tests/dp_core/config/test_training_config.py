@@ -41,7 +41,7 @@ def test_learning_rate_decays_by_its_power() -> None:
         ("learning_rate", float("nan")),
         ("warmup", 1.1),
         ("micro_rows", 0),
-        ("keep_checkpoints", 0),
+        ("noise_floor", -0.1),
         ("decay_power", -1.0),
         ("weight_decay", -0.1),
         ("weight_decay", 1.0),  # at a learning rate of 1 it would remove whole weights
@@ -64,7 +64,7 @@ def test_impossible_batches_are_refused(wrong: dict[str, int]) -> None:
 
 def test_checkpoint_settings_are_not_part_of_a_runs_identity() -> None:
     usual = training()
-    kept = training(checkpoint_every=1, keep_checkpoints=9, time_box_minutes=5.0)
+    kept = training(checkpoint_every=1, time_box_minutes=5.0)
     assert usual.identity() == kept.identity()
     for name, value in {
         "weight_decay": 0.5,

@@ -24,7 +24,7 @@ from dp_core.privacy import batch_selection as sampling
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.batches import OrdinaryBatches, PrivateBatches
+from dp_core.training.batches import Batches, ShuffledRows, SingleRows, UnitRows
 from dp_core.vocabulary import wordpiece
 
 ROWS = st.lists(st.lists(st.integers(0, 99), min_size=1, max_size=6), max_size=4)
@@ -188,8 +188,8 @@ def feed(folder: Path, batch: int = 8) -> None:
     law, seed, n = PoissonSampling(), PrivacySeed.fixed(0), store.n_units
     sampler = BatchSampler(law, seed, n, lambda step: batch / n)
     for source in (
-        PrivateBatches(store, sampler, 1, 4, 2),
-        OrdinaryBatches(store, 1, 4, 4),
+        Batches(store, sampler, UnitRows(1, 4, 2)),
+        Batches(store, ShuffledRows(store.n_rows, 1, 4), SingleRows(1, 4)),
     ):
         for step in range(3):
             for _ in source.micro_batches(step):

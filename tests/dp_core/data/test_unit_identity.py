@@ -49,6 +49,7 @@ from dp_core.phrases.ngram_release import Candidates, PhraseSets, PhraseSetsOfSh
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.batches import choose_rows, masked_examples, row_keys
 from dp_core.training.finetune import store_by_unit
+from dp_core.training.heads import LabelledRow
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.subwords import UnitWords, WordSets
@@ -267,7 +268,9 @@ class LabelledFormat(Format):
     def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
         items = self.read(folder)
         names = unit_ids(items, unit)
-        store, order = store_by_unit([[1] for _ in items], names, max_length=3, vocabulary=9, pad=0)
+        rows = [LabelledRow((1,), (0,), (0,), item) for item in range(len(items))]
+        store, ordered = store_by_unit(rows, names, max_length=3, vocabulary=9, pad=0)
+        order = np.array([row.item for row in ordered])
         units = Counter(
             (
                 int(store.unit_keys[u]),

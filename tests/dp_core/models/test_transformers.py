@@ -21,7 +21,6 @@ from dp_core.models.bert import class_logits, mlm_logits, tag_logits
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import (
-    heads_of,
     load,
     load_model,
     load_with_vocabulary,
@@ -56,11 +55,11 @@ def logits_of(model: AnyModel, folder: Path) -> np.ndarray:
     asked = np.load(folder / "asked.npz", allow_pickle=False)
     ids, lengths = (tf.constant(asked[name], tf.int32) for name in ("ids", "lengths"))
     m, s = asked["ids"].shape
-    layers, heads = Layers(model.parameters), heads_of(model.parameters)
-    if CLASSIFIER in heads:
+    layers = Layers(model.parameters)
+    if f"{CLASSIFIER}/kernel" in model.parameters:
         seconds = tf.constant(np.argmax(asked["types"], 1), tf.int32)
         return class_logits(layers, model.config, ids, lengths, seconds).numpy()
-    if TAGGER in heads:
+    if f"{TAGGER}/kernel" in model.parameters:
         logits = tag_logits(layers, model.config, ids, lengths).numpy()
     elif isinstance(model.config, CausalConfig):
         logits = causal_logits(layers, model.config, ids).numpy()

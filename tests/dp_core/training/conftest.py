@@ -13,13 +13,15 @@ import tensorflow as tf
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.models.config import BertConfig
-from dp_core.models.parameters import AnyModel
+from dp_core.models.parameters import AnyModel, Model, fresh
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training import loop
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.devices import configure
-from dp_core.training.loop import PrivateUpdates, UpdateRule, pretrain
+from dp_core.training.loop import PrivateUpdates, UpdateRule
+from dp_core.training.objectives import objective_for
 
 configure("mock-tpu:2")
 tf.config.experimental.enable_op_determinism()  # as in `train`, for the whole process
@@ -86,19 +88,25 @@ def train(
 ) -> Callable[..., Any]:
     """Train the small model by a plan or another update rule."""
 
-    def run(updates: ExecutionPlan | UpdateRule, **changes: Any) -> AnyModel:
+    def run(
+        updates: ExecutionPlan | UpdateRule,
+        *,
+        model: Any = config,
+        continuation: Any = None,
+        init_seed: int = 1,
+        **changes: Any,
+    ) -> AnyModel:
         if isinstance(updates, ExecutionPlan):
             updates = PrivateUpdates(updates, PrivacySeed.fixed(4), b"manifest")
+        start = model if isinstance(model, Model) else fresh(model, init_seed)
         settings = {
-            "model": config,
             "store": store,
             "updates": updates,
             "config": config_of(),
-            "init_seed": 1,
+            "seed": init_seed,
             "checkpoints": LocalFolder(folder),
-            "device": "cpu",
-            "progress": lambda progress: None,
         }
-        return pretrain(**(settings | changes))
+        objective = objective_for(start.config, continuation)
+        return loop.train(start, objective, **(settings | changes))
 
     return run

@@ -49,7 +49,7 @@ class HostsHere:
                 function.sums.set_weights(weights)
                 if function.sums.clipper is not None:
                     function.sums.clipper.clip_norm = clip_norm
-                for batch in function.batches.made(step, np.flatnonzero(half)):
+                for batch in function.made(step, np.flatnonzero(half)):
                     function.sums.add(batch)
             yield self._functions[number](*received)
 

@@ -14,8 +14,8 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.finetune import finetune, finetune_privately, labelled_units
-from dp_core.training.heads import ClassHead, classes_of
+from dp_core.training.finetune import Epochs, finetune, store_by_unit
+from dp_core.training.heads import ClassHead
 from dp_core.training.loop import PrivateUpdates
 from dp_core.vocabulary import wordpiece
 
@@ -64,10 +64,11 @@ def run(start, tokenizer, tmp_path):
             "head": HEAD,
             "config": TrainingConfig(learning_rate=0.02),
             "max_length": LENGTH,
+            "seed": 1,
             "checkpoints": LocalFolder(tmp_path / name),
         }
         if not private:
-            arguments = {"epochs": updates // 3, "batch_size": 40, "seed": 1}
+            arguments = {"updates": Epochs(updates // 3, 40)}
             return finetune(start, train, tokenizer, **(settings | arguments | changes))
         plan = ExecutionPlan.poisson(
             unit="document",
@@ -81,9 +82,8 @@ def run(start, tokenizer, tmp_path):
         arguments = {
             "units": [str(i) for i in range(len(train))],
             "updates": PrivateUpdates(plan, PrivacySeed.fixed(3), b"m"),
-            "init_seed": 1,
         }
-        return finetune_privately(start, train, tokenizer, **(settings | arguments | changes))
+        return finetune(start, train, tokenizer, **(settings | arguments | changes))
 
     return run
 
@@ -93,14 +93,14 @@ def test_fine_tuning_learns_the_order_of_a_pair(run, tokenizer, tmp_path, privat
     model = run(private=private)
     test = texts(60, 1)
     assert len({t.label for t in test}) == 2
-    guesses = classes_of(model, test, tokenizer, max_length=LENGTH, batch_size=32)
+    guesses = HEAD.predict(model, test, tokenizer, max_length=LENGTH)
     right = np.mean([g == t.label for g, t in zip(guesses, test, strict=True)])
     usual = max(np.mean([t.label == label for t in test]) for label in LABELS)
     assert right > 0.9 > usual + 0.1
     save(model, tmp_path / "saved")  # in the format of `transformers`
     read = load(tmp_path / "saved")
     assert read.labels == LABELS
-    assert classes_of(read, test, tokenizer, max_length=4 * LENGTH) == guesses
+    assert HEAD.predict(read, test, tokenizer, max_length=4 * LENGTH) == guesses
 
 
 def test_with_much_noise_the_model_hardly_depends_on_the_classes(run, start):
@@ -126,7 +126,7 @@ def test_longer_text_of_a_pair_is_shortened_first(tokenizer):
         kept = pieces.count("pain"), pieces.count("fever")
         assert kept[0] == first or kept[0] >= kept[1]
         assert kept[1] == second or kept[1] >= kept[0] - 1
-        assert row.second == (pieces.index("[SEP]") + 1 if second else 0)
+        assert row.positions[0] == (pieces.index("[SEP]") + 1 if second else 0)
 
 
 def test_special_tokens_in_text_are_ordinary_text(tokenizer):
@@ -137,14 +137,14 @@ def test_special_tokens_in_text_are_ordinary_text(tokenizer):
 def test_rows_are_sorted_by_unit_and_unlisted_classes_teach_nothing(tokenizer):
     train = [LabelledText("pain", "", label) for label in ("well", "secret", "ill")]
     rows = HEAD.rows(train, tokenizer, LENGTH)
-    store, objective = labelled_units(
-        HEAD,
+    store, ordered = store_by_unit(
         rows,
         ["b", "a", "a"],
         max_length=16,
         vocabulary=tokenizer.get_vocab_size(),
         pad=0,
     )
+    objective = HEAD.objective(ordered, 16)
     assert store.n_units == 2
     made = objective.examples(store, np.arange(3), np.zeros(3, np.uint64))
     assert made.weights.ravel().tolist() == [0, 1, 1]  # unit a: secret, ill; unit b: well

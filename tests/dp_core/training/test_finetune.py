@@ -14,8 +14,8 @@ from dp_core.models.hugging_face import load, save
 from dp_core.models.parameters import fresh
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.finetune import finetune, finetune_privately, labelled_units
-from dp_core.training.heads import TaggingHead, tag
+from dp_core.training.finetune import Epochs, finetune, store_by_unit
+from dp_core.training.heads import TaggingHead
 from dp_core.training.loop import PrivateUpdates
 from dp_core.vocabulary import wordpiece
 
@@ -66,12 +66,12 @@ def run(plan_of, config_of, tmp_path):
             "units": [s.document_id for s in train],
             "updates": PrivateUpdates(plan, PrivacySeed.fixed(3), b"m"),
             "config": config_of(learning_rate=0.02, micro_rows=16),
-            "init_seed": 1,
+            "seed": 1,
             "max_length": LENGTH,
             "checkpoints": LocalFolder(tmp_path / name),
         }
         tokenizer = wordpiece.load(folder)
-        return finetune_privately(folder, train, tokenizer, **(settings | changes))
+        return finetune(folder, train, tokenizer, **(settings | changes))
 
     return run
 
@@ -79,7 +79,7 @@ def run(plan_of, config_of, tmp_path):
 @pytest.mark.parametrize("pretrained", [2, 0], ids=["BERT", "DistilBERT"], indirect=True)
 def test_private_fine_tuning_learns_with_little_noise(pretrained, run):
     test = sentences(20, 1)
-    tags = tag(run(pretrained), test, wordpiece.load(pretrained), max_length=LENGTH)
+    tags = HEAD.predict(run(pretrained), test, wordpiece.load(pretrained), max_length=LENGTH)
     assert score(test, tags).micro.f1 > 0.95
 
 
@@ -119,9 +119,10 @@ def test_compiled_shapes_do_not_depend_on_the_sentences(pretrained):
     for words in (2, 9):
         long = [Sentence(("pain",) * words, ("O",) * words, "a")]
         rows = HEAD.rows(long, tokenizer, LENGTH)
-        store, objective = labelled_units(
-            HEAD, rows, ["a"], max_length=LENGTH, vocabulary=tokenizer.get_vocab_size(), pad=0
+        store, ordered = store_by_unit(
+            rows, ["a"], max_length=LENGTH, vocabulary=tokenizer.get_vocab_size(), pad=0
         )
+        objective = HEAD.objective(ordered, LENGTH)
         made = objective.examples(store, np.array([0]), np.zeros(1, np.uint64))
         shapes.add((made.input_ids.shape, made.positions.shape))
     assert shapes == {((1, LENGTH), (1, LENGTH - 2))}
@@ -131,14 +132,14 @@ def test_sentences_of_one_document_are_one_unit(pretrained):
     tokenizer = wordpiece.load(pretrained)
     train = sentences(4, 0)
     rows = HEAD.rows(train, tokenizer, LENGTH)
-    store, objective = labelled_units(
-        HEAD,
+    store, ordered = store_by_unit(
         rows,
         ["b", "a", "b", "a"],
         max_length=LENGTH,
         vocabulary=tokenizer.get_vocab_size(),
         pad=0,
     )
+    objective = HEAD.objective(ordered, LENGTH)
     assert store.n_units == 2
     expected = [[1, 3], [0, 2]]  # unit a, unit b
     for unit, sentences_of_unit in enumerate(expected):
@@ -176,8 +177,7 @@ def run_ordinary(config_of, tmp_path):
     def run(folder, train=None, name="a", **changes):
         settings = {
             "head": HEAD,
-            "epochs": 6,
-            "batch_size": 8,
+            "updates": Epochs(changes.pop("epochs", 6), 8),
             "config": config_of(),
             "max_length": LENGTH,
             "seed": 1,
@@ -194,7 +194,7 @@ def test_fine_tuning_without_privacy_learns_and_is_deterministic(pretrained, run
     first = run_ordinary(
         pretrained, progress=lambda now: points.append(now) if now.at_point else None
     )
-    tags = tag(first, sentences(20, 1), wordpiece.load(pretrained), max_length=LENGTH)
+    tags = HEAD.predict(first, sentences(20, 1), wordpiece.load(pretrained), max_length=LENGTH)
     assert score(sentences(20, 1), tags).micro.f1 > 0.95
     assert [(now.update, now.updates) for now in points] == [(8 * (i + 1), 48) for i in range(6)]
     assert points[-1].loss < points[0].loss / 3
@@ -210,7 +210,7 @@ def test_rows_longer_than_the_models_positions_are_cut_in_training_and_tagging(
 ):
     train = [Sentence(("pain", "and") * 20, ("B-problem", "O") * 20) for _ in range(8)]
     model = run_ordinary(pretrained, train=train, epochs=1, max_length=4 * LENGTH)
-    tags = tag(model, train, wordpiece.load(pretrained), max_length=4 * LENGTH)
+    tags = HEAD.predict(model, train, wordpiece.load(pretrained), max_length=4 * LENGTH)
     assert [len(t) for t in tags] == [40] * 8
 
 
@@ -218,7 +218,7 @@ def test_padding_does_not_exceed_the_models_positions(pretrained):
     config = replace(load(pretrained).config, max_positions=LENGTH + 3)
     model = HEAD.begin(fresh(config, 0), 0)
     long = [Sentence(("pain",) * 40, ("O",) * 40)]
-    (tags,) = tag(model, long, wordpiece.load(pretrained), max_length=LENGTH + 3)
+    (tags,) = HEAD.predict(model, long, wordpiece.load(pretrained), max_length=LENGTH + 3)
     assert len(tags) == 40
 
 
@@ -231,6 +231,7 @@ def test_tagging_ignores_the_tags_of_test_sentences(pretrained, run_ordinary):
     model, tokenizer = run_ordinary(pretrained, epochs=1), wordpiece.load(pretrained)
     blind = [Sentence(s.tokens, ("O",) * len(s.tokens)) for s in sentences(20, 1)]
     seen, unseen = (
-        tag(model, test, tokenizer, max_length=LENGTH) for test in (sentences(20, 1), blind)
+        HEAD.predict(model, test, tokenizer, max_length=LENGTH)
+        for test in (sentences(20, 1), blind)
     )
     assert seen == unseen

@@ -14,6 +14,7 @@ from noised_updates import assert_gaussian, flat
 
 from dp_core.config.training import TrainingConfig
 from dp_core.errors import BadInput, Unfinished
+from dp_core.models.parameters import fresh
 from dp_core.privacy.accounting.calibration import with_bands
 from dp_core.privacy.batch_selection import (
     CyclicPoissonSampling,
@@ -27,10 +28,10 @@ from dp_core.privacy.noise_addition import noised_means
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import trainer as trainer_module
 from dp_core.training.batches import (
-    OrdinaryBatches,
-    PrivateBatches,
-    UnitBatches,
-    batches_of,
+    Batches,
+    ShuffledRows,
+    SingleRows,
+    UnitRows,
     masked_examples,
 )
 from dp_core.training.checkpoints import LocalFolder
@@ -43,7 +44,7 @@ from dp_core.training.gradient_sources import (
     rows_digest,
     share,
 )
-from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, pretrain, train
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, train
 from dp_core.training.objectives import Objective, masked_lm
 
 STEPS, SIGMA, CLIP, BATCH = 2, 0.7, 0.5, 9
@@ -89,14 +90,14 @@ def trained(store, config, plan_of, config_of, tmp_path_factory):
             done = False
             while not done:
                 try:
-                    model = pretrain(
-                        model=config,
+                    model = train(
+                        fresh(config, 1),
+                        masked_lm(),
                         store=store,
                         updates=PrivateUpdates(plan, SEED, b"manifest"),
                         config=config_of(time_box_minutes=box),
-                        init_seed=1,
+                        seed=1,
                         checkpoints=LocalFolder(folder),
-                        device="cpu",
                         progress=seen.points.append,
                         hosts=hosts_of(count),
                     )
@@ -160,23 +161,21 @@ def test_every_unit_is_counted_once(trained):
     assert sum(point.batch for point in points(0)) > 2 * STEPS
 
 
-def run(store, config, folder, updates, training, hosts, device="cpu", **more):
+def run(store, config, folder, updates, training, hosts, device="cpu", continuation=None):
     """Train a small model; return its weights and the counts at the points."""
     points = []
-    model = pretrain(
-        model=config, store=store, updates=updates(), config=training, init_seed=1,
-        checkpoints=LocalFolder(folder), device=device, progress=points.append, hosts=hosts, **more,
+    model = train(
+        fresh(config, 1), masked_lm(continuation), store=store, updates=updates(), config=training,
+        seed=1, checkpoints=LocalFolder(folder), device=device, progress=points.append, hosts=hosts,
     )  # fmt: skip
     return flat(model.parameters), [(p.update, p.batch, p.clipped, p.clip_norm) for p in points]
 
 
-def test_adaptive_clipping_averages_adapters_and_several_devices_per_host(
-    store, config, plan_of, tmp_path
-):
+def test_adaptive_clipping_adapters_and_several_devices_per_host(store, config, plan_of, tmp_path):
     """Each of two hosts has two logical devices: the layout of a program on TPU slices."""
     plan = plan_of(steps=2, adaptive=AdaptiveClipping(0.5, 2.0))
     training = TrainingConfig(
-        learning_rate=0.01, micro_rows=8, averaging="exponential", noise_floor=1.0,
+        learning_rate=0.01, micro_rows=8, noise_floor=1.0,
         trained_parameters="lora", lora_rank=2, whole_words=True,
     )  # fmt: skip
     words = np.zeros(store.vocabulary_size, np.bool_)
@@ -249,7 +248,7 @@ def test_hosts_receive_no_seed_and_nothing_that_determines_noise(
     )  # fmt: skip
     assert [field.name for field in dataclasses.fields(HostShare)] == [
         "units", "config", "trained", "frozen", "clipping", "precision", "device", "continuation",
-        "batches", "open_rows", "rows_digest",
+        "rows", "open_rows", "rows_digest",
     ]  # fmt: skip
     received = b"".join(hosts.hosts.sent)
     assert len(hosts.hosts.sent) == 4  # two shares, and one update for each host
@@ -288,14 +287,11 @@ def test_host_with_other_rows_than_the_step_is_refused(store, config, plan_of, c
 
 
 def test_objective_that_hosts_do_not_support_is_refused(store, config, config_of, tmp_path):
-    from dp_core.models.parameters import fresh
-
     tagging = Objective("tagging", masked_lm().examples, masked_lm().row_losses)
     with pytest.raises(BadInput, match="do not train the objective tagging"):
         train(
             fresh(config, 0), tagging, store=store, updates=OrdinaryUpdates(1, 4, 0),
-            config=config_of(), seed=0, checkpoints=LocalFolder(tmp_path), device="cpu",
-            progress=lambda point: None, hosts=hosts_of(1),
+            config=config_of(), seed=0, checkpoints=LocalFolder(tmp_path), hosts=hosts_of(1),
         )  # fmt: skip
 
 
@@ -325,13 +321,13 @@ def units_in(batches):
 
 def parts_of(source, store, step, drawn, count):
     """Return the units that each host reads of a draw, computed only from the host's input."""
-    helped = batches_of(source.settings(), store, masked_examples)
     parts = []
     for number in range(count):
         units = share(number, count, store.n_units)
-        marks = marks_of(drawn, source.items(units))
-        assert len(marks) == len(source.items(units))
-        parts.append(units_in(helped.made(step, marked(marks, helped.items(units)))))
+        items = source.rows.items(store, units)
+        marks = marks_of(drawn, items)
+        assert len(marks) == len(items)
+        parts.append(units_in(source.rows.made(store, masked_examples, step, marked(marks, items))))
     return parts
 
 
@@ -345,15 +341,14 @@ def test_union_over_hosts_is_the_whole_batch(store, law, rows, maskings):
     )  # fmt: skip
     seed, sizes = PrivacySeed.fixed(9), set()
     for count in (1, 2, 3, 4):
-        source = PrivateBatches.of_plan(
-            plan, seed, store, micro_rows=8, devices=1, examples=masked_examples, hosts=count
-        )
+        updates = PrivateUpdates(plan, seed, b"m")
+        source = Batches(store, updates.sampler(store), updates.rows(8, 1, count))
         for step in range(plan.steps):
-            drawn = source.draw(step)
+            drawn = source.sampler.batch(step)
             expected = law.draw(seed, store.n_units, plan.sampling_rate(step), step)
             assert drawn.tolist() == expected.tolist()
             parts = parts_of(source, store, step, drawn, count)
-            whole = units_in(UnitBatches.made(source, step, drawn))
+            whole = units_in(source.micro_batches(step))
             assert [unit for part in parts for unit in part] == whole
             assert len(whole) == len(drawn)
             sizes.add(len(drawn))
@@ -365,21 +360,20 @@ def test_union_over_hosts_is_the_whole_batch(store, law, rows, maskings):
 @pytest.mark.parametrize("count", [2, 3])
 @pytest.mark.parametrize("batch_rows", [23, 150])  # the second draws rows of several epochs
 def test_union_over_hosts_is_the_whole_batch_in_epochs(store, count, batch_rows):
-    source = OrdinaryBatches(store, seed=1, units=4, batch_rows=batch_rows)
+    source = Batches(store, ShuffledRows(store.n_rows, 1, batch_rows), SingleRows(1, 4))
     for step in range(4):
-        parts = parts_of(source, store, step, source.draw(step), count)
+        parts = parts_of(source, store, step, source.sampler.batch(step), count)
         whole = units_in(source.micro_batches(step))
         assert sorted(unit for part in parts for unit in part) == sorted(whole)
         assert len(whole) == batch_rows
 
 
 def test_micro_batches_grow_with_the_devices_of_a_host(store):
-    source = UnitBatches(store, 1, 4, 2, least=6)
-    once, twice = (batches_of(source.settings(), store, masked_examples, n) for n in (1, 2))
-    drawn = np.arange(20)
-    assert [len(b.ids) for b in once.made(0, drawn)] == [4] * 6
-    assert [len(b.ids) for b in twice.made(0, drawn)] == [8] * 3
-    assert units_in(once.made(0, drawn)) == units_in(twice.made(0, drawn))
+    rows = UnitRows(1, 4, 2, least=6)
+    once, twice = (list(rows.on(n).made(store, masked_examples, 0, np.arange(20))) for n in (1, 2))
+    assert [len(b.ids) for b in once] == [4] * 6
+    assert [len(b.ids) for b in twice] == [8] * 3
+    assert units_in(once) == units_in(twice)
 
 
 def test_host_reads_no_rows_of_other_hosts(store):
@@ -391,14 +385,14 @@ def test_host_reads_no_rows_of_other_hosts(store):
             self.read |= set(np.asarray(rows).ravel().tolist())
             return self.array[rows]
 
-    source = UnitBatches(store, 1, 4, 2)
+    rows = UnitRows(1, 4, 2)
     units = share(1, 3, store.n_units)
     watched = Watched(store.tokens)
     object.__setattr__(store, "tokens", watched)
     try:
         for step in range(6):
             everything = marks_of(np.arange(store.n_units), units)
-            list(source.made(step, marked(everything, units)))
+            list(rows.made(store, masked_examples, step, marked(everything, units)))
     finally:
         object.__setattr__(store, "tokens", watched.array)
     first, last = store.unit_rows[units.start], store.unit_rows[units.stop]

@@ -15,7 +15,8 @@ from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import fresh
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.batches import PrivateBatches, choose_rows, masked_examples, row_keys
+from dp_core.training.batches import Batches, UnitRows, choose_rows, masked_examples, row_keys
+from dp_core.training.loop import PrivateUpdates
 from dp_core.training.objectives import UnitBatch, ordinary_sum
 
 ENGINES = ["book-keeping", "naive"]
@@ -35,10 +36,8 @@ class Draws:
 
 
 def batches_of(store, units, *, rows=2, maskings=3, at_once=4, coins=1):
-    source = PrivateBatches(
-        store, Draws(*units), coins, at_once, rows * maskings, maskings=maskings
-    )
-    return list(source.micro_batches(0))
+    made = UnitRows(coins, at_once, rows * maskings, maskings)
+    return list(Batches(store, Draws(*units), made).micro_batches(0))
 
 
 def gradient_of(config, copy):
@@ -134,15 +133,9 @@ def test_one_unit_changes_the_sum_by_at_most_the_clip_norm(config, store, rows, 
 @pytest.mark.parametrize("micro_rows,units", [(24, 4), (12, 2), (5, 1)])
 def test_micro_batch_rows_stay_bounded_with_maskings(store, plan_of, micro_rows, units):
     plan = plan_of(examples_per_step=2, maskings_per_example=3)
-    source = PrivateBatches.of_plan(
-        plan,
-        PrivacySeed.fixed(0),
-        store,
-        micro_rows=micro_rows,
-        devices=1,
-        examples=masked_examples,
-    )
-    for batch in source.micro_batches(0):
+    updates = PrivateUpdates(plan, PrivacySeed.fixed(0), b"m")
+    rows = updates.rows(micro_rows, devices=1)
+    for batch in Batches(store, updates.sampler(store), rows).micro_batches(0):
         assert batch.ids.shape[:2] == (units, 6)
 
 

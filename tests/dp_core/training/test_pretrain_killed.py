@@ -24,9 +24,11 @@ SCRIPT = """
     from dp_core.privacy.seed_store import (PrivacySeed)
     from dp_core.training import checkpoints as checkpoint
     from dp_core.training import checkpoints as checkpoint_places
-    from dp_core.training import loop as progress
+    from dp_core.training import loop
+    from dp_core.training.objectives import (masked_lm)
+    from dp_core.models.parameters import (fresh)
     from dp_core.training.checkpoints import (LocalFolder)
-    from dp_core.training.loop import (PrivateUpdates, pretrain)
+    from dp_core.training.loop import (PrivateUpdates)
     from dp_core.config.training import (TrainingConfig)
     from dp_core.training.trainer import (Trainer)
 
@@ -60,13 +62,14 @@ SCRIPT = """
         plan = ExecutionPlan.poisson(unit="patient", declared_units=12, expected_batch=4, steps=30,
                                     noise_multiplier=1.0, clip_norm=0.5, delta=1e-3,
                                     adaptive=AdaptiveClipping(0.5, 1.0))
-        progress.REPORT_SECONDS, progress.CURVE_POINTS = 0.0, 7  # points lie between checkpoints
-        model = pretrain(
-            model=BertConfig(vocab_size=20, hidden=8, layers=1, heads=2, intermediate=8,
-                             max_positions=8),
+        loop.REPORT_SECONDS, loop.CURVE_POINTS = 0.0, 7  # points lie between checkpoints
+        shape = BertConfig(vocab_size=20, hidden=8, layers=1, heads=2, intermediate=8,
+                           max_positions=8)
+        model = loop.train(
+            fresh(shape, 0), masked_lm(),
             store=writer.finish(), updates=PrivateUpdates(plan, PrivacySeed.fixed(0), b"m"),
             config=TrainingConfig(learning_rate=0.01, checkpoint_every=3, micro_rows=4),
-            init_seed=0, checkpoints=LocalFolder(folder / f"checkpoints-{name}"), device="cpu",
+            seed=0, checkpoints=LocalFolder(folder / f"checkpoints-{name}"),
             progress=lambda p: print(json.dumps([p.update, repr(p.loss), p.batch, p.clipped]),
                                      flush=True))
         content = b"".join(model.parameters[n].tobytes() for n in sorted(model.parameters))

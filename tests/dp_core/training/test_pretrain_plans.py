@@ -190,7 +190,7 @@ def test_time_limited_run_ends_in_the_same_bits(train, plan_of, config_of, tmp_p
         with pytest.raises(Unfinished, match=f"time is up after {done} of 3 updates") as stopped:
             train(plan, config=config_of(time_box_minutes=1e-9))
         assert stopped.value.exit_code == 75
-    last = config_of(checkpoint_every=2, keep_checkpoints=5, time_box_minutes=1e5)
+    last = config_of(checkpoint_every=2, time_box_minutes=1e5)
     assert same(whole, train(plan, config=last))
 
 
@@ -218,7 +218,6 @@ def test_checkpoint_precedes_every_evaluation(train, config_of, tmp_path):
 
     train(
         OrdinaryUpdates(5, 18, seed=1),
-        config=config_of(keep_checkpoints=9),
         checkpoints=kept,
         hook=EvaluationHook(frozenset({2, 4}), evaluate),
     )

@@ -38,8 +38,8 @@ def test_labels_are_at_the_first_pieces_of_words(tokenizer):
     (row,) = HEAD.rows([s], tokenizer, 32)
     pieces = [tokenizer.id_to_token(i) for i in row.ids]
     assert (pieces[0], pieces[-1]) == ("[CLS]", "[SEP]")
-    assert [pieces[f][0] for f in row.firsts] == ["p", "a", "b"]
-    assert all(not pieces[f].startswith("##") for f in row.firsts)
+    assert [pieces[f][0] for f in row.positions] == ["p", "a", "b"]
+    assert all(not pieces[f].startswith("##") for f in row.positions)
     assert row.labels == (0, 1, 2)
 
 
@@ -120,9 +120,8 @@ def test_word_in_several_windows_is_learned_and_scored_once(tokenizer, overlap):
     assert sum(len(row.ids) for row in rows) > 90 * (1 + overlap)
     objective = head.objective(rows, 16)
     store, _ = store_by_unit(
-        [row.ids for row in rows], ["a"] * len(rows), max_length=16,
-        vocabulary=tokenizer.get_vocab_size(), pad=0,
-    )  # fmt: skip
+        rows, ["a"], max_length=16, vocabulary=tokenizer.get_vocab_size(), pad=0
+    )
     made = objective.examples(store, np.arange(len(rows)), np.zeros(len(rows), np.uint64))
     assert made.weights.sum() == 90
     assert tags_of([long], rows, echo(rows), LABELS) == [long.tags]
@@ -135,7 +134,7 @@ def test_f1_does_not_depend_on_where_a_document_was_cut_into_sentences(tokenizer
 
     def guess(row):
         pieces = [tokenizer.id_to_token(i) for i in row.ids]
-        near = ["".join(pieces[max(0, f - 3) : f + 4]) for f in row.firsts]
+        near = ["".join(pieces[max(0, f - 3) : f + 4]) for f in row.positions]
         return np.array([[p.count("pain"), p.count("a"), p.count("b")] for p in near], np.float32)
 
     tags = tuple(rng.choice(LABELS, 120))

@@ -13,7 +13,7 @@ from dp_core.models.parameters import fresh
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.batches import OrdinaryBatches
+from dp_core.training.batches import Batches, ShuffledRows, SingleRows
 from dp_core.training.devices import strategy_for
 from dp_core.training.trainer import AdamW, Tallies, Trainer
 
@@ -26,7 +26,7 @@ def trainer_of(config, *, device="cpu", optimizer=ADAMW, clipper=None):
 
 
 def batches_of(store, updates=3):
-    source = OrdinaryBatches(store, seed=0, units=6, batch_rows=6)
+    source = Batches(store, ShuffledRows(store.n_rows, 0, 6), SingleRows(0, 6))
     return [batch for t in range(updates) for batch in source.micro_batches(t)]
 
 
@@ -236,7 +236,8 @@ def test_count_below_the_clip_norm_ignores_padding(config, store, device):
 
 def test_padding_is_not_counted_within_the_clip_norm(config, store):
     trainer = trainer_of(config, clipper=Clipper(1e6))
-    (batch,) = OrdinaryBatches(store, seed=0, units=6, batch_rows=4).micro_batches(0)
+    batches = Batches(store, ShuffledRows(store.n_rows, 0, 4), SingleRows(0, 6))
+    (batch,) = batches.micro_batches(0)
     assert (batch.shares.sum(1) > 0).sum() == 4
     trainer.add(batch)
     assert trainer.take_count_within() == 4 * 0.5

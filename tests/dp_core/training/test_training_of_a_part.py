@@ -24,7 +24,7 @@ from dp_core.nn import LORA_SCALE, Layers
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.batches import OrdinaryBatches
+from dp_core.training.batches import Batches, ShuffledRows, SingleRows
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.devices import strategy_for
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
@@ -71,7 +71,7 @@ def test_noise_is_only_on_trained_parameters_with_the_variance_of_the_plan(confi
 
 
 def batches_of(store):
-    return list(OrdinaryBatches(store, seed=0, units=6, batch_rows=6).micro_batches(0))
+    return list(Batches(store, ShuffledRows(store.n_rows, 0, 6), SingleRows(0, 6)).micro_batches(0))
 
 
 def test_sum_is_bounded_by_norms_of_trained_parameters(config, store):

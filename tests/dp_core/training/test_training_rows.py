@@ -5,8 +5,10 @@ from __future__ import annotations
 import numpy as np
 
 from dp_core.training.batches import (
-    OrdinaryBatches,
-    PrivateBatches,
+    Batches,
+    ShuffledRows,
+    SingleRows,
+    UnitRows,
     choose_rows,
     predictions_per_row,
     row_keys,
@@ -46,13 +48,10 @@ def test_rows_of_a_unit_are_chosen_uniformly(store):
 
 
 def test_rows_and_masks_of_a_unit_do_not_depend_on_other_drawn_units(store):
-    sampler = Draws([7, 11], [0, 3, 7, 9, 11, 20])
-    few, many = (
-        PrivateBatches(store, sampler, 1, 8, 2),
-        PrivateBatches(store, Draws([], []), 1, 8, 2),
+    (alone,), (among,) = (
+        Batches(store, Draws(drawn), UnitRows(1, 8, 2)).micro_batches(0)
+        for drawn in ([7, 11], [0, 3, 7, 9, 11, 20])
     )
-    many._sampler = Draws([0, 3, 7, 9, 11, 20])
-    (alone,), (among,) = list(few.micro_batches(0)), list(many.micro_batches(0))
     for place, other in ((0, 2), (1, 4)):
         for a, b in zip(alone.arrays(), among.arrays(), strict=True):
             np.testing.assert_array_equal(a[place], b[other])
@@ -60,7 +59,7 @@ def test_rows_and_masks_of_a_unit_do_not_depend_on_other_drawn_units(store):
 
 def test_masks_differ_between_updates_rows_and_secrets(store):
     def ids(coins, t):
-        (batch,) = PrivateBatches(store, Draws([3], [3]), coins, 1, 4).micro_batches(t)
+        (batch,) = Batches(store, Draws([3], [3]), UnitRows(coins, 1, 4)).micro_batches(t)
         order = np.argsort(batch.labels.sum((0, 2)), kind="stable")
         return batch.positions, order
 
@@ -70,7 +69,7 @@ def test_masks_differ_between_updates_rows_and_secrets(store):
 
 def test_micro_batches_have_one_shape_and_contain_every_drawn_unit(store):
     units = [0, 1, 2, 5, 6, 9, 11, 13, 17, 20, 23]
-    batches = list(PrivateBatches(store, Draws(units), 1, 4, 2).micro_batches(0))
+    batches = list(Batches(store, Draws(units), UnitRows(1, 4, 2)).micro_batches(0))
     k = predictions_per_row(store.sequence_length)
     assert [b.ids.shape for b in batches] == [(4, 2, store.sequence_length)] * 3
     assert [b.positions.shape for b in batches] == [(4, 2, k)] * 3
@@ -84,12 +83,12 @@ def test_micro_batches_have_one_shape_and_contain_every_drawn_unit(store):
 
 
 def test_empty_draw_makes_no_micro_batch(store):
-    assert list(PrivateBatches(store, Draws([]), 1, 4, 2).micro_batches(0)) == []
+    assert list(Batches(store, Draws([]), UnitRows(1, 4, 2)).micro_batches(0)) == []
 
 
 def test_ordinary_epochs_read_every_row_once(store):
     size = 7
-    batches = OrdinaryBatches(store, seed=1, units=3, batch_rows=size)
+    batches = Batches(store, ShuffledRows(store.n_rows, 1, size), SingleRows(1, 3))
     rows = []
     for t in range(2 * -(-store.n_rows // size)):
         for batch in batches.micro_batches(t):
@@ -107,8 +106,9 @@ def test_ordinary_epochs_read_every_row_once(store):
 
 
 def test_updates_can_be_drawn_in_any_order(store):
-    fresh = OrdinaryBatches(store, 1, 3, 7)
-    used = OrdinaryBatches(store, 1, 3, 7)
+    fresh, used = (
+        Batches(store, ShuffledRows(store.n_rows, 1, 7), SingleRows(1, 3)) for _ in range(2)
+    )
     for t in range(20):
         list(used.micro_batches(t))
     for a, b in zip(fresh.micro_batches(19), used.micro_batches(19), strict=True):

@@ -260,8 +260,9 @@ _COMMON = {
 }  # fmt: skip
 
 
-def job_report(*, made_up: bool = True, seed: int = 7) -> Report:
-    return Report(
+def job_report(*, made_up: bool = True, seed: int = 7, **fields: Any) -> Report:
+    """Return a report with other values of some fields."""
+    report = Report(
         title="dp_bert",
         run_key="manual__2026-11-21T08:00:00+00:00",
         created="2026-11-21T08:41:12+00:00",
@@ -295,9 +296,15 @@ def job_report(*, made_up: bool = True, seed: int = 7) -> Report:
         repeat=_REPEAT,
         notes=("Both corpora and all entities were written by the project's own generator.",),
     )
+    return replace(report, **fields)
 
 
-def sweep_report(*, made_up: bool = True) -> Report:
+def with_models(report: Report, **fields: Any) -> Report:
+    """Return the report with other values of some fields of each model."""
+    return replace(report, models=tuple(replace(model, **fields) for model in report.models))
+
+
+def sweep_report(*, made_up: bool = True, **fields: Any) -> Report:
     points = []
     for sigma in (0.6, 1.0, 2.0):
         for batch in (128, 256):
@@ -327,7 +334,7 @@ def sweep_report(*, made_up: bool = True) -> Report:
                         ),
                     )
                 )
-    return Report(
+    report = Report(
         title="dp_sweep",
         run_key="scheduled__2026-11-21T02:00:00+00:00",
         created="2026-11-21T04:12:00+00:00",
@@ -342,6 +349,7 @@ def sweep_report(*, made_up: bool = True) -> Report:
             "No point was selected by F1: the selection would not be covered by the guarantee.",
         ),
     )
+    return replace(report, **fields)
 
 
 def causal_sweep_report(*, made_up: bool = True) -> Report:

@@ -16,6 +16,7 @@ from report_examples import (
     causal_sweep_report,
     extractions,
     job_report,
+    ledger,
     membership,
     public_scores,
     sweep_report,
@@ -123,21 +124,17 @@ def test_page_has_all_sections_figures_and_labels() -> None:
     assert "of a budget of ε = 10" in html
 
 
-def _bare(report: Report) -> Report:
+def _bare(**fields: object) -> Report:
     """Return a report of the DP model alone, without data for figures."""
-    (private,) = (m for m in report.models if m.kind == "dp")
-    return dataclasses.replace(
-        report,
-        models=(dataclasses.replace(private, exposures=(), f1=None, f1_by_type={}),),
-        curves=(),
-    )
+    private = dataclasses.replace(job_report().model("dp"), exposures=(), f1=None, f1_by_type={})
+    return job_report(models=(private,), curves=(), **fields)
 
 
 def test_banner_names_the_edition_made_up_data_and_known_seeds() -> None:
     assert "Made-up or public data." in PAGES["made up"].html
     assert "do not publish" in PAGES["operator"].html
     assert "Publishable edition." in PAGES["publishable"].html
-    seeded = dataclasses.replace(_bare(job_report()), known_seed=True)
+    seeded = _bare(known_seed=True)
     assert "Not private: known seed." in report_page(seeded, Edition.OPERATOR).html
     assert "known seed" not in PAGES["made up"].html
 
@@ -274,22 +271,20 @@ def test_scores_on_public_labels_are_published() -> None:
 
 
 def test_publishable_edition_of_a_known_seed_shows_public_values_only() -> None:
-    report = dataclasses.replace(job_report(made_up=False), known_seed=True, curves=())
+    report = job_report(made_up=False, known_seed=True, curves=())
     published = report_page(report, Edition.PUBLISHABLE)
     assert "Not private: known seed." in published.html
     assert '<span class="chip public">' in published.html
     assert published.drawings == ()
     for cell in (c for table in published.tables for row in table.rows for c in row):
         assert cell.withheld or cell.label in (None, Label.PUBLIC)
-    sweep = dataclasses.replace(sweep_report(made_up=False), known_seed=True)
-    points = report_page(sweep, Edition.PUBLISHABLE)
+    points = report_page(sweep_report(made_up=False, known_seed=True), Edition.PUBLISHABLE)
     assert all(c.withheld for row in points.tables[0].rows for c in row[6:])
 
 
 def test_markup_in_names_is_escaped() -> None:
     evil = "<img src=x onerror=alert(1)>&"
-    report = dataclasses.replace(
-        _bare(job_report()),
+    report = _bare(
         private_dataset=evil,
         settings={evil: evil},
         repeat=(evil,),
@@ -302,8 +297,7 @@ def test_markup_in_names_is_escaped() -> None:
 
 
 def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
-    bare = dataclasses.replace(
-        _bare(job_report()),
+    bare = _bare(
         training=(),
         vocabulary=(),
         phrases=(),
@@ -319,16 +313,9 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
 
 
 def test_ledger_without_a_budget_shows_no_total() -> None:
-    report = job_report()
-    assert report.ledger is not None
-    made_up = dataclasses.replace(
-        report.ledger,
-        spent_epsilon=None,
-        spent_delta=None,
-        budget_epsilon=None,
-        budget_delta=None,
-    )
-    html = report_page(dataclasses.replace(report, ledger=made_up), Edition.OPERATOR).html
+    figures = ("spent_epsilon", "spent_delta", "budget_epsilon", "budget_delta")
+    made_up = dataclasses.replace(ledger(), **dict.fromkeys(figures))
+    html = report_page(job_report(ledger=made_up), Edition.OPERATOR).html
     section = html.partition('id="ledger"')[2].partition("</section>")[0]
     assert "no budget is kept" in section
     assert "in total" not in section
@@ -372,7 +359,7 @@ def _audited(verdict: str, label: Label = Label.DP) -> AuditRecord:
     ],
 )
 def test_headline_states_the_verdict_of_the_training_audit(verdict: str, headline: str) -> None:
-    report = dataclasses.replace(job_report(made_up=False), audit=_audited(verdict))
+    report = job_report(made_up=False, audit=_audited(verdict))
     html = report_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
     assert headline in first
@@ -385,9 +372,7 @@ def test_headline_states_the_verdict_of_the_training_audit(verdict: str, headlin
 
 def test_headline_states_a_contradiction_by_an_audit_of_another_run() -> None:
     sentence = "ε = 4 at δ = 1e-06: contradicted by Given coins."
-    report = dataclasses.replace(
-        job_report(made_up=False), audit=_audited("consistent"), against=sentence
-    )
+    report = job_report(made_up=False, audit=_audited("consistent"), against=sentence)
     html = report_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
     assert "another run contradicts the claimed ε" in first and "hero bad" in html
@@ -396,7 +381,7 @@ def test_headline_states_a_contradiction_by_an_audit_of_another_run() -> None:
 
 
 def test_terminal_prints_the_audit_before_the_table() -> None:
-    table = results_table(dataclasses.replace(job_report(), audit=_audited("consistent")))
+    table = results_table(job_report(audit=_audited("consistent")))
     written = io.StringIO()
     kept = Table.from_json(json.loads(json.dumps(table.to_json())))
     Console(file=written, width=100).print(side_by_side(kept))

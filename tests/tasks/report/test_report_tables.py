@@ -15,6 +15,7 @@ from report_examples import (
     ledger,
     membership,
     sweep_report,
+    with_models,
 )
 from rich.console import Console
 
@@ -86,8 +87,7 @@ def test_closing_table_of_causal_models_has_perplexity_and_withholds_private_tex
     report = job_report(made_up=False)
     causal = {"is_causal": True, "mlm_public": None, "mlm_private": None}
     causal |= {"perplexity_public": Dp(21.46), "perplexity_private": Operator(33.3)}
-    models = tuple(dataclasses.replace(m, **causal) for m in report.models)
-    report = dataclasses.replace(report, models=models)
+    report = with_models(report, **causal)
     for edition, private in ((Edition.PUBLISHABLE, "▒▒"), (Edition.OPERATOR, "33.3")):
         table = models_table.models_table(edition_of(report, edition).models, report.unit)
         names = [header.name for header in table.headers]
@@ -136,8 +136,7 @@ def test_counted_occurrences_are_for_the_operator_and_expected_occurrences_are_p
 
 
 def test_exposure_in_training_rows_is_shown_to_the_operator_only() -> None:
-    report = job_report(made_up=False)
-    dp = report.model("dp")
+    dp = job_report().model("dp")
     assert dp is not None
     within = tuple(
         dataclasses.replace(row, context=IN_ROWS)
@@ -145,7 +144,7 @@ def test_exposure_in_training_rows_is_shown_to_the_operator_only() -> None:
         if row.context == EMBEDDED
     )
     row = dataclasses.replace(dp, exposures_in_rows=Exposures(Label.OPERATOR, within))
-    report = dataclasses.replace(report, models=(row,))
+    report = job_report(made_up=False, models=(row,))
     shown = {}
     for edition in Edition:
         models = edition_of(report, edition).models
@@ -214,7 +213,7 @@ def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> 
     assert [cell.text for cell in table.rows[4]] == ["Non-private", "loss", "1.0", "20.0", "40.0"]
     assert table.rows[4][0].detail == "by sample"
     assert {c.label for row in table.rows for c in row[2:]} == {Label.OPERATOR}
-    report = dataclasses.replace(job_report(made_up=False), models=tuple(models))
+    report = job_report(made_up=False, models=tuple(models))
     shown = edition_of(report, Edition.PUBLISHABLE)
     assert audit_tables.leakage_by_epoch_table(shown.models).rows == ()
     assert audit_tables.loss_by_epoch_table(shown.models).rows == ()
@@ -250,7 +249,7 @@ def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> 
     rows = job_report().models
     samples = [Samples(row.audits[0].label, "Bob is", (f"{row.name} wrote",)) for row in rows]
     models = [dataclasses.replace(row, samples=s) for row, s in zip(rows, samples, strict=True)]
-    report = dataclasses.replace(job_report(), models=tuple(models), made_up=False)
+    report = job_report(made_up=False, models=tuple(models))
     texts = {
         edition: [
             row[1].text
@@ -320,12 +319,7 @@ def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
     metrics = [MetricRecord(name=n, value=v, label="operator") for n, v in counts.items()]
     result = StepResult(step="finetune", spec_hash="0", outputs={}, metrics=metrics, facts={})
     undefined = last_values(result)["f1"]
-    report = job_report(made_up=False)
-    models = tuple(
-        dataclasses.replace(row, f1=undefined, interval=None, f1_by_type={})
-        for row in report.models
-    )
-    report = dataclasses.replace(report, models=models)
+    report = with_models(job_report(made_up=False), f1=undefined, interval=None, f1_by_type={})
     for edition, text in ((Edition.OPERATOR, "no entities"), (Edition.PUBLISHABLE, WITHHELD_MARK)):
         shown = edition_of(report, edition)
         cells_of_f1 = [*tables.entity_table(shown.models).rows[0][1:]]
@@ -451,7 +445,7 @@ def without_total() -> Report:
     models = tuple(
         dataclasses.replace(m, cost=none) if m.kind == "dp" else m for m in report.models
     )
-    return dataclasses.replace(report, models=tuple(models))
+    return job_report(models=models)
 
 
 def test_closing_table_without_a_total_keeps_the_single_epsilons() -> None:
@@ -526,7 +520,7 @@ def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withhe
 
 def test_publishable_report_of_a_private_selection_has_no_date() -> None:
     report = sweep_report(made_up=False)
-    chosen = dataclasses.replace(report, settings={"selection": "random-count"})
+    chosen = sweep_report(made_up=False, settings={"selection": "random-count"})
     assert edition_of(report, Edition.PUBLISHABLE).created == report.created[:10]
     assert edition_of(chosen, Edition.PUBLISHABLE).created == "withheld"
     assert edition_of(chosen, Edition.OPERATOR).created == report.created

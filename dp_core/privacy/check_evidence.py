@@ -216,6 +216,8 @@ def misshapen(value: Any, shape: Any, where: str) -> Iterator[str]:
             yield f"{where} is not a mechanism that this script knows"
         else:
             known = {"kind": {kind}, "version": _whole(1, 1), "unit": _Optional(_UNIT)}
+            if "example_words" in value:  # examples of a stated length
+                known["example_words"] = _whole(1)
             yield from misshapen(value, known | mechanism.fields, where)
     elif isinstance(shape, dict | _Mapping) and isinstance(value, dict):
         fields = shape if isinstance(shape, dict) else dict.fromkeys(value, shape.shape)
@@ -334,11 +336,6 @@ def title_of(event: Event) -> str:
 def words_of(event: Event) -> str:
     """Return the description of a mechanism in one clause."""
     return mechanism_of(event).words(event)
-
-
-def units_of(event: Event) -> set[str | None]:
-    """Return the privacy units of a mechanism and its parts."""
-    return {event["unit"]}.union(*(units_of(part) for part in parts_of(event)))
 
 
 def reduce(event: Event) -> Reduction:
@@ -757,7 +754,7 @@ def _phased(batches: str, sampled: str = "sampling rate") -> Callable[[Event], s
 
 _WEIGHTED = "a unit's items share a weight of norm 1 evenly"
 _REROUTED = "weight beyond a level goes back to the units"
-_RULES = {
+RULES = {  # how the weights of a unit's items are bounded
     "weighted": _WEIGHTED,
     "policy": "each unit in turn moves the weights of its items towards a level, by norm 1",
     "mad": f"{_REROUTED}, which give it to their other items",
@@ -771,7 +768,7 @@ def _words_of_weights(event: Event) -> str:
     rounds, rule = len(event["scales"]), event["rule"]
     return (
         f"noised weights ({rule}), at most {event['items_per_unit']} items per unit:"
-        f" {_RULES[rule]}; {rounds} round{'s' * (rounds > 1)} of Gaussian noise, in all σ ="
+        f" {RULES[rule]}; {rounds} round{'s' * (rounds > 1)} of Gaussian noise, in all σ ="
         f" {math.sqrt(deviation**2 - 16) / norm:.4g} times a unit's norm, noised weights below"
         f" {event['checks'][-1][2] / event['scales'][0]:.4g} dropped"
     )
@@ -785,18 +782,24 @@ def _words_of_rounds(event: Event) -> str:
 
 
 def _words_of_selection(event: Event) -> str:
-    from dp_accounting import rdp
-
     law = f"truncated negative binomial, η = {event['eta']:g}, γ = {event['gamma']:.4g}"
     if event["count"] == "poisson":
         law = f"Poisson, mean {event['mean']:g}"
-    candidates = event["candidates"]
-    costs = [rdp.RdpAccountant([8]).compose(_dp_event(c)).rdp[0] for c in candidates]
     return (
         f"the best of a secret random number of trainings ({law}), each of one of"
-        f" {len(candidates)} candidates drawn at random, the costliest of them"
-        f" {words_of(candidates[costs.index(max(costs))])}; ε by Rényi, no PLD is known"
+        f" {len(event['candidates'])} candidates drawn at random, the costliest of them"
+        f" {words_of(max(event['candidates'], key=_cost))}; ε by Rényi, no PLD is known"
     )
+
+
+def _cost(candidate: Event) -> float:
+    """Return the Rényi divergence of a training at order 8; infinity if it is unknown."""
+    from dp_accounting import rdp
+
+    try:
+        return float(rdp.RdpAccountant([8]).compose(_dp_event(candidate)).rdp[0])
+    except NotDerivedError:
+        return math.inf
 
 
 _RATE, _BOTH = _within(0, 1), frozenset({_ZERO_OUT, _REPLACE})
@@ -869,7 +872,7 @@ MECHANISMS: dict[str, Mechanism] = {
         "partition selection",
         _ADD_REMOVE,
         {
-            "rule": set(_RULES),
+            "rule": set(RULES),
             "items_per_unit": _whole(1, 10**6),
             "levels": _whole(1, 2),
             "scales": [_whole(1)],
@@ -1013,7 +1016,8 @@ def understates(claimed: float, derived: float) -> bool:
 Block = tuple[str, Any]  # h1, h2, h3, p, quote, pre: text; table: (headers, rows); list: lines
 
 
-def _neighbours_in_words(relation: str, unit: str) -> str:
+def neighbours_in_words(relation: str, unit: str) -> str:
+    """Return the difference of neighbouring data sets in words."""
     return {
         _ADD_REMOVE: f"one {unit} is added or removed",
         _ZERO_OUT: f"one {unit}'s contribution is replaced by nothing",
@@ -1024,10 +1028,29 @@ def _neighbours_in_words(relation: str, unit: str) -> str:
 def promise(claim: Mapping[str, Any]) -> list[str]:
     """Return the paragraphs on the guarantee for one data set, in Markdown."""
     unit, epsilon, delta = claim["unit"], claim["epsilon"], claim["delta"]
+    if words := claim["releases"][0]["event"].get("example_words"):
+        unit = f"{unit} of {words} words"
+    if epsilon == "inf":
+        return [
+            f"**Not private.** The text of the data set “{claim['dataset']}” went into it with no"
+            " guarantee (ε = ∞). It must stay with the operator of the data: not exported, not"
+            " published, not promoted."
+        ]
     if epsilon is None:
         return [
             "**No total is claimed.** Its releases protect different things, or by different"
             " notions of neighbouring data, and such guarantees do not add up. Each is below."
+        ]
+    if not delta * (claim["declared_units"] or 0) < 1:
+        return [
+            f"**No claim is made.** δ = {delta:.3g} in total is not below"
+            f" 1/{claim['declared_units']}, one in the declared number of units: publishing one"
+            f" {unit} whole would count as private."
+        ]
+    if claim["seed_known"]:
+        return [
+            f"With a secret seed the same steps would have been ({epsilon:.4g}, {delta:.3g})-"
+            f"differentially private for one {unit}."
         ]
     odds = math.exp(min(epsilon, 700.0))
     times = f"{odds:.3g}" if odds < 100 else f"{odds:,.0f}" if odds < 1e7 else "astronomically many"
@@ -1035,7 +1058,7 @@ def promise(claim: Mapping[str, Any]) -> list[str]:
     return [
         f"It is **({epsilon:.4g}, {delta:.3g})-differentially private** for one **{unit}** of the"
         f" data set “{claim['dataset']}”: ε = {epsilon:.4g}, δ = {delta:.3g}, where"
-        f" {_neighbours_in_words(claim['neighbours'], unit)}.",
+        f" {neighbours_in_words(claim['neighbours'], unit)}.",
         f"In plain words: whatever anyone may conclude about one {unit} from this model, with any"
         f" other knowledge and any effort, the probability of coming to it is at most {times} times"
         f" what it would be had that {unit} not been in the data, plus at most {delta:.3g}.",
@@ -1049,8 +1072,9 @@ def promise(claim: Mapping[str, Any]) -> list[str]:
 
 def statement_words(statement: Mapping[str, Any]) -> str:
     """Return the content of PRIVACY.md, the privacy statement in words."""
-    texts = [_words_of_statement(part) for part in claims_of(statement)]
-    if after := statement.get("released_after_updates"):
+    texts = [_words_of_claim(claim) for claim in claims_of(statement)]
+    after = statement.get("released_after_updates")
+    if after and all(claim["epsilon"] != "inf" for claim in claims_of(statement)):
         *earlier, last = after
         texts.append(
             f"Of its pre-training {len(after)} models are released: after"
@@ -1061,24 +1085,34 @@ def statement_words(statement: Mapping[str, Any]) -> str:
     return "\n".join(texts)
 
 
-def _words_of_statement(statement: Mapping[str, Any]) -> str:
+def _words_of_claim(claim: Mapping[str, Any]) -> str:
     paragraphs = ["# Privacy of this model"]
-    if statement["made_up"]:
+    if claim["made_up"]:
         paragraphs.append(
             "**The private text is made up or public.** Nobody's privacy is at stake; the figures"
             " below show what would be claimed."
         )
-    paragraphs += promise(statement)
-    releases = [
-        f"{release['mechanism']} (by itself ε = {release['epsilon']:.4g} at δ ="
-        f" {release['delta']:.3g}; ledger entry {release['ledger_id']})"
-        for release in statement["releases"]
-    ]
+    if not claim["releases"]:
+        return "\n\n".join([*paragraphs, "No private text was used to make it."]) + "\n"
+    if claim["seed_known"]:
+        paragraphs.append(
+            "**Not private: known seed.** The random numbers can be repeated by anyone who knows"
+            " the seed, and the noise subtracted. No claim is made."
+        )
+    paragraphs += promise(claim)
+    releases = []
+    for release in claim["releases"]:
+        epsilon = "∞" if release["epsilon"] == "inf" else f"{release['epsilon']:.4g}"
+        releases.append(
+            f"{release['mechanism']} (by itself ε = {epsilon} at δ = {release['delta']:.3g};"
+            f" ledger entry {release['ledger_id']})"
+        )
     for title, items in (
         ("What was released, and how", releases),
-        ("What this rests on", statement["assumptions"]),
+        ("What this rests on", claim["assumptions"]),
     ):
-        paragraphs.append("\n".join([f"{title}:", "", *(f"- {item}" for item in items)]))
+        if items:
+            paragraphs.append("\n".join([f"{title}:", "", *(f"- {item}" for item in items)]))
     return "\n\n".join(paragraphs) + "\n"
 
 
@@ -1545,16 +1579,29 @@ def _relation_faults(ledger: Mapping[str, Any]) -> Iterator[str]:
     for entry in (entry for extract in ledger["extracts"] for entry in extract["entries"]):
         where, event = f"release {entry['id']}", entry["event"]
         try:
-            words_of(event)
+            _read_event(event)
             if entry["neighbours"] != relation_of(event):
                 yield f"{where}: its mechanism has the relation {relation_of(event)}"
-        except (NotDerivedError, ValueError, IndexError) as error:
+        except ValueError as error:
             yield f"{where}: {error}"
-        if units_of(event) != {entry["unit"]}:
+        units = {(part["unit"], part.get("example_words")) for part in _within_event(event)}
+        if len(units) > 1 or event["unit"] != entry["unit"]:
             yield f"{where}: its mechanism does not protect the unit {entry['unit']}"
         guaranteed = all(part["kind"] != "unaccounted" for part in _within_event(event))
         if entry["accounted"] != guaranteed:
             yield f"{where}: accounted is {entry['accounted']}"
+
+
+def _read_event(event: Event) -> tuple[str, str]:
+    """Return the relation and the description of a mechanism.
+
+    Raises:
+        ValueError: its parameters do not fit together.
+    """
+    try:
+        return relation_of(event), words_of(event)
+    except (ArithmeticError, LookupError, NotDerivedError) as error:
+        raise ValueError(f"its mechanism cannot be read: {error}") from None
 
 
 def _within_event(event: Event) -> Iterator[Event]:
@@ -1600,8 +1647,16 @@ def _claim_faults(claim: Mapping[str, Any], derived: Mapping[str, Any]) -> Itera
     if not releases:
         yield f"{where}: the claim has no releases"
         return
-    alike = [(release["unit"], relation_of(release["event"])) for release in releases]
-    if (claim["unit"], claim["neighbours"]) != alike[0]:
+    try:
+        readings = [_read_event(release["event"]) for release in releases]
+    except ValueError as error:
+        yield f"{where}: {error}"
+        return
+    alike = [
+        (release["unit"], relation, release["event"].get("example_words"))
+        for release, (relation, _) in zip(releases, readings, strict=True)
+    ]
+    if (claim["unit"], claim["neighbours"]) != alike[0][:2]:
         yield f"{where}: unit or neighbours differ from its releases"
     if (claim["epsilon"] is None) != (len(set(alike)) > 1):
         yield f"{where}: there must be a total if and only if all releases protect alike"
@@ -1618,8 +1673,8 @@ def _claim_faults(claim: Mapping[str, Any], derived: Mapping[str, Any]) -> Itera
     proven = any(e["kind"] == "random_count_selection" or e.get("to") == _REPLACE for e in events)
     if claim["accounting"] != (_PROVEN if proven else "PLD"):
         yield f"{where}: its accounting is not “{_PROVEN if proven else 'PLD'}”"
-    for release in releases:
-        if release["mechanism"] != (words := words_of(release["event"])):
+    for release, (_, words) in zip(releases, readings, strict=True):
+        if release["mechanism"] != words:
             yield f"release {release['ledger_id']}: its mechanism is “{words}”"
         renyi = release["epsilon_rdp"]
         if renyi is not None and renyi < release["epsilon"] * 0.99:
