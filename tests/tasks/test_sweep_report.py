@@ -134,7 +134,7 @@ def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) 
     omitted = [MetricRecord(name=name, value=3, label="public") for name in names]
     _done(tracked, "public_corpus", first["public_corpus"], metrics=omitted, releases=[])
     _done(tracked, "pretraining", second["pretraining"])  # the fine-tuning of this point failed
-    names = list(report.models)
+    names = list(report.points)
     page = output_folder(tracked, report.output) / "report" / "report.html"
 
     partial = contract.run_step(report, tracked, CONTEXT)
@@ -231,7 +231,7 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
         )  # fmt: skip
 
     done = contract.run_step(report, tracked, CONTEXT)
-    assert f"{red_name} · epochs=1" in report.models
+    assert f"{red_name} · epochs=1" in report.points
     numbers = {m.name: (m.value, m.label) for m in done.metrics}
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
     epsilon = pytest.approx(total_epsilon([event.stating(PrivacyUnit.PATIENT)], 1e-5))
