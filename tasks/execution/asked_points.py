@@ -19,14 +19,11 @@ from tasks.protocol import (
     StepSpec,
     SweepPoint,
     SweepSettings,
-    asked_point_steps,
-    asked_training,
     job_steps,
     names_of,
     point_and_task,
-    report_of,
 )
-from tasks.protocol.job import POINT_STEPS
+from tasks.protocol.job import POINT_STEPS, asked_point_steps, asked_training, report_of
 from tasks.protocol.sweep import SEARCHED
 from tasks.releases.restored_state import IDENTITY
 from tasks.results.inputs import read_result

@@ -7,8 +7,6 @@ a DAG file in milliseconds.
 from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from tasks.protocol.job import (
-    asked_point_steps,
-    asked_training,
     budget_of_run,
     job_steps,
     kept_points,
@@ -17,11 +15,9 @@ from tasks.protocol.job import (
     names_of,
     point_and_task,
     point_steps,
-    report_of,
     steps_of,
 )
 from tasks.protocol.least_privilege import (
-    NoReader,
     environment_for,
     uses_cluster,
 )
@@ -79,7 +75,6 @@ __all__ = [
     "MembershipSpec",
     "MetricRecord",
     "Need",
-    "NoReader",
     "PhrasesSpec",
     "PretrainSpec",
     "PrivacyAuditSpec",
@@ -99,8 +94,6 @@ __all__ = [
     "TokenStoreSpec",
     "VocabularySpec",
     "WrittenTextSpec",
-    "asked_point_steps",
-    "asked_training",
     "budget_of_run",
     "environment_for",
     "hides_count",
@@ -113,7 +106,6 @@ __all__ = [
     "point_and_task",
     "point_steps",
     "promotion",
-    "report_of",
     "spec_from_json",
     "steps_of",
     "uses_cluster",
