@@ -96,8 +96,8 @@ class Stores:
             units, self.tokenizer, sequence_length=self.length,  # type: ignore[arg-type]
             max_examples_per_unit=rows, key=key,
         )  # fmt: skip
-        for unit_id, unit_rows in cut:
-            writer.add_unit(unit_id, unit_rows)
+        for unit, unit_rows in cut:
+            writer.add_unit(unit.unit_id, [row for _, row in unit_rows])
         return writer.finish()
 
 

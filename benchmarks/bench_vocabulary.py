@@ -54,7 +54,7 @@ from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from tasks.execution import contract
 from tasks.protocol import JobSettings, RunContext, StepResult, job_steps
 from tasks.releases.declarations import declare_public
-from tasks.results.statements import totals
+from tasks.results import totals
 from tasks.runtime.deployment import Deployment
 
 RESULT = ROOT / "benchmarks" / "results" / "vocabulary.json"

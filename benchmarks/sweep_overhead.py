@@ -30,7 +30,7 @@ from tasks.local import stack as local
 from tasks.protocol import SweepSettings, job_steps, point_and_task
 from tasks.protocol.fork_server import OFF, SERVER
 from tasks.protocol.messages import StepProgress
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 
 RUNS = ("made", "found")  # the same sweep twice; the second run reuses every result

@@ -26,8 +26,7 @@ from dp_core.vocabulary.item_sets import GatheredSets
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.protocol.least_privilege import for_workers
 from tasks.protocol.specs import STORE_SCHEME
-from tasks.results.inputs import Input, merged, read_result
-from tasks.results.statements import totals
+from tasks.results import Input, merged, read_result, totals
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter
 from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest

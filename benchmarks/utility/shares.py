@@ -21,10 +21,10 @@ from scipy.stats import t as student
 
 from dp_core.privacy.advice import (
     CONFIDENCE,
+    CURVES,
     LEAST_POINTS,
     GainCurve,
     Recipe,
-    curves_from_json,
 )
 
 QUANTITIES = {  # metric -> its title, and whether it needs the reference's vocabulary
@@ -165,7 +165,7 @@ def curves(
 def replace_curves(file: Path, new: Sequence[GainCurve]) -> None:
     """Write curves into the file of the advice, replacing curves of the same recipes."""
     recipes = {curve.recipe for curve in new}
-    existing = curves_from_json(json.loads(file.read_text())) if file.exists() else ()
+    existing = CURVES.validate_json(file.read_bytes()) if file.exists() else ()
     kept = [curve for curve in existing if curve.recipe not in recipes]
     in_order = sorted([*kept, *new], key=lambda curve: curve.recipe)
-    file.write_text(json.dumps([item.to_json() for item in in_order], indent=1) + "\n")
+    file.write_text(json.dumps(CURVES.dump_python(tuple(in_order), mode="json"), indent=1) + "\n")

@@ -287,14 +287,14 @@ def _rows_of(
             writer = TokenStoreWriter(
                 Path(folder) / name, audited.positions, audited.tokenizer.get_vocab_size()
             )
-            for unit_id, rows in rows_of_units(
+            for unit, rows in rows_of_units(
                 [Unit(str(at), [line]) for at, line in enumerate(texts)],
                 audited.tokenizer,
                 sequence_length=audited.positions,
                 max_examples_per_unit=ROWS_PER_TEXT,
                 key=seed_key(seed),
             ):
-                writer.add_unit(unit_id, rows)
+                writer.add_unit(unit.unit_id, [row for _, row in rows])
             sides.append(writer.finish())
         yield sides[0], sides[1]
 

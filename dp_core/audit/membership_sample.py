@@ -23,7 +23,7 @@ from dp_core.audit.membership import Attack, Scored
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import coin, digest64, document_unit_id
 from dp_core.data.privacy_units import Unit
-from dp_core.data.token_store import TokenStore, located_rows_of_units
+from dp_core.data.token_store import TokenStore, rows_of_units
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
 
@@ -197,7 +197,7 @@ def draw_sample(
     rows: list[list[int]] = []
     for side, places in enumerate(sides):
         chosen = [drawn.unit for drawn in sorted(lowest[side], reverse=True)]
-        cut = located_rows_of_units(
+        cut = rows_of_units(
             chosen,
             tokenizer,
             sequence_length=places.store.sequence_length,

@@ -36,25 +36,34 @@ _DAMAGED = (OSError, ValueError, KeyError, TypeError, OverflowError, RecursionEr
 
 
 @dataclass(frozen=True, eq=False)
-class TokenStore:
-    """An open store.
+class PackedRows:
+    """Rows of some units in the layout of a store. Private.
 
     Attributes:
-        tokens: `[rows, S]` memory map of ids, padded with [PAD].
+        tokens: `[rows, S]` ids, padded with [PAD].
         lengths: int32 `[rows]`, the number of ids of each row without padding.
         unit_rows: int64 `[units + 1]`; rows of unit u are `unit_rows[u]` to `unit_rows[u + 1]`.
         unit_keys: uint64 `[units]`, a stable hash of each unit's id. Masks and dropout are keyed
             by it, so that they do not depend on a unit's place among others.
-        sequence_length: S.
-        vocabulary_size: every id is below it.
-        digest: SHA-256 of the content in hex. The digest of private text is private: publish only
-            a keyed digest (HMAC) of it.
     """
 
     tokens: npt.NDArray[Any]
     lengths: npt.NDArray[np.int32]
     unit_rows: npt.NDArray[np.int64]
     unit_keys: npt.NDArray[np.uint64]
+
+
+@dataclass(frozen=True, eq=False)
+class TokenStore(PackedRows):
+    """An open store; `tokens` is a memory map.
+
+    Attributes:
+        sequence_length: S.
+        vocabulary_size: every id is below it.
+        digest: SHA-256 of the content in hex. The digest of private text is private: publish only
+            a keyed digest (HMAC) of it.
+    """
+
     sequence_length: int
     vocabulary_size: int
     digest: str
@@ -86,50 +95,21 @@ class TokenStore:
             if about["version"] != _VERSION:
                 raise ValueError("version")
             _check_sizes(about)
-            tokens = _map(folder, "tokens", about["dtype"]).reshape(-1, about["sequence_length"])
-            columns = {name: _map(folder, name, dtype) for name, dtype in _COLUMNS.items()}
-            _check_columns(tokens, **columns)
+            rows = _mapped(folder, about["dtype"], about["sequence_length"])
+            _check_rows(rows)
         except _DAMAGED as error:
             raise BadInput(
                 "not a finished token store",
                 where=str(folder),
                 fix="Run the token_store step again.",
             ) from error
-        return cls(
-            tokens=tokens,
-            **columns,
-            sequence_length=about["sequence_length"],
-            vocabulary_size=about["vocabulary_size"],
-            digest=about["digest"],
-        )
+        sizes = (about["sequence_length"], about["vocabulary_size"])
+        return cls(**vars(rows), sequence_length=sizes[0], vocabulary_size=sizes[1],
+                   digest=about["digest"])  # fmt: skip
 
     def content_digest(self) -> str:
         """Return the digest of the files' present content, to compare with `digest`."""
-        return _digest(
-            self.sequence_length,
-            self.vocabulary_size,
-            self.tokens,
-            self.lengths,
-            self.unit_rows,
-            self.unit_keys,
-        )
-
-
-@dataclass(frozen=True, eq=False)
-class PackedRows:
-    """Rows of some units in the layout of a store. Private.
-
-    Attributes:
-        tokens: `[rows, S]` ids, padded.
-        lengths: int32 `[rows]`.
-        unit_rows: int64 `[units + 1]`, from 0.
-        unit_keys: uint64 `[units]`.
-    """
-
-    tokens: npt.NDArray[Any]
-    lengths: npt.NDArray[np.int32]
-    unit_rows: npt.NDArray[np.int64]
-    unit_keys: npt.NDArray[np.uint64]
+        return _digest(self.sequence_length, self.vocabulary_size, self)
 
 
 class RowPacker:
@@ -178,11 +158,6 @@ class RowPacker:
         self._unit_rows.append(self._unit_rows[-1] + len(rows))
         self._unit_keys.append(digest64(self._key, "unit", unit_id))
 
-    @property
-    def nbytes(self) -> int:
-        """Bytes of the tokens that `take` has not yet returned."""
-        return len(self._tokens)
-
     def take(self) -> PackedRows:
         """Return the rows added since the previous call."""
         packed = PackedRows(
@@ -196,7 +171,7 @@ class RowPacker:
         return packed
 
 
-class TokenStoreWriter:
+class TokenStoreWriter(RowPacker):
     """Writes a store, unit by unit, and replaces an older store in the folder.
 
     Args:
@@ -216,30 +191,24 @@ class TokenStoreWriter:
         key: bytes = b"",
         pad: int = 0,
     ) -> None:
+        super().__init__(sequence_length, vocabulary_size, key=key, pad=pad)
         self._folder = Path(folder)
         self._folder.mkdir(parents=True, exist_ok=True)
         (self._folder / _MARK).unlink(missing_ok=True)
-        self._length, self._vocabulary = sequence_length, vocabulary_size
-        self._packer = RowPacker(sequence_length, vocabulary_size, key=key, pad=pad)
-        self._dtype = self._packer.dtype
-        dtypes = {"tokens": self._dtype, **_COLUMNS}
-        self._files = {n: _AppendedFile(_file(self._folder, n), t) for n, t in dtypes.items()}
+        for name in ("tokens", *_COLUMNS):
+            _file(self._folder, name).write_bytes(b"")
+        _file(self._folder, "unit_rows").write_bytes(bytes(8))  # the first unit begins at row 0
         self._rows = 0
-        self._files["unit_rows"].append([0])
 
     def add_unit(self, unit_id: str, rows: Sequence[Sequence[int]]) -> None:
-        """Append a unit's rows; a unit without rows is ignored.
-
-        Raises:
-            BadInput: a row that is empty or too long, or an id outside the vocabulary.
-        """
-        self._packer.add_unit(unit_id, rows)
-        if self._packer.nbytes >= _FLUSH_BYTES:
-            self._append(self._packer.take())
+        """Append a unit's rows; see `RowPacker.add_unit`."""
+        super().add_unit(unit_id, rows)
+        if len(self._tokens) >= _FLUSH_BYTES:
+            self._append(self.take())
 
     def add_packed(self, rows: PackedRows) -> None:
         """Append packed rows of the same sequence length and vocabulary."""
-        self._append(self._packer.take())
+        self._append(self.take())
         self._append(rows)
 
     def add_units_of(self, store: TokenStore, first: int, last: int) -> None:
@@ -263,10 +232,10 @@ class TokenStoreWriter:
         )
 
     def _append(self, rows: PackedRows) -> None:
-        self._files["tokens"].append(rows.tokens)
-        self._files["lengths"].append(rows.lengths)
-        self._files["unit_rows"].append(rows.unit_rows[1:] + self._rows)
-        self._files["unit_keys"].append(rows.unit_keys)
+        arrays = vars(rows) | {"unit_rows": rows.unit_rows[1:] + self._rows}
+        for name, dtype in {"tokens": self.dtype, **_COLUMNS}.items():
+            with _file(self._folder, name).open("ab") as file:
+                file.write(arrays[name].astype(dtype).tobytes())
         self._rows += len(rows.lengths)
 
     def finish(self) -> TokenStore:
@@ -275,21 +244,18 @@ class TokenStoreWriter:
         Raises:
             BadInput: no unit had a row.
         """
-        self._append(self._packer.take())
+        self._append(self.take())
         if not self._rows:
             raise PrivateTextRefusal(
                 "there is no text", where="token store", fix="Check the corpus."
             )
-        for file in self._files.values():
-            file.flush()
-        tokens = _map(self._folder, "tokens", self._dtype).reshape(-1, self._length)
-        columns = [_map(self._folder, name, dtype) for name, dtype in _COLUMNS.items()]
+        rows = _mapped(self._folder, self.dtype, self._length)
         about = {
             "version": _VERSION,
             "sequence_length": self._length,
             "vocabulary_size": self._vocabulary,
-            "dtype": self._dtype,
-            "digest": _digest(self._length, self._vocabulary, tokens, *columns),
+            "dtype": self.dtype,
+            "digest": _digest(self._length, self._vocabulary, rows),
         }
         mark = self._folder / f"{_MARK}.partial"
         mark.write_text(json.dumps(about) + "\n")
@@ -317,25 +283,6 @@ def joined(folder: Path, store: TokenStore, more: TokenStore, units: Iterable[in
     return writer.finish()
 
 
-class _AppendedFile:
-    """A file that grows by buffered writes of some megabytes."""
-
-    def __init__(self, path: Path, dtype: str) -> None:
-        self._path, self._dtype = path, dtype
-        self._pending = bytearray()
-        path.write_bytes(b"")
-
-    def append(self, values: npt.ArrayLike) -> None:
-        self._pending += np.asarray(values).astype(self._dtype).tobytes()
-        if len(self._pending) >= _FLUSH_BYTES:
-            self.flush()
-
-    def flush(self) -> None:
-        with self._path.open("ab") as file:
-            file.write(self._pending)
-        self._pending.clear()
-
-
 def _check_sizes(about: dict[str, Any]) -> None:
     """Check the fields of `store.json` before they are used to map files.
 
@@ -349,26 +296,22 @@ def _check_sizes(about: dict[str, Any]) -> None:
         raise ValueError("words")
 
 
-def _check_columns(
-    tokens: npt.NDArray[Any],
-    lengths: npt.NDArray[np.int32],
-    unit_rows: npt.NDArray[np.int64],
-    unit_keys: npt.NDArray[np.uint64],
-) -> None:
+def _check_rows(rows: PackedRows) -> None:
     """Check that the arrays are consistent, before they are used as indices.
 
     Raises:
         ValueError: the arrays are inconsistent.
     """
-    if len(tokens) != len(lengths) or len(unit_rows) != len(unit_keys) + 1:
+    lengths, unit_rows, units = rows.lengths, rows.unit_rows, len(rows.unit_keys)
+    if len(rows.tokens) != len(lengths) or len(unit_rows) != units + 1:
         raise ValueError("shapes")
     if unit_rows[0] != 0 or unit_rows[-1] != len(lengths):
         raise ValueError("rows")
     for start in range(0, len(lengths), _CHECKED):  # in parts, to bound memory
         part = lengths[start : start + _CHECKED]
-        if part.min() < 1 or part.max() > tokens.shape[1]:
+        if part.min() < 1 or part.max() > rows.tokens.shape[1]:
             raise ValueError("lengths")
-    for start in range(0, len(unit_keys), _CHECKED):
+    for start in range(0, units, _CHECKED):
         if not (np.diff(unit_rows[start : start + _CHECKED + 1]) > 0).all():
             raise ValueError("units")
 
@@ -377,17 +320,20 @@ def _file(folder: Path, name: str) -> Path:
     return folder / f"{name}.bin"
 
 
-def _map(folder: Path, name: str, dtype: str) -> npt.NDArray[Any]:
-    """Return a memory map of an array of a store."""
-    path = _file(folder, name)
-    if path.stat().st_size % np.dtype(dtype).itemsize:
-        raise ValueError("size")
-    return np.asarray(np.memmap(path, dtype, "r"))
+def _mapped(folder: Path, dtype: str, length: int) -> PackedRows:
+    """Return memory maps of the arrays of a store."""
+    arrays = {}
+    for name, of_array in {"tokens": dtype, **_COLUMNS}.items():
+        path = _file(folder, name)
+        if path.stat().st_size % np.dtype(of_array).itemsize:
+            raise ValueError("size")
+        arrays[name] = np.asarray(np.memmap(path, of_array, "r"))
+    return PackedRows(**arrays | {"tokens": arrays["tokens"].reshape(-1, length)})
 
 
-def _digest(length: int, vocabulary: int, *arrays: npt.NDArray[Any]) -> str:
+def _digest(length: int, vocabulary: int, rows: PackedRows) -> str:
     h = hashlib.sha256(f"token store {_VERSION} {length} {vocabulary}".encode())
-    for array in arrays:
+    for array in (rows.tokens, rows.lengths, rows.unit_rows, rows.unit_keys):
         h.update(f"{array.dtype.str}{array.shape}".encode())
         step = max(1, _FLUSH_BYTES // max(1, array[:1].nbytes))
         for start in range(0, len(array), step):
@@ -405,8 +351,10 @@ def rows_of_units(
     sequence_length: int,
     max_examples_per_unit: int,
     key: bytes,
-) -> Iterator[tuple[str, list[list[int]]]]:
-    """Yield (unit id, rows) for every unit, at most `max_examples_per_unit` rows each.
+) -> Iterator[tuple[Unit, list[tuple[int, list[int]]]]]:
+    """Yield every unit with its rows, at most `max_examples_per_unit`.
+
+    A row comes with the number of the text from which it is cut.
 
     Args:
         units: the privacy units.
@@ -414,28 +362,6 @@ def rows_of_units(
         sequence_length: S, the largest number of ids in a row, including [CLS] and [SEP].
         max_examples_per_unit: number of rows kept, drawn for each unit independently of all others.
         key: public coins for that draw.
-    """
-    for unit, located in located_rows_of_units(
-        units,
-        tokenizer,
-        sequence_length=sequence_length,
-        max_examples_per_unit=max_examples_per_unit,
-        key=key,
-    ):
-        yield unit.unit_id, [row for _, row in located]
-
-
-def located_rows_of_units(
-    units: Iterable[Unit],
-    tokenizer: Tokenizer,
-    *,
-    sequence_length: int,
-    max_examples_per_unit: int,
-    key: bytes,
-) -> Iterator[tuple[Unit, list[tuple[int, list[int]]]]]:
-    """Yield every unit with its rows, each with the number of the text from which it is cut.
-
-    The rows and the arguments are the same as in `rows_of_units`.
     """
     if sequence_length < 3:
         raise BadInput("no room between [CLS] and [SEP]", where="sequence_length", fix="Use 3+.")
@@ -499,7 +425,7 @@ class ShardRows:
         )
         texts: list[list[str]] = []
         count = 0
-        cut = located_rows_of_units(
+        cut = rows_of_units(
             units_of(read_shard(shard), self.unit, self.words_per_unit),
             tokenizer,
             sequence_length=self.sequence_length,

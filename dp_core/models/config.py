@@ -194,6 +194,11 @@ class LanguageModelConfig:
         _check("max_positions", self.max_positions)
         _check("initializer_range", self.initializer_range, 0, 1, whole=False)
 
+    @property
+    def kind(self) -> str:
+        """The kind of model, by its name in the settings and in `config.json`."""
+        return str(self.to_hf()["model_type"])
+
     def to_hf(self) -> dict[str, Any]:
         """Return a `config.json` without dropout."""
         return self.LAYOUT.written(self)

@@ -14,15 +14,15 @@ expectations, not guarantees.
 from __future__ import annotations
 
 import functools
-import json
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 from scipy.optimize import brentq, curve_fit
 from scipy.special import expit
 from scipy.stats import t as student
@@ -49,7 +49,6 @@ ENGLISH_WORDS = 30_000  # distinct words of a language that are worth a place: B
 _ROUGH = 1e-3  # of ln σ: enough to compare plans
 LEAST_POINTS = 4  # a curve of two numbers, and its interval, need more than two
 
-Candidate = TypeVar("Candidate")
 # By DP-SGD alone, or by text written from released phrases and then DP-SGD.
 Recipe = Literal["gradients", "phrases"]
 
@@ -142,6 +141,7 @@ class Case:
         epsilon: of the training alone, at its δ; where phrases are released, of these.
         noise_multiplier: σ that reaches ε, of the training or of the phrases.
         figure: `noise_to_signal`, or `phrase_noise` for each unit.
+        recipe: the measured trainings that it is compared with.
     """
 
     name: str
@@ -149,6 +149,12 @@ class Case:
     epsilon: float
     noise_multiplier: float
     figure: float
+    recipe: Recipe = "gradients"
+
+    @property
+    def expected(self) -> dict[str, Expected]:
+        """The expected gain, by quantity."""
+        return expected_gain(self.recipe, self.figure)
 
 
 _OTHERS = (
@@ -169,30 +175,19 @@ def outlook(plan: ExecutionPlan) -> tuple[Case, ...]:
         plan: of the training; ε covers the training alone, without other releases.
     """
     epsilon = epsilon_pld(plan.event(), plan.delta)
-    cases = [
-        Case(
-            "as planned",
-            plan.declared_units,
-            epsilon,
-            plan.noise_multiplier,
-            noise_to_signal(plan),
-        )
-    ]
+    cases = [_case("as planned", plan, epsilon)]
     for name, units, price in _OTHERS:
         try:
             other = _noised(_with_units(plan, units), price * epsilon)
         except ConfideError:
             continue
-        cases.append(
-            Case(
-                name,
-                other.declared_units,
-                price * epsilon,
-                other.noise_multiplier,
-                noise_to_signal(other),
-            )
-        )
+        cases.append(_case(name, other, price * epsilon))
     return tuple(cases)
+
+
+def _case(name: str, plan: ExecutionPlan, epsilon: float) -> Case:
+    sigma, figure = plan.noise_multiplier, noise_to_signal(plan)
+    return Case(name, plan.declared_units, epsilon, sigma, figure)
 
 
 def _with_units(plan: ExecutionPlan, factor: float) -> ExecutionPlan:
@@ -258,11 +253,6 @@ def rows_to_try(most_rows: int) -> tuple[tuple[int, int], ...]:
     return (*((k, 1) for k in rows), *((rows[-1], k) for k in rows[1:]))
 
 
-def least(candidates: Iterable[Candidate], figure: Callable[[Candidate], float]) -> Candidate:
-    """Return the candidate with the least figure; of equal ones, the first."""
-    return min(candidates, key=figure)
-
-
 def zipf_coverage(threshold: float, declared_units: int, words_per_unit: int) -> float:
     """Return the share of running words that a released vocabulary has, if words follow Zipf's law.
 
@@ -316,6 +306,12 @@ class Expected:
     def is_hopeless(self) -> bool:
         """Whether the kept share is too small to be noticed among the seeds."""
         return self.share < LEAST_WORTH
+
+    def __str__(self) -> str:
+        """Return the share with its interval; values below 0 are shown as 0."""
+        shares = (self.share, self.low, self.high)
+        share, low, high = (f"{min(max(value, 0.0), 1.0):.0%}" for value in shares)
+        return f"{share} ({low} … {high})" + ("" if self.measured else " *")
 
 
 def _logistic(log_figure: NDArray[np.float64], middle: float, slope: float) -> NDArray[np.float64]:
@@ -393,33 +389,17 @@ class GainCurve:
         within = min(self.figures) <= figure <= max(self.figures)
         return Expected(share, share - reach, share + reach, within)
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the curve as plain JSON data: the points to which it is fitted."""
-        return {
-            "recipe": self.recipe,
-            "quantity": self.quantity,
-            "figures": list(self.figures),
-            "shares": list(self.shares),
-            "source": self.source,
-        }
 
-
-def curves_from_json(body: Sequence[Mapping[str, Any]]) -> tuple[GainCurve, ...]:
-    """Return the curves that `GainCurve.to_json` wrote."""
-    return tuple(
-        GainCurve(
-            curve["recipe"],
-            str(curve["quantity"]),
-            tuple(curve["figures"]),
-            tuple(curve["shares"]),
-            str(curve["source"]),
-        )
-        for curve in body
-    )
+CURVES = TypeAdapter(tuple[GainCurve, ...])  # reads and writes curves as JSON
 
 
 @functools.lru_cache(maxsize=2)
 def measured_curves(recipe: Recipe) -> tuple[GainCurve, ...]:
     """Return the measured curves of a recipe from `gain_curve.json`; advice uses the first."""
-    curves = curves_from_json(json.loads(MEASURED.read_text()))
+    curves = CURVES.validate_json(MEASURED.read_bytes())
     return tuple(curve for curve in curves if curve.recipe == recipe)
+
+
+def expected_gain(recipe: Recipe, figure: float) -> dict[str, Expected]:
+    """Return, by quantity, the gain that was measured at this figure."""
+    return {curve.quantity: curve.expected(figure) for curve in measured_curves(recipe)}

@@ -27,6 +27,19 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+try:
+    import dp_accounting as dpa
+    import numpy as np
+    from dp_accounting import rdp
+    from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
+    from scipy.special import log_ndtr, ndtr
+    from scipy.stats import binom
+except ImportError:
+    if __name__ != "__main__":
+        raise
+    sys.stderr.write("check_evidence: dp_accounting is missing: pip install dp-accounting\n")
+    sys.exit(2)
+
 HOLDS, FAULTY, NO_PACK, NOT_DERIVED = 0, 1, 2, 4
 TOLERANCE = 0.005  # relative difference by which a claim may be below the derived number
 EVIDENCE, LEDGER, STATEMENT = "evidence.json", "ledger.json", "privacy_statement.json"
@@ -66,7 +79,7 @@ _MOST_BYTES = 1 << 26
 _LONGEST_PLACE = 400  # characters of a field's path; nested mechanisms have long paths
 _SETTLED = 1e-3  # relative difference at which two grids agree
 _FINEST = 1e-6
-_PROVEN = "PLD, in which the parts without one enter as the (ε, δ) proven for them"
+PROVEN = "PLD, in which the parts without one enter as the (ε, δ) proven for them"
 _ROUNDING = 1e-5  # absolute error of ε and ceilings on the grid
 _ADD_REMOVE, _ZERO_OUT, _REPLACE = "add-or-remove-one", "zero-out-one", "replace-one"
 
@@ -356,16 +369,10 @@ def _composed(events: Sequence[Event]) -> Reduction:
     )
 
 
-def _pld() -> Any:
-    from dp_accounting.pld import privacy_loss_distribution
-
-    return privacy_loss_distribution
-
-
 def _gaussian(sigma: float) -> Part:
     if sigma < 0.05:
         raise NotDerivedError(f"the guarantee of σ = {sigma:.3g} is too weak for a grid")
-    return lambda spacing: _pld().from_gaussian_mechanism(
+    return lambda spacing: privacy_loss_distribution.from_gaussian_mechanism(
         sigma, value_discretization_interval=spacing
     )
 
@@ -374,19 +381,16 @@ def _sampled(rate: float, sigma: float, times: int) -> Part:
     if rate == 1:
         return _gaussian(sigma / math.sqrt(times))
     _gaussian(sigma)
-    return lambda spacing: (
-        _pld()
-        .from_gaussian_mechanism(sigma, value_discretization_interval=spacing, sampling_prob=rate)
-        .self_compose(times)
-    )
+    return lambda spacing: privacy_loss_distribution.from_gaussian_mechanism(
+        sigma, value_discretization_interval=spacing, sampling_prob=rate
+    ).self_compose(times)
 
 
 def _epsilon_delta(epsilon: float, delta: float) -> Part:
     """Return the dominating pair of all (ε, δ)-DP mechanisms."""
-    from dp_accounting.pld import common
 
     parameters = common.DifferentialPrivacyParameters(epsilon, delta)
-    return lambda spacing: _pld().from_privacy_parameters(
+    return lambda spacing: privacy_loss_distribution.from_privacy_parameters(
         parameters, value_discretization_interval=spacing
     )
 
@@ -413,7 +417,6 @@ def _reduce_poisson(event: Event) -> Reduction:
 
 
 def _reduce_truncated(event: Event) -> Reduction:
-    import numpy as np
 
     units, cap = event["declared_units"], event["cap"]
 
@@ -447,7 +450,6 @@ def _reduce_truncated(event: Event) -> Reduction:
 
 def _cuts(units: int, cap: int, rate: float) -> Iterator[tuple[float, float]]:
     """Yield bounds on (probability of a cut, rate), for ranges of the number of other units."""
-    from scipy.stats import binom
 
     most, top, width = rate * cap / (cap + 1), units - 1, 1
     while top >= cap and (cut := float(binom.sf(cap - 1, top, rate))) > 0:
@@ -460,7 +462,6 @@ def _cuts(units: int, cap: int, rate: float) -> Iterator[tuple[float, float]]:
 
 def _sampled_profile(eps: Any, rate: float, mu: float) -> tuple[Any, Any]:
     """Return both directions of the profile of the Poisson-subsampled Gaussian mechanism."""
-    import numpy as np
 
     if rate == 1:
         return (_gaussian_delta(eps, mu),) * 2
@@ -472,7 +473,6 @@ def _sampled_profile(eps: Any, rate: float, mu: float) -> tuple[Any, Any]:
 
 
 def _reduce_fixed_size(event: Event) -> Reduction:
-    import numpy as np
 
     def part(batch: int, sigma: float, times: int) -> Part:
         rate, mu = batch / event["slots"], 2 / sigma
@@ -499,7 +499,7 @@ def _reduce_fixed_size(event: Event) -> Reduction:
 
 
 def _reduce_gaussian(event: Event) -> Reduction:
-    times = event["count"] if "count" in event else event["participations"]
+    times = event["count"]
     sigma = event["noise_multiplier"] / math.sqrt(times)
     theorem = (
         "k Gaussian mechanisms compose to one with σ/√k (Dong, Roth and Su 2022, Corollary 3.3)"
@@ -514,7 +514,6 @@ def _reduce_histogram(event: Event) -> Reduction:
     A unit has N words; ℓ of them occur in no other unit. Each of these passes the threshold with
     probability τ and reveals the unit. If none passes, m = N − ℓ counts differ by 1.
     """
-    import numpy as np
 
     words, sigma = event["words_per_unit"], event["sigma"]
     _gaussian(sigma / math.sqrt(words))
@@ -522,7 +521,7 @@ def _reduce_histogram(event: Event) -> Reduction:
     lone_words = {0, words} | {1 << i for i in range(words.bit_length()) if 1 << i < words}
 
     def part(spacing: float) -> Any:
-        of_count = _pld().from_discrete_gaussian_mechanism(
+        of_count = privacy_loss_distribution.from_discrete_gaussian_mechanism(
             sigma, value_discretization_interval=spacing, use_connect_dots=True
         )
         shared = {m: of_count.self_compose(m) for m in {words - lone for lone in lone_words} - {0}}
@@ -571,7 +570,6 @@ def _norms(event: Event) -> tuple[float, float]:
 
 def _reduce_noised_weights(event: Event) -> Reduction:
     """Noised weights on a lattice, in rounds; items above a threshold are released."""
-    import numpy as np
 
     items, scales = event["items_per_unit"], event["scales"]
     deviation, norm = _norms(event)
@@ -631,9 +629,6 @@ def _reduce_selection(event: Event) -> Reduction:
     """The best of a secret random number of trainings, by Rényi DP."""
     import logging
 
-    import numpy as np
-    from dp_accounting import dp_event, rdp
-
     logging.getLogger("absl").setLevel(
         logging.ERROR
     )  # hides warnings about orders whose series diverge
@@ -650,7 +645,7 @@ def _reduce_selection(event: Event) -> Reduction:
         mean = (1 / gamma - 1) / math.log(1 / gamma)
     else:
         mean = shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
-    best = dp_event.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
+    best = dpa.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
 
     def by_renyi(delta: float) -> float:
         return float(rdp.RdpAccountant(orders).compose(best).get_epsilon(delta))
@@ -667,7 +662,6 @@ def _reduce_selection(event: Event) -> Reduction:
 
 def _dp_event(event: Event) -> Any:
     """Return a training as an event for dp_accounting's Rényi accountant."""
-    import dp_accounting as dpa
 
     match event["kind"]:
         case "composed":
@@ -692,8 +686,6 @@ def _reduce_unaccounted(event: Event) -> Reduction:
 
 def _tail(k: Any, sigma: float) -> Any:
     """Return Pr[Z ≥ k] of a discrete Gaussian at whole numbers k."""
-    import numpy as np
-    from scipy.special import ndtr
 
     if sigma > 2e4:  # the midpoint rule is exact to 1/σ²
         return ndtr((0.5 - k) / sigma)
@@ -705,8 +697,6 @@ def _tail(k: Any, sigma: float) -> Any:
 
 def _gaussian_delta(eps: Any, mu: float) -> Any:
     """Return the profile of the Gaussian mechanism (Balle and Wang 2018, Theorem 8)."""
-    import numpy as np
-    from scipy.special import log_ndtr
 
     upper, lower = log_ndtr(mu / 2 - eps / mu), eps + log_ndtr(-mu / 2 - eps / mu)
     return np.exp(upper) * -np.expm1(np.minimum(lower - upper, 0.0))
@@ -720,8 +710,6 @@ def _from_profile(profile: Callable[[Any], tuple[Any, Any]], mu: float, times: i
         mu: parameter of a Gaussian mechanism whose losses cover the same range.
         times: number of compositions.
     """
-    import numpy as np
-    from dp_accounting.pld import pld_pmf
 
     def part(spacing: float) -> Any:
         size = math.ceil((mu * mu / 2 + 12 * mu) / spacing) + 1
@@ -736,7 +724,9 @@ def _from_profile(profile: Callable[[Any], tuple[Any, Any]], mu: float, times: i
                 spacing, -size, size, deltas
             )
 
-        whole = _pld().PrivacyLossDistribution(direction(removed, added), direction(added, removed))
+        whole = privacy_loss_distribution.PrivacyLossDistribution(
+            direction(removed, added), direction(added, removed)
+        )
         return whole.self_compose(times) if times > 1 else whole
 
     return part
@@ -794,7 +784,6 @@ def _words_of_selection(event: Event) -> str:
 
 def _cost(candidate: Event) -> float:
     """Return the Rényi divergence of a training at order 8; infinity if it is unknown."""
-    from dp_accounting import rdp
 
     try:
         return float(rdp.RdpAccountant([8]).compose(_dp_event(candidate)).rdp[0])
@@ -842,9 +831,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "shuffled_gaussian": Mechanism(
         "DP training",
         _ZERO_OUT,
-        {"noise_multiplier": _SIGMA, "participations": _STEPS},
+        {"noise_multiplier": _SIGMA, "count": _STEPS},
         lambda e: (
-            f"DP-SGD on shuffled epochs, unamplified: {e['participations']} epochs,"
+            f"DP-SGD on shuffled epochs, unamplified: {e['count']} epochs,"
             f" σ = {e['noise_multiplier']:g}"
         ),
         _reduce_gaussian,
@@ -857,8 +846,6 @@ MECHANISMS: dict[str, Mechanism] = {
             "words_per_unit": _whole(1, 10**6),
             "sigma": _SIGMA,
             "threshold": _whole(1),
-            "mechanism": {"set-counts"},
-            "noise": {"discrete-gaussian"},
         },
         lambda e: (
             f"counts of words, at most {e['words_per_unit']} distinct words per unit, discrete"
@@ -993,7 +980,6 @@ def _ceiling(pld: Any, fpr: float) -> float:
 
     Kairouz, Oh and Viswanath 2015, Theorem 2.1; Dong, Roth and Su 2022, Proposition 2.12.
     """
-    import numpy as np
 
     best, low, high = 1.0, 0.0, 40.0
     for _ in range(4):  # refines the grid around the best ε
@@ -1439,13 +1425,8 @@ def check(folder: Path, model: Path | None = None) -> Findings:
         model: folder of the exported model; None to skip the comparison.
 
     Raises:
-        NotAPackError: the folder contains no evidence of this version, or dp_accounting is not
-            installed.
+        NotAPackError: the folder contains no evidence of this version.
     """
-    try:
-        import dp_accounting  # noqa: F401
-    except ImportError:
-        raise NotAPackError("dp_accounting is missing: pip install dp-accounting") from None
     evidence = _read(folder / EVIDENCE)
     if not isinstance(evidence, dict) or evidence.get("version") != 3:
         raise NotAPackError(f"{EVIDENCE} has a version that this script does not know")
@@ -1671,8 +1652,8 @@ def _claim_faults(claim: Mapping[str, Any], derived: Mapping[str, Any]) -> Itera
     if units is not None and any(event.get("declared_units", 0) > units for event in events):
         yield f"{where}: a mechanism declares more units than the claim"
     proven = any(e["kind"] == "random_count_selection" or e.get("to") == _REPLACE for e in events)
-    if claim["accounting"] != (_PROVEN if proven else "PLD"):
-        yield f"{where}: its accounting is not “{_PROVEN if proven else 'PLD'}”"
+    if claim["accounting"] != (PROVEN if proven else "PLD"):
+        yield f"{where}: its accounting is not “{PROVEN if proven else 'PLD'}”"
     for release, (_, words) in zip(releases, readings, strict=True):
         if release["mechanism"] != words:
             yield f"release {release['ledger_id']}: its mechanism is “{words}”"

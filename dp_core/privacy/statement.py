@@ -10,7 +10,7 @@ from typing import Any
 from dp_core.config.privacy import gives_a_unit_away
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
-from dp_core.privacy.check_evidence import statement_words
+from dp_core.privacy.check_evidence import PROVEN, statement_words
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 
 VERSION = 1
@@ -76,6 +76,13 @@ class PrivacyStatement:
         total = self.data["epsilon"]
         return math.inf if total == "inf" else total
 
+    @property
+    def paragraphs(self) -> list[str]:
+        """The words as paragraphs, without titles and without Markdown's marks."""
+        lines = self.words.replace("**", "").splitlines()
+        text = [line for line in lines if line and not line.startswith("#")]
+        return [f"• {line[2:]}" if line.startswith("- ") else line for line in text]
+
 
 def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> PrivacyStatement:
     """Return the statement of a model made from these releases of one data set.
@@ -110,7 +117,7 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
         "epsilon": _json_number(epsilon),
         "delta": delta,
         "declared_units": units or None,
-        "accounting": _accounting(releases),
+        "accounting": "PLD" if all(r.event.has_pld for r in releases) else PROVEN,
         "private": private and not any(r.seed_known for r in releases),
         "seed_known": any(r.seed_known for r in releases),
         "made_up": made_up,
@@ -157,27 +164,22 @@ def total_epsilon(events: Sequence[MechanismEvent], delta: float) -> float | Non
     return epsilon_pld(compose(*events), delta)
 
 
-def _accounting(releases: Sequence[Release]) -> str:
-    if not all(release.event.has_pld for release in releases):
-        return "PLD, in which the parts without one enter as the (ε, δ) proven for them"
-    return "PLD"
-
-
-def _own_epsilon(release: Release) -> float:
-    if release.event.is_unaccounted:  # at every δ, also 0
-        return math.inf
-    return epsilon_pld(release.event, release.delta)
+def epsilons(event: MechanismEvent, delta: float) -> tuple[float, float | None]:
+    """Return ε by PLD and by Rényi DP; ∞ and None without a guarantee, at every δ."""
+    if event.is_unaccounted:
+        return math.inf, None
+    return epsilon_pld(event, delta), epsilon_rdp(event, delta)
 
 
 def _release_data(release: Release) -> dict[str, Any]:
-    lost = release.event.is_unaccounted
+    by_pld, by_rdp = epsilons(release.event, release.delta)
     return {
         "ledger_id": release.ledger_id,
         "unit": release.unit.value,
         "mechanism": release.event.describe(),
         "event": release.event.to_json(),
-        "epsilon": _json_number(_own_epsilon(release)),
-        "epsilon_rdp": None if lost else _json_number(epsilon_rdp(release.event, release.delta)),
+        "epsilon": _json_number(by_pld),
+        "epsilon_rdp": _json_number(by_rdp),
         "delta": release.delta,
     }
 

@@ -13,7 +13,7 @@ share, drawn or not, so no message size reveals the number of drawn items.
 becomes a sum of n parts: weights agree up to rounding, and are the same bits for the same n.
 
 *Faults.* A host's answer depends only on its arguments. A restarted host computes the same update
-again, and no sum of an interrupted call remains (`GradientSums.clear`).
+again, and no sum of an interrupted call remains (`Trainer.clear`).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from dp_core.cluster.shard_map import Hosts
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.models.parameters import Arrays, ModelConfig
-from dp_core.privacy.execution_plan import Clipper
+from dp_core.privacy.execution_plan import Clipper, ClippingStyle
 from dp_core.training.batches import (
     Batches,
     Indices,
@@ -44,7 +44,7 @@ from dp_core.training.batches import (
 from dp_core.training.checkpoints import arrays_digest
 from dp_core.training.devices import configure, strategy_for
 from dp_core.training.objectives import Objective, objective_for
-from dp_core.training.trainer import GradientSums, Trainer
+from dp_core.training.trainer import Trainer
 
 _AHEAD = 8  # micro-batches made in advance
 OpenRows = Callable[[], TokenStore]
@@ -129,7 +129,7 @@ class GradientHosts:
                     config=trainer.config,
                     trained={name: weights[name].shape for name in trainer.names},
                     frozen={n: a for n, a in weights.items() if n not in trainer.names},
-                    clipping=None if clipper is None else (clipper.style, clipper.engine),
+                    clipping=None if clipper is None else clipper.style,
                     precision=precision,
                     device=device,
                     continuation=objective.continuation,
@@ -184,7 +184,7 @@ class HostShare:
         config: the model's shape.
         trained: shape of each trained parameter.
         frozen: the other parameters.
-        clipping: style and engine; None does not clip.
+        clipping: style; None does not clip.
         precision: precision of products.
         device: device of the host.
         continuation: word continuation flags of the objective.
@@ -198,7 +198,7 @@ class HostShare:
     config: ModelConfig
     trained: Mapping[str, tuple[int, ...]]
     frozen: Arrays = field(repr=False)
-    clipping: tuple[Any, Any] | None
+    clipping: ClippingStyle | None
     precision: str
     device: str
     continuation: NDArray[np.bool_] | None = field(repr=False)
@@ -221,11 +221,12 @@ class HostShare:
         tf.config.experimental.enable_op_determinism()  # as in the step
         objective = objective_for(self.config, self.continuation)
         zeros = {name: np.zeros(shape, np.float32) for name, shape in self.trained.items()}
-        sums = GradientSums(
+        sums = Trainer(
             strategy_for(self.device),
             self.config,
             {**zeros, **self.frozen},
-            None if self.clipping is None else Clipper(1.0, *self.clipping),
+            None,
+            None if self.clipping is None else Clipper(1.0, self.clipping),
             precision=self.precision,
             row_losses=objective.row_losses,
             trained=list(zeros),
@@ -245,12 +246,12 @@ class HostSums:
         items: items of the host's share.
     """
 
-    sums: GradientSums
+    sums: Trainer
     made: Callable[[int, Indices], Iterator[MicroBatch]]
     items: range
 
     def __call__(self, shared: Any, marks: NDArray[np.uint16]) -> Sums:
-        """Return the sums and counts of `GradientSums.take`.
+        """Return the sums and counts of `Trainer.take`.
 
         Args:
             shared: number of the update, clip norm, and weights in the order of `trained`.

@@ -9,6 +9,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from typing import Generic, TypeVar
 
@@ -102,17 +103,13 @@ class Head(ABC, Generic[Item, Prediction]):
         """Return the training objective for rows in the order of a store."""
 
     @abstractmethod
-    def logits(
-        self, layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, seconds: Tensor
-    ) -> Tensor:
+    def logits(self, layers: Layers, config: BertConfig, *inputs: Tensor) -> Tensor:
         """Return the logits of M rows.
 
         Args:
             layers: the layers, which hold the parameters.
             config: the shape.
-            ids: (M, S) int32.
-            lengths: (M,) int32.
-            seconds: (M,) int32, the first of each row's `positions`.
+            inputs: ids (M, S), lengths (M,), and the first of each row's `positions` (M,), int32.
 
         Returns:
             (M, ..., labels).
@@ -162,12 +159,10 @@ class Head(ABC, Generic[Item, Prediction]):
         """Return the logits of each row, computed in batches of rows of about the same length."""
         layers = Layers({name: tf.constant(a) for name, a in model.parameters.items()})
 
-        def logits(ids: Tensor, lengths: Tensor, seconds: Tensor) -> Tensor:
-            return self.logits(layers, model.config, ids, lengths, seconds)
-
         # One graph serves all lengths: tracing a graph costs more than the padding that it saves.
         of_row = tf.TensorSpec((_TOGETHER,), tf.int32)
         signature = tf.TensorSpec((_TOGETHER, None), tf.int32), of_row, of_row
+        logits = partial(self.logits, layers, model.config)
         compiled = tf.function(logits, input_signature=signature, autograph=False)
         order = np.argsort([len(row.ids) for row in rows], kind="stable")
         logits_of: dict[int, Floats] = {}
@@ -279,10 +274,9 @@ class TaggingHead(Head[Sentence, tuple[str, ...]]):
             return Objective("tagging with a CRF", examples, crf_row_losses)
         return Objective("tagging", examples, tag_row_losses)
 
-    def logits(
-        self, layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, seconds: Tensor
-    ) -> Tensor:
+    def logits(self, layers: Layers, config: BertConfig, *inputs: Tensor) -> Tensor:
         """Return the logits of the tags at every piece: (M, S, tags)."""
+        ids, lengths, _ = inputs
         logits = tag_logits(layers, config, ids, lengths)  # (M·S, tags)
         return tf.reshape(logits, (*tf.unstack(tf.shape(ids)), len(self.labels)))
 
@@ -443,11 +437,9 @@ class ClassHead(Head[LabelledText, str]):
         """Return the objective that predicts the class of each row of a store."""
         return Objective("classification", _Answers(rows, 1).examples, class_row_losses)
 
-    def logits(
-        self, layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, seconds: Tensor
-    ) -> Tensor:
+    def logits(self, layers: Layers, config: BertConfig, *inputs: Tensor) -> Tensor:
         """Return the logits of the classes: (M, classes)."""
-        return class_logits(layers, config, ids, lengths, seconds)
+        return class_logits(layers, config, *inputs)
 
     def decoded(
         self,

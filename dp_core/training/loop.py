@@ -375,68 +375,63 @@ def train(
     return Model(start.config, weights, start.labels)
 
 
+@dataclass
 class _Run:
     """A run in progress, which starts from the last checkpoint."""
 
-    def __init__(
-        self,
-        trainer: Trainer,
-        updates: UpdateRule,
-        config: TrainingConfig,
-        checkpoints: Checkpoints,
-        reporter: ProgressReporter,
-        deadline: float,
-        hook: EvaluationHook | None,
-    ) -> None:
-        self._trainer, self._updates, self._config = trainer, updates, config
-        self._checkpoints, self._reporter = checkpoints, reporter
-        self._deadline, self._hook = deadline, hook
-        self._done = self._saved = self._resume()
+    trainer: Trainer
+    updates: UpdateRule
+    config: TrainingConfig
+    checkpoints: Checkpoints
+    reporter: ProgressReporter
+    deadline: float
+    hook: EvaluationHook | None
+
+    def __post_init__(self) -> None:
+        self.done = self.saved = self._resume()
 
     def to_its_end(self, gradients: GradientSource) -> None:
-        total = self._updates.updates
-        if self._done:  # the run may have ended between its checkpoint and its report
-            self._report(last=self._done == total)
-        for step in gradients.updates(self._done, total):
-            learning_rate = self._config.learning_rate_at(step, total)
-            self._updates.apply_update(self._trainer, step, learning_rate)
-            self._done = step + 1
+        total = self.updates.updates
+        if self.done:  # the run may have ended between its checkpoint and its report
+            self._report(last=self.done == total)
+        for step in gradients.updates(self.done, total):
+            learning_rate = self.config.learning_rate_at(step, total)
+            self.updates.apply_update(self.trainer, step, learning_rate)
+            self.done = step + 1
             self._between_updates()
 
     def _between_updates(self) -> None:
         """Save a checkpoint, report and stop, each when it is due."""
-        ends = self._done == self._updates.updates
-        late = not ends and time.monotonic() >= self._deadline
-        due = self._done - self._saved >= self._config.checkpoint_every
+        ends = self.done == self.updates.updates
+        late = not ends and time.monotonic() >= self.deadline
+        due = self.done - self.saved >= self.config.checkpoint_every
         # The checkpoint precedes the evaluation, so a resumed run has the evaluated weights.
         if ends or late or due or self._is_evaluated():
-            arrays = self._trainer.state() | self._reporter.state()
-            self._checkpoints.save(Checkpoint(self._done, arrays))
-            self._saved = self._done
+            arrays = self.trainer.state() | self.reporter.state()
+            self.checkpoints.save(Checkpoint(self.done, arrays))
+            self.saved = self.done
         self._report(last=ends or late)
         if late:
             raise Unfinished(
-                f"time is up after {self._done} of {self._updates.updates} updates",
+                f"time is up after {self.done} of {self.updates.updates} updates",
                 where="training",
                 fix="Run it again: it continues from its checkpoint.",
             )
 
     def _report(self, *, last: bool) -> None:
-        if self._hook and self._is_evaluated():
-            self._hook.evaluate(self._done, self._trainer.weights())
-        clipper = self._trainer.clipper
-        clip_norm = math.inf if clipper is None else clipper.clip_norm
-        self._reporter.report(self._done, clip_norm, last=last)
+        if self.hook and self._is_evaluated():
+            self.hook.evaluate(self.done, self.trainer.weights())
+        self.reporter.report(self.done, self.trainer.clip_norm, last=last)
 
     def _is_evaluated(self) -> bool:
-        return self._hook is not None and self._done in self._hook.at
+        return self.hook is not None and self.done in self.hook.at
 
     def _resume(self) -> int:
-        checkpoint = self._checkpoints.latest()
+        checkpoint = self.checkpoints.latest()
         if checkpoint is None:
             return 0
-        self._trainer.restore(checkpoint.arrays)
-        self._reporter.restore(checkpoint.arrays)
+        self.trainer.restore(checkpoint.arrays)
+        self.reporter.restore(checkpoint.arrays)
         return checkpoint.update
 
 

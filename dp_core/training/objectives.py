@@ -5,7 +5,7 @@ Masked models are evaluated by their accuracy under masks, causal models by thei
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -22,9 +22,9 @@ from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_logits, mlm_row_losses
 from dp_core.models.causal import causal_row_losses
 from dp_core.models.config import CausalConfig
-from dp_core.models.parameters import AnyModel, Bert, Model, ModelConfig
+from dp_core.models.parameters import AnyModel, ModelConfig
 from dp_core.nn import Layers, RowLosses, Tensor, embedding_sum
-from dp_core.training.batches import Examples, Indices, masked_examples, micro_batch, row_keys
+from dp_core.training.batches import Examples, Indices, masked_examples, row_keys
 
 Batch = tuple[Tensor, ...]  # ids, lengths, positions, labels, weights, shares: each (U, R, ...)
 
@@ -44,11 +44,6 @@ class UnitBatch:
         flat = [tf.reshape(array, (units * rows, *array.shape[2:])) for array in arrays]
         losses = self.row_losses(layers, self.config, *flat)  # (U·R,)
         return tf.reduce_sum(tf.reshape(losses, (units, rows)) * shares, axis=1)
-
-    def of_unit(self, unit: Tensor) -> UnitBatch:
-        """Scalar index -> a batch of that unit only."""
-        alone = tuple(array[unit][None] for array in self.batch)
-        return UnitBatch(self.row_losses, self.config, alone)
 
 
 def ordinary_sum(
@@ -199,19 +194,10 @@ def mlm_accuracy(model: AnyModel, store: TokenStore, *, seed: int, max_rows: int
     """
     if isinstance(model.config, CausalConfig):
         raise BadInput("a causal model has no MLM accuracy", fix="Measure its perplexity.")
-    unit_of = np.repeat(np.arange(store.n_units), np.diff(store.unit_rows))
-    rows = _chosen(store, seed, max_rows)
-    first_guess_is_right = _first_guesses(Model(model.config, model.parameters))
     correct = predicted = 0.0
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        part = rows[start : start + _ROWS_AT_ONCE]
-        keys = row_keys(store, unit_of[part], part[:, None], seed, 0)
-        real = np.ones((len(part), 1), np.bool_)
-        batch = micro_batch(store, part[:, None], real, keys, _ROWS_AT_ONCE, masked_examples)
-        weights = batch.weights[:, 0]
-        arrays = (batch.ids, batch.lengths, batch.positions, batch.labels)
-        hits = first_guess_is_right(*(tf.constant(a[:, 0]) for a in arrays)).numpy()
-        correct += float((hits.reshape(weights.shape) * weights).sum())
+    made = _evaluated(model, store, seed, max_rows, masked_examples, _hits)
+    for _, weights, hits in made:
+        correct += float((hits * weights).sum())
         predicted += float(weights.sum())
     return correct / predicted if predicted else 0.0
 
@@ -246,40 +232,41 @@ def perplexity(
     """
     if not isinstance(model.config, CausalConfig):
         raise BadInput("a masked model has no perplexity", fix="Measure its MLM accuracy.")
-    rows = _chosen(store, seed, max_rows)
-    mean_losses = _row_losses(model)
     total = predicted = 0.0
-    for start in range(0, len(rows), _ROWS_AT_ONCE):
-        part = np.resize(rows[start : start + _ROWS_AT_ONCE], _ROWS_AT_ONCE)  # one shape
-        real = np.arange(_ROWS_AT_ONCE) < len(rows) - start
-        made = causal_examples(store, part, np.zeros(len(part), np.uint64))
-        weights = made.weights * real[:, None]
-        arrays = (made.input_ids, store.lengths[part], made.positions, made.labels, weights)
-        means = mean_losses(*(tf.constant(a) for a in arrays)).numpy().astype(np.float64)
-        total += float((means * weights.sum(1)).sum())
-        counted = weights if continuation is None else weights * ~continuation[made.labels]
+    made = _evaluated(model, store, seed, max_rows, causal_examples, causal_row_losses)
+    for labels, weights, means in made:
+        total += float((means.astype(np.float64) * weights.sum(1)).sum())
+        counted = weights if continuation is None else weights * ~continuation[labels]
         predicted += float(counted.sum())
     return float(np.exp(np.float64(total) / predicted)) if predicted else float("nan")
 
 
-def _chosen(store: TokenStore, seed: int, max_rows: int) -> NDArray[np.int64]:
-    return np.sort(np.random.default_rng(seed).permutation(store.n_rows)[:max_rows])
+def _hits(layers: Layers, config: Any, *row: Tensor) -> Tensor:
+    """Return 1 where the first guess is the label: (M, K)."""
+    *inputs, labels, _ = row
+    logits = mlm_logits(layers, config, *inputs)
+    guesses = tf.argmax(logits, axis=1, output_type=tf.int32)  # (M·K,)
+    return tf.cast(tf.reshape(guesses, tf.shape(labels)) == labels, tf.float32)
 
 
-def _row_losses(model: AnyModel) -> Callable[..., Tensor]:
-    parameters = {name: tf.constant(value) for name, value in model.parameters.items()}
-    losses = partial(causal_row_losses, Layers(parameters), model.config)
-    compiled: Callable[..., Tensor] = tf.function(losses, autograph=False)
-    return compiled
-
-
-def _first_guesses(model: Bert) -> Callable[..., Tensor]:
-    parameters = {name: tf.constant(value) for name, value in model.parameters.items()}
-
-    def right(ids: Tensor, lengths: Tensor, positions: Tensor, labels: Tensor) -> Tensor:
-        logits = mlm_logits(Layers(parameters), model.config, ids, lengths, positions)
-        guesses = tf.argmax(logits, axis=1, output_type=tf.int32)  # (M·K,)
-        return tf.cast(guesses == tf.reshape(labels, (-1,)), tf.float32)
-
-    compiled: Callable[..., Tensor] = tf.function(right, autograph=False)
-    return compiled
+def _evaluated(
+    model: AnyModel,
+    store: TokenStore,
+    seed: int,
+    max_rows: int,
+    examples: Examples,
+    values_of: RowLosses,
+) -> Iterator[tuple[NDArray[np.int32], NDArray[np.float32], NDArray[np.float32]]]:
+    """Yield labels, weights and values of at most `max_rows` rows, in batches of one shape."""
+    layers = Layers({name: tf.constant(value) for name, value in model.parameters.items()})
+    compiled = tf.function(partial(values_of, layers, model.config), autograph=False)
+    unit_of = np.repeat(np.arange(store.n_units), np.diff(store.unit_rows))
+    rows = np.sort(np.random.default_rng(seed).permutation(store.n_rows)[:max_rows])
+    for start in range(0, len(rows), _ROWS_AT_ONCE):
+        part = np.resize(rows[start : start + _ROWS_AT_ONCE], _ROWS_AT_ONCE)
+        made = examples(store, part, row_keys(store, unit_of[part], part[:, None], seed, 0)[:, 0])
+        real = np.arange(_ROWS_AT_ONCE) < len(rows) - start
+        weights = made.weights * real[:, None].astype(np.float32)
+        lengths = store.lengths[part].astype(np.int32)
+        arrays = (made.input_ids, lengths, made.positions, made.labels, weights)
+        yield made.labels, weights, compiled(*(tf.constant(a) for a in arrays)).numpy()

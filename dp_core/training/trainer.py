@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -118,15 +119,14 @@ class Tallies:
         return Tallies(self.loss + more.loss, self.units + more.units, self.clipped + more.clipped)
 
 
-class GradientSums:
-    """Weights and accumulators on the devices of a strategy, which compute gradient sums.
-
-    The class has no noise and no optimizer.
+class Trainer:
+    """Accumulates clipped gradients on the devices of a strategy, and applies AdamW updates.
 
     Args:
         strategy: from `devices.strategy_for`.
         config: the model's shape.
-        parameters: weights, by name.
+        parameters: initial weights, by name.
+        optimizer: the constants of AdamW; None only computes sums, as a host does.
         clipper: clips the units' gradients at its current clip norm; None: no clipping.
         precision: format of the factors of products, `float32` or `bfloat16`; weights, norms,
             sums and noise are float32.
@@ -134,6 +134,8 @@ class GradientSums:
         trained: names of the trained parameters; all if None. The others are read and stay
             unchanged, bit for bit: they have no gradient, no noise, no moments and no part in a
             norm.
+        observe: for audits, called with every update's noised means, which private training
+            releases. It is not called after an update without noise.
 
     Raises:
         BadInput: unknown precision, or no parameter is trained.
@@ -144,16 +146,20 @@ class GradientSums:
         strategy: Any,
         config: ModelConfig,
         parameters: Arrays,
+        optimizer: AdamW | None,
         clipper: Clipper | None,
         *,
         precision: str = "float32",
         row_losses: RowLosses = mlm_row_losses,
         trained: Collection[str] | None = None,
+        observe: Observer | None = None,
     ) -> None:
         compute_type(precision)
         self._strategy, self._config = strategy, config
         self._precision, self._row_losses = precision, row_losses
-        self.clipper = clipper
+        self._optimizer = optimizer or AdamW(0.0, 0.0, 0.0)  # a host makes no updates
+        self.clipper, self._observe = clipper, observe
+        self._noise_variance = 0.0  # decaying mean, like the second moments
         variables = parameters if trained is None else {n: parameters[n] for n in sorted(trained)}
         if not variables:
             raise BadInput("none of the model's parameters is trained", where="trained_parameters")
@@ -166,11 +172,16 @@ class GradientSums:
             self._sums = {n: _accumulator(a.shape) for n, a in variables.items()}
             self._tallies = _accumulator((_TALLIES,))
             self._within = _accumulator(())
+            moments = variables if optimizer else {}
+            self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in moments.items()}
+            self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in moments.items()}
         self._add = tf.function(self._add_everywhere, autograph=False)
         self._totals = tf.function(self._added_up, autograph=False)
         self._read = tf.function(lambda: self._take(self._tallies), autograph=False)
         self._take_within = tf.function(lambda: self._take(self._within), autograph=False)
         self._clear = tf.function(lambda: self._strategy.run(self._empty), autograph=False)
+        self._update = tf.function(self._update_everywhere, autograph=False)
+        self._update_by_totals = tf.function(self._update_without_noise, autograph=False)
 
     @property
     def config(self) -> ModelConfig:
@@ -189,7 +200,6 @@ class GradientSums:
 
     def add(self, batch: MicroBatch) -> None:
         """Add a micro-batch's gradients to the accumulators; devices share its units equally."""
-        clip_norm = self._clip_norm()
         n = self.devices
         shares = [np.split(array, n) for array in batch.arrays()]
 
@@ -197,7 +207,7 @@ class GradientSums:
             return tuple(tf.constant(s[context.replica_id_in_sync_group]) for s in shares)
 
         values = self._strategy.experimental_distribute_values_from_function(of_device)
-        self._add(values, tf.constant(clip_norm, tf.float32))
+        self._add(values, tf.constant(self.clip_norm, tf.float32))
 
     def set_weights(self, weights: Sequence[Vector]) -> None:
         """Set the weights of the trained parameters, in the order of `names`."""
@@ -225,20 +235,10 @@ class GradientSums:
     def _add_everywhere(self, batch: tuple[Any, ...], clip_norm: Tensor) -> None:
         self._strategy.run(self._add_here, args=(clip_norm, *batch))
 
-    def _add_here(
-        self,
-        clip_norm: Tensor,
-        ids: Tensor,
-        lengths: Tensor,
-        positions: Tensor,
-        labels: Tensor,
-        weights: Tensor,
-        shares: Tensor,
-    ) -> None:
-        batch = (ids, lengths, positions, labels, weights, shares)
-        unit_losses = UnitBatch(self._row_losses, self._config, batch)
+    def _add_here(self, clip_norm: Tensor, *batch: Tensor) -> None:
+        unit_losses, shares = UnitBatch(self._row_losses, self._config, batch), batch[-1]
         real = tf.reduce_sum(shares, axis=1) > 0  # (U,) false for padding
-        sums, losses, norms = self._gradient_sums(unit_losses, ids.shape[0], clip_norm)
+        sums, losses, norms = self._gradient_sums(unit_losses, shares.shape[0], clip_norm)
         for name in self.names:
             self._sums[name].assign_add(sums[name])
         within = norms <= clip_norm
@@ -246,9 +246,6 @@ class GradientSums:
         self._tallies.assign_add(tf.stack([tf.reduce_sum(tf.cast(x, tf.float32)) for x in tallies]))
         counted = tf.where(real, tf.cast(within, tf.float32) - 0.5, 0.0)
         self._within.assign_add(tf.reduce_sum(counted))
-
-    def _clip_norm(self) -> float:
-        return math.inf if self.clipper is None else self.clipper.clip_norm
 
     def _gradient_sums(
         self, unit_losses: UnitBatch, units: int, clip_norm: Tensor
@@ -278,53 +275,6 @@ class GradientSums:
         for name in self.names:
             self._sums[name].assign(tf.zeros_like(self._sums[name]))
 
-
-class Trainer(GradientSums):
-    """Accumulates clipped gradients and applies AdamW updates.
-
-    Args:
-        strategy: as in `GradientSums`, like `config`, `clipper`, `precision`, `row_losses` and
-            `trained`.
-        parameters: initial weights, by name.
-        optimizer: the constants of AdamW.
-        observe: for audits, called with every update's noised means, which private training
-            releases. It is not called after an update without noise.
-
-    Raises:
-        BadInput: unknown precision, or no parameter is trained.
-    """
-
-    def __init__(
-        self,
-        strategy: Any,
-        config: ModelConfig,
-        parameters: Arrays,
-        optimizer: AdamW,
-        clipper: Clipper | None,
-        *,
-        precision: str = "float32",
-        row_losses: RowLosses = mlm_row_losses,
-        trained: Collection[str] | None = None,
-        observe: Observer | None = None,
-    ) -> None:
-        super().__init__(
-            strategy,
-            config,
-            parameters,
-            clipper,
-            precision=precision,
-            row_losses=row_losses,
-            trained=trained,
-        )
-        self._optimizer, self._observe = optimizer, observe
-        self._noise_variance = 0.0  # decaying mean, like the second moments
-        variables = {n: parameters[n] for n in self.names}
-        with strategy.scope():
-            self._means = {n: tf.Variable(np.zeros_like(a)) for n, a in variables.items()}
-            self._squares = {n: tf.Variable(np.zeros_like(a)) for n, a in variables.items()}
-        self._update = tf.function(self._update_everywhere, autograph=False)
-        self._update_by_totals = tf.function(self._update_without_noise, autograph=False)
-
     def apply_update(
         self,
         *,
@@ -347,18 +297,18 @@ class Trainer(GradientSums):
         scalars = [tf.constant(x, tf.float32) for x in (learning_rate, step + 1)]
         scalars += [tf.constant(x, tf.float32) for x in (known, loudness)]
         if noise is None:
-            self._update_by_totals(*scalars, tf.constant(divisor, tf.float32))
+            self._update_by_totals(tf.constant(divisor, tf.float32), *scalars)
             return
         totals = self._totals()
         means = noised_means({n: as_array(totals[n]) for n in self.names}, noise, divisor)
         if self._observe is not None:
             self._observe(step, means)
-        self._update(*scalars, means)
+        self._update(means, *scalars)
 
     @property
     def clip_norm(self) -> float:
         """The current clip norm; infinite without clipping."""
-        return self._clip_norm()
+        return math.inf if self.clipper is None else self.clipper.clip_norm
 
     def trained_weights(self) -> list[Vector]:
         """Return the weights of the trained parameters, in the order of `names`."""
@@ -421,39 +371,23 @@ class Trainer(GradientSums):
         self._noise_variance += (1 - decay) * (deviation**2 - self._noise_variance)
         return self._noise_variance / (1 - decay ** (step + 1))
 
-    def _update_without_noise(
-        self,
-        learning_rate: Tensor,
-        step: Tensor,
-        noise_variance: Tensor,
-        loudness: Tensor,
-        divisor: Tensor,
-    ) -> None:
+    def _update_without_noise(self, divisor: Tensor, *scalars: Tensor) -> None:
         sums = {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
-        means = {name: total / divisor for name, total in sums.items()}
-        self._update_everywhere(learning_rate, step, noise_variance, loudness, means)
+        self._update_everywhere({name: total / divisor for name, total in sums.items()}, *scalars)
 
     def _update_everywhere(
         self,
+        gradients: dict[str, Tensor],
         learning_rate: Tensor,
         step: Tensor,
         noise_variance: Tensor,
         loudness: Tensor,
-        gradients: dict[str, Tensor],
     ) -> None:
-        known = {"loudness": loudness}
+        scalars = {"learning_rate": learning_rate, "step": step, "loudness": loudness}
         if self._optimizer.noise_floor:
-            known["noise_variance"] = noise_variance
-
+            scalars["noise_variance"] = noise_variance
         for name in self.names:
-
-            def apply(
-                weight: Any, mean: Any, square: Any, gradient: Tensor, name: str = name
-            ) -> None:
-                self._optimizer.apply(
-                    name, weight, mean, square, gradient, learning_rate, step, **known
-                )
-
+            apply = partial(self._optimizer.apply, name, **scalars)
             arguments = (self._means[name], self._squares[name], gradients[name])
             self._strategy.extended.update(self._weights[name], apply, args=arguments)
         self._strategy.run(self._empty)

@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import json
 import os
-from functools import partial
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
 from dp_core.errors import BadInput
-from tasks.commands.ledger_views import FITS, cost_in_json
+from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.advice import Case
+from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
+from dp_core.privacy.ledger.privacy_filter import pld_capacity
+from tasks.commands.epsilon_command import check_epsilon
+from tasks.commands.ledger_command import FITS, cost_in_json
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.commands.settings_options import SettingsOptions, settings_of_options, settings_options
-from tasks.commands.training_options import check_epsilon
-from tasks.protocol import JobSettings
+from tasks.protocol import JobSettings, budget_of_run
+from tasks.protocol.settings import MADE_UP
+from tasks.releases import training_advice
+from tasks.releases.charge import plans_of
+from tasks.releases.deployment_ledger import killed_runs, open_ledger
+from tasks.releases.training_advice import Advice, PrivacyBudget, RunReleases
 from tasks.runtime.deployment import Deployment
-
-if TYPE_CHECKING:
-    from dp_core.privacy.ledger import AdmissionDecision, Ledger
-    from tasks.releases.training_advice import Advice, Outlook, PrivacyBudget
 
 
 @click.command("advise")
@@ -63,84 +68,67 @@ def command(
 
 
 def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -> Advice:
-    from tasks.releases.training_advice import PrivacyBudget, RunReleases, advised, advised_within
-
-    account = _registered(settings)
-    if account is None:
+    dataset, ledger = settings.private_dataset, _ledger_with_budget(settings)
+    if ledger is None:
         now = RunReleases.of(settings)
         budget = PrivacyBudget(
             now.epsilon if epsilon is None else epsilon, now.delta if delta is None else delta
         )
-        return advised(settings, budget)
-    ledger, registered = account
-    left = ledger.remaining(settings.private_dataset)
+        return training_advice.advised(settings, budget)
+    left, killed = ledger.remaining(dataset), killed_runs(Deployment.from_environment())
+    assert left.capacity is not None and left.spent is not None  # noqa: S101 - it is limited
+    registered = pld_capacity(left.budget)
     most = registered.delta
-    if left.way == "any sequence" and left.capacity is not None and left.spent is not None:
+    if left.way is Way.SEQUENCE:
         most = left.capacity.delta - left.spent.delta  # all of a histogram's coins must fit
-    budget = PrivacyBudget(epsilon or registered.epsilon, delta or most)
-    return advised_within(settings, budget, partial(_decision, ledger))
+
+    def decide(advised: JobSettings) -> AdmissionDecision:
+        plans = plans_of(budget_of_run(advised).charged)
+        return ledger.cost_of_plan(plans[dataset], killed.__contains__)
+
+    budget = PrivacyBudget(epsilon or registered.rho, delta or most)
+    return training_advice.advised_within(settings, budget, decide)
 
 
-def _registered(settings: JobSettings) -> tuple[Ledger, PrivacyBudget] | None:
-    """Return the ledger and the registered budget of the private data set, if it has one."""
-    from tasks.protocol.settings import MADE_UP
-    from tasks.releases.deployment_ledger import open_ledger
-    from tasks.releases.training_advice import PrivacyBudget
-
-    if settings.made_up or settings.private_dataset == MADE_UP:
-        return None
+def _ledger_with_budget(settings: JobSettings) -> Ledger | None:
+    """Return the ledger if it limits the private data set; advice must not create a ledger."""
     deployment = Deployment.from_environment()
     file = deployment.ledger.removeprefix("sqlite:///")
-    if file != deployment.ledger and not Path(file).exists():
-        return None  # no budget is registered, and advice must not create a ledger
+    if (
+        settings.made_up
+        or settings.private_dataset == MADE_UP
+        or (file != deployment.ledger and not Path(file).exists())
+    ):
+        return None
     ledger = open_ledger(deployment)
     budget = ledger.datasets().get(settings.private_dataset)
-    if budget is None or budget.epsilon is None or budget.delta is None:
-        return None
-    return ledger, PrivacyBudget(budget.epsilon, budget.delta)
-
-
-def _decision(ledger: Ledger, settings: JobSettings) -> AdmissionDecision:
-    """Return the ledger's decision on a run with these settings, as the run would get it."""
-    from tasks.protocol import budget_of_run
-    from tasks.releases.charge import reservations_of
-    from tasks.releases.unfinished_runs import killed_runs
-
-    deployment = Deployment.from_environment()
-    plans = reservations_of(budget_of_run(settings).charged)
-    ended = killed_runs(deployment).__contains__
-    return ledger.cost_of_plan(plans[settings.private_dataset], ended)
+    return None if budget is None or budget.made_up else ledger
 
 
 def to_json(advice: Advice) -> dict[str, Any]:
     """Return the advice as plain JSON data."""
-    from tasks.releases.training_advice import how_it_is_known
-
     settings, spending = advice.settings, advice.spending
+    planned = ("batch_size", "updates", "epochs", "examples_per_step", "noise_multiplier")
     return {
         "budget": {"epsilon": advice.budget.epsilon, "delta": advice.budget.delta},
         "registered": cost_in_json(advice.decision) if advice.decision else None,
         "unit": settings.unit,
         "declared_units": settings.declared_units,
         "plan": {
-            "batch_size": settings.batch_size,
+            **{name: getattr(settings, name) for name in planned},
             "first_batch_size": settings.first_batch_size or None,
-            "updates": settings.updates,
-            "epochs": settings.epochs,
-            "examples_per_step": settings.examples_per_step,
-            "noise_multiplier": settings.noise_multiplier,
             "noise_to_signal": spending.noise_to_signal,
             "noise_bands": spending.training.strategy.bands,
             "epsilon": spending.epsilon,
             "delta": spending.delta,
         },
         "split": _split(advice),
-        "expected": [_case(outlook) for outlook in advice.outlook],
+        "expected": [_case(case) for case in advice.outlook],
         "beats_public_only": all(
-            one.beats_public_only for one in advice.outlook[0].expected.values()
+            share.beats_public_only for share in advice.outlook[0].expected.values()
         ),
         "verdict": advice.verdict,
-        "known_from": how_it_is_known(spending.recipe),
+        "known_from": advice.known_from,
         "released_phrases": advice.phrases_instead,
         "settings": advice.changes,
     }
@@ -151,8 +139,6 @@ def _split(advice: Advice) -> list[dict[str, Any]]:
 
     The sum of the separate ε exceeds the total ε by composition.
     """
-    from dp_core.privacy.accounting import epsilon_pld
-
     spending = advice.spending
     parts = [
         {
@@ -167,24 +153,10 @@ def _split(advice: Advice) -> list[dict[str, Any]]:
     return [*parts, {"release": "DP pre-training", "epsilon": own, "delta": training.delta}]
 
 
-def _case(outlook: Outlook) -> dict[str, Any]:
-    case = outlook.case
-    return {
-        "case": case.name,
-        "declared_units": case.declared_units,
-        "epsilon": case.epsilon,
-        "noise_multiplier": case.noise_multiplier,
-        "figure": case.figure,
-        "share_of_gain": {
-            name: {
-                "share": one.share,
-                "low": one.low,
-                "high": one.high,
-                "measured": one.measured,
-            }
-            for name, one in outlook.expected.items()
-        },
-    }
+def _case(case: Case) -> dict[str, Any]:
+    shares = {quantity: asdict(share) for quantity, share in case.expected.items()}
+    body = asdict(case)
+    return {"case": body.pop("name"), **body, "share_of_gain": shares}
 
 
 def _show(advice: Advice) -> None:
@@ -214,30 +186,26 @@ def _show(advice: Advice) -> None:
     write_table(
         "Expected share of the gain without privacy that is kept, with 95% interval",
         ["", "units", f"ε of {of}", "σ", *quantities],
-        [_row(outlook) for outlook in advice.outlook],
+        [
+            [
+                case.name,
+                f"{case.declared_units:,}",
+                case.epsilon,
+                case.noise_multiplier,
+                *map(str, case.expected.values()),
+            ]
+            for case in advice.outlook
+        ],
     )
-    from tasks.releases.training_advice import how_it_is_known
-
-    click.echo(how_it_is_known(spending.recipe))
+    click.echo(advice.known_from)
     click.echo(advice.verdict)
     if advice.phrases_instead:
         click.echo(advice.phrases_instead)
     if advice.changes:
-        click.echo("To run it:  confide run … " + _as_words(advice.changes))
+        options = " ".join(f"--set {name}={value}" for name, value in advice.changes.items())
+        click.echo(f"To run it:  confide run … {options}")
     else:
         click.echo("The settings are the advised ones already.")
-
-
-def _row(outlook: Outlook) -> list[object]:
-    from tasks.releases.training_advice import in_words
-
-    case = outlook.case
-    shares = [in_words(one) for one in outlook.expected.values()]
-    return [case.name, f"{case.declared_units:,}", case.epsilon, case.noise_multiplier, *shares]
-
-
-def _as_words(changes: dict[str, Any]) -> str:
-    return " ".join(f"--set {name}={value}" for name, value in changes.items())
 
 
 def _write(advice: Advice, file: Path) -> None:

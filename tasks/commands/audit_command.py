@@ -16,7 +16,7 @@ from tasks.commands.export_command import latest_model
 from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.report_command import given
 from tasks.protocol import StepResult
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:

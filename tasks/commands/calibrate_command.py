@@ -7,8 +7,15 @@ from typing import Any
 import click
 
 from dp_core.errors import BadInput
-from tasks.commands.output import as_json, write_json, write_pairs
-from tasks.commands.training_options import (
+from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
+from dp_core.privacy.accounting.calibration import noise_for, steps_within
+from dp_core.vocabulary.selection_calibration import (
+    calibrate,
+    delta_of,
+    paper_parameters,
+    paper_sigma,
+)
+from tasks.commands.epsilon_command import (
     Training,
     check_count,
     check_delta,
@@ -17,6 +24,7 @@ from tasks.commands.training_options import (
     check_rate,
     training_options,
 )
+from tasks.commands.output import as_json, write_json, write_pairs
 
 
 @click.group("calibrate", invoke_without_command=True)
@@ -46,9 +54,6 @@ def training(
 
     Every way of drawing batches has its proven accounting.
     """
-    from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
-    from dp_core.privacy.accounting.calibration import noise_for, steps_within
-
     check_epsilon(epsilon)
     check_delta(delta, options.units)
     if noise_multiplier is None:
@@ -121,8 +126,6 @@ def vocabulary(
 
 
 def _exact(epsilon: float, delta: float, words: int) -> dict[str, Any]:
-    from dp_core.vocabulary.selection_calibration import calibrate, delta_of
-
     plan = calibrate(epsilon, delta, words)
     return {
         "sigma": plan.sigma,
@@ -132,8 +135,6 @@ def _exact(epsilon: float, delta: float, words: int) -> dict[str, Any]:
 
 
 def _paper(epsilon: float, delta: float, words: int) -> dict[str, Any]:
-    from dp_core.vocabulary.selection_calibration import paper_parameters, paper_sigma
-
     paper = paper_parameters(paper_sigma(epsilon, delta, words), delta, words)
     return {
         "sigma": paper.sigma,

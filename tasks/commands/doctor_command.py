@@ -157,8 +157,7 @@ def ledger(deployment: Deployment) -> Iterator[Finding]:
 
 def _releases(deployment: Deployment) -> Iterator[Finding]:
     """Compare the releases in the ledger with the outputs in the store, both ways."""
-    from tasks.releases.deployment_ledger import open_ledger
-    from tasks.releases.restored_state import compare
+    from tasks.releases.deployment_ledger import compare, open_ledger
 
     try:
         faults, without_output = compare(open_ledger(deployment), deployment.open_store())
@@ -243,11 +242,11 @@ def _store(deployment: Deployment) -> str:
 
 def _ledger(deployment: Deployment) -> str:
     from dp_core.privacy.ledger import Ledger
-    from dp_core.privacy.ledger.database import Database
+    from dp_core.privacy.ledger.models import SCHEMA_VERSION
 
     deployment.prepare()
     known = len(Ledger.open(deployment.ledger).datasets())
-    return f"schema {Database(deployment.ledger).schema_version()}, {known} data sets"
+    return f"schema {SCHEMA_VERSION}, {known} data sets"
 
 
 def _integrity(deployment: Deployment) -> str:
@@ -263,8 +262,7 @@ def _integrity(deployment: Deployment) -> str:
 
 def _seeds_of_releases(deployment: Deployment) -> str:
     from dp_core.privacy.seed_store import SeedStore
-    from tasks.releases.deployment_ledger import open_ledger
-    from tasks.releases.restored_state import lost_seeds
+    from tasks.releases.deployment_ledger import lost_seeds, open_ledger
 
     lost = lost_seeds(open_ledger(deployment), SeedStore(deployment.seeds))
     if lost:

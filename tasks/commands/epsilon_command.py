@@ -1,19 +1,199 @@
-"""`confide epsilon`: computes the ε of a DP-SGD training."""
+"""`confide epsilon`: computes the ε of a DP-SGD training; options and checks of such a training."""
 
 from __future__ import annotations
 
-from typing import Any
+import functools
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, TypeVar, cast
 
 import click
 
-from tasks.commands.output import as_json, write_json, write_pairs
-from tasks.commands.training_options import (
-    Training,
-    check_count,
-    check_delta,
-    check_noise,
-    training_options,
+from dp_core.config.privacy import LEAST_NOISE, refuse_large_delta
+from dp_core.errors import BadInput
+from dp_core.privacy import mechanisms
+from dp_core.privacy.accounting import (
+    epsilon_pld,
+    epsilon_rdp,
+    epsilon_unamplified,
+    group_privacy,
 )
+from dp_core.privacy.execution_plan import MOST_NOISE
+from dp_core.privacy.mechanisms import MechanismEvent
+from dp_core.vocabulary.selection_calibration import LEAST_DELTA
+from tasks.commands.output import as_json, write_json, write_pairs
+
+Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = [
+    click.option("--sampling-rate", type=float, help="q: expected batch over units."),
+    click.option("--steps", type=int, help="Number of updates."),
+    click.option(
+        "--phase",
+        "phases",
+        type=(float, int),
+        multiple=True,
+        metavar="RATE STEPS",
+        help="A phase of a batch schedule; repeat it instead of --sampling-rate and --steps.",
+    ),
+    click.option(
+        "--sampling",
+        type=click.Choice(["poisson", "truncated-poisson", "fixed-size", "shuffled"]),
+        default="poisson",
+        show_default=True,
+        help="How batches are drawn; determines ε and the neighbouring relation.",
+    ),
+    click.option(
+        "--units",
+        type=int,
+        help="Declared units; for truncated-poisson and fixed-size. δ is checked against it.",
+    ),
+    click.option("--cap", type=int, help="Largest batch; for truncated-poisson."),
+]
+
+
+def training_options(command: Command) -> Command:
+    """Add the options of a training except its noise; the command gets them as `options`."""
+
+    @functools.wraps(command)
+    def with_training(**given: Any) -> None:
+        values = {field.name: given.pop(field.name) for field in fields(Training)}
+        command(options=Training(**values), **given)
+
+    for option in reversed(_OPTIONS):
+        with_training = option(with_training)
+    return cast(Command, with_training)
+
+
+@dataclass(frozen=True)
+class Training:
+    """The options of a training: how batches are drawn, and the number of updates."""
+
+    sampling_rate: float | None
+    steps: int | None
+    phases: tuple[tuple[float, int], ...]
+    sampling: str
+    units: int | None
+    cap: int | None
+
+    @property
+    def schedule(self) -> Schedule:
+        """The phases of (rate, updates); a single one for --sampling-rate and --steps.
+
+        Raises:
+            BadInput: the options are incomplete, contradict each other, or are out of range.
+        """
+        where = "--sampling-rate, --steps, --phase"
+        rate, steps = self.sampling_rate, self.steps
+        if self.phases and (rate is not None or steps is not None):
+            raise BadInput(
+                "phases are given together with a rate or steps",
+                where=where,
+                fix="Give one or the other: each phase has its own rate and steps.",
+            )
+        if not self.phases and (rate is None or steps is None):
+            raise BadInput(
+                "Missing option: a rate and steps, or phases",
+                where=where,
+                fix="Give --sampling-rate and --steps, or one --phase RATE STEPS for each phase.",
+            )
+        for phase_rate, number in self.phases:
+            check_rate(phase_rate, "--phase")
+            check_count(number, "--phase")
+        if rate is None or steps is None:
+            return list(self.phases)
+        check_rate(rate, "--sampling-rate")
+        check_count(steps, "--steps")
+        return [(rate, steps)]
+
+    def event(self, schedule: Schedule, sigma: float) -> MechanismEvent:
+        """Return the mechanism: phases of (rate, updates), at noise multiplier σ.
+
+        Raises:
+            BadInput: units or cap are missing or belong to another sampling, or a batch is not a
+                whole number.
+        """
+        phases = tuple((rate, sigma, steps) for rate, steps in schedule)
+        check_count(self.cap, "--cap")
+        if self.cap is not None and self.sampling != "truncated-poisson":
+            raise BadInput(f"{self.sampling} batches have no cap", where="--cap")
+        if self.sampling == "truncated-poisson":
+            units, cap = _required(self.units, "--units"), _required(self.cap, "--cap")
+            return mechanisms.TruncatedPoissonGaussian(units, cap, phases)
+        if self.sampling == "fixed-size":
+            slots = _required(self.units, "--units")
+            batches = tuple((_whole_batch(q, slots), s, n) for q, s, n in phases)
+            return mechanisms.FixedSizeGaussian(slots, batches)
+        if self.sampling == "shuffled":
+            # The trainer only forms whole batches; the remaining units wait for the next epoch.
+            epochs = sum(math.ceil(n / math.floor(1 / rate + 1e-9)) for rate, n in schedule)
+            return mechanisms.ShuffledGaussian(sigma, epochs)
+        return mechanisms.PoissonGaussian(phases)
+
+
+def check_epsilon(value: float) -> None:
+    """Refuse a target ε that no noise can give, or that is too large to mean anything."""
+    _check_range(value, 1e-6, 500.0, "--epsilon")
+
+
+def check_noise(value: float) -> None:
+    """Refuse a noise multiplier outside the range of plans."""
+    _check_range(value, LEAST_NOISE, MOST_NOISE, "--noise-multiplier")
+
+
+def check_rate(value: float, option: str) -> None:
+    """Refuse a sampling rate above 1, or below 1 / (largest number of units)."""
+    _check_range(value, 1e-9, 1.0, option)
+
+
+def check_count(value: int | None, option: str) -> None:
+    """Refuse a count below 1 or above 10^12; None is accepted."""
+    if value is not None:
+        _check_range(value, 1, 10**12, option)
+
+
+def _check_range(value: float, least: float, most: float, option: str) -> None:
+    if isinstance(value, float) and not math.isfinite(value):
+        raise BadInput(f"{value} is not finite", where=option)
+    if not least <= value <= most:  # a whole number of any length compares, but has no %g
+        shown = f"{value:g}" if abs(value) < 1e15 else "a number of that size"
+        raise BadInput(f"{shown} is not from {least:g} to {most:g}", where=option)
+
+
+def check_delta(delta: float, units: int | None) -> None:
+    """Refuse a δ that is too large to be meaningful, or too small to be computed.
+
+    Raises:
+        BadInput: δ is not between 0 and 1 or not below 1/units, or units is not a count.
+    """
+    check_count(units, "--units")
+    if not 0 < delta < 1:
+        raise BadInput(f"{delta} is not between 0 and 1", where="--delta")
+    if delta < LEAST_DELTA:
+        raise BadInput(f"{delta:g} is below {LEAST_DELTA:g}", where="--delta")
+    if units is not None:
+        refuse_large_delta([delta], units, "--delta")
+
+
+def _whole_batch(rate: float, units: int) -> int:
+    """Return rate · units. A batch rounded down would state an ε that is too small."""
+    batch = round(rate * units)
+    if batch < 1 or not math.isclose(batch, rate * units, rel_tol=1e-6):
+        larger = max(1, math.ceil(rate * units))
+        raise BadInput(
+            f"{rate:g} of {units} units are {rate * units:g}, which is no whole batch",
+            where="--sampling-rate",
+            fix=f"For batches of {larger} units give {larger / units:g}.",
+        )
+    return batch
+
+
+def _required(value: int | None, option: str) -> int:
+    if value is None:
+        raise BadInput("this sampling needs it", where=option)
+    return value
 
 
 @click.command("epsilon")
@@ -28,13 +208,6 @@ def command(
     options: Training, noise_multiplier: float, delta: float, group: int, as_json: bool
 ) -> None:
     """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units."""
-    from dp_core.privacy.accounting import (
-        epsilon_pld,
-        epsilon_rdp,
-        epsilon_unamplified,
-        group_privacy,
-    )
-
     check_noise(noise_multiplier)
     check_delta(delta, options.units)
     check_count(group, "--group")

@@ -60,7 +60,7 @@ def command(
 
     if model is not None and uri:
         raise BadInput("two models are named", where="evidence", fix="Give MODEL or --uri.")
-    said = _operator_words(words)
+    statements = _operator_words(words)
     deployment = Deployment.from_environment()
     store = deployment.open_store()
     if model is not None:
@@ -68,7 +68,7 @@ def command(
     else:
         uri = given(store, uri) if uri else latest_model(store, "evidence")
     with new_folder(out) as partial:
-        write_pack(deployment, store, uri, partial, operator=operator, words=said)
+        write_pack(deployment, store, uri, partial, operator=operator, words=statements)
     digest = sha256_of(out / "evidence.json")
     if as_json:
         write_json({"folder": str(out), "uri": uri, "sha256": digest})
@@ -85,13 +85,12 @@ def _check(folder: Path, model: Path | None, as_json: bool) -> int:
     from dp_core.privacy import check_evidence
 
     try:
-        found = check_evidence.check(folder, model)
+        findings = check_evidence.check(folder, model)
     except check_evidence.NotAPackError as error:
         raise BadInput("no evidence pack", where=str(folder), fix=f"{error}.") from None
-    click.echo(
-        check_evidence.as_json(found) if as_json else check_evidence.as_text(found), nl=False
-    )
-    return found.code
+    shown = check_evidence.as_json if as_json else check_evidence.as_text
+    click.echo(shown(findings), nl=False)
+    return findings.code
 
 
 def _operator_words(file: Path | None) -> dict[str, str]:
@@ -106,14 +105,14 @@ def _operator_words(file: Path | None) -> dict[str, str]:
         return {}
     where, fix = f"--words {file}", f"Give JSON with some of: {', '.join(OPERATOR_WORDS)}."
     try:
-        said = read_json(file.read_bytes())
+        statements = read_json(file.read_bytes())
     except OSError:
         raise BadInput("cannot be read", where=where) from None
     except ValueError as error:
         raise BadInput(f"not JSON: {error}", where=where, fix=fix) from None
-    if not isinstance(said, dict):
+    if not isinstance(statements, dict):
         raise BadInput("not a JSON object", where=where, fix=fix)
-    for name, words in said.items():
+    for name, words in statements.items():
         if name not in OPERATOR_WORDS or not isinstance(words, str):
             raise BadInput(f"{name!r} is not a statement in words", where=where, fix=fix)
-    return said
+    return statements

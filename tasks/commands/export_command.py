@@ -13,7 +13,7 @@ from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
 from tasks.commands.output import as_json, new_folder, write_json
 from tasks.commands.report_command import given, latest
 from tasks.releases.provenance import releasable_model
-from tasks.results.statements import WORDS, kept_folder, of_last_model
+from tasks.results import STATEMENT_WORDS, kept_folder, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
@@ -52,7 +52,7 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None, as_json: b
     if as_json:
         write_json({"model": str(folder), "uri": uri, "files": sorted(names.values())})
     else:
-        click.echo(f"{folder}: {len(names)} files. Privacy statement: {folder / WORDS}")
+        click.echo(f"{folder}: {len(names)} files. Privacy statement: {folder / STATEMENT_WORDS}")
 
 
 def _copy(source: Path, names: Mapping[str, str], partial: Path) -> None:

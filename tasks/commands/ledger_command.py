@@ -1,42 +1,50 @@
-"""`confide ledger`: shows and registers the privacy budgets of data sets."""
+"""`confide ledger`: registers privacy budgets; shows budgets, releases, and the next run's cost."""
 
 from __future__ import annotations
 
 import re
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
+from dp_core.config.fields import IN_WORDS, NAME
 from dp_core.errors import BadInput, BudgetExceeded
-from tasks.commands.ledger_views import (
-    cost_in_json,
-    overview,
-    public_source,
-    record,
-    show_cost,
-    show_history,
-    show_overview,
-    show_public,
-    show_standing,
-)
-from tasks.commands.output import as_json, write_json
+from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource, Way
+from dp_core.privacy.mechanisms import NeighboringRelation, PrivacyUnit
+from dp_core.privacy.statement import epsilons, total_epsilon
+from tasks.commands.epsilon_command import check_delta, check_epsilon
+from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.commands.settings_options import (
     SettingsOptions,
     absolute,
     settings_of_options,
     settings_options,
 )
-from tasks.commands.training_options import check_delta, check_epsilon
+from tasks.protocol import JobSettings, SweepSettings, budget_of_run
+from tasks.protocol.settings import MADE_UP
+from tasks.releases import declarations
+from tasks.releases.charge import plans_of
+from tasks.releases.deployment_ledger import killed_runs, open_ledger, refuse_other_standing
 from tasks.runtime.deployment import Deployment
 
-if TYPE_CHECKING:
-    from dp_core.privacy.ledger import Ledger, Reservation
-    from tasks.protocol import JobSettings
+LATEST = 20  # releases that the overview shows: an ε takes a moment to compute
+FITS: dict[str | None, str] = {
+    "one plan": "fits as the budget's one plan, which closes it",
+    "any sequence": "fits next to later runs",
+}
+_ADMITS: dict[str | None, str] = {
+    None: "one or the other: decided by the first run, before its first release",
+    "one plan": "nothing more: it is closed for its one plan",
+    "any sequence": "any sequence of releases that the filter admits",
+}
+_NEIGHBOURS = {
+    "add-or-remove-one": "add/remove",
+    "zero-out-one": "zero out",
+    "replace-one": "replace",
+}
 
 
 def _open() -> Ledger:
-    from tasks.releases.deployment_ledger import open_ledger
-
     deployment = Deployment.from_environment()
     deployment.prepare()
     return open_ledger(deployment)
@@ -102,8 +110,6 @@ def register(
 
     A public data set has no budget (--public); declare its files by declare-public.
     """
-    from dp_core.privacy.mechanisms import NeighboringRelation, PrivacyUnit
-
     _check_name(dataset)
     ledger = _open()
     if public:
@@ -143,8 +149,6 @@ def declare_public(paths: tuple[str, ...], known_private: bool, as_json: bool) -
     Runs read only declared files as public (public_path, entities_public, public_model,
     all_public). A declaration holds for the content: declare changed files again.
     """
-    from tasks.releases import declarations
-
     deployment = Deployment.from_environment()
     deployment.prepare()
     for path in paths:
@@ -197,11 +201,9 @@ def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
     Releases that the ledger holds already (such as an earlier run's vocabulary) are free. The exit
     code is 3 if the run would be refused.
     """
-    from tasks.protocol import JobSettings, SweepSettings
-
     settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, options)
-    planned = _planned(settings)
-    costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in planned.items()]
+    plans = plans_of(budget_of_run(settings).charged)
+    costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in plans.items()]
     if as_json:
         write_json({**costs[0], "others": costs[1:]})
     else:
@@ -248,9 +250,6 @@ def _check_name(dataset: str) -> None:
     Raises:
         BadInput: the name is invalid or reserved.
     """
-    from dp_core.config.fields import IN_WORDS, NAME
-    from tasks.protocol.settings import MADE_UP
-
     if not re.fullmatch(NAME, dataset):
         raise BadInput(
             f"{dataset!r} is no name of a data set",
@@ -265,21 +264,7 @@ def _check_name(dataset: str) -> None:
         )
 
 
-def _planned(settings: JobSettings) -> dict[str, list[Reservation]]:
-    """Return every release that a run would register, by data set."""
-    from tasks.protocol import budget_of_run
-    from tasks.releases.charge import reservations_of
-
-    return reservations_of(budget_of_run(settings).charged)
-
-
-def _cost(dataset: str, planned: list[Reservation], *, made_up: bool) -> dict[str, Any]:
-    from dp_core.privacy.ledger import AdmissionDecision, Way
-    from dp_core.privacy.statement import total_epsilon
-    from tasks.protocol.settings import MADE_UP
-    from tasks.releases.deployment_ledger import refuse_other_standing
-    from tasks.releases.unfinished_runs import killed_runs
-
+def _cost(dataset: str, planned: list[Entry], *, made_up: bool) -> dict[str, Any]:
     ledger = _open()
     budget = ledger.datasets().get(dataset)
     if dataset == MADE_UP and budget is None:
@@ -306,3 +291,237 @@ def _show_remaining(ledger: Ledger, dataset: str, as_json: bool) -> None:
         write_json(found.to_json())
     else:
         show_standing(dataset, found.to_json())
+
+
+# --- views
+
+
+def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
+    """Return each data set's budget, latest releases, and the cost of repeating the last run."""
+    found = {}
+    for name in ledger.datasets():
+        entries = ledger.history(name)
+        standing = ledger.remaining(name).to_json()
+        found[name] = {
+            **standing,
+            "left": None if standing["epsilon"] is None else max(0.0, 1 - standing["share"]),
+            "history": [record(entry) for entry in entries[-LATEST:]],
+            "like_the_last_run": _like_the_last(ledger, name, entries),
+            "same_files_as": list(ledger.sources.same_files_as(name)),
+        }
+    return found
+
+
+def show_overview(found: dict[str, dict[str, Any]]) -> None:
+    """Write the overview as tables, and a line for every run that may not fit again."""
+    columns = ["data set", "unit", "neighbours", "ε", "δ", "spent", "releases", "open"]
+    free = any(one["operator_releases"] for one in found.values())
+    write_table(
+        "Privacy budgets",
+        [*columns, "operator's"] if free else columns,
+        [
+            [
+                name,
+                one["unit"] or "made up",
+                _NEIGHBOURS.get(one["relation"], "–"),
+                one["epsilon"],
+                one["delta"],
+                "–" if one["left"] is None else f"{one['share']:.1%}",
+                one["charged_entries"],
+                one["unsettled"],
+                *([one["operator_releases"]] if free else []),
+            ]
+            for name, one in found.items()
+        ],
+        whole=["data set"],
+    )
+    seen = {r["id"]: r for one in found.values() for r in one["history"]}
+    if seen:
+        latest = sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]
+        show_history("Latest releases", latest, with_dataset=len(found) > 1)
+    for name, one in found.items():
+        if said := _warning(name, one["like_the_last_run"]):
+            click.echo(said)
+        if others := one["same_files_as"]:
+            click.echo(
+                f"WARNING: {name} and {', '.join(others)} were read from the same files and have "
+                "separate budgets: the sum of the budgets can be spent on the same people."
+            )
+    click.echo(
+        "All releases: confide ledger history NAME. Before a run: confide ledger cost."
+        if found
+        else "No data set is registered yet: confide ledger register --help."
+    )
+
+
+def public_source(source: PublicSource) -> dict[str, Any]:
+    """Return a declaration as JSON data."""
+    return {
+        "source": source.label,
+        "digest": source.mark,
+        "declared_at": source.declared_at,
+        "private_in": list(source.private_in),
+        "holds": source.holds,
+    }
+
+
+def show_public(found: list[dict[str, Any]]) -> None:
+    """Write the table of sources that are declared public."""
+    write_table(
+        "Declared public",
+        ["source", "digest", "declared", "read as private in", "holds"],
+        [
+            [
+                one["source"],
+                one["digest"],
+                one["declared_at"][:16].replace("T", " "),
+                ", ".join(one["private_in"]),
+                "yes" if one["holds"] else "NO: declare it with --known-private",
+            ]
+            for one in found
+        ],
+        whole=["digest"],
+        prose=["source", "holds"],
+    )
+
+
+def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: bool = False) -> None:
+    """Write one release per row, then the runs' full names, which `withdraw` needs."""
+    columns = ["entry", "release", "ε (PLD)", "δ", "state", "reserved", "run"]
+    names = dict.fromkeys(r["run"] for r in records if r["run"])
+    runs = {run: number for number, run in enumerate(names, start=1)}
+    write_table(
+        title,
+        ["data set", *columns] if with_dataset else columns,
+        [
+            [
+                *([r["dataset"]] if with_dataset else []),
+                r["id"][:8],
+                r["release"] + (", ε by RDP" if r["epsilon_by"] == "rdp" else ""),
+                r["epsilon"],
+                r["delta"],
+                r["state"],
+                r["reserved_at"][:16].replace("T", " "),
+                runs.get(r["run"]),
+            ]
+            for r in records
+        ],
+        whole=["entry", "ε (PLD)", "δ", "state", "run"],
+        prose=["release"],
+    )
+    for run, number in runs.items():
+        click.echo(f"run {number}: {run}")
+    if records:
+        click.echo(
+            "planned: nothing read yet, can be withdrawn; reserved: begun; settled: released."
+        )
+
+
+def record(entry: Entry) -> dict[str, Any]:
+    """Return a release with its ε, computed from the recorded mechanism."""
+    by_pld, by_rdp = epsilons(entry.event, entry.delta)
+    words: dict[str, Any] = {
+        "release": entry.event.title,
+        "mechanism": entry.event.describe(),
+        "epsilon": by_pld,
+        "epsilon_by": "rdp" if entry.event.claimed_by_rdp else "pld",  # no PLD is known
+        "epsilon_rdp": by_rdp,
+    }
+    return entry.to_json() | words
+
+
+def cost_in_json(cost: AdmissionDecision) -> dict[str, Any]:
+    """Return the cost of a run as JSON data."""
+    return {
+        "fits": cost.fits,
+        "way": cost.way,
+        "refusal": cost.refusal,
+        "share_of_budget": cost.share,
+        "left_after": cost.left_after,
+        "more_of_the_same": cost.more_of_the_same,
+        "new_releases": cost.new_releases,
+        "limited": cost.charge is not None,
+    }
+
+
+def show_standing(dataset: str, found: dict[str, Any]) -> None:
+    """Write a budget: its terms, the capacity of both ways, and the spent part."""
+    if found["epsilon"] is None:
+        rows: dict[str, object] = {"budget": "none: the data are made up"}
+    else:
+        way = found["way"]
+        plan, filtered = (found["ways"][name] for name in ("one plan", "any sequence"))
+        infinite = found["renyi_order"] == "infinity"
+        order = "" if infinite else f" at Rényi order {found['renyi_order']:g}"
+        rows = {
+            "unit": found["unit"],
+            "neighbours": found["relation"],
+            "ε": found["epsilon"],
+            "δ": found["delta"],
+            "one plan, fixed before its first release": (
+                f"ε up to {plan['rho']:g} at δ {plan['delta']:g}, by PLD; then closed"
+            ),
+            "or any sequence of releases": (
+                f"{'ε' if infinite else 'ρ'} up to {filtered['rho']:.4g}{order}, "
+                f"δ up to {filtered['delta']:.3g}"
+            ),
+            "admits": _ADMITS[way],
+            "spent": f"{found['share']:.1%}",
+        }
+        if way == "any sequence":
+            spent = found["spent"]
+            rows[f"{'ε' if infinite else 'ρ'} spent"] = f"{spent['rho']:.4g}"
+            rows["δ spent"] = f"{spent['delta']:.3g}"
+    rows |= {
+        "releases": found["charged_entries"],
+        "of them not settled": found["unsettled"],
+        "the operator's, without guarantee": found["operator_releases"],
+    }
+    if found["budget"] != dataset:
+        rows = {"shares the budget of": found["budget"], **rows}
+    write_pairs(f"Budget of {dataset}", rows)
+
+
+def show_cost(job: str, found: dict[str, Any]) -> None:
+    """Write the cost of the next run to one data set."""
+    limited, new = found["limited"], found["new_releases"]
+    said = "DOES NOT FIT: it would be refused before it begins"
+    if found["fits"]:
+        said = "fits" if not limited else FITS[found["way"]]
+    if not new:
+        said = "nothing new: the ledger holds all of it"
+    rows = {
+        "releases": found["releases"],
+        "of them new": new,
+        "ε of them together": found["epsilon"],
+        "δ of them together": found["delta"],
+        "share of the budget": f"{found['share_of_budget']:.1%}" if limited else "no limit",
+        "left after it": f"{found['left_after']:.1%}" if limited else "no limit",
+    }
+    if limited and new:
+        rows["how many such runs fit from now on"] = found["more_of_the_same"]
+    write_pairs(f"The next {job} on {found['dataset']}: {said}", rows)
+    if found["refusal"]:
+        click.echo(f"Why: {found['refusal']}.")
+
+
+def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str, Any] | None:
+    """Return the cost of repeating all releases of the last run, or None without releases."""
+    charged = [e for e in entries if e.charged]
+    if not charged or ledger.datasets()[name].made_up:
+        return None
+    last = charged[-1]
+    run = [e for e in charged if e.whole_plan and e.plan_key == last.plan_key] or [last]
+    again = [Entry(e.dataset, e.unit, e.event, e.delta, "another run") for e in run]
+    cost = ledger.cost_of_plan(again)
+    return {"run": last.run, "releases": len(run), **cost_in_json(cost)}
+
+
+def _warning(name: str, cost: dict[str, Any] | None) -> str:
+    if cost is None:
+        return ""
+    said = f"{name}: a run like the last one ({cost['run'] or 'no name'})"
+    share = f"{cost['share_of_budget']:.1%} of the budget"
+    if not cost["fits"]:
+        return f"{said} would be REFUSED: it takes {share}, and less is left."
+    return f"{said} would take {share}; {cost['more_of_the_same']} more would fit."

@@ -9,7 +9,7 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json
 from tasks.protocol import StepResult
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 

@@ -27,7 +27,7 @@ from tasks.protocol import (
     point_and_task,
     promotion,
 )
-from tasks.releases.unfinished_runs import plans_given_back
+from tasks.releases.deployment_ledger import plans_given_back
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.mlflow import send_all
 

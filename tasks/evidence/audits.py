@@ -29,7 +29,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from tasks.protocol import StepResult
 from tasks.releases.provenance import operator_only
-from tasks.report.results import (
+from tasks.report.job_results import (
     AUDIT_FILE,
     DISCOVERABLE,
     EXPOSURE,
@@ -38,8 +38,7 @@ from tasks.report.results import (
     MEMBERSHIP_FILE,
     TARGETED,
 )
-from tasks.results.inputs import read_result
-from tasks.results.statements import KEPT
+from tasks.results import KEPT, read_result
 from tasks.storage import Store
 
 # Facts of an audit step's output that identify the audited model and the canaries.

@@ -15,8 +15,7 @@ from dp_core.privacy.accounting import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.evidence.audits import CONTROL, audits_of, subjects_of
 from tasks.protocol import Promotion, ReleaseRecord, StepResult
-from tasks.results.inputs import Input
-from tasks.results.statements import statement_of, totals
+from tasks.results import Input, statement_of, totals
 from tasks.storage import Store
 from tasks.tracking.event_log import VERDICT
 
@@ -123,7 +122,7 @@ def judge(
                 "verdict": verdict.word,
                 "sentence": verdict.sentence,
                 "tags": _tags(result, verdict),
-                "promoted": verdict.word in _RULES[rule] and bool(statement.record["private"]),
+                "promoted": verdict.word in _RULES[rule] and bool(statement.data["private"]),
             }
         )
     return judged

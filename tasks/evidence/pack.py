@@ -24,10 +24,9 @@ from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import RandomCountSelection
 from tasks.evidence.audits import audits_of, subjects_of
 from tasks.protocol import StepResult
-from tasks.releases.deployment_ledger import open_ledger
+from tasks.releases.deployment_ledger import entry_of, open_ledger
 from tasks.releases.provenance import releasable_model
-from tasks.releases.restored_state import entry_of
-from tasks.results.statements import of_last_model, released_after, statement_of
+from tasks.results import of_last_model, released_after, statement_of
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store, sha256_of
 
@@ -147,7 +146,7 @@ def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any
         raise BadInput("no privacy statement there", where=uri, fix=_RUN_AGAIN) from None
     made_up = bool(result.facts.get("made_up"))
     after = released_after(result)
-    true = dict(statement_of(result.releases, made_up=made_up, released_after=after).record)
+    true = dict(statement_of(result.releases, made_up=made_up, released_after=after).data)
     if not _same(written, json.loads(json.dumps(true))):
         raise BadInput(
             "its privacy statement does not follow from its releases",

@@ -25,8 +25,8 @@ from tasks.protocol import (
 )
 from tasks.protocol.job import POINT_STEPS, asked_point_steps, asked_training, report_of
 from tasks.protocol.sweep import SEARCHED
-from tasks.releases.restored_state import IDENTITY
-from tasks.results.inputs import read_result
+from tasks.releases.deployment_ledger import IDENTITY
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment, sqlite_url
 
 if TYPE_CHECKING:

@@ -41,7 +41,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.messages import Failed, Finished, Judged
 from tasks.protocol.supervisor import STEP_GRACE
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter, configure, log, send
 from tasks.storage import RESULT, read_spec
@@ -180,8 +180,7 @@ def _confirm_releases(
 ) -> None:
     """Refuse releases that the ledger does not hold, in the steps that may read the ledger."""
     if releases and {Need.LEDGER, Need.CHARGING} & spec.needs:
-        from tasks.releases.deployment_ledger import open_ledger
-        from tasks.releases.restored_state import confirm_releases
+        from tasks.releases.deployment_ledger import confirm_releases, open_ledger
 
         ledger = open_ledger(context.deployment, context.store)
         confirm_releases(ledger, releases, spec.output)
@@ -206,7 +205,7 @@ def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
 def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> None:
     """Refuse a result whose source files have changed since; remove unfinished work in any case."""
     try:
-        if spec.checks_sources:
+        if spec.checks_sources and spec.sources:
             _module(spec).refuse_if_changed(spec, result, context)
     finally:
         context.clear()  # copied source files, or files left by a kill after the result

@@ -38,7 +38,7 @@ from tasks.protocol import (
 from tasks.protocol.least_privilege import without_orchestrator
 from tasks.protocol.messages import StepProgress
 from tasks.protocol.step_process import StepProcess, Work
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable
 
 Watcher = Callable[[str, StepProgress], None]  # gets a task's name and its progress

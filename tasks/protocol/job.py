@@ -45,6 +45,7 @@ from tasks.protocol.specs import (
     BudgetSpec,
     CanariesSpec,
     Charged,
+    ChargedPrivacyConfig,
     CheckpointSpec,
     CorpusSpec,
     EntitiesSpec,
@@ -53,7 +54,6 @@ from tasks.protocol.specs import (
     MembershipSpec,
     PhrasesSpec,
     PretrainSpec,
-    PrivacyPlan,
     ReportSpec,
     ReserveSpec,
     SelectSpec,
@@ -231,7 +231,7 @@ def pretraining(
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
     assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
-    plan = PrivacyPlan(
+    plan = ChargedPrivacyConfig(
         dataset=s.private_dataset,
         **s.part(PrivacyConfig).model_dump(),
         **s.part(AuditCanariesConfig).model_dump(),
@@ -273,7 +273,7 @@ def finetuning(
     assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
     private = s.finetune_privacy == "dp" and model.charges
     plan = (
-        PrivacyPlan(
+        ChargedPrivacyConfig(
             dataset=entities.dataset,
             unit=s.entities_unit,
             declared_units=s.entities_declared_units,

@@ -67,6 +67,12 @@ ALIKE = (
     "would be another mechanism"
 )
 STORE_SCHEME = "store://"  # prefix of an output's address in the deployment's store
+_CODE_OF_TRAINING = (
+    "dp_core.training.loop",
+    "dp_core.vocabulary.wordpiece",  # which pieces continue a word: masks of whole words
+    "dp_core.audit.canaries",  # which audit canaries are in
+    "tasks.steps.training_inputs",  # rows and first weights
+)
 _OF_A_MODEL = ("pretraining", "finetuning", "exposure", "membership", "audit")
 
 
@@ -116,6 +122,8 @@ class StepSpec(Config):
     unhashed: ClassVar[dict[str, Any]] = {}  # fields that no output depends on, for `exclude`
     repeated: ClassVar[bool] = False  # whether the step runs again despite an earlier result
     privileges: ClassVar[frozenset[Need]]  # of the step; each subclass declares them
+    code: ClassVar[tuple[str, ...]] = ()  # modules that shape a release before it settles
+    checks_sources: ClassVar[bool] = False  # whether changed source files refuse a result
     hides_duration: ClassVar[bool] = False  # whether its duration would reveal a secret
     ends_run: ClassVar[bool] = False  # whether it is the last step of a run
     follows_run: ClassVar[bool] = False  # whether it runs after the last step, in every case
@@ -151,11 +159,6 @@ class StepSpec(Config):
         return False
 
     @property
-    def checks_sources(self) -> bool:
-        """Whether a result is refused after the files that the step read have changed."""
-        return False
-
-    @property
     def hides_count(self) -> bool:
         """Whether the number of the run's trainings is a secret."""
         return False
@@ -184,6 +187,7 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
     """Read a corpus, group it by privacy unit, and store it in a normal form."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
+    checks_sources: ClassVar[bool] = True
     step: Literal["corpus"] = "corpus"
     role: Literal["private", "public"]
     format: PrivateFormat | PublicFormat
@@ -204,11 +208,6 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
         )
         return (source,)
 
-    @property
-    def checks_sources(self) -> bool:
-        """Whether a result is refused after the files that the step read have changed."""
-        return True
-
 
 class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
     """Read labelled text, as a training and a test part or as one part to divide into folds.
@@ -217,6 +216,7 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
     """
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
+    checks_sources: ClassVar[bool] = True
     step: Literal["entities"] = "entities"
     format: EntitiesFormat
     public: bool  # the labels may be shown; otherwise F1 on them is for the operator only
@@ -241,11 +241,6 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
             if uri
         )
 
-    @property
-    def checks_sources(self) -> bool:
-        """Whether a result is refused after the files that the step read have changed."""
-        return True
-
 
 class CheckpointSpec(StepSpec):
     """Copy the tokens of a public model to the store, for a vocabulary that keeps them."""
@@ -269,6 +264,11 @@ class VocabularySpec(StepSpec, HoldoutConfig, SeedConfig):
 
     # for a source of private words
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
+    code: ClassVar[tuple[str, ...]] = (
+        "dp_core.vocabulary.partition_selection",
+        "dp_core.data.privacy_units",
+        "dp_core.vocabulary.subwords",  # how texts are split into the words that are counted
+    )
     step: Literal["vocabulary"] = "vocabulary"
     corpus_uri: str = ""  # the private corpus
     public_corpus_uri: str = ""
@@ -317,6 +317,12 @@ class PhrasesSpec(StepSpec, HoldoutConfig, SeedConfig):
     """Release phrases that many units share. The step is charged."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
+    code: ClassVar[tuple[str, ...]] = (
+        "dp_core.phrases.ngram_release",
+        "dp_core.vocabulary.partition_selection",  # how a round releases
+        "dp_core.data.privacy_units",
+        "dp_core.audit.canaries",  # which units carry a canary
+    )
     step: Literal["phrases"] = "phrases"
     corpus_uri: str
     vocabulary_uri: str
@@ -367,8 +373,8 @@ class TokenStoreSpec(StepSpec, AuditCanariesConfig, HoldoutConfig, SeedConfig):
         return self
 
 
-class PrivacyPlan(PrivacyConfig, AuditCanariesConfig):
-    """The numbers of an `ExecutionPlan`, and the data set in whose ledger it is charged."""
+class ChargedPrivacyConfig(PrivacyConfig, AuditCanariesConfig):
+    """Privacy settings of a training that is charged, and the data set in the ledger."""
 
     dataset: str
 
@@ -390,7 +396,7 @@ class TrainingSpec(StepSpec, RunConfig):
     training: TrainingConfig
     batches: BatchConfig
     updates: int
-    plan: PrivacyPlan | None = None  # of a charged training
+    plan: ChargedPrivacyConfig | None = None  # of a charged training
     # Fine-tunings whose F1 an optimiser used to choose the settings; the output depends on them.
     after: tuple[str, ...] = ()
 
@@ -411,6 +417,12 @@ class TrainingSpec(StepSpec, RunConfig):
     def charges(self) -> bool:
         """Whether the step makes a release of private data with a guarantee."""
         return self.plan is not None
+
+    @property
+    def private_plan(self) -> ChargedPrivacyConfig:
+        """The plan of a training that is charged."""
+        assert self.plan is not None  # noqa: S101 - narrows the type
+        return self.plan
 
 
 class Asked(Config):
@@ -438,6 +450,11 @@ class PretrainSpec(TrainingSpec):
 
     # for training on private rows
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
+    code: ClassVar[tuple[str, ...]] = (
+        *_CODE_OF_TRAINING,
+        "dp_core.models.hugging_face",
+        "tasks.steps.training_outputs",
+    )
     step: Literal["pretrain"] = "pretrain"
     mode: Literal["public", "released", "dp", "nonprivate"]
     store_uri: str
@@ -550,6 +567,11 @@ class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):
     """
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
+    code: ClassVar[tuple[str, ...]] = (
+        "dp_core.training.finetune",
+        "dp_core.training.heads",
+        "dp_core.vocabulary.wordpiece",
+    )
     step: Literal["finetune"] = "finetune"
     entities_uri: str
     updates: int = 0  # used with a plan; otherwise `epochs` is used
@@ -584,6 +606,11 @@ class SelectSpec(StepSpec):
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING})
     hides_duration: ClassVar[bool] = True  # it grows with the secret number of trainings
+    code: ClassVar[tuple[str, ...]] = (
+        *_CODE_OF_TRAINING,
+        "dp_core.privacy.private_selection",
+        "dp_core.training.objectives",  # the score decides which training is released
+    )
     step: Literal["select"] = "select"
     candidates: tuple[PretrainSpec, ...]  # the declared, public list of DP trainings
     selection: SelectionConfig
@@ -597,8 +624,7 @@ class SelectSpec(StepSpec):
     @property
     def delta(self) -> float:
         """δ at which the selection is charged, equal to the δ of each training."""
-        assert self.candidates[0].plan is not None  # noqa: S101 - narrows the type
-        return self.candidates[0].plan.delta
+        return self.candidates[0].private_plan.delta
 
     def hashed(self) -> dict[str, Any]:
         """Return the hashes of the candidates in place of their specs."""
@@ -677,6 +703,7 @@ class MembershipSpec(StepSpec, RunConfig, VersionConfig):
     """Attack a model by distinguishing its training units from held-out units."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset()
+    checks_sources: ClassVar[bool] = True
     step: Literal["membership"] = "membership"
     model_uri: str
     # Models that were not trained on the members and do not descend from models that were.
@@ -694,11 +721,6 @@ class MembershipSpec(StepSpec, RunConfig, VersionConfig):
         uri, field = self.config.membership_codes, "membership_codes"
         source = Source(field=field, uri=uri, public=self.made_up, dataset=self.dataset)
         return (source,) if uri else ()
-
-    @property
-    def checks_sources(self) -> bool:
-        """Whether a result is refused after the files that the step read have changed."""
-        return bool(self.sources)  # without codes, TensorFlow is not imported for the check
 
     @property
     def needs(self) -> frozenset[Need]:
@@ -747,6 +769,7 @@ class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES})
     ends_run: ClassVar[bool] = True
+    checks_sources: ClassVar[bool] = True
     step: Literal["privacy_audit"] = "privacy_audit"
 
     @property
@@ -763,11 +786,6 @@ class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
         return tuple(
             Source(field=name, uri=uri, public=False) for name, uri in named.items() if uri
         )
-
-    @property
-    def checks_sources(self) -> bool:
-        """Whether a result is refused after the files that the step read have changed."""
-        return True
 
 
 class PromoteSpec(StepSpec):

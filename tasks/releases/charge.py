@@ -7,35 +7,32 @@ continue. A new release with a new seed is then made and charged.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
 from dp_core.errors import BadInput, ConfideError
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
-from dp_core.privacy.ledger import Entry, Ledger, Reservation
-from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, Unaccounted
+from dp_core.privacy.ledger import Entry, Ledger
+from dp_core.privacy.mechanisms import Unaccounted
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.privacy.statement import epsilons
 from tasks.context import StepContext
 from tasks.protocol import Charged, ReleaseRecord
-from tasks.releases.deployment_ledger import ledger_for
-from tasks.releases.plans import PlannedRelease, planned_release, refuse_large_deltas
+from tasks.releases.deployment_ledger import confirm_releases, ledger_for
+from tasks.releases.plans import planned_release, refuse_large_deltas
 from tasks.releases.provenance import PrivateUnits, refuse_operator_ancestors
-from tasks.releases.restored_state import confirm_releases
 from tasks.runtime.log import log
 
 
 @dataclass(frozen=True)
 class Charge:
-    """A reserved release, with its ledger entry and the secret seed of its noise."""
+    """A reserved release: its ledger entry, and the secret seed of its noise."""
 
     context: StepContext
     ledger: Ledger
     entry: Entry
     seed: PrivacySeed
-    declared_units: int
 
     def settle(self, content: bytes) -> ReleaseRecord:
         """Settle the release; return the record that its output carries.
@@ -47,11 +44,11 @@ class Charge:
             BadInput: a different output was released under the same noise before.
         """
         entry = self.ledger.settle(self.entry.id, self.seed.derive("released", content))
-        return _recorded(self.context, entry, self.declared_units, self.seed.known)
+        return _recorded(self.context, entry)
 
 
-def reservations_of(charged: Iterable[Charged], run: str = "") -> dict[str, list[Reservation]]:
-    """Return the reservations of a run's releases, by data set; each data set has its own plan.
+def plans_of(charged: Iterable[Charged], run: str = "") -> dict[str, list[Entry]]:
+    """Return the planned releases of a run, by data set; each data set has its own plan.
 
     Args:
         charged: specs of the charged steps.
@@ -61,15 +58,12 @@ def reservations_of(charged: Iterable[Charged], run: str = "") -> dict[str, list
         BadInput: as `planned_release`; or the δ of all releases of a data set is not below one in
             the declared number of units.
     """
-    planned = {spec.digest(): planned_release(spec) for spec in charged}
-    refuse_large_deltas(planned.values())
-    plans: dict[str, list[Reservation]] = {}
-    for spec_hash, release in planned.items():
-        plan_key = f"{run} · {release.dataset}" if run else ""
-        reservation = Reservation(
-            release.dataset, release.unit, release.event, release.delta, spec_hash, plan_key, run
-        )
-        plans.setdefault(release.dataset, []).append(reservation)
+    planned = {spec.digest(): planned_release(spec) for spec in charged}.values()
+    refuse_large_deltas(planned)
+    plans: dict[str, list[Entry]] = {}
+    for release in planned:
+        release.run, release.plan_key = run, run and f"{run} · {release.dataset}"
+        plans.setdefault(release.dataset, []).append(release)
     return plans
 
 
@@ -79,7 +73,7 @@ def refuse_unfit_plans(context: StepContext, charged: Iterable[Charged]) -> None
     Raises:
         BudgetExceeded, BadInput: as `register_plans`.
     """
-    for name, plan in reservations_of(charged, context.run.run_key).items():
+    for name, plan in plans_of(charged, context.run.run_key).items():
         ledger_for(context, name).refuse_unfit(plan, context.run.has_ended)
 
 
@@ -92,11 +86,11 @@ def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Ent
 
     Raises:
         BudgetExceeded: the run does not fit; nothing changed.
-        BadInput: as `reservations_of`; or a data set is not registered, or registered differently.
+        BadInput: as `plans_of`; or a data set is not registered, or registered differently.
     """
     entries: list[Entry] = []
     registered: list[tuple[Ledger, str, str]] = []
-    for name, plan in reservations_of(charged, context.run.run_key).items():
+    for name, plan in plans_of(charged, context.run.run_key).items():
         ledger = ledger_for(context, name)
         try:
             entries += ledger.register_plan(plan, context.run.has_ended)
@@ -112,22 +106,19 @@ def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Ent
 def charge(
     context: StepContext,
     units: PrivateUnits,
-    planned: PlannedRelease,
+    planned: Entry,
     *,
     content: bytes,
-    charged_as: str = "",
 ) -> Charge:
     """Reserve a release; return it with its seed, bound to the manifest `content`.
 
-    An entry that the run registered beforehand is not charged again. Only the mechanism is taken
-    from the plan: data set, unit and bound come from the input that is read.
+    An entry that the run registered beforehand is not charged again.
 
     Args:
         context: of the step; every input has been opened.
         units: the private units of the input, as provenance derived them.
         planned: the planned release that follows from the spec.
         content: the manifest.
-        charged_as: spec hash of the registered entry; by default the step's spec hash.
 
     Raises:
         BudgetExceeded: the release does not fit the data set's budget.
@@ -140,15 +131,9 @@ def charge(
     ledger = ledger_for(context, units.dataset)
     confirm_releases(ledger, context.releases, f"the inputs of {context.run.task}")
     for attempt in count():
-        unit = units.unit or planned.unit
-        entry = ledger.reserve(
-            _reservation(
-                context, units.dataset, unit, planned.event, planned.delta, attempt, charged_as
-            )
-        )
+        entry = ledger.reserve(planned.repeated(context.run.run_key, attempt))
         if _may_continue(context, entry, content):
-            seed = ledger.seed(entry, context.seeds, content)
-            return Charge(context, ledger, entry, seed, planned.declared_units)
+            return Charge(context, ledger, entry, ledger.seed(entry, context.seeds, content))
         log("an earlier attempt had other inputs or code: a new release, charged as one", "warning")
     raise AssertionError("count() does not end")
 
@@ -164,42 +149,28 @@ def record_operator_use(
     confirm_releases(ledger, context.releases, f"the inputs of {context.run.task}")
     if units.unit is None:
         raise BadInput("its unit was not chosen", where=units.dataset)
-    unit = units.unit
-    event = Unaccounted(reason, unit=unit)
-    entry = ledger.reserve(_reservation(context, units.dataset, unit, event, 0.0))
-    ledger.settle(entry.id)
-    return _recorded(context, entry)
+    event, run = Unaccounted(reason, unit=units.unit), context.run.run_key
+    entry = ledger.reserve(
+        Entry(units.dataset, units.unit, event, 0.0, context.spec_hash, run, run)
+    )
+    return _recorded(context, ledger.settle(entry.id))
 
 
-def _reservation(
-    context: StepContext,
-    dataset: str,
-    unit: PrivacyUnit,
-    event: MechanismEvent,
-    delta: float,
-    attempt: int = 0,
-    charged_as: str = "",
-) -> Reservation:
-    run, spec_hash = context.run.run_key, charged_as or context.spec_hash
-    return Reservation(dataset, unit, event, delta, spec_hash, run, run, attempt)
-
-
-def _recorded(
-    context: StepContext, entry: Entry, declared_units: int = 0, seed_known: bool = False
-) -> ReleaseRecord:
+def _recorded(context: StepContext, entry: Entry) -> ReleaseRecord:
     """Return the record of a settled release, and add it to the ancestry of the step's output."""
+    by_pld, by_rdp = epsilons(entry.event, entry.delta)
     record = ReleaseRecord(
         ledger_id=entry.id,
         dataset=entry.dataset,
         unit=entry.unit.value,
         event=entry.event.to_json(),
-        epsilon=epsilon_pld(entry.event, entry.delta) if entry.accounted else math.inf,
-        epsilon_rdp=epsilon_rdp(entry.event, entry.delta) if entry.accounted else None,
+        epsilon=by_pld,
+        epsilon_rdp=by_rdp,
         delta=entry.delta,
         plan=entry.plan_key if entry.accounted and entry.whole_plan else "",
-        declared_units=declared_units,
+        declared_units=entry.declared_units,
         released=entry.released_hash,
-        seed_known=seed_known,
+        seed_known=entry.known_seed,
     )
     context.descends_from(record)
     return record

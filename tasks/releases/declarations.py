@@ -25,8 +25,7 @@ from tasks.protocol import Source, StepSpec
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.deployment_ledger import open_ledger, refuse_unregistered
 from tasks.releases.provenance import MODELS
-from tasks.results.inputs import read_result
-from tasks.results.statements import DATA as STATEMENT
+from tasks.results import STATEMENT_DATA, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
 from tasks.storage import is_remote, keyed_digest, local_path, sha256_of, stage_source
@@ -157,9 +156,9 @@ def declare_public(uri: str, deployment: Deployment, *, known_private: bool) -> 
     with _temporary_folder(deployment) as folder:
         path = stage_source(uri, folder, field=where)
         files = entries(path, where) if path.is_dir() else []
-        if any(file.name == STATEMENT for file in files):
+        if any(file.name == STATEMENT_DATA for file in files):
             raise BadInput(
-                f"it holds a {STATEMENT}: a model that Confide made, of private text too",
+                f"it holds a {STATEMENT_DATA}: a model that Confide made, of private text too",
                 where=where,
                 fix=_NO_MODEL_OF_OURS,
             )

@@ -1,22 +1,44 @@
-"""The deployment's privacy ledger: its identity, and the registration of a run's data sets.
+"""The deployment's privacy ledger: its identity, its data sets, and the plans of unfinished runs.
 
 Seeds and store remember their ledger, and no other ledger is opened with them. A deleted ledger
 file, an emptied database or a wrong URL would give an empty ledger, and the budget of people whose
 data was already released could be spent again. Two places prove earlier releases: the seed store,
-with one seed per release, and the store, whose results name the ledger's entries.
+with one seed per release, and the store, whose outputs carry records of their releases. Each record
+must agree with a settled entry. Otherwise the ledger is older than the store, for example after a
+backup was restored.
+
+Each run of the command line holds a lock on a file in the deployment's home. The kernel frees the
+lock when the process dies, so a file without a lock names a run that was killed. The ledger
+withdraws only plans of which no release has begun (`Ledger.give_back`).
 """
 
 from __future__ import annotations
 
-from dp_core.errors import BadInput
-from dp_core.privacy.ledger import Budget, Ledger
+import fcntl
+import hashlib
+import os
+import signal
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from types import FrameType
+
+from dp_core.errors import BadInput, ConfideError
+from dp_core.privacy.ledger import Budget, Entry, Ledger, State
 from dp_core.privacy.ledger.database import RESTORE
 from dp_core.privacy.seed_store import SeedStore
 from tasks.context import StepContext
+from tasks.protocol import ReleaseRecord
 from tasks.protocol.settings import MADE_UP
-from tasks.releases.restored_state import IDENTITY, refuse_lost_ledger
+from tasks.protocol.specs import STEPS
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
+from tasks.storage.journal import exclusive, is_still_there
+
+IDENTITY = "store://ledger/identity"  # the object in which the store remembers its ledger
+_RUNS = "runs"  # in the deployment's home
+_STOPPED = 143  # exit code of a process that SIGTERM ended
 
 
 def open_ledger(deployment: Deployment, store: Store | None = None) -> Ledger:
@@ -116,3 +138,165 @@ def refuse_other_standing(budget: Budget | None, dataset: str, *, made_up: bool)
     else:
         return
     raise BadInput(what, where="ledger", fix=fix)
+
+
+# --- restored ledgers, seeds and stores
+
+
+def refuse_lost_ledger(ledger: Ledger, deployment: Deployment) -> None:
+    """Refuse an empty ledger if seeds or store remember another one.
+
+    Raises:
+        BadInput: the ledger was deleted or emptied after releases were made.
+    """
+    if ledger.datasets():
+        return
+    seeds = SeedStore(deployment.seeds).remembered_ledger() if deployment.holds_seeds else None
+    store = deployment.open_store().read(IDENTITY)
+    remembered = {seeds, store.decode(errors="replace").strip() if store else None}
+    if remembered - {None, ledger.identity()}:
+        raise BadInput(
+            "the privacy ledger is missing: an empty one is in its place, but releases were made",
+            where=f"privacy ledger {deployment.ledger_place}",
+            fix=RESTORE,
+        )
+
+
+def confirm_releases(ledger: Ledger, records: Iterable[ReleaseRecord], where: str) -> None:
+    """Refuse records of releases that the ledger does not hold as settled.
+
+    Args:
+        ledger: of the deployment.
+        records: the release records of an output.
+        where: the output, for messages.
+
+    Raises:
+        BadInput: an entry is missing, not settled, or of another release.
+    """
+    for record in records:
+        entry_of(ledger, record, where)
+
+
+def entry_of(ledger: Ledger, record: ReleaseRecord, where: str) -> Entry:
+    """Return the settled entry of a release that an output carries.
+
+    Raises:
+        BadInput: the entry is missing, not settled, or of another release.
+    """
+    where = f"release {record.ledger_id} of {where}"
+    try:
+        entry = ledger.entry(record.ledger_id)
+    except BadInput:
+        raise BadInput("the ledger does not hold it", where=where, fix=RESTORE) from None
+    held = (entry.dataset, entry.unit.value, entry.event.to_json(), entry.delta)
+    if held != (record.dataset, record.unit, record.event, record.delta):
+        raise BadInput("the ledger holds another release", where=where, fix=RESTORE)
+    if entry.state is not State.SETTLED:
+        raise BadInput(
+            f"the ledger has not settled it: it is {entry.state.value}", where=where, fix=RESTORE
+        )
+    if entry.released_hash != record.released:
+        raise BadInput("the ledger settled a release with another digest", where=where, fix=RESTORE)
+    return entry
+
+
+def lost_seeds(ledger: Ledger, seeds: SeedStore) -> list[str]:
+    """Return the ids of the entries whose seed was drawn and is no longer in the seed store."""
+    drawn = seeds.drawn()
+    return [e.id for e in _entries(ledger) if e.seed_hash and e.seed_key not in drawn]
+
+
+def compare(ledger: Ledger, store: Store) -> tuple[list[str], list[str]]:
+    """Compare the ledger with the outputs in the store, both ways.
+
+    Returns:
+        One line for each recorded release that the ledger does not hold as settled, and the ids of
+        the settled entries that no output carries.
+    """
+    faults: list[str] = []
+    carried: set[str] = set()
+    for uri in (uri for step in STEPS for uri in store.outputs(step)):
+        result = read_result(store, uri)
+        fresh = [r for r in result.releases if r.ledger_id not in carried] if result else []
+        for record in fresh:
+            carried.add(record.ledger_id)
+            try:
+                entry_of(ledger, record, uri)
+            except BadInput as error:
+                faults.append(f"{error.where}: {error.what}")
+    settled = [entry.id for entry in _entries(ledger) if entry.state is State.SETTLED]
+    return faults, [entry_id for entry_id in settled if entry_id not in carried]
+
+
+def _entries(ledger: Ledger) -> list[Entry]:
+    """Return the entries of all data sets; data sets that share a budget have the same ones."""
+    return list({e.id: e for name in ledger.datasets() for e in ledger.history(name)}.values())
+
+
+# --- unfinished runs on this machine
+
+
+@contextmanager
+def plans_given_back(deployment: Deployment, run_key: str) -> Iterator[list[str]]:
+    """Withdraw, at the end of the run, its plans of which no release has begun.
+
+    Plans of killed runs are withdrawn first. SIGTERM ends the run like an error.
+
+    Yields:
+        A list that is filled with the ids of the withdrawn entries after the run.
+    """
+    deployment.prepare()
+    folder = deployment.home / _RUNS
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for key, file in _killed(folder):
+        open_ledger(deployment).give_back(key)
+        file.unlink(missing_ok=True)
+    given_back: list[str] = []
+    file = folder / f"{hashlib.sha256(run_key.encode()).hexdigest()[:16]}.run"
+    with exclusive(file) as descriptor, _ended_by_sigterm():
+        os.write(descriptor, run_key.encode())
+        try:
+            yield given_back
+        finally:
+            with suppress(ConfideError):  # the next run gives it back: the file stays
+                given_back += [entry.id for entry in open_ledger(deployment).give_back(run_key)]
+                file.unlink(missing_ok=True)
+
+
+def killed_runs(deployment: Deployment) -> frozenset[str]:
+    """Return the keys of runs that were killed, and whose plans the next run will give back."""
+    return frozenset(key for key, _ in _killed(deployment.home / _RUNS))
+
+
+def _killed(folder: Path) -> Iterator[tuple[str, Path]]:
+    """Yield the key and file of each run whose process has died, holding its lock meanwhile."""
+    for file in sorted(folder.glob("*.run")):
+        try:
+            descriptor = os.open(file, os.O_RDONLY)
+        except FileNotFoundError:  # that run has just ended
+            continue
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if is_still_there(file, descriptor):
+                yield os.read(descriptor, 4096).decode(), file
+        except BlockingIOError:
+            continue  # still running
+        finally:
+            os.close(descriptor)
+
+
+@contextmanager
+def _ended_by_sigterm() -> Iterator[None]:
+    """Turn SIGTERM into an exception, unless the signal already has a handler."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, _stop)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def _stop(_number: int, _frame: FrameType | None) -> None:
+    raise SystemExit(_STOPPED)

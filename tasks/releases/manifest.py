@@ -1,10 +1,11 @@
 """Manifests: the inputs, plan, code and libraries that determine a release.
 
 The noise of a release is drawn for one manifest. The code is not listed by hand: it consists of all
-modules that the release's entry modules import, found in their sources without importing them
-(TensorFlow takes seconds). Two kinds of code are left out: code whose results enter the manifest
-by value (the plan's numbers, the digests of the inputs), and code that reads a release afterwards
-(the report, the audits, the made-up notes).
+modules that the entry modules of the step's spec (`StepSpec.code`) import, found in their sources
+without importing them (TensorFlow takes seconds). The step's file counts too, because it decides
+which rows, weights and seed are used. Two kinds of code are left out: code whose results enter the
+manifest by value (the plan's numbers, the digests of the inputs), and code that reads a release
+afterwards (the report, the audits, the made-up notes).
 """
 
 from __future__ import annotations
@@ -21,59 +22,21 @@ from importlib import metadata
 from pathlib import Path
 
 from dp_core.models.parameters import Arrays
+from tasks.protocol.specs import STEP_CLASSES
 from tasks.runtime.deployment import CHECKOUT
 
-# The modules that process a step's inputs before it settles. The step's file counts too, because
-# it decides which rows, weights and seed are used.
-ENTRIES = {
-    "vocabulary": (
-        "dp_core.vocabulary.partition_selection",
-        "dp_core.data.privacy_units",
-        "dp_core.vocabulary.subwords",  # how texts are split into the words that are counted
-    ),
-    "phrases": (
-        "dp_core.phrases.ngram_release",
-        "dp_core.vocabulary.partition_selection",  # how a round releases
-        "dp_core.data.privacy_units",
-        "dp_core.audit.canaries",  # which units carry a canary
-    ),
-    "pretrain": (
-        "dp_core.training.loop",
-        "dp_core.models.hugging_face",
-        "dp_core.vocabulary.wordpiece",  # which pieces continue a word: masks of whole words
-        "dp_core.audit.canaries",  # which audit canaries are in
-    ),
-    "select": (
-        "dp_core.training.loop",
-        "dp_core.privacy.private_selection",
-        "dp_core.training.objectives",  # the score decides which training is released
-        "dp_core.vocabulary.wordpiece",
-        "dp_core.audit.canaries",
-    ),
-    "finetune": (
-        "dp_core.training.finetune",
-        "dp_core.training.heads",
-        "dp_core.vocabulary.wordpiece",
-    ),
-}
 BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.data.readers",
     "dp_core.privacy.accounting",
     "dp_core.vocabulary.selection_calibration",
 )
-# Modules of other steps that choose the rows and the first weights of a training.
-SHARED = {
-    "pretrain": ("tasks.steps.training_inputs", "tasks.steps.training_outputs"),
-    "select": ("tasks.steps.training_inputs",),
-}
-BY_NAME = {"dp_core.privacy.clipping.reference": ("tensorflow_privacy",)}  # import_module(…)
 
 
 def manifest(*, kind: str, **parts: str | int | float | dict[str, object]) -> bytes:
     """Return the manifest of a release as canonical JSON, with the digest of its code.
 
     Args:
-        kind: the releasing step, a key of `ENTRIES`.
+        kind: the releasing step, by its name.
         parts: keyed digests of its inputs, its plan, and everything else that shapes its output.
     """
     body = {**parts, "kind": kind, "code": code_digest(kind)}
@@ -85,7 +48,7 @@ def code_digest(kind: str, root: Path = CHECKOUT) -> str:
     """Return SHA-256 over the sources and the library versions that shape a release, in hex."""
     found = code_of(kind, root)
     digest = hashlib.sha256()
-    for name in (*found.modules, f"tasks.steps.{kind}_step", *SHARED.get(kind, ())):
+    for name in found.modules:
         content = _file(name, root).read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     for library in found.libraries:
@@ -96,23 +59,25 @@ def code_digest(kind: str, root: Path = CHECKOUT) -> str:
 
 @dataclass(frozen=True)
 class Code:
-    """The code that computes a release: modules of `dp_core`, and libraries, by name."""
+    """The code that computes a release: modules and libraries, by name."""
 
     modules: tuple[str, ...]
     libraries: tuple[str, ...]
 
 
 def code_of(kind: str, root: Path = CHECKOUT) -> Code:
-    """Return the code that shapes releases of a kind: everything that its entries import."""
-    modules: set[str] = set()
+    """Return the code that shapes releases of a step: all that its entry modules import."""
+    modules = {f"tasks.steps.{kind}_step"}
     libraries: set[str] = set()
-    waiting = list(ENTRIES[kind])
+    waiting = list(STEP_CLASSES[kind].code)
     while waiting:
         module = waiting.pop()
         if module in modules or module.startswith(BY_VALUE):
             continue
         modules.add(module)
-        for imported in (*imports_of(_file(module, root)), *BY_NAME.get(module, ())):
+        if module.startswith("tasks."):
+            continue  # the entry modules cover what a step's file imports from dp_core
+        for imported in imports_of(_file(module, root)):
             first = imported.partition(".")[0]
             if first == "dp_core":
                 waiting += _modules_on_the_way(imported, root)

@@ -8,20 +8,21 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from dataclasses import dataclass
+from functools import singledispatch
 
-from dp_core.config.privacy import PrivacyConfig, refuse_large_delta
+from dp_core.config.privacy import UnitConfig, refuse_large_delta
 from dp_core.config.training import OptimizerConfig
 from dp_core.errors import BadInput
 from dp_core.phrases import phrase_calibration as phrases
 from dp_core.privacy.accounting.calibration import least_error, with_bands
-from dp_core.privacy.batch_selection import SamplingLaw, sampling_law
+from dp_core.privacy.batch_selection import sampling_law
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
     BatchPhase,
     ExecutionPlan,
     growing_batches,
 )
+from dp_core.privacy.ledger import Entry
 from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit, under
 from dp_core.privacy.private_selection import selection_of
@@ -40,24 +41,10 @@ from tasks.protocol import (
 _COUNT_NOISE = 1 / 20  # of the expected batch: Andrew et al. 2021, section 3
 
 
-@dataclass(frozen=True)
-class PlannedRelease:
-    """The release that a step will charge to a data set: its mechanism and δ.
+def planned_release(spec: Charged) -> Entry:
+    """Return the ledger entry of the release that a step with this spec makes, as a plan.
 
     It follows from the spec alone, before any data is read. `charge` compares it with the input.
-    """
-
-    dataset: str
-    unit: PrivacyUnit
-    declared_units: int
-    event: MechanismEvent
-    delta: float  # as stated: for the neighbours of `event`
-
-
-def planned_release(
-    spec: Charged,
-) -> PlannedRelease:
-    """Return the release that a step with this spec charges to the ledger.
 
     Raises:
         BadInput: a plan that contradicts itself, a target that no noise reaches, a δ that is not
@@ -65,74 +52,94 @@ def planned_release(
             does not cover.
     """
     planned = _planned(spec)
-    event = planned.event.stating(planned.unit, _example_words(spec))
-    planned = dataclasses.replace(planned, event=event)
     refuse_large_deltas([planned])
     return planned
 
 
-def _planned(
-    spec: Charged,
-) -> PlannedRelease:
-    if isinstance(spec, VocabularySpec):
-        plan = vocabulary_plan(spec)
-        event = under(plan.event(), NeighboringRelation(spec.relation), plan.delta)
-        assert event is not None  # noqa: S101 - a selection is converted to every relation
-        return _of_units(spec, event, event.stated_delta(plan.delta))
-    if isinstance(spec, PhrasesSpec):
-        rounds = phrase_plan(spec)
-        return _of_units(spec, rounds.event(), rounds.delta)
-    if isinstance(spec, SelectSpec):
-        return _selection(spec)
-    if spec.plan is not None:
-        made = training_plan(spec.charged_as if isinstance(spec, PretrainSpec) else spec)
-        event, delta = made.event(), made.delta
-        if isinstance(spec, PretrainSpec) and spec.kept_updates:
-            _refuse_uncovered_models(event)
-        return PlannedRelease(spec.plan.dataset, made.unit, made.declared_units, event, delta)
-    raise AssertionError("the step charges nothing")
+@singledispatch
+def _planned(spec: Charged) -> Entry:
+    raise AssertionError(f"the step {spec.step} charges nothing")
 
 
-def _example_words(spec: Charged) -> int:
-    """Return the length of the examples that a step protects, or 0 if it protects another unit.
-
-    The examples of a fine-tuning are labelled sentences or texts, and have no fixed length.
-    """
-    match spec:
-        case VocabularySpec() | PhrasesSpec():
-            return spec.config.example_words
-        case PretrainSpec(plan=plan) if plan is not None:
-            return plan.example_words
-        case SelectSpec():
-            return _example_words(spec.candidates[0])
-        case _:
-            return 0
+@_planned.register
+def _(spec: VocabularySpec) -> Entry:
+    plan = vocabulary_plan(spec)
+    event = under(plan.event(), NeighboringRelation(spec.relation), plan.delta)
+    assert event is not None  # noqa: S101 - a selection is converted to every relation
+    return _entry(spec, spec.dataset, spec.config, event, event.stated_delta(plan.delta))
 
 
-def _refuse_uncovered_models(event: MechanismEvent) -> None:
-    """Refuse to keep models of several updates under a charge that may be of the last one alone.
+@_planned.register
+def _(spec: PhrasesSpec) -> Entry:
+    plan = phrase_plan(spec)
+    return _entry(spec, spec.dataset, spec.config, plan.event(), plan.delta)
 
-    Raises:
-        BadInput: the mechanism does not state that its ε covers every iterate.
-    """
-    if not event.covers_every_iterate:
+
+@_planned.register
+def _(spec: PretrainSpec) -> Entry:
+    charged = spec.charged_as
+    made, plan = training_plan(charged), charged.private_plan
+    event = made.event()
+    if spec.kept_updates and not event.covers_every_iterate:
         raise BadInput(
             f"one charge of {event.kind} covers the last model alone, and not those before it",
             where="kept_updates",
             fix="Keep the last model alone, or train for fewer epochs, as a separate charge.",
         )
+    return _entry(charged, plan.dataset, plan, event, made.delta, made.declared_units)
 
 
-def _of_units(
-    spec: VocabularySpec | PhrasesSpec, event: MechanismEvent, delta: float
-) -> PlannedRelease:
-    unit, declared = PrivacyUnit(spec.config.unit), spec.config.declared_units
-    return PlannedRelease(spec.dataset, unit, declared, event, delta)
+@_planned.register
+def _(spec: FinetuneSpec) -> Entry:
+    made = training_plan(spec)
+    return Entry(  # its examples are labelled sentences or texts, which have no fixed length
+        spec.private_plan.dataset,
+        made.unit,
+        made.event(),
+        made.delta,
+        spec.digest(),
+        declared_units=made.declared_units,
+    )
 
 
-def refuse_large_deltas(
-    planned: Iterable[PlannedRelease], inherited: Iterable[ReleaseRecord] = ()
-) -> None:
+@_planned.register
+def _(spec: SelectSpec) -> Entry:
+    points = [planned_release(candidate) for candidate in spec.candidates]
+    alike = {
+        (point.dataset, point.event.unit_in_words, point.declared_units, point.delta)
+        for point in points
+    }
+    if len(alike) > 1:
+        raise BadInput(
+            "the candidates are of several data sets, units, declared bounds or δ",
+            where="select spec",
+        )
+    law, mean = spec.selection.selection_law, spec.selection.selection_mean
+    event = selection_of([point.event for point in points], law, mean, spec.delta)
+    plan, first = spec.candidates[0].private_plan, points[0]
+    return _entry(spec, first.dataset, plan, event, spec.delta, first.declared_units)
+
+
+def _entry(
+    spec: Charged,
+    dataset: str,
+    units: UnitConfig,
+    event: MechanismEvent,
+    delta: float,
+    declared_units: int = 0,
+) -> Entry:
+    unit = PrivacyUnit(units.unit)
+    return Entry(
+        dataset,
+        unit,
+        event.stating(unit, units.example_words),
+        delta,
+        spec.digest(),
+        declared_units=declared_units or units.declared_units,
+    )
+
+
+def refuse_large_deltas(planned: Iterable[Entry], inherited: Iterable[ReleaseRecord] = ()) -> None:
     """Refuse releases whose total δ for a data set is not below one in its number of units.
 
     A step checks its release together with the releases of its inputs. A run's first step checks
@@ -147,29 +154,10 @@ def refuse_large_deltas(
     """
     planned, inherited = list(planned), {r.ledger_id: r for r in inherited}.values()
     for dataset in dict.fromkeys(release.dataset for release in planned):
-        every: list[PlannedRelease | ReleaseRecord] = [*planned, *inherited]
+        every: list[Entry | ReleaseRecord] = [*planned, *inherited]
         own = [r for r in every if r.dataset == dataset]
         units = max(r.declared_units for r in own)
         refuse_large_delta((r.delta for r in own), units, f"δ of the data set {dataset}")
-
-
-def _selection(spec: SelectSpec) -> PlannedRelease:
-    points = [planned_release(candidate) for candidate in spec.candidates]
-    first = points[0]
-    events = [point.event for point in points]
-    alike = {
-        (point.dataset, point.event.unit_in_words, point.declared_units, point.delta)
-        for point in points
-    }
-    if len(alike) > 1:
-        raise BadInput(
-            "the candidates are of several data sets, units, declared bounds or δ",
-            where="select spec",
-        )
-    event = selection_of(
-        events, spec.selection.selection_law, spec.selection.selection_mean, spec.delta
-    )
-    return PlannedRelease(first.dataset, first.unit, first.declared_units, event, spec.delta)
 
 
 def vocabulary_plan(spec: VocabularySpec) -> PartitionSelection:
@@ -211,21 +199,21 @@ def training_plan(
         spec: with a privacy plan.
         max_examples_per_unit: rows per unit in the token store, if it exists already.
     """
-    plan, batches = spec.plan, spec.batches
-    assert plan is not None  # noqa: S101 - narrows the type
+    plan, batches = spec.private_plan, spec.batches
     rows = [batches.examples_per_step, max_examples_per_unit]
     if plan.unit == "example":
         rows.append(1)  # the unit `example` is a single row
     schedule: tuple[BatchPhase, ...] = (BatchPhase(spec.updates, batches.batch_size),)
     if batches.first_batch_size:
         schedule = growing_batches(batches.first_batch_size, batches.batch_size, spec.updates)
+    cap = {"cap": plan.batch_cap} if plan.batch_cap else {}
     adaptive = None
     if plan.clipping == "adaptive":
         adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * batches.batch_size)
     made = ExecutionPlan(
         unit=PrivacyUnit(plan.unit),
         declared_units=plan.all_units,
-        sampling=_sampling(plan),
+        sampling=sampling_law(plan.sampling, **cap),
         clip_norm=plan.clip_norm,
         noise_multiplier=plan.noise_multiplier,
         schedule=schedule,
@@ -234,7 +222,6 @@ def training_plan(
         maskings_per_example=batches.maskings_per_example,
         max_examples_per_unit=max_examples_per_unit,
         clipping="automatic" if plan.clipping == "automatic" else "flat",
-        engine=plan.engine,
         adaptive=adaptive,
     )
     if plan.noise_bands == 1:
@@ -248,11 +235,6 @@ def training_plan(
 def _workload(optimizer: OptimizerConfig, updates: int) -> Workload:
     rates = (optimizer.learning_rate_at(t, updates) for t in range(updates))
     return Workload(tuple(rates), optimizer.beta1)
-
-
-def _sampling(plan: PrivacyConfig) -> SamplingLaw:
-    cap = {"cap": plan.batch_cap} if plan.batch_cap else {}
-    return sampling_law(plan.sampling, **cap)
 
 
 def plan_until(plan: ExecutionPlan, updates: int) -> ExecutionPlan:

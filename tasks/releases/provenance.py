@@ -17,12 +17,11 @@ from typing import Any, Literal
 from dp_core.config.privacy import UnitConfig
 from dp_core.data.privacy_units import nameless
 from dp_core.errors import BadInput
+from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
 from tasks.context import StepContext
 from tasks.protocol import ReleaseRecord, StepResult
-from tasks.releases.plans import PlannedRelease
-from tasks.results.inputs import Input, read_result
-from tasks.results.statements import KEPT, kept_folder, of_last_model
+from tasks.results import KEPT, Input, kept_folder, of_last_model, read_result
 from tasks.storage import Store, sha256_of
 
 PRETRAINED = ("pretrain", "select")
@@ -54,7 +53,7 @@ class PrivateUnits:
     origin: str
     example_words: int | None = None
 
-    def refuse_other(self, planned: PlannedRelease) -> None:
+    def refuse_other(self, planned: Entry) -> None:
         """Refuse a planned release for other units than these.
 
         Raises:

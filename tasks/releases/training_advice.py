@@ -29,7 +29,7 @@ from dp_core.privacy.advice import (
     Expected,
     Recipe,
     batches_to_try,
-    least,
+    expected_gain,
     measured_curves,
     noise_by_limit,
     noise_to_signal,
@@ -40,7 +40,7 @@ from dp_core.privacy.advice import (
     zipf_coverage,
 )
 from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.ledger import AdmissionDecision
+from dp_core.privacy.ledger import AdmissionDecision, Entry
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NoisedWeights,
@@ -51,7 +51,7 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import Charged, JobSettings, PretrainSpec, budget_of_run
-from tasks.releases.plans import PlannedRelease, planned_release, training_plan
+from tasks.releases.plans import planned_release, training_plan
 
 # Rows read by the whole training, as a multiple of the rows that the settings read.
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
@@ -99,7 +99,7 @@ class RunReleases:
     """
 
     training: ExecutionPlan
-    alongside: tuple[PlannedRelease, ...]
+    alongside: tuple[Entry, ...]
     example_words: int = 0
 
     @classmethod
@@ -120,8 +120,7 @@ class RunReleases:
         dataset = planned_release(training).dataset
         others = [planned_release(spec) for spec in charged if spec is not training]
         own = (release for release in others if release.dataset == dataset)
-        assert training.plan is not None  # noqa: S101 - narrows the type: the training is charged
-        return cls(training_plan(training), tuple(own), training.plan.example_words)
+        return cls(training_plan(training), tuple(own), training.private_plan.example_words)
 
     @property
     def delta(self) -> float:
@@ -175,7 +174,7 @@ class RunReleases:
 
     def expected(self) -> dict[str, Expected]:
         """Return, by quantity, the gain that was measured at this figure."""
-        return _expected(self.recipe, self.figure)
+        return expected_gain(self.recipe, self.figure)
 
     def beside(self) -> MechanismEvent | None:
         """Return the composition of the other releases, or None if there are none."""
@@ -303,7 +302,7 @@ class Advice:
         return RunReleases.of(self.settings)
 
     @functools.cached_property
-    def outlook(self) -> tuple[Outlook, ...]:
+    def outlook(self) -> tuple[Case, ...]:
         """The expected gain of the advised plan, for other units and ε, and with more computing."""
         return (*outlook_of(self.settings), *_with_more_computing(self.settings))
 
@@ -325,9 +324,14 @@ class Advice:
             return ""
         first = next(iter(expected.values()))
         return (
-            f"With released phrases, on made-up notes, such a budget kept {in_words(first)} of the "
+            f"With released phrases, on made-up notes, such a budget kept {first} of the "
             f"gain: ask with --set phrases_epsilon={share:g}."
         )
+
+    @property
+    def known_from(self) -> str:
+        """A note on the measurements behind the expected gain."""
+        return how_it_is_known(self.spending.recipe)
 
     @property
     def verdict(self) -> str:
@@ -335,27 +339,15 @@ class Advice:
         return verdict(self.outlook[0].expected)
 
 
-@dataclass(frozen=True)
-class Outlook:
-    """A case, and the expected gain by quantity."""
-
-    case: Case
-    expected: dict[str, Expected]
-
-
-def outlook_of(settings: JobSettings) -> tuple[Outlook, ...]:
+def outlook_of(settings: JobSettings) -> tuple[Case, ...]:
     """Return the expected gain of a run, also for other numbers of units and ε."""
     spending = RunReleases.of(settings)
-    cases = outlook(spending.training) if spending.phrases is None else _phrase_cases(settings)
-    return tuple(Outlook(case, _expected(spending.recipe, case.figure)) for case in cases)
+    if spending.phrases is None:
+        return outlook(spending.training)
+    return tuple(_phrase_cases(settings))
 
 
-def _expected(recipe: Recipe, figure: float) -> dict[str, Expected]:
-    """Return, by quantity, the gain that was measured at this figure."""
-    return {curve.quantity: curve.expected(figure) for curve in measured_curves(recipe)}
-
-
-def _with_more_computing(settings: JobSettings) -> Iterator[Outlook]:
+def _with_more_computing(settings: JobSettings) -> Iterator[Case]:
     """Yield the best plans with the same ε that read more rows; none if phrases are released."""
     spending = RunReleases.of(settings)
     if spending.phrases is not None:
@@ -365,8 +357,7 @@ def _with_more_computing(settings: JobSettings) -> Iterator[Outlook]:
     for factor, name in MORE_COMPUTING.items():
         best = RunReleases.of(_with_best_batch(_of_one_band(settings), epsilon, factor))
         plan = best.training
-        case = Case(name, plan.declared_units, epsilon, plan.noise_multiplier, best.figure)
-        yield Outlook(case, _expected(best.recipe, case.figure))
+        yield Case(name, plan.declared_units, epsilon, plan.noise_multiplier, best.figure)
 
 
 def _phrase_cases(settings: JobSettings) -> Iterator[Case]:
@@ -385,7 +376,7 @@ def _phrase_cases(settings: JobSettings) -> Iterator[Case]:
             continue
         noise = phrase_noise(event) if event else math.inf
         other = max(1, round(units * factor))
-        yield Case(name, other, told * price, noise, noise / other)
+        yield Case(name, other, told * price, noise, noise / other, "phrases")
 
 
 def verdict(expected: Mapping[str, Expected]) -> str:
@@ -404,15 +395,6 @@ def verdict(expected: Mapping[str, Expected]) -> str:
     return (
         f"This budget should beat training on public text only, by {first.share:.0%} of the gain."
     )
-
-
-def in_words(expected: Expected) -> str:
-    """Return a share of the gain with its interval; values below 0 are shown as 0."""
-    share, low, high = (
-        f"{min(max(value, 0.0), 1.0):.0%}"
-        for value in (expected.share, expected.low, expected.high)
-    )
-    return f"{share} ({low} … {high})" + ("" if expected.measured else " *")
 
 
 def how_it_is_known(recipe: Recipe) -> str:
@@ -455,7 +437,7 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
             where="--epsilon",
             fix="Choose a larger ε, or train on public text alone.",
         )
-    split, left = least(compared, lambda one: -_worth(*one))
+    split, left = max(compared, key=lambda one: _worth(*one))
     best = changed(_with_best_batch(split, left), noise_bands=settings.noise_bands)
     return Advice(calibrated(best, budget), budget, settings)
 
@@ -590,7 +572,7 @@ def _with_best_batch(settings: JobSettings, epsilon: float, rows_read: float = 1
             continue  # σ is larger than a setting allows
     if not tried:
         return settings
-    return least(tried, lambda one: RunReleases.of(one).noise_to_signal)
+    return min(tried, key=lambda one: RunReleases.of(one).noise_to_signal)
 
 
 def _with_batches(

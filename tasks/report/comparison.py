@@ -24,7 +24,7 @@ from tasks.report.model import (
     number_of,
     shown_day,
 )
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.storage import Store
 
 FIGURES_FILE = "figures.json"  # in the folder of each edition, with the figures of that edition

@@ -17,10 +17,9 @@ from dp_core.audit.membership import MembershipRow
 from dp_core.audit.protocol import AuditRecord
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal
+from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.sweep import Baseline
-from tasks.results.statements import Statement
 
 
 class Edition(StrEnum):
@@ -327,7 +326,7 @@ class Report:
     unit: PrivacyUnit
     declared_units: int
     model_size: str  # in words, for example `BERT, 2 layers × 128`
-    statement: Statement  # of a sweep: for all points together
+    statement: PrivacyStatement  # of a sweep: for all points together
     ledger: LedgerView | None = None
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)

@@ -238,7 +238,7 @@ def _page(
     )
     drawings = {drawing.key: drawing for drawing in figures if drawing is not None}
     ledger = None if report.ledger is None else tables.ledger_table(report.ledger)
-    record = dict(report.statement.record)
+    record = dict(report.statement.data)
     html = environment.get_template(template).render(
         report=report,
         edition=edition.value,

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from dp_core.labels import Label, Labelled
+from dp_core.privacy.statement import PrivacyStatement
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext
 from tasks.protocol import (
@@ -21,8 +21,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.provenance import operator_only
-from tasks.report.model import ModelRow, Report, number_of
-from tasks.report.results import (
+from tasks.report.job_results import (
     Results,
     header_of,
     last_values,
@@ -32,14 +31,23 @@ from tasks.report.results import (
     releases_of,
     score_of,
 )
-from tasks.results.inputs import Input, read_result
+from tasks.report.model import ModelRow, Report, number_of
+from tasks.results import Input, read_result
 
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8
-_OF_THE_OPERATOR = (
-    "No training with differential privacy of this sweep has finished. The models trained without "
-    "privacy read private text; only the operator of the data may have them.",
-)
+
+
+class _StatementForTheOperator(PrivacyStatement):
+    """The statement of a sweep of which only models without privacy have finished."""
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """One paragraph, because no guarantee is given."""
+        return [
+            "No training with differential privacy of this sweep has finished. The models trained "
+            "without privacy read private text; only the operator of the data may have them."
+        ]
 
 
 def sweep_report(
@@ -56,7 +64,7 @@ def sweep_report(
         operator_only(results["pretraining"].result.releases) for results in points.values()
     )
     if not releases and any(nonprivate):
-        header["statement"] = replace(header["statement"], words=_OF_THE_OPERATOR)
+        header["statement"] = _StatementForTheOperator(header["statement"].data)
     return Report(
         **header,
         omissions=omission_facts(

@@ -24,8 +24,8 @@ from tasks.evidence.audits import LOWER_BOUND, SUBJECT
 from tasks.protocol import AuditSpec
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, rows_at
-from tasks.report.results import AUDIT_FILE
-from tasks.results.inputs import Input
+from tasks.report.job_results import AUDIT_FILE
+from tasks.results import Input
 from tasks.runtime.log import log
 from tasks.steps.training_inputs import audit_canaries_of
 

@@ -25,7 +25,7 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
     for dataset in dict.fromkeys(release.dataset for release in planned):
         charges = [release for release in planned if release.dataset == dataset]
         delta = sum(release.delta for release in charges)
-        total = total_epsilon([release.event.stating(release.unit) for release in charges], delta)
+        total = total_epsilon([release.event for release in charges], delta)
         if total is not None:
             context.measure(f"planned_epsilon/{dataset}", Public(total))
             context.measure(f"planned_delta/{dataset}", Public(delta))

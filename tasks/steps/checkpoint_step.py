@@ -13,7 +13,7 @@ from dp_core.vocabulary.subwords import vocabulary_digest
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import CheckpointSpec
 from tasks.releases.declarations import open_source
-from tasks.results.statements import refuse_own_model
+from tasks.results import refuse_own_model
 
 
 def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:

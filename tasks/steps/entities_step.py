@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pydantic import TypeAdapter
+
 from dp_core.config.training import Head
-from dp_core.data.labelled_text import LabelledItem, LabelledText, Sentence, all_entities, fold_of
+from dp_core.data.labelled_text import (
+    Entity,
+    LabelledItem,
+    LabelledText,
+    Sentence,
+    all_entities,
+    fold_of,
+)
 from dp_core.data.readers.labelled_texts import read_patients, with_patients
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_labelled_texts, read_sentences
@@ -21,31 +30,29 @@ from tasks.protocol import EntitiesSpec, FinetuneSpec, StepResult
 from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.deployment_ledger import refuse_unregistered
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps.corpus_step import listed
 
 PARTS = ("train", "test")
 _CHECK = "Check the format, the names of labels, and the list of items that were set aside."
 Item = TypeVar("Item")
+_SENTENCE = TypeAdapter(tuple[str, tuple[str, ...], tuple[str, ...], str, tuple[Entity, ...]])
+_TEXT = TypeAdapter(tuple[str, str, str, str, str])
 
 
 @dataclass(frozen=True)
 class _Kind:
-    """The reader, the writer and the labels for one kind of labelled text.
+    """The made-up parts and the labels of one kind of labelled text.
 
     Attributes:
         noun: name of the items in metrics.
         made_up: seed -> the training and the test part.
-        read: (format, path, quarantine, whether it is public) -> the items of a file or folder.
-        write: (items, file), as JSON lines.
         labels: items -> their entity types or classes.
         least: number of labels that a training part needs.
     """
 
     noun: str
     made_up: Callable[[int], tuple[list[Any], list[Any]]]
-    read: Callable[[str, Path, Quarantine, bool], Iterator[Any]]
-    write: Callable[[Sequence[Any], Path], None]
     labels: Callable[[Sequence[Any]], set[str]]
     least: int
 
@@ -68,7 +75,7 @@ def run(spec: EntitiesSpec, context: StepContext) -> StepOutput:
         parts["train"] = with_patients(parts["train"], patients)
     count = Public if spec.public else Operator
     for part, items in parts.items():
-        kind.write(items, context.out / f"{part}.jsonl")
+        write_items(items, context.out / f"{part}.jsonl")
         context.measure(f"{part}_{kind.noun}", count(len(items)))
     # The step `reserve` checks private labels, if they are learned without privacy.
     if spec.public and len(kind.labels(parts["train"])) < kind.least:
@@ -114,26 +121,26 @@ def _read(
 ) -> list[Any]:
     quarantine = Quarantine()
     with listed(quarantine, context, f"{part}_quarantine.json"):
-        items = list(kind.read(spec.format, path, quarantine, spec.public))
+        items: list[Any] = (
+            [*read_sentences(spec.format, path, quarantine, public=spec.public)]
+            if spec.head == "entities"
+            else [*read_labelled_texts(spec.format, path, quarantine, pairs=spec.head == "pairs")]
+        )
     label = Public if spec.public else Operator
     context.measure_omissions(f"{part}_{kind.noun}", quarantine, label)
     return items
 
 
-def write_sentences(sentences: Sequence[Sentence], file: Path) -> None:
-    """Write sentences as JSON lines."""
+def write_items(items: Iterable[Sentence | LabelledText], file: Path) -> None:
+    """Write sentences, or texts with a class, as JSON lines."""
     with file.open("w", encoding="utf-8") as stream:
-        for s in sentences:
-            row = [s.document_id, s.tokens, s.tags, s.patient_id, s.overlapped]
-            stream.write(json.dumps(row) + "\n")
-
-
-def write_texts(texts: Sequence[LabelledText], file: Path) -> None:
-    """Write texts with a class as JSON lines."""
-    with file.open("w", encoding="utf-8") as stream:
-        for t in texts:
-            row = [t.document_id, t.first, t.second, t.label, t.patient_id]
-            stream.write(json.dumps(row) + "\n")
+        for i in items:
+            content = (
+                [i.tokens, i.tags, i.patient_id, i.overlapped]
+                if isinstance(i, Sentence)
+                else [i.first, i.second, i.label, i.patient_id]
+            )
+            stream.write(json.dumps([i.document_id, *content]) + "\n")
 
 
 def read_part(folder: Path, part: str) -> list[Sentence]:
@@ -154,10 +161,10 @@ def read_text_part(folder: Path, part: str) -> list[LabelledText]:
     return _parsed(folder / f"{part}.jsonl", "texts", _text)
 
 
-def _parsed(file: Path, what: str, of_row: Callable[[object], Item]) -> list[Item]:
+def _parsed(file: Path, what: str, of_line: Callable[[str], Item]) -> list[Item]:
     try:
         with file.open(encoding="utf-8") as stream:
-            return [of_row(json.loads(line)) for line in stream]
+            return [of_line(line) for line in stream]
     except (OSError, ValueError, TypeError):
         # `from None`: the cause may quote the line, which is private
         raise BadInput(
@@ -165,19 +172,16 @@ def _parsed(file: Path, what: str, of_row: Callable[[object], Item]) -> list[Ite
         ) from None
 
 
-def _sentence(row: object) -> Sentence:
-    if not (isinstance(row, list) and len(row) == 5):
-        raise TypeError("not a sentence")
-    document, tokens, tags, patient, overlapped = row
-    if not (isinstance(document, str) and isinstance(patient, str)):
-        raise TypeError("not ids")
-    for words in (tokens, tags):
-        if not (isinstance(words, list) and all(isinstance(word, str) for word in words)):
-            raise TypeError("not words")
-    if not isinstance(overlapped, list):
-        raise TypeError("not entities")
-    entities = tuple(_entity(one, len(tokens)) for one in overlapped)
-    return Sentence(tuple(tokens), tuple(tags), document, patient, entities)
+def _sentence(line: str) -> Sentence:
+    document, tokens, tags, patient, overlapped = _SENTENCE.validate_json(line, strict=True)
+    if not all(0 <= begin < end <= len(tokens) for _, begin, end in overlapped):
+        raise ValueError("an entity is not within the sentence")
+    return Sentence(tokens, tags, document, patient, overlapped)
+
+
+def _text(line: str) -> LabelledText:
+    document, first, second, label, patient = _TEXT.validate_json(line, strict=True)
+    return LabelledText(first, second, label, document, patient)
 
 
 def refuse_if_changed(spec: EntitiesSpec, result: StepResult, context: StepContext) -> None:
@@ -189,34 +193,8 @@ def refuse_if_changed(spec: EntitiesSpec, result: StepResult, context: StepConte
     declarations.refuse_if_changed(spec, result.facts["source_digests"], context, spec.data_version)
 
 
-def _entity(row: object, tokens: int) -> tuple[str, int, int]:
-    if not (isinstance(row, list) and len(row) == 3):
-        raise TypeError("not an entity")
-    kind, begin, end = row
-    if not (isinstance(kind, str) and type(begin) is int and type(end) is int):
-        raise TypeError("not an entity")
-    if not 0 <= begin < end <= tokens:
-        raise ValueError("not within the sentence")
-    return kind, begin, end
-
-
-def _text(row: object) -> LabelledText:
-    if not (isinstance(row, list) and len(row) == 5 and all(isinstance(x, str) for x in row)):
-        raise TypeError("not a text")
-    document, first, second, label, patient = row
-    return LabelledText(first, second, label, document, patient)
-
-
 def _types(sentences: Sequence[Sentence]) -> set[str]:
     return {kind for s in sentences for kind, _, _ in all_entities(s)}
-
-
-def _texts(format: str, path: Path, quarantine: Quarantine, public: bool) -> Iterator[LabelledText]:
-    return read_labelled_texts(format, path, quarantine)  # for both roles
-
-
-def _pairs(format: str, path: Path, quarantine: Quarantine, public: bool) -> Iterator[LabelledText]:
-    return read_labelled_texts(format, path, quarantine, pairs=True)
 
 
 def _classes(texts: Sequence[LabelledText]) -> set[str]:
@@ -224,16 +202,7 @@ def _classes(texts: Sequence[LabelledText]) -> set[str]:
 
 
 _KINDS: dict[Head, _Kind] = {
-    "entities": _Kind(
-        "sentences",
-        lambda seed: labelled_sentences(seed=seed),
-        lambda format, path, quarantine, public: read_sentences(
-            format, path, quarantine, public=public
-        ),
-        write_sentences,
-        _types,
-        1,
-    ),
-    "classes": _Kind("texts", labelled_texts, _texts, write_texts, _classes, 2),
-    "pairs": _Kind("pairs", labelled_pairs, _pairs, write_texts, _classes, 2),
+    "entities": _Kind("sentences", lambda seed: labelled_sentences(seed=seed), _types, 1),
+    "classes": _Kind("texts", labelled_texts, _classes, 2),
+    "pairs": _Kind("pairs", labelled_pairs, _classes, 2),
 }

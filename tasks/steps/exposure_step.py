@@ -52,8 +52,8 @@ from tasks.releases.provenance import (
     operator_only,
     rows_at,
 )
-from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, SAMPLES, TARGETED
-from tasks.results.inputs import Input
+from tasks.report.job_results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, SAMPLES, TARGETED
+from tasks.results import Input
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.membership_step import claimed
 from tasks.steps.token_store_step import TRAIN

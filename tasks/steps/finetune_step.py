@@ -52,10 +52,9 @@ from tasks.releases.provenance import (
     unlisted_patients,
     vocabulary_digest,
 )
-from tasks.report.results import EXPECTED_ENTITIES
+from tasks.report.job_results import EXPECTED_ENTITIES
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.results.inputs import Input
-from tasks.results.statements import released_after
+from tasks.results import Input, released_after
 from tasks.steps.entities_step import read_part, read_text_part
 from tasks.steps.training_outputs import Curve, write_model
 from tasks.storage import sha256_of

@@ -55,9 +55,8 @@ from tasks.releases.provenance import (
     models_by_updates,
     rows_at,
 )
-from tasks.report.results import MEMBERSHIP_FILE
-from tasks.results.inputs import Input
-from tasks.results.statements import as_releases, totals
+from tasks.report.job_results import MEMBERSHIP_FILE
+from tasks.results import Input, as_releases, totals
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.token_store_step import TRAIN
 from tasks.steps.training_inputs import held_out

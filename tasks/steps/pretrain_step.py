@@ -31,7 +31,7 @@ from tasks.releases.declarations import open_source
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
-from tasks.results.statements import refuse_own_model
+from tasks.results import refuse_own_model
 from tasks.steps.training_inputs import (
     TrainingInputs,
     config_of,
@@ -67,20 +67,14 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         plan = training_plan(spec, units.rows_kept)
         spent = training_plan(spec.charged_as, units.rows_kept)
         content = _manifest(spec, inputs, plan)
-        charged = charge(
-            context,
-            units,
-            planned_release(spec),
-            content=content,
-            charged_as=spec.charged_as.digest() if spec.asked else "",
-        )
+        charged = charge(context, units, planned_release(spec), content=content)
         updates = PrivateUpdates(plan, charged.seed, content)
         coins = coin_seed(charged.seed) if spec.plan and spec.plan.audit_canaries else None
     # The rows may be read only after the charge.
     store = inputs.train_store(spec, context)
-    canaries = inputs.audit_canaries_in(coins, context) if coins else []
+    canaries: list[int] = []
     if coins is not None:
-        store = inputs.with_audit_canaries(store, canaries, context)
+        store, canaries = inputs.with_audit_canaries(store, coins, context)
     start = _start(spec, context, store, inputs)
     whole_words = spec.training.whole_words
     words = continuation_tokens(load(inputs.vocabulary.folder)) if whole_words else None

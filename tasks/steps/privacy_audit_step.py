@@ -18,8 +18,8 @@ from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of
 from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
 from tasks.releases.provenance import MODELS, find_origin
-from tasks.report.results import GIVEN_FILE
-from tasks.results.inputs import Input
+from tasks.report.job_results import GIVEN_FILE
+from tasks.results import Input
 from tasks.storage import sha256_of
 
 AUDITED = "audited_model"  # the name of the audited model among the models of a run

@@ -15,7 +15,7 @@ from tasks.context import StepContext, StepOutput
 from tasks.protocol import FinetuneSpec, ReserveSpec
 from tasks.releases.charge import register_plans
 from tasks.releases.provenance import corpus_at, output_of, private_units
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps.entities_step import refuse_unlearnable
 
 

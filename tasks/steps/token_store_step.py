@@ -35,8 +35,8 @@ from tasks.releases.provenance import (
     released_text_at,
     vocabulary_digest,
 )
-from tasks.report.results import OCCURRENCES, OCCURRENCES_FILE
-from tasks.results.inputs import Input
+from tasks.report.job_results import OCCURRENCES, OCCURRENCES_FILE
+from tasks.results import Input
 from tasks.steps.canaries_step import read_canaries
 
 TRAIN, HELD_OUT, AUDIT = "train", "held_out", "audit"

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
 
@@ -26,8 +26,8 @@ from dp_core.training.gradient_sources import GradientHosts
 from tasks.context import StepContext
 from tasks.protocol import PretrainSpec
 from tasks.releases.provenance import PRETRAINED, Role, fact, model_at, output_of, rows_at
-from tasks.report.results import ARCHITECTURES
-from tasks.results.inputs import Input
+from tasks.report.job_results import ARCHITECTURES
+from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
 from tasks.steps.token_store_step import AUDIT, HELD_OUT, TRAIN, keyed_store_digest
@@ -96,28 +96,26 @@ class TrainingInputs:
         return store
 
     def with_audit_canaries(
-        self, store: TokenStore, chosen: Sequence[int], context: StepContext
-    ) -> TokenStore:
-        """Return the training rows, followed by the chosen audit canaries.
+        self, store: TokenStore, coins: PrivacySeed, context: StepContext
+    ) -> tuple[TokenStore, list[int]]:
+        """Return the training rows followed by the audit canaries that the release's coins choose.
 
         The copy is stored with the step's unfinished work, and removed together with it.
 
         Args:
             store: store of the private units.
-            chosen: numbers of canaries, from `audit_canaries_in`.
+            coins: seed of the coins, which choose the canaries.
             context: context of the training.
-        """
-        canaries = audit_canaries_of(self.rows, context)
-        return joined(context.durable / "rows", store, canaries, chosen)
 
-    def audit_canaries_in(self, coins: PrivacySeed, context: StepContext) -> list[int]:
-        """Return the numbers of the audit canaries to train on, by the release's coins.
+        Returns:
+            The store, and the numbers of the chosen canaries.
 
         Raises:
             BadInput: the canaries were altered.
         """
         canaries = audit_canaries_of(self.rows, context)
-        return [int(i) for i in np.flatnonzero(throw_coins(coins, canaries.n_units))]
+        chosen = [int(i) for i in np.flatnonzero(throw_coins(coins, canaries.n_units))]
+        return joined(context.durable / "rows", store, canaries, chosen), chosen
 
 
 def audit_canaries_of(rows: Input, context: StepContext) -> TokenStore:
@@ -155,32 +153,17 @@ def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> M
             tuple(int(units) for units in shape.dense_units.split(",")),
             max_positions=length,
         )
-    if is_causal(shape.model_kind):
-        decoder = LlamaConfig if shape.model_kind == "llama" else Gpt2Config
-        return decoder.of_size(
-            vocab_size=vocabulary_size,
-            hidden=shape.hidden,
-            layers=shape.layers,
-            max_positions=length,
-        )
-    return BertConfig.of_size(
-        vocab_size=vocabulary_size,
-        hidden=shape.hidden,
-        layers=shape.layers,
-        max_positions=length,
-        type_vocab=0 if shape.model_kind == "distilbert" else 2,
-    )
-
-
-def kind_of(config: ModelConfig) -> str:
-    """Return the kind of a model, by its name in the settings."""
-    if isinstance(config, LlamaConfig):
-        return "llama"
-    if isinstance(config, Gpt2Config):
-        return "gpt2"
-    if isinstance(config, FeedForwardConfig):
-        return "feed-forward"
-    return "distilbert" if config.distilled else "bert"
+    sizes: dict[str, Any] = {
+        "vocab_size": vocabulary_size,
+        "hidden": shape.hidden,
+        "layers": shape.layers,
+        "max_positions": length,
+    }
+    if shape.model_kind == "distilbert":
+        return BertConfig.of_size(**sizes, type_vocab=0)
+    kinds: dict[str, type[BertConfig | Gpt2Config | LlamaConfig]]
+    kinds = {"bert": BertConfig, "gpt2": Gpt2Config, "llama": LlamaConfig}
+    return kinds[shape.model_kind].of_size(**sizes)
 
 
 def refuse_other_architecture(config: ModelConfig, shape: ArchitectureConfig) -> None:
@@ -191,7 +174,7 @@ def refuse_other_architecture(config: ModelConfig, shape: ArchitectureConfig) ->
     Raises:
         BadInput: the architectures differ; the message names both.
     """
-    kind = kind_of(config)
+    kind = config.kind
     if kind != shape.model_kind and (is_causal(kind) or is_causal(shape.model_kind)):
         raise BadInput(
             f"the folder holds a {ARCHITECTURES[kind]}, the settings ask for a "

@@ -40,9 +40,7 @@ from dp_core.training.objectives import mlm_accuracy, perplexity
 from tasks.context import StepContext
 from tasks.releases.plans import plan_until
 from tasks.releases.provenance import operator_only, vocabulary_digest
-from tasks.results.inputs import Input
-from tasks.results.statements import kept_folder, write_statement
-from tasks.steps.training_inputs import kind_of
+from tasks.results import Input, kept_folder, write_statement
 from tasks.storage import sha256_of
 
 MEASURED_ROWS = 1024
@@ -149,7 +147,7 @@ def model_facts(
             ),
         },
         "shape": {
-            "kind": kind_of(model.config),
+            "kind": model.config.kind,
             "layers": model.config.layers,
             "hidden": model.config.hidden,
         },

@@ -14,8 +14,7 @@ from typing import Any
 from dp_core.labels import Labelled
 from tasks.protocol import StepResult, StepSpec
 from tasks.protocol.messages import TrackedAt
-from tasks.results.inputs import labelled
-from tasks.results.statements import WORDS, of_last_model
+from tasks.results import STATEMENT_WORDS, labelled, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage import Store
@@ -173,7 +172,7 @@ class Tracker:
         folder = store.local_copy(judged["uri"])
         # Not every file: in a local store the folder also holds the operator's numbers.
         files = [folder / name for name in of_last_model(store.published(judged["uri"]))]
-        (statement,) = (file.read_text() for file in files if file.name == WORDS)
+        (statement,) = (file.read_text() for file in files if file.name == STATEMENT_WORDS)
         return LoggedModel(
             name=judged["model"],
             files=[self.events.keep(file) for file in files],

@@ -30,10 +30,10 @@ def test_import_against_a_contract_is_reported(tmp_path):
     (tmp_path / "dp_core" / "errors.py").write_text("import tasks.protocol\n")
     (tmp_path / "dp_core" / "nn.py").write_text("import dp_core.privacy.mechanisms\n")
     (tmp_path / "dags" / "dp_bert.py").write_text("import tasks.execution.contract\n")
-    (tmp_path / "tasks" / "results" / "inputs.py").write_text("import tasks.report.model\n")
+    (tmp_path / "tasks" / "results.py").write_text("import tasks.report.model\n")
     result = lint(tmp_path)
     assert result.returncode != 0
-    assert "tasks.results.inputs -> tasks.report.model" in result.stdout
+    assert "tasks.results -> tasks.report.model" in result.stdout
     assert "dp_core.errors -> tasks.protocol" in result.stdout
     assert "dp_core.nn -> dp_core.privacy.mechanisms" in result.stdout
     assert "dags.dp_bert -> tasks.execution.contract" in result.stdout

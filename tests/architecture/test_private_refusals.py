@@ -46,7 +46,7 @@ OTHER_ERRORS = {
         "patients.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
         "token_store.RowPacker.add_unit", "token_store_step._canaries",
-        "token_store.located_rows_of_units", "declarations._copied", "declarations._ledger",
+        "token_store.rows_of_units", "declarations._copied", "declarations._ledger",
     },
     "public text or labels": {
         "declarations.declare_public", "entities_step.run", "finetune_step.items_of",

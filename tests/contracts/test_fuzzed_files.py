@@ -32,7 +32,7 @@ from dp_core.vocabulary import wordpiece
 from tasks.commands.settings_options import SettingsOptions, settings_from
 from tasks.execution import contract
 from tasks.protocol import JobSettings, job_steps
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.steps import canaries_step, entities_step
 from tasks.storage import Store
 
@@ -61,14 +61,14 @@ def corpus(file: str) -> Callable[[Path], Path]:
 def sentences(folder: Path) -> Path:
     folder.mkdir()
     examples = [Sentence((SECRET, "pain"), ("B-problem", "I-problem"), "d")] * 5
-    entities_step.write_sentences(examples, folder / "train.jsonl")
+    entities_step.write_items(examples, folder / "train.jsonl")
     return folder / "train.jsonl"
 
 
 def texts(folder: Path) -> Path:
     folder.mkdir()
     examples = [LabelledText(SECRET, "pain", "yes", "d", "p")] * 5
-    entities_step.write_texts(examples, folder / "train.jsonl")
+    entities_step.write_items(examples, folder / "train.jsonl")
     return folder / "train.jsonl"
 
 

@@ -18,13 +18,13 @@ from dp_core.config.training import OptimizerConfig
 from tasks.protocol import (
     AuditSpec,
     BudgetSpec,
+    ChargedPrivacyConfig,
     EntitiesSpec,
     FinetuneSpec,
     JobSettings,
     MembershipSpec,
     Need,
     PretrainSpec,
-    PrivacyPlan,
     RunContext,
     SelectSpec,
     StepSpec,
@@ -90,7 +90,7 @@ def test_every_setting_is_declared_by_one_configuration_model() -> None:
     """Forms, settings and specs inherit its type, range, default and help text."""
     stated = set(STATED) - {"model_config"}
     assert len(STATED) == len(set(STATED))
-    settings_and_specs = {*SweepSettings.__mro__, *_descendants(StepSpec), PrivacyPlan}
+    settings_and_specs = {*SweepSettings.__mro__, *_descendants(StepSpec), ChargedPrivacyConfig}
     for model in settings_and_specs - set(CONCERNS):
         assert not stated & set(inspect.get_annotations(model)), model
     form = SweepSettings.model_json_schema()["properties"]

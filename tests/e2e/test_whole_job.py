@@ -40,7 +40,7 @@ from tasks.protocol import (
     point_and_task,
     steps_of,
 )
-from tasks.results.statements import DATA, kept_folder
+from tasks.results import STATEMENT_DATA, kept_folder
 from tasks.runtime.deployment import Deployment
 from tasks.storage import local_path
 
@@ -77,7 +77,7 @@ class Finished:
         return local_path(self.deployment.open_store().location(uri))
 
     def statement(self, task: str) -> dict[str, Any]:
-        statement: dict[str, Any] = json.loads((self.output(task) / DATA).read_text())
+        statement: dict[str, Any] = json.loads((self.output(task) / STATEMENT_DATA).read_text())
         return statement
 
     def files_left(self) -> Iterator[tuple[str, bytes]]:
@@ -404,7 +404,7 @@ def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
     folder = finished.output("dp_pretraining")
     tuned = finished.folder(outputs["finetuning"])
     for model in (folder, folder / kept_folder(1), tuned, finished.output("dp_finetuning")):
-        statement = json.loads((model / DATA).read_text())
+        statement = json.loads((model / STATEMENT_DATA).read_text())
         assert statement["epsilon"] == total and statement["dataset"] == "notes"
         assert statement["released_after_updates"] == [1, 3]
         assert "1 and 3 updates" in (model / "PRIVACY.md").read_text()

@@ -39,7 +39,7 @@ def teacher() -> Bert:
     )
 
 
-def test_a_student_has_every_other_layer_and_no_token_types(teacher):
+def test_student_has_every_second_layer_and_no_token_types(teacher):
     student = student_of(teacher)
     assert (student.config.layers, student.config.distilled) == (6, True)
     assert {n: a.shape for n, a in student.parameters.items()} == parameter_shapes(student.config)
@@ -50,28 +50,28 @@ def test_a_student_has_every_other_layer_and_no_token_types(teacher):
         )
 
 
-def test_a_student_of_all_layers_computes_what_its_teacher_does(teacher):
+def test_student_of_all_layers_computes_the_logits_of_its_teacher(teacher):
     student = student_of(teacher, layers=12)
     ids, lengths, places = (tf.constant(a) for a in (IDS, LENGTHS, PLACES))
-    told, said = (
+    teacher_logits, student_logits = (
         mlm_logits(Layers(m.parameters), m.config, ids, lengths, places) for m in (teacher, student)
     )
-    np.testing.assert_allclose(said, told, atol=1e-4)
+    np.testing.assert_allclose(student_logits, teacher_logits, atol=1e-4)
 
 
 @pytest.mark.parametrize("layers", [0, 13])
-def test_a_student_of_no_layers_or_of_too_many_is_refused(teacher, layers):
+def test_student_without_layers_or_with_too_many_layers_is_refused(teacher, layers):
     with pytest.raises(BadInput, match="layers of a teacher's 12"):
         student_of(teacher, layers)
 
 
-def test_a_teacher_without_its_head_is_refused(teacher):
+def test_teacher_without_mlm_head_is_refused(teacher):
     encoder = {n: a for n, a in teacher.parameters.items() if not n.startswith("mlm/")}
     with pytest.raises(BadInput, match="without its MLM head"):
         student_of(Bert(CONFIG, encoder))
 
 
-def test_a_students_folder_is_a_distilberts(teacher, tmp_path):
+def test_saved_student_is_loaded_as_distilbert(teacher, tmp_path):
     student = student_of(teacher)
     save(student, tmp_path)
     again = load(tmp_path)
@@ -80,7 +80,7 @@ def test_a_students_folder_is_a_distilberts(teacher, tmp_path):
         np.testing.assert_array_equal(value, again.parameters[name])
 
 
-def test_divergence_is_kullback_and_leiblers():
+def test_divergence_equals_kullback_leibler_divergence():
     rng = np.random.default_rng(0)
     logits = rng.standard_normal((2, 3, 5))
     p, q = (np.exp(x) / np.exp(x).sum(1, keepdims=True) for x in logits)
@@ -90,18 +90,20 @@ def test_divergence_is_kullback_and_leiblers():
     np.testing.assert_allclose(divergence(same, same), 0, atol=1e-6)
 
 
-def test_the_loss_is_a_mix_of_the_texts_and_the_teachers(teacher):
+def test_loss_mixes_loss_of_the_text_and_loss_against_the_teacher(teacher):
     student = student_of(teacher)
     layers, rows = Layers(student.parameters), tuple(tf.constant(a) for a in ROWS)
     hard = mlm_row_losses(layers, student.config, *rows).numpy()
     np.testing.assert_allclose(
         distilled_row_losses(teacher, 0.0, 2.0)(layers, student.config, *rows), hard, rtol=1e-5
     )
-    told, said = (
+    teacher_logits, student_logits = (
         mlm_logits(Layers(m.parameters), m.config, *rows[:3]).numpy().reshape(2, 2, -1) / 2.0
         for m in (teacher, student)
     )
-    soft = 4 * divergence(told.reshape(4, -1), said.reshape(4, -1)).numpy().reshape(2, 2)
+    soft = 4 * divergence(
+        teacher_logits.reshape(4, -1), student_logits.reshape(4, -1)
+    ).numpy().reshape(2, 2)
     soft = (soft * WEIGHTS).sum(1) / WEIGHTS.sum(1)
     np.testing.assert_allclose(
         distilled_row_losses(teacher, 0.25, 2.0)(layers, student.config, *rows),
@@ -148,7 +150,7 @@ def stubborn() -> Bert:
     return model
 
 
-def what_it_says(model, store) -> set[int]:
+def predictions_of(model, store) -> set[int]:
     """Return the most likely tokens at the second position of all rows."""
     ids, lengths = tf.constant(store.tokens[:].astype(np.int32)), tf.constant(store.lengths)
     positions = tf.ones((store.n_rows, 1), tf.int32)
@@ -156,17 +158,17 @@ def what_it_says(model, store) -> set[int]:
     return set(np.argmax(logits, 1).tolist())
 
 
-def test_a_student_comes_to_say_what_its_teacher_says(train, store, stubborn):
+def test_student_learns_the_predictions_of_its_teacher(train, store, stubborn):
     start = student_of(fresh(stubborn.config, 5))
     student = train(
         OrdinaryUpdates(60, 24, seed=1), model=start, objective=distillation(stubborn, share=1.0)
     )
     assert student.config.distilled
-    assert what_it_says(student, store) == {7}
-    assert what_it_says(start, store) != {7}
+    assert predictions_of(student, store) == {7}
+    assert predictions_of(start, store) != {7}
 
 
-def test_a_student_learns_privately(train, stubborn):
+def test_private_training_changes_every_parameter_of_the_student(train, stubborn):
     start = student_of(fresh(stubborn.config, 5))
     plan = ExecutionPlan.poisson(
         unit="document",
@@ -190,12 +192,12 @@ def test_a_student_learns_privately(train, stubborn):
     ("changes", "words"),
     [({"share": 1.5}, "not a share"), ({"temperature": 0.0}, "not positive")],
 )
-def test_a_distillation_that_makes_no_sense_is_refused(stubborn, changes, words):
+def test_invalid_share_or_temperature_is_refused(stubborn, changes, words):
     with pytest.raises(BadInput, match=words):
         distillation(stubborn, **changes)
 
 
-def test_a_teacher_of_another_vocabulary_is_refused(train, stubborn):
+def test_teacher_with_another_vocabulary_is_refused(train, stubborn):
     with pytest.raises(BadInput, match="different vocabularies"):
         train(
             OrdinaryUpdates(1, 4, seed=1),

@@ -27,7 +27,7 @@ def audit(folder, installer=FINE, task=FINE, *options, script=SCRIPT):
     return subprocess.run(words, capture_output=True, text=True, check=False)
 
 
-def test_a_known_vulnerability_fails_the_check(tmp_path):
+def test_known_vulnerability_fails_the_check(tmp_path):
     answer = audit(tmp_path, FINE, VULNERABLE)
     assert answer.returncode == 1
     assert "requirements/task.txt\nName Version ID\nbad 2.0 PYSEC-1" in answer.stdout
@@ -50,7 +50,7 @@ def test_accepted_vulnerability_is_accepted_until_its_date(tmp_path, accepted, f
     assert audit(tmp_path / "checkout", FINE, answering, script=script).returncode == fails
 
 
-def test_nothing_known_passes(tmp_path):
+def test_locks_without_known_vulnerability_pass(tmp_path):
     answer = audit(tmp_path)
     assert answer.returncode == 0
     assert "Audited every lock" in answer.stdout

@@ -40,8 +40,8 @@ nonsense
 
 
 def test_uv_receives_the_settings_of_pip(environments):
-    told = environments.uv_settings(PIP_CONFIG)
-    assert told.items() >= {
+    settings = environments.uv_settings(PIP_CONFIG)
+    assert settings.items() >= {
         ("UV_DEFAULT_INDEX", "https://install.example/simple"),  # [install] overrides [global]
         ("UV_INDEX", "https://a.example/simple https://b.example/simple"),
         ("UV_FIND_LINKS", "/wheels,/more"),
@@ -52,19 +52,19 @@ def test_uv_receives_the_settings_of_pip(environments):
     }
 
 
-def test_the_users_own_uv_settings_win(environments, monkeypatch):
-    handed = {}
+def test_uv_settings_of_the_user_override_settings_of_pip(environments, monkeypatch):
+    received = {}
     monkeypatch.setattr(environments, "uv_settings", lambda _: {"UV_INDEX": "pip's", "CERT": "x"})
     monkeypatch.setattr(environments, "INSTALLER", Path(sys.executable).parent)
-    monkeypatch.setattr(environments, "run", lambda *_, environment: handed.update(environment))
+    monkeypatch.setattr(environments, "run", lambda *_, environment: received.update(environment))
     monkeypatch.setenv("UV_INDEX", "https://mine.example")
     environments.uv("sync")
-    assert (handed["UV_INDEX"], handed["CERT"]) == ("https://mine.example", "x")
+    assert (received["UV_INDEX"], received["CERT"]) == ("https://mine.example", "x")
 
 
-def test_without_pip_settings_no_index_is_named(environments):
-    told = environments.uv_settings("")
-    assert not {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE"} & set(told)
+def test_uv_receives_no_index_without_settings_of_pip(environments):
+    settings = environments.uv_settings("")
+    assert not {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE"} & set(settings)
 
 
 class Commands:
@@ -95,20 +95,20 @@ def commands(environments, monkeypatch):
     return fake
 
 
-def test_a_second_call_installs_nothing(environments, commands):
+def test_second_call_installs_nothing(environments, commands):
     for _ in range(2):
         environments.ensure("task")
     assert commands.installed == [("python", "installer"), ("uv", "task")]
 
 
-def test_the_developers_environment_serves_the_product_too(environments, commands):
+def test_developer_environment_also_serves_the_product(environments, commands):
     environments.ensure("task-dev")
     environments.ensure("task")
     assert commands.installed[1:] == [("uv", "task-dev")]
     assert commands.venvs == ["task", "installer"]
 
 
-def test_a_changed_lock_is_installed_anew(environments, commands):
+def test_changed_lock_is_installed_again(environments, commands):
     environments.ensure("task-dev")
     (environments.LOCKS / "task.txt").write_text("# newer\n")
     environments.ensure("task")
@@ -116,7 +116,7 @@ def test_a_changed_lock_is_installed_anew(environments, commands):
     assert [lock for _, lock in commands.installed[1:]] == ["task-dev", "task", "task-dev"]
 
 
-def test_an_interrupted_set_up_is_done_again(environments, commands, monkeypatch):
+def test_interrupted_setup_is_repeated(environments, commands, monkeypatch):
     environments.ensure("task")
     (environments.LOCKS / "task.txt").write_text("# newer\n")
 
@@ -132,33 +132,33 @@ def test_an_interrupted_set_up_is_done_again(environments, commands, monkeypatch
     assert [lock for _, lock in commands.installed[1:]] == ["task", "task"]
 
 
-def test_where_uv_cannot_pip_does(environments, commands):
+def test_pip_installs_if_uv_fails(environments, commands):
     commands.fails = {"uv"}
     environments.ensure("orchestrator")
     assert commands.installed[1:] == [("uv", "orchestrator"), ("python", "orchestrator")]
     assert environments.holds(environments.VENVS / "orchestrator", "orchestrator")
 
 
-def test_where_neither_can_one_line_says_what_to_do(environments, commands):
+def test_failure_of_uv_and_pip_ends_with_one_line_and_its_fix(environments, commands):
     commands.fails = {"uv", "python"}
     with pytest.raises(SystemExit, match="pip config list"):
         environments.ensure("task")
     assert not environments.holds(environments.VENVS / "task", "task")
 
 
-def test_two_set_ups_at_once_make_one_installer(environments, commands):
+def test_two_concurrent_setups_make_one_installer(environments, commands):
     both = [
         threading.Thread(target=environments.ensure, args=[name])
         for name in ("task", "orchestrator")
     ]
-    for one in both:
-        one.start()
-    for one in both:
-        one.join()
+    for setup in both:
+        setup.start()
+    for setup in both:
+        setup.join()
     assert sorted(commands.venvs) == ["installer", "orchestrator", "task"]
 
 
-def test_without_python_3_11_one_line_says_so(tmp_path):
+def test_missing_python_3_11_ends_with_one_line(tmp_path):
     for name in ("python3.11", "python3", "python"):
         other = tmp_path / name
         other.write_text("#!/bin/sh\nexit 1\n")  # the probe's exit code for another version

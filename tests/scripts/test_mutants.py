@@ -73,17 +73,17 @@ def plant(project: Path, mutants: ModuleType, name: str, planted: str, test: str
         file.write(BUG.format(name=name, planted=planted, test=test))
 
 
-def test_the_data_follow_the_code(mutants: ModuleType) -> None:
-    found = mutants.load(CHECKOUT)
-    assert len(found) >= 80
-    rooms = Counter(mutant.room for mutant in found)
+def test_every_room_has_planted_bugs_with_a_reason(mutants: ModuleType) -> None:
+    bugs = mutants.load(CHECKOUT)
+    assert len(bugs) >= 80
+    rooms = Counter(mutant.room for mutant in bugs)
     for room in ("noise", "sampling", "clipping", "accounting", "vocabulary", "ledger", "labels"):
         assert rooms[room] >= 5, room
     assert rooms["resume"] >= 5
-    assert all(mutant.why for mutant in found)
+    assert all(mutant.why for mutant in bugs)
 
 
-def test_the_example_for_contributors_is_one_of_them(mutants: ModuleType) -> None:
+def test_example_of_contributing_page_is_a_planted_bug(mutants: ModuleType) -> None:
     page = (CHECKOUT / "CONTRIBUTING.md").read_text()
     (example,) = tomllib.loads(page.partition("```toml\n")[2].partition("```")[0])["bug"]
     named = {mutant.name: mutant for mutant in mutants.load(CHECKOUT)}
@@ -93,19 +93,19 @@ def test_the_example_for_contributors_is_one_of_them(mutants: ModuleType) -> Non
     )
 
 
-def test_a_bug_that_a_test_sees_is_caught(
+def test_bug_that_a_test_detects_is_caught(
     project: Path, mutants: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant(project, mutants, "triples", "3 * x", "test_it_doubles")
     assert mutants.main(["--workers", "1"]) == 0
-    said = capsys.readouterr().out
-    assert "triples caught" in said
-    assert "1 of 1 caught" in said
+    output = capsys.readouterr().out
+    assert "triples caught" in output
+    assert "1 of 1 caught" in output
     assert (project / "code_under_test.py").read_text() == CODE
 
 
 @pytest.mark.parametrize(
-    ("planted", "test", "said"),
+    ("planted", "test", "word"),
     [
         ("3 * x", "test_nothing", "SURVIVED"),
         ("3 * x", "test_skipped", "EVERY TEST WAS SKIPPED"),
@@ -113,22 +113,22 @@ def test_a_bug_that_a_test_sees_is_caught(
         ("3 * x", "test_that_is_not_there", "COULD NOT RUN THE TESTS"),
     ],
 )
-def test_a_bug_that_no_test_sees_fails(
+def test_bug_that_no_test_detects_fails_the_run(
     project: Path,
     mutants: ModuleType,
     capsys: pytest.CaptureFixture[str],
     planted: str,
     test: str,
-    said: str,
+    word: str,
 ) -> None:
     plant(project, mutants, "triples", planted, test)
     assert mutants.main(["--workers", "1"]) == 1
-    told = capsys.readouterr().out
-    assert said in told
-    assert "0 of 1 caught" in told
+    output = capsys.readouterr().out
+    assert word in output
+    assert "0 of 1 caught" in output
 
 
-def test_tests_that_fail_without_any_bug_fail_the_run(
+def test_failing_test_without_planted_bug_fails_the_run(
     project: Path, mutants: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "test_it.py").write_text(TESTS.replace("== 6", "== 7"))
@@ -137,7 +137,7 @@ def test_tests_that_fail_without_any_bug_fail_the_run(
     assert "without any bug" in capsys.readouterr().out
 
 
-def test_what_cannot_be_planted_is_named(
+def test_bug_that_cannot_be_planted_is_named(
     project: Path, mutants: ModuleType, capsys: pytest.CaptureFixture[str]
 ) -> None:
     plant(project, mutants, "gone", "3 * x", "test_it_doubles")
@@ -147,7 +147,7 @@ def test_what_cannot_be_planted_is_named(
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "word"),
     [
         ({"planted": "2 * x"}, "nothing is planted"),
         ({"planted": "2 * ("}, "not Python"),
@@ -157,15 +157,15 @@ def test_what_cannot_be_planted_is_named(
         ({"file": "gone.py"}, "there is no gone.py"),
     ],
 )
-def test_each_way_to_be_stale_has_its_word(
-    project: Path, mutants: ModuleType, change: dict[str, object], said: str
+def test_stale_bug_is_reported_with_its_reason(
+    project: Path, mutants: ModuleType, change: dict[str, object], word: str
 ) -> None:
     bug = mutants.Mutant("room", "bug", "code_under_test.py", "2 * x", "3 * x", ("test_it.py",), "")
     assert mutants.stale(project, bug) == ""
-    assert said in mutants.stale(project, replace(bug, **change))
+    assert word in mutants.stale(project, replace(bug, **change))
 
 
-def test_the_shares_of_all_days_are_all_bugs(mutants: ModuleType) -> None:
+def test_shares_of_all_days_contain_every_bug(mutants: ModuleType) -> None:
     bugs = [mutants.Mutant(r, f"{r} {n}", "", "", "", (), "") for r in "ab" for n in range(7)]
     shares = [mutants.chosen(bugs, "", "today/3", day) for day in (100, 101, 102)]
     assert sorted(bug.name for share in shares for bug in share) == sorted(b.name for b in bugs)

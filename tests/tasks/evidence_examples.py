@@ -11,12 +11,12 @@ from typing import Any
 
 from dp_core.audit.protocol import AuditRecord
 from dp_core.privacy import check_evidence
-from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.evidence.pack import write_pack
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
-from tasks.results.statements import write_statement
+from tasks.results import write_statement
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store
 
@@ -65,7 +65,7 @@ def settled(
     seeds, key = SeedStore(deployment.seeds), f"{SECRET} 14:03:59 · {dataset}"
     hashes = [f"{number}" * 64 for number in range(len(events) - 1)] + [spec_hash]
     planned = [
-        Reservation(dataset, unit, event, delta, hash_of_spec, key, key)
+        Entry(dataset, UNIT, event, delta, hash_of_spec, key, key)
         for event, hash_of_spec in zip(events, hashes, strict=True)
     ]
     ledger.register_plan(planned)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any, cast
 
@@ -18,7 +17,6 @@ from dp_core.privacy.seed_store import SeedStore
 from tasks.context import StepContext
 from tasks.protocol import ReleaseRecord, RunContext
 from tasks.releases.charge import Charge, charge
-from tasks.releases.plans import PlannedRelease
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
@@ -49,12 +47,11 @@ def hold(deployment: Deployment, records: Iterable[ReleaseRecord]) -> None:
             if db.scalars(select(Entry).where(Entry.id == release.ledger_id)).one_or_none():
                 continue
             entry = Entry(
-                id=release.ledger_id, budget_id=Budget.of_dataset(db, release.dataset).id,
-                dataset=release.dataset, unit=PrivacyUnit(release.unit),
+                id=release.ledger_id, dataset=release.dataset, unit=PrivacyUnit(release.unit),
                 event=MechanismEvent.from_json(release.event), delta=release.delta,
-                spec_hash=release.ledger_id, attempt=0, state=State.SETTLED, plan_key="",
-                whole_plan=False, run="", released_hash=release.released,
+                spec_hash=release.ledger_id, state=State.SETTLED, released_hash=release.released,
             )  # fmt: skip
+            entry.budget_id = Budget.of_dataset(db, release.dataset).id
             db.add(entry)
 
 
@@ -84,5 +81,12 @@ def bench_of(
 def charged(context: StepContext, content: bytes = b"m", **more: Any) -> Charge:
     """Charge a training on `notes`."""
     event = PoissonGaussian.single(0.01, 2.0, 100, unit=UNIT)
-    planned = PlannedRelease("notes", UNIT, 100, event, 1e-6)
-    return charge(context, NOTES, replace(planned, **more), content=content)
+    fields = {
+        "dataset": "notes",
+        "unit": UNIT,
+        "event": event,
+        "delta": 1e-6,
+        "declared_units": 100,
+    }
+    planned = Entry(spec_hash=context.spec_hash, **(fields | more))
+    return charge(context, NOTES, planned, content=content)

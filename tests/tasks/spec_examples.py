@@ -6,12 +6,12 @@ from typing import Any, TypeVar
 
 from tasks.execution import contract
 from tasks.protocol import (
+    ChargedPrivacyConfig,
     CorpusSpec,
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
     PretrainSpec,
-    PrivacyPlan,
     StepSpec,
     TokenStoreSpec,
     VocabularySpec,
@@ -20,7 +20,7 @@ from tasks.protocol.step_process import data_uri
 
 Spec = TypeVar("Spec", bound=StepSpec)
 
-PLAN = PrivacyPlan(
+PLAN = ChargedPrivacyConfig(
     dataset="notes", unit="patient", declared_units=40, noise_multiplier=4.0, clip_norm=0.5,
     delta=1e-5,
 )  # fmt: skip

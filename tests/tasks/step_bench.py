@@ -27,7 +27,7 @@ from tasks.protocol import (
     TokenStoreSpec,
     VocabularySpec,
 )
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps import canaries_step as canaries
 from tasks.steps import entities_step as entities
@@ -169,7 +169,7 @@ def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench
         sentences = [
             Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
         ]
-        entities.write_sentences(sentences, labelled.out / f"{part}.jsonl")
+        entities.write_items(sentences, labelled.out / f"{part}.jsonl")
     facts = {
         "head": "entities", "public": False, "dataset": "labels", "unit": "document",
         "all_name_a_patient": False,

@@ -54,7 +54,7 @@ def test_advised_plan_costs_at_most_the_budget_by_ledger_cost(advice_on_small):
 
 def test_data_set_registered_with_the_budget_admits_the_advised_run(advice_on_small, deployment):
     """At order ∞ the ledger adds the stated (ε, δ), and counts the releases of a run as one."""
-    from dp_core.privacy.ledger import Reservation
+    from dp_core.privacy.ledger import Entry
     from dp_core.privacy.mechanisms import PrivacyUnit
 
     ledger = Ledger.open(deployment.ledger)
@@ -65,9 +65,7 @@ def test_data_set_registered_with_the_budget_admits_the_advised_run(advice_on_sm
     events = [(r.event, r.delta) for r in spending.alongside]
     events.append((spending.training.event(), spending.training.delta))
     planned = [
-        Reservation(
-            dataset="notes", unit=PrivacyUnit.PATIENT, event=event, delta=delta, spec_hash=f"{i}"
-        )
+        Entry(dataset="notes", unit=PrivacyUnit.PATIENT, event=event, delta=delta, spec_hash=f"{i}")
         for i, (event, delta) in enumerate(events)
     ]
     assert ledger.cost_of_plan(planned).fits
@@ -111,7 +109,7 @@ def test_causal_model_is_advised_one_masking():
 
 def test_more_computing_lowers_the_noise_to_signal_ratio(advice_on_small):
     """The cases have the ε of the training as planned, and as many units."""
-    by_name = {o.case.name: o.case for o in advice_on_small.outlook}
+    by_name = {case.name: case for case in advice_on_small.outlook}
     planned, more = by_name["as planned"], by_name["four times the computing"]
     assert by_name["sixteen times the computing"].figure < more.figure < planned.figure
     assert (more.epsilon, more.declared_units) == (planned.epsilon, planned.declared_units)
@@ -131,14 +129,14 @@ def test_no_other_split_of_the_budget_is_better(advice_on_small):
 
 
 def test_more_units_or_more_epsilon_never_increase_the_noise(advice_on_small):
-    by_name = {o.case.name: o for o in advice_on_small.outlook}
+    by_name = {case.name: case for case in advice_on_small.outlook}
     planned = by_name["as planned"]
     for better in ("twice the units", "twice the ε of training"):
-        assert by_name[better].case.figure < planned.case.figure
+        assert by_name[better].figure < planned.figure
         for name, expected in by_name[better].expected.items():
             assert expected.share >= planned.expected[name].share
     for worse in ("half the units", "half the ε of training"):
-        assert by_name[worse].case.figure > planned.case.figure
+        assert by_name[worse].figure > planned.figure
 
 
 def test_phrases_receive_the_measured_share_of_the_budget():
@@ -155,14 +153,14 @@ def test_phrases_receive_the_measured_share_of_the_budget():
 
 def test_outlook_of_phrases_follows_their_noise_per_unit():
     given = changed(SMALL, phrases_epsilon=3.0, phrases_per_unit=50)
-    by_name = {o.case.name: o for o in training_advice.outlook_of(given)}
+    by_name = {case.name: case for case in training_advice.outlook_of(given)}
     planned = by_name["as planned"]
     noise = phrase_noise(RunReleases.of(given).phrases)
-    assert planned.case.figure == pytest.approx(noise / 400)
-    assert planned.case.figure == RunReleases.of(given).figure
-    assert by_name["half the units"].case.figure == pytest.approx(noise / 200)
+    assert planned.figure == pytest.approx(noise / 400)
+    assert planned.figure == RunReleases.of(given).figure
+    assert by_name["half the units"].figure == pytest.approx(noise / 200)
     doubled = phrase_noise(RunReleases.of(changed(given, phrases_epsilon=6.0)).phrases)
-    assert by_name["twice the ε of phrases"].case.figure == pytest.approx(doubled / 400)
+    assert by_name["twice the ε of phrases"].figure == pytest.approx(doubled / 400)
     assert doubled < noise
     for quantity, expected in planned.expected.items():
         assert by_name["twice the units"].expected[quantity].share >= expected.share

@@ -72,7 +72,6 @@ def run(
                 UNITS,
                 planned_release(spec),
                 content=spec.digest().encode(),
-                charged_as=spec.charged_as.digest(),
             )
             charged.settle(b"weights")
         if isinstance(spec, FinetuneSpec):

@@ -22,10 +22,10 @@ from dp_core.privacy.ledger import State
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 from tasks.context import StepOutput
 from tasks.evidence.audits import LOWER_BOUND, AuditOutput
-from tasks.protocol import AuditSpec, PretrainSpec, PrivacyPlan
+from tasks.protocol import AuditSpec, ChargedPrivacyConfig, PretrainSpec
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import private_units
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps import audit_step as audit
 from tasks.steps import pretrain_step as pretrain
 from tasks.steps import token_store_step as token_store
@@ -299,5 +299,5 @@ def test_noise_seed_depends_on_the_canaries(chain: Chain) -> None:
 
 
 def test_training_without_a_plan_has_no_audit_facts(chain: Chain) -> None:
-    assert isinstance(AUDITED, PrivacyPlan) and AUDITED.all_units == DECLARED + CANARIES
+    assert isinstance(AUDITED, ChargedPrivacyConfig) and AUDITED.all_units == DECLARED + CANARIES
     assert replace(chain.inputs["start"]).facts["audit"] is None

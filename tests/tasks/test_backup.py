@@ -8,7 +8,7 @@ import pytest
 from click.testing import CliRunner
 
 from dp_core.errors import BadInput, ConfideError
-from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
 from dp_core.privacy.seed_store import SeedStore
 from tasks.commands.backup_command import command, copied
@@ -18,7 +18,7 @@ from tasks.runtime.deployment import Deployment
 
 def reserve(ledger: Ledger, name: str):
     return ledger.reserve(
-        Reservation(
+        Entry(
             dataset="notes",
             unit=PrivacyUnit.PATIENT,
             event=Unaccounted("made up", unit=PrivacyUnit.PATIENT),

@@ -9,13 +9,15 @@ from typing import Any
 import pytest
 from command_line import Confide
 from release_examples import bench_of
+from spec_examples import run
 
 from dp_core.errors import BudgetExceeded
-from dp_core.privacy.ledger import AdmissionDecision, Ledger, Reservation, State, Way
+from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, State, Way
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
-from tasks.protocol import JobSettings, budget_of_run
+from tasks.protocol import JobSettings, budget_of_run, job_steps
 from tasks.releases import training_advice
 from tasks.releases.charge import refuse_unfit_plans, register_plans
+from tasks.releases.plans import planned_release
 from tasks.releases.training_advice import PrivacyBudget, advised_within
 from tasks.runtime.deployment import Deployment
 
@@ -73,8 +75,8 @@ def test_advised_plan_of_a_whole_budget_is_admitted_by_every_verb(
         refuse_unfit_plans(context, budget_of_run(other).charged)
 
 
-def _reservation(entry: Any) -> Reservation:
-    return Reservation(entry.dataset, entry.unit, entry.event, entry.delta, entry.spec_hash)
+def _reservation(entry: Any) -> Entry:
+    return Entry(entry.dataset, entry.unit, entry.event, entry.delta, entry.spec_hash)
 
 
 def test_advice_fits_the_part_of_a_budget_that_is_left(
@@ -82,7 +84,7 @@ def test_advice_fits_the_part_of_a_budget_that_is_left(
 ) -> None:
     register(confide)
     ledger = Ledger.open(deployment.ledger)
-    spent = Reservation("ward", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, "earlier")
+    spent = Entry("ward", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, "earlier")
     ledger.reserve(spent)
     written = tmp_path / "advised.json"
     plan = confide.json("advise", *settings, "--write", written)
@@ -112,3 +114,51 @@ def test_largest_epsilon_that_the_filter_admits_is_advised(
     chosen = advised_within(JobSettings(), PrivacyBudget(8.0, 1e-5), decide)
     assert 0.95 * room <= (chosen.budget.epsilon / 8) ** 2 <= room
     assert len(plans) <= 5
+
+
+# --- the step that refuses a run
+
+
+JOB = JobSettings(
+    private_format="text", private_path="/nobody/has/this", private_dataset="notes",
+    words_per_unit=16, epochs=2, noise_multiplier=0.7,
+)  # fmt: skip
+
+
+@pytest.fixture
+def home(
+    untracked: Deployment, monkeypatch: pytest.MonkeyPatch, as_in_a_process: None
+) -> Deployment:
+    monkeypatch.setenv("CONFIDE_HOME", str(untracked.home))
+    monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
+    return untracked
+
+
+def _budget(deployment: Deployment, tmp_path: Path) -> int:
+    notes = tmp_path / "notes"
+    (notes / "a").mkdir(parents=True, exist_ok=True)
+    (notes / "a" / "1.txt").write_text("pain")
+    job = JOB.model_copy(update={"private_path": str(notes)})
+    return run(job_steps(job)["budget"])
+
+
+def test_run_above_the_budget_ends_with_exit_code_3(
+    home: Deployment, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    ledger = Ledger.open(home.ledger)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 4.0, 1e-5)
+    vocabulary = planned_release(job_steps(JOB)["vocabulary"])
+    room = ledger.cost_of_plan([vocabulary])
+    assert room.fits  # the vocabulary alone would fit and would be charged without use
+    assert _budget(home, tmp_path) == 3
+    lines = [line for line in capsys.readouterr().err.splitlines() if "spent + asked" in line]
+    assert len(lines) == 1
+    assert lines[0].count(">") >= 2  # the arithmetic
+    assert ledger.history("notes") == []
+
+
+def test_data_set_without_a_budget_is_refused_before_reading(
+    home: Deployment, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(job_steps(JOB)["budget"]) == 2
+    assert "confide ledger register notes" in capsys.readouterr().err

@@ -11,7 +11,6 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -19,13 +18,13 @@ from command_line import Confide
 
 from dp_core.errors import OUT_OF_MEMORY, fault_line
 from dp_core.privacy.accounting import gaussian_epsilon
-from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
 from tasks.commands import run_command
-from tasks.commands.ledger_command import _planned
 from tasks.commands.settings_options import SettingsOptions, settings_of_options
-from tasks.protocol import JobSettings
+from tasks.protocol import JobSettings, budget_of_run
+from tasks.releases.charge import plans_of
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.usefixtures("at_home")
@@ -172,12 +171,9 @@ def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployme
     confide(*register.split())
     words = ["ledger", "cost", *set_options(ON_NOTES)]
     before = confide.json(*words)
-    (planned,) = _planned(
-        settings_of_options(JobSettings, SettingsOptions(words=ON_NOTES))
-    ).values()
-    Ledger.open(deployment.ledger).register_plan(
-        [replace(release, plan_key="p", run="r") for release in planned]
-    )
+    settings = settings_of_options(JobSettings, SettingsOptions(words=ON_NOTES))
+    (planned,) = plans_of(budget_of_run(settings).charged, run="r").values()
+    Ledger.open(deployment.ledger).register_plan(planned)
     after = confide.json(*words)
     assert (after["share_of_budget"], after["new_releases"], after["fits"]) == (0, 0, True)
     assert after["left_after"] == pytest.approx(before["left_after"])
@@ -196,9 +192,7 @@ def test_ledger_shows_history_remaining_budget_and_whether_the_last_run_fits_aga
     ledger, event = Ledger.open(deployment.ledger), PoissonGaussian.single(1.0, 5.0, 1)
     for number in (1, 2):
         spec = f"spec-{number}"
-        run = Reservation(
-            "notes", PrivacyUnit.PATIENT, event, 1e-6, spec, "p" + spec, f"run-{number}"
-        )
+        run = Entry("notes", PrivacyUnit.PATIENT, event, 1e-6, spec, "p" + spec, f"run-{number}")
         (entry,) = ledger.register_plan([run])
         answer = confide.json("ledger")["notes"]
         shown = confide("ledger")[1]
@@ -221,9 +215,7 @@ def test_run_names_for_withdraw_are_not_truncated_on_a_narrow_terminal(
     for name in ("a-data-set-of-a-long-name", "another-data-set-of-a-long-name"):
         ledger.register_dataset(name, PrivacyUnit.PATIENT, 8.0, 1e-5, order=math.inf)
         run = f"cli/dp_bert/2026-07-01T12:00:00/{name}/123456789"
-        reservation = Reservation(
-            name, PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run=run
-        )
+        reservation = Entry(name, PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run=run)
         entries += ledger.register_plan([reservation])
     for words in (["ledger"], ["ledger", "history", "a-data-set-of-a-long-name"]):
         shown = confide(*words)[1]
@@ -238,7 +230,7 @@ def test_planned_run_can_be_withdrawn(confide: Confide, deployment: Deployment) 
     assert confide.json(*words.split())["renyi_order"] == "infinity"
     event = PoissonGaussian.single(0.01, 2.0, 10)
     Ledger.open(deployment.ledger).register_plan(
-        [Reservation("notes", PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run="run-1")]
+        [Entry("notes", PrivacyUnit.PATIENT, event, 1e-6, "a", plan_key="p", run="run-1")]
     )
     withdraw = ["ledger", "withdraw", "notes", "run-1"]
     (withdrawn,) = confide.json(*withdraw)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from dp_core.labels import Public
-from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter
@@ -59,7 +59,7 @@ def test_ledger_orders_entries_by_number_under_a_jumping_clock(
     ledger.register_made_up("notes")
     made = [
         ledger.reserve(
-            Reservation(
+            Entry(
                 dataset="notes",
                 unit=PrivacyUnit.PATIENT,
                 event=Unaccounted("made up", unit=PrivacyUnit.PATIENT),

@@ -19,7 +19,7 @@ from safetensors.numpy import load
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger, State
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps.training_inputs import StoredRows
 

@@ -23,7 +23,7 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import StepContext, StepOutput
 from tasks.execution import contract
-from tasks.protocol import CanariesSpec, CorpusSpec, RunContext, StepResult
+from tasks.protocol import CanariesSpec, CorpusSpec, RunContext, Source, StepResult
 from tasks.protocol.messages import Finished, Follower
 from tasks.protocol.step_process import data_uri
 from tasks.runtime.deployment import Deployment
@@ -130,6 +130,8 @@ def test_copy_of_the_source_is_removed_after_the_comparison(
             raise BadInput("the files have changed", where="private_path")
 
     step(_good, refuse_if_changed=compares)
+    source = Source(field="private_path", uri="/nowhere", public=False)
+    monkeypatch.setattr(CanariesSpec, "sources", (source,))
     monkeypatch.setattr(CanariesSpec, "checks_sources", True)
     assert run(spec) == 0
     assert run(spec) == (2 if changed else 0)

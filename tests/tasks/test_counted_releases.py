@@ -24,8 +24,8 @@ from tasks.protocol import (
     names_of,
 )
 from tasks.protocol.step_process import data_uri
-from tasks.report import results, sweep_results
-from tasks.results.inputs import Input
+from tasks.report import job_results, sweep_results
+from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps import report_step
 
@@ -57,7 +57,7 @@ def test_released_phrases_count_in_the_total_without_a_training_that_uses_them()
         "nonprivate_pretraining": output(WORDS, USED),
         "nonprivate_finetuning": output(WORDS, USED),
     }
-    assert ids(results.released_by_job(job)) == ["words", "phrases", "trained"]
+    assert ids(job_results.released_by_job(job)) == ["words", "phrases", "trained"]
 
 
 def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> None:
@@ -99,7 +99,7 @@ def test_parameter_counts_are_labelled_like_the_vocabulary_they_depend_on(
         "noise_multiplier": 4.0, "clip_norm": 1.0,
     }  # fmt: skip
     model = output(release, plan=plan, parameters=77, trained={"which": "all", "parameters": 77})
-    shown = {fact.name: fact.label for fact in results._training_facts(model)}
+    shown = {fact.name: fact.label for fact in job_results._training_facts(model)}
     assert shown["Parameters"] == shown["Parameters trained"] == label
     assert math.isinf(release.epsilon) == (label is Label.OPERATOR)
 

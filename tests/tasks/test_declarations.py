@@ -32,7 +32,7 @@ from tasks.protocol import (
 )
 from tasks.releases.declarations import open_for_operator, open_source, refuse_undeclared
 from tasks.releases.deployment_ledger import IDENTITY
-from tasks.results.statements import DATA
+from tasks.results import STATEMENT_DATA
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.steps import corpus_step as corpus
 from tasks.storage import Store, local_path
@@ -166,7 +166,7 @@ def test_undeclared_public_source_is_refused_before_a_charge(
     shutil.copy(files / "ward.jsonl", files / "copy.jsonl")
     (files / "link.jsonl").symlink_to(files / "ward.jsonl")
     (files / "model").mkdir()
-    (files / "model" / DATA).write_text("{}")
+    (files / "model" / STATEMENT_DATA).write_text("{}")
     paths = ("public_path", "entities_train", "entities_test", "public_model")
     changes = {n: str(files / v) if n in paths else v for n, v in settings.items()}
     steps = job_steps(job(files, **changes))
@@ -361,7 +361,7 @@ def test_outputs_of_the_deployment_cannot_be_declared_public(
         code, _, err = confide("ledger", "declare-public", path)
         assert code == 2 and "this deployment has made" in err
     shutil.copytree(model, files / "model")  # as an export or a copy contains it
-    (files / "model" / DATA).write_text("{}")
+    (files / "model" / STATEMENT_DATA).write_text("{}")
     code, _, err = confide("ledger", "declare-public", files / "model")
     assert code == 2 and "a model that Confide made" in err
     assert Ledger.open(home.ledger).sources.public() == []

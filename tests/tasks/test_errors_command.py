@@ -13,7 +13,7 @@ from step_outputs import publish
 from dp_core.data.labelled_text import Sentence
 from tasks.protocol import FinetuneSpec
 from tasks.runtime.deployment import Deployment
-from tasks.steps.entities_step import write_sentences
+from tasks.steps.entities_step import write_items
 from tasks.steps.finetune_step import ERRORS, task_of
 from tasks.storage import Store
 
@@ -30,7 +30,7 @@ def tuned(at_home: None, deployment: Deployment, tmp_path: Path) -> str:
     labelled, made = tmp_path / "labelled", tmp_path / "made"
     labelled.mkdir()
     made.mkdir()
-    write_sentences(TEST, labelled / "test.jsonl")
+    write_items(TEST, labelled / "test.jsonl")
     entities = publish(
         store, f"store://entities/{'b' * 16}", labelled, head="entities", public=False
     )

@@ -48,9 +48,14 @@ from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting import tpr_ceiling
 from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
 from tasks.evidence.audits import AUDITS, PROBES, SUBJECT, audits_of, subjects_of
-from tasks.report.results import DISCOVERABLE, EXPOSURE, EXPOSURE_IN_ROWS, MEMBERSHIP_FILE, TARGETED
-from tasks.results.inputs import read_result
-from tasks.results.statements import DATA, WORDS
+from tasks.report.job_results import (
+    DISCOVERABLE,
+    EXPOSURE,
+    EXPOSURE_IN_ROWS,
+    MEMBERSHIP_FILE,
+    TARGETED,
+)
+from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, sha256_of
 
@@ -81,6 +86,15 @@ def test_pack_is_checked_with_its_script_only(pack: Path, tmp_path: Path) -> Non
     findings = json.loads(answer.stdout)
     assert findings["faults"] == findings["not_derived"] == []
     assert sum("derived" in line for line in findings["compared"]) == 5
+
+
+def test_script_without_its_library_ends_with_one_line(pack: Path) -> None:
+    answer = subprocess.run(
+        [sys.executable, "-I", "-S", str(pack / "check_evidence.py")],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    missing = "check_evidence: dp_accounting is missing: pip install dp-accounting\n"
+    assert (answer.returncode, answer.stderr) == (2, missing)
 
 
 def test_script_imports_no_module_of_the_project() -> None:
@@ -345,9 +359,9 @@ def test_exported_model_is_identified_by_its_weights(
     assert json.loads(output)["sha256"] == sha256_of(tmp_path / "out" / "evidence.json")
     code, output, _ = confide("evidence", given, "--check", out)
     assert code == 0 and output.splitlines()[-1].startswith("HOLDS")
-    (tmp_path / "given" / DATA).write_text("{}")
+    (tmp_path / "given" / STATEMENT_DATA).write_text("{}")
     code, _, output = confide("evidence", given, "--out", f"{out}2")
-    assert code == 2 and f"{DATA} was changed after the export" in output
+    assert code == 2 and f"{STATEMENT_DATA} was changed after the export" in output
     assert len(output.strip().splitlines()) == 1
     (tmp_path / "given" / "model.safetensors").write_bytes(b"other")
     code, output, _ = confide("evidence", given, "--check", out)
@@ -418,11 +432,11 @@ def test_models_without_a_claim_are_refused(deployment: Deployment, tmp_path: Pa
 def _with_statement(deployment: Deployment, uri: str, change: Change) -> None:
     """Change the statement in the store and update its checksum."""
     folder = output_folder(deployment, uri)
-    content = json.loads((folder / DATA).read_text())
+    content = json.loads((folder / STATEMENT_DATA).read_text())
     change(content)
-    (folder / DATA).write_text(json.dumps(content))
+    (folder / STATEMENT_DATA).write_text(json.dumps(content))
     sums = json.loads((folder / CHECKSUMS).read_text())
-    sums[DATA]["sha256"] = sha256_of(folder / DATA)
+    sums[STATEMENT_DATA]["sha256"] = sha256_of(folder / STATEMENT_DATA)
     (folder / CHECKSUMS).write_text(json.dumps(sums))
 
 
@@ -451,7 +465,7 @@ def test_tampered_statement_is_refused(
 
 
 def test_damaged_file_is_refused(deployment: Deployment, model: str, tmp_path: Path) -> None:
-    (output_folder(deployment, model) / WORDS).write_text("nothing was used")
+    (output_folder(deployment, model) / STATEMENT_WORDS).write_text("nothing was used")
     assert "damaged" in _refused(deployment, model, tmp_path)
 
 
@@ -531,7 +545,7 @@ def test_pack_for_examples_of_a_stated_length_holds(deployment: Deployment, tmp_
     unit = PrivacyUnit.EXAMPLE
     uri = released_model(deployment, settled(deployment, TRAINING.stating(unit, 64), unit=unit))
     pack = pack_of(deployment, uri, tmp_path / "pack")
-    assert "for one **example of 64 words**" in (pack / WORDS).read_text()
+    assert "for one **example of 64 words**" in (pack / STATEMENT_WORDS).read_text()
     assert check_evidence.check(pack).code == check_evidence.HOLDS
 
     def of_longer_examples(content: dict[str, Any]) -> None:

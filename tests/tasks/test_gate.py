@@ -40,8 +40,8 @@ from tasks.execution import contract
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
 from tasks.releases.provenance import find_origin, origin_of_export
-from tasks.report.results import AUDIT_FILE
-from tasks.results.inputs import Input, read_result
+from tasks.report.job_results import AUDIT_FILE
+from tasks.results import Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps import privacy_audit_step as privacy_audit
 from tasks.steps import promote_step as promote

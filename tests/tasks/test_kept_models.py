@@ -32,9 +32,8 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
-from tasks.report.results import released_by_job
-from tasks.results.inputs import Input
-from tasks.results.statements import DATA, WORDS
+from tasks.report.job_results import released_by_job
+from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, Input
 from tasks.steps import exposure_step as exposure
 from tasks.steps import finetune_step as finetune
 from tasks.steps import pretrain_step as pretrain
@@ -74,14 +73,14 @@ def test_models_of_several_epochs_have_one_ledger_entry_and_one_epsilon(
     assert epsilon == {n.value for n in alone.numbers if n.name == "epsilon"}.pop()
     folders = models_by_updates(model)
     assert list(folders) == [1, 3, 4] and folders[4] == context.out
-    statements = [json.loads((folder / DATA).read_text()) for folder in folders.values()]
+    statements = [json.loads((folder / STATEMENT_DATA).read_text()) for folder in folders.values()]
     assert statements[0] == statements[1] == statements[2]
     assert statements[0]["epsilon"] == pytest.approx(epsilon)
     assert statements[0]["released_after_updates"] == [1, 3, 4]
     for folder in folders.values():
-        words = (folder / WORDS).read_text()
+        words = (folder / STATEMENT_WORDS).read_text()
         assert "3 models are released: after 1, 3 and 4 updates" in words
-    assert "released_after_updates" not in json.loads((alone.out / DATA).read_text())
+    assert "released_after_updates" not in json.loads((alone.out / STATEMENT_DATA).read_text())
 
 
 def test_kept_models_equal_the_weights_of_the_training(
@@ -306,9 +305,12 @@ def test_fine_tuning_and_exposure_read_the_model_of_the_requested_epoch(
         answer = finetune.run(spec, context)
         assert answer.facts["began_with"] == opened.facts["weights_digest"] == weights
         assert answer.facts["released_after"] == [1, 3, 4]
-        statement = json.loads((context.out / DATA).read_text())
+        statement = json.loads((context.out / STATEMENT_DATA).read_text())
         assert statement["released_after_updates"] == [1, 3, 4]
-        assert statement["epsilon"] == json.loads((model.folder / DATA).read_text())["epsilon"]
+        assert (
+            statement["epsilon"]
+            == json.loads((model.folder / STATEMENT_DATA).read_text())["epsilon"]
+        )
         tuned[weights] = load_model(context.out).parameters
         audited = chain.context(f"exposure after {updates}")
         audited.inputs = chain.inputs | {"model": model}

@@ -28,8 +28,8 @@ from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.context import StepOutput
 from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import MembershipSpec, ReleaseRecord
-from tasks.report.results import MEMBERSHIP_FILE
-from tasks.results.inputs import Input
+from tasks.report.job_results import MEMBERSHIP_FILE
+from tasks.results import Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import membership_step as membership
 from tasks.steps import pretrain_step as pretrain

@@ -19,7 +19,7 @@ from tasks.protocol import JobSettings, PretrainSpec, job_steps
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain_step as pretrain
-from tasks.steps.training_inputs import TrainingInputs, kind_of
+from tasks.steps.training_inputs import TrainingInputs
 from tasks.storage import Store
 
 WORDS = {"pain": 50, "fever": 40, "cough": 30, "rash": 20}
@@ -56,7 +56,7 @@ def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
 @pytest.mark.parametrize("kind", ["bert", "distilbert", "gpt2"])
 def test_fresh_model_has_the_requested_kind(tmp_path: Path, kind: str) -> None:
     model = start(tmp_path, model_kind=kind)
-    assert kind_of(model.config) == kind
+    assert model.config.kind == kind
     assert (model.config.layers, model.config.hidden) == (1, 64)
 
 
@@ -95,7 +95,7 @@ def test_public_model_of_another_architecture_is_refused(
     with pytest.raises(BadInput, match=f"holds a {other}.*Set model_kind"):
         start(tmp_path, public_model=str(public), model_kind=kind)
     right = "gpt2" if kind == "bert" else "bert"
-    assert kind_of(start(tmp_path, public_model=str(public), model_kind=right).config) == right
+    assert start(tmp_path, public_model=str(public), model_kind=right).config.kind == right
 
 
 def test_private_trainings_start_from_the_public_step_only(tmp_path: Path) -> None:

@@ -36,10 +36,10 @@ from dp_core.privacy.mechanisms import (
 from tasks.execution import contract
 from tasks.protocol import (
     CanariesSpec,
+    ChargedPrivacyConfig,
     ExposureSpec,
     FinetuneSpec,
     PretrainSpec,
-    PrivacyPlan,
     ReleaseRecord,
     RunContext,
     SelectSpec,
@@ -50,7 +50,7 @@ from tasks.protocol import (
 )
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
-from tasks.steps.entities_step import write_sentences
+from tasks.steps.entities_step import write_items
 from tasks.storage import RESULT, Store
 
 CONTEXT = RunContext(run_key="by-hand", run_name="by hand", task="attack")
@@ -105,7 +105,7 @@ def published(untracked: Deployment) -> Published:
     labels = outputs / "labels"
     labels.mkdir()
     for part in ("train", "test"):
-        write_sentences([Sentence(("pain",), ("B-problem",), "d")] * 4, labels / f"{part}.jsonl")
+        write_items([Sentence(("pain",), ("B-problem",), "d")] * 4, labels / f"{part}.jsonl")
     (outputs / "canaries").mkdir()
     (outputs / "canaries" / "canaries.json").write_text("[]")
 
@@ -217,7 +217,7 @@ def cutting(published: Published, **changes: Any) -> TokenStoreSpec:
     return spec_from(published, TokenStoreSpec, fields | changes)
 
 
-def planned(**changes: Any) -> PrivacyPlan:
+def planned(**changes: Any) -> ChargedPrivacyConfig:
     return PLAN.model_copy(update=changes)
 
 

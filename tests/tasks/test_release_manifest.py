@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tasks.protocol.specs import STEP_CLASSES
 from tasks.releases import manifest as release_manifest
-from tasks.releases.manifest import BY_VALUE, ENTRIES, SHARED, code_digest, code_of, imports_of
+from tasks.releases.manifest import BY_VALUE, code_digest, code_of, imports_of
 from tasks.runtime.deployment import CHECKOUT
 
 AFTERWARDS = {  # modules that a step imports for its outputs after the release
@@ -25,7 +26,7 @@ AFTERWARDS = {  # modules that a step imports for its outputs after the release
     },
 }
 TRAINING = [
-    "privacy/noise_addition", "privacy/keystream", "privacy/batch_selection",
+    "privacy/noise_addition", "privacy/batch_selection",
     "privacy/seed_store",
     "privacy/execution_plan", "privacy/clipping/book_keeping",
     "privacy/clipping/layer_rules", "data/token_store", "nn", "models/bert",
@@ -49,6 +50,7 @@ SHAPES = {
     "select": [*TRAINING, "data/masking", "privacy/private_selection", "training/objectives"],
     "finetune": [*TRAINING, "training/finetune"],
 }  # fmt: skip
+assert set(SHAPES) == {name for name, spec in STEP_CLASSES.items() if spec.code}
 UNRELATED = [
     "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
     "dp_core/audit/exposure", "dp_core/audit/one_run",
@@ -89,7 +91,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("kind", ENTRIES)
+@pytest.mark.parametrize("kind", SHAPES)
 def test_manifest_depends_on_code_that_determines_the_release(kind: str, checkout: Path) -> None:
     files = [checkout / "dp_core" / f"{name}.py" for name in SHAPES[kind]]
     steps = [f"{kind}_step"]
@@ -103,7 +105,7 @@ def test_manifest_depends_on_code_that_determines_the_release(kind: str, checkou
 
 
 @pytest.mark.usefixtures("quick")
-@pytest.mark.parametrize("kind", ENTRIES)
+@pytest.mark.parametrize("kind", SHAPES)
 def test_manifest_does_not_depend_on_unrelated_code(kind: str, checkout: Path) -> None:
     # phrases are released with planted canaries
     shaping = {"dp_core/audit/canaries"} if kind == "phrases" else set()
@@ -111,11 +113,12 @@ def test_manifest_does_not_depend_on_unrelated_code(kind: str, checkout: Path) -
     assert not any(changed_by(files, kind, checkout))
 
 
-@pytest.mark.parametrize("kind", ENTRIES)
+@pytest.mark.parametrize("kind", SHAPES)
 def test_every_import_of_a_step_is_in_its_manifest_or_listed(kind: str) -> None:
-    """A module that a step newly calls must be added to ENTRIES or to AFTERWARDS."""
-    known = {*code_of(kind).modules, *AFTERWARDS[kind]}
-    steps = (f"tasks.steps.{kind}_step", *SHARED.get(kind, ()))
+    """A module that a step newly calls must be added to the spec's `code` or to AFTERWARDS."""
+    modules = code_of(kind).modules
+    known = {*modules, *AFTERWARDS[kind]}
+    steps = [module for module in modules if module.startswith("tasks.steps")]
     files = [CHECKOUT.joinpath(*step.split(".")).with_suffix(".py") for step in steps]
     for name in (name for file in files for name in imports_of(file)):
         if not name.startswith("dp_core") or name.startswith(BY_VALUE):
@@ -130,14 +133,16 @@ def test_code_of_a_release_equals_its_import_graph() -> None:
     for package in BY_VALUE:
         for module in {package, *graph.find_descendants(package)} & graph.modules:
             graph.remove_module(module)
-    for kind, entries in ENTRIES.items():
+    for kind in SHAPES:
+        entries = [name for name in STEP_CLASSES[kind].code if name.startswith("dp_core")]
+        code = {name for name in code_of(kind).modules if name.startswith("dp_core")}
         upstream = set(entries).union(*(graph.find_upstream_modules(e) for e in entries))
         packages = {
             ".".join(m.split(".")[:n]) for m in upstream for n in range(1, m.count(".") + 1)
         }
         assert (
             upstream
-            <= set(code_of(kind).modules)
+            <= code
             <= upstream | packages | {m for p in packages for m in graph.find_upstream_modules(p)}
         )
 

@@ -52,7 +52,7 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
-from tasks.report.results import (
+from tasks.report.job_results import (
     DISCOVERABLE,
     EXPOSURE,
     EXPOSURE_IN_ROWS,
@@ -60,7 +60,7 @@ from tasks.report.results import (
     TARGETED,
 )
 from tasks.report.sweep_results import DOCUMENTS_FILE
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import entities_step as entities
 from tasks.steps import exposure_step as exposure
@@ -497,7 +497,7 @@ def pairing(
             for n in range(60)
         ]
         pairs[1] = replace(pairs[1], label=odd)
-        entities.write_texts(pairs, labelled.out / f"{part}.jsonl")
+        entities.write_items(pairs, labelled.out / f"{part}.jsonl")
     facts = context.inputs["labels"].facts | {"head": "pairs", "public": public}
     facts["digest"] = labelled.content_digest(labelled.out)
     context.inputs["labels"] = as_input(StepOutput({}, facts=facts), labelled, "entities")

@@ -23,7 +23,7 @@ from tasks import context as contexts
 from tasks.context import StepContext, StoredShard
 from tasks.protocol import JobSettings, StepResult, environment_for, job_steps
 from tasks.protocol.least_privilege import for_workers
-from tasks.results.inputs import Input
+from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store
 

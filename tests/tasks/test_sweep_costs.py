@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 from release_examples import bench_of
-from test_plans import PRIVATE
-from test_total_delta import LABELS
+from test_plans import LABELS, PRIVATE
 
 from dp_core.privacy.accounting import epsilon_pld
 from dp_core.privacy.ledger import Ledger, State

@@ -35,7 +35,7 @@ from tasks.protocol import (
     point_and_task,
     point_steps,
 )
-from tasks.report.results import EXPOSURE, EXPOSURE_FILE
+from tasks.report.job_results import EXPOSURE, EXPOSURE_FILE
 from tasks.report.sweep_results import DOCUMENTS_FILE
 from tasks.runtime.deployment import Deployment
 from tasks.steps.report_step import EDITIONS

@@ -12,7 +12,7 @@ import pytest
 from command_line import Confide
 
 from dp_core.errors import BadInput
-from dp_core.privacy.ledger import Ledger, Reservation, State
+from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
 from tasks.execution import contract
 from tasks.protocol import (
@@ -21,7 +21,7 @@ from tasks.protocol import (
     RunContext,
     job_steps,
 )
-from tasks.releases.unfinished_runs import killed_runs, plans_given_back
+from tasks.releases.deployment_ledger import killed_runs, plans_given_back
 from tasks.runtime.deployment import Deployment
 
 RUN = "cli/dp_bert/now"
@@ -35,8 +35,8 @@ def ledger(deployment: Deployment) -> Ledger:
     return opened
 
 
-def reservation(run: str = RUN) -> Reservation:
-    return Reservation(
+def reservation(run: str = RUN) -> Entry:
+    return Entry(
         "notes", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, f"of {run}", f"{run} · notes", run
     )
 
@@ -69,15 +69,15 @@ def test_plan_with_a_begun_release_stays_charged(deployment: Deployment, ledger:
 
 PROGRAM = """
 import sys, time
-from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.ledger import (Ledger, Entry)
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
-from tasks.releases.unfinished_runs import plans_given_back
+from tasks.releases.deployment_ledger import plans_given_back
 from tasks.runtime.deployment import Deployment
 
 home, run = sys.argv[1:]
 deployment = Deployment.from_environment({"CONFIDE_HOME": home})
 with plans_given_back(deployment, run):
-    Ledger.open(deployment.ledger).register_plan([Reservation(
+    Ledger.open(deployment.ledger).register_plan([Entry(
         "notes", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, f"of {run}", f"{run} · notes", run
     )])
     print("planned", flush=True)

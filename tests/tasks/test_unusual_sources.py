@@ -19,7 +19,7 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import omissions_of
 from tasks.protocol import CorpusSpec, EntitiesSpec, JobSettings, StepSpec, missing_file
-from tasks.results.inputs import read_result
+from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store, keyed_digest, read_spec, stage_source
 

@@ -42,7 +42,7 @@ from tasks.protocol.least_privilege import Need
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.declarations import declare_public
 from tasks.releases.plans import planned_release
-from tasks.results.statements import statement_of
+from tasks.results import statement_of
 from tasks.runtime.deployment import Deployment
 
 SMALL: dict[str, Any] = {
@@ -353,7 +353,7 @@ def test_all_results_after_exact_counts_are_for_the_operator(untracked: Deployme
         statement = statement_of(
             result.releases, made_up=False
         )  # also for the inputs of the report
-        assert any("Not private" in p for p in statement.words), task
+        assert "Not private" in statement.words, task
     assert len(done["dp_pretraining"].releases) == 2
     assert isinstance(spec, VocabularySpec) and spec.needs == {Need.CHARGING, Need.CLUSTER}
     assert sorted(e.is_unaccounted for e in job.charges) == [False, True]

@@ -11,11 +11,9 @@ from dp_core.data.labelled_text import Sentence
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     LONGEST,
-    bare_name,
-    input_files,
-    location_of,
-    refuse_damaged_file,
+    read_items,
     text_lines,
+    unpacked_name,
 )
 from dp_core.errors import PrivateTextRefusal
 
@@ -45,36 +43,38 @@ class ColumnsReader:
         Raises:
             PrivateTextRefusal: as `read_sentences`; or a private file is divided.
         """
-        for file in input_files(path, ".tsv", quarantine):
-            name = Path(location_of(file, path)).with_name(bare_name(file)).as_posix()
-            with refuse_damaged_file(path, file, quarantine):
-                documents = set()
-                for sentence in _sentences(file, name, quarantine):
+
+        def sentences_of(file: Path) -> Iterator[tuple[int, Sentence | Reason]]:
+            name = unpacked_name(file, path)
+            documents = set()
+            for number, sentence in _sentences(file, name):
+                if isinstance(sentence, Sentence):
                     documents.add(sentence.document_id)
-                    if len(documents) > 1 and not self.public:
-                        raise PrivateTextRefusal(
-                            "a private file is divided into documents by -DOCSTART-",
-                            where=str(path),
-                            fix="Give each document a separate file: the text of a file must not"
-                            " decide its number of privacy units.",
-                        )
-                    yield sentence
+                if len(documents) > 1 and not self.public:
+                    raise PrivateTextRefusal(
+                        "a private file is divided into documents by -DOCSTART-",
+                        where=str(path),
+                        fix="Give each document a separate file: the text of a file must not"
+                        " decide its number of privacy units.",
+                    )
+                yield number, sentence
+
+        return read_items(path, ".tsv", quarantine, sentences_of)
 
 
-def _sentences(file: Path, name: str, quarantine: Quarantine) -> Iterator[Sentence]:
+def _sentences(file: Path, name: str) -> Iterator[tuple[int, Sentence | Reason]]:
     document = 0
     tokens: list[str] = []
     tags: list[str] = []
-    problem: tuple[Reason, str] | None = None
+    problem: tuple[int, Reason] | None = None
     size = 0  # characters of the sentence's lines
     # `_with_end` adds a blank line, which ends the last sentence.
     for number, line in _with_end(file):
         if isinstance(line, str) and not line.strip():
             if problem:
-                quarantine.reject(*problem)
+                yield problem
             elif tokens:
-                quarantine.take()
-                yield Sentence(tuple(tokens), iob2(tags), f"{name}#{document}")
+                yield number, Sentence(tuple(tokens), iob2(tags), f"{name}#{document}")
             tokens, tags, problem, size = [], [], None, 0
             continue
         size += len(line)
@@ -83,7 +83,7 @@ def _sentences(file: Path, name: str, quarantine: Quarantine) -> Iterator[Senten
             read, tokens, tags = Reason.TOO_LONG, [], []
         if isinstance(read, Reason):
             if problem is None or read is Reason.TAG:  # an unknown tag refuses the whole source
-                problem = read, f"{name}:{number}"
+                problem = number, read
         elif read[0] == _DOCUMENT:
             document += 1
         else:

@@ -24,12 +24,10 @@ from dp_core.data.readers.sources import (
     BOM,
     DAMAGED,
     LONGEST,
-    bare_name,
-    input_files,
     is_unicode,
-    location_of,
-    refuse_damaged_file,
+    read_items,
     text_lines,
+    unpacked_name,
 )
 
 LARGEST = 128_000_000  # bytes of a document: a novel has one million
@@ -53,17 +51,14 @@ def read_public_text(path: Path, quarantine: Quarantine) -> Iterator[Document]:
 
 
 def _documents(path: Path, quarantine: Quarantine, divide: _Division) -> Iterator[Document]:
-    for file in input_files(path, ".txt", quarantine):
-        location = location_of(file, path)
-        folders = Path(location).parts[:-1]
-        name = Path(location).with_name(bare_name(file)).as_posix()
-        with refuse_damaged_file(path, file, quarantine):
-            for part, piece in divide(file):
-                if isinstance(piece, Reason):
-                    quarantine.reject(piece, location)
-                    continue
-                quarantine.take()
-                yield Document(name + part, folders[0] if folders else "", piece)
+    def documents_of(file: Path) -> Iterator[tuple[int, Document | Reason]]:
+        name = unpacked_name(file, path)
+        folder, inside, _ = name.partition("/")
+        patient = folder if inside else ""
+        for part, text in divide(file):
+            yield 0, text if isinstance(text, Reason) else Document(name + part, patient, text)
+
+    return read_items(path, ".txt", quarantine, documents_of)
 
 
 def _whole(file: Path) -> Iterator[tuple[str, str | Reason]]:
@@ -134,16 +129,13 @@ class JsonlFields:
 
 def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Iterator[Document]:
     """Yield the documents of a file or folder; see `read_corpus`."""
-    for file in input_files(path, ".jsonl", quarantine):
-        with refuse_damaged_file(path, file, quarantine):
-            for number, row in json_objects(file):
-                location = f"{bare_name(file)}:{number}"
-                document = row if isinstance(row, Reason) else _document(row, fields)
-                if isinstance(document, Document):
-                    quarantine.take()
-                    yield document
-                else:
-                    quarantine.reject(document, location)
+
+    def documents_of(file: Path) -> Iterator[tuple[int, Document | Reason]]:
+        for number, row in json_objects(file):
+            document = row if isinstance(row, Reason) else _document(row, fields)
+            yield number, document
+
+    return read_items(path, ".jsonl", quarantine, documents_of)
 
 
 def json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any] | Reason]]:

@@ -12,7 +12,6 @@ read: a line is a document and its patient, separated by a tab or a comma. A fir
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,10 +25,10 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     LONGEST,
     UNREADABLE,
-    bare_name,
-    input_files,
+    csv_cells,
     is_unicode,
-    refuse_damaged_file,
+    read_items,
+    table_rows,
     text_lines,
 )
 from dp_core.errors import BadInput, PrivateTextRefusal
@@ -55,50 +54,29 @@ class LabelledTextReader:
 
     def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[LabelledText]:
         """Yield the texts of a file or folder; see `read_labelled_texts`."""
-        for file in input_files(path, f".{self.format}", quarantine):
-            with refuse_damaged_file(path, file, quarantine):
-                rows = (
-                    json_objects(file)
-                    if self.format == "jsonl"
-                    else _table_rows(file, self.pairs, str(path))
-                )
-                for number, row in rows:
-                    read = row if isinstance(row, Reason) else _text(row, self.pairs)
-                    if isinstance(read, LabelledText):
-                        quarantine.take()
-                        yield read
-                    elif read is None:
-                        quarantine.leave_out()
-                    else:
-                        quarantine.reject(read, f"{bare_name(file)}:{number}")
 
+        def texts_of(file: Path) -> Iterator[tuple[int, LabelledText | Reason | None]]:
+            def split(line: str) -> list[str]:
+                return line.rstrip("\r\n").split("\t")
 
-def _table_rows(
-    file: Path, pairs: bool, source: str
-) -> Iterator[tuple[int, dict[str, Any] | Reason]]:
-    """Yield the rows of a table.
+            def names_of(header: list[str]) -> list[str]:
+                for names in (_FIRST, _LABEL, *((_SECOND,) if self.pairs else ())):
+                    if not set(names) & set(header):
+                        raise PrivateTextRefusal(
+                            f"a header lacks {' or '.join(names)}",
+                            where=str(path),
+                            fix="The first line of each table names its columns, tabs between"
+                            " them.",
+                        )
+                return header
 
-    Raises:
-        BadInput: its first line lacks a column that is needed.
-    """
-    columns: list[str] | None = None
-    for number, line in text_lines(file):
-        if isinstance(line, str) and not line.strip():
-            continue
-        if columns is None:
-            columns = [] if isinstance(line, Reason) else line.rstrip("\r\n").split("\t")
-            for names in (_FIRST, _LABEL, *((_SECOND,) if pairs else ())):
-                if not set(names) & set(columns):
-                    raise PrivateTextRefusal(
-                        f"a header lacks {' or '.join(names)}",
-                        where=source,
-                        fix="The first line of each table names its columns, tabs between them.",
-                    )
-            continue
-        cells = line if isinstance(line, Reason) else line.rstrip("\r\n").split("\t")
-        if not isinstance(cells, Reason) and len(cells) != len(columns):
-            cells = Reason.WRONG_COLUMNS
-        yield number, cells if isinstance(cells, Reason) else dict(zip(columns, cells, strict=True))
+            is_table = self.format == "tsv"
+            for number, row in (
+                table_rows(file, split, names_of) if is_table else json_objects(file)
+            ):
+                yield number, row if isinstance(row, Reason) else _text(row, self.pairs)
+
+        return read_items(path, f".{self.format}", quarantine, texts_of)
 
 
 def _text(row: Mapping[str, Any], pairs: bool) -> LabelledText | Reason | None:
@@ -144,9 +122,12 @@ def read_patients(file: Path) -> dict[str, str]:
     patients: dict[str, str] = {}
     try:
         for number, line in text_lines(file):
-            if isinstance(line, str) and not line.strip():
+            if isinstance(line, Reason):
+                raise _wrong(number, "it is not a document and its patient")
+            if not line.strip():
                 continue
-            cells = _cells(line)
+            delimiter = "\t" if "\t" in line else ","
+            cells = [normalised_id(cell) for cell in csv_cells(line, delimiter)]
             if number == 1 and [cell.lower() for cell in cells] == _HEADING:
                 continue
             if len(cells) != 2 or not all(cells):
@@ -178,17 +159,6 @@ def with_patients(items: Iterable[Item], patients: Mapping[str, str]) -> list[It
             " `document`.",
         )
     return named
-
-
-def _cells(line: str | Reason) -> list[str]:
-    if isinstance(line, Reason):
-        return []
-    delimiter = "\t" if "\t" in line else ","
-    try:
-        rows = list(csv.reader([line.rstrip("\r\n")], delimiter=delimiter, strict=True))
-    except csv.Error:
-        return []
-    return [normalised_id(cell) for cell in rows[0]] if rows else []
 
 
 def _wrong(number: int, what: str) -> PrivateTextRefusal:

@@ -21,12 +21,12 @@ from dp_core.data.readers.sources import (
     LONGEST,
     bare_name,
     bounded_lines,
-    input_files,
+    csv_cells,
     is_unicode,
     location_of,
     open_bytes,
-    refuse_damaged_file,
-    text_lines,
+    read_items,
+    table_rows,
 )
 from dp_core.errors import PrivateTextRefusal
 
@@ -59,9 +59,10 @@ def read_noteevents(path: Path, quarantine: Quarantine) -> Iterator[Document]:
     or fewer cells than the header (as the lines of a note without its quotes have) refuses the
     source.
     """
-    for file in input_files(path, ".csv", quarantine):
+
+    def notes_of(file: Path) -> Iterator[tuple[int, Document | Reason | None]]:
         try:
-            with refuse_damaged_file(path, file, quarantine), open_bytes(file) as stream:
+            with open_bytes(file) as stream:
                 yield from _notes(path, file, stream, quarantine)
         except _Broken as broken:
             quarantine.reject(Reason.WRONG_COLUMNS, f"{bare_name(file)}:{broken.line}")
@@ -71,15 +72,16 @@ def read_noteevents(path: Path, quarantine: Quarantine) -> Iterator[Document]:
                 fix="Write it as RFC 4180 requires: quotes around a text, doubled inside it.",
             ) from None
 
+    return read_items(path, ".csv", quarantine, notes_of)
+
 
 def _notes(
     source: Path, file: Path, stream: IO[bytes], quarantine: Quarantine
-) -> Iterator[Document]:
+) -> Iterator[tuple[int, Document | Reason | None]]:
     rows = _rows(stream)
     number, header = next(rows, (1, []))
     names = [name.strip().upper() for name in header]
-    columns = {name: i for i, name in enumerate(names)}
-    if missing := [name for name in _NEEDED if name not in columns]:
+    if missing := [name for name in _NEEDED if name not in names]:
         quarantine.reject(Reason.WRONG_COLUMNS, location_of(file, source))
         raise PrivateTextRefusal(
             f"a header lacks {' and '.join(missing)}",
@@ -88,10 +90,11 @@ def _notes(
         )
     if any(names.count(name) > 1 for name in (*_IDS, "ISERROR", "TEXT")):
         raise _Broken(number)
-    for number, row in rows:
-        if len(row) != len(header) or any("\n" in row[columns[i]] for i in _IDS if i in columns):
+    for number, cells in rows:
+        row = dict(zip(names, cells, strict=False))
+        if len(cells) != len(names) or any("\n" in row.get(name, "") for name in _IDS):
             raise _Broken(number)
-        yield from _note(row, columns, f"{bare_name(file)}:{number}", quarantine)
+        yield number, _note(row)
 
 
 def _rows(stream: IO[bytes]) -> Iterator[tuple[int, list[str]]]:
@@ -133,32 +136,26 @@ def _cells(row: str, number: int) -> list[str]:
     return next(csv.reader([row], strict=True))
 
 
-def _note(
-    row: list[str], columns: dict[str, int], location: str, quarantine: Quarantine
-) -> Iterator[Document]:
-    """Yield the note of a row, or quarantine it."""
-
-    def cell(name: str) -> str:
-        return row[columns[name]].strip() if name in columns else ""
-
-    text, patient = row[columns["TEXT"]], normalised_id(cell("SUBJECT_ID"))
-    if cell("ISERROR").lower() in _ERROR_MARKS:
-        quarantine.leave_out()
-    elif not is_unicode("".join(row)):
-        quarantine.reject(Reason.ENCODING, location)
-    elif not text.strip():
-        quarantine.reject(Reason.EMPTY, location)
-    elif len(text) > LONGEST:
-        quarantine.reject(Reason.TOO_LONG, location)
-    elif not patient:
-        quarantine.reject(Reason.NO_PATIENT, location)
-    else:
-        quarantine.take()
-        yield Document(cell("ROW_ID"), patient, text.replace("\r\n", "\n"), cell("HADM_ID"))
+def _note(row: dict[str, str]) -> Document | Reason | None:
+    """Return the note of a row, the reason why there is none, or None for an erroneous note."""
+    ids = {name: row.get(name, "").strip() for name in _IDS}
+    if row.get("ISERROR", "").strip().lower() in _ERROR_MARKS:
+        return None
+    if not is_unicode("".join(row.values())):
+        return Reason.ENCODING
+    if not row["TEXT"].strip():
+        return Reason.EMPTY
+    if len(row["TEXT"]) > LONGEST:
+        return Reason.TOO_LONG
+    if not normalised_id(ids["SUBJECT_ID"]):
+        return Reason.NO_PATIENT
+    text = row["TEXT"].replace("\r\n", "\n")
+    return Document(ids["ROW_ID"], ids["SUBJECT_ID"], text, ids["HADM_ID"])
 
 
 _PATIENT, _ADMISSION = "SUBJECT_ID", "HADM_ID"
 _CODES = ("ICD9_CODE", "ICD_CODE")  # of MIMIC-III and MIMIC-IV
+_CODE = "code"
 _VERSION = "ICD_VERSION"  # of MIMIC-IV: the same code means different diseases in ICD-9 and ICD-10
 
 
@@ -181,12 +178,16 @@ class Diagnoses:
         quarantine = quarantine or Quarantine()
         self._patients: dict[str, set[str]] = defaultdict(set)
         self._admissions: dict[tuple[str, str], set[str]] = defaultdict(set)
-        for file in input_files(path, ".csv", quarantine):
-            with refuse_damaged_file(path, file, quarantine):
-                for patient, admission, code in _diagnoses_of(file, quarantine, where):
-                    self._patients[patient].add(code)
-                    if admission:
-                        self._admissions[patient, admission].add(code)
+
+        def rows_of(file: Path) -> Iterator[tuple[int, dict[str, str] | Reason | None]]:
+            for number, row in table_rows(file, csv_cells, lambda header: _names(header, where)):
+                yield number, row if isinstance(row, Reason) else _diagnosis(row)
+
+        for row in read_items(path, ".csv", quarantine, rows_of):
+            code = f"{row[_VERSION]}:{row[_CODE]}" if _VERSION in row else row[_CODE]
+            self._patients[row[_PATIENT]].add(code)
+            if row.get(_ADMISSION):
+                self._admissions[row[_PATIENT], row[_ADMISSION]].add(code)
         quarantine.finish(where)
 
     def of_patient(self, document: Document) -> frozenset[str]:
@@ -201,37 +202,16 @@ class Diagnoses:
         return frozenset(self._admissions.get(key, ()))
 
 
-def _diagnoses_of(file: Path, quarantine: Quarantine, where: str) -> Iterator[tuple[str, str, str]]:
-    """Yield (patient, admission, code); rows without a code, as in MIMIC-III, are left out."""
-    columns: dict[str, int] | None = None
-    for number, line in text_lines(file):
-        location = f"{bare_name(file)}:{number}"
-        if isinstance(line, Reason):
-            quarantine.reject(line, location)
-            continue
-        if not line.strip():
-            continue
-        cells = _cells_of_line(line)
-        if columns is None:
-            columns = _columns(cells, where)
-            width = len(cells)
-            continue
-        if len(cells) != width:
-            quarantine.reject(Reason.WRONG_COLUMNS, location)
-            continue
-        ids = {name: normalised_id(cells[place]) for name, place in columns.items()}
-        if not ids[_PATIENT]:
-            quarantine.reject(Reason.NO_PATIENT, location)
-        elif not ids["code"]:
-            quarantine.leave_out()
-        else:
-            quarantine.take()
-            version = f"{ids[_VERSION]}:" if _VERSION in ids else ""
-            yield ids[_PATIENT], ids.get(_ADMISSION, ""), version + ids["code"]
+def _diagnosis(row: dict[str, str]) -> dict[str, str] | Reason | None:
+    """Return a row's normalised ids; None for a row without a code, as in MIMIC-III."""
+    ids = {name: normalised_id(cell) for name, cell in row.items()}
+    if not ids[_PATIENT]:
+        return Reason.NO_PATIENT
+    return ids if ids[_CODE] else None
 
 
-def _columns(header: list[str], where: str) -> dict[str, int]:
-    """Return the indices of the columns by name; the column of the codes is named `code`."""
+def _names(header: list[str], where: str) -> list[str]:
+    """Return the names of the columns; the column of the codes is named `code`."""
     names = [cell.strip().upper() for cell in header]
     codes = [name for name in _CODES if name in names]
     if _PATIENT not in names or len(codes) != 1 or len(set(names)) < len(names):
@@ -240,14 +220,4 @@ def _columns(header: list[str], where: str) -> dict[str, int]:
             where=where,
             fix="Give a table in the columns of DIAGNOSES_ICD.",
         )
-    places = {name: names.index(name) for name in (_PATIENT, _ADMISSION, _VERSION) if name in names}
-    return places | {"code": names.index(codes[0])}
-
-
-def _cells_of_line(line: str) -> list[str]:
-    """Return the cells of a row; none if its quoting is broken. A cell is within one line."""
-    try:
-        rows = list(csv.reader([line.rstrip("\r\n")], strict=True))
-    except csv.Error:
-        return []
-    return rows[0] if rows else []
+    return [_CODE if name == codes[0] else name for name in names]

@@ -10,16 +10,15 @@ import re
 from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
-from dp_core.data.labelled_text import Sentence, sentence_spans, token_spans
+from dp_core.data.labelled_text import Sentence, annotated, sentence_spans, token_spans
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     LONGEST,
-    bare_name,
-    input_files,
     offset,
-    refuse_damaged_file,
+    read_items,
     text_lines,
 )
 
@@ -31,7 +30,7 @@ Span = tuple[int, int]
 
 @dataclass
 class _Article:
-    location: str
+    number: int  # of its first line
     parts: dict[str, str] = field(default_factory=dict)  # "t" and "a"
     spans: dict[Span, str] = field(default_factory=dict)
     text: str = ""  # both parts, once the first entity closes them
@@ -46,14 +45,12 @@ def read_pubtator(path: Path, quarantine: Quarantine) -> Iterator[Sentence]:
     The longer of overlapping entities is kept, and the first of equally long ones. An entity that
     differs from the text at its offsets puts its article into quarantine.
     """
-    for file in input_files(path, ".txt", quarantine):
-        with refuse_damaged_file(path, file, quarantine):
-            for article in _articles(file):
-                yield from _sentences(article, quarantine)
+    return read_items(
+        path, ".txt", quarantine, lambda file: chain.from_iterable(map(_sentences, _articles(file)))
+    )
 
 
 def _articles(file: Path) -> Iterator[_Article]:
-    name = bare_name(file)
     article: _Article | None = None
     for number, line in text_lines(file):
         if isinstance(line, str) and not line.strip():
@@ -61,7 +58,7 @@ def _articles(file: Path) -> Iterator[_Article]:
                 yield article
             article = None
             continue
-        article = article or _Article(f"{name}:{number}")
+        article = article or _Article(number)
         _read_line(article, line)
     if article:
         yield article
@@ -104,25 +101,32 @@ def _whole(article: _Article) -> str:
     return f"{article.parts.get('t', '')} {article.parts.get('a', '')}"
 
 
-def _sentences(article: _Article, quarantine: Quarantine) -> Iterator[Sentence]:
+def _sentences(article: _Article) -> Iterator[tuple[int, Sentence | Reason]]:
     text = _whole(article)
     if article.problem is None and not text.strip():
         article.problem = Reason.EMPTY
     if article.problem is not None:
-        quarantine.reject(article.problem, article.location)
+        yield article.number, article.problem
         return
-    entities = _without_overlaps(article.spans)
+    spans = _without_overlaps(article.spans)
     first = 0
-    for begin, end in sentence_spans(text, entities, [len(article.parts.get("t", "")) + 1]):
+    for begin, end in sentence_spans(text, spans, [len(article.parts.get("t", "")) + 1]):
         # No sentence cuts an entity, so the entities of a sentence are those that begin in it.
-        first = bisect_left(entities, (begin, begin), first)
-        inside = entities[first : bisect_left(entities, (end, end), first)]
+        first = bisect_left(spans, (begin, begin), first)
+        inside = spans[first : bisect_left(spans, (end, end), first)]
         tokens = token_spans(text, begin, end, inside)
-        quarantine.take()
-        yield Sentence(
-            tuple(text[a:b] for a, b in tokens),
-            _tags(tokens, inside, article.spans),
-            article.document_id,
+        starts = [start for start, _ in tokens]
+        entities = [
+            (article.spans[a, b].replace(" ", "_"), bisect_left(starts, a), bisect_left(starts, b))
+            for a, b in inside
+        ]
+        yield (
+            article.number,
+            annotated(
+                [text[a:b] for a, b in tokens],
+                [(kind, a, b) for kind, a, b in entities if a < b],
+                article.document_id,
+            ),
         )
 
 
@@ -136,19 +140,3 @@ def _without_overlaps(spans: dict[Span, str]) -> list[Span]:
         ):
             kept.insert(place, (start, end))
     return kept
-
-
-def _tags(tokens: list[Span], entities: list[Span], kinds: dict[Span, str]) -> tuple[str, ...]:
-    """Return a tag for each token; both lists are sorted and free of overlaps."""
-    tags = []
-    number = 0
-    for start, end in tokens:
-        while number < len(entities) and entities[number][1] <= start:
-            number += 1
-        if number == len(entities) or start < entities[number][0] or entities[number][1] < end:
-            tags.append("O")
-        else:
-            entity = entities[number]
-            kind = kinds[entity].replace(" ", "_")
-            tags.append(f"{'B' if start == entity[0] else 'I'}-{kind}")
-    return tuple(tags)

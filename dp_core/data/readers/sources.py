@@ -6,6 +6,7 @@ piece, with a limit on the ratio. Errors name only the source: files may be name
 
 from __future__ import annotations
 
+import csv
 import errno
 import gzip
 import io
@@ -14,14 +15,15 @@ import os
 import shlex
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol, cast
+from typing import IO, Protocol, TypeVar, cast
 
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput, PrivateTextRefusal
 
+Item = TypeVar("Item")
 PACKED = (".gz", ".xz")
 # Exceptions raised while a damaged or half-written compressed file is read.
 DAMAGED = (EOFError, lzma.LZMAError, zlib.error, gzip.BadGzipFile)
@@ -244,6 +246,15 @@ def bare_name(path: Path) -> str:
     return path.stem if path.suffix.lower() in PACKED else path.name
 
 
+def csv_cells(line: str, delimiter: str = ",") -> list[str]:
+    """Return the cells of a line of CSV; none if its quoting is broken."""
+    try:
+        rows = list(csv.reader([line.rstrip("\r\n")], delimiter=delimiter, strict=True))
+    except csv.Error:
+        return []
+    return rows[0] if rows else []
+
+
 def open_regular(path: Path) -> IO[bytes]:
     """Open a regular file for reading, without blocking on a pipe.
 
@@ -305,6 +316,11 @@ def location_of(file: Path, source: Path) -> str:
     return file.relative_to(source).as_posix() if file != source else file.name
 
 
+def unpacked_name(file: Path, source: Path) -> str:
+    """Return the path of a file within its source, without `.gz` or `.xz`."""
+    return Path(location_of(file, source)).with_name(bare_name(file)).as_posix()
+
+
 def bounded_lines(
     stream: IO[bytes], longest: int = LONGEST, *, keep_ends: bool = False
 ) -> Iterator[bytes | None]:
@@ -345,6 +361,64 @@ def text_lines(file: Path, *, keep_ends: bool = False) -> Iterator[tuple[int, st
                 yield number, Reason.ENCODING
                 continue
             yield number, line.removeprefix(BOM) if number == 1 else line
+
+
+def read_items(
+    path: Path,
+    suffix: str,
+    quarantine: Quarantine,
+    items_of: Callable[[Path], Iterable[tuple[int, Item | Reason | None]]],
+) -> Iterator[Item]:
+    """Yield the items of a file, or of a folder's files of the given suffix, and count them.
+
+    Args:
+        path: a file or folder.
+        suffix: for example `.jsonl`.
+        quarantine: counts accepted, rejected and omitted items.
+        items_of: yields, for each item of a file, the number of its line (0: it is the whole file),
+            and the item, the reason why it is rejected, or None if it is left out.
+
+    Raises:
+        BadInput: as `input_files` and `refuse_damaged_file`.
+    """
+    for file in input_files(path, suffix, quarantine):
+        with refuse_damaged_file(path, file, quarantine):
+            for number, item in items_of(file):
+                if item is None:
+                    quarantine.leave_out()
+                elif isinstance(item, Reason):
+                    line = f"{unpacked_name(file, path)}:{number}"
+                    quarantine.reject(item, line if number else location_of(file, path))
+                else:
+                    quarantine.take()
+                    yield item
+
+
+def table_rows(
+    file: Path,
+    split: Callable[[str], list[str]],
+    names_of: Callable[[list[str]], list[str]],
+) -> Iterator[tuple[int, dict[str, str] | Reason]]:
+    """Yield (number, cells by column name or the reason why there are none) of each row.
+
+    Args:
+        file: a table; blank lines are skipped, and the first other line is its header.
+        split: line -> cells.
+        names_of: header -> names of the columns; refuses a header that lacks a column.
+    """
+    columns: list[str] | None = None
+    for number, line in text_lines(file):
+        if isinstance(line, str) and not line.strip():
+            continue
+        cells = line if isinstance(line, Reason) else split(line)
+        if columns is None:
+            columns = names_of([] if isinstance(cells, Reason) else cells)
+        elif isinstance(cells, Reason):
+            yield number, cells
+        elif len(cells) != len(columns):
+            yield number, Reason.WRONG_COLUMNS
+        else:
+            yield number, dict(zip(columns, cells, strict=True))
 
 
 def offset(digits: str) -> int | None:

@@ -2,7 +2,7 @@
 
     ledger = Ledger.open("sqlite:////srv/confide/ledger.db")
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, budget_epsilon=8.0, budget_delta=1e-5)
-    entry = ledger.reserve(Reservation("notes", unit, event, delta, spec_hash))
+    entry = ledger.reserve(Entry("notes", unit, event, delta, spec_hash))
     ...                                      # only now may the data be read
     seed = ledger.seed(entry, seed_store, manifest)
     ...                                      # sample, clip, add noise
@@ -13,8 +13,9 @@ docs/adr/0005-ledger-composition.md explains the composition rules and why they 
 """
 
 from dp_core.privacy.ledger.database import LedgerDamaged, LedgerUnavailable
+from dp_core.privacy.ledger.dataset_sources import PublicSource
 from dp_core.privacy.ledger.ledger import Ledger
-from dp_core.privacy.ledger.models import Budget, Entry, PublicSource, Reservation, State
+from dp_core.privacy.ledger.models import Budget, Entry, State
 from dp_core.privacy.ledger.privacy_filter import AdmissionDecision, PrivacyCharge, Remaining, Way
 
 __all__ = [
@@ -27,7 +28,6 @@ __all__ = [
     "PrivacyCharge",
     "PublicSource",
     "Remaining",
-    "Reservation",
     "State",
     "Way",
 ]

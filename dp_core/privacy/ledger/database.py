@@ -29,7 +29,6 @@ from sqlalchemy.orm import Session
 from sqlalchemy.pool import NullPool
 
 from dp_core.errors import BadInput, ConfideError, without_password
-from dp_core.privacy.ledger import migrations
 
 WAIT_SECONDS = 120
 _DRIVER = "postgresql+psycopg2"  # the installed driver
@@ -87,7 +86,7 @@ def as_named(error: DBAPIError, location: str) -> Exception:
 
 
 class Database:
-    """A ledger's database, SQLite or PostgreSQL, at the current schema version."""
+    """A ledger's database, SQLite or PostgreSQL."""
 
     def __init__(self, url: str) -> None:
         self._url = _checked(url)
@@ -97,7 +96,6 @@ class Database:
         if self._url.get_backend_name() == "sqlite":
             _prepare_sqlite(self._engine)
             self._refuse_damaged_pages()
-        self._migrate()
 
     @contextmanager
     def transaction(self) -> Iterator[Session]:
@@ -152,17 +150,6 @@ class Database:
                 where=f"privacy ledger {self.location}",
                 fix=RESTORE,
             )
-
-    def _migrate(self) -> None:
-        if self.schema_version() == migrations.CURRENT:
-            return
-        with self.alone() as db:
-            migrations.upgrade(db.connection())
-
-    def schema_version(self) -> int:
-        """Return the version of the tables; 0 for an empty database."""
-        with self.transaction() as db:
-            return migrations.version_of(db.connection())
 
 
 def _checked(url: str) -> URL:

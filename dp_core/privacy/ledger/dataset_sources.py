@@ -10,14 +10,72 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from sqlalchemy import Select, select
-from sqlalchemy.orm import Session, aliased
+from sqlalchemy import ForeignKey, Select, select
+from sqlalchemy.orm import (
+    Mapped,
+    Session,
+    aliased,
+    foreign,
+    mapped_column,
+    relationship,
+    remote,
+)
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger.database import Database
-from dp_core.privacy.ledger.models import Budget, Dataset, PrivateSource, PublicSource
+from dp_core.privacy.ledger.models import Base, Budget, Dataset, now
 
 LONGEST_LABEL = 200
+_DIGEST_START = 8  # leading characters of a digest that identify a source on the command line
+
+
+class PrivateSource(Base, kw_only=True):
+    """A file or folder that was read as text of a private data set, with the first time."""
+
+    __tablename__ = "private_sources"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    dataset: Mapped[str] = mapped_column(ForeignKey(Dataset.name), primary_key=True)
+    read_at: Mapped[str] = mapped_column(default_factory=now)
+
+
+class PublicSource(Base, kw_only=True):
+    """A file or folder that the operator declared public.
+
+    Attributes:
+        digest: keyed digest of its content, in hex.
+        label: a name for people, without effect.
+        known_private: the operator declared it although it had been read as private.
+    """
+
+    __tablename__ = "public_sources"
+
+    digest: Mapped[str] = mapped_column(primary_key=True)
+    label: Mapped[str]
+    declared_at: Mapped[str] = mapped_column(default_factory=now)
+    known_private: Mapped[bool]
+    _readings: Mapped[list[PrivateSource]] = relationship(
+        primaryjoin=lambda: PublicSource.digest == foreign(remote(PrivateSource.digest)),
+        order_by=PrivateSource.dataset,
+        viewonly=True,
+        lazy="selectin",
+        init=False,
+    )
+
+    @property
+    def private_in(self) -> tuple[str, ...]:
+        """The private data sets whose text it was read as."""
+        return tuple(reading.dataset for reading in self._readings)
+
+    @property
+    def mark(self) -> str:
+        """The beginning of the digest, which identifies the source on the command line."""
+        return self.digest[:_DIGEST_START]
+
+    @property
+    def holds(self) -> bool:
+        """Whether the declaration is valid: a later private reading makes it invalid."""
+        return self.known_private or not self.private_in
 
 
 class Sources:

@@ -18,15 +18,14 @@ from dp_core.privacy.ledger.models import (
     Dataset,
     Entry,
     LedgerIdentity,
-    Reservation,
     State,
     by_identity,
-    canonical,
+    create_tables,
     manifest_hash,
     now,
 )
 from dp_core.privacy.ledger.privacy_filter import AdmissionDecision, Remaining, Way
-from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
+from dp_core.privacy.mechanisms import NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 
 _SEED_KEY = re.compile(r"[0-9a-f]{32}")  # the deployment keeps other secrets among its seeds
@@ -47,11 +46,13 @@ class Ledger:
         """Open or create the ledger at a SQLAlchemy URL (SQLite or PostgreSQL).
 
         Raises:
-            BadInput: the URL is invalid, or a newer release of Confide made the ledger.
+            BadInput: the URL is invalid, or another release of Confide made the ledger.
             LedgerUnavailable: the database does not answer; may be retried.
             LedgerDamaged: the database does not hold a complete ledger.
         """
-        return cls(Database(url))
+        database = Database(url)
+        create_tables(database)
+        return cls(database)
 
     @property
     def sources(self) -> Sources:
@@ -138,10 +139,7 @@ class Ledger:
             BadInput: the budget is invalid, or the name is registered with another one. A budget
                 cannot be raised, because its ε was promised for all releases under it.
         """
-        # A budget that an earlier version opened stays valid even if it would be refused today.
-        known = self.datasets().get(shares_budget_with or name)
-        if known is None or (known.epsilon, known.delta) != (budget_epsilon, budget_delta):
-            privacy_filter.check_budget(budget_epsilon, budget_delta)
+        privacy_filter.check_budget(budget_epsilon, budget_delta)
         if order is None:
             order = privacy_filter.best_order(budget_epsilon, budget_delta)
         privacy_filter.check_order(order, budget_epsilon, budget_delta)
@@ -221,36 +219,14 @@ class Ledger:
         """Return the state of the data set's budget, computed by the current accounting."""
         return privacy_filter.standing(*self._account(dataset))
 
-    def cost_of_next(
-        self, dataset: str, events: Sequence[tuple[MechanismEvent, float]]
-    ) -> AdmissionDecision:
-        """Return the decision on new releases that are planned together.
-
-        Args:
-            dataset: registered name.
-            events: each release with the δ at which its ε is stated.
-
-        Raises:
-            BadInput: the data set is not registered, or an event cannot be added to the budget.
-        """
-        unit = self._account(dataset)[0].unit
-        planned = [
-            Reservation(dataset, unit or event.unit or PrivacyUnit.PATIENT, event, delta, "-")
-            for event, delta in events
-        ]
-        budget, held = self._account(dataset)
-        for reservation in planned:
-            budget.refuse_foreign(reservation)
-        return privacy_filter.decide(budget, held, privacy_filter.releases(planned))
-
     def cost_of_plan(
-        self, planned: Sequence[Reservation], ended: Callable[[str], bool] = lambda _: False
+        self, planned: Sequence[Entry], ended: Callable[[str], bool] = lambda _: False
     ) -> AdmissionDecision:
         """Return the decision on a planned run, as `register_plan` would make it now.
 
         Args:
-            planned: every release of the run, all of one data set. Releases that the ledger holds
-                are not charged again.
+            planned: every release of the run, new objects and all of one data set. Releases that
+                the ledger holds are not charged again.
             ended: as in `register_plan`.
 
         Raises:
@@ -259,7 +235,7 @@ class Ledger:
         return privacy_filter.decide(*self._replacing(planned, ended))
 
     def refuse_unfit(
-        self, planned: Sequence[Reservation], ended: Callable[[str], bool] = lambda _: False
+        self, planned: Sequence[Entry], ended: Callable[[str], bool] = lambda _: False
     ) -> None:
         """Refuse a plan that `register_plan` would refuse now, without registering anything.
 
@@ -269,15 +245,15 @@ class Ledger:
         privacy_filter.admit(*self._replacing(planned, ended))
 
     def _replacing(
-        self, planned: Sequence[Reservation], ended: Callable[[str], bool]
+        self, planned: Sequence[Entry], ended: Callable[[str], bool]
     ) -> tuple[Budget, list[Entry], tuple[privacy_filter.Release, ...]]:
         """Return the budget and its entries as a new plan would find them, and its new releases.
 
         Nothing is stored: these objects belong to no transaction.
         """
         budget, held = self._account(planned[0].dataset)
-        for reservation in planned:
-            budget.refuse_foreign(reservation)
+        for entry in planned:
+            budget.refuse_foreign(entry)
         budget.refuse_other_examples(held, planned)
         if not _not_held(held, planned):
             return budget, held, ()
@@ -291,14 +267,14 @@ class Ledger:
 
     # --- reserving
 
-    def reserve(self, reservation: Reservation) -> Entry:
-        """Reserve a release before its data is read. Equal reservations share one entry.
+    def reserve(self, planned: Entry) -> Entry:
+        """Reserve a release before its data is read. Equal releases share one entry.
 
         If the plan of the release was withdrawn, the whole plan is admitted again. The release is
         refused if the plan does not fit.
 
         Returns:
-            The new entry, or the existing entry of this data set, spec hash and attempt. Only a
+            The given entry, or the existing entry of this data set, spec hash and attempt. Only a
             new entry is charged.
 
         Raises:
@@ -306,30 +282,29 @@ class Ledger:
             BadInput: the data set is not registered, or has another unit or relation, or the
                 same spec hash was reserved for a different mechanism.
         """
-        self.cost_of_plan([reservation])  # caches the charges before the lock is taken
+        self.cost_of_plan([planned])  # caches the charges before the lock is taken
         with self._database.transaction() as db:
-            budget = lock_budget(db, reservation.dataset)
+            budget = lock_budget(db, planned.dataset)
             held = _entries_of(db, budget)
-            entry = by_identity(held).get(reservation.identity)
-            budget.refuse_other_examples(held, [reservation])
+            budget.refuse_other_examples(held, [planned])
+            entry = by_identity(held).get(planned.identity)
             if entry is None:
-                entry = Entry.of(reservation, budget.id, whole_plan=False)
-                _admit(budget, held, [entry])
-                db.add(entry)
-                return entry
-            entry.refuse_different(reservation)
+                _admit(budget, held, [planned])
+                db.add(planned)
+                entry = planned
+            entry.refuse_different(planned)
             if entry.state is State.WITHDRAWN:
                 plan = [e for e in held if e.group == entry.group and e.state is State.WITHDRAWN]
                 _admit(budget, held, plan)
                 for withdrawn in plan:
-                    withdrawn.plan_again(withdrawn.plan_key, reservation.run)
+                    withdrawn.plan_again(withdrawn.plan_key, planned.run)
             if entry.state is State.PLANNED:
                 entry.state, entry.reserved_at = State.RESERVED, now()
             return entry
 
     def register_plan(
         self,
-        reservations: Sequence[Reservation],
+        planned: Sequence[Entry],
         ended: Callable[[str], bool] = lambda _: False,
     ) -> list[Entry]:
         """Register all releases of a run or sweep before the first one; admit all or none.
@@ -344,19 +319,16 @@ class Ledger:
         transaction, so that no release is counted twice.
 
         Args:
-            reservations: all on one data set, with the same non-empty plan_key.
+            planned: new objects, all on one data set, with the same non-empty plan_key.
             ended: returns whether the run with a given name has ended. A killed run leaves its
                 plan in the ledger.
 
         Raises:
             BudgetExceeded, BadInput: as `reserve`; or the plan grew after its first release.
         """
-        if (
-            len({(r.dataset, r.plan_key) for r in reservations}) != 1
-            or not reservations[0].plan_key
-        ):
+        if len({(e.dataset, e.plan_key) for e in planned}) != 1 or not planned[0].plan_key:
             raise BadInput("a plan has one data set and one plan_key", where="ledger plan")
-        wanted = list({r.identity: r for r in reservations}.values())
+        wanted = list(by_identity(planned).values())
         plan_key, run = wanted[0].plan_key, wanted[0].run
         self.cost_of_plan(wanted, ended)  # caches the charges before the lock is taken
         with self._database.transaction() as db:
@@ -364,14 +336,10 @@ class Ledger:
             held = _entries_of(db, budget)
             entries = by_identity(held)
             budget.refuse_other_examples(held, wanted)
-            for reservation in wanted:
-                if known := entries.get(reservation.identity):
-                    known.refuse_different(reservation)
+            for entry in wanted:
+                entries.setdefault(entry.identity, entry).refuse_different(entry)
             _give_back(budget, _replaced(held, wanted, ended))
-            fresh = [
-                entries.get(r.identity) or Entry.of(r, budget.id, whole_plan=True)
-                for r in _not_held(held, wanted)
-            ]
+            fresh = [entries[entry.identity] for entry in _not_held(held, wanted)]
             if fresh and any(e.whole_plan and e.plan_key == plan_key and e.charged for e in held):
                 raise BadInput(
                     "the plan was registered whole and has grown since its first release",
@@ -383,9 +351,8 @@ class Ledger:
             _admit(budget, held, fresh)
             for entry in fresh:
                 entry.plan_again(plan_key, run)
-                entries[entry.identity] = entry
-                db.add(entry)
-        return [entries[r.identity] for r in reservations]
+            db.add_all(fresh)
+        return [entries[entry.identity] for entry in planned]
 
     def withdraw_plan(self, dataset: str, plan_key: str) -> list[Entry]:
         """Withdraw the releases of a plan that have not begun; the entries stay on record.
@@ -553,9 +520,11 @@ def _admit(budget: Budget, held: Sequence[Entry], group: Sequence[Entry]) -> Non
     Raises:
         BudgetExceeded: the group does not fit.
     """
-    events = tuple(sorted((canonical(e.event), e.delta) for e in group if e.accounted))
-    if privacy_filter.admit(budget, held, events) is Way.ONE_PLAN and not budget.closed_for:
+    way = privacy_filter.admit(budget, held, privacy_filter.releases(group))
+    if way is Way.ONE_PLAN and not budget.closed_for:
         budget.closed_for = group[0].group
+    for entry in group:
+        entry.budget_id = budget.id
 
 
 def _give_back(budget: Budget, entries: Sequence[Entry]) -> None:
@@ -576,7 +545,7 @@ def _untouched(held: Sequence[Entry]) -> list[list[Entry]]:
 
 
 def _replaced(
-    held: Sequence[Entry], wanted: Sequence[Reservation], ended: Callable[[str], bool]
+    held: Sequence[Entry], wanted: Sequence[Entry], ended: Callable[[str], bool]
 ) -> list[Entry]:
     """Return the entries of the plans that a new plan replaces (`Ledger.register_plan`)."""
     asked, key = {r.identity for r in wanted}, wanted[0].plan_key
@@ -589,9 +558,9 @@ def _replaced(
     return [entry for plan in _untouched(held) if is_replaced(plan) for entry in plan]
 
 
-def _not_held(held: Sequence[Entry], asked: Sequence[Reservation]) -> list[Reservation]:
+def _not_held(held: Sequence[Entry], wanted: Sequence[Entry]) -> list[Entry]:
     known = {e.identity for e in held if e.state is not State.WITHDRAWN}
-    return [r for r in asked if r.identity not in known]
+    return [entry for entry in wanted if entry.identity not in known]
 
 
 def _refuse_alike(name: str, registered: Iterator[str]) -> None:

@@ -6,30 +6,20 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
 
-from sqlalchemy import Dialect, ForeignKey, Text, select
-from sqlalchemy.orm import (
-    DeclarativeBase,
-    Mapped,
-    MappedAsDataclass,
-    Session,
-    foreign,
-    mapped_column,
-    relationship,
-    remote,
-)
+from sqlalchemy import Dialect, Double, ForeignKey, Text, UniqueConstraint, inspect, select
+from sqlalchemy.orm import DeclarativeBase, Mapped, MappedAsDataclass, Session, mapped_column
 from sqlalchemy.types import TypeDecorator
 
 from dp_core.errors import BadInput
-from dp_core.privacy.ledger.database import RESTORE, LedgerDamaged
+from dp_core.privacy.ledger.database import RESTORE, Database, LedgerDamaged
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 
-_DIGEST_START = 8  # leading characters of a digest that identify a source on the command line
+SCHEMA_VERSION = 5  # of the tables; a ledger of another version is refused
 
 
 class State(StrEnum):
@@ -54,55 +44,6 @@ def canonical(event: MechanismEvent) -> str:
 def manifest_hash(seed: PrivacySeed, manifest: bytes) -> str:
     """Return the manifest's digest, keyed by the seed so that guesses cannot be confirmed."""
     return seed.derive("ledger manifest", manifest).hex()
-
-
-@dataclass(frozen=True)
-class Reservation:
-    """A release that is about to be made.
-
-    Attributes:
-        dataset: registered name of the private data set.
-        unit: the protected unit.
-        event: the mechanism, with public parameters only.
-        delta: the δ at which this release's ε is stated; 0 for a release without guarantee.
-        spec_hash: hash of the step's spec. Reservations with the same data set, spec hash and
-            attempt are one release with one seed.
-        plan_key: names the run or sweep that the release belongs to.
-        run: the run's name for operators (a DAG run's id).
-        attempt: 0 at first. A higher number gets a fresh seed and is charged separately.
-    """
-
-    dataset: str
-    unit: PrivacyUnit
-    event: MechanismEvent
-    delta: float
-    spec_hash: str
-    plan_key: str = ""
-    run: str = ""
-    attempt: int = 0
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "unit", PrivacyUnit(self.unit))
-        if not self.dataset or not self.spec_hash:
-            raise BadInput("a reservation names its data set and its spec hash", where="ledger")
-        if not 0 <= self.delta < 1 or (self.delta == 0 and self.accounted):
-            raise BadInput(f"delta {self.delta} is not in (0, 1)", where="ledger reservation")
-        if self.event.unit not in (None, self.unit):
-            raise BadInput(
-                f"the event protects the unit {self.event.unit}, the reservation {self.unit}",
-                where="ledger reservation",
-            )
-        object.__setattr__(self, "event", self.event.stating(self.unit))
-
-    @property
-    def accounted(self) -> bool:
-        """Whether the release has any guarantee at all."""
-        return not self.event.is_unaccounted
-
-    @property
-    def identity(self) -> tuple[str, str, int]:
-        """The key by which two reservations are the same release."""
-        return self.dataset, self.spec_hash, self.attempt
 
 
 class _Stored(TypeDecorator[Any]):
@@ -133,9 +74,10 @@ def _event(text: str) -> MechanismEvent:
 
 
 class Base(MappedAsDataclass, DeclarativeBase):
-    """Root of the mapped classes. `migrations` defines the columns' exact types and keys."""
+    """Root of the mapped classes. A change of a column is another version of the schema."""
 
     type_annotation_map = {  # noqa: RUF012 - as SQLAlchemy declares it
+        float: Double,
         PrivacyUnit: _Stored(PrivacyUnit),
         NeighboringRelation: _Stored(NeighboringRelation),
         State: _Stored(State),
@@ -143,12 +85,20 @@ class Base(MappedAsDataclass, DeclarativeBase):
     }
 
 
+class LedgerSchema(Base, kw_only=True):
+    """The version of the tables, in a single row that every release of Confide can read."""
+
+    __tablename__ = "ledger_schema"
+
+    version: Mapped[int] = mapped_column(primary_key=True, default=SCHEMA_VERSION)
+
+
 class LedgerIdentity(Base, kw_only=True):
     """The ledger's random identifier, in a single row; copies of the ledger share it."""
 
     __tablename__ = "ledger_identity"
 
-    id: Mapped[str] = mapped_column(primary_key=True)
+    id: Mapped[str] = mapped_column(primary_key=True, default_factory=lambda: secrets.token_hex(16))
 
 
 class Budget(Base, kw_only=True):
@@ -169,7 +119,7 @@ class Budget(Base, kw_only=True):
     __tablename__ = "budgets"
 
     id: Mapped[int] = mapped_column(primary_key=True, init=False)
-    name: Mapped[str]
+    name: Mapped[str] = mapped_column(unique=True)
     unit: Mapped[PrivacyUnit | None] = mapped_column(default=None)
     relation: Mapped[NeighboringRelation | None] = mapped_column(default=None)
     epsilon: Mapped[float | None] = mapped_column(default=None)
@@ -205,29 +155,29 @@ class Budget(Base, kw_only=True):
         """The promised guarantee: two budgets with the same terms differ only by their names."""
         return self.unit, self.relation, self.epsilon, self.delta, self.order
 
-    def refuse_foreign(self, reservation: Reservation) -> None:
+    def refuse_foreign(self, planned: Entry) -> None:
         """Refuse a release whose guarantee does not add up with the rest of the budget.
 
         Raises:
             BadInput: the unit or the neighbouring relation differs.
         """
-        if self.made_up or not reservation.accounted:
+        if self.made_up or not planned.accounted:
             return
-        if reservation.unit is not self.unit:
+        if planned.unit is not self.unit:
             raise BadInput(
-                f"its budget protects the unit {self.unit}, this release {reservation.unit}",
-                where=f"data set {reservation.dataset}",
+                f"its budget protects the unit {self.unit}, this release {planned.unit}",
+                where=f"data set {planned.dataset}",
                 fix="Guarantees for different units do not add up: use the budget's unit.",
             )
-        if reservation.event.relation is not self.relation:
+        if planned.event.relation is not self.relation:
             raise BadInput(
                 f"its budget is for {self.relation} neighbours, this release for "
-                f"{reservation.event.relation}",
-                where=f"data set {reservation.dataset}",
+                f"{planned.event.relation}",
+                where=f"data set {planned.dataset}",
                 fix="Use a sampler with the budget's relation.",
             )
 
-    def refuse_other_examples(self, held: Sequence[Entry], planned: Sequence[Reservation]) -> None:
+    def refuse_other_examples(self, held: Sequence[Entry], planned: Sequence[Entry]) -> None:
         """Refuse releases for examples of another length, because such examples are other units.
 
         Args:
@@ -240,7 +190,7 @@ class Budget(Base, kw_only=True):
         if self.made_up:
             return
         events = [entry.event for entry in held if entry.charged]
-        events += [reservation.event for reservation in planned if reservation.accounted]
+        events += [entry.event for entry in planned if entry.accounted]
         units = sorted({event.unit_in_words for event in events})
         if len(units) > 1:
             raise BadInput(
@@ -281,35 +231,50 @@ class Dataset(Base, kw_only=True):
     registered_at: Mapped[str] = mapped_column(default_factory=now)
 
 
-class Entry(Base, kw_only=True):
-    """One release in the ledger. Every ε is computed from `event` on demand.
+class Entry(Base):
+    """One release of private data: planned, reserved before the data is read, and then settled.
+
+    A new object is a plan. The ledger stores it (`Ledger.reserve`, `Ledger.register_plan`). Every
+    ε is computed from `event` on demand.
 
     Attributes:
         number: the order of reservation.
+        dataset: registered name of the private data set.
+        unit: the protected unit.
+        event: the mechanism, with public parameters only.
+        delta: the δ at which this release's ε is stated; 0 for a release without guarantee.
+        spec_hash: hash of the step's spec. Entries with the same data set, spec hash and attempt
+            are one release with one seed.
+        plan_key: names the run or sweep that the release belongs to.
+        run: the run's name for operators (a DAG run's id).
+        attempt: 0 at first. A higher number gets a fresh seed and is charged separately.
+        declared_units: public upper bound on the number of units; 0 if it is not known.
+        whole_plan: all entries of the same plan_key were registered before the first one ran.
         seed_key: name of its privacy seed in the seed store.
         seed_hash: salted hash of that seed; empty until it is bound.
         manifest_hash: keyed digest of everything the seed was used with; empty until bound.
+        known_seed: the seed was not secret, so the release is not private.
         released_hash: digest of the output, keyed by the seed; empty until it is settled, and for
             a release without guarantee.
-        known_seed: the seed was not secret, so the release is not private.
-        whole_plan: all entries of the same plan_key were registered before the first one ran.
     """
 
     __tablename__ = "entries"
+    __table_args__ = (UniqueConstraint("dataset", "spec_hash", "attempt"),)
 
     number: Mapped[int] = mapped_column(primary_key=True, init=False)
-    id: Mapped[str] = mapped_column(default_factory=lambda: secrets.token_hex(16))
-    budget_id: Mapped[int] = mapped_column(ForeignKey(Budget.id))
+    budget_id: Mapped[int] = mapped_column(ForeignKey(Budget.id), index=True, init=False)
     dataset: Mapped[str] = mapped_column(ForeignKey(Dataset.name))
     unit: Mapped[PrivacyUnit]
     event: Mapped[MechanismEvent]
     delta: Mapped[float]
     spec_hash: Mapped[str]
-    attempt: Mapped[int]
-    state: Mapped[State]
-    plan_key: Mapped[str]
-    whole_plan: Mapped[bool]
-    run: Mapped[str]
+    plan_key: Mapped[str] = mapped_column(default="")
+    run: Mapped[str] = mapped_column(default="")
+    attempt: Mapped[int] = mapped_column(default=0)
+    declared_units: Mapped[int] = mapped_column(default=0)
+    state: Mapped[State] = mapped_column(default=State.PLANNED)
+    whole_plan: Mapped[bool] = mapped_column(default=False)
+    id: Mapped[str] = mapped_column(unique=True, default_factory=lambda: secrets.token_hex(16))
     seed_key: Mapped[str] = mapped_column(default_factory=lambda: secrets.token_hex(16))
     seed_hash: Mapped[str] = mapped_column(default="")
     manifest_hash: Mapped[str] = mapped_column(default="")
@@ -319,21 +284,32 @@ class Entry(Base, kw_only=True):
     withdrawn_at: Mapped[str] = mapped_column(default="")
     released_hash: Mapped[str] = mapped_column(default="")
 
-    @classmethod
-    def of(cls, reservation: Reservation, budget_id: int, *, whole_plan: bool) -> Entry:
-        """Return a new entry: planned if its plan is registered whole, reserved otherwise."""
-        return cls(
-            budget_id=budget_id,
-            dataset=reservation.dataset,
-            unit=reservation.unit,
-            event=reservation.event,
-            delta=reservation.delta,
-            spec_hash=reservation.spec_hash,
-            attempt=reservation.attempt,
-            state=State.PLANNED if whole_plan else State.RESERVED,
-            plan_key=reservation.plan_key,
-            whole_plan=whole_plan,
-            run=reservation.run,
+    def __post_init__(self) -> None:
+        """Refuse a plan that contradicts itself, and write the unit into the event."""
+        self.unit = PrivacyUnit(self.unit)
+        if not self.dataset or not self.spec_hash:
+            raise BadInput("a release names its data set and its spec hash", where="ledger")
+        if not 0 <= self.delta < 1 or (self.delta == 0 and self.accounted):
+            raise BadInput(f"delta {self.delta} is not in (0, 1)", where="ledger entry")
+        if self.event.unit not in (None, self.unit):
+            raise BadInput(
+                f"the event protects the unit {self.event.unit}, the release {self.unit}",
+                where="ledger entry",
+            )
+        self.event = self.event.stating(self.unit)
+
+    def repeated(self, run: str, attempt: int) -> Entry:
+        """Return a new plan of the same release, as an attempt of this run."""
+        return Entry(
+            self.dataset,
+            self.unit,
+            self.event,
+            self.delta,
+            self.spec_hash,
+            run,
+            run,
+            attempt,
+            self.declared_units,
         )
 
     def plan_again(self, plan_key: str, run: str) -> None:
@@ -357,7 +333,7 @@ class Entry(Base, kw_only=True):
 
     @property
     def identity(self) -> tuple[str, str, int]:
-        """The key that a reservation of the same release shares."""
+        """The key by which two entries are the same release."""
         return self.dataset, self.spec_hash, self.attempt
 
     @property
@@ -406,15 +382,15 @@ class Entry(Base, kw_only=True):
 
     # --- consistency checks
 
-    def refuse_different(self, reservation: Reservation) -> None:
-        """Refuse a reservation that differs from the one that created the entry.
+    def refuse_different(self, planned: Entry) -> None:
+        """Refuse a plan that differs from the plan that created the entry.
 
         Raises:
             BadInput: the spec hash is the same and the mechanism differs, so the charge would not
                 match the release.
         """
-        asked = (reservation.unit, canonical(reservation.event), reservation.delta)
-        if asked != (self.unit, canonical(self.event), self.delta):
+        mechanism = (planned.unit, canonical(planned.event), planned.delta)
+        if mechanism != (self.unit, canonical(self.event), self.delta):
             self._refuse(
                 "the same spec hash was reserved for another mechanism",
                 "A spec hash must determine the mechanism.",
@@ -438,7 +414,7 @@ class Entry(Base, kw_only=True):
         """Refuse to repeat a release whose output was not recorded, since it cannot be verified.
 
         Raises:
-            BadInput: an older version settled the entry without a digest of the output.
+            BadInput: the entry is settled without a digest of its output.
         """
         if self.state is State.SETTLED and self.accounted and not self.released_hash:
             self._refuse(
@@ -468,54 +444,36 @@ class Entry(Base, kw_only=True):
 
 
 def by_identity(entries: Iterable[Entry]) -> dict[tuple[str, str, int], Entry]:
-    """Return the entries by the key that reservations of the same release share."""
+    """Return the entries by `Entry.identity`."""
     return {entry.identity: entry for entry in entries}
 
 
-class PrivateSource(Base, kw_only=True):
-    """A file or folder that was read as text of a private data set, with the first time."""
+def create_tables(database: Database) -> None:
+    """Create the tables of an empty database, and refuse tables of another version.
 
-    __tablename__ = "private_sources"
-
-    digest: Mapped[str] = mapped_column(primary_key=True)
-    dataset: Mapped[str] = mapped_column(ForeignKey(Dataset.name), primary_key=True)
-    read_at: Mapped[str] = mapped_column(default_factory=now)
-
-
-class PublicSource(Base, kw_only=True):
-    """A file or folder that the operator declared public.
-
-    Attributes:
-        digest: keyed digest of its content, in hex.
-        label: a name for people, without effect.
-        known_private: the operator declared it although it had been read as private.
+    Raises:
+        BadInput: another release of Confide made the ledger.
     """
+    if not (version := _version_of(database)):
+        with database.alone() as db:
+            if not _has_version(db):  # no other process was faster
+                Base.metadata.create_all(db.connection(), checkfirst=False)
+                db.add_all([LedgerSchema(), LedgerIdentity()])
+        version = _version_of(database)
+    if version != SCHEMA_VERSION:
+        release = "newer" if version > SCHEMA_VERSION else "older"
+        raise BadInput(
+            f"its schema has version {version}, this release reads {SCHEMA_VERSION}",
+            where="privacy ledger",
+            fix=f"Use the {release} release of Confide that made it.",
+        )
 
-    __tablename__ = "public_sources"
 
-    digest: Mapped[str] = mapped_column(primary_key=True)
-    label: Mapped[str]
-    declared_at: Mapped[str] = mapped_column(default_factory=now)
-    known_private: Mapped[bool]
-    _readings: Mapped[list[PrivateSource]] = relationship(
-        primaryjoin=lambda: PublicSource.digest == foreign(remote(PrivateSource.digest)),
-        order_by=PrivateSource.dataset,
-        viewonly=True,
-        lazy="selectin",
-        init=False,
-    )
+def _version_of(database: Database) -> int:
+    """Return the version of the tables; 0 for an empty database."""
+    with database.transaction() as db:
+        return db.scalars(select(LedgerSchema.version)).one() if _has_version(db) else 0
 
-    @property
-    def private_in(self) -> tuple[str, ...]:
-        """The private data sets whose text it was read as."""
-        return tuple(reading.dataset for reading in self._readings)
 
-    @property
-    def mark(self) -> str:
-        """The beginning of the digest, which identifies the source on the command line."""
-        return self.digest[:_DIGEST_START]
-
-    @property
-    def holds(self) -> bool:
-        """Whether the declaration is valid: a later private reading makes it invalid."""
-        return self.known_private or not self.private_in
+def _has_version(db: Session) -> bool:
+    return inspect(db.connection()).has_table(LedgerSchema.__tablename__)

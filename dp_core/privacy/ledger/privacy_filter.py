@@ -37,7 +37,7 @@ from typing import Any
 
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.accounting import epsilon_pld
-from dp_core.privacy.ledger.models import Budget, Entry, Reservation, State, canonical
+from dp_core.privacy.ledger.models import Budget, Entry, State, canonical
 from dp_core.privacy.mechanisms import MechanismEvent, compose
 
 LARGEST_ORDER = 512
@@ -131,23 +131,18 @@ class Remaining:
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON data; an infinite order is the word "infinity"."""
-        return {
+        state = {
+            "capacity": None if self.capacity is None else vars(self.capacity),
+            "spent": None if self.spent is None else vars(self.spent),
             "budget": self.budget.name,
             "unit": self.budget.unit,
             "relation": self.budget.relation,
             "epsilon": self.budget.epsilon,
             "delta": self.budget.delta,
             "renyi_order": order_in_words(self.budget.order),
-            "way": self.way,
             "ways": ways_in_json(self.budget),
-            "capacity": None if self.capacity is None else vars(self.capacity),
-            "spent": None if self.spent is None else vars(self.spent),
-            "epsilon_so_far": self.epsilon_so_far,
-            "share": self.share,
-            "charged_entries": self.charged_entries,
-            "unsettled": self.unsettled,
-            "operator_releases": self.operator_releases,
         }
+        return vars(self) | state
 
 
 @dataclass(frozen=True)
@@ -278,16 +273,16 @@ def conversion(delta: float, order: float) -> float:
 
 def groups_of(entries: Iterable[Entry]) -> list[tuple[Release, ...]]:
     """Return the charged releases by group. A plan that was registered whole is one group."""
-    groups: dict[str, list[Release]] = {}
+    groups: dict[str, list[Entry]] = {}
     for entry in entries:
         if entry.charged:
-            groups.setdefault(entry.group, []).append((canonical(entry.event), entry.delta))
-    return [tuple(sorted(releases)) for releases in groups.values()]
+            groups.setdefault(entry.group, []).append(entry)
+    return [releases(group) for group in groups.values()]
 
 
-def releases(reservations: Iterable[Reservation]) -> tuple[Release, ...]:
-    """Return the charged releases, sorted, so that equal plans have equal charges."""
-    return tuple(sorted((canonical(r.event), r.delta) for r in reservations if r.accounted))
+def releases(entries: Iterable[Entry]) -> tuple[Release, ...]:
+    """Return the releases with a guarantee, sorted, so that equal plans have equal charges."""
+    return tuple(sorted((canonical(e.event), e.delta) for e in entries if e.accounted))
 
 
 def spent_on(budget: Budget, entries: Iterable[Entry]) -> PrivacyCharge:

@@ -44,15 +44,16 @@ class Cut:
             for out in (False, True)
         }
         self.held_out: dict[str, bool] = {}
-        for unit_id, rows in rows_of_units(
+        for one, rows in rows_of_units(
             units_of(documents(), unit, 4),
             TOKENIZER,
             sequence_length=S,
             max_examples_per_unit=KEPT,
             key=KEY,
         ):
-            self.held_out[unit_id] = is_held_out(unit_id, SHARE, KEY)
-            sides[self.held_out[unit_id]].add_unit(unit_id, rows)
+            self.held_out[one.unit_id] = is_held_out(one.unit_id, SHARE, KEY)
+            side = sides[self.held_out[one.unit_id]]
+            side.add_unit(one.unit_id, [row for _, row in rows])
         self.train, self.others = (sides[out].finish() for out in (False, True))
 
     def sample(

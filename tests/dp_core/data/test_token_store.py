@@ -119,11 +119,10 @@ TOKENIZER = wordpiece.learn(
 
 
 def rows_made(units: list[Unit], length: int = 8, limit: int = 100) -> dict[str, list[list[int]]]:
-    return dict(
-        rows_of_units(
-            units, TOKENIZER, sequence_length=length, max_examples_per_unit=limit, key=b"k"
-        )
+    made = rows_of_units(
+        units, TOKENIZER, sequence_length=length, max_examples_per_unit=limit, key=b"k"
     )
+    return {unit.unit_id: [row for _, row in rows] for unit, rows in made}
 
 
 @given(

@@ -242,7 +242,7 @@ def test_curve_of_too_few_points_is_refused():
 
 def test_a_curve_is_read_as_it_was_written():
     curve = curve_of([0.9, 0.7, 0.4, 0.2, 0.1])
-    assert advice.curves_from_json(json.loads(json.dumps([curve.to_json()]))) == (curve,)
+    assert advice.CURVES.validate_json(advice.CURVES.dump_json((curve,))) == (curve,)
 
 
 def test_the_measured_curves_fall():

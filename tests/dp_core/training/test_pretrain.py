@@ -1,19 +1,35 @@
-"""Pre-training as a whole: it learns, follows the plan, and survives interruptions."""
+"""Training as a whole: it learns, follows its plan, reports, and survives interruptions."""
 
 from __future__ import annotations
 
 import dataclasses
+import weakref
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, Unfinished
 from dp_core.models.parameters import fresh
+from dp_core.privacy.accounting.calibration import with_bands
+from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
+from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, growing_batches
+from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training import batches as rows
 from dp_core.training import loop as module
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
+from dp_core.training.loop import (
+    EvaluationHook,
+    OrdinaryUpdates,
+    PrivateUpdates,
+    Progress,
+    ProgressReporter,
+    curve_points,
+)
 from dp_core.training.objectives import mlm_accuracy
+from dp_core.training.trainer import Tallies, Trainer
 
 
 def same(a, b):
@@ -121,3 +137,265 @@ def test_negative_updates_and_empty_batches_are_refused(field, least):
     assert getattr(OrdinaryUpdates(**numbers | {field: least}), field) == least
     with pytest.raises(BadInput, match=field):
         OrdinaryUpdates(**numbers | {field: least - 1})
+
+
+UPDATES = 400  # a point of the curve every ten
+
+
+class Counting:
+    """Replaces a trainer: each reading returns the counts of one update."""
+
+    def read_tallies(self) -> Tallies:
+        return Tallies(loss=6.0, units=3, clipped=2)
+
+
+def reporter(reports: list[Progress]) -> ProgressReporter:
+    trainer = cast(Trainer, cast(Any, Counting()))
+    return ProgressReporter(trainer, UPDATES, curve_points(UPDATES), reports.append)
+
+
+def test_counts_since_the_last_point_survive_a_stop() -> None:
+    reports: list[Progress] = []
+    first, second = reporter(reports), reporter(reports)
+    kept = first.state()  # one reading, for example after 7 updates
+    first.report(10, 1.0, last=False)
+    second.restore(kept)
+    second.report(10, 1.0, last=False)
+    undisturbed, resumed = reports
+    assert resumed == undisturbed
+    assert (resumed.loss, resumed.batch, resumed.clipped) == (2.0, 6 / 10, 4 / 6)
+
+
+SEED = PrivacySeed.fixed(4)
+
+
+@pytest.fixture()
+def seen(monkeypatch):
+    """The calls of the trainer, update by update, with their effect."""
+    return _record(monkeypatch, Trainer.add, Trainer.apply_update)
+
+
+@pytest.fixture()
+def calls(monkeypatch):
+    """The calls of the trainer, without the arithmetic."""
+    return _record(monkeypatch, lambda *_: None, lambda *_, **__: None)
+
+
+def _record(monkeypatch, add, apply_update):
+    updates = [SimpleNamespace(batches=[], clips=set())]
+
+    def added(self, batch):
+        updates[-1].batches.append(batch)
+        compiled = self._add
+
+        def clipped(values, clip_norm):
+            updates[-1].clips.add(float(clip_norm))
+            compiled(values, clip_norm)
+
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(self, "_add", clipped)
+            return add(self, batch)
+
+    def updated(self, **arguments):
+        updates[-1].__dict__.update(arguments)
+        updates.append(SimpleNamespace(batches=[], clips=set()))
+        return apply_update(self, **arguments)
+
+    monkeypatch.setattr(Trainer, "add", added)
+    monkeypatch.setattr(Trainer, "apply_update", updated)
+    return updates
+
+
+def units_of(update):
+    return sum(int((batch.shares > 0).any(1).sum()) for batch in update.batches)
+
+
+def with_sampling(plan, sampling, batch):
+    schedule = (BatchPhase(plan.steps, batch),)
+    return dataclasses.replace(plan, sampling=sampling, schedule=schedule)
+
+
+@pytest.mark.parametrize(
+    "sampling,micro_batches",
+    [(PoissonSampling(), None), (TruncatedPoissonSampling(cap=10), 3)],
+    ids=lambda x: getattr(x, "kind", None),
+)
+def test_training_reads_exactly_the_units_that_are_drawn(
+    train, plan_of, store, calls, sampling, micro_batches
+):
+    plan = with_sampling(plan_of(), sampling, 9)
+    train(plan)
+    sampler = plan.sampler(SEED, store.n_units)
+    for t, update in enumerate(calls[:-1]):
+        assert units_of(update) == len(sampler.batch(t))
+        assert update.divisor == 9  # the expected batch, for any draw
+        if micro_batches:  # static: padding replaces units that are not drawn
+            assert len(update.batches) == micro_batches
+        for micro_batch in update.batches:
+            assert [a.shape for a in micro_batch.arrays()] == [
+                a.shape for a in calls[0].batches[0].arrays()
+            ]
+    assert len(calls) == 1 + plan.steps
+    assert len({units_of(u) for u in calls[:-1]}) > 1
+
+
+def test_truncated_batch_never_exceeds_its_cap(train, plan_of, calls):
+    train(with_sampling(plan_of(steps=12), TruncatedPoissonSampling(cap=5), 20))
+    assert max(units_of(u) for u in calls[:-1]) == 5
+
+
+def test_batches_grow_by_the_plans_schedule(train, plan_of, calls):
+    plan = dataclasses.replace(plan_of(), schedule=(BatchPhase(3, 4), BatchPhase(3, 20)))
+    train(plan)
+    assert [u.divisor for u in calls[:-1]] == [4] * 3 + [20] * 3
+    assert max(units_of(u) for u in calls[:3]) < min(units_of(u) for u in calls[3:6])
+    assert plan.event().phases == ((4 / 30, 0.7, 3), (20 / 30, 0.7, 3))
+
+
+def test_ordinary_updates_read_the_configured_number_of_rows(train, config_of, calls):
+    train(OrdinaryUpdates(3, 7, seed=1), config=config_of(micro_rows=6))
+    assert [u.divisor for u in calls[:-1]] == [7] * 3
+    assert [units_of(u) for u in calls[:-1]] == [7] * 3
+    assert [len(u.batches) for u in calls[:-1]] == [2] * 3
+
+
+def test_training_with_the_settings_of_anil_et_al_runs(train, plan_of, config_of, seen):
+    """Growing batches, weight decay 1, quadratic decay of the learning rate."""
+    plan = dataclasses.replace(plan_of(), schedule=growing_batches(3, 12, 8))
+    model = train(plan, config=config_of(learning_rate=2e-3, weight_decay=1.0, decay_power=2.0))
+    assert [u.divisor for u in seen[:-1]] == [3, 5, 8, 12, 12, 12, 12, 12]
+    assert all(np.isfinite(a).all() for a in model.parameters.values())
+
+
+def test_memory_does_not_grow_with_the_batch_size(train, plan_of, config_of, monkeypatch):
+    """The number of micro-batches in memory does not depend on the size of an update."""
+    alive = peak = made = 0
+    original = rows.micro_batch
+
+    def died():
+        nonlocal alive
+        alive -= 1
+
+    def watched(*arguments):
+        nonlocal alive, peak, made
+        batch = original(*arguments)
+        weakref.finalize(batch, died)
+        alive, made = alive + 1, made + 1
+        peak = max(peak, alive)
+        return batch
+
+    monkeypatch.setattr(rows, "micro_batch", watched)
+    monkeypatch.setattr(Trainer, "add", lambda *_: None)  # other tests cover the arithmetic
+    peaks = []
+    for batch in (24, 2400):
+        monkeypatch.setattr(
+            "dp_core.privacy.batch_selection.BatchSampler.batch",
+            lambda self, step, n=batch // 24: np.tile(np.arange(24), n),
+        )
+        peak, made = alive, 0
+        plan = plan_of(declared_units=2400, expected_batch=batch, steps=1)
+        nowhere = SimpleNamespace(names=list, write=lambda *_: None, where="")
+        train(plan, config=config_of(micro_rows=2), checkpoints=nowhere)
+        assert made == batch
+        peaks.append(peak)
+    assert max(peaks) <= 12
+
+
+def adaptive_plan(plan_of, **changes):
+    adaptive = AdaptiveClipping(quantile=0.5, count_noise=2.0, learning_rate=0.5)
+    return plan_of(adaptive=adaptive, clip_norm=0.1, **changes)
+
+
+def test_learned_clip_norm_scales_clipping_and_noise(train, plan_of, seen):
+    plan = adaptive_plan(plan_of)
+    reported = []
+    train(plan, progress=lambda p: reported.append(p.clip_norm))
+    z_delta = plan.gradient_noise_multiplier()
+    assert z_delta == pytest.approx((0.7**-2 - 4.0**-2) ** -0.5)
+    clips = []
+    for update in seen[:-1]:
+        [clip] = update.clips
+        assert update.noise.noise_multiplier == pytest.approx(z_delta)
+        assert update.noise.clip_norm == pytest.approx(clip, rel=1e-6)  # float32
+        clips.append(clip)
+    assert clips[0] == pytest.approx(0.1)
+    assert len(set(clips)) == 4  # every update changed it
+    assert clips == sorted(clips)  # gradients are larger than 0.1, so it increases
+    assert reported[-1] > clips[-1]
+
+
+def test_time_limited_run_ends_in_the_same_bits(train, plan_of, config_of, tmp_path):
+    """With a learned clip norm in the state; checkpoint settings may change between runs."""
+    plan = adaptive_plan(plan_of, steps=3)
+    whole = train(plan, checkpoints=LocalFolder(tmp_path / "whole"))
+    for done in (1, 2):  # at least one update per run, or it would never end
+        with pytest.raises(Unfinished, match=f"time is up after {done} of 3 updates") as stopped:
+            train(plan, config=config_of(time_box_minutes=1e-9))
+        assert stopped.value.exit_code == 75
+    last = config_of(checkpoint_every=2, time_box_minutes=1e5)
+    assert same(whole, train(plan, config=last))
+
+
+def test_correlated_noise_continues_in_the_same_bits_after_a_stop(
+    train, plan_of, config_of, tmp_path
+):
+    """The noise is not stored: a resumed run makes it again from the seed."""
+    plan = with_bands(plan_of(steps=5), 3, Workload.prefix_sums(5))
+    whole = train(plan, checkpoints=LocalFolder(tmp_path / "whole"))
+    for _ in range(3):
+        with pytest.raises(Unfinished):
+            train(plan, config=config_of(time_box_minutes=1e-9))
+    assert same(whole, train(plan))
+    assert not same(whole, train(plan_of(steps=5), checkpoints=LocalFolder(tmp_path / "alone")))
+    names = LocalFolder(tmp_path / "whole").names()
+    assert names and not any("past" in name for name in names)
+
+
+def test_checkpoint_precedes_every_evaluation(train, config_of, tmp_path):
+    """A resumed run repeats every state whose score was reported."""
+    kept, there = LocalFolder(tmp_path / "kept"), {}
+
+    def evaluate(done, weights):
+        there[done] = len(kept.names())
+
+    train(
+        OrdinaryUpdates(5, 18, seed=1),
+        checkpoints=kept,
+        hook=EvaluationHook(frozenset({2, 4}), evaluate),
+    )
+    assert there == {2: 1, 4: 2}
+
+
+@pytest.mark.parametrize("continuation", [None, np.zeros(3, bool)])
+def test_masking_whole_words_needs_continuation_flags(train, config_of, continuation):
+    with pytest.raises(BadInput, match="continuation pieces"):
+        train(
+            OrdinaryUpdates(1, 1, seed=1),
+            config=config_of(whole_words=True),
+            continuation=continuation,
+        )
+
+
+@pytest.mark.parametrize("private", [True, False])
+def test_training_masks_whole_words_together(train, plan_of, config_of, store, calls, private):
+    """In this language every odd piece continues the even piece before it."""
+    odd = np.arange(store.vocabulary_size) % 2 == 1
+    odd[:6] = False
+    updates = plan_of(steps=10) if private else OrdinaryUpdates(10, 18, seed=1)
+    train(updates, config=config_of(whole_words=True), continuation=odd)
+    whole = cut = 0
+    for update in calls[:-1]:
+        for batch in update.batches:
+            for positions, weights in zip(
+                batch.positions.reshape(-1, batch.positions.shape[-1]),
+                batch.weights.reshape(-1, batch.weights.shape[-1]),
+                strict=True,
+            ):
+                chosen = set(positions[weights > 0].tolist())
+                words = {(p - 1) // 2 for p in chosen}  # position 0 is [CLS]
+                full = sum({2 * w + 1, 2 * w + 2} <= chosen for w in words)
+                whole += full
+                cut += len(words) - full
+                assert len(words) - full == 0 or len(chosen) == 1  # a quota of one splits a word
+    assert whole > 20
+    assert cut > 20  # both cases occurred

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting import delta_pld, epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
-from dp_core.privacy.ledger import Ledger, Reservation
+from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ThresholdedHistogram, compose
 from dp_core.vocabulary import selection_calibration
 from dp_core.vocabulary.selection_calibration import calibrate
@@ -91,7 +91,7 @@ def test_budget_equal_to_the_target_suffices(tmp_path: Path) -> None:
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, wish, 1e-7, order=math.inf)
     plan = calibrate(wish, 1e-7, 32, unit=PrivacyUnit.PATIENT)
     ledger.reserve(
-        Reservation(
+        Entry(
             dataset="notes", unit=PrivacyUnit.PATIENT, event=plan.event(), delta=1e-7,
             spec_hash="a", plan_key="p", run="r",
         )

@@ -53,3 +53,10 @@ def test_items_of_a_unit_are_sorted_for_any_other_units() -> None:
         assert sets.items.to_pylist() == sorted(sets.items.to_pylist())
         for a, b in zip(sets.starts, sets.starts[1:], strict=False):
             assert (np.diff(sets.members[a:b]) > 0).all() and b - a <= 6
+
+
+def test_a_histogram_counts_no_more_units_than_declared() -> None:
+    units = [(str(number), ["pain"]) for number in range(21)]
+    assert item_sets(units[:-1], 1, b"k", declared_units=20).units == 20
+    with pytest.raises(BadInput, match="more units than the declared bound"):
+        item_sets(units, 1, b"k", declared_units=20)

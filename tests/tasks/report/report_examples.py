@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -36,7 +37,6 @@ from tasks.report.model import (
     ModelRow,
     Report,
 )
-from tasks.results.statements import Statement
 
 VOCABULARY_SIZE, DECLARED_UNITS = 3_871, 4_000
 OMITTED = "documents left out: 4067 (not UTF-8: 4066, no text: 1)"
@@ -229,14 +229,14 @@ def ledger() -> LedgerView:
     )
 
 
-_STATEMENT = Statement(
-    words=(
+_STATEMENT = SimpleNamespace(
+    paragraphs=[
         "Whether or not any one patient's notes are in the data set, every outcome of the "
         "vocabulary and of the DP pre-training is at most e^6.61 times as likely, but for a "
         "probability of 1.1·10⁻⁶.",
         "The fine-tuned model has read labelled sentences that this guarantee does not cover.",
-    ),
-    record={"unit": "patient", "epsilon": 6.61, "delta": 1.1e-6, "neighbours": "add or remove"},
+    ],
+    data={"unit": "patient", "epsilon": 6.61, "delta": 1.1e-6, "neighbours": "add or remove"},
 )
 _SETTINGS = {
     "noise_multiplier": 1.0,
@@ -340,7 +340,9 @@ def sweep_report(*, made_up: bool = True, **fields: Any) -> Report:
         created="2026-11-21T04:12:00+00:00",
         made_up=made_up,
         **_COMMON,
-        statement=replace(_STATEMENT, words=("Releasing all 18 models together costs ε = 21.4.",)),
+        statement=SimpleNamespace(
+            paragraphs=["Releasing all 18 models together costs ε = 21.4."], data=_STATEMENT.data
+        ),
         is_sweep=True,
         models=tuple(points),
         public_seeds={"initialisation": 1},

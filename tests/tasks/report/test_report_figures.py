@@ -1,10 +1,11 @@
 """Tests of the report's figures: content, readability and SVG form."""
 
-import dataclasses
 import io
 import math
 import re
 import xml.etree.ElementTree as ET
+from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 from matplotlib.image import imread
@@ -14,7 +15,6 @@ from dp_core.audit.exposure import EMBEDDED
 from dp_core.labels import Label
 from dp_core.privacy.statement import DatasetTotal
 from tasks.report import figures, sweep_figures
-from tasks.report import sweep_figures as sweep_figure
 from tasks.report.figures import Drawing
 from tasks.report.model import Cost, Exposures, ModelRow, Withheld
 
@@ -27,7 +27,7 @@ def _all() -> dict[str, Drawing]:
         figures.training_figure(REPORT.curves, REPORT.models),
         figures.entity_figure(REPORT.models),
         figures.epochs_figure(REPORT.by_epoch),
-        sweep_figure.sweep_figure(sweep_report().models),
+        sweep_figures.sweep_figure(sweep_report().models),
     )
     return {drawing.key: drawing for drawing in drawn if drawing is not None}
 
@@ -39,6 +39,12 @@ def _texts(drawing: Drawing) -> list[str]:
     root = ET.fromstring(drawing.svg)  # noqa: S314 - our own file
     elements = root.iter("{http://www.w3.org/2000/svg}text")
     return ["".join(text.itertext()).strip() for text in elements]
+
+
+def _sweep(points: Sequence[ModelRow]) -> Drawing:
+    drawing = sweep_figures.sweep_figure(points)
+    assert drawing is not None
+    return drawing
 
 
 def test_all_five_figures_render_as_svg_and_png() -> None:
@@ -85,7 +91,7 @@ def test_exposure_figure_has_one_panel_per_pattern_and_a_legend_of_all_models() 
 
 
 def test_exposure_figure_omits_models_with_withheld_exposure() -> None:
-    hidden = dataclasses.replace(REPORT.models[2], exposures=Withheld())
+    hidden = replace(REPORT.models[2], exposures=Withheld())
     drawing = figures.exposure_figure([*REPORT.models[:2], hidden])
     assert drawing is not None
     assert "Non-private" not in _texts(drawing)
@@ -94,13 +100,13 @@ def test_exposure_figure_omits_models_with_withheld_exposure() -> None:
 
 def test_exposure_figure_with_many_groups_uses_two_rows_of_panels() -> None:
     many = tuple(
-        dataclasses.replace(row, expected_occurrences=occurrences, pattern=pattern)
+        replace(row, expected_occurrences=occurrences, pattern=pattern)
         for row in exposure_rows({}, 3)[-1:]
         for pattern in ("HS", "HSH", "SH", "HHSHH", "HHHS")
         for occurrences in (1, 10, 100, 1000, 10_000, 100_000)
     )
     drawing = figures.exposure_figure(
-        [dataclasses.replace(REPORT.models[1], exposures=(Exposures(Label.DP, many),))]
+        [replace(REPORT.models[1], exposures=(Exposures(Label.DP, many),))]
     )
     assert drawing is not None
     assert "100\u202f000" in _texts(drawing)
@@ -120,7 +126,7 @@ def test_entity_figure_prints_the_value_of_each_bar() -> None:
     texts = _texts(DRAWN["entities"])
     for value in ("66.5", "71.9", "68.3", "74.2"):
         assert value in texts
-    hidden = [dataclasses.replace(model, f1=Withheld(), f1_by_type={}) for model in REPORT.models]
+    hidden = [replace(model, f1=Withheld(), f1_by_type={}) for model in REPORT.models]
     assert figures.entity_figure(hidden) is None
 
 
@@ -138,12 +144,11 @@ def test_sweep_figure_has_three_panels_with_epsilon_and_f1() -> None:
 def test_sweep_figure_of_fine_tuning_settings_has_only_their_panels() -> None:
     point = sweep_report().models[0]
     points = [
-        dataclasses.replace(point, finetuning={"finetune_epochs": e, "finetune_learning_rate": r})
+        replace(point, finetuning={"finetune_epochs": e, "finetune_learning_rate": r})
         for e in (1, 2, 4)
         for r in (1e-4, 1e-3)
     ]
-    drawing = sweep_figures.sweep_figure(points)
-    assert drawing is not None
+    drawing = _sweep(points)
     texts = _texts(drawing)
     assert "Fine-tuning epochs" in texts and "Fine-tuning rate" in texts
     assert "Noise multiplier σ" not in texts  # it does not vary
@@ -163,7 +168,7 @@ def test_sweep_exposure_figure_has_one_line_per_batch_size_and_number_of_updates
     assert len(lines) == 6
     one_line = [point for point in points if point.batch_size == 128 and point.epochs == 5]
     assert sweep_figures.sweep_exposure_figure(one_line) is None  # only σ varies
-    hidden = [dataclasses.replace(point, exposures=Withheld()) for point in points]
+    hidden = [replace(point, exposures=Withheld()) for point in points]
     assert sweep_figures.sweep_exposure_figure(hidden) is None
 
 
@@ -176,27 +181,22 @@ def test_exposure_line_over_seeds_is_the_mean_with_bars_over_all_intervals() -> 
 
 def test_sweep_figure_renders_a_single_point_and_withheld_scores() -> None:
     point = sweep_report().models[0]
-    for points in ([point], [dataclasses.replace(point, f1=Withheld())], [_flat(point)]):
-        drawing = sweep_figure.sweep_figure(points)
-        assert drawing is not None
+    for points in ([point], [replace(point, f1=Withheld())], [_flat(point)]):
+        drawing = _sweep(points)
         assert "ε in total" in _texts(drawing)
-    assert sweep_figure.sweep_figure([]) is None
+    assert sweep_figures.sweep_figure([]) is None
 
 
 def test_sweep_figure_of_causal_models_omits_baselines_with_another_vocabulary() -> None:
     points = causal_sweep_report().models
-    drawing = sweep_figures.sweep_figure(points)
-    assert drawing is not None
+    drawing = _sweep(points)
     texts = _texts(drawing)
     assert "Perplexity of private text, lower is better" in texts
     assert "public training" in texts and "public text only" not in texts
     assert "%" not in "".join(texts) and "over seeds)" in drawing.caption
-    hidden = [
-        dataclasses.replace(point, perplexity_private=Withheld(), spread=Withheld())
-        for point in points
-    ]
-    drawing = sweep_figures.sweep_figure(hidden)
-    assert drawing is not None and "public training" not in _texts(drawing)
+    hidden = [replace(point, perplexity_private=Withheld(), spread=Withheld()) for point in points]
+    drawing = _sweep(hidden)
+    assert "public training" not in _texts(drawing)
     assert not [text for text in _texts(drawing) if text.startswith("Perplexity")]
     assert "perplexity" not in drawing.caption and "level" not in drawing.caption
 
@@ -216,18 +216,17 @@ def test_baselines_of_one_kind_have_different_dashes() -> None:
     report = causal_sweep_report()
     (level,) = (point for point in report.models if point.baseline == "public-training")
     kinds = [
-        dataclasses.replace(level, name=f"training without privacy · epochs={e}", epochs=e,
+        replace(level, name=f"training without privacy · epochs={e}", epochs=e,
                             baseline="nonprivate-training")
         for e in (5.0, 10.0)
     ]  # fmt: skip
-    drawing = sweep_figures.sweep_figure([*report.models[:2], *kinds])
-    assert drawing is not None
+    drawing = _sweep([*report.models[:2], *kinds])
     red = re.findall(r"stroke-dasharray: ([^;]+);[^\"]*stroke: #d55e00", drawing.svg)
     assert len(set(red)) == 2
 
 
 def _flat(point: ModelRow) -> ModelRow:
-    return dataclasses.replace(point, cost=Cost(DatasetTotal("", None, math.pi, 1e-6)))
+    return replace(point, cost=Cost(DatasetTotal("", None, math.pi, 1e-6)))
 
 
 @pytest.mark.parametrize("key", sorted(DRAWN))

@@ -1,13 +1,13 @@
 """Tests of the report page: complete, self-contained, and without withheld values."""
 
-import dataclasses
 import io
 import json
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
-from types import NoneType
+from types import NoneType, SimpleNamespace
 
 import pytest
 from report_examples import (
@@ -37,7 +37,6 @@ from tasks.report.model import (
 from tasks.report.models_table import results_table
 from tasks.report.page import Page, report_page
 from tasks.report.tables import WITHHELD_MARK, Table, side_by_side
-from tasks.results.statements import Statement
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -126,7 +125,7 @@ def test_page_has_all_sections_figures_and_labels() -> None:
 
 def _bare(**fields: object) -> Report:
     """Return a report of the DP model alone, without data for figures."""
-    private = dataclasses.replace(job_report().model("dp"), exposures=(), f1=None, f1_by_type={})
+    private = replace(job_report().model("dp"), exposures=(), f1=None, f1_by_type={})
     return job_report(models=(private,), curves=(), **fields)
 
 
@@ -187,7 +186,7 @@ def _moved_extractions(rows: tuple[Extraction, ...]) -> tuple[Extraction, ...]:
 def test_publishable_edition_does_not_depend_on_operator_values() -> None:
     """Reports that differ in operator values only have equal publishable editions."""
     report = job_report(made_up=False)
-    other = dataclasses.replace(
+    other = replace(
         report,
         created="2026-11-21T23:59:59+00:00",
         run_key="manual__2026-11-21T09:00:00+00:00",
@@ -195,7 +194,7 @@ def test_publishable_edition_does_not_depend_on_operator_values() -> None:
             group: Operator(value.value / 3) for group, value in report.occurrences.items()
         },
         models=tuple(
-            dataclasses.replace(
+            replace(
                 model,
                 mlm_public=_moved(model.mlm_public),
                 mlm_private=_moved(model.mlm_private),
@@ -208,13 +207,13 @@ def test_publishable_edition_does_not_depend_on_operator_values() -> None:
             for model in report.models
         ),
         curves=tuple(
-            dataclasses.replace(curve, values=tuple(v / 2 for v in curve.values))
+            replace(curve, values=tuple(v / 2 for v in curve.values))
             if curve.label is Label.OPERATOR
             else curve
             for curve in report.curves
         ),
         training=tuple(
-            dataclasses.replace(fact, value=1.5) if fact.label is Label.OPERATOR else fact
+            replace(fact, value=1.5) if fact.label is Label.OPERATOR else fact
             for fact in report.training
         ),
     )
@@ -232,10 +231,10 @@ def _moved_exposures(exposures: Exposures) -> Exposures:
     if exposures.label is not Label.OPERATOR:
         return exposures
     rows = tuple(
-        dataclasses.replace(row, exposure=row.exposure / 2, low=row.low / 2, high=row.high / 2)
+        replace(row, exposure=row.exposure / 2, low=row.low / 2, high=row.high / 2)
         for row in exposures.rows
     )
-    return dataclasses.replace(exposures, rows=rows)
+    return replace(exposures, rows=rows)
 
 
 def test_publishable_sweep_withholds_private_f1_but_not_public_accuracy() -> None:
@@ -289,7 +288,7 @@ def test_markup_in_names_is_escaped() -> None:
         settings={evil: evil},
         repeat=(evil,),
         notes=(evil,),
-        statement=Statement((evil,), {"unit": "</pre>" + evil}),
+        statement=SimpleNamespace(paragraphs=[evil], data={"unit": "</pre>" + evil}),
     )
     html = report_page(report, Edition.OPERATOR).html
     assert evil not in html
@@ -305,7 +304,7 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
         public_seeds={},
         notes=(),
         repeat=(),
-        statement=Statement(("One sentence.",)),
+        statement=SimpleNamespace(paragraphs=["One sentence."], data={}),
     )
     html = report_page(bare, Edition.OPERATOR).html
     assert 'id="ledger"' not in html
@@ -314,7 +313,7 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
 
 def test_ledger_without_a_budget_shows_no_total() -> None:
     figures = ("spent_epsilon", "spent_delta", "budget_epsilon", "budget_delta")
-    made_up = dataclasses.replace(ledger(), **dict.fromkeys(figures))
+    made_up = replace(ledger(), **dict.fromkeys(figures))
     html = report_page(job_report(ledger=made_up), Edition.OPERATOR).html
     section = html.partition('id="ledger"')[2].partition("</section>")[0]
     assert "no budget is kept" in section
@@ -365,7 +364,7 @@ def test_headline_states_the_verdict_of_the_training_audit(verdict: str, headlin
     assert headline in first
     assert ("hero bad" in html) == (verdict == "contradicted")
     assert "21 of 30 guesses were right." in html
-    kept = dataclasses.replace(report, audit=_audited(verdict, Label.OPERATOR))
+    kept = replace(report, audit=_audited(verdict, Label.OPERATOR))
     assert "21 of 30" not in report_page(kept, Edition.PUBLISHABLE).html
     assert "21 of 30" in report_page(kept, Edition.OPERATOR).html
 

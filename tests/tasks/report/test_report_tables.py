@@ -1,9 +1,9 @@
 """Tests of the report's tables as data, as JSON and in the terminal."""
 
-import dataclasses
 import io
 import json
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -26,6 +26,7 @@ from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import MetricRecord, StepResult
 from tasks.report import audit_tables, models_table, tables
 from tasks.report.comparison import figures_of
+from tasks.report.job_results import audit_time, last_values
 from tasks.report.model import (
     Cost,
     Edition,
@@ -37,7 +38,6 @@ from tasks.report.model import (
     edition_of,
 )
 from tasks.report.page import report_page, verdict
-from tasks.report.results import audit_time, last_values
 from tasks.report.tables import (
     NOT_MEASURED,
     WITHHELD_MARK,
@@ -47,7 +47,7 @@ from tasks.report.tables import (
     rich_table,
     side_by_side,
 )
-from tasks.results.inputs import Input
+from tasks.results import Input
 
 
 def _closing() -> Table:
@@ -139,11 +139,9 @@ def test_exposure_in_training_rows_is_shown_to_the_operator_only() -> None:
     dp = job_report().model("dp")
     assert dp is not None
     within = tuple(
-        dataclasses.replace(row, context=IN_ROWS)
-        for row in dp.audits[0].rows
-        if row.context == EMBEDDED
+        replace(row, context=IN_ROWS) for row in dp.audits[0].rows if row.context == EMBEDDED
     )
-    row = dataclasses.replace(dp, exposures_in_rows=Exposures(Label.OPERATOR, within))
+    row = replace(dp, exposures_in_rows=Exposures(Label.OPERATOR, within))
     report = job_report(made_up=False, models=(row,))
     shown = {}
     for edition in Edition:
@@ -170,7 +168,7 @@ def test_membership_table_shows_each_attack_with_the_maximum_under_the_guarantee
     assert not any(cell.alarm for row in table.rows for cell in row)
     loss_attack = next(row for row in membership(0.9, 0.5).rows if row.attack == "loss")
     assert loss_attack.above
-    model = dataclasses.replace(report.models[1], membership=membership(0.9, 0.5))
+    model = replace(report.models[1], membership=membership(0.9, 0.5))
     assert all(row[2].alarm for row in audit_tables.membership_table([model]).rows)
     shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
     assert audit_tables.membership_table(shown.models).rows == ()
@@ -180,7 +178,7 @@ def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> 
     public, dp, unprotected = job_report().models
     assert audit_tables.leakage_by_epoch_table([public, dp, unprotected]).rows == ()
     kept = {
-        kind: dataclasses.replace(
+        kind: replace(
             membership(leakage, 0.9),
             losses={"members": 2.1 - leakage, "others": 2.1},
             by_epoch=tuple(
@@ -193,11 +191,11 @@ def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> 
         )
         for kind, leakage in (("dp", 0.1), ("nonprivate", 0.4))
     }
-    start = dataclasses.replace(membership(0.01, 0.0), losses={"members": 3.5, "others": 3.4999})
+    start = replace(membership(0.01, 0.0), losses={"members": 3.5, "others": 3.4999})
     models = [
-        dataclasses.replace(public, membership=start),
-        dataclasses.replace(dp, membership=kept["dp"]),
-        dataclasses.replace(unprotected, membership=kept["nonprivate"]),
+        replace(public, membership=start),
+        replace(dp, membership=kept["dp"]),
+        replace(unprotected, membership=kept["nonprivate"]),
     ]
     losses = audit_tables.loss_by_epoch_table(models)
     assert [header.name for header in losses.headers] == [
@@ -248,7 +246,7 @@ def test_extraction_table_compares_training_text_with_the_control() -> None:
 def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> None:
     rows = job_report().models
     samples = [Samples(row.audits[0].label, "Bob is", (f"{row.name} wrote",)) for row in rows]
-    models = [dataclasses.replace(row, samples=s) for row, s in zip(rows, samples, strict=True)]
+    models = [replace(row, samples=s) for row, s in zip(rows, samples, strict=True)]
     report = job_report(made_up=False, models=tuple(models))
     texts = {
         edition: [
@@ -266,8 +264,8 @@ def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> 
 
 def test_extraction_note_states_that_a_protocol_was_chosen_after_the_training() -> None:
     (targeted, _) = extractions(Label.DP, 4, 1)
-    late = dataclasses.replace(targeted, fixed_before_training=False)
-    model = dataclasses.replace(job_report().models[1], extractions=(late,))
+    late = replace(targeted, fixed_before_training=False)
+    model = replace(job_report().models[1], extractions=(late,))
     assert "chosen after the training" in " ".join(audit_tables.extraction_table([model]).notes)
 
 
@@ -279,7 +277,7 @@ def test_exposure_note_states_the_values_of_no_memory_and_of_full_memory() -> No
 
 def test_entity_table_lists_the_types_of_all_models_and_micro_f1_last() -> None:
     report = job_report()
-    fewer = dataclasses.replace(report.models[0], f1_by_type={})
+    fewer = replace(report.models[0], f1_by_type={})
     table = tables.entity_table([fewer, *report.models[1:]])
     assert [row[0].text for row in table.rows] == ["problem", "test", "treatment", "all (micro)"]
     assert table.rows[0][1].text == NOT_MEASURED
@@ -290,8 +288,8 @@ def test_entity_types_without_a_publishable_value_are_not_named() -> None:
     report = job_report(made_up=False)
     public, dp, nonprivate = report.models
     assert all(not row.f1_by_type for row in edition_of(report, Edition.PUBLISHABLE).models)
-    on_public_labels = dataclasses.replace(dp, f1_by_type={"problem": Dp(0.5)})
-    mixed = dataclasses.replace(report, models=(public, on_public_labels, nonprivate))
+    on_public_labels = replace(dp, f1_by_type={"problem": Dp(0.5)})
+    mixed = replace(report, models=(public, on_public_labels, nonprivate))
     table = tables.entity_table(edition_of(mixed, Edition.PUBLISHABLE).models)
     assert [row[0].text for row in table.rows] == ["problem", "all (micro)"]
     assert [cell.withheld for cell in table.rows[0][1:]] == [True, False, True]
@@ -309,8 +307,8 @@ def test_ledger_table_shows_epsilon_by_pld_and_by_rdp() -> None:
 
 def test_ledger_table_marks_epsilon_by_rdp_when_no_pld_is_known() -> None:
     view = ledger()
-    by_rdp = dataclasses.replace(view.lines[1], claimed_by_rdp=True)
-    table = tables.ledger_table(dataclasses.replace(view, lines=(view.lines[0], by_rdp)))
+    by_rdp = replace(view.lines[1], claimed_by_rdp=True)
+    table = tables.ledger_table(replace(view, lines=(view.lines[0], by_rdp)))
     assert [row[2].detail for row in table.rows] == ["", "by RDP: no PLD is known"]
 
 
@@ -442,9 +440,7 @@ def test_withheld_and_unmeasured_cells_have_different_marks() -> None:
 def without_total() -> Report:
     report = job_report()
     none = Cost(DatasetTotal("", None, None, 0.0))
-    models = tuple(
-        dataclasses.replace(m, cost=none) if m.kind == "dp" else m for m in report.models
-    )
+    models = tuple(replace(m, cost=none) if m.kind == "dp" else m for m in report.models)
     return job_report(models=models)
 
 

@@ -117,13 +117,14 @@ def plain(text: str, spans: dict[tuple[int, int], str]) -> list[Sentence]:
     for a, b in sorted(spans, key=lambda s: (s[0] - s[1], s[0])):
         if all(b <= start or end <= a for start, end in kept):
             kept[a, b] = spans[a, b]
-    found = []
+    found, begun = [], set()
     for begin, end in sentence_spans(text, sorted(kept), [2]):
         tokens = token_spans(text, begin, end, sorted(kept))
         tags = []
         for a, b in tokens:
             [inside] = [s for s in kept if s[0] <= a and b <= s[1]] or [None]
-            tags.append(f"{'B' if a == inside[0] else 'I'}-{kept[inside]}" if inside else "O")
+            tags.append(f"{'I' if inside in begun else 'B'}-{kept[inside]}" if inside else "O")
+            begun.add(inside)
         found.append(Sentence(tuple(text[a:b] for a, b in tokens), tuple(tags), "1"))
     return found
 

@@ -14,7 +14,7 @@ from sqlalchemy.engine import Engine
 
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.discrete_gaussian import discrete_gaussian
-from dp_core.privacy.ledger import Budget, Entry, Ledger, Reservation, privacy_filter
+from dp_core.privacy.ledger import Budget, Entry, Ledger, privacy_filter
 from dp_core.privacy.ledger import ledger as ledger_module
 from dp_core.privacy.mechanisms import (
     Gaussian,
@@ -30,12 +30,10 @@ HISTOGRAM = ThresholdedHistogram(words_per_unit=64, sigma=80.0, threshold=600)
 GAUSSIAN = Gaussian(2.0)
 
 
-def reservation(
-    spec_hash: str = "spec", event: MechanismEvent = TRAINING, **more: Any
-) -> Reservation:
+def reservation(spec_hash: str = "spec", event: MechanismEvent = TRAINING, **more: Any) -> Entry:
     """Return a reservation of a release from the data set `notes`."""
     defaults = {"dataset": "notes", "unit": PrivacyUnit.PATIENT, "delta": 1e-6}
-    return Reservation(**(defaults | {"event": event, "spec_hash": spec_hash} | more))
+    return Entry(**(defaults | {"event": event, "spec_hash": spec_hash} | more))
 
 
 # --- functions that run in other processes

@@ -8,13 +8,15 @@ from typing import Any
 import pytest
 from ledger_examples import (
     GAUSSIAN,
+    KILL_POINTS,
     open_and_register,
+    release_in_a_process,
     release_once,
     reservation,
     reserve_in_a_process,
     reserve_without_lock,
 )
-from processes import run_at_once
+from processes import PATIENCE, run_at_once, run_until_killed
 
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -36,7 +38,7 @@ def at_once(other_processes: ForkServerContext) -> AtOnce:
 def test_processes_that_race_for_the_last_entry_never_overspend(
     ledger: Ledger, url: str, at_once: AtOnce
 ) -> None:
-    room = ledger.cost_of_next("notes", [(GAUSSIAN, 1e-6)]).more_of_the_same
+    room = ledger.cost_of_plan([reservation("next", GAUSSIAN)]).more_of_the_same
     assert room is not None
     assert 4 < room < PROCESSES
     ids = at_once(reserve_in_a_process, url, [f"spec-{n}" for n in range(PROCESSES)])
@@ -70,7 +72,7 @@ def test_without_the_row_lock_they_would_overspend(postgres_url: str, at_once: A
     """Without the row lock, the processes of the first test overspend, so its race is real."""
     ledger = Ledger.open(postgres_url)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    room = ledger.cost_of_next("notes", [(GAUSSIAN, 1e-6)]).more_of_the_same
+    room = ledger.cost_of_plan([reservation("next", GAUSSIAN)]).more_of_the_same
     for number in range((room or 0) - 1):
         ledger.reserve(reservation(f"held-{number}", GAUSSIAN))
     at_once(reserve_without_lock, postgres_url, [f"spec-{n}" for n in range(PROCESSES)])
@@ -95,3 +97,40 @@ def test_of_two_results_under_one_seed_exactly_one_is_accepted(
     seed = SeedStore(tmp_path / "seeds").get(entry.seed_key)
     assert entry.state is State.SETTLED
     assert entry.released_hash == seed.derive("released", accepted[0]).hex()
+
+
+# --- kill -9
+
+
+def released(home: Path) -> list[str]:
+    path = home / "released"
+    return path.read_text().splitlines() if path.exists() else []
+
+
+@pytest.mark.parametrize("point", KILL_POINTS)
+def test_a_kill_never_loses_a_charge_nor_redraws_noise(
+    ledger: Ledger, url: str, tmp_path: Path, point: str, other_processes: ForkServerContext
+) -> None:
+    run_until_killed(other_processes, release_in_a_process, url, tmp_path, point)
+    entries = ledger.history("notes")
+    out = released(tmp_path)
+    # The charge is committed before data are read or released; an unknown outcome counts as spent.
+    committed = KILL_POINTS.index(point) >= 2
+    assert len(entries) == committed
+    assert len(out) == (KILL_POINTS.index(point) >= KILL_POINTS.index("after the release"))
+    assert ledger.remaining("notes").unsettled == (committed and point != "after the settlement")
+    # Each seed has one file, without a second copy under another name.
+    seeds = {file.name for file in (tmp_path / "seeds").glob("*")}
+    assert seeds <= {"ledger", *(f"{entry.seed_key}.json" for entry in entries)}
+    before = ledger.remaining("notes").spent
+    # The retry finishes with one entry, one charge, and the noise of the first attempt.
+    finished = other_processes.Process(target=release_in_a_process, args=(url, tmp_path, "never"))
+    finished.start()
+    finished.join(PATIENCE)
+    assert finished.exitcode == 0
+    (entry,) = ledger.history("notes")
+    assert entry.state is State.SETTLED
+    assert not committed or (entry.id == entries[0].id)
+    assert not committed or ledger.remaining("notes").spent == before
+    assert len(released(tmp_path)) == len(out) + 1
+    assert len(set(released(tmp_path))) == 1

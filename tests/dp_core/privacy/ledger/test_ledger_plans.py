@@ -16,7 +16,7 @@ from sqlalchemy import event as sqlalchemy_event
 from sqlalchemy.engine import Engine
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.ledger import Ledger, Reservation, State
+from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 
@@ -24,7 +24,7 @@ RUN: dict[str, Any] = {"plan_key": "dp_bert/one", "run": "dp_bert/one"}
 DEAR = Gaussian(0.6)
 
 
-def plan(**more: Any) -> list[Reservation]:
+def plan(**more: Any) -> list[Entry]:
     both = RUN | more
     return [reservation("vocabulary", HISTOGRAM, **both), reservation("training", **both)]
 

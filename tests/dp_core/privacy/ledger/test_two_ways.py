@@ -15,7 +15,7 @@ from ledger_examples import GAUSSIAN, reservation
 
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.accounting import epsilon_pld, gaussian_delta
-from dp_core.privacy.ledger import Entry, Ledger, Reservation, State, Way, privacy_filter
+from dp_core.privacy.ledger import Entry, Ledger, State, Way, privacy_filter
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit, compose
 from dp_core.privacy.seed_store import SeedStore
 
@@ -23,14 +23,14 @@ EPSILON, DELTA = 8.0, 1e-5
 ONLY_BY_PLD = 0.62  # σ of a Gaussian that keeps (8, 1e-5) by PLD but that the filter refuses
 
 
-def plan(*sigmas: float, key: str = "run", first: int = 0) -> list[Reservation]:
+def plan(*sigmas: float, key: str = "run", first: int = 0) -> list[Entry]:
     return [
         reservation(f"{key}-{n}", Gaussian(sigma), plan_key=key, run=key)
         for n, sigma in enumerate(sigmas, start=first)
     ]
 
 
-def one_plan() -> list[Reservation]:
+def one_plan() -> list[Entry]:
     """Return a plan of two releases that fits only as the single plan of its budget."""
     return plan(math.sqrt(2) * ONLY_BY_PLD, math.sqrt(2) * ONLY_BY_PLD)
 
@@ -77,7 +77,7 @@ def test_plan_that_fits_by_pld_alone_closes_the_budget(ledger: Ledger) -> None:
         ledger.reserve(reservation("tiny", Gaussian(500.0)))
     with pytest.raises(BudgetExceeded, match="closed for every other release"):
         ledger.register_plan(plan(500.0, key="tiny plan"))
-    assert not ledger.cost_of_next("notes", [(Gaussian(500.0), 1e-9)]).fits
+    assert not ledger.cost_of_plan([reservation("next", Gaussian(500.0), delta=1e-9)]).fits
     ledger.register_plan(one_plan())  # a retry, or the same settings in another run
     assert len(ledger.history("notes")) == 2
 

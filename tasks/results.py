@@ -1,23 +1,30 @@
-"""Privacy statements: every exported model carries its guarantee in words and as data."""
+"""Results of finished steps: inputs of later steps, and the privacy statements of models."""
 
 from __future__ import annotations
 
 import json
-import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
-from functools import cache
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dp_core.errors import BadInput
-from dp_core.privacy.check_evidence import statement_words
-from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, Release, dataset_totals, privacy_statement
-from tasks.protocol import ReleaseRecord, StepResult
-from tasks.storage import RESULT
+from pydantic import ValidationError
 
-WORDS, DATA = "PRIVACY.md", "privacy_statement.json"
+from dp_core.errors import BadInput
+from dp_core.labels import Dp, Label, Labelled, Operator, Public
+from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
+from dp_core.privacy.statement import (
+    DatasetTotal,
+    PrivacyStatement,
+    Release,
+    dataset_totals,
+    privacy_statement,
+)
+from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
+from tasks.storage import RESULT, Store
+
+STATEMENT_WORDS, STATEMENT_DATA = "PRIVACY.md", "privacy_statement.json"
 KEPT = "after"  # subfolder of a model with the models of earlier epochs, by updates done
 
 _OPERATOR = """# Not private
@@ -27,15 +34,64 @@ infinite. It stays with the operator of the data, who compares with it. It must 
 published or promoted. What each data set gave to it follows.
 
 """
-_OURS = (WORDS, DATA, RESULT)  # files in every model folder that this software made
+_TYPES: dict[Label, type[Labelled]] = {
+    Label.DP: Dp,
+    Label.PUBLIC: Public,
+    Label.OPERATOR: Operator,
+}
 
 
 @dataclass(frozen=True)
-class Statement:
-    """The privacy statement, as paragraphs and as data."""
+class Input:
+    """An earlier step's output: its result, and its files on local disk.
 
-    words: tuple[str, ...]
-    record: Mapping[str, Any] = field(default_factory=dict)
+    Attributes:
+        result: the step's result.
+        folder: the step's files; for a corpus, all but the shards.
+        uri: the output's store address.
+    """
+
+    result: StepResult
+    folder: Path
+    uri: str = ""
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """Return the facts that the step recorded about its output."""
+        return self.result.facts
+
+
+def read_result(store: Store, uri: str) -> StepResult | None:
+    """Return the result in an output folder, or None if there is none yet.
+
+    Raises:
+        BadInput: the file exists but is not a result.
+    """
+    content = store.read(f"{uri}/{RESULT}")
+    if content is None:
+        return None
+    try:
+        return StepResult.model_validate_json(content)
+    except ValidationError as error:
+        raise BadInput(
+            "not a result of this version" if content else "the file is empty",
+            where=f"{uri}/{RESULT}",
+            fix="Delete the file and run the same command again: a settled release is made again "
+            "with the same noise, and is not charged twice.",
+        ) from error
+
+
+def merged(releases: Iterable[ReleaseRecord]) -> list[ReleaseRecord]:
+    """Return each release once, in the order of first appearance."""
+    return list({r.ledger_id: r for r in releases}.values())
+
+
+def labelled(record: MetricRecord) -> Labelled:
+    """Return a recorded number as a value of its label's type."""
+    return _TYPES[Label(record.label)](record.value)
+
+
+# --- privacy statements
 
 
 def kept_folder(updates: int) -> str:
@@ -81,24 +137,34 @@ def write_statement(
         released_after: numbers of updates after which its pre-training released a model, including
             the last; empty if it released only the last model.
     """
-    words, data = _statements(releases, made_up, released_after)
-    if any(release.event.is_unaccounted for release in as_releases(releases)):
-        words = _OPERATOR + words
-    (folder / WORDS).write_text(words)
-    (folder / DATA).write_text(json.dumps(data, indent=1) + "\n")
+    statement = statement_of(releases, made_up=made_up, released_after=released_after)
+    lost = any(release.event.is_unaccounted for release in as_releases(releases))
+    (folder / STATEMENT_WORDS).write_text((_OPERATOR if lost else "") + statement.words)
+    (folder / STATEMENT_DATA).write_text(json.dumps(statement.data, indent=1) + "\n")
 
 
 def statement_of(
-    releases: Sequence[ReleaseRecord], *, made_up: bool, released_after: Sequence[int] = ()
-) -> Statement:
-    """Return the statement for the report, in paragraphs without Markdown's marks.
+    records: Sequence[ReleaseRecord], *, made_up: bool, released_after: Sequence[int] = ()
+) -> PrivacyStatement:
+    """Return all data sets' statements, joined; statements with ε = ∞ come first.
 
     It takes the same arguments as `write_statement`.
     """
-    words, data = _statements(releases, made_up, released_after)
-    lines = words.replace("**", "").splitlines()
-    paragraphs = [line for line in lines if line and not line.startswith("#")]
-    return Statement(tuple(re.sub(r"^- ", "• ", p) for p in paragraphs), data)
+    releases = as_releases(records)
+    names = dict.fromkeys(r.dataset for r in releases) or {"": None}
+    parts = [
+        privacy_statement([r for r in releases if r.dataset == name], made_up=made_up)
+        for name in names
+    ]
+    parts.sort(key=lambda part: part.epsilon != math.inf)
+    data = dict(parts[0].data)
+    if len(parts) > 1:
+        data["others"] = [part.data for part in parts[1:]]
+        data["private"] = all(part.data["private"] for part in parts)
+        data["ledger_ids"] = [r.ledger_id for r in releases]
+    if released_after:
+        data["released_after_updates"] = list(released_after)
+    return PrivacyStatement(data)
 
 
 def refuse_own_model(folder: Path, field: str) -> None:
@@ -108,7 +174,7 @@ def refuse_own_model(folder: Path, field: str) -> None:
         BadInput: the weights' folder also holds a privacy statement or a step's result.
     """
     here = folder if folder.is_dir() else folder.parent
-    ours = {name.lower() for name in _OURS}
+    ours = {name.lower() for name in (STATEMENT_WORDS, STATEMENT_DATA, RESULT)}
     if any(file.name.lower() in ours for file in here.iterdir()):
         raise BadInput(
             "the folder holds a privacy statement: the model was made from private text",
@@ -140,31 +206,4 @@ def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
     ε is None if the releases protect different units or have different neighbouring relations.
     Then they have no total, and only the ε of each release can be stated.
     """
-    return _totals(tuple(r.model_dump_json() for r in releases))
-
-
-@cache
-def _totals(records: tuple[str, ...]) -> tuple[DatasetTotal, ...]:
-    releases = [ReleaseRecord.model_validate_json(record) for record in records]
     return dataset_totals(as_releases(releases))
-
-
-def _statements(
-    records: Sequence[ReleaseRecord], made_up: bool, released_after: Sequence[int]
-) -> tuple[str, dict[str, Any]]:
-    """Return all data sets' statements as words and data; statements with ε = ∞ come first."""
-    releases = as_releases(records)
-    names = dict.fromkeys(r.dataset for r in releases) or {"": None}
-    parts = [
-        privacy_statement([r for r in releases if r.dataset == name], made_up=made_up)
-        for name in names
-    ]
-    parts.sort(key=lambda part: part.data["epsilon"] != "inf")
-    data = dict(parts[0].data)
-    if len(parts) > 1:
-        data["others"] = [part.data for part in parts[1:]]
-        data["private"] = all(part.data["private"] for part in parts)
-        data["ledger_ids"] = [r.ledger_id for r in releases]
-    if released_after:
-        data["released_after_updates"] = list(released_after)
-    return statement_words(data), data

@@ -8,7 +8,6 @@ import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
-from functools import cache
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -20,10 +19,9 @@ from dp_core.audit.membership import MembershipRow
 from dp_core.audit.protocol import AuditRecord
 from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.ledger import Entry
-from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.statement import DatasetTotal, epsilons
 from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
     MODEL_NAMES,
@@ -38,7 +36,7 @@ from tasks.protocol import (
 )
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import operator_only
-from tasks.releases.training_advice import RunReleases, how_it_is_known, in_words, outlook_of
+from tasks.releases.training_advice import RunReleases, how_it_is_known, outlook_of
 from tasks.report.model import (
     Cost,
     Curve,
@@ -56,8 +54,7 @@ from tasks.report.model import (
     Report,
     Samples,
 )
-from tasks.results.inputs import Input, labelled, merged
-from tasks.results.statements import released_after, statement_of, totals
+from tasks.results import Input, labelled, merged, released_after, statement_of, totals
 
 Results = dict[str, Input]  # by the name of the task
 ARCHITECTURES = {
@@ -579,11 +576,9 @@ def _outlook_facts(spec: ReportSpec) -> Iterator[Fact]:
     """Yield the expected gains at this and other budgets, which depend on settings alone."""
     settings = JobSettings.model_validate(spec.settings)
     known = how_it_is_known(RunReleases.of(settings).recipe)
-    for number, outlook in enumerate(outlook_of(settings)):
-        name = f"Expected share of the gain, {outlook.case.name}"
-        words = "; ".join(
-            f"{quantity} {in_words(expected)}" for quantity, expected in outlook.expected.items()
-        )
+    for number, case in enumerate(outlook_of(settings)):
+        name = f"Expected share of the gain, {case.name}"
+        words = "; ".join(f"{quantity} {share}" for quantity, share in case.expected.items())
         yield Fact(name, words, Label.PUBLIC, "" if number else known)
 
 
@@ -635,7 +630,7 @@ def _ledger_view(context: StepContext, dataset: str, unit: PrivacyUnit) -> Ledge
 
 def _ledger_line(entry: Entry) -> LedgerLine:
     """Return an entry of the ledger with its ε by the current accounting."""
-    epsilon, rdp = _epsilons(json.dumps(entry.event.to_json(), sort_keys=True), entry.delta)
+    epsilon, rdp = epsilons(entry.event, entry.delta)
     return LedgerLine(
         entry=entry.id,
         release=entry.event.title,
@@ -647,12 +642,6 @@ def _ledger_line(entry: Entry) -> LedgerLine:
         seed_hash=entry.seed_hash,
         claimed_by_rdp=entry.event.claimed_by_rdp,
     )
-
-
-@cache
-def _epsilons(event: str, delta: float) -> tuple[float, float | None]:
-    parsed = MechanismEvent.from_json(json.loads(event))
-    return epsilon_pld(parsed, delta), epsilon_rdp(parsed, delta)
 
 
 def _model_size(model: Input) -> str:
