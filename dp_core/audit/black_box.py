@@ -45,7 +45,7 @@ from dp_core.labels import Label
 from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary
 from dp_core.models.parameters import AnyModel, language_model
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import byte_level, wordpiece

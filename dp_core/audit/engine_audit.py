@@ -35,8 +35,9 @@ from dp_core.errors import BadInput
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import WORD, Arrays, Model, ModelConfig, fresh
 from dp_core.nn import Layers, Tensor
-from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed

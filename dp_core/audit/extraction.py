@@ -32,7 +32,7 @@ from dp_core.config.audit_settings import ExtractionConfig, ExtractionProtocol
 from dp_core.data.hashing import digest64, fold
 from dp_core.data.token_store import TokenStore
 from dp_core.labels import Label
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]

@@ -307,7 +307,7 @@ class ShuffledGaussian(Gaussian):
     Whatever the permutation, one epoch is one Gaussian mechanism for each unit (the other
     batches do not depend on it), so `count` epochs are as many Gaussian mechanisms, adaptively
     composed. The relation is zero-out: adding a unit would shift all later batches.
-    (`accounting.epsilon_unamplified` has replace-one.)
+    (`epsilon_unamplified` has replace-one.)
     """
 
     kind = "shuffled_gaussian"

@@ -21,7 +21,7 @@ from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:
     from dp_core.audit.protocol import AuditRecord
-    from dp_core.privacy.accounting import PrivacyProfile
+    from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 
 _FILE = click.Path(path_type=Path)
 
@@ -81,7 +81,7 @@ def command(
         raise BadInput("coins divide texts", where="audit", fix="Give --members and --held-out.")
     from dp_core.audit import black_box
     from dp_core.audit.protocol import verdict_of
-    from dp_core.privacy.accounting import PrivacyProfile
+    from dp_core.privacy.accounting.tradeoff import PrivacyProfile
     from tasks.evidence.gate import bearing, claim_of, records_of
     from tasks.releases.provenance import find_origin
 

@@ -136,4 +136,4 @@ def _released_files(store: Store, uri: str) -> list[str]:
     verdict = verdict_on(store, uri, result)
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where=uri, fix="Do not share the model.")
-    return [name for name in store.published(uri) if name not in result.operator_files]
+    return [name for name in store.digests(uri) if name not in result.operator_files]

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from dp_core.audit.protocol import COIN_BOUND, AuditRecord, ModelVerdict, verdict_of
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.evidence.audits import CONTROL, audits_of, subjects_of
 from tasks.protocol import Promotion, ReleaseRecord, StepResult

@@ -16,7 +16,8 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import language_model
-from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.context import StepArtifact, StepContext, StepOutput

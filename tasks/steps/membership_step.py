@@ -39,7 +39,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator, Public
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, language_model
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
 from dp_core.vocabulary import subwords
 from tasks.context import StepArtifact, StepContext, StepOutput

@@ -11,7 +11,7 @@ from dp_core.audit.protocol import AuditRecord, verdict_of
 from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Operator
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.evidence.audits import SUBJECT, WEIGHTS
 from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of

@@ -19,7 +19,7 @@ from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import WORD, fresh
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.vocabulary.byte_level import ALPHABET
 from tasks.execution.contract import run_step
 from tasks.protocol import PrivacyAuditSpec, RunContext

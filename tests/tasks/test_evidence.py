@@ -45,7 +45,7 @@ from dp_core.audit.protocol import AuditRecord
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
 from dp_core.privacy import check_evidence
-from dp_core.privacy.accounting import tpr_ceiling
+from dp_core.privacy.accounting.tradeoff import tpr_ceiling
 from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
 from tasks.evidence.audits import AUDITS, PROBES, SUBJECT, audits_of, subjects_of
 from tasks.report.job_results import (

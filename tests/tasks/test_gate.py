@@ -29,7 +29,7 @@ from dp_core.audit.one_run import Claim, Guesses, audit_claim, audit_record
 from dp_core.audit.protocol import COIN_BOUND, AuditRecord, NullDistribution, not_run, verdict_of
 from dp_core.errors import BadInput, Contradicted
 from dp_core.labels import Label
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.commands import export_command
 from tasks.context import StepContext, StepOutput

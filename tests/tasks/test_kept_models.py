@@ -65,8 +65,8 @@ def test_models_of_several_epochs_have_one_ledger_entry_and_one_epsilon(
     chain: Chain, released: tuple[Input, Bench]
 ) -> None:
     model, context = released
-    charged = [e for e in chain.ledger.history("notes") if e.spec_hash == context.spec_hash]
-    assert len(charged) == 1
+    digest = chain.training(updates=4, kept_updates=(1, 3)).digest()
+    assert [e.spec_hash for e in chain.ledger.history("notes")].count(digest) == 1
     alone = chain.context("last alone")
     pretrain.run(chain.training(updates=4), alone)
     (epsilon,) = {n.value for n in context.numbers if n.name == "epsilon"}

@@ -34,7 +34,7 @@ from dp_core.models.causal import causal_logits
 from dp_core.models.config import FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import AnyModel, fresh
 from dp_core.nn import Layers
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 
 V, S, CLS, SEP = 60, 16, 2, 3
 POOL = list(range(5, V))

@@ -37,7 +37,7 @@ from dp_core.labels import Label
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.parameters import Model, fresh
 from dp_core.nn import Layers
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import PrivateUpdates, train

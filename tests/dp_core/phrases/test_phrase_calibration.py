@@ -10,7 +10,7 @@ import pytest
 from dp_core.config.privacy import MechanismName
 from dp_core.errors import BadInput, PlanError
 from dp_core.phrases.phrase_calibration import PhrasePlan, calibrate
-from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_epsilon
 from dp_core.privacy.mechanisms import (
     MechanismEvent,

@@ -5,7 +5,9 @@ from collections.abc import Callable
 
 import pytest
 
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp, epsilon_unamplified
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.profiles import epsilon_unamplified
+from dp_core.privacy.accounting.rdp import epsilon_rdp
 from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,

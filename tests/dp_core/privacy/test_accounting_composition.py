@@ -3,14 +3,9 @@ import math
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import (
-    delta_pld,
-    epsilon_pld,
-    gaussian_delta,
-    gaussian_epsilon,
-    group_privacy,
-    tpr_ceiling,
-)
+from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
+from dp_core.privacy.accounting.profiles import gaussian_delta, gaussian_epsilon
+from dp_core.privacy.accounting.tradeoff import group_privacy, tpr_ceiling
 from dp_core.privacy.mechanisms import (
     Composed,
     FixedSizeGaussian,

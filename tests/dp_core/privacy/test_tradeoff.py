@@ -10,9 +10,9 @@ import pytest
 from scipy.stats import norm
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import PrivacyProfile, delta_pld, epsilon_pld, tpr_ceiling
+from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_epsilon
-from dp_core.privacy.accounting.tradeoff import GaussianTradeOff
+from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile, tpr_ceiling
 from dp_core.privacy.mechanisms import (
     ConvertedRelation,
     Gaussian,

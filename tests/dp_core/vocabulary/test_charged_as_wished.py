@@ -10,8 +10,8 @@ import pytest
 from scipy.optimize import brentq
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import delta_pld, epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
+from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ThresholdedHistogram, compose
 from dp_core.vocabulary import selection_calibration
