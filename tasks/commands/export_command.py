@@ -130,7 +130,7 @@ def latest_model(store: Store, command: str) -> str:
 
 
 def _released_files(store: Store, uri: str) -> list[str]:
-    from tasks.evidence.gate import verdict_on
+    from tasks.evidence.audits import verdict_on
 
     result = releasable_model(store, uri)
     verdict = verdict_on(store, uri, result)

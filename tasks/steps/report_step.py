@@ -13,7 +13,7 @@ from dp_core.audit.exposure import summarise
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from tasks.context import StepArtifact, StepContext, StepOutput
-from tasks.evidence.gate import JUDGED, judge
+from tasks.evidence.audits import JUDGED, judge
 from tasks.protocol import ReportSpec, names_of, point_and_task
 from tasks.releases.provenance import MODELS, PRETRAINED, operator_only
 from tasks.report.comparison import FINETUNED

@@ -14,7 +14,7 @@ from small_job import SIZES, folder_of, result_of, run_all
 from dp_core.models.config import FeedForwardConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import State
-from tasks.evidence.gate import JUDGED
+from tasks.evidence.audits import JUDGED
 from tasks.protocol import JobSettings, StepSpec, job_steps
 from tasks.runtime.deployment import Deployment
 

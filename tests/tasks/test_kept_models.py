@@ -18,7 +18,6 @@ from dp_core.models.parameters import Arrays
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import EvaluationHook
-from tasks.evidence.audits import SUBJECT
 from tasks.protocol import (
     ExposureSpec,
     FinetuneSpec,
@@ -33,7 +32,7 @@ from tasks.protocol import (
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
 from tasks.report.job_results import released_by_job
-from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, Input
+from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, SUBJECT, Input
 from tasks.steps import exposure_step as exposure
 from tasks.steps import finetune_step as finetune
 from tasks.steps import pretrain_step as pretrain
