@@ -36,6 +36,7 @@ import dp_core  # noqa: F401 - before TensorFlow, whose environment it sets
 import numpy as np
 import tensorflow as tf
 from cases import CASES, Case
+from clipping_reference import ENGINES, ReferenceClipper
 from clocks import clocks
 from memory import PeakMemory
 from rich.console import Console
@@ -43,8 +44,6 @@ from rich.table import Table
 
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import fresh
-from dp_core.privacy.clipping.reference import ENGINES
-from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import MicroBatch
@@ -70,7 +69,7 @@ def trainer_of(engine: str, c: Case) -> Trainer:
         config,
         fresh(config, 0).parameters,
         AdamW(0.9, 0.999, 0.01),
-        None if engine == ORDINARY else Clipper(1.0, engine=engine),
+        None if engine == ORDINARY else ReferenceClipper(1.0, engine),
     )
 
 

@@ -40,6 +40,7 @@ from benchmarks.vocabulary_corpora import (
     CORPORA,
     Held,
     held_by,
+    item_sets,
     novels_counts,
     public_counts,
     units,
@@ -49,7 +50,7 @@ from dp_core.data.tokens import split_words
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.item_sets import ItemSets, item_sets
+from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from tasks.execution import contract
 from tasks.protocol import JobSettings, RunContext, StepResult, dp_bert_steps

@@ -1,4 +1,4 @@
-"""Results of finished steps: inputs of later steps, and the privacy statements of models."""
+"""Results of finished steps: inputs of later steps, privacy statements, and findings of audits."""
 
 from __future__ import annotations
 
@@ -9,8 +9,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
+from dp_core.audit.protocol import Finding
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
@@ -34,7 +35,11 @@ infinite. It stays with the operator of the data, who compares with it. It must 
 published or promoted. What each data set gave to it follows.
 
 """
-_TYPES: dict[Label, type[Labelled]] = {
+# Facts of an audit step's output that identify the audited model and the canaries.
+SUBJECT, PROBES = "audited_weights", "canaries_digest"
+FINDINGS = {label: f"findings_{label.value}" for label in Label}  # outputs, and .json
+_FILE: TypeAdapter[tuple[Finding, ...]] = TypeAdapter(tuple[Finding, ...])
+TYPES: dict[Label, type[Labelled]] = {
     Label.DP: Dp,
     Label.PUBLIC: Public,
     Label.OPERATOR: Operator,
@@ -88,7 +93,7 @@ def merged(releases: Iterable[ReleaseRecord]) -> list[ReleaseRecord]:
 
 def labelled(record: MetricRecord) -> Labelled:
     """Return a recorded number as a value of its label's type."""
-    return _TYPES[Label(record.label)](record.value)
+    return TYPES[Label(record.label)](record.value)
 
 
 # --- privacy statements
@@ -207,3 +212,31 @@ def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
     Then they have no total, and only the ε of each release can be stated.
     """
     return dataset_totals(as_releases(releases))
+
+
+# --- findings of audits: one file for each audience
+
+
+def write_findings(folder: Path, findings: Sequence[Finding]) -> dict[str, Label]:
+    """Write the findings, and return the names of their files, each with its label."""
+    written = {}
+    for label, name in FINDINGS.items():
+        if shown := [finding for finding in findings if finding.label is label]:
+            (folder / f"{name}.json").write_bytes(_FILE.dump_json(tuple(shown), indent=1))
+            written[f"{name}.json"] = label
+    return written
+
+
+def read_findings(result: StepResult, folder: Path) -> tuple[Finding, ...]:
+    """Return all findings in a step's output."""
+    names = [name for name in FINDINGS.values() if name in result.outputs]
+    files = [_FILE.validate_json((folder / f"{name}.json").read_bytes()) for name in names]
+    return tuple(finding for findings in files for finding in findings)
+
+
+def findings_of(audited: Input | None, key: str) -> tuple[Finding, ...]:
+    """Return the findings of one audit in a step's output; none without an output."""
+    if audited is None:
+        return ()
+    found = read_findings(audited.result, audited.folder)
+    return tuple(finding for finding in found if finding.key == key)

@@ -16,7 +16,6 @@ The scheduler's environment configures the containers:
 
 from __future__ import annotations
 
-import codecs
 import contextlib
 import io
 import os
@@ -32,7 +31,7 @@ from docker.types import DeviceRequest, Mount
 
 from dags.launcher.step_operator import PLACES, SECRETS, SEEDS_AT, StepOperator
 from tasks.protocol import Need, uses_cluster
-from tasks.protocol.messages import CHANNEL, STDOUT, Failed, Follower
+from tasks.protocol.messages import CHANNEL, STDOUT, Failed, Follower, Lines
 from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
 from tasks.protocol.supervisor import LAUNCHER_GRACE
 
@@ -165,17 +164,13 @@ def whole_lines(
         pieces: bytes of standard output and of standard error, or None; lines and UTF-8 characters
             may be cut anywhere.
     """
-    decoders = [codecs.getincrementaldecoder("utf-8")("replace") for _ in range(2)]
-    begun = ["", ""]
+    streams = Lines(), Lines()
     for both in pieces:
-        for stream, piece in enumerate(both):
-            text = begun[stream] + decoders[stream].decode(piece or b"")
-            *lines, begun[stream] = text.split("\n")
-            yield from ((stream == 0, line.rstrip()) for line in lines if line.strip())
-    for stream in range(2):
-        rest = begun[stream] + decoders[stream].decode(b"", final=True)
-        if rest.strip():
-            yield stream == 0, rest.rstrip()
+        for lines, piece in zip(streams, both, strict=True):
+            if piece:
+                yield from ((lines is streams[0], line) for line in lines.add(piece))
+    for lines in streams:
+        yield from ((lines is streams[0], line) for line in lines.add(b""))
 
 
 def for_every_step(variable: str) -> list[Mount]:

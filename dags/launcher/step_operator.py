@@ -18,7 +18,13 @@ from urllib.parse import unquote, urlparse
 from airflow.sdk import BaseOperator, BaseOperatorLink
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
-from dags.launcher.outcome import addresses, log_failure, notify
+from dags.launcher.outcome import (
+    BUDGET_EXCEEDED,
+    CONTRADICTED,
+    addresses,
+    log_failure,
+    notify,
+)
 from tasks.protocol import RunContext, StepSpec, SweepPoint, fork_server, hides_count
 from tasks.protocol.least_privilege import NoReader
 from tasks.protocol.messages import Follower, channel_file
@@ -30,7 +36,7 @@ TRAINING = "training"  # pool: as many models at a time as the machine has devic
 LIGHT = "default_pool"
 PAGE_MARK = "__page_"  # in the id of a run that continues the sweep of another run
 SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
-BAD_INPUT, BUDGET_EXCEEDED, CONTRADICTED = 2, 3, 4
+BAD_INPUT = 2
 UNFINISHED = 75  # the time limit was reached: started again, the step continues
 _NEVER_RETRIED = {
     BAD_INPUT: "bad input",

@@ -8,34 +8,38 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from numpy.typing import NDArray
 from scipy import stats
 from tokenizers import Tokenizer
 
 from dp_core.audit.canaries import Canary, candidates
-from dp_core.audit.exposure import alone, interval, null_exposure, null_p_value, secret_ranks
+from dp_core.audit.exposure import alone, interval, secret_ranks
 from dp_core.audit.extraction import (
     ALL,
     FROM_CANARIES,
     FROM_ROWS,
     discoverable,
     draw_prompts,
-    extraction_record,
+    extraction_finding,
     targeted,
 )
-from dp_core.audit.membership import Losses, MembershipRow, attacks, measure
-from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample
-from dp_core.audit.observations import Rows, losses, ranker, suffix_odds
-from dp_core.audit.one_run import Claim, audit_claim, audit_record, planned_guesses
-from dp_core.audit.protocol import COIN_BOUND, AuditRecord, NullDistribution
-from dp_core.config.audit_settings import ExtractionConfig, ExtractionProtocol
+from dp_core.audit.membership import Losses, attacks
+from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample, membership_findings
+from dp_core.audit.null_exposure import null_exposure, null_p_value
+from dp_core.audit.observations import Rows, losses_of, ranker, suffix_odds
+from dp_core.audit.one_run import Claim, audit_claim, bound_finding, planned_guesses
+from dp_core.audit.protocol import COIN_BOUND, Audit, Finding, NullDistribution
+from dp_core.config.audit_settings import (
+    BlackBoxAuditConfig,
+    ExtractionConfig,
+    ExtractionProtocol,
+)
 from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
@@ -45,18 +49,45 @@ from dp_core.labels import Label
 from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary
 from dp_core.models.parameters import AnyModel, language_model
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import byte_level, wordpiece
 
-Numbers = NDArray[np.int64]
+GIVEN_EXPOSURE = Audit(
+    "exposure_given",
+    "Exposure of given canaries",
+    "log2 of the candidates less log2 of the mean rank of a secret, in bits, each canary alone"
+    " (Carlini et al. 2019)",
+)
+GIVEN_TARGETED = Audit(
+    "extraction_given_targeted",
+    "Extraction of given canaries, targeted",
+    "share of secrets among the k likeliest next tokens (after Carlini et al. 2019)",
+)
+GIVEN_DISCOVERABLE = Audit(
+    "extraction_given_discoverable",
+    "Extraction of given texts, discoverable",
+    "share of suffixes that greedy decoding gives word for word (Carlini et al. 2023)",
+)
+GIVEN_MEMBERSHIP = Audit(
+    "membership_given",
+    "Membership of given texts",
+    "largest advantage, TPR − FPR, of the attacks by losses (Jagannatha et al. 2021;"
+    " docs/membership.md)",
+)
+GIVEN_BOUND = Audit(
+    COIN_BOUND,
+    "Empirical lower bound on ε, by given texts that coins divided",
+    "ε that the guesses about whole units refute, in or out by independent coins, at 95%"
+    " (Steinke, Nasr and Jagielski 2023)",
+)
 
 CONTROLS = 8  # number of secrets that were never planted, for each given canary
-DOCUMENT = "document"
 UNFAIR = 1e-6  # p-value below which the coins cannot have been fair
 LONGEST_ROW = 256  # tokens
 ROWS_PER_TEXT = 4
+_WHEN = "chosen by who audits"
 _SECRET = re.compile(r"\[\[(.+?)\]\]")
 
 
@@ -121,6 +152,27 @@ class Given:
     coins: bool = False
 
 
+def audit_files(
+    folder: Path,
+    files: Mapping[str, Path],
+    where: Callable[[str], str],
+    ceiling: PrivacyProfile | None,
+    config: BlackBoxAuditConfig,
+) -> list[Finding]:
+    """Return the findings on a model in a folder, by the texts in files.
+
+    Args:
+        folder: folder of the model.
+        files: files of `canaries`, `members` and `held_out`.
+        where: returns the name of the setting of such a file, for errors.
+        ceiling: as for `audit`.
+        config: protocol of extraction, coins, masks and seed.
+    """
+    texts = {name: lines_of(file, where(name)) for name, file in files.items()}
+    given, audited = Given(**texts, coins=config.given_coins), open_model(folder)
+    return audit(audited, given, ceiling, config, masks=config.given_masks, seed=config.seed)
+
+
 def audit(
     audited: Audited,
     given: Given,
@@ -129,8 +181,8 @@ def audit(
     *,
     masks: int = 4,
     seed: int = 0,
-) -> list[AuditRecord]:
-    """Return the records of every audit that the given texts allow, labelled for the operator.
+) -> list[Finding]:
+    """Return the findings of every audit that the given texts allow, labelled for the operator.
 
     Args:
         audited: the model.
@@ -144,26 +196,29 @@ def audit(
     Raises:
         BadInput: an invalid canary, too few texts, or texts that fair coins cannot have divided.
     """
-    records = []
+    findings = []
     causal = isinstance(audited.model.config, CausalConfig)
     if given.canaries is not None:
-        records.append(canary_exposure(audited, given.canaries))
+        findings.append(canary_exposure(audited, given.canaries))
         if causal:
-            records.append(_targeted(audited, given.canaries, protocol, seed))
+            findings.append(_targeted(audited, given.canaries, protocol, seed))
     if given.members is None or given.held_out is None:
-        return records
+        return findings
     texts = list(given.members.values()), list(given.held_out.values())
     with _rows_of(audited, *texts, seed) as sides:
-        seen = _Seen.of(audited, sides, masks, seed)
-        records += _membership(seen, ceiling, seed)
+        sample = _sample(sides, seed)
+        rows = [Rows(side, np.arange(side.n_rows), seed, masks) for side in sides]
+        losses = losses_of(audited.model, rows)
+        made = attacks(losses, [], {}, sample.members, sample.fitted)
+        findings += membership_findings(GIVEN_MEMBERSHIP, sample, made, ceiling)
         if given.coins:
-            records.append(_coin_bound(seen, ceiling, seed))
+            findings.append(_coin_bound(losses, sample, sides[0].n_units, ceiling, seed))
         if causal:
-            records.append(_discoverable(audited, sides, ceiling, protocol, seed))
-    return records
+            findings.append(_discoverable(audited, sides, ceiling, protocol, seed))
+    return findings
 
 
-def canary_exposure(audited: Audited, lines: Mapping[int, str]) -> AuditRecord:
+def canary_exposure(audited: Audited, lines: Mapping[int, str]) -> Finding:
     """Return the exposure of given canaries, alone: log2 |V| − log2(mean rank of the secrets).
 
     Args:
@@ -185,12 +240,8 @@ def canary_exposure(audited: Audited, lines: Mapping[int, str]) -> AuditRecord:
     exposure, low, high = interval(ranks, len(pool))
     null = null_exposure(len(pool), len(canaries))
     above = exposure > null.high
-    return AuditRecord(
-        key="exposure_given",
-        name="Exposure of given canaries",
+    return GIVEN_EXPOSURE.finding(
         level="canary",
-        measured="log2 of the candidates less log2 of the mean rank of a secret, in bits, each"
-        " canary alone (Carlini et al. 2019)",
         value=exposure,
         interval=(low, high),
         confidence=0.95,
@@ -207,6 +258,7 @@ def canary_exposure(audited: Audited, lines: Mapping[int, str]) -> AuditRecord:
         verdict="inconclusive" if above else "consistent",
         finding=f"{exposure:.2f} bits; without memory, below {null.high:.2f} in 97.5% of cases.",
         label=Label.OPERATOR,  # the origin of the canaries is unknown
+        metrics={GIVEN_EXPOSURE.key: exposure},
     )
 
 
@@ -237,8 +289,8 @@ def _canary(audited: Audited, line: str, number: int) -> Canary:
 
 def _targeted(
     audited: Audited, lines: Mapping[int, str], protocol: ExtractionProtocol, seed: int
-) -> AuditRecord:
-    """Return the record of secrets that are guessed from the words before them.
+) -> Finding:
+    """Return the finding of secrets that are guessed from the words before them.
 
     The control is the same words with secrets drawn by public coins, as in Carlini et al. 2019.
     """
@@ -254,15 +306,9 @@ def _targeted(
     rows = targeted(
         suffix_odds(audited.model), canaries, begin=begin, candidates=pool, config=protocol
     )
-    return extraction_record(
-        [row for row in rows if row.group == ALL],
-        protocol,
-        FROM_CANARIES,
-        when="chosen by who audits",
-        label=Label.OPERATOR,
-        key="extraction_given_targeted",
-        name="Extraction of given canaries, targeted",
-        measured="share of secrets among the k likeliest next tokens (after Carlini et al. 2019)",
+    of_all = [row for row in rows if row.group == ALL]
+    return extraction_finding(
+        GIVEN_TARGETED, of_all, protocol, FROM_CANARIES, when=_WHEN, label=Label.OPERATOR
     )
 
 
@@ -299,101 +345,57 @@ def _rows_of(
         yield sides[0], sides[1]
 
 
-@dataclass(frozen=True)
-class _Seen:
-    """The model's losses on the rows of all texts: (n,) each, members first.
-
-    Attributes:
-        losses: losses of each row.
-        text: number of each row's text.
-        trained: number of texts in the training, which have the lowest numbers.
-        held_out: number of held-out texts.
-    """
-
-    losses: Losses
-    text: Numbers
-    trained: int
-    held_out: int
-
-    @classmethod
-    def of(
-        cls, audited: Audited, sides: tuple[TokenStore, TokenStore], masks: int, seed: int
-    ) -> _Seen:
-        """Evaluate the model once for all attacks.
-
-        Raises:
-            BadInput: a loss is not finite.
-        """
-        by_side = [losses(audited.model, Rows(s, np.arange(s.n_rows), seed, masks)) for s in sides]
-        mean = np.concatenate([side.mean for side in by_side])
-        lowest = np.concatenate([side.lowest for side in by_side])
-        if not (np.isfinite(mean).all() and np.isfinite(lowest).all()):
-            raise BadInput("the model's losses are not finite", where="model")
-        rows = np.concatenate([np.diff(side.unit_rows) for side in sides])
-        text = np.repeat(np.arange(len(rows)), rows)
-        return cls(Losses(mean, lowest), text, sides[0].n_units, sides[1].n_units)
-
-
-def _membership(seen: _Seen, ceiling: PrivacyProfile | None, seed: int) -> tuple[AuditRecord, ...]:
-    """Return the records of the membership attacks by losses, at the level of texts."""
-    coins, text, inside = np.random.default_rng(seed), seen.text, seen.text < seen.trained
-    fitting = np.zeros(seen.trained + seen.held_out, bool)
-    for start, count in ((0, seen.trained), (seen.trained, seen.held_out)):
-        chosen = coins.permutation(count)[: max(2, int(FITTED_SHARE * count))]
-        fitting[start + chosen] = True
-    numbers = np.arange(len(text), dtype=np.int64)
-    sample = Sample(
+def _sample(sides: tuple[TokenStore, TokenStore], seed: int) -> Sample:
+    """Return the rows of all texts, members first, each text as a unit; a fifth fits thresholds."""
+    coins, fitting = np.random.default_rng(seed), []
+    for side in sides:
+        chosen = coins.permutation(side.n_units)[: max(2, int(FITTED_SHARE * side.n_units))]
+        fitting.append(np.isin(np.arange(side.n_units), chosen))
+    rows = np.concatenate([np.diff(side.unit_rows) for side in sides])
+    text = np.repeat(np.arange(len(rows)), rows)
+    numbers, inside = np.arange(len(text)), text < sides[0].n_units
+    return Sample(
         unit=PrivacyUnit.DOCUMENT,
         member_rows=numbers[inside],
         other_rows=numbers[~inside],
         members=inside,
-        groups={DOCUMENT: text},
+        groups={PrivacyUnit.DOCUMENT.value: text},
         units=text,
         units_in_group={},
         clusters=text,
-        fitted=fitting[text],
+        fitted=np.concatenate(fitting)[text],
     )
-    rows_found = []
-    for attack in attacks(seen.losses, [], {}, inside, sample.fitted):
-        if (scored := sample.scored(DOCUMENT, attack)) is not None:
-            rows_found.append(measure(DOCUMENT, attack.name, scored[0], attack.threshold, ceiling))
-    return tuple(map(_membership_record, rows_found))
 
 
-def _coin_bound(seen: _Seen, ceiling: PrivacyProfile | None, seed: int) -> AuditRecord:
+def _coin_bound(
+    losses: Losses, sample: Sample, trained: int, ceiling: PrivacyProfile | None, seed: int
+) -> Finding:
     """Return the lower bound on ε that guesses about the texts' coins prove.
 
     Guesses are ordered by mean loss; their number depends on m and the claim alone.
+
+    Args:
+        losses: losses of the rows.
+        sample: the rows, each text a unit.
+        trained: number of texts in the training, which have the lowest numbers.
+        ceiling: the claim.
+        seed: a public seed for the null control alone; the coins were thrown elsewhere.
 
     Raises:
         BadInput: there is no claim to audit, or fair coins cannot have divided the two sides.
     """
     if ceiling is None or not ceiling.pairs:
         raise BadInput("there is no claim that coins could contradict", where="coins")
-    coins = np.arange(seen.trained + seen.held_out) < seen.trained
-    if stats.binomtest(seen.trained, len(coins)).pvalue < UNFAIR:
+    sums, rows = np.bincount(sample.units, losses.mean), np.bincount(sample.units)
+    coins = np.arange(len(rows)) < trained
+    if stats.binomtest(trained, len(coins)).pvalue < UNFAIR:
         raise PrivateTextRefusal(
-            f"fair coins do not put {seen.trained} of {len(coins)} in", where="coins"
+            f"fair coins do not put {trained} of {len(coins)} in", where="coins"
         )
     epsilon, delta = ceiling.pairs[0]
-    claim = Claim(epsilon, delta, ceiling)
-    sums, rows = np.bincount(seen.text, seen.losses.mean), np.bincount(seen.text)
-    verdict = audit_claim(
-        claim,
-        [-sums / rows],
-        coins,
-        planned_guesses(len(coins), epsilon),
-        PrivacySeed.fixed(seed),  # for the null control alone; the coins were thrown elsewhere
-    )
-    return audit_record(
-        verdict,
-        claim,
-        Label.OPERATOR,
-        key=COIN_BOUND,
-        name="Empirical lower bound on ε, by given texts that coins divided",
-        measured="ε that the guesses about whole units refute, in or out by independent coins, at"
-        " 95% (Steinke, Nasr and Jagielski 2023)",
-    )
+    claim, guesses = Claim(epsilon, delta, ceiling), planned_guesses(len(coins), epsilon)
+    verdict = audit_claim(claim, [-sums / rows], coins, guesses, PrivacySeed.fixed(seed))
+    return bound_finding(GIVEN_BOUND, verdict, claim, Label.OPERATOR)
 
 
 def _discoverable(
@@ -402,48 +404,12 @@ def _discoverable(
     ceiling: PrivacyProfile | None,
     protocol: ExtractionProtocol,
     seed: int,
-) -> AuditRecord:
-    """Return the record of training texts that a causal model completes word for word."""
+) -> Finding:
+    """Return the finding of training texts that a causal model completes word for word."""
     most = max(side.n_units for side in sides)
     config = ExtractionConfig(extraction_rows=most, **protocol.model_dump())
     members, others = (draw_prompts(side, config, [], seed_key(seed)) for side in sides)
-    return extraction_record(
-        discoverable(suffix_odds(audited.model), members, others, config, ceiling),
-        protocol,
-        FROM_ROWS,
-        when="chosen by who audits",
-        label=Label.OPERATOR,
-        key="extraction_given_discoverable",
-        name="Extraction of given texts, discoverable",
-        measured="share of suffixes that greedy decoding gives word for word (Carlini et al. 2023)",
-    )
-
-
-def _membership_record(row: MembershipRow) -> AuditRecord:
-    """Return an attack's record. A single division of texts cannot contradict a claim."""
-    pl = row.leakage
-    rates = {f"TPR at {rate.asked:.1%} FPR": rate.tpr.value for rate in row.low_rates}
-    return AuditRecord(
-        key=f"membership_given_{row.attack.replace('-', '_')}",
-        name=f"Membership of given texts, by {row.attack}",
-        level="document",
-        measured="advantage, TPR less FPR (Jagannatha et al. 2021; docs/membership.md)",
-        value=pl.value,
-        interval=(pl.low, pl.high),
-        confidence=0.95,
-        ceiling=row.leakage_ceiling,
-        ceiling_of="the claim's (e^ε − 1 + 2δ)/(e^ε + 1)" if row.leakage_ceiling else "",
-        power=f"{row.members} texts trained on and {row.others} held out: an advantage above"
-        f" {pl.high - pl.value:.3f} would be beyond chance",
-        null_control=NullDistribution(
-            of="a model without memory: no advantage, with the spread of these texts",
-            low=pl.low - pl.value,
-            high=pl.high - pl.value,
-            alarm_rate=0.025,
-        ),
-        verdict="inconclusive" if row.above else "consistent",
-        finding=f"The advantage is {pl.value:.3f}, the AUC {row.area.value:.3f}"
-        + (", wholly above its ceiling: somebody should look." if row.above else "."),
-        label=Label.OPERATOR,
-        rows=({"auc": row.area.value, **rates},),
+    rows = discoverable(suffix_odds(audited.model), members, others, config, ceiling)
+    return extraction_finding(
+        GIVEN_DISCOVERABLE, rows, protocol, FROM_ROWS, when=_WHEN, label=Label.OPERATOR
     )

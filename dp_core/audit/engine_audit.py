@@ -35,7 +35,6 @@ from dp_core.errors import BadInput
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import WORD, Arrays, Model, ModelConfig, fresh
 from dp_core.nn import Layers, Tensor
-from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -85,8 +84,7 @@ def audited_plan(
 
 def claim_of(plan: ExecutionPlan) -> Claim:
     """Return the claim of a plan: ε at the plan's δ, and the whole privacy profile."""
-    event = plan.event()
-    return Claim(epsilon_pld(event, plan.delta), plan.delta, PrivacyProfile.of_event(event))
+    return Claim.of_event(plan.event(), plan.delta)
 
 
 # --- white box: Dirac canaries in the noised sums

@@ -11,16 +11,31 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import lru_cache
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.audit.canaries import Canary
+from dp_core.audit.null_exposure import (
+    NullExposure,
+    null_exposure,
+    null_mean_rank_exposure,
+    null_p_value,
+    null_rank_exposure,
+    null_rank_p_value,
+)
+from dp_core.audit.protocol import Audit, Finding, NullDistribution
+from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.data.token_store import TokenStore
 from dp_core.data.tokens import SpecialIds
+from dp_core.labels import Label
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
+
+if TYPE_CHECKING:
+    from dp_core.audit.extraction import OddsOf
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
@@ -32,10 +47,6 @@ ALONE, EMBEDDED, IN_ROWS = "alone", "embedded", "in rows"
 _ROWS_AT_ONCE = 256
 _COUNTED_AT_ONCE = 1 << 14
 _UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
-_LATTICE_POINTS = 1 << 21  # exact up to n·V of two million; above that, ranks are binned
-_RESOLUTION = 1e-12  # floating-point error of the convolution stays below it
-_CELLS, _CELLS_IN_ALL = 1 << 16, 1 << 22  # sizes of the lattice on which rank exposures are added
-_EXACT_CANARIES = 8  # up to this number, each possible mean rank exposure has its exact probability
 
 
 @dataclass(frozen=True)
@@ -192,123 +203,6 @@ def in_rows(
 
 
 @dataclass(frozen=True)
-class NullExposure:
-    """Exposure, in bits, of a model without memory: expectation and central 95% band."""
-
-    expected: float
-    low: float
-    high: float
-
-
-@lru_cache(maxsize=32)
-def _mean_rank_law(candidates: int, canaries: int) -> tuple[NDArray[np.float64], ...]:
-    """Return (mean ranks [K] ascending, their cumulative probabilities [K])."""
-    cells = min(candidates, max(64, _LATTICE_POINTS // canaries))
-    size = canaries * (cells - 1) + 1
-    one = np.fft.rfft(np.full(cells, 1 / cells), size)
-    law = np.maximum(np.fft.irfft(one**canaries, size), 0.0)  # law of the sum: n-fold convolution
-    # Cell k of `cells` represents ranks near (k + 1/2)·V/cells + 1/2, exactly if cells = V.
-    sums = np.arange(law.size) / canaries
-    ranks = (sums + 0.5) * (candidates / cells) + 0.5
-    return ranks, np.minimum(np.cumsum(law), 1.0)
-
-
-def null_exposure(candidates: int, canaries: int, groups: int = 1) -> NullExposure:
-    """Return the null distribution of the largest exposure of `groups` independent groups.
-
-    Args:
-        candidates: V, the number of tokens among which a secret is drawn and ranked.
-        canaries: n, the number of canaries whose ranks are averaged in each group.
-        groups: number of groups from which the reader picks the largest exposure.
-
-    Raises:
-        ValueError: an argument is below 1.
-    """
-    if min(candidates, canaries, groups) < 1:
-        raise ValueError(f"need at least one of each: {candidates=}, {canaries=}, {groups=}")
-    ranks, below = _mean_rank_law(candidates, canaries)
-    # The largest exposure belongs to the smallest mean rank: P(min ≤ r) = 1 − (1 − P(r))^groups.
-    smallest = 1.0 - (1.0 - below) ** groups
-    bits = math.log2(candidates) - np.log2(ranks)
-    weights = np.diff(smallest, prepend=0.0)
-    quantile = np.searchsorted(smallest, [0.025, 0.975])
-    high, low = bits[np.minimum(quantile, bits.size - 1)]
-    return NullExposure(expected=float(weights @ bits), low=float(low), high=float(high))
-
-
-def null_p_value(mean_rank: float, candidates: int, canaries: int) -> float:
-    """Return P(mean rank of n uniform secrets ≤ `mean_rank`), or 1e-12 where it is smaller."""
-    ranks, below = _mean_rank_law(candidates, canaries)
-    index = int(np.searchsorted(ranks, mean_rank + 1e-9, side="right")) - 1
-    return max(float(below[index]), _RESOLUTION) if index >= 0 else _RESOLUTION
-
-
-def null_rank_exposure(references: int) -> float:
-    """Return the expected rank exposure of an unremembered canary among `references` others.
-
-    By exchangeability the canary's rank among R = references + 1 is uniform, so this is the mean of
-    log2 R − log2 k over k = 1 … R (Carlini et al. 2019, definition 4): about log2 e = 1.44 bits.
-    """
-    size = references + 1
-    return math.log2(size) - float(np.log2(np.arange(1, size + 1)).mean())
-
-
-@lru_cache(maxsize=32)
-def _rank_exposure_law(references: int, canaries: int) -> tuple[NDArray[np.float64], ...]:
-    """Return (mean rank exposures [K] descending, probabilities [K] of at least this exposure).
-
-    n canaries compared with the same references are not independent. Without memory all n + R
-    scores are exchangeable, so every way to spread the canaries over the R + 1 gaps between the
-    references is equally likely (Wilcoxon 1945). The sum of log2(1 + references ahead) has the
-    generating function ∏ₖ 1/(1 − z·x^log2(1 + k)), of which the coefficient of zⁿ is computed on a
-    lattice. A value between two lattice points is divided between them, which keeps means exact.
-    """
-    steps = np.log2(np.arange(1, references + 2))  # (R + 1,) bits that a canary in gap k lacks
-    cells = min(_CELLS, max(64, _CELLS_IN_ALL // canaries))
-    cell = canaries * float(steps[-1]) / (cells - canaries - 2) if references else 1.0
-    law = np.zeros((canaries + 1, cells))
-    law[0, 0] = 1.0
-    for step in steps / cell:
-        whole, part = int(step), float(step - int(step))
-        for count in range(1, canaries + 1):
-            before = law[count - 1]
-            law[count, whole:] += (1 - part) * before[: cells - whole]
-            law[count, whole + 1 :] += part * before[: cells - whole - 1]
-    of_sum = law[canaries] / law[canaries].sum()
-    bits = steps[-1] - np.arange(cells) * cell / canaries
-    return bits, np.minimum(np.cumsum(of_sum), 1.0)
-
-
-def null_mean_rank_exposure(references: int, canaries: int) -> NullExposure:
-    """Return the null distribution of the mean rank exposure of n canaries with one reference set.
-
-    The result is exact where no two of the n + R ranks are equal, except for the lattice, which
-    spreads the law by 0.0003 bits for n up to 64, and by 0.03 for n = 1,000. A tie counts half.
-
-    Raises:
-        ValueError: an argument is below 1.
-    """
-    if min(references, canaries) < 1:
-        raise ValueError(f"need at least one of each: {references=}, {canaries=}")
-    bits, above = _rank_exposure_law(references, canaries)
-    high, low = bits[np.minimum(np.searchsorted(above, [0.025, 0.975]), bits.size - 1)]
-    return NullExposure(float(np.diff(above, prepend=0.0) @ bits), float(low), float(high))
-
-
-def null_rank_p_value(rank_exposure: float, references: int, canaries: int) -> float:
-    """Return P(mean rank exposure of n unremembered canaries ≥ `rank_exposure`).
-
-    Values that the lattice cannot distinguish from the measured value count as well: dividing
-    values between two points moves a sum by up to n cells. With many canaries the effect is
-    negligible.
-    """
-    bits, above = _rank_exposure_law(references, canaries)
-    moved = canaries * float(bits[0] - bits[1]) if canaries <= _EXACT_CANARIES else 0.0
-    index = int(np.searchsorted(-bits, moved - rank_exposure + 1e-9, side="right")) - 1
-    return max(float(above[index]), _RESOLUTION) if index >= 0 else _RESOLUTION
-
-
-@dataclass(frozen=True)
 class ExposureRow:
     """One group of canaries in one kind of context. Exposures are in bits."""
 
@@ -327,7 +221,10 @@ class ExposureRow:
     null_high: float
     p_value: float  # P(a mean rank this small | nothing remembered)
     rank_exposure: float  # mean over canaries, against references
-    rank_exposure_null: float
+    rank_exposure_null: float  # expectation without memory
+    rank_exposure_null_low: float
+    rank_exposure_null_high: float
+    rank_exposure_p_value: float  # P(a rank exposure this large | nothing remembered)
     rank_exposure_ceiling: float  # log2(references + 1): first place for every canary
     references: int
 
@@ -335,16 +232,6 @@ class ExposureRow:
     def remembers(self) -> bool:
         """Whether the whole interval exceeds the null band of a model without memory."""
         return self.low > self.null_high
-
-    @property
-    def rank_null(self) -> NullExposure:
-        """The null distribution of the group's rank exposure."""
-        return null_mean_rank_exposure(self.references, self.canaries)
-
-    @property
-    def rank_p_value(self) -> float:
-        """P(a rank exposure this large | nothing remembered)."""
-        return null_rank_p_value(self.rank_exposure, self.references, self.canaries)
 
 
 @dataclass(frozen=True)
@@ -491,7 +378,11 @@ def rows_from_ranks(
         group = np.array(groups[pattern, rate])
         baseline = np.array(baselines.get(pattern, []))
         exposure, low, high = interval(group, candidates)
-        null = null_exposure(candidates, group.size)
+        null, rank_null = null_exposure(candidates, group.size), NullExposure(0.0, 0.0, 0.0)
+        rank_exposure, rank_p_value = float(_rank_exposures(group, baseline).mean()), 1.0
+        if baseline.size:
+            rank_null = null_mean_rank_exposure(baseline.size, group.size)
+            rank_p_value = null_rank_p_value(rank_exposure, baseline.size, group.size)
         rows.append(
             ExposureRow(
                 pattern=pattern,
@@ -508,8 +399,11 @@ def rows_from_ranks(
                 null_low=null.low,
                 null_high=null.high,
                 p_value=null_p_value(float(group.mean()), candidates, group.size),
-                rank_exposure=float(_rank_exposures(group, baseline).mean()),
+                rank_exposure=rank_exposure,
                 rank_exposure_null=null_rank_exposure(baseline.size),
+                rank_exposure_null_low=rank_null.low,
+                rank_exposure_null_high=rank_null.high,
+                rank_exposure_p_value=rank_p_value,
                 rank_exposure_ceiling=math.log2(baseline.size + 1),
                 references=baseline.size,
             )
@@ -602,3 +496,154 @@ def _rank_exposures(ranks: Floats, baseline: Floats) -> Floats:
     among_references = 1 + ahead + tied / 2
     exposures: Floats = math.log2(baseline.size + 1) - np.log2(among_references)
     return exposures
+
+
+# --- as findings
+
+CONTEXTS_PER_CANARY = 8
+
+
+@dataclass(frozen=True)
+class CanaryData:
+    """A model, and the canaries that were planted in the rows of its training.
+
+    Attributes:
+        rank: ranks of secrets by the model, among `candidates`.
+        odds_of: a causal model's odds of suffixes; None for a masked model.
+        canaries: planted canaries, and references that were never planted.
+        special: ids of the special tokens.
+        candidates: ids of the tokens from which secrets were drawn.
+        sequence_length: largest number of tokens of a row.
+        train: rows of the training.
+        held_out: rows of held-out units, if any were held out.
+        declared_units: public bound on the units.
+        extraction: the protocol of extraction attacks.
+        fixed_before_training: whether this protocol was fixed before the training.
+        claim: privacy profile of the rows' unit; None without a claim.
+        label: label of results that are computed from the model and public coins alone.
+        seed: a public seed.
+    """
+
+    rank: Ranker
+    odds_of: OddsOf | None
+    canaries: Sequence[Canary]
+    special: SpecialIds
+    candidates: Sequence[int]
+    sequence_length: int
+    train: TokenStore
+    held_out: TokenStore | None
+    declared_units: int
+    extraction: ExtractionConfig
+    fixed_before_training: bool
+    claim: PrivacyProfile | None
+    label: Label
+    seed: int
+
+    @property
+    def planted(self) -> list[Canary]:
+        """Canaries that units of the training may carry."""
+        return [canary for canary in self.canaries if not canary.is_reference]
+
+    @property
+    def references(self) -> list[Canary]:
+        """Canaries that were never planted."""
+        return [canary for canary in self.canaries if canary.is_reference]
+
+    @property
+    def contexts(self) -> dict[str, Any]:
+        """Arguments that `measure` and `measure_in_rows` share."""
+        return {
+            "special": self.special,
+            "candidates": self.candidates,
+            "declared_units": self.declared_units,
+            "repeats": CONTEXTS_PER_CANARY,
+            "seed": self.seed,
+        }
+
+
+def _among_random_tokens(data: CanaryData) -> list[Finding]:
+    """Return the exposure alone and among random tokens; neither shows a private row."""
+    rows = measure(
+        data.rank,
+        data.planted,
+        data.references,
+        sequence_length=data.sequence_length,
+        **data.contexts,
+    )
+    return [exposure_finding(EXPOSURE, rows, EMBEDDED, data.label)]
+
+
+def _in_training_rows(data: CanaryData) -> list[Finding]:
+    """Return the exposure in the training rows, which are private."""
+    rows = measure_in_rows(data.rank, data.train, data.planted, data.references, **data.contexts)
+    return [exposure_finding(EXPOSURE_IN_ROWS, rows, IN_ROWS, Label.OPERATOR)]
+
+
+def exposure_finding(
+    audit: Audit, rows: Sequence[ExposureRow], context: str, label: Label
+) -> Finding:
+    """Return the finding of the group with the largest exposure in a context, if there is any."""
+    shown = [row for row in rows if row.context == context]
+    if not shown:
+        return audit.not_run("The training rows contain no canary.", label)
+    summary = summarise(rows, context)
+    largest = max(shown, key=lambda row: row.exposure)
+    count = sum(row.canaries for row in shown)
+    if summary.remembers:
+        result = "The model remembers canaries"
+    elif summary.above_chance:
+        result = "Exposure is above chance, but no single group is clearly remembered"
+    else:
+        result = "No exposure is above chance"
+    return audit.finding(
+        level="canary",
+        value=largest.exposure,
+        interval=(largest.low, largest.high),
+        confidence=0.95,
+        ceiling=math.log2(largest.candidates),
+        ceiling_of=f"log2 of {largest.candidates} candidates, if every secret is ranked first."
+        " The claim does not bound the exposure of canaries that many units contain",
+        power=f"{count} canaries in {len(shown)} groups, expected up to"
+        f" {max(row.expected_occurrences for row in shown):,.0f} times in the text; a group"
+        f" whose interval lies above {largest.null_high:.2f} bits counts as remembered",
+        null_control=NullDistribution(
+            of=f"the largest of {len(shown)} groups if the rank of every secret is uniform",
+            low=0.0,
+            high=summary.largest_null_high,
+            alarm_rate=0.025,
+            p_value=1 - (1 - largest.p_value) ** len(shown),
+        ),
+        verdict="consistent" if not summary.above_chance else "inconclusive",
+        finding=f"{result}: at most {largest.exposure:.2f} bits ({summary.largest_group}),"
+        f" {summary.mean:.2f} on average. Without memory they are below"
+        f" {summary.largest_null_high:.2f} and {summary.mean_null_high:.2f} in 97.5% of cases.",
+        label=label,
+        rows=tuple(map(asdict, rows)),
+        metrics={
+            audit.key: summary.mean,
+            f"{audit.key}_largest": summary.largest,
+            **{
+                f"exposure/{row.context}/{row.pattern} at {row.canary_rate:g}": row.exposure
+                for row in rows
+            },
+        },
+    )
+
+
+EXPOSURE = Audit(
+    "exposure",
+    "Canary exposure",
+    "log2 of the number of candidates minus log2 of the mean rank of a canary's masked secret, in"
+    " bits, for the group with the largest value, among random tokens from a public seed (Carlini"
+    " et al. 2019; Hoory et al. 2021, 5.2)",
+    "exposure",
+    _among_random_tokens,
+)
+EXPOSURE_IN_ROWS = Audit(
+    "exposure_in_rows",
+    "Canary exposure in training rows",
+    "canary exposure, measured as in the papers on the private training rows that contain the"
+    " canaries, for the group with the largest value",
+    "exposure",
+    _in_training_rows,
+)

@@ -19,20 +19,23 @@ Shapes: n rows, T tokens of a row, the last L of them its suffix.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.audit.canaries import Canary
+from dp_core.audit.exposure import CanaryData
 from dp_core.audit.membership import CONFIDENCE, Share, clopper_pearson
-from dp_core.audit.protocol import AuditRecord, Level, NullDistribution, not_run
+from dp_core.audit.protocol import Audit, Finding, Level, NullDistribution
 from dp_core.config.audit_settings import ExtractionConfig, ExtractionProtocol
-from dp_core.data.hashing import digest64, fold
+from dp_core.data.hashing import digest64, fold, seed_key
 from dp_core.data.token_store import TokenStore
 from dp_core.labels import Label
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 
 Floats = NDArray[np.float64]
 Flags = NDArray[np.bool_]
@@ -133,16 +136,39 @@ class ExtractionRow:
     group: str  # all | the canary rate
     tried: int
     found: int
-    share: Share
     control_tried: int
     control_found: int
-    control_share: Share
-    # Probability of at least this number of tested suffixes, if they were extracted as easily as
-    # the control: Fisher's exact test (1934), one-sided.
-    p_value: float
-    null_low: float  # central 95% of the share in that case
-    null_high: float
     ceiling: float | None = None  # the largest share that the claim allows; None without a claim
+
+    @cached_property
+    def share(self) -> Share:
+        """The share of tested suffixes that are extracted."""
+        return clopper_pearson(self.found / self.tried, self.tried)
+
+    @cached_property
+    def control_share(self) -> Share:
+        """The share of the control that is extracted."""
+        return clopper_pearson(self.control_found / self.control_tried, self.control_tried)
+
+    @cached_property
+    def p_value(self) -> float:
+        """Probability of at least this number, if the control is extracted as easily.
+
+        Fisher's exact test (1934), one-sided.
+        """
+        return float(self._null.sf(self.found - 1))
+
+    @cached_property
+    def null_band(self) -> tuple[float, float]:
+        """Central 95% of the share in that case."""
+        low, high = (float(self._null.ppf(rate)) for rate in (ALARM_RATE, 1 - ALARM_RATE))
+        return low / self.tried, high / self.tried
+
+    @property
+    def _null(self) -> Any:
+        """The law of the number of extracted suffixes, given the number of both sides together."""
+        both = self.tried + self.control_tried, self.found + self.control_found
+        return stats.hypergeom(*both, self.tried)
 
     @property
     def above_chance(self) -> bool:
@@ -152,20 +178,8 @@ class ExtractionRow:
 
 def compare(decoding: str, group: str, found: Flags, control: Flags) -> ExtractionRow:
     """Compare the extracted suffixes of both sides: (n,) and (m,), neither empty."""
-    n, m, hits, others = len(found), len(control), int(found.sum()), int(control.sum())
-    null = stats.hypergeom(n + m, hits + others, n)
     return ExtractionRow(
-        decoding=decoding,
-        group=group,
-        tried=n,
-        found=hits,
-        share=clopper_pearson(hits / n, n),
-        control_tried=m,
-        control_found=others,
-        control_share=clopper_pearson(others / m, m),
-        p_value=float(null.sf(hits - 1)),
-        null_low=float(null.ppf(ALARM_RATE)) / n,
-        null_high=float(null.ppf(1 - ALARM_RATE)) / n,
+        decoding, group, len(found), int(found.sum()), len(control), int(control.sum())
     )
 
 
@@ -245,7 +259,7 @@ def targeted(
     )
 
 
-# --- as a record
+# --- as findings
 
 
 @dataclass(frozen=True)
@@ -282,35 +296,31 @@ _DECODINGS = {
 }
 
 
-def extraction_record(
+def extraction_finding(
+    audit: Audit,
     rows: Sequence[ExtractionRow],
     config: ExtractionProtocol,
     sought: Sought,
     *,
     when: str,
     label: Label,
-    key: str,
-    name: str,
-    measured: str,
-) -> AuditRecord:
-    """Return the result of one protocol as a record; without rows, a record of an audit not run.
+) -> Finding:
+    """Return the result of one protocol as a finding; without rows, of an audit not run.
 
     Args:
+        audit: the audit.
         rows: result of `discoverable` or `targeted`.
         config: prefix, suffix, k and tries.
         sought: the wording of the audit.
         when: time at which the protocol was chosen, in words.
-        label: audience of the record.
-        key: key of the record.
-        name: name of the record.
-        measured: description of the measured quantity.
+        label: audience of the finding.
     """
     of_all = {row.decoding: row for row in rows if row.group == ALL}
     if not of_all:  # the existence of prompts is as private as the result
         why = f"There was nothing to try: no {sought.what}, or no {sought.control}, that the"
-        none = not_run(key, name, measured, f"{why} protocol fits.")
-        return none.model_copy(update={"label": label})
+        return audit.not_run(f"{why} protocol fits.", label)
     row, alarm = of_all[sought.headline], of_all[sought.headline].above_chance
+    low, high = row.null_band
     others = [
         f"{other.found} by {_DECODINGS[decoding]} ({other.control_found} of the control)"
         for decoding, other in of_all.items()
@@ -321,11 +331,12 @@ def extraction_record(
         if sought.headline == GREEDY
         else "the hints before the secret"
     )
-    return AuditRecord(
-        key=key,
-        name=name,
+    metrics = {f"{audit.key}/{name}": each.share.value for name, each in of_all.items()}
+    controls = {
+        f"{audit.key}/{name}_control": each.control_share.value for name, each in of_all.items()
+    }
+    return audit.finding(
         level=sought.level,
-        measured=measured,
         value=row.share.value,
         interval=(row.share.low, row.share.high),
         confidence=CONFIDENCE,
@@ -334,11 +345,11 @@ def extraction_record(
         power=f"{shown}; k = {config.extraction_top_k}; sampling counts where"
         f" {config.extraction_tries} tries give it with a chance of {LEAST_CHANCE:g} or more;"
         f" {when}; {row.tried} {sought.what} against {row.control_tried} {sought.control}: a share"
-        f" above {row.null_high:.3f} is beyond chance",
+        f" above {high:.3f} is beyond chance",
         null_control=NullDistribution(
             of=f"{sought.control}, come out as easily as {sought.what}",
-            low=row.null_low,
-            high=row.null_high,
+            low=low,
+            high=high,
             alarm_rate=ALARM_RATE,
             p_value=min(1.0, row.p_value),
         ),
@@ -349,6 +360,8 @@ def extraction_record(
         f" {', '.join(others)}.",
         label=label,
         rows=tuple(map(_figures, rows)),
+        metrics=metrics | controls,
+        details={"rows": [asdict(row) for row in rows], "settings": config.model_dump()},
     )
 
 
@@ -356,3 +369,58 @@ def _figures(row: ExtractionRow) -> dict[str, float | str]:
     """Return a row's names and numbers, without intervals."""
     names = ("decoding", "group", "tried", "found", "control_tried", "control_found", "p_value")
     return {name: getattr(row, name) for name in names}
+
+
+def _from_rows(data: CanaryData) -> list[Finding]:
+    """Return the extraction of training rows, if the settings request it: for the operator."""
+    if data.odds_of is None or not data.extraction.extraction_rows:
+        return []
+    rows: tuple[ExtractionRow, ...] = ()
+    if data.held_out is not None:
+        members, control = (
+            draw_prompts(side, data.extraction, data.planted, seed_key(data.seed))
+            for side in (data.train, data.held_out)
+        )
+        rows = discoverable(data.odds_of, members, control, data.extraction, data.claim)
+    return [_of_job(DISCOVERABLE, rows, data, FROM_ROWS, Label.OPERATOR)]
+
+
+def _from_canaries(data: CanaryData) -> list[Finding]:
+    """Return the extraction of the canaries' secrets from a causal model."""
+    if data.odds_of is None:
+        return []
+    rows = targeted(
+        data.odds_of,
+        data.canaries,
+        begin=data.special.cls,
+        candidates=data.candidates,
+        config=data.extraction,
+    )
+    return [_of_job(TARGETED, rows, data, FROM_CANARIES, data.label)]
+
+
+def _of_job(
+    audit: Audit, rows: Sequence[ExtractionRow], data: CanaryData, sought: Sought, label: Label
+) -> Finding:
+    fixed = data.fixed_before_training
+    when = "fixed before the training" if fixed else "chosen after it"
+    finding = extraction_finding(audit, rows, data.extraction, sought, when=when, label=label)
+    details = finding.details | {"fixed_before_training": fixed}
+    return finding.model_copy(update={"details": details})
+
+
+DISCOVERABLE = Audit(
+    "extraction_discoverable",
+    "Extraction, discoverable: from a prefix of the text to its continuation",
+    "share of suffixes that greedy decoding reproduces exactly (Carlini et al. 2023)",
+    "exposure",
+    _from_rows,
+)
+TARGETED = Audit(
+    "extraction_targeted",
+    "Extraction, targeted: from a canary's prefix to its secret",
+    "share of secrets among the k likeliest next tokens, with a public seed (after Carlini et al."
+    " 2019)",
+    "exposure",
+    _from_canaries,
+)

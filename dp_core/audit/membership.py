@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]

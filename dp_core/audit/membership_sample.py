@@ -12,19 +12,35 @@ from __future__ import annotations
 
 import heapq
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass
 
 import numpy as np
 from numpy.typing import NDArray
+from scipy import stats
 from tokenizers import Tokenizer
 
-from dp_core.audit.membership import Attack, Scored
+from dp_core.audit.membership import (
+    CONFIDENCE,
+    LOW_RATES,
+    Attack,
+    MembershipRow,
+    RarityBucket,
+    Scored,
+    attacks,
+    measure,
+    profile_log_probabilities,
+    rarity_buckets,
+)
+from dp_core.audit.protocol import RELEASED, Audit, Finding, Level, NullDistribution
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import coin, digest64, document_unit_id
 from dp_core.data.privacy_units import Unit
 from dp_core.data.token_store import TokenStore, rows_of_units
 from dp_core.errors import BadInput
+from dp_core.labels import Label
+from dp_core.models.parameters import AnyModel
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 
 Floats = NDArray[np.float64]
@@ -118,6 +134,14 @@ class Sample:
             held.setdefault(int(ids[place]), set()).update(held_by_row[place])
         return [frozenset(held[group]) for group in sorted(held)]
 
+    @property
+    def can_be_attacked(self) -> bool:
+        """Whether the sample is large enough to fit attacks and to measure them."""
+        return all(
+            min((side & self.fitted).sum(), (side & ~self.fitted).sum()) >= 2
+            for side in (self.members, ~self.members)
+        )
+
     def _whole(self, ids: Ints, in_corpus: Ints) -> Flags:
         """Return the rows of groups whose units are all in the sample, on one side."""
         pairs = np.unique(np.stack([ids, self.units, self.members]), axis=1)
@@ -180,47 +204,66 @@ def draw_sample(
         BadInput: the stores were cut from another corpus.
     """
     sides = (_Places(train, key), _Places(held_out, key))
-    lowest: tuple[list[_Drawn], list[_Drawn]] = ([], [])
-    above = levels_above(unit)
-    in_corpus: dict[str, Counter[Hashable]] = {level: Counter() for level in above}
-    for one in units:
-        for level in above:
-            in_corpus[level][_group(level, one.documents[0])] += 1
-        if carries(one.unit_id):
+    lowest: tuple[list[tuple[int, str, Unit]], list[tuple[int, str, Unit]]] = ([], [])
+    in_corpus: dict[str, Counter[Hashable]] = {level: Counter() for level in levels_above(unit)}
+    for candidate in units:
+        for level, counts in in_corpus.items():
+            counts[_group(level, candidate, candidate.documents[0])] += 1
+        if carries(candidate.unit_id):
             continue
-        for side, places in enumerate(sides):
-            if places.of(one.unit_id) is not None:
-                drawn = _Drawn(-digest64(key, "membership", one.unit_id), one)
-                push = heapq.heappush if len(lowest[side]) < most else heapq.heappushpop
-                push(lowest[side], drawn)
-    index = _Index(unit, key, in_corpus, codes)
-    rows: list[list[int]] = []
-    for side, places in enumerate(sides):
-        chosen = [drawn.unit for drawn in sorted(lowest[side], reverse=True)]
+        for heap, places in zip(lowest, sides, strict=True):
+            if places.of(candidate.unit_id) is not None:
+                coin_of_unit = -digest64(key, "membership", candidate.unit_id)
+                push = heapq.heappush if len(heap) < most else heapq.heappushpop
+                push(heap, (coin_of_unit, candidate.unit_id, candidate))  # pops the largest hash
+    numbers: list[Ints] = []  # of each side's rows
+    origins: list[tuple[Unit, Document]] = []  # of all rows
+    for heap, places in zip(lowest, sides, strict=True):
         cut = rows_of_units(
-            chosen,
+            [drawn for *_, drawn in sorted(heap, reverse=True)],
             tokenizer,
             sequence_length=places.store.sequence_length,
             max_examples_per_unit=max_examples_per_unit,
             key=key,
         )
-        numbers: list[int] = []
-        for one, located in cut:
-            numbers += places.rows(one.unit_id, [row for _, row in located])
-            index.add(one, [one.documents[text] for text, _ in located], member=side == 0)
-        rows.append(numbers)
-    return index.sample(*(np.array(numbers, np.int64) for numbers in rows))
+        found: list[int] = []
+        for drawn, located in cut:
+            found += places.rows(drawn.unit_id, [row for _, row in located])
+            origins += [(drawn, drawn.documents[text]) for text, _ in located]
+        numbers.append(np.array(found, np.int64))
+    levels = [level for level in LEVELS[1:] if level != "example" or unit is PrivacyUnit.EXAMPLE]
+    groups = {level: [_group(level, *origin) for origin in origins] for level in levels}
+    clusters = [document.patient_id or of.unit_id for of, document in origins]
+    fitted = [coin(key, "membership fit", cluster) < FITTED_SHARE for cluster in clusters]
+    return Sample(
+        unit=unit,
+        member_rows=numbers[0],
+        other_rows=numbers[1],
+        members=np.arange(len(origins)) < len(numbers[0]),
+        groups={SAMPLE: np.arange(len(origins))}
+        | {level: _numbered(of_rows) for level, of_rows in groups.items()},
+        units=_numbered([of.unit_id for of, _ in origins]),
+        units_in_group={
+            level: np.array([counts[group] for group in groups[level]], np.int64)
+            for level, counts in in_corpus.items()
+        },
+        clusters=_numbered(
+            [
+                (bool(document.patient_id), c)
+                for (_, document), c in zip(origins, clusters, strict=True)
+            ]
+        ),
+        fitted=np.array(fitted, np.bool_),
+        codes=None if codes is None else tuple(codes(document) for _, document in origins),
+    )
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """A unit with its coin; a heap of them pops the largest hash first."""
-
-    coin: int
-    unit: Unit
-
-    def __lt__(self, other: _Drawn) -> bool:
-        return self.coin < other.coin
+def _numbered(groups: Sequence[Hashable]) -> Ints:
+    """Return a number for each group, by first appearance, and −1 for None."""
+    numbers = {None: _NO_GROUP} | {
+        group: n for n, group in enumerate(dict.fromkeys(groups)) if group is not None
+    }
+    return np.array([numbers[group] for group in groups], np.int64)
 
 
 class _Places:
@@ -252,76 +295,217 @@ class _Places:
         return numbers
 
 
-def _group(level: str, document: Document) -> Hashable:
-    """Return the document's group at this level, or None if it has none."""
-    if level == "document":
-        return document_unit_id(document.patient_id, document.document_id)
-    if level == "patient":
-        return document.patient_id or None
+def _group(level: str, unit: Unit, document: Document) -> Hashable:
+    """Return the group of a unit's document at this level, or None if it has none."""
+    match level:
+        case "example":
+            return unit.unit_id
+        case "document":
+            return document_unit_id(document.patient_id, document.document_id)
+        case "patient":
+            return document.patient_id or None
     return (document.patient_id, document.admission_id) if document.admission_id else None
 
 
-class _Index:
-    """Numbers for the groups of rows, in the order in which they are added."""
+# --- as findings
 
-    def __init__(
-        self,
-        unit: PrivacyUnit,
-        key: bytes,
-        in_corpus: dict[str, Counter[Hashable]],
-        codes: Callable[[Document], frozenset[str]] | None,
-    ) -> None:
-        self._codes_of, self._codes = codes, list[frozenset[str]]()
-        self._unit, self._key, self._in_corpus = unit, key, in_corpus
-        self._numbers: dict[tuple[str, Hashable], int] = {}
-        self._columns: dict[str, list[int]] = {}
-        self._levels = [level for level in LEVELS if level not in ("example", SAMPLE)]
-        if unit is PrivacyUnit.EXAMPLE:
-            self._levels.insert(0, "example")
+LEAST_BUCKETS = 5  # rarity buckets needed to report whether rare units leak more
+_LEVELS: dict[str, Level] = {  # an admission is neither a document nor a patient
+    "sample": "example",
+    "example": "example",
+    "document": "document",
+    "admission": "group",
+    "patient": "patient",
+}
 
-    def add(self, unit: Unit, documents: Sequence[Document], *, member: bool) -> None:
-        """Add a unit's rows, given the document of each row."""
-        for document in documents:
-            cluster = document.patient_id or unit.unit_id
-            row = {
-                "member": int(member),
-                "unit": self._number("unit", unit.unit_id),
-                "cluster": self._number("cluster", (bool(document.patient_id), cluster)),
-                "fitted": int(coin(self._key, "membership fit", cluster) < FITTED_SHARE),
+
+@dataclass(frozen=True)
+class MembershipData:
+    """Models to attack, with rows of members and of others.
+
+    Attributes:
+        models: number of training updates -> reads the model that was kept after them; the final
+            model is the last one.
+        references: read models that never saw the members.
+        sample: the rows, with their groups; None if no unit was held out.
+        stores: the stores of the members' rows and of the others' rows.
+        masks: number of fresh masks over which losses are averaged.
+        coins: public seed of the masks, which no training uses.
+        claim: privacy profile of the rows' unit for the whole training; None without a claim.
+    """
+
+    models: Mapping[int, Callable[[], AnyModel]]
+    references: Sequence[Callable[[], AnyModel]]
+    sample: Sample | None
+    stores: Sequence[TokenStore]
+    masks: int
+    coins: int
+    claim: PrivacyProfile | None
+
+
+def _attack_models(data: MembershipData) -> list[Finding]:
+    """Attack every model that the training kept, with the same rows under the same masks.
+
+    Raises:
+        BadInput: a model returns a value that is not finite.
+    """
+    sample, ceilings = data.sample, _ceilings(data.claim)
+    if sample is None or not sample.can_be_attacked:
+        why = "No units were held out, or too few for an attack."
+        return [MEMBERSHIP.not_run(why, Label.OPERATOR, public_metrics=ceilings)]
+    from dp_core.audit.observations import Rows, features_of, losses_of  # imports TensorFlow
+
+    numbers = (sample.member_rows, sample.other_rows)
+    sides = [
+        Rows(store, rows, data.coins, data.masks)
+        for store, rows in zip(data.stores, numbers, strict=True)
+    ]
+    references = [losses_of(read(), sides) for read in data.references]
+    held_by_row: Sequence[frozenset[Hashable]] = sample.codes or [
+        frozenset(side.store.tokens[row, : side.store.lengths[row]].tolist())
+        for side in sides
+        for row in side.numbers
+    ]
+    findings, last = [], list(data.models)[-1]
+    for updates, read in data.models.items():
+        model = read()
+        found, features = losses_of(model, sides), features_of(model, sides)
+        made = attacks(found, references, features, sample.members, sample.fitted)
+        first, *others = membership_findings(MEMBERSHIP, sample, made, data.claim)
+        rarity = by_rarity(sample, made[0], held_by_row)
+        means = {
+            "members": float(found.mean[sample.members].mean()),
+            "others": float(found.mean[~sample.members].mean()),
+        }
+        metrics = {f"membership/loss/{side}": loss for side, loss in means.items()}
+        if (correlation := rarity_correlation(rarity)) is not None:
+            metrics["membership/rarity_correlation"] = correlation
+        figures = {"losses": means, "rarity": [asdict(bucket) for bucket in rarity]}
+        first = first.model_copy(
+            update={
+                "metrics": first.metrics | metrics,
+                "public_metrics": ceilings,
+                "details": first.details | figures,
             }
-            for level in self._levels:
-                group = unit.unit_id if level == "example" else _group(level, document)
-                row[level] = self._number(level, group)
-                if level in self._in_corpus:
-                    row[f"units of {level}"] = self._in_corpus[level][group]
-            if self._codes_of is not None:
-                self._codes.append(self._codes_of(document))
-            for name, value in row.items():
-                self._columns.setdefault(name, []).append(value)
-
-    def _number(self, level: str, group: Hashable) -> int:
-        if group is None:
-            return _NO_GROUP
-        return self._numbers.setdefault((level, group), len(self._numbers))
-
-    def sample(self, member_rows: Ints, other_rows: Ints) -> Sample:
-        """Return the sample of all added rows."""
-
-        columns = {name: np.array(values, np.int64) for name, values in self._columns.items()}
-        n = len(member_rows) + len(other_rows)
-        none = np.zeros(0, np.int64)
-        groups = {level: columns.get(level, none) for level in self._levels}
-        return Sample(
-            unit=self._unit,
-            member_rows=member_rows,
-            other_rows=other_rows,
-            members=columns.get("member", none) == 1,
-            groups={SAMPLE: np.arange(n), **groups},
-            units=columns.get("unit", none),
-            units_in_group={
-                level: columns.get(f"units of {level}", none) for level in self._in_corpus
-            },
-            clusters=columns.get("cluster", none),
-            fitted=columns.get("fitted", none) == 1,
-            codes=None if self._codes_of is None else tuple(self._codes),
         )
+        subject = RELEASED if updates == last else f"the model after {updates} updates"
+        findings += [
+            each.model_copy(update={"updates": updates, "subject": subject})
+            for each in (first, *others)
+        ]
+    return findings
+
+
+def _ceilings(claim: PrivacyProfile | None) -> dict[str, float]:
+    """Return the bounds that no attack on one unit can exceed; empty if there is no claim."""
+    if claim is None:
+        return {}
+    tpr = {f"tpr_at_{rate:g}_fpr": claim.true_positive_rate(rate) for rate in LOW_RATES}
+    bounds = {"pl": claim.leakage, "auc": claim.area, **tpr}
+    return {f"membership_ceiling/{name}": value for name, value in bounds.items()}
+
+
+def measured(
+    sample: Sample, made: Sequence[Attack], ceiling: PrivacyProfile | None
+) -> list[MembershipRow]:
+    """Return every attack's figures at every level that has enough groups."""
+    above = levels_above(sample.unit)
+    rows = []
+    for level in LEVELS:
+        for attack in made if level in sample.groups else ():
+            if (scored := sample.scored(level, attack)) is not None:
+                groups, units = scored
+                group = ceiling.for_group(units) if ceiling and level in above else ceiling
+                rows.append(measure(level, attack.name, groups, attack.threshold, group))
+    return rows
+
+
+def membership_findings(
+    audit: Audit, sample: Sample, made: Sequence[Attack], ceiling: PrivacyProfile | None
+) -> list[Finding]:
+    """Return the finding of each level: the attack with the largest leakage, and all figures.
+
+    A single division of members and others cannot contradict a claim.
+    """
+    by_level: dict[str, list[MembershipRow]] = {}
+    for row in measured(sample, made, ceiling):
+        by_level.setdefault(row.level, []).append(row)
+    if not by_level:
+        return [audit.not_run("Too few units for a measurement.", Label.OPERATOR)]
+    return [_finding_of_level(audit, rows) for rows in by_level.values()]
+
+
+def _finding_of_level(audit: Audit, rows: Sequence[MembershipRow]) -> Finding:
+    row = max(rows, key=lambda row: row.leakage.value)
+    value, low, high = row.leakage.value, row.leakage.low, row.leakage.high
+    figures = {row.attack: _figures(row) for row in rows}
+    return audit.finding(
+        level=_LEVELS[row.level],
+        value=value,
+        interval=(low, high),
+        confidence=CONFIDENCE,
+        ceiling=row.leakage_ceiling,
+        ceiling_of="the claim's (e^ε − 1 + 2δ)/(e^ε + 1), over its whole profile"
+        if row.leakage_ceiling
+        else "",
+        power=f"{row.members} members and {row.others} held out; an advantage above"
+        f" {high - value:.3f} would exceed chance",
+        null_control=NullDistribution(
+            of="an attack without advantage, with the spread of these groups",
+            low=low - value,
+            high=high - value,
+            alarm_rate=0.025,
+        ),
+        verdict="inconclusive" if row.above else "consistent",
+        finding=f"The attack by {row.attack} has an advantage of {value:.3f}"
+        + ("; its interval lies above the ceiling and needs review." if row.above else "."),
+        label=Label.OPERATOR,
+        rows=tuple({"attack": attack, **values} for attack, values in figures.items()),
+        metrics={
+            f"{audit.key}/{row.level}/{attack}/{name}": value
+            for attack, values in figures.items()
+            for name, value in values.items()
+        },
+        details={"rows": [asdict(row) for row in rows]},
+    )
+
+
+def _figures(row: MembershipRow) -> dict[str, float]:
+    """Return the figures of an attack by their names in metrics."""
+    tprs = {f"tpr_at_{rate.asked:g}_fpr": rate.tpr.value for rate in row.low_rates}
+    return {"pl": row.leakage.value, "auc": row.area.value, **tprs}
+
+
+def by_rarity(
+    sample: Sample, attack: Attack, held_by_row: Sequence[frozenset[Hashable]]
+) -> tuple[RarityBucket, ...]:
+    """Return an attack's results by the rarity of the units' codes or tokens.
+
+    Units without any known code are left out: their diseases are unknown, not absent.
+    """
+    level = sample.unit.value
+    if (found := sample.scored(level, attack)) is None:
+        return ()
+    profiles = sample.profiles(level, attack, held_by_row)
+    known = np.array([bool(profile) for profile in profiles])
+    scored = Scored(*(a[known] for a in (found[0].scores, found[0].members, found[0].clusters)))
+    logs = profile_log_probabilities([profile for profile in profiles if profile])
+    return rarity_buckets(logs, scored, attack.threshold) if known.any() else ()
+
+
+def rarity_correlation(rarity: Sequence[RarityBucket]) -> float | None:
+    """Return Spearman's correlation of log-probability and leakage; None with too few buckets."""
+    leaked = [bucket.leakage for bucket in rarity]
+    if len(leaked) < LEAST_BUCKETS or len(set(leaked)) == 1:
+        return None
+    return float(stats.spearmanr([bucket.log_probability for bucket in rarity], leaked).statistic)
+
+
+MEMBERSHIP = Audit(
+    "membership",
+    "Membership inference",
+    "largest advantage, TPR − FPR, of all attacks by losses, references, attention and gradient"
+    " norms (Jagannatha et al. 2021; docs/membership.md)",
+    "membership",
+    _attack_models,
+)

@@ -88,6 +88,39 @@ def losses(model: AnyModel, rows: Rows) -> Losses:
     return Losses(means, lowest)
 
 
+def losses_of(model: AnyModel, sides: Sequence[Rows]) -> Losses:
+    """Return the losses of the rows of several stores, in this order.
+
+    Raises:
+        BadInput: a loss is not finite.
+    """
+    by_side = [losses(model, side) for side in sides]
+    mean, lowest = (
+        _finite([getattr(side, name) for side in by_side]) for name in ("mean", "lowest")
+    )
+    return Losses(mean, lowest)
+
+
+def features_of(model: AnyModel, sides: Sequence[Rows]) -> dict[str, Floats]:
+    """Return the features of the rows of several stores, by attack; none for a layer-free model.
+
+    Raises:
+        BadInput: a feature is not finite.
+    """
+    features = {
+        name: _finite([of_rows(model, side) for side in sides])
+        for name, of_rows in (("attention", attention_features), ("gradients", gradient_features))
+    }
+    return {name: values for name, values in features.items() if values.shape[1]}
+
+
+def _finite(parts: Sequence[Floats]) -> Floats:
+    values = np.concatenate(parts)
+    if not np.isfinite(values).all():
+        raise BadInput("the model's losses or gradients are not finite", where="model")
+    return values
+
+
 def _weighted_means(values: Floats, weights: Floats) -> Floats:
     result: Floats = (values * weights).sum(1) / np.maximum(weights.sum(1), 1.0)
     return result

@@ -38,10 +38,14 @@ from dp_core.audit.lower_bounds import (
     trade_off_p_value,
     trade_off_refuted,
 )
-from dp_core.audit.protocol import AuditRecord, NullDistribution
+from dp_core.audit.protocol import Audit, Finding, NullDistribution
+from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Label
-from dp_core.privacy.accounting.tradeoff import TradeOff
+from dp_core.models.parameters import AnyModel
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile, TradeOff
+from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.seed_store import PrivacySeed
 
 Indices = NDArray[np.int64]
@@ -189,6 +193,11 @@ class Claim:
     delta: float
     trade_off: TradeOff
 
+    @classmethod
+    def of_event(cls, event: MechanismEvent, delta: float) -> Claim:
+        """Return the claim of a release: its ε at δ, and its whole privacy profile."""
+        return cls(epsilon_pld(event, delta), delta, PrivacyProfile.of_event(event))
+
 
 @dataclass(frozen=True)
 class AuditVerdict:
@@ -299,18 +308,18 @@ def most_right(claim: Claim, canaries: int, guesses: int) -> int:
     return low
 
 
-def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str) -> AuditRecord:
-    """Return the record of a verdict: its value is the lower bound at 95%, its interval at 99.9%.
+def bound_finding(audit: Audit, verdict: AuditVerdict, claim: Claim, label: Label) -> Finding:
+    """Return the finding of a verdict: its value is the lower bound at 95%, its interval at 99.9%.
 
     The ceiling is the bound from the largest number of right guesses that does not contradict the
     whole curve of the claim. It is at most the claimed ε. A bound contradicts the claim if and only
     if it exceeds the ceiling. An audit whose null control alarms is invalid, and has no ceiling.
 
     Args:
-        verdict: verdict of the audit.
+        audit: the audit.
+        verdict: its verdict.
         claim: the audited claim.
         label: label of the bound, which is the label of the model (see the module's docstring).
-        names: `key`, `name` and `measured` of the record.
     """
     bound, sure = TradeOffBound(), 1 - SIGNIFICANCE
     m, r = verdict.canaries, verdict.guesses
@@ -336,7 +345,7 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
         word, finding = "inconclusive", f"{said}; so few guesses could contradict no such claim."
     else:
         word, finding = "consistent", f"{said}; more than {allowed} would have contradicted."
-    return AuditRecord(
+    return audit.finding(
         level="canary",
         value=value,
         interval=(low, max(power, value)),
@@ -364,5 +373,63 @@ def audit_record(verdict: AuditVerdict, claim: Claim, label: Label, **names: str
         verdict=word,
         finding=finding,
         label=label,
-        **names,
+        metrics={
+            "audit/epsilon_lower_bound": verdict.lower_bounds[bound.name],
+            "audit/right_guesses": verdict.right,
+            "audit/p_value": verdict.p_value,
+            "audit/null_alarms": verdict.null.alarms,
+        },
+        public_metrics={
+            "audit/power": verdict.power[bound.name],
+            "audit/claimed_epsilon": claim.epsilon,
+            "audit/guesses": r,
+        },
     )
+
+
+@dataclass(frozen=True)
+class CoinData:
+    """A model, and the canaries of its training, which secret coins included or left out.
+
+    Attributes:
+        start: the model before the first update.
+        trained: the audited model.
+        canaries: all canaries, included or not, one row each.
+        claim: the claim of the training.
+        seed: the seed of the coins, which the ledger bound to the training beforehand.
+        label: label of the model.
+    """
+
+    start: AnyModel
+    trained: AnyModel
+    canaries: TokenStore
+    claim: Claim
+    seed: PrivacySeed
+    label: Label
+
+
+def _guess_coins(data: CoinData) -> list[Finding]:
+    """Score every canary, guess the coins, and compare the right guesses with the claim's bound."""
+    from dp_core.audit.observations import canary_scores  # imports TensorFlow
+
+    m = data.canaries.n_units
+    guesses = planned_guesses(m, data.claim.epsilon)
+    scores = canary_scores(data.start, data.trained, data.canaries)
+    verdict = audit_claim(data.claim, [scores], throw_coins(data.seed, m), guesses, data.seed)
+    return [bound_finding(LOWER_BOUND, verdict, data.claim, data.label)]
+
+
+LOWER_BOUND = Audit(
+    "epsilon_lower_bound",
+    "Empirical lower bound on ε, one run",
+    "the largest ε refuted at 95% by guesses about the inclusion of whole-unit canaries, which"
+    " independent coins decide (Steinke, Nasr and Jagielski 2023)",
+    "audit",
+    _guess_coins,
+)
+WHITE_BOX_BOUND = Audit(
+    "epsilon_lower_bound_white_box",
+    "Empirical lower bound on ε from the noised sums",
+    "the largest ε that gradient canaries in the sums of the updates refute, at 95% (Nasr et al."
+    " 2023)",
+)

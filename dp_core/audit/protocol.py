@@ -1,21 +1,23 @@
-"""The protocol of audits: the record of one finding, and the verdict from all findings of a model.
+"""The protocol of audits: an audit runs on a model and data, and returns findings.
 
 A finding is a measurement of a model with its interval, its label, and the limit that the model's
-claim sets. Every audit gives records of this type, even if it was not run. Evidence packs list the
-records (docs/evidence.md).
+claim sets. Every audit returns findings of this type, even if it could not be run. Steps record and
+store findings without knowing their audit. Evidence packs contain the records of the findings
+(docs/evidence.md), and one verdict on a model follows from all of them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal, Self
+from typing import Any, Literal, Self
 
 from pydantic import Field, model_validator
 
 from dp_core.config.fields import Config
 from dp_core.labels import Label
 
+RELEASED = "the released model"
 COIN_BOUND = "epsilon_lower_bound_given"  # key of bounds by texts declared as divided by coins
 Verdict = Literal["consistent", "contradicted", "inconclusive", "invalid", "not run"]
 Level = Literal["canary", "example", "document", "patient", "group"]
@@ -67,7 +69,7 @@ class AuditRecord(Config):
 
     key: str = Field(pattern=r"^[a-z][a-z0-9_]*$")
     name: str = Field(min_length=1)
-    subject: str = "the released model"
+    subject: str = RELEASED
     level: Level | None = None
     measured: str = Field(min_length=1)
     value: float | None = None
@@ -132,9 +134,57 @@ class AuditRecord(Config):
             )
 
 
-def not_run(key: str, name: str, measured: str, why: str) -> AuditRecord:
-    """Return the record of an audit that was not run."""
-    return AuditRecord(key=key, name=name, measured=measured, verdict="not run", finding=why)
+class Finding(AuditRecord):
+    """The record of one audit of one model, with figures for a step's metrics and a report.
+
+    Attributes:
+        metrics: numbers to record under the finding's label, by name.
+        public_metrics: numbers that follow from settings and the claim alone, by name.
+        updates: number of training updates of the measured model, if metrics are recorded by it.
+        details: figures for the report's tables, in the form of the audit.
+    """
+
+    metrics: dict[str, float] = Field(default_factory=dict)
+    public_metrics: dict[str, float] = Field(default_factory=dict)
+    updates: int = 0
+    details: dict[str, Any] = Field(default_factory=dict)
+
+    @property
+    def record(self) -> AuditRecord:
+        """The record alone, as evidence packs contain it."""
+        return AuditRecord.model_validate(self.model_dump(include=set(AuditRecord.model_fields)))
+
+
+@dataclass(frozen=True)
+class Audit:
+    """One kind of audit.
+
+    Attributes:
+        key, name, measured: fields of its findings.
+        step: the step that stores its findings; empty if no step of this version runs it.
+        run: measures a model on data that the step prepares, and returns findings. Audits of one
+            step have the same type of data, which holds the model.
+        several: whether all findings of the step belong to this audit, with separate keys.
+    """
+
+    key: str
+    name: str
+    measured: str
+    step: str = ""
+    run: Callable[[Any], Sequence[Finding]] | None = None
+    several: bool = False
+
+    def covers(self, finding: Finding) -> bool:
+        """Return whether a finding of the step belongs to this audit."""
+        return self.several or finding.key == self.key
+
+    def finding(self, **fields: Any) -> Finding:
+        """Return a finding of this audit."""
+        return Finding(key=self.key, name=self.name, measured=self.measured, **fields)
+
+    def not_run(self, why: str, label: Label = Label.PUBLIC, **fields: Any) -> Finding:
+        """Return the finding of an audit that was not run, with the reason."""
+        return self.finding(verdict="not run", finding=why, label=label, **fields)
 
 
 Word = Literal["contradicted", "invalid", "not audited", "inconclusive", "consistent"]

@@ -27,7 +27,6 @@ MOST_BANDS = 64  # of correlated noise; more bands gain little and need as many 
 LEAST_DELTA = 1e-30  # below any meaningful probability; smaller tails are not computed
 LEAST_BYTE_LEVEL = 261  # tokens: 256 bytes and 5 special ones
 MechanismName = Literal["elimination", "gaussian", "paper"]
-ClippingEngine = Literal["book-keeping", "tensorflow-privacy", "naive"]
 
 NoiseMultiplier = Annotated[float, Field(ge=LEAST_NOISE, le=1000)]
 ClipNorm = Annotated[float, Field(gt=0, le=1e6)]
@@ -283,14 +282,6 @@ class PrivacyConfig(UnitConfig):
         "Share of units that should be within the clip norm.",
         gt=0,
         lt=1,
-    )
-    engine: ClippingEngine = setting(
-        "book-keeping",
-        MORE_PRIVACY,
-        "Clipping engine",
-        "Algorithm for clipped sums; results are equal, speed and memory differ. Choose "
-        "book-keeping, the fastest; tensorflow-privacy and naive (one unit at a time) serve for "
-        "comparison.",
     )
     sampling: Literal["poisson", "truncated-poisson"] = setting(
         "poisson",

@@ -159,21 +159,14 @@ tag_row_losses = row_losses(tag_logits)  # labels: a tag at the first token of e
 class_row_losses = row_losses(_classes_by_positions)
 
 
-def crf_row_losses(
-    layers: Layers,
-    config: BertConfig,
-    ids: Tensor,
-    lengths: Tensor,
-    positions: Tensor,
-    labels: Tensor,
-    weights: Tensor,
-) -> Tensor:
+def crf_row_losses(layers: Layers, config: BertConfig, *row: Tensor) -> Tensor:
     """Return the negative log-likelihood of each row's tags under a CRF, per word: (M,).
 
     The arguments are as in `tag_row_losses`; positions of words come before padding.
     """
-    m, k = shape_of(positions)
-    logits = tag_logits(layers, config, ids, lengths, positions)  # (M·K, L)
+    *inputs, labels, weights = row
+    m, k = shape_of(labels)
+    logits = tag_logits(layers, config, *inputs)  # (M·K, L)
     emissions = tf.reshape(logits, (m, k, logits.shape[1]))
     losses = chain_losses(emissions, layers.for_each_row(TRANSITIONS, m), labels, weights)
     return losses / tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)

@@ -19,6 +19,7 @@ import argparse
 import hashlib
 import html
 import json
+import logging
 import math
 import re
 import sys
@@ -30,7 +31,7 @@ from typing import Any
 try:
     import dp_accounting as dpa
     import numpy as np
-    from dp_accounting import rdp
+    from dp_accounting import dp_event, rdp
     from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
     from scipy.special import log_ndtr, ndtr
     from scipy.stats import binom
@@ -499,7 +500,7 @@ def _reduce_fixed_size(event: Event) -> Reduction:
 
 
 def _reduce_gaussian(event: Event) -> Reduction:
-    times = event["count"] if "count" in event else event["participations"]
+    times = event["count"]
     sigma = event["noise_multiplier"] / math.sqrt(times)
     theorem = (
         "k Gaussian mechanisms compose to one with σ/√k (Dong, Roth and Su 2022, Corollary 3.3)"
@@ -627,11 +628,8 @@ def _reduce_restated(event: Event) -> Reduction:
 
 def _reduce_selection(event: Event) -> Reduction:
     """The best of a secret random number of trainings, by Rényi DP."""
-    import logging
-
-    logging.getLogger("absl").setLevel(
-        logging.ERROR
-    )  # hides warnings about orders whose series diverge
+    # Hides warnings about orders whose series diverge.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     orders = [1 + i / 20 for i in range(1, 200)] + list(range(11, 129)) + [160, 192, 256, 512, 1024]
     candidates = [_dp_event(candidate) for candidate in event["candidates"]]
     curves = [np.asarray(rdp.RdpAccountant(orders).compose(c).rdp) for c in candidates]
@@ -645,7 +643,7 @@ def _reduce_selection(event: Event) -> Reduction:
         mean = (1 / gamma - 1) / math.log(1 / gamma)
     else:
         mean = shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
-    best = dpa.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
+    best = dp_event.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
 
     def by_renyi(delta: float) -> float:
         return float(rdp.RdpAccountant(orders).compose(best).get_epsilon(delta))
@@ -831,9 +829,9 @@ MECHANISMS: dict[str, Mechanism] = {
     "shuffled_gaussian": Mechanism(
         "DP training",
         _ZERO_OUT,
-        {"noise_multiplier": _SIGMA, "participations": _STEPS},
+        {"noise_multiplier": _SIGMA, "count": _STEPS},
         lambda e: (
-            f"DP-SGD on shuffled epochs, unamplified: {e['participations']} epochs,"
+            f"DP-SGD on shuffled epochs, unamplified: {e['count']} epochs,"
             f" σ = {e['noise_multiplier']:g}"
         ),
         _reduce_gaussian,
@@ -846,8 +844,6 @@ MECHANISMS: dict[str, Mechanism] = {
             "words_per_unit": _whole(1, 10**6),
             "sigma": _SIGMA,
             "threshold": _whole(1),
-            "mechanism": {"set-counts"},
-            "noise": {"discrete-gaussian"},
         },
         lambda e: (
             f"counts of words, at most {e['words_per_unit']} distinct words per unit, discrete"

@@ -31,7 +31,6 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from dp_core.privacy.keystream import Bytes, Words
 from dp_core.privacy.matrix_factorization import COEFFICIENT_BITS, ToeplitzStrategy
 from dp_core.privacy.noise_addition import (
     PAST_BITS,
@@ -43,6 +42,7 @@ from dp_core.privacy.noise_addition import (
     lattice_noise,
     noise_key,
 )
+from dp_core.privacy.seed_store import Bytes, Words
 
 Floats = NDArray[np.float64]
 _CHUNK = 1 << 12  # values whose sum is kept in the first-level cache

@@ -6,17 +6,17 @@ One object defines both the training and its charge, so the two cannot differ.
 from __future__ import annotations
 
 import bisect
+import functools
 import hashlib
 import itertools
 import json
 import math
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
-from dp_core.config.privacy import LEAST_NOISE, ClippingEngine, refuse_large_delta
+from dp_core.config.privacy import LEAST_NOISE, refuse_large_delta
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling, SamplingLaw
 from dp_core.privacy.matrix_factorization import INDEPENDENT, LARGEST_UPDATE, ToeplitzStrategy
@@ -115,37 +115,32 @@ class Clipper:
 
     Attributes:
         clip_norm: bound C on one unit's gradient in the update at hand.
-        style: as below, and so `engine`.
+        style: as below.
 
     Args:
         clip_norm: of the first update.
         style: `flat` or `automatic`; see `dp_core.privacy.clipping.book_keeping`.
-        engine: how the clipped sum is computed; all engines give the same sum.
         adaptive: how the clip norm is learned from noised counts; None keeps it.
 
     Raises:
-        PlanError: no such style or engine, or a clip norm to be learned that has no effect.
+        PlanError: no such style, or a clip norm to be learned that has no effect.
     """
 
     def __init__(
         self,
         clip_norm: float,
         style: ClippingStyle = "flat",
-        engine: ClippingEngine = "book-keeping",
         adaptive: AdaptiveClipping | None = None,
     ) -> None:
-        for value, known, where in (
-            (style, get_args(ClippingStyle), "clipping"),
-            (engine, get_args(ClippingEngine), "engine"),
-        ):
-            _refuse_if(value not in known, f"{value!r} is not one of {', '.join(known)}", where)
+        known = get_args(ClippingStyle)
+        _refuse_if(style not in known, f"{style!r} is not one of {', '.join(known)}", "clipping")
         _refuse_if(
             adaptive is not None and style != "flat",
             "automatic clipping has no clip norm to learn",
             "clipping",
         )
         self.clip_norm, self._first = clip_norm, clip_norm
-        self.style, self.engine, self._adaptive = style, engine, adaptive
+        self.style, self._adaptive = style, adaptive
 
     def sensitivity(self, relation: NeighboringRelation) -> float:
         """Return the most by which the sums of neighbouring data sets differ, in ℓ₂ norm."""
@@ -160,17 +155,15 @@ class Clipper:
         precision: str = "float32",
         frozen: Variables | None = None,
     ) -> ClippedSum:
-        """Return Σᵤ clip(gradientᵤ, C); arguments and guarantee are the engines'."""
-        from dp_core.privacy.clipping.book_keeping import CLIP_FACTORS
-        from dp_core.privacy.clipping.reference import ENGINES
+        """Return Σᵤ clip(gradientᵤ, C); as `book_keeping.clipped_grad_sum`."""
+        from dp_core.privacy.clipping.book_keeping import CLIP_FACTORS, clipped_grad_sum
 
-        factors = CLIP_FACTORS[self.style]
-        return ENGINES[self.engine](
+        return clipped_grad_sum(
             unit_losses,
             parameters,
             units,
             clip_norm,
-            clip_factors=factors,
+            clip_factors=CLIP_FACTORS[self.style],
             precision=precision,
             frozen=frozen,
         )
@@ -281,7 +274,6 @@ class ExecutionPlan:
         max_examples_per_unit: rows of a unit that the store keeps, or None if the store bounds
             them.
         clipping: style of clipping.
-        engine: how clipped sums are computed.
         adaptive: learns C from noised counts; None keeps C constant.
         strategy: correlates the noise of the updates; with one band they are independent.
 
@@ -299,18 +291,14 @@ class ExecutionPlan:
     examples_per_step: int = 1
     max_examples_per_unit: int | None = None
     clipping: ClippingStyle = "flat"
-    engine: ClippingEngine = "book-keeping"
     adaptive: AdaptiveClipping | None = None
     maskings_per_example: int = 1
     strategy: ToeplitzStrategy = INDEPENDENT
-    _ends: Sequence[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "unit", PrivacyUnit(self.unit))
         object.__setattr__(self, "schedule", tuple(self.schedule))
         self._check_numbers()
-        ends = itertools.accumulate(phase.steps for phase in self.schedule)
-        object.__setattr__(self, "_ends", tuple(ends))
         self._check_strategy()
         self.clipper()
         self.gradient_noise_multiplier()  # refuses a count that takes all of the noise
@@ -326,6 +314,10 @@ class ExecutionPlan:
         """
         schedule = (BatchPhase(steps, expected_batch),)
         return cls(sampling=PoissonSampling(), schedule=schedule, **fields)
+
+    @functools.cached_property
+    def _ends(self) -> tuple[int, ...]:
+        return tuple(itertools.accumulate(phase.steps for phase in self.schedule))
 
     @property
     def steps(self) -> int:
@@ -375,7 +367,7 @@ class ExecutionPlan:
 
     def clipper(self) -> Clipper:
         """Return the clipper of a run, before its first update."""
-        return Clipper(self.clip_norm, self.clipping, self.engine, self.adaptive)
+        return Clipper(self.clip_norm, self.clipping, self.adaptive)
 
     def noise(
         self,
@@ -411,9 +403,7 @@ class ExecutionPlan:
 
     def to_json(self) -> dict[str, Any]:
         """Return the plan as plain JSON data."""
-        body = {k: v for k, v in asdict(self).items() if k != "_ends"}
-        body["schedule"] = [asdict(phase) for phase in self.schedule]
-        return body | {"sampling": self.sampling.to_json(), "unit": self.unit.value}
+        return asdict(self) | {"sampling": self.sampling.to_json(), "unit": self.unit.value}
 
     def digest(self) -> str:
         """Return SHA-256 over the whole plan, in hex: part of the run's manifest."""
@@ -468,26 +458,13 @@ class ExecutionPlan:
             )
         if bands == 1:
             return
-        _refuse_if(
-            bands > separation,
-            f"noise of {bands} bands, but a unit may take part every {separation} updates",
-            "strategy",
-        )
-        _refuse_if(
-            self.adaptive is not None,
-            "correlated noise needs a clip norm that stays the same",
-            "clipping",
-        )
-        _refuse_if(
-            len(self.schedule) > 1,
-            "correlated noise needs batches of one expected size",
-            "schedule",
-        )
-        _refuse_if(
-            not self.strategy.is_calm(self.steps),
-            f"an update's noise would exceed {LARGEST_UPDATE:g} times the noise of DP-SGD",
-            "strategy",
-        )
+        learned, grows = self.adaptive is not None, len(self.schedule) > 1
+        loud = f"an update's noise would exceed {LARGEST_UPDATE:g} times the noise of DP-SGD"
+        often = f"noise of {bands} bands, but a unit may take part every {separation} updates"
+        _refuse_if(bands > separation, often, "strategy")
+        _refuse_if(learned, "correlated noise needs a clip norm that stays the same", "clipping")
+        _refuse_if(grows, "correlated noise needs batches of one expected size", "schedule")
+        _refuse_if(not self.strategy.is_calm(self.steps), loud, "strategy")
 
 
 def _refuse_if(wrong: bool, message: str, where: str) -> None:

@@ -17,15 +17,7 @@ import numpy as np
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, SelfComposed
-from dp_core.privacy.accounting.rdp import (
-    ORDERS,
-    Floats,
-    epsilon_rdp,
-    negative_binomial_curve,
-    poisson_curve,
-    pure_dp_rdp,
-    worst,
-)
+from dp_core.privacy.accounting.rdp import Floats, pure_dp_rdp
 from dp_core.privacy.check_evidence import neighbours_in_words, title_of, words_of
 
 
@@ -333,8 +325,28 @@ def _protects(event: MechanismEvent) -> str:
     return f"{event.kind} ({event.unit_in_words}, {event.relation.value})"
 
 
+class Composition(MechanismEvent):
+    """The interface of mechanisms that compose their parts, each of which is released."""
+
+    def steps(self) -> list[SelfComposed]:
+        """Return the steps of all parts."""
+        return [step for part in self.parts for step in part.steps()]
+
+    def rdp(self, orders: Sequence[float]) -> Floats | None:
+        """Return the sum of the parts' curves, or None if a part has no curve."""
+        curves = [part.rdp(orders) for part in self.parts]
+        known = [curve for curve in curves if curve is not None]
+        return np.sum(known, axis=0) if len(known) == len(curves) else None
+
+    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
+        """Return the sum over the parts, each of which gets an equal share of δ for its coin."""
+        share = delta / len(self.parts)
+        charges = [part.approximate_rdp(order, share) for part in self.parts]
+        return math.fsum(rho for rho, _ in charges), math.fsum(coin for _, coin in charges)
+
+
 @dataclass(frozen=True)
-class Composed(MechanismEvent):
+class Composed(Composition):
     """Several events on the same data; build it with `compose`, which checks and flattens them."""
 
     kind = "composed"
@@ -347,22 +359,6 @@ class Composed(MechanismEvent):
             len({self.protects, *(event.protects for event in self.events)}) == 1,
             "events with different units or neighbour relations do not compose",
         )
-
-    def steps(self) -> list[SelfComposed]:
-        """Return the steps of all parts."""
-        return [step for part in self.events for step in part.steps()]
-
-    def rdp(self, orders: Sequence[float]) -> Floats | None:
-        """Return the sum of the parts' curves, or None if a part has no curve."""
-        curves = [part.rdp(orders) for part in self.events]
-        known = [curve for curve in curves if curve is not None]
-        return np.sum(known, axis=0) if len(known) == len(curves) else None
-
-    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
-        """Return the sum over the parts, each of which gets an equal share of δ for its coin."""
-        share = delta / len(self.events)
-        charges = [part.approximate_rdp(order, share) for part in self.events]
-        return math.fsum(rho for rho, _ in charges), math.fsum(coin for _, coin in charges)
 
     def unamplified_mu(self, sensitivity: float) -> float:
         """Return μ of all parts together."""
@@ -485,78 +481,6 @@ def replace_one(epsilon: float, delta: float) -> tuple[float, float]:
     Two steps of the triangle inequality: one unit removed, another added (Vadhan 2017, Lemma 2.2).
     """
     return 2 * epsilon, math.inf if epsilon > 700 else (1 + math.exp(epsilon)) * delta
-
-
-@dataclass(frozen=True)
-class RandomCountSelection(MechanismEvent):
-    """The best of K trainings, K secret and random, each of a candidate drawn from a public list.
-
-    Papernot and Steinke 2022 (arXiv:2110.03620). Every training draws its candidate uniformly and
-    independently (with replacement). Its score must be a function of the released model and of
-    public data, because the choice reveals it. Only the best training's model is released.
-    A candidate drawn uniformly is a mixture, whose Rényi divergence is at most the worst of the
-    list at each order (quasi-convexity, van Erven and Harremoës 2014, Theorem 13).
-
-    Attributes:
-        candidates: the mechanism of each point of the list, all for the same neighbours.
-        count: "truncated-negative-binomial" (Theorem 2) or "poisson" (Theorem 6): K's law.
-        eta: shape η > −1 of the truncated negative binomial (1: geometric, 0: logarithmic).
-        gamma: its γ in (0, 1).
-        mean: μ of the Poisson law. The numbers of the other law are 0.
-        delta: δ at which the Rényi bound is turned into ε where it meets a PLD: no PLD is known.
-    """
-
-    kind = "random_count_selection"
-    assumed = (
-        "how many trainings there were is secret, and no training but the best was shown to anyone",
-        "trainings were compared by a score of the released model and public data alone",
-    )
-    has_pld = False
-    covers_every_iterate = False  # the best model alone is released
-    claimed_by_rdp = True  # at the requested δ, not at the event's field `delta`
-    candidates: tuple[MechanismEvent, ...]
-    count: str
-    delta: float
-    eta: float = 0.0
-    gamma: float = 0.0
-    mean: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.require(len(self.candidates) > 0, "a selection needs candidates")
-        alike = {(c.unit, c.relation) for c in self.candidates}
-        self.require(len(alike) == 1, "candidates protect different units or neighbours")
-        self.require(
-            self.candidates[0].unit is self.unit, "the unit differs from the candidates' unit"
-        )
-        self.require(0 < self.delta < 1, f"delta {self.delta} is not in (0, 1)")
-        if self.count == "poisson":
-            fits = self.mean > 0 and math.isfinite(self.mean) and self.eta == self.gamma == 0
-        else:
-            negative_binomial = self.count == "truncated-negative-binomial"
-            self.require(negative_binomial, f"unknown law of K {self.count!r}")
-            fits = math.isfinite(self.eta) and self.eta > -1 and 0 < self.gamma < 1
-            fits = fits and self.mean == 0
-        self.require(fits, f"impossible numbers for the law {self.count}")
-
-    def steps(self) -> list[SelfComposed]:
-        """Return the (ε, δ) that the Rényi curve proves at its own δ."""
-        epsilon = epsilon_rdp(self, self.delta)
-        return [
-            SelfComposed(NO_GUARANTEE if epsilon is None else EpsilonDelta(epsilon, self.delta), 1)
-        ]
-
-    def rdp(self, orders: Sequence[float]) -> Floats | None:
-        """Return the theorem's curve; its λ̂ and α range over `orders` and `ORDERS`."""
-        every = np.asarray([*orders, *ORDERS], dtype=np.float64)
-        known = [c for event in self.candidates if (c := event.rdp(list(every))) is not None]
-        if len(known) < len(self.candidates):
-            return None
-        base = worst(known)
-        if self.count == "poisson":
-            curve = poisson_curve(every, base, self.mean)
-        else:
-            curve = negative_binomial_curve(every, base, self.eta, self.gamma)
-        return curve[: len(orders)]
 
 
 @dataclass(frozen=True)

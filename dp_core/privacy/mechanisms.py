@@ -7,7 +7,6 @@ Import mechanisms from here: reading a ledger's entries needs every kind to be r
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -24,7 +23,6 @@ from dp_core.privacy.accounting.profiles import (
     TruncatedSubsampledGaussian,
     gaussian,
 )
-from dp_core.privacy.accounting.rdp import Floats
 from dp_core.privacy.check_evidence import RULES
 from dp_core.privacy.discrete_gaussian import lattice_deviation
 from dp_core.privacy.mechanism_event import (
@@ -32,15 +30,16 @@ from dp_core.privacy.mechanism_event import (
     REPLACE,
     ZERO_OUT,
     Composed,
+    Composition,
     ConvertedRelation,
     MechanismEvent,
     NeighboringRelation,
     PrivacyUnit,
-    RandomCountSelection,
     Unaccounted,
     compose,
     under,
 )
+from dp_core.privacy.private_selection import RandomCountSelection
 
 __all__ = [
     "Composed",
@@ -78,58 +77,61 @@ def _check_noise(event: MechanismEvent, sigma: float, steps: int) -> None:
     event.require(steps >= 1 and steps == int(steps), f"steps {steps} is not 1 or more")
 
 
-@dataclass(frozen=True)
 class _PhasedGaussian(MechanismEvent):
     """Gaussian sums over sampled batches, phase by phase, composed in order."""
 
     every_iterate = True  # the composition of its updates, each of which releases its noised sum
+    conversions = frozenset({ZERO_OUT, REPLACE})
     _sampled: ClassVar[str] = "sampling rate"
+    phases: Phases
 
-    def _check_phases(self, possible: Callable[[float], bool], impossible: str) -> None:
-        phases: Phases = self.phases  # type: ignore[attr-defined]
-        self.require(len(phases) > 0, "an event needs at least one phase")
-        for phase in phases:
+    def __post_init__(self) -> None:
+        self.require(len(self.phases) > 0, "an event needs at least one phase")
+        for phase in self.phases:
             self.require(len(phase) == 3, "a phase is (rate or batch, noise multiplier, steps)")
             _check_noise(self, *phase[1:])
-            self.require(possible(phase[0]), impossible.format(phase[0]))
-        plain = tuple((float(a), float(sigma), int(steps)) for a, sigma, steps in phases)
+            self._check_size(phase[0])
+        plain = tuple((float(a), float(sigma), int(steps)) for a, sigma, steps in self.phases)
         object.__setattr__(self, "phases", plain)
 
-    def _check_rates(self) -> None:
-        self._check_phases(lambda rate: 0 < rate <= 1, "sampling rate {} is not in (0, 1]")
+    def _check_size(self, size: float) -> None:
+        self.require(0 < size <= 1, f"sampling rate {size} is not in (0, 1]")
 
-    def _rates(self) -> Phases:
-        return self.phases  # type: ignore[attr-defined, no-any-return]
+    def _rate(self, size: float) -> float:
+        """Return the sampling rate of a phase's rate or batch."""
+        return size
 
-    def _step(self, rate_or_batch: float, mu: float) -> Profile:
-        raise NotImplementedError
+    def _turns(self, updates: int) -> int:
+        """Return the most updates of a phase that may draw one unit."""
+        return updates
+
+    def _step(self, size: float, mu: float) -> Profile:
+        return SubsampledGaussian(size, mu)
 
     def _batches(self) -> str:
         raise NotImplementedError
 
     def steps(self) -> list[SelfComposed]:
         """Return the step of each phase."""
-        phases: Phases = self.phases  # type: ignore[attr-defined]
-        return [SelfComposed(self._step(a, 1 / sigma), steps) for a, sigma, steps in phases]
+        return [SelfComposed(self._step(a, 1 / s), self._turns(n)) for a, s, n in self.phases]
 
     def unamplified_mu(self, sensitivity: float) -> float:
         """Return √(Σ epochs·(sensitivity/σ)²), an epoch having ⌊1/q⌋ whole batches."""
         total = 0.0
-        for rate, sigma, steps in self._rates():
-            batches_per_epoch = math.floor(1 / rate + 1e-9)  # 1/q whole but for rounding
-            total += math.ceil(steps / batches_per_epoch) * (sensitivity / sigma) ** 2
+        for size, sigma, updates in self.phases:
+            batches_per_epoch = math.floor(1 / self._rate(size) + 1e-9)  # whole but for rounding
+            epochs = math.ceil(self._turns(updates) / batches_per_epoch)
+            total += epochs * (sensitivity / sigma) ** 2
         return math.sqrt(total)
 
     def sampling_in_words(self) -> str:
         """Return how batches are drawn, and the rate or size of each phase."""
-        sizes = ", then ".join(f"{a:.4g}" for a, _, _ in self.phases)  # type: ignore[attr-defined]
+        sizes = ", then ".join(f"{a:.4g}" for a, _, _ in self.phases)
         return f"{self._batches()}; {self._sampled} {sizes}"
 
     def noise_in_words(self) -> str:
         """Return the deviation of each phase."""
-        sigmas = ", then ".join(
-            dict.fromkeys(f"{s:g}" for _, s, _ in self.phases)  # type: ignore[attr-defined]
-        )
+        sigmas = ", then ".join(dict.fromkeys(f"{s:g}" for _, s, _ in self.phases))
         return f"Gaussian on each sum of clipped gradients, σ = {sigmas} clip norms"
 
 
@@ -143,11 +145,7 @@ class PoissonGaussian(_PhasedGaussian):
 
     kind = "poisson_gaussian"
     assumed = ("each unit entered each batch by an independent secret coin", *_TRAINING)
-    conversions = frozenset({ZERO_OUT, REPLACE})
     phases: Phases
-
-    def __post_init__(self) -> None:
-        self._check_rates()
 
     @classmethod
     def single(
@@ -155,9 +153,6 @@ class PoissonGaussian(_PhasedGaussian):
     ) -> PoissonGaussian:
         """Return the event with one phase."""
         return cls(phases=((sampling_rate, noise_multiplier, steps),), **more)
-
-    def _step(self, rate_or_batch: float, mu: float) -> Profile:
-        return SubsampledGaussian(rate_or_batch, mu)
 
     def _batches(self) -> str:
         return "Poisson samples"
@@ -180,17 +175,18 @@ class TruncatedPoissonGaussian(_PhasedGaussian):
         "larger batches were cut at random, by unit, over all shards together",
         *_TRAINING,
     )
+    conversions = frozenset({REPLACE})
     declared_units: int
     cap: int
     phases: Phases
 
     def __post_init__(self) -> None:
-        self._check_rates()
+        super().__post_init__()
         self.require(self.declared_units >= 1, "declared_units must be 1 or more")
         self.require(self.cap >= 1, "cap must be 1 or more")
 
-    def _step(self, rate_or_batch: float, mu: float) -> Profile:
-        return TruncatedSubsampledGaussian(self.declared_units, self.cap, rate_or_batch, mu)
+    def _step(self, size: float, mu: float) -> Profile:
+        return TruncatedSubsampledGaussian(self.declared_units, self.cap, size, mu)
 
     def _batches(self) -> str:
         return f"Poisson samples cut to {self.cap} units"
@@ -219,28 +215,16 @@ class CyclicPoissonGaussian(_PhasedGaussian):
         " than there are parts, and columns of norm at most 1",
         *_TRAINING,
     )
-    conversions = frozenset({ZERO_OUT, REPLACE})
     cycle: int
     phases: Phases
 
     def __post_init__(self) -> None:
         whole = type(self.cycle) is int and self.cycle >= 1
         self.require(whole, "cycle must be a whole number, 1 or more")
-        self._check_rates()
+        super().__post_init__()
 
     def _turns(self, updates: int) -> int:
-        """Return the most updates of a phase that may draw one unit."""
         return -(-updates // self.cycle)
-
-    def steps(self) -> list[SelfComposed]:
-        """Return the step of each phase, as often as one part has its turn."""
-        return [SelfComposed(self._step(q, 1 / s), self._turns(n)) for q, s, n in self.phases]
-
-    def _rates(self) -> Phases:
-        return tuple((rate, sigma, self._turns(n)) for rate, sigma, n in self.phases)
-
-    def _step(self, rate_or_batch: float, mu: float) -> Profile:
-        return SubsampledGaussian(rate_or_batch, mu)
 
     def _batches(self) -> str:
         return f"Poisson samples from {self.cycle} parts in turn, noise correlated over updates"
@@ -262,22 +246,24 @@ class FixedSizeGaussian(_PhasedGaussian):
     kind = "fixed_size_gaussian"
     neighbours = REPLACE  # no bound for add-or-remove is claimed
     assumed = ("each batch was a uniform secret subset of the declared slots", *_TRAINING)
+    conversions = frozenset()
     _sampled = "batch"
     slots: int
     phases: Phases
 
     def __post_init__(self) -> None:
         self.require(self.slots >= 1, "slots must be 1 or more")
-        self._check_phases(
-            lambda batch: 1 <= batch <= self.slots and batch == int(batch),
-            f"batch {{}} is not a whole number from 1 to {self.slots}",
-        )
+        super().__post_init__()
 
-    def _rates(self) -> Phases:
-        return tuple((batch / self.slots, sigma, steps) for batch, sigma, steps in self.phases)
+    def _check_size(self, size: float) -> None:
+        whole = 1 <= size <= self.slots and size == int(size)
+        self.require(whole, f"batch {size} is not a whole number from 1 to {self.slots}")
 
-    def _step(self, rate_or_batch: float, mu: float) -> Profile:
-        return FixedSizeProfile(self.slots, int(rate_or_batch), mu)
+    def _rate(self, size: float) -> float:
+        return size / self.slots
+
+    def _step(self, size: float, mu: float) -> Profile:
+        return FixedSizeProfile(self.slots, int(size), mu)
 
     def _batches(self) -> str:
         return "batches of a fixed size"
@@ -315,36 +301,22 @@ class Gaussian(MechanismEvent):
 
 
 @dataclass(frozen=True)
-class ShuffledGaussian(MechanismEvent):
+class ShuffledGaussian(Gaussian):
     """Batches cut from shuffled epochs: each unit takes part once an epoch, unamplified.
 
     Whatever the permutation, one epoch is one Gaussian mechanism for each unit (the other
-    batches do not depend on it), so `participations` epochs are as many Gaussian mechanisms,
-    adaptively composed. The relation is zero-out: adding a unit would shift all later batches.
-    (`accounting.epsilon_unamplified` has replace-one.)
+    batches do not depend on it), so `count` epochs are as many Gaussian mechanisms, adaptively
+    composed. The relation is zero-out: adding a unit would shift all later batches.
+    (`epsilon_unamplified` has replace-one.)
     """
 
     kind = "shuffled_gaussian"
-    every_iterate = True  # every epoch's sums are released
-    assumed = Gaussian.assumed
     neighbours = ZERO_OUT
-    noise_multiplier: float
-    participations: int
-
-    def __post_init__(self) -> None:
-        _check_noise(self, self.noise_multiplier, self.participations)
-
-    def steps(self) -> list[SelfComposed]:
-        """Return one Gaussian for all epochs."""
-        return [SelfComposed(gaussian(self.unamplified_mu(1.0)), 1)]
-
-    def unamplified_mu(self, sensitivity: float) -> float:
-        """Return μ of all epochs together."""
-        return sensitivity * math.sqrt(self.participations) / self.noise_multiplier
+    conversions = frozenset()
 
     def sampling_in_words(self) -> str:
         """Return the epochs."""
-        return f"shuffled epochs, unamplified; {self.participations} of them"
+        return f"shuffled epochs, unamplified; {self.count} of them"
 
     def noise_in_words(self) -> str:
         """Return the deviation."""
@@ -375,16 +347,12 @@ class ThresholdedHistogram(MechanismEvent):
     words_per_unit: int
     sigma: float
     threshold: int
-    mechanism: str = "set-counts"
-    noise: str = "discrete-gaussian"
 
     def __post_init__(self) -> None:
         self.require(self.words_per_unit >= 1, "words_per_unit must be 1 or more")
         self.require(math.isfinite(self.sigma) and self.sigma > 0, "sigma must be above 0")
         whole = self.threshold >= 1 and self.threshold == int(self.threshold)
         self.require(whole, "threshold must be a whole number, 1 or more")
-        self.require(self.mechanism == "set-counts", f"unknown mechanism {self.mechanism!r}")
-        self.require(self.noise == "discrete-gaussian", f"unknown noise {self.noise!r}")
 
     @property
     def mu(self) -> float:
@@ -412,8 +380,7 @@ class ThresholdedHistogram(MechanismEvent):
         does, the neighbours differ by 1 in at most N counts, and ρ = αN/2σ² (Canonne, Kamath and
         Steinke 2020, Proposition 5).
         """
-        coin = -math.expm1(self.words_per_unit * math.log1p(-self.profile.tail))
-        return order * self.words_per_unit / (2 * self.sigma**2), coin
+        return order * self.words_per_unit / (2 * self.sigma**2), self.profile.coin
 
     def noise_in_words(self) -> str:
         """Return the deviation."""
@@ -547,7 +514,7 @@ class NoisedWeights(MechanismEvent):
 
 
 @dataclass(frozen=True)
-class PhraseRounds(MechanismEvent):
+class PhraseRounds(Composition):
     """Phrases released in rounds; the candidates of a round depend on the earlier releases.
 
     Whatever earlier rounds released, a round is one of `rounds`, so that all of them are dominated
@@ -576,15 +543,6 @@ class PhraseRounds(MechanismEvent):
     def steps(self) -> list[SelfComposed]:
         """Return the steps of all rounds, with equal profiles counted as one step."""
         counted: dict[Profile, int] = {}
-        for part in self.rounds:
-            for profile, times in part.steps():
-                counted[profile] = counted.get(profile, 0) + times
+        for profile, times in super().steps():
+            counted[profile] = counted.get(profile, 0) + times
         return [SelfComposed(profile, times) for profile, times in counted.items()]
-
-    def rdp(self, orders: Sequence[float]) -> Floats | None:
-        """Return the sum of the rounds' curves, or None where one has none."""
-        return compose(*self.rounds).rdp(orders)
-
-    def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
-        """Return the sum over the rounds, each of which has a separate coin."""
-        return compose(*self.rounds).approximate_rdp(order, delta)

@@ -35,9 +35,9 @@ key: a bin by whole-number weights, a value in it, and a comparison with the den
 cannot decide the comparison, decimals of 80 digits do. So rectangles and remainder together are
 exactly the discrete Gaussian, in spite of floating-point rounding.
 
-Bits are drawn from AES-256 (`keystream`): under the usual assumption about AES, released weights,
-which contain earlier noise, reveal nothing about later noise. Numba compiles the pass for the
-processor, so that bits, noise, addition and division stay in its cache
+Bits are drawn from AES-256 (`seed_store.keystream`): under the usual assumption about AES, released
+weights, which contain earlier noise, reveal nothing about later noise. Numba compiles the pass for
+the processor, so that bits, noise, addition and division stay in its cache
 (docs/adr/0007-training-noise-is-a-discrete-gaussian.md).
 """
 
@@ -61,9 +61,15 @@ from numpy.typing import NDArray
 
 from dp_core.errors import PlanError
 from dp_core.nn import Tensor
-from dp_core.privacy.keystream import ALIGNMENT, Bytes, Words, aligned_bytes, keystream
 from dp_core.privacy.matrix_factorization import INDEPENDENT, ToeplitzStrategy
-from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.privacy.seed_store import (
+    ALIGNMENT,
+    Bytes,
+    PrivacySeed,
+    Words,
+    aligned_bytes,
+    keystream,
+)
 
 if TYPE_CHECKING:
     from dp_core.privacy.correlated_noise import PastNoise
@@ -252,20 +258,28 @@ def noised_mean(
         divisor: of the noised sum.
         out: (n,), receives the mean.
     """
-    words, factor = noise_words(key, total.size, block), 1 / (scale * divisor)
-    unsettled = np.empty(total.size, _i)
-    count = _add_settled(words, _SLOT, total, scale, factor, out, unsettled)
-    if count:
-        tail = _draw_tail(key, block, count)
-        _add_tail(total, unsettled[:count], tail, scale, factor, out)
+    factor = 1 / (scale * divisor)
+    _add_drawn(total, key, block, scale, factor, out)
 
 
 def lattice_noise(key: Bytes, size: int, block: int = 0) -> Integers:
     """Return `size` independent draws of the noise N_ℤ(0, `DEVIATION`²), int64."""
-    drawn, unsettled = np.empty(size, np.int64), np.empty(size, _i)
-    count = _draw_settled(noise_words(key, size, block), _SLOT, drawn, unsettled)
-    drawn[unsettled[:count]] = _draw_tail(key, block, count)
+    drawn = np.empty(size, np.int64)
+    _add_drawn(np.zeros(size, np.float32), key, block, 1.0, 1.0, drawn)
     return drawn
+
+
+def _add_drawn(
+    total: Vector, key: Bytes, block: int, scale: float, factor: float, out: NDArray[Any]
+) -> None:
+    """Set out = (round(total · scale) + noise) · factor."""
+    unsettled = np.empty(total.size, _i)
+    words = noise_words(key, total.size, block)
+    count = _add_settled(words, _SLOT, total, scale, factor, out, unsettled)
+    rest = unsettled[:count]
+    added = np.empty(count, out.dtype)
+    add_noise(total[rest], _draw_tail(key, block, count), scale, factor, added)
+    out[rest] = added
 
 
 # --- keys and words
@@ -428,16 +442,30 @@ def compiled(function: _Compiled) -> _Compiled:
 
 
 @compiled
+def add_noise(
+    total: Vector, noise: NDArray[Any], scale: float, factor: float, out: NDArray[Any]
+) -> None:
+    """Set out = (round(total · scale) + noise) · factor, the noise being whole numbers."""
+    for i in range(total.size):
+        whole = np.rint(np.float64(total[i]) * scale)
+        whole = min(max(whole, -_LARGEST), _LARGEST) + np.float64(noise[i])
+        out[i] = whole * factor
+
+
+@compiled
 def _add_settled(
     words: Words,
     slots: Words,
     total: Vector,
     scale: float,
     factor: float,
-    out: Vector,
+    out: NDArray[Any],
     unsettled: Words,
 ) -> int:
-    """Set out = (round(total · scale) + noise) · factor; see `_draw_settled`."""
+    """Add the noise as `add_noise` does, except for the values that the table does not settle.
+
+    Put their numbers in `unsettled` and return how many there are.
+    """
     memory, pairs, count = np.empty((2, _CHUNK), _i), words.shape[1], 0
     for half in range(2):
         end = min(total.size, (half + 1) * pairs)
@@ -446,48 +474,8 @@ def _add_settled(
             noise, sums, means = memory[0, : stop - start], total[start:stop], out[start:stop]
             _fill(words, half, start, slots, memory[1], noise)
             count = _append_unsettled(noise, start, unsettled, count)
-            for i in range(sums.size):
-                whole = np.rint(np.float64(sums[i]) * scale)
-                whole = min(max(whole, -_LARGEST), _LARGEST) + np.float64(noise[i])
-                means[i] = np.float32(whole * factor)
+            add_noise(sums, noise, scale, factor, means)
     return count
-
-
-@compiled
-def _draw_settled(words: Words, slots: Words, drawn: Integers, unsettled: Words) -> int:
-    """Set drawn = noise; put the remainder's values in `unsettled` and return their number."""
-    memory, pairs, count = np.empty((2, _CHUNK), _i), words.shape[1], 0
-    for half in range(2):
-        end = min(drawn.size, (half + 1) * pairs)
-        for start in range(half * pairs, end, _CHUNK):
-            stop = min(start + _CHUNK, end)
-            noise = memory[0, : stop - start]
-            _fill(words, half, start, slots, memory[1], noise)
-            count = _append_unsettled(noise, start, unsettled, count)
-            drawn[start:stop] = noise
-    return count
-
-
-@compiled
-def add_noise(
-    total: Vector, noise: NDArray[np.float64], scale: float, factor: float, out: Vector
-) -> None:
-    """Set out = (round(total · scale) + noise) · factor, the noise being whole numbers."""
-    for i in range(total.size):
-        whole = np.rint(np.float64(total[i]) * scale)
-        whole = min(max(whole, -_LARGEST), _LARGEST) + noise[i]
-        out[i] = np.float32(whole * factor)
-
-
-@compiled
-def _add_tail(
-    total: Vector, unsettled: Words, tail: Integers, scale: float, factor: float, out: Vector
-) -> None:
-    """Set out for the values `unsettled`, with the noise `tail`."""
-    for i in range(unsettled.size):
-        whole = np.rint(np.float64(total[unsettled[i]]) * scale)
-        whole = min(max(whole, -_LARGEST), _LARGEST) + np.float64(tail[i])
-        out[unsettled[i]] = np.float32(whole * factor)
 
 
 @compiled

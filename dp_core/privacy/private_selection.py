@@ -1,28 +1,155 @@
-"""Draws for private selection with a random number of runs (Papernot and Steinke 2022).
+"""Private selection with a random number of runs (Papernot and Steinke 2022, arXiv:2110.03620).
 
-`mechanisms.RandomCountSelection` accounts for it. The number of trainings K and each training's
-candidate are drawn from the reservation's secret seed, so that a retry repeats them. K must stay
-secret: no log, metric, duration or file that leaves the operator may reveal it, and only the best
-training may be shown.
+`RandomCountSelection` is the mechanism; the functions below it draw. The number of trainings K and
+each training's candidate are drawn from the reservation's secret seed, so that a retry repeats
+them. K must stay secret: no log, metric, duration or file that leaves the operator may reveal it,
+and only the best training may be shown.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from fractions import Fraction
 from typing import Literal
 
+import numpy as np
 from scipy.optimize import brentq
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.rdp import negative_binomial_mean
-from dp_core.privacy.mechanisms import MechanismEvent, RandomCountSelection
+from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, SelfComposed
+from dp_core.privacy.accounting.rdp import ORDERS, Floats, epsilon_rdp
+from dp_core.privacy.mechanism_event import MechanismEvent
 from dp_core.privacy.seed_store import PrivacySeed
 
 Law = Literal["geometric", "logarithmic", "poisson"]
 _BITS = 128
 MOST_TRAININGS = 1_000_000
+
+
+@dataclass(frozen=True)
+class RandomCountSelection(MechanismEvent):
+    """The best of K trainings, K secret and random, each of a candidate drawn from a public list.
+
+    Papernot and Steinke 2022 (arXiv:2110.03620). Every training draws its candidate uniformly and
+    independently (with replacement). Its score must be a function of the released model and of
+    public data, because the choice reveals it. Only the best training's model is released.
+    A candidate drawn uniformly is a mixture, whose Rényi divergence is at most the worst of the
+    list at each order (quasi-convexity, van Erven and Harremoës 2014, Theorem 13).
+
+    Attributes:
+        candidates: the mechanism of each point of the list, all for the same neighbours.
+        count: "truncated-negative-binomial" (Theorem 2) or "poisson" (Theorem 6): K's law.
+        eta: shape η > −1 of the truncated negative binomial (1: geometric, 0: logarithmic).
+        gamma: its γ in (0, 1).
+        mean: μ of the Poisson law. The numbers of the other law are 0.
+        delta: δ at which the Rényi bound is turned into ε where it meets a PLD: no PLD is known.
+    """
+
+    kind = "random_count_selection"
+    assumed = (
+        "how many trainings there were is secret, and no training but the best was shown to anyone",
+        "trainings were compared by a score of the released model and public data alone",
+    )
+    has_pld = False
+    covers_every_iterate = False  # the best model alone is released
+    claimed_by_rdp = True  # at the requested δ, not at the event's field `delta`
+    candidates: tuple[MechanismEvent, ...]
+    count: str
+    delta: float
+    eta: float = 0.0
+    gamma: float = 0.0
+    mean: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.require(len(self.candidates) > 0, "a selection needs candidates")
+        alike = {(c.unit, c.relation) for c in self.candidates}
+        self.require(len(alike) == 1, "candidates protect different units or neighbours")
+        self.require(
+            self.candidates[0].unit is self.unit, "the unit differs from the candidates' unit"
+        )
+        self.require(0 < self.delta < 1, f"delta {self.delta} is not in (0, 1)")
+        if self.count == "poisson":
+            fits = self.mean > 0 and math.isfinite(self.mean) and self.eta == self.gamma == 0
+        else:
+            negative_binomial = self.count == "truncated-negative-binomial"
+            self.require(negative_binomial, f"unknown law of K {self.count!r}")
+            fits = math.isfinite(self.eta) and self.eta > -1 and 0 < self.gamma < 1
+            fits = fits and self.mean == 0
+        self.require(fits, f"impossible numbers for the law {self.count}")
+
+    def steps(self) -> list[SelfComposed]:
+        """Return the (ε, δ) that the Rényi curve proves at its own δ."""
+        epsilon = epsilon_rdp(self, self.delta)
+        return [
+            SelfComposed(NO_GUARANTEE if epsilon is None else EpsilonDelta(epsilon, self.delta), 1)
+        ]
+
+    def rdp(self, orders: Sequence[float]) -> Floats | None:
+        """Return the theorem's curve; its λ̂ and α range over `orders` and `ORDERS`."""
+        every = np.asarray([*orders, *ORDERS], dtype=np.float64)
+        known = [c for event in self.candidates if (c := event.rdp(list(every))) is not None]
+        if len(known) < len(self.candidates):
+            return None
+        base = worst(known)
+        if self.count == "poisson":
+            curve = poisson_curve(every, base, self.mean)
+        else:
+            curve = negative_binomial_curve(every, base, self.eta, self.gamma)
+        return curve[: len(orders)]
+
+
+def negative_binomial_curve(orders: Floats, base: Floats, eta: float, gamma: float) -> Floats:
+    """Return the curve of the best of K runs, K truncated negative binomial.
+
+    Papernot and Steinke 2022 (arXiv:2110.03620), Theorem 2: ε + (1+η)·[(1 − 1/λ̂)·ε̂ + ln(1/γ)/λ̂]
+    + ln E[K]/(λ − 1), at the best λ̂ among the orders, and λ̂ = 1, where the bracket is ln(1/γ).
+    (For η < 0 the same holds: 1 + η > 0.)
+
+    Args:
+        orders: λ > 1. base: curve of one run. eta: > −1. gamma: in (0, 1).
+    """
+    hat = (1 - 1 / orders) * base + math.log(1 / gamma) / orders
+    best = min(math.log(1 / gamma), float(np.min(hat)))
+    mean = negative_binomial_mean(eta, gamma)
+    return np.asarray(base + (1 + eta) * best + math.log(mean) / (orders - 1))
+
+
+def negative_binomial_mean(eta: float, gamma: float) -> float:
+    """Return E[K] of the truncated negative binomial law on 1, 2, … (Definition 1)."""
+    if eta == 0:
+        return (1 / gamma - 1) / math.log(1 / gamma)
+    # η(1 − γ)/(γ(1 − γ^η)), in the form that keeps its digits near η = 0
+    return eta * (1 - gamma) / (gamma * -math.expm1(eta * math.log(gamma)))
+
+
+def poisson_curve(orders: Floats, base: Floats, mean: float) -> Floats:
+    """Return the curve of the best of K runs, K Poisson.
+
+    Papernot and Steinke 2022, Theorem 6: ε + μ·δ̂ + ln(μ)/(λ − 1), where one run is (ε̂, δ̂)-DP with
+    e^ε̂ ≤ 1 + 1/(λ − 1). We add e^{−μ}, the contribution of K = 0 to the moment. Without it the
+    formula fails for small μ (it is below 0 for μ < 1 and ε near 0); with it the proof's integral
+    over the other outcomes is unchanged. δ̂ comes from the Rényi bound: δ̂ = min over α of
+    e^{(α−1)(ε_α − ε̂)}·(1 − 1/α)^{α−1}/α (Canonne, Kamath and Steinke 2020, Proposition 12).
+
+    Args:
+        orders: λ > 1. base: curve of one run. mean: μ.
+    """
+    epsilons = np.log1p(1 / (orders - 1))  # (orders,)
+    a = orders[:, None]
+    logs = (a - 1) * (base[:, None] - epsilons[None, :] + np.log1p(-1 / a)) - np.log(a)
+    deltas = np.exp(np.minimum(np.min(logs, axis=0), 0.0))
+    moments = math.log(mean) + (orders - 1) * (base + mean * deltas)
+    return np.asarray(np.logaddexp(moments, -mean) / (orders - 1))
+
+
+def worst(curves: Sequence[Floats]) -> Floats:
+    """Return the largest bound at each order, which bounds a candidate drawn at random."""
+    return np.asarray(np.max(np.stack(curves), axis=0))
+
+
+# --- draws from the secret seed
 
 
 def draw_count(event: RandomCountSelection, seed: PrivacySeed) -> int:

@@ -3,7 +3,8 @@
 A person who knows a seed can subtract the noise. So a seed is drawn by the operating system and
 kept in one file that only its owner can read; public records hold a salted hash. Each reservation
 in the ledger has a separate seed: two models a and b with one seed, at σ = 1 and σ = 2, would
-reveal the raw gradient as 2a − b.
+reveal the raw gradient as 2a − b. Training noise is drawn from the keystream of a key that a seed
+derives: AES-256 in counter mode.
 """
 
 from __future__ import annotations
@@ -19,6 +20,10 @@ import stat
 import time
 from pathlib import Path
 from typing import TextIO
+
+import numpy as np
+from cryptography.hazmat.primitives.ciphers import Cipher, algorithms, modes
+from numpy.typing import NDArray
 
 from dp_core.errors import BadInput
 
@@ -248,3 +253,41 @@ def _refuse_shared(path: Path, mode: int) -> None:
             where="seed store",
             fix=f"Privacy seeds are secrets: chmod {right} it.",
         )
+
+
+# --- the keystream of a key
+
+Bytes = NDArray[np.uint8]
+Words = NDArray[np.int32]
+
+ALIGNMENT = 64  # bytes: an array that begins at such an address needs no copy to be a tensor
+_ZEROS = np.zeros(1 << 20, np.uint8)  # plaintext: encrypting zeros gives the keystream
+
+
+def keystream(key: Bytes, words: int, block: int = 0) -> Words:
+    """Return `words` 32-bit words, indistinguishable from uniform ones without the key.
+
+    AES-256 in counter mode; the counters are (block, 2), (block, 3), … in 96 and 32 bits (NIST SP
+    800-38A, 6.5). No counter repeats: each key has one stream, and each block of it is made once.
+    Other threads can run meanwhile.
+
+    Args:
+        key: (32,).
+        words: how many, at most 2³³.
+        block: number of the stream under this key.
+    """
+    mode = modes.CTR(block.to_bytes(12, "big") + (2).to_bytes(4, "big"))
+    cipher = Cipher(algorithms.AES256(key.tobytes()), mode).encryptor()
+    size = 4 * words
+    stream = aligned_bytes(size + 15)  # the library needs room for one more block
+    for start in range(0, size, len(_ZEROS)):
+        count = min(len(_ZEROS), size - start)
+        cipher.update_into(_ZEROS[:count].data, stream[start:].data)
+    return stream[:size].view("<i4")
+
+
+def aligned_bytes(size: int) -> Bytes:
+    """Return uninitialised memory that TensorFlow takes as a tensor without a copy: (size,)."""
+    memory = np.empty(size + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
+    return memory[start : start + size]

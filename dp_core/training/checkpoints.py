@@ -160,7 +160,7 @@ class Checkpoints:
             ConfideError: the place cannot be read. The run must not start anew in this case.
         """
         for update in reversed(self._updates()):
-            checkpoint = self._read(update)
+            checkpoint = self.at(update)
             if checkpoint is not None:
                 return checkpoint
             _LOG.warning(
@@ -176,19 +176,6 @@ class Checkpoints:
         Raises:
             BadInput, ConfideError: as `latest`.
         """
-        return self._read(update)
-
-    def _updates(self) -> list[int]:
-        try:
-            matches = [_NAME.fullmatch(name) for name in self._place.names()]
-        except OSError as error:
-            raise ConfideError(
-                f"checkpoints cannot be read: {_reason(error)}", where=self._place.where
-            ) from error
-        return sorted(int(match[1]) for match in matches if match)
-
-    def _read(self, update: int) -> Checkpoint | None:
-        """Return a checkpoint, or None if it is incomplete or altered."""
         try:
             with self._place.read(_name(update)) as path:
                 about = _header(path)
@@ -210,6 +197,15 @@ class Checkpoints:
                 fix="Its manifest differs: start anew, which is a new charge.",
             )
         return checkpoint
+
+    def _updates(self) -> list[int]:
+        try:
+            matches = [_NAME.fullmatch(name) for name in self._place.names()]
+        except OSError as error:
+            raise ConfideError(
+                f"checkpoints cannot be read: {_reason(error)}", where=self._place.where
+            ) from error
+        return sorted(int(match[1]) for match in matches if match)
 
     def _drop(self, newest: int) -> None:
         """Delete checkpoints older than the last `keep`, and newer ones, which are damaged."""

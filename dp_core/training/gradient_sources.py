@@ -32,7 +32,7 @@ from dp_core.cluster.shard_map import Hosts
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.models.parameters import Arrays, ModelConfig
-from dp_core.privacy.execution_plan import Clipper
+from dp_core.privacy.execution_plan import Clipper, ClippingStyle
 from dp_core.training.batches import (
     Batches,
     Indices,
@@ -129,7 +129,7 @@ class GradientHosts:
                     config=trainer.config,
                     trained={name: weights[name].shape for name in trainer.names},
                     frozen={n: a for n, a in weights.items() if n not in trainer.names},
-                    clipping=None if clipper is None else (clipper.style, clipper.engine),
+                    clipping=None if clipper is None else clipper.style,
                     precision=precision,
                     device=device,
                     continuation=objective.continuation,
@@ -184,7 +184,7 @@ class HostShare:
         config: the model's shape.
         trained: shape of each trained parameter.
         frozen: the other parameters.
-        clipping: style and engine; None does not clip.
+        clipping: style; None does not clip.
         precision: precision of products.
         device: device of the host.
         continuation: word continuation flags of the objective.
@@ -198,7 +198,7 @@ class HostShare:
     config: ModelConfig
     trained: Mapping[str, tuple[int, ...]]
     frozen: Arrays = field(repr=False)
-    clipping: tuple[Any, Any] | None
+    clipping: ClippingStyle | None
     precision: str
     device: str
     continuation: NDArray[np.bool_] | None = field(repr=False)
@@ -226,7 +226,7 @@ class HostShare:
             self.config,
             {**zeros, **self.frozen},
             None,
-            None if self.clipping is None else Clipper(1.0, *self.clipping),
+            None if self.clipping is None else Clipper(1.0, self.clipping),
             precision=self.precision,
             row_losses=objective.row_losses,
             trained=list(zeros),

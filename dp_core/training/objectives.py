@@ -45,11 +45,6 @@ class UnitBatch:
         losses = self.row_losses(layers, self.config, *flat)  # (U·R,)
         return tf.reduce_sum(tf.reshape(losses, (units, rows)) * shares, axis=1)
 
-    def of_unit(self, unit: Tensor) -> UnitBatch:
-        """Scalar index -> a batch of that unit only."""
-        alone = tuple(array[unit][None] for array in self.batch)
-        return UnitBatch(self.row_losses, self.config, alone)
-
 
 def ordinary_sum(
     unit_losses: Callable[[Layers], Tensor],

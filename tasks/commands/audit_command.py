@@ -2,26 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 from pydantic import ValidationError
 
-from dp_core.config.audit_settings import ExtractionProtocol
+from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, Contradicted
 from tasks.commands.export_command import latest_model
 from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.report_command import given
-from tasks.protocol import StepResult
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 
 if TYPE_CHECKING:
     from dp_core.audit.protocol import AuditRecord
-    from dp_core.privacy.accounting import PrivacyProfile
 
 _FILE = click.Path(path_type=Path)
 
@@ -81,8 +79,8 @@ def command(
         raise BadInput("coins divide texts", where="audit", fix="Give --members and --held-out.")
     from dp_core.audit import black_box
     from dp_core.audit.protocol import verdict_of
-    from dp_core.privacy.accounting import PrivacyProfile
-    from tasks.evidence.gate import bearing, claim_of, records_of
+    from dp_core.privacy.accounting.tradeoff import PrivacyProfile
+    from tasks.evidence.audits import bearing, claim_of, profile_of, records_of
     from tasks.releases.provenance import find_origin
 
     deployment = Deployment.from_environment()
@@ -99,23 +97,26 @@ def command(
     records = list(records_of(store, uri, result)) if result else []
     folder = model if model is not None else store.local_copy(uri)
     if canaries or members:
-        ceiling = _ceiling(result)
+        ceiling = profile_of(result.releases) if result is not None else None
         if epsilon is not None and delta is not None:
             ceiling = PrivacyProfile.of_claim(epsilon, delta)
-        files = {"canaries": canaries, "members": members, "held_out": held_out}
-        lines = {
-            name: black_box.lines_of(file, f"--{name.replace('_', '-')} {file}")
-            for name, file in files.items()
-            if file is not None
-        }
-        records += black_box.audit(
-            black_box.open_model(folder),
-            black_box.Given(**lines, coins=coins),
-            ceiling,
-            _protocol(protocol),
-            masks=masks,
-            seed=seed,
+        named = {"canaries": canaries, "members": members, "held_out": held_out}
+        files = {name: file for name, file in named.items() if file is not None}
+        chosen = {f"extraction_{name}": value for name, value in protocol.items()}
+        config = _config(
+            {
+                "audited_model": str(folder),
+                **{f"given_{name}": str(file) for name, file in files.items()},
+                "given_coins": coins,
+                "given_masks": masks,
+                "seed": seed,
+                **{name: value for name, value in chosen.items() if value is not None},
+            }
         )
+        findings = black_box.audit_files(
+            folder, files, lambda name: f"--{name.replace('_', '-')} {files[name]}", ceiling, config
+        )
+        records += [finding.record for finding in findings]
     if not records:
         raise BadInput(
             "there is nothing to audit it by",
@@ -144,28 +145,11 @@ def command(
         raise Contradicted(verdict.sentence, where="audit", fix="Do not release the model.")
 
 
-def _protocol(chosen: dict[str, int | None]) -> ExtractionProtocol:
-    """Return the extraction protocol: the chosen values, completed by the defaults.
-
-    Raises:
-        BadInput: a value is out of range.
-    """
-    named = {f"extraction_{name}": value for name, value in chosen.items() if value is not None}
+def _config(settings: Mapping[str, Any]) -> BlackBoxAuditConfig:
     try:
-        return ExtractionProtocol.model_validate(named)
+        return BlackBoxAuditConfig.model_validate(settings)
     except ValidationError as error:
         raise BadInput(one_line(error), where="audit") from None
-
-
-def _ceiling(result: StepResult | None) -> PrivacyProfile | None:
-    """Return the privacy profile of the model's claim, which bounds attacks on one text.
-
-    None if the model claims nothing about a text: ε is infinite, the unit is smaller than a text,
-    or there are several data sets and the data set of the texts is unknown.
-    """
-    from tasks.evidence.gate import profile_of
-
-    return None if result is None else profile_of(result.releases)
 
 
 def _show(records: Sequence[AuditRecord], claim: str) -> None:

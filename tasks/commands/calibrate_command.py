@@ -7,8 +7,9 @@ from typing import Any
 import click
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
 from dp_core.privacy.accounting.calibration import noise_for, steps_within
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.rdp import epsilon_rdp
 from dp_core.vocabulary.selection_calibration import (
     calibrate,
     delta_of,

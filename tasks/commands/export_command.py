@@ -130,10 +130,10 @@ def latest_model(store: Store, command: str) -> str:
 
 
 def _released_files(store: Store, uri: str) -> list[str]:
-    from tasks.evidence.gate import verdict_on
+    from tasks.evidence.audits import verdict_on
 
     result = releasable_model(store, uri)
     verdict = verdict_on(store, uri, result)
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where=uri, fix="Do not share the model.")
-    return [name for name in store.published(uri) if name not in result.operator_files]
+    return [name for name in store.digests(uri) if name not in result.operator_files]

@@ -1,95 +1,107 @@
-"""The registry of audits, and the records of a model's audits.
+"""The registry of audits, the findings of their steps, and the gate that judges models by them.
 
-Each audit is one entry of `AUDITS`, with its key, its name, a description of the measured quantity,
-the step that writes its results, and the function that reads them. An audit without results for the
-model is recorded as not run.
+Each audit is one entry of `AUDITS`. Steps store its findings, and evidence packs and the gate read
+them. An audit without findings on the model is recorded as not run. A verdict decides on a model's
+registration and promotion. It uses all records of the model's weights, from audits of any run,
+including records for the operator only.
 """
 
 from __future__ import annotations
 
-import json
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from pydantic import TypeAdapter
-
-from dp_core.audit.exposure import EMBEDDED, IN_ROWS, ExposureRow, summarise
-from dp_core.audit.extraction import (
-    FROM_CANARIES,
-    FROM_ROWS,
-    ExtractionRow,
-    Sought,
-    extraction_record,
+from dp_core.audit.exposure import EXPOSURE, EXPOSURE_IN_ROWS
+from dp_core.audit.extraction import DISCOVERABLE, TARGETED
+from dp_core.audit.membership_sample import MEMBERSHIP
+from dp_core.audit.one_run import LOWER_BOUND, WHITE_BOX_BOUND
+from dp_core.audit.protocol import (
+    COIN_BOUND,
+    RELEASED,
+    Audit,
+    AuditRecord,
+    Finding,
+    ModelVerdict,
+    verdict_of,
 )
-from dp_core.audit.protocol import AuditRecord, Level, NullDistribution, not_run
-from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
-from dp_core.labels import Label
-from tasks.protocol import StepResult
+from dp_core.labels import Label, Public
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.context import StepArtifact, StepContext, StepOutput
+from tasks.protocol import Promotion, ReleaseRecord, StepResult
 from tasks.releases.provenance import operator_only
-from tasks.report.job_results import (
-    AUDIT_FILE,
-    DISCOVERABLE,
+from tasks.results import (
+    KEPT,
+    PROBES,
+    SUBJECT,
+    TYPES,
+    Input,
+    read_findings,
+    read_result,
+    statement_of,
+    totals,
+    write_findings,
+)
+from tasks.storage import Store
+from tasks.tracking.event_log import VERDICT
+
+WEIGHTS = "model.safetensors"
+CONTROL = "the same training without privacy, for comparison"
+AUDITS: tuple[Audit, ...] = (
     EXPOSURE,
     EXPOSURE_IN_ROWS,
-    GIVEN_FILE,
-    MEMBERSHIP_FILE,
+    LOWER_BOUND,
+    MEMBERSHIP,
+    DISCOVERABLE,
     TARGETED,
+    Audit(
+        "from_outside",
+        "Audits by given canaries and texts",
+        "exposure, membership, extraction, and, if coins divided the texts, a lower bound on ε,"
+        " from the model's predictions alone (docs/audits.md)",
+        "privacy_audit",
+        several=True,
+    ),
+    WHITE_BOX_BOUND,
 )
-from tasks.results import KEPT, read_result
-from tasks.storage import Store
-
-# Facts of an audit step's output that identify the audited model and the canaries.
-SUBJECT, PROBES = "audited_weights", "canaries_digest"
-WEIGHTS = "model.safetensors"
-_LEVELS: dict[str, Level] = {  # an admission is neither a document nor a patient
-    "sample": "example",
-    "example": "example",
-    "document": "document",
-    "admission": "group",
-    "patient": "patient",
-}
-CONTROL = "the same training without privacy, for comparison"
 
 
-@dataclass(frozen=True)
-class AuditOutput:
-    """The output of an audit's step.
+def run_audits(step: str, data: Any) -> list[Finding]:
+    """Return the findings of all audits of a step, in the order of the registry."""
+    return [
+        finding
+        for audit in AUDITS
+        if audit.step == step and audit.run is not None
+        for finding in audit.run(data)
+    ]
 
-    Attributes:
-        store: the store that contains the output.
-        uri: address of the output.
-        result: result of the step.
-        subject: the audited model, in words.
+
+def store_findings(
+    context: StepContext,
+    findings: Sequence[Finding],
+    *,
+    facts: dict[str, Any],
+    artifacts: Sequence[StepArtifact] = (),
+) -> StepOutput:
+    """Record the findings' metrics, and write the findings in one file for each audience.
+
+    Args:
+        context: the context of the step.
+        findings: findings of all audits of the step.
+        facts: facts of the output; `SUBJECT` is the digest of the audited weights.
+        artifacts: further files that the step wrote, named after their output.
     """
-
-    store: Store
-    uri: str
-    result: StepResult
-    subject: str
-
-    def text(self, name: str) -> str:
-        """Return the text of a file of the output, after a check of its checksum."""
-        return (self.store.local_copy(self.uri) / name).read_text()
-
-
-@dataclass(frozen=True)
-class Audit:
-    """One kind of audit.
-
-    Attributes:
-        key, name, measured: fields of its records.
-        step: the step that writes its results; empty if this version has no such step.
-        read: returns the records of one output.
-    """
-
-    key: str
-    name: str
-    measured: str
-    step: str = ""
-    read: Callable[[Audit, AuditOutput], Sequence[AuditRecord]] | None = None
+    for finding in findings:
+        for name, value in finding.public_metrics.items():
+            context.measure(name, Public(value))
+        for name, value in finding.metrics.items():
+            context.measure(name, TYPES[finding.label](value), finding.updates)
+    written = write_findings(context.out, findings)
+    shown = [*(StepArtifact(file, label) for file, label in written.items()), *artifacts]
+    outputs = {each.file.removesuffix(".json"): each.file for each in shown}
+    return StepOutput(outputs, facts, shown)
 
 
 def audits_of(
@@ -107,10 +119,10 @@ def audits_of(
     records: list[AuditRecord] = []
     for audit in AUDITS:
         run = [
-            record
-            for finding in _findings(store, audit, subjects, operator)
-            if audit.read is not None
-            for record in audit.read(audit, finding)
+            finding.model_copy(update={"subject": subject}).record
+            for output, subject in _outputs(store, audit, subjects, operator)
+            for finding in read_findings(output.result, output.folder)
+            if finding.subject == RELEASED and audit.covers(finding)
         ]
         # Records that block promotion are published even if they were computed from private text.
         shown = [
@@ -126,7 +138,7 @@ def audits_of(
             why = "No audit step measured it for this model or for a model it was made from."
         else:
             why = "No step of this version measures it."
-        records += shown or [not_run(audit.key, audit.name, audit.measured, why)]
+        records += shown or [audit.not_run(why).record]
     return tuple(records)
 
 
@@ -148,10 +160,10 @@ def subjects_of(store: Store, uri: str, result: StepResult) -> dict[str, str]:
     return subjects
 
 
-def _findings(
+def _outputs(
     store: Store, audit: Audit, subjects: dict[str, str], operator: bool
-) -> list[AuditOutput]:
-    """Return the audit's outputs for these models, and for the operator also for their controls."""
+) -> list[tuple[Input, str]]:
+    """Return the outputs of an audit's step with their subjects, for the operator also controls."""
     outputs, controls = [], []
     for uri in store.outputs(audit.step) if audit.step else ():
         try:
@@ -161,242 +173,131 @@ def _findings(
         if result is None:
             continue
         if subject := subjects.get(str(result.facts.get(SUBJECT) or "-")):
-            outputs.append(AuditOutput(store, uri, result, subject))
+            outputs.append((Input(result, store.local_copy(uri)), subject))
         elif operator and operator_only(result.releases) and not result.facts.get("model_updates"):
-            controls.append(AuditOutput(store, uri, result, CONTROL))
-    probes = {output.result.facts.get(PROBES) for output in outputs} - {None}
-    return outputs + [o for o in controls if o.result.facts.get(PROBES) in probes]
+            controls.append((Input(result, store.local_copy(uri)), CONTROL))
+    probes = {output.facts.get(PROBES) for output, _ in outputs} - {None}
+    return outputs + [each for each in controls if each[0].facts.get(PROBES) in probes]
 
 
-def _exposure(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
-    """Return the exposure of canaries among random tokens."""
-    label = Label.OPERATOR if operator_only(finding.result.releases) else Label.DP
-    return _exposure_of(audit, finding, EXPOSURE, EMBEDDED, label)
+JUDGED = "judged"  # fact of a last step that lists the models to register
+_RULES: Mapping[Promotion, tuple[str, ...]] = {  # verdicts that allow promotion
+    "audited": ("consistent", "inconclusive"),
+    "unaudited": ("consistent", "inconclusive", "not audited"),
+    "approved": (),  # the step `promote` promotes it after a person's approval
+}
 
 
-def _exposure_in_rows(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
-    """Return the exposure of canaries in the training rows, which are private."""
-    return _exposure_of(audit, finding, EXPOSURE_IN_ROWS, IN_ROWS, Label.OPERATOR)
+def claim_of(releases: Sequence[ReleaseRecord]) -> str:
+    """Return the privacy claim of a model that was made from these releases, in words."""
+    parts = []
+    for total in totals(releases):
+        unit = "a unit" if total.unit is None else f"one {total.unit}"
+        epsilon = "no total ε" if total.epsilon is None else f"ε = {total.epsilon:.5g}"
+        parts.append(f"{epsilon} at δ = {total.delta:.3g} for {unit} of “{total.dataset}”")
+    return "; ".join(parts) or "no private text went into it"
 
 
-def _exposure_of(
-    audit: Audit, finding: AuditOutput, key: str, context: str, label: Label
-) -> list[AuditRecord]:
-    """Return a record of the group with the largest exposure in a context, if any was measured."""
-    if key not in finding.result.outputs:  # written by a version without this measurement
-        return []
-    rows = [ExposureRow(**row) for row in json.loads(finding.text(f"{key}.json"))]
-    shown = [row for row in rows if row.context == context]
-    if not shown:
-        why = "The training rows contain no canary."
-        none = not_run(audit.key, audit.name, audit.measured, why)
-        return [none.model_copy(update={"label": label})]
-    summary = summarise(rows, context)
-    largest = max(shown, key=lambda row: row.exposure)
-    count = sum(row.canaries for row in shown)
-    if summary.remembers:
-        result = "The model remembers canaries"
-    elif summary.above_chance:
-        result = "Exposure is above chance, but no single group is clearly remembered"
-    else:
-        result = "No exposure is above chance"
-    return [
-        AuditRecord(
-            key=audit.key,
-            name=audit.name,
-            subject=finding.subject,
-            level="canary",
-            measured=audit.measured,
-            value=largest.exposure,
-            interval=(largest.low, largest.high),
-            confidence=0.95,
-            ceiling=math.log2(largest.candidates),
-            ceiling_of=f"log2 of {largest.candidates} candidates, if every secret is ranked first."
-            " The claim does not bound the exposure of canaries that many units contain",
-            power=f"{count} canaries in {len(shown)} groups, expected up to"
-            f" {max(row.expected_occurrences for row in shown):,.0f} times in the text; a group"
-            f" whose interval lies above {largest.null_high:.2f} bits counts as remembered",
-            null_control=NullDistribution(
-                of=f"the largest of {len(shown)} groups if the rank of every secret is uniform",
-                low=0.0,
-                high=summary.largest_null_high,
-                alarm_rate=0.025,
-                p_value=1 - (1 - largest.p_value) ** len(shown),
-            ),
-            verdict="consistent" if not summary.above_chance else "inconclusive",
-            finding=f"{result}: at most {largest.exposure:.2f} bits ({summary.largest_group}),"
-            f" {summary.mean:.2f} on average. Without memory they are below"
-            f" {summary.largest_null_high:.2f} and {summary.mean_null_high:.2f} in 97.5% of cases.",
-            label=label,
-            rows=tuple(_with_rank_null(row) for row in rows),
+def profile_of(releases: Sequence[ReleaseRecord]) -> PrivacyProfile | None:
+    """Return the privacy profile of the claim for one text, or None if there is no such claim.
+
+    There is none if ε is infinite or missing, if the unit is smaller than a text, or if there are
+    several data sets.
+    """
+    of_datasets = totals(releases)
+    if len(of_datasets) != 1:
+        return None
+    (total,) = of_datasets
+    if total.unit in (None, PrivacyUnit.EXAMPLE) or total.epsilon is None:
+        return None
+    if not math.isfinite(total.epsilon):
+        return None
+    return PrivacyProfile.of_claim(total.epsilon, total.delta)
+
+
+def records_of(store: Store, uri: str, result: StepResult) -> tuple[AuditRecord, ...]:
+    """Return the audit records of a training step's models, including those for the operator.
+
+    Records of the non-private controls are left out.
+    """
+    records = audits_of(store, subjects_of(store, uri, result), operator=True)
+    return tuple(record for record in records if record.subject != CONTROL)
+
+
+def bearing(records: Iterable[AuditRecord]) -> list[AuditRecord]:
+    """Return the records on which the verdict on a model of this deployment is based.
+
+    Bounds by given texts count only if they block promotion. Their coins were not fixed in the
+    ledger before the training, so they could be chosen to promote a model.
+    """
+    return [r for r in records if r.key != COIN_BOUND or r.blocks_promotion]
+
+
+def verdict_on(
+    store: Store, uri: str, result: StepResult, more: Sequence[AuditRecord] = ()
+) -> ModelVerdict:
+    """Return the verdict on the models of a training step, from all audits of their weights.
+
+    Args:
+        store: the store with the results of the audit steps.
+        uri: address of the training step's output.
+        result: result of the training step.
+        more: records that are not stored yet.
+    """
+    records = bearing([*records_of(store, uri, result), *more])
+    return verdict_of(claim_of(result.releases), records)
+
+
+def judge(
+    store: Store,
+    models: Mapping[str, Input],
+    uris: Mapping[str, str],
+    rule: Promotion,
+    more: Sequence[AuditRecord] = (),
+) -> list[dict[str, Any]]:
+    """Judge the outputs of a job that are models for registration.
+
+    Args:
+        store: the store with the results of the audit steps.
+        models: outputs by their name in the job.
+        uris: addresses of the outputs by the same names.
+        rule: the rule of promotion.
+        more: records of these models that are not stored yet.
+
+    Returns:
+        One JSON object per model: its `name` in the job, `uri`, registered name (`model`),
+        `verdict`, `sentence`, the `tags` of its version, and whether it is `promoted`.
+    """
+    judged = []
+    for name, output in models.items():
+        result = output.result
+        if not result.facts.get("model"):
+            continue
+        verdict = verdict_on(store, uris[name], result, more)
+        statement = statement_of(result.releases, made_up=bool(result.facts.get("made_up")))
+        judged.append(
+            {
+                "name": name,
+                "uri": uris[name],
+                "model": result.facts["model"],
+                "verdict": verdict.word,
+                "sentence": verdict.sentence,
+                "tags": _tags(result, verdict),
+                "promoted": verdict.word in _RULES[rule] and bool(statement.data["private"]),
+            }
         )
-    ]
+    return judged
 
 
-def _with_rank_null(row: ExposureRow) -> dict[str, float | str]:
-    """Return the figures of a group, with the null distribution of its rank exposure."""
-    figures = asdict(row)
-    if row.references:
-        null = row.rank_null
-        figures |= {"rank_exposure_null_low": null.low, "rank_exposure_null_high": null.high}
-        figures |= {"rank_exposure_p_value": row.rank_p_value}
-    return figures
-
-
-def _membership(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
-    """Return the record of the attack with the largest leakage at each level."""
-    rows = json.loads(finding.text(MEMBERSHIP_FILE))["rows"]
-    by_leakage = sorted(rows, key=lambda row: float(row["leakage"]["value"]))
-    largest = {row["level"]: row for row in by_leakage}
-    return [_membership_at(audit, finding, row) for row in largest.values()]
-
-
-def _membership_at(audit: Audit, finding: AuditOutput, row: dict[str, Any]) -> AuditRecord:
-    leakage, ceiling = row["leakage"], row["leakage_ceiling"]
-    value, low, high = leakage["value"], leakage["low"], leakage["high"]
-    return AuditRecord(
-        key=audit.key,
-        name=audit.name,
-        subject=finding.subject,
-        level=_LEVELS[row["level"]],
-        measured=audit.measured,
-        value=value,
-        interval=(low, high),
-        confidence=0.95,
-        ceiling=ceiling,
-        ceiling_of="the claim's (e^ε − 1 + 2δ)/(e^ε + 1), over its whole profile"
-        if ceiling
-        else "",
-        power=f"{row['members']} members and {row['others']} held out; an advantage above"
-        f" {high - value:.3f} would exceed chance",
-        null_control=NullDistribution(
-            of="an attack without advantage, with the spread of these groups",
-            low=low - value,
-            high=high - value,
-            alarm_rate=0.025,
-        ),
-        verdict="inconclusive" if row["above"] else "consistent",
-        finding=f"The attack by {row['attack']} has an advantage of {value:.3f}"
-        + ("; its interval lies above the ceiling and needs review." if row["above"] else "."),
-        label=Label.OPERATOR,
-    )
-
-
-def _discoverable(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
-    """Return the share of training rows that greedy decoding extracts."""
-    return _extraction(audit, finding, FROM_ROWS, Label.OPERATOR)
-
-
-def _targeted(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
-    """Return the share of secrets among the k likeliest tokens."""
-    label = Label.OPERATOR if operator_only(finding.result.releases) else Label.DP
-    return _extraction(audit, finding, FROM_CANARIES, label)
-
-
-_EXTRACTION: TypeAdapter[tuple[ExtractionRow, ...]] = TypeAdapter(tuple[ExtractionRow, ...])
-
-
-def _extraction(
-    audit: Audit, finding: AuditOutput, sought: Sought, label: Label
-) -> list[AuditRecord]:
-    """Return the record of one protocol, or none if the settings did not request it."""
-    if audit.key not in finding.result.outputs:
-        return []
-    extraction = json.loads(finding.text(f"{audit.key}.json"))
-    fixed = extraction["fixed_before_training"]
-    record = extraction_record(
-        _EXTRACTION.validate_python(extraction["rows"]),
-        ExtractionConfig.model_validate(extraction["settings"]),
-        sought,
-        when="fixed before the training" if fixed else "chosen after it",
-        label=label,
-        key=audit.key,
-        name=audit.name,
-        measured=audit.measured,
-    )
-    return [record.model_copy(update={"subject": finding.subject})]
-
-
-def _lower_bound(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
-    """Return the records of the audit of the model's training."""
-    return _kept(finding, AUDIT_FILE)
-
-
-def _from_outside(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
-    """Return the records of audits by given canaries and texts."""
-    return _kept(finding, GIVEN_FILE)
-
-
-def _kept(finding: AuditOutput, file: str) -> list[AuditRecord]:
-    """Return the records that a step wrote."""
-    return [
-        AuditRecord.model_validate(record | {"subject": finding.subject})
-        for record in json.loads(finding.text(file))
-    ]
-
-
-LOWER_BOUND = Audit(
-    "epsilon_lower_bound",
-    "Empirical lower bound on ε, one run",
-    "the largest ε refuted at 95% by guesses about the inclusion of whole-unit canaries, which"
-    " independent coins decide (Steinke, Nasr and Jagielski 2023)",
-    "audit",
-    _lower_bound,
-)
-AUDITS: tuple[Audit, ...] = (
-    Audit(
-        EXPOSURE,
-        "Canary exposure",
-        "log2 of the number of candidates minus log2 of the mean rank of a canary's masked secret,"
-        " in bits, for the group with the largest value, among random tokens from a public seed"
-        " (Carlini et al. 2019; Hoory et al. 2021, 5.2)",
-        "exposure",
-        _exposure,
-    ),
-    Audit(
-        EXPOSURE_IN_ROWS,
-        "Canary exposure in training rows",
-        "canary exposure, measured as in the papers on the private training rows that contain the"
-        " canaries, for the group with the largest value",
-        "exposure",
-        _exposure_in_rows,
-    ),
-    LOWER_BOUND,
-    Audit(
-        "membership",
-        "Membership inference",
-        "largest advantage, TPR − FPR, of all attacks by losses, references, attention and"
-        " gradient norms (Jagannatha et al. 2021; docs/membership.md)",
-        "membership",
-        _membership,
-    ),
-    Audit(
-        DISCOVERABLE,
-        "Extraction, discoverable: from a prefix of the text to its continuation",
-        "share of suffixes that greedy decoding reproduces exactly (Carlini et al. 2023)",
-        "exposure",
-        _discoverable,
-    ),
-    Audit(
-        TARGETED,
-        "Extraction, targeted: from a canary's prefix to its secret",
-        "share of secrets among the k likeliest next tokens, with a public seed (after Carlini et"
-        " al. 2019)",
-        "exposure",
-        _targeted,
-    ),
-    Audit(
-        "from_outside",
-        "Audits by given canaries and texts",
-        "exposure, membership, extraction, and, if coins divided the texts, a lower bound on ε,"
-        " from the model's predictions alone (docs/audits.md)",
-        "privacy_audit",
-        _from_outside,
-    ),
-    Audit(
-        "epsilon_lower_bound_white_box",
-        "Empirical lower bound on ε from the noised sums",
-        "the largest ε that gradient canaries in the sums of the updates refute, at 95% (Nasr et"
-        " al. 2023)",
-    ),
-)
+def _tags(result: StepResult, verdict: ModelVerdict) -> dict[str, str]:
+    """Return the tags of the model's version: the unrounded claim and the verdict."""
+    tags = {f"ledger.{i}": r.ledger_id for i, r in enumerate(result.releases)}
+    of_datasets = totals(result.releases)
+    for total in of_datasets:
+        name = f"/{total.dataset}" if len(of_datasets) > 1 else ""
+        tags[f"confide.epsilon{name}"] = (
+            "no total" if total.epsilon is None else repr(total.epsilon)
+        )
+        tags[f"confide.delta{name}"] = repr(total.delta)
+        tags[f"confide.unit{name}"] = "several" if total.unit is None else str(total.unit)
+    return {**tags, "confide.spec_hash": result.spec_hash, VERDICT: verdict.word}

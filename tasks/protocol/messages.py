@@ -76,6 +76,21 @@ def parse(line: str) -> Message | None:
         return None
 
 
+class Lines:
+    """Joins the pieces of a stream, which may be cut anywhere, to lines that are not empty."""
+
+    def __init__(self) -> None:
+        self._begun = b""
+
+    def add(self, piece: bytes) -> list[str]:
+        """Return the lines that end in the next piece; an empty piece ends the last line."""
+        *lines, self._begun = (self._begun + piece).split(b"\n")
+        if not piece:
+            lines, self._begun = [self._begun], b""
+        texts = (line.decode(errors="replace").rstrip() for line in lines)
+        return [text for text in texts if text]
+
+
 def channel_file(home: Path, run_key: str, task: str, map_index: int = -1) -> Path:
     """Return the channel file of an Airflow task's step, which followers of the run read too."""
     name = task if map_index < 0 else f"{task}.{map_index}"

@@ -18,7 +18,7 @@ from pathlib import Path
 from tasks.protocol import fork_server, supervisor
 from tasks.protocol.fork_server import ForkedStep
 from tasks.protocol.least_privilege import environment_for, without_orchestrator
-from tasks.protocol.messages import CHANNEL, Follower, StepProgress
+from tasks.protocol.messages import CHANNEL, Follower, Lines, StepProgress
 from tasks.protocol.specs import RunContext, StepSpec
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -145,7 +145,7 @@ def _follow(
 
     A child of the process may hold the output open for longer.
     """
-    code, partial, is_open = None, b"", True
+    code, lines, is_open = None, Lines(), True
     while code is None:
         code = process.poll()
         look()
@@ -154,9 +154,7 @@ def _follow(
         patience = _LOOK if code is None else 0
         while is_open and select.select([output], [], [], patience)[0]:
             piece = os.read(output, 1 << 16)
-            *lines, partial = (partial + piece).split(b"\n")
-            for line in (*lines, *([partial] if not piece else [])):
-                if text := line.decode(errors="replace").rstrip():
-                    log(text)
+            for line in lines.add(piece):
+                log(line)
             is_open, patience = bool(piece), 0
     return code

@@ -30,7 +30,6 @@ BY_VALUE = (  # packages whose results are in the manifest as numbers or digests
     "dp_core.privacy.accounting",
     "dp_core.vocabulary.selection_calibration",
 )
-BY_NAME = {"dp_core.privacy.clipping.reference": ("tensorflow_privacy",)}  # import_module(…)
 
 
 def manifest(*, kind: str, **parts: str | int | float | dict[str, object]) -> bytes:
@@ -78,7 +77,7 @@ def code_of(kind: str, root: Path = CHECKOUT) -> Code:
         modules.add(module)
         if module.startswith("tasks."):
             continue  # the entry modules cover what a step's file imports from dp_core
-        for imported in (*imports_of(_file(module, root)), *BY_NAME.get(module, ())):
+        for imported in imports_of(_file(module, root)):
             first = imported.partition(".")[0]
             if first == "dp_core":
                 waiting += _modules_on_the_way(imported, root)

@@ -222,7 +222,6 @@ def training_plan(
         maskings_per_example=batches.maskings_per_example,
         max_examples_per_unit=max_examples_per_unit,
         clipping="automatic" if plan.clipping == "automatic" else "flat",
-        engine=plan.engine,
         adaptive=adaptive,
     )
     if plan.noise_bands == 1:

@@ -8,7 +8,7 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ALL, GREEDY, LEAST_CHANCE, SAMPLING, TOP_K, ExtractionRow
 from dp_core.audit.membership import LOW_RATES, MembershipRow
 from dp_core.labels import Label
-from tasks.report.model import Exposures, Extraction, Membership, ModelRow, Value
+from tasks.report.model import Exposures, Extraction, Membership, MembershipAt, ModelRow, Value
 from tasks.report.tables import (
     CONTEXT_WORDS,
     NOT_MEASURED,
@@ -96,8 +96,8 @@ def _group_row(
 
 def _rank_cell(row: ExposureRow, label: Label) -> Cell:
     """Return the exposure by rank among references, with its band and probability by chance."""
-    null = row.rank_null
-    by_chance = f"{null.low:.1f} – {null.high:.1f}; {_chance(row.rank_p_value)}"
+    band = f"{row.rank_exposure_null_low:.1f} – {row.rank_exposure_null_high:.1f}"
+    by_chance = f"{band}; {_chance(row.rank_exposure_p_value)}"
     return bits(row.rank_exposure, label, detail=by_chance)
 
 
@@ -164,53 +164,46 @@ def _attack_row(model: str, row: MembershipRow) -> tuple[Cell, ...]:
     )
 
 
-def _epochs_of(models: Sequence[ModelRow]) -> list[tuple[ModelRow, Membership]]:
-    """Return the models that were attacked after several epochs."""
-    attacked = [(model, model.membership) for model in models]
-    return [
-        (m, attacks)
-        for m, attacks in attacked
-        if isinstance(attacks, Membership) and attacks.by_epoch
+Column = MembershipAt | Membership | None  # the attacks on a model of one epoch, if there was one
+
+
+def _by_epoch(
+    models: Sequence[ModelRow], unit: str
+) -> tuple[list[Header], list[tuple[ModelRow, list[Column]]]]:
+    """Return the columns of all epochs, with the attacks on each model that was kept after several.
+
+    Epoch 0 is the model from which a private training started.
+    """
+    attacked = [
+        (model, model.membership)
+        for model in models
+        if isinstance(model.membership, Membership) and model.membership.by_epoch
     ]
-
-
-def _start_of(models: Sequence[ModelRow], model: ModelRow) -> Membership | None:
-    """Return the attacks on the model from which a private training started."""
-    kinds = ("phrases", "public") if model.kind == "dp" else ("public",)
+    epochs = sorted({after.epochs for _, attacks in attacked for after in attacks.by_epoch})
+    headers = [Header("Epoch 0", unit), *(Header(f"Epoch {e:g}", unit) for e in epochs)]
     memberships = {row.kind: row.membership for row in models}
-    start = next((memberships[kind] for kind in kinds if kind in memberships), None)
-    return start if isinstance(start, Membership) else None
-
-
-def _epoch_headers(models: Sequence[ModelRow], unit: str) -> tuple[list[float], list[Header]]:
-    shown = _epochs_of(models)
-    epochs = sorted({after.epochs for _, attacks in shown for after in attacks.by_epoch})
-    return epochs, [Header("Epoch 0", unit), *(Header(f"Epoch {e:g}", unit) for e in epochs)]
+    rows = []
+    for model, attacks in attacked:
+        kinds = ("phrases", "public") if model.kind == "dp" else ("public",)
+        start = next((memberships[kind] for kind in kinds if kind in memberships), None)
+        of_epoch = {after.epochs: after for after in attacks.by_epoch}
+        first = start if isinstance(start, Membership) else None
+        rows.append((model, [first, *(of_epoch.get(epoch) for epoch in epochs)]))
+    return headers, rows
 
 
 def loss_by_epoch_table(models: Sequence[ModelRow]) -> Table:
     """Return each model's loss on held-out private text by epoch: Jagannatha et al., Table 3."""
-    epochs, headers = _epoch_headers(models, "nats a prediction")
+    headers, attacked = _by_epoch(models, "nats a prediction")
 
-    def cell(losses: Mapping[str, float] | None) -> Cell:
-        if not losses:
+    def cell(column: Column) -> Cell:
+        if column is None or not column.losses:
             return Cell(NOT_MEASURED)
-        detail = f"{losses['members']:.3f} on training rows"
-        loss = losses["others"]
+        detail = f"{column.losses['members']:.3f} on training rows"
+        loss = column.losses["others"]
         return Cell(f"{loss:.3f}", value=loss, label=Label.OPERATOR, detail=detail)
 
-    rows = []
-    for model, attacks in _epochs_of(models):
-        start = _start_of(models, model)
-        by_epoch = {after.epochs: after for after in attacks.by_epoch}
-        losses = [by_epoch[e].losses if e in by_epoch else None for e in epochs]
-        rows.append(
-            (
-                name(model.name),
-                cell(start.losses if start else None),
-                *map(cell, losses),
-            )
-        )
+    rows = [(name(model.name), *map(cell, columns)) for model, columns in attacked]
     return Table(
         key="loss_by_epoch",
         caption="Loss on held-out private text, by epoch",
@@ -227,7 +220,7 @@ def loss_by_epoch_table(models: Sequence[ModelRow]) -> Table:
 
 def leakage_by_epoch_table(models: Sequence[ModelRow]) -> Table:
     """Return the leakage of all attacks by epoch: Jagannatha et al., Fig. 1 and Table 2."""
-    epochs, headers = _epoch_headers(models, "TPR − FPR, %")
+    headers, attacked = _by_epoch(models, "TPR − FPR, %")
 
     def cell(row: MembershipRow | None) -> Cell:
         if row is None:
@@ -235,19 +228,15 @@ def leakage_by_epoch_table(models: Sequence[ModelRow]) -> Table:
         return share_cell(row.leakage, row.leakage_ceiling, alarm=row.above)
 
     rows = []
-    for model, attacks in _epochs_of(models):
-        start = _start_of(models, model)
-        rows_by_epoch = [start.rows if start else (), *(after.rows for after in attacks.by_epoch)]
-        columns = [{(row.level, row.attack): row for row in attacked} for attacked in rows_by_epoch]
-        places = [None, *(after.epochs for after in attacks.by_epoch)]
-        for level, attack in dict.fromkeys(key for column in columns[1:] for key in column):
-            cells = {
-                place: cell(column.get((level, attack)))
-                for place, column in zip(places, columns, strict=True)
-            }
-            shown = [cells.get(place, Cell(NOT_MEASURED)) for place in (None, *epochs)]
+    for model, columns in attacked:
+        results = [
+            {(row.level, row.attack): row for row in column.rows} if column else {}
+            for column in columns
+        ]
+        for level, attack in dict.fromkeys(key for column in results[1:] for key in column):
+            cells = (cell(column.get((level, attack))) for column in results)
             attack_name, explained = _ATTACKS.get(attack, (attack, ""))
-            rows.append((name(model.name, f"by {level}"), name(attack_name, explained), *shown))
+            rows.append((name(model.name, f"by {level}"), name(attack_name, explained), *cells))
     return Table(
         key="leakage_by_epoch",
         caption="Leakage of every attack, by epoch",

@@ -13,10 +13,12 @@ from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter
 
-from dp_core.audit.exposure import ExposureRow
-from dp_core.audit.extraction import ExtractionRow
+from dp_core.audit.exposure import EXPOSURE, EXPOSURE_IN_ROWS, ExposureRow
+from dp_core.audit.extraction import DISCOVERABLE, TARGETED, ExtractionRow
 from dp_core.audit.membership import MembershipRow
-from dp_core.audit.protocol import AuditRecord
+from dp_core.audit.membership_sample import MEMBERSHIP
+from dp_core.audit.one_run import LOWER_BOUND
+from dp_core.audit.protocol import Audit, AuditRecord, Finding
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -54,7 +56,7 @@ from tasks.report.model import (
     ModelRow,
     Samples,
 )
-from tasks.results import Input, labelled, merged, released_after, statement_of, totals
+from tasks.results import Input, findings_of, labelled, merged, released_after, statement_of, totals
 
 Results = Mapping[str, Input]  # by the name of the task
 ARCHITECTURES = {
@@ -64,16 +66,9 @@ ARCHITECTURES = {
     "llama": "Llama",
     "feed-forward": "Feed-forward model",
 }
-# Outputs of the exposure step, and .json: rows of `dp_core.audit.exposure`.
-EXPOSURE, EXPOSURE_IN_ROWS = "exposure", "exposure_in_rows"
-EXPOSURE_FILE = f"{EXPOSURE}.json"
 # Occurrences of canaries, counted by the step that builds the private token store.
 OCCURRENCES, OCCURRENCES_FILE = "occurrences", "occurrences.json"
-AUDIT_FILE = "audit.json"  # records of `dp_core.audit.protocol`, written by the audit step
-GIVEN_FILE = "audits.json"  # records of `dp_core.audit.protocol`, written by the step privacy_audit
-MEMBERSHIP_FILE = "membership.json"  # rows of `dp_core.audit.membership`, with ceilings
-SAMPLES = "samples"  # output of the exposure step, and .json
-DISCOVERABLE, TARGETED = "extraction_discoverable", "extraction_targeted"  # outputs, and .json
+SAMPLES, SAMPLES_FILE = "samples", "samples.json"  # output of the exposure step
 EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning, counted in its test part
 SCORES = ("f1", "accuracy")  # metrics of a fine-tuning, for entities and for classes
 LEDGER_LINES = 30  # latest entries in a report; each needs an accounting
@@ -215,7 +210,7 @@ def model_row(
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         interval=_interval(scores),
         exposures=exposures_of(audited),
-        exposures_in_rows=exposures_of(audited, EXPOSURE_IN_ROWS),
+        exposures_in_rows=exposures_of(audited, EXPOSURE_IN_ROWS.key),
         membership=_membership(attacked, epochs),
         extractions=tuple(_extractions(audited)),
         samples=_samples(audited),
@@ -381,14 +376,14 @@ def _cost(dataset: str, *results: Input | None) -> Cost:
     return Cost(corpus, tuple(total for total in by_dataset if total.dataset != dataset))
 
 
-def exposures_of(audited: Input | None, key: str = EXPOSURE) -> Exposures | None:
+_EXPOSURE: TypeAdapter[tuple[ExposureRow, ...]] = TypeAdapter(tuple[ExposureRow, ...])
+
+
+def exposures_of(audited: Input | None, key: str = EXPOSURE.key) -> Exposures | None:
     """Return the exposures measured by an audit, or None if there are none."""
-    if audited is None or key not in audited.result.outputs:
-        return None
-    private = key == EXPOSURE_IN_ROWS or operator_only(audited.result.releases)
-    rows = json.loads((audited.folder / f"{key}.json").read_text())
-    label = Label.OPERATOR if private else Label.DP
-    return Exposures(label, tuple(ExposureRow(**row) for row in rows))
+    for finding in findings_of(audited, key):
+        return Exposures(finding.label, _EXPOSURE.validate_python(finding.rows))
+    return None
 
 
 def _occurrences(store: Input) -> dict[str, Operator]:
@@ -399,31 +394,27 @@ def _occurrences(store: Input) -> dict[str, Operator]:
     return {group: Operator(value) for group, value in record["means"].items()}
 
 
-_EXTRACTION: TypeAdapter[tuple[ExtractionRow, ...]] = TypeAdapter(tuple[ExtractionRow, ...])
-
-
 def _extractions(audited: Input | None) -> Iterator[Extraction]:
     """Yield the results of each extraction protocol that was run on a causal model."""
-    if audited is None:
-        return
-    of_model = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
-    protocols: tuple[tuple[str, Literal["discoverable", "targeted"], Label], ...] = (
-        (TARGETED, "targeted", of_model),
-        (DISCOVERABLE, "discoverable", Label.OPERATOR),
+    protocols: tuple[tuple[Audit, Literal["discoverable", "targeted"]], ...] = (
+        (TARGETED, "targeted"),
+        (DISCOVERABLE, "discoverable"),
     )
-    for key, protocol, label in protocols:
-        if key in audited.result.outputs:
-            record = json.loads((audited.folder / f"{key}.json").read_text())
-            rows = _EXTRACTION.validate_python(record["rows"])
-            fixed = record["fixed_before_training"]
-            yield Extraction(protocol, label, rows, record["settings"], fixed)
+    for audit, protocol in protocols:
+        for finding in findings_of(audited, audit.key):
+            if finding.value is not None:
+                rows = tuple(ExtractionRow(**row) for row in finding.details["rows"])
+                settings, fixed = (
+                    finding.details[name] for name in ("settings", "fixed_before_training")
+                )
+                yield Extraction(protocol, finding.label, rows, settings, fixed)
 
 
 def _samples(audited: Input | None) -> Samples | None:
     """Return the texts sampled from a causal model, or None if there are none."""
     if audited is None or SAMPLES not in audited.result.outputs:
         return None
-    record = json.loads((audited.folder / f"{SAMPLES}.json").read_text(encoding="utf-8"))
+    record = json.loads((audited.folder / SAMPLES_FILE).read_text(encoding="utf-8"))
     label = Label.OPERATOR if operator_only(audited.result.releases) else Label.DP
     return Samples(label, record["prompt"], tuple(record["texts"]))
 
@@ -440,23 +431,25 @@ def _membership(attacked: Input | None, epochs: float) -> Membership | None:
     """
     if attacked is None:
         return None
-    written = json.loads((attacked.folder / MEMBERSHIP_FILE).read_text())
-    by_epoch = tuple(
+    by_updates: dict[int, list[Finding]] = {}
+    for finding in findings_of(attacked, MEMBERSHIP.key):
+        by_updates.setdefault(finding.updates, []).append(finding)
+    models = [
         MembershipAt(
-            round(epochs * model["updates"] / written["updates"], 2),
-            model["losses"],
-            _MEMBERSHIP.validate_python(model["rows"]),
+            round(epochs * updates / max(by_updates), 2) if updates else 0.0,
+            findings[0].details.get("losses", {}),
+            _MEMBERSHIP.validate_python(
+                [row for finding in findings for row in finding.details.get("rows", ())]
+            ),
         )
-        for model in ([*written["kept"], written] if written["kept"] else ())
-    )
-    return Membership(_MEMBERSHIP.validate_python(written["rows"]), written["losses"], by_epoch)
+        for updates, findings in by_updates.items()
+    ]
+    last = models[-1]
+    return Membership(last.rows, last.losses, tuple(models) if len(models) > 1 else ())
 
 
 def _audit(audited: Input | None) -> AuditRecord | None:
-    if audited is None:
-        return None
-    (record,) = json.loads((audited.folder / AUDIT_FILE).read_text())
-    return AuditRecord.model_validate(record)
+    return next((finding.record for finding in findings_of(audited, LOWER_BOUND.key)), None)
 
 
 def _audit_facts(audit: AuditRecord | None) -> Iterator[Fact]:

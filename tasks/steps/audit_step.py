@@ -7,25 +7,20 @@ verdict have the label `dp` if the model has it. The audit never writes the coin
 
 from __future__ import annotations
 
-import json
-
-from dp_core.audit.canaries import coin_seed, throw_coins
-from dp_core.audit.observations import canary_scores
-from dp_core.audit.one_run import Claim, audit_claim, audit_record, planned_guesses
+from dp_core.audit.canaries import coin_seed
+from dp_core.audit.one_run import Claim, CoinData
 from dp_core.errors import BadInput
-from dp_core.labels import Dp, Label, Operator, Public
+from dp_core.labels import Label
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import language_model
-from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.seed_store import PrivacySeed
-from tasks.context import StepArtifact, StepContext, StepOutput
-from tasks.evidence.audits import LOWER_BOUND, SUBJECT
+from tasks.context import StepContext, StepOutput
+from tasks.evidence.audits import run_audits, store_findings
 from tasks.protocol import AuditSpec
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, rows_at
-from tasks.report.job_results import AUDIT_FILE
-from tasks.results import Input
+from tasks.results import SUBJECT, Input
 from tasks.runtime.log import log
 from tasks.steps.training_inputs import audit_canaries_of
 
@@ -37,33 +32,19 @@ def run(spec: AuditSpec, context: StepContext) -> StepOutput:
     rows = rows_at(context, spec.private_store_uri, "private", model, field="private_store_uri")
     canaries = audit_canaries_of(rows, context)
     entry, coins_of = _committed(model, context)
-    claim = Claim(
-        epsilon_pld(entry.event, entry.delta), entry.delta, PrivacyProfile.of_event(entry.event)
+    data = CoinData(
+        start=language_model(load_model(start.folder)),
+        trained=language_model(load_model(model.folder)),
+        canaries=canaries,
+        claim=Claim.of_event(entry.event, entry.delta),
+        seed=coins_of,
+        label=Label.OPERATOR if operator_only(context.releases) else Label.DP,
     )
-    guesses = planned_guesses(canaries.n_units, claim.epsilon)
-    scores = canary_scores(
-        language_model(load_model(start.folder)), language_model(load_model(model.folder)), canaries
-    )
-    coins = throw_coins(coins_of, canaries.n_units)
-    verdict = audit_claim(claim, [scores], coins, guesses, coins_of)
-    label = Operator if operator_only(context.releases) else Dp
-    shown = Label(label.label)
-    names = {"key": LOWER_BOUND.key, "name": LOWER_BOUND.name, "measured": LOWER_BOUND.measured}
-    record = audit_record(verdict, claim, shown, **names)
-    context.measure("audit/epsilon_lower_bound", label(verdict.lower_bounds["trade-off"]))
-    context.measure("audit/power", Public(verdict.power["trade-off"]))
-    context.measure("audit/claimed_epsilon", Public(claim.epsilon))
-    context.measure("audit/guesses", Public(guesses.total))
-    context.measure("audit/right_guesses", label(verdict.right))
-    context.measure("audit/p_value", label(verdict.p_value))
-    context.measure("audit/null_alarms", label(verdict.null.alarms))
-    log(f"audit: {record.verdict}", "info" if record.verdict == "consistent" else "warning")
-    (context.out / AUDIT_FILE).write_text(json.dumps([record.model_dump(mode="json")], indent=1))
-    return StepOutput(
-        outputs={"audit": AUDIT_FILE},
-        facts={SUBJECT: fact(model, "weights_digest"), "verdict": record.verdict},
-        artifacts=[StepArtifact(AUDIT_FILE, shown)],
-    )
+    findings = run_audits(spec.step, data)
+    for finding in findings:
+        log(f"audit: {finding.verdict}", "info" if finding.verdict == "consistent" else "warning")
+    facts = {SUBJECT: fact(model, "weights_digest"), "verdict": findings[0].verdict}
+    return store_findings(context, findings, facts=facts)
 
 
 def _committed(model: Input, context: StepContext) -> tuple[Entry, PrivacySeed]:

@@ -56,7 +56,7 @@ from tasks.report.job_results import EXPECTED_ENTITIES
 from tasks.report.sweep_results import DOCUMENTS_FILE
 from tasks.results import Input, released_after
 from tasks.steps.entities_step import read_part, read_text_part
-from tasks.steps.training_outputs import Curve, write_model
+from tasks.steps.training_outputs import TrainingCurve, write_model
 from tasks.storage import sha256_of
 
 ERRORS = "errors.json"  # labels and positions only, no word of the test part
@@ -212,7 +212,7 @@ def _tuned(spec: FinetuneSpec, context: StepContext, model: Input, entities: Inp
             f"checkpoints-{charged.entry.id}" if charged else "checkpoints"
         ),
         device=spec.device,
-        progress=Curve(context, updates.plan, spec.updates) if updates else progress,
+        progress=TrainingCurve(context, updates.plan, spec.updates) if updates else progress,
     )
     release = charged.settle(weights_released(trained.parameters)) if charged else None
     return _Tuned(trained, head, release)

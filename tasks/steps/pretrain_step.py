@@ -39,7 +39,7 @@ from tasks.steps.training_inputs import (
     refuse_other_architecture,
     training_hosts,
 )
-from tasks.steps.training_outputs import Curve, KeptModels, model_facts, score, write_model
+from tasks.steps.training_outputs import KeptModels, TrainingCurve, model_facts, score, write_model
 from tasks.storage import sha256_of
 
 EVALUATIONS, EVALUATED_ROWS = 5, 256  # few and small, to bound their cost
@@ -95,7 +95,7 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
             checkpoints=context.checkpoints(f"checkpoints{name}"),
             device=spec.device,
             # Even on public text, the loss depends on a released vocabulary: dp, not public.
-            progress=Curve(context, spent, spec.updates, Operator if units else Dp),
+            progress=TrainingCurve(context, spent, spec.updates, Operator if units else Dp),
             hook=kept.hook(_curves(spec, context, inputs, start.config, charged)),
             hosts=hosts,
         )

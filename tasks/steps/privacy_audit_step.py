@@ -2,24 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from typing import Any
 
 from dp_core.audit import black_box
 from dp_core.audit.protocol import AuditRecord, verdict_of
-from dp_core.config.audit_settings import ExtractionProtocol
 from dp_core.errors import BadInput
-from dp_core.labels import Label, Operator
-from dp_core.privacy.accounting import PrivacyProfile
-from tasks.context import StepArtifact, StepContext, StepOutput
-from tasks.evidence.audits import SUBJECT, WEIGHTS
-from tasks.evidence.gate import JUDGED, claim_of, judge, profile_of
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
+from tasks.context import StepContext, StepOutput
+from tasks.evidence.audits import JUDGED, WEIGHTS, claim_of, judge, profile_of, store_findings
 from tasks.protocol import PrivacyAuditSpec, StepResult
 from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
 from tasks.releases.provenance import MODELS, find_origin
-from tasks.report.job_results import GIVEN_FILE
-from tasks.results import Input
+from tasks.results import SUBJECT, Input
 from tasks.storage import sha256_of
 
 AUDITED = "audited_model"  # the name of the audited model among the models of a run
@@ -45,37 +40,16 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
         ceiling = profile_of(model.result.releases)
     elif spec.given_epsilon:
         ceiling = PrivacyProfile.of_claim(spec.given_epsilon, spec.given_delta)
-    given = black_box.Given(
-        **{
-            name.removeprefix("given_"): black_box.lines_of(one.path, name)
-            for name, one in opened.items()
-            if name != "audited_model"
-        },
-        coins=spec.given_coins,
-    )
-    records = black_box.audit(
-        black_box.open_model(folder),
-        given,
-        ceiling,
-        spec.part(ExtractionProtocol),
-        masks=spec.given_masks,
-        seed=spec.seed,
-    )
-    for record in records:
-        if record.value is not None:
-            context.measure(record.key, Operator(record.value))
-    told = [record.model_dump(mode="json") for record in records]
-    (context.out / GIVEN_FILE).write_text(json.dumps(told, indent=1, ensure_ascii=False))
+    files = {name.removeprefix("given_"): source.path for name, source in opened.items()}
+    files.pop(AUDITED, None)
+    findings = black_box.audit_files(folder, files, "given_{}".format, ceiling, spec)
     weights = sha256_of(folder / WEIGHTS) if (folder / WEIGHTS).exists() else ""
-    return StepOutput(
-        outputs={"audits": GIVEN_FILE},
-        facts={
-            "source_digests": [one.digest for one in opened.values()],
-            SUBJECT: weights,
-            JUDGED: _blocked(context, model, uri, records),
-        },
-        artifacts=[StepArtifact(GIVEN_FILE, Label.OPERATOR)],
-    )
+    facts = {
+        "source_digests": [source.digest for source in opened.values()],
+        SUBJECT: weights,
+        JUDGED: _blocked(context, model, uri, findings),
+    }
+    return store_findings(context, findings, facts=facts)
 
 
 def _blocked(

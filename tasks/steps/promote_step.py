@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dp_core.errors import BadInput
 from tasks.context import StepContext, StepOutput
-from tasks.evidence.gate import JUDGED, judge
+from tasks.evidence.audits import JUDGED, judge
 from tasks.protocol import PromoteSpec, point_and_task
 
 

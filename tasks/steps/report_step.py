@@ -9,7 +9,7 @@ from typing import Any
 from dp_core.audit.exposure import summarise
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from tasks.context import StepArtifact, StepContext, StepOutput
-from tasks.evidence.gate import JUDGED, judge
+from tasks.evidence.audits import JUDGED, judge
 from tasks.protocol import ReportSpec, point_and_task
 from tasks.releases.provenance import MODELS, operator_only
 from tasks.report.comparison import FINETUNED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dp_core.errors import BadInput
 from dp_core.labels import Public
 from tasks.context import StepContext, StepOutput
-from tasks.evidence.gate import JUDGED, judge
+from tasks.evidence.audits import JUDGED, judge
 from tasks.protocol import SweepReportSpec
 from tasks.releases.provenance import operator_only
 from tasks.report.comparison import FINETUNED

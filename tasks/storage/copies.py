@@ -137,11 +137,9 @@ def _is_old(lock: Path) -> bool:
 def _size(lock: Path) -> int:
     """Return the size in bytes of a copy, even of one that is being made."""
     try:
-        return int(lock.read_text())
+        return int(lock.read_text() or 0)
     except FileNotFoundError:
         return 0
-    except ValueError:  # an earlier version did not write the size
-        return sum(f.stat().st_size for f in lock.with_suffix("").rglob("*") if f.is_file())
 
 
 def _remove_if_free(lock: Path, condition: Callable[[Path], bool] = lambda _: True) -> bool:

@@ -159,29 +159,13 @@ class Store:
         """
         published = self._published(self.key(uri), uri)
         files = {name: expected for name, expected in published.items() if not without(name)}
-        if isinstance(self._backend, LocalBackend):
-            return self._checked(uri, files)
-        return self._copies.copy(*self._download(uri, files))
-
-    @contextmanager
-    def local_file(self, uri: str, name: str) -> Iterator[Path]:
-        """Yield one file of a published folder as a local path: the file, or a checked copy.
-
-        Only this file of the folder is downloaded. The copy is kept within the context; later the
-        cache may remove it to stay below its bound.
-
-        Raises:
-            BadInput: the folder is incomplete, has no such file, or the file is damaged.
-        """
-        published = self._published(self.key(uri), uri)
-        if name not in published:
-            raise BadInput(f"no file {name} was published there", where=uri)
-        files = {name: published[name]}
-        if isinstance(self._backend, LocalBackend):
-            yield self._checked(uri, files) / name
-        else:
-            with self._copies.held(*self._download(uri, files)) as folder:
-                yield folder / name
+        if not isinstance(self._backend, LocalBackend):
+            return self._copies.copy(*self._download(uri, files))
+        folder = LocalBackend(local_path(self.location(uri)))
+        for name, expected in files.items():
+            if not _is_whole(folder.path(name), expected):
+                raise _damaged(uri, name)
+        return folder.root
 
     def damaged(self, uri: str) -> list[str]:
         """Return the sorted names of published files that are missing or have changed.
@@ -204,19 +188,11 @@ class Store:
         checksums = self._published(key, uri)
         return sorted(name for name, expected in checksums.items() if not whole(name, expected))
 
-    def published(self, uri: str) -> list[str]:
-        """Return the sorted names of the files that a step wrote to an output folder.
+    def digests(self, uri: str) -> dict[str, str]:
+        """Return the SHA-256 of each published file, in hex, sorted by name.
 
         The platform's own files are left out: the step's result, which has the operator's numbers,
         and the checksums.
-
-        Raises:
-            BadInput: there is no complete folder.
-        """
-        return sorted(self._published(self.key(uri), uri))
-
-    def digests(self, uri: str) -> dict[str, str]:
-        """Return the SHA-256 of each published file, in hex, at the time of publication.
 
         Raises:
             BadInput: there is no complete folder.
@@ -245,14 +221,6 @@ class Store:
             raise BadInput("no complete folder there", where=uri, fix="Run its step first.") from (
                 error
             )
-
-    def _checked(self, uri: str, files: Published) -> Path:
-        """Return a folder on this machine's disk after checking these files."""
-        folder = LocalBackend(local_path(self.location(uri)))
-        for name, expected in files.items():
-            if not _is_whole(folder.path(name), expected):
-                raise _damaged(uri, name)
-        return folder.root
 
     def _download(self, uri: str, files: Published) -> tuple[str, int, Callable[[Path], None]]:
         """Return the arguments of `Copies.copy` for these files: mark, size and function."""

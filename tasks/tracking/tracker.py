@@ -168,10 +168,10 @@ class Tracker:
         return [Param(target=target, name=name, value=value) for name, value in words.items()]
 
     def _model(self, judged: dict[str, Any], store: Store) -> LoggedModel:
-        """Return the registration of a model with its verdict (`tasks/evidence/gate.py`)."""
+        """Return the registration of a model with its verdict (`tasks/evidence/audits.py`)."""
         folder = store.local_copy(judged["uri"])
         # Not every file: in a local store the folder also holds the operator's numbers.
-        files = [folder / name for name in of_last_model(store.published(judged["uri"]))]
+        files = [folder / name for name in of_last_model(store.digests(judged["uri"]))]
         (statement,) = (file.read_text() for file in files if file.name == STATEMENT_WORDS)
         return LoggedModel(
             name=judged["model"],

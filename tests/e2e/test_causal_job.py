@@ -80,15 +80,16 @@ def test_causal_model_is_trained_charged_audited_and_exported(
             assert extraction_labels[f"extraction_targeted/{decoding}{side}"] == "dp"
             assert extraction_labels[f"extraction_discoverable/{decoding}{side}"] == "operator"
     labels = {file: label for file, label, _ in read.facts["artifacts"]}
-    assert labels["extraction_targeted.json"] == "dp"
-    assert labels["extraction_discoverable.json"] == "operator"
-    rows = json.loads((audit / "extraction_discoverable.json").read_text())
+    assert (labels["findings_dp.json"], labels["findings_operator.json"]) == ("dp", "operator")
+    by_key = {f["key"]: f for f in json.loads((audit / "findings_operator.json").read_text())}
+    assert "extraction_targeted" not in by_key
+    rows = by_key["extraction_discoverable"]["details"]
     assert rows["fixed_before_training"] and rows["settings"]["extraction_prefix"] == 4
     assert rows["rows"][0]["ceiling"] <= 1 and 0 < rows["rows"][0]["control_tried"] < 20
     assert "The protocol was fixed before the training" in page
     assert "training rows" in page and "secrets of planted canaries" in page
 
-    (record,) = json.loads((folder_of(steps["dp_audit"]) / "audit.json").read_text())
+    (record,) = json.loads((folder_of(steps["dp_audit"]) / "findings_dp.json").read_text())
     assert record["verdict"] == "inconclusive"  # so few canaries could not refute such an ε
     assert record["interval"][0] <= record["ceiling"] <= result.facts["epsilon_training"]
     assert result.facts["plan"]["declared_units"] == SETTINGS.declared_units + 40

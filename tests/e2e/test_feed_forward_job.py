@@ -15,7 +15,7 @@ from dp_core.models.config import FeedForwardConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.evidence.gate import JUDGED
+from tasks.evidence.audits import JUDGED
 from tasks.protocol import JobSettings, StepResult, StepSpec, dp_bert_steps
 from tasks.runtime.deployment import Deployment
 

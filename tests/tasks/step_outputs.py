@@ -8,10 +8,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from dp_core.audit.protocol import Finding
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.vocabulary import wordpiece
 from tasks.protocol import ReleaseRecord, StepResult
+from tasks.results import FINDINGS, read_findings, write_findings
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store, local_path
 
@@ -41,6 +43,25 @@ def rows_in(deployment: Deployment, folder: Path, size: int, *parts: str) -> str
         content = writer.finish().content_digest()
     key = SeedStore(deployment.keys).create("content-digests").derive("content-digest")
     return hmac.new(key, content.encode(), hashlib.sha256).hexdigest()
+
+
+def findings_at(folder: Path, key: str) -> list[Finding]:
+    """Return the findings of one audit in a step's output folder."""
+    names = [name for name in FINDINGS.values() if (folder / f"{name}.json").exists()]
+    result = StepResult(
+        step="", spec_hash="", outputs={name: name for name in names}, metrics=[], facts={},
+        releases=[],
+    )  # fmt: skip
+    return [finding for finding in read_findings(result, folder) if finding.key == key]
+
+
+def publish_findings(
+    store: Store, uri: str, folder: Path, findings: Sequence[Finding], **facts: Any
+) -> str:
+    """Publish the output of an audit step with these findings."""
+    folder.mkdir(parents=True, exist_ok=True)
+    outputs = [Path(file).stem for file in write_findings(folder, findings)]
+    return publish(store, uri, folder, outputs=outputs, **facts)
 
 
 def publish(

@@ -19,10 +19,11 @@ from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import WORD, fresh
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.vocabulary.byte_level import ALPHABET
 from tasks.execution.contract import run_step
 from tasks.protocol import PrivacyAuditSpec, RunContext
+from tasks.results import read_findings
 from tasks.runtime.deployment import Deployment
 
 pytestmark = [pytest.mark.usefixtures("at_home"), pytest.mark.filterwarnings("ignore")]
@@ -101,10 +102,11 @@ def test_membership_attack_separates_texts_that_the_model_predicts(
 ) -> None:
     answer = confide.json("audit", stranger, *texts)
     assert answer["verdict"] == "not audited"  # a fixed division of the texts cannot refute a claim
-    loss = next(record for record in answer["audits"] if record["key"] == "membership_given_loss")
-    assert loss["value"] > 0.3
-    assert loss["ceiling"] is None
-    assert loss["rows"][0]["auc"] > 0.95
+    (attacks,) = (record for record in answer["audits"] if record["key"] == "membership_given")
+    assert attacks["value"] > 0.3
+    assert attacks["ceiling"] is None
+    (loss,) = (row for row in attacks["rows"] if row["attack"] == "loss")
+    assert loss["auc"] > 0.95
 
 
 def test_stated_claim_sets_the_ceiling_of_every_audit(
@@ -139,8 +141,8 @@ def test_decoder_of_a_third_party_is_audited_with_its_tokenizer(
     canaries = lines_in(tmp_path, "it is [[kn]]", "so [[k]]")
     records = confide.json("audit", folder, *texts, "--canaries", canaries)["audits"]
     assert {record["key"] for record in records} == {
-        "exposure_given", "membership_given_loss", "membership_given_min_k",
-        "extraction_given_targeted", "extraction_given_discoverable",
+        "exposure_given", "membership_given", "extraction_given_targeted",
+        "extraction_given_discoverable",
     }  # fmt: skip
     (late,) = (record for record in records if record["key"] == "extraction_given_discoverable")
     assert late["verdict"] == "not run" and "no rows that trained" in late["finding"]  # 22 tokens
@@ -276,8 +278,8 @@ def test_audit_step_writes_the_command_results_for_the_operator(
     )  # fmt: skip
     context = RunContext(run_key="r", run_name="privacy_audit", task="privacy_audit")
     result = run_step(spec, tracked, context)
-    file = store_of(tracked).local_copy(spec.output) / "audits.json"
-    assert json.loads(file.read_text()) == records
+    findings = read_findings(result, store_of(tracked).local_copy(spec.output))
+    assert [finding.record.model_dump(mode="json") for finding in findings] == records
     assert {metric.label for metric in result.metrics} == {"operator"}
     assert run_step(spec, tracked, context) == result
     Path(texts[1]).write_text("changed")

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 from step_bench import DECLARED, PLAN, Bench, Chain, as_input, with_facts
+from step_outputs import findings_at
 
 from dp_core.audit.canaries import coin_seed, throw_coins
-from dp_core.audit.one_run import Guesses
-from dp_core.audit.protocol import AuditRecord, verdict_of
+from dp_core.audit.one_run import LOWER_BOUND, Guesses
+from dp_core.audit.protocol import verdict_of
 from dp_core.data.hashing import digest64, seed_key
 from dp_core.data.token_store import TokenStore, joined
 from dp_core.errors import BadInput
@@ -21,7 +22,6 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.ledger import State
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 from tasks.context import StepOutput
-from tasks.evidence.audits import LOWER_BOUND, AuditOutput
 from tasks.protocol import AuditSpec, ChargedPrivacyConfig, PretrainSpec
 from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import private_units
@@ -208,16 +208,11 @@ def test_audit_results_are_dp_and_readable_as_evidence(
     }  # fmt: skip
     assert {a.label for a in answer.artifacts} == {Label.DP}
     assert answer.facts["audited_weights"] == model.facts["weights_digest"]
-    (written,) = json.loads((context.out / "audit.json").read_text())
-    record = AuditRecord.model_validate(written)
+    (record,) = findings_at(context.out, LOWER_BOUND.key)
     assert (record.key, record.label) == (LOWER_BOUND.key, Label.DP)
     assert record.verdict == answer.facts["verdict"] != "contradicted"
     claimed = {m.name: m.value for m in context.numbers}["audit/claimed_epsilon"]
     assert claimed == pytest.approx(model.result.releases[-1].epsilon)  # the ε of the training only
-    audit_output = AuditOutput(chain.context("store").store, "uri", model.result, "that model")
-    object.__setattr__(audit_output, "text", lambda name: (context.out / name).read_text())
-    assert LOWER_BOUND.read is not None
-    assert LOWER_BOUND.read(LOWER_BOUND, audit_output)[0].subject == "that model"
 
 
 def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(
@@ -226,10 +221,9 @@ def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(
     model, _, _ = trained
     all_in = np.ones(CANARIES, np.bool_)
     monkeypatch.setattr("dp_core.audit.one_run.throw_coins", lambda *_: all_in)
-    monkeypatch.setattr(audit, "planned_guesses", lambda *_: Guesses(CANARIES, 0))
+    monkeypatch.setattr("dp_core.audit.one_run.planned_guesses", lambda *_: Guesses(CANARIES, 0))
     answer, context = auditing(chain, model, "an invalid audit")
-    (written,) = json.loads((context.out / "audit.json").read_text())
-    record = AuditRecord.model_validate(written)
+    (record,) = findings_at(context.out, LOWER_BOUND.key)
     assert record.verdict == answer.facts["verdict"] == "invalid"
     assert verdict_of("ε = 4", [record]).word == "invalid"
 

@@ -175,14 +175,6 @@ def test_partial_copy_of_a_killed_download_is_deleted(tmp_path: Path) -> None:
     assert cached(tmp_path) == {"b"}
 
 
-def test_copies_of_an_earlier_version_count_towards_the_bound(tmp_path: Path) -> None:
-    used(tmp_path, "a", 10)
-    (tmp_path / "a" / "text").write_bytes(bytes(SIZE))
-    os.truncate(tmp_path / "a.lock", 0)
-    Copies(tmp_path, bound=2 * SIZE - 1).copy("b", SIZE, filled("b"))
-    assert cached(tmp_path) == {"b"}
-
-
 def test_default_bound_is_half_of_the_free_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -222,12 +214,13 @@ def test_store_of_a_deployment_keeps_the_cache_bound(tmp_path: Path, bucket: str
     deployment = Deployment.from_environment(environment)
     store, made = deployment.open_store(), tmp_path / "made"
     made.mkdir()
+    (made / "file").write_bytes(bytes(SIZE))
     for name in ("one", "two", "three"):
-        (made / name).write_bytes(bytes(SIZE))
-    store.publish(made, f"{root}/step/shards")
-    for name in ("one", "two", "three"):
-        with store.local_file(f"{root}/step/shards", name) as file:
-            assert file.stat().st_size == SIZE
+        store.publish(made, f"{root}/step/{name}")
+        copy = store.local_copy(f"{root}/step/{name}")
+        assert (copy / "file").stat().st_size == SIZE
+        end_process(store._copies)
+        store._copies._used.clear()
     assert len(cached(deployment.cache)) == 2
 
 

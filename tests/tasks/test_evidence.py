@@ -13,9 +13,9 @@ import sqlite3
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -35,27 +35,40 @@ from evidence_examples import (
     store_of,
     write_result,
 )
-from step_outputs import output_folder, publish
+from step_outputs import output_folder, publish, publish_findings
 
 from dp_core.audit.canaries import Canary
-from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS, rows_from_ranks
-from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, compare
-from dp_core.audit.membership import MembershipRow, Share
-from dp_core.audit.protocol import AuditRecord
-from dp_core.config.audit_settings import ExtractionConfig
-from dp_core.errors import BadInput
-from dp_core.privacy import check_evidence
-from dp_core.privacy.accounting import tpr_ceiling
-from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
-from tasks.evidence.audits import AUDITS, PROBES, SUBJECT, audits_of, subjects_of
-from tasks.report.job_results import (
-    DISCOVERABLE,
+from dp_core.audit.exposure import (
+    ALONE,
+    EMBEDDED,
     EXPOSURE,
     EXPOSURE_IN_ROWS,
-    MEMBERSHIP_FILE,
-    TARGETED,
+    IN_ROWS,
+    exposure_finding,
+    rows_from_ranks,
 )
-from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, read_result
+from dp_core.audit.extraction import (
+    DISCOVERABLE,
+    FROM_CANARIES,
+    FROM_ROWS,
+    GREEDY,
+    SAMPLING,
+    TARGETED,
+    TOP_K,
+    compare,
+    extraction_finding,
+)
+from dp_core.audit.membership import MembershipRow, Share
+from dp_core.audit.membership_sample import MEMBERSHIP, membership_findings
+from dp_core.audit.protocol import Audit, AuditRecord, Finding
+from dp_core.config.audit_settings import ExtractionConfig
+from dp_core.errors import BadInput
+from dp_core.labels import Label
+from dp_core.privacy import check_evidence
+from dp_core.privacy.accounting.tradeoff import tpr_ceiling
+from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
+from tasks.evidence.audits import AUDITS, audits_of, subjects_of
+from tasks.results import PROBES, STATEMENT_DATA, STATEMENT_WORDS, SUBJECT, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import CHECKSUMS, sha256_of
 
@@ -185,22 +198,27 @@ def test_operator_edition_is_marked_on_every_page(
 
 
 def _audits(
-    deployment: Deployment, uri: str, key: str, *, operator: bool = False
+    deployment: Deployment, uri: str, audit: Audit, *, operator: bool = False
 ) -> list[AuditRecord]:
     """Return the records of one kind of audit, as an edition of the pack contains them."""
     store = store_of(deployment)
     result = read_result(store, uri)
     assert result is not None
     records = audits_of(store, subjects_of(store, uri, result), operator=operator)
-    return [record for record in records if record.key == key]
+    return [record for record in records if record.key == audit.key]
 
 
-def _exposed(deployment: Deployment, name: str, ranks: float) -> Path:
+OURS = sha256(b"weights")
+
+
+def _exposed(ranks: float) -> list[Finding]:
+    """Return the exposure of canaries of which each has the same rank."""
     canaries = [Canary(f"planted {n}", "HSH", 0.01, (5, 6 + n, 7)) for n in range(4)]
     references = [Canary(f"reference {n}", "HSH", 0.0, (5, 60 + n, 7)) for n in range(4)]
-    folder = deployment.home / "made" / f"exposure-{name}"
-    folder.mkdir(parents=True)
-    for key, contexts in ((EXPOSURE, (ALONE, EMBEDDED)), (EXPOSURE_IN_ROWS, (IN_ROWS,))):
+    findings = []
+    for audit, contexts, label in (
+        (EXPOSURE, (ALONE, EMBEDDED), Label.DP), (EXPOSURE_IN_ROWS, (IN_ROWS,), Label.OPERATOR),
+    ):  # fmt: skip
         rows = [
             row
             for context in contexts
@@ -209,19 +227,17 @@ def _exposed(deployment: Deployment, name: str, ranks: float) -> Path:
                 context=context, candidates=1000, declared_units=UNITS,
             )
         ]  # fmt: skip
-        (folder / f"{key}.json").write_text(json.dumps([asdict(row) for row in rows]))
-    return folder
+        findings.append(exposure_finding(audit, rows, contexts[-1], label))
+    return findings
 
 
-def _exposures(deployment: Deployment, name: str, ranks: float, **facts: object) -> None:
-    folder, store = _exposed(deployment, name, ranks), store_of(deployment)
-    publish(
-        store,
-        f"store://exposure/{name * 16}",
-        folder,
-        outputs=(EXPOSURE, EXPOSURE_IN_ROWS),
-        **facts,
-    )
+def _publish(
+    deployment: Deployment, step: str, name: str, findings: list[Finding], subject: str = OURS
+) -> None:
+    """Publish the findings of a step on a model."""
+    folder, uri = deployment.home / "made" / f"{step}-{name}", f"store://{step}/{name * 16}"
+    facts = {SUBJECT: subject, PROBES: "c"}
+    publish_findings(store_of(deployment), uri, folder, findings, **facts)
 
 
 def test_missing_audits_are_listed_as_not_run(pack: Path) -> None:
@@ -233,10 +249,9 @@ def test_missing_audits_are_listed_as_not_run(pack: Path) -> None:
 def test_pack_contains_exposure_of_its_model_only(
     deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
-    ours, other = sha256(b"weights"), sha256(b"other")
-    _exposures(deployment, "1", 400.0, **{SUBJECT: ours, PROBES: "c"})
-    _exposures(deployment, "2", 1.0, **{SUBJECT: other, PROBES: "c"})
-    _exposures(deployment, "3", 1.0, **{SUBJECT: "", PROBES: "c"})
+    other = sha256(b"other")
+    for name, ranks, subject in (("1", 400.0, OURS), ("2", 1.0, other), ("3", 1.0, "")):
+        _publish(deployment, "exposure", name, _exposed(ranks), subject)
     pack = pack_of(deployment, model, tmp_path / "pack")
     (exposure,) = [a for a in audits_in(pack) if a.key == "exposure"]
     assert exposure.value == pytest.approx(1.32, abs=0.01)
@@ -247,7 +262,7 @@ def test_pack_contains_exposure_of_its_model_only(
 
 
 def test_exposure_in_training_rows_is_for_the_operator(deployment: Deployment, model: str) -> None:
-    _exposures(deployment, "1", 2.0, **{SUBJECT: sha256(b"weights"), PROBES: "c"})
+    _publish(deployment, "exposure", "1", _exposed(2.0))
     (shared,) = _audits(deployment, model, EXPOSURE_IN_ROWS)
     (full,) = _audits(deployment, model, EXPOSURE_IN_ROWS, operator=True)
     assert shared.verdict == "not run" and not shared.rows
@@ -259,8 +274,6 @@ def test_exposure_in_training_rows_is_for_the_operator(deployment: Deployment, m
 def test_membership_results_are_for_the_operator_and_publicly_marked_as_run(
     deployment: Deployment, model: str
 ) -> None:
-    folder = deployment.home / "made" / "membership"
-    folder.mkdir(parents=True)
     rows = [
         MembershipRow(
             level, attack, 300, 200, Share(gain, gain - 0.1, gain + 0.1), Share(0.6, 0.5, 0.7),
@@ -271,15 +284,16 @@ def test_membership_results_are_for_the_operator_and_publicly_marked_as_run(
             ("patient", "loss", 0.45, 0.3, True), ("admission", "loss", 0.02, None, False),
         )
     ]  # fmt: skip
-    (folder / MEMBERSHIP_FILE).write_text(json.dumps({"rows": [asdict(row) for row in rows]}))
-    store, ours = store_of(deployment), sha256(b"weights")
-    publish(store, f"store://membership/{'a' * 16}", folder, **{SUBJECT: ours, PROBES: "c"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dp_core.audit.membership_sample.measured", lambda *_: rows)
+        findings = membership_findings(MEMBERSHIP, cast(Any, None), [], None)
+    _publish(deployment, "membership", "a", findings)
 
-    (summary,) = _audits(deployment, model, "membership")
+    (summary,) = _audits(deployment, model, MEMBERSHIP)
     assert (summary.verdict, summary.value) == ("not run", None)
     assert "It was run" in summary.finding
 
-    by_level = {a.level: a for a in _audits(deployment, model, "membership", operator=True)}
+    by_level = {a.level: a for a in _audits(deployment, model, MEMBERSHIP, operator=True)}
     assert {level: a.value for level, a in by_level.items()} == {
         "example": 0.21, "patient": 0.45, "group": 0.02,
     }  # fmt: skip
@@ -292,27 +306,24 @@ def _extracted(
     deployment: Deployment, rows: dict[str, int], secrets: int, *, fixed: bool = True
 ) -> None:
     """Publish extraction results of the model: hits by decoding of 50 rows, and of 12 secrets."""
-    folder = _exposed(deployment, "e", 400.0)
-    results = {
-        DISCOVERABLE: [
-            compare(decoding, "all", np.arange(50) < hits, np.arange(40) < 1)
-            for decoding, hits in rows.items()
-        ],
-        TARGETED: [
-            compare(decoding, group, np.arange(12) < secrets, np.arange(30) < 2)
-            for group in ("all", "p = 0.01")
-            for decoding in (TOP_K, GREEDY, SAMPLING)
-        ],
-    }
-    header = {"settings": ExtractionConfig().model_dump(), "fixed_before_training": fixed}
-    for key, made in results.items():
-        text = json.dumps(header | {"rows": [asdict(row) for row in made]})
-        (folder / f"{key}.json").write_text(text)
-    store, ours = store_of(deployment), sha256(b"weights")
-    publish(
-        store, f"store://exposure/{'e' * 16}", folder, outputs=list(results),
-        **{SUBJECT: ours, PROBES: "c"},
-    )  # fmt: skip
+    of_rows = [
+        compare(decoding, "all", np.arange(50) < hits, np.arange(40) < 1)
+        for decoding, hits in rows.items()
+    ]
+    of_secrets = [
+        compare(decoding, group, np.arange(12) < secrets, np.arange(30) < 2)
+        for group in ("all", "p = 0.01")
+        for decoding in (TOP_K, GREEDY, SAMPLING)
+    ]
+    when = "fixed before the training" if fixed else "chosen after it"
+    findings = [
+        extraction_finding(audit, results, ExtractionConfig(), sought, when=when, label=label)
+        for audit, results, sought, label in (
+            (DISCOVERABLE, of_rows, FROM_ROWS, Label.OPERATOR),
+            (TARGETED, of_secrets, FROM_CANARIES, Label.DP),
+        )
+    ]
+    _publish(deployment, "exposure", "e", findings)
 
 
 def test_extracted_secrets_are_published_and_extracted_rows_are_for_the_operator(
@@ -579,7 +590,7 @@ def test_each_data_set_has_a_separate_claim(deployment: Deployment, tmp_path: Pa
 def test_fine_tuned_model_shows_the_audits_of_its_initial_model(deployment: Deployment) -> None:
     records, began = settled(deployment, TRAINING), sha256(b"began")
     uri = released_model(deployment, records, step="finetune", plan=None, began_with=began)
-    _exposures(deployment, "1", 400.0, **{SUBJECT: began, PROBES: "c"})
+    _publish(deployment, "exposure", "1", _exposed(400.0), began)
     (exposure,) = _audits(deployment, uri, EXPOSURE)
     assert exposure.subject == "the model from which it was fine-tuned"
 

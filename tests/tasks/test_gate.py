@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -23,25 +22,30 @@ from evidence_examples import (
 )
 from mlflow.tracking import MlflowClient  # noqa: TID251
 from pydantic import ValidationError
-from step_outputs import publish
+from step_outputs import publish, publish_findings
 
-from dp_core.audit.one_run import Claim, Guesses, audit_claim, audit_record
-from dp_core.audit.protocol import COIN_BOUND, AuditRecord, NullDistribution, not_run, verdict_of
+from dp_core.audit.one_run import LOWER_BOUND, Claim, Guesses, audit_claim, bound_finding
+from dp_core.audit.protocol import (
+    COIN_BOUND,
+    Audit,
+    AuditRecord,
+    Finding,
+    NullDistribution,
+    verdict_of,
+)
 from dp_core.errors import BadInput, Contradicted
 from dp_core.labels import Label
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.commands import export_command
 from tasks.context import StepContext, StepOutput
 from tasks.evidence import audits
-from tasks.evidence.audits import LOWER_BOUND, SUBJECT, Audit, AuditOutput
-from tasks.evidence.gate import JUDGED, judge, verdict_on
+from tasks.evidence.audits import JUDGED, judge, verdict_on
 from tasks.execution import contract
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
 from tasks.releases.provenance import find_origin, origin_of_export
-from tasks.report.job_results import AUDIT_FILE
-from tasks.results import Input, read_result
+from tasks.results import SUBJECT, Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps import privacy_audit_step as privacy_audit
 from tasks.steps import promote_step as promote
@@ -58,13 +62,10 @@ def record(
     verdict: str, *, bound: bool = True, label: Label = Label.DP, name: str = "Bound"
 ) -> Any:
     if verdict == "not run":
-        return not_run("bound", name, "ε", "nobody did")
+        return Audit("bound", name, "ε").not_run("nobody did")
     low = 9.0 if verdict == "contradicted" else 0.5
-    return AuditRecord(
-        key="bound",
-        name=name,
+    return Audit("bound", name, "ε").finding(
         level="patient",
-        measured="ε",
         value=low,
         interval=(low, 20.0),
         confidence=0.95,
@@ -72,7 +73,7 @@ def record(
         power="up to 9",
         null_control=NullDistribution(of="noise", low=0, high=1, alarm_rate=0.001),
         bounds_claim=bound,
-        verdict=verdict,  # type: ignore[arg-type]  # as the test says
+        verdict=verdict,
         finding="found",
         label=label,
     )
@@ -88,7 +89,7 @@ def invalid_record(*, right: int = 30, key: str = LOWER_BOUND.key, label: Label 
         scores, seed = -np.arange(400.0), PrivacySeed.fixed("a test")
         verdict = audit_claim(claim, [scores], coins, Guesses(60, 0), seed)
     assert (verdict.null.alarms, verdict.null.repeats) == (1000, 1000)
-    return audit_record(verdict, claim, label, key=key, name="Bound", measured="ε")
+    return bound_finding(Audit(key, "Bound", "ε"), verdict, claim, label)
 
 
 GOOD, BAD, WEAK = record("consistent"), record("contradicted"), record("inconclusive")
@@ -133,14 +134,11 @@ def uri(tracked: Deployment) -> str:
 
 
 @pytest.fixture
-def audit_records(monkeypatch: pytest.MonkeyPatch) -> list[AuditRecord]:
+def audit_records(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """The records that the only registered audit returns for every audited model."""
-    records: list[AuditRecord] = []
-
-    def read(audit: Audit, finding: AuditOutput) -> list[AuditRecord]:
-        return [r.model_copy(update={"subject": finding.subject}) for r in records]
-
-    monkeypatch.setattr(audits, "AUDITS", (Audit("bound", "Bound", "ε", "audit", read),))
+    records: list[Finding] = []
+    monkeypatch.setattr(audits, "AUDITS", (Audit("bound", "Bound", "ε", "audit"),))
+    monkeypatch.setattr(audits, "read_findings", lambda *_: tuple(records))
     return records
 
 
@@ -161,7 +159,7 @@ def judged(deployment: Deployment, uri: str, rule: Any = "audited") -> dict[str,
 
 
 def test_verdict_uses_audits_of_the_same_weights_only(
-    tracked: Deployment, uri: str, audit_records: list[AuditRecord]
+    tracked: Deployment, uri: str, audit_records: list[Finding]
 ) -> None:
     result = read_result(store_of(tracked), uri)
     assert result is not None
@@ -176,12 +174,12 @@ def test_verdict_uses_audits_of_the_same_weights_only(
 
 
 def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(
-    tracked: Deployment, uri: str, audit_records: list[AuditRecord]
+    tracked: Deployment, uri: str, audit_records: list[Finding]
 ) -> None:
     audited(tracked, uri)
     audit_records += [GOOD, BAD.model_copy(update={"subject": audits.CONTROL})]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.evidence.gate.audits_of", lambda *_, **__: tuple(audit_records))
+        patch.setattr("tasks.evidence.audits.audits_of", lambda *_, **__: tuple(audit_records))
         assert judged(tracked, uri)["verdict"] == "consistent"
 
 
@@ -198,7 +196,7 @@ def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(
 def test_promotion_follows_the_verdict_and_the_rule(
     tracked: Deployment,
     uri: str,
-    audit_records: list[AuditRecord],
+    audit_records: list[Finding],
     record: AuditRecord | None,
     audited_rule: bool,
     unaudited_rule: bool,
@@ -212,7 +210,7 @@ def test_promotion_follows_the_verdict_and_the_rule(
 
 
 def test_model_with_a_known_seed_is_not_promoted(
-    tracked: Deployment, audit_records: list[AuditRecord]
+    tracked: Deployment, audit_records: list[Finding]
 ) -> None:
     releases = [
         r.model_copy(update={"seed_known": True}) for r in settled(tracked, EARLIER, TRAINING)
@@ -224,7 +222,7 @@ def test_model_with_a_known_seed_is_not_promoted(
 
 
 def test_unreadable_audit_output_does_not_hide_other_audits(
-    tracked: Deployment, uri: str, audit_records: list[AuditRecord]
+    tracked: Deployment, uri: str, audit_records: list[Finding]
 ) -> None:
     store = store_of(tracked)
     store.write(f"store://audit/{'0' * 16}/result.json", b'{"version": 1}')
@@ -273,7 +271,7 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 def test_consistent_model_is_registered_with_its_verdict_and_promoted(
     tracked: Deployment,
     uri: str,
-    audit_records: list[AuditRecord],
+    audit_records: list[Finding],
     monkeypatch: pytest.MonkeyPatch,
     sent: list[Any],
 ) -> None:
@@ -295,7 +293,7 @@ def test_consistent_model_is_registered_with_its_verdict_and_promoted(
 
 
 def test_model_of_a_private_selection_is_not_registered(
-    tracked: Deployment, uri: str, audit_records: list[AuditRecord], monkeypatch: pytest.MonkeyPatch
+    tracked: Deployment, uri: str, audit_records: list[Finding], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The registry stamps each version with a time that would reveal the end of the selection."""
     audited(tracked, uri)
@@ -307,7 +305,7 @@ def test_model_of_a_private_selection_is_not_registered(
 def test_contradicted_model_is_recorded_fails_the_step_and_is_not_promoted(
     tracked: Deployment,
     uri: str,
-    audit_records: list[AuditRecord],
+    audit_records: list[Finding],
     monkeypatch: pytest.MonkeyPatch,
     sent: list[Any],
 ) -> None:
@@ -331,7 +329,7 @@ def test_contradicted_model_is_recorded_fails_the_step_and_is_not_promoted(
 def test_later_contradiction_removes_the_alias_permanently(
     tracked: Deployment,
     uri: str,
-    audit_records: list[AuditRecord],
+    audit_records: list[Finding],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     audited(tracked, uri)
@@ -353,7 +351,7 @@ def test_later_contradiction_removes_the_alias_permanently(
 def test_verdict_and_alias_are_delivered_once_after_an_outage(
     tracked: Deployment,
     uri: str,
-    audit_records: list[AuditRecord],
+    audit_records: list[Finding],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     audited(tracked, uri)
@@ -384,7 +382,7 @@ def test_event_with_an_alias_against_the_verdict_is_refused(verdict: str | None)
 def test_approved_model_is_judged_again_and_promoted(
     tracked: Deployment,
     uri: str,
-    audit_records: list[AuditRecord],
+    audit_records: list[Finding],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     report = report_of(tracked, uri, monkeypatch)
@@ -404,12 +402,9 @@ def test_model_with_an_invalid_audit_is_never_promoted(
     store = store_of(tracked)
     result = read_result(store, uri)
     assert result is not None
-    folder = tmp_path / "audit"
-    folder.mkdir()
-    written = [invalid_record(right=right).model_dump(mode="json")]
-    (folder / AUDIT_FILE).write_text(json.dumps(written))
     weights = {SUBJECT: result.facts["weights_digest"]}
-    publish(store, f"{store.root}/audit/{'a' * 16}", folder, **weights, made_up=False)
+    uri_of_audit, findings = f"{store.root}/audit/{'a' * 16}", [invalid_record(right=right)]
+    publish_findings(store, uri_of_audit, tmp_path / "audit", findings, **weights, made_up=False)
     for rule in ("audited", "unaudited", "approved"):
         judgement = judged(tracked, uri, rule)
         assert (judgement["verdict"], judgement["promoted"]) == ("invalid", False)
@@ -443,7 +438,7 @@ def test_invalid_audit_from_outside_withdraws_the_model(
 def test_model_contradicted_before_its_approval_is_not_promoted(
     tracked: Deployment,
     uri: str,
-    audit_records: list[AuditRecord],
+    audit_records: list[Finding],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     report = report_of(tracked, uri, monkeypatch)
@@ -457,11 +452,10 @@ def test_model_contradicted_before_its_approval_is_not_promoted(
 # --- audits from outside, at any time
 
 
-def given(verdict: str) -> AuditRecord:
+def given(verdict: str) -> Finding:
     """Return a record of an audit by texts that, as its user states, fair coins divided."""
     coin_record = record(verdict, label=Label.OPERATOR, name="Given coins")
-    assert isinstance(coin_record, AuditRecord)
-    return coin_record.model_copy(update={"key": COIN_BOUND})
+    return cast(Finding, coin_record.model_copy(update={"key": COIN_BOUND}))
 
 
 def outside(
@@ -469,7 +463,7 @@ def outside(
     model: str,
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
-    outcome: AuditRecord,
+    outcome: Finding,
 ) -> StepResult:
     """Run the step `privacy_audit` on a model, as a process would, with this record as result."""
     monkeypatch.setattr(contract, "_module", lambda _: privacy_audit)
@@ -600,7 +594,7 @@ def test_step_result_alone_registers_no_model(
 def test_contradicted_model_is_not_exported(
     tracked: Deployment,
     uri: str,
-    audit_records: list[AuditRecord],
+    audit_records: list[Finding],
     confide: Confide,
     tmp_path: Path,
 ) -> None:

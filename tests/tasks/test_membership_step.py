@@ -11,9 +11,12 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from step_bench import DECLARED, LENGTH, WORDS, Bench, Chain, as_input, with_facts
+from step_outputs import findings_at
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.membership import Attack, Scored
+from dp_core.audit.membership_sample import MEMBERSHIP, measured
+from dp_core.audit.protocol import RELEASED
 from dp_core.config.audit_settings import MembershipConfig
 from dp_core.config.data import RowsConfig
 from dp_core.config.privacy import UnitConfig
@@ -23,13 +26,12 @@ from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import is_held_out
 from dp_core.errors import BadInput
 from dp_core.labels import Label
-from dp_core.privacy.accounting import PrivacyProfile, epsilon_pld
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.context import StepOutput
-from tasks.evidence.audits import PROBES, SUBJECT
 from tasks.protocol import MembershipSpec, ReleaseRecord
-from tasks.report.job_results import MEMBERSHIP_FILE
-from tasks.results import Input
+from tasks.results import PROBES, SUBJECT, Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import membership_step as membership
 from tasks.steps import pretrain_step as pretrain
@@ -131,6 +133,12 @@ def attacked_members(chain: Chain, models: dict[str, Input]) -> tuple[StepOutput
     return attacked(chain, models["memorising"], "caught", **apart)
 
 
+def rows_at(context: Bench) -> list[dict[str, Any]]:
+    """Return the results of all attacks at all levels on the last model."""
+    findings = findings_at(context.out, MEMBERSHIP.key)
+    return [row for each in findings if each.subject == RELEASED for row in each.details["rows"]]
+
+
 def figures(context: Bench) -> dict[str, float]:
     return {number.name: number.value for number in context.numbers}
 
@@ -148,19 +156,25 @@ def test_attacks_detect_members_of_a_memorising_model_at_every_level(
 def test_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(
     attacked_members: tuple[StepOutput, Bench],
 ) -> None:
-    results = json.loads((attacked_members[1].out / MEMBERSHIP_FILE).read_text())
-    (earlier,) = results["kept"]
-    assert (earlier["updates"], results["updates"]) == (4, 40)
+    findings = findings_at(attacked_members[1].out, MEMBERSHIP.key)
+    by_updates = {n: [each for each in findings if each.updates == n] for n in (4, 40)}
+    assert sum(map(len, by_updates.values())) == len(findings)
+    assert {each.subject for each in by_updates[4]} == {"the model after 4 updates"}
     leaks, counts = (
         {
-            updates: {(row["level"], row["attack"]): value(row) for row in entry["rows"]}
-            for updates, entry in ((4, earlier), (40, results))
+            n: {
+                (row["level"], row["attack"]): value(row)
+                for finding in of_model
+                for row in finding.details["rows"]
+            }
+            for n, of_model in by_updates.items()
         }
         for value in (lambda row: row["leakage"]["value"], lambda row: row["members"])
     )
     assert counts[4] == counts[40]
-    gaps = [entry["losses"]["others"] - entry["losses"]["members"] for entry in (earlier, results)]
-    assert earlier["losses"]["members"] > results["losses"]["members"] + 0.1
+    earlier, last = (by_updates[n][0].details["losses"] for n in (4, 40))
+    gaps = [losses["others"] - losses["members"] for losses in (earlier, last)]
+    assert earlier["members"] > last["members"] + 0.1
     assert gaps[1] > gaps[0] + 0.1 and gaps[1] > 0.2
     by_step = {
         number.step: number.value
@@ -186,8 +200,8 @@ def test_table_of_codes_defines_rare_patients(
     context = chain.context("codes")
     context.inputs = chain.inputs | {"model": models["public"]}
     answer = membership.run(spec, context)
-    written = (context.out / MEMBERSHIP_FILE).read_text()
-    rare, common = json.loads(written)["rarity"]
+    written = (context.out / "findings_operator.json").read_text()
+    rare, common = findings_at(context.out, MEMBERSHIP.key)[0].details["rarity"]
     counted = [bucket["members"] + bucket["others"] for bucket in (rare, common)]
     known = sum(counted)
     assert 10 <= counted[0] < counted[1] and known < 120
@@ -205,9 +219,9 @@ def test_table_of_codes_defines_rare_patients(
 
 def test_attacks_on_a_public_model_find_no_members(chain: Chain, models: dict[str, Input]) -> None:
     _, context = attacked(chain, models["public"], "null", reference_uris=())
-    results = json.loads((context.out / MEMBERSHIP_FILE).read_text())
-    assert {row["attack"] for row in results["rows"]} == {"loss", "min-k", "attention", "gradients"}
-    for row in results["rows"]:  # 16 intervals of 95%, of which none may be far off
+    rows = rows_at(context)
+    assert {row["attack"] for row in rows} == {"loss", "min-k", "attention", "gradients"}
+    for row in rows:  # 16 intervals of 95%, of which none may be far off
         assert row["leakage"]["low"] <= 0.02 and row["leakage"]["high"] >= -0.02, row
         assert not row["above"]
 
@@ -222,15 +236,17 @@ def test_only_ceilings_are_public(attacked_members: tuple[StepOutput, Bench]) ->
     )
     assert [artifact.label for artifact in answer.artifacts] == [Label.OPERATOR]
     assert answer.facts.keys() == {SUBJECT, PROBES}  # digests of the model and of its canaries
-    written = (context.out / MEMBERSHIP_FILE).read_text()
+    written = (context.out / "findings_operator.json").read_text()
     assert "patient-" not in written
-    assert not any(word in written for word in WORDS if len(word) > 2)
+    for finding in findings_at(context.out, MEMBERSHIP.key):
+        figures = json.dumps([finding.rows, finding.metrics, finding.details])
+        assert not any(word in figures for word in WORDS if len(word) > 2)
 
 
 def test_number_of_attacked_members_is_bounded(
     attacked_members: tuple[StepOutput, Bench],
 ) -> None:
-    rows = json.loads((attacked_members[1].out / MEMBERSHIP_FILE).read_text())["rows"]
+    rows = rows_at(attacked_members[1])
     by_patient = next(row for row in rows if (row["level"], row["attack"]) == ("patient", "loss"))
     assert by_patient["members"] == by_patient["others"] == 60
 
@@ -279,7 +295,8 @@ def test_rows_of_another_corpus_or_other_canaries_are_refused(
 def test_too_few_held_out_units_yield_no_rows(chain: Chain, models: dict[str, Input]) -> None:
     few = MembershipConfig(membership_units=2)
     _, context = attacked(chain, models["public"], "few", config=few)
-    assert json.loads((context.out / MEMBERSHIP_FILE).read_text())["rows"] == []
+    (finding,) = findings_at(context.out, MEMBERSHIP.key)
+    assert (finding.verdict, finding.label) == ("not run", Label.OPERATOR)
     assert DECLARED < PATIENTS
 
 
@@ -295,10 +312,8 @@ def test_ceiling_of_a_group_uses_group_privacy(chain: Chain) -> None:
 
     profile = PrivacyProfile.of_claim(0.5, 1e-6)
     attack = Attack("loss", scored.scores, 0.0, np.ones(n, np.bool_))
-    rows = membership.measured(cast(Any, Grouped()), [attack], profile)
+    rows = measured(cast(Any, Grouped()), [attack], profile)
     ceilings = {row.level: row.leakage_ceiling for row in rows}
     assert ceilings["sample"] == ceilings["document"] == profile.leakage
     assert ceilings["patient"] == profile.for_group(3).leakage > profile.leakage
-    assert {
-        r.leakage_ceiling for r in membership.measured(cast(Any, Grouped()), [attack], None)
-    } == {None}
+    assert {r.leakage_ceiling for r in measured(cast(Any, Grouped()), [attack], None)} == {None}

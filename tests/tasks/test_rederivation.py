@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from dp_core.privacy.accounting import epsilon_pld, tpr_ceiling
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.tradeoff import tpr_ceiling
 from dp_core.privacy.check_evidence import (
     LEDGER,
     MECHANISMS,

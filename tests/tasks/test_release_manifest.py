@@ -26,7 +26,7 @@ AFTERWARDS = {  # modules that a step imports for its outputs after the release
     },
 }
 TRAINING = [
-    "privacy/noise_addition", "privacy/keystream", "privacy/batch_selection",
+    "privacy/noise_addition", "privacy/batch_selection",
     "privacy/seed_store",
     "privacy/execution_plan", "privacy/clipping/book_keeping",
     "privacy/clipping/layer_rules", "data/token_store", "nn", "models/bert",

@@ -26,8 +26,10 @@ from step_bench import (
     tuning,
     with_facts,
 )
+from step_outputs import findings_at
 
 from dp_core.audit.canaries import Canary
+from dp_core.audit.extraction import DISCOVERABLE, TARGETED, ExtractionRow
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.config.privacy import (
     PhrasesConfig,
@@ -52,13 +54,7 @@ from tasks.protocol import (
 )
 from tasks.releases.plans import training_plan
 from tasks.releases.provenance import operator_only
-from tasks.report.job_results import (
-    DISCOVERABLE,
-    EXPOSURE,
-    EXPOSURE_IN_ROWS,
-    OCCURRENCES_FILE,
-    TARGETED,
-)
+from tasks.report.job_results import OCCURRENCES_FILE
 from tasks.report.sweep_results import DOCUMENTS_FILE
 from tasks.results import Input
 from tasks.steps import canaries_step as canaries
@@ -301,7 +297,7 @@ def test_exposure_has_the_label_of_its_model(
         assert {
             metric_label for metric_labels in labels.values() for metric_label in metric_labels
         } == {label}
-        assert [artifact.label for artifact in answer.artifacts] == [label, OPERATOR]
+        assert {artifact.label for artifact in answer.artifacts} == {label, OPERATOR}
 
 
 @pytest.fixture(scope="module")
@@ -351,12 +347,11 @@ def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_la
         assert len(labels) == 2 * (3 + 2)
         for metric, metric_labels in labels.items():
             assert metric_labels == {OPERATOR if "discoverable" in metric else label}, metric
-        shown = {artifact.file: artifact.label for artifact in answer.artifacts}
-        assert shown[f"{TARGETED}.json"] == label and shown[f"{DISCOVERABLE}.json"] == OPERATOR
-        assert set(answer.outputs) == {EXPOSURE, EXPOSURE_IN_ROWS, TARGETED, DISCOVERABLE}
-        for key in (TARGETED, DISCOVERABLE):
-            written = (context.out / f"{key}.json").read_text()
-            assert json.loads(written)["fixed_before_training"] is True
+        assert set(answer.outputs) == {f"findings_{shown}" for shown in {label, OPERATOR}}
+        for audit, audience in ((TARGETED, label), (DISCOVERABLE, OPERATOR)):
+            (finding,) = findings_at(context.out, audit.key)
+            assert finding.label == audience and finding.details["fixed_before_training"] is True
+            written = finding.model_dump_json()
             assert not any(word in written for word in WORDS if len(word) > 3)
 
 
@@ -365,21 +360,22 @@ def test_extraction_compares_training_rows_with_held_out_rows(
 ) -> None:
     """Held-out rows lack only the canaries of training rows, so they are extracted in full."""
     _, context = seeking(chain, causal["nonprivate"], "guessed")
-    rows = json.loads((context.out / f"{DISCOVERABLE}.json").read_text())["rows"]
+    (finding,) = findings_at(context.out, DISCOVERABLE.key)
+    rows = [ExtractionRow(**row) for row in finding.details["rows"]]
     held = TokenStore.open(chain.inputs["rows"].folder / token_store.HELD_OUT)
-    greedy = next(row for row in rows if row["decoding"] == "greedy")
-    assert greedy["tried"] == 40 and greedy["control_tried"] == held.n_units
-    assert greedy["control_share"]["value"] == 1 > greedy["share"]["value"] > 0.3
-    assert greedy["p_value"] > 0.9 and greedy["ceiling"] is None
+    greedy = next(row for row in rows if row.decoding == "greedy")
+    assert greedy.tried == 40 and greedy.control_tried == held.n_units
+    assert greedy.control_share.value == 1 > greedy.share.value > 0.3
+    assert greedy.p_value > 0.9 and greedy.ceiling is None
 
 
 def test_extraction_protocol_chosen_after_training_is_marked(
     chain: Chain, causal: dict[str, Input]
 ) -> None:
-    answer, context = seeking(chain, causal["dp"], "late", extraction_rows=0, extraction_top_k=1)
-    results = json.loads((context.out / f"{TARGETED}.json").read_text())
-    assert results["fixed_before_training"] is False
-    assert set(answer.outputs) == {EXPOSURE, EXPOSURE_IN_ROWS, TARGETED}  # no rows were requested
+    _, context = seeking(chain, causal["dp"], "late", extraction_rows=0, extraction_top_k=1)
+    (finding,) = findings_at(context.out, TARGETED.key)
+    assert finding.details["fixed_before_training"] is False
+    assert findings_at(context.out, DISCOVERABLE.key) == []  # no rows were requested
 
 
 def test_f1_on_private_labels_is_for_the_operator(

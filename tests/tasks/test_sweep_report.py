@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -15,8 +14,10 @@ from release_examples import hold, record
 from step_outputs import output_folder
 
 from dp_core.audit.canaries import Canary
-from dp_core.audit.exposure import EMBEDDED, rows_from_ranks
+from dp_core.audit.exposure import EMBEDDED, EXPOSURE, exposure_finding, rows_from_ranks
+from dp_core.audit.protocol import Finding
 from dp_core.errors import BadInput
+from dp_core.labels import Label
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.privacy.statement import total_epsilon
@@ -35,8 +36,9 @@ from tasks.protocol import (
     sweep_report,
     sweep_steps,
 )
-from tasks.report.job_results import EXPOSURE, EXPOSURE_FILE
+from tasks.releases.provenance import operator_only
 from tasks.report.sweep_results import DOCUMENTS_FILE
+from tasks.results import FINDINGS, write_findings
 from tasks.runtime.deployment import Deployment
 from tasks.steps.report_step import EDITIONS
 from tasks.storage import Store
@@ -58,14 +60,14 @@ FACTS = {
 }
 
 
-def exposures(rank: float) -> list[dict[str, Any]]:
-    """Return exposure results in which every secret has this rank among 1024 candidates."""
+def exposures(rank: float, label: Label) -> Finding:
+    """Return the exposure of a model if every secret has this rank among 1024 candidates."""
     planted = [Canary(f"HS-{i}", "HS", rate, (5, 6)) for rate in (0.1, 0.5) for i in range(4)]
     ranks = np.full((len(planted), 8), rank)
     rows = rows_from_ranks(
         planted, ranks, [], np.zeros((0, 8)), context=EMBEDDED, candidates=1024, declared_units=60
     )
-    return [asdict(row) for row in rows]
+    return exposure_finding(EXPOSURE, rows, EMBEDDED, label)
 
 
 def _done(
@@ -86,21 +88,24 @@ def _done(
         facts = {"documents": {"": (f1, 1, 1)}} | facts
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
     release = record(spec.digest(), event, delta=1e-5)
+    if releases is None:
+        releases = [release] if task == "pretraining" else []
+    exposure_label = Label.OPERATOR if operator_only(releases) else Label.DP
     result = StepResult(
         step=spec.step,
         spec_hash=spec.digest(),
-        outputs={EXPOSURE: EXPOSURE_FILE},
+        outputs={FINDINGS[exposure_label]: ""},
         metrics=[MetricRecord(name=score, value=f1, label=label)]
         if metrics is None
         else list(metrics),
-        releases=([release] if task == "pretraining" else []) if releases is None else releases,
+        releases=releases,
         facts={"made_up": True, **FACTS.get(task, {}), **facts},
     )
     hold(deployment, result.releases)
     store = Store(deployment.store, deployment.cache)
     left = deployment.work / spec.digest()
     left.mkdir(parents=True, exist_ok=True)
-    (left / EXPOSURE_FILE).write_text(json.dumps(exposures(rank)))
+    write_findings(left, [exposures(rank, exposure_label)])
     for name, content in files.items():
         (left / name).write_text(json.dumps(content))
     store.publish(left, spec.output)

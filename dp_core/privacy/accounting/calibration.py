@@ -1,91 +1,26 @@
-"""Calibrates the noise, the updates or the noise bands of a training run to a target ε.
-
-The search is dp_accounting's `calibrate_dp_mechanism`, with ε computed by our PLD accountant.
-"""
+"""Calibrates the noise, the updates or the noise bands of a training run to a target ε."""
 
 from __future__ import annotations
 
+import bisect
 import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any
 
-import dp_accounting as dpa
-from dp_accounting.mechanism_calibration import (
-    LowerEndpointAndGuess,
-    NoBracketIntervalFoundError,
-    calibrate_dp_mechanism,
-)
+from scipy.optimize import brentq
 
 from dp_core.config.privacy import LEAST_NOISE, MOST_BANDS
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
+from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.batch_selection import CyclicPoissonSampling, PoissonSampling
 from dp_core.privacy.execution_plan import MOST_NOISE, ExecutionPlan
 from dp_core.privacy.matrix_factorization import Workload, least_error_strategy
-from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, compose
+from dp_core.privacy.mechanisms import MechanismEvent, compose
 
 _MOST_STEPS = 10_000_000
 DIGITS = 5  # significant digits of a calibrated σ
 _TOLERANCE = 1e-8  # of 1/σ
-_RELATIONS = {
-    NeighboringRelation.ADD_REMOVE: dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
-    NeighboringRelation.ZERO_OUT: dpa.NeighboringRelation.REPLACE_SPECIAL,
-    NeighboringRelation.REPLACE: dpa.NeighboringRelation.REPLACE_ONE,
-}
-_epsilon = functools.lru_cache(maxsize=64)(epsilon_pld)  # the search evaluates its ends twice
-
-
-@dataclass(frozen=True)
-class MechanismDpEvent(dpa.DpEvent):  # type: ignore[misc]
-    """A mechanism of ours as an event of dp_accounting."""
-
-    mechanism: MechanismEvent
-
-
-class PldAccountant(dpa.PrivacyAccountant):  # type: ignore[misc]
-    """Our privacy loss distributions as an accountant of dp_accounting.
-
-    It composes every `MechanismDpEvent` of its neighbouring relation.
-    """
-
-    def __init__(self, relation: NeighboringRelation = NeighboringRelation.ADD_REMOVE) -> None:
-        super().__init__(_RELATIONS[relation])
-        self._relation = relation
-        self._mechanisms: list[MechanismEvent] = []
-        self._unaccounted = False
-
-    def _maybe_compose(
-        self, event: dpa.DpEvent, count: int, do_compose: bool
-    ) -> dpa.PrivacyAccountant.CompositionErrorDetails | None:
-        if isinstance(event, dpa.NoOpDpEvent):
-            return None
-        if isinstance(event, dpa.SelfComposedDpEvent):
-            return self._maybe_compose(event.event, count * event.count, do_compose)
-        if isinstance(event, dpa.ComposedDpEvent):
-            errors = (self._maybe_compose(part, count, do_compose) for part in event.events)
-            return next(filter(None, errors), None)
-        if isinstance(event, dpa.NonPrivateDpEvent):
-            self._unaccounted |= do_compose
-            return None
-        if isinstance(event, MechanismDpEvent) and event.mechanism.relation is self._relation:
-            self._mechanisms += [event.mechanism] * (count if do_compose else 0)
-            return None
-        return self.CompositionErrorDetails(event, f"not a mechanism under {self._relation.value}")
-
-    def get_epsilon(self, target_delta: float) -> float:
-        """Return ε at δ, from above."""
-        if self._unaccounted or not self._mechanisms:
-            return math.inf if self._unaccounted else 0.0
-        return _epsilon(compose(*self._mechanisms), target_delta)
-
-    def get_delta(self, target_epsilon: float) -> float:
-        """Return δ at ε, from above."""
-        if self._unaccounted or not self._mechanisms:
-            return 1.0 if self._unaccounted else 0.0
-        return delta_pld(compose(*self._mechanisms), target_epsilon)
 
 
 def noise_for(
@@ -105,8 +40,13 @@ def noise_for(
     Raises:
         BadInput: no σ up to a million reaches the target (`alongside` alone may exceed it).
     """
-    accountant, event, exceeds = _search(event_of, target_epsilon, delta, alongside)
-    if exceeds(MOST_NOISE):
+    _check(target_epsilon, delta)
+    others = [] if alongside is None else [alongside]
+
+    def excess(sigma: float) -> float:
+        return epsilon_pld(compose(*others, event_of(sigma)), delta) - target_epsilon
+
+    if excess(MOST_NOISE) > 0:
         raise BadInput(
             f"no noise reaches ε={target_epsilon:g} at δ={delta:g}",
             where="epsilon",
@@ -114,19 +54,13 @@ def noise_for(
             if alongside
             else "Raise ε or δ, or make fewer updates.",
         )
-    try:
-        inverse = calibrate_dp_mechanism(
-            accountant,
-            lambda x: event(max(1 / x, LEAST_NOISE)),
-            target_epsilon,
-            delta,
-            LowerEndpointAndGuess(1 / MOST_NOISE, 1.0),
-            tol=_TOLERANCE,
-        )
-    except NoBracketIntervalFoundError:
-        return LEAST_NOISE
-    sigma = round_up(1 / inverse)
-    while exceeds(sigma):
+    low, high = 1 / MOST_NOISE, 1.0  # of 1/σ, in which ε is nearly linear
+    while excess(1 / high) <= 0:
+        if high == 1 / LEAST_NOISE:
+            return LEAST_NOISE
+        low, high = high, min(2 * high, 1 / LEAST_NOISE)
+    sigma = round_up(1 / brentq(lambda x: excess(1 / x), low, high, xtol=_TOLERANCE))
+    while excess(sigma) > 0:
         sigma = round_up(sigma * (1 + 2 * 10.0**-DIGITS))
     return sigma
 
@@ -145,59 +79,30 @@ def steps_within(
     Raises:
         BadInput: not even one update fits.
     """
-    accountant, event, exceeds = _search(event_of, target_epsilon, delta, None)
+    _check(target_epsilon, delta)
+
+    def exceeds(steps: int) -> bool:
+        return epsilon_pld(event_of(steps), delta) > target_epsilon
+
     if exceeds(1):
         raise BadInput(
             f"one update already passes ε={target_epsilon:g}",
             where="epsilon",
             fix="Raise the noise multiplier or lower the sampling rate.",
         )
-    try:
-        steps = calibrate_dp_mechanism(
-            accountant,
-            lambda n: event(min(n, _MOST_STEPS)),
-            target_epsilon,
-            delta,
-            LowerEndpointAndGuess(1, 1000),
-            discrete=True,
-        )
-    except NoBracketIntervalFoundError:
-        return _MOST_STEPS
-    while not exceeds(steps + 1):  # the search may end one update below the most
-        steps += 1
-    return int(steps)
+    fitting, most = 1, 1000
+    while not exceeds(most):
+        if most == _MOST_STEPS:
+            return _MOST_STEPS
+        fitting, most = most, min(2 * most, _MOST_STEPS)
+    return fitting + bisect.bisect_left(range(fitting + 1, most), True, key=exceeds)
 
 
-def _search(
-    event_of: Callable[[Any], MechanismEvent],
-    target_epsilon: float,
-    delta: float,
-    alongside: MechanismEvent | None,
-) -> tuple[
-    Callable[[], PldAccountant], Callable[[float], MechanismDpEvent], Callable[[float], bool]
-]:
-    """Return the accountant factory, the event factory and a test whether a parameter exceeds ε.
-
-    Raises:
-        BadInput: ε is not above 0, or δ not between 0 and 1.
-    """
+def _check(target_epsilon: float, delta: float) -> None:
     if not (target_epsilon > 0 and math.isfinite(target_epsilon)):
         raise BadInput(f"{target_epsilon} is not above 0", where="epsilon")
     if not 0 < delta < 1:
         raise BadInput(f"{delta} is not between 0 and 1", where="delta")
-
-    def accountant() -> PldAccountant:
-        return PldAccountant(event_of(1).relation)
-
-    def event(parameter: float) -> MechanismDpEvent:
-        training = event_of(parameter)
-        return MechanismDpEvent(training if alongside is None else compose(alongside, training))
-
-    def exceeds(parameter: float) -> bool:
-        composed: PldAccountant = accountant().compose(event(parameter))
-        return composed.get_epsilon(delta) > target_epsilon
-
-    return accountant, event, exceeds
 
 
 def round_up(sigma: float) -> float:

@@ -13,13 +13,14 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
+import dp_accounting as dpa
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
-from dp_core.privacy.accounting.rdp import Floats, fixed_size_gaussian_rdp, poisson_gaussian_rdp
+from dp_core.privacy.accounting.rdp import Floats, library_curve
 
 if TYPE_CHECKING:
     from dp_core.privacy.mechanisms import MechanismEvent
@@ -128,10 +129,11 @@ class SubsampledGaussian(Profile):
         return math.log1p(self.rate * math.expm1(loss))
 
     def rdp(self, orders: ArrayLike) -> Floats:
-        """Return the exact Rényi curve."""
+        """Return the exact Rényi curve (Mironov, Talwar and Zhang 2019, arXiv:1908.10530)."""
         if self.rate == 1:
             return np.asarray(orders, dtype=np.float64) * (self.mu * self.mu / 2)
-        return poisson_gaussian_rdp(self.rate, self.mu, orders)
+        event = dpa.PoissonSampledDpEvent(self.rate, dpa.GaussianDpEvent(1 / self.mu))
+        return library_curve(event, orders)
 
 
 def gaussian(mu: float) -> SubsampledGaussian:
@@ -221,8 +223,13 @@ class FixedSizeProfile(Profile):
         return SubsampledGaussian(self.batch / self.slots, 2 * self.mu).reach()
 
     def rdp(self, orders: ArrayLike) -> Floats:
-        """Return the curve of sampling without replacement."""
-        return fixed_size_gaussian_rdp(self.slots, self.batch, 2 * self.mu, orders)
+        """Return the curve of sampling without replacement.
+
+        Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 27.
+        """
+        gaussian_event = dpa.GaussianDpEvent(1 / (2 * self.mu))
+        event = dpa.SampledWithoutReplacementDpEvent(self.slots, self.batch, gaussian_event)
+        return library_curve(event, orders, dpa.NeighboringRelation.REPLACE_ONE)
 
     def rdp_estimate(self, orders: Floats) -> Floats:
         """Return the curve of Poisson sampling: a close estimate; the exact curve takes seconds."""
@@ -363,6 +370,11 @@ class HistogramProfile(Profile):
         """τ: the probability that a word that one unit alone holds is released."""
         return upper_tail(self.threshold - 1, self.sigma)
 
+    @property
+    def coin(self) -> float:
+        """The probability that any of N words that one unit alone holds is released."""
+        return -math.expm1(self.words_per_unit * math.log1p(-self.tail))
+
     def delta(self, epsilon: float) -> float:
         """Return δ at ε: the worse of the two directions."""
         return float(max(side[0] for side in self.directions([epsilon])))
@@ -402,8 +414,8 @@ class HistogramProfile(Profile):
         return worst[0], worst[1]
 
     def reach(self) -> float:
-        """Return the loss 12 standard deviations out, if every word is shared."""
-        return self._all_words_shared.reach()
+        """Return the loss 12 standard deviations out, or ∞ if a lone word is certain to pass."""
+        return self._all_words_shared.reach() if self.coin < 1 else math.inf
 
     def rdp_estimate(self, orders: Floats) -> Floats:
         """Return the curve of the continuous Gaussian on words that all others hold too."""
@@ -444,8 +456,8 @@ class NewItemsProfile(Profile):
         return float(max(side[0] for side in self.directions([epsilon])))
 
     def reach(self) -> float:
-        """Return the loss 12 standard deviations out."""
-        return gaussian(self.mu).reach()
+        """Return the loss 12 standard deviations out, or ∞ if a new item is certain to pass."""
+        return gaussian(self.mu).reach() if self.coin < 1 else math.inf
 
     def rdp_estimate(self, orders: Floats) -> Floats:
         """Return the curve of the Gaussians."""

@@ -6,7 +6,6 @@ A curve holds a mechanism's Rényi divergence bound, in both directions, at each
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import dp_accounting as dpa
@@ -33,28 +32,12 @@ PAPER_ORDERS: tuple[float, ...] = tuple([1 + x / 10 for x in range(1, 100)] + li
 # --- curves
 
 
-def poisson_gaussian_rdp(sampling_rate: float, mu: float, orders: ArrayLike) -> Floats:
-    """Return the curve of a Poisson-sampled Gaussian with μ = sensitivity/σ.
-
-    Mironov, Talwar and Zhang 2019 (arXiv:1908.10530), exact.
-    """
-    event = dpa.PoissonSampledDpEvent(sampling_rate, dpa.GaussianDpEvent(1 / mu))
-    return _library_curve(event, orders, dpa.NeighboringRelation.ADD_OR_REMOVE_ONE)
-
-
-def fixed_size_gaussian_rdp(slots: int, batch: int, mu: float, orders: ArrayLike) -> Floats:
-    """Return the replace-one curve of a Gaussian on `batch` of `slots` drawn without replacement.
-
-    Wang, Balle and Kasiviswanathan 2019 (arXiv:1808.00087), Theorem 27. `mu` has the sensitivity
-    to replacing a unit: twice the clip norm over σ.
-    """
-    event = dpa.SampledWithoutReplacementDpEvent(slots, batch, dpa.GaussianDpEvent(1 / mu))
-    return _library_curve(event, orders, dpa.NeighboringRelation.REPLACE_ONE)
-
-
-def _library_curve(
-    event: dpa.DpEvent, orders: ArrayLike, relation: dpa.NeighboringRelation
+def library_curve(
+    event: dpa.DpEvent,
+    orders: ArrayLike,
+    relation: dpa.NeighboringRelation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
 ) -> Floats:
+    """Return the curve of an event of dp_accounting, under its neighbouring relation."""
     accountant = rdp_library.RdpAccountant(np.asarray(orders), relation)
     verbosity = absl_logging.get_verbosity()
     absl_logging.set_verbosity(absl_logging.ERROR)  # an order whose series diverges is left out
@@ -62,55 +45,6 @@ def _library_curve(
         return np.asarray(accountant.compose(event).rdp, dtype=np.float64)
     finally:
         absl_logging.set_verbosity(verbosity)
-
-
-def negative_binomial_curve(orders: Floats, base: Floats, eta: float, gamma: float) -> Floats:
-    """Return the curve of the best of K runs, K truncated negative binomial.
-
-    Papernot and Steinke 2022 (arXiv:2110.03620), Theorem 2: ε + (1+η)·[(1 − 1/λ̂)·ε̂ + ln(1/γ)/λ̂]
-    + ln E[K]/(λ − 1), at the best λ̂ among the orders, and λ̂ = 1, where the bracket is ln(1/γ).
-    (For η < 0 the same holds: 1 + η > 0.)
-
-    Args:
-        orders: λ > 1. base: curve of one run. eta: > −1. gamma: in (0, 1).
-    """
-    hat = (1 - 1 / orders) * base + math.log(1 / gamma) / orders
-    best = min(math.log(1 / gamma), float(np.min(hat)))
-    mean = negative_binomial_mean(eta, gamma)
-    return np.asarray(base + (1 + eta) * best + math.log(mean) / (orders - 1))
-
-
-def negative_binomial_mean(eta: float, gamma: float) -> float:
-    """Return E[K] of the truncated negative binomial law on 1, 2, … (Definition 1)."""
-    if eta == 0:
-        return (1 / gamma - 1) / math.log(1 / gamma)
-    # η(1 − γ)/(γ(1 − γ^η)), in the form that keeps its digits near η = 0
-    return eta * (1 - gamma) / (gamma * -math.expm1(eta * math.log(gamma)))
-
-
-def poisson_curve(orders: Floats, base: Floats, mean: float) -> Floats:
-    """Return the curve of the best of K runs, K Poisson.
-
-    Papernot and Steinke 2022, Theorem 6: ε + μ·δ̂ + ln(μ)/(λ − 1), where one run is (ε̂, δ̂)-DP with
-    e^ε̂ ≤ 1 + 1/(λ − 1). We add e^{−μ}, the contribution of K = 0 to the moment. Without it the
-    formula fails for small μ (it is below 0 for μ < 1 and ε near 0); with it the proof's integral
-    over the other outcomes is unchanged. δ̂ comes from the Rényi bound: δ̂ = min over α of
-    e^{(α−1)(ε_α − ε̂)}·(1 − 1/α)^{α−1}/α (Canonne, Kamath and Steinke 2020, Proposition 12).
-
-    Args:
-        orders: λ > 1. base: curve of one run. mean: μ.
-    """
-    epsilons = np.log1p(1 / (orders - 1))  # (orders,)
-    a = orders[:, None]
-    logs = (a - 1) * (base[:, None] - epsilons[None, :] + np.log1p(-1 / a)) - np.log(a)
-    deltas = np.exp(np.minimum(np.min(logs, axis=0), 0.0))
-    moments = math.log(mean) + (orders - 1) * (base + mean * deltas)
-    return np.asarray(np.logaddexp(moments, -mean) / (orders - 1))
-
-
-def worst(curves: Sequence[Floats]) -> Floats:
-    """Return the largest bound at each order, which bounds a candidate drawn at random."""
-    return np.asarray(np.max(np.stack(curves), axis=0))
 
 
 def pure_dp_rdp(epsilon: float, order: float) -> float:

@@ -88,9 +88,10 @@ class RecordingLayers(Layers):
         self._units, self._tape, self._trained = units, tape, frozenset(parameters)
         self.records: list[LayerRecord] = []
 
-    def _recorded(self, output: Tensor, record: LayerRecord) -> Tensor:
+    def _recorded(self, record: LayerRecord) -> Tensor:
+        self._tape.watch(record.output)
         self.records.append(record)
-        return output
+        return record.output
 
     def _if_trained(self, name: str | None) -> str | None:
         return name if name in self._trained else None
@@ -101,8 +102,7 @@ class RecordingLayers(Layers):
         kernel, bias = (f"{name}/{leaf}" in self._trained for leaf in ("kernel", "bias"))
         if not (kernel or bias):
             return y
-        y = self._watched(y)
-        return self._recorded(y, LinearRecord(name, self._units, x, y, kernel, bias))
+        return self._recorded(LinearRecord(name, self._units, x, y, kernel, bias))
 
     def narrow(self, a: str, x: Tensor) -> Tensor:
         """As in `Layers`; the record keeps x and y."""
@@ -115,16 +115,14 @@ class RecordingLayers(Layers):
     def _blockwise(self, name: str, blocks: int, x: Tensor, y: Tensor) -> Tensor:
         if name not in self._trained:
             return y
-        y = self._watched(y)
-        return self._recorded(y, BlockwiseRecord(name, self._units, blocks, x, y))
+        return self._recorded(BlockwiseRecord(name, self._units, blocks, x, y))
 
     def for_each_row(self, name: str, rows: Any) -> Tensor:
         """As in `Layers`; the record keeps the copies."""
         y = super().for_each_row(name, rows)
         if name not in self._trained:
             return y
-        y = self._watched(y)
-        return self._recorded(y, CopiesRecord(name, self._units, y))
+        return self._recorded(CopiesRecord(name, self._units, y))
 
     def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
         """As in `Layers`; the record keeps the standardised x and y."""
@@ -141,8 +139,7 @@ class RecordingLayers(Layers):
         gain, bias = (f"{name}/{leaf}" in self._trained for leaf in ("gain", "bias"))
         if not (gain or bias):
             return y
-        y = self._watched(y)
-        return self._recorded(y, NormRecord(name, self._units, normalised, y, gain, bias))
+        return self._recorded(NormRecord(name, self._units, normalised, y, gain, bias))
 
     def embed(
         self, ids: Tensor, types: Tensor | None, word: str, position: str | None, kind: str | None
@@ -153,9 +150,9 @@ class RecordingLayers(Layers):
         rows = {n: self._parameters[n].shape[0] for n in (words, places, kinds) if n is not None}
         if not rows:
             return y
-        y = self._watched(y)
-        record = EmbeddingRecord(words, places, kinds, self._units, ids, types, rows, y)
-        return self._recorded(y, record)
+        return self._recorded(
+            EmbeddingRecord(words, places, kinds, self._units, ids, types, rows, y)
+        )
 
     def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
         """As in `Layers`; the record keeps x and the logits."""
@@ -163,12 +160,7 @@ class RecordingLayers(Layers):
         trained = self._if_trained(table), self._if_trained(bias)
         if not any(trained):
             return y
-        y = self._watched(y)
-        return self._recorded(y, TiedProjectionRecord(*trained, self._units, x, y))
-
-    def _watched(self, y: Tensor) -> Tensor:
-        self._tape.watch(y)
-        return y
+        return self._recorded(TiedProjectionRecord(*trained, self._units, x, y))
 
     @property
     def parameters(self) -> NoReturn:

@@ -25,13 +25,15 @@ from dp_core.audit.exposure import (
     interval,
     measure,
     measure_in_rows,
+    rows_from_ranks,
+    summarise,
+)
+from dp_core.audit.null_exposure import (
     null_exposure,
     null_mean_rank_exposure,
     null_p_value,
     null_rank_exposure,
     null_rank_p_value,
-    rows_from_ranks,
-    summarise,
 )
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
@@ -395,7 +397,9 @@ def test_the_rank_band_holds_95_percent_of_simulated_models(canaries: int) -> No
         declared_units=UNITS,
     )
     assert row.rank_exposure == pytest.approx(bits[0])
-    null, spread = row.rank_null, float(bits.std())
+    null, spread = null_mean_rank_exposure(32, canaries), float(bits.std())
+    band = (row.rank_exposure_null_low, row.rank_exposure_null_high)
+    assert band == (null.low, null.high)
     assert null.expected == pytest.approx(row.rank_exposure_null)
     assert bits.mean() == pytest.approx(null.expected, abs=5 * spread / trials**0.5)
     # Five standard errors. For one canary, an end of the band is one of 33 ranks, with 3%.
@@ -476,7 +480,7 @@ def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path: Path) -> Non
     assert (row.context, row.canaries, row.references) == (IN_ROWS, 4, 32)
     assert row.exposure == pytest.approx(math.log2(V)) and row.remembers
     assert row.rank_exposure == pytest.approx(math.log2(33))
-    assert row.rank_p_value == pytest.approx(1 / math.comb(36, 4), rel=1e-6)
+    assert row.rank_exposure_p_value == pytest.approx(1 / math.comb(36, 4), rel=1e-6)
     alone_rows = measure(rank, planted, others, sequence_length=S, repeats=8, seed=0, **shared)
     assert not any(one.remembers for one in alone_rows)
     with pytest.raises(ValueError, match="not among the candidates"):

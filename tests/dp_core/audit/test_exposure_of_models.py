@@ -9,7 +9,8 @@ import pytest
 from learned_by_heart import by_heart
 
 from dp_core.audit.canaries import Canary, plant
-from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, Ranker, measure, null_exposure
+from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, Ranker, measure
+from dp_core.audit.null_exposure import null_exposure
 from dp_core.audit.observations import ranker
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.data.tokens import SpecialIds

@@ -33,7 +33,7 @@ from dp_core.audit.membership import (
     rmia,
 )
 from dp_core.audit.observations import min_k
-from dp_core.privacy.accounting import PrivacyProfile, group_privacy
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile, group_privacy
 from dp_core.privacy.mechanisms import Gaussian, Unaccounted
 
 FROZEN = json.loads((Path(__file__).parent / "membership_oracles.json").read_text())

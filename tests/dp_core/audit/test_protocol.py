@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dp_core.audit.protocol import AuditRecord, NullDistribution, not_run
+from dp_core.audit.protocol import Audit, AuditRecord, NullDistribution
 
 RUN: dict[str, Any] = {
     "key": "bound",
@@ -41,7 +41,7 @@ def test_an_audit_that_was_run_lacks_nothing(missing: str) -> None:
 
 
 def test_an_audit_that_was_not_run_has_no_numbers() -> None:
-    record = not_run("bound", "A lower bound", "ε", "No step measures it.")
+    record = Audit("bound", "A lower bound", "ε").not_run("No step measures it.").record
     assert (record.verdict, record.value) == ("not run", None)
     with pytest.raises(ValidationError, match="was not run and has"):
         AuditRecord(**RUN | {"verdict": "not run"})

@@ -25,10 +25,11 @@ from dp_core.audit.one_run import (
     Guesses,
     Scores,
     audit_claim,
-    audit_record,
+    bound_finding,
     most_right,
     planned_guesses,
 )
+from dp_core.audit.protocol import Audit
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, joined
 from dp_core.data.tokens import SPECIAL_TOKENS
@@ -37,7 +38,7 @@ from dp_core.labels import Label
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.parameters import Model, fresh
 from dp_core.nn import Layers
-from dp_core.privacy.accounting import PrivacyProfile
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import PrivateUpdates, train
@@ -46,7 +47,7 @@ from dp_core.training.objectives import objective_for
 WORDS, LENGTH, CANARIES, PRIVATE = 200, 8, 128, 32
 SIZE = len(SPECIAL_TOKENS) + WORDS
 SEED = PrivacySeed.fixed("a release")
-NAMES = {"key": "bound", "name": "A bound", "measured": "ε"}
+BOUND = Audit("bound", "A bound", "ε")
 
 
 def tokenizer(words: int = WORDS) -> Any:
@@ -180,7 +181,7 @@ def audited(config: Any, noise: float, everybody: bool = False) -> tuple[Scores,
 def word(scores: Scores, coins: Coins) -> str:
     claim, guesses = plan_claim(PLAN), planned_guesses(CANARIES, CLAIM)
     verdict = audit_claim(claim, [scores], coins, guesses, coin_seed(SEED))
-    return audit_record(verdict, claim, Label.DP, **NAMES).verdict
+    return bound_finding(BOUND, verdict, claim, Label.DP).verdict
 
 
 @pytest.mark.parametrize("config", [BertConfig, Gpt2Config])
@@ -240,7 +241,7 @@ def test_a_model_with_predictions_that_are_not_finite_is_refused(tmp_path: Path)
 @pytest.mark.parametrize("right", range(40, 101, 6))
 def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right: int) -> None:
     verdict = verdict_of(right, 100, 1.0)
-    record = audit_record(verdict, claim_of(1.0), Label.DP, **NAMES)
+    record = bound_finding(BOUND, verdict, claim_of(1.0), Label.DP)
     assert (record.verdict == "contradicted") == verdict.contradicted
     assert record.verdict in ("contradicted", "consistent")
     assert record.interval is not None and record.value is not None and record.ceiling is not None
@@ -254,14 +255,14 @@ def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right: int
 def test_ceiling_equals_the_bound_of_the_most_right_guesses_under_the_claim() -> None:
     claim = claim_of(1.0)
     most = most_right(claim, 400, 100)
-    record = audit_record(verdict_of(60, 100, 1.0), claim, Label.DP, **NAMES)
+    record = bound_finding(BOUND, verdict_of(60, 100, 1.0), claim, Label.DP)
     bound = TradeOffBound().epsilon(GuessOutcome(400, 100, most), claim.delta, 1 - SIGNIFICANCE)
     assert record.ceiling == bound
     assert f"more than {most} right contradict" in record.power
 
 
 def test_an_audit_that_could_not_contradict_says_so() -> None:
-    record = audit_record(verdict_of(20, 20, 6.0), claim_of(6.0), Label.DP, **NAMES)
+    record = bound_finding(BOUND, verdict_of(20, 20, 6.0), claim_of(6.0), Label.DP)
     assert record.verdict == "inconclusive"
     assert "could contradict no such claim" in record.finding
     assert "even if all are right" in record.power
@@ -271,7 +272,7 @@ def test_audit_whose_null_control_alarms_is_invalid(monkeypatch: pytest.MonkeyPa
     loud = np.arange(400) < 200
     monkeypatch.setattr("dp_core.audit.one_run.throw_coins", lambda seed, canaries, stream: loud)
     verdict = verdict_of(100, 100, 1.0)
-    record = audit_record(verdict, claim_of(1.0), Label.DP, **NAMES)
+    record = bound_finding(BOUND, verdict, claim_of(1.0), Label.DP)
     assert verdict.word == "invalid"
     assert (record.verdict, record.bounds_claim, record.ceiling) == ("invalid", True, None)
     assert record.finding == "Invalid: 1000 of 1000 null controls alarm."

@@ -1,20 +1,17 @@
 """Conformance of accountants: valid and monotone bounds, and ∞ without a guarantee."""
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 
-import dp_accounting as dpa
 import pytest
-from dp_accounting import privacy_accountant_test as library
 
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp, epsilon_unamplified
-from dp_core.privacy.accounting.calibration import MechanismDpEvent, PldAccountant
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.profiles import epsilon_unamplified
+from dp_core.privacy.accounting.rdp import epsilon_rdp
 from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,
-    NeighboringRelation,
     PoissonGaussian,
-    ShuffledGaussian,
     Unaccounted,
     compose,
 )
@@ -58,23 +55,3 @@ class TestAccountant:
     def test_it_knows_no_bound_without_a_guarantee(self, accountant: Accountant) -> None:
         for event in (Unaccounted("public"), compose(Gaussian(2.0), Unaccounted("public"))):
             assert epsilon_of(accountant, event, 1e-6) == math.inf
-
-
-class PldAccountantTest(library.PrivacyAccountantTest):  # type: ignore[misc]
-    """The conformance tests of dp_accounting."""
-
-    def _make_test_accountants(self) -> Collection[dpa.PrivacyAccountant]:
-        return [PldAccountant(relation) for relation in NeighboringRelation]
-
-
-def test_our_accountant_composes_our_mechanisms_of_its_neighbours() -> None:
-    accountant = PldAccountant()
-    training, histogram = (MechanismDpEvent(Gaussian(sigma)) for sigma in (2.0, 4.0))
-    accountant.compose(dpa.ComposedDpEvent([training, histogram]), 2).compose(training)
-    whole = compose(Gaussian(2.0, 3), Gaussian(4.0, 2))
-    assert accountant.get_epsilon(1e-6) == pytest.approx(epsilon_pld(whole, 1e-6), rel=1e-3)
-    assert accountant.get_delta(accountant.get_epsilon(1e-6)) == pytest.approx(1e-6, rel=1e-2)
-    assert not accountant.supports(MechanismDpEvent(ShuffledGaussian(1.0, 1)))
-    assert PldAccountant(NeighboringRelation.ZERO_OUT).supports(
-        MechanismDpEvent(ShuffledGaussian(1.0, 1))
-    )

@@ -3,17 +3,15 @@ import math
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import (
-    delta_pld,
-    epsilon_pld,
-    gaussian_delta,
-    gaussian_epsilon,
-    group_privacy,
-)
+from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
+from dp_core.privacy.accounting.profiles import gaussian_delta, gaussian_epsilon
+from dp_core.privacy.accounting.tradeoff import group_privacy, tpr_ceiling
 from dp_core.privacy.mechanisms import (
     Composed,
     FixedSizeGaussian,
     Gaussian,
+    MechanismEvent,
+    NoisedWeights,
     PoissonGaussian,
     PrivacyUnit,
     ShuffledGaussian,
@@ -76,6 +74,21 @@ def test_total_with_an_unaccounted_release_is_infinite() -> None:
     event = compose(TRAINING, Unaccounted("trained without privacy"))
     assert event.is_unaccounted
     assert epsilon_pld(event, 1e-6) == math.inf
+
+
+@pytest.mark.parametrize(
+    "event",
+    [
+        ThresholdedHistogram(300, 200.0, 1),
+        NoisedWeights("weighted", 128, 1, (1000,), ((0, 0, 1000),)),
+    ],
+    ids=["histogram", "weights"],
+)
+def test_release_that_is_certain_to_show_new_items_has_no_guarantee(event: MechanismEvent) -> None:
+    assert event.approximate_rdp(8, 1e-6)[1] == 1
+    assert epsilon_pld(event, 1e-6) == math.inf
+    assert delta_pld(compose(event, TRAINING), 1.0) == 1
+    assert tpr_ceiling(event, 0.01) == 1
 
 
 def test_group_privacy_grows_both_parameters() -> None:

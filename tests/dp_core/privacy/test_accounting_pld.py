@@ -14,17 +14,14 @@ from privacy_oracles import gaussian_mixture, hockey_stick
 from scipy.stats import binom, norm
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import (
-    delta_pld,
-    epsilon_paper_conversion,
-    epsilon_pld,
-    epsilon_rdp,
+from dp_core.privacy.accounting.pld import composed_plds, delta_pld, epsilon_pld
+from dp_core.privacy.accounting.profiles import (
+    Profile,
+    SelfComposed,
     epsilon_unamplified,
     gaussian_epsilon,
 )
-from dp_core.privacy.accounting.pld import composed_plds
-from dp_core.privacy.accounting.profiles import Profile, SelfComposed
-from dp_core.privacy.accounting.rdp import Floats
+from dp_core.privacy.accounting.rdp import Floats, epsilon_paper_conversion, epsilon_rdp
 from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     Gaussian,

@@ -12,8 +12,7 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from dp_core.privacy.accounting import delta_pld
-from dp_core.privacy.accounting.pld import composed_plds
+from dp_core.privacy.accounting.pld import composed_plds, delta_pld
 from dp_core.privacy.accounting.profiles import (
     DiscreteGaussianTail,
     HistogramProfile,

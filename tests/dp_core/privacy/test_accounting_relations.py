@@ -10,8 +10,9 @@ import pytest
 from scipy.stats import norm
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
+from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.accounting.profiles import EpsilonDelta
+from dp_core.privacy.accounting.rdp import epsilon_rdp
 from dp_core.privacy.mechanism_event import replace_one
 from dp_core.privacy.mechanisms import (
     ConvertedRelation,

@@ -19,14 +19,8 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting import epsilon_pld, epsilon_rdp
-from dp_core.privacy.accounting.rdp import (
-    LOW_ORDERS,
-    negative_binomial_curve,
-    negative_binomial_mean,
-    poisson_curve,
-    worst,
-)
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.rdp import LOW_ORDERS, epsilon_rdp
 from dp_core.privacy.accounting.rdp import ORDERS as ORDERS_OF_RDP
 from dp_core.privacy.mechanisms import (
     Gaussian,
@@ -40,8 +34,12 @@ from dp_core.privacy.private_selection import (
     Law,
     draw_candidate,
     draw_count,
+    negative_binomial_curve,
+    negative_binomial_mean,
+    poisson_curve,
     selection_of,
     training_seed,
+    worst,
 )
 from dp_core.privacy.seed_store import PrivacySeed
 

@@ -10,7 +10,7 @@ import pytest
 from scipy.stats import norm
 
 from dp_core.errors import PlanError
-from dp_core.privacy.accounting import epsilon_pld
+from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.execution_plan import RANGE, AdaptiveClipping, ExecutionPlan
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 

@@ -128,7 +128,6 @@ def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit() -> Non
         ({"examples_per_step": 9, "max_examples_per_unit": 8}, "keeps 8"),
         ({"declared_units": 0}, "declared_units"),
         ({"clipping": "soft"}, "'soft' is not one of flat, automatic"),
-        ({"engine": "ghost"}, "'ghost' is not one of book-keeping"),
         (
             {"clipping": "automatic", "adaptive": AdaptiveClipping(0.5, 5.0)},
             "no clip norm to learn",
@@ -165,7 +164,6 @@ def test_the_digest_knows_every_field() -> None:
         {"clip_norm": 0.6},
         {"delta": 2e-6},
         {"clipping": "automatic"},
-        {"engine": "naive"},
         {"examples_per_step": 2},
         {"max_examples_per_unit": 8},
     ]

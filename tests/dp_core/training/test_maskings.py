@@ -9,11 +9,11 @@ import pytest
 import tensorflow as tf
 from noised_updates import flat
 
+from benchmarks.clipping_reference import ReferenceClipper
 from dp_core.errors import BadInput, PlanError
 from dp_core.models.bert import mlm_row_losses
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import fresh
-from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import Batches, UnitRows, choose_rows, masked_examples, row_keys
 from dp_core.training.loop import PrivateUpdates
@@ -49,7 +49,7 @@ def gradient_of(config, copy):
 
 def sum_of(config, batches, engine="book-keeping", style="flat"):
     parameters = {n: tf.constant(a) for n, a in fresh(config, 0).parameters.items()}
-    clipper, total = Clipper(CLIP, style, engine), 0.0
+    clipper, total = ReferenceClipper(CLIP, engine, style), 0.0
     for batch in batches:
         losses = UnitBatch(mlm_row_losses, config, tuple(map(tf.constant, batch.arrays())))
         units = len(batch.shares)

@@ -11,13 +11,13 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
+from benchmarks.clipping_reference import naive_clipped_grad_sum
 from dp_core.data.labelled_text import Sentence, joined, score
 from dp_core.models.bert import crf_row_losses
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import TRANSITIONS, fresh
 from dp_core.nn import best_tags, chain_losses
 from dp_core.privacy.clipping.book_keeping import clipped_grad_sum
-from dp_core.privacy.clipping.reference import naive_clipped_grad_sum
 from dp_core.training.finetune import store_by_unit
 from dp_core.training.heads import TaggingHead, tags_of, windows
 from dp_core.training.objectives import UnitBatch

@@ -40,13 +40,6 @@ def test_secrets_are_made_once_and_readable_by_their_owner_alone(tmp_path):
     assert json.loads((tmp_path / "passwords.json").read_text()) == {"admin": made.password}
 
 
-def test_another_home_has_other_secrets(tmp_path):
-    first, second = tmp_path / "a", tmp_path / "b"
-    first.mkdir()
-    second.mkdir()
-    assert Secrets.of(first).jwt != Secrets.of(second).jwt
-
-
 def test_existing_secrets_are_kept_and_missing_ones_drawn(tmp_path):
     earlier = {"password": "p", "jwt": "j", "session": "s", "fernet": "f"}
     (tmp_path / "secrets.json").write_text(json.dumps(earlier))
@@ -131,7 +124,7 @@ def test_two_commands_do_not_start_one_stack_at_once(deployment, monkeypatch, tm
             stack.start(deployment, (), print)
 
     monkeypatch.setattr(stack, "_ORCHESTRATOR", tmp_path)
-    monkeypatch.setattr(stack, "_start", start_meanwhile)
+    monkeypatch.setattr(stack, "_start_on", start_meanwhile)
     stack.start(deployment, (), print)
     stack.start(deployment, (), print)  # the first command has ended
     assert began == [1, 1]

@@ -152,8 +152,8 @@ def test_exposure_in_training_rows_is_shown_to_the_operator_only() -> None:
     assert {r[4].label for r in shown[Edition.OPERATOR]} == {Label.OPERATOR}
     ranked = shown[Edition.OPERATOR][0][7]
     rank = within[0]
-    band = f"{rank.rank_null.low:.1f} – {rank.rank_null.high:.1f}"
-    assert ranked.detail == f"{band}; {rank.rank_p_value:.2f}"
+    band = f"{rank.rank_exposure_null_low:.1f} – {rank.rank_exposure_null_high:.1f}"
+    assert ranked.detail == f"{band}; {rank.rank_exposure_p_value:.2f}"
 
 
 def test_membership_table_shows_each_attack_with_the_maximum_under_the_guarantee() -> None:

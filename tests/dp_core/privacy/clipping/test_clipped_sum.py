@@ -1,6 +1,10 @@
-"""The book-keeping engine against the definition of the clipped sum, and its sensitivity."""
+"""Conformance of every clipping engine, then the properties of book-keeping alone."""
 
 from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,15 +12,38 @@ import tensorflow as tf
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dp_core.errors import PlanError
+from benchmarks.clipping_reference import ENGINES, naive_clipped_grad_sum
+from dp_core.errors import BadInput, PlanError
+from dp_core.models.bert import mlm_row_losses
+from dp_core.nn import Layers
 from dp_core.privacy.clipping import layer_rules as linear
-from dp_core.privacy.clipping.book_keeping import ClippedSum, clipped_grad_sum
-from dp_core.privacy.clipping.reference import naive_clipped_grad_sum
-from dp_core.training.objectives import ordinary_sum
+from dp_core.privacy.clipping.book_keeping import (
+    CLIP_FACTORS,
+    STABILITY,
+    ClippedSum,
+    automatic_factors,
+    clipped_grad_sum,
+)
+from dp_core.training.objectives import UnitBatch, ordinary_sum
 
 
 def flat(sums: dict[str, tf.Tensor]) -> np.ndarray:
     return np.concatenate([sums[n].numpy().astype(np.float64).ravel() for n in sorted(sums)])
+
+
+def compiled(engine, losses, p, **options):
+    """Return a function compiled to one graph for all clip norms, as in the trainer."""
+
+    def call(clip):
+        r = ENGINES[engine](losses, p.parameters, p.units, clip, **options)
+        return r.sums, r.norms, r.losses
+
+    graph = tf.function(call, autograph=False)
+    return lambda clip: ClippedSum(*graph(tf.constant(clip)))
+
+
+def run(engine, losses, p, clip=1.0, **options) -> ClippedSum:
+    return compiled(engine, losses, p, **options)(clip)
 
 
 def assert_same(a: ClippedSum, b: ClippedSum) -> None:
@@ -25,6 +52,218 @@ def assert_same(a: ClippedSum, b: ClippedSum) -> None:
     for name in b.sums:
         scale = float(tf.reduce_max(tf.abs(b.sums[name]))) + 1e-6
         np.testing.assert_allclose(a.sums[name], b.sums[name], atol=3e-4 * scale, err_msg=name)
+
+
+def batch_of(p) -> tuple[tf.Tensor, ...]:
+    arrays = (p.ids, p.lengths, p.positions, p.labels, p.weights, p.shares)
+    return tuple(tf.constant(a) for a in arrays)
+
+
+class ClippingEngineConformance:
+    """Conformance tests: every clipping engine must return the clipped sum by its definition."""
+
+    engine: str
+
+    def run(self, losses, p, clip=1.0, **options) -> ClippedSum:
+        return compiled(self.engine, losses, p, **options)(clip)
+
+    @pytest.mark.parametrize("clip", [0.3, 1e6])
+    def test_it_equals_one_unit_at_a_time(self, problem, clip):
+        """The batch has two rows per unit, padding, masked positions, repeated and tied words."""
+        assert 0 < np.count_nonzero(problem.shares) < problem.shares.size
+        assert 0 < np.count_nonzero(problem.weights) < problem.weights.size
+        assert len(np.unique(problem.ids[0])) < problem.ids[0].size
+        result = self.run(problem.losses, problem, clip)
+        expected, norms = np.zeros(flat(result.sums).shape), []
+        for unit in range(problem.units):
+            g = gradient_of(problem, unit)
+            norms.append(np.linalg.norm(g))
+            expected += g * min(1.0, clip / max(norms[-1], 1e-30))
+        np.testing.assert_allclose(flat(result.sums), expected, atol=3e-5)
+        np.testing.assert_allclose(result.norms, norms, rtol=2e-4, atol=1e-6)
+        assert np.linalg.norm(expected) > 0.3
+        for wrong in (2 / 3, 3 / 2):  # the tolerance detects a scale error
+            assert not np.allclose(flat(result.sums), wrong * expected, atol=3e-5)
+
+    def test_a_unit_is_bounded_by_the_clip_norm(self, problem):
+        alone = problem
+        for other in set(range(problem.units)) - {2}:
+            alone = alone.without(other)
+        size = np.linalg.norm(flat(self.run(alone.losses, alone, 0.05).sums))
+        assert 0.049 < size <= 0.05 * (1 + 1e-5)
+
+    def test_padding_changes_nothing(self, problem):
+        p = problem.without(2)
+        changed = p.with_other_unit(2, seed=9)  # other content in the padding
+        one, two = (self.run(q.losses, q) for q in (p, changed))
+        np.testing.assert_allclose(flat(one.sums), flat(two.sums), atol=2e-6)
+
+    @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
+    def test_a_unit_that_is_not_finite_contributes_nothing(self, problem_of, value):
+        p = problem_of(4, units=3, rows=1, length=5, predictions=2, layers=1, words=7)
+        p.shares[:], p.weights[:] = 1, 1
+        rest = run("book-keeping", p.without(1).losses, p)
+        assert np.linalg.norm(flat(rest.sums)) > 0.5
+        p.shares[1] = value  # at 1e30 the gradient is finite but its squared norm is not
+        clipped = self.run(UnitBatch(mlm_row_losses, p.config, batch_of(p)), p)
+        np.testing.assert_allclose(flat(clipped.sums), flat(rest.sums), atol=2e-5)
+
+    def test_bfloat16_gives_nearly_the_same(self, problem):
+        exact = run("book-keeping", problem.losses, problem, 0.5)
+        rough = self.run(problem.losses, problem, 0.5, precision="bfloat16")
+        assert all(s.dtype == tf.float32 for s in rough.sums.values())
+        assert rough.norms.dtype == tf.float32
+        error = np.linalg.norm(flat(rough.sums) - flat(exact.sums))
+        assert 1e-6 < error < 0.03 * np.linalg.norm(flat(exact.sums))  # not float32
+
+
+def gradient_of(problem, unit) -> np.ndarray:
+    """Return one unit's gradient by automatic differentiation of this unit's loss."""
+    with tf.GradientTape() as tape:
+        loss = problem.losses(Layers(problem.parameters))[unit]
+    zero = tf.UnconnectedGradients.ZERO
+    gradients = tape.gradient(loss, problem.parameters, unconnected_gradients=zero)
+    return flat({name: tf.convert_to_tensor(g) for name, g in gradients.items()})
+
+
+class TestBookKeeping(ClippingEngineConformance):
+    engine = "book-keeping"
+
+
+class TestNaive(ClippingEngineConformance):
+    engine = "naive"
+
+
+@pytest.mark.skipif(
+    importlib.util.find_spec("tensorflow_privacy") is None,
+    reason="tensorflow-privacy is not installed: it knows no TensorFlow after 2.15",
+)
+class TestTensorflowPrivacy(ClippingEngineConformance):
+    engine = "tensorflow-privacy"
+
+
+def test_conformance_class_covers_every_engine():
+    tested = {cls.engine for cls in ClippingEngineConformance.__subclasses__()}
+    assert tested == set(ENGINES)
+
+
+def test_losses_by_unit_need_no_pass_over_the_others(problem):
+    seen = []
+
+    def row_losses(layers, config, ids, *others):
+        seen.append(ids.shape[0])
+        return tf.reduce_sum(layers.linear("a", tf.cast(ids, tf.float32)), axis=1)
+
+    rng = np.random.default_rng(0)
+    parameters = {
+        "a/kernel": tf.Variable(rng.standard_normal((7, 3)).astype(np.float32)),
+        "a/bias": tf.Variable(np.zeros(3, np.float32)),
+    }
+    p = replace(problem, parameters=parameters)
+    losses = UnitBatch(row_losses, problem.config, batch_of(problem))
+    slow = run("naive", losses, p)
+    assert set(seen) == {2}  # the rows of one unit
+    assert_same(slow, run("book-keeping", losses, p))
+    assert set(seen) == {2, 8}
+
+
+def test_tensorflow_privacy_is_imported_only_for_its_engine(monkeypatch, problem):
+    for name in list(sys.modules):
+        if name.partition(".")[0] == "tensorflow_privacy":
+            monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, "tensorflow_privacy", None)  # as if not installed
+    run("book-keeping", problem.losses, problem)
+    with pytest.raises(BadInput, match="not installed"):
+        run("tensorflow-privacy", problem.losses, problem)
+
+
+def test_tensorflow_privacy_cannot_clip_automatically(problem):
+    with pytest.raises(BadInput, match="supports flat clipping only"):
+        run("tensorflow-privacy", problem.losses, problem, clip_factors=automatic_factors)
+
+
+def test_automatic_clipping_is_the_published_one(problem):
+    """Compare with Σ C·g/(‖g‖ + γ) (Bu et al. 2022), in float64, one unit at a time."""
+    clip = 0.7
+    fast = run("book-keeping", problem.losses, problem, clip, clip_factors=automatic_factors)
+    expected = np.zeros(flat(fast.sums).shape)
+    for unit in range(problem.units):
+        alone = problem
+        for other in set(range(problem.units)) - {unit}:
+            alone = alone.without(other)
+        g = flat(naive_clipped_grad_sum(alone.losses, alone.parameters, alone.units, np.inf).sums)
+        expected += clip * g / (np.linalg.norm(g) + STABILITY)
+    np.testing.assert_allclose(flat(fast.sums), expected, atol=2e-5)
+    assert np.linalg.norm(expected) > clip
+
+
+@pytest.mark.parametrize("style", ["flat", "automatic"])
+def test_no_factor_lets_more_through_than_the_clip_norm(style):
+    norms = np.concatenate([[0.0], np.logspace(-30, 18, 500)]).astype(np.float32)
+    factors = CLIP_FACTORS[style](tf.constant(norms), tf.constant(0.3)).numpy()
+    assert (factors * norms.astype(np.float64) <= 0.3 * (1 + 2**-22)).all()
+    assert (np.diff(factors) <= 0).all()  # so an upper bound of the norm is safe
+    assert factors[-1] * norms[-1] > 0.29
+
+
+@pytest.mark.parametrize("precision", ["float32", "bfloat16"])
+@pytest.mark.parametrize("tokens,d_in", [(128, 64), (16, 64)], ids=["explicitly", "by Gram"])
+def test_nearly_equal_tokens_cannot_pass_more_than_the_clip_norm(precision, tokens, d_in):
+    """Their sum is far below its terms, so a rounded norm would let the sum exceed the bound."""
+    rng = np.random.default_rng(1)
+    units, clip = 4, 1.0
+    base = rng.standard_normal((units, 1, d_in))
+    x = (base + 2e-2 * rng.standard_normal((units, tokens, d_in))).astype(np.float32)
+    g = rng.standard_normal((units, tokens, 32))
+    g = (30 * (g - g.mean(1, keepdims=True))).astype(np.float32)
+    parameters = {
+        "a/kernel": tf.Variable(rng.standard_normal((d_in, 32)).astype(np.float32)),
+        "a/bias": tf.Variable(np.zeros(32, np.float32)),
+    }
+    for unit in range(units):
+        mask = (np.arange(units) == unit).astype(np.float32)
+
+        def losses(layers, mask=mask):
+            y = layers.linear("a", tf.constant(x.reshape(-1, d_in)))
+            return tf.reduce_sum(tf.reshape(y, g.shape) * g, axis=(1, 2)) * mask
+
+        alone = clipped_grad_sum(losses, parameters, units, clip, precision=precision)
+        size = np.linalg.norm(flat(alone.sums))
+        assert 0.5 < size <= clip * (1 + 1e-5)
+
+
+def test_a_clip_norm_that_changes_compiles_nothing_anew(problem):
+    @tf.function(autograph=False)
+    def norm_of_sum(clip):
+        sums = clipped_grad_sum(problem.losses, problem.parameters, problem.units, clip).sums
+        return tf.linalg.global_norm(list(sums.values()))
+
+    sizes = [float(norm_of_sum(tf.constant(c))) for c in (0.01, 0.02)]
+    assert sizes[1] == pytest.approx(2 * sizes[0], rel=1e-3)
+    assert norm_of_sum.experimental_get_tracing_count() == 1
+
+
+def test_xla_compiles_it_to_the_same(problem):
+    compiled_by_xla = tf.function(
+        lambda: vars(clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0)),
+        jit_compile=True,
+        autograph=False,
+    )
+    eager = clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0)
+    assert_same(ClippedSum(**compiled_by_xla()), eager)
+
+
+def test_xla_compiles_bfloat16_and_automatic_clipping_to_the_same(problem):
+    def call(clip):
+        options = {"clip_factors": automatic_factors, "precision": "bfloat16"}
+        r = clipped_grad_sum(problem.losses, problem.parameters, problem.units, clip, **options)
+        return r.sums, r.norms
+
+    sums, norms = tf.function(call, jit_compile=True, autograph=False)(tf.constant(0.5))
+    expected, expected_norms = call(tf.constant(0.5))
+    size = np.linalg.norm(flat(expected))
+    assert np.linalg.norm(flat(sums) - flat(expected)) < 0.02 * size  # XLA rounds less often
+    np.testing.assert_allclose(norms, expected_norms, rtol=0.02)
 
 
 @settings(
@@ -110,21 +349,6 @@ def test_padding_alone_gives_zero(problem):
     assert not flat(nothing.sums).any()
 
 
-@pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
-def test_a_unit_that_is_not_finite_contributes_nothing(problem, value):
-    factors = np.ones(problem.units, np.float32)
-    factors[2] = value  # at 1e30 the gradient is finite but its squared norm is not
-
-    def losses(layers):
-        return problem.losses(layers) * factors
-
-    clipped = clipped_grad_sum(losses, problem.parameters, problem.units, 1.0)
-    rest = problem.without(2)
-    expected = clipped_grad_sum(rest.losses, rest.parameters, rest.units, 1.0)
-    np.testing.assert_allclose(flat(clipped.sums), flat(expected.sums), atol=1e-6)
-    assert np.abs(flat(expected.sums)).max() > 0.01
-
-
 @pytest.mark.parametrize("value", [np.nan, np.inf])
 @pytest.mark.parametrize("tokens", [2, 40], ids=["by Gram", "explicitly"])
 def test_activations_that_are_not_finite_contribute_nothing(monkeypatch, value, tokens):
@@ -152,15 +376,6 @@ def test_activations_that_are_not_finite_contribute_nothing(monkeypatch, value, 
     assert np.linalg.norm(flat(without.sums)) > 0.5
 
 
-def test_xla_compiles_it_to_the_same(problem):
-    def run():
-        r = clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0)
-        return r.sums, r.norms, r.losses
-
-    compiled = ClippedSum(*tf.function(run, jit_compile=True, autograph=False)())
-    assert_same(compiled, ClippedSum(*run()))
-
-
 def test_a_parameter_without_a_rule_is_an_error_that_names_it(problem):
     parameters = problem.parameters | {"forgotten": tf.Variable([1.0])}
     with pytest.raises(PlanError, match="'forgotten' has no clipping rule"):
@@ -186,3 +401,24 @@ def test_a_kernel_used_twice_is_an_error_that_names_it():
         PlanError, match=r"'a/(kernel|bias)' is shared by LinearRecord and LinearRecord"
     ):
         clipped_grad_sum(losses, parameters, 2, 1.0)
+
+
+def test_norms_wait_for_the_backward_pass_in_late_layers_but_not_in_early_ones(problem_of):
+    problem = problem_of(0, units=2, rows=1, length=5, predictions=2, layers=4, words=11)
+
+    @tf.function(autograph=False)
+    def sums():
+        return clipped_grad_sum(problem.losses, problem.parameters, problem.units, 1.0).norms
+
+    operations = sums.get_concrete_function().graph.get_operations()
+    # TensorFlow also makes the results wait until all variables are read.
+    waits = [
+        (op, before)
+        for op in operations
+        for before in op.control_inputs
+        if before.type not in ("ReadVariableOp", "NoOp")
+    ]
+    records = 1 + 1 + 6 * 4 + 3  # embeddings and their norm, blocks, head
+    assert len({before.name for _, before in waits}) == records - 14
+    # No operation of the backward pass waits.
+    assert not [op.name for op, _ in waits if op.name.startswith("gradient_tape/")]

@@ -10,13 +10,13 @@ import tensorflow as tf
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from benchmarks.clipping_reference import naive_clipped_grad_sum
 from dp_core.errors import PlanError
 from dp_core.models.bert import class_row_losses, mlm_row_losses, tag_row_losses
 from dp_core.models.causal import causal_row_losses
 from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config
 from dp_core.models.parameters import CLASSIFIER, POOLER, TAGGER, Model, ModelConfig, fresh
 from dp_core.privacy.clipping.book_keeping import clipped_grad_sum
-from dp_core.privacy.clipping.reference import naive_clipped_grad_sum
 from dp_core.training.objectives import UnitBatch
 from examples.distillation import distilled_row_losses
 

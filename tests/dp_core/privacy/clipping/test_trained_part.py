@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
+from benchmarks.clipping_reference import (
+    naive_clipped_grad_sum,
+    tensorflow_privacy_clipped_grad_sum,
+)
 from dp_core.config.training import AdapterConfig, TrainedParameters
 from dp_core.errors import PlanError
 from dp_core.models.adapters import prepared, trained_names
@@ -31,10 +35,6 @@ from dp_core.models.parameters import AnyModel, Model, fresh
 from dp_core.nn import LORA_SCALE, Layers
 from dp_core.privacy.clipping.book_keeping import RecordingLayers, clipped_grad_sum
 from dp_core.privacy.clipping.layer_rules import BlockwiseRecord
-from dp_core.privacy.clipping.reference import (
-    naive_clipped_grad_sum,
-    tensorflow_privacy_clipped_grad_sum,
-)
 from dp_core.training.heads import TaggingHead
 from dp_core.training.objectives import UnitBatch, ordinary_sum
 

@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from ledger_examples import GAUSSIAN, reservation
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.accounting import epsilon_pld, gaussian_delta
+from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.ledger import Entry, Ledger, State, Way, privacy_filter
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit, compose
 from dp_core.privacy.seed_store import SeedStore

@@ -1,8 +1,9 @@
-"""Reference engines of the clipped gradient sum, slower than book-keeping.
+"""Reference implementations of the clipped gradient sum, slower than book-keeping.
 
 `naive` computes it by its definition, one unit after the other: automatic differentiation gives
 each unit's gradient, so whatever the model does with its parameters is covered. U times slower.
-`tensorflow-privacy` is that library's vectorised DP-SGD.
+`tensorflow-privacy` is that library's vectorised DP-SGD. Tests and benchmarks compare book-keeping
+with both.
 """
 
 from __future__ import annotations
@@ -10,30 +11,23 @@ from __future__ import annotations
 import importlib
 import warnings
 from collections.abc import Sequence
-from typing import Any, Protocol, runtime_checkable
+from dataclasses import replace
+from typing import Any, Protocol
 
 import tensorflow as tf
 
 from dp_core.errors import BadInput
 from dp_core.nn import Layers, Tensor, Variables
 from dp_core.privacy.clipping.book_keeping import (
+    CLIP_FACTORS,
     ClipFactors,
     ClippedSum,
     UnitLosses,
     clipped_grad_sum,
     flat_factors,
 )
-
-
-@runtime_checkable
-class Separable(Protocol):
-    """Losses that can be computed for one unit without computing the other units' losses."""
-
-    def __call__(self, layers: Layers) -> Tensor:
-        """Layers -> (U,)."""
-
-    def of_unit(self, unit: Tensor) -> UnitLosses:
-        """Scalar index, a tensor -> the losses (1,) of that unit alone."""
+from dp_core.privacy.execution_plan import Clipper
+from dp_core.training.objectives import UnitBatch
 
 
 def naive_clipped_grad_sum(
@@ -48,7 +42,7 @@ def naive_clipped_grad_sum(
 ) -> ClippedSum:
     """As `book_keeping.clipped_grad_sum`: same arguments and guarantee, same sum up to rounding.
 
-    Losses that are `Separable` are computed in a loop of one graph; others U times in full.
+    Losses of a `UnitBatch` are computed in a loop of one graph; others U times in full.
     """
     names = list(parameters)
 
@@ -95,8 +89,9 @@ def _gradient_of(
     with tf.GradientTape(watch_accessed_variables=False) as tape:
         tape.watch(values)
         layers = Layers({**(frozen or {}), **parameters}, precision)
-        if isinstance(unit_losses, Separable):
-            loss = unit_losses.of_unit(unit)(layers)[0]
+        if isinstance(unit_losses, UnitBatch):
+            alone = tuple(array[unit][None] for array in unit_losses.batch)
+            loss = replace(unit_losses, batch=alone)(layers)[0]
         else:
             loss = unit_losses(layers)[unit]
     gradients = tape.gradient(loss, values, unconnected_gradients=tf.UnconnectedGradients.ZERO)
@@ -120,7 +115,7 @@ def tensorflow_privacy_clipped_grad_sum(
 
     The guarantee is the same too. The jacobian multiplies a unit's values by the zeros of other
     units' rows, and 0·NaN is NaN. So a micro-batch with a value that is not finite is clipped by
-    the naive engine, which keeps that unit apart if `unit_losses` is `Separable`.
+    the naive engine, which keeps that unit apart if `unit_losses` is a `UnitBatch`.
 
     Raises:
         BadInput: tensorflow-privacy is not installed, or the style of clipping is not flat.
@@ -225,3 +220,31 @@ ENGINES: dict[str, ClippingEngine] = {
     "tensorflow-privacy": tensorflow_privacy_clipped_grad_sum,
     "naive": naive_clipped_grad_sum,
 }
+
+
+class ReferenceClipper(Clipper):
+    """A clipper that computes the clipped sum by the engine of this name."""
+
+    def __init__(self, clip_norm: float, engine: str, style: str = "flat") -> None:
+        super().__init__(clip_norm, style)
+        self._engine = ENGINES[engine]
+
+    def clipped_grad_sum(
+        self,
+        unit_losses: UnitLosses,
+        parameters: Variables,
+        units: int,
+        clip_norm: Tensor,
+        precision: str = "float32",
+        frozen: Variables | None = None,
+    ) -> ClippedSum:
+        """Return Σᵤ clip(gradientᵤ, C) by the engine."""
+        return self._engine(
+            unit_losses,
+            parameters,
+            units,
+            clip_norm,
+            clip_factors=CLIP_FACTORS[self.style],
+            precision=precision,
+            frozen=frozen,
+        )
