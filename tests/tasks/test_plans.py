@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from release_examples import bench_of, record
 
 from dp_core.config.privacy import refuse_large_delta
-from dp_core.errors import BadInput, PlanError
+from dp_core.errors import BadInput, BudgetExceeded, PlanError
 from dp_core.privacy.accounting.calibration import least_error
 from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.batch_selection import PoissonSampling
@@ -187,6 +187,18 @@ def test_budget_admits_only_jobs_of_its_neighbouring_relation(
         with pytest.raises(BadInput, match="neighbours"):
             register_plans(bench_of(deployment), steps_of()["budget"].charged)
         assert not ledger.history("notes")
+
+
+def test_refused_plan_of_one_data_set_gives_back_the_plans_of_others(
+    deployment: Deployment,
+) -> None:
+    ledger = _registered(deployment, 400.0)
+    ledger.register_dataset("labels", PrivacyUnit.PATIENT, 0.01, 1e-5)
+    labels = LABELS | {"entities_patients": "/p.csv", "entities_dataset": "labels"}
+    with pytest.raises(BudgetExceeded, match="data set labels"):
+        register_plans(bench_of(deployment), steps_of(**labels)["budget"].charged)
+    assert [entry.state for entry in ledger.history("notes")] == [State.WITHDRAWN] * 2
+    assert ledger.history("labels") == []
 
 
 def test_plan_until_an_update_contains_only_earlier_updates() -> None:
