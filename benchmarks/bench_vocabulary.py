@@ -53,7 +53,7 @@ from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from tasks.execution import contract
-from tasks.protocol import JobSettings, RunContext, StepResult, dp_bert_steps
+from tasks.protocol import JobSettings, RunContext, StepResult, job_steps
 from tasks.releases.declarations import declare_public
 from tasks.results import totals
 from tasks.runtime.deployment import Deployment
@@ -258,7 +258,7 @@ def trained(settings: JobSettings, home: Path) -> dict[str, Any]:
                      settings.entities_test):  # fmt: skip
             declare_public(path, deployment, known_private=True)
     results: dict[str, StepResult] = {}
-    for task, spec in dp_bert_steps(settings).items():
+    for task, spec in job_steps(settings).items():
         if task not in SKIPPED:
             context = RunContext(run_key="bench", run_name="bench", task=task)
             results[task] = contract.run_step(spec, deployment, context)
