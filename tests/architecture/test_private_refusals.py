@@ -54,8 +54,8 @@ OTHER_ERRORS = {
     },
     "whether a digest was declared public": {"declarations._refuse_undeclared"},
     "a released model or vocabulary": {
-        "black_box._Seen.of", "declarations._refuse_our_weights", "finetune_step.run",
-        "membership_step._seen", "tokens.SpecialIds.of",
+        "declarations._refuse_our_weights", "finetune_step.run",
+        "tokens.SpecialIds.of",
         "training_inputs.refuse_other_architecture",
     },
     "an output of another step": {
