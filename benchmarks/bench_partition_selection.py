@@ -30,14 +30,13 @@ ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
 from benchmarks.selection_mechanisms import comparison_plan
-from benchmarks.vocabulary_corpora import made_up, tuples, units
+from benchmarks.vocabulary_corpora import document_counts, item_sets, made_up, tuples, units
 from dp_core.data.privacy_units import Unit
 from dp_core.data.tokens import split_words
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.item_sets import ItemSets, item_sets
+from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.partition_selection import PartitionSelection
 from dp_core.vocabulary.selection_calibration import paper_parameters
-from dp_core.vocabulary.subwords import document_counts
 
 RESULTS = ROOT / "benchmarks" / "results" / "partition_selection.json"
 MECHANISMS = (

@@ -32,6 +32,7 @@ from typing import get_args
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
+from benchmarks.vocabulary_corpora import document_counts, item_sets
 from dp_core.config.privacy import MechanismName
 from dp_core.config.training import ArchitectureConfig, TrainingConfig
 from dp_core.data.corpus import Document, open_corpus, write_corpus
@@ -52,9 +53,8 @@ from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import OrdinaryUpdates
 from dp_core.training.objectives import mlm_accuracy, objective_for
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.item_sets import item_sets
 from dp_core.vocabulary.selection_calibration import selection_plan
-from dp_core.vocabulary.subwords import document_counts, in_turns, whole_words
+from dp_core.vocabulary.subwords import in_turns, whole_words
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
 from tasks.steps.training_inputs import config_of

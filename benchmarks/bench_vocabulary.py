@@ -40,6 +40,7 @@ from benchmarks.vocabulary_corpora import (
     CORPORA,
     Held,
     held_by,
+    item_sets,
     novels_counts,
     public_counts,
     units,
@@ -49,10 +50,10 @@ from dp_core.data.tokens import split_words
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.item_sets import ItemSets, item_sets
+from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from tasks.execution import contract
-from tasks.protocol import JobSettings, RunContext, StepResult, dp_bert_steps
+from tasks.protocol import JobSettings, RunContext, StepResult, job_steps
 from tasks.releases.declarations import declare_public
 from tasks.results import totals
 from tasks.runtime.deployment import Deployment
@@ -257,7 +258,7 @@ def trained(settings: JobSettings, home: Path) -> dict[str, Any]:
                      settings.entities_test):  # fmt: skip
             declare_public(path, deployment, known_private=True)
     results: dict[str, StepResult] = {}
-    for task, spec in dp_bert_steps(settings).items():
+    for task, spec in job_steps(settings).items():
         if task not in SKIPPED:
             context = RunContext(run_key="bench", run_name="bench", task=task)
             results[task] = contract.run_step(spec, deployment, context)

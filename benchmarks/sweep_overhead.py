@@ -27,7 +27,7 @@ from typing import Any
 
 from tasks.execution.run_job import Job, run_job
 from tasks.local import stack as local
-from tasks.protocol import SweepSettings, sweep_steps
+from tasks.protocol import SweepSettings, job_steps, point_and_task
 from tasks.protocol.fork_server import OFF, SERVER
 from tasks.protocol.messages import StepProgress
 from tasks.results import read_result
@@ -58,13 +58,14 @@ def shell() -> dict[str, Any]:
 def measured() -> dict[str, Any]:
     """Return wall and processor seconds of the sweep, and the overhead of a point."""
     deployment = Deployment.from_environment()
-    steps = sweep_steps(SETTINGS)
+    planned = job_steps(SETTINGS)
+    steps = [(*point_and_task(name), spec) for name, spec in planned.items()]
     started: dict[str, float] = {}
 
     def watch(name: str, progress: StepProgress) -> None:
         started.setdefault(name, time.monotonic())
 
-    made = not any(Path(deployment.home).glob("store/sweep_report/*"))
+    made = not any(Path(deployment.home).glob("store/report/*"))
     before, begun = _processor_seconds(), time.monotonic()
     finished = run_job(Job("dp_sweep", "benchmark", "benchmark", steps), deployment, watch)
     assert not finished.exit_code, finished.failed
@@ -118,8 +119,8 @@ def _in_airflow(deployment: Deployment, stack: local.Stack, run: str) -> dict[st
     first = min(_moment(task["scheduled_when"]) for task in points)
     results = [
         read_result(deployment.open_store(), spec.output)
-        for point, _, spec in sweep_steps(SETTINGS)
-        if point
+        for name, spec in job_steps(SETTINGS).items()
+        if point_and_task(name)[0]
     ]
     step_seconds = sum(r.seconds for r in results if r) if run == "made" else 0.0
     beyond = _moment(report["start_date"]) - first - step_seconds

@@ -5,19 +5,21 @@ Real text is in the folder that CONFIDE_DATA names.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 
 from benchmarks.real_text import ARTICLES, NOTES, PUBLIC
 from dp_core.data.privacy_units import Unit
 from dp_core.data.readers.documents import JsonlFields
 from dp_core.data.readers.registry import read_corpus
-from dp_core.data.tokens import split_words
-from dp_core.vocabulary.subwords import document_counts
+from dp_core.data.tokens import HeldItems, split_words
+from dp_core.vocabulary.item_sets import ItemSets, bounded_sets
 
 Held = list[tuple[str, set[str]]]  # each unit and its distinct items
 
@@ -108,3 +110,37 @@ def made_up(units: int = 5000, items: int = 200_000, seed: int = 0) -> Held:
         (str(u), {f"w{i}" for i in np.searchsorted(mass, rng.random(n) * mass[-1])})
         for u, n in enumerate(lengths)
     ]
+
+
+def document_counts(units: Iterable[Unit], split: Callable[[str], Iterable[str]]) -> Counter[str]:
+    """Return the number of units that hold each word, without bounds; for public text only."""
+    counts: Counter[str] = Counter()
+    for unit in units:
+        counts.update({word for text in unit.texts for word in split(text)})
+    return counts
+
+
+def item_sets(
+    units: Iterable[tuple[str, Iterable[str]]],
+    items_per_unit: int,
+    key: bytes,
+    *,
+    declared_units: int | None = None,
+    exclude: Collection[str] = frozenset(),
+) -> ItemSets:
+    """Return the bounded sets of units, given their items; see `bounded_sets`."""
+    return bounded_sets(_held(units), items_per_unit, key, declared_units, exclude)
+
+
+def _held(units: Iterable[tuple[str, Iterable[str]]]) -> Iterator[HeldItems]:
+    """Yield the distinct items of units in blocks of a thousand units."""
+    source = iter(units)
+    while block := [(unit_id, set(items)) for unit_id, items in itertools.islice(source, 1000)]:
+        every = [item for _, items in block for item in items]
+        numbered = pa.array(every, pa.large_string()).dictionary_encode()
+        yield HeldItems(
+            [unit_id for unit_id, _ in block],
+            numbered.dictionary,
+            np.cumsum([0, *(len(items) for _, items in block)]),
+            numbered.indices.to_numpy(),
+        )

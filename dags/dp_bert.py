@@ -6,42 +6,40 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from airflow.sdk import TriggerRule, dag, get_current_context, task, task_group
+from airflow.sdk import TriggerRule, dag, get_current_context, task
 
 from dags import configuration, launcher
+from dags.experiment import DESCRIPTIONS, each_point, front_half
 from dags.launcher import TRAINING
 from tasks.protocol import (
+    GiveBackSpec,
     JobSettings,
+    PromoteSpec,
     StepSpec,
     SweepPoint,
-    dp_bert_steps,
-    give_back_spec,
+    job_steps,
     kept_points,
     more_points,
-    promote_spec,
-    steps_of,
+    point_steps,
 )
 
 
 def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepSpec]:
     """Return the specs of this job's steps for a run's parameters."""
     settings = launcher.settings_from(JobSettings, params)
-    steps = dp_bert_steps(settings, configuration.promotion())
     if point is not None:
-        return steps_of(point, steps)
+        return point_steps(settings, point)
+    steps = job_steps(settings, configuration.promotion())
     report = steps["report"]
     return {
         **steps,
-        "promote": promote_spec(report),
-        "give_back": give_back_spec(made_up=report.made_up),
+        "promote": PromoteSpec(made_up=report.made_up, report_uri=report.output),
+        "give_back": GiveBackSpec(made_up=report.made_up),
     }
 
 
 step = partial(launcher.step, plan=plan)
 training = partial(step, pool=TRAINING)
-FINE_TUNING = "Fine-tunes the model on labels and scores it."
-EXPOSURE = "Measures how well the model remembers its canaries."
-MEMBERSHIP = "Attacks the model by membership inference."
 
 
 @dag(
@@ -83,60 +81,12 @@ def dp_bert() -> None:
         checked = launcher.settings_to_start(JobSettings, get_current_context()["params"])
         return [point.model_dump() for point in more_points(checked)]
 
-    # A run that does not fit its budget is refused before anything is read.
-    budget = step("budget", doc_md="Records the sources; **refuses a run over the budget.**")
-
-    # The data: confidential notes, public text, and labelled text.
-    private_corpus = step("private_corpus", doc_md="Reads the notes and groups them by unit.")
-    public_corpus = step("public_corpus", doc_md="Reads public text, which needs no privacy.")
-    entities = step("entities", doc_md="Reads labelled text for training and test.")
-    checkpoint = step("checkpoint", doc_md="Reads the tokens to keep from a public model.")
     points = settings()
-    points >> budget >> [private_corpus, public_corpus, entities, checkpoint]
+    front = front_half(points, plan, plan)
+    public_pretraining, phrases_pretraining = front.public_pretraining, front.phrases_pretraining
 
-    # The whole run is charged only after text and labels have been read and checked.
-    reserve = step(
-        "reserve",
-        trigger_rule=TriggerRule.NONE_FAILED,  # labels and checkpoint are optional
-        doc_md="Registers ε_V and ε_T together: **either all of them fit, or the run ends.**",
-    )
-    [private_corpus, public_corpus, entities, checkpoint] >> reserve
-
-    # The vocabulary consists of public words, which are free, and of private words that public
-    # text lacks, chosen by noised counts: the first release (ε_V). Alternatively, the tokens of a
-    # public model are kept.
-    vocabulary = step(
-        "vocabulary",
-        doc_md="Learns tokens from public words and noised counts of private words. "
-        "**Charged: ε_V.**",
-    )
-    reserve >> vocabulary
-
-    # Canaries are drawn after the vocabulary, so that they cannot influence it, and are planted
-    # by unit.
-    canaries = step("canaries", doc_md="Draws canaries from the vocabulary with public coins.")
-    private_store = step("private_store", doc_md="Writes private rows of tokens with canaries.")
-    public_store = step("public_store", doc_md="Writes public rows of token ids.")
-    vocabulary >> canaries >> private_store
-    [vocabulary, public_corpus] >> public_store
-
-    # Phrases that many units share, and text written from them, are optional and another release
-    # (ε_P).
-    phrases = step("phrases", doc_md="Counts phrases in rounds with noise. **Charged: ε_P.**")
-    written_text = step(
-        "written_text", doc_md="Writes text from released phrases, at no further privacy cost."
-    )
-    phrases_store = step("phrases_store", doc_md="Writes rows of tokens of the written text.")
-    canaries >> phrases >> written_text >> phrases_store
-
-    # Pre-training uses public text, then private rows with DP-SGD: the second release (ε_T).
-    # A model without privacy is trained for comparison; it stays with the operator.
-    public_pretraining = training(
-        "public_pretraining", doc_md="Trains the language model on public text."
-    )
-    phrases_pretraining = training(
-        "phrases_pretraining", doc_md="Continues the training on the written text."
-    )
+    # DP-SGD continues the training on private rows: the second release (ε_T). A model without
+    # privacy is trained for comparison; it stays with the operator.
     dp_pretraining = training(
         "dp_pretraining",
         trigger_rule=TriggerRule.NONE_FAILED,  # phrases are optional
@@ -146,8 +96,6 @@ def dp_bert() -> None:
         "nonprivate_pretraining",
         doc_md="Trains on the same rows without privacy; the model is never exported.",
     )
-    [public_store, private_store] >> public_pretraining
-    [public_pretraining, phrases_store] >> phrases_pretraining
     [public_pretraining, phrases_pretraining] >> dp_pretraining
     public_pretraining >> nonprivate_pretraining
 
@@ -160,31 +108,26 @@ def dp_bert() -> None:
         "dp": dp_pretraining,
         "nonprivate": nonprivate_pretraining,
     }.items():
-        finetuning = training(f"{mode}_finetuning", doc_md=FINE_TUNING)
-        exposure = training(f"{mode}_exposure", doc_md=EXPOSURE)
-        membership = training(f"{mode}_membership", doc_md=MEMBERSHIP)
-        [model, entities] >> finetuning
-        model >> [exposure, membership]
-        measured += [finetuning, exposure, membership]
+        of_model = {
+            task: training(f"{mode}_{task}", doc_md=DESCRIPTIONS[task])
+            for task in ("finetuning", "exposure", "membership")
+        }
+        model >> list(of_model.values())
+        front.entities >> of_model["finetuning"]
+        measured += of_model.values()
 
     # Additional private trainings, for example from random weights, are separate releases.
-    @task_group
-    def more(coordinates: dict[str, Any]) -> None:
-        named = {"point": coordinates, "map_index_template": "{{ point_name }}"}
-        model = training(
-            "dp_pretraining",
-            doc_md="Trains another model with DP-SGD. **Charged: ε_T.**",
-            trigger_rule=TriggerRule.NONE_FAILED,
-            **named,
-        )
-        model >> [
-            training("dp_finetuning", doc_md=FINE_TUNING, **named),
-            training("dp_exposure", doc_md=EXPOSURE, **named),
-            training("dp_membership", doc_md=MEMBERSHIP, **named),
-        ]
-
-    every_training = more.expand(coordinates=points)
-    [public_pretraining, phrases_pretraining, entities] >> every_training
+    every_training = each_point(
+        "more",
+        points,
+        plan,
+        "dp_finetuning",
+        "dp_exposure",
+        "dp_membership",
+        training="dp_pretraining",
+        rule=TriggerRule.NONE_FAILED,  # phrases are optional
+    )
+    [public_pretraining, phrases_pretraining, front.entities] >> every_training
 
     # Both trainings may keep models of earlier epochs, which their one charge covers. Membership
     # inference attacks them together with the last model.
@@ -197,21 +140,17 @@ def dp_bert() -> None:
         settings = launcher.settings_from(JobSettings, get_current_context()["params"])
         return [point.model_dump() for point in kept_points(settings)]
 
-    @task_group
-    def kept(coordinates: dict[str, Any]) -> None:
-        for name, description in {"finetuning": FINE_TUNING, "exposure": EXPOSURE}.items():
-            training(
-                name,
-                point=coordinates,
-                map_index_template="{{ point_name }}",
-                trigger_rule=TriggerRule.NONE_FAILED,  # the comparison is optional
-                doc_md=description,
-            )
-
     kept_epochs = kept_models()
     points >> kept_epochs
-    every_kept = kept.expand(coordinates=kept_epochs)
-    [dp_pretraining, nonprivate_pretraining, entities] >> every_kept
+    every_kept = each_point(
+        "kept",
+        kept_epochs,
+        plan,
+        "finetuning",
+        "exposure",
+        rule=TriggerRule.NONE_FAILED,  # the comparison is optional
+    )
+    [dp_pretraining, nonprivate_pretraining, front.entities] >> every_kept
 
     # One-run audit: guess which canaries fair coins had put into the training.
     audit = training("dp_audit", doc_md="Estimates a lower bound on the DP model's ε.")
@@ -229,7 +168,7 @@ def dp_bert() -> None:
 
     # A run that fails before its first release gives its planned budget back.
     give_back = step("give_back", doc_md="Frees the planned budget if no release has begun.")
-    report >> give_back.as_teardown(setups=reserve) >> launcher.outcome("report")
+    report >> give_back.as_teardown(setups=front.reserve) >> launcher.outcome("report")
 
     # The report has judged the model by its audits and registered it. The deployment may require
     # that a person approves the promotion.

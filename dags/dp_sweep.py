@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
+from operator import itemgetter
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -12,19 +13,16 @@ from airflow.sdk import Param, TriggerRule, dag, get_current_context, task, task
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from dags import configuration, launcher
+from dags.experiment import BY_POINT, each_point, front_half
 from dags.launcher import TRAINING
 from dags.launcher.step_operator import PAGE_MARK
 from tasks.protocol import (
+    GiveBackSpec,
     StepSpec,
     SweepPoint,
     SweepSettings,
-    give_back_spec,
-    sweep_budget,
-    sweep_point_steps,
-    sweep_report,
-    sweep_reserve,
-    sweep_start,
-    sweep_training,
+    job_steps,
+    point_steps,
 )
 from tasks.protocol.sweep import (
     PAGE,
@@ -67,33 +65,54 @@ def page_of(params: Mapping[str, Any]) -> tuple[list[SweepPoint], int, bool]:
     return pages[number - 1], number, number == len(pages)
 
 
-def plan(params: Mapping[str, Any], point: SweepPoint | None) -> Mapping[str, StepSpec]:
+def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepSpec]:
     """Return the specs of a point's steps and of the steps that all points share."""
     settings = settings_of(params)
-    return sweep_point_steps(settings, point or settings.points()[0])
+    return point_steps(settings, point or settings.points()[0])
 
 
-def there(context: Mapping[str, Any], *tasks: str) -> set[str]:
-    """Return the outputs of the tasks that have succeeded, including every mapped instance."""
+Steps = Mapping[str, StepSpec]
+
+
+def start_of(steps: Steps) -> StepSpec:
+    """Return the spec of a point's initial model, trained on public text or released phrases."""
+    return steps.get("phrases_pretraining", steps["public_pretraining"])
+
+
+def ready(
+    lay_out: Callable[[list[SweepPoint]], list[SweepPoint]],
+    needed: Callable[[Steps], StepSpec],
+    *tasks: str,
+) -> list[dict[str, Any]]:
+    """Return the points of this page whose input exists, so that a failed point stops no other.
+
+    Args:
+        lay_out: selects the trainings, models or fine-tunings of the page's points.
+        needed: the step of a point whose output they read.
+        tasks: the tasks that make these outputs, including every mapped instance.
+    """
+    context = get_current_context()
+    settings, (points, _, _) = settings_of(context["params"]), page_of(context["params"])
     answers = context["ti"].xcom_pull(task_ids=list(tasks))
-    return {answer["output"] for answer in answers or () if answer}
+    outputs = {answer["output"] for answer in answers or () if answer}
+    return [
+        point.model_dump()
+        for point in lay_out(points)
+        if needed(point_steps(settings, point)).output in outputs
+    ]
 
 
 def plan_of_all(params: Mapping[str, Any], point: object) -> dict[str, StepSpec]:
     """Return the specs of steps about all points; only the last page has the report."""
     settings, (_, _, last) = settings_of(params), page_of(params)
-    return {
-        **plan(params, None),
-        "budget": sweep_budget(settings),
-        "reserve": sweep_reserve(settings),
-        "give_back": give_back_spec(made_up=settings.made_up),
-        **({"report": sweep_report(settings)} if last else {}),
-    }
+    steps = job_steps(settings)
+    if not last:
+        del steps["report"]
+    return steps | {"give_back": GiveBackSpec(made_up=settings.made_up)}
 
 
 step = partial(launcher.step, plan=plan)
 training = partial(step, pool=TRAINING)
-BY_POINT = "{{ point_name }}"
 PRETRAINING = "training_point.pretraining"
 STARTS = ("public_pretraining", "phrases_pretraining", "baseline.public_pretraining")
 
@@ -167,28 +186,10 @@ def dp_sweep() -> None:
     )
     def trainings() -> list[dict[str, Any]]:
         context = get_current_context()
-        settings, outputs = settings_of(context["params"]), there(context, *STARTS, "entities")
-        points, _, _ = page_of(context["params"])
-        labelled = plan(context["params"], None).get("entities")
-        if labelled and labelled.output not in outputs:
+        labelled = "entities" in plan(context["params"], None)
+        if labelled and not context["ti"].xcom_pull(task_ids="entities"):
             raise AirflowFailException("there is no labelled text to fine-tune on")
-        return [
-            point.model_dump()
-            for point in trainings_of(points)
-            if sweep_start(settings, point).output in outputs
-        ]
-
-    def of_trained_models(
-        lay_out: Callable[[list[SweepPoint]], list[SweepPoint]],
-    ) -> list[dict[str, Any]]:
-        context = get_current_context()
-        settings, trained = settings_of(context["params"]), there(context, PRETRAINING)
-        points, _, _ = page_of(context["params"])
-        return [
-            point.model_dump()
-            for point in lay_out(points)
-            if sweep_training(settings, point).output in trained
-        ]
+        return ready(trainings_of, start_of, *STARTS)
 
     @task(
         retries=0,
@@ -200,7 +201,7 @@ def dp_sweep() -> None:
         params = get_current_context()["params"]
         if "finetuning" not in plan(params, None):
             raise AirflowSkipException("a causal model is not fine-tuned")
-        return of_trained_models(list)
+        return ready(list, itemgetter("pretraining"), PRETRAINING)
 
     @task(
         retries=0,
@@ -209,32 +210,12 @@ def dp_sweep() -> None:
         doc_md="Lists the models of the trainings: one each, or one for each of several epochs.",
     )
     def models() -> list[dict[str, Any]]:
-        return of_trained_models(models_of)
+        return ready(models_of, itemgetter("pretraining"), PRETRAINING)
 
     # All points share data, vocabulary, canaries, token stores and the public model.
     # After text and labels have been checked, all points are charged together or not at all.
     fronts = grid()
-    of_all = partial(launcher.step, plan=plan_of_all)
-    budget = of_all("budget", doc_md="Records the sources; **refuses a sweep over the budget.**")
-    reserve = of_all(
-        "reserve",
-        trigger_rule=TriggerRule.NONE_FAILED,  # labels and checkpoint are optional
-        doc_md="Registers the releases of all points: **either all of them fit, or the run ends.**",
-    )
-    private_corpus, public_corpus = step("private_corpus"), step("public_corpus")
-    entities, checkpoint, canaries = step("entities"), step("checkpoint"), step("canaries")
-    vocabulary = step("vocabulary")
-    private_store, public_store = step("private_store"), step("public_store")
-    public_pretraining = training("public_pretraining", point=START.model_dump())
-    phrases, written_text = step("phrases"), step("written_text")
-    phrases_store = step("phrases_store")
-    phrases_pretraining = training("phrases_pretraining")
-    sources = [private_corpus, public_corpus, entities, checkpoint]
-    fronts >> budget >> sources >> reserve >> vocabulary >> canaries >> private_store
-    [vocabulary, public_corpus] >> public_store
-    [public_store, private_store] >> public_pretraining
-    canaries >> phrases >> written_text >> phrases_store
-    [public_pretraining, phrases_store] >> phrases_pretraining
+    front = front_half(fronts, plan, plan_of_all, START.model_dump())
 
     # A baseline with another vocabulary than the sweep needs these steps, too. They run after the
     # sweep's rows are written, so that shared outputs are made once.
@@ -251,29 +232,17 @@ def dp_sweep() -> None:
         [private_store, public_store] >> public_pretraining
 
     every_baseline = baseline.expand(coordinates=fronts)
-    [private_store, public_store] >> every_baseline
+    [front.private_store, front.public_store] >> every_baseline
 
-    # One training for all points that share it.
-    @task_group
-    def training_point(coordinates: dict[str, Any]) -> None:
-        training("pretraining", point=coordinates, map_index_template=BY_POINT)
-
-    # Exposure is measured for each model; the models of several epochs share one charge.
-    @task_group
-    def model(coordinates: dict[str, Any]) -> None:
-        training("exposure", point=coordinates, map_index_template=BY_POINT)
-
-    @task_group
-    def point(coordinates: dict[str, Any]) -> None:
-        training("finetuning", point=coordinates, map_index_template=BY_POINT)
-
+    # Points that share a training have one task of it. Exposure is measured for each model; the
+    # models of several epochs share one charge.
     starting_points = trainings()
-    starts = [public_pretraining, phrases_pretraining, every_baseline]
-    [*starts, entities] >> starting_points
-    every_training = training_point.expand(coordinates=starting_points)
+    starts = [front.public_pretraining, front.phrases_pretraining, every_baseline]
+    [*starts, front.entities] >> starting_points
+    every_training = each_point("training_point", starting_points, plan, "pretraining")
     points, trained = fine_tunings(), models()
     every_training >> [points, trained]
-    every_point = point.expand(coordinates=points)
+    every_point = each_point("point", points, plan, "finetuning")
     # Without this task, the last tasks would be skipped when the fine-tunings are.
     fine_tuned = EmptyOperator(
         task_id="fine_tuned",
@@ -282,8 +251,9 @@ def dp_sweep() -> None:
         doc_md="Waits for all fine-tunings; succeeds, too, if causal models need none.",
     )
     every_point >> fine_tuned
-    every_model = model.expand(coordinates=trained)
+    every_model = each_point("model", trained, plan, "exposure")
 
+    of_all = partial(launcher.step, plan=plan_of_all)
     report = of_all("report", trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS)
     [every_training, every_model, fine_tuned] >> report
 
@@ -318,7 +288,7 @@ def dp_sweep() -> None:
     )
 
     give_back = of_all("give_back", doc_md="Frees the planned budget if no release has begun.")
-    [every_training, report] >> give_back.as_teardown(setups=reserve)
+    [every_training, report] >> give_back.as_teardown(setups=front.reserve)
 
     # The report lists the points that did not fail; the run still fails.
     last = [every_training, every_model, every_point, report, following, give_back]

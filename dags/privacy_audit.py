@@ -9,13 +9,14 @@ from airflow.sdk import dag
 
 from dags import launcher
 from dags.launcher import TRAINING
-from tasks.protocol import BlackBoxAuditConfig, StepSpec, SweepPoint, privacy_audit_spec
+from tasks.protocol import BlackBoxAuditConfig, PrivacyAuditSpec, StepSpec, SweepPoint
 
 
 def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepSpec]:
     """Return the specs of this job's steps for a run's parameters."""
     settings = launcher.settings_from(BlackBoxAuditConfig, params)
-    return {"privacy_audit": privacy_audit_spec(settings)}
+    # None of the files is declared public.
+    return {"privacy_audit": PrivacyAuditSpec(made_up=False, **settings.model_dump())}
 
 
 @dag(

@@ -12,7 +12,7 @@ from typing import Any
 
 from benchmarks.real_text import NOTES_AND_ENTITIES, existing_files
 from tasks.protocol import JobSettings, SweepSettings
-from tasks.protocol.presets import preset
+from tasks.protocol.settings_file import preset
 from tasks.releases.training_advice import PrivacyBudget, RunReleases, calibrated
 
 SEEDS = (1, 2, 3)

@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks.real_text import ARTICLES, NOTES_AND_ENTITIES, PUBLIC_AND_ENTITIES, existing_files
 from dp_core.privacy.advice import Recipe as Advisable
-from tasks.protocol.presets import preset
+from tasks.protocol.settings_file import preset
 
 EPSILONS = (1.0, 3.0, 5.8, 8.0)  # 5.8 is the demo's ε
 SEEDS = (1, 2, 3)

@@ -20,7 +20,7 @@ from tasks.protocol import (
     RunContext,
     StepResult,
     StepSpec,
-    dp_bert_steps,
+    job_steps,
 )
 from tasks.releases.declarations import declare_public
 from tasks.releases.training_advice import PrivacyBudget, RunReleases, advised, calibrated
@@ -131,7 +131,7 @@ class Runner:
 
     def _steps(self, settings: JobSettings) -> dict[str, StepSpec]:
         """Return the job's steps, after declaring its sources and data set public."""
-        steps = dp_bert_steps(settings)
+        steps = job_steps(settings)
         ledger = Ledger.open(self._deployment.ledger)
         if settings.private_format != "synthetic":
             if settings.private_dataset not in ledger.datasets():

@@ -2,11 +2,12 @@
 
 from dags.launcher.form import form, settings_from, settings_to_start, with_form
 from dags.launcher.outcome import approval, outcome
-from dags.launcher.step_operator import LIGHT, TRAINING, defaults, step
+from dags.launcher.step_operator import LIGHT, TRAINING, Plan, defaults, step
 
 __all__ = [
     "LIGHT",
     "TRAINING",
+    "Plan",
     "approval",
     "defaults",
     "form",

@@ -12,7 +12,7 @@ from pydantic import BaseModel, ValidationError
 
 from dags.launcher.step_operator import launcher
 from tasks.protocol import JobSettings, missing_file, one_line
-from tasks.protocol.presets import NO_PRESET, presets_of, with_preset
+from tasks.protocol.settings_file import NO_PRESET, presets_of, with_preset
 
 Settings = TypeVar("Settings", bound=BaseModel)
 Job = TypeVar("Job", bound=JobSettings)

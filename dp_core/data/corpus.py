@@ -20,12 +20,11 @@ import re
 import tempfile
 import unicodedata
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
 from urllib.parse import unquote
 
 import numpy as np
@@ -227,25 +226,17 @@ def shards_of_mark(mark: bytes, folder: str) -> list[Shard]:
     try:
         about = json.loads(mark)
         version = about["version"]
-        shards = [Shard(f"{folder}/{name}", digest) for name, digest in _digests(about)]
-    except (ValueError, KeyError, TypeError, AttributeError):
+        digests = dict(about["shards"]) if version == _VERSION else {}
+        shards = [Shard(f"{folder}/{name}", str(digest)) for name, digest in digests.items()]
+    except (ValueError, KeyError, TypeError):
         raise _unfinished(folder) from None
     if version != _VERSION:
         raise BadInput(
             f"corpus version {version} is not {_VERSION}", where=folder, fix="Import it again."
         )
+    if not digests or [*digests] != [_name(f"{n:04d}") for n in range(len(digests))]:
+        raise _unfinished(folder)
     return shards
-
-
-def _digests(about: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the name and digest of every shard in a `corpus.json` of this version."""
-    if about["version"] != _VERSION:
-        return []
-    digests = [(str(name), str(digest)) for name, digest in about["shards"].items()]
-    expected = [_name(f"{number:04d}") for number in range(len(digests))]
-    if [name for name, _ in digests] != expected or not digests:
-        raise ValueError("not the names of shards")
-    return digests
 
 
 def _unfinished(folder: str) -> BadInput:

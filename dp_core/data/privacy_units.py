@@ -85,11 +85,20 @@ def units_of(
     Raises:
         BadInput: the unit is `patient`, and a document names no patient.
     """
-    if unit is PrivacyUnit.PATIENT:
-        return _patients(documents)
-    if unit is PrivacyUnit.DOCUMENT:
-        return _documents(documents)
-    return _examples(documents, words_per_unit)
+    if unit is PrivacyUnit.EXAMPLE:
+        yield from _examples(documents, words_per_unit)
+        return
+
+    def unit_id_of(document: Document) -> str:
+        if unit is PrivacyUnit.PATIENT:
+            return document.patient_id
+        return document_unit_id(document.patient_id, document.document_id)
+
+    for unit_id, group in itertools.groupby(documents, key=unit_id_of):
+        if not unit_id:
+            raise nameless()
+        held = list(group)
+        yield Unit(unit_id, [d.text for d in held], held)
 
 
 def nameless() -> PrivateTextRefusal:
@@ -100,23 +109,6 @@ def nameless() -> PrivateTextRefusal:
         fix="Protect the unit `document`, or give every document its patient (of a folder of"
         " texts: a subfolder for each).",
     )
-
-
-def _patients(documents: Iterable[Document]) -> Iterator[Unit]:
-    for patient, group in itertools.groupby(documents, key=lambda d: d.patient_id):
-        if not patient:
-            raise nameless()
-        held = list(group)
-        yield Unit(patient, [d.text for d in held], held)
-
-
-def _documents(documents: Iterable[Document]) -> Iterator[Unit]:
-    def unit_id_of(document: Document) -> str:
-        return document_unit_id(document.patient_id, document.document_id)
-
-    for unit_id, group in itertools.groupby(documents, key=unit_id_of):
-        held = list(group)
-        yield Unit(unit_id, [d.text for d in held], held)
 
 
 def _examples(documents: Iterable[Document], words: int) -> Iterator[Unit]:

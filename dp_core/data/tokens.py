@@ -2,13 +2,12 @@
 
 A histogram whose words were split differently from the tokenizer's would spend privacy on words
 that never occur. So both use the normaliser and the pre-tokenizer of `tokenizers` (lower case,
-accents stripped, every punctuation mark a separate word). ASCII between spaces, which is nearly all
-of any English text, has two faster implementations; property tests check that they return the same
-words. `split_words` splits one text by a regular expression. `encode_bert_words` splits many texts
-at once, by bytes, into codes of a list of distinct words: it finds classes of bytes (letters and
-digits, punctuation) with array operations. A run between spaces that holds any other byte (a
-control character, or a letter beyond ASCII) first becomes one item, and `split_words` then splits
-each distinct item.
+accents stripped, every punctuation mark a separate word). `encode_bert_words` returns the words of
+many texts at once, by bytes, as codes of a list of distinct words; a property test compares them
+with the words of `split_words`. ASCII between two spaces, which is nearly all of any English text,
+is split by classes of bytes (letters and digits, punctuation) with array operations. A run between
+spaces that holds any other byte (a control character, or a letter beyond ASCII) first becomes one
+item, and `split_words` then splits each distinct item.
 """
 
 from __future__ import annotations
@@ -33,62 +32,26 @@ NORMALIZER = BertNormalizer(
 )
 PRE_TOKENIZER = BertPreTokenizer()
 
-# clean_text deletes all control characters except those that count as white space.
-_CONTROL = {c: None for c in [*range(32), 127] if chr(c) not in "\t\n\r"}
 _HAS_CONTROL = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 _ASCII_WORD = re.compile(r"[a-z0-9]+|[!-/:-@\[-`{-~]")
-_NOT_ASCII = re.compile(r"[^\x00-\x7f]")
 
 
 def split_words(text: str) -> list[str]:
-    """Return the words of a text, in order, normalised as BERT does.
-
-    The text between two spaces is split separately: the normaliser and the pre-tokenizer process
-    one character at a time, except for accents, and a space carries no accent.
-    """
-    if text.isascii():
-        return _ascii_words(text)
-    text = text.replace("\t", " ").replace("\n", " ").replace("\r", " ")
-    words: list[str] = []
-    done = 0
-    other = _NOT_ASCII.search(text)
-    while other:
-        start = text.rfind(" ", done, other.start()) + 1 or done
-        end = _next_space(text, other.start())
-        while (other := _NOT_ASCII.search(text, end)) and text.find(
-            " ", end + 1, other.start()
-        ) < 0:
-            end = _next_space(text, other.start())  # the next word is not ASCII either
-        words += _ascii_words(text[done:start])
-        words += _any_words(text[start:end])
-        done = end
-    words += _ascii_words(text[done:])
-    return words
-
-
-def _next_space(text: str, start: int) -> int:
-    end = text.find(" ", start)
-    return len(text) if end < 0 else end
-
-
-def _ascii_words(text: str) -> list[str]:
-    if _HAS_CONTROL.search(text):
-        text = text.translate(_CONTROL)
-    return _ASCII_WORD.findall(text.lower())
-
-
-def _any_words(text: str) -> list[str]:
-    if not _encodable(text):
-        text = text.encode("utf-8", "replace").decode()
-    normal = NORMALIZER.normalize_str(text)
+    """Return the words of a text, in order, normalised as BERT does."""
+    normal = NORMALIZER.normalize_str(without_surrogates(text))
     return [word for word, _ in PRE_TOKENIZER.pre_tokenize_str(normal)]
+
+
+def without_surrogates(text: str) -> str:
+    """Return the text with `?` for each lone surrogate, which UTF-8 and Rust cannot hold."""
+    return text.encode("utf-8", "replace").decode()
 
 
 def word_starts(texts: list[str]) -> list[list[int]]:
     """Return, for each text, the offsets in the original text at which its words start."""
     plain = [text.isascii() and not _HAS_CONTROL.search(text) for text in texts]
     others = [
-        text if _encodable(text) else text.encode("utf-8", "replace").decode()
+        without_surrogates(text)
         for text, is_plain in zip(texts, plain, strict=True)
         if not is_plain
     ]
@@ -99,15 +62,6 @@ def word_starts(texts: list[str]) -> list[list[int]]:
         else [start for start, _ in next(located).offsets]
         for text, is_plain in zip(texts, plain, strict=True)
     ]
-
-
-def _encodable(text: str) -> bool:
-    """Return whether the text has no lone surrogates, which Rust strings cannot hold."""
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True
 
 
 def _locator() -> Tokenizer:

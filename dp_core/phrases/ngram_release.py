@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dp_core.data.corpus import Shard
-from dp_core.data.privacy_units import Unit, UnitTexts, in_blocks
+from dp_core.data.privacy_units import UnitTexts
 from dp_core.data.tokens import HeldItems, WordCodes, encode_bert_words
 from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, bounded_sets
 
@@ -52,11 +52,6 @@ class Candidates:
     length: int
     part_length: int
     parts: Collection[str]
-
-    def of(self, texts: Iterable[str]) -> set[str]:
-        """Return the candidates in a unit's texts."""
-        (block,) = in_blocks([Unit("", list(texts))])
-        return set(self.held(block).items.to_pylist())
 
     def held(self, block: UnitTexts) -> HeldItems:
         """Return the distinct candidates of each of many units."""
@@ -116,7 +111,7 @@ def _numbered(words: WordCodes, begins: Ints, length: int) -> tuple[Ints, pa.Arr
 
 @dataclass(frozen=True)
 class PhraseSets:
-    """Maps the units of one shard to the bounded candidates of a round; fields as in `item_sets`.
+    """Maps the units of a shard to the bounded candidates of a round; fields as in `bounded_sets`.
 
     Attributes:
         candidates: the candidates of the round.

@@ -19,6 +19,7 @@ import argparse
 import hashlib
 import html
 import json
+import logging
 import math
 import re
 import sys
@@ -30,7 +31,7 @@ from typing import Any
 try:
     import dp_accounting as dpa
     import numpy as np
-    from dp_accounting import rdp
+    from dp_accounting import dp_event, rdp
     from dp_accounting.pld import common, pld_pmf, privacy_loss_distribution
     from scipy.special import log_ndtr, ndtr
     from scipy.stats import binom
@@ -627,11 +628,8 @@ def _reduce_restated(event: Event) -> Reduction:
 
 def _reduce_selection(event: Event) -> Reduction:
     """The best of a secret random number of trainings, by Rényi DP."""
-    import logging
-
-    logging.getLogger("absl").setLevel(
-        logging.ERROR
-    )  # hides warnings about orders whose series diverge
+    # Hides warnings about orders whose series diverge.
+    logging.getLogger("absl").setLevel(logging.ERROR)
     orders = [1 + i / 20 for i in range(1, 200)] + list(range(11, 129)) + [160, 192, 256, 512, 1024]
     candidates = [_dp_event(candidate) for candidate in event["candidates"]]
     curves = [np.asarray(rdp.RdpAccountant(orders).compose(c).rdp) for c in candidates]
@@ -645,7 +643,7 @@ def _reduce_selection(event: Event) -> Reduction:
         mean = (1 / gamma - 1) / math.log(1 / gamma)
     else:
         mean = shape * (1 - gamma) / (gamma * -math.expm1(shape * math.log(gamma)))
-    best = dpa.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
+    best = dp_event.RepeatAndSelectDpEvent(candidates[worst], mean, shape)
 
     def by_renyi(delta: float) -> float:
         return float(rdp.RdpAccountant(orders).compose(best).get_epsilon(delta))

@@ -17,10 +17,16 @@ from tokenizers import Tokenizer, decoders, processors
 from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 
-from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds, WordCodes, encode_with
+from dp_core.data.tokens import (
+    SPECIAL_TOKENS,
+    SpecialIds,
+    WordCodes,
+    encode_with,
+    without_surrogates,
+)
 from dp_core.errors import BadInput
-from dp_core.vocabulary.merges import learn_merges, whole_words_apart
-from dp_core.vocabulary.wordpiece import refuse_no_words
+from dp_core.vocabulary.merges import learn_tokens
+from dp_core.vocabulary.wordpiece import refuse_no_words, write_tokenizer
 
 ALPHABET = tuple(sorted(ByteLevel.alphabet()))  # one character for each byte
 _PRE_TOKENIZER = ByteLevel(add_prefix_space=False, use_regex=True)
@@ -30,8 +36,7 @@ VOCABULARY, _MERGES = "vocab.json", "merges.txt"
 
 def split_words(text: str) -> list[str]:
     """Return the words of a text in GPT-2's segmentation, in the characters of `ALPHABET`."""
-    safe = text.encode("utf-8", "replace").decode()  # Rust's strings hold no lone surrogates
-    return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(safe)]
+    return [word for word, _ in _PRE_TOKENIZER.pre_tokenize_str(without_surrogates(text))]
 
 
 def encode_words(texts: pa.Array) -> WordCodes:
@@ -64,33 +69,28 @@ def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> To
             where="vocabulary_size",
             fix=f"Use {len(base)} or more.",
         )
-    rest, base = whole_words_apart(counts, base, size, whole)
-    tokens, merges = learn_merges(rest, base, size)
-    if whole and len(tokens) < size:  # the remaining room is for parts of all words
-        tokens, more = learn_merges(counts, tokens, size)
-        merges = list(dict.fromkeys((*merges, *more)))
+    tokens, merges = learn_tokens(counts, base, size, whole)
     return _gpt2({token: i for i, token in enumerate(tokens)}, merges)
 
 
 def save(tokenizer: Tokenizer, folder: Path | str) -> None:
     """Write `vocab.json`, `merges.txt`, `tokenizer.json` and `tokenizer_config.json`."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     model = json.loads(tokenizer.to_str())["model"]
     ordered = dict(sorted(model["vocab"].items(), key=lambda item: item[1]))
-    (folder / VOCABULARY).write_text(json.dumps(ordered, ensure_ascii=False), encoding="utf-8")
     lines = "".join(f"{left} {right}\n" for left, right in model["merges"])
-    (folder / _MERGES).write_text(f"#version: 0.2\n{lines}", encoding="utf-8")
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
+    write_tokenizer(
+        tokenizer,
+        Path(folder),
+        {
+            VOCABULARY: json.dumps(ordered, ensure_ascii=False),
+            _MERGES: f"#version: 0.2\n{lines}",
+        },
         # This class reads all of tokenizer.json; GPT2Tokenizer would omit its template.
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "clean_up_tokenization_spaces": False,
-        "bos_token": "[CLS]",
-        "eos_token": "[SEP]",
-        **{f"{t[1:-1].lower()}_token": t for t in SPECIAL_TOKENS},
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+        tokenizer_class="PreTrainedTokenizerFast",
+        clean_up_tokenization_spaces=False,
+        bos_token="[CLS]",  # noqa: S106
+        eos_token="[SEP]",  # noqa: S106
+    )
 
 
 def load(folder: Path | str) -> Tokenizer:

@@ -80,13 +80,12 @@ class ItemSets(UnitSets):
     items_per_unit: int
 
 
-def item_sets(
-    units: Iterable[tuple[str, Iterable[str]]],
+def bounded_sets(
+    blocks: Iterable[HeldItems],
     items_per_unit: int,
     key: bytes,
-    *,
-    declared_units: int | None = None,
-    exclude: Collection[str] = frozenset(),
+    declared_units: int | None,
+    exclude: Collection[str],
 ) -> ItemSets:
     """Return the units' sets of items, bounded before they are counted.
 
@@ -98,32 +97,15 @@ def item_sets(
     contains its digest.
 
     Args:
-        units: (id, items) of every unit of the shard, once.
+        blocks: the units of the shard, each once and in one block.
         items_per_unit: N. Of a unit with more distinct items, N are sampled uniformly by the unit's
             coins.
         key: public coins for that sample.
-        declared_units: the public upper bound on the number of units (of this shard).
+        declared_units: the public upper bound on the number of units (of this shard), if checked.
         exclude: public items, which need no release and are not counted.
 
     Raises:
         BadInput: more units than declared. (The message does not state their private number.)
-    """
-    return bounded_sets(_held(units), items_per_unit, key, declared_units, exclude)
-
-
-def bounded_sets(
-    blocks: Iterable[HeldItems],
-    items_per_unit: int,
-    key: bytes,
-    declared_units: int | None,
-    exclude: Collection[str],
-) -> ItemSets:
-    """Return the bounded sets of units that arrive in blocks; no unit is split over blocks.
-
-    See `item_sets` for the arguments and their meaning for privacy.
-
-    Raises:
-        BadInput: as in `item_sets`.
     """
     if items_per_unit < 1:
         raise BadInput(f"{items_per_unit} is below 1", where="items_per_unit", fix="Use 1 or more.")
@@ -156,20 +138,6 @@ def bounded_sets(
         held.items.take(ascending),
         items_per_unit,
     )
-
-
-def _held(units: Iterable[tuple[str, Iterable[str]]]) -> Iterator[HeldItems]:
-    """Yield the distinct items of units in blocks of a thousand units."""
-    source = iter(units)
-    while block := [(unit_id, set(items)) for unit_id, items in itertools.islice(source, 1000)]:
-        every = [item for _, items in block for item in items]
-        numbered = pa.array(every, pa.large_string()).dictionary_encode()
-        yield HeldItems(
-            [unit_id for unit_id, _ in block],
-            numbered.dictionary,
-            np.cumsum([0, *(len(items) for _, items in block)]),
-            numbered.indices.to_numpy(),
-        )
 
 
 def _without(block: HeldItems, public: pa.Array) -> HeldItems:

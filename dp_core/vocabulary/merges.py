@@ -76,6 +76,34 @@ def learn_merges(
     return known, merges
 
 
+def learn_tokens(
+    counts: Mapping[str, int],
+    base: Sequence[str],
+    size: int,
+    whole: Sequence[str],
+    *,
+    prefix: str = "",
+) -> tuple[list[str], list[tuple[str, str]]]:
+    """Return the tokens and merges of a vocabulary, of which some are whole words.
+
+    The room that whole words and the merges of all other words leave is for parts of all words,
+    which spell unknown words.
+
+    Args:
+        counts: count of each word.
+        base: the special tokens and the alphabet.
+        size: at most this many tokens.
+        whole: distinct words, of which the first become single tokens (`whole_words_apart`).
+        prefix: as in `learn_merges`.
+    """
+    rest, base = whole_words_apart(counts, base, size, whole)
+    tokens, merges = learn_merges(rest, base, size, prefix=prefix)
+    if whole:
+        tokens, more = learn_merges(counts, tokens, size, prefix=prefix)
+        merges = list(dict.fromkeys((*merges, *more)))
+    return tokens, merges
+
+
 def whole_words_apart(
     words: Mapping[str, int], tokens: Sequence[str], size: int, whole: Sequence[str]
 ) -> tuple[dict[str, int], list[str]]:

@@ -3,7 +3,7 @@
 Also called private set union (Gopi et al. 2020, arXiv:2002.09745). Items are words, phrases, or
 other text in a unit's content. Every mechanism has the same four parts:
 
-1. *Bound.* `item_sets` keeps at most N distinct items of each unit, sampled by the unit's coins.
+1. *Bound.* `bounded_sets` keeps at most N distinct items of each unit, sampled by the unit's coins.
 2. *Weigh.* `weigh` is a function of one shard of units and of the results of earlier rounds; the
    sums of several shards are added by item.
 3. *Noise.* A discrete Gaussian on the lattice of the weights, from the seed of the reservation, is
@@ -173,17 +173,10 @@ class Weighted(PartitionSelection):
 
         Shares are rounded down, so that no unit's norm exceeds the scale.
         """
-        share = np.floor(self._scale(now) * self._shares(shard, now)).astype(np.int64)
-        return _added(shard, share, now.live)
-
-    def _scale(self, now: Round) -> int:
-        return self.mechanism.scales[now.number]
-
-    def _shares(self, shard: UnitSets, now: Round) -> Floats:
-        """Return the weight of one item of each unit."""
         held = np.bincount(shard.owners, now.live[shard.members], minlength=shard.units)
-        shares: Floats = np.minimum(self.mechanism.largest, 1 / np.sqrt(np.maximum(held, 1)))
-        return shares
+        share = np.minimum(self.mechanism.largest, 1 / np.sqrt(np.maximum(held, 1)))
+        places = np.floor(self.mechanism.scales[now.number] * share).astype(np.int64)
+        return _added(shard, places, now.live)
 
     def weigh_all(self, sets: GatheredSets, now: Round) -> Places:
         """Return the sum over shards, by item: `weigh` of each, merged."""

@@ -21,8 +21,14 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from dp_core.data.corpus import Shard
-from dp_core.data.privacy_units import Unit, is_held_out, words_of_units
-from dp_core.data.tokens import Encoder, HeldItems, added_counts, encode_bert_words, split_words
+from dp_core.data.privacy_units import is_held_out, words_of_units
+from dp_core.data.tokens import (
+    Encoder,
+    HeldItems,
+    added_counts,
+    encode_bert_words,
+    without_surrogates,
+)
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import byte_level, wordpiece
 from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, bounded_sets
@@ -38,15 +44,13 @@ class Subwords:
     """One kind of vocabulary.
 
     Attributes:
-        split: text -> words to count.
-        encode: the same for many texts at once.
+        encode: texts -> words to count.
         learn: (counts of words, size, words to keep whole) -> tokenizer.
-        spelt: word as returned by `split` -> characters that it represents.
+        spelt: word as returned by `encode` -> characters that it represents.
         save: writes a tokenizer into a folder.
         file: the file of that folder that holds the tokens.
     """
 
-    split: Callable[[str], list[str]]
     encode: Encoder
     spelt: Callable[[str], str]
     learn: Callable[[Mapping[str, int], int, Sequence[str]], Tokenizer]
@@ -56,7 +60,6 @@ class Subwords:
 
 KINDS: Mapping[SubwordKind, Subwords] = {
     "wordpiece": Subwords(
-        split_words,
         encode_bert_words,
         str,
         wordpiece.learn,
@@ -64,7 +67,6 @@ KINDS: Mapping[SubwordKind, Subwords] = {
         "vocab.txt",
     ),
     "byte-level-bpe": Subwords(
-        byte_level.split_words,
         byte_level.encode_words,
         byte_level.spelt,
         byte_level.learn,
@@ -91,14 +93,6 @@ def vocabulary_digest(tokenizer: Tokenizer) -> str:
     for token in sorted(ids, key=ids.__getitem__):
         digest.update(f"{len(token)} {token}\n".encode())
     return digest.hexdigest()
-
-
-def document_counts(units: Iterable[Unit], split: Callable[[str], Iterable[str]]) -> Counter[str]:
-    """Return the number of units that hold each word, without bounds; for public text only."""
-    counts: Counter[str] = Counter()
-    for unit in units:
-        counts.update({word for text in unit.texts for word in split(text)})
-    return counts
 
 
 def whole_words(counts: Mapping[str, int], tokenizer: Tokenizer) -> frozenset[str]:
@@ -137,8 +131,7 @@ def fit(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit | None:
     words = tokens = whole = unknown = 0
     mark = tokenizer.token_to_id("[UNK]")
     for text in texts:
-        safe = text.encode("utf-8", "replace").decode()
-        encoding = tokenizer.encode(safe, add_special_tokens=False)
+        encoding = tokenizer.encode(without_surrogates(text), add_special_tokens=False)
         pieces = Counter(encoding.word_ids)
         words += len(pieces)
         tokens += len(encoding.ids)
@@ -183,7 +176,7 @@ class UnitWords:
 
 @dataclass(frozen=True)
 class WordSets:
-    """Maps a shard to its units' bounded sets of words; fields as in `item_sets`."""
+    """Maps a shard to its units' bounded sets of words; fields as in `bounded_sets`."""
 
     words: UnitWords
     items_per_unit: int

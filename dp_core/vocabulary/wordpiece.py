@@ -26,7 +26,7 @@ from dp_core.data.tokens import (
     split_words,
 )
 from dp_core.errors import BadInput
-from dp_core.vocabulary.merges import learn_merges, whole_words_apart
+from dp_core.vocabulary.merges import learn_tokens
 
 _PREFIX = "##"
 
@@ -48,10 +48,7 @@ def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> To
             f"{size} tokens are too few", where="vocabulary size", fix="Use 100 or more."
         )
     base = [*SPECIAL_TOKENS, *_alphabet(counts, (size - len(SPECIAL_TOKENS)) // 2)]
-    rest, base = whole_words_apart(counts, base, size, whole)
-    tokens, _ = learn_merges(rest, base, size, prefix=_PREFIX)
-    if whole:  # the remaining room is for parts of all words, which spell unknown words
-        tokens, _ = learn_merges(counts, tokens, size, prefix=_PREFIX)
+    tokens, _ = learn_tokens(counts, base, size, whole, prefix=_PREFIX)
     return _bert({token: i for i, token in enumerate(tokens)})
 
 
@@ -153,20 +150,29 @@ def _stated_otherwise(folder: Path) -> str:
 
 def save(tokenizer: Tokenizer, folder: Path | str) -> None:
     """Write `vocab.txt`, `tokenizer.json` and `tokenizer_config.json`, as Hugging Face does."""
-    folder = Path(folder)
-    folder.mkdir(parents=True, exist_ok=True)
     vocab = tokenizer.get_vocab()
     tokens = sorted(vocab, key=vocab.__getitem__)
-    (folder / "vocab.txt").write_text("".join(f"{p}\n" for p in tokens), encoding="utf-8")
+    write_tokenizer(
+        tokenizer,
+        Path(folder),
+        {"vocab.txt": "".join(f"{p}\n" for p in tokens)},
+        tokenizer_class="BertTokenizer",
+        do_lower_case=True,
+        strip_accents=True,
+        tokenize_chinese_chars=True,
+    )
+
+
+def write_tokenizer(
+    tokenizer: Tokenizer, folder: Path, files: Mapping[str, str], **config: str | bool
+) -> None:
+    """Write `tokenizer.json`, `tokenizer_config.json`, and further files by name."""
+    folder.mkdir(parents=True, exist_ok=True)
     tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "tokenizer_class": "BertTokenizer",
-        "do_lower_case": True,
-        "strip_accents": True,
-        "tokenize_chinese_chars": True,
-        **{f"{t[1:-1].lower()}_token": t for t in SPECIAL_TOKENS},
-    }
-    (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2) + "\n")
+    config |= {f"{t[1:-1].lower()}_token": t for t in SPECIAL_TOKENS}
+    files = {**files, "tokenizer_config.json": json.dumps(config, indent=2) + "\n"}
+    for name, content in files.items():
+        (folder / name).write_text(content, encoding="utf-8")
 
 
 def load(folder: Path | str) -> Tokenizer:

@@ -13,8 +13,6 @@ from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
-_STEPS = ("report", "sweep_report")
-
 
 @click.command("report")
 @click.option("--uri", default="", help="A report step's output; the latest one by default.")
@@ -72,8 +70,7 @@ def reports(store: Store) -> list[tuple[str, StepResult]]:
     """Return output and result of every report step, the latest last."""
     results = [
         (uri, result)
-        for step in _STEPS
-        for uri in store.outputs(step)
+        for uri in store.outputs("report")
         if (result := read_result(store, uri)) is not None
     ]
     return sorted(results, key=lambda one: (one[1].facts["created"], one[0]))

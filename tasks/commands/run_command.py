@@ -21,13 +21,11 @@ from tasks.context import omissions_of
 from tasks.execution.run_job import Job, one_after_the_other, run_job, stops_on_signals
 from tasks.protocol import (
     JobSettings,
-    Promotion,
     StepSpec,
     SweepSettings,
-    dp_bert_steps,
+    job_steps,
     point_and_task,
     promotion,
-    sweep_steps,
 )
 from tasks.releases.deployment_ledger import plans_given_back
 from tasks.runtime.deployment import Deployment
@@ -58,7 +56,7 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
 
         steps, number = asked_steps(settings, deployment), most_steps(settings)
     else:
-        steps = list(_steps(settings, rule))
+        steps = [(*point_and_task(name), spec) for name, spec in job_steps(settings, rule).items()]
         number = len(steps)
     started = time.strftime("%Y-%m-%d %H:%M:%S")
     key = f"cli/{job}/{started.replace(' ', 'T')}/{time.time_ns() % 10**9}"
@@ -89,13 +87,6 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
                 err=True,
             )
         click.get_current_context().exit(finished.exit_code)
-
-
-def _steps(settings: JobSettings, rule: Promotion) -> Iterable[tuple[str, str, StepSpec]]:
-    if isinstance(settings, SweepSettings):
-        return sweep_steps(settings)
-    steps = dp_bert_steps(settings, rule)
-    return ((*point_and_task(name), spec) for name, spec in steps.items())
 
 
 def _show(settings: JobSettings, *, as_json: bool) -> None:

@@ -17,8 +17,7 @@ from pydantic import ValidationError
 from dp_core.config.fields import named_paths
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, SweepSettings, budget_of_run, missing_file, one_line
-from tasks.protocol.presets import PRESETS, preset
-from tasks.protocol.settings_file import read_object
+from tasks.protocol.settings_file import PRESETS, preset, read_object
 from tasks.runtime.deployment import Deployment, is_executable
 
 S = TypeVar("S", bound=JobSettings)

@@ -19,13 +19,12 @@ from tasks.protocol import (
     StepSpec,
     SweepPoint,
     SweepSettings,
-    asked_point_steps,
-    asked_training,
-    report_of_points,
-    sweep_budget,
-    sweep_reserve,
+    job_steps,
+    names_of,
+    point_and_task,
 )
-from tasks.protocol.sweep import SEARCHED, START
+from tasks.protocol.job import POINT_STEPS, asked_point_steps, asked_training, report_of
+from tasks.protocol.sweep import SEARCHED
 from tasks.releases.deployment_ledger import IDENTITY
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment, sqlite_url
@@ -36,7 +35,6 @@ if TYPE_CHECKING:
 
 STORAGE = "optuna.db"  # in the deployment's home
 OBJECTIVE = "f1"
-_OF_A_POINT = ("pretraining", "exposure", "finetuning")
 
 
 def asked_steps(
@@ -47,38 +45,41 @@ def asked_steps(
     Points with the same private training share one release, charged for the first of them.
     """
     store = deployment.open_store()
-    points: dict[SweepPoint, Mapping[str, StepSpec]] = {}
+    planned = job_steps(settings)
+    later = ("pretraining", "report")
+    steps = {n: spec for n, spec in planned.items() if point_and_task(n)[1] not in later}
+    for name, spec in steps.items():  # the step `budget` makes the store record its ledger
+        yield *point_and_task(name), spec
+    points: dict[SweepPoint, None] = {}
     trainings: dict[SweepPoint, PretrainSpec] = {}
-    told: list[str] = []
-    yield "", "budget", sweep_budget(settings)  # this step makes the store record its ledger
+    scores: dict[str, None] = {}  # fine-tunings whose F1 the optimiser knows
     study = _study(settings, deployment)
     for number in range(settings.sweep_trials):
         point = settings.asked_point(_answer(study, settings, number))
         if point.training not in trainings:
-            trainings[point.training] = asked_training(settings, point, len(trainings), told)
-        if (steps := points.get(point)) is None:
-            steps = asked_point_steps(settings, point, trainings[point.training], told)
-        for task, spec in steps.items():
-            if not points and task == "vocabulary":
-                yield "", "reserve", sweep_reserve(settings)
-            if not points or task in _OF_A_POINT:
-                named = point if task == "finetuning" else point.training
-                names = {"public_pretraining": START.name} | dict.fromkeys(_OF_A_POINT, named.name)
-                yield names.get(task, ""), task, spec
-        points[point] = steps
-        finetuned = steps["finetuning"].output
+            trainings[point.training] = asked_training(
+                settings, point, len(trainings), tuple(scores)
+            )
+        names = {task: name for task, name in names_of(point).items() if task in POINT_STEPS}
+        if point not in points:
+            points[point] = None
+            training = trainings[point.training]
+            of_point = asked_point_steps(settings, point, training, tuple(scores))
+            steps |= {name: of_point[task] for task, name in names.items()}
+        for name in names.values():
+            yield *point_and_task(name), steps[name]
+        finetuned = steps[names["finetuning"]].output
         value = tellable(read_result(store, finetuned), OBJECTIVE)
         if not study.trials[number].state.is_finished():
             study.tell(number, value)
-        told += [] if finetuned in told else [finetuned]
-    yield "", "report", report_of_points(settings, points)
+        scores[finetuned] = None
+    yield "", "report", report_of(settings, steps, list(points))
 
 
 def most_steps(settings: SweepSettings) -> int:
     """Return the largest possible number of steps of an Optuna sweep."""
-    training = asked_training(settings, settings.costliest, 0)
-    point = asked_point_steps(settings, settings.costliest, training, ())
-    return len(point) + len(_OF_A_POINT) * (settings.sweep_trials - 1) + 3
+    of_trials = len(POINT_STEPS) * settings.sweep_trials
+    return len(job_steps(settings)) - settings.sweep_trials + of_trials
 
 
 def tellable(result: StepResult | None, name: str) -> float:

@@ -16,7 +16,7 @@ from tasks.execution.run_job import ProgressBars, stops_on_signals
 from tasks.local import stack as local
 from tasks.local.airflow_api import AirflowApi, AirflowAway
 from tasks.local.stack import Stack
-from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.protocol import JobSettings, job_steps
 from tasks.protocol.messages import Follower, StepProgress, channel_file
 from tasks.runtime.deployment import Deployment
 
@@ -121,7 +121,7 @@ def run(deployment: Deployment, settings: JobSettings, console: Console) -> str:
         api.trigger(DAG, run_id, settings.model_dump(mode="json", exclude_defaults=True))
         with _failed_if_interrupted(api, run_id):
             _follow(deployment, stack, run_id, console)
-    return dp_bert_steps(settings)["report"].output
+    return job_steps(settings)["report"].output
 
 
 def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console) -> None:

@@ -7,12 +7,11 @@ from its spec alone.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal, TypeGuard, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeVar
 
 from dp_core.config.audit_settings import (
     AuditCanariesConfig,
-    BlackBoxAuditConfig,
     ExtractionConfig,
     MembershipConfig,
     SamplesConfig,
@@ -52,17 +51,13 @@ from tasks.protocol.specs import (
     EntitiesSpec,
     ExposureSpec,
     FinetuneSpec,
-    GiveBackSpec,
     MembershipSpec,
     PhrasesSpec,
     PretrainSpec,
-    PrivacyAuditSpec,
-    PromoteSpec,
     ReportSpec,
     ReserveSpec,
     SelectSpec,
     StepSpec,
-    SweepReportSpec,
     TokenStoreSpec,
     VocabularySpec,
     WrittenTextSpec,
@@ -142,14 +137,7 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         holdout=s.holdout,
         audit_canaries=s.audit_canaries,
     )
-    public_store = TokenStoreSpec(
-        **seeded,
-        corpus_uri=public.output,
-        vocabulary_uri=vocabulary.output,
-        units=None,
-        rows=s.part(RowsConfig, max_examples_per_unit=MOST_EXAMPLES),
-        holdout=s.holdout,
-    )
+    public_store = _store_of_public_text(s, public, vocabulary, s.holdout)
     public_pretraining = PretrainSpec(
         **common,
         **s.part(RunConfig).model_dump(),
@@ -176,20 +164,13 @@ def front_half(s: JobSettings) -> dict[str, StepSpec]:
         "public_store": public_store,
         "public_pretraining": public_pretraining,
     }
-    return steps | (_phrases(s, steps, seeded) if s.phrases_epsilon else {})
-
-
-def _phrases(
-    s: JobSettings, front: dict[str, StepSpec], seeded: dict[str, Any]
-) -> dict[str, StepSpec]:
-    """Return the release of phrases, the text written from them, and the training on it."""
-    base = front["public_pretraining"]
-    assert isinstance(base, PretrainSpec)  # noqa: S101 - narrows the type
+    if not s.phrases_epsilon:
+        return steps
     phrases = PhrasesSpec(
         **seeded,
-        corpus_uri=front["private_corpus"].output,
-        vocabulary_uri=front["vocabulary"].output,
-        canaries_uri=front["canaries"].output,
+        corpus_uri=private.output,
+        vocabulary_uri=vocabulary.output,
+        canaries_uri=canaries.output,
         dataset=s.private_dataset,
         holdout=s.holdout,
         config=s.part(PhrasesConfig),
@@ -197,33 +178,41 @@ def _phrases(
     written = WrittenTextSpec(
         **seeded,
         phrases_uri=phrases.output,
-        vocabulary_uri=front["vocabulary"].output,
-        public_corpus_uri=front["public_corpus"].output if s.written_public_share else "",
+        vocabulary_uri=vocabulary.output,
+        public_corpus_uri=public.output if s.written_public_share else "",
         config=s.part(WrittenTextConfig),
     )
-    store = TokenStoreSpec(
-        **seeded,
-        corpus_uri=written.output,
-        vocabulary_uri=front["vocabulary"].output,
-        units=None,
-        rows=s.part(RowsConfig, max_examples_per_unit=MOST_EXAMPLES),
-        holdout=0.0,
-    )
-    training = base.model_copy(
+    store = _store_of_public_text(s, written, vocabulary, 0.0)
+    training = public_pretraining.model_copy(
         update={
             "mode": "released",
             "public_model": "",
             "store_uri": store.output,
-            "init_uri": base.output,
+            "init_uri": public_pretraining.output,
             "updates": s.phrases_steps,
         }
     )
-    return {
+    return steps | {
         "phrases": phrases,
         "written_text": written,
         "phrases_store": store,
         "phrases_pretraining": training,
     }
+
+
+def _store_of_public_text(
+    s: JobSettings, corpus: StepSpec, vocabulary: StepSpec, holdout: float
+) -> TokenStoreSpec:
+    """Return the rows of public or written text, without units and canaries."""
+    return TokenStoreSpec(
+        made_up=s.made_up,
+        seed=s.seed,
+        corpus_uri=corpus.output,
+        vocabulary_uri=vocabulary.output,
+        units=None,
+        rows=s.part(RowsConfig, max_examples_per_unit=MOST_EXAMPLES),
+        holdout=holdout,
+    )
 
 
 def _ordinary(s: JobSettings, learning_rate: float) -> TrainingConfig:
@@ -282,7 +271,7 @@ def finetuning(
     """
     entities = front["entities"]
     assert isinstance(entities, EntitiesSpec)  # noqa: S101 - narrows the type
-    private = s.finetune_privacy == "dp" and is_charged(model)
+    private = s.finetune_privacy == "dp" and model.charges
     plan = (
         ChargedPrivacyConfig(
             dataset=entities.dataset,
@@ -349,45 +338,6 @@ def exposure(
     )
 
 
-def more_points(settings: JobSettings) -> dict[SweepPoint, JobSettings]:
-    """Return the further private trainings of a job, each with its job settings."""
-    return {
-        SweepPoint.model_validate({name: getattr(job, name) for name in MORE}): job
-        for job in settings.more_jobs()
-    }
-
-
-def kept_points(settings: JobSettings) -> list[SweepPoint]:
-    """Return the models that the job's main trainings keep before their last model."""
-    trainings: list[dict[str, Any]] = [
-        {"noise_multiplier": settings.noise_multiplier, "batch_size": settings.batch_size},
-        {"noise_multiplier": 0, "batch_size": 0, "baseline": "nonprivate-training"},
-    ]
-    left = (*settings.epochs_kept, settings.epochs)
-    return [
-        SweepPoint.model_validate({**told, "epochs": epochs, "of_epochs": left})
-        for told in trainings[: 1 + settings.nonprivate]
-        for epochs in settings.epochs_kept
-    ]
-
-
-def point_and_task(name: str) -> tuple[str, str]:
-    """Return the point and the task in the name of a step of `dp_bert_steps`."""
-    point, _, task = name.rpartition(_OF_POINT)
-    return point, task
-
-
-def steps_of(point: SweepPoint, steps: Mapping[str, T]) -> dict[str, T]:
-    """Return the steps of one further training of a job, or of a kept model, by task name.
-
-    Args:
-        point: the training or the kept model.
-        steps: specs or results of the whole job, by their names in `dp_bert_steps`.
-    """
-    first = f"{point.name}{_OF_POINT}"
-    return {n.removeprefix(first): spec for n, spec in steps.items() if n.startswith(first)}
-
-
 def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> MembershipSpec:
     """Return the membership attacks on a model, calibrated by the public model."""
     public = front["public_pretraining"]
@@ -418,277 +368,135 @@ def audit(front: dict[str, StepSpec], model: PretrainSpec) -> AuditSpec:
     )
 
 
-def dp_bert_steps(settings: JobSettings, promotion: Promotion = "audited") -> dict[str, StepSpec]:
-    """Return the specs of `dp_bert` by task name, in an order in which they can run.
-
-    The point's name precedes the task's name for further private trainings and for models that a
-    training kept before its end (`point_and_task`).
-
-    A causal model is not fine-tuned: its last measurements are perplexity and exposure.
-    """
-    front = front_half(settings)
-    first = front["vocabulary"]  # placeholder for the two steps that list all others
-    steps: dict[str, StepSpec] = {"budget": first}
-    for name, spec in front.items():
-        if name == "vocabulary":
-            steps["reserve"] = first  # after the corpora and labels that it checks
-        steps[name] = spec
-    models: dict[str, StepSpec] = {"public": front["public_pretraining"]}
-    if settings.phrases_epsilon:
-        models["phrases"] = front["phrases_pretraining"]
-    modes: tuple[Literal["dp", "nonprivate"], ...] = (
-        ("dp", "nonprivate") if settings.nonprivate else ("dp",)
-    )
-    trained: dict[str, PretrainSpec] = {}
-    for mode in modes:
-        trained[mode] = pretraining(settings, front, mode)
-        models[mode] = steps[f"{mode}_pretraining"] = trained[mode]
-    for point, job in more_points(settings).items():
-        name = f"{point.name}{_OF_POINT}dp"
-        models[name] = steps[f"{name}_pretraining"] = pretraining(job, front, "dp")
-    for name, model in models.items() if "entities" in front else ():
-        steps[f"{name}_finetuning"] = finetuning(settings, front, model)
-    for name, model in models.items():
-        steps[f"{name}_exposure"] = exposure(settings, front, model)
-        if settings.membership_units:
-            steps[f"{name}_membership"] = membership(settings, front, model)
-    for point in kept_points(settings):
-        steps |= {
-            f"{point.name}{_OF_POINT}{task}": spec
-            for task, spec in _measured(settings, front, trained[point.mode], point).items()
-        }
-    if settings.audit_canaries:
-        steps["dp_audit"] = audit(front, trained["dp"])
-    steps["budget"] = budget_of(steps.values())
-    steps["reserve"] = _reserve_of(settings, front, steps.values())
-    steps["report"] = ReportSpec(
-        made_up=settings.made_up,
-        title="dp_bert",
-        results={name: spec.output for name, spec in steps.items()},
-        settings=settings.model_dump(mode="json"),
-        promotion=promotion,
-    )
-    return steps
-
-
-def privacy_audit_spec(settings: BlackBoxAuditConfig) -> PrivacyAuditSpec:
-    """Return the spec of a black-box audit, which declares none of its files public."""
-    return PrivacyAuditSpec(made_up=False, **settings.model_dump())
-
-
-def promote_spec(report: StepSpec) -> PromoteSpec:
-    """Return the spec of the step that promotes a report's model after a person has approved."""
-    return PromoteSpec(made_up=report.made_up, report_uri=report.output)
-
-
-def give_back_spec(*, made_up: bool) -> GiveBackSpec:
-    """Return the spec of the step that runs last, whether or not the run succeeded."""
-    return GiveBackSpec(made_up=made_up)
-
-
-def budget_of(steps: Iterable[StepSpec]) -> BudgetSpec:
-    """Return the first step of a run of these steps, with all sources and releases."""
-    steps = list(steps)
-    charged = _charged(steps)
-    read = dict.fromkeys(source for spec in steps for source in spec.sources)
-    return BudgetSpec(made_up=charged[0].made_up, charged=charged, reads=tuple(read))
-
-
-def _reserve_of(
-    settings: JobSettings, front: Mapping[str, StepSpec], steps: Iterable[StepSpec]
-) -> ReserveSpec:
-    """Return the step that checks a run's text and labels and registers its releases."""
-    steps = list(steps)
-    charged, entities = _charged(steps), front.get("entities")
-    learned = None
-    if isinstance(entities, EntitiesSpec) and not entities.public:
-        free = (s for s in steps if isinstance(s, FinetuneSpec) and s.plan is None)
-        learned = next(free, None)
-    return ReserveSpec(
-        made_up=charged[0].made_up,
-        charged=charged,
-        corpus_uri=front["private_corpus"].output,
-        units=settings.part(UnitConfig),
-        entities_uri=entities.output if entities else "",
-        learned=learned,
-    )
-
-
-def _charged(steps: Iterable[StepSpec]) -> tuple[Charged, ...]:
-    """Return the charged steps without repetitions."""
-    return tuple({spec.output: spec for spec in steps if is_charged(spec)}.values())
-
-
-def is_charged(
-    spec: StepSpec,
-) -> TypeGuard[Charged]:
-    """Return whether a step makes a release of private data with a guarantee."""
-    return spec.charges
-
-
-def sweep_point_steps(settings: SweepSettings, point: SweepPoint) -> Mapping[str, StepSpec]:
-    """Return the specs of one point of `dp_sweep`: the shared steps, then the point's steps."""
-    return _point(settings, point)
-
-
-def asked_training(
-    settings: SweepSettings, point: SweepPoint, number: int, after: Sequence[str] = ()
-) -> PretrainSpec:
-    """Return the private training of a point that an optimiser chose.
-
-    Args:
-        settings: settings of the sweep.
-        point: the optimiser's choice.
-        number: number of the registered release that the training uses, from 0.
-        after: fine-tunings whose F1 determined the choice.
-    """
-    job = settings.job(point)
-    asked = {"asked": _asked(settings, number), "after": after}
-    training = _seeded_training(job, front_half(job), job.seed)
-    return PretrainSpec.model_validate(training.model_dump() | asked)
-
-
-def asked_point_steps(
-    settings: SweepSettings, point: SweepPoint, training: PretrainSpec, after: Sequence[str]
-) -> Mapping[str, StepSpec]:
-    """Return the specs of a point that an optimiser chose, with the given training.
-
-    Args:
-        settings: settings of the sweep.
-        point: the optimiser's choice.
-        training: the point's training, or an earlier one with the same settings.
-        after: fine-tunings whose F1 determined the choice.
-    """
-    job = settings.job(point)
-    front = front_half(job)
-    tuned = finetuning(job, front, training).model_copy(update={"after": tuple(after)})
+def more_points(settings: JobSettings) -> dict[SweepPoint, JobSettings]:
+    """Return the further private trainings of a job, each with its job settings."""
     return {
-        **front,
-        "pretraining": training,
-        "exposure": exposure(job, front, training),
-        "finetuning": tuned,
+        SweepPoint.model_validate({name: getattr(job, name) for name in MORE}): job
+        for job in settings.more_jobs()
     }
 
 
-def _asked(settings: SweepSettings, number: int) -> Asked:
-    costliest = settings.job(settings.costliest)
-    return Asked(
-        search=settings.search,
-        number=number,
-        least_noise_multiplier=costliest.noise_multiplier,
-        most_updates=costliest.updates,
-    )
+def kept_points(settings: JobSettings) -> list[SweepPoint]:
+    """Return the models that the job's main trainings keep before their last model."""
+    trainings: list[dict[str, Any]] = [
+        {"noise_multiplier": settings.noise_multiplier, "batch_size": settings.batch_size},
+        {"noise_multiplier": 0, "batch_size": 0, "baseline": "nonprivate-training"},
+    ]
+    left = (*settings.epochs_kept, settings.epochs)
+    return [
+        SweepPoint.model_validate({**told, "epochs": epochs, "of_epochs": left})
+        for told in trainings[: 1 + settings.nonprivate]
+        for epochs in settings.epochs_kept
+    ]
 
 
-def sweep_training(settings: SweepSettings, point: SweepPoint) -> StepSpec:
-    """Return the spec of the training that a point's fine-tuning starts from."""
-    return _point(settings, point)["pretraining"]
+def point_and_task(name: str) -> tuple[str, str]:
+    """Return the point, or an empty string, and the task in the name of a step."""
+    point, _, task = name.rpartition(_OF_POINT)
+    return point, task
 
 
-def sweep_start(settings: SweepSettings, point: SweepPoint) -> StepSpec:
-    """Return the spec of a point's initial model, trained on public text or released phrases."""
-    steps = _point(settings, point)
-    return steps.get("phrases_pretraining", steps["public_pretraining"])
+def names_of(point: SweepPoint) -> dict[str, str]:
+    """Return the names of a sweep point's steps by task; several points may share a step."""
+    return {
+        "vocabulary": f"{point.front.name}{_OF_POINT}vocabulary"
+        if point.has_own_front
+        else "vocabulary",
+        "pretraining": f"{point.training.name}{_OF_POINT}pretraining",
+        "exposure": f"{point.model.name}{_OF_POINT}exposure",
+        "finetuning": f"{point.name}{_OF_POINT}finetuning",
+    }
 
 
-def sweep_steps(settings: SweepSettings) -> list[tuple[str, str, StepSpec]]:
-    """Return (point, task, spec) for each step of a sweep, once, in an order in which they can run.
+def job_steps(settings: JobSettings, promotion: Promotion = "audited") -> dict[str, StepSpec]:
+    """Return the specs of a job or a sweep by name, in an order in which they can run.
+
+    The point's name precedes the task's name (`point_and_task`) for the models of a sweep, for
+    further private trainings, and for models that a training kept before its end.
+    """
+    points: Sequence[SweepPoint] = ()
+    if not isinstance(settings, SweepSettings):
+        steps = _steps_of_job(settings)
+    elif settings.is_asked:  # the trainings that will be charged, at the bounds of the search
+        steps = _shared(front_half(settings.job(settings.costliest)))
+        for number in range(settings.sweep_trials):
+            training = asked_training(settings, settings.costliest, number)
+            steps[f"{number}{_OF_POINT}pretraining"] = training
+    else:
+        points = settings.points()
+        steps = _steps_of_points(settings, points)
+    budget = _budget_of(settings, steps)
+    planned: dict[str, StepSpec] = {"budget": budget}
+    for name, spec in steps.items():
+        if name == "vocabulary":  # after the corpora and labels that `reserve` checks
+            planned["reserve"] = _reserve_of(settings, steps, budget.charged)
+        planned[name] = spec
+    return planned | {"report": report_of(settings, planned, points, promotion)}
+
+
+def _steps_of_job(settings: JobSettings) -> dict[str, StepSpec]:
+    """Return the front half of `dp_bert`, its trainings, and the measurements of each model.
+
+    A causal model is not fine-tuned: its last measurements are perplexity and exposure.
+    """
+    steps = front = front_half(settings)
+    private = {"dp": pretraining(settings, front, "dp")}
+    if settings.nonprivate:
+        private["nonprivate"] = pretraining(settings, front, "nonprivate")
+    for point, job in more_points(settings).items():
+        private[f"{point.name}{_OF_POINT}dp"] = pretraining(job, front, "dp")
+    starts = {name: front.get(f"{name}_pretraining") for name in ("public", "phrases")}
+    models = {name: start for name, start in starts.items() if start} | private
+    steps = front | {f"{name}_pretraining": model for name, model in models.items()}
+    for name, model in models.items():
+        measured = _measured(settings, front, model)
+        if settings.membership_units:
+            measured["membership"] = membership(settings, front, model)
+        steps |= {f"{name}_{task}": spec for task, spec in measured.items()}
+    for point in kept_points(settings):
+        measured = _measured(settings, front, private[point.mode], point)
+        steps |= {f"{point.name}{_OF_POINT}{task}": spec for task, spec in measured.items()}
+    if settings.audit_canaries:
+        steps["dp_audit"] = audit(front, private["dp"])
+    return steps
+
+
+def _steps_of_points(settings: SweepSettings, points: Sequence[SweepPoint]) -> dict[str, StepSpec]:
+    """Return the steps of a sweep; points share their front half, and some share a training.
 
     The `pretraining` of a public baseline is its public model, so it finds that model's output.
     """
-    steps: dict[tuple[str, str], tuple[str, str, StepSpec]] = {}
-    for point in settings.points():
-        names = {
-            "pretraining": point.training.name,
-            "exposure": point.model.name,
-            "finetuning": point.name,
-        }
-        before = point.front.name if point.has_own_front else ""
-        names |= {} if before else {"public_pretraining": START.name}
-        for task, spec in _point(settings, point).items():
-            steps.setdefault((task, spec.output), (names.get(task, before), task, spec))
-    planned = list(steps.values())
-    place = next(n for n, (_, task, _) in enumerate(planned) if task == "vocabulary")
-    planned.insert(place, ("", "reserve", sweep_reserve(settings)))
-    budget, report = sweep_budget(settings), sweep_report(settings)
-    return [("", "budget", budget), *planned, ("", "report", report)]
-
-
-def sweep_budget(settings: SweepSettings) -> BudgetSpec:
-    """Return the first step of a sweep: all sources, the vocabulary and every point's releases.
-
-    A private training that several points share is registered and charged once. Baselines release
-    nothing, but their sources are listed.
-    """
-    return budget_of(_sweep_releases(settings)[1])
-
-
-def sweep_reserve(settings: SweepSettings) -> ReserveSpec:
-    """Return the step that checks a sweep's text and labels and registers its releases."""
-    job, steps = _sweep_releases(settings)
-    return _reserve_of(job, front_half(job), steps)
-
-
-def _sweep_releases(settings: SweepSettings) -> tuple[JobSettings, list[StepSpec]]:
-    """Return one point's job settings, and the steps that points share or are charged for."""
-    if settings.is_asked:
-        job = settings.job(settings.costliest)
-        trainings = range(settings.sweep_trials)
-        asked = [asked_training(settings, settings.costliest, n) for n in trainings]
-        return job, [*front_half(job).values(), *asked]
-    steps = [_point(settings, point) for point in settings.points()]
-    shared = [spec for task, spec in steps[0].items() if task not in POINT_STEPS]
-    own = ("pretraining", "finetuning")
-    of_points = [point[task] for point in steps for task in own if task in point]
-    return settings.job(settings.points()[0]), [*shared, *of_points]
-
-
-def budget_of_run(settings: JobSettings) -> BudgetSpec:
-    """Return the first step of a job or a sweep."""
-    if isinstance(settings, SweepSettings):
-        return sweep_budget(settings)
-    budget = dp_bert_steps(settings)["budget"]
-    assert isinstance(budget, BudgetSpec)  # noqa: S101 - narrows the type
-    return budget
-
-
-def sweep_report(settings: SweepSettings) -> SweepReportSpec:
-    """Return the spec of the sweep's last step."""
-    points = settings.points()
-    return report_of_points(settings, {point: _point(settings, point) for point in points})
-
-
-def report_of_points(
-    settings: SweepSettings, steps: Mapping[SweepPoint, Mapping[str, StepSpec]]
-) -> SweepReportSpec:
-    """Return the spec of the last step of a sweep of these points."""
-    return SweepReportSpec(
-        made_up=settings.made_up,
-        title="dp_sweep",
-        points={point.name: point for point in steps},
-        results={
-            point.name: {
-                task: spec.output
-                for task, spec in own.items()
-                if task in (*POINT_STEPS, "vocabulary")
-            }
-            for point, own in steps.items()
-        },
-        readers={
-            task: spec.output
-            for front in steps.values()
+    steps: dict[str, StepSpec] = {}
+    shared: set[str] = set()
+    for point in points:
+        of_point, names = point_steps(settings, point), names_of(point)
+        front = {task: spec for task, spec in of_point.items() if task not in POINT_STEPS}
+        if not steps:
+            steps, shared = _shared(front), {spec.output for spec in front.values()}
+        own_front = point.front.name
+        steps |= {
+            f"{own_front}{_OF_POINT}{task}": spec
             for task, spec in front.items()
-            if task in ("public_corpus", "private_corpus", "entities")
-        },
-        settings=settings.model_dump(mode="json"),
-    )
+            if spec.output not in shared
+        }
+        steps |= {names[task]: of_point[task] for task in POINT_STEPS if task in of_point}
+    return steps
 
 
-def _point(settings: SweepSettings, point: SweepPoint) -> Mapping[str, StepSpec]:
-    """Return the specs of a point, without fine-tuning if the model is causal.
+def _shared(front: Mapping[str, StepSpec]) -> dict[str, StepSpec]:
+    """Return the shared steps of a sweep by name; the public model is a model of the sweep."""
+    named = {"public_pretraining": f"{START.name}{_OF_POINT}public_pretraining"}
+    return {named.get(task, task): spec for task, spec in front.items()}
 
-    The point's seeds and fold change only the steps that use them.
+
+def point_steps(settings: JobSettings, point: SweepPoint) -> dict[str, StepSpec]:
+    """Return the specs of one point by task: the shared steps of a sweep, then the point's steps.
+
+    The point's seeds and fold change only the steps that use them. A point of `dp_bert` is a
+    further private training or a kept model.
     """
+    if not isinstance(settings, SweepSettings):
+        return steps_of(point, _steps_of_job(settings))
     job = settings.job(point)
     front = front_half(job)
     seed = job.seed if point.seed is None else point.seed
@@ -696,10 +504,10 @@ def _point(settings: SweepSettings, point: SweepPoint) -> Mapping[str, StepSpec]
     if point.mode != "public":
         model = _seeded_training(job, front, seed, point.mode)
     if point.is_chosen:
-        jobs = [settings.job(one) for one in settings.candidates()]
+        jobs = [settings.job(candidate) for candidate in settings.candidates()]
         model = SelectSpec(
             made_up=job.made_up,
-            candidates=tuple(_seeded_training(one, front, seed) for one in jobs),
+            candidates=tuple(_seeded_training(candidate, front, seed) for candidate in jobs),
             selection=settings.part(SelectionConfig),
         )
     steps = {**front, "pretraining": model, **_measured(job, front, model, point)}
@@ -710,15 +518,29 @@ def _point(settings: SweepSettings, point: SweepPoint) -> Mapping[str, StepSpec]
     return steps
 
 
-def _measured(
-    job: JobSettings, front: dict[str, StepSpec], training: StepSpec, point: SweepPoint
-) -> dict[str, StepSpec]:
-    """Return the steps that measure a point's model: an audit, and fine-tuning if there are labels.
+def steps_of(point: SweepPoint, steps: Mapping[str, T]) -> dict[str, T]:
+    """Return the steps whose names begin with a point's name, by task name.
 
-    The model is the last of the training, or one that the training kept before.
+    Args:
+        point: the point of a job or a sweep.
+        steps: specs or results of the whole job, by their names in `job_steps`.
+    """
+    first = f"{point.name}{_OF_POINT}"
+    return {n.removeprefix(first): spec for n, spec in steps.items() if n.startswith(first)}
+
+
+def _measured(
+    job: JobSettings,
+    front: dict[str, StepSpec],
+    training: StepSpec,
+    point: SweepPoint | None = None,
+) -> dict[str, StepSpec]:
+    """Return the steps that measure a model: exposure, and fine-tuning if there are labels.
+
+    The model is the last of the training, or the one that the training kept for the point.
     """
     updates = 0
-    if point.is_on_the_way and point.mode != "public":
+    if point and point.is_on_the_way and point.mode != "public":
         updates = job.updates_after(point.mode, point.epochs)
     measured: dict[str, StepSpec] = {"exposure": exposure(job, front, training, updates)}
     if "entities" in front:
@@ -733,6 +555,102 @@ def _seeded_training(
     mode: Literal["dp", "nonprivate"] = "dp",
 ) -> PretrainSpec:
     return pretraining(job, front, mode).model_copy(update={"seed": seed})
+
+
+def asked_training(
+    settings: SweepSettings, point: SweepPoint, number: int, after: Sequence[str] = ()
+) -> PretrainSpec:
+    """Return the private training of a point that an optimiser chose.
+
+    Args:
+        settings: settings of the sweep.
+        point: the optimiser's choice.
+        number: number of the registered release that the training uses, from 0.
+        after: fine-tunings whose F1 determined the choice.
+    """
+    job, costliest = settings.job(point), settings.job(settings.costliest)
+    asked = Asked(
+        search=settings.search,
+        number=number,
+        least_noise_multiplier=costliest.noise_multiplier,
+        most_updates=costliest.updates,
+    )
+    training = _seeded_training(job, front_half(job), job.seed)
+    return PretrainSpec.model_validate(training.model_dump() | {"asked": asked, "after": after})
+
+
+def asked_point_steps(
+    settings: SweepSettings, point: SweepPoint, training: PretrainSpec, after: Sequence[str]
+) -> dict[str, StepSpec]:
+    """Return the specs of a point that an optimiser chose, with the given training.
+
+    Args:
+        settings: settings of the sweep.
+        point: the optimiser's choice.
+        training: the point's training, or an earlier one with the same settings.
+        after: fine-tunings whose F1 determined the choice.
+    """
+    job = settings.job(point)
+    front = front_half(job)
+    steps = {**front, "pretraining": training, **_measured(job, front, training)}
+    tuned = steps["finetuning"].model_copy(update={"after": tuple(after)})
+    return steps | {"finetuning": tuned}
+
+
+def _budget_of(settings: JobSettings, steps: Mapping[str, StepSpec]) -> BudgetSpec:
+    """Return the first step of a run, with all sources and releases of its steps.
+
+    A private training that several points share is registered and charged once. Baselines release
+    nothing, but their sources are listed.
+    """
+    charged = {
+        spec.output: spec for spec in steps.values() if isinstance(spec, Charged) and spec.charges
+    }
+    read = dict.fromkeys(source for spec in steps.values() for source in spec.sources)
+    return BudgetSpec(made_up=settings.made_up, charged=tuple(charged.values()), reads=tuple(read))
+
+
+def _reserve_of(
+    settings: JobSettings, steps: Mapping[str, StepSpec], charged: tuple[Charged, ...]
+) -> ReserveSpec:
+    """Return the step that checks a run's text and labels and registers its releases."""
+    entities = steps.get("entities")
+    learned = None
+    if isinstance(entities, EntitiesSpec) and not entities.public:
+        free = (s for s in steps.values() if isinstance(s, FinetuneSpec) and s.plan is None)
+        learned = next(free, None)
+    return ReserveSpec(
+        made_up=settings.made_up,
+        charged=charged,
+        corpus_uri=steps["private_corpus"].output,
+        units=settings.part(UnitConfig),
+        entities_uri=entities.output if entities else "",
+        learned=learned,
+    )
+
+
+def report_of(
+    settings: JobSettings,
+    steps: Mapping[str, StepSpec],
+    points: Sequence[SweepPoint] = (),
+    promotion: Promotion = "audited",
+) -> ReportSpec:
+    """Return the spec of the last step of a job, or of a sweep of these points."""
+    return ReportSpec(
+        made_up=settings.made_up,
+        title="dp_sweep" if isinstance(settings, SweepSettings) else "dp_bert",
+        results={name: spec.output for name, spec in steps.items()},
+        points={point.name: point for point in points},
+        settings=settings.model_dump(mode="json"),
+        promotion=promotion,
+    )
+
+
+def budget_of_run(settings: JobSettings) -> BudgetSpec:
+    """Return the first step of a job or a sweep."""
+    budget = job_steps(settings)["budget"]
+    assert isinstance(budget, BudgetSpec)  # noqa: S101 - narrows the type
+    return budget
 
 
 def missing_file(settings: JobSettings) -> tuple[str, str] | None:

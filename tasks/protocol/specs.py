@@ -741,12 +741,16 @@ class AuditSpec(StepSpec, RunConfig):
     private_store_uri: str
 
 
-class RunReportSpec(StepSpec):
-    """A report on a whole run, its last step."""
+class ReportSpec(StepSpec):
+    """Collect the results of a job or a sweep on one page, and judge and register its models."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.LEDGER})  # the report shows the account
     ends_run: ClassVar[bool] = True
+    step: Literal["report"] = "report"
     title: str
+    results: dict[str, str]  # name of the step -> output URI
+    points: dict[str, SweepPoint] = Field(default={})  # of a sweep, by name
+    promotion: Promotion = "audited"
     settings: dict[str, bool | int | float | str]
 
     @property
@@ -754,13 +758,10 @@ class RunReportSpec(StepSpec):
         """The settings of the whole run."""
         return self.settings
 
-
-class ReportSpec(RunReportSpec):
-    """Collect the results of a job on one page, and judge and register its models."""
-
-    step: Literal["report"] = "report"
-    results: dict[str, str]  # task name -> output URI
-    promotion: Promotion = "audited"
+    @property
+    def hides_count(self) -> bool:
+        """Whether the sweep selects among a secret number of trainings."""
+        return not self.made_up and self.settings.get("selection") == "random-count"
 
 
 class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
@@ -794,20 +795,6 @@ class PromoteSpec(StepSpec):
     ends_run: ClassVar[bool] = True
     step: Literal["promote"] = "promote"
     report_uri: str
-
-
-class SweepReportSpec(RunReportSpec):
-    """Collect a sweep's results, as in the paper's Figs. 1 and 2; judge and register its models."""
-
-    step: Literal["sweep_report"] = "sweep_report"
-    points: dict[str, SweepPoint]
-    results: dict[str, dict[str, str]]  # point name -> task name -> output URI
-    readers: dict[str, str]  # task name -> output URI, of steps that read a source
-
-    @property
-    def hides_count(self) -> bool:
-        """Whether the sweep selects among a secret number of trainings."""
-        return not self.made_up and self.settings.get("selection") == "random-count"
 
 
 def _classes(kind: type[StepSpec]) -> dict[str, type[StepSpec]]:

@@ -8,7 +8,6 @@ continue. A new release with a new seed is then made and charged.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import count
 
@@ -89,17 +88,13 @@ def register_plans(context: StepContext, charged: Iterable[Charged]) -> list[Ent
         BadInput: as `plans_of`; or a data set is not registered, or registered differently.
     """
     entries: list[Entry] = []
-    registered: list[tuple[Ledger, str, str]] = []
     for name, plan in plans_of(charged, context.run.run_key).items():
         ledger = ledger_for(context, name)
         try:
             entries += ledger.register_plan(plan, context.run.has_ended)
         except ConfideError:
-            for earlier, dataset, plan_key in registered:  # none of these releases has begun
-                with suppress(BadInput):  # all of the plan's releases were registered before
-                    earlier.withdraw_plan(dataset, plan_key)
+            ledger.give_back(context.run.run_key)  # plans of other data sets: none has begun
             raise
-        registered.append((ledger, name, plan[0].plan_key))
     return entries
 
 

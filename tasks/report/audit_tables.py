@@ -8,14 +8,13 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ALL, GREEDY, LEAST_CHANCE, SAMPLING, TOP_K, ExtractionRow
 from dp_core.audit.membership import LOW_RATES, MembershipRow
 from dp_core.labels import Label
-from tasks.report.model import Exposures, Extraction, Membership, MembershipAt, ModelRow, Value
+from tasks.report.model import Extraction, Membership, MembershipAt, ModelRow, Value
 from tasks.report.tables import (
     CONTEXT_WORDS,
     NOT_MEASURED,
     Cell,
     Header,
     Table,
-    are_causal,
     bits,
     measured,
     name,
@@ -40,8 +39,8 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
     shown = [
         (model.name, row, exposures.label)
         for model in models
-        for exposures in (model.exposures, model.exposures_in_rows)
-        if isinstance(exposures, Exposures)
+        for exposures in (*model.audits, model.exposures_in_rows)
+        if exposures is not None
         for row in exposures.rows
     ]
     rows = [_group_row(model, row, label, counted) for model, row, label in shown]
@@ -66,7 +65,7 @@ def exposure_table(models: Sequence[ModelRow], counted: Mapping[str, Value]) -> 
             "without memory, all ranks are equally likely. “Remembered” means that the whole "
             "interval lies above the band of a model without memory.",
             *_rank_notes(row for _, row, _ in shown),
-            *((_LEFT_TO_RIGHT,) if are_causal(models) else ()),
+            *((_LEFT_TO_RIGHT,) if any(model.is_causal for model in models) else ()),
         ),
     )
 

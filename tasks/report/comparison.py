@@ -15,13 +15,10 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.training.bootstrap import Difference, Replicate, f1_difference
 from tasks.report.model import (
-    Exposures,
-    JobReport,
     Membership,
     MembershipAt,
     ModelRow,
-    SweepReport,
-    SweepRow,
+    Report,
     Value,
     Withheld,
     number_of,
@@ -38,19 +35,16 @@ _OTHER_HEADS = "fine-tuned for different tasks"
 Figure = dict[str, Any]  # value and label, or `withheld`
 
 
-def figures_of(shown: JobReport | SweepReport) -> dict[str, Any]:
+def figures_of(shown: Report) -> dict[str, Any]:
     """Return the settings of a run and the figures of its models, for one edition of its report.
 
     Args:
         shown: the report of that edition, without the values that it withholds.
     """
-    rows = shown.points if isinstance(shown, SweepReport) else shown.models
     return {
         "settings": dict(shown.settings),
-        "models": {row.name: dict(_figures(row)) for row in rows},
-        "leakage": [
-            leakage for row in rows if isinstance(row, ModelRow) for leakage in _leakage(row)
-        ],
+        "models": {row.name: dict(_figures(row)) for row in shown.models},
+        "leakage": [leakage for row in shown.models for leakage in _leakage(row)],
     }
 
 
@@ -74,7 +68,7 @@ def _leakage(row: ModelRow) -> Iterator[Figure]:
             }
 
 
-def _figures(row: ModelRow | SweepRow) -> Iterator[tuple[str, Figure]]:
+def _figures(row: ModelRow) -> Iterator[tuple[str, Figure]]:
     for total in (row.cost.corpus, *row.cost.others):
         name = f"/{total.dataset}" if total in row.cost.others else ""
         epsilon = "no total" if total.epsilon is None else str(total.epsilon)
@@ -93,10 +87,9 @@ def _figures(row: ModelRow | SweepRow) -> Iterator[tuple[str, Figure]]:
             yield name, {"withheld": True}
         elif value is not None and (number := number_of(value)) is not None:
             yield name, {"value": str(number), "label": value.label}
-    audited = row.exposures if isinstance(row.exposures, tuple) else (row.exposures,)
-    if any(isinstance(exposures, Withheld) for exposures in audited):
+    if isinstance(row.exposures, Withheld):
         yield "exposure", {"withheld": True}
-    if visible := [exposures for exposures in audited if isinstance(exposures, Exposures)]:
+    if visible := row.audits:
         summaries = [summarise(exposures.rows) for exposures in visible]
         mean = sum(summary.mean for summary in summaries) / len(summaries)
         yield "exposure", {"value": str(mean), "label": visible[0].label}

@@ -180,12 +180,12 @@ def exposure_figure(models: Sequence[ModelRow]) -> Drawing | None:
     lines = [
         Line(
             model.name,
-            embedded_rows(model.exposures),
+            embedded_rows(model.audits[0]),
             styles[model.name].colour,
             styles[model.name].marker,
         )
         for model in models
-        if isinstance(model.exposures, Exposures)
+        if model.audits
     ]
     caption = f"How strongly each model favours planted secrets, {OCCURRENCES}"
     return exposure_drawing(lines, "exposure", caption)
@@ -364,14 +364,15 @@ def _known(row: EpochsRow, value: Callable[[ModelAt], float | None]) -> list[tup
 
 
 def _mean_exposure(model: ModelAt) -> float | None:
-    if not isinstance(model.exposures, Exposures):
+    if not isinstance(model.exposures, tuple) or not model.exposures:
         return None
-    return summarise(model.exposures.rows).mean
+    return summarise(model.exposures[0].rows).mean
 
 
 def _highest_by_chance(rows: Sequence[EpochsRow]) -> float:
     measured = [model.exposures for row in rows for model in row.models]
-    return max(summarise(e.rows).mean_null_high for e in measured if isinstance(e, Exposures))
+    shown = [e for exposures in measured if isinstance(exposures, tuple) for e in exposures]
+    return max(summarise(exposures.rows).mean_null_high for exposures in shown)
 
 
 def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:

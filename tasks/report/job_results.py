@@ -19,6 +19,7 @@ from dp_core.audit.membership import MembershipRow
 from dp_core.audit.membership_sample import MEMBERSHIP
 from dp_core.audit.one_run import LOWER_BOUND
 from dp_core.audit.protocol import Audit, AuditRecord, Finding
+from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -30,7 +31,6 @@ from tasks.protocol import (
     ReleaseRecord,
     ReportSpec,
     StepResult,
-    SweepReportSpec,
     SweepSettings,
     kept_points,
     point_and_task,
@@ -46,7 +46,6 @@ from tasks.report.model import (
     Exposures,
     Extraction,
     Fact,
-    JobReport,
     Kind,
     LedgerLine,
     LedgerView,
@@ -54,11 +53,12 @@ from tasks.report.model import (
     MembershipAt,
     ModelAt,
     ModelRow,
+    Report,
     Samples,
 )
 from tasks.results import Input, findings_of, labelled, merged, released_after, statement_of, totals
 
-Results = Mapping[str, Input]  # by the name of the task
+Results = dict[str, Input]  # by the name of the task
 ARCHITECTURES = {
     "bert": "BERT",
     "distilbert": "DistilBERT",
@@ -92,13 +92,13 @@ _QUANTITIES: dict[_Quantity, str] = {  # to the names of their metrics
 }
 
 
-def job_report(spec: ReportSpec, context: StepContext, results: Results) -> JobReport:
+def job_report(spec: ReportSpec, context: StepContext, results: Results) -> Report:
     """Return the report of one job."""
     kinds = models_of(results)
     dp, vocabulary = results["dp_pretraining"], results["vocabulary"]
     shown = released_by_job(results)
     audit = _audit(results.get("dp_audit"))
-    return JobReport(
+    return Report(
         **header_of(spec, context, results, shown),
         omissions=omission_facts({name: step.result for name, step in results.items()}),
         audit=audit,
@@ -200,17 +200,19 @@ def model_row(
         epochs: number of epochs of the whole training.
     """
     scores = last_values(finetuned.result) if finetuned else {}
-    dataset = vocabulary.facts["dataset"]
     return ModelRow(
-        **_row(dataset, model, audited, finetuned),
+        **measured_of(
+            vocabulary,
+            [model],
+            [audited] if audited else [],
+            [finetuned] if finetuned else [],
+        ),
         kind=models_of([f"{tasks}{_TRAINING}"])[tasks],
         tasks=tasks,
         name=_name_of(tasks),
-        epsilon_vocabulary=epsilon_of_vocabulary(vocabulary),
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         interval=_interval(scores),
-        exposures=exposures_of(audited),
-        exposures_in_rows=exposures_of(audited, EXPOSURE_IN_ROWS.key),
+        exposures_in_rows=next(iter(exposures_of([audited], EXPOSURE_IN_ROWS.key)), None),
         membership=_membership(attacked, epochs),
         extractions=tuple(_extractions(audited)),
         samples=_samples(audited),
@@ -239,7 +241,7 @@ def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[EpochsRow]:
             name=_name_of(tasks),
             epsilon_vocabulary=epsilon_of_vocabulary(vocabulary),
             models=tuple(
-                ModelAt(epochs, score, exposures_of(audit))
+                ModelAt(epochs, score, exposures_of([audit]))
                 for epochs, score, audit in zip(
                     [*(point.epochs for point in points), settings.epochs],
                     scores,
@@ -276,13 +278,13 @@ def last_values(result: StepResult) -> dict[str, Labelled]:
 
 
 def header_of(
-    spec: ReportSpec | SweepReportSpec,
+    spec: ReportSpec,
     context: StepContext,
     results: Results,
     releases: Sequence[ReleaseRecord],
 ) -> dict[str, Any]:
     """Return the common fields of both kinds of report, by name."""
-    of_sweep = isinstance(spec, SweepReportSpec)
+    of_sweep = bool(spec.points)
     model = results["pretraining" if of_sweep else "dp_pretraining"]
     vocabulary = results["vocabulary"]
     dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
@@ -327,20 +329,46 @@ def releases_of(models: Iterable[Input]) -> list[ReleaseRecord]:
     return merged(release for model in models for release in model.result.releases)
 
 
-def _row(
-    dataset: str, model: Input, audited: Input | None, finetuned: Input | None
+def measured_of(
+    vocabulary: Input,
+    models: Sequence[Input],
+    audited: Sequence[Input],
+    tuned: Sequence[Input],
+    scored: Sequence[Input] | None = None,
 ) -> dict[str, Any]:
-    """Return the fields of a row, by name; audits measure the pre-trained model."""
-    values = last_values(model.result)
-    scores = last_values(finetuned.result) if finetuned else {}
+    """Return the fields of a row that are means or totals over its replicates, by name.
+
+    Args:
+        vocabulary, models, audited, tuned: outputs of these steps; audits measure the pre-trained
+            models.
+        scored: the trainings whose accuracies belong to the row's model; None: all of them.
+    """
+    scored = models if scored is None else scored
     return {
-        **costs_of(dataset, model, (model, audited), (finetuned,)),
-        **{name: scores.get(name) for name in SCORES},
-        "mlm_public": values.get("mlm_accuracy_public"),
-        "mlm_private": values.get("mlm_accuracy_private"),
-        "perplexity_public": values.get("perplexity_public"),
-        "perplexity_private": values.get("perplexity_private"),
+        **costs_of(vocabulary.facts["dataset"], models[0], [*models, *audited], tuned),
+        "epsilon_vocabulary": epsilon_of_vocabulary(vocabulary),
+        "is_causal": is_causal(models[0].facts["shape"].get("kind", "bert")),
+        **{name: _mean(tuned, name) for name in SCORES},
+        "mlm_public": _mean(scored, "mlm_accuracy_public"),
+        "mlm_private": _mean(scored, "mlm_accuracy_private"),
+        "perplexity_public": _mean(scored, "perplexity_public"),
+        "perplexity_private": _mean(scored, "perplexity_private"),
+        "exposures": exposures_of(audited),
     }
+
+
+def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
+    """Return the mean of a metric, for the operator only if that is true of any of its values.
+
+    None if an output lacks the metric: a diverged training has no perplexity, and the mean of the
+    other trainings would be too optimistic.
+    """
+    values = [last_values(output.result).get(name) for output in outputs]
+    known = [value for value in values if value is not None]
+    if not known or len(known) < len(values):
+        return None
+    kind = next((type(v) for v in known if v.label is Label.OPERATOR), type(known[0]))
+    return kind(math.fsum(v.value for v in known) / len(known))
 
 
 def costs_of(
@@ -379,11 +407,13 @@ def _cost(dataset: str, *results: Input | None) -> Cost:
 _EXPOSURE: TypeAdapter[tuple[ExposureRow, ...]] = TypeAdapter(tuple[ExposureRow, ...])
 
 
-def exposures_of(audited: Input | None, key: str = EXPOSURE.key) -> Exposures | None:
-    """Return the exposures measured by an audit, or None if there are none."""
-    for finding in findings_of(audited, key):
-        return Exposures(finding.label, _EXPOSURE.validate_python(finding.rows))
-    return None
+def exposures_of(audited: Iterable[Input | None], key: str = EXPOSURE.key) -> tuple[Exposures, ...]:
+    """Return the exposures that audits measured; an audit without canaries has none."""
+    return tuple(
+        Exposures(finding.label, _EXPOSURE.validate_python(finding.rows))
+        for audit in audited
+        for finding in findings_of(audit, key)
+    )
 
 
 def _occurrences(store: Input) -> dict[str, Operator]:

@@ -44,7 +44,7 @@ def measure_of(rows: Iterable[ResultRow]) -> Measure:
     return ACCURACY if any(row.accuracy is not None for row in rows) else F1
 
 
-def compared_by(points: Iterable[SweepRow]) -> Measure:
+def compared_by(points: Iterable[ModelRow]) -> Measure:
     """Return the measure by which the settings of a sweep are compared."""
     points = list(points)
     return PERPLEXITY if any(point.is_causal for point in points) else measure_of(points)
@@ -197,17 +197,46 @@ class ResultRow:
 
 @dataclass(frozen=True, kw_only=True)
 class ModelRow(ResultRow):
-    """One model of a job's comparison; if several have kind `dp`, the main model is the first."""
+    """One model of a job, or one setting of a sweep over its seeds and folds.
 
-    kind: Kind
+    If several models of a job have kind `dp`, the main model is the first. Figures of a setting
+    are means over its replicates, and its cost is the total of all of them; ε_T is the cost of one
+    private training. σ, batch size and epochs are 0 for models without such a training.
+    """
+
+    kind: Kind = "dp"
     tasks: str = ""  # prefix of the names of its tasks, if not its kind
+    noise_multiplier: float = 0.0
+    batch_size: int = 0
+    epochs: float = 0.0
+    baseline: Baseline | None = None
+    is_causal: bool = False
+    training_epochs: float = 0.0  # of the whole training; 0 if it ended with this model
+    updates: int = 0  # of one training on private rows, up to this model
+    trainings: int = 1  # number of seeds
+    finetuning: Mapping[str, float] = field(default_factory=dict)  # settings that vary
+    spread: MeanF1 | Withheld | None = None  # of the compared measure
+    best_three: Value = None  # mean of the three best seeds; needs at least eight seeds
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)  # by entity type or class
     interval: tuple[Labelled, Labelled] | Withheld | None = None  # 95% interval of the score
-    exposures: Exposures | Withheld | None = None
+    exposures: tuple[Exposures, ...] | Withheld = ()  # of each training
     exposures_in_rows: Exposures | None = None  # for the operator only
     membership: Membership | Withheld | None = None
     extractions: tuple[Extraction, ...] = ()
     samples: Samples | None = None
+
+    @property
+    def compared(self) -> Value:
+        """The compared value: the score, or a causal model's perplexity on private text.
+
+        The perplexity on private text is for the operator only.
+        """
+        return self.perplexity_private if self.is_causal else self.score
+
+    @property
+    def audits(self) -> tuple[Exposures, ...]:
+        """The exposures of each training, or none if they are withheld."""
+        return self.exposures if isinstance(self.exposures, tuple) else ()
 
 
 @dataclass(frozen=True)
@@ -216,7 +245,7 @@ class ModelAt:
 
     epochs: float
     score: Value
-    exposures: Exposures | Withheld | None
+    exposures: tuple[Exposures, ...] | Withheld
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -228,36 +257,6 @@ class EpochsRow(ResultRow):
 
     kind: Kind
     models: tuple[ModelAt, ...]  # includes the last model
-
-
-@dataclass(frozen=True, kw_only=True)
-class SweepRow(ResultRow):
-    """One setting of a sweep: the mean over its seeds and folds, and their total cost.
-
-    ε_T is the cost of one private training; each seed was a separate release. For baselines σ is
-    0; for public baselines batch size and epochs are 0 as well.
-    """
-
-    noise_multiplier: float
-    batch_size: int
-    epochs: float
-    baseline: Baseline | None = None
-    is_causal: bool = False
-    training_epochs: float = 0.0  # of the whole training; 0 if it ended with this model
-    updates: int = 0  # of one training on private rows, up to this model
-    trainings: int = 1  # number of seeds
-    finetuning: Mapping[str, float] = field(default_factory=dict)  # settings that vary
-    spread: MeanF1 | Withheld | None = None  # of the compared measure
-    best_three: Value = None  # mean of the three best seeds; needs at least eight seeds
-    exposures: tuple[Exposures, ...] | Withheld = ()  # of each training
-
-    @property
-    def compared(self) -> Value:
-        """The compared value: the score, or a causal model's perplexity on private text.
-
-        The perplexity on private text is for the operator only.
-        """
-        return self.perplexity_private if self.is_causal else self.score
 
 
 @dataclass(frozen=True)
@@ -313,7 +312,7 @@ class LedgerView:
 
 @dataclass(frozen=True, kw_only=True)
 class Report:
-    """The content that reports of jobs and reports of sweeps share."""
+    """The content of the report of a job or a sweep."""
 
     title: str
     run_key: str
@@ -335,13 +334,8 @@ class Report:
     repeat: tuple[str, ...] = ()  # shell commands
     notes: tuple[str, ...] = ()  # warnings on the interpretation of the figures
     omissions: tuple[Fact, ...] = ()  # by task: items that readers left out of the sources
-
-
-@dataclass(frozen=True, kw_only=True)
-class JobReport(Report):
-    """The content of a job's report."""
-
-    models: tuple[ModelRow, ...]
+    models: tuple[ModelRow, ...]  # of a sweep: one row per setting
+    is_sweep: bool = False
     audit: AuditRecord | None = None  # of the training of the DP model
     against: str = ""  # the gate's sentence, if an audit of any run contradicts a model's claim
     # “pattern at rate” -> mean number of units with a canary of that group, counted in the rows
@@ -357,39 +351,27 @@ class JobReport(Report):
         return next((row for row in self.models if row.kind == kind), None)
 
 
-@dataclass(frozen=True, kw_only=True)
-class SweepReport(Report):
-    """The content of a sweep's report."""
-
-    points: tuple[SweepRow, ...]
-
-
-R = TypeVar("R", JobReport, SweepReport)
-T = TypeVar("T", ModelRow, EpochsRow, SweepRow)
+T = TypeVar("T", ModelRow, EpochsRow)
 Labels = frozenset[Label]
 _DAY = len("2026-01-01")
 
 
-def edition_of(report: R, edition: Edition) -> R:
+def edition_of(report: Report, edition: Edition) -> Report:
     """Return the report without the values that this edition withholds."""
     hidden = _hidden(report, edition)
     if not hidden:
         return report
-    if isinstance(report, SweepReport):
-        rows: dict[str, Any] = {"points": tuple(_point(point, hidden) for point in report.points)}
-    else:
-        types = _types(report.models, hidden)
-        audit = report.audit
-        rows = {
-            "audit": None if audit is None or audit.label in hidden else audit,
-            "occurrences": {k: _value(v, hidden) for k, v in report.occurrences.items()},
-            "models": tuple(_model(row, hidden, types) for row in report.models),
-            "by_epoch": tuple(_epochs(row, hidden) for row in report.by_epoch),
-            "curves": tuple(curve for curve in report.curves if curve.label not in hidden),
-            "training": tuple(_fact(fact, hidden) for fact in report.training),
-            "vocabulary": tuple(_fact(fact, hidden) for fact in report.vocabulary),
-            "phrases": tuple(_fact(fact, hidden) for fact in report.phrases),
-        }
+    types, audit = _types(report.models, hidden), report.audit
+    rows: dict[str, Any] = {
+        "audit": None if audit is None or audit.label in hidden else audit,
+        "occurrences": {k: _value(v, hidden) for k, v in report.occurrences.items()},
+        "models": tuple(_model(row, hidden, types) for row in report.models),
+        "by_epoch": tuple(_epochs(row, hidden) for row in report.by_epoch),
+        "curves": tuple(curve for curve in report.curves if curve.label not in hidden),
+        "training": tuple(_fact(fact, hidden) for fact in report.training),
+        "vocabulary": tuple(_fact(fact, hidden) for fact in report.vocabulary),
+        "phrases": tuple(_fact(fact, hidden) for fact in report.phrases),
+    }
     # Airflow's key of a run contains its start time. Start and end time together would reveal the
     # size of the data.
     created = shown_day(report.created, report.settings)
@@ -450,18 +432,6 @@ def _row(row: T, hidden: Labels) -> T:
     )
 
 
-def _point(row: SweepRow, hidden: Labels) -> SweepRow:
-    shown = _row(row, hidden)
-    measured = row.exposures if isinstance(row.exposures, tuple) else ()
-    secret = any(exposures.label in hidden for exposures in measured)
-    return replace(
-        shown,
-        spread=Withheld() if row.spread and isinstance(shown.compared, Withheld) else row.spread,
-        best_three=_value(row.best_three, hidden),
-        exposures=Withheld() if secret else row.exposures,
-    )
-
-
 def _epochs(row: EpochsRow, hidden: Labels) -> EpochsRow:
     models = [
         replace(
@@ -475,15 +445,19 @@ def _epochs(row: EpochsRow, hidden: Labels) -> EpochsRow:
 
 
 def _shown_exposures(
-    exposures: Exposures | Withheld | None, hidden: Labels
-) -> Exposures | Withheld | None:
-    return Withheld() if exposures is not None and exposures.label in hidden else exposures
+    trainings: tuple[Exposures, ...] | Withheld, hidden: Labels
+) -> tuple[Exposures, ...] | Withheld:
+    measured = trainings if isinstance(trainings, tuple) else ()
+    secret = any(exposures.label in hidden for exposures in measured)
+    return Withheld() if secret else trainings
 
 
 def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
     membership, shown = row.membership, _row(row, hidden)
     return replace(
         shown,
+        spread=Withheld() if row.spread and isinstance(shown.compared, Withheld) else row.spread,
+        best_three=_value(row.best_three, hidden),
         interval=Withheld() if row.interval and isinstance(shown.score, Withheld) else row.interval,
         f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
         exposures=_shown_exposures(row.exposures, hidden),

@@ -12,7 +12,7 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dp_core.audit.exposure import ExposureSummary, summarise
-from tasks.report import audit_tables, sweep_tables, tables
+from tasks.report import audit_tables, tables
 from tasks.report.comparison import FIGURES_FILE, figures_of
 from tasks.report.figures import (
     QUANTITIES,
@@ -25,17 +25,16 @@ from tasks.report.figures import (
 from tasks.report.model import (
     F1,
     Edition,
-    Exposures,
-    JobReport,
     LedgerView,
     ModelRow,
+    Report,
     ResultRow,
-    SweepReport,
     compared_by,
     edition_of,
     measure_of,
     number_of,
 )
+from tasks.report.models_table import by_epoch_table, results_table
 from tasks.report.sweep_figures import sweep_exposure_figure, sweep_figure
 from tasks.report.tables import Table
 
@@ -49,7 +48,7 @@ class Verdict:
     detail: str
 
 
-def verdict(report: JobReport) -> Verdict:
+def verdict(report: Report) -> Verdict:
     """Return the result of the audits: the gate's objection, the bound on ε, and memory."""
     memory, audit = _memory(report), report.audit
     if report.against and (audit is None or audit.verdict != "contradicted"):
@@ -66,7 +65,7 @@ def verdict(report: JobReport) -> Verdict:
     return Verdict(tone, headline, f"{audit.finding} {memory.headline}. {memory.detail}")
 
 
-def _memory(report: JobReport) -> Verdict:
+def _memory(report: Report) -> Verdict:
     """Return the result of the exposure audit of the DP model, with the other models as control.
 
     The absence of memory is evidence only if the canaries can be learned at all. The verdict is
@@ -134,9 +133,7 @@ def _claim(private: ModelRow, unit: str) -> str:
 
 
 def _summary(model: ModelRow | None) -> ExposureSummary | None:
-    if model is None or not isinstance(model.exposures, Exposures):
-        return None
-    return summarise(model.exposures.rows)
+    return summarise(model.audits[0].rows) if model and model.audits else None
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
@@ -167,9 +164,24 @@ class Page:
         return page
 
 
-def job_page(report: JobReport, edition: Edition) -> Page:
-    """Return the report of one job in that edition."""
+def report_page(report: Report, edition: Edition) -> Page:
+    """Return the report of a job or a sweep in that edition."""
     shown = edition_of(report, edition)
+    if shown.is_sweep:
+        headline = Verdict(
+            "open",
+            "Effect of noise, batch size and epochs on privacy and usefulness",
+            "Every private training is a release; to publish all of them costs their total ε.",
+        )
+        return _page(
+            "sweep.html.j2",
+            shown,
+            edition,
+            headline,
+            _sweep_marks(shown),
+            (sweep_figure(shown.models), sweep_exposure_figure(shown.models)),
+            {"points": results_table(shown)},
+        )
     private = shown.model("dp")
     return _page(
         "job.html.j2",
@@ -184,12 +196,12 @@ def job_page(report: JobReport, edition: Edition) -> Page:
             entity_figure(shown.models),
         ),
         {
-            "closing": tables.closing_of(shown),
+            "closing": results_table(shown),
             "exposure": audit_tables.exposure_table(shown.models, shown.occurrences),
             "samples": audit_tables.samples_table(shown.models),
             "extraction": audit_tables.extraction_table(shown.models),
             "membership": audit_tables.membership_table(shown.models),
-            "by_epoch": tables.by_epoch_table(shown.by_epoch, shown.unit, measure_of(shown.models)),
+            "by_epoch": by_epoch_table(shown.by_epoch, shown.unit, measure_of(shown.models)),
             "loss_by_epoch": audit_tables.loss_by_epoch_table(shown.models),
             "leakage_by_epoch": audit_tables.leakage_by_epoch_table(shown.models),
             "entities": tables.entity_table(shown.models),
@@ -206,28 +218,9 @@ def job_page(report: JobReport, edition: Edition) -> Page:
     )
 
 
-def sweep_page(report: SweepReport, edition: Edition) -> Page:
-    """Return the report of a sweep in that edition."""
-    shown = edition_of(report, edition)
-    headline = Verdict(
-        "open",
-        "Effect of noise, batch size and epochs on privacy and usefulness",
-        "Every private training is a release; to publish all of them costs their total ε.",
-    )
-    return _page(
-        "sweep.html.j2",
-        shown,
-        edition,
-        headline,
-        _sweep_marks(shown),
-        (sweep_figure(shown.points), sweep_exposure_figure(shown.points)),
-        {"points": sweep_tables.sweep_table(shown.points, shown.unit)},
-    )
-
-
 def _page(
     template: str,
-    report: JobReport | SweepReport,
+    report: Report,
     edition: Edition,
     headline: Verdict,
     marks: list[Mark],
@@ -277,7 +270,7 @@ class Mark:
     name: str
 
 
-def _job_marks(report: JobReport) -> list[Mark]:
+def _job_marks(report: Report) -> list[Mark]:
     """Return the cost and scores of the DP model."""
     private = report.model("dp")
     if private is None:
@@ -299,8 +292,8 @@ def _job_marks(report: JobReport) -> list[Mark]:
     return marks
 
 
-def _sweep_marks(report: SweepReport) -> list[Mark]:
-    private = [point for point in report.points if point.baseline is None]
+def _sweep_marks(report: Report) -> list[Mark]:
+    private = [point for point in report.models if point.baseline is None]
     epsilons = [e for point in private if (e := point.cost.corpus.epsilon) is not None]
     scores = [score for point in private if (score := number_of(point.compared)) is not None]
     marks = [Mark(str(len(private)), "settings")]
@@ -309,9 +302,9 @@ def _sweep_marks(report: SweepReport) -> list[Mark]:
         marks.append(Mark(span, f"ε in total, per {report.unit}"))
     if scores:
         ends = min(scores), max(scores)
-        if compared_by(report.points).is_share:
+        if compared_by(report.models).is_share:
             span = " – ".join(f"{100 * score:.1f}" for score in ends) + " %"
-            marks.append(Mark(span, _score_mark(report.points)))
+            marks.append(Mark(span, _score_mark(report.models)))
         else:
             span = " – ".join(map(tables.significant, ends))
             marks.append(Mark(span, "perplexity, private text"))

@@ -31,8 +31,8 @@ from tasks.report.figures import (
     legend_below,
     twin,
 )
-from tasks.report.model import Measure, SweepRow, compared_by, number_of
-from tasks.report.sweep_tables import FINETUNING_TITLES
+from tasks.report.model import Measure, ModelRow, compared_by, number_of
+from tasks.report.models_table import FINETUNING_TITLES
 from tasks.report.tables import significant
 
 _BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, different in grey
@@ -47,14 +47,14 @@ _WITH_VOCABULARY_OF_SWEEP: tuple[Baseline, ...] = ("public-training", "nonprivat
 _MORE_DASHES = ((0, (9, 2)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 
 
-def sweep_exposure_figure(points: Sequence[SweepRow]) -> Drawing | None:
+def sweep_exposure_figure(points: Sequence[ModelRow]) -> Drawing | None:
     """Return exposure against occurrences, with one line per batch size and number of updates.
 
     Lines show the middle σ. A line over several seeds is the mean, and its bars span the intervals
     of all seeds. Trainings without privacy are red, as in the paper. Returns None if there would
     be only one line, or if no exposure may be shown.
     """
-    known = [p for p in points if isinstance(p.exposures, tuple) and p.exposures]
+    known = [p for p in points if p.audits]
     without_privacy = _lines_without_privacy([p for p in known if p.baseline])
     known = [p for p in known if p.baseline is None]
     sizes = sorted({(p.batch_size, p.updates) for p in known})
@@ -71,13 +71,12 @@ def sweep_exposure_figure(points: Sequence[SweepRow]) -> Drawing | None:
     lines = []
     for batch, updates in sizes:
         point = trained[batch, updates]
-        assert isinstance(point.exposures, tuple)  # noqa: S101 - narrows the type
         updates_of_batch = [u for b, u in sizes if b == batch]
         shade = 0.35 + 0.6 * batches.index(batch) / max(1, len(batches) - 1)
         lines.append(
             Line(
                 f"bs={batch} step={updates} σ={significant(point.noise_multiplier)}",
-                _over_seeds([embedded_rows(exposures) for exposures in point.exposures]),
+                _over_seeds([embedded_rows(exposures) for exposures in point.audits]),
                 matplotlib.colormaps["viridis_r"](shade),
                 "osD^v"[batches.index(batch) % 5],
                 styles[updates_of_batch.index(updates) % len(styles)],
@@ -89,23 +88,23 @@ def sweep_exposure_figure(points: Sequence[SweepRow]) -> Drawing | None:
     return exposure_drawing([*lines, *without_privacy], "sweep-exposure", caption)
 
 
-def _lines_without_privacy(baselines: Sequence[SweepRow]) -> list[Line]:
+def _lines_without_privacy(baselines: Sequence[ModelRow]) -> list[Line]:
     """Return one line per vocabulary and number of updates of trainings without privacy.
 
     Public models are left out, since they have not read the canaries.
     """
-    trained: dict[tuple[Baseline | None, int], SweepRow] = {}
+    trained: dict[tuple[Baseline | None, int], ModelRow] = {}
     for row in baselines:  # settings that differ in fine-tuning alone share a line
         if row.updates:
             trained.setdefault((row.baseline, row.updates), row)
     lines = []
     for number, (baseline, updates) in enumerate(sorted(trained, key=str)):
         row = trained[baseline, updates]
-        assert isinstance(row.exposures, tuple) and baseline  # noqa: S101 - narrow the types
+        assert baseline  # noqa: S101 - narrows the type
         lines.append(
             Line(
                 f"{BASELINE_NAMES[baseline]} bs={row.batch_size} step={updates}",
-                _over_seeds([embedded_rows(exposures) for exposures in row.exposures]),
+                _over_seeds([embedded_rows(exposures) for exposures in row.audits]),
                 COLOURS["nonprivate"],
                 "^vXP*"[number % 5],
                 ("--", "-", ":", "-.")[number % 4],
@@ -164,7 +163,7 @@ _AXES = (
 _OF_TRAINING = 3  # number of axes of pre-training, which come first and exist in every sweep
 
 
-def _coordinates(point: SweepRow) -> Coordinates:
+def _coordinates(point: ModelRow) -> Coordinates:
     training = point.noise_multiplier, float(point.batch_size), point.epochs
     return *training, *(point.finetuning.get(axis.name, 0.0) for axis in _AXES[_OF_TRAINING:])
 
@@ -175,7 +174,7 @@ _ON_THE_WAY = (
 )
 
 
-def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
+def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
     """Return ε (red) and scores (blue) against each setting, or None without points.
 
     Strong lines go through the middle point, and the other lines are pale. Perplexity is by token,
@@ -238,7 +237,7 @@ def sweep_figure(points: Sequence[SweepRow]) -> Drawing | None:
     )
 
 
-def _level(right: Axes, row: SweepRow, before: int) -> Artist:
+def _level(right: Axes, row: ModelRow, before: int) -> Artist:
     """Draw the score of a baseline as a level line, since it does not depend on the axis.
 
     Args:
@@ -274,7 +273,7 @@ def _lines(
     axes: Axes,
     right: Axes,
     index: int,
-    grid: dict[Coordinates, SweepRow],
+    grid: dict[Coordinates, ModelRow],
     middle: Coordinates,
 ) -> None:
     if _AXES[index].logarithmic:
@@ -312,7 +311,7 @@ def _lines(
     axes.margins(x=0.12)
 
 
-def _bars(point: SweepRow, score: float) -> tuple[float, float]:
+def _bars(point: ModelRow, score: float) -> tuple[float, float]:
     """Return the distances from a score to the ends of its interval, or 0 without an interval."""
     spread = point.spread if isinstance(point.spread, MeanF1) else None
     if spread is None or spread.interval is None:
@@ -321,13 +320,13 @@ def _bars(point: SweepRow, score: float) -> tuple[float, float]:
     return max(0.0, score - low), max(0.0, high - score)
 
 
-def _epsilon(point: SweepRow) -> float | None:
+def _epsilon(point: ModelRow) -> float | None:
     """Return the total ε, or None if it is not finite."""
     epsilon = point.cost.corpus.epsilon
     return epsilon if epsilon is not None and math.isfinite(epsilon) else None
 
 
-def _score_limits(right: Axes, points: Sequence[SweepRow], measure: Measure) -> None:
+def _score_limits(right: Axes, points: Sequence[ModelRow], measure: Measure) -> None:
     scores = [score for p in points if (score := number_of(p.compared)) is not None]
     if scores:
         frame_scores(right, scores, measure)

@@ -5,45 +5,57 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
-from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled
+from dp_core.privacy.statement import PrivacyStatement
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext
-from tasks.protocol import ReleaseRecord, SweepPoint, SweepReportSpec, SweepSettings
+from tasks.protocol import (
+    ReleaseRecord,
+    ReportSpec,
+    SweepPoint,
+    SweepSettings,
+    names_of,
+    point_and_task,
+)
 from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.provenance import operator_only
 from tasks.report.job_results import (
     Results,
-    costs_of,
-    epsilon_of_vocabulary,
-    exposures_of,
     header_of,
     last_values,
+    measured_of,
     omission_facts,
     released_models,
     releases_of,
     score_of,
 )
-from tasks.report.model import SweepReport, SweepRow, number_of
+from tasks.report.model import ModelRow, Report, number_of
 from tasks.results import Input, read_result
 
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8
-_OF_THE_OPERATOR = (
-    "No training with differential privacy of this sweep has finished. The models trained without "
-    "privacy read private text; only the operator of the data may have them.",
-)
+
+
+class _StatementForTheOperator(PrivacyStatement):
+    """The statement of a sweep of which only models without privacy have finished."""
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """One paragraph, because no guarantee is given."""
+        return [
+            "No training with differential privacy of this sweep has finished. The models trained "
+            "without privacy read private text; only the operator of the data may have them."
+        ]
 
 
 def sweep_report(
-    spec: SweepReportSpec,
+    spec: ReportSpec,
     context: StepContext,
     points: Mapping[str, Results],
     missing: Sequence[str],
-) -> SweepReport:
+) -> Report:
     """Return the report of a sweep, with its finished points and the names of the missing ones."""
     first = next(iter(points.values()))
     releases = released_by_sweep(spec, points)
@@ -52,22 +64,24 @@ def sweep_report(
         operator_only(results["pretraining"].result.releases) for results in points.values()
     )
     if not releases and any(nonprivate):
-        header["statement"] = replace(header["statement"], words=_OF_THE_OPERATOR)
-    return SweepReport(
+        header["statement"] = _StatementForTheOperator(header["statement"].data)
+    return Report(
         **header,
         omissions=omission_facts(
             {
                 name: result
-                for name, uri in spec.readers.items()
-                if (result := read_result(context.store, uri)) is not None
+                for name, uri in spec.results.items()
+                if not point_and_task(name)[0]
+                and (result := read_result(context.store, uri)) is not None
             }
         ),
-        points=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
+        is_sweep=True,
+        models=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
         notes=tuple(f"Missing, because it did not finish: {name}." for name in missing),
     )
 
 
-def released_by_sweep(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
+def released_by_sweep(spec: ReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
     """Return the releases of the publishable models of all points.
 
     Models of baselines without privacy are for the operator only, and are not included.
@@ -83,7 +97,7 @@ def released_by_sweep(spec: SweepReportSpec, points: Mapping[str, Results]) -> l
 Replicates = list[tuple[SweepPoint, Results]]
 
 
-def _by_setting(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[Replicates]:
+def _by_setting(spec: ReportSpec, points: Mapping[str, Results]) -> list[Replicates]:
     """Return the finished points, grouped by settings other than seeds and fold."""
     settings: dict[SweepPoint, Replicates] = {}
     for name, results in points.items():
@@ -92,7 +106,7 @@ def _by_setting(spec: SweepReportSpec, points: Mapping[str, Results]) -> list[Re
     return list(settings.values())
 
 
-def _sweep_row(spec: SweepReportSpec, replicates: Replicates) -> SweepRow:
+def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
     """Return the row of one setting from its finished points."""
     setting, first = replicates[0][0].setting, replicates[0][1]
     # Points with the same seed of the private training share its model and audit.
@@ -101,7 +115,7 @@ def _sweep_row(spec: SweepReportSpec, replicates: Replicates) -> SweepRow:
     tuned = [results["finetuning"] for _, results in replicates if "finetuning" in results]
     model, varied = first["pretraining"], spec.points.values()
     # The accuracies of a training belong to its last model.
-    scored = () if setting.is_on_the_way else models.values()
+    scored = [] if setting.is_on_the_way else list(models.values())
     # A private selection reports the settings of the selected training.
     training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
     schedule = (model.facts.get("plan") or {}).get("schedule", ())
@@ -112,17 +126,13 @@ def _sweep_row(spec: SweepReportSpec, replicates: Replicates) -> SweepRow:
         updates = job.updates_after(setting.mode, setting.epochs)
         if setting.mode == "nonprivate":
             batch_size = job.nonprivate_batch_size
-    return SweepRow(
-        **costs_of(
-            first["vocabulary"].facts["dataset"],
-            model,
-            [*models.values(), *audited.values()],
-            tuned,
+    return ModelRow(
+        **measured_of(
+            first["vocabulary"], list(models.values()), list(audited.values()), tuned, scored
         ),
+        kind=setting.mode,
         name=setting.name,
         baseline=setting.baseline,
-        is_causal=is_causal(model.facts["shape"].get("kind", "bert")),
-        epsilon_vocabulary=epsilon_of_vocabulary(first["vocabulary"]),
         noise_multiplier=training["noise_multiplier"],
         batch_size=int(batch_size),
         epochs=training["epochs"],
@@ -134,30 +144,9 @@ def _sweep_row(spec: SweepReportSpec, replicates: Replicates) -> SweepRow:
             for axis in FINETUNING_AXES
             if any(getattr(point, axis) is not None for point in varied)
         },
-        f1=_mean(tuned, "f1"),
-        accuracy=_mean(tuned, "accuracy"),
         spread=_spread(replicates) if tuned else _spread_of_perplexity(scored),
         best_three=_best_three(replicates) if tuned else None,
-        mlm_public=_mean(scored, "mlm_accuracy_public"),
-        mlm_private=_mean(scored, "mlm_accuracy_private"),
-        perplexity_public=_mean(scored, "perplexity_public"),
-        perplexity_private=_mean(scored, "perplexity_private"),
-        exposures=tuple(e for audit in audited.values() if (e := exposures_of(audit)) is not None),
     )
-
-
-def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
-    """Return the mean of a metric, for the operator only if that is true of any of its values.
-
-    None if an output lacks the metric: a diverged training has no perplexity, and the mean of the
-    other trainings would be too optimistic.
-    """
-    values = [last_values(output.result).get(name) for output in outputs]
-    known = [value for value in values if value is not None]
-    if not known or len(known) < len(values):
-        return None
-    kind = next((type(v) for v in known if v.label is Label.OPERATOR), type(known[0]))
-    return kind(math.fsum(v.value for v in known) / len(known))
 
 
 def _spread(replicates: Replicates) -> MeanF1 | None:
@@ -214,13 +203,14 @@ def _drawn(point: SweepPoint) -> dict[str, Any]:
 
 
 def finetuned_by_setting(
-    spec: SweepReportSpec, points: Iterable[str]
+    spec: ReportSpec, points: Iterable[str]
 ) -> dict[str, list[dict[str, Any]]]:
     """Return the addresses and replicates of the fine-tunings of each row."""
     finetunings: dict[str, list[dict[str, Any]]] = {}
     for name in points:
-        if "finetuning" not in spec.results[name]:  # causal models are not fine-tuned
+        uri = spec.results.get(names_of(spec.points[name])["finetuning"])
+        if uri is None:  # causal models are not fine-tuned
             continue
-        finetuning = {"uri": spec.results[name]["finetuning"], **_drawn(spec.points[name])}
+        finetuning = {"uri": uri, **_drawn(spec.points[name])}
         finetunings.setdefault(spec.points[name].setting.name, []).append(finetuning)
     return finetunings

@@ -253,13 +253,10 @@ def known_words(folder: Path) -> frozenset[str]:
 def released_words(folder: Path) -> dict[str, int]:
     """Return the private words that were released for a vocabulary, with their noised counts.
 
-    The dict is empty for a vocabulary of an earlier version, which did not write this file.
-
     Raises:
         BadInput: the file cannot be read.
     """
-    file = folder / RELEASED
-    return _read(file) if file.exists() else {}
+    return _read(folder / RELEASED)
 
 
 def _read(file: Path) -> dict[str, int]:

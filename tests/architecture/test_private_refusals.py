@@ -43,7 +43,7 @@ OTHER_ERRORS = {
         "black_box._coin_bound",
         "finetune._check_row_length",
         "i2b2.read_i2b2", "item_sets.bounded_sets", "masking.mask_rows",
-        "patients.read_patients", "privacy_units._examples", "registry._read",
+        "labelled_texts.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
         "token_store.RowPacker.add_unit", "token_store_step._canaries",
         "token_store.rows_of_units", "declarations._copied", "declarations._ledger",
@@ -54,8 +54,8 @@ OTHER_ERRORS = {
     },
     "whether a digest was declared public": {"declarations._refuse_undeclared"},
     "a released model or vocabulary": {
-        "black_box._Seen.of", "declarations._refuse_our_weights", "finetune_step.run",
-        "membership_step._seen", "tokens.SpecialIds.of",
+        "declarations._refuse_our_weights", "finetune_step.run",
+        "tokens.SpecialIds.of",
         "training_inputs.refuse_other_architecture",
     },
     "an output of another step": {

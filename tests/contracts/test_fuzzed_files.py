@@ -31,7 +31,7 @@ from dp_core.training.checkpoints import Checkpoint, Checkpoints, LocalFolder
 from dp_core.vocabulary import wordpiece
 from tasks.commands.settings_options import SettingsOptions, settings_from
 from tasks.execution import contract
-from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.protocol import JobSettings, job_steps
 from tasks.results import read_result
 from tasks.steps import canaries_step, entities_step
 from tasks.storage import Store
@@ -139,7 +139,7 @@ def written(name: str, content: object) -> Callable[[Path], Path]:
     return make
 
 
-SPEC = json.loads(dp_bert_steps(JobSettings())["dp_pretraining"].model_dump_json())
+SPEC = json.loads(job_steps(JobSettings())["dp_pretraining"].model_dump_json())
 RESULT: dict[str, Any] = {
     "step": "corpus",
     "spec_hash": "ab",

@@ -31,21 +31,19 @@ from tasks.protocol import (
     SweepPoint,
     SweepSettings,
     VocabularySpec,
-    dp_bert_steps,
+    budget_of_run,
     hides_count,
+    job_steps,
     one_line,
+    point_steps,
     spec_from_json,
-    sweep_budget,
-    sweep_point_steps,
-    sweep_report,
-    sweep_steps,
 )
 from tasks.protocol.specs import STEP_CLASSES
 
 WHOLE = JobSettings(
     phrases_epsilon=2.0, membership_units=50, audit_canaries=40
 )  # with every optional step switched on
-STEPS = dp_bert_steps(WHOLE)
+STEPS = job_steps(WHOLE)
 
 
 def _uris(spec: StepSpec) -> list[str]:
@@ -98,7 +96,7 @@ def test_every_setting_is_declared_by_one_configuration_model() -> None:
     form = SweepSettings.model_json_schema()["properties"]
     assert stated <= set(form)
     settings = SweepSettings(selection="random-count")
-    specs = [*STEPS.values(), *sweep_point_steps(settings, settings.points()[0]).values()]
+    specs = [*STEPS.values(), *point_steps(settings, settings.points()[0]).values()]
     assert stated <= {name for spec in specs for name in _names(spec.model_dump())}
 
 
@@ -110,7 +108,7 @@ def _names(value: Any) -> set[str]:
 
 def test_further_private_trainings_are_separate_charged_releases() -> None:
     settings = JobSettings(more_trainings="noise_multiplier=3; private_start=fresh")
-    steps, alone = dp_bert_steps(settings), dp_bert_steps(JobSettings())
+    steps, alone = job_steps(settings), job_steps(JobSettings())
     named = {name: spec for name, spec in steps.items() if " / " in name}
     assert steps.keys() - named.keys() == alone.keys()
     for name in alone.keys() - {"budget", "reserve", "report"}:
@@ -123,7 +121,7 @@ def test_further_private_trainings_are_separate_charged_releases() -> None:
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec)
     assert [spec for spec in budget.charged if isinstance(spec, PretrainSpec)] == trained
-    nonprivate = dp_bert_steps(JobSettings(private_start="fresh"))["nonprivate_pretraining"]
+    nonprivate = job_steps(JobSettings(private_start="fresh"))["nonprivate_pretraining"]
     assert isinstance(nonprivate, PretrainSpec) and nonprivate.init_uri == ""
 
 
@@ -212,7 +210,7 @@ def test_every_setting_changes_the_hash_of_a_step(field: str) -> None:
     choices = schema.get("enum") or ([True, False] if schema["type"] == "boolean" else [])
     other = next((v for v in choices if v != value), value * 2 if value else 7)
     change = changed.get(field) or {field: other}
-    steps = dp_bert_steps(JobSettings.model_validate(default.model_dump() | change))
+    steps = job_steps(JobSettings.model_validate(default.model_dump() | change))
     before = {n: s.digest() for n, s in STEPS.items() if n != "report"}
     after = {n: s.digest() for n, s in steps.items() if n != "report"}
     assert before != after
@@ -256,7 +254,7 @@ def test_dependent_settings_change_the_hash_of_the_training(
     together: dict[str, Any], changed: dict[str, Any]
 ) -> None:
     first, second = (
-        dp_bert_steps(JobSettings.model_validate(settings))
+        job_steps(JobSettings.model_validate(settings))
         for settings in (together, {**together, **changed})
     )
     before, after = (
@@ -283,14 +281,14 @@ def test_accepted_settings_make_valid_specs(field: str, together: dict[str, Any]
             settings = JobSettings.model_validate({**together, field: value})
         except ValidationError:
             continue
-        for spec in dp_bert_steps(settings).values():
+        for spec in job_steps(settings).values():
             assert spec_from_json(spec.model_dump_json()) == spec
 
 
 def test_only_membership_steps_read_the_table_of_codes() -> None:
     notes: dict[str, Any] = {**NOTES, "membership_units": 10}
-    without = dp_bert_steps(JobSettings(**notes))
-    steps = dp_bert_steps(JobSettings(**notes, membership_codes="/codes"))
+    without = job_steps(JobSettings(**notes))
+    steps = job_steps(JobSettings(**notes, membership_codes="/codes"))
     readers = {n for n, s in steps.items() if any(source.uri == "/codes" for source in s.sources)}
     assert readers == {f"{kind}_membership" for kind in ("public", "dp", "nonprivate")}
     for name in readers:
@@ -308,7 +306,7 @@ def test_checkpoint_settings_change_no_hash() -> None:
     """Otherwise a longer time box would be charged as another release."""
     changes: dict[str, Any] = {"checkpoint_every": 7, "time_box_minutes": 30.0}
     more = JobSettings(phrases_epsilon=2.0, audit_canaries=40, **changes)
-    steps = dp_bert_steps(more)
+    steps = job_steps(more)
     kept = steps["dp_pretraining"]
     assert isinstance(kept, PretrainSpec)
     assert kept.training.model_dump().items() >= changes.items()
@@ -388,7 +386,7 @@ def test_contradictory_settings_are_refused_with_the_reason(
 def test_order_of_class_names_does_not_change_their_ids() -> None:
     """The order of the setting and of the private texts does not matter."""
     tuned = [
-        dp_bert_steps(JobSettings.model_validate(PRIVATE_PAIRS | {"class_names": names}))
+        job_steps(JobSettings.model_validate(PRIVATE_PAIRS | {"class_names": names}))
         for names in ("yes,no,maybe", "maybe, yes,no,yes")
     ]
     for steps in tuned:
@@ -468,29 +466,29 @@ def test_budget_step_registers_every_release_before_the_first() -> None:
     settings = SweepSettings(
         sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1"
     )
-    assert len(sweep_budget(settings).charged) == 3
+    assert len(budget_of_run(settings).charged) == 3
 
 
 def test_random_count_selection_is_one_charged_point() -> None:
     settings = SweepSettings(selection="random-count", sweep_noise_multipliers="1,2,4")
     (point,) = settings.points()
     assert SweepPoint.model_validate(json.loads(json.dumps(point.model_dump()))) == point
-    steps = sweep_point_steps(settings, point)
+    steps = point_steps(settings, point)
     selection = steps["pretraining"]
     assert isinstance(selection, SelectSpec)
     assert len(selection.candidates) == len(settings.grid()) == 3 * 2 * 2
     assert spec_from_json(selection.model_dump_json()).digest() == selection.digest()
-    other = sweep_point_steps(settings.model_copy(update={"selection_mean": 9.0}), point)
+    other = point_steps(settings.model_copy(update={"selection_mean": 9.0}), point)
     assert other["pretraining"].digest() != selection.digest()
-    budget = sweep_budget(settings)
+    budget = budget_of_run(settings)
     assert [type(charged) for charged in budget.charged] == [VocabularySpec, SelectSpec]
     source = {"private_format": "jsonl", "private_path": "/private", "private_dataset": "notes"}
     private = settings.model_copy(update=source)
-    of_point = sweep_point_steps(private, point)
-    assert hides_count(of_point.values()) and hides_count([sweep_report(private)])
+    of_point = point_steps(private, point)
+    assert hides_count(of_point.values()) and hides_count([job_steps(private)["report"]])
     assert not hides_count(steps.values())  # made-up data
     published = private.model_copy(update={"selection": "publish-all"})
-    assert not hides_count(spec for _, _, spec in sweep_steps(published))
+    assert not hides_count(job_steps(published).values())
     with pytest.raises(ValidationError, match="Rényi"):
         SweepSettings(selection="random-count", sampling="truncated-poisson", batch_cap=300)
     with pytest.raises(ValidationError, match="time_box_minutes: must be 0"):
@@ -507,10 +505,10 @@ def test_points_of_a_sweep_share_every_step_before_training() -> None:
     settings = SweepSettings(
         sweep_noise_multipliers="1,2", sweep_batch_sizes="64", sweep_epochs="1", phrases_epsilon=2.0
     )
-    first, second = (sweep_point_steps(settings, p) for p in settings.points())
+    first, second = (point_steps(settings, p) for p in settings.points())
     separate = {"pretraining", "finetuning", "exposure"}
     assert {n for n in first if first[n].output != second[n].output} == separate
-    assert set(sweep_report(settings).results) == {p.name for p in settings.points()}
+    assert set(job_steps(settings)["report"].points) == {p.name for p in settings.points()}
 
 
 def test_membership_attacks_use_the_public_model_as_reference_and_are_optional() -> None:
@@ -520,7 +518,7 @@ def test_membership_attacks_use_the_public_model_as_reference_and_are_optional()
         assert isinstance(spec, MembershipSpec)
         assert spec.model_uri == STEPS[f"{name}_pretraining"].output
         assert spec.reference_uris == references
-    without = dp_bert_steps(WHOLE.model_copy(update={"membership_units": 0}))
+    without = job_steps(WHOLE.model_copy(update={"membership_units": 0}))
     left = {name for name in STEPS if name.endswith("_membership")}
     assert set(STEPS) - set(without) == left and len(left) == 4
     for name in without:
@@ -530,7 +528,7 @@ def test_membership_attacks_use_the_public_model_as_reference_and_are_optional()
 def test_extraction_settings_reach_the_training_spec_without_changing_its_hash() -> None:
     without = JobSettings(model_kind="gpt2")
     first, second = (
-        dp_bert_steps(without.model_copy(update={"extraction_rows": rows})) for rows in (0, 9)
+        job_steps(without.model_copy(update={"extraction_rows": rows})) for rows in (0, 9)
     )
     changed = {name for name in first if first[name].output != second[name].output} - {"report"}
     assert changed == {"public_exposure", "dp_exposure", "nonprivate_exposure"}
@@ -544,7 +542,7 @@ def test_audit_canaries_change_training_and_budget_together() -> None:
     declared, batch = without.declared_units, without.batch_size
     assert WHOLE.updates == math.ceil(without.epochs * (declared + 40) / batch) > without.updates
     assert WHOLE.nonprivate_updates == without.nonprivate_updates
-    assert "dp_audit" not in dp_bert_steps(without)
+    assert "dp_audit" not in job_steps(without)
     model = STEPS["dp_pretraining"]
     assert isinstance(audit, AuditSpec) and isinstance(model, PretrainSpec)
     assert (audit.model_uri, audit.start_uri) == (model.output, model.init_uri)
@@ -559,7 +557,7 @@ def test_audit_canaries_change_training_and_budget_together() -> None:
         public = STEPS["public_store"].model_dump() | {"audit_canaries": 40}
         spec_from_json(json.dumps(public))
     sweep = SweepSettings(audit_canaries=40)
-    assert sweep_point_steps(sweep, sweep.points()[0]).keys() >= {"pretraining"}
+    assert point_steps(sweep, sweep.points()[0]).keys() >= {"pretraining"}
     assert sweep.job(sweep.points()[0]).audit_canaries == 0
 
 
@@ -577,14 +575,14 @@ def test_only_public_or_made_up_data_is_shown() -> None:
     labels = {"entities_format": "i2b2", "entities_train": "/x", "entities_test": "/y"}
     assert not JobSettings.model_validate(labels).made_up
     for more, shown in (({}, False), ({"entities_public": True}, True)):
-        steps = dp_bert_steps(JobSettings.model_validate(labels | more))
+        steps = job_steps(JobSettings.model_validate(labels | more))
         entities = steps["entities"]
         assert isinstance(entities, EntitiesSpec)
         assert entities.public is shown
 
 
 def test_job_without_phrases_omits_their_steps_and_keeps_other_hashes() -> None:
-    without = dp_bert_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0}))
+    without = job_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0}))
     of_phrases = {"phrases", "written_text"} | {
         f"phrases_{step}"
         for step in ("store", "pretraining", "finetuning", "exposure", "membership")
@@ -597,7 +595,7 @@ def test_job_without_phrases_omits_their_steps_and_keeps_other_hashes() -> None:
     assert start.init_uri == without["public_pretraining"].output
     assert phrased.init_uri == STEPS["phrases_pretraining"].output
     # Settings of phrases do not change the hashes of a job without phrases.
-    other = dp_bert_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0, "phrases_per_unit": 7}))
+    other = job_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0, "phrases_per_unit": 7}))
     assert {n: s.digest() for n, s in without.items() if n != "report"} == {
         n: s.digest() for n, s in other.items() if n != "report"
     }

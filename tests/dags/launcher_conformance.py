@@ -22,7 +22,7 @@ from tasks.protocol import (
     Need,
     RunContext,
     StepSpec,
-    dp_bert_steps,
+    job_steps,
     spec_from_json,
 )
 from tasks.protocol.least_privilege import WITHHELD
@@ -48,13 +48,13 @@ SETTINGS = JobSettings(
     entities_test="/data/test",
     public_model="/data/model",
 )
-JOB: dict[str, StepSpec] = dict(dp_bert_steps(SETTINGS))
+JOB: dict[str, StepSpec] = dict(job_steps(SETTINGS))
 Outcome = tuple[int, list[Message]]  # exit code, and the step's messages before it
 
 
 def plan(params: Mapping[str, Any], point: Any) -> dict[str, StepSpec]:
     """Return the steps of a job on synthetic notes by default."""
-    return dict(dp_bert_steps(JobSettings.model_validate(dict(params))))
+    return dict(job_steps(JobSettings.model_validate(dict(params))))
 
 
 def context_of(params: Mapping[str, Any] | None = None, run_id: str = "manual__1") -> Any:
@@ -169,7 +169,7 @@ class LauncherConformance:
         self, path: str, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         settings = SETTINGS.model_dump() | {"private_path": f"/data/{path}"}
-        spec = dp_bert_steps(JobSettings.model_validate(settings))["private_corpus"]
+        spec = job_steps(JobSettings.model_validate(settings))["private_corpus"]
         words, _ = self.asked(work(spec, run_key=f"dp_bert/{path}/../../x"), monkeypatch)
         assert words[:4] == ["-m", "tasks", "corpus", "--spec"]
         assert len(words) == 5

@@ -13,12 +13,12 @@ from tasks.protocol import (
     JobSettings,
     RunContext,
     SweepSettings,
-    dp_bert_steps,
+    job_steps,
     more_points,
+    point_and_task,
+    point_steps,
     steps_of,
     sweep,
-    sweep_point_steps,
-    sweep_report,
 )
 from tasks.protocol.job import POINT_STEPS
 
@@ -64,7 +64,7 @@ def test_the_folder_holds_these_dags(dags):
 
 
 def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
-    steps = dp_bert_steps(KEPT)
+    steps = job_steps(KEPT)
     more = {f"more.dp_{part}" for part in ("pretraining", "finetuning", "exposure", "membership")}
     kept = {"kept_models", *(f"kept.{task}" for task in ("finetuning", "exposure"))}
     own = {"settings", "give_back", "outcome", *steps, *more, *kept}
@@ -75,7 +75,7 @@ def test_dp_bert_has_a_task_for_every_step_of_a_further_training(dags):
     settings = KEPT.model_copy(
         update={"more_trainings": "noise_multiplier=3;epochs=1", "audit_canaries": 0}
     )
-    steps, points = dp_bert_steps(settings), more_points(settings)
+    steps, points = job_steps(settings), more_points(settings)
     assert [(point.noise_multiplier, point.epochs) for point in points] == [(3, 6), (0.875, 1)]
     own = {task.task_id: task for task in dags["dp_bert"].tasks if task.task_id.startswith("more.")}
     for point in points:
@@ -99,7 +99,7 @@ def test_dp_bert_has_a_task_for_every_step_of_a_further_training(dags):
 
 def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
     settings = SweepSettings(**KEPT.model_dump())
-    steps = sweep_point_steps(settings, settings.points()[0])
+    steps = point_steps(settings, settings.points()[0])
     own = {"grid", "budget", "trainings", "fine_tunings", "report", "next_page", "start_page"}
     own |= {"outcome", "fine_tuned", "models", "reserve", "give_back"}
     found = {task.task_id for task in dags["dp_sweep"].tasks if not is_of_baselines(task)}
@@ -114,12 +114,12 @@ def is_of_baselines(task) -> bool:
 def test_a_baseline_of_another_vocabulary_has_a_task_for_each_step_that_is_its_own(dags):
     settings = SweepSettings(sweep_baselines="public,nonprivate", sweep_checkpoints="/a/bert")
     points = settings.points()
-    shared = {s.output for s in sweep_point_steps(settings, points[0]).values()}
+    shared = {s.output for s in point_steps(settings, points[0]).values()}
     tasks = {task.task_id for task in dags["dp_sweep"].tasks if is_of_baselines(task)}
     upstream = upstream_of(dags["dp_sweep"], "baseline.")
     found = set()
     for front in sweep.fronts_of(points):
-        steps = sweep_point_steps(settings, front)
+        steps = point_steps(settings, front)
         own = {name: spec for name, spec in steps.items() if spec.output not in shared}
         own = {name: spec for name, spec in own.items() if name not in POINT_STEPS}
         found |= {f"baseline.{name}" for name in own}
@@ -131,7 +131,7 @@ def test_a_baseline_of_another_vocabulary_has_a_task_for_each_step_that_is_its_o
 def test_dp_bert_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
     upstream = upstream_of(dags["dp_bert"])
     for settings in (JobSettings(), KEPT):
-        for task, inputs in inputs_of(dp_bert_steps(settings)).items():
+        for task, inputs in inputs_of(job_steps(settings)).items():
             assert inputs <= upstream[task], task
     first = set(upstream) - {"settings", "budget", "kept_models"}
     assert all("budget" in upstream[task] for task in first)
@@ -204,11 +204,11 @@ def test_earlier_runs_of_a_dag_have_ended_when_the_next_one_starts(run_id, ended
 
 def test_dp_sweep_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
     settings = SweepSettings(phrases_epsilon=2.0)
-    steps = sweep_point_steps(settings, settings.points()[0])
+    steps = point_steps(settings, settings.points()[0])
     upstream = upstream_of(dags["dp_sweep"])
     for task, inputs in inputs_of(steps).items():
         assert inputs <= upstream[task], task
-    read = {output for uris in sweep_report(settings).results.values() for output in uris}
+    read = {point_and_task(name)[1] for name in job_steps(settings)["report"].results}
     assert read <= upstream["report"]
 
 

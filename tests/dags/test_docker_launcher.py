@@ -49,7 +49,7 @@ from dags.launcher.docker_step import (
     whole_lines,
 )
 from dags.launcher.step_operator import StepOperator
-from tasks.protocol import Need, StepSpec, SweepSettings, sweep_report
+from tasks.protocol import Need, StepSpec, SweepSettings, job_steps
 from tasks.protocol.step_process import Work
 
 MOUNTS = "CONFIDE_DOCKER_MOUNTS"
@@ -203,7 +203,7 @@ class TestDocker(LauncherConformance):
         assert bool(options["shm_size"]) == used
         assert not used or mounted["cluster"]["ReadOnly"]
 
-    @pytest.mark.parametrize("spec", [JOB["report"], sweep_report(SweepSettings())])
+    @pytest.mark.parametrize("spec", [JOB["report"], job_steps(SweepSettings())["report"]])
     def test_a_report_may_look_at_the_account_and_has_nothing_else(
         self, spec: StepSpec, monkeypatch: pytest.MonkeyPatch
     ) -> None:

@@ -29,7 +29,7 @@ from dags.launcher.kubernetes_step import (
     template,
 )
 from dags.launcher.step_operator import SEEDS_AT, StepOperator
-from tasks.protocol import JobSettings, Need, dp_bert_steps
+from tasks.protocol import JobSettings, Need, job_steps
 from tasks.protocol.step_process import Work
 
 
@@ -60,7 +60,7 @@ def unknown_fields(value: Any, kind: str, place: str) -> list[str]:
 
 
 def work(device: str) -> Work:
-    spec = dp_bert_steps(JobSettings(device=device))["dp_pretraining"]
+    spec = job_steps(JobSettings(device=device))["dp_pretraining"]
     return work_on(spec, task="dp_pretraining")
 
 

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.protocol import JobSettings, job_steps
 
 pytest.importorskip("openlineage.client", reason="the provider is missing: make setup-dev")
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -111,7 +111,7 @@ def test_selection_that_the_deployment_sets_by_default_is_private_too(monkeypatc
 def test_a_step_reads_the_outputs_that_its_spec_names_and_writes_its_own():
     from dags.launcher.lineage import STORE, lineage_of
 
-    steps = dp_bert_steps(JobSettings(private_path="", phrases_epsilon=2.0))
+    steps = job_steps(JobSettings(private_path="", phrases_epsilon=2.0))
     known = {spec.output.removeprefix("store://") for spec in steps.values()}
     for name, spec in steps.items():
         found = lineage_of(spec)

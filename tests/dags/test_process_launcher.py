@@ -18,7 +18,7 @@ from launcher_conformance import LauncherConformance, Outcome, context_of, plan
 
 from dags import dp_sweep
 from dags.launcher.step_operator import ProcessStep, StepOperator, work_of
-from tasks.protocol import SweepSettings, spec_from_json, supervisor, sweep_report
+from tasks.protocol import SweepSettings, job_steps, spec_from_json, supervisor
 from tasks.protocol.messages import channel_file
 from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
 
@@ -149,7 +149,7 @@ def test_a_spec_too_long_for_an_argument_goes_by_file(store: Path) -> None:
     settings["delta"] = 1e-8  # the delta of all points together must be below 1/units
 
     def sweep(params: Any, point: Any) -> dict[str, Any]:
-        return {"report": sweep_report(SweepSettings.model_validate(dict(params)))}
+        return {"report": job_steps(SweepSettings.model_validate(dict(params)))["report"]}
 
     answer = ProcessStep(task_id="report", plan=sweep).execute(context_of(settings))
     assert len(_kept(store, answer["output"])) > LONGEST_ARGUMENT

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from dp_core.privacy.ledger import Ledger
+from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.execution import contract
-from tasks.protocol import RunContext, StepSpec
+from tasks.protocol import RunContext, StepResult, StepSpec
 from tasks.protocol.step_process import data_uri
 from tasks.runtime.deployment import Deployment
 from tasks.storage import local_path
@@ -24,6 +29,22 @@ def run(spec: StepSpec) -> int:
     """Run a step; return its exit code."""
     context = RunContext(run_key="e2e", run_name="e2e", task=spec.step).model_dump_json()
     return contract.main(spec.step, data_uri(spec.model_dump_json().encode()), context=context)
+
+
+def run_all(
+    deployment: Deployment, steps: Iterable[StepSpec], capture: pytest.CaptureFixture[str]
+) -> Ledger:
+    """Run the steps of a job on made-up notes, each of which must succeed; return the ledger."""
+    ledger = Ledger.open(deployment.ledger)
+    ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
+    for spec in steps:
+        assert run(spec) == 0, (spec.step, "".join(capture.readouterr()))
+    return ledger
+
+
+def result_of(spec: StepSpec) -> StepResult:
+    """Return the result of a finished step."""
+    return StepResult.model_validate_json((folder_of(spec) / "result.json").read_bytes())
 
 
 def folder_of(spec: StepSpec) -> Path:

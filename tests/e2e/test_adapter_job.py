@@ -8,18 +8,16 @@ import sys
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
-from small_job import SIZES, folder_of, run
+from small_job import SIZES, folder_of, result_of, run_all
 
 from dp_core.models.config import LlamaConfig
 from dp_core.models.hugging_face import load_model, to_hf
-from dp_core.privacy.ledger import Ledger, State
-from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.ledger import State
 from tasks import cli
 from tasks.protocol import (
     JobSettings,
     PretrainSpec,
-    StepResult,
-    dp_bert_steps,
+    job_steps,
 )
 from tasks.runtime.deployment import Deployment
 
@@ -35,20 +33,16 @@ NEEDED = ("private_corpus", "public_corpus", "vocabulary", "canaries", "private_
 def test_adapter_training_is_charged_and_exports_merged_model_and_adapter(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = dp_bert_steps(SETTINGS)
+    steps = job_steps(SETTINGS)
     public, private = steps["public_pretraining"], steps["dp_pretraining"]
     assert isinstance(public, PretrainSpec)
     assert isinstance(private, PretrainSpec)
     assert public.training.trained_parameters == "all"
     assert private.training.trained_parameters == "lora"
-    ledger = Ledger.open(untracked.ledger)
-    ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
-    for task in ("budget", *NEEDED):
-        assert run(steps[task]) == 0, (task, "".join(capfd.readouterr()))
+    ledger = run_all(untracked, [steps[task] for task in ("budget", *NEEDED)], capfd)
     assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 2
 
-    folder = folder_of(private)
-    facts = StepResult.model_validate_json((folder / "result.json").read_bytes()).facts
+    facts = result_of(private).facts
     assert facts["trained"]["which"] == "lora"
     assert facts["shape"]["kind"] == "llama"
     base = load_model(folder_of(public))

@@ -6,18 +6,16 @@ import json
 
 import pytest
 from pydantic import ValidationError
-from small_job import SIZES, folder_of, run
+from small_job import SIZES, folder_of, result_of, run, run_all
 
 from dp_core.config.training import BatchConfig, TrainingConfig
 from dp_core.models.config import Gpt2Config
 from dp_core.models.hugging_face import load_model
-from dp_core.privacy.ledger import Ledger, State
-from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.ledger import State
 from tasks.protocol import (
     FinetuneSpec,
     JobSettings,
-    StepResult,
-    dp_bert_steps,
+    job_steps,
 )
 from tasks.runtime.deployment import Deployment
 
@@ -32,12 +30,9 @@ SETTINGS = JobSettings(
 def test_causal_model_is_trained_charged_audited_and_exported(
     untracked: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = dp_bert_steps(SETTINGS)
+    steps = job_steps(SETTINGS)
     assert not [name for name in steps if "finetuning" in name]
-    ledger = Ledger.open(untracked.ledger)
-    ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
-    for task, spec in steps.items():
-        assert run(spec) == 0, (task, "".join(capfd.readouterr()))
+    ledger = run_all(untracked, steps.values(), capfd)
     assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 2
 
     folder = folder_of(steps["dp_pretraining"])
@@ -45,7 +40,7 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     assert isinstance(model.config, Gpt2Config)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
     assert (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
-    result = StepResult.model_validate_json((folder / "result.json").read_bytes())
+    result = result_of(steps["dp_pretraining"])
     assert len(result.releases) == 2  # the releases of the vocabulary and of the training
     assert json.loads((folder / "privacy_statement.json").read_text())["private"] is True
     labels = {m.name: m.label for m in result.metrics}
@@ -63,7 +58,7 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     assert "entity extraction" not in page  # the job has no entity extraction
 
     audit = folder_of(steps["dp_exposure"])
-    read = StepResult.model_validate_json((audit / "result.json").read_bytes())
+    read = result_of(steps["dp_exposure"])
     exposures = {m.name: m for m in read.metrics if m.name.startswith("exposure")}
     within = {name for name in exposures if "in_rows" in name or "/in rows/" in name}
     assert within and {exposures[name].label for name in within} == {"operator"}

@@ -9,14 +9,13 @@ import json
 from collections.abc import Mapping
 
 import pytest
-from small_job import SIZES, folder_of, run
+from small_job import SIZES, folder_of, result_of, run_all
 
 from dp_core.models.config import FeedForwardConfig
 from dp_core.models.hugging_face import load_model
-from dp_core.privacy.ledger import Ledger, State
-from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.ledger import State
 from tasks.evidence.audits import JUDGED
-from tasks.protocol import JobSettings, StepResult, StepSpec, dp_bert_steps
+from tasks.protocol import JobSettings, StepSpec, job_steps
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
@@ -34,10 +33,6 @@ PRIVATE_ONLY = "σ=1 · B=20 · epochs=0.5 · from random weights"
 MODELS = ["public", "dp", f"{PRIVATE_ONLY} / dp", "nonprivate"]
 
 
-def result_of(spec: StepSpec) -> StepResult:
-    return StepResult.model_validate_json((folder_of(spec) / "result.json").read_bytes())
-
-
 def labels_of(spec: StepSpec) -> Mapping[str, str]:
     return {m.name: m.label for m in result_of(spec).metrics}
 
@@ -45,11 +40,8 @@ def labels_of(spec: StepSpec) -> Mapping[str, str]:
 def test_four_regimes_in_one_job_are_charged_separately(
     untracked: Deployment, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    steps = dp_bert_steps(SETTINGS)
-    ledger = Ledger.open(untracked.ledger)
-    ledger.register_dataset("synthetic-notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
-    for task, spec in steps.items():
-        assert run(spec) == 0, (task, "".join(capfd.readouterr()))
+    steps = job_steps(SETTINGS)
+    ledger = run_all(untracked, steps.values(), capfd)
     # Two private trainings, and one unaccounted use by the training without privacy.
     assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 3
 

@@ -10,7 +10,7 @@ from small_job import SIZES, folder_of, run
 
 from dp_core.privacy.ledger import Ledger
 from tasks.execution.run_job import Job, run_job
-from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.protocol import JobSettings, job_steps
 from tasks.protocol.fork_server import OFF, SERVER
 from tasks.runtime.deployment import Deployment
 
@@ -24,7 +24,7 @@ pytestmark = [
 def test_second_training_of_a_fork_server_equals_training_in_a_new_process(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    steps = dp_bert_steps(JobSettings(**SIZES))
+    steps = job_steps(JobSettings(**SIZES))
     for name, spec in steps.items():
         if name == "dp_pretraining":
             break

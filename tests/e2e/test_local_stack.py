@@ -22,7 +22,7 @@ from dp_core.errors import BadInput, ConfideError
 from tasks.commands.local_stack import announce
 from tasks.local import demo
 from tasks.local import stack as local
-from tasks.protocol import JobSettings, dp_bert_steps
+from tasks.protocol import JobSettings, job_steps
 from tasks.runtime.deployment import Deployment
 from tasks.storage import local_path
 
@@ -176,7 +176,7 @@ def test_demo_runs_to_its_report_on_the_running_stack(served, deployment):
     result = json.loads((output_folder(deployment, report) / "result.json").read_text())
     assert result["step"] == "report"
     done = [line.split()[2] for line in written.getvalue().splitlines() if "✓" in line]
-    steps = dp_bert_steps(JobSettings())
+    steps = job_steps(JobSettings())
     assert sorted(done) == sorted(["settings", "kept_models", "give_back", "outcome", *steps])
     assert done[-3:] == ["report", "give_back", "outcome"]
     # the demo did not start the stack, so it does not stop it
@@ -217,7 +217,7 @@ def test_announced_corpus_version_starts_a_training(served, deployment):
     run = ended(api, "dp_bert", before + 1)[-1]
     assert run["dag_run_id"] == "corpus__synthetic-notes__2026-11"
     assert (run["state"], run["conf"]) == ("success", {"data_version": "2026-11"})
-    report = dp_bert_steps(JobSettings(data_version="2026-11"))["report"].output
+    report = job_steps(JobSettings(data_version="2026-11"))["report"].output
     assert (output_folder(deployment, report) / "result.json").exists()
     # The task's page links to its MLflow run and to the report.
     place = f"/api/v2/dags/dp_bert/dagRuns/{run['dag_run_id']}/taskInstances/report/links"

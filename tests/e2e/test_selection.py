@@ -16,8 +16,8 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     SweepSettings,
-    sweep_point_steps,
-    sweep_report,
+    job_steps,
+    point_steps,
 )
 from tasks.runtime.deployment import Deployment
 
@@ -37,8 +37,8 @@ SETTINGS = SweepSettings(
 def test_random_count_selection_releases_one_model_with_one_charge(e2e_home: Path) -> None:
     deployment = Deployment.from_environment()
     (point,) = SETTINGS.points()
-    steps: dict[str, StepSpec] = sweep_point_steps(SETTINGS, point)
-    steps["report"] = sweep_report(SETTINGS)
+    steps: dict[str, StepSpec] = point_steps(SETTINGS, point)
+    steps["report"] = job_steps(SETTINGS)["report"]
     results: dict[str, StepResult] = {}
     for task, spec in steps.items():
         context = RunContext(run_key="sweep", run_name="sweep", task=task)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from tasks.protocol import JobSettings
-from tasks.protocol.presets import PRESETS, presets_of
+from tasks.protocol.settings_file import PRESETS, presets_of
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = [name for name in PRESETS if name.endswith("-tiny")]

@@ -35,7 +35,7 @@ from tasks.protocol import (
     RunContext,
     StepResult,
     StepSpec,
-    dp_bert_steps,
+    job_steps,
     kept_points,
     point_and_task,
     steps_of,
@@ -166,7 +166,7 @@ def finished(
         ledger.register_dataset("notes", PrivacyUnit.PATIENT, 500.0, 1e-4)
         ledger.register_dataset("labels", PrivacyUnit.EXAMPLE, 200.0, 1e-4)
         settings = _settings(sources)
-        done = Finished(deployment, settings, dp_bert_steps(settings), sources)
+        done = Finished(deployment, settings, job_steps(settings), sources)
         for task in done.steps:
             assert _run(done, task, capfd) == 0, done.printed[task]
         _DONE.append(done)
@@ -471,7 +471,7 @@ def _refused(
 ) -> str:
     """Run a task of the same job with other settings; return its refusal."""
     changed = finished.settings.model_copy(update=changes)
-    steps = dp_bert_steps(changed)
+    steps = job_steps(changed)
     failing = Finished(finished.deployment, changed, steps, finished.sources)
     if task == "vocabulary":
         assert _run(failing, "private_corpus", capfd) == 0

@@ -18,14 +18,14 @@ import pytest
 from child_processes import wait_for
 from running_stack import PROJECT, TAG, TINY, Services, on_the_stack
 
-from tasks.protocol import JobSettings, StepSpec, dp_bert_steps, environment_for
+from tasks.protocol import JobSettings, StepSpec, environment_for, job_steps
 
 pytestmark = on_the_stack("Ray is NOT tried")
 ADDRESS = "ray-head:6379"
 CACHE = "/var/lib/confide/cache/shards"
 SHARDS = 384  # about a hundred are counted while Docker reports the number of counted shards
 PATIENCE = 600.0  # seconds, on a busy machine
-SPECS = dp_bert_steps(
+SPECS = job_steps(
     JobSettings(
         **TINY
         | {

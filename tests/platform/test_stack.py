@@ -214,8 +214,8 @@ import os, sys
 from unittest.mock import patch
 from dags.launcher.docker_step import (DockerStep)
 from tasks.protocol.step_process import (Work)
-from tasks.protocol import (JobSettings, RunContext, dp_bert_steps)
-spec = dp_bert_steps(JobSettings())[sys.argv[1]]
+from tasks.protocol import (JobSettings, RunContext, job_steps)
+spec = job_steps(JobSettings())[sys.argv[1]]
 work = Work(spec, RunContext(run_key="look", run_name="look", task=sys.argv[1]))
 step = DockerStep(task_id=sys.argv[1], plan=lambda *_: {})
 step.labels = {}

@@ -23,10 +23,12 @@ from tasks.protocol import (
     FinetuneSpec,
     MetricRecord,
     PretrainSpec,
+    ReportSpec,
     StepResult,
     StepSpec,
-    SweepReportSpec,
     SweepSettings,
+    job_steps,
+    point_and_task,
 )
 from tasks.protocol.job import asked_training, budget_of_run
 from tasks.protocol.least_privilege import Need
@@ -125,8 +127,9 @@ def test_each_training_descends_from_the_scores_that_chose_it(
     for number, (spec, tuning) in enumerate(zip(trainings, tuned, strict=True)):
         assert spec.after == tuning.after == tuple(earlier.output for earlier in tuned[:number])
     report = done[-1][2]
-    assert isinstance(report, SweepReportSpec)
-    assert [tuning["finetuning"] for tuning in report.results.values()] == [t.output for t in tuned]
+    assert isinstance(report, ReportSpec)
+    scores = [uri for name, uri in report.results.items() if name.endswith(" / finetuning")]
+    assert scores == [t.output for t in tuned]
 
 
 def test_total_of_a_later_point_includes_earlier_points(deployment: Deployment) -> None:
@@ -259,9 +262,8 @@ def test_training_outside_a_search_keeps_its_hash() -> None:
 
 
 def _grid(settings: dict[str, Any]) -> Steps:
-    from tasks.protocol import sweep_steps
-
-    return sweep_steps(SweepSettings.model_validate(settings))
+    steps = job_steps(SweepSettings.model_validate(settings))
+    return [(*point_and_task(name), spec) for name, spec in steps.items()]
 
 
 @pytest.mark.parametrize("name", ["feature%2Fx", "why?", "Zürich #1"])

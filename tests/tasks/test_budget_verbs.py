@@ -14,7 +14,7 @@ from spec_examples import run
 from dp_core.errors import BudgetExceeded
 from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, State, Way
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
-from tasks.protocol import JobSettings, budget_of_run, dp_bert_steps
+from tasks.protocol import JobSettings, budget_of_run, job_steps
 from tasks.releases import training_advice
 from tasks.releases.charge import refuse_unfit_plans, register_plans
 from tasks.releases.plans import planned_release
@@ -139,7 +139,7 @@ def _budget(deployment: Deployment, tmp_path: Path) -> int:
     (notes / "a").mkdir(parents=True, exist_ok=True)
     (notes / "a" / "1.txt").write_text("pain")
     job = JOB.model_copy(update={"private_path": str(notes)})
-    return run(dp_bert_steps(job)["budget"])
+    return run(job_steps(job)["budget"])
 
 
 def test_run_above_the_budget_ends_with_exit_code_3(
@@ -147,7 +147,7 @@ def test_run_above_the_budget_ends_with_exit_code_3(
 ) -> None:
     ledger = Ledger.open(home.ledger)
     ledger.register_dataset("notes", PrivacyUnit.PATIENT, 4.0, 1e-5)
-    vocabulary = planned_release(dp_bert_steps(JOB)["vocabulary"])
+    vocabulary = planned_release(job_steps(JOB)["vocabulary"])
     room = ledger.cost_of_plan([vocabulary])
     assert room.fits  # the vocabulary alone would fit and would be charged without use
     assert _budget(home, tmp_path) == 3
@@ -160,5 +160,5 @@ def test_run_above_the_budget_ends_with_exit_code_3(
 def test_data_set_without_a_budget_is_refused_before_reading(
     home: Deployment, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert run(dp_bert_steps(JOB)["budget"]) == 2
+    assert run(job_steps(JOB)["budget"]) == 2
     assert "confide ledger register notes" in capsys.readouterr().err

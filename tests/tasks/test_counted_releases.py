@@ -14,13 +14,20 @@ from dp_core.labels import Label
 from dp_core.privacy.mechanisms import PoissonGaussian, Unaccounted
 from tasks.context import StepContext
 from tasks.execution import contract
-from tasks.protocol import EXACT_WORDS, CanariesSpec, ReleaseRecord, StepResult, SweepPoint
-from tasks.protocol.specs import SweepReportSpec
+from tasks.protocol import (
+    EXACT_WORDS,
+    CanariesSpec,
+    ReleaseRecord,
+    ReportSpec,
+    StepResult,
+    SweepPoint,
+    names_of,
+)
 from tasks.protocol.step_process import data_uri
 from tasks.report import job_results, sweep_results
 from tasks.results import Input
 from tasks.runtime.deployment import Deployment
-from tasks.steps import sweep_report_step as sweep_report
+from tasks.steps import report_step
 
 EVENT = PoissonGaussian.single(0.1, 4.0, 3, unit=UNIT)
 WORDS, PHRASES, TRAINED, OTHER = (
@@ -61,11 +68,10 @@ def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> No
         "pretraining": output(WORDS, USED),
         "finetuning": output(WORDS, OTHER),
     }
-    uris = {task: task for task in outputs}
-    spec = SweepReportSpec(
-        made_up=False, title="dp_sweep", points={"p": point}, results={"p": uris}, readers={},
-        settings={},
-    )  # fmt: skip
+    uris = {names_of(point)[task]: task for task in outputs}
+    spec = ReportSpec(
+        made_up=False, title="dp_sweep", points={"p": point}, results=uris, settings={}
+    )
     assert ids(sweep_results.released_by_sweep(spec, {"p": outputs})) == ["words", "other"]
 
     class Context(StepContext):
@@ -76,7 +82,7 @@ def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> No
             return outputs[uri]
 
     context = Context()
-    assert sweep_report._opened(spec, context, "p") == outputs
+    assert report_step._opened(spec, context, "p") == outputs
     assert ids(context.releases) == ["words", "other"]
 
 

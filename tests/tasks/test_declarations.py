@@ -28,7 +28,7 @@ from tasks.protocol import (
     StepSpec,
     SweepSettings,
     budget_of_run,
-    dp_bert_steps,
+    job_steps,
 )
 from tasks.releases.declarations import open_for_operator, open_source, refuse_undeclared
 from tasks.releases.deployment_ledger import IDENTITY
@@ -123,7 +123,7 @@ def test_registered_private_data_set_cannot_be_used_as_public(
 ) -> None:
     if declared:
         declare(confide, files / "ward.jsonl")
-    steps = dp_bert_steps(job(files, all_public=True, vocabulary_epsilon=99.0))
+    steps = job_steps(job(files, all_public=True, vocabulary_epsilon=99.0))
     why = "registered as private, but this run calls it public"
     refused(steps["budget"], why)
     refused(steps["private_corpus"], why)
@@ -134,7 +134,7 @@ def test_run_does_not_register_a_public_data_set(
 ) -> None:
     declare(confide, files / "ward.jsonl")
     settings = job(files, all_public=True, private_dataset="mine")
-    steps = dp_bert_steps(settings)
+    steps = job_steps(settings)
     refused(steps["budget"], "confide ledger register mine --public")
     refused(steps["private_corpus"], "confide ledger register mine --public")
     assert list(Ledger.open(home.ledger).datasets()) == ["ward"]
@@ -169,7 +169,7 @@ def test_undeclared_public_source_is_refused_before_a_charge(
     (files / "model" / STATEMENT_DATA).write_text("{}")
     paths = ("public_path", "entities_train", "entities_test", "public_model")
     changes = {n: str(files / v) if n in paths else v for n, v in settings.items()}
-    steps = dp_bert_steps(job(files, **changes))
+    steps = job_steps(job(files, **changes))
     refused(steps["budget"], "confide ledger declare-public")
     field = next((n for n in paths if n in changes), "private_path")
     step = {
@@ -231,7 +231,7 @@ def test_budget_spec_without_sources_does_not_permit_reading(
 ) -> None:
     """A budget spec written by hand may omit a source, but the reading step checks it."""
     settings = job(files, public_format="text", public_path=str(files / "wiki"))
-    steps = dp_bert_steps(settings)
+    steps = job_steps(settings)
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec)
     refused(steps["public_corpus"], "declare-public")

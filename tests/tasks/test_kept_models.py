@@ -27,7 +27,7 @@ from tasks.protocol import (
     SelectSpec,
     StepResult,
     budget_of_run,
-    dp_bert_steps,
+    job_steps,
 )
 from tasks.releases.plans import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
@@ -206,7 +206,7 @@ def test_kept_epochs_become_updates_and_measurements_of_each_training() -> None:
         kept_epochs="1,2.5", epochs=4, declared_units=1000, batch_size=64,
         nonprivate_batch_size=100, membership_units=10, audit_canaries=100, phrases_epsilon=1.0,
     )  # fmt: skip
-    steps = dp_bert_steps(settings)
+    steps = job_steps(settings)
     kept = {n: s.kept_updates for n, s in steps.items() if isinstance(s, PretrainSpec)}
     assert kept == {
         "public_pretraining": (),
@@ -237,7 +237,7 @@ def test_kept_epochs_become_updates_and_measurements_of_each_training() -> None:
     assert steps["budget"].model_dump()["charged"] == tuple(
         steps[name].model_dump() for name in ("vocabulary", "phrases", "dp_pretraining")
     )
-    causal = dp_bert_steps(settings.model_copy(update={"model_kind": "gpt2"}))
+    causal = job_steps(settings.model_copy(update={"model_kind": "gpt2"}))
     tasks = [name for name in causal if " / " in name]
     assert len(tasks) == 4 and all(name.endswith("exposure") for name in tasks)
 

@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from release_examples import bench_of, record
 
 from dp_core.config.privacy import refuse_large_delta
-from dp_core.errors import BadInput, PlanError
+from dp_core.errors import BadInput, BudgetExceeded, PlanError
 from dp_core.privacy.accounting.calibration import least_error
 from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.batch_selection import PoissonSampling
@@ -37,8 +37,8 @@ from tasks.protocol import (
     ReleaseRecord,
     SweepSettings,
     VocabularySpec,
-    dp_bert_steps,
-    sweep_budget,
+    budget_of_run,
+    job_steps,
 )
 from tasks.releases.charge import charge, register_plans
 from tasks.releases.plans import plan_until, planned_release, refuse_large_deltas, training_plan
@@ -62,7 +62,7 @@ SAMPLINGS: list[tuple[dict[str, Any], type[MechanismEvent], NeighboringRelation]
 
 
 def steps_of(**settings: Any) -> dict[str, Any]:
-    return dict(dp_bert_steps(JobSettings.model_validate(PRIVATE | settings)))
+    return dict(job_steps(JobSettings.model_validate(PRIVATE | settings)))
 
 
 @pytest.mark.parametrize(("settings", "kind", "relation"), SAMPLINGS)
@@ -171,7 +171,7 @@ def test_every_point_of_a_sweep_is_charged(deployment: Deployment) -> None:
         | {"sweep_noise_multipliers": "2,4", "sweep_batch_sizes": "64", "sweep_epochs": "1,2"}
     )
     ledger = _registered(deployment, 20.0)
-    register_plans(bench_of(deployment), sweep_budget(settings).charged)
+    register_plans(bench_of(deployment), budget_of_run(settings).charged)
     assert len(ledger.history("notes")) == 1 + 4
 
 
@@ -187,6 +187,18 @@ def test_budget_admits_only_jobs_of_its_neighbouring_relation(
         with pytest.raises(BadInput, match="neighbours"):
             register_plans(bench_of(deployment), steps_of()["budget"].charged)
         assert not ledger.history("notes")
+
+
+def test_refused_plan_of_one_data_set_gives_back_the_plans_of_others(
+    deployment: Deployment,
+) -> None:
+    ledger = _registered(deployment, 400.0)
+    ledger.register_dataset("labels", PrivacyUnit.PATIENT, 0.01, 1e-5)
+    labels = LABELS | {"entities_patients": "/p.csv", "entities_dataset": "labels"}
+    with pytest.raises(BudgetExceeded, match="data set labels"):
+        register_plans(bench_of(deployment), steps_of(**labels)["budget"].charged)
+    assert [entry.state for entry in ledger.history("notes")] == [State.WITHDRAWN] * 2
+    assert ledger.history("labels") == []
 
 
 def test_plan_until_an_update_contains_only_earlier_updates() -> None:
@@ -342,7 +354,7 @@ def test_run_with_a_too_large_delta_is_not_registered(deployment: Deployment) ->
 def test_registration_of_a_sweep_counts_the_delta_of_every_point(deployment: Deployment) -> None:
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
     small = SweepSettings.model_validate(PRIVATE)
-    spec = sweep_budget(small)
+    spec = budget_of_run(small)
     assert len(spec.charged) == 13
     first, *points = spec.charged
     large = [

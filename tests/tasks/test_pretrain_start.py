@@ -15,7 +15,7 @@ from dp_core.models.hugging_face import save
 from dp_core.models.parameters import WORD, AnyModel, fresh
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepContext, content_key
-from tasks.protocol import JobSettings, PretrainSpec, dp_bert_steps
+from tasks.protocol import JobSettings, PretrainSpec, job_steps
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain_step as pretrain
@@ -34,7 +34,7 @@ def declare(tmp_path: Path, model: Path) -> None:
 
 
 def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
-    spec = dp_bert_steps(JobSettings(layers=1, hidden=64, **settings))[f"{mode}_pretraining"]
+    spec = job_steps(JobSettings(layers=1, hidden=64, **settings))[f"{mode}_pretraining"]
     assert isinstance(spec, PretrainSpec)
     tokenizer = wordpiece.learn(WORDS, 60)
     folder = tmp_path / "vocabulary"
@@ -99,7 +99,7 @@ def test_public_model_of_another_architecture_is_refused(
 
 
 def test_private_trainings_start_from_the_public_step_only(tmp_path: Path) -> None:
-    steps = dp_bert_steps(JobSettings(public_model="/bert"))
+    steps = job_steps(JobSettings(public_model="/bert"))
     for mode in ("dp", "nonprivate"):
         spec = steps[f"{mode}_pretraining"]
         assert isinstance(spec, PretrainSpec)

@@ -20,7 +20,7 @@ from dp_core.privacy.seed_store import SeedStore
 from tasks.commands import doctor_command
 from tasks.commands.backup_command import copied
 from tasks.execution import contract
-from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, dp_bert_steps
+from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, job_steps
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import record_operator_use
 from tasks.releases.deployment_ledger import IDENTITY, confirm_releases, open_ledger
@@ -171,7 +171,7 @@ def test_ledger_with_a_garbled_page_is_refused_when_it_is_opened(registered: Dep
 
 
 def run(deployment: Deployment) -> list[StepResult]:
-    steps = dp_bert_steps(JobSettings.model_validate(SMALL))
+    steps = job_steps(JobSettings.model_validate(SMALL))
     return [contract.run_step(steps[task], deployment, CONTEXT) for task in TASKS]
 
 

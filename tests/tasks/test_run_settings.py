@@ -23,7 +23,7 @@ from tasks.protocol import (
     RunContext,
     StepResult,
     SweepSettings,
-    sweep_steps,
+    job_steps,
 )
 from tasks.protocol.step_process import Work
 from tasks.runtime.deployment import Deployment
@@ -343,7 +343,7 @@ def test_steps_of_a_private_selection_hide_its_count(
         return 1, "stopped"
 
     monkeypatch.setattr(process, "_run_step", run_step)
-    steps = list(sweep_steps(settings))
+    steps = [("", name, spec) for name, spec in job_steps(settings).items()]
     process._run(Job("dp_sweep", "r", "r", steps), deployment, Path(), None, lambda *_: None)
     assert [context.hides_count for context in contexts] == [selection == "random-count"]
 

@@ -22,9 +22,9 @@ from dp_core.privacy.mechanisms import (
 from dp_core.privacy.statement import PrivacyStatement
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.report.job_results import model_row
-from tasks.report.model import Edition, JobReport, ModelRow, edition_of
+from tasks.report.model import Edition, ModelRow, Report, edition_of
+from tasks.report.models_table import models_table
 from tasks.report.page import verdict
-from tasks.report.tables import closing_table
 from tasks.results import (
     STATEMENT_DATA,
     STATEMENT_WORDS,
@@ -114,13 +114,13 @@ FRONT = (record("v", VOCABULARY), record("t", TRAINING))
 
 def row(tuning: ReleaseRecord | None) -> ModelRow:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
-    model = made("pretrain", *FRONT, epsilon_training=1.0)
+    model = made("pretrain", *FRONT, epsilon_training=1.0, shape={})
     tuned = made("finetune", *FRONT, *([tuning] if tuning else []))
     return replace(model_row("dp", vocabulary, model, tuned, None, None, 1.0), f1=Operator(0.5))
 
 
-def report(row_of_model: ModelRow) -> JobReport:
-    return JobReport(
+def report(row_of_model: ModelRow) -> Report:
+    return Report(
         title="", run_key="", shown_run="", created="2026-01-01", made_up=False, known_seed=False,
         private_dataset="notes", public_dataset="", entities_dataset="", unit=P,
         declared_units=10, model_size="", statement=PrivacyStatement({}),
@@ -129,7 +129,7 @@ def report(row_of_model: ModelRow) -> JobReport:
 
 
 def shown(row_of_model: ModelRow, edition: Edition) -> dict[str, float | str | None]:
-    table = closing_table(edition_of(report(row_of_model), edition).models, P)
+    table = models_table(edition_of(report(row_of_model), edition).models, P)
     names = [f"{header.name} {header.unit}" for header in table.headers]
     return dict(zip(names, (cell.value for cell in table.rows[0]), strict=True))
 
@@ -172,6 +172,6 @@ def test_total_is_infinite_after_fine_tuning_without_privacy(dataset: str) -> No
 
 def test_model_trained_without_privacy_has_an_infinite_total_under_any_name() -> None:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
-    model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None)
+    model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None, shape={})
     row_of_model = model_row("dp", vocabulary, model, None, None, None, 1.0)
     assert (row_of_model.cost.corpus.epsilon, row_of_model.epsilon_training) == (math.inf, math.inf)

@@ -262,11 +262,11 @@ def test_full_disk_leaves_no_partial_file(small_disk: Path, tmp_path: Path) -> N
 def test_full_disk_is_reported_in_one_line_and_the_step_can_be_repeated(
     small_disk: Path, tmp_path: Path, tracked: Deployment
 ) -> None:
-    from tasks.protocol import JobSettings, dp_bert_steps
+    from tasks.protocol import JobSettings, job_steps
 
     store = small_disk / "store"
     settings = JobSettings(synthetic_patients=400, declared_units=400)
-    spec = dp_bert_steps(settings)["private_corpus"]
+    spec = job_steps(settings)["private_corpus"]
     (tmp_path / "spec.json").write_text(spec.model_dump_json())
     words = [sys.executable, "-m", "tasks", spec.step, "--spec", str(tmp_path / "spec.json")]
     places = {"CONFIDE_STORE": str(store), "CONFIDE_HOME": str(tracked.home)}

@@ -21,7 +21,7 @@ from dp_core.data.corpus import (
 from dp_core.errors import BadInput
 from tasks import context as contexts
 from tasks.context import StepContext, StoredShard
-from tasks.protocol import JobSettings, StepResult, dp_bert_steps, environment_for
+from tasks.protocol import JobSettings, StepResult, environment_for, job_steps
 from tasks.protocol.least_privilege import for_workers
 from tasks.results import Input
 from tasks.runtime.deployment import Deployment
@@ -193,7 +193,7 @@ def test_only_steps_that_need_the_cluster_receive_its_address() -> None:
     settings = {
         "CONFIDE_CLUSTER": ADDRESS, "CONFIDE_CLUSTER_SECRETS": "/secrets", "CONFIDE_HOSTS": "2",
     }  # fmt: skip
-    steps = dp_bert_steps(JobSettings())
+    steps = job_steps(JobSettings())
     for name in ("vocabulary", "private_store", "dp_pretraining"):
         assert environment_for(steps[name], settings, apart=True).items() >= settings.items()
     for name in ("budget", "private_corpus", "report"):

@@ -20,13 +20,11 @@ from tasks.protocol import (
     StepSpec,
     SweepSettings,
     VocabularySpec,
-    dp_bert_steps,
-    sweep_budget,
-    sweep_point_steps,
-    sweep_report,
-    sweep_steps,
+    budget_of_run,
+    job_steps,
+    point_and_task,
+    point_steps,
 )
-from tasks.protocol.job import budget_of_run
 from tasks.protocol.sweep import PAGE, models_of, trainings_of
 from tasks.releases.charge import charge, register_plans
 from tasks.releases.plans import planned_release
@@ -50,9 +48,9 @@ EVENT = PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT)
 
 def specs(kind: type[StepSpec], **settings: Any) -> list[Any]:
     """Return the distinct private trainings or fine-tunings of a sweep."""
-    every = sweep_steps(SweepSettings.model_validate(settings))
+    every = job_steps(SweepSettings.model_validate(settings))
     task = {PretrainSpec: "pretraining", FinetuneSpec: "finetuning"}[kind]
-    return [spec for _, name, spec in every if name == task]
+    return [spec for name, spec in every.items() if point_and_task(name)[1] == task]
 
 
 def planned(deployment: Deployment, run: str = "run", **settings: Any) -> dict[str, float]:
@@ -62,6 +60,13 @@ def planned(deployment: Deployment, run: str = "run", **settings: Any) -> dict[s
     budget.run(spec, context)
     register_plans(context, spec.charged)
     return {name: label.value for name, label in context.measured.items()}  # type: ignore[attr-defined]
+
+
+def points_by_output(settings: SweepSettings) -> dict[tuple[str, str], str]:
+    """Return the point of each step of a sweep, by task and output."""
+    steps = job_steps(settings)
+    named = {(point_and_task(name), spec.output) for name, spec in steps.items()}
+    return {(task, output): point for (point, task), output in named}
 
 
 @pytest.fixture
@@ -89,7 +94,7 @@ def test_fine_tuning_on_public_labels_costs_nothing(ledger: Ledger, deployment: 
     # A job with the same settings is the same release.
     (job,) = [
         spec
-        for name, spec in dp_bert_steps(
+        for name, spec in job_steps(
             SweepSettings.model_validate(settings).job(
                 SweepSettings.model_validate(settings).points()[0]
             ),
@@ -108,14 +113,14 @@ def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
         causal | {"sweep_baselines": "public-training,nonprivate,nonprivate-training"}
     )
     points = settings.points()
-    steps = [sweep_point_steps(settings, point) for point in points]
+    steps = [point_steps(settings, point) for point in points]
     assert not [
         task for point_steps in steps for task in point_steps if task in ("entities", "finetuning")
     ]
-    jobs = [dp_bert_steps(settings.job(point)) for point in points[:2]]
-    for point_steps, job in zip(steps, jobs, strict=False):
-        assert point_steps["pretraining"] == job["dp_pretraining"]
-        assert point_steps["exposure"] == job["dp_exposure"]
+    jobs = [job_steps(settings.job(point)) for point in points[:2]]
+    for of_point, job in zip(steps, jobs, strict=False):
+        assert of_point["pretraining"] == job["dp_pretraining"]
+        assert of_point["exposure"] == job["dp_exposure"]
     of_sweep = planned(deployment, **settings.model_dump())
     assert [entry.event for entry in ledger.history("notes")] == [
         EVENT, PoissonGaussian.single(0.01, 4.0, 100, unit=PrivacyUnit.PATIENT)
@@ -131,7 +136,7 @@ def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
         for name, label in of_job.measured.items()  # type: ignore[attr-defined]
     }
     assert ledger.history("notes") == charged  # the same entries
-    assert not any("entities" in source.field for source in sweep_budget(settings).reads)
+    assert not any("entities" in source.field for source in budget_of_run(settings).reads)
 
 
 @pytest.mark.parametrize(
@@ -174,7 +179,7 @@ def test_points_that_share_a_training_are_charged_once(
     units = PrivateUnits("notes", PrivacyUnit.PATIENT, 6000, 1, patients=True, origin="x")
     seeds = set()
     for point in settings.points():
-        spec = sweep_point_steps(settings, point)["pretraining"]
+        spec = point_steps(settings, point)["pretraining"]
         assert isinstance(spec, PretrainSpec)
         step = bench_of(deployment, spec_hash=spec.digest())
         done = charge(step, units, planned_release(spec), content=b"manifest")
@@ -293,10 +298,9 @@ def test_every_point_is_fine_tuned_from_its_training_on_its_fold() -> None:
         for seed in (1, 2)
         for fold in range(3)
     ]
-    report = sweep_report(settings)
-    assert [result["finetuning"] for result in report.results.values()] == [
-        t.output for t in tunings
-    ]
+    report = job_steps(settings)["report"]
+    tuned = [uri for name, uri in report.results.items() if name.endswith(" / finetuning")]
+    assert tuned == [t.output for t in tunings]
 
 
 def test_fine_tuned_public_baseline_costs_nothing(ledger: Ledger, deployment: Deployment) -> None:
@@ -309,7 +313,7 @@ def test_fine_tuned_public_baseline_costs_nothing(ledger: Ledger, deployment: De
     baselines = [point for point in sweep.points() if point.baseline]
     assert len(baselines) == 2 * 5 and len(sweep.points()) == 2 * 2 * 2 * 5 + 10
     assert len(sweep.trainings()) == 2
-    steps = sweep_point_steps(sweep, baselines[3])
+    steps = point_steps(sweep, baselines[3])
     tuned = steps["finetuning"]
     assert isinstance(tuned, FinetuneSpec)
     assert tuned.model_uri == steps["public_pretraining"].output
@@ -317,8 +321,8 @@ def test_fine_tuned_public_baseline_costs_nothing(ledger: Ledger, deployment: De
     # The comparison of a job is the same fine-tuning.
     (first, *_) = baselines
     assert (
-        sweep_point_steps(sweep, first)["finetuning"].output
-        == dp_bert_steps(sweep.job(first))["public_finetuning"].output
+        point_steps(sweep, first)["finetuning"].output
+        == job_steps(sweep.job(first))["public_finetuning"].output
     )
 
 
@@ -367,7 +371,7 @@ def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
     made: dict[str, tuple[str, str, int]] = {}
     trainings: dict[str, set[str]] = {}
     for point in points:
-        steps = sweep_point_steps(sweep, point)
+        steps = point_steps(sweep, point)
         name = point.name.partition(" · ")[0]
         vocabulary, model, tuned = (steps[n] for n in ("vocabulary", "pretraining", "finetuning"))
         assert isinstance(vocabulary, VocabularySpec) and isinstance(model, PretrainSpec)
@@ -384,16 +388,16 @@ def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
         name: count for name, (*_, count) in EXPECTED.items()
     }
     # In MLflow, the initial model of private trainings is named by its baseline.
-    named = {(task, spec.output): name for name, task, spec in sweep_steps(sweep)}
-    start = sweep_point_steps(sweep, sweep.points()[0])["public_pretraining"].output
+    named = points_by_output(sweep)
+    start = point_steps(sweep, sweep.points()[0])["public_pretraining"].output
     assert named["public_pretraining", start] == named["pretraining", start] == "public training"
     assert {named["vocabulary", spec] for task, spec in named if task == "vocabulary"} == {
         "", "public text only", "without privacy", "checkpoint bert", "checkpoint biobert"
     }  # fmt: skip
     # The comparisons of a job are the same steps.
     steps_of_point, job = (
-        sweep_point_steps(sweep, points[0]),
-        dp_bert_steps(sweep.job(points[0])),
+        point_steps(sweep, points[0]),
+        job_steps(sweep.job(points[0])),
     )
     assert points[0].name.startswith("public text only")
     assert steps_of_point["pretraining"].output == job["public_pretraining"].output
@@ -419,7 +423,7 @@ def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Dep
         "training without privacy · epochs=2 of 4 · tuning epochs=7",
         "training without privacy · epochs=2",
     ]  # fmt: skip
-    specs_of = {p: sweep_point_steps(settings, p) for p in points}
+    specs_of = {p: point_steps(settings, p) for p in points}
     first, last, tuned, other = (specs_of[point] for point in points[:4])
     training = first["pretraining"]
     assert isinstance(training, PretrainSpec)
@@ -444,7 +448,7 @@ def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Dep
     assert {entry.event for entry in ledger.history("notes")} == {longest, shorter}
     assert len(ledger.history("notes")) == len(settings.trainings()) == 2
     assert len(models_of(p for p in settings.points() if p.mode == "dp")) == 4
-    named = {(task, spec.output): name for name, task, spec in sweep_steps(settings)}
+    named = points_by_output(settings)
     assert named["pretraining", training.output] == "σ=2 · B=60 · epochs=4"
     assert named["exposure", first["exposure"].output] == "σ=2 · B=60 · epochs=1 of 4"
     # Without checkpoints, each number of epochs is a separate training.
@@ -487,7 +491,7 @@ def test_large_sweep_is_split_into_pages_and_reported_completely() -> None:
     assert max(len(trainings_of(page)) for page in pages) <= PAGE
     trainings = {training for page in pages for training in trainings_of(page)}
     assert trainings == set(settings.trainings()) and len(trainings) == 700
-    assert list(sweep_report(settings).results) == [point.name for point in on_pages]
+    assert list(job_steps(settings)["report"].points) == [point.name for point in on_pages]
     assert len(budget_of_run(settings).charged) == 700
 
 

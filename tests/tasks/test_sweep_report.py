@@ -32,9 +32,9 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     SweepSettings,
-    sweep_point_steps,
-    sweep_report,
-    sweep_steps,
+    job_steps,
+    point_and_task,
+    point_steps,
 )
 from tasks.releases.provenance import operator_only
 from tasks.report.sweep_results import DOCUMENTS_FILE
@@ -58,6 +58,22 @@ FACTS = {
         "shape": {"layers": 1, "hidden": 64},
     },
 }
+
+
+def tasks_of(settings: SweepSettings) -> list[tuple[str, StepSpec]]:
+    """Return task and spec of each step of a sweep."""
+    return [(point_and_task(name)[1], spec) for name, spec in job_steps(settings).items()]
+
+
+def sweep_with(**changes: Any) -> SweepSettings:
+    """Return the settings of the sweep with these changes."""
+    return SweepSettings.model_validate(SETTINGS.model_dump() | changes)
+
+
+def rows_of(table: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the cells of each row of a table by name and unit of their column."""
+    columns = [f"{column['name']} {column['unit']}" for column in table["columns"]]
+    return [dict(zip(columns, row, strict=True)) for row in table["rows"]]
 
 
 def exposures(rank: float, label: Label) -> Finding:
@@ -115,17 +131,19 @@ def _done(
 def sweep_of_private_text(deployment: Deployment, baselines: str) -> SweepSettings:
     """Return a sweep of one point and baselines on a data set that is registered as private."""
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
-    return SweepSettings.model_validate(
-        SETTINGS.model_dump()
-        | {"sweep_noise_multipliers": "1", "sweep_baselines": baselines}
-        | {"private_format": "text", "private_path": "/a", "private_dataset": "notes"}
+    return sweep_with(
+        sweep_noise_multipliers="1",
+        sweep_baselines=baselines,
+        private_format="text",
+        private_path="/a",
+        private_dataset="notes",
     )
 
 
 def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) -> None:
     Ledger.open(tracked.ledger).register_made_up("notes")
-    first, second = (sweep_point_steps(SETTINGS, point) for point in SETTINGS.points())
-    report = sweep_report(SETTINGS)
+    first, second = (point_steps(SETTINGS, point) for point in SETTINGS.points())
+    report = job_steps(SETTINGS)["report"]
     with pytest.raises(BadInput, match="no point has finished"):
         contract.run_step(report, tracked, CONTEXT)
     for task in ("vocabulary", "pretraining", "finetuning", "exposure"):
@@ -134,7 +152,7 @@ def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) 
     omitted = [MetricRecord(name=name, value=3, label="public") for name in names]
     _done(tracked, "public_corpus", first["public_corpus"], metrics=omitted, releases=[])
     _done(tracked, "pretraining", second["pretraining"])  # the fine-tuning of this point failed
-    names = list(report.results)
+    names = list(report.points)
     page = output_folder(tracked, report.output) / "report" / "report.html"
 
     partial = contract.run_step(report, tracked, CONTEXT)
@@ -154,13 +172,15 @@ def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) 
 def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) -> None:
     """Trainings 1 and 2, on folds 1 and 2: F1 of 0.8, 0.6 and 0.7, 0.3 over ten documents each."""
     Ledger.open(tracked.ledger).register_made_up("notes")
-    settings = SweepSettings.model_validate(
-        SETTINGS.model_dump()
-        | {"sweep_noise_multipliers": "1", "sweep_batch_sizes": "20,30", "sweep_seeds": 2}
-        | {"entities_folds": 2, "sweep_baselines": "public-training"}
+    settings = sweep_with(
+        sweep_noise_multipliers="1",
+        sweep_batch_sizes="20,30",
+        sweep_seeds=2,
+        entities_folds=2,
+        sweep_baselines="public-training",
     )
     f1s = iter([0.8, 0.6, 0.7, 0.3] * 2 + [0.2, 0.4])
-    for _, task, spec in sweep_steps(settings):
+    for task, spec in tasks_of(settings):
         if isinstance(spec, FinetuneSpec):
             f1 = next(f1s)
             right = [(int(i < 10 * f1), 1, 1) for i in range(10)]
@@ -174,11 +194,10 @@ def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) 
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=256.0)
 
-    done = contract.run_step(sweep_report(settings), tracked, CONTEXT)
-    table = done.facts["table"]
-    columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
-    assert [row[2]["value"] for row in table["rows"]] == [20, 30, None]
-    first, _, public = (dict(zip(columns, row, strict=True)) for row in table["rows"])
+    done = contract.run_step(job_steps(settings)["report"], tracked, CONTEXT)
+    first, second, public = rows_of(done.facts["table"])
+    sizes = [row["Batch size expected units"]["value"] for row in (first, second, public)]
+    assert sizes == [20, 30, None]
     assert first["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.6)
     assert first["F1 SD over seeds"]["value"] == pytest.approx(0.2 / 2**0.5)
     assert first["F1 SD over folds"]["value"] == pytest.approx(0.3 / 2**0.5)
@@ -199,7 +218,7 @@ def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) 
     metrics = {metric.name: metric.value for metric in done.metrics}
     assert metrics["epsilon"] == pytest.approx(all_four)
     assert len(done.facts["models"]) == 4 + 1  # one per training, not per fold
-    report = output_folder(tracked, sweep_report(settings).output) / "report"
+    report = output_folder(tracked, job_steps(settings)["report"].output) / "report"
     assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
     drawn = (report / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=30 step=2 σ=1" in drawn
@@ -211,10 +230,10 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
     """With private text, exact counts of a baseline do not make other metrics operator-only."""
     settings = sweep_of_private_text(tracked, "public,nonprivate")
     exact = Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT)
-    report, red_name = sweep_report(settings), "without privacy"
+    report, red_name = job_steps(settings)["report"], "without privacy"
     shape = {"layers": 1, "hidden": 64}
     for point in settings.points():
-        steps = sweep_point_steps(settings, point)
+        steps = point_steps(settings, point)
         red = point.baseline == "nonprivate"
         releases = [record("exact", exact, delta=0.0)] if red else None
         epsilon_training = None if red else 0.0 if point.baseline else 2.0
@@ -231,7 +250,7 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
         )  # fmt: skip
 
     done = contract.run_step(report, tracked, CONTEXT)
-    assert f"{red_name} · epochs=1" in report.results
+    assert f"{red_name} · epochs=1" in report.points
     numbers = {m.name: (m.value, m.label) for m in done.metrics}
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
     epsilon = pytest.approx(total_epsilon([event.stating(PrivacyUnit.PATIENT)], 1e-5))
@@ -239,13 +258,13 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
     assert numbers["points"] == (3, "public")
     assert [r.ledger_id for r in done.releases if r.epsilon == math.inf] == []
     assert {label for _, label, folder in done.facts["artifacts"] if folder == "report"} == {"dp"}
-    assert set(done.facts["models"]) == {"σ=1 · B=20 · epochs=1", "public text only"}
+    assert set(done.facts["models"]) == {
+        "σ=1 · B=20 · epochs=1 / pretraining", "public text only / pretraining"
+    }  # fmt: skip
 
-    columns = [f"{c['name']} {c['unit']}" for c in done.facts["table"]["columns"]]
-    rows = [dict(zip(columns, row, strict=True)) for row in done.facts["table"]["rows"]]
-    _, public, red_row = rows
+    _, public, red_row = rows = rows_of(done.facts["table"])
     assert [row["ε_V vocabulary"]["text"] for row in rows] == ["0", "0", "∞"]
-    assert [row["ε_T training, per patient"]["text"] for row in rows] == ["2", "0", "∞"]
+    assert [row["ε_T training"]["text"] for row in rows] == ["2", "0", "∞"]
     assert [row["ε in total, per patient"]["value"] for row in rows] == [epsilon, 0, "inf"]
     assert public["Entity F1 strict, micro, %"]["value"] == 0.71828
     for column in (
@@ -259,10 +278,8 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
     lines = [(folder / name / "sweep-exposure.svg").exists() for name in EDITIONS]
     # nonprivate lines are for the operator, and a figure needs two lines
     assert lines == [False, True]
-    (operator_row,) = (
-        row for row in json.loads(kept)["sweep"]["rows"] if row[0]["text"] == red_name
-    )
-    interval = dict(zip(columns, operator_row, strict=True))["F1 95% interval"]
+    operator_rows = {row["Model "]["text"]: row for row in rows_of(json.loads(kept)["sweep"])}
+    interval = operator_rows[red_name]["F1 95% interval"]
     assert interval["label"] == "operator" and " – " in interval["text"]
 
 
@@ -272,12 +289,12 @@ def test_report_with_only_a_nonprivate_point_does_not_deny_private_text(
     settings = sweep_of_private_text(tracked, "nonprivate")
     exact = record("exact", Unaccounted(EXACT_WORDS, unit=PrivacyUnit.PATIENT), delta=0.0)
     (point,) = (candidate for candidate in settings.points() if candidate.baseline)
-    steps = sweep_point_steps(settings, point)
+    steps = point_steps(settings, point)
     for task in ("vocabulary", "pretraining", "exposure", "finetuning"):
         trained = {"shape": {"layers": 1, "hidden": 64}, "epsilon_training": None}
         facts = trained if task == "pretraining" else {}
         _done(tracked, task, steps[task], label="operator", releases=[exact], **facts)
-    report = sweep_report(settings)
+    report = job_steps(settings)["report"]
     contract.run_step(report, tracked, CONTEXT)
     for edition in EDITIONS:
         page = (output_folder(tracked, report.output) / edition / "report.html").read_text()
@@ -290,15 +307,18 @@ def test_causal_models_are_compared_by_private_perplexity(
 ) -> None:
     """On private text, one training of the second setting diverged and has no perplexity."""
     Ledger.open(tracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
-    settings = SweepSettings.model_validate(
-        SETTINGS.model_dump()
-        | {"model_kind": "feed-forward", "sweep_seeds": 2, "sweep_baselines": "public-training"}
-        | {"private_format": "text", "private_path": "/a", "private_dataset": "notes"}
+    settings = sweep_with(
+        model_kind="feed-forward",
+        sweep_seeds=2,
+        sweep_baselines="public-training",
+        private_format="text",
+        private_path="/a",
+        private_dataset="notes",
     )
-    report = sweep_report(settings)
+    report = job_steps(settings)["report"]
     perplexities = iter([(310.0, 420.25), (318.0, 440.25), (311.0, 500.75), None, (300.0, 610.5)])
     shape = {"kind": "feed-forward", "layers": 3, "hidden": 64}
-    for _, task, spec in sweep_steps(settings):
+    for task, spec in tasks_of(settings):
         if task == "pretraining":
             perplexity = next(perplexities)
             metrics = [] if perplexity is None else [
@@ -311,13 +331,12 @@ def test_causal_models_are_compared_by_private_perplexity(
             _done(tracked, task, spec, **({} if task == "exposure" else {"releases": []}))
 
     done = contract.run_step(report, tracked, CONTEXT)
-    assert set(report.results["public training"]) == {"vocabulary", "pretraining", "exposure"}
+    assert "public training / exposure" in report.results
+    assert not any("finetuning" in name for name in report.results)
     assert done.facts["finetuned"] == {} and done.facts["missing"] == []
     folder = output_folder(tracked, report.output)
     shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
-    table = json.loads(kept)["sweep"]
-    columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
-    rows = [dict(zip(columns, row, strict=True)) for row in table["rows"]]
+    rows = rows_of(json.loads(kept)["sweep"])
     private = [row["Perplexity private text, by token"] for row in rows]
     assert [cell["value"] for cell in private] == [430.25, None, 610.5]
     assert [cell.get("label") for cell in private] == ["operator", None, "operator"]
@@ -327,7 +346,7 @@ def test_causal_models_are_compared_by_private_perplexity(
     low, high = map(float, rows[0]["Perplexity 95% interval"]["text"].split(" – "))
     assert (low, high) == (round(430.25 - reach), round(430.25 + reach))
     assert [row["Perplexity public text, by token"]["value"] for row in rows] == [314.0, None, 300]
-    assert not [column for column in columns if "F1" in column or "MLM" in column]
+    assert not [column for column in rows[0] if "F1" in column or "MLM" in column]
     # No published file contains a figure that was computed from private text.
     files = [*(folder / "report").glob("*.json"), *(folder / "report").glob("*.html")]
     texts = [done.model_dump_json(include={"facts"}), *(file.read_text() for file in files)]
@@ -344,25 +363,21 @@ def test_causal_models_are_compared_by_private_perplexity(
 def test_three_best_seeds_are_shown_from_eight_seeds_on(tracked: Deployment, seeds: int) -> None:
     """Accuracy of pairs, as Jagannatha et al. 2021 report MedNLI."""
     Ledger.open(tracked.ledger).register_made_up("notes")
-    settings = SweepSettings.model_validate(
-        SETTINGS.model_dump()
-        | {"sweep_noise_multipliers": "1", "sweep_finetune_seeds": seeds, "head": "pairs"}
-    )
+    settings = sweep_with(sweep_noise_multipliers="1", sweep_finetune_seeds=seeds, head="pairs")
     accuracies = iter([0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.5])
-    for _, task, spec in sweep_steps(settings):
+    for task, spec in tasks_of(settings):
         if isinstance(spec, FinetuneSpec):
             accuracy = next(accuracies)
             documents = {str(i): (int(10 * accuracy), 10, 10) for i in range(10)}
             _done(tracked, task, spec, accuracy, score="accuracy", documents=documents)
         elif task in ("vocabulary", "pretraining", "exposure"):
             _done(tracked, task, spec)
-    done = contract.run_step(sweep_report(settings), tracked, CONTEXT)
+    done = contract.run_step(job_steps(settings)["report"], tracked, CONTEXT)
     table = done.facts["table"]
-    columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
-    (row,) = (dict(zip(columns, row, strict=True)) for row in table["rows"])
+    (row,) = rows_of(table)
     tried = [0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.5][:seeds]
     assert row["Accuracy %"]["value"] == pytest.approx(sum(tried) / seeds)
-    assert "Entity F1 strict, micro, %" not in columns
+    assert "Entity F1 strict, micro, %" not in row
     best = row.get("Accuracy three best seeds, %")
     if seeds == 8:
         assert best is not None and best["value"] == pytest.approx(0.8)
@@ -376,12 +391,13 @@ def test_checkpoints_of_one_training_share_its_epsilon(
 ) -> None:
     """Two seeds after 1 and 4 epochs: two charges, and every row has the ε of both."""
     Ledger.open(tracked.ledger).register_made_up("notes")
-    settings = SweepSettings.model_validate(
-        SETTINGS.model_dump()
-        | {"sweep_noise_multipliers": "1", "sweep_epochs": "1,4", "sweep_seeds": 2}
-        | {"sweep_epochs_from": "checkpoints"}
+    settings = sweep_with(
+        sweep_noise_multipliers="1",
+        sweep_epochs="1,4",
+        sweep_seeds=2,
+        sweep_epochs_from="checkpoints",
     )
-    for _, task, spec in sweep_steps(settings):
+    for task, spec in tasks_of(settings):
         on_the_way = bool(spec.model_dump().get("model_updates"))
         if isinstance(spec, FinetuneSpec):
             _done(tracked, task, spec, 0.3 if on_the_way else 0.7)
@@ -391,11 +407,9 @@ def test_checkpoints_of_one_training_share_its_epsilon(
             _done(tracked, task, spec, 0.4, score="mlm_accuracy_public", plan=plan)
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=512.0 if on_the_way else 128.0)
-    report = sweep_report(settings)
+    report = job_steps(settings)["report"]
     done = contract.run_step(report, tracked, CONTEXT)
-    table = done.facts["table"]
-    columns = [f"{c['name']} {c['unit']}" for c in table["columns"]]
-    first, last = (dict(zip(columns, row, strict=True)) for row in table["rows"])
+    first, last = rows_of(table := done.facts["table"])
     assert (first["Epochs "]["text"], first["Epochs "]["detail"]) == ("1", "of 4 trained")
     assert (last["Epochs "]["text"], "detail" in last["Epochs "]) == ("4", False)
     event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)

@@ -19,7 +19,7 @@ from tasks.protocol import (
     GiveBackSpec,
     JobSettings,
     RunContext,
-    dp_bert_steps,
+    job_steps,
 )
 from tasks.releases.deployment_ledger import killed_runs, plans_given_back
 from tasks.runtime.deployment import Deployment
@@ -152,7 +152,7 @@ def test_wrong_column_name_plans_nothing(
 
 def run_until_reserved(settings: JobSettings, deployment: Deployment, **more: Any) -> None:
     """Run the steps of a job up to `reserve`; `more` replaces fields of that step's spec."""
-    for task, spec in dp_bert_steps(settings).items():
+    for task, spec in job_steps(settings).items():
         changed = spec.model_copy(update=more) if task == "reserve" else spec
         contract.run_step(changed, deployment, CONTEXT.model_copy(update={"task": task}))
         if task == "reserve":
@@ -171,7 +171,7 @@ def test_more_units_than_declared_are_refused_before_the_charge(
 ) -> None:
     write_notes(tmp_path, patients=30)
     settings = job(tmp_path)
-    reserve = dp_bert_steps(settings)["reserve"]
+    reserve = job_steps(settings)["reserve"]
     units = reserve.units.model_copy(  # type: ignore[attr-defined]
         update={"declared_units": 29, "unit": unit}
     )

@@ -34,9 +34,9 @@ from tasks.protocol import (
     SweepSettings,
     VocabularySpec,
     budget_of_run,
-    dp_bert_steps,
+    job_steps,
+    point_steps,
     spec_from_json,
-    sweep_point_steps,
 )
 from tasks.protocol.least_privilege import Need
 from tasks.protocol.settings import MADE_UP
@@ -61,7 +61,7 @@ class Job:
     def __init__(self, deployment: Deployment, **settings: Any) -> None:
         self.deployment = deployment
         self.settings = JobSettings.model_validate(SMALL | settings)
-        self.steps = dp_bert_steps(self.settings)
+        self.steps = job_steps(self.settings)
 
     def run(self, *tasks: str) -> StepResult:
         """Run these tasks in order; return the last result."""
@@ -107,7 +107,7 @@ def bert(untracked: Deployment, tmp_path: Path) -> Path:
 @pytest.mark.parametrize("source", FREE)
 def test_public_sources_cost_nothing_and_need_no_private_corpus(source: str) -> None:
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
-    spec = dp_bert_steps(job)["vocabulary"]
+    spec = job_steps(job)["vocabulary"]
     assert isinstance(spec, VocabularySpec) and not spec.corpus_uri
     assert spec.needs == {Need.CLUSTER}
     charged = [c.step for c in budget_of_run(job).charged]
@@ -120,7 +120,7 @@ def test_public_sources_cost_nothing_and_need_no_private_corpus(source: str) -> 
 )
 def test_vocabulary_steps_with_private_words_read_no_external_files(source: str) -> None:
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
-    spec = dp_bert_steps(job)["vocabulary"]
+    spec = job_steps(job)["vocabulary"]
     assert isinstance(spec, VocabularySpec) and spec.corpus_uri
     assert spec.needs == {Need.CHARGING, Need.CLUSTER} and spec.sources == ()
     charged = [c.step for c in budget_of_run(job).charged]
@@ -302,7 +302,7 @@ def test_checkpoint_baseline_is_evaluated_unchanged(untracked: Deployment, bert:
     sweep = SweepSettings.model_validate(SMALL | changes)
     (point,) = (point for point in sweep.points() if point.baseline)
     job = Job(untracked)
-    job.steps = dict(sweep_point_steps(sweep, point))
+    job.steps = dict(point_steps(sweep, point))
     result = job.run(
         "private_corpus", "public_corpus", "checkpoint", "vocabulary", "canaries",
         "private_store", "public_store", "pretraining", "exposure",

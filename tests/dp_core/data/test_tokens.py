@@ -1,27 +1,30 @@
-"""Tests that the histogram's words are exactly BERT's words."""
+"""Tests that words of one text or of many are exactly BERT's words."""
+
+from __future__ import annotations
 
 from itertools import pairwise
 
+import numpy as np
+import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER, split_words, word_starts
+from dp_core.data.tokens import (
+    WordCodes,
+    encode_bert_words,
+    encode_with,
+    held_items,
+    joined_items,
+    split_words,
+    word_starts,
+)
 
 ASCII = st.text(st.characters(max_codepoint=127), max_size=80)
 ODD = st.text(
     st.sampled_from("aB9.- \t\n\r\x0b\x1c\x85\xa0\u2028\u0301éİß中\ud800\ufffd"), max_size=40
 )
 ANY = st.one_of(ASCII, st.text(max_size=60), ODD)  # unusual spaces, marks and letters
-
-
-def bert_words(text: str) -> list[str]:
-    return [w for w, _ in PRE_TOKENIZER.pre_tokenize_str(NORMALIZER.normalize_str(text))]
-
-
-@given(ANY)
-def test_words_equal_the_words_of_the_tokenizer(text: str) -> None:
-    assert split_words(text) == bert_words(text.encode("utf-8", "replace").decode())
 
 
 @given(ANY, st.integers(1, 5))
@@ -45,3 +48,77 @@ def test_cutting_at_word_starts_changes_no_word(text: str, n: int) -> None:
 )
 def test_known_words(text: str, words: list[str]) -> None:
     assert split_words(text) == words
+
+
+ODD_TEXT = st.text(
+    st.sampled_from("aB9.-_ \t\n\r\x00\x0b\x1c\x7f\x85\xa0\u2028\u0301éİßK中\ufffd😀"), max_size=30
+)
+TEXTS = st.lists(
+    st.one_of(
+        ODD_TEXT, st.text(max_size=40), st.text(st.characters(max_codepoint=127), max_size=40)
+    ),
+    max_size=8,
+)
+
+
+def arrow(texts: list[str]) -> pa.Array:
+    return pa.array([t.encode("utf-8", "replace").decode() for t in texts], pa.large_string())
+
+
+def spelled(found: WordCodes) -> list[list[str]]:
+    words = np.array([*found.words.to_pylist(), ""], object)
+    pairs = zip(found.starts[:-1], found.starts[1:], strict=True)
+    return [list(words[found.codes[a:b]]) for a, b in pairs]
+
+
+@settings(max_examples=400, deadline=None)
+@given(TEXTS, st.integers(0, 3))
+def test_words_of_many_texts_equal_the_words_of_each_text(texts: list[str], skipped: int) -> None:
+    """This includes texts whose Arrow array is a slice of another array."""
+    found = encode_bert_words(arrow(texts).slice(min(skipped, len(texts))))
+    assert spelled(found) == [split_words(text) for text in texts[skipped:]]
+    assert len(set(found.words.to_pylist())) == len(found.words)
+
+
+@settings(max_examples=50, deadline=None)
+@given(TEXTS)
+def test_another_splitter_takes_the_same_way(texts: list[str]) -> None:
+    assert spelled(encode_with(split_words, arrow(texts))) == spelled(
+        encode_bert_words(arrow(texts))
+    )
+
+
+@pytest.mark.parametrize(
+    "texts",
+    [
+        [], [""], ["", ""], ["a", "b"], ["a", "", "b"], ["é", "é"], ["a\x00", "\x00b"], ["\x00"],
+        ["é.", "x y"], ["x\u0301 a", "b"], ["a" * 70_000, "é" * 70_000], ["\ud800", "\udfff x"],
+    ],
+)  # fmt: skip
+def test_texts_are_kept_apart(texts: list[str]) -> None:
+    assert spelled(encode_bert_words(arrow(texts))) == [split_words(text) for text in texts]
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.lists(ODD_TEXT, max_size=3), min_size=1, max_size=6), st.integers(1, 3))
+def test_units_hold_their_distinct_words(units: list[list[str]], of_a_block: int) -> None:
+    blocks = []
+    for start in range(0, len(units), of_a_block):
+        block = units[start : start + of_a_block]
+        words = encode_bert_words(arrow([text for texts in block for text in texts]))
+        rows = np.cumsum([0, *map(len, block)])
+        ids = [str(start + i) for i in range(len(block))]
+        blocks.append(held_items(ids, words, words.starts[rows]))
+    held = joined_items(iter(blocks))
+    items = held.items.to_pylist()
+    assert len(set(items)) == len(items)
+    assert list(held.unit_ids) == [str(i) for i in range(len(units))]
+    for i, texts in enumerate(units):
+        mine = [items[m] for m in held.members[held.starts[i] : held.starts[i + 1]]]
+        assert len(mine) == len(set(mine))
+        assert set(mine) == {word for text in texts for word in split_words(text)}
+    even = held.those(np.arange(len(units)) % 2 == 0)
+    assert list(even.unit_ids) == list(held.unit_ids)[::2]
+    last = len(even.unit_ids) - 1
+    mine = even.members[even.starts[last] : even.starts[last + 1]].tolist()
+    assert mine == held.members[held.starts[2 * last] : held.starts[2 * last + 1]].tolist()

@@ -1,12 +1,211 @@
-"""The histogram: noise on present words, threshold, sorted result."""
+"""The histogram: its calibration, its charge, and its draws."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
 import pytest
+from scipy.optimize import brentq
 
+from dp_core.errors import BadInput, PlanError
+from dp_core.privacy.accounting.calibration import noise_for
+from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
+from dp_core.privacy.ledger import Entry, Ledger
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ThresholdedHistogram, compose
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.vocabulary import selection_calibration
 from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.partition_selection import Counted
+from dp_core.vocabulary.selection_calibration import (
+    calibrate,
+    continuous_delta,
+    delta_of,
+    paper_parameters,
+    smallest_threshold,
+)
+
+EPSILON, DELTA, N = 0.5178, 1e-9, 256  # from the paper
+
+
+def test_continuous_delta_equals_reference_values() -> None:
+    assert continuous_delta(N, 166.0, 1136.8, EPSILON) == pytest.approx(1e-9, rel=2e-3)
+    # The infimum is C ↓ 1130.9 as σ ↓ 165.14; below that σ no threshold suffices.
+    assert continuous_delta(N, 165.145, 1131.0, EPSILON) <= DELTA
+    assert continuous_delta(N, 165.145, 1130.7, EPSILON) > DELTA
+    assert continuous_delta(N, 165.13, 1e6, EPSILON) > DELTA
+
+
+def test_target_of_the_paper_gets_the_smallest_threshold() -> None:
+    plan = calibrate(EPSILON, DELTA, N, unit=PrivacyUnit.EXAMPLE, declared_units=83_000_000)
+    # Continuous C is 1130.9; integers and the discrete tail (half a count) make it 1132.
+    assert plan.threshold == 1132
+    assert plan.sigma == pytest.approx(165.15, abs=0.02)
+    assert delta_of(N, plan.sigma, plan.threshold, EPSILON) <= DELTA
+    for sigma in (164.5, 165.15, 166.5, 170.0):
+        assert delta_of(N, sigma, 1131, EPSILON) > DELTA
+    assert plan.event() == ThresholdedHistogram(N, plan.sigma, 1132, unit=PrivacyUnit.EXAMPLE)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "words"),
+    [(1.0, 1e-7, 64), (1.0, 1e-6, 1), (6.0, 1e-6, 100), (0.05, 1e-3, 3), (8.0, 1e-3, 300)],
+)
+def test_plan_provides_its_target_and_nearby_sigmas_need_no_smaller_threshold(
+    epsilon: float, delta: float, words: int
+) -> None:
+    plan = calibrate(epsilon, delta, words)
+    earned = delta_of(words, plan.sigma, plan.threshold, epsilon)
+    assert earned <= delta
+    assert delta_of(words, plan.sigma, plan.threshold - 1, epsilon) > delta
+    for factor in (0.97, 1.03, 1.3):
+        other = smallest_threshold(epsilon, delta, words, plan.sigma * factor)
+        assert other is None or other >= plan.threshold
+
+
+def test_smallest_threshold_is_smallest() -> None:
+    c = smallest_threshold(EPSILON, DELTA, N, 180.0)
+    assert c is not None
+    assert delta_of(N, 180.0, c, EPSILON) <= DELTA < delta_of(N, 180.0, c - 1, EPSILON)
+    assert smallest_threshold(EPSILON, DELTA, N, 160.0) is None
+
+
+def test_more_noise_or_threshold_never_hurts_privacy() -> None:
+    deltas = [delta_of(50, 30.0, c, 1.0) for c in (90, 110, 130, 150)]
+    assert deltas == sorted(deltas, reverse=True)
+    assert delta_of(50, 30.0, 10_000, 1.0) > delta_of(50, 40.0, 10_000, 1.0)
+    assert delta_of(50, 30.0, 150, 1.0) < delta_of(60, 30.0, 150, 1.0)
+
+
+def test_plan_that_claims_too_much_is_refused() -> None:
+    Counted(N, EPSILON, DELTA, None, None, 166.0, 1138)
+    with pytest.raises(PlanError, match=r"1\.01e-09"):
+        Counted(N, EPSILON, DELTA, None, None, 166.0, 1137)  # the continuous formulas allow it
+
+
+def test_paper_mode_states_printed_and_true_delta() -> None:
+    paper = paper_parameters()
+    assert paper.epsilon == pytest.approx(0.5178, abs=5e-5)
+    assert paper.threshold == pytest.approx(982.54, abs=0.005)
+    assert paper.lone_word == pytest.approx(4.6e-7, rel=0.01)
+    assert paper.true_delta == pytest.approx(1.18e-4, rel=0.01)
+    assert paper.right_threshold == pytest.approx(1369.39, abs=0.005)
+    assert paper.right_delta <= 1e-9
+    # No larger ε repairs the printed threshold.
+    assert continuous_delta(N, 200.0, paper.threshold, 20.0) > 1.1e-4
+
+
+def test_paper_mode_plan_claims_only_its_true_delta() -> None:
+    plan = paper_parameters().plan(unit=PrivacyUnit.EXAMPLE)
+    assert (plan.sigma, plan.threshold) == (200.0, 983)
+    assert plan.delta == pytest.approx(1.18e-4, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "delta", "words"),
+    [(0.0, 1e-6, 10), (math.inf, 1e-6, 10), (1.0, 0.0, 10), (1.0, 1.0, 10), (1.0, 1e-6, 0)],
+)
+def test_impossible_targets_are_refused(epsilon: float, delta: float, words: int) -> None:
+    with pytest.raises(BadInput):
+        calibrate(epsilon, delta, words)
+
+
+WISHES = (0.1, 0.5178, 1.0, 2.0, 3.0, 5.0, 8.0, 10.0, 20.0)
+
+
+def enumerated_epsilon(sigma: float, threshold: int, delta: float) -> float:
+    """Return ε of a histogram of one word per unit from the probabilities of its outcomes."""
+    z = np.arange(-math.ceil(60 * sigma) - 60, math.ceil(60 * sigma) + 61)
+    mass = np.exp(-(z**2) / (2 * sigma**2))
+    mass /= mass.sum()
+    lone = float(mass[z >= threshold - 1].sum())  # released only if the unit is present
+    still, moved = np.append(mass, 0.0), np.insert(mass, 0, 0.0)
+
+    def excess(epsilon: float) -> float:
+        e = math.exp(epsilon)
+        shared = np.maximum(moved - e * still, 0.0).sum()
+        hidden = max(0.0, 1 - e * (1 - lone))  # outcome without a release, then the others
+        return max(float(shared), lone, lone + hidden) - delta
+
+    return float(brentq(excess, 0.0, 60.0, xtol=1e-9)) if lone < delta else math.inf
+
+
+@pytest.mark.parametrize("delta", [1e-5, 1e-7, 1e-9])
+@pytest.mark.parametrize("wish", WISHES)
+def test_profile_of_one_word_per_unit_equals_enumeration(wish: float, delta: float) -> None:
+    plan = calibrate(wish, delta, 1)
+    truth = enumerated_epsilon(plan.sigma, plan.threshold, delta)
+    charged = epsilon_pld(plan.event(), delta)
+    assert truth * (1 - 1e-6) <= charged <= truth * 1.005
+    assert charged <= wish
+    # Below σ = 2 the few values of the noise give the privacy loss only a few values.
+    assert charged >= 0.995 * wish or plan.sigma < 2
+
+
+@pytest.mark.parametrize(
+    ("wish", "words", "delta"),
+    [
+        *((wish, 32, 1e-9) for wish in WISHES),
+        *((wish, 128, 1e-5) for wish in (0.1, 3.0, 10.0)),
+        (8.0, 256, 1e-9),
+        (10.0, 5000, 1e-5),
+    ],
+)
+def test_charged_epsilon_equals_requested_epsilon(wish: float, words: int, delta: float) -> None:
+    charged = epsilon_pld(calibrate(wish, delta, words).event(), delta)
+    assert 0.995 * wish <= charged <= wish
+
+
+@pytest.mark.parametrize(("sigma", "threshold", "delta"), [(5.6556, 32, 1e-5), (1.3768, 8, 1e-5)])
+def test_epsilon_and_delta_are_inverse_functions(
+    sigma: float, threshold: int, delta: float
+) -> None:
+    """Includes cases with little noise, where much of δ is at the largest finite loss."""
+    event = ThresholdedHistogram(128 if threshold > 8 else 1, sigma, threshold)
+    epsilon = epsilon_pld(event, delta)
+    assert delta_pld(event, epsilon) == pytest.approx(delta, rel=1e-2)
+    assert delta_pld(event, 0.995 * epsilon) > delta
+
+
+def test_histogram_composed_with_a_training_is_charged_exactly() -> None:
+    """The training uses the budget that the vocabulary leaves, and the total is the target."""
+    vocabulary = calibrate(5.0, 1e-7, 128).event()
+
+    def training(sigma: float) -> PoissonGaussian:
+        return PoissonGaussian.single(0.02, sigma, 200)
+
+    sigma = noise_for(training, 10.0, 1.1e-6, vocabulary)
+    assert 9.95 <= epsilon_pld(compose(vocabulary, training(sigma)), 1.1e-6) <= 10.0
+
+
+def test_budget_equal_to_the_target_suffices(tmp_path: Path) -> None:
+    wish = 10.0
+    ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, wish, 1e-7, order=math.inf)
+    plan = calibrate(wish, 1e-7, 32, unit=PrivacyUnit.PATIENT)
+    ledger.reserve(
+        Entry(
+            dataset="notes", unit=PrivacyUnit.PATIENT, event=plan.event(), delta=1e-7,
+            spec_hash="a", plan_key="p", run="r",
+        )
+    )  # fmt: skip
+
+
+def test_plan_charged_above_the_target_gets_more_noise(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The accounting corrects a search that finds too little noise."""
+    monkeypatch.setattr(selection_calibration, "_WITHIN", 1.01)
+    sigma, threshold = selection_calibration._charged_at_most.__wrapped__(2.0, 1e-7, 32)
+    charged = epsilon_pld(ThresholdedHistogram(32, sigma, threshold), 1e-7)
+    assert 0.99 * 2.0 <= charged <= 2.0
+
+
+@pytest.mark.parametrize("wish", [1e-300, 1e-9, 1e3, 1e300])
+def test_target_that_no_noise_reaches_is_refused(wish: float) -> None:
+    with pytest.raises(BadInput, match=r"no noise of the histogram|not above 0"):
+        calibrate(wish, 1e-9, 256)
+
 
 SEED = PrivacySeed.fixed(7)
 

@@ -1,18 +1,24 @@
-"""Sets of items are bounded equally in one process and by shards."""
+"""Sets of items are bounded in every shard, spilled, merged and numbered as by brute force."""
 
 from __future__ import annotations
 
+import stat
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
+from benchmarks.vocabulary_corpora import item_sets
 from dp_core.data.corpus import Document, open_corpus, shards_of, write_corpus
 from dp_core.data.privacy_units import bounded_sample, units_of
 from dp_core.data.tokens import split_words
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary.item_sets import ItemSets, item_sets
+from dp_core.vocabulary import item_sets as item_sets_module
+from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, UnitSets
 from dp_core.vocabulary.subwords import UnitWords, WordSets
 
 
@@ -53,6 +59,107 @@ def test_items_of_a_unit_are_sorted_for_any_other_units() -> None:
         assert sets.items.to_pylist() == sorted(sets.items.to_pylist())
         for a, b in zip(sets.starts, sets.starts[1:], strict=False):
             assert (np.diff(sets.members[a:b]) > 0).all() and b - a <= 6
+
+
+# Includes items that code points and UTF-16 order differently, and an item that is a prefix.
+ITEMS = [*"abcdefgh", "a b", "é", "ﬀ", "\U0001f600", "zz"]
+SHARDS = st.lists(st.lists(st.sets(st.sampled_from(ITEMS), max_size=6), max_size=5), max_size=6)
+
+
+def sets_of_shards(held: list[list[set[str]]]) -> list[ItemSets]:
+    return [
+        item_sets(((f"u{s} {u}", items) for u, items in enumerate(units)), 6, b"k")
+        for s, units in enumerate(held)
+    ]
+
+
+def members_of(sets: UnitSets, gathered: GatheredSets) -> list[set[str]]:
+    every = gathered.named(np.arange(gathered.distinct))
+    return [
+        {every[m] for m in sets.members[a:b]}
+        for a, b in zip(sets.starts, sets.starts[1:], strict=False)
+    ]
+
+
+@pytest.fixture
+def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set all limits so low that everything is split."""
+    for name, value in (("_BATCH", 2), ("_TOGETHER", 4)):
+        monkeypatch.setattr(item_sets_module, name, value)
+
+
+@settings(
+    max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
+@given(SHARDS, st.sampled_from([0, 300, 1 << 20]))
+def test_gathered_shards_equal_brute_force(
+    tmp_path_factory: pytest.TempPathFactory, tiny: None, held: list[list[set[str]]], limit: int
+) -> None:
+    folder = tmp_path_factory.mktemp("sets") / "gathered"
+    shards = sets_of_shards(held)
+    every = sorted({item for units in held for items in units for item in items})
+    with GatheredSets(folder, limit) as gathered:
+        for shard in shards:
+            gathered.append(shard)
+        assert gathered.units == sum(map(len, held))
+        for _ in range(2):  # rounds read repeatedly
+            assert gathered.distinct == len(every)
+            assert gathered.named(np.arange(len(every))) == every
+            assert gathered.named(np.arange(1, len(every), 2)) == every[1::2]
+            assert [members_of(sets, gathered) for sets in gathered] == held
+            assert all((np.diff(s.members[a:b]) > 0).all() for s in gathered
+                       for a, b in zip(s.starts, s.starts[1:], strict=False))  # fmt: skip
+    assert not folder.exists()
+
+
+def test_spilled_files_are_private_and_removed(tmp_path: Path) -> None:
+    folder = tmp_path / "gathered"
+    shards = sets_of_shards([[{"a", "b"}, {"b"}], [{"c"}], [{"a"}]])
+    first = sum(getattr(shards[0], name).nbytes for name in ("items", "members", "starts"))
+    with GatheredSets(folder, limit=first) as gathered:
+        for shard in shards:
+            gathered.append(shard)
+        assert {file.name.partition(".")[0] for file in folder.iterdir()} == {
+            "shard-000001",
+            "shard-000002",
+        }, "the first one has room in memory"
+        assert gathered.distinct == 3
+        assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+        assert {stat.S_IMODE(f.stat().st_mode) for f in folder.iterdir()} == {0o600}
+        with pytest.raises(ValueError, match="numbered"):
+            gathered.append(shards[0])
+        gathered.clear()
+        assert not folder.exists() and gathered.units == 0
+        gathered.append(shards[0])
+        assert not folder.exists()  # clearing frees the room
+        assert gathered.named(np.array([1])) == ["b"]
+
+
+def test_files_of_a_killed_attempt_are_overwritten(tmp_path: Path) -> None:
+    shards = sets_of_shards([[{"a", "b"}], [{"c"}]])
+    for name in ("shard-000000", "shard-000000.items", "shard-000001.numbers", "items-000001"):
+        (tmp_path / name).write_bytes(b"old")
+    with GatheredSets(tmp_path, limit=0) as gathered:
+        for shard in shards:
+            gathered.append(shard)
+        assert [members_of(sets, gathered) for sets in gathered] == [[{"a", "b"}], [{"c"}]]
+
+
+def test_files_are_removed_even_if_the_step_fails(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError), GatheredSets(tmp_path / "gathered", limit=0) as gathered:
+        gathered.append(sets_of_shards([[{"a"}]])[0])
+        assert list(tmp_path.iterdir())
+        raise RuntimeError
+    assert not list(tmp_path.iterdir())
+
+
+def test_shard_with_unbounded_units_is_refused(tmp_path: Path) -> None:
+    """Even after a bounded shard: the loosest bound of the two would hide it."""
+    bounded, other = sets_of_shards([[{"a"}], [{"b"}]])
+    gathered = GatheredSets(tmp_path / "sets")
+    gathered.append(bounded)
+    with pytest.raises(PlanError, match="0 items per unit"):
+        gathered.append(replace(other, items_per_unit=0))
 
 
 def test_a_histogram_counts_no_more_units_than_declared() -> None:

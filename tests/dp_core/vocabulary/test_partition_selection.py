@@ -15,6 +15,7 @@ from scipy.optimize import brentq
 from scipy.stats import binom, kstest, norm
 
 from benchmarks.selection_mechanisms import SHAPES, calibrated, comparison_plan
+from benchmarks.vocabulary_corpora import item_sets
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.discrete_gaussian import (
@@ -24,7 +25,7 @@ from dp_core.privacy.discrete_gaussian import (
 )
 from dp_core.privacy.mechanisms import MechanismEvent, NoisedWeights, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, item_sets
+from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
 from dp_core.vocabulary.partition_selection import Counted, Round, Weighted
 from dp_core.vocabulary.selection_calibration import (
     _elimination,

@@ -29,15 +29,13 @@ from tasks.report.model import (
     Exposures,
     Extraction,
     Fact,
-    JobReport,
     Kind,
     LedgerLine,
     LedgerView,
     Membership,
     ModelAt,
     ModelRow,
-    SweepReport,
-    SweepRow,
+    Report,
 )
 
 VOCABULARY_SIZE, DECLARED_UNITS = 3_871, 4_000
@@ -156,19 +154,19 @@ def _models(seed: int) -> tuple[ModelRow, ...]:
         _model(
             "public", "Public only", 0.0, cost(1.0, 1e-7), f1=(0.6117, 0.5953, 0.6473, 0.5987),
             mlm_public=Dp(0.3141), mlm_private=Operator(0.2347),
-            exposures=Exposures(Label.DP, exposure_rows({}, seed)),
+            exposures=(Exposures(Label.DP, exposure_rows({}, seed)),),
             membership=membership(0.2137, 0.5), extractions=extractions(Label.DP, 157, 1),
         ),
         _model(
             "dp", "DP", 6.27, cost(6.61, 1.1e-6), f1=(0.6827, 0.6653, 0.7193, 0.6637),
             mlm_public=Dp(0.3321), mlm_private=Operator(0.3767),
-            exposures=Exposures(Label.DP, exposure_rows({0.02: 0.8}, seed + 10)),
+            exposures=(Exposures(Label.DP, exposure_rows({0.02: 0.8}, seed + 10)),),
             membership=membership(0.2873, 0.97), extractions=extractions(Label.DP, 160, 2),
         ),
         _model(
             "nonprivate", "Non-private", math.inf, cost(math.inf, 0.0),
             f1=(0.7417, 0.7243, 0.7783, 0.7187), mlm_public=Operator(0.3389),
-            mlm_private=Operator(0.4783), exposures=Exposures(Label.OPERATOR, learned),
+            mlm_private=Operator(0.4783), exposures=(Exposures(Label.OPERATOR, learned),),
             membership=membership(0.4219, None), extractions=extractions(Label.OPERATOR, 291, 31),
         ),
     )  # fmt: skip
@@ -188,7 +186,9 @@ def by_epoch(seed: int = 7) -> tuple[EpochsRow, ...]:
             kind=kind, name=name, epsilon_vocabulary=1.0, epsilon_training=training, cost=of_all,
             f1=Operator(scores[-1]),
             models=tuple(
-                ModelAt(epochs, Operator(score), Exposures(label, exposure_rows({0.02: m}, seed)))
+                ModelAt(
+                    epochs, Operator(score), (Exposures(label, exposure_rows({0.02: m}, seed)),)
+                )
                 for epochs, score, m in zip((2.0, 4.0, 6.0), scores, memory, strict=True)
             ),
         )
@@ -260,9 +260,9 @@ _COMMON = {
 }  # fmt: skip
 
 
-def job_report(*, made_up: bool = True, seed: int = 7, **fields: Any) -> JobReport:
+def job_report(*, made_up: bool = True, seed: int = 7, **fields: Any) -> Report:
     """Return a report with other values of some fields."""
-    report = JobReport(
+    report = Report(
         title="dp_bert",
         run_key="manual__2026-11-21T08:00:00+00:00",
         created="2026-11-21T08:41:12+00:00",
@@ -299,12 +299,12 @@ def job_report(*, made_up: bool = True, seed: int = 7, **fields: Any) -> JobRepo
     return replace(report, **fields)
 
 
-def with_models(report: JobReport, **fields: Any) -> JobReport:
+def with_models(report: Report, **fields: Any) -> Report:
     """Return the report with other values of some fields of each model."""
     return replace(report, models=tuple(replace(model, **fields) for model in report.models))
 
 
-def sweep_report(*, made_up: bool = True, **fields: Any) -> SweepReport:
+def sweep_report(*, made_up: bool = True, **fields: Any) -> Report:
     points = []
     for sigma in (0.6, 1.0, 2.0):
         for batch in (128, 256):
@@ -312,7 +312,7 @@ def sweep_report(*, made_up: bool = True, **fields: Any) -> SweepReport:
                 epsilon = 1.3 * math.sqrt(batch * epochs / 1000) / sigma**1.4 + 0.4
                 f1 = 0.57 + 0.02 * math.log2(epochs) + 0.012 * math.log2(batch) - 0.02 * sigma
                 points.append(
-                    SweepRow(
+                    ModelRow(
                         name=f"σ={sigma:g} · B={batch} · epochs={epochs:g}",
                         noise_multiplier=sigma,
                         batch_size=batch,
@@ -334,7 +334,7 @@ def sweep_report(*, made_up: bool = True, **fields: Any) -> SweepReport:
                         ),
                     )
                 )
-    report = SweepReport(
+    report = Report(
         title="dp_sweep",
         run_key="scheduled__2026-11-21T02:00:00+00:00",
         created="2026-11-21T04:12:00+00:00",
@@ -343,7 +343,8 @@ def sweep_report(*, made_up: bool = True, **fields: Any) -> SweepReport:
         statement=SimpleNamespace(
             paragraphs=["Releasing all 18 models together costs ε = 21.4."], data=_STATEMENT.data
         ),
-        points=tuple(points),
+        is_sweep=True,
+        models=tuple(points),
         public_seeds={"initialisation": 1},
         repeat=("./confide run dp_sweep",),
         notes=(
@@ -353,11 +354,11 @@ def sweep_report(*, made_up: bool = True, **fields: Any) -> SweepReport:
     return replace(report, **fields)
 
 
-def causal_sweep_report(*, made_up: bool = True) -> SweepReport:
+def causal_sweep_report(*, made_up: bool = True) -> Report:
     """Return a sweep over causal models, with three seeds per point and two baselines."""
     report = sweep_report(made_up=made_up)
     points = []
-    for number, point in enumerate(report.points):
+    for number, point in enumerate(report.models):
         private = 431.7 - 7 * number
         spread = MeanF1(private, 3, 3, 1, 13.9, None, (private - 34.6, private + 34.6))
         fields = {"spread": spread, "perplexity_private": Operator(private)}
@@ -369,14 +370,14 @@ def causal_sweep_report(*, made_up: bool = True) -> SweepReport:
     ):
         fields = {"name": name, "baseline": baseline, "perplexity_private": Operator(private)}
         points.append(_causal(points[0], **fields, **of_baselines, perplexity_public=Dp(301.5)))
-    return replace(report, points=tuple(points))
+    return replace(report, models=tuple(points))
 
 
-def _causal(point: SweepRow, **fields: Any) -> SweepRow:
+def _causal(point: ModelRow, **fields: Any) -> ModelRow:
     nothing = {"f1": None, "mlm_public": None, "mlm_private": None}
     return replace(point, is_causal=True, **nothing, **fields)
 
 
-def public_scores(report: JobReport) -> JobReport:
+def public_scores(report: Report) -> Report:
     """Return the report with publishable F1 on public labels."""
     return replace(report, models=tuple(replace(m, f1=Public(m.f1.value)) for m in report.models))

@@ -10,8 +10,8 @@ from report_examples import causal_sweep_report, job_report, sweep_report
 
 from dp_core.labels import Label
 from tasks.report.comparison import figures_of
-from tasks.report.model import Edition, JobReport, SweepReport, edition_of
-from tasks.report.page import job_page
+from tasks.report.model import Edition, Report, edition_of
+from tasks.report.page import report_page
 
 PRIVATE = [
     job_report(made_up=False),
@@ -22,7 +22,7 @@ PRIVATE = [
 
 @pytest.mark.parametrize("report", PRIVATE)
 def test_publishable_figures_contain_no_operator_value(
-    report: JobReport | SweepReport,
+    report: Report,
 ) -> None:
     shown = figures_of(edition_of(report, Edition.PUBLISHABLE))
     figures = [figure for model in shown["models"].values() for figure in model.values()]
@@ -56,5 +56,5 @@ def test_publishable_figures_of_a_known_seed_are_public_only() -> None:
 
 def test_page_has_the_figures_of_its_edition() -> None:
     for edition in Edition:
-        page = job_page(PRIVATE[0], edition)
+        page = report_page(PRIVATE[0], edition)
         assert page.figures == figures_of(edition_of(PRIVATE[0], edition))

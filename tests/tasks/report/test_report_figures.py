@@ -16,7 +16,7 @@ from dp_core.labels import Label
 from dp_core.privacy.statement import DatasetTotal
 from tasks.report import figures, sweep_figures
 from tasks.report.figures import Drawing
-from tasks.report.model import Cost, Exposures, SweepRow, Withheld
+from tasks.report.model import Cost, Exposures, ModelRow, Withheld
 
 REPORT = job_report()
 
@@ -27,7 +27,7 @@ def _all() -> dict[str, Drawing]:
         figures.training_figure(REPORT.curves, REPORT.models),
         figures.entity_figure(REPORT.models),
         figures.epochs_figure(REPORT.by_epoch),
-        sweep_figures.sweep_figure(sweep_report().points),
+        sweep_figures.sweep_figure(sweep_report().models),
     )
     return {drawing.key: drawing for drawing in drawn if drawing is not None}
 
@@ -41,7 +41,7 @@ def _texts(drawing: Drawing) -> list[str]:
     return ["".join(text.itertext()).strip() for text in elements]
 
 
-def _sweep(points: Sequence[SweepRow]) -> Drawing:
+def _sweep(points: Sequence[ModelRow]) -> Drawing:
     drawing = sweep_figures.sweep_figure(points)
     assert drawing is not None
     return drawing
@@ -106,7 +106,7 @@ def test_exposure_figure_with_many_groups_uses_two_rows_of_panels() -> None:
         for occurrences in (1, 10, 100, 1000, 10_000, 100_000)
     )
     drawing = figures.exposure_figure(
-        [replace(REPORT.models[1], exposures=Exposures(Label.DP, many))]
+        [replace(REPORT.models[1], exposures=(Exposures(Label.DP, many),))]
     )
     assert drawing is not None
     assert "100\u202f000" in _texts(drawing)
@@ -142,7 +142,7 @@ def test_sweep_figure_has_three_panels_with_epsilon_and_f1() -> None:
 
 
 def test_sweep_figure_of_fine_tuning_settings_has_only_their_panels() -> None:
-    point = sweep_report().points[0]
+    point = sweep_report().models[0]
     points = [
         replace(point, finetuning={"finetune_epochs": e, "finetune_learning_rate": r})
         for e in (1, 2, 4)
@@ -155,7 +155,7 @@ def test_sweep_figure_of_fine_tuning_settings_has_only_their_panels() -> None:
 
 
 def test_sweep_exposure_figure_has_one_line_per_batch_size_and_number_of_updates() -> None:
-    points = sweep_report().points
+    points = sweep_report().models
     drawing = sweep_figures.sweep_exposure_figure(points)
     assert drawing is not None
     lines = {text for text in _texts(drawing) if text.startswith("bs=")}
@@ -180,7 +180,7 @@ def test_exposure_line_over_seeds_is_the_mean_with_bars_over_all_intervals() -> 
 
 
 def test_sweep_figure_renders_a_single_point_and_withheld_scores() -> None:
-    point = sweep_report().points[0]
+    point = sweep_report().models[0]
     for points in ([point], [replace(point, f1=Withheld())], [_flat(point)]):
         drawing = _sweep(points)
         assert "ε in total" in _texts(drawing)
@@ -188,7 +188,7 @@ def test_sweep_figure_renders_a_single_point_and_withheld_scores() -> None:
 
 
 def test_sweep_figure_of_causal_models_omits_baselines_with_another_vocabulary() -> None:
-    points = causal_sweep_report().points
+    points = causal_sweep_report().models
     drawing = _sweep(points)
     texts = _texts(drawing)
     assert "Perplexity of private text, lower is better" in texts
@@ -214,18 +214,18 @@ def test_sweep_figure_of_a_star_of_points_goes_through_its_centre() -> None:
 
 def test_baselines_of_one_kind_have_different_dashes() -> None:
     report = causal_sweep_report()
-    (level,) = (point for point in report.points if point.baseline == "public-training")
+    (level,) = (point for point in report.models if point.baseline == "public-training")
     kinds = [
         replace(level, name=f"training without privacy · epochs={e}", epochs=e,
                             baseline="nonprivate-training")
         for e in (5.0, 10.0)
     ]  # fmt: skip
-    drawing = _sweep([*report.points[:2], *kinds])
+    drawing = _sweep([*report.models[:2], *kinds])
     red = re.findall(r"stroke-dasharray: ([^;]+);[^\"]*stroke: #d55e00", drawing.svg)
     assert len(set(red)) == 2
 
 
-def _flat(point: SweepRow) -> SweepRow:
+def _flat(point: ModelRow) -> ModelRow:
     return replace(point, cost=Cost(DatasetTotal("", None, math.pi, 1e-6)))
 
 

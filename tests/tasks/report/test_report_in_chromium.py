@@ -11,7 +11,7 @@ import pytest
 from report_examples import job_report, sweep_report
 
 from tasks.report.model import Edition
-from tasks.report.page import job_page, sweep_page
+from tasks.report.page import report_page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 pytestmark = pytest.mark.skipif(
@@ -78,8 +78,8 @@ def _measure(html: str, width: int, folder: Path) -> dict[str, list[str]]:
 @pytest.fixture(scope="module")
 def pages() -> dict[str, str]:
     return {
-        "job": job_page(job_report(), Edition.OPERATOR).html,
-        "sweep": sweep_page(sweep_report(), Edition.OPERATOR).html,
+        "job": report_page(job_report(), Edition.OPERATOR).html,
+        "sweep": report_page(sweep_report(), Edition.OPERATOR).html,
     }
 
 

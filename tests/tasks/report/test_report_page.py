@@ -23,20 +23,20 @@ from report_examples import (
 )
 from rich.console import Console
 
-from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.protocol import AuditRecord, NullDistribution
 from dp_core.labels import Label, Operator
 from tasks.report.model import (
     Edition,
     Exposures,
     Extraction,
-    JobReport,
     Membership,
+    Report,
     Withheld,
     edition_of,
 )
-from tasks.report.page import Page, job_page, sweep_page
-from tasks.report.tables import WITHHELD_MARK, Table, closing_of, side_by_side
+from tasks.report.models_table import results_table
+from tasks.report.page import Page, report_page
+from tasks.report.tables import WITHHELD_MARK, Table, side_by_side
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -72,11 +72,11 @@ class _WellFormed(HTMLParser):
 
 def _pages() -> dict[str, Page]:
     return {
-        "made up": job_page(job_report(), Edition.PUBLISHABLE),
-        "operator": job_page(job_report(made_up=False), Edition.OPERATOR),
-        "publishable": job_page(job_report(made_up=False), Edition.PUBLISHABLE),
-        "sweep": sweep_page(sweep_report(), Edition.PUBLISHABLE),
-        "published sweep": sweep_page(sweep_report(made_up=False), Edition.PUBLISHABLE),
+        "made up": report_page(job_report(), Edition.PUBLISHABLE),
+        "operator": report_page(job_report(made_up=False), Edition.OPERATOR),
+        "publishable": report_page(job_report(made_up=False), Edition.PUBLISHABLE),
+        "sweep": report_page(sweep_report(), Edition.PUBLISHABLE),
+        "published sweep": report_page(sweep_report(made_up=False), Edition.PUBLISHABLE),
     }
 
 
@@ -123,9 +123,9 @@ def test_page_has_all_sections_figures_and_labels() -> None:
     assert "of a budget of ε = 10" in html
 
 
-def _bare(**fields: object) -> JobReport:
+def _bare(**fields: object) -> Report:
     """Return a report of the DP model alone, without data for figures."""
-    private = replace(job_report().model("dp"), exposures=None, f1=None, f1_by_type={})
+    private = replace(job_report().model("dp"), exposures=(), f1=None, f1_by_type={})
     return job_report(models=(private,), curves=(), **fields)
 
 
@@ -134,11 +134,11 @@ def test_banner_names_the_edition_made_up_data_and_known_seeds() -> None:
     assert "do not publish" in PAGES["operator"].html
     assert "Publishable edition." in PAGES["publishable"].html
     seeded = _bare(known_seed=True)
-    assert "Not private: known seed." in job_page(seeded, Edition.OPERATOR).html
+    assert "Not private: known seed." in report_page(seeded, Edition.OPERATOR).html
     assert "known seed" not in PAGES["made up"].html
 
 
-def _operator_values(report: JobReport) -> Iterator[float]:
+def _operator_values(report: Report) -> Iterator[float]:
     for model in report.models:
         values = (model.mlm_public, model.mlm_private, model.f1, *model.f1_by_type.values())
         yield from (100 * value.value for value in values if isinstance(value, Operator))
@@ -170,14 +170,10 @@ def test_publishable_edition_contains_no_operator_value() -> None:
         assert f">{value:.1f}<" in full
         assert f">{value:.1f}<" not in published
         assert f"{value / 100:.4f}" not in published
-    assert all(f"{row.exposure!r}" in full for row in _rows(report.models[2].exposures))
-    assert not any(f"{row.exposure!r}" in published for row in _rows(report.models[2].exposures))
+    assert all(f"{row.exposure!r}" in full for row in report.models[2].audits[0].rows)
+    assert not any(f"{row.exposure!r}" in published for row in report.models[2].audits[0].rows)
     assert published.count(WITHHELD_MARK) > 15
     assert WITHHELD_MARK not in full
-
-
-def _rows(exposures: object) -> tuple[ExposureRow, ...]:
-    return exposures.rows if isinstance(exposures, Exposures) else ()
 
 
 def _moved_extractions(rows: tuple[Extraction, ...]) -> tuple[Extraction, ...]:
@@ -204,7 +200,7 @@ def test_publishable_edition_does_not_depend_on_operator_values() -> None:
                 mlm_private=_moved(model.mlm_private),
                 f1=_moved(model.f1),
                 f1_by_type={f"other-{k}": _moved(v) for k, v in model.f1_by_type.items()},
-                exposures=_moved_exposures(model.exposures),
+                exposures=tuple(map(_moved_exposures, model.audits)),
                 membership=membership(0.1234, None),
                 extractions=_moved_extractions(model.extractions),
             )
@@ -221,8 +217,8 @@ def test_publishable_edition_does_not_depend_on_operator_values() -> None:
             for fact in report.training
         ),
     )
-    assert job_page(other, Edition.OPERATOR).html != PAGES["operator"].html
-    again = job_page(other, Edition.PUBLISHABLE)
+    assert report_page(other, Edition.OPERATOR).html != PAGES["operator"].html
+    again = report_page(other, Edition.PUBLISHABLE)
     assert _everything(again) == _everything(PAGES["publishable"])
     assert [d.png for d in again.drawings] == [d.png for d in PAGES["publishable"].drawings]
 
@@ -231,8 +227,8 @@ def _moved(value: object) -> object:
     return Operator(value.value / 3) if isinstance(value, Operator) else value
 
 
-def _moved_exposures(exposures: object) -> object:
-    if not isinstance(exposures, Exposures) or exposures.label is not Label.OPERATOR:
+def _moved_exposures(exposures: Exposures) -> Exposures:
+    if exposures.label is not Label.OPERATOR:
         return exposures
     rows = tuple(
         replace(row, exposure=row.exposure / 2, low=row.low / 2, high=row.high / 2)
@@ -244,15 +240,15 @@ def _moved_exposures(exposures: object) -> object:
 def test_publishable_sweep_withholds_private_f1_but_not_public_accuracy() -> None:
     html = PAGES["published sweep"].html
     report = sweep_report(made_up=False)
-    for point in report.points:
+    for point in report.models:
         assert f">{100 * point.f1.value:.1f}<" not in html
         assert f">{100 * point.mlm_public.value:.1f}<" in html
-    assert f">{100 * report.points[0].f1.value:.1f}<" in PAGES["sweep"].html
+    assert f">{100 * report.models[0].f1.value:.1f}<" in PAGES["sweep"].html
 
 
 def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text() -> None:
     report = causal_sweep_report(made_up=False)
-    shown, whole = (sweep_page(report, edition) for edition in Edition)
+    shown, whole = (report_page(report, edition) for edition in Edition)
     secret = ("432", "397 – 466", "13.9", "617")
     for value in secret:
         assert f">{value}<" in whole.html
@@ -260,7 +256,7 @@ def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text
     published = json.dumps([table.to_json() for table in shown.tables])
     assert "431.7" not in published and "13.9" not in published
     assert ">318<" in shown.html  # perplexity on public text is as private as the model
-    points = edition_of(report, Edition.PUBLISHABLE).points
+    points = edition_of(report, Edition.PUBLISHABLE).models
     assert {type(point.spread) for point in points} == {Withheld, NoneType}
     (full,) = (drawing for drawing in whole.drawings if drawing.key == "sweep")
     (reduced,) = (drawing for drawing in shown.drawings if drawing.key == "sweep")
@@ -268,20 +264,20 @@ def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text
 
 
 def test_scores_on_public_labels_are_published() -> None:
-    page = job_page(public_scores(job_report(made_up=False)), Edition.PUBLISHABLE)
+    page = report_page(public_scores(job_report(made_up=False)), Edition.PUBLISHABLE)
     assert ">68.3<" in page.html
     assert 'id="figure-entities"' in page.html
 
 
 def test_publishable_edition_of_a_known_seed_shows_public_values_only() -> None:
     report = job_report(made_up=False, known_seed=True, curves=())
-    published = job_page(report, Edition.PUBLISHABLE)
+    published = report_page(report, Edition.PUBLISHABLE)
     assert "Not private: known seed." in published.html
     assert '<span class="chip public">' in published.html
     assert published.drawings == ()
     for cell in (c for table in published.tables for row in table.rows for c in row):
         assert cell.withheld or cell.label in (None, Label.PUBLIC)
-    points = sweep_page(sweep_report(made_up=False, known_seed=True), Edition.PUBLISHABLE)
+    points = report_page(sweep_report(made_up=False, known_seed=True), Edition.PUBLISHABLE)
     assert all(c.withheld for row in points.tables[0].rows for c in row[6:])
 
 
@@ -294,7 +290,7 @@ def test_markup_in_names_is_escaped() -> None:
         notes=(evil,),
         statement=SimpleNamespace(paragraphs=[evil], data={"unit": "</pre>" + evil}),
     )
-    html = job_page(report, Edition.OPERATOR).html
+    html = report_page(report, Edition.OPERATOR).html
     assert evil not in html
     assert "&lt;img src=x onerror=alert(1)&gt;&amp;" in html
 
@@ -310,7 +306,7 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
         repeat=(),
         statement=SimpleNamespace(paragraphs=["One sentence."], data={}),
     )
-    html = job_page(bare, Edition.OPERATOR).html
+    html = report_page(bare, Edition.OPERATOR).html
     assert 'id="ledger"' not in html
     assert "No audit of a private model" in html
 
@@ -318,7 +314,7 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
 def test_ledger_without_a_budget_shows_no_total() -> None:
     figures = ("spent_epsilon", "spent_delta", "budget_epsilon", "budget_delta")
     made_up = replace(ledger(), **dict.fromkeys(figures))
-    html = job_page(job_report(ledger=made_up), Edition.OPERATOR).html
+    html = report_page(job_report(ledger=made_up), Edition.OPERATOR).html
     section = html.partition('id="ledger"')[2].partition("</section>")[0]
     assert "no budget is kept" in section
     assert "in total" not in section
@@ -363,39 +359,39 @@ def _audited(verdict: str, label: Label = Label.DP) -> AuditRecord:
 )
 def test_headline_states_the_verdict_of_the_training_audit(verdict: str, headline: str) -> None:
     report = job_report(made_up=False, audit=_audited(verdict))
-    html = job_page(report, Edition.PUBLISHABLE).html
+    html = report_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
     assert headline in first
     assert ("hero bad" in html) == (verdict == "contradicted")
     assert "21 of 30 guesses were right." in html
     kept = replace(report, audit=_audited(verdict, Label.OPERATOR))
-    assert "21 of 30" not in job_page(kept, Edition.PUBLISHABLE).html
-    assert "21 of 30" in job_page(kept, Edition.OPERATOR).html
+    assert "21 of 30" not in report_page(kept, Edition.PUBLISHABLE).html
+    assert "21 of 30" in report_page(kept, Edition.OPERATOR).html
 
 
 def test_headline_states_a_contradiction_by_an_audit_of_another_run() -> None:
     sentence = "ε = 4 at δ = 1e-06: contradicted by Given coins."
     report = job_report(made_up=False, audit=_audited("consistent"), against=sentence)
-    html = job_page(report, Edition.PUBLISHABLE).html
+    html = report_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
     assert "another run contradicts the claimed ε" in first and "hero bad" in html
     assert sentence in html
-    assert closing_of(report).lead == sentence
+    assert results_table(report).lead == sentence
 
 
 def test_terminal_prints_the_audit_before_the_table() -> None:
-    table = closing_of(job_report(audit=_audited("consistent")))
+    table = results_table(job_report(audit=_audited("consistent")))
     written = io.StringIO()
     kept = Table.from_json(json.loads(json.dumps(table.to_json())))
     Console(file=written, width=100).print(side_by_side(kept))
     first = written.getvalue().splitlines()[0]
     assert first.startswith("Audit of the private training: consistent. 21 of 30")
-    assert closing_of(job_report()).lead == ""
+    assert results_table(job_report()).lead == ""
 
 
 def test_long_notes_and_values_of_facts_wrap() -> None:
     """No cell of a table of facts has a class that forbids line breaks."""
-    html = job_page(job_report(), Edition.OPERATOR).html
+    html = report_page(job_report(), Edition.OPERATOR).html
     tables = re.findall(r'<table id="table-(\w+)" class="facts">(.*?)</table>', html, re.DOTALL)
     assert [name for name, _ in tables] == ["training", "vocabulary", "phrases"]
     assert all(LONG_NOTE in cells and 'class="num"' not in cells for _, cells in tables)
@@ -407,8 +403,8 @@ def test_long_notes_and_values_of_facts_wrap() -> None:
 
 def test_counts_of_left_out_private_text_are_in_the_operators_edition_only() -> None:
     report = job_report(made_up=False)
-    operator = job_page(report, Edition.OPERATOR).html
-    publishable = job_page(report, Edition.PUBLISHABLE).html
+    operator = report_page(report, Edition.OPERATOR).html
+    publishable = report_page(report, Edition.PUBLISHABLE).html
     assert f"Not read, private_corpus:</b> {OMITTED}." in operator
     assert (
         "Not read, private_corpus" not in publishable

@@ -24,20 +24,20 @@ from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import MetricRecord, StepResult
-from tasks.report import audit_tables, sweep_tables, tables
+from tasks.report import audit_tables, models_table, tables
 from tasks.report.comparison import figures_of
 from tasks.report.job_results import audit_time, last_values
 from tasks.report.model import (
     Cost,
     Edition,
     Exposures,
-    JobReport,
     MembershipAt,
+    Report,
     Samples,
     Withheld,
     edition_of,
 )
-from tasks.report.page import job_page, verdict
+from tasks.report.page import report_page, verdict
 from tasks.report.tables import (
     NOT_MEASURED,
     WITHHELD_MARK,
@@ -52,7 +52,7 @@ from tasks.results import Input
 
 def _closing() -> Table:
     report = job_report()
-    return tables.closing_table(report.models, report.unit)
+    return models_table.models_table(report.models, report.unit)
 
 
 def test_closing_table_has_one_row_per_model_with_cost_scores_and_exposure() -> None:
@@ -85,11 +85,11 @@ def test_closing_table_has_one_row_per_model_with_cost_scores_and_exposure() -> 
 
 def test_closing_table_of_causal_models_has_perplexity_and_withholds_private_text() -> None:
     report = job_report(made_up=False)
-    causal = {"mlm_public": None, "mlm_private": None}
+    causal = {"is_causal": True, "mlm_public": None, "mlm_private": None}
     causal |= {"perplexity_public": Dp(21.46), "perplexity_private": Operator(33.3)}
     report = with_models(report, **causal)
     for edition, private in ((Edition.PUBLISHABLE, "▒▒"), (Edition.OPERATOR, "33.3")):
-        table = tables.closing_table(edition_of(report, edition).models, report.unit)
+        table = models_table.models_table(edition_of(report, edition).models, report.unit)
         names = [header.name for header in table.headers]
         assert not {"MLM accuracy", "Entity F1"} & set(names)
         assert all(len(row) == len(names) for row in table.rows)
@@ -105,7 +105,7 @@ def test_every_measured_cell_has_a_label_and_a_value() -> None:
         audit_tables.exposure_table(report.models, report.occurrences),
         audit_tables.membership_table(report.models),
         audit_tables.extraction_table(report.models),
-        sweep_tables.sweep_table(sweep_report().points, report.unit),
+        models_table.results_table(sweep_report()),
         tables.facts_table("x", "x", report.training),
     ):
         for row in table.rows:
@@ -137,9 +137,9 @@ def test_counted_occurrences_are_for_the_operator_and_expected_occurrences_are_p
 
 def test_exposure_in_training_rows_is_shown_to_the_operator_only() -> None:
     dp = job_report().model("dp")
-    assert dp is not None and isinstance(dp.exposures, Exposures)
+    assert dp is not None
     within = tuple(
-        replace(row, context=IN_ROWS) for row in dp.exposures.rows if row.context == EMBEDDED
+        replace(row, context=IN_ROWS) for row in dp.audits[0].rows if row.context == EMBEDDED
     )
     row = replace(dp, exposures_in_rows=Exposures(Label.OPERATOR, within))
     report = job_report(made_up=False, models=(row,))
@@ -245,7 +245,7 @@ def test_extraction_table_compares_training_text_with_the_control() -> None:
 
 def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> None:
     rows = job_report().models
-    samples = [Samples(row.exposures.label, "Bob is", (f"{row.name} wrote",)) for row in rows]
+    samples = [Samples(row.audits[0].label, "Bob is", (f"{row.name} wrote",)) for row in rows]
     models = [replace(row, samples=s) for row, s in zip(rows, samples, strict=True)]
     report = job_report(made_up=False, models=tuple(models))
     texts = {
@@ -258,7 +258,7 @@ def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> 
     assert texts[Edition.OPERATOR] == ["Public only wrote", "DP wrote", "Non-private wrote"]
     assert texts[Edition.PUBLISHABLE] == ["Public only wrote", "DP wrote"]
     assert not audit_tables.samples_table(rows).rows
-    page = job_page(report, Edition.PUBLISHABLE).html
+    page = report_page(report, Edition.PUBLISHABLE).html
     assert "DP wrote" in page and "Non-private wrote" not in page
 
 
@@ -321,7 +321,7 @@ def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
     for edition, text in ((Edition.OPERATOR, "no entities"), (Edition.PUBLISHABLE, WITHHELD_MARK)):
         shown = edition_of(report, edition)
         cells_of_f1 = [*tables.entity_table(shown.models).rows[0][1:]]
-        closing = tables.closing_of(shown)
+        closing = models_table.results_table(shown)
         column = [header.name for header in closing.headers].index("Entity F1")
         cells_of_f1 += [row[column] for row in closing.rows]
         assert {cell.text for cell in cells_of_f1} == {text}
@@ -330,15 +330,17 @@ def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
 
 
 def test_sweep_table_keeps_the_order_of_the_points() -> None:
-    points = sweep_report().points
-    table = sweep_tables.sweep_table(points, PrivacyUnit.PATIENT)
+    points = sweep_report().models
+    table = models_table.models_table(points, PrivacyUnit.PATIENT, is_sweep=True)
     assert [row[0].value for row in table.rows] == [p.noise_multiplier for p in points]
-    assert table.rows[0][6].value == points[0].f1.value
-    assert table.rows[0][6].label is Label.OPERATOR
+    assert table.rows[0][8].value == points[0].f1.value
+    assert table.rows[0][8].label is Label.OPERATOR
 
 
 def test_sweep_table_of_causal_models_has_perplexity_with_its_spread_over_seeds() -> None:
-    table = sweep_tables.sweep_table(causal_sweep_report().points, PrivacyUnit.PATIENT)
+    table = models_table.models_table(
+        causal_sweep_report().models, PrivacyUnit.PATIENT, is_sweep=True
+    )
     heads = [f"{header.name} {header.unit}".strip() for header in table.headers]
     first, baseline = (dict(zip(heads, table.rows[i], strict=True)) for i in (0, 18))
     assert first["Perplexity private text, by token"].value == 431.7
@@ -435,7 +437,7 @@ def test_withheld_and_unmeasured_cells_have_different_marks() -> None:
 # --- guarantees without a total: pages show each part, but no sum
 
 
-def without_total() -> JobReport:
+def without_total() -> Report:
     report = job_report()
     none = Cost(DatasetTotal("", None, None, 0.0))
     models = tuple(replace(m, cost=none) if m.kind == "dp" else m for m in report.models)
@@ -444,7 +446,7 @@ def without_total() -> JobReport:
 
 def test_closing_table_without_a_total_keeps_the_single_epsilons() -> None:
     report = without_total()
-    table = tables.closing_table(report.models, report.unit)
+    table = models_table.models_table(report.models, report.unit)
     (row,) = [r for r, m in zip(table.rows, report.models, strict=True) if m.kind == "dp"]
     total = row[3]
     assert (total.text, total.value) == (tables.NO_TOTAL, None)
@@ -460,7 +462,7 @@ def test_page_and_verdict_without_a_total_claim_no_epsilon() -> None:
     result = verdict(report)
     assert "have no total" in result.detail
     assert "ε =" not in result.detail
-    html = job_page(report, Edition.PUBLISHABLE).html
+    html = report_page(report, Edition.PUBLISHABLE).html
     assert tables.NO_TOTAL in html and tables.WHY_NO_TOTAL in html
 
 
@@ -484,7 +486,7 @@ def test_audit_time_is_a_share_of_training_time_for_the_operator() -> None:
 
 def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withheld() -> None:
     report = job_report(made_up=False)
-    table = tables.by_epoch_table(report.by_epoch, report.unit)
+    table = models_table.by_epoch_table(report.by_epoch, report.unit)
     titles = [f"{header.name} {header.unit}".strip() for header in table.headers]
     assert titles[2:4] == ["ε in total, per patient", "δ in total"]
     assert titles[4:] == ["Epoch 2", "Epoch 4", "Epoch 6"]
@@ -498,7 +500,7 @@ def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withhe
     assert any("has the ε of all" in note for note in table.notes)
     assert any("would give another model" in note for note in table.notes)
     shown = edition_of(report, Edition.PUBLISHABLE)
-    public = tables.by_epoch_table(shown.by_epoch, shown.unit)
+    public = models_table.by_epoch_table(shown.by_epoch, shown.unit)
     hidden = [all(cell.withheld for cell in row[4:]) for row in public.rows]
     assert hidden == [
         True,
@@ -509,7 +511,7 @@ def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withhe
         True,
     ]  # F1, and all rows of the model without privacy
     assert not any(cell.withheld for row in public.rows[1:3] for cell in row)
-    assert tables.by_epoch_table((), report.unit).rows == ()
+    assert models_table.by_epoch_table((), report.unit).rows == ()
 
 
 def test_publishable_report_of_a_private_selection_has_no_date() -> None:

@@ -4,14 +4,15 @@ import dataclasses
 
 from report_examples import exposure_rows, job_report
 
+from dp_core.audit.exposure import ExposureRow
 from dp_core.labels import Label
-from tasks.report.model import Edition, Exposures, JobReport, Kind, edition_of
+from tasks.report.model import Edition, Exposures, Kind, Report, edition_of
 from tasks.report.page import verdict
 
 NO_MEMORY, MEMORY = exposure_rows({}, 7), exposure_rows({0.005: 0.01, 0.02: 0.0008}, 27)
 
 
-def _with(exposures: dict[Kind, Exposures | None]) -> JobReport:
+def _with(exposures: dict[Kind, tuple[Exposures, ...]]) -> Report:
     report = job_report()
     models = tuple(
         dataclasses.replace(model, exposures=exposures[model.kind])
@@ -21,8 +22,8 @@ def _with(exposures: dict[Kind, Exposures | None]) -> JobReport:
     return dataclasses.replace(report, models=models)
 
 
-def _exposures(rows: object) -> Exposures:
-    return Exposures(Label.DP, rows)  # type: ignore[arg-type]
+def _exposures(rows: tuple[ExposureRow, ...]) -> tuple[Exposures, ...]:
+    return (Exposures(Label.DP, rows),)
 
 
 def test_verdict_is_good_only_if_the_control_remembers_canaries() -> None:
@@ -60,7 +61,7 @@ def test_verdict_is_open_if_exposure_is_above_chance_without_clear_memory() -> N
 
 
 def test_verdict_is_open_without_an_exposure_of_the_private_model() -> None:
-    assert verdict(_with({"dp": None})).tone == "open"
+    assert verdict(_with({"dp": ()})).tone == "open"
     assert verdict(_with({"public": _exposures(NO_MEMORY)})).tone == "open"
 
 

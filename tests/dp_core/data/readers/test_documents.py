@@ -1,0 +1,121 @@
+"""Tests of plain text in folders, and of JSON lines."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import lzma
+from pathlib import Path
+
+from reader_contract import SECRET, BadItem, ReaderContract, read
+
+from dp_core.data.corpus import Document
+from dp_core.data.readers.documents import JsonlFields
+from dp_core.data.readers.quarantine import Reason
+from dp_core.data.readers.registry import read_corpus
+from dp_core.data.readers.sources import LONGEST
+
+
+class TestPlainText(ReaderContract):
+    FORMAT, SUFFIX, GOOD = "text", ".txt", "good"
+    MANY = f" = Title = \n{SECRET} one\ntwo\n" * 30
+    BAD_ITEMS = tuple(
+        BadItem({"a.txt": b"good", name: content}, reason, name, 1)
+        for name, content, reason in (
+            ("b.txt", b"zyxsecret \xff", Reason.ENCODING),
+            ("b.txt", "zyxsecret".encode("utf-16"), Reason.ENCODING),
+            ("b.txt", b" \n\t", Reason.EMPTY),
+            ("b.txt", b"", Reason.EMPTY),
+            ("b.txt", b"zyxsecret " * (LONGEST // 9), Reason.TOO_LONG),
+            ("b.txt.gz", gzip.compress(b"zyxsecret" * 99)[:-9], Reason.UNREADABLE),
+            ("b.txt.gz", b"zyxsecret, not gzip", Reason.UNREADABLE),
+            ("b.txt.xz", lzma.compress(b"zyxsecret" * 99)[:-20], Reason.UNREADABLE),
+            ("b.txt.xz", b"", Reason.UNREADABLE),
+        )
+    )
+
+
+def test_files_are_documents_and_subfolders_patients(tmp_path: Path) -> None:
+    (tmp_path / "p1" / "x").mkdir(parents=True)
+    (tmp_path / "a.txt").write_bytes("\ufeffone\r\ntwo\rthree".encode())
+    (tmp_path / "p1" / "b.TXT.gz").write_bytes(gzip.compress(b"b"))
+    (tmp_path / "p1" / "x" / "c.txt.xz").write_bytes(lzma.compress(b"c"))
+    (tmp_path / "p1" / "readme.md").write_text("not a note")
+    docs, q = read("text", tmp_path)
+    assert docs == [
+        Document("a.txt", "", "one\ntwo\nthree"),
+        Document("p1/b.TXT", "p1", "b"),
+        Document("p1/x/c.txt", "p1", "c"),
+    ]
+    assert q.rejected == 0
+    assert read("text", tmp_path / "a.txt")[0][0].document_id == "a.txt"
+
+
+def test_private_text_is_not_cut_at_titles(tmp_path: Path) -> None:
+    """The text of a note must not affect its number of documents."""
+    (tmp_path / "n.txt").write_text("".join(f" = Day {day} = \nseen\n" for day in range(400)))
+    (document,) = read_corpus("text", tmp_path)
+    assert (document.document_id, document.text.count("seen")) == ("n.txt", 400)
+
+
+def test_public_wikitext_is_cut_at_its_titles(tmp_path: Path) -> None:
+    text = " \n = One = \n \n words \n = = Section = = \n more \n \n = Two words = \n end \n"
+    (tmp_path / "w.txt").write_text(text)
+    docs, _ = read("text", tmp_path)
+    assert [d.document_id for d in docs] == ["w.txt#1", "w.txt#2"]
+    assert "Section" in docs[0].text
+    assert docs[1].text.split() == ["=", "Two", "words", "=", "end"]
+
+
+def test_a_note_with_a_line_like_a_title_stays_whole(tmp_path: Path) -> None:
+    (tmp_path / "n.txt").write_text("Seen today.\n = Plan = \nRest.\n")
+    assert len(read("text", tmp_path)[0]) == 1
+
+
+ROW = {"text": "Line one.\r\nLine two.", "document_id": "d1", "patient_id": 7, "admission_id": "a"}
+GOOD = json.dumps(ROW).encode()
+
+
+class TestJsonl(ReaderContract):
+    FORMAT, SUFFIX, GOOD = "jsonl", ".jsonl", '{"text": "good"}'
+    MANY = "".join(
+        json.dumps({"text": f"{SECRET} note {i}\nline", "patient_id": i % 5}) + "\n"
+        for i in range(30)
+    )
+    BAD_ITEMS = tuple(
+        BadItem({"n.jsonl": GOOD + b"\n" + line + b"\n" + GOOD + b"\n"}, reason, "n.jsonl:2", 2)
+        for line, reason in (
+            (b'{"text": "zyxsecret"', Reason.NOT_JSON),
+            (b'["zyxsecret"]', Reason.NOT_JSON),
+            (b"[" * 100_000, Reason.NOT_JSON),
+            (b'{"text": 5}', Reason.WRONG_FIELD),
+            (b'{"note": "zyxsecret"}', Reason.WRONG_FIELD),
+            (b'{"text": "zyxsecret", "patient_id": true}', Reason.WRONG_FIELD),
+            (b'{"text": "zyxsecret", "patient_id": {"a": 1}}', Reason.WRONG_FIELD),
+            (b'{"text": " \\n"}', Reason.EMPTY),
+            (b'{"text": "zyxsecret \xff"}', Reason.ENCODING),
+            (b'{"text": "zyxsecret \\ud800"}', Reason.ENCODING),
+            (b'{"text": "' + b"zyxsecret " * (LONGEST // 10) + b'"}', Reason.TOO_LONG),
+        )
+    )
+
+
+def test_ids_line_ends_and_blank_lines(tmp_path: Path) -> None:
+    text = "\ufeff" + json.dumps(ROW) + "\r\n\n" + json.dumps({"text": "x"}) + "\n"
+    (tmp_path / "notes.jsonl").write_bytes(text.encode())
+    documents, _ = read("jsonl", tmp_path)
+    assert documents == [
+        Document("d1", "7", "Line one.\nLine two.", "a"),
+        Document("", "", "x"),
+    ]
+
+
+def test_a_null_id_is_no_id(tmp_path: Path) -> None:
+    (tmp_path / "n.jsonl").write_text('{"text": "x", "patient_id": null, "document_id": "d"}')
+    assert read("jsonl", tmp_path)[0] == [Document("d", "", "x")]
+
+
+def test_other_field_names(tmp_path: Path) -> None:
+    (tmp_path / "n.jsonl").write_text('{"body": "x", "id": 3, "who": "p"}')
+    fields = JsonlFields(text="body", document_id="id", patient_id="who")
+    assert read("jsonl", tmp_path, fields=fields)[0] == [Document("3", "p", "x")]
