@@ -29,7 +29,7 @@ _PATIENCE = 20  # seconds for a command that asks another program
 
 
 @dataclass(frozen=True)
-class Finding:
+class Check:
     """The result of one check."""
 
     name: str
@@ -41,14 +41,14 @@ class Finding:
 
 def answers(
     name: str, address: str, ask: Callable[[], str], fix: str, *, needed: bool = True
-) -> Finding:
-    """Return the finding of a check: `ask` returns details, or raises an error."""
+) -> Check:
+    """Return the result of a check: `ask` returns details, or raises an error."""
     try:
         words = ask()
     except Exception as error:  # noqa: BLE001 - every error is a finding
         said = str(error) if isinstance(error, ConfideError) else type(error).__name__
-        return Finding(name, False, needed, f"{address}: {said}", fix)
-    return Finding(name, True, needed, f"{address}{': ' if words else ''}{words}")
+        return Check(name, False, needed, f"{address}: {said}", fix)
+    return Check(name, True, needed, f"{address}{': ' if words else ''}{words}")
 
 
 @click.command("doctor")
@@ -71,14 +71,14 @@ def command(as_json: bool) -> None:
 # --- this machine
 
 
-def _python(deployment: Deployment) -> Iterator[Finding]:
+def _python(deployment: Deployment) -> Iterator[Check]:
     version = ".".join(map(str, sys.version_info[:3]))
-    yield Finding("Python", sys.version_info[:2] == (3, 11), True, version, "Install Python 3.11.")
+    yield Check("Python", sys.version_info[:2] == (3, 11), True, version, "Install Python 3.11.")
     task = Path(deployment.task_python)
-    yield Finding("task environment", is_executable(task), True, str(task), "Run: make setup")
+    yield Check("task environment", is_executable(task), True, str(task), "Run: make setup")
     if (CHECKOUT / "Makefile").exists():  # absent from a step's image, which needs no Airflow
         airflow = CHECKOUT / ".venv" / "orchestrator" / "bin" / "airflow"
-        yield Finding(
+        yield Check(
             "orchestrator environment",
             is_executable(airflow),
             False,
@@ -87,30 +87,30 @@ def _python(deployment: Deployment) -> Iterator[Finding]:
         )
 
 
-def _packages(deployment: Deployment) -> Iterator[Finding]:
+def _packages(deployment: Deployment) -> Iterator[Check]:
     for name in ("tensorflow-cpu", "numba", "dp-accounting", "mlflow", "tokenizers", "sqlalchemy"):
         try:
-            yield Finding(name, True, True, importlib.metadata.version(name))
+            yield Check(name, True, True, importlib.metadata.version(name))
         except importlib.metadata.PackageNotFoundError:
-            yield Finding(name, False, True, "not installed", "Run: make setup")
+            yield Check(name, False, True, "not installed", "Run: make setup")
 
 
-def _machine(deployment: Deployment) -> Iterator[Finding]:
+def _machine(deployment: Deployment) -> Iterator[Check]:
     cores = os.cpu_count() or 1
-    yield Finding("cores", cores >= 2, False, str(cores), "Two make the demo comfortable.")
+    yield Check("cores", cores >= 2, False, str(cores), "Two make the demo comfortable.")
     folder = next(p for p in (deployment.home, *deployment.home.parents) if os.access(p, os.F_OK))
     free = shutil.disk_usage(folder).free
-    yield Finding(
+    yield Check(
         "disk", free >= _ROOM, True, f"{free >> 30} GiB free at {folder}", "Free some, or set "
         "CONFIDE_HOME to a larger disk."
     )  # fmt: skip
     writable = os.access(folder, os.W_OK)
-    yield Finding("home", writable, True, str(deployment.home), "Set CONFIDE_HOME.")
+    yield Check("home", writable, True, str(deployment.home), "Set CONFIDE_HOME.")
 
 
-def _secrets(deployment: Deployment) -> Iterator[Finding]:
+def _secrets(deployment: Deployment) -> Iterator[Check]:
     if not deployment.seeds.exists():
-        yield Finding("privacy seeds", True, True, "there are none yet")
+        yield Check("privacy seeds", True, True, "there are none yet")
         return
     mode = stat.S_IMODE(deployment.seeds.stat().st_mode)
     open_ones = [f.name for f in deployment.seeds.iterdir() if f.stat().st_mode & 0o077]
@@ -118,18 +118,18 @@ def _secrets(deployment: Deployment) -> Iterator[Finding]:
     fix = f"chmod 700 {folder}; chmod 600 {folder}/*: who reads a seed can subtract the noise."
     closed = not mode & 0o077 and not open_ones
     words = f"mode {mode:o}" + (f", {len(open_ones)} files that others can read" * bool(open_ones))
-    yield Finding("privacy seeds", closed, True, words, fix)
+    yield Check("privacy seeds", closed, True, words, fix)
 
 
 # --- its services
 
 
-def storage(deployment: Deployment) -> Iterator[Finding]:
+def storage(deployment: Deployment) -> Iterator[Check]:
     """Write, read and remove an object where the steps write."""
     yield answers("store", deployment.store, lambda: _store(deployment), "Check CONFIDE_STORE.")
 
 
-def ledger(deployment: Deployment) -> Iterator[Finding]:
+def ledger(deployment: Deployment) -> Iterator[Check]:
     """Ask the privacy ledger for its accounts, schema, integrity and clock.
 
     The ledger is also compared with the seeds and with the outputs in the store.
@@ -142,7 +142,7 @@ def ledger(deployment: Deployment) -> Iterator[Finding]:
     if (file := sqlite_file(deployment.ledger)) is not None:
         mode = stat.S_IMODE(file.stat().st_mode)
         fix = f"chmod 600 {shlex.quote(str(file))}"
-        yield Finding("ledger's file", not mode & 0o077, True, f"{file}: mode {mode:o}", fix)
+        yield Check("ledger's file", not mode & 0o077, True, f"{file}: mode {mode:o}", fix)
     yield answers("ledger's integrity", place, lambda: _integrity(deployment), RESTORE_BOTH)
     yield answers("seeds of releases", place, lambda: _seeds_of_releases(deployment), RESTORE_BOTH)
     yield from _releases(deployment)
@@ -152,24 +152,24 @@ def ledger(deployment: Deployment) -> Iterator[Finding]:
         return
     if skew is not None:
         words = f"{skew:.1f} s between this machine and the ledger's database"
-        yield Finding("clock", skew <= _SKEW, False, words, "Synchronise both by NTP.")
+        yield Check("clock", skew <= _SKEW, False, words, "Synchronise both by NTP.")
 
 
-def _releases(deployment: Deployment) -> Iterator[Finding]:
+def _releases(deployment: Deployment) -> Iterator[Check]:
     """Compare the releases in the ledger with the outputs in the store, both ways."""
     from tasks.releases.deployment_ledger import compare, open_ledger
 
     try:
         faults, without_output = compare(open_ledger(deployment), deployment.open_store())
     except (ConfideError, OSError) as error:
-        yield Finding("releases in the store", False, True, str(error), RESTORE_BOTH)
+        yield Check("releases in the store", False, True, str(error), RESTORE_BOTH)
         return
     words = _first(faults) or "the ledger holds each of them"
-    yield Finding("releases in the store", not faults, True, words, RESTORE_BOTH)
+    yield Check("releases in the store", not faults, True, words, RESTORE_BOTH)
     if without_output:
         words = f"{len(without_output)} settled releases have no output in the store"
         fix = "Were outputs deleted, or does CONFIDE_STORE name another store?"
-        yield Finding("outputs of releases", False, False, words, fix)
+        yield Check("outputs of releases", False, False, words, fix)
 
 
 def _first(faults: Sequence[str]) -> str:
@@ -177,7 +177,7 @@ def _first(faults: Sequence[str]) -> str:
     return f"{faults[0]} (and {len(faults) - 1} more)" if len(faults) > 1 else "".join(faults)
 
 
-def tracking(deployment: Deployment) -> Iterator[Finding]:
+def tracking(deployment: Deployment) -> Iterator[Check]:
     """Check MLflow; without it, the steps keep their metrics on disk."""
     from tasks.tracking.mlflow import unsent
 
@@ -188,20 +188,20 @@ def tracking(deployment: Deployment) -> Iterator[Finding]:
     waiting = unsent(deployment)
     words = f"steps whose numbers wait for MLflow: {waiting}" if waiting else "nothing waits"
     fix = "They are sent by the next step that ends while MLflow answers, or by the MLflow sync."
-    yield Finding("event logs", not waiting, False, words, fix)
+    yield Check("event logs", not waiting, False, words, fix)
 
 
-def airflow(deployment: Deployment) -> Iterator[Finding]:
+def airflow(deployment: Deployment) -> Iterator[Check]:
     """Check Airflow's components, its DAGs, and the pool of the trainings."""
     address = without_password(named_airflow()) or "this machine's own"
     fix = "Check CONFIDE_AIRFLOW_API and CONFIDE_AIRFLOW_PASSWORD, and Airflow's own logs."
     try:
         api = connected(deployment)
     except BadInput as error:
-        yield Finding("Airflow", False, True, str(error), fix)
+        yield Check("Airflow", False, True, str(error), fix)
         return
     if api is None:
-        yield Finding("Airflow", True, False, "none runs here, and CONFIDE_AIRFLOW_API names none")
+        yield Check("Airflow", True, False, "none runs here, and CONFIDE_AIRFLOW_API names none")
         return
     yield answers("Airflow", address, lambda: _healthy(api), fix)
     pool, slots, _ = TRAINING_POOL
@@ -209,7 +209,7 @@ def airflow(deployment: Deployment) -> Iterator[Finding]:
     yield answers(f"pool {pool}", address, lambda: _pool(api, pool), fix)
 
 
-def launcher(deployment: Deployment) -> Iterator[Finding]:
+def launcher(deployment: Deployment) -> Iterator[Check]:
     """Check whether the launcher can start steps."""
     match deployment.launcher:
         case "process":
@@ -224,7 +224,7 @@ def launcher(deployment: Deployment) -> Iterator[Finding]:
             yield answers("launcher kubernetes", "namespace confide", _may_start_pods, fix)
             folder = os.environ.get("CONFIDE_POD_TEMPLATES") or CHECKOUT / "dags/launcher/pods"
             there = all((Path(folder) / f"{name}.yaml").is_file() for name in ("cpu", "tpu"))
-            yield Finding("pod templates", there, True, str(folder), "Set CONFIDE_POD_TEMPLATES.")
+            yield Check("pod templates", there, True, str(folder), "Set CONFIDE_POD_TEMPLATES.")
 
 
 def _store(deployment: Deployment) -> str:
@@ -349,7 +349,7 @@ def _output(words: list[str], cwd: Path | None = None) -> str:
     return done.stdout.strip()
 
 
-LOOKS: tuple[Callable[[Deployment], Iterator[Finding]], ...] = (
+LOOKS: tuple[Callable[[Deployment], Iterator[Check]], ...] = (
     _python,
     _packages,
     _machine,
