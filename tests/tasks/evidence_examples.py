@@ -65,7 +65,7 @@ def settled(
     seeds, key = SeedStore(deployment.seeds), f"{SECRET} 14:03:59 · {dataset}"
     hashes = [f"{number}" * 64 for number in range(len(events) - 1)] + [spec_hash]
     planned = [
-        Entry(dataset, UNIT, event, delta, hash_of_spec, key, key)
+        Entry(dataset, unit, event, delta, hash_of_spec, key, key)
         for event, hash_of_spec in zip(events, hashes, strict=True)
     ]
     ledger.register_plan(planned)

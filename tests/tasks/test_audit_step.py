@@ -167,7 +167,7 @@ def test_training_reads_private_units_and_included_canaries(
 def test_coins_are_bound_to_the_charge(
     chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
 ) -> None:
-    """A repeated training under the same charge has the same coins; another charge changes them."""
+    """A repeated training has the same charge and coins; another charge has other coins."""
     model, _, _ = trained
     before = len(chain.ledger.history("notes"))
     again = chain.context("audited")  # the same spec hash, as after a lost output
@@ -175,7 +175,9 @@ def test_coins_are_bound_to_the_charge(
     assert once_more.facts["audit"] == model.facts["audit"]
     assert len(chain.ledger.history("notes")) == before
     other = chain.context("audited again")
-    another = as_input(pretrain.run(training(chain), other), other, "pretrain")
+    training_config = training(chain).training.model_copy(update={"learning_rate": 2e-3})
+    spec = training(chain, training=training_config)
+    another = as_input(pretrain.run(spec, other), other, "pretrain")
     assert another.facts["audit"]["coins"] != model.facts["audit"]["coins"]
     assert len(chain.ledger.history("notes")) == before + 1
     assert chain.ledger.entry(another.facts["audit"]["entry"]).state is State.SETTLED

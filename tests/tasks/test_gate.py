@@ -22,7 +22,7 @@ from evidence_examples import (
 )
 from mlflow.tracking import MlflowClient  # noqa: TID251
 from pydantic import ValidationError
-from step_outputs import publish, publish_findings
+from step_outputs import publish_findings
 
 from dp_core.audit.one_run import LOWER_BOUND, Claim, Guesses, audit_claim, bound_finding
 from dp_core.audit.protocol import (
@@ -137,7 +137,8 @@ def uri(tracked: Deployment) -> str:
 def audit_records(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
     """The records that the only registered audit returns for every audited model."""
     records: list[Finding] = []
-    monkeypatch.setattr(audits, "AUDITS", (Audit("bound", "Bound", "ε", "audit"),))
+    registered = Audit("bound", "Bound", "ε", "audit", several=True)
+    monkeypatch.setattr(audits, "AUDITS", (registered,))
     monkeypatch.setattr(audits, "read_findings", lambda *_: tuple(records))
     return records
 
@@ -147,7 +148,8 @@ def audited(deployment: Deployment, uri: str, name: str = "a" * 16) -> None:
     result = read_result(store, uri)
     assert result is not None
     weights = {SUBJECT: result.facts["weights_digest"]}
-    publish(store, f"store://audit/{name}", **weights, made_up=False)
+    folder = deployment.home / f"audit-{name}"
+    publish_findings(store, f"store://audit/{name}", folder, [], **weights, made_up=False)
 
 
 def judged(deployment: Deployment, uri: str, rule: Any = "audited") -> dict[str, Any]:

@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import ClassVar
@@ -213,10 +214,10 @@ def phrase_sets(unit: PrivacyUnit) -> PhraseSetsOfShard:
 
 
 def items_of(sets: ItemSets) -> list[object]:
-    """Return the order coin and the bounded items of each unit."""
+    """Return the bounded items of each unit."""
     return [
-        (int(coin), tuple(sets.items.take(sets.members[begin:end]).to_pylist()))
-        for coin, begin, end in zip(sets.order, sets.starts, sets.starts[1:], strict=False)
+        tuple(sets.items.take(sets.members[begin:end]).to_pylist())
+        for begin, end in pairwise(sets.starts)
     ]
 
 
