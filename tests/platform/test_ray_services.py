@@ -23,7 +23,7 @@ from tasks.protocol import JobSettings, StepSpec, environment_for, job_steps
 pytestmark = on_the_stack("Ray is NOT tried")
 ADDRESS = "ray-head:6379"
 CACHE = "/var/lib/confide/cache/shards"
-SHARDS = 384  # about a hundred are counted while Docker reports the number of counted shards
+SHARDS = 192  # Docker takes as long for a pause as the workers take for some of them
 PATIENCE = 600.0  # seconds, on a busy machine
 SPECS = job_steps(
     JobSettings(
@@ -71,6 +71,17 @@ class Cluster(Services):
         """Return the shards that each running worker has opened so far."""
         find = f"ls {CACHE} 2>/dev/null | grep shard$ || true"
         return {w: set(docker("exec", w, "sh", "-c", find).split()) for w in self.workers()}
+
+    def until_another_shard(self, worker: str) -> subprocess.Popen[bytes]:
+        """Return a process that ends when the worker has opened another shard.
+
+        The loop runs in the worker's container, because each `docker exec` takes as long as the
+        count of many shards.
+        """
+        number = f"$(ls {CACHE} 2>/dev/null | grep -c shard$)"
+        loop = f"n={number}; until [ {number} -gt $n ]; do sleep 0.02; done"
+        words = ["docker", "exec", worker, "timeout", str(PATIENCE), "sh", "-c", loop]
+        return subprocess.Popen(words)
 
     def in_update(self) -> list[str]:
         """Return the workers whose host process computes an update."""
@@ -144,20 +155,24 @@ def killed(cluster: Cluster) -> dict[str, int]:
     spec, storage = SPECS["vocabulary"], cluster.compose("ps", "--quiet", "storage").strip()
     counted = {}
 
-    def pause_during_count(before: int) -> int:
-        """Pause the store after more shards than before are counted; return their number."""
-        number = waited("shards are counted", lambda: (n := opened(cluster)) > before and n)
+    def pause_during_count() -> int:
+        """Pause the store when a worker has opened another shard; return the number of all."""
+        waiting = [cluster.until_another_shard(worker) for worker in cluster.workers()]
+        waited("a shard is opened", lambda: any(w.poll() == 0 for w in waiting))
         docker("pause", storage)
-        return int(number)
+        for process in waiting:
+            process.kill()
+            process.wait()
+        return opened(cluster)
 
     first = cluster.start(spec, ADDRESS)
-    counted["driver"] = pause_during_count(0)
+    counted["driver"] = pause_during_count()
     docker("kill", "--signal=KILL", first)
     docker("unpause", storage)
     docker("rm", "--force", first)
 
     second = cluster.start(spec, ADDRESS)
-    counted["worker"] = pause_during_count(counted["driver"])
+    counted["worker"] = pause_during_count()
     victim = max(cluster.counted().items(), key=lambda item: len(item[1]))[0]
     docker("kill", "--signal=KILL", victim)
     docker("unpause", storage)
