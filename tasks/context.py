@@ -33,6 +33,7 @@ from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote
 from tasks.storage.copies import Copies
 from tasks.tracking.tracker import Tracker
 
+SHARD = "shard.parquet"  # the file in a shard's copy
 SHARD_BYTES = 4 << 30  # bytes of shards on one machine; phrases read them once a round
 _LEFT_OUT, _PASSED_OVER = "_quarantined", "_passed_over"  # endings of the metrics' names
 _FIX = "`iconv -f WINDOWS-1252 -t UTF-8` converts text of older Windows systems"
@@ -101,12 +102,11 @@ class StoredShard(Shard):
         )
 
         def fill(copy: Path) -> None:
-            store.get(self.uri, copy / self.name)
+            store.get(self.uri, copy / SHARD)
 
+        # Shards of equal content, such as two without documents, share one copy.
         with copies.held(self.sha256, self.size, fill) as copy:
-            return (copy / self.name).open(
-                "rb"
-            )  # readable even if the copy is removed from here on
+            return (copy / SHARD).open("rb")  # readable even if the copy is removed from here on
 
 
 class StepContext:

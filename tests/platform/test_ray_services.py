@@ -69,7 +69,7 @@ class Cluster(Services):
 
     def counted(self) -> dict[str, set[str]]:
         """Return the shards that each running worker has opened so far."""
-        find = f"ls {CACHE} 2>/dev/null | grep shard$ || true"
+        find = f"ls {CACHE}/*/shard.parquet 2>/dev/null || true"
         return {w: set(docker("exec", w, "sh", "-c", find).split()) for w in self.workers()}
 
     def until_another_shard(self, worker: str) -> subprocess.Popen[bytes]:
@@ -78,7 +78,7 @@ class Cluster(Services):
         The loop runs in the worker's container, because each `docker exec` takes as long as the
         count of many shards.
         """
-        number = f"$(ls {CACHE} 2>/dev/null | grep -c shard$)"
+        number = f"$(ls {CACHE}/*/shard.parquet 2>/dev/null | wc -l)"
         loop = f"n={number}; until [ {number} -gt $n ]; do sleep 0.02; done"
         words = ["docker", "exec", worker, "timeout", str(PATIENCE), "sh", "-c", loop]
         return subprocess.Popen(words)
