@@ -36,6 +36,11 @@ COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not im
     "doctor": "Check this machine and deployment, and suggest fixes.",
 }
 
+# Functions of modules with several commands.
+_PLACES = {verb: f"local_stack:{verb}" for verb in LOCAL} | {
+    "paper-table": "epsilon_command:paper_table"
+}
+
 
 class LazyGroup(click.Group):
     """A group that imports a command's module only to run it or to show its own help."""
@@ -48,9 +53,8 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if cmd_name not in LOCAL | COMMANDS:
             return None
-        module = f"tasks.commands.{cmd_name.replace('-', '_')}_command:command"
-        place = f"tasks.commands.local_stack:{cmd_name}" if cmd_name in LOCAL else module
-        command: click.Command = pkgutil.resolve_name(place)
+        place = _PLACES.get(cmd_name, f"{cmd_name.replace('-', '_')}_command:command")
+        command: click.Command = pkgutil.resolve_name(f"tasks.commands.{place}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
