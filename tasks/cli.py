@@ -35,6 +35,8 @@ COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not im
     "backup": "Copy the ledger, the seeds and MLflow's database.",
     "doctor": "Check this machine and deployment, and suggest fixes.",
 }
+# Files of several commands, by verb; the command's function has the name of the verb.
+_SHARED = dict.fromkeys(LOCAL, "local_stack") | {"calibrate": "epsilon_command"}
 
 
 class LazyGroup(click.Group):
@@ -48,9 +50,9 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if cmd_name not in LOCAL | COMMANDS:
             return None
-        module = f"tasks.commands.{cmd_name.replace('-', '_')}_command:command"
-        place = f"tasks.commands.local_stack:{cmd_name}" if cmd_name in LOCAL else module
-        command: click.Command = pkgutil.resolve_name(place)
+        module = f"{cmd_name.replace('-', '_')}_command:command"
+        place = _SHARED[cmd_name] + f":{cmd_name}" if cmd_name in _SHARED else module
+        command: click.Command = pkgutil.resolve_name(f"tasks.commands.{place}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
