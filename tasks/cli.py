@@ -35,11 +35,10 @@ COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not im
     "backup": "Copy the ledger, the seeds and MLflow's database.",
     "doctor": "Check this machine and deployment, and suggest fixes.",
 }
-
-# Functions of modules with several commands.
-_PLACES = {verb: f"local_stack:{verb}" for verb in LOCAL} | {
-    "paper-table": "epsilon_command:paper_table"
-}
+# Files of several commands, by verb; the command's function has the name of the verb.
+_SHARED = dict.fromkeys(LOCAL, "local_stack") | dict.fromkeys(
+    ("calibrate", "paper-table"), "epsilon_command"
+)
 
 
 class LazyGroup(click.Group):
@@ -53,7 +52,9 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if cmd_name not in LOCAL | COMMANDS:
             return None
-        place = _PLACES.get(cmd_name, f"{cmd_name.replace('-', '_')}_command:command")
+        verb = cmd_name.replace("-", "_")
+        shared = _SHARED.get(cmd_name)
+        place = f"{shared}:{verb}" if shared else f"{verb}_command:command"
         command: click.Command = pkgutil.resolve_name(f"tasks.commands.{place}")
         return command
 
