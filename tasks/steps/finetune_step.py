@@ -40,9 +40,8 @@ from dp_core.training.loop import PrivateUpdates, Progress
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import FinetuneSpec, ReleaseRecord
-from tasks.releases.charge import charge, record_operator_use
+from tasks.releases.charge import charge, planned_release, record_operator_use, training_plan
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import (
     fact,
     model_at,

@@ -53,7 +53,7 @@ from tasks.protocol import (
     StepResult,
     WrittenTextSpec,
 )
-from tasks.releases.plans import training_plan
+from tasks.releases.charge import training_plan
 from tasks.releases.provenance import operator_only
 from tasks.report.job_results import OCCURRENCES_FILE
 from tasks.report.sweep_results import DOCUMENTS_FILE
