@@ -51,8 +51,7 @@ from tasks.releases.provenance import (
     unlisted_patients,
     vocabulary_digest,
 )
-from tasks.report.job_results import EXPECTED_ENTITIES
-from tasks.report.sweep_results import DOCUMENTS_FILE
+from tasks.report.job_results import DOCUMENTS_FILE, EXPECTED_ENTITIES
 from tasks.results import Input, released_after
 from tasks.steps.entities_step import read_part, read_text_part
 from tasks.steps.training_outputs import TrainingCurve, write_model
