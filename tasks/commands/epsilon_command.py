@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, cast
 
 import click
@@ -21,7 +21,7 @@ from dp_core.privacy.accounting.tradeoff import group_privacy
 from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.vocabulary import selection_calibration as selection
-from tasks.commands.output import as_json, write_json, write_pairs
+from tasks.commands.output import as_json, write_json, write_pairs, write_table
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -358,3 +358,30 @@ def vocabulary(
         write_json(found)
     else:
         write_pairs(title, found)
+
+
+@click.command("paper-table")
+@as_json
+def paper_table(as_json: bool) -> None:
+    """Recompute the paper's figures: the printed value and the true one for its parameters."""
+    from dp_core.vocabulary import hoory2021
+
+    rows = hoory2021.paper_table()
+    if as_json:
+        write_json([asdict(row) for row in rows])
+        return
+
+    def text(value: object) -> str:
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    parameters = [
+        ", ".join(f"{name}={text(value)}" for name, value in row.parameters.items()) for row in rows
+    ]
+    write_table(
+        "Hoory et al. 2021, recomputed",
+        ["figure", "from", "printed", "true", "verdict"],
+        [
+            [row.figure, words, row.printed, row.true, row.verdict]
+            for row, words in zip(rows, parameters, strict=True)
+        ],
+    )

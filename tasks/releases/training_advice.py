@@ -52,7 +52,7 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import Charged, JobSettings, PretrainSpec, budget_of_run
-from tasks.releases.plans import planned_release, training_plan
+from tasks.releases.charge import planned_release, training_plan
 
 # Rows read by the whole training, as a multiple of the rows that the settings read.
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}

@@ -38,7 +38,7 @@ from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoint
 from dp_core.training.loop import EvaluationHook, Progress, curve_points
 from dp_core.training.objectives import mlm_accuracy, perplexity
 from tasks.context import StepContext
-from tasks.releases.plans import plan_until
+from tasks.releases.charge import plan_until
 from tasks.releases.provenance import operator_only, vocabulary_digest
 from tasks.results import Input, kept_folder, write_statement
 from tasks.storage import sha256_of

@@ -23,7 +23,7 @@ from dp_core.privacy.ledger import State
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 from tasks.context import StepOutput
 from tasks.protocol import AuditSpec, ChargedPrivacyConfig, PretrainSpec
-from tasks.releases.plans import planned_release, training_plan
+from tasks.releases.charge import planned_release, training_plan
 from tasks.releases.provenance import private_units
 from tasks.results import Input
 from tasks.steps import audit_step as audit

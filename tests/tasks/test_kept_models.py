@@ -29,7 +29,7 @@ from tasks.protocol import (
     budget_of_run,
     job_steps,
 )
-from tasks.releases.plans import planned_release
+from tasks.releases.charge import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
 from tasks.report.job_results import released_by_job
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, SUBJECT, Input

@@ -53,10 +53,9 @@ from tasks.protocol import (
     StepResult,
     WrittenTextSpec,
 )
-from tasks.releases.plans import training_plan
+from tasks.releases.charge import training_plan
 from tasks.releases.provenance import operator_only
-from tasks.report.job_results import OCCURRENCES_FILE
-from tasks.report.sweep_results import DOCUMENTS_FILE
+from tasks.report.job_results import DOCUMENTS_FILE, OCCURRENCES_FILE
 from tasks.results import Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import entities_step as entities

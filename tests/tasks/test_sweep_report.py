@@ -37,7 +37,7 @@ from tasks.protocol import (
     point_steps,
 )
 from tasks.releases.provenance import operator_only
-from tasks.report.sweep_results import DOCUMENTS_FILE
+from tasks.report.job_results import DOCUMENTS_FILE
 from tasks.results import FINDINGS, write_findings
 from tasks.runtime.deployment import Deployment
 from tasks.steps.report_step import EDITIONS

@@ -25,7 +25,6 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import MetricRecord, StepResult
 from tasks.report import audit_tables, models_table, tables
-from tasks.report.comparison import figures_of
 from tasks.report.job_results import audit_time, last_values
 from tasks.report.model import (
     Cost,
@@ -37,7 +36,7 @@ from tasks.report.model import (
     Withheld,
     edition_of,
 )
-from tasks.report.page import report_page, verdict
+from tasks.report.page import figures_of, report_page, verdict
 from tasks.report.tables import (
     NOT_MEASURED,
     WITHHELD_MARK,
