@@ -73,7 +73,7 @@ class Profile(abc.ABC):
     def directions(self, epsilon: Floats) -> tuple[Floats, Floats]:
         """Return (with, without) at each ε ≥ 0; the same array twice where it is symmetric."""
 
-    def delta(self, epsilon: float) -> float:
+    def delta_at(self, epsilon: float) -> float:
         """Return δ at ε: the worse of the two directions."""
         return float(max(side[0] for side in self.directions(np.array([epsilon]))))
 
