@@ -33,7 +33,7 @@ READS_PRIVATE_TEXT = (
         for name in (
             "corpus_step", "entities_step", "exposure_step", "finetune_step",
             "membership_step", "phrases_step", "reserve_step", "token_store_step",
-            "training_inputs", "vocabulary_step",
+            "training_files", "vocabulary_step",
         )
     ),
 )  # fmt: skip
@@ -56,7 +56,7 @@ OTHER_ERRORS = {
     "a released model or vocabulary": {
         "declarations._refuse_our_weights", "finetune_step.run",
         "tokens.SpecialIds.of",
-        "training_inputs.refuse_other_architecture",
+        "training_files.refuse_other_architecture",
     },
     "an output of another step": {
         "corpus_step._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
@@ -64,7 +64,7 @@ OTHER_ERRORS = {
         "membership_step._sample", "membership_sample._Places.rows",
         "phrases_step.read_phrases", "token_store.TokenStore.open",
         "token_store.TokenStoreWriter.add_units_of",
-        "training_inputs.TrainingInputs.train_store", "training_inputs.audit_canaries_of",
+        "training_files.TrainingInputs.train_store", "training_files.audit_canaries_of",
         "vocabulary_step._read",
     },
 }  # fmt: skip
