@@ -46,7 +46,8 @@ OTHER_ERRORS = {
         "labelled_texts.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
         "token_store.RowPacker.add_unit", "token_store_step._canaries",
-        "token_store.rows_of_units", "declarations._copied", "declarations._ledger",
+        "token_store.rows_of_units", "training_files.KeptModels.weights", "declarations._copied",
+        "declarations._ledger",
     },
     "public text or labels": {
         "declarations.declare_public", "entities_step.run", "finetune_step.items_of",
