@@ -24,7 +24,7 @@ from tasks.protocol.settings import MADE_UP
 from tasks.releases import training_advice
 from tasks.releases.charge import plans_of
 from tasks.releases.deployment_ledger import killed_runs, open_ledger
-from tasks.releases.training_advice import Advice, PrivacyBudget, RunReleases
+from tasks.releases.training_advice import Advice, PrivacyBudget, RunReleases, how_it_is_known
 from tasks.runtime.deployment import Deployment
 
 
@@ -128,7 +128,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
             share.beats_public_only for share in advice.outlook[0].expected.values()
         ),
         "verdict": advice.verdict,
-        "known_from": advice.known_from,
+        "known_from": how_it_is_known(advice.spending.recipe),
         "released_phrases": advice.phrases_instead,
         "settings": advice.changes,
     }
@@ -197,7 +197,7 @@ def _show(advice: Advice) -> None:
             for case in advice.outlook
         ],
     )
-    click.echo(advice.known_from)
+    click.echo(how_it_is_known(advice.spending.recipe))
     click.echo(advice.verdict)
     if advice.phrases_instead:
         click.echo(advice.phrases_instead)

@@ -38,7 +38,6 @@ from dp_core.config.privacy import (
     UnitName,
     VocabularyConfig,
     WrittenTextConfig,
-    refuse_many_bands,
 )
 from dp_core.config.training import (
     ArchitectureConfig,
@@ -49,8 +48,8 @@ from dp_core.config.training import (
     SeedConfig,
     TaggingConfig,
     TrainingConfig,
+    refuse_impossible_updates,
     refuse_masks,
-    refuse_short_growth,
 )
 from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
@@ -407,10 +406,7 @@ class TrainingSpec(StepSpec, RunConfig):
 
     @model_validator(mode="after")
     def _batches_have_time_to_grow(self) -> Self:
-        batches = self.batches
-        refuse_short_growth(batches.first_batch_size, self.updates)
-        if self.plan:
-            refuse_many_bands(self.plan, batches.batch_size, batches.first_batch_size, self.updates)
+        refuse_impossible_updates(self.batches, self.plan, self.updates)
         return self
 
     @property

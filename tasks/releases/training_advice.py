@@ -330,11 +330,6 @@ class Advice:
         )
 
     @property
-    def known_from(self) -> str:
-        """A note on the measurements behind the expected gain."""
-        return how_it_is_known(self.spending.recipe)
-
-    @property
     def verdict(self) -> str:
         """Whether the budget is worth spending, in one plain sentence."""
         return verdict(self.outlook[0].expected)
