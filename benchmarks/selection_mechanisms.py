@@ -296,7 +296,7 @@ def _at(
                 thresholds = [low] * len(base)
                 break
         event = made(thresholds)
-        if event.profile.delta(epsilon) <= delta * _WITHIN:
+        if event.profile.delta_at(epsilon) <= delta * _WITHIN:
             return event
         room *= 0.99  # the other direction needs more δ
     return None

@@ -17,6 +17,7 @@ LOCAL = {  # functions of tasks/commands/local_stack.py, with one line of help
     "up": "Serve the Airflow and MLflow pages on this machine.",
     "down": "Stop what `up` started.",
     "announce": "Announce a new version of a private corpus to Airflow.",
+    "backup": "Copy the ledger, the seeds and MLflow's database.",
 }
 COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not imported for the list
     "run": "Run a whole job or sweep on this machine, without Airflow.",
@@ -32,7 +33,6 @@ COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not im
     "export": "Copy a released model into a folder for others.",
     "evidence": "Write the evidence with which others can check a released model.",
     "audit": "Audit a model's privacy claim: a model from here or from elsewhere.",
-    "backup": "Copy the ledger, the seeds and MLflow's database.",
     "doctor": "Check this machine and deployment, and suggest fixes.",
 }
 # Files of several commands, by verb; the command's function has the name of the verb.

@@ -313,30 +313,6 @@ class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
         return self
 
 
-def refuse_many_bands(config: PrivacyConfig, batch: int, first_batch: int, updates: int) -> None:
-    """Refuse correlated noise that a training of this size cannot have.
-
-    Args:
-        config: settings with `noise_bands`.
-        batch: expected units of an update.
-        first_batch: expected units of the first update, or 0.
-        updates: number of updates of the whole run.
-
-    Raises:
-        ValueError: batches grow, a part of the units cannot fill them, or there are too few
-            updates.
-    """
-    bands = config.noise_bands
-    if bands <= 1:
-        return
-    if first_batch:
-        raise ValueError("noise_bands: correlated noise needs batches of one expected size")
-    if bands * batch > config.declared_units:
-        raise ValueError(f"noise_bands: batch_size is above declared_units / {bands}, one part")
-    if bands > updates:
-        raise ValueError(f"noise_bands: more than the {updates} updates")
-
-
 class SelectionConfig(Config, section=MORE_PRIVACY):
     """Private selection by a random number of trainings (Papernot and Steinke 2022)."""
 

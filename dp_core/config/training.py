@@ -16,6 +16,7 @@ from dp_core.config.fields import (
     Config,
     setting,
 )
+from dp_core.config.privacy import PrivacyConfig
 
 _CAUSAL = ("gpt2", "llama", "feed-forward")  # kinds of model that read from left to right
 LEAST_GROWING = 8  # least number of updates with growing batches
@@ -259,14 +260,31 @@ class BatchConfig(Config, section=MORE_TRAINING):
         return self
 
 
-def refuse_short_growth(first_batch_size: int, updates: int) -> None:
-    """Refuse batches that have too few updates to grow.
+def refuse_impossible_updates(
+    batches: BatchConfig, plan: PrivacyConfig | None, updates: int
+) -> None:
+    """Refuse a number of updates that is too small for its batches or its correlated noise.
+
+    Args:
+        batches: settings of the batches.
+        plan: settings of a private training, or None.
+        updates: number of updates of the whole run.
 
     Raises:
-        ValueError: batches grow, but there are too few updates.
+        ValueError: there are too few updates; with correlated noise, batches grow or a part of the
+            units cannot fill them.
     """
-    if first_batch_size and updates < LEAST_GROWING:
+    bands = plan.noise_bands if plan else 1
+    if batches.first_batch_size and updates < LEAST_GROWING:
         raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
+    if plan is None or bands <= 1:
+        return
+    if batches.first_batch_size:
+        raise ValueError("noise_bands: correlated noise needs batches of one expected size")
+    if bands * batches.batch_size > plan.declared_units:
+        raise ValueError(f"noise_bands: batch_size is above declared_units / {bands}, one part")
+    if bands > updates:
+        raise ValueError(f"noise_bands: more than the {updates} updates")
 
 
 def refuse_masks(kind: str, *, whole_words: bool, maskings_per_example: int) -> None:

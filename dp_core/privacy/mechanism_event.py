@@ -215,18 +215,6 @@ class MechanismEvent:
         """Return the mechanism in one clause, as the evidence pack's script writes it."""
         return words_of(self.to_json())
 
-    def sampling_in_words(self) -> str:
-        """Return the sampling of units for an update or round, in words.
-
-        By default it is the sampling of the parts. Mechanisms that draw units override it.
-        """
-        descriptions = dict.fromkeys(part.sampling_in_words() for part in self.parts)
-        return "; ".join(descriptions) or "none: every unit takes part"
-
-    def noise_in_words(self) -> str:
-        """Return the distribution and scale of the noise in words; by default, of the parts."""
-        return "; ".join(dict.fromkeys(part.noise_in_words() for part in self.parts)) or "none"
-
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions about the run on which the ε rests."""
         return (*dict.fromkeys(a for p in self.parts for a in p.assumptions()), *self.assumed)

@@ -85,7 +85,7 @@ def selection_plan(
 
 def delta_of(words_per_unit: int, sigma: float, threshold: int, epsilon: float) -> float:
     """Return δ at ε of the histogram with integer noise and integer threshold."""
-    return ThresholdedHistogram(words_per_unit, sigma, threshold).profile.delta(epsilon)
+    return ThresholdedHistogram(words_per_unit, sigma, threshold).profile.delta_at(epsilon)
 
 
 def calibrate(
@@ -306,7 +306,7 @@ def _eliminating_at(
                 high = middle
             else:
                 low = middle + 1
-        if made(low).profile.delta(epsilon) <= delta * _WITHIN:
+        if made(low).profile.delta_at(epsilon) <= delta * _WITHIN:
             return made(low)
         room *= 0.99  # the other direction needs more δ
     return None

@@ -50,7 +50,6 @@ from dp_core.config.privacy import (
     VocabularyConfig,
     WrittenTextConfig,
     refuse_large_delta,
-    refuse_many_bands,
 )
 from dp_core.config.training import (
     ArchitectureConfig,
@@ -62,8 +61,8 @@ from dp_core.config.training import (
     TaggingConfig,
     TrainingConfig,
     is_causal,
+    refuse_impossible_updates,
     refuse_masks,
-    refuse_short_growth,
 )
 from dp_core.errors import PlanError
 
@@ -555,8 +554,7 @@ class JobSettings(
     def _is_consistent(self) -> Self:
         if self.batch_size > self.declared_units:
             raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
-        refuse_short_growth(self.first_batch_size, self.updates)
-        refuse_many_bands(self, self.batch_size, self.first_batch_size, self.updates)
+        refuse_impossible_updates(self, self, self.updates)
         refuse_masks(
             self.model_kind,
             whole_words=self.whole_words,

@@ -40,8 +40,14 @@ from tasks.protocol import (
     budget_of_run,
     job_steps,
 )
-from tasks.releases.charge import charge, register_plans
-from tasks.releases.plans import plan_until, planned_release, refuse_large_deltas, training_plan
+from tasks.releases.charge import (
+    charge,
+    plan_until,
+    planned_release,
+    refuse_large_deltas,
+    register_plans,
+    training_plan,
+)
 from tasks.releases.provenance import PrivateUnits
 from tasks.report import job_results as reporting
 from tasks.runtime.deployment import Deployment

@@ -53,7 +53,7 @@ from tasks.protocol import (
     StepResult,
     WrittenTextSpec,
 )
-from tasks.releases.plans import training_plan
+from tasks.releases.charge import training_plan
 from tasks.releases.provenance import operator_only
 from tasks.report.job_results import DOCUMENTS_FILE, OCCURRENCES_FILE
 from tasks.results import Input
@@ -67,7 +67,7 @@ from tasks.steps import token_store_step as token_store
 from tasks.steps import vocabulary_step as vocabulary
 from tasks.steps import written_text_step as written_text
 from tasks.steps.finetune_step import Tagging, task_of
-from tasks.steps.training_inputs import TrainingInputs
+from tasks.steps.training_files import TrainingInputs
 
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
 

@@ -26,8 +26,7 @@ from tasks.protocol import (
     point_steps,
 )
 from tasks.protocol.sweep import PAGE, models_of, trainings_of
-from tasks.releases.charge import charge, register_plans
-from tasks.releases.plans import planned_release
+from tasks.releases.charge import charge, planned_release, register_plans
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
 from tasks.steps import budget_step as budget

@@ -37,6 +37,31 @@ class PldPmf:
     first: int
     probabilities: NDArray[np.float64]
     infinite: float
+    spacing: float
+
+    @functools.cached_property
+    def losses(self) -> NDArray[np.float64]:
+        """The finite losses of the grid."""
+        return (self.first + np.arange(len(self.probabilities))) * self.spacing
+
+    @functools.cached_property
+    def _logs(self) -> NDArray[np.float64]:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.probabilities))
+
+    def cumulant(self, theta: float) -> float:
+        """Return ln Σ Pr[x]·e^{θx} over the finite losses x."""
+        exponents = self._logs + theta * self.losses
+        top = float(np.max(exponents))
+        return top + math.log(float(np.sum(np.exp(exponents - top))))
+
+    def tilted(self, theta: float) -> NDArray[np.float64]:
+        """Return the probabilities under the weights e^{θx}; they add up to 1."""
+        return np.asarray(np.exp(self._logs + theta * self.losses - self.cumulant(theta)))
+
+    def mean(self, theta: float) -> float:
+        """Return the mean of the losses under the weights e^{θx}."""
+        return float(np.dot(self.tilted(theta), self.losses))
 
 
 def discretise(profile: Profile, interval: float) -> tuple[PldPmf, PldPmf]:
@@ -72,7 +97,9 @@ def _connect_dots(calls: Floats, reverse: Floats, h: float) -> PldPmf:
     mass[n] = 1 + ((calls[1] - calls[0]) - e * (left[-1] - left[-2])) / step
     mass[0] = (left[1] - left[0]) / step - left[0]
     mass[2 * n] = (calls[n - 1] - calls[n]) / -math.expm1(-h)
-    return PldPmf(-n, np.maximum(mass, 0.0), float(calls[n]))
+    held = np.flatnonzero(mass > 0)
+    kept = mass[held[0] : held[-1] + 1]
+    return PldPmf(int(held[0]) - n, np.maximum(kept, 0.0), float(calls[n]), h)
 
 
 _OUTSIDE = math.log(1e-20)  # probability, under the tilt, that may lie outside the window
@@ -99,10 +126,9 @@ class ComposedPld:
 
     def __init__(self, parts: Sequence[tuple[PldPmf, int]], interval: float) -> None:
         self._h = interval
-        self._parts = [_Part.of(pmf, times, interval) for pmf, times in parts]
+        self._parts = parts
         survive = sum(times * math.log1p(-pmf.infinite) for pmf, times in parts)
         self.infinite = -math.expm1(survive)
-        self._highest = sum(p.times * p.losses[-1] for p in self._parts)
 
     def epsilon(self, delta: float) -> float:
         """Return the smallest ε ≥ 0 with δ(ε) ≤ delta; ∞ if there is none."""
@@ -119,10 +145,10 @@ class ComposedPld:
         return min(1.0, (self.infinite + math.exp(tilted.log_delta(epsilon))) * _ROUNDING)
 
     def _cumulant(self, theta: float) -> float:
-        return sum(part.times * part.cumulant(theta) for part in self._parts)
+        return sum(times * pmf.cumulant(theta) for pmf, times in self._parts)
 
     def _mean(self, theta: float) -> float:
-        return sum(part.times * part.mean(theta) for part in self._parts)
+        return sum(times * pmf.mean(theta) for pmf, times in self._parts)
 
     def _tilt_for(self, delta: float) -> float:
         """Return the θ that minimises the moment bound (K(θ) + g(θ) − ln δ)/θ on ε: order α − 1."""
@@ -153,8 +179,8 @@ class ComposedPld:
 
     def _tilted(self, theta: float) -> _TiltedSum:
         """Return the sum's distribution under e^{θx}, on a window that holds all but 1e-20."""
-        low = max(self._bound(theta, -1), sum(p.times * p.losses[0] for p in self._parts))
-        high = min(self._bound(theta, 1), self._highest)
+        lowest, highest = (sum(n * pmf.losses[end] for pmf, n in self._parts) for end in (0, -1))
+        low, high = max(self._bound(theta, -1), lowest), min(self._bound(theta, 1), highest)
         first = math.floor(low / self._h)
         size = math.ceil(high / self._h) - first + 1
         if size > _LARGEST_WINDOW:
@@ -162,13 +188,13 @@ class ComposedPld:
         length = fft.next_fast_len(max(size, 2), real=True)
         spectrum: NDArray[np.complex128] | None = None
         start = 0
-        for part in self._parts:
+        for pmf, times in self._parts:
             folded = np.bincount(
-                np.arange(len(part.losses)) % length, part.tilted(theta), minlength=length
+                np.arange(len(pmf.losses)) % length, pmf.tilted(theta), minlength=length
             )
-            power = fft.rfft(folded) ** part.times
+            power = fft.rfft(folded) ** times
             spectrum = power if spectrum is None else spectrum * power
-            start += part.times * part.first
+            start += times * pmf.first
         assert spectrum is not None  # noqa: S101  (parts are never empty)
         circle = np.maximum(fft.irfft(spectrum, length), 0.0)
         probabilities = np.roll(circle, (start - first) % length)
@@ -192,36 +218,6 @@ class ComposedPld:
 def _gap(theta: float) -> float:
     """Return g(θ), by which (1 − e^{−y})₊ stays below e^{θy}."""
     return -theta * math.log1p(1 / theta) - math.log1p(theta)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One step's losses with their log-probabilities, and how often it is taken."""
-
-    first: int
-    times: int
-    losses: NDArray[np.float64]
-    logs: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, pmf: PldPmf, times: int, h: float) -> _Part:
-        held = np.flatnonzero(pmf.probabilities)
-        kept = pmf.probabilities[held[0] : held[-1] + 1]
-        first = pmf.first + int(held[0])
-        with np.errstate(divide="ignore"):
-            logs = np.log(kept)
-        return cls(first, times, (first + np.arange(len(kept))) * h, logs)
-
-    def cumulant(self, theta: float) -> float:
-        exponents = self.logs + theta * self.losses
-        top = float(np.max(exponents))
-        return top + math.log(float(np.sum(np.exp(exponents - top))))
-
-    def tilted(self, theta: float) -> NDArray[np.float64]:
-        return np.asarray(np.exp(self.logs + theta * self.losses - self.cumulant(theta)))
-
-    def mean(self, theta: float) -> float:
-        return float(np.dot(self.tilted(theta), self.losses))
 
 
 @dataclass(frozen=True)

@@ -73,6 +73,10 @@ class Profile(abc.ABC):
     def directions(self, epsilon: Floats) -> tuple[Floats, Floats]:
         """Return (with, without) at each ε ≥ 0; the same array twice where it is symmetric."""
 
+    def delta_at(self, epsilon: float) -> float:
+        """Return δ at ε: the worse of the two directions."""
+        return float(max(side[0] for side in self.directions(np.array([epsilon]))))
+
     @abc.abstractmethod
     def reach(self) -> float:
         """Return an ε beyond which only the probability of an infinite loss is left."""
@@ -375,10 +379,6 @@ class HistogramProfile(Profile):
         """The probability that any of N words that one unit alone holds is released."""
         return -math.expm1(self.words_per_unit * math.log1p(-self.tail))
 
-    def delta(self, epsilon: float) -> float:
-        """Return δ at ε: the worse of the two directions."""
-        return float(max(side[0] for side in self.directions([epsilon])))
-
     def directions(self, epsilon: ArrayLike) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
         """Return (with, without): the hockey-stick divergences at each ε, from above."""
         every = np.asarray(epsilon, dtype=np.float64)
@@ -450,10 +450,6 @@ class NewItemsProfile(Profile):
         stay = math.log1p(-self.coin)
         hidden = gaussian_delta(eps - stay, self.mu)
         return self.coin + (1 - self.coin) * hidden, gaussian_delta(eps + stay, self.mu)
-
-    def delta(self, epsilon: float) -> float:
-        """Return δ at ε: the worse of the two directions."""
-        return float(max(side[0] for side in self.directions([epsilon])))
 
     def reach(self) -> float:
         """Return the loss 12 standard deviations out, or ∞ if a new item is certain to pass."""

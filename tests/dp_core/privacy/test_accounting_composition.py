@@ -5,7 +5,7 @@ import pytest
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta, gaussian_epsilon
-from dp_core.privacy.accounting.tradeoff import group_privacy, tpr_ceiling
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile, group_privacy
 from dp_core.privacy.mechanisms import (
     Composed,
     FixedSizeGaussian,
@@ -88,7 +88,7 @@ def test_release_that_is_certain_to_show_new_items_has_no_guarantee(event: Mecha
     assert event.approximate_rdp(8, 1e-6)[1] == 1
     assert epsilon_pld(event, 1e-6) == math.inf
     assert delta_pld(compose(event, TRAINING), 1.0) == 1
-    assert tpr_ceiling(event, 0.01) == 1
+    assert PrivacyProfile.of_event(event).true_positive_rate(0.01) == 1
 
 
 def test_group_privacy_grows_both_parameters() -> None:

@@ -232,7 +232,7 @@ def test_the_whole_mechanism_by_enumeration(epsilon: float) -> None:
 def test_discrete_noise_costs_more_than_the_continuous_formula_says() -> None:
     # The continuous formula accepts thresholds from 1136.8 on; discrete noise has 1.011e-9 at 1137.
     profile = HistogramProfile(256, 166.0, 1137)
-    assert profile.delta(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
+    assert profile.delta_at(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
     assert profile.tail == pytest.approx(upper_tail(1136, 166.0))
 
 
@@ -268,7 +268,7 @@ def test_epsilon_of_little_noise_is_the_exact_convolution_on_every_grid(
 def test_blocks_bound_the_exact_maximum() -> None:
     # 600 words per unit are bounded in blocks of three; each single ℓ must lie below.
     n, sigma, threshold, epsilon = 600, 120.0, 800, 1.0
-    claimed = HistogramProfile(n, sigma, threshold).delta(epsilon)
+    claimed = HistogramProfile(n, sigma, threshold).delta_at(epsilon)
     tail = upper_tail(threshold - 1, sigma)
     exact = max(
         float(gaussian_delta(epsilon, math.sqrt(n - ell) / sigma))

@@ -12,10 +12,11 @@ from scipy.stats import norm
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_epsilon
-from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile, tpr_ceiling
+from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile
 from dp_core.privacy.mechanisms import (
     ConvertedRelation,
     Gaussian,
+    MechanismEvent,
     NeighboringRelation,
     PoissonGaussian,
     PrivacyUnit,
@@ -25,6 +26,10 @@ from dp_core.privacy.mechanisms import (
 
 RATES = [1e-6, 1e-4, 0.01, 0.2, 0.5, 0.8, 0.99, 1.0]
 PATIENT = PrivacyUnit.PATIENT
+
+
+def tpr_ceiling(event: MechanismEvent, fpr: float) -> float:
+    return PrivacyProfile.of_event(event).true_positive_rate(fpr)
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0])
