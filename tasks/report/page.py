@@ -15,7 +15,6 @@ from dp_core.audit.exposure import ExposureSummary, summarise
 from dp_core.labels import Label
 from tasks.report import audit_tables, tables
 from tasks.report.figures import (
-    QUANTITIES,
     Drawing,
     entity_figure,
     epochs_figure,
@@ -24,6 +23,7 @@ from tasks.report.figures import (
 )
 from tasks.report.model import (
     F1,
+    QUANTITIES,
     Edition,
     LedgerView,
     ModelRow,
