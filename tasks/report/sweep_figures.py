@@ -284,7 +284,7 @@ def _lines(
         right.errorbar(
             x,
             y,
-            yerr=(np.subtract(y, low), np.subtract(high, y)) if (low, high) != (y, y) else None,
+            yerr=np.abs(np.subtract([low, high], y)) if (low, high) != (y, y) else None,
             fmt="s--",
             color=SCORE_BLUE,
             alpha=strength,
