@@ -25,7 +25,6 @@ from tasks.report.model import (
     F1,
     QUANTITIES,
     Edition,
-    LedgerView,
     ModelRow,
     Report,
     Value,
@@ -214,6 +213,7 @@ def report_page(report: Report, edition: Edition) -> Page:
         trim_blocks=True,
         lstrip_blocks=True,
     )
+    environment.filters["significant"] = tables.significant
     html = environment.get_template("sweep.html.j2" if shown.is_sweep else "job.html.j2").render(
         {"ledger": None} | content,
         report=shown,
@@ -224,7 +224,6 @@ def report_page(report: Report, edition: Edition) -> Page:
         style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
         withheld_mark=tables.WITHHELD_MARK,
         statement_json=json.dumps(record, ensure_ascii=False, indent=2) if record else "",
-        spent=None if shown.ledger is None else _spent(shown.ledger),
         chosen=None if private is None else private.name,
         hidden_curves=[
             f"{QUANTITIES[curve.quantity]} ({curve.model})"
@@ -291,21 +290,6 @@ def _sweep_marks(report: Report) -> list[Mark]:
 
 def _score_mark(rows: Iterable[ModelRow]) -> str:
     return "entity F1, strict" if measure_of(rows) is F1 else "accuracy of classes"
-
-
-def _spent(ledger: LedgerView) -> dict[str, str | int]:
-    """Return the spent and total budget as text for the page; empty without a budget."""
-    spent, budget = ledger.spent_epsilon, ledger.budget_epsilon
-    if spent is None or not budget:
-        return {}
-    delta = ledger.budget_delta
-    return {
-        "epsilon": tables.significant(spent),
-        "delta": tables.significant(ledger.spent_delta or 0.0, 2),
-        "budget": tables.significant(budget),
-        "budget_delta": "" if delta is None else tables.significant(delta, 2),
-        "percent": 100 if math.isinf(spent) else min(100, round(100 * spent / budget)),
-    }
 
 
 def figures_of(shown: Report) -> dict[str, Any]:

@@ -3,8 +3,8 @@
 import io
 import json
 import re
-from collections.abc import Callable, Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import NoneType, SimpleNamespace
@@ -162,6 +162,33 @@ def test_publishable_edition_contains_no_operator_value() -> None:
     assert not any(f"{row.exposure!r}" in published for row in report.models[2].audits[0].rows)
     assert published.count(WITHHELD_MARK) > 15
     assert WITHHELD_MARK not in full
+
+
+def _parts(content: object) -> Iterator[object]:
+    """Yield every part of a report, at any depth."""
+    yield content
+    inner: Iterable[object] = ()
+    if isinstance(content, Mapping):
+        inner = content.values()
+    elif isinstance(content, tuple):
+        inner = content
+    elif is_dataclass(content):
+        inner = (getattr(content, field.name) for field in fields(content))
+    for part in inner:
+        yield from _parts(part)
+
+
+@pytest.mark.parametrize("known_seed", [False, True])
+@pytest.mark.parametrize("report", [job_report, sweep_report, causal_sweep_report])
+def test_no_part_of_a_publishable_edition_has_a_hidden_label(
+    report: Callable[..., Report], known_seed: bool
+) -> None:
+    hidden = {Label.OPERATOR, Label.DP} if known_seed else {Label.OPERATOR}
+    whole = replace(report(made_up=False), known_seed=known_seed)
+    shown = list(_parts(edition_of(whole, Edition.PUBLISHABLE)))
+    labelled = [part for part in shown if getattr(part, "label", None) in hidden]
+    withheld = [getattr(part, "value", part) for part in labelled]
+    assert withheld and all(isinstance(value, Withheld) for value in withheld)
 
 
 def _moved_extractions(rows: tuple[Extraction, ...]) -> tuple[Extraction, ...]:
