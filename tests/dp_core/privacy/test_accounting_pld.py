@@ -217,13 +217,6 @@ def test_cut_batches_cost_no_more_than_the_library_says(
     assert row == (f"{ours:.2f}", f"{library:.2f}")
 
 
-def test_truncation_covers_fewer_units_than_declared() -> None:
-    few = epsilon_pld(TruncatedPoissonGaussian(500, 30, ((0.05, 1.0, 50),)), 1e-5)
-    more = epsilon_pld(TruncatedPoissonGaussian(600, 30, ((0.05, 1.0, 50),)), 1e-5)
-    none = epsilon_pld(single(0.05, 1.0, 50), 1e-5)
-    assert none < few < more
-
-
 @pytest.mark.parametrize("batch", [1, 2, 4])
 def test_fixed_size_batches_are_accounted_for_every_neighbour(batch: int) -> None:
     sigma, epsilon = 1.5, 0.3

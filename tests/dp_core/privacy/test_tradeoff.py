@@ -73,16 +73,6 @@ def test_of_one_guarantee_it_is_randomised_response(epsilon: float, delta: float
         assert found == pytest.approx(best, abs=1e-12)
 
 
-def test_tpr_ceiling_is_at_most_the_ceiling_of_every_epsilon_delta_pair() -> None:
-    event = PoissonGaussian.single(0.1, 1.0, 10)
-    found = tpr_ceiling(event, 0.01)
-    epsilon = epsilon_pld(event, 1e-6)
-    assert found <= PrivacyProfile.of_claim(epsilon, 1e-6).true_positive_rate(0.01)
-    for at in (0.5, 1.5):
-        pair = PrivacyProfile.of_claim(at, delta_pld(event, at))
-        assert found <= pair.true_positive_rate(0.01) * (1 + 1e-4)
-
-
 def test_a_converted_guarantee_counts_as_the_pair_that_it_is() -> None:
     event = ConvertedRelation(Gaussian(5.0), NeighboringRelation.REPLACE, 1e-6)
     delta = event.stated_delta(1e-6)
