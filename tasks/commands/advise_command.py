@@ -16,7 +16,7 @@ from dp_core.privacy.advice import Case
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
 from tasks.commands.epsilon_command import check_epsilon
-from tasks.commands.ledger_command import FITS, cost_in_json
+from tasks.commands.ledger_command import FITS
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.commands.settings_options import SettingsOptions, settings_of_options, settings_options
 from tasks.protocol import JobSettings, budget_of_run
@@ -111,7 +111,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
     planned = ("batch_size", "updates", "epochs", "examples_per_step", "noise_multiplier")
     return {
         "budget": {"epsilon": advice.budget.epsilon, "delta": advice.budget.delta},
-        "registered": cost_in_json(advice.decision) if advice.decision else None,
+        "registered": advice.decision.to_json() if advice.decision else None,
         "unit": settings.unit,
         "declared_units": settings.declared_units,
         "plan": {
