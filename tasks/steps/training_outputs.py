@@ -32,7 +32,7 @@ from dp_core.models.adapters import (
 from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import ADAPTER_FOLDER, save
 from dp_core.models.parameters import AnyModel, Arrays
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints, arrays_digest
 from dp_core.training.loop import EvaluationHook, Progress, curve_points

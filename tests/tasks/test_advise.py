@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.advice import batches_to_try, phrase_noise, rough_noise, rows_to_try
 from dp_core.privacy.ledger import Ledger
 from tasks.cli import cli

@@ -12,8 +12,8 @@ from release_examples import bench_of, record
 
 from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput, BudgetExceeded, PlanError
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import least_error
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.batch_selection import PoissonSampling
 from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
 from dp_core.privacy.ledger import Ledger, State

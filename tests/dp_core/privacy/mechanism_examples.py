@@ -12,8 +12,7 @@ import numpy as np
 from privacy_oracles import composed_delta, gaussian_mixture, hockey_stick
 from scipy.stats import norm
 
-from dp_core.privacy.accounting.profiles import Profile, SelfComposed
-from dp_core.privacy.accounting.rdp import Floats
+from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanism_event import REGISTRY
 from dp_core.privacy.mechanisms import (

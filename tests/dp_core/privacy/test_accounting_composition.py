@@ -11,14 +11,14 @@ import pytest
 from scipy.stats import norm
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
-from dp_core.privacy.accounting.profiles import (
-    EpsilonDelta,
+from dp_core.privacy.accounting.accountants import (
+    delta_pld,
+    epsilon_pld,
+    epsilon_rdp,
     epsilon_unamplified,
-    gaussian_delta,
     gaussian_epsilon,
 )
-from dp_core.privacy.accounting.rdp import epsilon_rdp
+from dp_core.privacy.accounting.profiles import EpsilonDelta, gaussian_delta
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile, group_privacy
 from dp_core.privacy.mechanism_event import replace_one
 from dp_core.privacy.mechanisms import (

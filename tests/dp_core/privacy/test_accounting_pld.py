@@ -14,14 +14,16 @@ from privacy_oracles import gaussian_mixture, hockey_stick
 from scipy.stats import binom, norm
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import composed_plds, delta_pld, epsilon_pld
-from dp_core.privacy.accounting.profiles import (
-    Profile,
-    SelfComposed,
+from dp_core.privacy.accounting.accountants import (
+    composed_plds,
+    delta_pld,
+    epsilon_paper_conversion,
+    epsilon_pld,
+    epsilon_rdp,
     epsilon_unamplified,
     gaussian_epsilon,
 )
-from dp_core.privacy.accounting.rdp import Floats, epsilon_paper_conversion, epsilon_rdp
+from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
 from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     Gaussian,

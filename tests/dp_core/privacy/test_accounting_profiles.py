@@ -12,19 +12,18 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from dp_core.privacy.accounting.pld import composed_plds, delta_pld
+from dp_core.privacy.accounting.accountants import composed_plds, delta_pld, gaussian_epsilon
 from dp_core.privacy.accounting.profiles import (
     DiscreteGaussianTail,
+    Floats,
     HistogramProfile,
     SubsampledGaussian,
     TruncatedSubsampledGaussian,
     convolution_slack,
     gaussian_delta,
-    gaussian_epsilon,
     shared_deltas,
     upper_tail,
 )
-from dp_core.privacy.accounting.rdp import Floats
 from dp_core.privacy.mechanisms import (
     Gaussian,
     PoissonGaussian,

@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.rdp import LOW_ORDERS, epsilon_rdp
-from dp_core.privacy.accounting.rdp import ORDERS as ORDERS_OF_RDP
+from dp_core.privacy.accounting.accountants import LOW_ORDERS, epsilon_pld, epsilon_rdp
+from dp_core.privacy.accounting.accountants import ORDERS as ORDERS_OF_RDP
 from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,

@@ -12,8 +12,8 @@ from scipy.signal import lfilter
 
 from dp_core.errors import BadInput
 from dp_core.privacy import advice
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for, with_bands
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, ExecutionPlan
 from dp_core.privacy.matrix_factorization import Workload

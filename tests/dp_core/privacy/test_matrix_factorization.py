@@ -19,12 +19,12 @@ from scipy.linalg import toeplitz
 
 from dp_core.config.training import OptimizerConfig
 from dp_core.errors import PlanError
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import (
     least_error,
     with_bands,
     workload_error,
 )
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.batch_selection import CyclicPoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase
 from dp_core.privacy.matrix_factorization import (

@@ -13,7 +13,7 @@ from mechanism_examples import plan_of
 from scipy.stats import norm
 
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.batch_selection import (
     CyclicPoissonSampling,
     PoissonSampling,

@@ -10,8 +10,7 @@ import pytest
 from scipy.stats import norm
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
-from dp_core.privacy.accounting.profiles import gaussian_epsilon
+from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld, gaussian_epsilon
 from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile
 from dp_core.privacy.mechanisms import (
     ConvertedRelation,
