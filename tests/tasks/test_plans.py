@@ -328,32 +328,25 @@ def test_spec_with_a_too_large_delta_is_refused_by_its_step() -> None:
         refuse_large_deltas([training], [released("notes", 1e-4)])
 
 
-def test_run_with_a_too_large_delta_is_not_registered(deployment: Deployment) -> None:
+def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment: Deployment) -> None:
+    """A sweep counts the δ of every point, and a run the δ of vocabulary and training."""
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
-    steps = steps_of(delta=1e-4)
-    vocabulary = steps["vocabulary"]
-    assert isinstance(vocabulary, VocabularySpec)
-    spec = steps["budget"]
-    assert isinstance(spec, BudgetSpec)
-    large = of_delta(vocabulary, 1e-4)
-    spec = spec.model_copy(update={"charged": (large, *spec.charged[1:])})
-    with pytest.raises(PlanError, match="1/6000"):
-        budget.run(spec, bench_of(deployment))
+    run = steps_of(delta=1e-4)["budget"]
+    large = (of_delta(run.charged[0], 1e-4), *run.charged[1:])
+    sweep = budget_of_run(SweepSettings.model_validate(PRIVATE))
+    assert len(sweep.charged) == 13
+    points = [
+        point.model_copy(update={"plan": point.private_plan.model_copy(update={"delta": 2e-5})})
+        for point in sweep.charged[1:]
+        if isinstance(point, PretrainSpec)
+    ]
+    for spec, charged, reason in (
+        (run, large, "1/6000"),
+        (sweep, (sweep.charged[0], *points), "in total"),
+    ):
+        with pytest.raises(PlanError, match=reason):
+            budget.run(spec.model_copy(update={"charged": charged}), bench_of(deployment))
     assert not Ledger.open(deployment.ledger).history("notes")
-
-
-def test_registration_of_a_sweep_counts_the_delta_of_every_point(deployment: Deployment) -> None:
-    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
-    small = SweepSettings.model_validate(PRIVATE)
-    spec = budget_of_run(small)
-    assert len(spec.charged) == 13
-    first, *points = spec.charged
-    large = [
-        p.model_copy(update={"plan": p.plan.model_copy(update={"delta": 2e-5})}) for p in points
-    ]  # type: ignore[union-attr]
-    spec = spec.model_copy(update={"charged": (first, *large)})
-    with pytest.raises(PlanError, match="in total"):
-        budget.run(spec, bench_of(deployment))
 
 
 def test_statement_makes_no_claim_at_a_delta_above_one_over_units() -> None:
