@@ -161,42 +161,6 @@ def test_every_number_of_bands_that_may_be_asked_for_has_a_strategy(
     assert workload.error(found) < 0.5 * workload.error(INDEPENDENT)
 
 
-def prefix_error(strategy: ToeplitzStrategy, updates: int) -> float:
-    """Return √(mean square noise of all prefix sums)·‖c‖."""
-    sums = np.cumsum(strategy.noising(updates))
-    return math.sqrt(np.dot(np.arange(updates, 0, -1), sums * sums) / updates) * strategy.norm
-
-
-# From google-deepmind/jax-privacy 2.0.0 with jax 0.10.2; `make test-jax-privacy` recomputes them.
-JAX_SQUARE_ROOT = {(282, 4): (6.717934, 10.267896), (2000, 8): (13.261991, 20.726669)}
-JAX_OPTIMISED = {(282, 4): 6.252733, (2000, 8): 11.579958}
-
-
-@pytest.mark.parametrize(("size", "figures"), JAX_SQUARE_ROOT.items(), ids=str)
-def test_square_root_error_and_sensitivity_equal_jax_privacys(
-    size: tuple[int, int], figures: tuple[float, float]
-) -> None:
-    (updates, bands), (error, sensitivity) = size, figures
-    root = power_strategy(bands, 0.5)
-    assert prefix_error(root, updates) == pytest.approx(error, rel=2e-5)
-    used = np.zeros(updates)
-    used[::bands] = 1  # every b-th update; the last has fewer rows
-    moved = float(np.linalg.norm(dense(root, updates) @ used))
-    assert moved == pytest.approx(sensitivity, rel=2e-5)
-    assert moved <= root.norm * math.sqrt(math.ceil(updates / bands))
-
-
-@pytest.mark.parametrize(("size", "error"), JAX_OPTIMISED.items(), ids=str)
-def test_least_error_is_near_error_of_jax_privacys_optimiser(
-    size: tuple[int, int], error: float
-) -> None:
-    updates, bands = size
-    found = least_error_strategy(bands, sums(updates))
-    assert found.bands == bands
-    assert prefix_error(found, updates) < error * 1.002
-    assert prefix_error(found, updates) < prefix_error(power_strategy(bands, 0.5), updates) * 0.95
-
-
 def test_epsilon_equals_dp_accountings_subsampled_gaussians() -> None:
     event = CyclicPoissonGaussian(4, ((0.3, 1.3, 50),))
     step = dpa.PoissonSampledDpEvent(0.3, dpa.GaussianDpEvent(1.3))
