@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from dp_core.config.privacy import MechanismName
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.mechanisms import PhraseRounds, PrivacyUnit
 from dp_core.vocabulary.partition_selection import PartitionSelection, refuse_unearned
 from dp_core.vocabulary.selection_calibration import check_target, selection_plan

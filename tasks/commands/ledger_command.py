@@ -287,9 +287,11 @@ def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
 
 def show_overview(found: dict[str, dict[str, Any]]) -> None:
     """Write the overview as tables, and a line for every run that may not fit again."""
+    columns = ["data set", "unit", "neighbours", "ε", "δ", "spent", "releases", "open"]
+    free = any(one["operator_releases"] for one in found.values())
     write_table(
         "Privacy budgets",
-        ["data set", "unit", "neighbours", "ε", "δ", "spent", "releases", "open", "operator's"],
+        [*columns, "operator's"] if free else columns,
         [
             [
                 name,
@@ -300,7 +302,7 @@ def show_overview(found: dict[str, dict[str, Any]]) -> None:
                 "–" if one["left"] is None else f"{one['share']:.1%}",
                 one["charged_entries"],
                 one["unsettled"],
-                one["operator_releases"],
+                *([one["operator_releases"]] if free else []),
             ]
             for name, one in found.items()
         ],
@@ -309,7 +311,7 @@ def show_overview(found: dict[str, dict[str, Any]]) -> None:
     seen = {r["id"]: r for one in found.values() for r in one["history"]}
     if seen:
         latest = sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]
-        show_history("Latest releases", latest)
+        show_history("Latest releases", latest, with_dataset=len(found) > 1)
     for name, one in found.items():
         if said := _warning(name, one["like_the_last_run"]):
             click.echo(said)
@@ -356,17 +358,18 @@ def show_public(found: list[dict[str, Any]]) -> None:
     )
 
 
-def show_history(title: str, records: list[dict[str, Any]]) -> None:
+def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: bool = False) -> None:
     """Write one release per row, then the runs' full names, which `withdraw` needs."""
+    columns = ["entry", "release", "ε (PLD)", "δ", "state", "reserved", "run"]
     names = dict.fromkeys(r["run"] for r in records if r["run"])
     runs = {run: number for number, run in enumerate(names, start=1)}
     write_table(
         title,
-        ["entry", "data set", "release", "ε (PLD)", "δ", "state", "reserved", "run"],
+        ["data set", *columns] if with_dataset else columns,
         [
             [
+                *([r["dataset"]] if with_dataset else []),
                 r["id"][:8],
-                r["dataset"],
                 r["release"] + (", ε by RDP" if r["epsilon_by"] == "rdp" else ""),
                 r["epsilon"],
                 r["delta"],

@@ -70,7 +70,7 @@ _CODE_OF_TRAINING = (
     "dp_core.training.loop",
     "dp_core.vocabulary.wordpiece",  # which pieces continue a word: masks of whole words
     "dp_core.audit.canaries",  # which audit canaries are in
-    "tasks.steps.training_inputs",  # rows and first weights
+    "tasks.steps.training_files",  # rows, first weights, and kept models
 )
 _OF_A_MODEL = ("pretraining", "finetuning", "exposure", "membership", "audit")
 
@@ -449,7 +449,6 @@ class PretrainSpec(TrainingSpec):
     code: ClassVar[tuple[str, ...]] = (
         *_CODE_OF_TRAINING,
         "dp_core.models.hugging_face",
-        "tasks.steps.training_outputs",
     )
     step: Literal["pretrain"] = "pretrain"
     mode: Literal["public", "released", "dp", "nonprivate"]

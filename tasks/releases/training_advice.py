@@ -20,8 +20,8 @@ from scipy.optimize import brentq
 from dp_core.config.fields import one_line
 from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput, BudgetExceeded, ConfideError
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for, round_up
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.advice import (
     HALF_LEARNED,

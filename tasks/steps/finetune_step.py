@@ -54,7 +54,7 @@ from tasks.releases.provenance import (
 from tasks.report.job_results import DOCUMENTS_FILE, EXPECTED_ENTITIES
 from tasks.results import Input, released_after
 from tasks.steps.entities_step import read_part, read_text_part
-from tasks.steps.training_outputs import TrainingCurve, write_model
+from tasks.steps.training_files import TrainingCurve, write_model
 from tasks.storage import sha256_of
 
 ERRORS = "errors.json"  # labels and positions only, no word of the test part

@@ -36,7 +36,7 @@ from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, SUBJECT, Input
 from tasks.steps import exposure_step as exposure
 from tasks.steps import finetune_step as finetune
 from tasks.steps import pretrain_step as pretrain
-from tasks.steps.training_outputs import KeptModels
+from tasks.steps.training_files import KeptModels
 from tasks.storage import sha256_of
 
 

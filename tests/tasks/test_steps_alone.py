@@ -67,7 +67,7 @@ from tasks.steps import token_store_step as token_store
 from tasks.steps import vocabulary_step as vocabulary
 from tasks.steps import written_text_step as written_text
 from tasks.steps.finetune_step import Tagging, task_of
-from tasks.steps.training_inputs import TrainingInputs
+from tasks.steps.training_files import TrainingInputs
 
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
 

@@ -19,8 +19,7 @@ from dp_core.data.privacy_units import Unit, in_blocks
 from dp_core.errors import BadInput, PlanError
 from dp_core.phrases.ngram_release import Candidates, PhraseSets, release_phrases
 from dp_core.phrases.phrase_calibration import PhrasePlan, calibrate
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.profiles import gaussian_epsilon
+from dp_core.privacy.accounting.accountants import epsilon_pld, gaussian_epsilon
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NeighboringRelation,
