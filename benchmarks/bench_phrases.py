@@ -56,7 +56,7 @@ from dp_core.vocabulary.selection_calibration import selection_plan
 from dp_core.vocabulary.subwords import in_turns, whole_words
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
-from tasks.steps.training_inputs import config_of
+from tasks.steps.training_files import config_of
 
 RESULT = ROOT / "benchmarks" / "results" / "phrases.json"
 SETTINGS = {  # the settings of the demo and of tasks/presets/real-text.json

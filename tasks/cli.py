@@ -17,6 +17,7 @@ LOCAL = {  # functions of tasks/commands/local_stack.py, with one line of help
     "up": "Serve the Airflow and MLflow pages on this machine.",
     "down": "Stop what `up` started.",
     "announce": "Announce a new version of a private corpus to Airflow.",
+    "backup": "Copy the ledger, the seeds and MLflow's database.",
 }
 COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not imported for the list
     "run": "Run a whole job or sweep on this machine, without Airflow.",
@@ -32,9 +33,12 @@ COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not im
     "export": "Copy a released model into a folder for others.",
     "evidence": "Write the evidence with which others can check a released model.",
     "audit": "Audit a model's privacy claim: a model from here or from elsewhere.",
-    "backup": "Copy the ledger, the seeds and MLflow's database.",
     "doctor": "Check this machine and deployment, and suggest fixes.",
 }
+# Files of several commands, by verb; the command's function has the name of the verb.
+_SHARED = dict.fromkeys(LOCAL, "local_stack") | dict.fromkeys(
+    ("calibrate", "paper-table"), "epsilon_command"
+)
 
 
 class LazyGroup(click.Group):
@@ -48,9 +52,10 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if cmd_name not in LOCAL | COMMANDS:
             return None
-        module = f"tasks.commands.{cmd_name.replace('-', '_')}_command:command"
-        place = f"tasks.commands.local_stack:{cmd_name}" if cmd_name in LOCAL else module
-        command: click.Command = pkgutil.resolve_name(place)
+        verb = cmd_name.replace("-", "_")
+        shared = _SHARED.get(cmd_name)
+        place = f"{shared}:{verb}" if shared else f"{verb}_command:command"
+        command: click.Command = pkgutil.resolve_name(f"tasks.commands.{place}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:

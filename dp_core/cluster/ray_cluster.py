@@ -43,8 +43,20 @@ from dp_core.cluster.node import (
     member_environment,
     require_secrets,
 )
-from dp_core.cluster.remote_calls import HostProcess, Version, map_shard, packed, unpacked
-from dp_core.cluster.shard_map import WHERE, HostFunction, InProcess, ProcessPool, R, ShardMap, T
+from dp_core.cluster.shard_map import (
+    WHERE,
+    HostFunction,
+    HostProcess,
+    InProcess,
+    ProcessPool,
+    R,
+    ShardMap,
+    T,
+    Version,
+    map_shard,
+    packed,
+    unpacked,
+)
 from dp_core.errors import BadInput, ConfideError
 
 VARIABLE = "CONFIDE_CLUSTER"

@@ -11,12 +11,11 @@ from dp_core.config.fields import AUDIT_AND_RUN, DATA, PRIVACY, Config, setting
 from dp_core.config.training import SeedConfig
 
 
-class AuditCanariesConfig(Config):
+class AuditCanariesConfig(Config, section=AUDIT_AND_RUN):
     """Canaries that are whole units of a job's private training, each included by a secret coin."""
 
     audit_canaries: int = setting(
         0,
-        AUDIT_AND_RUN,
         "Audit of ε: canaries",
         "Number of units of random tokens that are added to the private units. A secret coin "
         "includes each in DP pre-training or leaves it out. The audit guesses the coins from the "
@@ -27,12 +26,11 @@ class AuditCanariesConfig(Config):
     )
 
 
-class SamplesConfig(Config):
+class SamplesConfig(Config, section=AUDIT_AND_RUN):
     """Sample texts of a job's causal models, for people to read."""
 
     sample_texts: int = setting(
         0,
-        AUDIT_AND_RUN,
         "Samples: texts",
         "Number of texts that every causal model generates for the report. Texts of a released "
         "model have no privacy cost; texts of a model without privacy are the operator's.",
@@ -41,14 +39,12 @@ class SamplesConfig(Config):
     )
     sample_prompt: str = setting(
         "",
-        AUDIT_AND_RUN,
         "Samples: beginning",
         "Words at the beginning of every text.",
         max_length=200,
     )
     sample_tokens: int = setting(
         24,
-        AUDIT_AND_RUN,
         "Samples: tokens",
         "Largest number of tokens that are generated for a text.",
         ge=1,
@@ -56,12 +52,11 @@ class SamplesConfig(Config):
     )
 
 
-class MembershipConfig(Config):
+class MembershipConfig(Config, section=AUDIT_AND_RUN):
     """Membership attacks: the numbers of units and masks."""
 
     membership_units: int = setting(
         0,
-        AUDIT_AND_RUN,
         "Membership attacks: units",
         "At most this many units of the training, and as many held-out units, are attacked. The "
         "results are the operator's. 0: no membership attacks. Sweeps have none.",
@@ -70,7 +65,6 @@ class MembershipConfig(Config):
     )
     membership_masks: int = setting(
         4,
-        AUDIT_AND_RUN,
         "Membership attacks: masks",
         "Number of fresh masks over which a masked model's losses are averaged. More masks "
         "distinguish members better; the computing time grows in proportion.",
@@ -79,7 +73,6 @@ class MembershipConfig(Config):
     )
     membership_codes: str = setting(
         "",
-        AUDIT_AND_RUN,
         "Membership attacks: codes of diseases",
         "A table (.csv) with the columns of MIMIC's DIAGNOSES_ICD. The rarity of patients, and "
         "the attack on rare patients, are then measured by codes; by tokens if empty.",
@@ -87,12 +80,11 @@ class MembershipConfig(Config):
     )
 
 
-class ExtractionProtocol(Config):
+class ExtractionProtocol(Config, section=AUDIT_AND_RUN):
     """Extraction of text and secrets from a causal model: its parameters, fixed beforehand."""
 
     extraction_prefix: int = setting(
         10,
-        AUDIT_AND_RUN,
         "Extraction: prefix",
         "Tokens of a row that the attacker knows. Carlini et al. 2023 use 50.",
         ge=1,
@@ -100,7 +92,6 @@ class ExtractionProtocol(Config):
     )
     extraction_suffix: int = setting(
         10,
-        AUDIT_AND_RUN,
         "Extraction: suffix",
         "Tokens after the prefix that must be reproduced exactly. Carlini et al. 2023 use 50.",
         ge=1,
@@ -108,7 +99,6 @@ class ExtractionProtocol(Config):
     )
     extraction_top_k: int = setting(
         40,
-        AUDIT_AND_RUN,
         "Extraction: top-k",
         "Number of tokens that sampling chooses from, and of guesses for a canary's secret.",
         ge=1,
@@ -116,7 +106,6 @@ class ExtractionProtocol(Config):
     )
     extraction_tries: int = setting(
         100,
-        AUDIT_AND_RUN,
         "Extraction: tries",
         "Texts that the attacker samples for each prefix.",
         ge=1,
@@ -129,12 +118,11 @@ class ExtractionProtocol(Config):
         return self.extraction_prefix + self.extraction_suffix + 2
 
 
-class ExtractionConfig(ExtractionProtocol):
+class ExtractionConfig(ExtractionProtocol, section=AUDIT_AND_RUN):
     """Attempts to extract text and secrets from a job's causal model."""
 
     extraction_rows: int = setting(
         0,
-        AUDIT_AND_RUN,
         "Extraction: rows",
         "A causal model receives the beginning of at most this many training rows, one per unit, "
         "and of as many held-out rows; the rows that it continues correctly are counted for the "
@@ -144,12 +132,11 @@ class ExtractionConfig(ExtractionProtocol):
     )
 
 
-class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig):
+class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig, section=DATA):
     """An audit by given canaries and texts."""
 
     audited_model: str = setting(
         "",
-        DATA,
         "Model",
         "A training step's output in the store (…/pretrain/…), or a folder in Hugging Face's "
         "layout, masked or causal.",
@@ -157,38 +144,38 @@ class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig):
     )
     given_canaries: str = setting(
         "",
-        DATA,
         "Canaries",
         "A file of text lines; each line has its secret in [[brackets]].",
         path=True,
     )
     given_members: str = setting(
-        "", DATA, "Members", "A file of texts that trained the model, one per line.", path=True
+        "", "Members", "A file of texts that trained the model, one per line.", path=True
     )
     given_held_out: str = setting(
         "",
-        DATA,
         "Held-out texts",
         "A file of texts from the same distribution that did not train the model.",
         path=True,
     )
     given_coins: bool = setting(
         False,
-        DATA,
         "Divided by coins",
         "Tick this only if each of these texts was one whole privacy unit and an independent fair "
         "coin included it in the training or left it out: the guesses about them then bound ε "
         "from below, and may contradict the claim.",
     )
     given_epsilon: float = setting(
-        0.0, PRIVACY, "Claimed ε", "Claim for one text of an external model. 0: no claim.", ge=0
+        0.0,
+        "Claimed ε",
+        "Claim for one text of an external model. 0: no claim.",
+        section=PRIVACY,
+        ge=0,
     )
     given_delta: float = setting(
-        0.0, PRIVACY, "Claimed δ", "δ of the same claim; below 1.", ge=0, lt=1
+        0.0, "Claimed δ", "δ of the same claim; below 1.", section=PRIVACY, ge=0, lt=1
     )
     given_masks: int = setting(
         4,
-        DATA,
         "Masks",
         "Number of fresh masks over which a masked model's losses are averaged.",
         ge=1,

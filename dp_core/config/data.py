@@ -19,24 +19,22 @@ from dp_core.config.fields import (
 )
 
 
-class VersionConfig(Config):
+class VersionConfig(Config, section=MORE_DATA):
     """The version of the source files."""
 
     data_version: str = setting(
         "1",
-        MORE_DATA,
         "Data version",
         "Change it when the files change: results are reused only for the same settings.",
         pattern=NAME,
     )
 
 
-class ReaderConfig(VersionConfig):
+class ReaderConfig(VersionConfig, section=MORE_DATA):
     """How private and public corpora are read."""
 
     synthetic_patients: int = setting(
         6000,
-        MORE_DATA,
         "Synthetic patients",
         "Number of synthetic patients who write notes.",
         ge=50,
@@ -44,14 +42,12 @@ class ReaderConfig(VersionConfig):
     )
     jsonl_fields: str = setting(
         "text,document_id,patient_id",
-        MORE_DATA,
         "JSONL: fields",
         "Comma-separated names of the fields that hold text, document id and patient id.",
         pattern=THREE_FIELDS,
     )
     corpus_shards: int = setting(
         16,
-        MORE_DATA,
         "Shards of a corpus",
         "Least number of files of a corpus; one core processes one file at a time. Corpora above "
         "a gigabyte have more.",
@@ -60,12 +56,11 @@ class ReaderConfig(VersionConfig):
     )
 
 
-class HoldoutConfig(Config):
+class HoldoutConfig(Config, section=MORE_DATA):
     """The part of the data that is kept out of every training, for evaluation and attacks."""
 
     holdout: float = setting(
         0.05,
-        MORE_DATA,
         "Held-out share",
         "Share of units and of public documents that are never trained on: accuracy, vocabulary "
         "fit, membership attacks and extraction from rows need them. A larger share measures more "
@@ -75,20 +70,17 @@ class HoldoutConfig(Config):
     )
 
 
-class SequenceConfig(Config):
+class SequenceConfig(Config, section=MORE_TRAINING):
     """The length of a row."""
 
-    sequence_length: int = setting(
-        32, MORE_TRAINING, "Sequence length", "Tokens per row.", ge=16, le=512
-    )
+    sequence_length: int = setting(32, "Sequence length", "Tokens per row.", ge=16, le=512)
 
 
-class RowsConfig(SequenceConfig):
+class RowsConfig(SequenceConfig, section=MORE_PRIVACY):
     """How the text of a unit is cut into rows."""
 
     max_examples_per_unit: int = setting(
         4,
-        MORE_PRIVACY,
         "Examples kept per unit",
         "Rows of a unit kept in the token store.",
         ge=1,
@@ -96,26 +88,23 @@ class RowsConfig(SequenceConfig):
     )
 
 
-class CanaryConfig(Config):
+class CanaryConfig(Config, section=AUDIT_AND_RUN):
     """The canaries (Carlini et al. 2019) whose exposure is measured."""
 
     canary_patterns: str = setting(
         "HS,HSH,HHSHH",
-        AUDIT_AND_RUN,
         "Canary patterns",
         "Comma-separated strings of H (hint) with one S (secret).",
         pattern=CANARIES,
     )
     canary_rates: str = setting(
         "0.002,0.006,0.02",
-        AUDIT_AND_RUN,
         "Canary rates",
         "Comma-separated probabilities p that a unit carries the canary.",
         pattern=NUMBERS,
     )
     canaries_per_group: int = setting(
         4,
-        AUDIT_AND_RUN,
         "Canaries per pattern and rate",
         "More canaries measure exposure more precisely.",
         ge=1,

@@ -8,6 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any, TypeVar, get_args
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic.fields import FieldInfo
 
 # The sections that most users need come first; the others are advanced.
 GRID = "0. Grid"
@@ -56,6 +57,13 @@ class Config(BaseModel):
     # Validators are built at their first use: each Airflow task imports all models and uses few.
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, defer_build=True)
 
+    def __init_subclass__(cls, section: str = "", **more: Any) -> None:
+        """Put the settings of a class into its section of the form, unless they name another."""
+        super().__init_subclass__(**more)
+        for field in vars(cls).values():
+            if isinstance(field, FieldInfo) and isinstance(field.json_schema_extra, dict):
+                field.json_schema_extra["section"] = field.json_schema_extra["section"] or section
+
     @model_validator(mode="before")
     @classmethod
     def _refuse_truth_values_as_numbers(cls, values: Any) -> Any:
@@ -85,10 +93,10 @@ def _admits_truth_values(annotation: Any) -> bool:
 
 def setting(
     default: Any,
-    section: str,
     title: str,
     description: str,
     *,
+    section: str = "",
     path: bool = False,
     several: bool = False,
     **limits: Any,
@@ -97,9 +105,9 @@ def setting(
 
     Args:
         default: value if the user does not set it.
-        section: section of the form.
         title: title in the form.
         description: its meaning and unit, readable without title and section.
+        section: section of the form, if it is not the section of the class.
         path: whether it names a file or folder.
         several: whether it may name more than one of them, separated by commas.
         limits: limits of `pydantic.Field`: ge, gt, le, lt, multiple_of, pattern.

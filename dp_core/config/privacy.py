@@ -65,18 +65,16 @@ def refuse_large_delta(
         )
 
 
-class UnitConfig(Config):
+class UnitConfig(Config, section=PRIVACY):
     """The privacy unit of vocabulary and training, and public bounds on it."""
 
     unit: UnitName = setting(
         "patient",
-        PRIVACY,
         "Privacy unit",
         "The unit that is protected as a whole, in vocabulary and training.",
     )
     declared_units: int = setting(
         6000,
-        PRIVACY,
         "Declared number of units",
         "A public, rounded upper bound on the number of units (the true number is private). "
         "More units than this are refused.",
@@ -85,10 +83,10 @@ class UnitConfig(Config):
     )
     words_per_unit: int = setting(
         128,
-        MORE_PRIVACY,
         "Words per unit",
         "At most this many distinct words of a unit count towards the vocabulary. With the unit "
         "“example” it is the length of a tuple (256 in the paper).",
+        section=MORE_PRIVACY,
         ge=1,
         le=100_000,
     )
@@ -104,12 +102,11 @@ VocabularySource = Literal[
 ]
 
 
-class VocabularyConfig(UnitConfig):
+class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
     """The source of the vocabulary's words, and the noised histogram of private words."""
 
     vocabulary_source: VocabularySource = setting(
         "public+private",
-        MORE_TRAINING,
         "Vocabulary: source",
         "Source of the tokens. public+private: in turns, public words without privacy cost and "
         "released private words that public text would split into pieces (charged); merges of "
@@ -121,30 +118,29 @@ class VocabularyConfig(UnitConfig):
     )
     vocabulary_mechanism: MechanismName = setting(
         "elimination",
-        MORE_PRIVACY,
         "Vocabulary: mechanism",
         "Mechanism that releases words at the same ε and δ. elimination: cumulative rounds that "
         "drop released and hopeless words; releases the most words. gaussian: noised counts. "
         "paper: Hoory et al.'s N = 256, σ = 200, C = 982.5, charged at its true δ; it ignores "
         "ε, δ and words per unit.",
+        section=MORE_PRIVACY,
     )
     vocabulary_epsilon: float = setting(
         2.0,
-        PRIVACY,
         "Vocabulary: ε",
         "Privacy loss of the word histogram, if the vocabulary's source releases private words.",
+        section=PRIVACY,
         ge=0.01,
         le=100,
     )
     vocabulary_delta: Delta = setting(
         1e-7,
-        MORE_PRIVACY,
         "Vocabulary: δ",
         "δ of the vocabulary's release; far below 1 / number of units.",
+        section=MORE_PRIVACY,
     )
     vocabulary_size: int = setting(
         4000,
-        MORE_TRAINING,
         "Vocabulary size",
         "At most this many tokens are learned (at least 261 with gpt2: bytes and special tokens); "
         "a checkpoint keeps all of its tokens.",
@@ -173,27 +169,25 @@ class VocabularyConfig(UnitConfig):
         return self.vocabulary_source in ("checkpoint+private", "checkpoint")
 
 
-class PhrasesConfig(UnitConfig):
+class PhrasesConfig(UnitConfig, section=MORE_PRIVACY):
     """Phrases that many units share, released in rounds (DPNE: Kim et al. 2021)."""
 
     phrases_epsilon: float = setting(
         0.0,
-        PRIVACY,
         "Phrases: ε",
         "Privacy loss of released phrases. A generator writes text from them, which trains the "
         "model before its private rows do. 0: no phrases are released.",
+        section=PRIVACY,
         ge=0,
         le=100,
     )
     phrases_delta: Delta = setting(
         1e-6,
-        MORE_PRIVACY,
         "Phrases: δ",
         "δ of the released phrases; far below 1 / number of units. Unused if ε is 0.",
     )
     phrases_lengths: str = setting(
         "2,3,5",
-        MORE_PRIVACY,
         "Phrases: lengths",
         "Comma-separated, increasing, from 2 to 16: words of a phrase in each round. A round "
         "counts only phrases whose parts the previous round released.",
@@ -201,7 +195,6 @@ class PhrasesConfig(UnitConfig):
     )
     phrases_per_unit: int = setting(
         2000,
-        MORE_PRIVACY,
         "Phrases per unit",
         "At most this many distinct phrases of a unit count in one round, sampled at random. More "
         "phrases hardly raise the threshold (by the root of the logarithm); fewer leave out more "
@@ -226,12 +219,11 @@ class PhrasesConfig(UnitConfig):
         return value
 
 
-class WrittenTextConfig(Config):
+class WrittenTextConfig(Config, section=MORE_TRAINING):
     """Text generated from released phrases: post-processing without further privacy cost."""
 
     written_documents: int = setting(
         6000,
-        MORE_TRAINING,
         "Written text: documents",
         "Number of documents that are generated from the released phrases.",
         ge=1,
@@ -239,7 +231,6 @@ class WrittenTextConfig(Config):
     )
     written_words: int = setting(
         120,
-        MORE_TRAINING,
         "Written text: words",
         "Number of words of each document that is generated from the released phrases.",
         ge=16,
@@ -247,7 +238,6 @@ class WrittenTextConfig(Config):
     )
     written_public_share: float = setting(
         0.5,
-        MORE_TRAINING,
         "Written text: share of public text",
         "Share of public documents among the generated ones, by words: they preserve the public "
         "model's knowledge while it learns the phrases. 0: only generated text.",
@@ -256,20 +246,19 @@ class WrittenTextConfig(Config):
     )
 
 
-class PrivacyConfig(UnitConfig):
+class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
     """DP-SGD (Abadi et al. 2016): clipping, sampling and noise of every update, and δ."""
 
     noise_multiplier: NoiseMultiplier = setting(
         0.875,
-        PRIVACY,
         "Noise multiplier σ",
         "Effective noise of one update, in units of the clip norm; more noise, less ε.",
+        section=PRIVACY,
     )
-    delta: Delta = setting(1e-6, MORE_PRIVACY, "Training: δ", "δ of the pre-training.")
-    clip_norm: ClipNorm = setting(1.0, MORE_PRIVACY, "Clip norm", "Bound on one unit's gradient.")
+    delta: Delta = setting(1e-6, "Training: δ", "δ of the pre-training.")
+    clip_norm: ClipNorm = setting(1.0, "Clip norm", "Bound on one unit's gradient.")
     clipping: Literal["flat", "automatic", "adaptive"] = setting(
         "flat",
-        MORE_PRIVACY,
         "Clipping",
         "flat: clip at the clip norm; automatic: scale every gradient to nearly the clip norm "
         "(AUTO-S), same ε; adaptive: the clip norm follows a quantile of the norms, by counts that "
@@ -277,7 +266,6 @@ class PrivacyConfig(UnitConfig):
     )
     clip_quantile: float = setting(
         0.5,
-        MORE_PRIVACY,
         "Adaptive clipping: quantile",
         "Share of units that should be within the clip norm.",
         gt=0,
@@ -285,7 +273,6 @@ class PrivacyConfig(UnitConfig):
     )
     sampling: Literal["poisson", "truncated-poisson"] = setting(
         "poisson",
-        MORE_PRIVACY,
         "Sampling",
         "Distribution of batches, which determines the proven ε. poisson: smallest ε; "
         "truncated-poisson: no batch above the cap, slightly larger ε. Neighbours: add or remove "
@@ -293,7 +280,6 @@ class PrivacyConfig(UnitConfig):
     )
     batch_cap: int = setting(
         0,
-        MORE_PRIVACY,
         "Batch cap",
         "Largest number of units of a batch, only with truncated-poisson; otherwise 0.",
         ge=0,
@@ -301,7 +287,6 @@ class PrivacyConfig(UnitConfig):
     )
     noise_bands: int = setting(
         1,
-        MORE_PRIVACY,
         "Correlated noise: bands",
         "1: every update has independent noise (DP-SGD). b above 1: banded matrix factorisation; "
         "updates sample from parts of the units in turn, noise partly cancels over b updates, and "
@@ -328,42 +313,16 @@ class PrivacyConfig(UnitConfig):
         return self
 
 
-def refuse_many_bands(config: PrivacyConfig, batch: int, first_batch: int, updates: int) -> None:
-    """Refuse correlated noise that a training of this size cannot have.
-
-    Args:
-        config: settings with `noise_bands`.
-        batch: expected units of an update.
-        first_batch: expected units of the first update, or 0.
-        updates: number of updates of the whole run.
-
-    Raises:
-        ValueError: batches grow, a part of the units cannot fill them, or there are too few
-            updates.
-    """
-    bands = config.noise_bands
-    if bands <= 1:
-        return
-    if first_batch:
-        raise ValueError("noise_bands: correlated noise needs batches of one expected size")
-    if bands * batch > config.declared_units:
-        raise ValueError(f"noise_bands: batch_size is above declared_units / {bands}, one part")
-    if bands > updates:
-        raise ValueError(f"noise_bands: more than the {updates} updates")
-
-
-class SelectionConfig(Config):
+class SelectionConfig(Config, section=MORE_PRIVACY):
     """Private selection by a random number of trainings (Papernot and Steinke 2022)."""
 
     selection_law: Literal["geometric", "logarithmic", "poisson"] = setting(
         "geometric",
-        MORE_PRIVACY,
         "Random count: law",
         "Law of the secret number of trainings of a selection; with poisson it may be 0.",
     )
     selection_mean: float = setting(
         6.0,
-        MORE_PRIVACY,
         "Random count: mean",
         "Expected number of trainings of a selection by a random count.",
         gt=1,

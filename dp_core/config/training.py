@@ -16,6 +16,7 @@ from dp_core.config.fields import (
     Config,
     setting,
 )
+from dp_core.config.privacy import PrivacyConfig
 
 _CAUSAL = ("gpt2", "llama", "feed-forward")  # kinds of model that read from left to right
 LEAST_GROWING = 8  # least number of updates with growing batches
@@ -29,23 +30,21 @@ def is_causal(kind: str) -> bool:
     return kind in _CAUSAL
 
 
-class ArchitectureConfig(Config):
+class ArchitectureConfig(Config, section=MODEL):
     """The kind and size of a fresh model."""
 
     model_kind: Literal["bert", "distilbert", "gpt2", "llama", "feed-forward"] = setting(
         "bert",
-        MODEL,
         "Kind of model",
         "distilbert: BERT without token types. gpt2, llama, feed-forward: causal models, measured "
         "by perplexity and exposure; they are not fine-tuned. feed-forward: dense layers over a "
         "window of tokens.",
     )
     layers: int = setting(
-        2, MODEL, "Layers", "Number of Transformer blocks; unused by feed-forward.", ge=1, le=48
+        2, "Layers", "Number of Transformer blocks; unused by feed-forward.", ge=1, le=48
     )
     hidden: int = setting(
         128,
-        MODEL,
         "Hidden size",
         "Width of the model, a multiple of 64; with feed-forward, size of a token's embedding.",
         ge=64,
@@ -53,26 +52,30 @@ class ArchitectureConfig(Config):
         multiple_of=64,
     )
     window: int = setting(
-        20, MORE_TRAINING, "Window", "feed-forward: tokens that a prediction reads.", ge=1, le=1024
+        20,
+        "Window",
+        "feed-forward: tokens that a prediction reads.",
+        section=MORE_TRAINING,
+        ge=1,
+        le=1024,
     )
     dense_units: str = setting(
         "500,250,50",
-        MORE_TRAINING,
         "Dense layers",
         "feed-forward: units of each dense layer, separated by commas.",
+        section=MORE_TRAINING,
         pattern=WHOLE_NUMBERS,
     )
 
 
-class OptimizerConfig(Config):
+class OptimizerConfig(Config, section=MORE_TRAINING):
     """AdamW (Loshchilov and Hutter 2019), its schedule, and its correction for the noise."""
 
     learning_rate: LearningRate = setting(
-        6e-3, MORE_TRAINING, "DP learning rate", "Peak learning rate of DP pre-training with AdamW."
+        6e-3, "DP learning rate", "Peak learning rate of DP pre-training with AdamW."
     )
     warmup: float = setting(
         0.1,
-        MORE_TRAINING,
         "Learning-rate warm-up",
         "Share of the updates in which the learning rate of a pre-training rises linearly.",
         ge=0,
@@ -80,7 +83,6 @@ class OptimizerConfig(Config):
     )
     decay_power: float = setting(
         1.0,
-        MORE_TRAINING,
         "Learning-rate decay",
         "After warm-up the learning rate falls as (share of updates left)^power; 0: constant.",
         ge=0,
@@ -88,7 +90,6 @@ class OptimizerConfig(Config):
     )
     weight_decay: float = setting(
         0.01,
-        MORE_TRAINING,
         "Weight decay",
         "AdamW's weight decay of kernels and tables, in every pre-training. Anil et al. 2021 use "
         "1: DP noise increases the norms of weights before a LayerNorm, which slows learning.",
@@ -97,7 +98,6 @@ class OptimizerConfig(Config):
     )
     beta1: float = setting(
         0.9,
-        MORE_TRAINING,
         "AdamW: β₁",
         "Decay of AdamW's running mean of gradients.",
         ge=0,
@@ -105,7 +105,6 @@ class OptimizerConfig(Config):
     )
     beta2: float = setting(
         0.98,
-        MORE_TRAINING,
         "AdamW: β₂",
         "Decay of AdamW's running mean of squared gradients.",
         ge=0,
@@ -113,7 +112,6 @@ class OptimizerConfig(Config):
     )
     noise_floor: float = setting(
         0.0,
-        MORE_TRAINING,
         "Noise correction: floor",
         "Above 0, the known variance of the noise is subtracted from AdamW's second moment "
         "(DP-AdamBC, Tang et al. 2023), down to this multiple of the variance. 0: no correction.",
@@ -145,12 +143,11 @@ class OptimizerConfig(Config):
         return self
 
 
-class CheckpointConfig(Config):
+class CheckpointConfig(Config, section=MORE_TRAINING):
     """Checkpoints and time limit of a run; the weights do not depend on them."""
 
     checkpoint_every: int = setting(
         100,
-        MORE_TRAINING,
         "Updates between checkpoints",
         "Number of updates between two checkpoints, from which a training can continue.",
         ge=1,
@@ -158,7 +155,6 @@ class CheckpointConfig(Config):
     )
     time_box_minutes: float = setting(
         0.0,
-        MORE_TRAINING,
         "Time box",
         "Minutes after which a training's process ends with a checkpoint. It is restarted at once "
         "and continues without a new charge. The limit is per process, not per job. 0: none.",
@@ -175,22 +171,20 @@ class CheckpointConfig(Config):
 TrainedParameters = Literal["all", "lora", "biases-and-norms", "no-embeddings", "top-layer"]
 
 
-class AdapterConfig(Config):
+class AdapterConfig(Config, section=MORE_TRAINING):
     """The parameters that a DP training changes: only these have gradients and noise."""
 
     trained_parameters: TrainedParameters = setting(
         "all",
-        MORE_TRAINING,
         "Trained parameters",
         "Parameters that training with DP changes. lora: low-rank adapters of frozen matrices. "
         "biases-and-norms: only vectors (BitFit). no-embeddings: all except the tables of words "
         "and positions. top-layer: the last block and the layers after it, except tables. A fresh "
         "classifier is always trained.",
     )
-    lora_rank: int = setting(8, MORE_TRAINING, "LoRA: rank", "Width of the adapters.", ge=1, le=256)
+    lora_rank: int = setting(8, "LoRA: rank", "Width of the adapters.", ge=1, le=256)
     lora_alpha: float = setting(
         16.0,
-        MORE_TRAINING,
         "LoRA: α",
         "An adapter's output is multiplied by α / rank.",
         gt=0,
@@ -198,27 +192,22 @@ class AdapterConfig(Config):
     )
     lora_targets: Literal["attention", "mlp", "attention-and-mlp"] = setting(
         "attention-and-mlp",
-        MORE_TRAINING,
         "LoRA: targets",
         "Matrices with adapters: attention, MLP, or both.",
     )
 
 
-class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig):
+class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig, section=MORE_TRAINING):
     """How a model is trained, except for its batches."""
 
-    whole_words: bool = setting(
-        False, MORE_TRAINING, "Mask whole words", "Mask all pieces of a word together."
-    )
+    whole_words: bool = setting(False, "Mask whole words", "Mask all pieces of a word together.")
     precision: Literal["float32", "bfloat16"] = setting(
         "float32",
-        MORE_TRAINING,
         "Compute precision",
         "Format of matrix products; weights, norms, sums and noise stay float32.",
     )
     micro_rows: int = setting(
         64,
-        MORE_TRAINING,
         "Rows at a time",
         "Rows of a micro-batch on one device; affects only memory and speed.",
         ge=1,
@@ -230,15 +219,17 @@ class TrainingConfig(AdapterConfig, OptimizerConfig, CheckpointConfig):
         return self.model_dump(mode="json", exclude=set(CheckpointConfig.model_fields))
 
 
-class BatchConfig(Config):
+class BatchConfig(Config, section=MORE_TRAINING):
     """The size of batches."""
 
     batch_size: BatchSize = setting(
-        256, TRAINING, "Batch size", "Expected units per DP update; of the last one if it grows."
+        256,
+        "Batch size",
+        "Expected units per DP update; of the last one if it grows.",
+        section=TRAINING,
     )
     first_batch_size: int = setting(
         0,
-        MORE_TRAINING,
         "First batch size",
         "DP batches grow in four phases from this size to the batch size, over 3/8 of the updates "
         "(after Anil et al. 2021); 0: constant.",
@@ -247,7 +238,6 @@ class BatchConfig(Config):
     )
     examples_per_step: int = setting(
         4,
-        MORE_TRAINING,
         "Examples per unit and step",
         "Rows of a sampled unit that one step reads, at most the kept rows; their gradients are "
         "averaged and clipped together.",
@@ -256,7 +246,6 @@ class BatchConfig(Config):
     )
     maskings_per_example: int = setting(
         1,
-        MORE_TRAINING,
         "Maskings per example",
         "Masks of one row whose gradients a DP update averages before it clips the unit's "
         "gradient. Computing time grows in proportion; no privacy cost (De et al. 2022).",
@@ -271,14 +260,31 @@ class BatchConfig(Config):
         return self
 
 
-def refuse_short_growth(first_batch_size: int, updates: int) -> None:
-    """Refuse batches that have too few updates to grow.
+def refuse_impossible_updates(
+    batches: BatchConfig, plan: PrivacyConfig | None, updates: int
+) -> None:
+    """Refuse a number of updates that is too small for its batches or its correlated noise.
+
+    Args:
+        batches: settings of the batches.
+        plan: settings of a private training, or None.
+        updates: number of updates of the whole run.
 
     Raises:
-        ValueError: batches grow, but there are too few updates.
+        ValueError: there are too few updates; with correlated noise, batches grow or a part of the
+            units cannot fill them.
     """
-    if first_batch_size and updates < LEAST_GROWING:
+    bands = plan.noise_bands if plan else 1
+    if batches.first_batch_size and updates < LEAST_GROWING:
         raise ValueError(f"first_batch_size: fewer than {LEAST_GROWING} updates cannot grow")
+    if plan is None or bands <= 1:
+        return
+    if batches.first_batch_size:
+        raise ValueError("noise_bands: correlated noise needs batches of one expected size")
+    if bands * batches.batch_size > plan.declared_units:
+        raise ValueError(f"noise_bands: batch_size is above declared_units / {bands}, one part")
+    if bands > updates:
+        raise ValueError(f"noise_bands: more than the {updates} updates")
 
 
 def refuse_masks(kind: str, *, whole_words: bool, maskings_per_example: int) -> None:
@@ -295,12 +301,11 @@ def refuse_masks(kind: str, *, whole_words: bool, maskings_per_example: int) -> 
 Head = Literal["entities", "classes", "pairs"]
 
 
-class HeadConfig(Config):
+class HeadConfig(Config, section=TRAINING):
     """The task that a model is fine-tuned for."""
 
     head: Head = setting(
         "entities",
-        TRAINING,
         "Fine-tuning: head",
         "Task of fine-tuning. entities: tags of words, scored by strict F1; classes: one class for "
         "each text; pairs: one class for each pair of texts, as in MedNLI. Classes and pairs are "
@@ -308,19 +313,17 @@ class HeadConfig(Config):
     )
 
 
-class TaggingConfig(HeadConfig):
+class TaggingConfig(HeadConfig, section=MORE_TRAINING):
     """Tagging of words: the context of a sentence, and the head."""
 
     tagging_context: Literal["sentence", "document"] = setting(
         "sentence",
-        MORE_TRAINING,
         "Tagging: context",
         "Text that is tagged together. sentence: each sentence separately; document: all sentences "
         "of a document, so that sentence boundaries have no effect.",
     )
     window_overlap: float = setting(
         0.5,
-        MORE_TRAINING,
         "Tagging: overlap of windows",
         "Share of a row that the next row repeats if a text is longer than a row. Each word is "
         "learned and tagged once, in the row with the most context around it.",
@@ -329,7 +332,6 @@ class TaggingConfig(HeadConfig):
     )
     crf: bool = setting(
         False,
-        MORE_TRAINING,
         "Tagging: CRF",
         "Learn the tags of a row jointly by a linear-chain conditional random field, and decode "
         "the best well-formed sequence of tags.",
@@ -343,12 +345,11 @@ class TaggingConfig(HeadConfig):
         return self
 
 
-class SeedConfig(Config):
+class SeedConfig(Config, section=AUDIT_AND_RUN):
     """The public seed."""
 
     seed: int = setting(
         1,
-        AUDIT_AND_RUN,
         "Public seed",
         "For initialisation, synthetic data and canaries. Noise and sampling never use it.",
         ge=0,
@@ -356,12 +357,11 @@ class SeedConfig(Config):
     )
 
 
-class RunConfig(SeedConfig):
+class RunConfig(SeedConfig, section=AUDIT_AND_RUN):
     """The device of a step."""
 
     device: str = setting(
         "mock-tpu:2",
-        AUDIT_AND_RUN,
         "Device",
         "cpu, or mock-tpu:N (the processor as N devices); gpu and tpu need an image whose "
         "TensorFlow drives them (docs/cloud.md).",

@@ -33,7 +33,7 @@ from dp_core.data.corpus import Shard
 from dp_core.data.privacy_units import UnitTexts
 from dp_core.data.tokens import HeldItems, WordCodes, encode_bert_words
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.mechanisms import PhraseRounds, PrivacyUnit
 from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, bounded_sets
 from dp_core.vocabulary.partition_selection import PartitionSelection, refuse_unearned

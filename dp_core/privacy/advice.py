@@ -28,7 +28,7 @@ from scipy.special import expit
 from scipy.stats import t as student
 
 from dp_core.errors import BadInput, ConfideError
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.execution_plan import MOST_NOISE, BatchPhase, ExecutionPlan
 from dp_core.privacy.mechanisms import MechanismEvent, PhraseRounds
 

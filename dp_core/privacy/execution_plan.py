@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args
 import numpy as np
 
 from dp_core.config.privacy import LEAST_NOISE, refuse_large_delta
+from dp_core.config.training import LEAST_GROWING
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling, SamplingLaw
 from dp_core.privacy.matrix_factorization import INDEPENDENT, LARGEST_UPDATE, ToeplitzStrategy
@@ -232,13 +233,13 @@ def growing_batches(first: int, last: int, steps: int) -> tuple[BatchPhase, ...]
     Raises:
         BadInput: there are too few updates.
     """
-    phases, over = 3, 3 * steps // 8
-    if over < phases:
+    if steps < LEAST_GROWING:
         raise BadInput(
             f"{steps} updates are too few for batches that grow",
             where="schedule",
-            fix="Make 8 updates or more.",
+            fix=f"Make {LEAST_GROWING} updates or more.",
         )
+    phases, over = 3, 3 * steps // 8
     ends = [round(over * (i + 1) / phases) for i in range(phases)]
     sizes = [round(first * (last / first) ** (i / phases)) for i in range(phases)]
     lengths = [end - start for start, end in zip([0, *ends], ends, strict=False)]

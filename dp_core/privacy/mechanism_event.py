@@ -15,9 +15,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, SelfComposed
-from dp_core.privacy.accounting.rdp import Floats, pure_dp_rdp
+from dp_core.privacy.accounting.accountants import epsilon_pld, pure_dp_rdp
+from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, Floats, SelfComposed
 from dp_core.privacy.check_evidence import neighbours_in_words, title_of, words_of
 
 
@@ -214,18 +213,6 @@ class MechanismEvent:
     def describe(self) -> str:
         """Return the mechanism in one clause, as the evidence pack's script writes it."""
         return words_of(self.to_json())
-
-    def sampling_in_words(self) -> str:
-        """Return the sampling of units for an update or round, in words.
-
-        By default it is the sampling of the parts. Mechanisms that draw units override it.
-        """
-        descriptions = dict.fromkeys(part.sampling_in_words() for part in self.parts)
-        return "; ".join(descriptions) or "none: every unit takes part"
-
-    def noise_in_words(self) -> str:
-        """Return the distribution and scale of the noise in words; by default, of the parts."""
-        return "; ".join(dict.fromkeys(part.noise_in_words() for part in self.parts)) or "none"
 
     def assumptions(self) -> tuple[str, ...]:
         """Return the assumptions about the run on which the ε rests."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -82,7 +82,6 @@ class _PhasedGaussian(MechanismEvent):
 
     every_iterate = True  # the composition of its updates, each of which releases its noised sum
     conversions = frozenset({ZERO_OUT, REPLACE})
-    _sampled: ClassVar[str] = "sampling rate"
     phases: Phases
 
     def __post_init__(self) -> None:
@@ -108,9 +107,6 @@ class _PhasedGaussian(MechanismEvent):
     def _step(self, size: float, mu: float) -> Profile:
         return SubsampledGaussian(size, mu)
 
-    def _batches(self) -> str:
-        raise NotImplementedError
-
     def steps(self) -> list[SelfComposed]:
         """Return the step of each phase."""
         return [SelfComposed(self._step(a, 1 / s), self._turns(n)) for a, s, n in self.phases]
@@ -123,16 +119,6 @@ class _PhasedGaussian(MechanismEvent):
             epochs = math.ceil(self._turns(updates) / batches_per_epoch)
             total += epochs * (sensitivity / sigma) ** 2
         return math.sqrt(total)
-
-    def sampling_in_words(self) -> str:
-        """Return how batches are drawn, and the rate or size of each phase."""
-        sizes = ", then ".join(f"{a:.4g}" for a, _, _ in self.phases)
-        return f"{self._batches()}; {self._sampled} {sizes}"
-
-    def noise_in_words(self) -> str:
-        """Return the deviation of each phase."""
-        sigmas = ", then ".join(dict.fromkeys(f"{s:g}" for _, s, _ in self.phases))
-        return f"Gaussian on each sum of clipped gradients, σ = {sigmas} clip norms"
 
 
 @dataclass(frozen=True)
@@ -153,9 +139,6 @@ class PoissonGaussian(_PhasedGaussian):
     ) -> PoissonGaussian:
         """Return the event with one phase."""
         return cls(phases=((sampling_rate, noise_multiplier, steps),), **more)
-
-    def _batches(self) -> str:
-        return "Poisson samples"
 
 
 @dataclass(frozen=True)
@@ -187,9 +170,6 @@ class TruncatedPoissonGaussian(_PhasedGaussian):
 
     def _step(self, size: float, mu: float) -> Profile:
         return TruncatedSubsampledGaussian(self.declared_units, self.cap, size, mu)
-
-    def _batches(self) -> str:
-        return f"Poisson samples cut to {self.cap} units"
 
 
 @dataclass(frozen=True)
@@ -226,9 +206,6 @@ class CyclicPoissonGaussian(_PhasedGaussian):
     def _turns(self, updates: int) -> int:
         return -(-updates // self.cycle)
 
-    def _batches(self) -> str:
-        return f"Poisson samples from {self.cycle} parts in turn, noise correlated over updates"
-
 
 @dataclass(frozen=True)
 class FixedSizeGaussian(_PhasedGaussian):
@@ -247,7 +224,6 @@ class FixedSizeGaussian(_PhasedGaussian):
     neighbours = REPLACE  # no bound for add-or-remove is claimed
     assumed = ("each batch was a uniform secret subset of the declared slots", *_TRAINING)
     conversions = frozenset()
-    _sampled = "batch"
     slots: int
     phases: Phases
 
@@ -264,9 +240,6 @@ class FixedSizeGaussian(_PhasedGaussian):
 
     def _step(self, size: float, mu: float) -> Profile:
         return FixedSizeProfile(self.slots, int(size), mu)
-
-    def _batches(self) -> str:
-        return "batches of a fixed size"
 
 
 @dataclass(frozen=True)
@@ -295,10 +268,6 @@ class Gaussian(MechanismEvent):
         """Return μ of all of them together."""
         return sensitivity * math.sqrt(self.count) / self.noise_multiplier
 
-    def noise_in_words(self) -> str:
-        """Return the deviation."""
-        return f"Gaussian, σ = {self.noise_multiplier:g} clip norms"
-
 
 @dataclass(frozen=True)
 class ShuffledGaussian(Gaussian):
@@ -313,16 +282,6 @@ class ShuffledGaussian(Gaussian):
     kind = "shuffled_gaussian"
     neighbours = ZERO_OUT
     conversions = frozenset()
-
-    def sampling_in_words(self) -> str:
-        """Return the epochs."""
-        return f"shuffled epochs, unamplified; {self.count} of them"
-
-    def noise_in_words(self) -> str:
-        """Return the deviation."""
-        return (
-            f"Gaussian on each sum of clipped gradients, σ = {self.noise_multiplier:g} clip norms"
-        )
 
 
 # --- partition selection: releasing words, or phrases, of private text
@@ -381,10 +340,6 @@ class ThresholdedHistogram(MechanismEvent):
         Steinke 2020, Proposition 5).
         """
         return order * self.words_per_unit / (2 * self.sigma**2), self.profile.coin
-
-    def noise_in_words(self) -> str:
-        """Return the deviation."""
-        return f"discrete Gaussian on each count, σ = {self.sigma:g} counts"
 
 
 _SMOOTHING = 4.0  # places: τ of the argument "Lattice" in `noise_addition`
@@ -507,10 +462,6 @@ class NoisedWeights(MechanismEvent):
     def approximate_rdp(self, order: float, delta: float) -> tuple[float, float]:
         """Return (αμ²/2, the probability that an item of one unit alone passes)."""
         return order * self.mu**2 / 2, self.coin
-
-    def noise_in_words(self) -> str:
-        """Return the deviation of all rounds as one, in norms of a unit."""
-        return f"discrete Gaussian on each weight, in all σ = {1 / self.mu:.4g} of a unit's norm"
 
 
 @dataclass(frozen=True)

@@ -25,8 +25,8 @@ from scipy.special import erfcinv, ndtr, ndtri
 
 from dp_core.config.privacy import MechanismName, gives_a_unit_away
 from dp_core.errors import BadInput, PlanError
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import DIGITS, round_up
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.accounting.profiles import (
     gaussian_delta,
     lone_word_blocks,
@@ -85,7 +85,7 @@ def selection_plan(
 
 def delta_of(words_per_unit: int, sigma: float, threshold: int, epsilon: float) -> float:
     """Return δ at ε of the histogram with integer noise and integer threshold."""
-    return ThresholdedHistogram(words_per_unit, sigma, threshold).profile.delta(epsilon)
+    return ThresholdedHistogram(words_per_unit, sigma, threshold).profile.delta_at(epsilon)
 
 
 def calibrate(
@@ -306,7 +306,7 @@ def _eliminating_at(
                 high = middle
             else:
                 low = middle + 1
-        if made(low).profile.delta(epsilon) <= delta * _WITHIN:
+        if made(low).profile.delta_at(epsilon) <= delta * _WITHIN:
             return made(low)
         room *= 0.99  # the other direction needs more δ
     return None

@@ -11,12 +11,12 @@ from typing import Any
 import click
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.advice import Case
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
 from tasks.commands.epsilon_command import check_epsilon
-from tasks.commands.ledger_command import FITS, cost_in_json
+from tasks.commands.ledger_command import FITS
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.commands.settings_options import SettingsOptions, settings_of_options, settings_options
 from tasks.protocol import JobSettings, budget_of_run
@@ -24,7 +24,7 @@ from tasks.protocol.settings import MADE_UP
 from tasks.releases import training_advice
 from tasks.releases.charge import plans_of
 from tasks.releases.deployment_ledger import killed_runs, open_ledger
-from tasks.releases.training_advice import Advice, PrivacyBudget, RunReleases
+from tasks.releases.training_advice import Advice, PrivacyBudget, RunReleases, how_it_is_known
 from tasks.runtime.deployment import Deployment
 
 
@@ -111,7 +111,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
     planned = ("batch_size", "updates", "epochs", "examples_per_step", "noise_multiplier")
     return {
         "budget": {"epsilon": advice.budget.epsilon, "delta": advice.budget.delta},
-        "registered": cost_in_json(advice.decision) if advice.decision else None,
+        "registered": advice.decision.to_json() if advice.decision else None,
         "unit": settings.unit,
         "declared_units": settings.declared_units,
         "plan": {
@@ -128,7 +128,7 @@ def to_json(advice: Advice) -> dict[str, Any]:
             share.beats_public_only for share in advice.outlook[0].expected.values()
         ),
         "verdict": advice.verdict,
-        "known_from": advice.known_from,
+        "known_from": how_it_is_known(advice.spending.recipe),
         "released_phrases": advice.phrases_instead,
         "settings": advice.changes,
     }
@@ -197,7 +197,7 @@ def _show(advice: Advice) -> None:
             for case in advice.outlook
         ],
     )
-    click.echo(advice.known_from)
+    click.echo(how_it_is_known(advice.spending.recipe))
     click.echo(advice.verdict)
     if advice.phrases_instead:
         click.echo(advice.phrases_instead)

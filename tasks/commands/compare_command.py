@@ -2,21 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import json
 import math
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from dp_core.config.training import is_causal
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.report_command import given, reports
+from tasks.results import FIGURES_FILE, FINETUNED, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 
 if TYPE_CHECKING:
-    from tasks.report.comparison import Compared, Run
+    from dp_core.training.bootstrap import Difference, Replicate
+
+_NO_COUNTS = "no counts by document: labels or model are private, or the version is too old"
+_OTHER_DOCUMENTS = "documents, seeds or folds of the tests differ, or there are too few"
+_OTHER_HEADS = "fine-tuned for different tasks"
 
 _PERCENT = ("f1", "accuracy", "mlm_accuracy_public", "mlm_accuracy_private")
 _HEADS = {
@@ -49,8 +58,6 @@ def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
     RUN is a report step's output (shown by confide report --json), or a number: 0 is the latest
     report, 1 the previous one. With one RUN, its models are compared with its first model.
     """
-    from tasks.report.comparison import differences, read_run, settings_that_differ
-
     deployment = Deployment.from_environment()
     store = deployment.open_store()
     edition = "operator_report" if operator else "report"
@@ -138,7 +145,7 @@ def _show_leakage(runs: list[Run], names: list[str]) -> None:
     )
 
 
-def _figure(name: str, figure: dict[str, Any] | None) -> str:
+def _figure(name: str, figure: Mapping[str, Any] | None) -> str:
     from tasks.report.tables import MARKS
 
     if figure is None:
@@ -163,3 +170,140 @@ def _difference(one: Compared, names: list[str]) -> list[object]:
     low, high = found.interval
     interval = f"{100 * low:+.1f} … {100 * high:+.1f}"
     return [*models, f"{100 * found.value:+.1f}", interval, f"{found.p_value:.3g}"]
+
+
+@dataclass(frozen=True)
+class Run:
+    """A run, read from its report.
+
+    Attributes:
+        uri: address of the report step's output.
+        created: the date; the operator's edition also has the time.
+        settings: all settings of the run.
+        models: figures by model and name.
+        finetuned: by model, the fine-tunings of its score.
+        leakage: membership leakage by model, epoch, level and attack, for the operator only.
+    """
+
+    uri: str
+    created: str
+    settings: Mapping[str, Any]
+    models: Mapping[str, Mapping[str, Mapping[str, Any]]]
+    finetuned: Mapping[str, Sequence[Mapping[str, Any]]]
+    leakage: Sequence[Mapping[str, Any]] = ()
+
+
+def read_run(store: Store, uri: str, edition: str) -> Run:
+    """Return a run from its report.
+
+    Args:
+        store: the store that contains the report.
+        uri: address of the report step's output.
+        edition: the edition whose figures are read, `report` or `operator_report`.
+
+    Raises:
+        BadInput: there is no report, or an earlier version wrote it.
+    """
+    from tasks.report.model import shown_day
+
+    result = read_result(store, uri)
+    if result is None or edition not in result.outputs:
+        raise BadInput(
+            "no report there", where=uri, fix="Give the address that confide report --json names."
+        )
+    file = store.local_copy(uri) / edition / FIGURES_FILE
+    if not file.exists():
+        raise BadInput(
+            "the report is of an earlier version, and cannot be compared",
+            where=uri,
+            fix="Run the job again; existing releases are not charged again.",
+        )
+    written = json.loads(file.read_text())
+    created = result.facts["created"]
+    return Run(
+        uri,
+        created if edition != "report" else shown_day(created, written["settings"]),
+        written["settings"],
+        written["models"],
+        result.facts.get(FINETUNED, {}),
+        written.get("leakage", ()),
+    )
+
+
+def settings_that_differ(runs: Sequence[Run]) -> dict[str, list[Any]]:
+    """Return the settings that differ between runs, with their value in each run."""
+    names = dict.fromkeys(name for run in runs for name in run.settings)
+    values = {name: [run.settings.get(name) for run in runs] for name in names}
+    return {
+        name: in_runs for name, in_runs in values.items() if any(v != in_runs[0] for v in in_runs)
+    }
+
+
+@dataclass(frozen=True)
+class Compared:
+    """The difference between two models in F1 or accuracy, or the reason why there is none.
+
+    Attributes:
+        first: number of the run and name of the reference model.
+        second: number of the run and name of the other model.
+        difference: score of the second model minus score of the first; None if not available.
+        why_not: why there is no difference; empty if there is one.
+    """
+
+    first: tuple[int, str]
+    second: tuple[int, str]
+    difference: Difference | None
+    why_not: str = ""
+
+
+def differences(store: Store, runs: Sequence[Run]) -> list[Compared]:
+    """Return the differences in F1 or accuracy, paired by test document.
+
+    Models of equal name are compared across runs, each with the first run that has the model. In
+    a single run, all models are compared with its first model. Counts by document are kept for
+    public labels only, so only publishable values are read. Causal models have no such score.
+    """
+    models = [
+        (number, name)
+        for number, run in enumerate(runs)
+        for name in run.models
+        if not is_causal(run.settings.get("model_kind", "bert"))
+    ]
+    pairs = [
+        (first, second)
+        for first, second in itertools.combinations(models, 2)
+        if (first == models[0] if len(runs) == 1 else first[1] == second[1])
+    ]
+    if len(runs) > 1:
+        references = {name: (number, name) for number, name in reversed(models)}
+        pairs = [(first, second) for first, second in pairs if first == references[first[1]]]
+    return [_compared(store, runs, first, second) for first, second in pairs]
+
+
+def _compared(
+    store: Store, runs: Sequence[Run], first: tuple[int, str], second: tuple[int, str]
+) -> Compared:
+    from dp_core.training.bootstrap import f1_difference
+
+    reference, other = (_replicates(store, runs[number], name) for number, name in (first, second))
+    if reference is None or other is None:
+        return Compared(first, second, None, _NO_COUNTS)
+    if len({runs[number].settings.get("head", "entities") for number, _ in (first, second)}) > 1:
+        return Compared(first, second, None, _OTHER_HEADS)
+    difference = f1_difference(reference, other)
+    return Compared(first, second, difference, "" if difference else _OTHER_DOCUMENTS)
+
+
+def _replicates(store: Store, run: Run, model: str) -> list[Replicate] | None:
+    from dp_core.training.bootstrap import Replicate
+
+    replicates = []
+    for finetuning in run.finetuned.get(model, ()):
+        result = read_result(store, finetuning["uri"])
+        if result is None or not result.facts.get("documents"):
+            return None
+        counts = result.facts["documents"]
+        replicates.append(
+            Replicate(finetuning["seed"], finetuning["fold"], counts, finetuning["start"])
+        )
+    return replicates or None

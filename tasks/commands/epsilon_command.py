@@ -1,11 +1,11 @@
-"""`confide epsilon`: computes the ε of a DP-SGD training; options and checks of such a training."""
+"""`confide epsilon` and `confide calibrate`: ε of a DP-SGD training, and the noise for a target."""
 
 from __future__ import annotations
 
 import functools
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import asdict, dataclass, fields
 from typing import Any, TypeVar, cast
 
 import click
@@ -13,14 +13,13 @@ import click
 from dp_core.config.privacy import LEAST_NOISE, refuse_large_delta
 from dp_core.errors import BadInput
 from dp_core.privacy import mechanisms
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.profiles import epsilon_unamplified
-from dp_core.privacy.accounting.rdp import epsilon_rdp
+from dp_core.privacy.accounting.accountants import epsilon_pld, epsilon_rdp, epsilon_unamplified
+from dp_core.privacy.accounting.calibration import noise_for, steps_within
 from dp_core.privacy.accounting.tradeoff import group_privacy
 from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent
-from dp_core.vocabulary.selection_calibration import LEAST_DELTA
-from tasks.commands.output import as_json, write_json, write_pairs
+from dp_core.vocabulary import selection_calibration as selection
+from tasks.commands.output import as_json, write_json, write_pairs, write_table
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -169,8 +168,8 @@ def check_delta(delta: float, units: int | None) -> None:
     check_count(units, "--units")
     if not 0 < delta < 1:
         raise BadInput(f"{delta} is not between 0 and 1", where="--delta")
-    if delta < LEAST_DELTA:
-        raise BadInput(f"{delta:g} is below {LEAST_DELTA:g}", where="--delta")
+    if delta < selection.LEAST_DELTA:
+        raise BadInput(f"{delta:g} is below {selection.LEAST_DELTA:g}", where="--delta")
     if units is not None:
         refuse_large_delta([delta], units, "--delta")
 
@@ -242,3 +241,145 @@ def command(
     if group > 1:
         shown[f"for {group} units together (δ = {together['delta']:.3g})"] = together["epsilon"]
     write_pairs(f"ε at δ = {delta:g}, where {event.relation.describe()}", shown)
+
+
+# --- calibration
+
+
+@click.group("calibrate", invoke_without_command=True)
+@click.pass_context
+def calibrate(context: click.Context) -> None:
+    """Compute the noise for a privacy target of a training or of a vocabulary."""
+    if context.invoked_subcommand is None:
+        raise BadInput("choose training or vocabulary", where="calibrate")
+
+
+@calibrate.command("training")
+@click.option("--epsilon", type=float, required=True, help="Target ε (PLD).")
+@click.option("--delta", type=float, required=True, help="δ at which ε is stated.")
+@training_options
+@click.option(
+    "--noise-multiplier", type=float, help="σ; computes the number of updates (without --steps)."
+)
+@as_json
+def training(
+    epsilon: float,
+    delta: float,
+    options: Training,
+    noise_multiplier: float | None,
+    as_json: bool,
+) -> None:
+    """Compute the smallest σ for a number of updates, or the most updates for a σ.
+
+    Every way of drawing batches has its proven accounting.
+    """
+    check_epsilon(epsilon)
+    check_delta(delta, options.units)
+    if noise_multiplier is None:
+        schedule = options.schedule
+        noise_multiplier = noise_for(lambda s: options.event(schedule, s), epsilon, delta)
+    elif options.sampling_rate is None or options.steps is not None or options.phases:
+        raise BadInput(
+            "a number of updates can only be computed for one rate",
+            where="--noise-multiplier",
+            fix="Give it only with --sampling-rate, or omit it to compute the noise.",
+        )
+    else:
+        rate, sigma = options.sampling_rate, noise_multiplier
+        check_rate(rate, "--sampling-rate")
+        check_noise(sigma)
+        most = steps_within(lambda n: options.event([(rate, n)], sigma), epsilon, delta)
+        schedule = [(rate, most)]
+    event = options.event(schedule, noise_multiplier)
+    found = {
+        "noise_multiplier": noise_multiplier,
+        "steps": sum(n for _, n in schedule),
+        "sampling_rate": schedule[0][0] if len(schedule) == 1 else None,
+        "sampling": options.sampling,
+        "epsilon": epsilon_pld(event, delta),
+        "epsilon_rdp": epsilon_rdp(event, delta),
+        "delta": delta,
+        "neighbours": event.relation.value,
+    }
+    if as_json:
+        write_json({**found, "phases": [{"sampling_rate": q, "steps": n} for q, n in schedule]})
+    else:
+        said = event.relation.describe()
+        write_pairs(f"DP-SGD with ε ≤ {epsilon:g} at δ = {delta:g}, where {said}", found)
+
+
+@calibrate.command("vocabulary")
+@click.option("--epsilon", type=float, required=True, help="Target ε.")
+@click.option("--delta", type=float, required=True, help="Target δ.")
+@click.option(
+    "--tuple-words",
+    "words",
+    type=int,
+    required=True,
+    help="N: the largest number of distinct words that a unit contributes (256 in the paper).",
+)
+@click.option("--units", type=int, help="Declared units; δ must be below 1/units.")
+@click.option(
+    "--mode",
+    type=click.Choice(["exact", "paper"]),
+    default="exact",
+    show_default=True,
+    help="paper: by Corollary 1 of Hoory et al. 2021, with the δ that it truly gives.",
+)
+@as_json
+def vocabulary(
+    epsilon: float, delta: float, words: int, units: int | None, mode: str, as_json: bool
+) -> None:
+    """Compute the σ with the smallest threshold, which releases the most words."""
+    check_epsilon(epsilon)
+    check_delta(delta, units)
+    check_count(words, "--tuple-words")
+    found = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
+    if mode == "paper":
+        sigma = selection.paper_sigma(epsilon, delta, words)
+        paper = selection.paper_parameters(sigma, delta, words)
+        title = "Word histogram as the paper has it: its δ is delta_earned, not delta"
+        found |= {
+            "sigma": paper.sigma,
+            "threshold": paper.threshold,
+            "delta_earned": paper.true_delta,
+            "lone_word_passes": paper.lone_word,
+            "right_threshold": paper.right_threshold,
+            "delta_earned_at_right_threshold": paper.right_delta,
+        }
+    else:
+        plan = selection.calibrate(epsilon, delta, words)
+        title = "Word histogram, discrete Gaussian noise"
+        earned = selection.delta_of(words, plan.sigma, plan.threshold, epsilon)
+        found |= {"sigma": plan.sigma, "threshold": plan.threshold, "delta_earned": earned}
+    if as_json:
+        write_json(found)
+    else:
+        write_pairs(title, found)
+
+
+@click.command("paper-table")
+@as_json
+def paper_table(as_json: bool) -> None:
+    """Recompute the paper's figures: the printed value and the true one for its parameters."""
+    from dp_core.vocabulary import hoory2021
+
+    rows = hoory2021.paper_table()
+    if as_json:
+        write_json([asdict(row) for row in rows])
+        return
+
+    def text(value: object) -> str:
+        return f"{value:g}" if isinstance(value, float) else str(value)
+
+    parameters = [
+        ", ".join(f"{name}={text(value)}" for name, value in row.parameters.items()) for row in rows
+    ]
+    write_table(
+        "Hoory et al. 2021, recomputed",
+        ["figure", "from", "printed", "true", "verdict"],
+        [
+            [row.figure, words, row.printed, row.true, row.verdict]
+            for row, words in zip(rows, parameters, strict=True)
+        ],
+    )

@@ -11,8 +11,7 @@ from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.report_command import given, latest
 from tasks.protocol import MODEL_NAMES, FinetuneSpec
-from tasks.report.comparison import FINETUNED
-from tasks.results import Input, read_result
+from tasks.results import FINETUNED, Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import click
@@ -10,10 +11,10 @@ import click
 from dp_core.config.fields import IN_WORDS, NAME
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource, Way
-from dp_core.privacy.mechanisms import NeighboringRelation, PrivacyUnit
+from dp_core.privacy.mechanisms import NeighboringRelation
 from dp_core.privacy.statement import epsilons, total_epsilon
 from tasks.commands.epsilon_command import check_delta, check_epsilon
-from tasks.commands.output import as_json, write_json, write_pairs, write_table
+from tasks.commands.output import as_json, write_answer, write_pairs, write_table
 from tasks.commands.settings_options import (
     SettingsOptions,
     absolute,
@@ -37,6 +38,8 @@ _ADMITS: dict[str | None, str] = {
     "one plan": "nothing more: it is closed for its one plan",
     "any sequence": "any sequence of releases that the filter admits",
 }
+
+
 _NEIGHBOURS = {
     "add-or-remove-one": "add/remove",
     "zero-out-one": "zero out",
@@ -61,20 +64,23 @@ def command(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     ledger = _open()
-    found = overview(ledger)
-    if as_json:
-        write_json(found)
-        return
-    show_overview(found)
-    if public := ledger.sources.public():
+    write_answer(overview(ledger), as_json, show_overview)
+    if not as_json and (public := ledger.sources.public()):
         show_public([public_source(source) for source in public])
 
 
 @command.command("register")
 @click.argument("dataset")
 @click.option("--unit", type=click.Choice(["example", "document", "patient"]))
-@click.option("--epsilon", type=float, help="ε of all releases of the data set together.")
-@click.option("--delta", type=float, help="δ of the same guarantee; far below 1/units.")
+@click.option(
+    "--epsilon",
+    "budget_epsilon",
+    type=float,
+    help="ε of all releases of the data set together.",
+)
+@click.option(
+    "--delta", "budget_delta", type=float, help="δ of the same guarantee; far below 1/units."
+)
 @click.option(
     "--public",
     is_flag=True,
@@ -95,17 +101,7 @@ def command(context: click.Context, as_json: bool) -> None:
 )
 @click.option("--shares-budget-with", help="A registered data set that may hold the same people.")
 @as_json
-def register(
-    dataset: str,
-    unit: str | None,
-    epsilon: float | None,
-    delta: float | None,
-    public: bool,
-    relation: str,
-    order: float | None,
-    shares_budget_with: str | None,
-    as_json: bool,
-) -> None:
+def register(dataset: str, public: bool, relation: str, as_json: bool, **terms: Any) -> None:
     """Register the budget of a private data set. It cannot be raised later.
 
     A public data set has no budget (--public); declare its files by declare-public.
@@ -113,28 +109,19 @@ def register(
     _check_name(dataset)
     ledger = _open()
     if public:
-        if {unit, epsilon, delta, order, shares_budget_with} != {None}:
+        if set(terms.values()) != {None}:
             raise BadInput("a public data set has no budget", where="ledger register --public")
         ledger.register_made_up(dataset)
-        _show_remaining(ledger, dataset, as_json)
-        return
-    if unit is None or epsilon is None or delta is None:
-        raise BadInput(
-            "a private data set needs --unit, --epsilon and --delta",
-            where=f"ledger register {dataset}",
-        )
-    check_epsilon(epsilon)
-    check_delta(delta, None)
-    ledger.register_dataset(
-        dataset,
-        PrivacyUnit(unit),
-        epsilon,
-        delta,
-        relation=NeighboringRelation(relation),
-        order=order,
-        shares_budget_with=shares_budget_with,
-    )
-    _show_remaining(ledger, dataset, as_json)
+    else:
+        if None in (terms["unit"], terms["budget_epsilon"], terms["budget_delta"]):
+            raise BadInput(
+                "a private data set needs --unit, --epsilon and --delta",
+                where=f"ledger register {dataset}",
+            )
+        check_epsilon(terms["budget_epsilon"])
+        check_delta(terms["budget_delta"], None)
+        ledger.register_dataset(dataset, relation=NeighboringRelation(relation), **terms)
+    write_answer(ledger.remaining(dataset).to_json(), as_json, partial(show_standing, dataset))
 
 
 @command.command("declare-public")
@@ -155,10 +142,7 @@ def declare_public(paths: tuple[str, ...], known_private: bool, as_json: bool) -
         uri = path if "://" in path else absolute("declare-public", path)
         declarations.declare_public(uri, deployment, known_private=known_private)
     found = [public_source(source) for source in _open().sources.public()]
-    if as_json:
-        write_json(found)
-    else:
-        show_public(found)
+    write_answer(found, as_json, show_public)
 
 
 @command.command("withdraw-public")
@@ -176,7 +160,7 @@ def withdraw_public(digest: str) -> None:
 @as_json
 def remaining(dataset: str, as_json: bool) -> None:
     """Show the spent and the remaining part of a data set's budget."""
-    _show_remaining(_open(), dataset, as_json)
+    write_answer(_open().remaining(dataset).to_json(), as_json, partial(show_standing, dataset))
 
 
 @command.command("history")
@@ -185,10 +169,7 @@ def remaining(dataset: str, as_json: bool) -> None:
 def history(dataset: str, as_json: bool) -> None:
     """Show every release of a data set and of the data sets that share its budget."""
     records = [record(entry) for entry in _open().history(dataset)]
-    if as_json:
-        write_json(records)
-    else:
-        show_history(f"Releases of {dataset}", records)
+    write_answer(records, as_json, partial(show_history, f"Releases of {dataset}"))
 
 
 @command.command("cost")
@@ -204,10 +185,9 @@ def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
     settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, options)
     plans = plans_of(budget_of_run(settings).charged)
     costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in plans.items()]
-    if as_json:
-        write_json({**costs[0], "others": costs[1:]})
-    else:
-        _show_costs(job, settings, costs)
+    write_answer(
+        {**costs[0], "others": costs[1:]}, as_json, lambda _: _show_costs(job, settings, costs)
+    )
     if not all(cost["fits"] for cost in costs):
         click.get_current_context().exit(BudgetExceeded.exit_code)
 
@@ -238,10 +218,11 @@ def withdraw(dataset: str, run: str, as_json: bool) -> None:
     gone = [entry for plan in sorted(plans) for entry in ledger.withdraw_plan(dataset, plan)]
     if not gone:
         raise BadInput("that run has registered nothing", where=f"ledger withdraw {run}")
-    if as_json:
-        write_json([record(entry) for entry in gone])
-    else:
-        click.echo(f"{len(gone)} planned releases of {dataset} are given back.")
+    write_answer(
+        [record(entry) for entry in gone],
+        as_json,
+        lambda gone: click.echo(f"{len(gone)} planned releases of {dataset} are given back."),
+    )
 
 
 def _check_name(dataset: str) -> None:
@@ -281,16 +262,8 @@ def _cost(dataset: str, planned: list[Entry], *, made_up: bool) -> dict[str, Any
         "releases": len(planned),
         "epsilon": total_epsilon([release.event for release in planned], delta),
         "delta": delta,
-        **cost_in_json(cost),
+        **cost.to_json(),
     }
-
-
-def _show_remaining(ledger: Ledger, dataset: str, as_json: bool) -> None:
-    found = ledger.remaining(dataset)
-    if as_json:
-        write_json(found.to_json())
-    else:
-        show_standing(dataset, found.to_json())
 
 
 # --- views
@@ -430,20 +403,6 @@ def record(entry: Entry) -> dict[str, Any]:
     return entry.to_json() | words
 
 
-def cost_in_json(cost: AdmissionDecision) -> dict[str, Any]:
-    """Return the cost of a run as JSON data."""
-    return {
-        "fits": cost.fits,
-        "way": cost.way,
-        "refusal": cost.refusal,
-        "share_of_budget": cost.share,
-        "left_after": cost.left_after,
-        "more_of_the_same": cost.more_of_the_same,
-        "new_releases": cost.new_releases,
-        "limited": cost.charge is not None,
-    }
-
-
 def show_standing(dataset: str, found: dict[str, Any]) -> None:
     """Write a budget: its terms, the capacity of both ways, and the spent part."""
     if found["epsilon"] is None:
@@ -484,7 +443,7 @@ def show_standing(dataset: str, found: dict[str, Any]) -> None:
 
 def show_cost(job: str, found: dict[str, Any]) -> None:
     """Write the cost of the next run to one data set."""
-    limited, new = found["limited"], found["new_releases"]
+    limited, new = found["charge"] is not None, found["new_releases"]
     said = "DOES NOT FIT: it would be refused before it begins"
     if found["fits"]:
         said = "fits" if not limited else FITS[found["way"]]
@@ -495,7 +454,7 @@ def show_cost(job: str, found: dict[str, Any]) -> None:
         "of them new": new,
         "ε of them together": found["epsilon"],
         "δ of them together": found["delta"],
-        "share of the budget": f"{found['share_of_budget']:.1%}" if limited else "no limit",
+        "share of the budget": f"{found['share']:.1%}" if limited else "no limit",
         "left after it": f"{found['left_after']:.1%}" if limited else "no limit",
     }
     if limited and new:
@@ -514,14 +473,14 @@ def _like_the_last(ledger: Ledger, name: str, entries: list[Entry]) -> dict[str,
     run = [e for e in charged if e.whole_plan and e.plan_key == last.plan_key] or [last]
     again = [Entry(e.dataset, e.unit, e.event, e.delta, "another run") for e in run]
     cost = ledger.cost_of_plan(again)
-    return {"run": last.run, "releases": len(run), **cost_in_json(cost)}
+    return {"run": last.run, "releases": len(run), **cost.to_json()}
 
 
 def _warning(name: str, cost: dict[str, Any] | None) -> str:
     if cost is None:
         return ""
     said = f"{name}: a run like the last one ({cost['run'] or 'no name'})"
-    share = f"{cost['share_of_budget']:.1%} of the budget"
+    share = f"{cost['share']:.1%} of the budget"
     if not cost["fits"]:
         return f"{said} would be REFUSED: it takes {share}, and less is left."
     return f"{said} would take {share}; {cost['more_of_the_same']} more would fit."

@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
 from dp_core.errors import BadInput
 from tasks.runtime.deployment import refused
 
+Answer = TypeVar("Answer")
 _PARTIAL = ".partial"
 
 as_json = click.option("--json", "as_json", is_flag=True, help="Pure JSON on stdout, for programs.")
@@ -23,6 +24,14 @@ as_json = click.option("--json", "as_json", is_flag=True, help="Pure JSON on std
 def write_json(content: Any) -> None:
     """Write JSON, and nothing else, on stdout; infinity is the string "inf"."""
     click.echo(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
+
+
+def write_answer(answer: Answer, as_json: bool, show: Callable[[Answer], object]) -> None:
+    """Write a command's answer: as pure JSON for programs, or by `show` for people."""
+    if as_json:
+        write_json(answer)
+    else:
+        show(answer)
 
 
 def write_table(

@@ -50,7 +50,6 @@ from dp_core.config.privacy import (
     VocabularyConfig,
     WrittenTextConfig,
     refuse_large_delta,
-    refuse_many_bands,
 )
 from dp_core.config.training import (
     ArchitectureConfig,
@@ -62,8 +61,8 @@ from dp_core.config.training import (
     TaggingConfig,
     TrainingConfig,
     is_causal,
+    refuse_impossible_updates,
     refuse_masks,
-    refuse_short_growth,
 )
 from dp_core.errors import PlanError
 
@@ -75,12 +74,11 @@ MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
 
 
-class DataSettings(ReaderConfig, HoldoutConfig):
+class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     """Settings of the private corpus, the public corpus and the labelled text."""
 
     private_format: PrivateFormat = setting(
         "synthetic",
-        DATA,
         "Private corpus: format",
         "synthetic: notes of the project's own making; text: a folder of .txt, in a subfolder for "
         "each patient; jsonl: one JSON object a line (names of its fields: under Advanced); "
@@ -88,27 +86,23 @@ class DataSettings(ReaderConfig, HoldoutConfig):
     )
     private_path: str = setting(
         "",
-        DATA,
         "Private corpus: path",
         "File or folder (local or gs://); empty for synthetic.",
         path=True,
     )
     private_dataset: str = setting(
         MADE_UP,
-        DATA,
         "Private data set",
         "Its name in the privacy ledger: every release of it is charged to this name.",
         pattern=NAME,
     )
     public_format: PublicFormat = setting(
         "synthetic",
-        DATA,
         "Public corpus: format",
         "synthetic, text or jsonl, as for the private corpus; it needs no privacy.",
     )
     public_path: str = setting(
         "",
-        DATA,
         "Public corpus: path",
         "File or folder (local or gs://) that the operator has declared public (confide ledger "
         "declare-public); empty for synthetic.",
@@ -116,7 +110,6 @@ class DataSettings(ReaderConfig, HoldoutConfig):
     )
     entities_format: EntitiesFormat = setting(
         "synthetic",
-        DATA,
         "Labelled text: format",
         "With entities: i2b2, folders of .txt and .con (2010 and 2011); columns, token and tag "
         "(IOB, IOB2); pubtator. With classes and pairs: jsonl, an object a line, or tsv, a table "
@@ -125,14 +118,12 @@ class DataSettings(ReaderConfig, HoldoutConfig):
     )
     entities_train: str = setting(
         "",
-        DATA,
         "Labelled text: training path",
         "File or folder (local or gs://) of labelled text to learn from; empty for synthetic.",
         path=True,
     )
     entities_test: str = setting(
         "",
-        DATA,
         "Labelled text: test path",
         "File or folder (local or gs://) of labelled text that gives F1 or accuracy; empty for "
         "synthetic.",
@@ -140,48 +131,48 @@ class DataSettings(ReaderConfig, HoldoutConfig):
     )
     entities_folds: int = setting(
         0,
-        MORE_DATA,
         "Labelled text: folds",
         "Divide the labelled documents of entities_train into so many folds, by the hash of each "
         "one's name (of its patient's, where it is known). A job is tested on the "
         "first fold and learns from the others; a sweep takes each in turn. entities_test stays "
         "empty. 0: no folds, a test path of its own.",
+        section=MORE_DATA,
         ge=0,
         le=100,
     )
     entities_patients: str = setting(
         "",
-        MORE_DATA,
         "Labelled text: patients",
         "File (.csv or .tsv, local or gs://) whose lines name a training document and its patient; "
         "private fine-tuning needs it to protect patients, unless texts name them (patient_id). "
         "Documents are named as the reader names them: i2b2 by path without suffix, pubtator by "
         "id, columns by path and #0 (#1 if -DOCSTART- begins the file), jsonl and tsv by "
         "document_id.",
+        section=MORE_DATA,
         path=True,
     )
     entities_dataset: str = setting(
         "",
-        MORE_DATA,
         "Labelled text: data set",
         "Its name in the privacy ledger, if the labels are private; empty: the private data set, "
         "whose people they may be about.",
+        section=MORE_DATA,
         pattern=NAME_OR_NONE,
     )
     entities_public: bool = setting(
         False,
-        MORE_DATA,
         "Labelled text: public",
         "Tick if the operator has declared both label files public (confide ledger "
         "declare-public). Otherwise F1 or accuracy on them is the operator's alone.",
+        section=MORE_DATA,
     )
     all_public: bool = setting(
         False,
-        MORE_DATA,
         "Everything may be shown",
         "Tick only if the operator has declared every corpus and label file given here public, "
         "and registered the data set so (confide ledger declare-public, register --public): then "
         "nothing is hidden in MLflow and the report. Else the run is refused.",
+        section=MORE_DATA,
     )
 
     @property
@@ -240,19 +231,17 @@ class DataSettings(ReaderConfig, HoldoutConfig):
         return self
 
 
-class FinetuneSettings(TaggingConfig, DataSettings):
+class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
     """Settings of fine-tuning. On private labels it uses DP-SGD and is charged separately."""
 
     finetune_privacy: Literal["none", "dp"] = setting(
         "none",
-        PRIVATE_LABELS,
         "Private fine-tuning",
         "none: a model fine-tuned on private labels stays with the operator. dp: the DP model is "
         "fine-tuned by DP-SGD, charged, and may be released (its F1 on private sentences may not).",
     )
     entities_unit: UnitName = setting(
         "document",
-        PRIVATE_LABELS,
         "Private labels: unit",
         "What private fine-tuning protects. example: a sentence or text; document: texts without "
         "a document_id are one where their first text is the same; patient: where texts name it "
@@ -261,7 +250,6 @@ class FinetuneSettings(TaggingConfig, DataSettings):
     )
     entities_declared_units: int = setting(
         0,
-        PRIVATE_LABELS,
         "Private fine-tuning: declared units",
         "A public, rounded upper bound on the units with labels; 0 without it.",
         ge=0,
@@ -269,44 +257,40 @@ class FinetuneSettings(TaggingConfig, DataSettings):
     )
     entity_types: str = setting(
         "",
-        MORE_TRAINING,
         "Tagging: entity types",
         "Which entities are learned and scored, comma-separated; others count as no entity. Empty: "
         "all that the training part has. Private fine-tuning must be told them from public "
         "knowledge: which types occur is private too.",
+        section=MORE_TRAINING,
         pattern=TYPES_OR_NONE,
     )
     class_names: str = setting(
         "",
-        MORE_TRAINING,
         "Classes",
         "Classes of texts or pairs that are learned and scored, comma-separated; texts of others "
         "are left out. Empty: all that the training part has. Private fine-tuning must be told "
         "them from public knowledge.",
+        section=MORE_TRAINING,
         pattern=CLASSES_OR_NONE,
     )
     finetune_noise_multiplier: NoiseMultiplier = setting(
         1.0,
-        PRIVATE_LABELS,
         "Private fine-tuning: σ",
         "Effective noise of one update of private fine-tuning, in units of its clip norm.",
     )
     finetune_clip_norm: ClipNorm = setting(
         1.0,
-        PRIVATE_LABELS,
         "Private fine-tuning: clip norm",
         "Bound on one unit's gradient in private fine-tuning.",
     )
     finetune_delta: Delta = setting(
         1e-6,
-        PRIVATE_LABELS,
         "Private fine-tuning: δ",
         "δ of private fine-tuning, beside those of vocabulary and pre-training; far below one in "
         "the number of units with labels.",
     )
     finetune_rows_per_unit: int = setting(
         4,
-        PRIVATE_LABELS,
         "Private fine-tuning: rows per unit",
         "Sentences, windows or texts of a drawn unit that one update reads; clipped together.",
         ge=1,
@@ -314,23 +298,23 @@ class FinetuneSettings(TaggingConfig, DataSettings):
     )
     finetune_epochs: int = setting(
         3,
-        MORE_TRAINING,
         "Fine-tuning: epochs",
         "Passes of fine-tuning over the labelled text.",
+        section=MORE_TRAINING,
         ge=1,
         le=1000,
     )
     finetune_batch_size: BatchSize = setting(
         32,
-        MORE_TRAINING,
         "Fine-tuning: batch size",
         "Rows per update of fine-tuning; expected units where it is private.",
+        section=MORE_TRAINING,
     )
     finetune_learning_rate: LearningRate = setting(
         5e-4,
-        MORE_TRAINING,
         "Fine-tuning: learning rate",
         "Peak learning rate of fine-tuning.",
+        section=MORE_TRAINING,
     )
 
     @property
@@ -384,20 +368,20 @@ class JobSettings(
     PhrasesConfig,
     WrittenTextConfig,
     FinetuneSettings,
+    section=MORE_TRAINING,
 ):
     """All settings of `dp_bert`. The defaults are the demo."""
 
     epochs: float = setting(
         6.0,
-        TRAINING,
         "Epochs",
         "Passes over the declared units in DP pre-training.",
+        section=TRAINING,
         gt=0,
         le=10_000,
     )
     kept_epochs: str = setting(
         "",
-        MORE_TRAINING,
         "Keep the model after these epochs",
         "Epochs below the last, comma-separated: the models after them are kept beside the last "
         "one, of the trainings with DP and without, and are measured as it is: fine-tuned, and "
@@ -408,25 +392,23 @@ class JobSettings(
     )
     public_model: str = setting(
         "",
-        MODEL,
         "Public model to start from",
         "Folder (local or gs://) of a BERT or DistilBERT (with gpt2 or llama, of one of these) in "
         "Hugging Face's layout, instead of a fresh model of the size above; its vocabulary is "
         "exchanged for the run's own unless vocabulary_source keeps it. Its training data must "
         "be public, and the operator must have declared the folder so (confide ledger "
         "declare-public).",
+        section=MODEL,
         path=True,
     )
     private_start: Literal["public", "fresh"] = setting(
         "public",
-        MORE_TRAINING,
         "Private training: start",
         "What training on private text begins with. public: the model of public text, or of "
         "written text after it; fresh: random weights.",
     )
     more_trainings: str = setting(
         "",
-        MORE_TRAINING,
         "More private trainings",
         "Private trainings to compare with: points with semicolons between them, each "
         "setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start; "
@@ -435,26 +417,22 @@ class JobSettings(
     )
     nonprivate: bool = setting(
         True,
-        MORE_TRAINING,
         "Compare with non-private training",
         "Also pre-train on the same rows without privacy. The result stays with the operator.",
     )
     nonprivate_batch_size: BatchSize = setting(
         64,
-        MORE_TRAINING,
         "Non-private batch size",
         "Units per update without privacy; the epochs are those of the DP training, so that as "
         "many rows are read.",
     )
     nonprivate_learning_rate: LearningRate = setting(
         3e-3,
-        MORE_TRAINING,
         "Non-private learning rate",
         "Peak learning rate of the training without privacy, of AdamW.",
     )
     public_steps: int = setting(
         900,
-        MORE_TRAINING,
         "Public pre-training: updates",
         "Updates on public text; 0: none, the model is as public_model has it, or fresh.",
         ge=0,
@@ -462,20 +440,17 @@ class JobSettings(
     )
     public_batch_size: BatchSize = setting(
         64,
-        MORE_TRAINING,
         "Public pre-training: batch size",
         "Rows per update of public pre-training.",
     )
     public_learning_rate: LearningRate = setting(
         3e-3,
-        MORE_TRAINING,
         "Public learning rate",
         "Peak learning rate of public pre-training, of AdamW.",
     )
 
     phrases_steps: int = setting(
         1800,
-        MORE_TRAINING,
         "Training on written text: updates",
         "Updates on text written from released phrases, from the public model on, with its batch "
         "size and learning rate; they cost no privacy.",
@@ -579,8 +554,7 @@ class JobSettings(
     def _is_consistent(self) -> Self:
         if self.batch_size > self.declared_units:
             raise ValueError("batch_size is above declared_units: the sampling rate would pass 1")
-        refuse_short_growth(self.first_batch_size, self.updates)
-        refuse_many_bands(self, self.batch_size, self.first_batch_size, self.updates)
+        refuse_impossible_updates(self, self, self.updates)
         refuse_masks(
             self.model_kind,
             whole_words=self.whole_words,

@@ -38,7 +38,6 @@ from dp_core.config.privacy import (
     UnitName,
     VocabularyConfig,
     WrittenTextConfig,
-    refuse_many_bands,
 )
 from dp_core.config.training import (
     ArchitectureConfig,
@@ -49,8 +48,8 @@ from dp_core.config.training import (
     SeedConfig,
     TaggingConfig,
     TrainingConfig,
+    refuse_impossible_updates,
     refuse_masks,
-    refuse_short_growth,
 )
 from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
@@ -71,7 +70,7 @@ _CODE_OF_TRAINING = (
     "dp_core.training.loop",
     "dp_core.vocabulary.wordpiece",  # which pieces continue a word: masks of whole words
     "dp_core.audit.canaries",  # which audit canaries are in
-    "tasks.steps.training_inputs",  # rows and first weights
+    "tasks.steps.training_files",  # rows, first weights, and kept models
 )
 _OF_A_MODEL = ("pretraining", "finetuning", "exposure", "membership", "audit")
 
@@ -407,10 +406,7 @@ class TrainingSpec(StepSpec, RunConfig):
 
     @model_validator(mode="after")
     def _batches_have_time_to_grow(self) -> Self:
-        batches = self.batches
-        refuse_short_growth(batches.first_batch_size, self.updates)
-        if self.plan:
-            refuse_many_bands(self.plan, batches.batch_size, batches.first_batch_size, self.updates)
+        refuse_impossible_updates(self.batches, self.plan, self.updates)
         return self
 
     @property
@@ -453,7 +449,6 @@ class PretrainSpec(TrainingSpec):
     code: ClassVar[tuple[str, ...]] = (
         *_CODE_OF_TRAINING,
         "dp_core.models.hugging_face",
-        "tasks.steps.training_outputs",
     )
     step: Literal["pretrain"] = "pretrain"
     mode: Literal["public", "released", "dp", "nonprivate"]

@@ -177,33 +177,29 @@ _OF_A_FRONT = ("baseline", "checkpoint")
 START = SweepPoint.model_validate(_NO_TRAINING | {"baseline": "public-training"})
 
 
-class SweepSettings(SelectionConfig, JobSettings):
+class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     """All settings of `dp_sweep`: a job, and points that vary its settings."""
 
     sweep_noise_multipliers: str = setting(
         "0.6,1.0,2.0",
-        GRID,
         "Noise multipliers σ",
         "The grid's noise multipliers of DP pre-training, with commas between them.",
         pattern=NUMBERS,
     )
     sweep_batch_sizes: str = setting(
         "128,256",
-        GRID,
         "Batch sizes",
         "The grid's expected units per DP update, with commas between them.",
         pattern=WHOLE_NUMBERS,
     )
     sweep_epochs: str = setting(
         "5,10",
-        GRID,
         "Epochs",
         "The grid's passes over the declared units, with commas between them.",
         pattern=NUMBERS,
     )
     sweep_epochs_from: Literal["trainings", "checkpoints"] = setting(
         "trainings",
-        GRID,
         "Epochs from",
         "trainings: each number of epochs is a training that ends there, charged by itself. "
         "checkpoints: where points differ in epochs alone, one training to the last of them, "
@@ -212,7 +208,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_noise_scaling: Literal["none", "sqrt-batch"] = setting(
         "none",
-        GRID,
         "Noise with the batch size",
         "none: every σ with every batch size. sqrt-batch: σ is meant for the first batch size of "
         "the grid and grows with the square root of the others, which keeps ε about where it is "
@@ -220,7 +215,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_finetune_noise_multipliers: str = setting(
         "",
-        GRID,
         "Fine-tuning: noise multipliers σ",
         "The grid's noise multipliers of private fine-tuning, with commas between them; empty: "
         "the job's own.",
@@ -228,14 +222,12 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_finetune_batch_sizes: str = setting(
         "",
-        GRID,
         "Fine-tuning: batch sizes",
         "The grid's batch sizes of fine-tuning, with commas between them; empty: the job's own.",
         pattern=WHOLE_NUMBERS_OR_NONE,
     )
     sweep_finetune_epochs: str = setting(
         "",
-        GRID,
         "Fine-tuning: epochs",
         "The grid's passes over the labelled sentences, with commas between them; empty: the job's "
         "own.",
@@ -243,7 +235,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_finetune_learning_rates: str = setting(
         "",
-        GRID,
         "Fine-tuning: learning rates",
         "The grid's peak learning rates of fine-tuning, with commas between them; empty: the job's "
         "own.",
@@ -251,7 +242,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_points: str = setting(
         "",
-        GRID,
         "Points by themselves",
         "Instead of all lists above: points with semicolons between them, each "
         "setting=value,setting=value over noise_multiplier, batch_size, epochs, "
@@ -261,7 +251,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_seeds: int = setting(
         1,
-        GRID,
         "Seeds of private training",
         "Private trainings of each point, by public seeds from the job's own on: each is a release "
         "of its own and is charged.",
@@ -270,7 +259,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_finetune_seeds: int = setting(
         1,
-        GRID,
         "Seeds of fine-tuning",
         "Fine-tunings of each model, by public seeds from the job's own on: free, unless "
         "fine-tuning is private, where each is charged.",
@@ -279,7 +267,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_baselines: str = setting(
         "",
-        GRID,
         "Compare with",
         "Models to compare with, commas between them, fine-tuned and measured by the same "
         "settings, seeds and folds. public: trained on public text, on a vocabulary of public text "
@@ -290,7 +277,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_checkpoints: str = setting(
         "",
-        GRID,
         "Compare with checkpoints",
         "Folders (local or gs://) of public models in Hugging Face's layout, commas between them: "
         "each is compared as it is, with its own tokens (ε 0). Declared as public_model is. "
@@ -300,7 +286,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_search: Literal["grid", "optuna"] = setting(
         "grid",
-        GRID,
         "Search",
         "grid: all points. optuna: one point after the other, from the shell alone: Optuna asks "
         "for noise, epochs and fine-tuning between the ends of the lists, by the F1 of those "
@@ -308,7 +293,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     sweep_trials: int = setting(
         10,
-        GRID,
         "Search: points",
         "Points that Optuna asks for, at most: as many releases are registered beforehand.",
         ge=1,
@@ -316,7 +300,6 @@ class SweepSettings(SelectionConfig, JobSettings):
     )
     selection: Literal["publish-all", "random-count"] = setting(
         "publish-all",
-        GRID,
         "Release",
         "publish-all: every point is trained, charged and shown. random-count: a secret random "
         "number of points is drawn and trained, only the best by accuracy on public text leaves, "

@@ -20,8 +20,8 @@ from scipy.optimize import brentq
 from dp_core.config.fields import one_line
 from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput, BudgetExceeded, ConfideError
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for, round_up
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.advice import (
     HALF_LEARNED,
@@ -52,7 +52,7 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import Charged, JobSettings, PretrainSpec, budget_of_run
-from tasks.releases.plans import planned_release, training_plan
+from tasks.releases.charge import planned_release, training_plan
 
 # Rows read by the whole training, as a multiple of the rows that the settings read.
 MORE_COMPUTING = {4.0: "four times the computing", 16.0: "sixteen times the computing"}
@@ -328,11 +328,6 @@ class Advice:
             f"With released phrases, on made-up notes, such a budget kept {first} of the "
             f"gain: ask with --set phrases_epsilon={share:g}."
         )
-
-    @property
-    def known_from(self) -> str:
-        """A note on the measurements behind the expected gain."""
-        return how_it_is_known(self.spending.recipe)
 
     @property
     def verdict(self) -> str:

@@ -1,4 +1,4 @@
-"""Builds the report of a job from the results of its steps."""
+"""Builds the report of a job or a sweep from the results of its steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,8 @@ from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, epsilons
+from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, epsilons
+from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
     MODEL_NAMES,
@@ -31,18 +32,20 @@ from tasks.protocol import (
     ReleaseRecord,
     ReportSpec,
     StepResult,
+    SweepPoint,
     SweepSettings,
     kept_points,
+    names_of,
     point_and_task,
     steps_of,
 )
+from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import operator_only
 from tasks.releases.training_advice import RunReleases, how_it_is_known, outlook_of
 from tasks.report.model import (
     Cost,
     Curve,
-    EpochsRow,
     Exposures,
     Extraction,
     Fact,
@@ -50,13 +53,22 @@ from tasks.report.model import (
     LedgerLine,
     LedgerView,
     Membership,
-    MembershipAt,
     ModelAt,
     ModelRow,
     Report,
     Samples,
+    number_of,
 )
-from tasks.results import Input, findings_of, labelled, merged, released_after, statement_of, totals
+from tasks.results import (
+    Input,
+    findings_of,
+    labelled,
+    merged,
+    read_result,
+    released_after,
+    statement_of,
+    totals,
+)
 
 Results = dict[str, Input]  # by the name of the task
 ARCHITECTURES = {
@@ -71,6 +83,8 @@ OCCURRENCES, OCCURRENCES_FILE = "occurrences", "occurrences.json"
 SAMPLES, SAMPLES_FILE = "samples", "samples.json"  # output of the exposure step
 EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning, counted in its test part
 SCORES = ("f1", "accuracy")  # metrics of a fine-tuning, for entities and for classes
+DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
+SEEDS_FOR_THE_BEST = 8
 LEDGER_LINES = 30  # latest entries in a report; each needs an accounting
 _CEILINGS = {  # by metric of the membership step, without the prefix `membership_ceiling/`
     "pl": "Largest advantage of a membership attack",
@@ -213,13 +227,13 @@ def model_row(
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         interval=_interval(scores),
         exposures_in_rows=next(iter(exposures_of([audited], EXPOSURE_IN_ROWS.key)), None),
-        membership=_membership(attacked, epochs),
+        memberships=_memberships(attacked, epochs),
         extractions=tuple(_extractions(audited)),
         samples=_samples(audited),
     )
 
 
-def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[EpochsRow]:
+def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[ModelRow]:
     """Yield the trainings that saved models after several epochs, with scores and exposures."""
     settings, vocabulary = JobSettings.model_validate(spec.settings), results["vocabulary"]
     kept, dataset = kept_points(settings), vocabulary.facts["dataset"]
@@ -233,14 +247,14 @@ def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[EpochsRow]:
         model = results[f"{tasks}{_TRAINING}"]
         scores = [None if finetuned is None else score_of(finetuned) for finetuned in tuned]
         accuracies = settings.head != "entities"
-        yield EpochsRow(
+        yield ModelRow(
             **costs_of(dataset, model, [model, *audited], tuned),
             f1=None if accuracies else scores[-1],
             accuracy=scores[-1] if accuracies else None,
             kind=kind,
             name=_name_of(tasks),
             epsilon_vocabulary=epsilon_of_vocabulary(vocabulary),
-            models=tuple(
+            saved=tuple(
                 ModelAt(epochs, score, exposures_of([audit]))
                 for epochs, score, audit in zip(
                     [*(point.epochs for point in points), settings.epochs],
@@ -452,30 +466,27 @@ def _samples(audited: Input | None) -> Samples | None:
 _MEMBERSHIP: TypeAdapter[tuple[MembershipRow, ...]] = TypeAdapter(tuple[MembershipRow, ...])
 
 
-def _membership(attacked: Input | None, epochs: float) -> Membership | None:
-    """Return the membership attacks on a model and on the earlier models that its training saved.
+def _memberships(attacked: Input | None, epochs: float) -> tuple[Membership, ...]:
+    """Return the attacks on a model, after those on earlier models that its training saved.
 
     Args:
         attacked: output of the membership step.
         epochs: number of epochs of the whole training.
     """
-    if attacked is None:
-        return None
     by_updates: dict[int, list[Finding]] = {}
     for finding in findings_of(attacked, MEMBERSHIP.key):
         by_updates.setdefault(finding.updates, []).append(finding)
-    models = [
-        MembershipAt(
-            round(epochs * updates / max(by_updates), 2) if updates else 0.0,
-            findings[0].details.get("losses", {}),
+    last = max(by_updates, default=0)
+    return tuple(
+        Membership(
             _MEMBERSHIP.validate_python(
                 [row for finding in findings for row in finding.details.get("rows", ())]
             ),
+            findings[0].details.get("losses", {}),
+            round(epochs * updates / last, 2) if len(by_updates) > 1 else math.inf,
         )
         for updates, findings in by_updates.items()
-    ]
-    last = models[-1]
-    return Membership(last.rows, last.losses, tuple(models) if len(models) > 1 else ())
+    )
 
 
 def _audit(audited: Input | None) -> AuditRecord | None:
@@ -659,3 +670,184 @@ def _repeat_command(job: str, settings: Mapping[str, bool | int | float | str]) 
         if value != defaults.get(name)
     ]
     return " ".join(["./confide run", job, *words])
+
+
+# --- the report of a sweep
+
+
+class _StatementForTheOperator(PrivacyStatement):
+    """The statement of a sweep of which only models without privacy have finished."""
+
+    @property
+    def paragraphs(self) -> list[str]:
+        """One paragraph, because no guarantee is given."""
+        return [
+            "No training with differential privacy of this sweep has finished. The models trained "
+            "without privacy read private text; only the operator of the data may have them."
+        ]
+
+
+def sweep_report(
+    spec: ReportSpec,
+    context: StepContext,
+    points: Mapping[str, Results],
+    missing: Sequence[str],
+) -> Report:
+    """Return the report of a sweep, with its finished points and the names of the missing ones."""
+    first = next(iter(points.values()))
+    releases = released_by_sweep(spec, points)
+    header = header_of(spec, context, first, releases)
+    nonprivate = (
+        operator_only(results["pretraining"].result.releases) for results in points.values()
+    )
+    if not releases and any(nonprivate):
+        header["statement"] = _StatementForTheOperator(header["statement"].data)
+    return Report(
+        **header,
+        omissions=omission_facts(
+            {
+                name: result
+                for name, uri in spec.results.items()
+                if not point_and_task(name)[0]
+                and (result := read_result(context.store, uri)) is not None
+            }
+        ),
+        is_sweep=True,
+        models=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
+        notes=tuple(f"Missing, because it did not finish: {name}." for name in missing),
+    )
+
+
+def released_by_sweep(spec: ReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
+    """Return the releases of the publishable models of all points.
+
+    Models of baselines without privacy are for the operator only, and are not included.
+    """
+    return releases_of(
+        model
+        for name, results in points.items()
+        for model in released_models(results["pretraining"], results.get("finetuning"))
+        if spec.points[name].baseline is None or not operator_only(model.result.releases)
+    )
+
+
+Replicates = list[tuple[SweepPoint, Results]]
+
+
+def _by_setting(spec: ReportSpec, points: Mapping[str, Results]) -> list[Replicates]:
+    """Return the finished points, grouped by settings other than seeds and fold."""
+    settings: dict[SweepPoint, Replicates] = {}
+    for name, results in points.items():
+        point = spec.points[name]
+        settings.setdefault(point.setting, []).append((point, results))
+    return list(settings.values())
+
+
+def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
+    """Return the row of one setting from its finished points."""
+    setting, first = replicates[0][0].setting, replicates[0][1]
+    # Points with the same seed of the private training share its model and audit.
+    models = {point.seed: results["pretraining"] for point, results in replicates}
+    audited = {point.seed: results["exposure"] for point, results in replicates}
+    tuned = [results["finetuning"] for _, results in replicates if "finetuning" in results]
+    model, varied = first["pretraining"], spec.points.values()
+    # The accuracies of a training belong to its last model.
+    scored = [] if setting.is_on_the_way else list(models.values())
+    # A private selection reports the settings of the selected training.
+    training = model.facts.get("chosen") or setting.model_dump(include=set(TRAINING_AXES))
+    schedule = (model.facts.get("plan") or {}).get("schedule", ())
+    batch_size, updates = training["batch_size"], sum(phase["steps"] for phase in schedule)
+    if setting.mode == "nonprivate" or setting.is_on_the_way:
+        job = SweepSettings.model_validate(spec.settings).job(setting)
+        assert setting.mode != "public"  # noqa: S101 - narrows the type: its training has no epochs
+        updates = job.updates_after(setting.mode, setting.epochs)
+        if setting.mode == "nonprivate":
+            batch_size = job.nonprivate_batch_size
+    return ModelRow(
+        **measured_of(
+            first["vocabulary"], list(models.values()), list(audited.values()), tuned, scored
+        ),
+        kind=setting.mode,
+        name=setting.name,
+        baseline=setting.baseline,
+        noise_multiplier=training["noise_multiplier"],
+        batch_size=int(batch_size),
+        epochs=training["epochs"],
+        training_epochs=setting.training_epochs if setting.is_on_the_way else 0.0,
+        updates=updates,
+        trainings=len(models),
+        finetuning={
+            axis: float(getattr(setting, axis) or spec.settings[axis])
+            for axis in FINETUNING_AXES
+            if any(getattr(point, axis) is not None for point in varied)
+        },
+        spread=_spread(replicates) if tuned else _spread_of_perplexity(scored),
+        best_three=_best_three(replicates) if tuned else None,
+    )
+
+
+def _spread(replicates: Replicates) -> MeanF1 | None:
+    """Return the spread of the score over seeds and folds, or None if a seed lacks a fold."""
+    counts = [_replicate(point, results["finetuning"]) for point, results in replicates]
+    try:
+        return mean_f1([replicate for replicate in counts if replicate is not None])
+    except ValueError:
+        return None
+
+
+def _spread_of_perplexity(models: Iterable[Input]) -> MeanF1 | None:
+    """Return the spread of perplexity on private text over seeds, or None for a single seed."""
+    values = [last_values(model.result).get("perplexity_private") for model in models]
+    known = [value.value for value in values if value is not None]
+    return mean_over_seeds(known) if len(known) == len(values) > 1 else None
+
+
+def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
+    """Return the counts by test document of a fine-tuned model, or None if it has no score.
+
+    Counts for the operator only are in a separate file.
+    """
+    if number_of(score_of(finetuned)) is None:
+        return None
+    counts = finetuned.facts.get("documents")
+    if counts is None:
+        counts = json.loads((finetuned.folder / DOCUMENTS_FILE).read_text())
+    return Replicate(counts=counts, **_drawn(point))
+
+
+def _best_three(replicates: Replicates) -> Labelled | None:
+    """Return the mean score of the three best seeds of a setting, averaged over folds.
+
+    None for fewer than eight seeds; see Jagannatha et al. 2021, appendix A.3.
+    """
+    by_seed: dict[str, list[Labelled]] = {}
+    for point, results in replicates:
+        score = score_of(results["finetuning"])
+        if score is not None and number_of(score) is not None:
+            by_seed.setdefault(_drawn(point)["seed"], []).append(score)
+    if len(by_seed) < SEEDS_FOR_THE_BEST:
+        return None
+    all_scores = [score for scores in by_seed.values() for score in scores]
+    kind = next((type(v) for v in all_scores if v.label is Label.OPERATOR), type(all_scores[0]))
+    means = sorted(math.fsum(v.value for v in s) / len(s) for s in by_seed.values())
+    return kind(math.fsum(means[-3:]) / 3)
+
+
+def _drawn(point: SweepPoint) -> dict[str, Any]:
+    """Return the seed, fold and start that identify a replicate of a setting."""
+    seed = f"{point.seed} {point.finetune_seed}"
+    return {"seed": seed, "fold": point.fold or 0, "start": str(point.seed)}
+
+
+def finetuned_by_setting(
+    spec: ReportSpec, points: Iterable[str]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the addresses and replicates of the fine-tunings of each row."""
+    finetunings: dict[str, list[dict[str, Any]]] = {}
+    for name in points:
+        uri = spec.results.get(names_of(spec.points[name])["finetuning"])
+        if uri is None:  # causal models are not fine-tuned
+            continue
+        finetuning = {"uri": uri, **_drawn(spec.points[name])}
+        finetunings.setdefault(spec.points[name].setting.name, []).append(finetuning)
+    return finetunings

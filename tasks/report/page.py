@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -12,8 +12,8 @@ from typing import Any, Literal
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 
 from dp_core.audit.exposure import ExposureSummary, summarise
+from dp_core.labels import Label
 from tasks.report import audit_tables, tables
-from tasks.report.comparison import FIGURES_FILE, figures_of
 from tasks.report.figures import (
     QUANTITIES,
     Drawing,
@@ -28,7 +28,8 @@ from tasks.report.model import (
     LedgerView,
     ModelRow,
     Report,
-    ResultRow,
+    Value,
+    Withheld,
     compared_by,
     edition_of,
     measure_of,
@@ -37,6 +38,7 @@ from tasks.report.model import (
 from tasks.report.models_table import by_epoch_table, results_table
 from tasks.report.sweep_figures import sweep_exposure_figure, sweep_figure
 from tasks.report.tables import Table
+from tasks.results import FIGURES_FILE
 
 
 @dataclass(frozen=True)
@@ -137,6 +139,7 @@ def _summary(model: ModelRow | None) -> ExposureSummary | None:
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
+Figure = dict[str, Any]  # value and label, or `withheld`
 
 
 @dataclass(frozen=True)
@@ -183,6 +186,7 @@ def report_page(report: Report, edition: Edition) -> Page:
             {"points": results_table(shown)},
         )
     private = shown.model("dp")
+    losses, leakages = audit_tables.epoch_tables(shown.models)
     return _page(
         "job.html.j2",
         shown,
@@ -202,8 +206,8 @@ def report_page(report: Report, edition: Edition) -> Page:
             "extraction": audit_tables.extraction_table(shown.models),
             "membership": audit_tables.membership_table(shown.models),
             "by_epoch": by_epoch_table(shown.by_epoch, shown.unit, measure_of(shown.models)),
-            "loss_by_epoch": audit_tables.loss_by_epoch_table(shown.models),
-            "leakage_by_epoch": audit_tables.leakage_by_epoch_table(shown.models),
+            "loss_by_epoch": losses,
+            "leakage_by_epoch": leakages,
             "entities": tables.entity_table(shown.models),
             "training": tables.facts_table("training", "Training facts", shown.training),
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
@@ -311,7 +315,7 @@ def _sweep_marks(report: Report) -> list[Mark]:
     return marks
 
 
-def _score_mark(rows: Iterable[ResultRow]) -> str:
+def _score_mark(rows: Iterable[ModelRow]) -> str:
     return "entity F1, strict" if measure_of(rows) is F1 else "accuracy of classes"
 
 
@@ -328,3 +332,61 @@ def _spent(ledger: LedgerView) -> dict[str, str | int]:
         "budget_delta": "" if delta is None else tables.significant(delta, 2),
         "percent": 100 if math.isinf(spent) else min(100, round(100 * spent / budget)),
     }
+
+
+def figures_of(shown: Report) -> dict[str, Any]:
+    """Return the settings of a run and the figures of its models, for one edition of its report.
+
+    Args:
+        shown: the report of that edition, without the values that it withholds.
+    """
+    return {
+        "settings": dict(shown.settings),
+        "models": {row.name: dict(_figures(row)) for row in shown.models},
+        "leakage": [leakage for row in shown.models for leakage in _leakage(row)],
+    }
+
+
+def _leakage(row: ModelRow) -> Iterator[Figure]:
+    """Yield the leakage by each membership attack, after each epoch whose model was kept."""
+    for membership in row.memberships:
+        for attack in membership.rows:
+            yield {
+                "model": row.name,
+                # None if only the last model was saved.
+                "epoch": None if math.isinf(membership.epochs) else membership.epochs,
+                "level": attack.level,
+                "attack": attack.attack,
+                "value": attack.leakage.value,
+                "interval": [attack.leakage.low, attack.leakage.high],
+                "label": membership.label,
+            }
+
+
+def _figures(row: ModelRow) -> Iterator[tuple[str, Figure]]:
+    for total in (row.cost.corpus, *row.cost.others):
+        name = f"/{total.dataset}" if total in row.cost.others else ""
+        epsilon = "no total" if total.epsilon is None else str(total.epsilon)
+        yield f"epsilon{name}", {"value": epsilon, "label": Label.PUBLIC}
+        if total.epsilon is not None and math.isfinite(total.epsilon):  # δ has no meaning otherwise
+            yield f"delta{name}", {"value": str(total.delta), "label": Label.PUBLIC}
+    measured: list[tuple[str, Value]] = [("f1", row.f1), ("accuracy", row.accuracy)]
+    if row.perplexity_public is None:
+        measured.append(("mlm_accuracy_public", row.mlm_public))
+        measured.append(("mlm_accuracy_private", row.mlm_private))
+    else:
+        measured.append(("perplexity_public", row.perplexity_public))
+        measured.append(("perplexity_private", row.perplexity_private))
+    for name, value in measured:
+        if isinstance(value, Withheld):
+            yield name, {"withheld": True}
+        elif value is not None and (number := number_of(value)) is not None:
+            yield name, {"value": str(number), "label": value.label}
+    if isinstance(row.exposures, Withheld):
+        yield "exposure", {"withheld": True}
+    if visible := row.audits:
+        summaries = [summarise(exposures.rows) for exposures in visible]
+        mean = sum(summary.mean for summary in summaries) / len(summaries)
+        yield "exposure", {"value": str(mean), "label": visible[0].label}
+        largest = max(summary.largest for summary in summaries)
+        yield "exposure_largest", {"value": str(largest), "label": visible[0].label}

@@ -22,7 +22,7 @@ from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, rows_at
 from tasks.results import SUBJECT, Input
 from tasks.runtime.log import log
-from tasks.steps.training_inputs import audit_canaries_of
+from tasks.steps.training_files import audit_canaries_of
 
 
 def run(spec: AuditSpec, context: StepContext) -> StepOutput:

@@ -6,9 +6,8 @@ from dp_core.labels import Public
 from dp_core.privacy.statement import total_epsilon
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import BudgetSpec, PretrainSpec
-from tasks.releases.charge import refuse_unfit_plans
+from tasks.releases.charge import planned_release, refuse_unfit_plans
 from tasks.releases.declarations import record_sources
-from tasks.releases.plans import planned_release
 from tasks.releases.training_advice import RunReleases, how_it_is_known, verdict
 from tasks.runtime.log import log
 

@@ -39,7 +39,7 @@ from tasks.results import PROBES, SUBJECT
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.membership_step import claimed
 from tasks.steps.token_store_step import TRAIN
-from tasks.steps.training_inputs import held_out
+from tasks.steps.training_files import held_out
 
 
 def run(spec: ExposureSpec, context: StepContext) -> StepOutput:

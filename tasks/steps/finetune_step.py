@@ -40,9 +40,8 @@ from dp_core.training.loop import PrivateUpdates, Progress
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import FinetuneSpec, ReleaseRecord
-from tasks.releases.charge import charge, record_operator_use
+from tasks.releases.charge import charge, planned_release, record_operator_use, training_plan
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import (
     fact,
     model_at,
@@ -52,11 +51,10 @@ from tasks.releases.provenance import (
     unlisted_patients,
     vocabulary_digest,
 )
-from tasks.report.job_results import EXPECTED_ENTITIES
-from tasks.report.sweep_results import DOCUMENTS_FILE
+from tasks.report.job_results import DOCUMENTS_FILE, EXPECTED_ENTITIES
 from tasks.results import Input, released_after
 from tasks.steps.entities_step import read_part, read_text_part
-from tasks.steps.training_outputs import TrainingCurve, write_model
+from tasks.steps.training_files import TrainingCurve, write_model
 from tasks.storage import sha256_of
 
 ERRORS = "errors.json"  # labels and positions only, no word of the test part

@@ -36,7 +36,7 @@ from tasks.releases.provenance import (
 from tasks.results import PROBES, SUBJECT, Input, as_releases, totals
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.token_store_step import TRAIN
-from tasks.steps.training_inputs import held_out
+from tasks.steps.training_files import held_out
 
 
 def run(spec: MembershipSpec, context: StepContext) -> StepOutput:

@@ -17,9 +17,8 @@ from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import GatheredSets
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import PhrasesSpec
-from tasks.releases.charge import charge
+from tasks.releases.charge import charge, phrase_plan, planned_release
 from tasks.releases.manifest import counts_released, manifest, words_digest
-from tasks.releases.plans import phrase_plan, planned_release
 from tasks.releases.provenance import (
     canaries_at,
     corpus_at,

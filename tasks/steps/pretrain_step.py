@@ -26,20 +26,29 @@ from dp_core.training.objectives import objective_for
 from dp_core.vocabulary.wordpiece import continuation_tokens, load
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, ReleaseRecord
-from tasks.releases.charge import Charge, charge, record_operator_use
+from tasks.releases.charge import (
+    Charge,
+    charge,
+    planned_release,
+    record_operator_use,
+    training_plan,
+)
 from tasks.releases.declarations import open_source
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import operator_only, private_units, refuse_operator_ancestors
 from tasks.results import refuse_own_model
-from tasks.steps.training_inputs import (
+from tasks.steps.training_files import (
+    KeptModels,
+    TrainingCurve,
     TrainingInputs,
     config_of,
     held_out,
+    model_facts,
     refuse_other_architecture,
+    score,
     training_hosts,
+    write_model,
 )
-from tasks.steps.training_outputs import KeptModels, TrainingCurve, model_facts, score, write_model
 from tasks.storage import sha256_of
 
 EVALUATIONS, EVALUATED_ROWS = 5, 256  # few and small, to bound their cost

@@ -16,13 +16,19 @@ from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, judge
 from tasks.protocol import ReportSpec, names_of, point_and_task
 from tasks.releases.provenance import MODELS, PRETRAINED, operator_only
-from tasks.report.comparison import FINETUNED
-from tasks.report.job_results import Results, audit_time, job_report, released_by_job
+from tasks.report.job_results import (
+    Results,
+    audit_time,
+    finetuned_by_setting,
+    job_report,
+    released_by_job,
+    released_by_sweep,
+    sweep_report,
+)
 from tasks.report.model import Edition, Fact, ModelRow, Report, edition_of, number_of
 from tasks.report.models_table import results_table
 from tasks.report.page import report_page
-from tasks.report.sweep_results import finetuned_by_setting, released_by_sweep, sweep_report
-from tasks.results import read_result
+from tasks.results import FINETUNED, read_result
 
 EDITIONS = {"report": Edition.PUBLISHABLE, "operator_report": Edition.OPERATOR}
 

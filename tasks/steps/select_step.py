@@ -26,13 +26,17 @@ from dp_core.training.objectives import mlm_accuracy, objective_for
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, SelectSpec
-from tasks.releases.charge import Charge, charge
+from tasks.releases.charge import Charge, charge, planned_release, training_plan
 from tasks.releases.manifest import manifest, weights_released
-from tasks.releases.plans import planned_release, training_plan
 from tasks.releases.provenance import private_units
 from tasks.runtime.log import silence
-from tasks.steps.training_inputs import TrainingInputs, held_out
-from tasks.steps.training_outputs import MEASURED_ROWS, model_facts, write_model
+from tasks.steps.training_files import (
+    MEASURED_ROWS,
+    TrainingInputs,
+    held_out,
+    model_facts,
+    write_model,
+)
 from tasks.storage import sha256_of
 
 _SHARED = (

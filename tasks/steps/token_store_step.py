@@ -1,7 +1,7 @@
 """Cut a corpus into rows of token ids, unit by unit, and plant canaries if there are any.
 
 Audit canaries are no part of the corpus: all of them are written to a separate store next to the
-rows, and only a DP training adds some of them to its units (`tasks/steps/training_inputs.py`).
+rows, and only a DP training adds some of them to its units (`tasks/steps/training_files.py`).
 """
 
 from __future__ import annotations

@@ -38,9 +38,8 @@ from dp_core.vocabulary.subwords import (
 )
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import EXACT_WORDS, VocabularySpec
-from tasks.releases.charge import charge, record_operator_use
+from tasks.releases.charge import charge, planned_release, record_operator_use, vocabulary_plan
 from tasks.releases.manifest import counts_released, manifest, words_digest
-from tasks.releases.plans import planned_release, vocabulary_plan
 from tasks.releases.provenance import corpus_at, output_of, private_units
 
 WORDS = "words.json"  # all counted words, which post-processing may use

@@ -33,7 +33,7 @@ READS_PRIVATE_TEXT = (
         for name in (
             "corpus_step", "entities_step", "exposure_step", "finetune_step",
             "membership_step", "phrases_step", "reserve_step", "token_store_step",
-            "training_inputs", "vocabulary_step",
+            "training_files", "vocabulary_step",
         )
     ),
 )  # fmt: skip
@@ -46,7 +46,8 @@ OTHER_ERRORS = {
         "labelled_texts.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
         "token_store.RowPacker.add_unit", "token_store_step._canaries",
-        "token_store.rows_of_units", "declarations._copied", "declarations._ledger",
+        "token_store.rows_of_units", "training_files.KeptModels.weights", "declarations._copied",
+        "declarations._ledger",
     },
     "public text or labels": {
         "declarations.declare_public", "entities_step.run", "finetune_step.items_of",
@@ -56,7 +57,7 @@ OTHER_ERRORS = {
     "a released model or vocabulary": {
         "declarations._refuse_our_weights", "finetune_step.run",
         "tokens.SpecialIds.of",
-        "training_inputs.refuse_other_architecture",
+        "training_files.refuse_other_architecture",
     },
     "an output of another step": {
         "corpus_step._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
@@ -64,7 +65,7 @@ OTHER_ERRORS = {
         "membership_step._sample", "membership_sample._Places.rows",
         "phrases_step.read_phrases", "token_store.TokenStore.open",
         "token_store.TokenStoreWriter.add_units_of",
-        "training_inputs.TrainingInputs.train_store", "training_inputs.audit_canaries_of",
+        "training_files.TrainingInputs.train_store", "training_files.audit_canaries_of",
         "vocabulary_step._read",
     },
 }  # fmt: skip

@@ -140,8 +140,8 @@ def test_sweep_refuses_further_trainings_and_audit_refuses_random_weights() -> N
 
 
 def test_new_setting_is_declared_in_one_place() -> None:
-    class Nesterov(OptimizerConfig):
-        lookahead: float = setting(0.0, MORE_TRAINING, "Lookahead", "Of the next.", ge=0, lt=1)
+    class Nesterov(OptimizerConfig, section=MORE_TRAINING):
+        lookahead: float = setting(0.0, "Lookahead", "Of the next.", ge=0, lt=1)
 
     class Job(JobSettings, Nesterov):
         pass

@@ -13,7 +13,7 @@ from test_plans import PRIVATE
 from test_sweep_costs import PRIVATE_LABELS, PUBLIC_LABELS
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks.context import StepContext
@@ -32,8 +32,7 @@ from tasks.protocol import (
 )
 from tasks.protocol.job import asked_training, budget_of_run
 from tasks.protocol.least_privilege import Need
-from tasks.releases.charge import charge, register_plans
-from tasks.releases.plans import planned_release, training_plan
+from tasks.releases.charge import charge, planned_release, register_plans, training_plan
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
 from tasks.storage import Store

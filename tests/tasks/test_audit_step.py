@@ -23,14 +23,14 @@ from dp_core.privacy.ledger import State
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 from tasks.context import StepOutput
 from tasks.protocol import AuditSpec, ChargedPrivacyConfig, PretrainSpec
-from tasks.releases.plans import planned_release, training_plan
+from tasks.releases.charge import planned_release, training_plan
 from tasks.releases.provenance import private_units
 from tasks.results import Input
 from tasks.steps import audit_step as audit
 from tasks.steps import pretrain_step as pretrain
 from tasks.steps import token_store_step as token_store
-from tasks.steps import training_inputs
-from tasks.steps.training_inputs import audit_canaries_of
+from tasks.steps import training_files
+from tasks.steps.training_files import audit_canaries_of
 
 CANARIES = 12
 AUDITED = PLAN.model_copy(update={"audit_canaries": CANARIES})
@@ -54,14 +54,14 @@ def training(chain: Chain, **changes: Any) -> PretrainSpec:
 @pytest.fixture(scope="module")
 def trained(chain: Chain) -> tuple[Input, Bench, list[TokenStore]]:
     context, given = chain.context("audited"), list[TokenStore]()
-    real = training_inputs.joined
+    real = training_files.joined
 
     def noting(*arguments: Any) -> TokenStore:
         given.append(real(*arguments))
         return given[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(training_inputs, "joined", noting)
+        patch.setattr(training_files, "joined", noting)
         model = as_input(pretrain.run(training(chain), context), context, "pretrain")
     return model, context, given
 
@@ -287,7 +287,7 @@ def test_noise_seed_depends_on_the_canaries(chain: Chain) -> None:
     plan: ExecutionPlan = training_plan(spec, 1)
     manifests = {
         pretrain._manifest(
-            spec, training_inputs.TrainingInputs(words, source, rows, rows, None), plan
+            spec, training_files.TrainingInputs(words, source, rows, rows, None), plan
         )
         for source in (rows, with_facts(rows, audit_digest="1" * 64))
     }

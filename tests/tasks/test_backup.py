@@ -11,7 +11,7 @@ from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
 from dp_core.privacy.seed_store import SeedStore
-from tasks.commands.backup_command import command, copied
+from tasks.commands.local_stack import backup, copied
 from tasks.context import content_key
 from tasks.runtime.deployment import Deployment
 
@@ -86,12 +86,12 @@ def test_backup_is_readable_by_its_owner_only(deployment: Deployment, tmp_path: 
     monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
     for name in ("CONFIDE_LEDGER", "CONFIDE_SEEDS", "CONFIDE_TRACKING"):
         monkeypatch.delenv(name, raising=False)
-    done = CliRunner().invoke(command, [str(tmp_path / "backup")])
+    done = CliRunner().invoke(backup, [str(tmp_path / "backup")])
     assert done.exit_code == 0, done.output
     for file in (tmp_path / "backup", *(tmp_path / "backup").rglob("*")):
         assert file.stat().st_mode & 0o077 == 0, file.name
     with pytest.raises(BadInput, match="already"):
-        CliRunner().invoke(command, [str(tmp_path / "backup")], catch_exceptions=False)
+        CliRunner().invoke(backup, [str(tmp_path / "backup")], catch_exceptions=False)
 
 
 def test_backup_of_a_damaged_database_is_refused(deployment: Deployment, tmp_path: Path) -> None:

@@ -16,8 +16,7 @@ from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, State, Way
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
 from tasks.protocol import JobSettings, budget_of_run, job_steps
 from tasks.releases import training_advice
-from tasks.releases.charge import refuse_unfit_plans, register_plans
-from tasks.releases.plans import planned_release
+from tasks.releases.charge import planned_release, refuse_unfit_plans, register_plans
 from tasks.releases.training_advice import PrivacyBudget, advised_within
 from tasks.runtime.deployment import Deployment
 

@@ -17,7 +17,7 @@ import pytest
 from command_line import Confide
 
 from dp_core.errors import OUT_OF_MEMORY, fault_line
-from dp_core.privacy.accounting.profiles import gaussian_epsilon
+from dp_core.privacy.accounting.accountants import gaussian_epsilon
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
@@ -134,7 +134,7 @@ def test_cost_shows_the_way_and_exits_with_3_if_the_run_does_not_fit(
     assert (cheap["way"], dear["way"]) == ("any sequence", None)
     assert "and as one plan ε" in dear["refusal"]
     assert cheap["fits"] and not dear["fits"]
-    assert 0 < cheap["share_of_budget"] < 1 < dear["share_of_budget"]
+    assert 0 < cheap["share"] < 1 < dear["share"]
     assert cheap["new_releases"] == cheap["releases"] == 2
 
 
@@ -143,7 +143,7 @@ def test_cost_of_made_up_data_needs_no_registration(
 ) -> None:
     words = ["ledger", "cost"]
     first = confide.json(*words)
-    assert (first["fits"], first["limited"], first["new_releases"]) == (True, False, 2)
+    assert (first["fits"], first["charge"], first["new_releases"]) == (True, None, 2)
     ledger = Ledger.open(deployment.ledger)
     assert ledger.datasets() == {}
     ledger.register_made_up("synthetic-notes")
@@ -175,7 +175,7 @@ def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployme
     (planned,) = plans_of(budget_of_run(settings).charged, run="r").values()
     Ledger.open(deployment.ledger).register_plan(planned)
     after = confide.json(*words)
-    assert (after["share_of_budget"], after["new_releases"], after["fits"]) == (0, 0, True)
+    assert (after["share"], after["new_releases"], after["fits"]) == (0, 0, True)
     assert after["left_after"] == pytest.approx(before["left_after"])
     shown = confide(*words)[1]
     assert "nothing new: the ledger holds all of it" in shown

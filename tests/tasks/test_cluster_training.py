@@ -21,7 +21,7 @@ from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger, State
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.steps.training_inputs import StoredRows
+from tasks.steps.training_files import StoredRows
 
 UPDATES = 40
 

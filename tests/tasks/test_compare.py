@@ -11,7 +11,7 @@ import pytest
 from command_line import Confide
 from step_outputs import publish
 
-from tasks.report.comparison import FIGURES_FILE
+from tasks.results import FIGURES_FILE
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store
 

@@ -24,7 +24,7 @@ from tasks.protocol import (
     names_of,
 )
 from tasks.protocol.step_process import data_uri
-from tasks.report import job_results, sweep_results
+from tasks.report import job_results
 from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps import report_step
@@ -72,7 +72,7 @@ def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> No
     spec = ReportSpec(
         made_up=False, title="dp_sweep", points={"p": point}, results=uris, settings={}
     )
-    assert ids(sweep_results.released_by_sweep(spec, {"p": outputs})) == ["words", "other"]
+    assert ids(job_results.released_by_sweep(spec, {"p": outputs})) == ["words", "other"]
 
     class Context(StepContext):
         def __init__(self) -> None:

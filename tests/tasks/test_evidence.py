@@ -65,7 +65,7 @@ from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.privacy import check_evidence
-from dp_core.privacy.accounting.tradeoff import tpr_ceiling
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
 from tasks.evidence.audits import AUDITS, audits_of, subjects_of
 from tasks.results import PROBES, STATEMENT_DATA, STATEMENT_WORDS, SUBJECT, read_result
@@ -133,10 +133,10 @@ def test_claim_is_complete_and_derived_again(pack: Path) -> None:
     assert events == json.loads(json.dumps([EARLIER.to_json(), TRAINING.to_json()]))
     (derived,) = evidence["derived"]
     assert derived["epsilon"] == pytest.approx(statement["epsilon"], rel=1e-3)
-    whole = compose(EARLIER, TRAINING)
+    whole = PrivacyProfile.of_event(compose(EARLIER, TRAINING))
     for ceiling, rate in zip(derived["tpr_ceilings"], (0.001, 0.01), strict=True):
         assert ceiling["fpr"] == rate
-        assert ceiling["tpr"] == pytest.approx(tpr_ceiling(whole, rate), rel=1e-3)
+        assert ceiling["tpr"] == pytest.approx(whole.true_positive_rate(rate), rel=1e-3)
     assert evidence["trained_by"]["ledger_id"] == statement["releases"][1]["ledger_id"]
     (extract,) = ledger["extracts"]
     assert [entry["in_this_model"] for entry in extract["entries"]] == [True, True]

@@ -29,14 +29,14 @@ from tasks.protocol import (
     budget_of_run,
     job_steps,
 )
-from tasks.releases.plans import planned_release
+from tasks.releases.charge import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
 from tasks.report.job_results import released_by_job
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, SUBJECT, Input
 from tasks.steps import exposure_step as exposure
 from tasks.steps import finetune_step as finetune
 from tasks.steps import pretrain_step as pretrain
-from tasks.steps.training_outputs import KeptModels
+from tasks.steps.training_files import KeptModels
 from tasks.storage import sha256_of
 
 

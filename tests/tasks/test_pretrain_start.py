@@ -19,7 +19,7 @@ from tasks.protocol import JobSettings, PretrainSpec, job_steps
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain_step as pretrain
-from tasks.steps.training_inputs import TrainingInputs
+from tasks.steps.training_files import TrainingInputs
 from tasks.storage import Store
 
 WORDS = {"pain": 50, "fever": 40, "cough": 30, "rash": 20}

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.tradeoff import tpr_ceiling
+from dp_core.privacy.accounting.accountants import epsilon_pld
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.check_evidence import (
     LEDGER,
     MECHANISMS,
@@ -173,10 +173,10 @@ def test_claim_for_more_noise_than_was_recorded_is_understated(
 
 
 def test_ceilings_use_the_composed_distribution() -> None:
-    event = compose(SAMPLED, Gaussian(3.0))
+    profile = PrivacyProfile.of_event(compose(SAMPLED, Gaussian(3.0)))
     again = derive([_recorded(SAMPLED), _recorded(Gaussian(3.0))], DELTA, (0.001, 0.01))
     for rate, ceiling in again.ceilings.items():
-        assert ceiling == pytest.approx(tpr_ceiling(event, rate), rel=1e-3)
+        assert ceiling == pytest.approx(profile.true_positive_rate(rate), rel=1e-3)
 
 
 @pytest.mark.parametrize(

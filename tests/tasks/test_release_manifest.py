@@ -55,7 +55,7 @@ UNRELATED = [
     "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
     "dp_core/audit/exposure", "dp_core/audit/one_run",
     "dp_core/privacy/statement",
-    "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
+    "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/accountants",
     "dp_core/vocabulary/selection_calibration",
     "dp_core/data/readers/documents", "dp_core/cluster/ray_cluster", "dp_core/config/data",
 ]  # fmt: skip
@@ -95,7 +95,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_manifest_depends_on_code_that_determines_the_release(kind: str, checkout: Path) -> None:
     files = [checkout / "dp_core" / f"{name}.py" for name in SHAPES[kind]]
     steps = [f"{kind}_step"]
-    steps += ["training_inputs"] if kind in ("pretrain", "select") else []
+    steps += ["training_files"] if kind in ("pretrain", "select") else []
     files += [checkout / "tasks" / "steps" / f"{step}.py" for step in steps]
     missing = [
         str(f) for f, changes in zip(files, changed_by(files, kind, checkout), strict=True)

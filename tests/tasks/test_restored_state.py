@@ -18,7 +18,7 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.ledger.database import LedgerDamaged
 from dp_core.privacy.seed_store import SeedStore
 from tasks.commands import doctor_command
-from tasks.commands.backup_command import copied
+from tasks.commands.local_stack import copied
 from tasks.execution import contract
 from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, job_steps
 from tasks.protocol.settings import MADE_UP

@@ -53,10 +53,9 @@ from tasks.protocol import (
     StepResult,
     WrittenTextSpec,
 )
-from tasks.releases.plans import training_plan
+from tasks.releases.charge import training_plan
 from tasks.releases.provenance import operator_only
-from tasks.report.job_results import OCCURRENCES_FILE
-from tasks.report.sweep_results import DOCUMENTS_FILE
+from tasks.report.job_results import DOCUMENTS_FILE, OCCURRENCES_FILE
 from tasks.results import Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import entities_step as entities
@@ -68,7 +67,7 @@ from tasks.steps import token_store_step as token_store
 from tasks.steps import vocabulary_step as vocabulary
 from tasks.steps import written_text_step as written_text
 from tasks.steps.finetune_step import Tagging, task_of
-from tasks.steps.training_inputs import TrainingInputs
+from tasks.steps.training_files import TrainingInputs
 
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
 

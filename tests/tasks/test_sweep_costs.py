@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from release_examples import bench_of
 from test_plans import LABELS, PRIVATE
 
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.statement import total_epsilon
@@ -26,8 +26,7 @@ from tasks.protocol import (
     point_steps,
 )
 from tasks.protocol.sweep import PAGE, models_of, trainings_of
-from tasks.releases.charge import charge, register_plans
-from tasks.releases.plans import planned_release
+from tasks.releases.charge import charge, planned_release, register_plans
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
 from tasks.steps import budget_step as budget

@@ -40,8 +40,8 @@ from tasks.protocol import (
 )
 from tasks.protocol.least_privilege import Need
 from tasks.protocol.settings import MADE_UP
+from tasks.releases.charge import planned_release
 from tasks.releases.declarations import declare_public
-from tasks.releases.plans import planned_release
 from tasks.results import statement_of
 from tasks.runtime.deployment import Deployment
 

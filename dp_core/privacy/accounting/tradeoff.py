@@ -10,26 +10,23 @@ arXiv:1905.02383). Group privacy gives the same bounds for several units.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.optimize import brentq, minimize_scalar
+from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import composed_profile, epsilon_pld
-from dp_core.privacy.accounting.profiles import gaussian_epsilon
+from dp_core.privacy.accounting.accountants import composed_profile, epsilon_pld, gaussian_epsilon
 
 if TYPE_CHECKING:
     from dp_core.privacy.mechanisms import MechanismEvent
 
 Floats = NDArray[np.float64]
 
-_REACH = 60.0  # largest ε at which the ceiling is minimised
 # δ at the last of a profile's points: the least at which the mechanism has an ε. Attacks on so few
 # units see nothing below the first; released words have no ε below the chance that one slips out.
 _LEAST_DELTAS = (1e-12, 1e-10, 1e-8, 1e-6, 1e-4, 1e-2)
@@ -189,47 +186,6 @@ def _gaussian_mu(epsilon: float, delta: float) -> float:
     while gaussian_epsilon(delta, high) < epsilon:
         high *= 2
     return float(brentq(lambda mu: gaussian_epsilon(delta, mu) - epsilon, 1e-9, high, xtol=1e-8))
-
-
-def tpr_ceiling(event: MechanismEvent, fpr: float) -> float:
-    """Return the largest TPR at this FPR that the mechanism leaves to any attack, from above.
-
-    The least of the ceilings of all its (ε, δ(ε)), ε ≥ 0: 1 − f(FPR) for its trade-off function f,
-    which the profile determines (Dong, Roth and Su 2022, Proposition 2.12). δ(ε) is an upper bound
-    by PLD, for the worse direction. So every ε gives a valid ceiling, even if the search misses
-    the best one.
-
-    Raises:
-        BadInput: FPR is not in [0, 1].
-    """
-    _check(fpr)
-    profile = composed_profile(event)
-    if profile is None:  # no guarantee
-        return 1.0
-
-    # Convex in e^ε, and concave in e^{−ε} (the perspective of a convex function): one optimum each.
-    def more(epsilon: float) -> float:
-        return math.exp(epsilon) * fpr + profile(epsilon)
-
-    def missed(epsilon: float) -> float:
-        return math.exp(-epsilon) * (1 - profile(epsilon) - fpr)
-
-    nothing = missed(0.0)  # the same bound at ε = 0; beyond −ln of it no ε does better
-    found = [
-        more(_best(more, _reach(fpr))),
-        1 - missed(_best(lambda epsilon: -missed(epsilon), _reach(nothing))),
-        1 - nothing,
-    ]
-    return min(1.0, *found)
-
-
-def _best(bound: Callable[[float], float], reach: float) -> float:
-    found = minimize_scalar(bound, bounds=(0.0, reach), method="bounded", options={"xatol": 1e-3})
-    return float(found.x)
-
-
-def _reach(least: float) -> float:
-    return min(_REACH, max(-math.log(least), 1e-3)) if least > 0 else _REACH
 
 
 def _check(fpr: float) -> None:

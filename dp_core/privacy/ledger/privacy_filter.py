@@ -31,12 +31,12 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from enum import StrEnum
 from typing import Any
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger.models import Budget, Entry, State, canonical
 from dp_core.privacy.mechanisms import MechanismEvent, compose
 
@@ -130,19 +130,22 @@ class Remaining:
     operator_releases: int
 
     def to_json(self) -> dict[str, Any]:
-        """Return plain JSON data; an infinite order is the word "infinity"."""
-        state = {
+        """Return plain JSON data, with the capacity of both ways if the budget has a limit."""
+        budget = self.budget
+        limits = {Way.ONE_PLAN.value: pld_capacity, Way.SEQUENCE.value: filter_capacity}
+        return vars(self) | {
             "capacity": None if self.capacity is None else vars(self.capacity),
             "spent": None if self.spent is None else vars(self.spent),
-            "budget": self.budget.name,
-            "unit": self.budget.unit,
-            "relation": self.budget.relation,
-            "epsilon": self.budget.epsilon,
-            "delta": self.budget.delta,
-            "renyi_order": order_in_words(self.budget.order),
-            "ways": ways_in_json(self.budget),
+            "budget": budget.name,
+            "unit": budget.unit,
+            "relation": budget.relation,
+            "epsilon": budget.epsilon,
+            "delta": budget.delta,
+            "renyi_order": "infinity" if math.isinf(budget.order) else budget.order,
+            "ways": None
+            if budget.made_up
+            else {way: vars(limit(budget)) for way, limit in limits.items()},
         }
-        return vars(self) | state
 
 
 @dataclass(frozen=True)
@@ -175,6 +178,10 @@ class AdmissionDecision:
     def fits(self) -> bool:
         """Whether the group would be admitted now."""
         return self.way is not None
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON data."""
+        return asdict(self) | {"fits": self.fits}
 
 
 def best_order(epsilon: float, delta: float) -> float:
@@ -244,18 +251,15 @@ def filter_capacity(budget: Budget) -> PrivacyCharge:
     """
     if math.isinf(budget.order):
         return pld_capacity(budget)
-    epsilon, delta = _terms(budget)
-    return PrivacyCharge(max(0.0, _renyi_room(epsilon, delta / 2, budget.order)), delta / 2)
+    whole = pld_capacity(budget)
+    room = _renyi_room(whole.rho, whole.delta / 2, budget.order)
+    return PrivacyCharge(max(0.0, room), whole.delta / 2)
 
 
 def pld_capacity(budget: Budget) -> PrivacyCharge:
     """Return the capacity of one plan: (ε, δ) itself."""
-    return PrivacyCharge(*_terms(budget))
-
-
-def _terms(budget: Budget) -> tuple[float, float]:
     assert budget.epsilon is not None and budget.delta is not None  # noqa: S101 - not made up
-    return budget.epsilon, budget.delta
+    return PrivacyCharge(budget.epsilon, budget.delta)
 
 
 def _renyi_room(epsilon: float, delta: float, order: float) -> float:
@@ -441,18 +445,3 @@ def _epsilon(budget: Budget, spent: PrivacyCharge | None) -> float | None:
     if budget.closed_for or math.isinf(budget.order):
         return spent.rho
     return max(0.0, spent.rho + conversion(budget.delta / 2, budget.order))
-
-
-def ways_in_json(budget: Budget) -> dict[str, Any] | None:
-    """Return the capacity of both ways as JSON data, or None for a budget without a limit."""
-    if budget.made_up:
-        return None
-    return {
-        Way.ONE_PLAN.value: vars(pld_capacity(budget)),
-        Way.SEQUENCE.value: vars(filter_capacity(budget)),
-    }
-
-
-def order_in_words(order: float) -> float | str:
-    """Return the order as JSON can hold it."""
-    return "infinity" if math.isinf(order) else order

@@ -16,16 +16,18 @@ from map_conformance import MapConformance, Squared, corpora, expected
 
 from dp_core.cluster import shard_map
 from dp_core.cluster.ray_cluster import RayCluster, open_cluster
-from dp_core.cluster.remote_calls import (
+from dp_core.cluster.shard_map import (
     HostProcess,
+    InProcess,
     Outcome,
+    ProcessPool,
+    ShardMap,
     Version,
     code_digest,
     map_shard,
     packed,
     unpacked,
 )
-from dp_core.cluster.shard_map import InProcess, ProcessPool, ShardMap
 from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.seed_store import PrivacySeed
 

@@ -24,8 +24,7 @@ from dp_core.phrases.ngram_release import (
     calibrate,
     release_phrases,
 )
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.profiles import gaussian_epsilon
+from dp_core.privacy.accounting.accountants import epsilon_pld, gaussian_epsilon
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NeighboringRelation,

@@ -14,14 +14,16 @@ from privacy_oracles import gaussian_mixture, hockey_stick
 from scipy.stats import binom, norm
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import composed_plds, delta_pld, epsilon_pld
-from dp_core.privacy.accounting.profiles import (
-    Profile,
-    SelfComposed,
+from dp_core.privacy.accounting.accountants import (
+    composed_plds,
+    delta_pld,
+    epsilon_paper_conversion,
+    epsilon_pld,
+    epsilon_rdp,
     epsilon_unamplified,
     gaussian_epsilon,
 )
-from dp_core.privacy.accounting.rdp import Floats, epsilon_paper_conversion, epsilon_rdp
+from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
 from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     Gaussian,
@@ -215,13 +217,6 @@ def test_cut_batches_cost_no_more_than_the_library_says(
         re.MULTILINE,
     )
     assert row == (f"{ours:.2f}", f"{library:.2f}")
-
-
-def test_truncation_covers_fewer_units_than_declared() -> None:
-    few = epsilon_pld(TruncatedPoissonGaussian(500, 30, ((0.05, 1.0, 50),)), 1e-5)
-    more = epsilon_pld(TruncatedPoissonGaussian(600, 30, ((0.05, 1.0, 50),)), 1e-5)
-    none = epsilon_pld(single(0.05, 1.0, 50), 1e-5)
-    assert none < few < more
 
 
 @pytest.mark.parametrize("batch", [1, 2, 4])

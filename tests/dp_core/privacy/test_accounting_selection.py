@@ -19,9 +19,8 @@ from numpy.typing import NDArray
 from scipy.stats import chi2
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.rdp import LOW_ORDERS, epsilon_rdp
-from dp_core.privacy.accounting.rdp import ORDERS as ORDERS_OF_RDP
+from dp_core.privacy.accounting.accountants import LOW_ORDERS, epsilon_pld, epsilon_rdp
+from dp_core.privacy.accounting.accountants import ORDERS as ORDERS_OF_RDP
 from dp_core.privacy.mechanisms import (
     Gaussian,
     MechanismEvent,
@@ -144,20 +143,6 @@ def test_the_negative_binomial_bound_is_nearly_reached(eta: float) -> None:
     assert 0.98 * bound < found <= bound
 
 
-def test_a_fixed_count_is_not_covered() -> None:
-    """The bound holds for a random count; a fixed count of the same mean exceeds it."""
-    mean, epsilon = 2000, 0.1
-    law = np.zeros(mean + 1)
-    law[mean] = 1
-    p = np.array([1e-2 * math.exp(epsilon), 1 - 1e-2 * math.exp(epsilon)])
-    q = np.array([1e-2, 1 - 1e-2])
-    order = 64.0
-    found = both_ways(best_of(law, p[::-1])[:-1], best_of(law, q[::-1])[:-1], order)
-    base = np.array([both_ways(p, q, o) for o in ORDERS])
-    bound = negative_binomial_curve(ORDERS, base, 1.0, 1 / mean)[list(ORDERS).index(order)]
-    assert found > bound
-
-
 def test_a_candidate_drawn_at_random_is_at_most_the_worst() -> None:
     rng = np.random.default_rng(9)
     ps, qs = rng.dirichlet(np.ones(4), 3), rng.dirichlet(np.ones(4), 3)
@@ -278,19 +263,3 @@ def test_candidates_are_uniform_independent_and_repeatable() -> None:
     wanted = 2999 / 9
     assert chi2.sf(sum((n - wanted) ** 2 / wanted for n in pairs.values()), 8) > 1e-3
     assert draw_count(selection, seed) == draw_count(selection, seed)
-
-
-@pytest.mark.parametrize(("eta", "gamma"), LAWS)
-def test_the_negative_binomial_bound_is_the_theorems_term_by_term(eta: float, gamma: float) -> None:
-    """Theorem 2, each term from its definition, among them the cost of the expected count."""
-    base = 0.05 * ORDERS
-    law = negative_binomial(eta, gamma)
-    mean = math.fsum(k * p for k, p in enumerate(law))
-    hats = [
-        (1 + eta) * (1 - 1 / hat) * at_hat + (1 + eta) * math.log(1 / gamma) / hat
-        for hat, at_hat in zip(ORDERS, base, strict=True)
-    ]
-    least = min(*hats, (1 + eta) * math.log(1 / gamma))
-    curve = negative_binomial_curve(ORDERS, base, eta, gamma)
-    for order, own, bound in zip(ORDERS, base, curve, strict=True):
-        assert bound == pytest.approx(own + least + math.log(mean) / (order - 1), rel=1e-6)

@@ -5,9 +5,8 @@ from typing import Any
 import pytest
 
 from dp_core.errors import BadInput
+from dp_core.privacy.accounting.accountants import epsilon_pld, gaussian_epsilon
 from dp_core.privacy.accounting.calibration import noise_for, steps_within
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.profiles import gaussian_epsilon
 from dp_core.privacy.execution_plan import LEAST_NOISE
 from dp_core.privacy.mechanisms import (
     Gaussian,

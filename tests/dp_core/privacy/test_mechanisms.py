@@ -9,8 +9,7 @@ import pytest
 from mechanism_examples import EXAMPLES, HISTOGRAM, PATIENT, POISSON, TRUTHS, Laplace
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
-from dp_core.privacy.accounting.rdp import epsilon_rdp
+from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld, epsilon_rdp
 from dp_core.privacy.mechanism_event import REGISTRY
 from dp_core.privacy.mechanisms import (
     Composed,

@@ -7,8 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from dp_core.cluster.remote_calls import packed, unpacked
-from dp_core.cluster.shard_map import HostFunction
+from dp_core.cluster.shard_map import HostFunction, packed, unpacked
 from dp_core.data.token_store import TokenStore
 
 STORES: dict[str, TokenStore] = {}

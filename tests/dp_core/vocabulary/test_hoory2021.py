@@ -4,7 +4,7 @@ import pytest
 from click.testing import CliRunner
 
 from dp_core.vocabulary.hoory2021 import PaperRow, paper_table
-from tasks.commands.paper_table_command import command
+from tasks.commands import epsilon_command
 
 
 @pytest.fixture(scope="module")
@@ -64,5 +64,5 @@ def test_arithmetic_rows_have_true_values(rows: dict[str, PaperRow]) -> None:
 
 
 def test_infinite_values_are_written_as_json(rows: dict[str, PaperRow]) -> None:
-    asked = CliRunner().invoke(command, ["--json"], catch_exceptions=False)
+    asked = CliRunner().invoke(epsilon_command.paper_table, ["--json"], catch_exceptions=False)
     assert [row["name"] for row in json.loads(asked.output)] == list(rows)

@@ -17,7 +17,7 @@ from scipy.stats import binom, kstest, norm
 from benchmarks.selection_mechanisms import SHAPES, calibrated, comparison_plan
 from benchmarks.vocabulary_corpora import item_sets
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.discrete_gaussian import (
     discrete_gaussian,
     lattice_deviation,
@@ -304,7 +304,7 @@ def test_profile_equals_the_closed_form_of_gopi_et_al(epsilon: float, delta: flo
     event = NoisedWeights(
         "weighted", n, 2, (round(scale),), ((0, 0, math.ceil(threshold * scale)),)
     )
-    assert event.profile.delta(epsilon) == pytest.approx(delta, rel=1e-3)
+    assert event.profile.delta_at(epsilon) == pytest.approx(delta, rel=1e-3)
     assert event.coin == pytest.approx(delta / 2, rel=1e-3)
     assert epsilon_pld(event, delta) == pytest.approx(epsilon, rel=2e-3)
 

@@ -15,7 +15,7 @@ from sqlalchemy.engine import make_url
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from tasks.commands import doctor_command
-from tasks.commands.backup_command import copied
+from tasks.commands.local_stack import copied
 from tasks.local import airflow_configuration, stack
 from tasks.local.airflow_configuration import Secrets
 from tasks.runtime.deployment import CHECKOUT, Deployment

@@ -9,9 +9,8 @@ import pytest
 from report_examples import causal_sweep_report, job_report, sweep_report
 
 from dp_core.labels import Label
-from tasks.report.comparison import figures_of
 from tasks.report.model import Edition, Report, edition_of
-from tasks.report.page import report_page
+from tasks.report.page import figures_of, report_page
 
 PRIVATE = [
     job_report(made_up=False),

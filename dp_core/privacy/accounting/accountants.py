@@ -1,9 +1,12 @@
-"""Privacy loss distributions (PLD): the accounting behind every ε that Confide claims.
+"""Accountants: ε and δ of an event, by privacy loss distributions (PLD), Rényi DP or closed form.
 
-Profile of each step -> its privacy loss on a grid, from above -> tilted convolution -> ε, in both
-directions, and the worse of the two. The result is an upper bound, and tight: the grid is refined
-with the number of steps (`_interval_for`). (dp_accounting's own PLD may lie below the truth, by the
-rounding of its FFT.)
+`epsilon_pld` is behind every ε that Confide claims: profile of each step -> its privacy loss on a
+grid, from above -> tilted convolution -> ε, in both directions, and the worse of the two. The
+result is an upper bound, and tight: the grid is refined with the number of steps
+(`_interval_for`). (dp_accounting's own PLD may lie below the truth, by the rounding of its FFT.)
+
+`epsilon_rdp` is reported next to it, and the ledger's privacy filter adds up Rényi curves: a
+mechanism's Rényi divergence bound, in both directions, at each order α > 1.
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from dp_accounting.rdp import rdp_privacy_accountant as rdp_library
 from numpy.typing import NDArray
 from scipy import fft
 from scipy.optimize import brentq, minimize_scalar
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.profiles import Profile, SelfComposed
-from dp_core.privacy.accounting.rdp import Floats, epsilon_rdp
+from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed, gaussian_delta
 
 if TYPE_CHECKING:
     from dp_core.privacy.mechanisms import MechanismEvent
@@ -37,6 +40,31 @@ class PldPmf:
     first: int
     probabilities: NDArray[np.float64]
     infinite: float
+    spacing: float
+
+    @functools.cached_property
+    def losses(self) -> NDArray[np.float64]:
+        """The finite losses of the grid."""
+        return (self.first + np.arange(len(self.probabilities))) * self.spacing
+
+    @functools.cached_property
+    def _logs(self) -> NDArray[np.float64]:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.probabilities))
+
+    def cumulant(self, theta: float) -> float:
+        """Return ln Σ Pr[x]·e^{θx} over the finite losses x."""
+        exponents = self._logs + theta * self.losses
+        top = float(np.max(exponents))
+        return top + math.log(float(np.sum(np.exp(exponents - top))))
+
+    def tilted(self, theta: float) -> NDArray[np.float64]:
+        """Return the probabilities under the weights e^{θx}; they add up to 1."""
+        return np.asarray(np.exp(self._logs + theta * self.losses - self.cumulant(theta)))
+
+    def mean(self, theta: float) -> float:
+        """Return the mean of the losses under the weights e^{θx}."""
+        return float(np.dot(self.tilted(theta), self.losses))
 
 
 def discretise(profile: Profile, interval: float) -> tuple[PldPmf, PldPmf]:
@@ -72,7 +100,9 @@ def _connect_dots(calls: Floats, reverse: Floats, h: float) -> PldPmf:
     mass[n] = 1 + ((calls[1] - calls[0]) - e * (left[-1] - left[-2])) / step
     mass[0] = (left[1] - left[0]) / step - left[0]
     mass[2 * n] = (calls[n - 1] - calls[n]) / -math.expm1(-h)
-    return PldPmf(-n, np.maximum(mass, 0.0), float(calls[n]))
+    held = np.flatnonzero(mass > 0)
+    kept = mass[held[0] : held[-1] + 1]
+    return PldPmf(int(held[0]) - n, np.maximum(kept, 0.0), float(calls[n]), h)
 
 
 _OUTSIDE = math.log(1e-20)  # probability, under the tilt, that may lie outside the window
@@ -99,10 +129,9 @@ class ComposedPld:
 
     def __init__(self, parts: Sequence[tuple[PldPmf, int]], interval: float) -> None:
         self._h = interval
-        self._parts = [_Part.of(pmf, times, interval) for pmf, times in parts]
+        self._parts = parts
         survive = sum(times * math.log1p(-pmf.infinite) for pmf, times in parts)
         self.infinite = -math.expm1(survive)
-        self._highest = sum(p.times * p.losses[-1] for p in self._parts)
 
     def epsilon(self, delta: float) -> float:
         """Return the smallest ε ≥ 0 with δ(ε) ≤ delta; ∞ if there is none."""
@@ -119,10 +148,10 @@ class ComposedPld:
         return min(1.0, (self.infinite + math.exp(tilted.log_delta(epsilon))) * _ROUNDING)
 
     def _cumulant(self, theta: float) -> float:
-        return sum(part.times * part.cumulant(theta) for part in self._parts)
+        return sum(times * pmf.cumulant(theta) for pmf, times in self._parts)
 
     def _mean(self, theta: float) -> float:
-        return sum(part.times * part.mean(theta) for part in self._parts)
+        return sum(times * pmf.mean(theta) for pmf, times in self._parts)
 
     def _tilt_for(self, delta: float) -> float:
         """Return the θ that minimises the moment bound (K(θ) + g(θ) − ln δ)/θ on ε: order α − 1."""
@@ -153,8 +182,8 @@ class ComposedPld:
 
     def _tilted(self, theta: float) -> _TiltedSum:
         """Return the sum's distribution under e^{θx}, on a window that holds all but 1e-20."""
-        low = max(self._bound(theta, -1), sum(p.times * p.losses[0] for p in self._parts))
-        high = min(self._bound(theta, 1), self._highest)
+        lowest, highest = (sum(n * pmf.losses[end] for pmf, n in self._parts) for end in (0, -1))
+        low, high = max(self._bound(theta, -1), lowest), min(self._bound(theta, 1), highest)
         first = math.floor(low / self._h)
         size = math.ceil(high / self._h) - first + 1
         if size > _LARGEST_WINDOW:
@@ -162,13 +191,13 @@ class ComposedPld:
         length = fft.next_fast_len(max(size, 2), real=True)
         spectrum: NDArray[np.complex128] | None = None
         start = 0
-        for part in self._parts:
+        for pmf, times in self._parts:
             folded = np.bincount(
-                np.arange(len(part.losses)) % length, part.tilted(theta), minlength=length
+                np.arange(len(pmf.losses)) % length, pmf.tilted(theta), minlength=length
             )
-            power = fft.rfft(folded) ** part.times
+            power = fft.rfft(folded) ** times
             spectrum = power if spectrum is None else spectrum * power
-            start += part.times * part.first
+            start += times * pmf.first
         assert spectrum is not None  # noqa: S101  (parts are never empty)
         circle = np.maximum(fft.irfft(spectrum, length), 0.0)
         probabilities = np.roll(circle, (start - first) % length)
@@ -192,36 +221,6 @@ class ComposedPld:
 def _gap(theta: float) -> float:
     """Return g(θ), by which (1 − e^{−y})₊ stays below e^{θy}."""
     return -theta * math.log1p(1 / theta) - math.log1p(theta)
-
-
-@dataclass(frozen=True)
-class _Part:
-    """One step's losses with their log-probabilities, and how often it is taken."""
-
-    first: int
-    times: int
-    losses: NDArray[np.float64]
-    logs: NDArray[np.float64]
-
-    @classmethod
-    def of(cls, pmf: PldPmf, times: int, h: float) -> _Part:
-        held = np.flatnonzero(pmf.probabilities)
-        kept = pmf.probabilities[held[0] : held[-1] + 1]
-        first = pmf.first + int(held[0])
-        with np.errstate(divide="ignore"):
-            logs = np.log(kept)
-        return cls(first, times, (first + np.arange(len(kept))) * h, logs)
-
-    def cumulant(self, theta: float) -> float:
-        exponents = self.logs + theta * self.losses
-        top = float(np.max(exponents))
-        return top + math.log(float(np.sum(np.exp(exponents - top))))
-
-    def tilted(self, theta: float) -> NDArray[np.float64]:
-        return np.asarray(np.exp(self.logs + theta * self.losses - self.cumulant(theta)))
-
-    def mean(self, theta: float) -> float:
-        return float(np.dot(self.tilted(theta), self.losses))
 
 
 @dataclass(frozen=True)
@@ -405,3 +404,86 @@ def _interval_for(steps: Sequence[SelfComposed], epsilon: float) -> float:
     exponent = math.floor(math.log10(value))
     mantissa = value / 10**exponent
     return float(f"{max(m for m in (1, 2, 5) if m <= mantissa * (1 + 1e-9))}e{exponent}")
+
+
+# --- Rényi DP
+
+ORDERS: tuple[float, ...] = (
+    *range(2, 64),
+    *(64, 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768, 1024),
+)
+# Fractions matter where ε is large; where it is small their series may not converge.
+LOW_ORDERS: tuple[float, ...] = tuple(1 + x / 10 for x in range(1, 100))
+# The orders of TensorFlow Privacy's compute_dp_sgd_privacy before 2020.
+PAPER_ORDERS: tuple[float, ...] = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
+
+
+def pure_dp_rdp(epsilon: float, order: float) -> float:
+    """Return the largest Rényi divergence of order α between ε-indistinguishable distributions.
+
+    Attained by randomised response with p = e^ε/(1+e^ε), which every such pair is a
+    post-processing of (Kairouz, Oh and Viswanath 2015):
+    1/(α−1) · ln(p^α (1−p)^(1−α) + (1−p)^α p^(1−α)).
+    """
+    if math.isinf(order) or math.isinf(epsilon):
+        return epsilon
+    log_p, log_not_p = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
+    log_sum = np.logaddexp(
+        order * log_p + (1 - order) * log_not_p, order * log_not_p + (1 - order) * log_p
+    )
+    return min(epsilon, max(0.0, float(log_sum) / (order - 1)))
+
+
+def epsilon_rdp(event: MechanismEvent, delta: float) -> float | None:
+    """Return ε from Rényi DP by the conversion of Canonne, Kamath and Steinke 2020 (Prop. 12).
+
+    None where no Rényi bound of the mechanism is known (histograms, truncated samples, guarantees
+    converted to replace-one).
+    """
+    curve = event.rdp(ORDERS)
+    if curve is None:
+        return None
+    epsilon, order = rdp_library.compute_epsilon(ORDERS, curve, delta)
+    if 0 < order <= LOW_ORDERS[-1] and epsilon > 0:
+        low, _ = rdp_library.compute_epsilon(LOW_ORDERS, event.rdp(LOW_ORDERS), delta)
+        epsilon = min(epsilon, low)
+    return float(epsilon)
+
+
+def epsilon_paper_conversion(event: MechanismEvent, delta: float) -> float:
+    """Return ε by the conversion in use before 2020: min over α of RDP(α) + ln(1/δ)/(α − 1).
+
+    Mironov 2017 (arXiv:1702.07476), Proposition 3. Valid but loose; paper mode shows it.
+    """
+    curve = event.rdp(PAPER_ORDERS)
+    if curve is None:
+        return math.inf
+    return float(np.min(curve + math.log(1 / delta) / (np.asarray(PAPER_ORDERS) - 1)))
+
+
+# --- the Gaussian mechanism, in closed form
+
+
+def gaussian_epsilon(delta: float, mu: float) -> float:
+    """Return the smallest ε ≥ 0 at which the Gaussian mechanism with μ is (ε, δ)-DP."""
+    if gaussian_delta(0.0, mu) <= delta:
+        return 0.0
+    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-9
+    # Each call is monotone in ε; `high` is the zCDP bound, so the root lies between.
+    return float(brentq(lambda e: float(gaussian_delta(e, mu)) - delta, 0.0, high, xtol=1e-12))
+
+
+def epsilon_unamplified(event: MechanismEvent, delta: float, sensitivity: float = 1.0) -> float:
+    """Return the zero-out ε that the same training has if its batches come from shuffled epochs.
+
+    An epoch at rate q has ⌊1/q⌋ whole batches, as the trainer deals them, so s updates take each
+    unit at most ⌈s/⌊1/q⌋⌉ times: that many Gaussian mechanisms, adaptively composed, are one with
+    μ = √times/σ (Dong, Roth and Su 2022, Corollary 3.3). ∞ where an event has no such reading (a
+    histogram, no guarantee).
+
+    Args:
+        event: the training. delta: δ at which ε is stated.
+        sensitivity: by how much a unit moves a sum, in clip norms: 2 for replace-one.
+    """
+    mu = event.unamplified_mu(sensitivity)
+    return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf
