@@ -20,7 +20,7 @@ from itertools import count
 from dp_core.config.privacy import UnitConfig, refuse_large_delta
 from dp_core.config.training import OptimizerConfig
 from dp_core.errors import BadInput, ConfideError
-from dp_core.phrases import phrase_calibration as phrases
+from dp_core.phrases import ngram_release as phrases
 from dp_core.privacy.accounting.calibration import least_error, with_bands
 from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import (
