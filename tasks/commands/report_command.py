@@ -32,11 +32,11 @@ def show(uri: str) -> None:
     """Print the closing table of a report step's output and the paths of its pages."""
     from rich.console import Console
 
-    from tasks.report.tables import Table, rich_table, side_by_side
+    from tasks.report.tables import TABLE, rich_table, side_by_side
 
     deployment = Deployment.from_environment()
     content = _content(deployment.open_store(), uri)
-    table = Table.from_json(content["table"])
+    table = TABLE.validate_python(content["table"])
     console = Console()
     console.print(side_by_side(table) if len(table.rows) <= 4 else rich_table(table))
     for name, page in content["pages"].items():

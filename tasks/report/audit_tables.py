@@ -8,7 +8,7 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ALL, GREEDY, LEAST_CHANCE, SAMPLING, TOP_K, ExtractionRow
 from dp_core.audit.membership import LOW_RATES, MembershipRow
 from dp_core.labels import Label
-from tasks.report.model import Extraction, Membership, MembershipAt, ModelRow, Value
+from tasks.report.model import Extraction, Membership, ModelRow, Value
 from tasks.report.tables import (
     CONTEXT_WORDS,
     NOT_MEASURED,
@@ -125,8 +125,8 @@ def membership_table(models: Sequence[ModelRow]) -> Table:
     rows = [
         _attack_row(model.name, row)
         for model in models
-        if isinstance(model.membership, Membership)
-        for row in model.membership.rows
+        for membership in model.memberships[-1:]
+        for row in membership.rows
     ]
     return Table(
         key="membership",
@@ -151,63 +151,56 @@ def membership_table(models: Sequence[ModelRow]) -> Table:
     )
 
 
+def _attack_name(attack: str) -> Cell:
+    return name(*_ATTACKS.get(attack, (attack, "")))
+
+
 def _attack_row(model: str, row: MembershipRow) -> tuple[Cell, ...]:
-    attack, explained = _ATTACKS.get(row.attack, (row.attack, ""))
     ceilings = row.low_rate_ceilings or [None] * len(row.low_rates)
     return (
         name(model, f"by {row.level}: {row.members} against {row.others}"),
-        name(attack, explained),
+        _attack_name(row.attack),
         share_cell(row.leakage, row.leakage_ceiling, alarm=row.above),
         share_cell(row.area, row.area_ceiling),
         *(share_cell(low.tpr, most) for low, most in zip(row.low_rates, ceilings, strict=True)),
     )
 
 
-Column = MembershipAt | Membership | None  # the attacks on a model of one epoch, if there was one
+def epoch_tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
+    """Return losses on private text and leakages by epoch, for models kept after several epochs.
 
-
-def _by_epoch(
-    models: Sequence[ModelRow], unit: str
-) -> tuple[list[Header], list[tuple[ModelRow, list[Column]]]]:
-    """Return the columns of all epochs, with the attacks on each model that was kept after several.
-
-    Epoch 0 is the model from which a private training started.
+    The tables have the form of Jagannatha et al. 2021: Table 3, and Fig. 1 with Table 2. Epoch 0
+    is the model from which a private training started.
     """
-    attacked = [
-        (model, model.membership)
-        for model in models
-        if isinstance(model.membership, Membership) and model.membership.by_epoch
-    ]
-    epochs = sorted({after.epochs for _, attacks in attacked for after in attacks.by_epoch})
-    headers = [Header("Epoch 0", unit), *(Header(f"Epoch {e:g}", unit) for e in epochs)]
-    memberships = {row.kind: row.membership for row in models}
-    rows = []
-    for model, attacks in attacked:
+    kept = [model for model in models if len(model.memberships) > 1]
+    epochs = sorted({membership.epochs for model in kept for membership in model.memberships})
+    attacks_on = {model.kind: (None, *model.memberships)[-1] for model in models}
+    losses, leakages = [], []
+    for model in kept:
         kinds = ("phrases", "public") if model.kind == "dp" else ("public",)
-        start = next((memberships[kind] for kind in kinds if kind in memberships), None)
-        of_epoch = {after.epochs: after for after in attacks.by_epoch}
-        first = start if isinstance(start, Membership) else None
-        rows.append((model, [first, *(of_epoch.get(epoch) for epoch in epochs)]))
-    return headers, rows
+        start = next((attacks_on[kind] for kind in kinds if kind in attacks_on), None)
+        by_epoch = {membership.epochs: membership for membership in model.memberships}
+        columns = [start, *(by_epoch.get(epoch) for epoch in epochs)]
+        losses.append((name(model.name), *map(_loss_cell, columns)))
+        attacks = [(row.level, row.attack) for m in model.memberships for row in m.rows]
+        for level, attack in dict.fromkeys(attacks):
+            found = (_attack(column, level, attack) for column in columns)
+            cells = (
+                share_cell(row.leakage, row.leakage_ceiling, alarm=row.above)
+                if row
+                else Cell(NOT_MEASURED)
+                for row in found
+            )
+            leakages.append((name(model.name, f"by {level}"), _attack_name(attack), *cells))
 
+    def headers(unit: str) -> list[Header]:
+        return [Header(f"Epoch {epoch:g}", unit) for epoch in (0, *epochs)]
 
-def loss_by_epoch_table(models: Sequence[ModelRow]) -> Table:
-    """Return each model's loss on held-out private text by epoch: Jagannatha et al., Table 3."""
-    headers, attacked = _by_epoch(models, "nats a prediction")
-
-    def cell(column: Column) -> Cell:
-        if column is None or not column.losses:
-            return Cell(NOT_MEASURED)
-        detail = f"{column.losses['members']:.3f} on training rows"
-        loss = column.losses["others"]
-        return Cell(f"{loss:.3f}", value=loss, label=Label.OPERATOR, detail=detail)
-
-    rows = [(name(model.name), *map(cell, columns)) for model, columns in attacked]
-    return Table(
+    loss = Table(
         key="loss_by_epoch",
         caption="Loss on held-out private text, by epoch",
-        headers=(Header("Model", numeric=False), *headers),
-        rows=tuple(rows),
+        headers=(Header("Model", numeric=False), *headers("nats a prediction")),
+        rows=tuple(losses),
         notes=(
             "The mean loss of the attacked rows, under masks that no training used; the smaller "
             "number below it is the mean over training rows. Epoch 0 is the model from which the "
@@ -215,32 +208,15 @@ def loss_by_epoch_table(models: Sequence[ModelRow]) -> Table:
             "a training that ended at an earlier epoch would have another schedule.",
         ),
     )
-
-
-def leakage_by_epoch_table(models: Sequence[ModelRow]) -> Table:
-    """Return the leakage of all attacks by epoch: Jagannatha et al., Fig. 1 and Table 2."""
-    headers, attacked = _by_epoch(models, "TPR − FPR, %")
-
-    def cell(row: MembershipRow | None) -> Cell:
-        if row is None:
-            return Cell(NOT_MEASURED)
-        return share_cell(row.leakage, row.leakage_ceiling, alarm=row.above)
-
-    rows = []
-    for model, columns in attacked:
-        results = [
-            {(row.level, row.attack): row for row in column.rows} if column else {}
-            for column in columns
-        ]
-        for level, attack in dict.fromkeys(key for column in results[1:] for key in column):
-            cells = (cell(column.get((level, attack))) for column in results)
-            attack_name, explained = _ATTACKS.get(attack, (attack, ""))
-            rows.append((name(model.name, f"by {level}"), name(attack_name, explained), *cells))
-    return Table(
+    leakage = Table(
         key="leakage_by_epoch",
         caption="Leakage of every attack, by epoch",
-        headers=(Header("Model", numeric=False), Header("Attack", numeric=False), *headers),
-        rows=tuple(rows),
+        headers=(
+            Header("Model", numeric=False),
+            Header("Attack", numeric=False),
+            *headers("TPR − FPR, %"),
+        ),
+        rows=tuple(leakages),
         notes=(
             "Epoch 0 is the model from which the training started. It never read private rows: "
             "any leakage of it is due to chance or to a difference between members and held-out "
@@ -248,6 +224,20 @@ def leakage_by_epoch_table(models: Sequence[ModelRow]) -> Table:
             "which covers the models of all epochs together.",
         ),
     )
+    return loss, leakage
+
+
+def _attack(membership: Membership | None, level: str, attack: str) -> MembershipRow | None:
+    rows = membership.rows if membership else ()
+    return next((row for row in rows if (row.level, row.attack) == (level, attack)), None)
+
+
+def _loss_cell(membership: Membership | None) -> Cell:
+    if membership is None or not membership.losses:
+        return Cell(NOT_MEASURED)
+    detail = f"{membership.losses['members']:.3f} on training rows"
+    loss = membership.losses["others"]
+    return Cell(f"{loss:.3f}", value=loss, label=Label.OPERATOR, detail=detail)
 
 
 _TRAINED = {"targeted": "secrets of planted canaries", "discoverable": "training rows"}

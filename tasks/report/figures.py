@@ -20,7 +20,6 @@ from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
 from tasks.report.model import (
     F1,
     Curve,
-    EpochsRow,
     Exposures,
     Kind,
     Measure,
@@ -316,7 +315,7 @@ def _epsilon_line(axes: Axes, curve: Curve) -> Artist:
     return line
 
 
-def epochs_figure(rows: Sequence[EpochsRow], measure: Measure = F1) -> Drawing | None:
+def epochs_figure(rows: Sequence[ModelRow], measure: Measure = F1) -> Drawing | None:
     """Return scores and mean exposures by epoch, or None if no value may be shown."""
     scores = [_known(row, lambda model: number_of(model.score)) for row in rows]
     exposures = [_known(row, _mean_exposure) for row in rows]
@@ -358,9 +357,9 @@ def epochs_figure(rows: Sequence[EpochsRow], measure: Measure = F1) -> Drawing |
     )
 
 
-def _known(row: EpochsRow, value: Callable[[ModelAt], float | None]) -> list[tuple[float, float]]:
+def _known(row: ModelRow, value: Callable[[ModelAt], float | None]) -> list[tuple[float, float]]:
     """Return (epochs, value) for a training's models whose value was measured and may be shown."""
-    return [(model.epochs, v) for model in row.models if (v := value(model)) is not None]
+    return [(model.epochs, v) for model in row.saved if (v := value(model)) is not None]
 
 
 def _mean_exposure(model: ModelAt) -> float | None:
@@ -369,8 +368,8 @@ def _mean_exposure(model: ModelAt) -> float | None:
     return summarise(model.exposures[0].rows).mean
 
 
-def _highest_by_chance(rows: Sequence[EpochsRow]) -> float:
-    measured = [model.exposures for row in rows for model in row.models]
+def _highest_by_chance(rows: Sequence[ModelRow]) -> float:
+    measured = [model.exposures for row in rows for model in row.saved]
     shown = [e for exposures in measured if isinstance(exposures, tuple) for e in exposures]
     return max(summarise(exposures.rows).mean_null_high for exposures in shown)
 

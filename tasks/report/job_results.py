@@ -46,7 +46,6 @@ from tasks.releases.training_advice import RunReleases, how_it_is_known, outlook
 from tasks.report.model import (
     Cost,
     Curve,
-    EpochsRow,
     Exposures,
     Extraction,
     Fact,
@@ -54,7 +53,6 @@ from tasks.report.model import (
     LedgerLine,
     LedgerView,
     Membership,
-    MembershipAt,
     ModelAt,
     ModelRow,
     Report,
@@ -229,13 +227,13 @@ def model_row(
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         interval=_interval(scores),
         exposures_in_rows=next(iter(exposures_of([audited], EXPOSURE_IN_ROWS.key)), None),
-        membership=_membership(attacked, epochs),
+        memberships=_memberships(attacked, epochs),
         extractions=tuple(_extractions(audited)),
         samples=_samples(audited),
     )
 
 
-def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[EpochsRow]:
+def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[ModelRow]:
     """Yield the trainings that saved models after several epochs, with scores and exposures."""
     settings, vocabulary = JobSettings.model_validate(spec.settings), results["vocabulary"]
     kept, dataset = kept_points(settings), vocabulary.facts["dataset"]
@@ -249,14 +247,14 @@ def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[EpochsRow]:
         model = results[f"{tasks}{_TRAINING}"]
         scores = [None if finetuned is None else score_of(finetuned) for finetuned in tuned]
         accuracies = settings.head != "entities"
-        yield EpochsRow(
+        yield ModelRow(
             **costs_of(dataset, model, [model, *audited], tuned),
             f1=None if accuracies else scores[-1],
             accuracy=scores[-1] if accuracies else None,
             kind=kind,
             name=_name_of(tasks),
             epsilon_vocabulary=epsilon_of_vocabulary(vocabulary),
-            models=tuple(
+            saved=tuple(
                 ModelAt(epochs, score, exposures_of([audit]))
                 for epochs, score, audit in zip(
                     [*(point.epochs for point in points), settings.epochs],
@@ -468,30 +466,27 @@ def _samples(audited: Input | None) -> Samples | None:
 _MEMBERSHIP: TypeAdapter[tuple[MembershipRow, ...]] = TypeAdapter(tuple[MembershipRow, ...])
 
 
-def _membership(attacked: Input | None, epochs: float) -> Membership | None:
-    """Return the membership attacks on a model and on the earlier models that its training saved.
+def _memberships(attacked: Input | None, epochs: float) -> tuple[Membership, ...]:
+    """Return the attacks on a model, after those on earlier models that its training saved.
 
     Args:
         attacked: output of the membership step.
         epochs: number of epochs of the whole training.
     """
-    if attacked is None:
-        return None
     by_updates: dict[int, list[Finding]] = {}
     for finding in findings_of(attacked, MEMBERSHIP.key):
         by_updates.setdefault(finding.updates, []).append(finding)
-    models = [
-        MembershipAt(
-            round(epochs * updates / max(by_updates), 2) if updates else 0.0,
-            findings[0].details.get("losses", {}),
+    last = max(by_updates, default=0)
+    return tuple(
+        Membership(
             _MEMBERSHIP.validate_python(
                 [row for finding in findings for row in finding.details.get("rows", ())]
             ),
+            findings[0].details.get("losses", {}),
+            round(epochs * updates / last, 2) if len(by_updates) > 1 else math.inf,
         )
         for updates, findings in by_updates.items()
-    ]
-    last = models[-1]
-    return Membership(last.rows, last.losses, tuple(models) if len(models) > 1 else ())
+    )
 
 
 def _audit(audited: Input | None) -> AuditRecord | None:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.extraction import ExtractionRow
@@ -39,7 +39,7 @@ class Withheld:
 Value = Labelled | Withheld | None  # None: not measured
 
 
-def measure_of(rows: Iterable[ResultRow]) -> Measure:
+def measure_of(rows: Iterable[ModelRow]) -> Measure:
     """Return the measure by which the models of the rows are compared."""
     return ACCURACY if any(row.accuracy is not None for row in rows) else F1
 
@@ -113,21 +113,12 @@ class Exposures:
 
 
 @dataclass(frozen=True)
-class MembershipAt:
-    """Membership attacks on the model that a training saved after some epochs."""
-
-    epochs: float
-    losses: Mapping[str, float]  # mean of a row in nats, for `members` and `others`
-    rows: tuple[MembershipRow, ...]
-
-
-@dataclass(frozen=True)
 class Membership:
-    """Membership attacks on one model; always for the operator, since they read private rows."""
+    """Membership attacks on the model after some epochs; for the operator, as they read rows."""
 
     rows: tuple[MembershipRow, ...]
-    losses: Mapping[str, float] = field(default_factory=dict)  # as in `MembershipAt`
-    by_epoch: tuple[MembershipAt, ...] = ()  # includes the last epoch; empty if no other was saved
+    losses: Mapping[str, float] = field(default_factory=dict)  # mean of a row, nats, by group
+    epochs: float = math.inf  # infinite if the training saved no earlier model
     label = Label.OPERATOR
 
 
@@ -164,15 +155,31 @@ class Cost:
         return any(t.epsilon == math.inf for t in (self.corpus, *self.others))
 
 
-@dataclass(frozen=True, kw_only=True)
-class ResultRow:
-    """The results of one trained model. ε may be `math.inf`; accuracies and F1 are within 0 … 1.
+@dataclass(frozen=True)
+class ModelAt:
+    """Score and exposure of the model that a training saved after some epochs."""
 
-    The cost includes all figures of the row: the pre-trained model, and the fine-tuned model that
-    gives F1 or accuracy.
+    epochs: float
+    score: Value
+    exposures: tuple[Exposures, ...] | Withheld
+
+
+@dataclass(frozen=True, kw_only=True)
+class ModelRow:
+    """One model of a job, or one setting of a sweep over its seeds and folds.
+
+    If several models of a job have kind `dp`, the main model is the first. Figures of a setting
+    are means over its replicates, and its cost is the total of all of them; ε_T is the cost of one
+    private training. σ, batch size and epochs are 0 for models without such a training. ε may be
+    `math.inf`; accuracies and F1 are within 0 … 1.
+
+    The cost includes all figures of the row: the pre-trained model, the fine-tuned model that
+    gives F1 or accuracy, and the models that the training saved earlier if the row has them.
     """
 
     name: str
+    kind: Kind = "dp"
+    tasks: str = ""  # prefix of the names of its tasks, if not its kind
     epsilon_vocabulary: float
     epsilon_training: float  # 0 for a model that never read private rows
     cost: Cost
@@ -183,29 +190,6 @@ class ResultRow:
     mlm_private: Value = None  # masked-token accuracy on held-out private units
     perplexity_public: Value = None  # for causal models, by token, on the same texts
     perplexity_private: Value = None
-
-    @property
-    def score(self) -> Value:
-        """The score of the fine-tuned model: F1 or accuracy, depending on its head."""
-        return self.f1 if self.accuracy is None else self.accuracy
-
-    @property
-    def pretrained(self) -> Cost:
-        """The cost of the model before fine-tuning."""
-        return self.untuned or self.cost
-
-
-@dataclass(frozen=True, kw_only=True)
-class ModelRow(ResultRow):
-    """One model of a job, or one setting of a sweep over its seeds and folds.
-
-    If several models of a job have kind `dp`, the main model is the first. Figures of a setting
-    are means over its replicates, and its cost is the total of all of them; ε_T is the cost of one
-    private training. σ, batch size and epochs are 0 for models without such a training.
-    """
-
-    kind: Kind = "dp"
-    tasks: str = ""  # prefix of the names of its tasks, if not its kind
     noise_multiplier: float = 0.0
     batch_size: int = 0
     epochs: float = 0.0
@@ -218,12 +202,23 @@ class ModelRow(ResultRow):
     spread: MeanF1 | Withheld | None = None  # of the compared measure
     best_three: Value = None  # mean of the three best seeds; needs at least eight seeds
     f1_by_type: Mapping[str, Value] = field(default_factory=dict)  # by entity type or class
-    interval: tuple[Labelled, Labelled] | Withheld | None = None  # 95% interval of the score
+    interval: tuple[Value, Value] | None = None  # 95% interval of the score
     exposures: tuple[Exposures, ...] | Withheld = ()  # of each training
     exposures_in_rows: Exposures | None = None  # for the operator only
-    membership: Membership | Withheld | None = None
+    memberships: tuple[Membership, ...] = ()  # by epoch; the last is that of the row's model
     extractions: tuple[Extraction, ...] = ()
     samples: Samples | None = None
+    saved: tuple[ModelAt, ...] = ()  # by epoch, with the last model
+
+    @property
+    def score(self) -> Value:
+        """The score of the fine-tuned model: F1 or accuracy, depending on its head."""
+        return self.f1 if self.accuracy is None else self.accuracy
+
+    @property
+    def pretrained(self) -> Cost:
+        """The cost of the model before fine-tuning."""
+        return self.untuned or self.cost
 
     @property
     def compared(self) -> Value:
@@ -237,26 +232,6 @@ class ModelRow(ResultRow):
     def audits(self) -> tuple[Exposures, ...]:
         """The exposures of each training, or none if they are withheld."""
         return self.exposures if isinstance(self.exposures, tuple) else ()
-
-
-@dataclass(frozen=True)
-class ModelAt:
-    """Score and exposure of the model that a training saved after some epochs."""
-
-    epochs: float
-    score: Value
-    exposures: tuple[Exposures, ...] | Withheld
-
-
-@dataclass(frozen=True, kw_only=True)
-class EpochsRow(ResultRow):
-    """One training that saved models after several epochs; the score is the last model's.
-
-    The cost covers all these models together; no single model has a smaller cost.
-    """
-
-    kind: Kind
-    models: tuple[ModelAt, ...]  # includes the last model
 
 
 @dataclass(frozen=True)
@@ -340,7 +315,7 @@ class Report:
     against: str = ""  # the gate's sentence, if an audit of any run contradicts a model's claim
     # “pattern at rate” -> mean number of units with a canary of that group, counted in the rows
     occurrences: Mapping[str, Value] = field(default_factory=dict)
-    by_epoch: tuple[EpochsRow, ...] = ()  # trainings that saved several models
+    by_epoch: tuple[ModelRow, ...] = ()  # trainings that saved several models
     curves: tuple[Curve, ...] = ()
     training: tuple[Fact, ...] = ()
     vocabulary: tuple[Fact, ...] = ()
@@ -351,7 +326,6 @@ class Report:
         return next((row for row in self.models if row.kind == kind), None)
 
 
-T = TypeVar("T", ModelRow, EpochsRow)
 Labels = frozenset[Label]
 _DAY = len("2026-01-01")
 
@@ -361,23 +335,24 @@ def edition_of(report: Report, edition: Edition) -> Report:
     hidden = _hidden(report, edition)
     if not hidden:
         return report
-    types, audit = _types(report.models, hidden), report.audit
-    rows: dict[str, Any] = {
-        "audit": None if audit is None or audit.label in hidden else audit,
-        "occurrences": {k: _value(v, hidden) for k, v in report.occurrences.items()},
-        "models": tuple(_model(row, hidden, types) for row in report.models),
-        "by_epoch": tuple(_epochs(row, hidden) for row in report.by_epoch),
-        "curves": tuple(curve for curve in report.curves if curve.label not in hidden),
-        "training": tuple(_fact(fact, hidden) for fact in report.training),
-        "vocabulary": tuple(_fact(fact, hidden) for fact in report.vocabulary),
-        "phrases": tuple(_fact(fact, hidden) for fact in report.phrases),
+    # An omission marked as withheld would reveal its existence.
+    omissions = tuple(fact for fact in report.omissions if fact.label not in hidden)
+    shown: Report = _shown(replace(report, omissions=omissions), hidden)
+    # The set of private entity types is private as well.
+    types = {
+        kind
+        for model in shown.models
+        for kind, value in model.f1_by_type.items()
+        if not isinstance(value, Withheld)
     }
+    models = tuple(
+        replace(m, f1_by_type={k: v for k, v in m.f1_by_type.items() if k in types})
+        for m in shown.models
+    )
     # Airflow's key of a run contains its start time. Start and end time together would reveal the
     # size of the data.
     created = shown_day(report.created, report.settings)
-    # An omission marked as withheld would reveal its existence.
-    rows["omissions"] = tuple(fact for fact in report.omissions if fact.label not in hidden)
-    return replace(report, run_key=report.shown_run, created=created, **rows)
+    return replace(shown, run_key=report.shown_run, created=created, models=models)
 
 
 def shown_day(created: str, settings: Mapping[str, Any]) -> str:
@@ -397,76 +372,40 @@ def _hidden(report: Report, edition: Edition) -> Labels:
     return frozenset({Label.OPERATOR})
 
 
-def _value(value: Value, hidden: Labels) -> Value:
-    return Withheld() if value is not None and value.label in hidden else value
+def _shown(content: Any, hidden: Labels) -> Any:
+    """Return the content without any part whose label is hidden.
+
+    Values, facts and the exposures of a row are marked as withheld. Other parts are left out.
+    """
+    if isinstance(content, Mapping):
+        return {name: _shown(part, hidden) for name, part in content.items()}
+    if isinstance(content, tuple):
+        secret = [part for part in content if getattr(part, "label", None) in hidden]
+        if any(isinstance(part, Exposures) for part in secret):
+            return Withheld()
+        shown = (_shown(part, hidden) for part in content)
+        return tuple(part for part in shown if part is not None)
+    if getattr(content, "label", None) in hidden:
+        if isinstance(content, Fact):
+            return replace(content, value=Withheld())
+        return Withheld() if isinstance(content, Labelled | Withheld) else None
+    if not is_dataclass(content) or isinstance(content, type):
+        return content
+    parts = {part.name: getattr(content, part.name) for part in fields(content)}
+    shown_parts = {name: _shown(part, hidden) for name, part in parts.items()}
+    whole = replace(content, **shown_parts)
+    return _shown_row(whole) if isinstance(whole, ModelRow) else whole
 
 
-def _types(rows: Iterable[ModelRow], hidden: Labels) -> frozenset[str]:
-    """Return the entity types that may be named; the set of private types is private as well."""
-    return frozenset(
-        kind
-        for row in rows
-        for kind, value in row.f1_by_type.items()
-        if not isinstance(_value(value, hidden), Withheld)
-    )
-
-
-def _row(row: T, hidden: Labels) -> T:
-    """Return the row without operator values.
+def _shown_row(row: ModelRow) -> ModelRow:
+    """Return the row without values that follow from withheld values.
 
     If the score of a model fine-tuned without privacy is withheld, the row describes the
     pre-trained model alone, and has its cost. Values measured on private text are always marked
     as withheld, even if there were none.
     """
-    score = _value(row.score, hidden)
-    if row.untuned is not None and isinstance(score, Withheld) and row.cost.infinite:
+    row = replace(row, mlm_private=Withheld(), perplexity_private=Withheld())
+    if row.untuned is not None and isinstance(row.score, Withheld) and row.cost.infinite:
         row = replace(row, cost=row.untuned, untuned=None)
-    return replace(
-        row,
-        f1=_value(row.f1, hidden),
-        accuracy=_value(row.accuracy, hidden),
-        mlm_public=_value(row.mlm_public, hidden),
-        mlm_private=Withheld(),
-        perplexity_public=_value(row.perplexity_public, hidden),
-        perplexity_private=Withheld(),
-    )
-
-
-def _epochs(row: EpochsRow, hidden: Labels) -> EpochsRow:
-    models = [
-        replace(
-            model,
-            score=_value(model.score, hidden),
-            exposures=_shown_exposures(model.exposures, hidden),
-        )
-        for model in row.models
-    ]
-    return replace(_row(row, hidden), models=tuple(models))
-
-
-def _shown_exposures(
-    trainings: tuple[Exposures, ...] | Withheld, hidden: Labels
-) -> tuple[Exposures, ...] | Withheld:
-    measured = trainings if isinstance(trainings, tuple) else ()
-    secret = any(exposures.label in hidden for exposures in measured)
-    return Withheld() if secret else trainings
-
-
-def _model(row: ModelRow, hidden: Labels, types: frozenset[str]) -> ModelRow:
-    membership, shown = row.membership, _row(row, hidden)
-    return replace(
-        shown,
-        spread=Withheld() if row.spread and isinstance(shown.compared, Withheld) else row.spread,
-        best_three=_value(row.best_three, hidden),
-        interval=Withheld() if row.interval and isinstance(shown.score, Withheld) else row.interval,
-        f1_by_type={k: _value(v, hidden) for k, v in row.f1_by_type.items() if k in types},
-        exposures=_shown_exposures(row.exposures, hidden),
-        exposures_in_rows=None,
-        membership=None if membership is None else Withheld(),
-        extractions=tuple(e for e in row.extractions if e.label not in hidden),
-        samples=None if row.samples is None or row.samples.label in hidden else row.samples,
-    )
-
-
-def _fact(fact: Fact, hidden: Labels) -> Fact:
-    return replace(fact, value=Withheld()) if fact.label in hidden else fact
+    spread = Withheld() if row.spread and isinstance(row.compared, Withheld) else row.spread
+    return replace(row, spread=spread)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from dp_core.audit.exposure import summarise
 from dp_core.labels import Label, Labelled
@@ -13,12 +14,10 @@ from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
     F1,
-    EpochsRow,
     Exposures,
     Measure,
     ModelRow,
     Report,
-    ResultRow,
     Withheld,
     compared_by,
     measure_of,
@@ -39,7 +38,7 @@ from tasks.report.tables import (
     withheld,
 )
 
-Cells = Callable[[ModelRow], tuple[Cell, ...]]  # the cells of a row under some headers
+Column = tuple[Header, Callable[[ModelRow], Cell]]
 FINETUNING_TITLES = {  # by axis of the sweep
     "finetune_noise_multiplier": "Fine-tuning σ",
     "finetune_batch_size": "Fine-tuning batch",
@@ -69,55 +68,33 @@ def models_table(models: Sequence[ModelRow], unit: PrivacyUnit, *, is_sweep: boo
     """
     measure = compared_by(models)
     named = not is_sweep or any(model.baseline for model in models)
-    cost_headers, cost_cells = cost_columns(models, unit)
-    spread_headers, spread_cells = _spread_columns(models)
-    columns: list[tuple[tuple[Header, ...], Cells]] = []
+    title = _model_of if is_sweep else attrgetter("name")
+    columns: list[Column] = []
     if named:
-        columns.append(
-            (
-                (Header("Model", numeric=False),),
-                lambda model: (name(_model_of(model) if is_sweep else model.name),),
-            )
-        )
+        columns.append((Header("Model", numeric=False), lambda model: name(title(model))))
     if is_sweep:
         columns += _settings_columns(models)
     if named:
-        columns.append(
-            (
-                (Header("ε_V", "vocabulary"),),
-                lambda model: (number(model.epsilon_vocabulary, Label.PUBLIC),),
-            )
-        )
+        columns.append((Header("ε_V", "vocabulary"), lambda m: _public(m.epsilon_vocabulary)))
     columns += [
+        (Header("ε_T", "training"), lambda model: _public(model.epsilon_training)),
+        *cost_columns(models, unit),
+        *(_MASKED if measure.is_share else _CAUSAL),
         (
-            (Header("ε_T", "training"),),
-            lambda model: (number(model.epsilon_training, Label.PUBLIC),),
+            Header(measure.column, measure.unit),
+            lambda model: measured(model.compared, percent=measure.is_share),
         ),
-        (cost_headers, cost_cells),
-        (
-            _MASKED if measure.is_share else _CAUSAL,
-            lambda model: (
-                tuple(map(percentage, (model.mlm_public, model.mlm_private)))
-                if measure.is_share
-                else (measured(model.perplexity_public),)
-            ),
-        ),
-        (
-            (Header(measure.column, measure.unit),),
-            lambda model: (measured(model.compared, percent=measure.is_share),),
-        ),
-        (spread_headers, spread_cells),
-        (_EXPOSURE, lambda model: _exposure_cells(model.exposures)),
+        *_spread_columns(models),
+        (_EXPOSURES[0], lambda model: _exposure_cells(model.exposures)[0]),
+        (_EXPOSURES[1], lambda model: _exposure_cells(model.exposures)[1]),
     ]
     return Table(
         key="sweep" if is_sweep else "closing",
         caption="All settings of the sweep; each private training was a separate release"
         if is_sweep
         else "Privacy cost, usefulness and memory of each model",
-        headers=tuple(header for headers, _ in columns for header in headers),
-        rows=tuple(
-            tuple(cell for _, cells in columns for cell in cells(model)) for model in models
-        ),
+        headers=tuple(header for header, _ in columns),
+        rows=tuple(tuple(cell(model) for _, cell in columns) for model in models),
         notes=(
             *_spread_notes(models),
             *exposure_notes([exposures for model in models for exposures in model.audits]),
@@ -128,9 +105,18 @@ def models_table(models: Sequence[ModelRow], unit: PrivacyUnit, *, is_sweep: boo
     )
 
 
-_MASKED = Header("MLM accuracy", "public text, %"), Header("MLM accuracy", "private text, %")
-_CAUSAL = (Header("Perplexity", "public text, by token"),)
-_EXPOSURE = Header("Exposure", "mean, bits"), Header("Exposure", "largest, bits")
+def _public(value: float) -> Cell:
+    return number(value, Label.PUBLIC)
+
+
+_MASKED: tuple[Column, ...] = (
+    (Header("MLM accuracy", "public text, %"), lambda model: percentage(model.mlm_public)),
+    (Header("MLM accuracy", "private text, %"), lambda model: percentage(model.mlm_private)),
+)
+_CAUSAL: tuple[Column, ...] = (
+    (Header("Perplexity", "public text, by token"), lambda m: measured(m.perplexity_public)),
+)
+_EXPOSURES = Header("Exposure", "mean, bits"), Header("Exposure", "largest, bits")
 _OF_BASELINES = (
     "Baselines are trained without noise, and their publishable values are not charged. The "
     "baseline “public text only” and checkpoints use a vocabulary from public text or from the "
@@ -153,69 +139,56 @@ ONE_CHARGE = (
 )
 
 
-def _settings_columns(
-    points: Sequence[ModelRow],
-) -> list[tuple[tuple[Header, ...], Cells]]:
-    """Return the settings of the training, and those of fine-tuning that vary."""
-    tuning = list(points[0].finetuning) if points else []
-    training = Header("Noise multiplier", "σ"), Header("Batch size", "expected units")
-    return [
-        ((*training, Header("Epochs")), _training_cells),
-        (
-            tuple(Header(FINETUNING_TITLES[axis]) for axis in tuning),
-            lambda point: tuple(number(point.finetuning[axis], Label.PUBLIC) for axis in tuning),
-        ),
-    ]
+def _settings_columns(points: Sequence[ModelRow]) -> Iterator[Column]:
+    """Yield the settings of the training, if there was one, and of fine-tuning that vary."""
+
+    def setting(value: float, detail: str = "") -> Cell:
+        return replace(_public(value) if value else Cell(NOT_MEASURED), detail=detail)
+
+    def epochs(point: ModelRow) -> Cell:
+        whole = point.training_epochs
+        return setting(point.epochs, f"of {significant(whole)} trained" if whole else "")
+
+    yield Header("Noise multiplier", "σ"), lambda point: setting(point.noise_multiplier)
+    yield Header("Batch size", "expected units"), lambda point: setting(point.batch_size)
+    yield Header("Epochs"), epochs
+    yield from map(_finetuning_column, points[0].finetuning if points else ())
+
+
+def _finetuning_column(axis: str) -> Column:
+    return Header(FINETUNING_TITLES[axis]), lambda point: _public(point.finetuning[axis])
 
 
 def _model_of(point: ModelRow) -> str:
     return "with DP" if point.baseline is None else point.name.partition(" · ")[0]
 
 
-def _training_cells(point: ModelRow) -> tuple[Cell, ...]:
-    """Return σ, batch size and epochs of the training on private rows, if there was one."""
-    settings = point.noise_multiplier, point.batch_size, point.epochs
-    *others, epochs = (
-        number(value, Label.PUBLIC) if value else Cell(NOT_MEASURED) for value in settings
-    )
-    whole = point.training_epochs
-    return *others, replace(epochs, detail=f"of {significant(whole)} trained" if whole else "")
-
-
-def cost_columns(
-    rows: Sequence[ResultRow], unit: PrivacyUnit
-) -> tuple[tuple[Header, ...], Callable[[ResultRow], tuple[Cell, ...]]]:
-    """Return the headers of the total costs, and a function that returns a row's cells.
+def cost_columns(rows: Sequence[ModelRow], unit: PrivacyUnit) -> Iterator[Column]:
+    """Yield the columns of the total costs.
 
     Each data set has separate columns, because a sum over data sets guarantees nothing.
     """
-    tuned = any(row.pretrained.corpus.epsilon != row.cost.corpus.epsilon for row in rows)
-    others = {
-        total.dataset: "" if total.unit is None else f", per {total.unit}"
-        for row in rows
-        for total in row.cost.others
-    }
-    headers = [Header("ε", "before fine-tuning")] if tuned else []
-    headers += [Header("ε", f"in total, per {unit}"), Header("δ", "in total")]
-    for dataset, per in others.items():
-        headers += [Header("ε", f"of “{dataset}”{per}"), Header("δ", f"of “{dataset}”")]
+    if any(row.pretrained.corpus.epsilon != row.cost.corpus.epsilon for row in rows):
+        yield Header("ε", "before fine-tuning"), lambda row: total(row.pretrained.corpus.epsilon)
+    yield Header("ε", f"in total, per {unit}"), lambda row: total(row.cost.corpus.epsilon)
+    yield Header("δ", "in total"), lambda row: _delta(row.cost.corpus)
+    units = {total.dataset: total.unit for row in rows for total in row.cost.others}
+    for dataset, other_unit in units.items():
+        yield from _other_cost_columns(dataset, "" if other_unit is None else f", per {other_unit}")
 
-    def cells(row: ResultRow) -> tuple[Cell, ...]:
+
+def _other_cost_columns(dataset: str, per: str) -> Iterator[Column]:
+    def of(row: ModelRow) -> DatasetTotal:
         untouched = DatasetTotal("", None, 0.0, 0.0)
-        known = {total.dataset: total for total in row.cost.others}
-        shown = [row.cost.corpus, *(known.get(dataset, untouched) for dataset in others)]
-        return (
-            *((total(row.pretrained.corpus.epsilon),) if tuned else ()),
-            *(cell for of_dataset in shown for cell in _total_cells(of_dataset)),
-        )
+        return next((total for total in row.cost.others if total.dataset == dataset), untouched)
 
-    return tuple(headers), cells
+    yield Header("ε", f"of “{dataset}”{per}"), lambda row: total(of(row).epsilon)
+    yield Header("δ", f"of “{dataset}”"), lambda row: _delta(of(row))
 
 
-def _total_cells(of_dataset: DatasetTotal) -> tuple[Cell, Cell]:
+def _delta(of_dataset: DatasetTotal) -> Cell:
     finite = of_dataset.epsilon is not None and math.isfinite(of_dataset.epsilon)
-    delta = number(of_dataset.delta, Label.PUBLIC, 2) if finite else Cell(NOT_MEASURED)
-    return total(of_dataset.epsilon), delta
+    return number(of_dataset.delta, Label.PUBLIC, 2) if finite else Cell(NOT_MEASURED)
 
 
 def _exposure_cells(trainings: Sequence[Exposures] | Withheld) -> tuple[Cell, Cell]:
@@ -248,42 +221,38 @@ def exposure_notes(shown: Sequence[Exposures]) -> tuple[str, ...]:
     )
 
 
-def _spread_columns(
-    points: Sequence[ModelRow],
-) -> tuple[tuple[Header, ...], Callable[[ModelRow], tuple[Cell, ...]]]:
-    """Return the headers of intervals and deviations of scores, and a function for the cells.
+def _spread_columns(points: Sequence[ModelRow]) -> Iterator[Column]:
+    """Yield the columns of intervals and deviations of scores.
 
     Deviations of shares are in percentage points.
     """
     short, share = compared_by(points).short, compared_by(points).is_share
-    known = [point.spread for point in points if point.spread is not None]
-    seen = [spread for spread in known if isinstance(spread, MeanF1)]
-    seeds = any(spread.seeds > 1 for spread in seen)
-    folds = any(spread.folds > 1 for spread in seen)
-    best = any(point.best_three is not None for point in points)
-    headers = [Header(short, "95% interval")] if known else []
-    headers += [Header(short, "SD over seeds")] if seeds else []
-    headers += [Header(short, "SD over folds")] if folds else []
-    headers += [Header(short, "three best seeds, %")] if best else []
 
-    def cells(point: ModelRow) -> tuple[Cell, ...]:
-        if not isinstance(point.spread, MeanF1) or not isinstance(point.compared, Labelled):
-            return (withheld() if point.spread is not None else Cell(NOT_MEASURED),) * len(headers)
-        kind, spread = type(point.compared), point.spread
-        interval = Cell(NOT_MEASURED)
-        if spread.interval is not None:
-            interval = span_cell(spread.interval, point.compared.label, percent=share)
-        deviations = [
-            measured(None if value is None else kind(value), percent=share)
-            for value, shown in (
-                (spread.seed_deviation, seeds),
-                (spread.fold_deviation, folds),
-            )
-            if shown
-        ]
-        return (interval, *deviations, *((percentage(point.best_three),) if best else ()))
+    def column(unit: str, cell: Callable[[MeanF1, Labelled], Cell]) -> Column:
+        def shown(point: ModelRow) -> Cell:
+            if isinstance(point.spread, MeanF1) and isinstance(point.compared, Labelled):
+                return cell(point.spread, point.compared)
+            return Cell(NOT_MEASURED) if point.spread is None else withheld()
 
-    return tuple(headers), cells
+        return Header(short, unit), shown
+
+    def interval(spread: MeanF1, score: Labelled) -> Cell:
+        if spread.interval is None:
+            return Cell(NOT_MEASURED)
+        return span_cell(spread.interval, score.label, percent=share)
+
+    def deviation(value: float | None, score: Labelled) -> Cell:
+        return measured(None if value is None else type(score)(value), percent=share)
+
+    known = [point.spread for point in points if isinstance(point.spread, MeanF1)]
+    if any(point.spread is not None for point in points):
+        yield column("95% interval", interval)
+    if any(spread.seeds > 1 for spread in known):
+        yield column("SD over seeds", lambda s, score: deviation(s.seed_deviation, score))
+    if any(spread.folds > 1 for spread in known):
+        yield column("SD over folds", lambda s, score: deviation(s.fold_deviation, score))
+    if any(point.best_three is not None for point in points):
+        yield Header(short, "three best seeds, %"), lambda point: percentage(point.best_three)
 
 
 def _spread_notes(points: Sequence[ModelRow]) -> tuple[str, ...]:
@@ -317,23 +286,25 @@ _OF_THE_BEST = (
 )
 
 
-def by_epoch_table(rows: Sequence[EpochsRow], unit: PrivacyUnit, measure: Measure = F1) -> Table:
+def by_epoch_table(rows: Sequence[ModelRow], unit: PrivacyUnit, measure: Measure = F1) -> Table:
     """Return scores and exposures by epoch, in the form of Jagannatha et al. 2021, Table 5."""
-    cost_headers, cost_cells = cost_columns(rows, unit)
-    epochs = sorted({model.epochs for row in rows for model in row.models})
+    costs = list(cost_columns(rows, unit))
+    epochs = sorted({model.epochs for row in rows for model in row.saved})
     table_rows = []
     for row in rows:
-        by_epoch = {model.epochs: model for model in row.models}
+        by_epoch = {model.epochs: model for model in row.saved}
         models = [by_epoch.get(epoch) for epoch in epochs]
         scores = [percentage(model.score) if model else Cell(NOT_MEASURED) for model in models]
         exposures = [_exposure_cells(model.exposures if model else ()) for model in models]
         figures = [
             (name(measure.column, measure.unit), scores),
-            (name("Exposure", "mean, bits"), [mean for mean, _ in exposures]),
-            (name("Exposure", "largest, bits"), [largest for _, largest in exposures]),
+            *(
+                (name(header.name, header.unit), list(cells))
+                for header, cells in zip(_EXPOSURES, zip(*exposures, strict=True), strict=True)
+            ),
         ]
         table_rows += [
-            (name(row.name), figure, *cost_cells(row), *cells)
+            (name(row.name), figure, *(cost(row) for _, cost in costs), *cells)
             for figure, cells in figures
             if any(cell.text != NOT_MEASURED for cell in cells)
         ]
@@ -343,7 +314,7 @@ def by_epoch_table(rows: Sequence[EpochsRow], unit: PrivacyUnit, measure: Measur
         headers=(
             Header("Model", numeric=False),
             Header("Figure", numeric=False),
-            *cost_headers,
+            *(header for header, _ in costs),
             *(Header(f"Epoch {epoch:g}") for epoch in epochs),
         ),
         rows=tuple(table_rows),

@@ -26,11 +26,8 @@ from tasks.report.model import (
     F1,
     Edition,
     LedgerView,
-    Membership,
-    MembershipAt,
     ModelRow,
     Report,
-    ResultRow,
     Value,
     Withheld,
     compared_by,
@@ -189,6 +186,7 @@ def report_page(report: Report, edition: Edition) -> Page:
             {"points": results_table(shown)},
         )
     private = shown.model("dp")
+    losses, leakages = audit_tables.epoch_tables(shown.models)
     return _page(
         "job.html.j2",
         shown,
@@ -208,8 +206,8 @@ def report_page(report: Report, edition: Edition) -> Page:
             "extraction": audit_tables.extraction_table(shown.models),
             "membership": audit_tables.membership_table(shown.models),
             "by_epoch": by_epoch_table(shown.by_epoch, shown.unit, measure_of(shown.models)),
-            "loss_by_epoch": audit_tables.loss_by_epoch_table(shown.models),
-            "leakage_by_epoch": audit_tables.leakage_by_epoch_table(shown.models),
+            "loss_by_epoch": losses,
+            "leakage_by_epoch": leakages,
             "entities": tables.entity_table(shown.models),
             "training": tables.facts_table("training", "Training facts", shown.training),
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
@@ -317,7 +315,7 @@ def _sweep_marks(report: Report) -> list[Mark]:
     return marks
 
 
-def _score_mark(rows: Iterable[ResultRow]) -> str:
+def _score_mark(rows: Iterable[ModelRow]) -> str:
     return "entity F1, strict" if measure_of(rows) is F1 else "accuracy of classes"
 
 
@@ -351,21 +349,17 @@ def figures_of(shown: Report) -> dict[str, Any]:
 
 def _leakage(row: ModelRow) -> Iterator[Figure]:
     """Yield the leakage by each membership attack, after each epoch whose model was kept."""
-    if not isinstance(row.membership, Membership):
-        return
-    last = MembershipAt(math.inf, row.membership.losses, row.membership.rows)
-    for epoch in row.membership.by_epoch or (last,):
-        # None if only the last model was saved.
-        epochs = None if math.isinf(epoch.epochs) else epoch.epochs
-        for attack in epoch.rows:
+    for membership in row.memberships:
+        for attack in membership.rows:
             yield {
                 "model": row.name,
-                "epoch": epochs,
+                # None if only the last model was saved.
+                "epoch": None if math.isinf(membership.epochs) else membership.epochs,
                 "level": attack.level,
                 "attack": attack.attack,
                 "value": attack.leakage.value,
                 "interval": [attack.leakage.low, attack.leakage.high],
-                "label": row.membership.label,
+                "label": membership.label,
             }
 
 

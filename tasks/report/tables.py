@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import math
 import textwrap
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from pydantic import TypeAdapter
 from rich import box
 from rich.table import Table as RichTable
 from rich.text import Text
@@ -146,38 +148,20 @@ class Table:
 
     def to_json(self) -> dict[str, Any]:
         """Return the table as JSON values, with infinity as the string `inf`."""
-        return {
-            "key": self.key,
-            "caption": self.caption,
-            "columns": [{"name": h.name, "unit": h.unit} for h in self.headers],
-            "rows": [[_cell_json(cell) for cell in row] for row in self.rows],
-            "notes": list(self.notes),
-            "lead": self.lead,
-        }
-
-    @classmethod
-    def from_json(cls, record: dict[str, Any]) -> Table:
-        """Return the table from the output of `to_json`; only its first column contains names."""
-        columns, rows = record["columns"], record["rows"]
-        headers = (Header(c["name"], c["unit"], numeric=i > 0) for i, c in enumerate(columns))
-        cells = (tuple(_cell_of_json(cell) for cell in row) for row in rows)
-        return cls(
-            record["key"],
-            record["caption"],
-            tuple(headers),
-            tuple(cells),
-            tuple(record["notes"]),
-            record.get("lead", ""),  # absent in reports of earlier versions
-        )
+        content = json.dumps(asdict(self), ensure_ascii=False)
+        record: dict[str, Any] = json.loads(content, parse_constant=lambda _: "inf")
+        return record
 
 
-def interval_cell(interval: tuple[Labelled, Labelled] | Withheld | None) -> Cell:
+TABLE: TypeAdapter[Table] = TypeAdapter(Table)  # reads the output of `to_json`
+
+
+def interval_cell(interval: tuple[Value, Value] | None) -> Cell:
     """Return the cell of an interval of shares, in percent."""
-    if interval is None:
-        return Cell(NOT_MEASURED)
-    if isinstance(interval, Withheld):
-        return withheld()
-    return span_cell([end.value for end in interval], interval[0].label)
+    ends = [end for end in interval or () if isinstance(end, Labelled)]
+    if len(ends) < 2:
+        return withheld() if interval else Cell(NOT_MEASURED)
+    return span_cell([end.value for end in ends], ends[0].label)
 
 
 def span_cell(ends: Sequence[float], label: Label, *, percent: bool = True) -> Cell:
@@ -203,18 +187,6 @@ def share_cell(
 def probability_in_words(value: float) -> str:
     """Return a probability with two decimals, or with one significant digit if below 0.01."""
     return f"{value:.2f}" if value >= 0.01 else significant(value, 1)
-
-
-def _cell_json(cell: Cell) -> dict[str, Any]:
-    infinite = isinstance(cell.value, float) and math.isinf(cell.value)
-    optional = {"label": cell.label, "withheld": cell.withheld, "detail": cell.detail}
-    present = {name: value for name, value in optional.items() if value}
-    return {"text": cell.text, "value": str(cell.value) if infinite else cell.value, **present}
-
-
-def _cell_of_json(record: dict[str, Any]) -> Cell:
-    label = Label(record["label"]) if "label" in record else None
-    return Cell(**(record | {"label": label}))
 
 
 MARKS = {Label.DP: "ᵈ", Label.PUBLIC: "", Label.OPERATOR: "°"}

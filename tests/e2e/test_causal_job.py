@@ -50,7 +50,7 @@ def test_causal_model_is_trained_charged_audited_and_exported(
 
     pages = folder_of(steps["report"])
     table = json.loads((pages / "report" / "tables.json").read_text())["closing"]
-    column = [c["name"] for c in table["columns"]].index("Perplexity")
+    column = [c["name"] for c in table["headers"]].index("Perplexity")
     measured = {m.name: m.value for m in result.metrics}
     assert table["rows"][1][column]["value"] == measured["perplexity_public"] > 1
     page = (pages / "report" / "report.html").read_text()
@@ -64,7 +64,7 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     assert within and {exposures[name].label for name in within} == {"operator"}
     # The other canaries are scored in contexts that contain no private text.
     assert {m.label for name, m in exposures.items() if name not in within} == {"dp"}
-    column = [c["name"] for c in table["columns"]].index("Exposure")
+    column = [c["name"] for c in table["headers"]].index("Exposure")
     assert table["rows"][1][column]["value"] == exposures["exposure"].value
     assert "as the next token after the hints" in page
 

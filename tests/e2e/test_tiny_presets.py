@@ -38,7 +38,7 @@ def test_preset_ends_with_a_table_of_costs_and_scores(preset: str, tmp_path: Pat
     assert process.returncode == 0
     answer = json.loads(process.stdout)
     table = answer["table"]
-    titles = [column["name"] for column in table["columns"]]
+    titles = [column["name"] for column in table["headers"]]
     rows = [list(zip(titles, row, strict=True)) for row in table["rows"]]  # column titles repeat
     # ε of a model without privacy is the word `inf`, and ε of public text is 0.
     private = [row for row in rows if is_number(dict(row)["ε"]) and dict(row)["ε"]["value"]]

@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
 
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from dp_core.privacy.seed_store import SeedStore
@@ -434,7 +434,7 @@ def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
         json.loads((report / edition / "tables.json").read_text())["by_epoch"]
         for edition in ("operator_report", "report")
     )
-    titles = [column["name"] for column in kept["columns"]]
+    titles = [column["name"] for column in kept["headers"]]
     assert titles[-2:] == ["Epoch 0.2", "Epoch 0.6"]
     mine = [row for row in kept["rows"] if row[0]["text"] == "With DP"]
     assert [row[1]["text"] for row in mine] == ["Entity F1", "Exposure", "Exposure"]

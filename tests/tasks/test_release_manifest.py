@@ -55,7 +55,7 @@ UNRELATED = [
     "tasks/report/page", "tasks/report/tables", "tasks/demo_data/notes",
     "dp_core/audit/exposure", "dp_core/audit/one_run",
     "dp_core/privacy/statement",
-    "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/pld",
+    "dp_core/privacy/ledger/privacy_filter", "dp_core/privacy/accounting/accountants",
     "dp_core/vocabulary/selection_calibration",
     "dp_core/data/readers/documents", "dp_core/cluster/ray_cluster", "dp_core/config/data",
 ]  # fmt: skip

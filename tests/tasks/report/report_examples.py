@@ -25,7 +25,6 @@ from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
     Cost,
     Curve,
-    EpochsRow,
     Exposures,
     Extraction,
     Fact,
@@ -85,7 +84,7 @@ def exposure_rows(memory: Mapping[float, float], seed: int) -> tuple[ExposureRow
     )
 
 
-def membership(leakage: float, ceiling: float | None) -> Membership:
+def membership(leakage: float, ceiling: float | None) -> tuple[Membership]:
     """Return attacks with this leakage, and this maximum under the guarantee."""
     rows = []
     for number, (level, attack) in enumerate(
@@ -100,7 +99,7 @@ def membership(leakage: float, ceiling: float | None) -> Membership:
         ceilings = None if ceiling is None else (ceiling / 90, ceiling / 9)
         row = MembershipRow(level, attack, 397, 283, share, area, low, ceiling, ceiling, ceilings)
         rows.append(replace(row, above=ceiling is not None and share.low > ceiling))
-    return Membership(tuple(rows))
+    return (Membership(tuple(rows)),)
 
 
 def extractions(label: Label, rows: int, secrets: int) -> tuple[Extraction, ...]:
@@ -155,24 +154,24 @@ def _models(seed: int) -> tuple[ModelRow, ...]:
             "public", "Public only", 0.0, cost(1.0, 1e-7), f1=(0.6117, 0.5953, 0.6473, 0.5987),
             mlm_public=Dp(0.3141), mlm_private=Operator(0.2347),
             exposures=(Exposures(Label.DP, exposure_rows({}, seed)),),
-            membership=membership(0.2137, 0.5), extractions=extractions(Label.DP, 157, 1),
+            memberships=membership(0.2137, 0.5), extractions=extractions(Label.DP, 157, 1),
         ),
         _model(
             "dp", "DP", 6.27, cost(6.61, 1.1e-6), f1=(0.6827, 0.6653, 0.7193, 0.6637),
             mlm_public=Dp(0.3321), mlm_private=Operator(0.3767),
             exposures=(Exposures(Label.DP, exposure_rows({0.02: 0.8}, seed + 10)),),
-            membership=membership(0.2873, 0.97), extractions=extractions(Label.DP, 160, 2),
+            memberships=membership(0.2873, 0.97), extractions=extractions(Label.DP, 160, 2),
         ),
         _model(
             "nonprivate", "Non-private", math.inf, cost(math.inf, 0.0),
             f1=(0.7417, 0.7243, 0.7783, 0.7187), mlm_public=Operator(0.3389),
             mlm_private=Operator(0.4783), exposures=(Exposures(Label.OPERATOR, learned),),
-            membership=membership(0.4219, None), extractions=extractions(Label.OPERATOR, 291, 31),
+            memberships=membership(0.4219, None), extractions=extractions(Label.OPERATOR, 291, 31),
         ),
     )  # fmt: skip
 
 
-def by_epoch(seed: int = 7) -> tuple[EpochsRow, ...]:
+def by_epoch(seed: int = 7) -> tuple[ModelRow, ...]:
     """Return the models after 2, 4 and 6 epochs of a DP and a non-private training."""
     trainings = (
         ("dp", "DP", 6.27, cost(6.61, 1.1e-6), Label.DP, (0.6413, 0.6631, 0.6827), (1.0, 0.9, 0.8)),
@@ -182,10 +181,10 @@ def by_epoch(seed: int = 7) -> tuple[EpochsRow, ...]:
         ),
     )  # fmt: skip
     return tuple(
-        EpochsRow(
+        ModelRow(
             kind=kind, name=name, epsilon_vocabulary=1.0, epsilon_training=training, cost=of_all,
             f1=Operator(scores[-1]),
-            models=tuple(
+            saved=tuple(
                 ModelAt(
                     epochs, Operator(score), (Exposures(label, exposure_rows({0.02: m}, seed)),)
                 )

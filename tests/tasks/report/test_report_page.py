@@ -29,14 +29,13 @@ from tasks.report.model import (
     Edition,
     Exposures,
     Extraction,
-    Membership,
     Report,
     Withheld,
     edition_of,
 )
 from tasks.report.models_table import results_table
 from tasks.report.page import Page, report_page
-from tasks.report.tables import WITHHELD_MARK, Table, side_by_side
+from tasks.report.tables import TABLE, WITHHELD_MARK, side_by_side
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
 
@@ -142,14 +141,14 @@ def _operator_values(report: Report) -> Iterator[float]:
     for model in report.models:
         values = (model.mlm_public, model.mlm_private, model.f1, *model.f1_by_type.values())
         yield from (100 * value.value for value in values if isinstance(value, Operator))
-        if isinstance(model.membership, Membership):
-            for row in model.membership.rows:
+        for attacks in model.memberships:
+            for row in attacks.rows:
                 yield from (100 * share.value for share in (row.leakage, row.area))
         for protocol in model.extractions:
             if protocol.label is Label.OPERATOR:
                 yield from (100 * row.share.value for row in protocol.rows)
     for row in report.by_epoch:
-        yield from (100 * m.score.value for m in row.models if isinstance(m.score, Operator))
+        yield from (100 * m.score.value for m in row.saved if isinstance(m.score, Operator))
     for fact in (*report.training, *report.vocabulary):
         if fact.label is Label.OPERATOR and isinstance(fact.value, float):
             yield fact.value
@@ -201,7 +200,7 @@ def test_publishable_edition_does_not_depend_on_operator_values() -> None:
                 f1=_moved(model.f1),
                 f1_by_type={f"other-{k}": _moved(v) for k, v in model.f1_by_type.items()},
                 exposures=tuple(map(_moved_exposures, model.audits)),
-                membership=membership(0.1234, None),
+                memberships=membership(0.1234, None),
                 extractions=_moved_extractions(model.extractions),
             )
             for model in report.models
@@ -382,7 +381,7 @@ def test_headline_states_a_contradiction_by_an_audit_of_another_run() -> None:
 def test_terminal_prints_the_audit_before_the_table() -> None:
     table = results_table(job_report(audit=_audited("consistent")))
     written = io.StringIO()
-    kept = Table.from_json(json.loads(json.dumps(table.to_json())))
+    kept = TABLE.validate_python(json.loads(json.dumps(table.to_json())))
     Console(file=written, width=100).print(side_by_side(kept))
     first = written.getvalue().splitlines()[0]
     assert first.startswith("Audit of the private training: consistent. 21 of 30")

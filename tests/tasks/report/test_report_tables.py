@@ -30,7 +30,7 @@ from tasks.report.model import (
     Cost,
     Edition,
     Exposures,
-    MembershipAt,
+    Membership,
     Report,
     Samples,
     Withheld,
@@ -165,9 +165,9 @@ def test_membership_table_shows_each_attack_with_the_maximum_under_the_guarantee
     assert all("≤" in cell.detail for row in (public, private) for cell in row[2:])
     assert not any("≤" in cell.detail for cell in unprotected)
     assert not any(cell.alarm for row in table.rows for cell in row)
-    loss_attack = next(row for row in membership(0.9, 0.5).rows if row.attack == "loss")
+    loss_attack = next(row for row in membership(0.9, 0.5)[0].rows if row.attack == "loss")
     assert loss_attack.above
-    model = replace(report.models[1], membership=membership(0.9, 0.5))
+    model = replace(report.models[1], memberships=membership(0.9, 0.5))
     assert all(row[2].alarm for row in audit_tables.membership_table([model]).rows)
     shown = edition_of(job_report(made_up=False), Edition.PUBLISHABLE)
     assert audit_tables.membership_table(shown.models).rows == ()
@@ -175,28 +175,22 @@ def test_membership_table_shows_each_attack_with_the_maximum_under_the_guarantee
 
 def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> None:
     public, dp, unprotected = job_report().models
-    assert audit_tables.leakage_by_epoch_table([public, dp, unprotected]).rows == ()
+    assert audit_tables.epoch_tables([public, dp, unprotected])[1].rows == ()
     kept = {
-        kind: replace(
-            membership(leakage, 0.9),
-            losses={"members": 2.1 - leakage, "others": 2.1},
-            by_epoch=tuple(
-                MembershipAt(e, {"members": 3.0 - e / 4, "others": 3.2 - e / 5}, attacks.rows)
-                for e, attacks in (
-                    (1.0, membership(leakage / 2, 0.9)),
-                    (2.5, membership(leakage, 0.9)),
-                )
-            ),
+        kind: tuple(
+            Membership(attacks.rows, {"members": 3.0 - e / 4, "others": 3.2 - e / 5}, e)
+            for e, share in ((1.0, leakage / 2), (2.5, leakage))
+            for attacks in membership(share, 0.9)
         )
         for kind, leakage in (("dp", 0.1), ("nonprivate", 0.4))
     }
-    start = replace(membership(0.01, 0.0), losses={"members": 3.5, "others": 3.4999})
+    start = replace(membership(0.01, 0.0)[0], losses={"members": 3.5, "others": 3.4999})
     models = [
-        replace(public, membership=start),
-        replace(dp, membership=kept["dp"]),
-        replace(unprotected, membership=kept["nonprivate"]),
+        replace(public, memberships=(start,)),
+        replace(dp, memberships=kept["dp"]),
+        replace(unprotected, memberships=kept["nonprivate"]),
     ]
-    losses = audit_tables.loss_by_epoch_table(models)
+    losses, table = audit_tables.epoch_tables(models)
     assert [header.name for header in losses.headers] == [
         "Model",
         "Epoch 0",
@@ -205,15 +199,13 @@ def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> 
     ]
     assert [cell.text for cell in losses.rows[0]] == ["DP", "3.500", "3.000", "2.700"]
     assert losses.rows[1][2].detail == "2.750 on training rows"
-    table = audit_tables.leakage_by_epoch_table(models)
     assert len(table.rows) == 2 * 4  # two trainings, each with all attacks at all levels
     assert [cell.text for cell in table.rows[4]] == ["Non-private", "loss", "1.0", "20.0", "40.0"]
     assert table.rows[4][0].detail == "by sample"
     assert {c.label for row in table.rows for c in row[2:]} == {Label.OPERATOR}
     report = job_report(made_up=False, models=tuple(models))
     shown = edition_of(report, Edition.PUBLISHABLE)
-    assert audit_tables.leakage_by_epoch_table(shown.models).rows == ()
-    assert audit_tables.loss_by_epoch_table(shown.models).rows == ()
+    assert [table.rows for table in audit_tables.epoch_tables(shown.models)] == [(), ()]
     assert figures_of(shown)["leakage"] == []
     leakages = figures_of(report)["leakage"]
     assert [row["epoch"] for row in leakages if row["model"] == "DP"] == [1.0] * 4 + [2.5] * 4
@@ -356,10 +348,10 @@ def test_sweep_table_of_causal_models_has_perplexity_with_its_spread_over_seeds(
 
 def test_json_of_a_table_keeps_unrounded_values_and_writes_infinity_as_text() -> None:
     record = json.loads(json.dumps(_closing().to_json(), allow_nan=False))
-    assert record["rows"][2][2] == {"text": "∞", "value": "inf", "label": "public"}
-    assert record["rows"][1][7] == {"text": "68.3", "value": 0.6827, "label": "operator"}
-    assert record["columns"][3] == {"name": "ε", "unit": "in total, per patient"}
-    assert Table.from_json(record).to_json() == record
+    assert (record["rows"][2][2]["text"], record["rows"][2][2]["value"]) == ("∞", "inf")
+    assert (record["rows"][1][7]["value"], record["rows"][1][7]["label"]) == (0.6827, "operator")
+    assert record["headers"][3] == {"name": "ε", "unit": "in total, per patient", "numeric": True}
+    assert tables.TABLE.validate_python(record).to_json() == record
 
 
 def test_table_with_rows_and_headers_of_different_length_is_refused() -> None:

@@ -7,7 +7,7 @@ from ledger_examples import GAUSSIAN, HISTOGRAM, TRAINING, reservation
 from sqlalchemy import create_engine, text
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Entry, Ledger, State, privacy_filter
 from dp_core.privacy.mechanisms import (
     Composed,

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ledger_examples import GAUSSIAN, reservation
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.ledger import Entry, Ledger, State, Way, privacy_filter
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit, compose
