@@ -33,8 +33,8 @@ from cases import CASES
 from clocks import clocks
 
 from dp_core.config.training import OptimizerConfig
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for, with_bands, workload_error
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.matrix_factorization import Workload, least_error_strategy

@@ -43,8 +43,7 @@ from dp_core.data.readers.registry import read_corpus
 from dp_core.data.token_store import TokenStore, TokenStoreWriter, rows_of_units
 from dp_core.data.tokens import split_words
 from dp_core.models.parameters import AnyModel, fresh
-from dp_core.phrases.ngram_release import release_phrases
-from dp_core.phrases.phrase_calibration import calibrate
+from dp_core.phrases.ngram_release import calibrate, release_phrases
 from dp_core.phrases.text_generator import write_documents
 from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed

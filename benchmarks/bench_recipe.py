@@ -40,7 +40,7 @@ from dp_core.data.token_store import TokenStore
 from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, fresh, language_model
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.advice import GainCurve, noise_to_signal
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.noise_addition import UpdateNoise

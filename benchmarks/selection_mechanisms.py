@@ -20,7 +20,7 @@ from scipy.special import ndtri
 
 from dp_core.config.privacy import MechanismName
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.discrete_gaussian import lattice_deviation
 from dp_core.privacy.mechanisms import NoisedWeights

@@ -43,7 +43,7 @@ from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.models.parameters import AnyModel
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile, TradeOff
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.seed_store import PrivacySeed

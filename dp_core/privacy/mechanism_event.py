@@ -15,9 +15,8 @@ from typing import Any, ClassVar, Self
 import numpy as np
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, SelfComposed
-from dp_core.privacy.accounting.rdp import Floats, pure_dp_rdp
+from dp_core.privacy.accounting.accountants import epsilon_pld, pure_dp_rdp
+from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, Floats, SelfComposed
 from dp_core.privacy.check_evidence import neighbours_in_words, title_of, words_of
 
 

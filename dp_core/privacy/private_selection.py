@@ -18,8 +18,8 @@ import numpy as np
 from scipy.optimize import brentq
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, SelfComposed
-from dp_core.privacy.accounting.rdp import ORDERS, Floats, epsilon_rdp
+from dp_core.privacy.accounting.accountants import ORDERS, epsilon_rdp
+from dp_core.privacy.accounting.profiles import NO_GUARANTEE, EpsilonDelta, Floats, SelfComposed
 from dp_core.privacy.mechanism_event import MechanismEvent
 from dp_core.privacy.seed_store import PrivacySeed
 

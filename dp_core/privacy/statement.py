@@ -9,8 +9,7 @@ from typing import Any
 
 from dp_core.config.privacy import gives_a_unit_away
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.rdp import epsilon_rdp
+from dp_core.privacy.accounting.accountants import epsilon_pld, epsilon_rdp
 from dp_core.privacy.check_evidence import PROVEN, statement_words
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 

@@ -9,8 +9,11 @@ from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Literal
 
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.rdp import epsilon_paper_conversion, epsilon_rdp
+from dp_core.privacy.accounting.accountants import (
+    epsilon_paper_conversion,
+    epsilon_pld,
+    epsilon_rdp,
+)
 from dp_core.privacy.mechanisms import PoissonGaussian
 from dp_core.vocabulary.selection_calibration import PaperHistogram, calibrate, paper_parameters
 

@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 
 from dp_core.config.privacy import refuse_large_delta
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.discrete_gaussian import discrete_gaussian, lattice_gaussian
 from dp_core.privacy.mechanisms import (
     MechanismEvent,

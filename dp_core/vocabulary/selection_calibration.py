@@ -25,8 +25,8 @@ from scipy.special import erfcinv, ndtr, ndtri
 
 from dp_core.config.privacy import MechanismName, gives_a_unit_away
 from dp_core.errors import BadInput, PlanError
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import DIGITS, round_up
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.accounting.profiles import (
     gaussian_delta,
     lone_word_blocks,

@@ -11,7 +11,7 @@ from typing import Any
 import click
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.advice import Case
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity

@@ -13,10 +13,8 @@ import click
 from dp_core.config.privacy import LEAST_NOISE, refuse_large_delta
 from dp_core.errors import BadInput
 from dp_core.privacy import mechanisms
+from dp_core.privacy.accounting.accountants import epsilon_pld, epsilon_rdp, epsilon_unamplified
 from dp_core.privacy.accounting.calibration import noise_for, steps_within
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.profiles import epsilon_unamplified
-from dp_core.privacy.accounting.rdp import epsilon_rdp
 from dp_core.privacy.accounting.tradeoff import group_privacy
 from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent

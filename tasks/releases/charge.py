@@ -20,9 +20,9 @@ from itertools import count
 from dp_core.config.privacy import UnitConfig, refuse_large_delta
 from dp_core.config.training import OptimizerConfig
 from dp_core.errors import BadInput, ConfideError
-from dp_core.phrases import phrase_calibration as phrases
+from dp_core.phrases import ngram_release as phrases
 from dp_core.privacy.accounting.calibration import least_error, with_bands
-from dp_core.privacy.batch_selection import sampling_law
+from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
 from dp_core.privacy.execution_plan import (
     AdaptiveClipping,
     BatchPhase,
@@ -225,14 +225,14 @@ def training_plan(
     schedule: tuple[BatchPhase, ...] = (BatchPhase(spec.updates, batches.batch_size),)
     if batches.first_batch_size:
         schedule = growing_batches(batches.first_batch_size, batches.batch_size, spec.updates)
-    cap = {"cap": plan.batch_cap} if plan.batch_cap else {}
+    cap = plan.batch_cap  # above 0 for truncated batches alone
     adaptive = None
     if plan.clipping == "adaptive":
         adaptive = AdaptiveClipping(plan.clip_quantile, _COUNT_NOISE * batches.batch_size)
     made = ExecutionPlan(
         unit=PrivacyUnit(plan.unit),
         declared_units=plan.all_units,
-        sampling=sampling_law(plan.sampling, **cap),
+        sampling=TruncatedPoissonSampling(cap) if cap else PoissonSampling(),
         clip_norm=plan.clip_norm,
         noise_multiplier=plan.noise_multiplier,
         schedule=schedule,

@@ -48,7 +48,7 @@ from dp_core.models.config import (
 )
 from dp_core.models.hugging_face import ADAPTER_FOLDER, save
 from dp_core.models.parameters import AnyModel, Arrays, ModelConfig
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints, arrays_digest

@@ -6,7 +6,7 @@ import json
 
 from benchmarks import bench_recipe
 from benchmarks.vocabulary_tables import filled
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.advice import measured_curves
 
 KEPT = json.loads(bench_recipe.RESULT.read_text())

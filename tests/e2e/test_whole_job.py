@@ -23,7 +23,7 @@ import pytest
 from click.testing import CliRunner
 from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
 
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from dp_core.privacy.seed_store import SeedStore

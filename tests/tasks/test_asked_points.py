@@ -13,7 +13,7 @@ from test_plans import PRIVATE
 from test_sweep_costs import PRIVATE_LABELS, PUBLIC_LABELS
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks.context import StepContext

@@ -17,7 +17,7 @@ import pytest
 from command_line import Confide
 
 from dp_core.errors import OUT_OF_MEMORY, fault_line
-from dp_core.privacy.accounting.profiles import gaussian_epsilon
+from dp_core.privacy.accounting.accountants import gaussian_epsilon
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli

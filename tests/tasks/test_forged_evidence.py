@@ -20,7 +20,7 @@ from evidence_examples import (
 )
 
 from dp_core.privacy import check_evidence
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.mechanisms import MechanismEvent, ShuffledGaussian, compose
 
 Change = Callable[[dict[str, Any]], object]

@@ -26,7 +26,7 @@ from dp_core.data.hashing import seed_key
 from dp_core.data.privacy_units import is_held_out
 from dp_core.errors import BadInput
 from dp_core.labels import Label
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.context import StepOutput

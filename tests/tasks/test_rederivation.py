@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.check_evidence import (
     LEDGER,

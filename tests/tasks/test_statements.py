@@ -12,7 +12,7 @@ from release_examples import record
 
 from dp_core.errors import BadInput
 from dp_core.labels import Operator
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.mechanisms import (
     PoissonGaussian,
     PrivacyUnit,

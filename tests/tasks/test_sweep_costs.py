@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from release_examples import bench_of
 from test_plans import LABELS, PRIVATE
 
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.statement import total_epsilon

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,50 +33,35 @@ from dp_core.data.readers.sources import (
 LARGEST = 128_000_000  # bytes of a document: a novel has one million
 _TITLE = re.compile(r" = [^=\s][^=\n]* = *\n?")
 
-# file -> (suffix of the document id, the text or the reason why there is none)
-_Division = Callable[[Path], Iterator[tuple[str, str | Reason]]]
 
+def read_plain_text(
+    path: Path, quarantine: Quarantine, *, public: bool = False
+) -> Iterator[Document]:
+    """Yield each file of a file or folder as one document; see `read_corpus`.
 
-def read_plain_text(path: Path, quarantine: Quarantine) -> Iterator[Document]:
-    """Yield each file of a file or folder as one document; see `read_corpus`."""
-    return _documents(path, quarantine, _whole)
+    Memory holds one document at a time.
 
-
-def read_public_text(path: Path, quarantine: Quarantine) -> Iterator[Document]:
-    """Yield the documents of public text, with files in the layout of WikiText cut into articles.
-
-    Memory holds one article at a time.
+    Args:
+        path: a file or folder.
+        quarantine: counts the unusable documents.
+        public: whether files in the layout of WikiText are cut into articles.
     """
-    return _documents(path, quarantine, _articles)
 
-
-def _documents(path: Path, quarantine: Quarantine, divide: _Division) -> Iterator[Document]:
     def documents_of(file: Path) -> Iterator[tuple[int, Document | Reason]]:
         name = unpacked_name(file, path)
         folder, inside, _ = name.partition("/")
         patient = folder if inside else ""
-        for part, text in divide(file):
-            yield 0, text if isinstance(text, Reason) else Document(name + part, patient, text)
+        piece, number = _Piece(), 0
+        for line in _lines(file):
+            is_title = public and isinstance(line, str) and _TITLE.fullmatch(line)
+            if is_title and (number or piece.is_blank):
+                if number:
+                    yield 0, piece.document(f"{name}#{number}", patient)
+                piece, number = _Piece(), number + 1
+            piece.add(line)
+        yield 0, piece.document(f"{name}#{number}" if number else name, patient)
 
     return read_items(path, ".txt", quarantine, documents_of)
-
-
-def _whole(file: Path) -> Iterator[tuple[str, str | Reason]]:
-    piece = _Piece()
-    for line in _lines(file):
-        piece.add(line)
-    yield "", piece.text()
-
-
-def _articles(file: Path) -> Iterator[tuple[str, str | Reason]]:
-    piece, number = _Piece(), 0
-    for line in _lines(file):
-        if (number or piece.is_blank) and isinstance(line, str) and _TITLE.fullmatch(line):
-            if number:
-                yield f"#{number}", piece.text()
-            piece, number = _Piece(), number + 1
-        piece.add(line)
-    yield f"#{number}" if number else "", piece.text()
 
 
 def _lines(file: Path) -> Iterator[str | Reason]:
@@ -112,9 +97,11 @@ class _Piece:
         elif self.is_blank:
             self.is_blank = not self._lines[-1].strip()
 
-    def text(self) -> str | Reason:
-        """Return the whole text, or the reason why there is none."""
-        return self._problem or ("".join(self._lines) if not self.is_blank else Reason.EMPTY)
+    def document(self, name: str, patient: str) -> Document | Reason:
+        """Return the document of all lines, or the reason why there is none."""
+        if self._problem or self.is_blank:
+            return self._problem or Reason.EMPTY
+        return Document(name, patient, "".join(self._lines))
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ read: a line is a document and its patient, separated by a tab or a comma. A fir
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -39,44 +39,39 @@ _DOCUMENT, _PATIENT = ("document_id", "doc_id"), ("patient_id",)
 _NO_MAJORITY = "-"
 
 
-@dataclass(frozen=True)
-class LabelledTextReader:
-    """Reads texts with a class: of one format, single ones or pairs.
+def read_texts(
+    path: Path, quarantine: Quarantine, *, format: str, pairs: bool
+) -> Iterator[LabelledText]:
+    """Yield the texts of a file or folder; see `read_labelled_texts`.
 
-    Attributes:
+    Args:
+        path: a file or folder.
+        quarantine: counts the unusable texts.
         format: `jsonl`, an object a line, or `tsv`, whose first line names its columns; without
             quotes around cells, as GLUE has it.
-        pairs: each text has a second one.
+        pairs: whether each text has a second one.
     """
 
-    format: str
-    pairs: bool
+    def names_of(header: list[str]) -> list[str]:
+        for names in (_FIRST, _LABEL, *((_SECOND,) if pairs else ())):
+            if not set(names) & set(header):
+                raise PrivateTextRefusal(
+                    f"a header lacks {' or '.join(names)}",
+                    where=str(path),
+                    fix="The first line of each table names its columns, tabs between them.",
+                )
+        return header
 
-    def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[LabelledText]:
-        """Yield the texts of a file or folder; see `read_labelled_texts`."""
+    def texts_of(file: Path) -> Iterator[tuple[int, LabelledText | Reason | None]]:
+        is_table = format == "tsv"
+        for number, row in table_rows(file, _cells, names_of) if is_table else json_objects(file):
+            yield number, row if isinstance(row, Reason) else _text(row, pairs)
 
-        def texts_of(file: Path) -> Iterator[tuple[int, LabelledText | Reason | None]]:
-            def split(line: str) -> list[str]:
-                return line.rstrip("\r\n").split("\t")
+    return read_items(path, f".{format}", quarantine, texts_of)
 
-            def names_of(header: list[str]) -> list[str]:
-                for names in (_FIRST, _LABEL, *((_SECOND,) if self.pairs else ())):
-                    if not set(names) & set(header):
-                        raise PrivateTextRefusal(
-                            f"a header lacks {' or '.join(names)}",
-                            where=str(path),
-                            fix="The first line of each table names its columns, tabs between"
-                            " them.",
-                        )
-                return header
 
-            is_table = self.format == "tsv"
-            for number, row in (
-                table_rows(file, split, names_of) if is_table else json_objects(file)
-            ):
-                yield number, row if isinstance(row, Reason) else _text(row, self.pairs)
-
-        return read_items(path, f".{self.format}", quarantine, texts_of)
+def _cells(line: str) -> list[str]:
+    return line.rstrip("\r\n").split("\t")
 
 
 def _text(row: Mapping[str, Any], pairs: bool) -> LabelledText | Reason | None:

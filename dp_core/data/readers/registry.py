@@ -8,22 +8,16 @@ text at words in it does so for public text alone.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
 
 from dp_core.data.corpus import Document
 from dp_core.data.labelled_text import LabelledText, Sentence
-from dp_core.data.readers.columns import ColumnsReader
-from dp_core.data.readers.documents import (
-    JsonlFields,
-    read_jsonl,
-    read_plain_text,
-    read_public_text,
-)
-from dp_core.data.readers.i2b2 import read_i2b2
-from dp_core.data.readers.labelled_texts import LabelledTextReader
+from dp_core.data.readers.documents import JsonlFields, read_jsonl, read_plain_text
+from dp_core.data.readers.entity_formats import read_columns, read_i2b2, read_pubtator
+from dp_core.data.readers.labelled_texts import read_texts
 from dp_core.data.readers.mimic import read_noteevents
-from dp_core.data.readers.pubtator import read_pubtator
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.errors import BadInput
 
@@ -47,8 +41,8 @@ def corpus_readers(
         public: whether the text is public.
     """
     return {
-        "text": read_public_text if public else read_plain_text,
-        "jsonl": lambda path, quarantine: read_jsonl(path, quarantine, fields or JsonlFields()),
+        "text": partial(read_plain_text, public=public),
+        "jsonl": partial(read_jsonl, fields=fields or JsonlFields()),
         "noteevents": read_noteevents,
     }
 
@@ -57,14 +51,14 @@ def sentence_readers(*, public: bool = False) -> Mapping[str, Reader[Sentence]]:
     """Return the readers of sentences with entities by format; as `corpus_readers`."""
     return {
         "i2b2": read_i2b2,  # folders of .txt and .con
-        "columns": ColumnsReader(public),  # token and tag; .tsv in a folder
+        "columns": partial(read_columns, public=public),  # token and tag; .tsv in a folder
         "pubtator": read_pubtator,  # .txt in a folder
     }
 
 
 def labelled_text_readers(*, pairs: bool = False) -> Mapping[str, Reader[LabelledText]]:
     """Return the readers of texts with a class, or of pairs of them, by format."""
-    return {name: LabelledTextReader(name, pairs) for name in ("jsonl", "tsv")}
+    return {name: partial(read_texts, format=name, pairs=pairs) for name in ("jsonl", "tsv")}
 
 
 def read_corpus(

@@ -12,7 +12,7 @@ from scipy.optimize import brentq
 
 from dp_core.config.privacy import LEAST_NOISE, MOST_BANDS
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.batch_selection import CyclicPoissonSampling, PoissonSampling
 from dp_core.privacy.execution_plan import MOST_NOISE, ExecutionPlan
 from dp_core.privacy.matrix_factorization import Workload, least_error_strategy

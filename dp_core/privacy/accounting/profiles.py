@@ -11,19 +11,17 @@ import abc
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import dp_accounting as dpa
 import numpy as np
+from absl import logging as absl_logging  # type: ignore[import-untyped]
+from dp_accounting.rdp import rdp_privacy_accountant as rdp_library
 from numpy.typing import ArrayLike, NDArray
-from scipy.optimize import brentq
 from scipy.special import log_ndtr, ndtr
 from scipy.stats import binom
 
-from dp_core.privacy.accounting.rdp import Floats, library_curve
-
-if TYPE_CHECKING:
-    from dp_core.privacy.mechanisms import MechanismEvent
+Floats = NDArray[np.float64]
 
 
 def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> NDArray[np.float64]:
@@ -41,29 +39,19 @@ def gaussian_delta(epsilon: ArrayLike, mu: ArrayLike) -> NDArray[np.float64]:
     return np.where(m > 0, delta, np.maximum(0.0, -np.expm1(np.minimum(eps, 0.0))))
 
 
-def gaussian_epsilon(delta: float, mu: float) -> float:
-    """Return the smallest ε ≥ 0 at which the Gaussian mechanism with μ is (ε, δ)-DP."""
-    if gaussian_delta(0.0, mu) <= delta:
-        return 0.0
-    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-9
-    # Each call is monotone in ε; `high` is the zCDP bound, so the root lies between.
-    return float(brentq(lambda e: float(gaussian_delta(e, mu)) - delta, 0.0, high, xtol=1e-12))
-
-
-def epsilon_unamplified(event: MechanismEvent, delta: float, sensitivity: float = 1.0) -> float:
-    """Return the zero-out ε that the same training has if its batches come from shuffled epochs.
-
-    An epoch at rate q has ⌊1/q⌋ whole batches, as the trainer deals them, so s updates take each
-    unit at most ⌈s/⌊1/q⌋⌉ times: that many Gaussian mechanisms, adaptively composed, are one with
-    μ = √times/σ (Dong, Roth and Su 2022, Corollary 3.3). ∞ where an event has no such reading (a
-    histogram, no guarantee).
-
-    Args:
-        event: the training. delta: δ at which ε is stated.
-        sensitivity: by how much a unit moves a sum, in clip norms: 2 for replace-one.
-    """
-    mu = event.unamplified_mu(sensitivity)
-    return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf
+def library_curve(
+    event: dpa.DpEvent,
+    orders: ArrayLike,
+    relation: dpa.NeighboringRelation = dpa.NeighboringRelation.ADD_OR_REMOVE_ONE,
+) -> Floats:
+    """Return the curve of an event of dp_accounting, under its neighbouring relation."""
+    accountant = rdp_library.RdpAccountant(np.asarray(orders), relation)
+    verbosity = absl_logging.get_verbosity()
+    absl_logging.set_verbosity(absl_logging.ERROR)  # an order whose series diverges is left out
+    try:
+        return np.asarray(accountant.compose(event).rdp, dtype=np.float64)
+    finally:
+        absl_logging.set_verbosity(verbosity)
 
 
 class Profile(abc.ABC):

@@ -20,8 +20,7 @@ from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import composed_profile, epsilon_pld
-from dp_core.privacy.accounting.profiles import gaussian_epsilon
+from dp_core.privacy.accounting.accountants import composed_profile, epsilon_pld, gaussian_epsilon
 
 if TYPE_CHECKING:
     from dp_core.privacy.mechanisms import MechanismEvent

@@ -36,7 +36,7 @@ from enum import StrEnum
 from typing import Any
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger.models import Budget, Entry, State, canonical
 from dp_core.privacy.mechanisms import MechanismEvent, compose
 

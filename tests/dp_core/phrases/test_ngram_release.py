@@ -17,10 +17,14 @@ from scipy.stats import binom
 from dp_core.config.privacy import MechanismName
 from dp_core.data.privacy_units import Unit, in_blocks
 from dp_core.errors import BadInput, PlanError
-from dp_core.phrases.ngram_release import Candidates, PhraseSets, release_phrases
-from dp_core.phrases.phrase_calibration import PhrasePlan, calibrate
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.profiles import gaussian_epsilon
+from dp_core.phrases.ngram_release import (
+    Candidates,
+    PhrasePlan,
+    PhraseSets,
+    calibrate,
+    release_phrases,
+)
+from dp_core.privacy.accounting.accountants import epsilon_pld, gaussian_epsilon
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     NeighboringRelation,

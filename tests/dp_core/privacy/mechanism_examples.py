@@ -1,4 +1,4 @@
-"""One mechanism of each kind, and its true δ by brute force."""
+"""One mechanism of each kind, and its true δ by brute force; and a plan of DP-SGD."""
 
 from __future__ import annotations
 
@@ -6,13 +6,14 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from privacy_oracles import composed_delta, gaussian_mixture, hockey_stick
 from scipy.stats import norm
 
-from dp_core.privacy.accounting.profiles import Profile, SelfComposed
-from dp_core.privacy.accounting.rdp import Floats
+from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
+from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanism_event import REGISTRY
 from dp_core.privacy.mechanisms import (
     Composed,
@@ -40,6 +41,18 @@ PHRASES = PhraseRounds((ThresholdedHistogram(1, 1.6, 4, unit=PATIENT),) * 2, (2,
 WEIGHTS = NoisedWeights("weighted", 2, 1, (200_000,), ((0, 0, 1_900_000),), unit=PATIENT)
 POISSON = PoissonGaussian(((0.2, 1.0, 2),), unit=PATIENT)
 ZERO_OUT, REPLACE = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE
+
+
+def plan_of(**changes: Any) -> ExecutionPlan:
+    """Return a plan of DP-SGD with Poisson batches, with changes."""
+    usual: dict[str, Any] = {
+        "unit": PATIENT,
+        "declared_units": 4000,
+        "expected_batch": 256,
+        "steps": 300,
+    }
+    usual |= {"noise_multiplier": 1.2, "clip_norm": 0.5, "delta": 1e-6}
+    return ExecutionPlan.poisson(**(usual | changes))
 
 
 @dataclass(frozen=True)
@@ -251,6 +264,9 @@ def weights_truth(scale: int, threshold: int, epsilon: float) -> float:
 TRUTHS: list[tuple[MechanismEvent, Callable[[float], float], float]] = [
     (POISSON, lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
     (PoissonGaussian.single(0.2, 1.0, 3), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
+    *((PoissonGaussian.single(rate, sigma, 1),
+       lambda e, q=rate, s=sigma: either_way({0.0: 1 - q, 1.0: q}, {0.0: 1.0}, s, e), 1.001)
+      for rate, sigma in ((0.01, 0.7), (0.3, 1.0), (0.9, 2.0))),
     (CyclicPoissonGaussian(3, ((0.2, 1.0, 4),)), lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
     (CyclicPoissonGaussian(2, ((0.2, 1.0, 6),)), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
     (TruncatedPoissonGaussian(4, 1, ((0.5, 1.0, 1),)),

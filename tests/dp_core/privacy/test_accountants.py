@@ -1,57 +1,382 @@
-"""Conformance of accountants: valid and monotone bounds, and ∞ without a guarantee."""
+"""Accountants: ε and δ against closed forms, integrals and other libraries; calibrated noise."""
 
 import math
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import dp_accounting as dpa
 import pytest
+from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from mechanism_examples import either_way, truncated_truth
+from numpy.typing import ArrayLike
+from scipy.stats import binom, norm
 
-from dp_core.privacy.accounting.pld import epsilon_pld
-from dp_core.privacy.accounting.profiles import epsilon_unamplified
-from dp_core.privacy.accounting.rdp import epsilon_rdp
+from dp_core.errors import BadInput
+from dp_core.privacy.accounting.accountants import (
+    composed_plds,
+    delta_pld,
+    epsilon_paper_conversion,
+    epsilon_pld,
+    epsilon_rdp,
+    epsilon_unamplified,
+    gaussian_epsilon,
+)
+from dp_core.privacy.accounting.calibration import noise_for, steps_within
+from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
+from dp_core.privacy.execution_plan import LEAST_NOISE
 from dp_core.privacy.mechanisms import (
+    FixedSizeGaussian,
     Gaussian,
-    MechanismEvent,
     PoissonGaussian,
-    Unaccounted,
+    PrivacyUnit,
+    ShuffledGaussian,
+    ThresholdedHistogram,
+    TruncatedPoissonGaussian,
     compose,
 )
 
-Accountant = Callable[[MechanismEvent, float], float | None]
+PRIVACY_PAGE = Path(__file__).resolve().parents[3] / "docs" / "privacy.md"
+single = PoissonGaussian.single
+PAPER = single(131_072 / 83e6, 2.72, 31_250)
+SCALE = single(1024 / 100_000, 1.0, 977)  # n=100k, B=1024, 10 epochs
+
+# --- figures computed outside the project
 
 
-def epsilon_of(accountant: Accountant, event: MechanismEvent, delta: float) -> float:
-    epsilon = accountant(event, delta)
-    return math.inf if epsilon is None else epsilon
+@pytest.mark.parametrize(
+    ("event", "delta", "pld", "rdp"),
+    [
+        (PAPER, 1e-8, 0.529, 0.561),
+        (single(0.01, 4.0, 10_000), 1e-5, 0.947, 1.0355),
+        (SCALE, 1e-6, 2.16, 2.47),
+        (single(131_072 / 2.78e6, 2.72, 31_250), 1e-8, 22.3, None),
+    ],
+)
+def test_reference_values(
+    event: PoissonGaussian, delta: float, pld: float, rdp: float | None
+) -> None:
+    assert epsilon_pld(event, delta) == pytest.approx(pld, rel=0.01)
+    if rdp is not None:
+        assert epsilon_rdp(event, delta) == pytest.approx(rdp, rel=0.01)
 
 
-@pytest.mark.parametrize("accountant", [epsilon_pld, epsilon_rdp, epsilon_unamplified])
-class TestAccountant:
-    """Conformance tests of one accountant, on Gaussians, whose δ is known exactly."""
+def test_reference_values_of_other_conversions_and_samplings() -> None:
+    assert epsilon_paper_conversion(PAPER, 1e-8) == pytest.approx(0.655, rel=0.01)
+    assert epsilon_unamplified(SCALE, 1e-6) == pytest.approx(20.65, rel=0.001)
+    assert epsilon_unamplified(SCALE, 1e-6, sensitivity=2.0) == pytest.approx(52.78, rel=0.001)
+    one_cap = TruncatedPoissonGaussian(100_000, 1152, SCALE.phases)
+    eight_caps = TruncatedPoissonGaussian(12_500, 144, SCALE.phases)
+    assert epsilon_pld(one_cap, 1e-6) == pytest.approx(2.77, rel=0.01)
+    assert epsilon_pld(eight_caps, 1e-6) == pytest.approx(7.80, rel=0.01)
 
-    @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
-    @pytest.mark.parametrize(("sigma", "count"), [(0.5, 1), (2.0, 3), (100.0, 10_000)])
-    def test_it_is_at_least_the_truth(
-        self, accountant: Accountant, sigma: float, count: int, delta: float
-    ) -> None:
-        def exact(epsilon: float) -> float:  # Balle and Wang 2018, in terms of erfc
-            mu = math.sqrt(count) / sigma
-            high = math.erfc((epsilon / mu - mu / 2) / math.sqrt(2)) / 2
-            return high - math.exp(epsilon) * math.erfc((epsilon / mu + mu / 2) / math.sqrt(2)) / 2
 
-        epsilon = epsilon_of(accountant, Gaussian(sigma, count), delta)
-        assert exact(epsilon) <= delta * (1 + 1e-6)
-        assert exact(0.8 * epsilon) > delta  # the bound is nearly tight
+# --- closed forms: k composed Gaussians are one Gaussian, at any δ
 
-    def test_less_noise_more_steps_or_a_smaller_delta_cost_more(
-        self, accountant: Accountant
-    ) -> None:
-        def epsilon(sigma: float, steps: int, delta: float) -> float:
-            event = compose(PoissonGaussian.single(0.1, sigma, steps), Gaussian(5.0))
-            return epsilon_of(accountant, event, delta)
 
-        least = epsilon(2.0, 50, 1e-5)
-        assert least < min(epsilon(1.5, 50, 1e-5), epsilon(2.0, 150, 1e-5), epsilon(2.0, 50, 1e-7))
+@pytest.mark.parametrize(
+    ("sigma", "steps"), [(1.0, 1), (30.0, 1), (0.3, 5), (100.0, 10_000), (1000.0, 1_000_000)]
+)
+@pytest.mark.parametrize("delta", [1e-5, 1e-10, 1e-14])
+def test_composition_is_an_upper_bound_and_tight(sigma: float, steps: int, delta: float) -> None:
+    exact = gaussian_epsilon(delta, math.sqrt(steps) / sigma)
+    claimed = epsilon_pld(single(1.0, sigma, steps), delta)
+    assert exact <= claimed <= exact * 1.005
 
-    def test_it_knows_no_bound_without_a_guarantee(self, accountant: Accountant) -> None:
-        for event in (Unaccounted("public"), compose(Gaussian(2.0), Unaccounted("public"))):
-            assert epsilon_of(accountant, event, 1e-6) == math.inf
+
+def test_delta_inverts_epsilon() -> None:
+    for event, delta in ((PAPER, 1e-8), (SCALE, 1e-6), (SCALE, 1e-13)):
+        assert delta_pld(event, epsilon_pld(event, delta)) == pytest.approx(delta, rel=1e-3)
+
+
+# --- integrals: one sampled step, in both directions
+
+
+# --- another implementation, where its rounding is negligible
+
+
+@pytest.mark.parametrize(
+    ("rate", "sigma", "steps", "delta"),
+    [(0.01, 1.0, 500, 1e-6), (0.1, 2.0, 100, 1e-5)],
+)
+def test_agrees_with_dp_accounting(rate: float, sigma: float, steps: int, delta: float) -> None:
+    theirs = PLDAccountant().compose(
+        dpa.PoissonSampledDpEvent(rate, dpa.GaussianDpEvent(sigma)), steps
+    )
+    ours = epsilon_pld(single(rate, sigma, steps), delta)
+    assert ours == pytest.approx(theirs.get_epsilon(delta), rel=1e-3)
+
+
+def test_phases_add_up() -> None:
+    parts = epsilon_pld(PoissonGaussian(((0.01, 1.0, 300), (0.01, 1.0, 677))), 1e-6)
+    assert parts == pytest.approx(epsilon_pld(single(0.01, 1.0, 977), 1e-6), rel=1e-3)
+
+
+@settings(max_examples=8, deadline=None)
+@given(
+    rate=st.floats(1e-4, 1.0),
+    sigma=st.floats(0.5, 20.0),
+    steps=st.integers(1, 2000),
+)
+def test_never_above_renyi_and_monotone(rate: float, sigma: float, steps: int) -> None:
+    event, delta = single(rate, sigma, steps), 1e-6
+    claimed = epsilon_pld(event, delta)
+    renyi = epsilon_rdp(event, delta)
+    assert renyi is not None
+    assert claimed <= renyi * (1 + 1e-6)
+    assert epsilon_pld(single(rate, sigma * 1.2, steps), delta) <= claimed * (1 + 1e-3)
+    assert epsilon_pld(single(rate, sigma, 2 * steps), delta) >= claimed * (1 - 1e-3)
+
+
+# --- truncated and fixed-size batches: every outcome of a tiny data set
+
+
+@pytest.mark.parametrize("cap", [1, 2])
+@pytest.mark.parametrize("rate", [0.2, 0.5, 0.8])
+def test_declared_bound_covers_every_smaller_number_of_units(cap: int, rate: float) -> None:
+    for epsilon in (0.3, 2.0):
+        claimed = delta_pld(TruncatedPoissonGaussian(6, cap, ((rate, 1.0, 1),)), epsilon)
+        for units in range(1, 7):
+            assert truncated_truth(units, cap, rate, 1.0, epsilon) <= claimed * (1 + 1e-9)
+
+
+def one_against_all(others: int, cap: int, rate: float) -> tuple[dict[float, float], ...]:
+    """Return the laws of the sum with and without a unit of +1, if all other units have −1."""
+    with_unit, without = dict[float, float](), dict[float, float]()
+    for drawn in range(others + 1):
+        weight = float(binom.pmf(drawn, others, rate))
+        kept = min(drawn, cap)
+        stays = rate * min(1.0, cap / (drawn + 1))
+        takes_place = drawn >= cap
+        for law, total, part in (
+            (without, -kept, weight),
+            (with_unit, -kept, weight * (1 - stays)),
+            (with_unit, -kept + 1 + takes_place, weight * stays),
+        ):
+            law[total] = law.get(total, 0.0) + part
+    return with_unit, without
+
+
+def test_library_s_accounting_at_the_declared_bound_does_not_cover_fewer_units() -> None:
+    """The library's mixture is over 100 declared units; if 31 exist, a unit is kept more often."""
+    units, cap, rate, sigma, epsilon = 100, 10, 0.5, 1.0, 1.0
+    library = privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+        units, rate, cap, sigma
+    ).get_delta_for_epsilon(epsilon)
+    true = either_way(*one_against_all(30, cap, rate), sigma, epsilon)
+    ours = delta_pld(TruncatedPoissonGaussian(units, cap, ((rate, sigma, 1),)), epsilon)
+    assert library < true / 4
+    assert true <= ours
+
+
+# Figures in docs/privacy.md: (units, cap, rate, updates) -> (ε here, ε of the library).
+LIBRARY_COMPARED = {
+    (1_000, 20, 0.02, 4): (4.27, 4.29),
+    (1_000, 20, 0.02, 84): (7.07, 7.29),
+    (100_000, 1_024, 0.01, 100): (6.10, 6.16),
+    (100_000, 1_152, 0.01, 1_000): (2.13, 2.13),
+}
+
+
+@pytest.mark.parametrize("case", LIBRARY_COMPARED)
+def test_cut_batches_cost_no_more_than_the_library_says(
+    case: tuple[int, int, float, int],
+) -> None:
+    units, cap, rate, steps = case
+    delta = 1e-5 if units == 1_000 else 1e-6
+    ours = epsilon_pld(TruncatedPoissonGaussian(units, cap, ((rate, 1.0, steps),)), delta)
+    library = (
+        privacy_loss_distribution.from_truncated_subsampled_gaussian_mechanism(
+            units, rate, cap, 1.0
+        )
+        .self_compose(steps)
+        .get_epsilon_for_delta(delta)
+    )
+    assert (round(ours, 2), round(library, 2)) == LIBRARY_COMPARED[case]
+    assert ours <= library
+    (row,) = re.findall(
+        rf"^\| {units:,} \| {cap:,} \| {rate} \| {steps:,} \| ([\d.]+) \| ([\d.]+) \|",
+        PRIVACY_PAGE.read_text(),
+        re.MULTILINE,
+    )
+    assert row == (f"{ours:.2f}", f"{library:.2f}")
+
+
+def test_fixed_size_renyi_is_above_the_profile() -> None:
+    event = FixedSizeGaussian(10_000, ((100, 4.0, 500),))
+    renyi = epsilon_rdp(event, 1e-5)
+    assert renyi is not None
+    assert epsilon_pld(event, 1e-5) <= renyi
+    assert epsilon_pld(event, 1e-5) > epsilon_pld(single(0.01, 4.0, 500), 1e-5)
+
+
+# --- without amplification
+
+
+@pytest.mark.parametrize("batch", [1024, 1000, 30_000, 50_000, 60_000, 100_000])
+@pytest.mark.parametrize("steps", [1, 97, 98, 977])
+def test_the_comparison_is_what_shuffled_batches_of_that_length_claim(
+    batch: int, steps: int
+) -> None:
+    """An epoch has ⌊n/B⌋ whole batches; with one more, the stated ε would be too small."""
+    deals = 100_000 // batch
+    claimed = epsilon_pld(ShuffledGaussian(1.0, math.ceil(steps / deals)), 1e-6)
+    compared = epsilon_unamplified(single(batch / 100_000, 1.0, steps), 1e-6)
+    assert compared == pytest.approx(claimed, rel=1e-3)
+
+
+@pytest.mark.parametrize("delta", [0.0, 1.0, -1e-6])
+def test_impossible_questions_are_refused(delta: float) -> None:
+    with pytest.raises(BadInput):
+        epsilon_pld(PAPER, delta)
+    with pytest.raises(BadInput):
+        delta_pld(PAPER, -0.1)
+
+
+@pytest.mark.parametrize(
+    ("event", "delta"),
+    [
+        (single(0.01, 0.5, 1_000_000), 1e-7),  # ε in the thousands
+        (single(0.5, 0.3, 100_000), 1e-5),  # beyond any grid
+        (Gaussian(1e-3, 5), 1e-5),
+    ],
+    ids=str,
+)
+def test_extremes_are_answered_and_stay_valid(event: Gaussian, delta: float) -> None:
+    renyi = epsilon_rdp(event, delta)
+    assert renyi is not None
+    assert 0 < epsilon_pld(event, delta) <= renyi
+    assert 0 <= delta_pld(event, 1.0) <= 1
+
+
+@pytest.mark.parametrize(
+    ("rate", "sigma", "delta"),
+    [(1e-6, 0.3, 1e-9), (1e-3, 0.05, 1e-6), (0.01, 0.5, 1e-10), (1.0, 1.0, 1e-30)],
+)
+def test_one_step_at_the_edges_is_the_closed_form(rate: float, sigma: float, delta: float) -> None:
+    """δ = Pr_P[x > x*] − e^ε Pr_Q[x > x*], where the ratio of the densities at x* is e^ε."""
+    mu = 1 / sigma
+
+    def exact(epsilon: float) -> float:
+        ratio = epsilon - math.log(rate) + math.log1p(-(1 - rate) * math.exp(-epsilon))
+        x = ratio / mu + mu / 2
+        with_unit = rate * norm.sf(x - mu) + (1 - rate) * norm.sf(x)
+        return float(with_unit - math.exp(epsilon) * norm.sf(x))
+
+    claimed = epsilon_pld(single(rate, sigma, 1), delta)
+    assert exact(claimed) <= delta < exact(0.999 * claimed)
+
+
+@pytest.mark.parametrize("steps", [1, 1000])
+def test_a_rate_too_small_for_any_loss_costs_nothing(steps: int) -> None:
+    event = single(1e-290, 0.04, steps)
+    assert epsilon_pld(event, 1e-6) == 0
+    assert 0 <= delta_pld(event, 1.0) <= 1
+
+
+def test_a_million_small_steps_follow_the_central_limit() -> None:
+    # Dong, Roth and Su 2022, Corollary 5.4: μ → q √(T(e^{1/σ²} − 1)).
+    event = single(0.001, 1.0, 1_000_000)
+    limit = gaussian_epsilon(1e-6, 0.001 * math.sqrt(1e6 * math.expm1(1.0)))
+    assert epsilon_pld(event, 1e-6) == pytest.approx(limit, rel=0.02)
+
+
+@dataclass(frozen=True)
+class _Reversed(Profile):
+    """A profile with its two directions exchanged."""
+
+    profile: Profile
+
+    def directions(self, epsilon: Floats) -> tuple[Floats, Floats]:
+        with_unit, without = self.profile.directions(epsilon)
+        return without, with_unit
+
+    def reach(self) -> float:
+        return self.profile.reach()
+
+    def rdp(self, orders: ArrayLike) -> Floats | None:
+        return self.profile.rdp(orders)
+
+
+@pytest.mark.parametrize("steps", [1, 20])
+def test_the_worse_direction_counts_whichever_it_is(
+    monkeypatch: pytest.MonkeyPatch, steps: int
+) -> None:
+    """Removing a unit costs more for a subsampled Gaussian; adding one, for the reversed one."""
+    event = PoissonGaussian.single(0.1, 0.8, steps)
+    sides = [side.epsilon(1e-5) for side in composed_plds(event.steps(), 1e-3)]
+    assert sides[0] > 1.1 * sides[1]
+    epsilon, delta = epsilon_pld(event, 1e-5), delta_pld(event, sides[0])
+    reversed_steps = [SelfComposed(_Reversed(step), count) for step, count in event.steps()]
+    monkeypatch.setattr(PoissonGaussian, "steps", lambda _: reversed_steps)
+    assert epsilon_pld(event, 1e-5) == pytest.approx(epsilon, rel=1e-6)
+    assert delta_pld(event, sides[0]) == pytest.approx(delta, rel=1e-6)
+
+
+# --- calibration: the noise or the updates for a target
+
+
+def sampled(rate: float, steps: int, **more: Any) -> Callable[[float], PoissonGaussian]:
+    """Return a function from a noise multiplier to the event of Poisson-sampled updates."""
+    return lambda sigma: PoissonGaussian.single(rate, sigma, steps, **more)
+
+
+@pytest.mark.parametrize(
+    ("target", "delta", "rate", "steps"),
+    [
+        (2.0, 1e-6, 0.01, 300),
+        (0.5, 1e-5, 0.3, 50),
+        (30.0, 1e-5, 0.05, 40),
+        *((wish, 1e-6, 0.05, 60) for wish in (0.1, 2.0, 20.0)),
+    ],
+)
+def test_steps_within_epsilon_invert_calibrated_noise(
+    target: float, delta: float, rate: float, steps: int
+) -> None:
+    sigma = noise_for(sampled(rate, steps), target, delta)
+    reached = epsilon_pld(PoissonGaussian.single(rate, sigma, steps), delta)
+    assert target * 0.999 <= reached <= target
+    fitting = steps_within(lambda n: PoissonGaussian.single(rate, sigma, n), target, delta)
+    assert fitting == pytest.approx(steps, abs=max(1, steps // 200))
+    more = epsilon_pld(PoissonGaussian.single(rate, sigma, fitting + 1), delta)
+    assert more > target
+
+
+def test_calibrated_noise_includes_the_cost_of_the_composed_release() -> None:
+    vocabulary = ThresholdedHistogram(64, 60.0, 380, unit=PrivacyUnit.PATIENT)
+    training = sampled(0.05, 100, unit=PrivacyUnit.PATIENT)
+    both = noise_for(training, 2.0, 1e-6, vocabulary)
+    assert both > noise_for(training, 2.0, 1e-6)
+    assert 0.995 * 2.0 <= epsilon_pld(compose(vocabulary, training(both)), 1e-6) <= 2.0
+
+
+def test_search_returns_its_limits_when_every_parameter_fits() -> None:
+    assert noise_for(sampled(1e-6, 1), 100.0, 0.5) == LEAST_NOISE
+    assert steps_within(lambda n: Gaussian(1e6 * math.sqrt(n)), 1.0, 1e-6) == 10_000_000
+
+
+def test_epochs_have_the_noise_of_one_gaussian_and_whole_epochs_of_updates() -> None:
+    def event(steps: int, sigma: float) -> ShuffledGaussian:
+        return ShuffledGaussian(sigma, math.ceil(steps / 20))
+
+    sigma = noise_for(lambda s: event(60, s), 3.0, 1e-5)
+    # Three Gaussians equal one with μ = √3/σ, whose ε has a closed form (Balle and Wang).
+    assert gaussian_epsilon(1e-5, math.sqrt(3) / sigma) == pytest.approx(3.0, rel=2e-3)
+    assert steps_within(lambda n: event(n, sigma), 3.0, 1e-5) == 60
+    assert steps_within(lambda n: event(n, 1.2 * sigma), 3.0, 1e-5) == 80
+
+
+def test_targets_out_of_reach_are_refused() -> None:
+    leaky, training = ThresholdedHistogram(64, 60.0, 100), sampled(0.05, 10)
+    with pytest.raises(BadInput, match="already spend it"):
+        noise_for(training, 1.0, 1e-6, leaky)
+    with pytest.raises(BadInput, match="one update"):
+        steps_within(lambda n: PoissonGaussian.single(0.5, 0.5, n), 0.01, 1e-6)
+    with pytest.raises(BadInput, match="epsilon"):
+        noise_for(training, 0.0, 1e-6)
+    with pytest.raises(BadInput, match="delta"):
+        noise_for(training, 1.0, 0.0)

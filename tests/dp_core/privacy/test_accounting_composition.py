@@ -1,36 +1,47 @@
-import math
+"""Composition of mechanisms, conversion to other neighbours, and bounds of all accountants."""
 
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable
+
+import numpy as np
 import pytest
+from scipy.stats import norm
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
-from dp_core.privacy.accounting.profiles import gaussian_delta, gaussian_epsilon
+from dp_core.privacy.accounting.accountants import (
+    delta_pld,
+    epsilon_pld,
+    epsilon_rdp,
+    epsilon_unamplified,
+    gaussian_epsilon,
+)
+from dp_core.privacy.accounting.profiles import EpsilonDelta, gaussian_delta
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile, group_privacy
+from dp_core.privacy.mechanism_event import replace_one
 from dp_core.privacy.mechanisms import (
     Composed,
+    ConvertedRelation,
     FixedSizeGaussian,
     Gaussian,
     MechanismEvent,
+    NeighboringRelation,
     NoisedWeights,
     PoissonGaussian,
     PrivacyUnit,
     ShuffledGaussian,
     ThresholdedHistogram,
+    TruncatedPoissonGaussian,
     Unaccounted,
     compose,
+    under,
 )
 
 HISTOGRAM = ThresholdedHistogram(128, 60.0, 370)
 TRAINING = PoissonGaussian.single(0.05, 1.5, 200)
 FINE_TUNING = PoissonGaussian.single(0.1, 3.0, 50)
-
-
-def test_vocabulary_pretraining_and_fine_tuning_compose() -> None:
-    parts = [HISTOGRAM, TRAINING, FINE_TUNING]
-    deltas = [1e-7, 1e-6, 1e-6]
-    alone = [epsilon_pld(event, delta) for event, delta in zip(parts, deltas, strict=True)]
-    together = epsilon_pld(compose(*parts), sum(deltas))
-    assert max(alone) < together < sum(alone) * 0.9  # far below the sum
 
 
 def test_order_and_nesting_do_not_matter() -> None:
@@ -108,3 +119,118 @@ def test_group_privacy_holds_for_the_gaussian() -> None:
     epsilon = gaussian_epsilon(1e-6, 0.2)
     group = group_privacy(epsilon, 1e-6, 3)
     assert float(gaussian_delta(group.epsilon, 0.6)) <= group.delta
+
+
+# --- conversion to other neighbours, against direct computation on small mechanisms
+
+
+def converted(event: MechanismEvent, relation: NeighboringRelation) -> MechanismEvent:
+    found = under(event, relation, 1e-6)
+    assert found is not None
+    return found
+
+
+def test_zero_out_has_the_same_epsilon_and_composes_with_shuffled_training() -> None:
+    vocabulary, shuffled = (
+        converted(HISTOGRAM, NeighboringRelation.ZERO_OUT),
+        ShuffledGaussian(2.0, 10),
+    )
+    assert epsilon_pld(vocabulary, 1e-6) == epsilon_pld(HISTOGRAM, 1e-6)
+    total = compose(vocabulary, shuffled)
+    assert total.relation is NeighboringRelation.ZERO_OUT
+    assert epsilon_pld(shuffled, 2e-6) < epsilon_pld(total, 2e-6)
+    with pytest.raises(BadInput, match="does not compose"):
+        compose(HISTOGRAM, shuffled)
+
+
+def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out() -> None:
+    cut = TruncatedPoissonGaussian(1000, 20, ((0.01, 1.0, 5),))
+    assert under(cut, NeighboringRelation.ZERO_OUT, 1e-6) is None
+    assert under(ShuffledGaussian(1.0, 1), NeighboringRelation.ADD_REMOVE, 1e-6) is None
+    assert (
+        under(FixedSizeGaussian(10, ((2, 1.0, 3),)), NeighboringRelation.ADD_REMOVE, 1e-6) is None
+    )
+    with pytest.raises(BadInput):
+        ConvertedRelation(cut, NeighboringRelation.ZERO_OUT)
+
+
+def test_replace_one_is_twice_epsilon_at_a_larger_delta() -> None:
+    own = epsilon_pld(HISTOGRAM, 1e-6)
+    vocabulary = converted(HISTOGRAM, NeighboringRelation.REPLACE)
+    delta = vocabulary.stated_delta(1e-6)
+    assert delta == pytest.approx((1 + math.exp(own)) * 1e-6, rel=1e-4)
+    assert epsilon_pld(vocabulary, delta) == pytest.approx(2 * own, rel=1e-3)
+    assert epsilon_rdp(vocabulary, delta) is None
+    assert epsilon_pld(vocabulary, 1e-6) == math.inf  # below the converted δ
+    training = FixedSizeGaussian(1000, ((100, 2.0, 100),))
+    total = epsilon_pld(compose(vocabulary, training), delta + 1e-6)
+    assert total <= (2 * own + epsilon_pld(training, 1e-6)) * 1.001
+
+
+def test_replace_one_holds_where_it_can_be_computed_directly() -> None:
+    """Add-or-remove moves the sum in Gaussian noise by 1, replace-one by up to 2."""
+    for mu, epsilon in itertools.product((0.3, 1.0, 2.0), (0.1, 0.7, 2.0)):
+
+        def delta_at(shift: float, e: float) -> float:
+            return float(
+                norm.cdf(shift / 2 - e / shift) - math.exp(e) * norm.cdf(-shift / 2 - e / shift)
+            )
+
+        doubled, grown = replace_one(epsilon, delta_at(mu, epsilon))
+        assert delta_at(2 * mu, doubled) <= grown
+
+
+def test_epsilon_delta_profile_equals_profile_of_leaky_randomised_response() -> None:
+    epsilon, delta = 0.8, 0.01
+    p = np.array(
+        [delta, 0, *(1 - delta) * np.array([1, math.exp(-epsilon)]) / (1 + math.exp(-epsilon))]
+    )
+    q = np.array([0, delta, p[3], p[2]])
+    for x in (0.0, 0.2, 0.79, 0.8, 1.5):
+        direct = float(np.maximum(0.0, p - math.exp(x) * q).sum())
+        there, back = EpsilonDelta(epsilon, delta).directions(np.array([x]))
+        assert there[0] == back[0] == pytest.approx(direct, rel=1e-12)
+
+
+# --- conformance of accountants: valid and monotone bounds, and ∞ without a guarantee
+
+
+Accountant = Callable[[MechanismEvent, float], float | None]
+
+
+def epsilon_of(accountant: Accountant, event: MechanismEvent, delta: float) -> float:
+    epsilon = accountant(event, delta)
+    return math.inf if epsilon is None else epsilon
+
+
+@pytest.mark.parametrize("accountant", [epsilon_pld, epsilon_rdp, epsilon_unamplified])
+class TestAccountant:
+    """Conformance tests of one accountant, on Gaussians, whose δ is known exactly."""
+
+    @pytest.mark.parametrize("delta", [1e-3, 1e-6, 1e-10])
+    @pytest.mark.parametrize(("sigma", "count"), [(0.5, 1), (2.0, 3), (100.0, 10_000)])
+    def test_it_is_at_least_the_truth(
+        self, accountant: Accountant, sigma: float, count: int, delta: float
+    ) -> None:
+        def exact(epsilon: float) -> float:  # Balle and Wang 2018, in terms of erfc
+            mu = math.sqrt(count) / sigma
+            high = math.erfc((epsilon / mu - mu / 2) / math.sqrt(2)) / 2
+            return high - math.exp(epsilon) * math.erfc((epsilon / mu + mu / 2) / math.sqrt(2)) / 2
+
+        epsilon = epsilon_of(accountant, Gaussian(sigma, count), delta)
+        assert exact(epsilon) <= delta * (1 + 1e-6)
+        assert exact(0.8 * epsilon) > delta  # the bound is nearly tight
+
+    def test_less_noise_more_steps_or_a_smaller_delta_cost_more(
+        self, accountant: Accountant
+    ) -> None:
+        def epsilon(sigma: float, steps: int, delta: float) -> float:
+            event = compose(PoissonGaussian.single(0.1, sigma, steps), Gaussian(5.0))
+            return epsilon_of(accountant, event, delta)
+
+        least = epsilon(2.0, 50, 1e-5)
+        assert least < min(epsilon(1.5, 50, 1e-5), epsilon(2.0, 150, 1e-5), epsilon(2.0, 50, 1e-7))
+
+    def test_it_knows_no_bound_without_a_guarantee(self, accountant: Accountant) -> None:
+        for event in (Unaccounted("public"), compose(Gaussian(2.0), Unaccounted("public"))):
+            assert epsilon_of(accountant, event, 1e-6) == math.inf

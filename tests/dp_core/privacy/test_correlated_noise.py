@@ -9,6 +9,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import tensorflow as tf
+from mechanism_examples import plan_of
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.linalg import toeplitz
@@ -16,7 +17,6 @@ from scipy.linalg import toeplitz
 from dp_core.privacy import correlated_noise, noise_addition
 from dp_core.privacy.accounting.calibration import with_bands
 from dp_core.privacy.correlated_noise import PastNoise
-from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.matrix_factorization import (
     INDEPENDENT,
     ToeplitzStrategy,
@@ -187,17 +187,6 @@ def independent(rows: NDArray[np.float64]) -> bool:
     return max(abs(r[i, j]) for i, j in pairs) < limit
 
 
-@pytest.mark.statistical
-def test_noise_of_the_summed_updates_equals_error_of_the_workload() -> None:
-    workload = Workload.prefix_sums(30)
-    sums = np.cumsum(released(30), axis=0)
-    measured = math.sqrt((sums[[t - 1 for t in workload.iterates]] ** 2).mean())
-    assert measured == pytest.approx(SIGMA * CLIP * workload.error(FOUR), rel=0.05)
-    assert measured < 0.9 * SIGMA * CLIP * workload.error(INDEPENDENT)
-    last = sums[-1].std() / (SIGMA * CLIP)
-    assert last == pytest.approx(FOUR.sum_deviation(30), rel=0.05)
-
-
 def test_resumed_run_recomputes_the_same_noise(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(noise_addition, "_BLOCK", 700)
     onward = [noise_of(t, past) for past in [PastNoise()] for t in range(9)]
@@ -233,19 +222,8 @@ def test_correlated_noise_is_added_to_the_rounded_sum() -> None:
 
 
 def test_a_plan_makes_noise_by_its_own_strategy() -> None:
-    plan = with_bands(
-        ExecutionPlan.poisson(
-            unit="patient",
-            declared_units=1000,
-            expected_batch=50,
-            steps=60,
-            noise_multiplier=SIGMA,
-            clip_norm=CLIP,
-            delta=1e-6,
-        ),
-        4,
-        Workload.prefix_sums(60),
-    )
+    alone = plan_of(expected_batch=50, steps=60, noise_multiplier=SIGMA, clip_norm=CLIP)
+    plan = with_bands(alone, 4, Workload.prefix_sums(60))
     past = PastNoise()
     made = plan.noise(SEED, b"m", 3, plan.clipper(), past)
     assert made == UpdateNoise(SEED, b"m", 3, SIGMA, CLIP, FOUR)

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 
 from dp_core.config.training import OptimizerConfig
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.matrix_factorization import (
     ToeplitzStrategy,
     Workload,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import math
 from collections.abc import Callable
@@ -12,20 +13,20 @@ import dp_accounting as dpa
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
+from mechanism_examples import plan_of
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
 from dp_core.config.training import OptimizerConfig
 from dp_core.errors import PlanError
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import (
     least_error,
-    noise_for,
     with_bands,
     workload_error,
 )
-from dp_core.privacy.accounting.pld import epsilon_pld
 from dp_core.privacy.batch_selection import CyclicPoissonSampling, TruncatedPoissonSampling
-from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, ExecutionPlan
+from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase
 from dp_core.privacy.matrix_factorization import (
     INDEPENDENT,
     ToeplitzStrategy,
@@ -44,17 +45,7 @@ def dense(strategy: ToeplitzStrategy, n: int) -> Matrix:
     return np.asarray(toeplitz(column, np.zeros(n)))
 
 
-def plan(**changes: Any) -> ExecutionPlan:
-    usual: dict[str, Any] = {
-        "unit": "patient",
-        "declared_units": 6000,
-        "expected_batch": 256,
-        "steps": 282,
-        "noise_multiplier": 1.0,
-        "clip_norm": 1.0,
-        "delta": 1e-6,
-    }
-    return ExecutionPlan.poisson(**(usual | changes))
+plan = functools.partial(plan_of, declared_units=6000, steps=282, noise_multiplier=1.0)
 
 
 def optimizer(updates: int, **settings: Any) -> Workload:
@@ -170,84 +161,11 @@ def test_every_number_of_bands_that_may_be_asked_for_has_a_strategy(
     assert workload.error(found) < 0.5 * workload.error(INDEPENDENT)
 
 
-def prefix_error(strategy: ToeplitzStrategy, updates: int) -> float:
-    """Return √(mean square noise of all prefix sums)·‖c‖."""
-    sums = np.cumsum(strategy.noising(updates))
-    return math.sqrt(np.dot(np.arange(updates, 0, -1), sums * sums) / updates) * strategy.norm
-
-
-# From google-deepmind/jax-privacy 2.0.0 with jax 0.10.2; `make test-jax-privacy` recomputes them.
-JAX_SQUARE_ROOT = {(282, 4): (6.717934, 10.267896), (2000, 8): (13.261991, 20.726669)}
-JAX_OPTIMISED = {(282, 4): 6.252733, (2000, 8): 11.579958}
-JAX_EPSILON = {
-    (0.08, 2.1743, 2000, 8): 2.999802,
-    (0.1707, 1.6038, 282, 4): 5.456281,
-    (0.3, 1.2, 101, 3): 10.456776,
-}
-
-
-@pytest.mark.parametrize(("size", "figures"), JAX_SQUARE_ROOT.items(), ids=str)
-def test_square_root_error_and_sensitivity_equal_jax_privacys(
-    size: tuple[int, int], figures: tuple[float, float]
-) -> None:
-    (updates, bands), (error, sensitivity) = size, figures
-    root = power_strategy(bands, 0.5)
-    assert prefix_error(root, updates) == pytest.approx(error, rel=2e-5)
-    used = np.zeros(updates)
-    used[::bands] = 1  # every b-th update; the last has fewer rows
-    moved = float(np.linalg.norm(dense(root, updates) @ used))
-    assert moved == pytest.approx(sensitivity, rel=2e-5)
-    assert moved <= root.norm * math.sqrt(math.ceil(updates / bands))
-
-
-@pytest.mark.parametrize(("size", "error"), JAX_OPTIMISED.items(), ids=str)
-def test_least_error_is_near_error_of_jax_privacys_optimiser(
-    size: tuple[int, int], error: float
-) -> None:
-    updates, bands = size
-    found = least_error_strategy(bands, sums(updates))
-    assert found.bands == bands
-    assert prefix_error(found, updates) < error * 1.002
-    assert prefix_error(found, updates) < prefix_error(power_strategy(bands, 0.5), updates) * 0.95
-
-
-@pytest.mark.parametrize(("parameters", "epsilon"), JAX_EPSILON.items(), ids=str)
-def test_epsilon_equals_epsilon_of_jax_privacys_event(
-    parameters: tuple[float, float, int, int], epsilon: float
-) -> None:
-    rate, sigma, updates, bands = parameters
-    event = CyclicPoissonGaussian(bands, ((rate, sigma, updates),))
-    assert epsilon_pld(event, 1e-6) == pytest.approx(epsilon, rel=2e-3)
-
-
 def test_epsilon_equals_dp_accountings_subsampled_gaussians() -> None:
     event = CyclicPoissonGaussian(4, ((0.3, 1.3, 50),))
     step = dpa.PoissonSampledDpEvent(0.3, dpa.GaussianDpEvent(1.3))
     library = PLDAccountant().compose(dpa.SelfComposedDpEvent(step, 13))  # ⌈50 / 4⌉
     assert epsilon_pld(event, 1e-5) == pytest.approx(library.get_epsilon(1e-5), rel=2e-3)
-
-
-@pytest.mark.parametrize(
-    ("updates", "turns", "epsilon", "ratios"),
-    [
-        (2000, 20, 3.0, {4: 0.93, 16: 0.97}),
-        (2000, 4, 8.0, {8: 0.53}),
-    ],
-)
-def test_square_root_gain_at_equal_epsilon_equals_design_value(
-    updates: int, turns: int, epsilon: float, ratios: dict[int, float]
-) -> None:
-    """For every number of bands, σ is calibrated by PLD at δ = 1e-7."""
-
-    def error(bands: int) -> float:
-        def event(sigma: float) -> CyclicPoissonGaussian:
-            return CyclicPoissonGaussian(bands, ((turns * bands / updates, sigma, updates),))
-
-        sigma = noise_for(event, epsilon, 1e-7)
-        return sigma * prefix_error(power_strategy(bands, 0.5), updates)
-
-    alone = error(1)
-    assert {bands: round(error(bands) / alone, 2) for bands in ratios} == ratios
 
 
 @pytest.mark.parametrize(

@@ -73,14 +73,6 @@ def test_a_key_is_a_function_of_everything_it_is_bound_to() -> None:
     assert all(not np.array_equal(base, other) for other in others)
 
 
-def test_every_bit_of_a_key_is_used() -> None:
-    keys = np.stack([noise_key(KEY_SEED, b"m", t, v) for t in range(200) for v in "abcd"])
-    assert len({key.tobytes() for key in keys}) == 800
-    ones = np.unpackbits(keys, axis=1).sum(axis=0)
-    assert ones.min() > 300
-    assert ones.max() < 500
-
-
 @pytest.mark.parametrize("block", [0, 3, 2**40 + 1])
 def test_keystream_equals_test_vectors_of_the_standard(block: int) -> None:
     """By NIST SP 800-38D, each 128 bits encrypt a nonce and a counter that starts at 2."""
@@ -94,14 +86,6 @@ def test_keystream_equals_test_vectors_of_the_standard(block: int) -> None:
         assert stream.dtype == np.int32
         assert stream.ctypes.data % 64 == 0
         assert np.array_equal(stream, expected[:words])
-
-
-def test_keys_do_not_change_between_releases() -> None:
-    # A changed key would give a resumed run other noise for the same update.
-    key = noise_key(KEY_SEED, b"manifest", 3, "encoder/0/kernel")
-    assert key.tobytes().hex() == (
-        "362160756b5170834ce7f84d9cb133599b7d938486e0a00870012e58e227b863"
-    )
 
 
 # --- scale and independence of the noise
@@ -144,19 +128,6 @@ def test_the_tail_is_there() -> None:
         seen = int(np.sum(noise > far))
         assert stats.poisson.sf(seen - 1, expected) > 1e-4
         assert stats.poisson.cdf(seen, expected) > 1e-4
-
-
-@pytest.mark.statistical
-def test_pairs_near_zero_lie_on_no_rings() -> None:
-    """Box-Muller from a float32 uniform gives rings: squared radii are multiples of 2⁻²³."""
-    near: list[float] = []
-    for block in range(4):
-        x, y = np.split(lattice_noise(KEY, 1 << 22, block) / DEVIATION, 2)
-        squared = (x * x + y * y) * 2.0**23
-        near += squared[squared < 1000].tolist()
-    assert stats.poisson.cdf(len(near), expected := (1 << 23) * 1000 * 2.0**-24) > 1e-6
-    assert stats.poisson.sf(len(near) - 1, expected) > 1e-6
-    assert stats.kstest(np.mod(near, 1), "uniform").pvalue > 1e-6
 
 
 @pytest.mark.statistical
@@ -455,12 +426,10 @@ def test_the_two_streams_of_a_key_share_no_counter() -> None:
     assert np.mean(first == second) < 0.01
 
 
-def test_the_noise_does_not_change_between_releases() -> None:
+def test_keys_and_noise_do_not_change_between_releases() -> None:
     # The key depends on the digest of the code. Otherwise, other noise for the same key would be a
-    # second noise under the same charge.
-    assert lattice_noise(np.arange(32, dtype=np.uint8), 4).tolist() == [
-        -128314204,
-        -152295475,
-        539187866,
-        -129603859,
-    ]
+    # second noise under the same charge. A changed key would give a resumed run other noise.
+    key = noise_key(KEY_SEED, b"manifest", 3, "encoder/0/kernel").tobytes().hex()
+    assert key == "362160756b5170834ce7f84d9cb133599b7d938486e0a00870012e58e227b863"
+    drawn = lattice_noise(np.arange(32, dtype=np.uint8), 4)
+    assert drawn.tolist() == [-128314204, -152295475, 539187866, -129603859]

@@ -1,16 +1,26 @@
+"""Execution plans: event, sampler, noise and digest; and adaptive clipping."""
+
+from __future__ import annotations
+
 import dataclasses
 import json
+import math
 from typing import Any
 
+import numpy as np
 import pytest
+from mechanism_examples import plan_of
+from scipy.stats import norm
 
 from dp_core.errors import BadInput, PlanError
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.batch_selection import (
     CyclicPoissonSampling,
     PoissonSampling,
     TruncatedPoissonSampling,
 )
 from dp_core.privacy.execution_plan import (
+    RANGE,
     AdaptiveClipping,
     BatchPhase,
     ExecutionPlan,
@@ -28,38 +38,15 @@ from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 
 
-def plan(**changes: Any) -> ExecutionPlan:
-    usual: dict[str, Any] = {
-        "unit": PrivacyUnit.PATIENT,
-        "declared_units": 4000,
-        "expected_batch": 256,
-        "steps": 300,
-        "noise_multiplier": 1.2,
-        "clip_norm": 0.5,
-        "delta": 1e-6,
-    }
-    return ExecutionPlan.poisson(**(usual | changes))
-
-
 def with_sampling(sampling: Any, batch: float = 256, **changes: Any) -> ExecutionPlan:
     return dataclasses.replace(
-        plan(), sampling=sampling, schedule=(BatchPhase(300, batch),), **changes
+        plan_of(), sampling=sampling, schedule=(BatchPhase(300, batch),), **changes
     )
-
-
-def test_execution_and_event_agree() -> None:
-    p = plan()
-    event = p.event()
-    assert isinstance(event, PoissonGaussian)
-    assert event.phases == ((p.sampling_rate(0), p.noise_multiplier, p.steps),)
-    assert p.sampling_rate(0) == 256 / 4000
-    assert p.expected_batch(299) == 256
-    assert event.unit is PrivacyUnit.PATIENT
 
 
 def test_a_schedule_is_executed_and_accounted_phase_by_phase() -> None:
     p = dataclasses.replace(
-        plan(), schedule=(BatchPhase(10, 100), BatchPhase(5, 200), BatchPhase(1, 400))
+        plan_of(), schedule=(BatchPhase(10, 100), BatchPhase(5, 200), BatchPhase(1, 400))
     )
     rates = [p.sampling_rate(t) for t in range(p.steps)]
     assert rates == [100 / 4000] * 10 + [200 / 4000] * 5 + [400 / 4000]
@@ -84,14 +71,14 @@ def test_a_schedule_is_executed_and_accounted_phase_by_phase() -> None:
     ],
 )
 def test_the_clipper_knows_its_sensitivity(relation: NeighboringRelation, factor: int) -> None:
-    clipper = plan().clipper()
+    clipper = plan_of().clipper()
     assert clipper.sensitivity(relation) == factor * 0.5
     clipper.clip_norm = 0.1  # as adaptive clipping would
     assert clipper.sensitivity(relation) == factor * 0.1
 
 
 def test_noise_is_the_multiple_of_the_clip_norm_that_is_charged() -> None:
-    p, seed = plan(), PrivacySeed.fixed(1)
+    p, seed = plan_of(), PrivacySeed.fixed(1)
     clipper = p.clipper()
     assert p.noise(seed, b"m", 3, clipper) == UpdateNoise(seed, b"m", 3, 1.2, 0.5)
     clipper.clip_norm = 0.1
@@ -107,7 +94,7 @@ class ReplaceOne(PoissonSampling):
 
 def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit() -> None:
     """σ is in clip norms, whereas rounding is relative to the distance of neighbouring sums."""
-    p = dataclasses.replace(plan(), sampling=ReplaceOne())
+    p = dataclasses.replace(plan_of(), sampling=ReplaceOne())
     noise = p.noise(PrivacySeed.fixed(1), b"m", 0, p.clipper())
     assert noise.clip_norm == 2 * 0.5
     assert noise.noise_multiplier * noise.clip_norm == 1.2 * 0.5
@@ -137,7 +124,7 @@ def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit() -> Non
 )
 def test_inconsistent_plans_cannot_be_built(changes: dict[str, Any], reason: str) -> None:
     with pytest.raises(PlanError, match=reason):
-        plan(**changes)
+        plan_of(**changes)
 
 
 def test_growing_batches_go_by_equal_factors_and_then_stay() -> None:
@@ -153,8 +140,8 @@ def test_growing_batches_go_by_equal_factors_and_then_stay() -> None:
 
 
 def test_the_digest_knows_every_field() -> None:
-    base = plan()
-    assert plan().digest() == base.digest()
+    base = plan_of()
+    assert plan_of().digest() == base.digest()
     changes: list[dict[str, Any]] = [
         {"unit": PrivacyUnit.DOCUMENT},
         {"declared_units": 4001},
@@ -166,8 +153,10 @@ def test_the_digest_knows_every_field() -> None:
         {"clipping": "automatic"},
         {"examples_per_step": 2},
         {"max_examples_per_unit": 8},
+        {"adaptive": AdaptiveClipping(0.5, 5.0)},
+        {"adaptive": AdaptiveClipping(0.6, 5.0)},
     ]
-    digests = {plan(**change).digest() for change in changes} | {base.digest()}
+    digests = {plan_of(**change).digest() for change in changes} | {base.digest()}
     digests.add(with_sampling(TruncatedPoissonSampling(300)).digest())
     digests.add(with_sampling(TruncatedPoissonSampling(301)).digest())
     cyclic = CyclicPoissonSampling(4)
@@ -175,3 +164,94 @@ def test_the_digest_knows_every_field() -> None:
     digests.add(with_sampling(cyclic, strategy=power_strategy(4, 0.5)).digest())
     assert len(digests) == len(changes) + 5
     json.dumps(base.to_json())
+
+
+# --- adaptive clipping: gradients and a count are one Gaussian with the plan's multiplier
+
+
+def test_the_papers_theorem_1():
+    adaptive = AdaptiveClipping(0.5, count_noise=3.0)
+    z_delta = adaptive.gradient_noise_multiplier(1.2)
+    assert z_delta == pytest.approx((1.2**-2 - (2 * 3.0) ** -2) ** -0.5, rel=1e-12)
+    assert z_delta > 1.2
+
+
+def test_event_of_adaptive_clipping_has_the_joint_noise_multiplier():
+    fixed, learned = plan_of(), plan_of(adaptive=AdaptiveClipping(0.5, count_noise=5.0))
+    charged = PoissonGaussian.single(256 / 4000, 1.2, 300, unit=PrivacyUnit.PATIENT)
+    assert learned.event() == fixed.event() == charged
+    assert fixed.gradient_noise_multiplier() == 1.2
+
+
+@pytest.mark.parametrize("z,sigma_b", [(0.5, 0.3), (1.2, 5.0), (8.0, 4.5)])
+def test_no_unit_moves_both_releases_together_by_more_than_the_multiplier_allows(z, sigma_b):
+    """The maximum of |(Δ/(z_Δ C), (b − 1/2)/σ_b)| over norms and clip norms is 1/z."""
+    z_delta = AdaptiveClipping(0.5, sigma_b).gradient_noise_multiplier(z)
+    norms, clips = np.meshgrid(np.linspace(0, 3, 301), np.linspace(0.01, 3, 300))
+    clipped = norms * np.minimum(1.0, clips / np.maximum(norms, 1e-30))
+    b = norms <= clips
+    joint = np.hypot(clipped / (z_delta * clips), (b - 0.5) / sigma_b)
+    assert joint.max() == pytest.approx(1 / z, rel=1e-6)
+
+
+def test_joint_release_of_a_poisson_batch_costs_at_most_the_claimed_epsilon():
+    """Compare the PLD with the hockey-stick divergence of gradients and count over the plane."""
+    q, z = 0.1, 1.0
+    adaptive = AdaptiveClipping(0.5, count_noise=0.8)
+    shift = 1 / adaptive.gradient_noise_multiplier(z), 0.5 / adaptive.count_noise
+    x = np.linspace(-9, 9, 1201)
+    base = np.multiply.outer(norm.pdf(x), norm.pdf(x))
+    moved = np.multiply.outer(norm.pdf(x - shift[0]), norm.pdf(x - shift[1]))
+    mixture = (1 - q) * base + q * moved
+    epsilon = 0.5
+    excess = max(
+        np.maximum(0, a - math.exp(epsilon) * b).sum() * (x[1] - x[0]) ** 2
+        for a, b in ((mixture, base), (base, mixture))
+    )
+    claimed = epsilon_pld(PoissonGaussian.single(q, z, 1), float(excess))
+    assert claimed == pytest.approx(epsilon, abs=0.01)
+    too_little = epsilon_pld(PoissonGaussian.single(q, 1 / shift[0], 1), float(excess))
+    assert too_little < epsilon - 0.05  # the claim if the count were ignored
+
+
+def test_the_share_of_a_count():
+    adaptive = AdaptiveClipping(0.5, 1.0)
+    assert adaptive.share_within(15 - 0.5 * 20, 20.0) == pytest.approx(0.75)
+    assert adaptive.share_within(0.0, 20.0) == 0.5
+
+
+def test_the_clip_norm_settles_at_the_quantile():
+    rng = np.random.default_rng(0)
+    adaptive = AdaptiveClipping(0.3, count_noise=2.0)
+    clip = first = 0.01
+    course = []
+    for _ in range(400):
+        norms = rng.lognormal(0.0, 0.5, 100)
+        noised = ((norms <= clip) - 0.5).sum() + rng.normal(0, adaptive.count_noise)
+        share = adaptive.share_within(noised, 100.0)
+        clip = adaptive.next_norm(clip, share, first)
+        course.append(clip)
+    assert np.mean(course[200:]) == pytest.approx(np.exp(0.5 * norm.ppf(0.3)), rel=0.05)
+
+
+def test_the_clip_norm_stays_finite_whatever_the_noise_says():
+    adaptive = AdaptiveClipping(0.5, 1.0, learning_rate=100.0)
+    assert adaptive.next_norm(0.5, 50.0, 0.5) == pytest.approx(0.5 / RANGE)
+    assert adaptive.next_norm(0.5, -50.0, 0.5) == pytest.approx(0.5 * RANGE)
+
+
+@pytest.mark.parametrize(
+    "changes,where",
+    [
+        ({"quantile": 1.0}, "quantile"),
+        ({"quantile": 0.0}, "quantile"),
+        ({"count_noise": 0.0}, "count_noise"),
+        ({"count_noise": 0.6}, "count_noise"),  # z/2 leaves no budget for gradients
+        ({"count_noise": 0.3}, "count_noise"),
+        ({"learning_rate": math.nan}, "learning_rate"),
+    ],
+)
+def test_a_plan_that_cannot_be_earned_cannot_be_built(changes, where):
+    settings = {"quantile": 0.5, "count_noise": 5.0, "learning_rate": 0.2} | changes
+    with pytest.raises(PlanError, match=f"plan.adaptive.{where}"):
+        plan_of(adaptive=AdaptiveClipping(**settings))

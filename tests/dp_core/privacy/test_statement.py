@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
     PoissonGaussian,

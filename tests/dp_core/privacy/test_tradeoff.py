@@ -10,8 +10,7 @@ import pytest
 from scipy.stats import norm
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
-from dp_core.privacy.accounting.profiles import gaussian_epsilon
+from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld, gaussian_epsilon
 from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile
 from dp_core.privacy.mechanisms import (
     ConvertedRelation,
@@ -71,16 +70,6 @@ def test_of_one_guarantee_it_is_randomised_response(epsilon: float, delta: float
         best = float(np.interp(fpr, false[1:], true[1:]))
         found = PrivacyProfile.of_claim(epsilon, delta).true_positive_rate(fpr)
         assert found == pytest.approx(best, abs=1e-12)
-
-
-def test_tpr_ceiling_is_at_most_the_ceiling_of_every_epsilon_delta_pair() -> None:
-    event = PoissonGaussian.single(0.1, 1.0, 10)
-    found = tpr_ceiling(event, 0.01)
-    epsilon = epsilon_pld(event, 1e-6)
-    assert found <= PrivacyProfile.of_claim(epsilon, 1e-6).true_positive_rate(0.01)
-    for at in (0.5, 1.5):
-        pair = PrivacyProfile.of_claim(at, delta_pld(event, at))
-        assert found <= pair.true_positive_rate(0.01) * (1 + 1e-4)
 
 
 def test_a_converted_guarantee_counts_as_the_pair_that_it_is() -> None:

@@ -11,8 +11,8 @@ import pytest
 from scipy.optimize import brentq
 
 from dp_core.errors import BadInput, PlanError
+from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
-from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ThresholdedHistogram, compose
 from dp_core.privacy.seed_store import PrivacySeed

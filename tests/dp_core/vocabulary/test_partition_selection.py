@@ -17,7 +17,7 @@ from scipy.stats import binom, kstest, norm
 from benchmarks.selection_mechanisms import SHAPES, calibrated, comparison_plan
 from benchmarks.vocabulary_corpora import item_sets
 from dp_core.errors import BadInput, PlanError
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.discrete_gaussian import (
     discrete_gaussian,
     lattice_deviation,

@@ -10,7 +10,7 @@ from reader_contract import SECRET, BadItem, ReaderContract
 from reader_contract import read as read_format
 
 from dp_core.data.labelled_text import Sentence, entities
-from dp_core.data.readers.columns import iob2
+from dp_core.data.readers.entity_formats import iob2
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.registry import read_sentences
 from dp_core.data.readers.sources import LONGEST

@@ -11,7 +11,7 @@ from reader_contract import SECRET, BadItem, ReaderContract
 from reader_contract import read as read_format
 
 from dp_core.data.labelled_text import EntityScores, Score, Sentence, joined, score
-from dp_core.data.readers.i2b2 import read_i2b2
+from dp_core.data.readers.entity_formats import read_i2b2
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import LONGEST
 from dp_core.errors import BadInput

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from scipy.special import logsumexp
 
 from dp_core.errors import BudgetExceeded
-from dp_core.privacy.accounting.pld import delta_pld, epsilon_pld
+from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld, pure_dp_rdp
 from dp_core.privacy.accounting.profiles import gaussian_delta
-from dp_core.privacy.accounting.rdp import pure_dp_rdp
 from dp_core.privacy.ledger import State, privacy_filter
 from dp_core.privacy.ledger.models import Budget, Entry, canonical
 from dp_core.privacy.ledger.privacy_filter import PrivacyCharge, charge

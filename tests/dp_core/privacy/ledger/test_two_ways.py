@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from ledger_examples import GAUSSIAN, reservation
 
 from dp_core.errors import BadInput, BudgetExceeded
-from dp_core.privacy.accounting.pld import epsilon_pld
+from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.ledger import Entry, Ledger, State, Way, privacy_filter
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit, compose
@@ -38,18 +38,6 @@ def one_plan() -> list[Entry]:
 
 def way(ledger: Ledger) -> Way | None:
     return ledger.remaining("notes").way
-
-
-def test_example_fits_by_pld_and_not_by_the_filter(ledger: Ledger) -> None:
-    assert epsilon_pld(Gaussian(ONLY_BY_PLD), DELTA) < EPSILON
-    room = ledger.remaining("notes").capacity
-    assert room is not None
-    assert (
-        privacy_filter.charge(
-            privacy_filter.releases(one_plan()), ledger.datasets()["notes"].order
-        ).rho
-        > room.rho
-    )
 
 
 def test_small_plan_leaves_the_budget_to_the_filter(ledger: Ledger) -> None:

@@ -1,9 +1,12 @@
-"""Privacy loss distributions (PLD): the accounting behind every ε that Confide claims.
+"""Accountants: ε and δ of an event, by privacy loss distributions (PLD), Rényi DP or closed form.
 
-Profile of each step -> its privacy loss on a grid, from above -> tilted convolution -> ε, in both
-directions, and the worse of the two. The result is an upper bound, and tight: the grid is refined
-with the number of steps (`_interval_for`). (dp_accounting's own PLD may lie below the truth, by the
-rounding of its FFT.)
+`epsilon_pld` is behind every ε that Confide claims: profile of each step -> its privacy loss on a
+grid, from above -> tilted convolution -> ε, in both directions, and the worse of the two. The
+result is an upper bound, and tight: the grid is refined with the number of steps
+(`_interval_for`). (dp_accounting's own PLD may lie below the truth, by the rounding of its FFT.)
+
+`epsilon_rdp` is reported next to it, and the ledger's privacy filter adds up Rényi curves: a
+mechanism's Rényi divergence bound, in both directions, at each order α > 1.
 """
 
 from __future__ import annotations
@@ -15,13 +18,13 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+from dp_accounting.rdp import rdp_privacy_accountant as rdp_library
 from numpy.typing import NDArray
 from scipy import fft
 from scipy.optimize import brentq, minimize_scalar
 
 from dp_core.errors import BadInput
-from dp_core.privacy.accounting.profiles import Profile, SelfComposed
-from dp_core.privacy.accounting.rdp import Floats, epsilon_rdp
+from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed, gaussian_delta
 
 if TYPE_CHECKING:
     from dp_core.privacy.mechanisms import MechanismEvent
@@ -314,21 +317,12 @@ def delta_pld(event: MechanismEvent, epsilon: float) -> float:
     """
     if not epsilon >= 0:
         raise BadInput(f"{epsilon} is below 0", where="epsilon")
-    steps = event.steps()
-    if _without_guarantee(steps):
-        return 1.0
-    scale = _scale_of(steps)
-    interval = _interval_for(steps, max(min(scale, epsilon), scale / 50))
-    found = _on_grid(steps, interval, lambda pld: pld.delta(epsilon))
-    return 1.0 if found is None else found
+    profile = composed_profile(event)
+    return 1.0 if profile is None else profile(epsilon)
 
 
 def composed_profile(event: MechanismEvent) -> Callable[[float], float] | None:
-    """Return δ(ε) of `event` on one grid, from above, or None if there is no guarantee.
-
-    It is meant for many values of ε. `delta_pld` chooses a grid for each ε, and is therefore a
-    little tighter and much slower.
-    """
+    """Return δ(ε) of `event` on one grid, from above, or None if there is no guarantee."""
     steps = event.steps()
     if _without_guarantee(steps):
         return None
@@ -401,3 +395,86 @@ def _interval_for(steps: Sequence[SelfComposed], epsilon: float) -> float:
     exponent = math.floor(math.log10(value))
     mantissa = value / 10**exponent
     return float(f"{max(m for m in (1, 2, 5) if m <= mantissa * (1 + 1e-9))}e{exponent}")
+
+
+# --- Rényi DP
+
+ORDERS: tuple[float, ...] = (
+    *range(2, 64),
+    *(64, 72, 80, 96, 112, 128, 160, 192, 256, 384, 512, 768, 1024),
+)
+# Fractions matter where ε is large; where it is small their series may not converge.
+LOW_ORDERS: tuple[float, ...] = tuple(1 + x / 10 for x in range(1, 100))
+# The orders of TensorFlow Privacy's compute_dp_sgd_privacy before 2020.
+PAPER_ORDERS: tuple[float, ...] = tuple([1 + x / 10 for x in range(1, 100)] + list(range(12, 64)))
+
+
+def pure_dp_rdp(epsilon: float, order: float) -> float:
+    """Return the largest Rényi divergence of order α between ε-indistinguishable distributions.
+
+    Attained by randomised response with p = e^ε/(1+e^ε), which every such pair is a
+    post-processing of (Kairouz, Oh and Viswanath 2015):
+    1/(α−1) · ln(p^α (1−p)^(1−α) + (1−p)^α p^(1−α)).
+    """
+    if math.isinf(order) or math.isinf(epsilon):
+        return epsilon
+    log_p, log_not_p = -np.logaddexp(0.0, -epsilon), -np.logaddexp(0.0, epsilon)
+    log_sum = np.logaddexp(
+        order * log_p + (1 - order) * log_not_p, order * log_not_p + (1 - order) * log_p
+    )
+    return min(epsilon, max(0.0, float(log_sum) / (order - 1)))
+
+
+def epsilon_rdp(event: MechanismEvent, delta: float) -> float | None:
+    """Return ε from Rényi DP by the conversion of Canonne, Kamath and Steinke 2020 (Prop. 12).
+
+    None where no Rényi bound of the mechanism is known (histograms, truncated samples, guarantees
+    converted to replace-one).
+    """
+    curve = event.rdp(ORDERS)
+    if curve is None:
+        return None
+    epsilon, order = rdp_library.compute_epsilon(ORDERS, curve, delta)
+    if 0 < order <= LOW_ORDERS[-1] and epsilon > 0:
+        low, _ = rdp_library.compute_epsilon(LOW_ORDERS, event.rdp(LOW_ORDERS), delta)
+        epsilon = min(epsilon, low)
+    return float(epsilon)
+
+
+def epsilon_paper_conversion(event: MechanismEvent, delta: float) -> float:
+    """Return ε by the conversion in use before 2020: min over α of RDP(α) + ln(1/δ)/(α − 1).
+
+    Mironov 2017 (arXiv:1702.07476), Proposition 3. Valid but loose; paper mode shows it.
+    """
+    curve = event.rdp(PAPER_ORDERS)
+    if curve is None:
+        return math.inf
+    return float(np.min(curve + math.log(1 / delta) / (np.asarray(PAPER_ORDERS) - 1)))
+
+
+# --- the Gaussian mechanism, in closed form
+
+
+def gaussian_epsilon(delta: float, mu: float) -> float:
+    """Return the smallest ε ≥ 0 at which the Gaussian mechanism with μ is (ε, δ)-DP."""
+    if gaussian_delta(0.0, mu) <= delta:
+        return 0.0
+    high = mu * mu / 2 + mu * math.sqrt(2 * math.log(1 / delta)) + 1e-9
+    # Each call is monotone in ε; `high` is the zCDP bound, so the root lies between.
+    return float(brentq(lambda e: float(gaussian_delta(e, mu)) - delta, 0.0, high, xtol=1e-12))
+
+
+def epsilon_unamplified(event: MechanismEvent, delta: float, sensitivity: float = 1.0) -> float:
+    """Return the zero-out ε that the same training has if its batches come from shuffled epochs.
+
+    An epoch at rate q has ⌊1/q⌋ whole batches, as the trainer deals them, so s updates take each
+    unit at most ⌈s/⌊1/q⌋⌉ times: that many Gaussian mechanisms, adaptively composed, are one with
+    μ = √times/σ (Dong, Roth and Su 2022, Corollary 3.3). ∞ where an event has no such reading (a
+    histogram, no guarantee).
+
+    Args:
+        event: the training. delta: δ at which ε is stated.
+        sensitivity: by how much a unit moves a sum, in clip norms: 2 for replace-one.
+    """
+    mu = event.unamplified_mu(sensitivity)
+    return gaussian_epsilon(delta, mu) if math.isfinite(mu) else math.inf
