@@ -286,6 +286,10 @@ def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text
     assert ">318<" in shown.html  # perplexity on public text is as private as the model
     points = edition_of(report, Edition.PUBLISHABLE).models
     assert {type(point.spread) for point in points} == {Withheld, NoneType}
+    # A value that was not measured is marked like all others of its column.
+    unmeasured = replace(report, models=(replace(report.models[0], perplexity_private=None),))
+    (point,) = edition_of(unmeasured, Edition.PUBLISHABLE).models
+    assert point.perplexity_private == Withheld()
     baselines = [
         "public training" in drawing.svg
         for page in (whole, shown)
