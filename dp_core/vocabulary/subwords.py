@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
-from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from dp_core.data.corpus import Shard
@@ -25,7 +24,6 @@ from dp_core.data.privacy_units import is_held_out, words_of_units
 from dp_core.data.tokens import (
     Encoder,
     HeldItems,
-    added_counts,
     encode_bert_words,
     without_surrogates,
 )
@@ -197,15 +195,15 @@ class WordCounts:
 
     words: UnitWords
 
-    def __call__(self, shard: Shard) -> tuple[pa.Array, NDArray[np.int64]]:
-        """Return words, Arrow strings, and counts."""
-        return added_counts(map(_counted, self.words.of(shard)))
-
-
-def _counted(block: HeldItems) -> tuple[pa.Array, NDArray[np.int64]]:
-    held = np.bincount(block.members, minlength=len(block.items))
-    present = np.flatnonzero(held)  # drops words that only left-out units have
-    return block.items.take(pa.array(present)), held[present]
+    def __call__(self, shard: Shard) -> Counter[str]:
+        """Return the counts of the shard's words."""
+        counts: Counter[str] = Counter()
+        for block in self.words.of(shard):
+            held = np.bincount(block.members, minlength=len(block.items))
+            present = np.flatnonzero(held)  # drops words that only left-out units have
+            items = block.items.take(pa.array(present)).to_pylist()
+            counts.update(dict(zip(items, held[present].tolist(), strict=True)))
+        return counts
 
 
 def word_sets(
@@ -219,5 +217,7 @@ def word_sets(
 
 def word_counts(cluster: ShardMap, shards: Sequence[Shard], words: UnitWords) -> Counter[str]:
     """Return the number of units that hold each word, without bounds; for public text only."""
-    items, counts = added_counts(cluster.map(WordCounts(words), shards))
-    return Counter(dict(zip(items.to_pylist(), counts.tolist(), strict=True)))
+    counts: Counter[str] = Counter()
+    for of_shard in cluster.map(WordCounts(words), shards):
+        counts.update(of_shard)
+    return counts
