@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from dp_core.data.corpus import Document, Shard, arrow_strings, read_shard
 from dp_core.data.hashing import coin, document_unit_id, drawn, example_name
-from dp_core.data.tokens import Encoder, HeldItems, held_items, word_starts
+from dp_core.data.tokens import word_starts
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.mechanisms import PrivacyUnit
 
@@ -134,29 +134,12 @@ class UnitTexts:
     texts: pa.Array
 
 
-def words_of_units(
-    shard: Shard, unit: PrivacyUnit, words_per_unit: int, encode: Encoder
-) -> Iterator[HeldItems]:
-    """Yield the distinct words of each unit of a shard, for about a megabyte of text at a time.
-
-    The units and their order are the same as in `units_of`.
-
-    Args:
-        shard: a shard of a corpus.
-        unit: the protected unit.
-        words_per_unit: N, as for `units_of`.
-        encode: splits texts into words.
+def unit_texts(shard: Shard, unit: PrivacyUnit, words_per_unit: int) -> Iterator[UnitTexts]:
+    """Yield the units of a shard with their texts; units and order are as in `units_of`.
 
     Raises:
         BadInput: the shard is damaged; or the unit is `patient`, and a document names no patient.
     """
-    for block in unit_texts(shard, unit, words_per_unit):
-        words = encode(block.texts)
-        yield held_items(block.unit_ids, words, words.starts[block.rows])
-
-
-def unit_texts(shard: Shard, unit: PrivacyUnit, words_per_unit: int) -> Iterator[UnitTexts]:
-    """Yield the units of a shard with their texts; see `words_of_units`."""
     return in_blocks(units_of(read_shard(shard), unit, words_per_unit))
 
 

@@ -20,11 +20,12 @@ import pyarrow as pa
 from tokenizers import Tokenizer
 
 from dp_core.data.corpus import Shard
-from dp_core.data.privacy_units import is_held_out, words_of_units
+from dp_core.data.privacy_units import is_held_out, unit_texts
 from dp_core.data.tokens import (
     Encoder,
     HeldItems,
     encode_bert_words,
+    held_items,
     without_surrogates,
 )
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -163,13 +164,11 @@ class UnitWords:
 
     def of(self, shard: Shard) -> Iterator[HeldItems]:
         """Yield the distinct words of the shard's units, in blocks of units."""
-        encode = KINDS[self.subwords].encode
-        for block in words_of_units(shard, self.unit, self.words_per_unit, encode):
-            if not self.holdout:
-                yield block
-                continue
+        for block in unit_texts(shard, self.unit, self.words_per_unit):
+            words = KINDS[self.subwords].encode(block.texts)
+            held = held_items(block.unit_ids, words, words.starts[block.rows])
             kept = [not is_held_out(u, self.holdout, self.holdout_key) for u in block.unit_ids]
-            yield block.those(np.array(kept, np.bool_))
+            yield held.those(np.array(kept, np.bool_))
 
 
 @dataclass(frozen=True)
