@@ -415,7 +415,27 @@ def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, 
 # --- rules for ids
 
 
-def corpus_of(folder: Path, documents: Sequence[Document]) -> list[Document]:
+@pytest.mark.usefixtures("few_parts")
+@pytest.mark.parametrize("format", [FORMATS[0], JSONL, NOTEEVENTS], ids=lambda f: f.name)
+def test_all_spellings_of_a_patient_are_one_unit_in_every_format(
+    tmp_path: Path, format: Format
+) -> None:
+    spellings = {"7": ("7", " 7 ", "7.0"), "Ren\u00e9": ("Ren\u00e9", "Rene\u0301", "Ren\u00e9 ")}
+    notes = [
+        Note(i, spelling, f"{patient}-{i}", (f"note {i}",))
+        for patient, listed in spellings.items()
+        for i, spelling in enumerate(listed)
+    ]
+    format.write(notes, tmp_path)
+    documents = corpus_of(tmp_path / "corpus", read_corpus(format.kind.split()[1], tmp_path))
+    units = units_of(iter(documents), PrivacyUnit.PATIENT, 1)
+    assert {unit.unit_id: sorted(unit.texts) for unit in units} == {
+        patient: ["note 0", "note 1", "note 2"] for patient in spellings
+    }
+    assert len(documents) == len(notes)
+
+
+def corpus_of(folder: Path, documents: Iterable[Document]) -> list[Document]:
     write_corpus(documents, folder)
     return list(open_corpus(folder))
 

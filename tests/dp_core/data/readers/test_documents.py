@@ -107,11 +107,6 @@ def test_ids_line_ends_and_blank_lines(tmp_path: Path) -> None:
     ]
 
 
-def test_a_null_id_is_no_id(tmp_path: Path) -> None:
-    (tmp_path / "n.jsonl").write_text('{"text": "x", "patient_id": null, "document_id": "d"}')
-    assert read("jsonl", tmp_path)[0] == [Document("d", "", "x")]
-
-
 def test_other_field_names(tmp_path: Path) -> None:
     (tmp_path / "n.jsonl").write_text('{"body": "x", "id": 3, "who": "p"}')
     fields = JsonlFields(text="body", document_id="id", patient_id="who")
