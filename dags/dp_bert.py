@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow.sdk import TriggerRule, dag, get_current_context, task
 
-from dags import configuration, launcher
+from dags import launcher
 from dags.experiment import DESCRIPTIONS, each_point, front_half
 from dags.launcher import TRAINING
 from tasks.protocol import (
@@ -21,6 +21,7 @@ from tasks.protocol import (
     kept_points,
     more_points,
     point_steps,
+    promotion,
 )
 
 
@@ -29,7 +30,7 @@ def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepS
     settings = launcher.settings_from(JobSettings, params)
     if point is not None:
         return point_steps(settings, point)
-    steps = job_steps(settings, configuration.promotion())
+    steps = job_steps(settings, promotion())
     report = steps["report"]
     return {
         **steps,
@@ -46,7 +47,7 @@ training = partial(step, pool=TRAINING)
     dag_id="dp_bert",
     dag_display_name="dp_bert · train privately, then measure",
     description="Private corpus → DP vocabulary → DP pre-training → fine-tuning and exposure",
-    schedule=configuration.schedule("TRAIN"),
+    schedule=launcher.schedule("TRAIN"),
     catchup=False,
     max_active_runs=1,
     default_args=launcher.defaults(),
@@ -172,9 +173,9 @@ def dp_bert() -> None:
 
     # The report has judged the model by its audits and registered it. The deployment may require
     # that a person approves the promotion.
-    if configuration.promotion() == "approved":
+    if promotion() == "approved":
         promote = step("promote", doc_md="Gives the model the alias `promotable`.")
         report >> launcher.approval() >> promote
 
 
-launcher.with_form(dp_bert(), launcher.form(JobSettings, configuration.settings("TRAIN")))
+launcher.with_form(dp_bert(), launcher.form(JobSettings, launcher.form_defaults("TRAIN")))

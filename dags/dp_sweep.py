@@ -12,7 +12,7 @@ from airflow.providers.standard.operators.trigger_dagrun import TriggerDagRunOpe
 from airflow.sdk import Param, TriggerRule, dag, get_current_context, task, task_group
 from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
-from dags import configuration, launcher
+from dags import launcher
 from dags.experiment import BY_POINT, each_point, front_half
 from dags.launcher import TRAINING
 from dags.launcher.step_operator import PAGE_MARK
@@ -116,7 +116,7 @@ training = partial(step, pool=TRAINING)
 PRETRAINING = "training_point.pretraining"
 STARTS = ("public_pretraining", "phrases_pretraining", "baseline.public_pretraining")
 
-FORM = launcher.form(SweepSettings, configuration.settings("SWEEP"))
+FORM = launcher.form(SweepSettings, launcher.form_defaults("SWEEP"))
 for coordinate in TRAINING_AXES:
     FORM[coordinate].description = (
         "Points of the grid take their value from the grid above. Only listed points that do not "
@@ -137,7 +137,7 @@ FORM[THIS_PAGE] = Param(
     dag_id="dp_sweep",
     dag_display_name="dp_sweep · ε and F1 over a grid",
     description="Pre-training and fine-tuning over a grid, seeds and folds, charged per release",
-    schedule=configuration.schedule("SWEEP"),
+    schedule=launcher.schedule("SWEEP"),
     catchup=False,
     max_active_runs=1,
     default_args=launcher.defaults(),

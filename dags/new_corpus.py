@@ -10,12 +10,47 @@ from airflow.sdk import Asset, AssetAny, dag, get_current_context, task, task_gr
 from airflow.sdk.exceptions import AirflowFailException
 from pydantic import ValidationError
 
-from dags import configuration, launcher
-from tasks.protocol import one_line
+from dags import launcher
+from tasks.protocol import JobSettings, one_line
+from tasks.protocol.settings import MADE_UP
 
-CORPORA = configuration.corpora()
 GROUP = "confide-corpus"
 _OF_AIRFLOW = {"from_rest_api", "from_trigger"}  # keys that Airflow itself adds to an event
+
+
+def corpora() -> dict[str, dict[str, Any]]:
+    """Return the settings of the job that a new version starts, by private data set.
+
+    `CONFIDE_CORPORA` holds them as a JSON object, or names its file.
+
+    Raises:
+        ValueError: the settings are invalid; Airflow shows the line as an import error.
+    """
+    # By default, the project's made-up notes show the effect of a new version.
+    given = launcher.configured_object("CONFIDE_CORPORA") or {MADE_UP: {}}
+    for name, settings in given.items():
+        if not isinstance(settings, dict):
+            raise ValueError(f"CONFIDE_CORPORA: {name}: not an object of settings")
+        if fixed := {"private_dataset", "data_version"} & set(settings):
+            raise ValueError(f"CONFIDE_CORPORA: {name}: {sorted(fixed)[0]} comes with the event")
+        try:
+            job_of(name, settings, "1")
+        except ValidationError as error:
+            raise ValueError(f"CONFIDE_CORPORA: {name}: {one_line(error)}") from None
+    return given
+
+
+def job_of(corpus: str, settings: dict[str, Any], version: str) -> JobSettings:
+    """Return the job that a version of a corpus starts.
+
+    Raises:
+        ValidationError: the name, the settings or the version are invalid.
+    """
+    named = {"private_dataset": corpus, "data_version": version}
+    return JobSettings.model_validate({**settings, **named})
+
+
+CORPORA = corpora()
 
 
 def asset_of(corpus: str) -> Asset:
@@ -42,7 +77,7 @@ def run_of(event: Mapping[str, Any]) -> dict[str, Any]:
     if not version:
         raise AirflowFailException(f'{corpus}: the event needs {{"data_version": "…"}}')
     try:
-        job = configuration.job_of(corpus, CORPORA[corpus], version)
+        job = job_of(corpus, CORPORA[corpus], version)
     except ValidationError as error:
         raise AirflowFailException(f"{corpus}: {one_line(error)}") from None
     return {

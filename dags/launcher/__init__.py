@@ -1,19 +1,13 @@
 """Launchers: Airflow tasks that run a step as a process, a container or a pod."""
 
-from dags.launcher.form import form, settings_from, settings_to_start, with_form
+from dags.launcher.form import (
+    configured_object,
+    form,
+    form_defaults,
+    schedule,
+    settings_from,
+    settings_to_start,
+    with_form,
+)
 from dags.launcher.outcome import approval, outcome
 from dags.launcher.step_operator import LIGHT, TRAINING, Plan, defaults, step
-
-__all__ = [
-    "LIGHT",
-    "TRAINING",
-    "Plan",
-    "approval",
-    "defaults",
-    "form",
-    "outcome",
-    "settings_from",
-    "settings_to_start",
-    "step",
-    "with_form",
-]

@@ -1,8 +1,18 @@
-"""Airflow's trigger form of a settings model, and the settings of a submitted form."""
+"""The settings of a DAG: its schedule, its trigger form, and the settings of a submitted form.
+
+The deployment configures them by environment variables:
+
+`CONFIDE_TRAIN_SCHEDULE`  the schedule of `dp_bert` (cron, or a preset such as @weekly)
+`CONFIDE_TRAIN_SETTINGS`  the defaults of `dp_bert`'s form: a JSON object, or the name of its file
+`CONFIDE_SWEEP_SCHEDULE`  the schedule of `dp_sweep`
+`CONFIDE_SWEEP_SETTINGS`  the defaults of `dp_sweep`'s form, likewise
+"""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any, TypeVar
 
 from airflow.sdk import DAG, Param
@@ -11,8 +21,14 @@ from airflow.sdk.exceptions import AirflowFailException
 from pydantic import BaseModel, ValidationError
 
 from dags.launcher.step_operator import launcher
-from tasks.protocol import JobSettings, missing_file, one_line
-from tasks.protocol.settings_file import NO_PRESET, presets_of, with_preset
+from tasks.protocol import JobSettings, SweepSettings, missing_file, one_line
+from tasks.protocol.settings_file import (
+    NO_PRESET,
+    parse_object,
+    presets_of,
+    read_object,
+    with_preset,
+)
 
 Settings = TypeVar("Settings", bound=BaseModel)
 Job = TypeVar("Job", bound=JobSettings)
@@ -28,6 +44,38 @@ _BOUNDS = {
     "maximum": "at most {}",
     "exclusiveMaximum": "below {}",
 }
+
+
+def schedule(name: str) -> str | None:
+    """Return the schedule `TRAIN` or `SWEEP`, or None if the DAG is only started by hand."""
+    return os.environ.get(f"CONFIDE_{name}_SCHEDULE") or None
+
+
+def form_defaults(name: str) -> dict[str, Any]:
+    """Return the deployment's defaults of the form `TRAIN` or `SWEEP`.
+
+    Raises:
+        ValueError: the defaults are invalid; Airflow shows the line as an import error.
+    """
+    variable, model = f"CONFIDE_{name}_SETTINGS", SweepSettings if name == "SWEEP" else JobSettings
+    given = configured_object(variable)
+    try:
+        model.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(f"{variable}: {one_line(error)}") from None
+    return given
+
+
+def configured_object(variable: str) -> dict[str, Any]:
+    """Return the JSON object in a variable or in the file that it names; {} if it is empty.
+
+    Raises:
+        BadInput: there is no such object; Airflow shows the line as an import error.
+    """
+    value = os.environ.get(variable, "").strip()
+    if value and not value.startswith("{"):
+        return read_object(Path(value), variable)
+    return parse_object(value or "{}", variable)
 
 
 def form(model: type[BaseModel], overrides: Mapping[str, Any] | None = None) -> dict[str, Param]:

@@ -50,7 +50,7 @@ def _may_select_privately(event: Any) -> bool:
 
     A sweep without readable settings is assumed to have this selection.
     """
-    from dags import configuration, launcher
+    from dags import launcher
 
     if event.job.name.partition(".")[0] != "dp_sweep":
         return False
@@ -58,7 +58,7 @@ def _may_select_privately(event: Any) -> bool:
     run = facets.get("airflow") or facets.get("airflowDagRun")
     if run is None:
         return True
-    given = {**configuration.settings("SWEEP"), **(run.dagRun.get("conf") or {})}
+    given = {**launcher.form_defaults("SWEEP"), **(run.dagRun.get("conf") or {})}
     given.pop("page", None)  # a field of the form, not a setting
     try:
         return launcher.settings_from(SweepSettings, given).selection != "publish-all"

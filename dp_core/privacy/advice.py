@@ -13,9 +13,10 @@ expectations, not guarantees.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -157,37 +158,44 @@ class Case:
         return expected_gain(self.recipe, self.figure)
 
 
-_OTHERS = (
+_CASES = (  # name, factor of the units, factor of ε
+    ("as planned", 1.0, 1.0),
     ("half the units", 0.5, 1.0),
     ("twice the units", 2.0, 1.0),
-    ("half the ε of training", 1.0, 0.5),
-    ("twice the ε of training", 1.0, 2.0),
+    ("half the ε of", 1.0, 0.5),
+    ("twice the ε of", 1.0, 2.0),
 )
 
 
-def outlook(plan: ExecutionPlan) -> tuple[Case, ...]:
-    """Return the plan's figure, and its figures with half and twice the units and the ε.
+def cases(release: str, case_of: Callable[[str, float, float], Case]) -> Iterator[Case]:
+    """Yield a plan as it is, with half and twice the units, and with half and twice the ε.
 
-    The number of passes over the units stays the same, and so does the batch where possible. A
-    case without a valid plan is left out, for example if δ is not below 1/units.
+    A case without a valid plan is left out, for example if δ is not below 1/units.
+
+    Args:
+        release: the release whose ε changes, in a word.
+        case_of: the case of a name, a factor of the units and a factor of ε.
+    """
+    for name, units, price in _CASES:
+        with contextlib.suppress(ConfideError):
+            yield case_of(name if price == 1 else f"{name} {release}", units, price)
+
+
+def outlook(plan: ExecutionPlan) -> Iterator[Case]:
+    """Yield the `cases` of a training; batch and passes over the units stay where possible.
 
     Args:
         plan: of the training; ε covers the training alone, without other releases.
     """
     epsilon = epsilon_pld(plan.event(), plan.delta)
-    cases = [_case("as planned", plan, epsilon)]
-    for name, units, price in _OTHERS:
-        try:
-            other = _noised(_with_units(plan, units), price * epsilon)
-        except ConfideError:
-            continue
-        cases.append(_case(name, other, price * epsilon))
-    return tuple(cases)
 
+    def case_of(name: str, units: float, price: float) -> Case:
+        changed = (units, price) != (1, 1)
+        other = _noised(_with_units(plan, units), price * epsilon) if changed else plan
+        sigma, figure = other.noise_multiplier, noise_to_signal(other)
+        return Case(name, other.declared_units, price * epsilon, sigma, figure)
 
-def _case(name: str, plan: ExecutionPlan, epsilon: float) -> Case:
-    sigma, figure = plan.noise_multiplier, noise_to_signal(plan)
-    return Case(name, plan.declared_units, epsilon, sigma, figure)
+    return cases("training", case_of)
 
 
 def _with_units(plan: ExecutionPlan, factor: float) -> ExecutionPlan:

@@ -1,7 +1,7 @@
 """Sampling laws: the choice of the units of each update, and the resulting mechanism.
 
 A law defines its batches, its accounting event, its checks and its serialised form. A new law is a
-subclass of `SamplingLaw` with a `kind`, an entry in `SAMPLING_LAWS`, and tests
+subclass of `SamplingLaw` with a `kind`, and tests
 (tests/dp_core/privacy/test_batch_selection.py runs the same tests on every law).
 
 | law               | proven ε                                    | neighbours        |
@@ -79,7 +79,7 @@ class SamplingLaw(ABC):
         return None
 
     def to_json(self) -> dict[str, Any]:
-        """Return kind and parameters as plain JSON data; `sampling_law` reads them."""
+        """Return kind and parameters as plain JSON data."""
         return {"kind": self.kind, **asdict(self)}  # type: ignore[call-overload]
 
 
@@ -172,29 +172,6 @@ class CyclicPoissonSampling(SamplingLaw):
 
     def _rate_within(self, sampling_rate: float) -> float:
         return min(1.0, self.parts * sampling_rate)  # above 1 by rounding alone: plans refuse more
-
-
-SAMPLING_LAWS: dict[str, type[SamplingLaw]] = {
-    law.kind: law for law in (PoissonSampling, TruncatedPoissonSampling, CyclicPoissonSampling)
-}
-
-
-def sampling_law(kind: str, **parameters: Any) -> SamplingLaw:
-    """Return the sampling law that `SamplingLaw.to_json` wrote.
-
-    Raises:
-        PlanError: the kind is unknown, or the parameters do not belong to it.
-    """
-    if kind not in SAMPLING_LAWS:
-        known = ", ".join(SAMPLING_LAWS)
-        raise PlanError(f"{kind!r} is not one of {known}", where="plan.sampling.kind")
-    try:
-        return SAMPLING_LAWS[kind](**parameters)
-    except TypeError:
-        given = ", ".join(parameters) or "none"
-        raise PlanError(
-            f"{kind} sampling has other parameters than these: {given}", where="plan.sampling"
-        ) from None
 
 
 @dataclass(frozen=True)

@@ -963,8 +963,9 @@ def derive(events: Sequence[Event], delta: float, rates: Sequence[float] = ()) -
     """Return ε of the composed mechanisms, and the ceilings on attacks at these rates."""
     try:
         whole = _composed(events)
-        epsilon = _epsilon_of(whole, delta)
-        pld = _settled_pld(whole, delta)[0] if rates else None
+        pld, epsilon = _settled_pld(whole, delta) if rates else (None, math.nan)
+        if not rates or whole.by_renyi is not None:
+            epsilon = _epsilon_of(whole, delta)
         ceilings = {rate: _ceiling(pld, rate) for rate in rates}
     except NotDerivedError as error:
         return Derived(None, why_not=str(error))

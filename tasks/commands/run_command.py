@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import time
 from collections.abc import Iterable
 from typing import Any
@@ -49,7 +48,7 @@ def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bo
         _show(settings_of_options(kind, options), as_json=as_json)
         return
     settings = settings_from(kind, options)
-    deployment, rule = Deployment.from_environment(), promotion(os.environ)
+    deployment, rule = Deployment.from_environment(), promotion()
     steps: Iterable[tuple[str, str, StepSpec]]
     if isinstance(settings, SweepSettings) and settings.is_asked:
         from tasks.execution.asked_points import asked_steps, most_steps

@@ -21,9 +21,9 @@ from tasks.protocol.least_privilege import (
     environment_for,
     uses_cluster,
 )
-from tasks.protocol.promotion import Promotion, promotion
-from tasks.protocol.result import EXACT_WORDS, MetricRecord, ReleaseRecord, StepResult
+from tasks.protocol.messages import EXACT_WORDS, MetricRecord, ReleaseRecord, StepResult
 from tasks.protocol.settings import JobSettings
+from tasks.protocol.settings_file import Promotion, promotion
 from tasks.protocol.specs import (
     MODEL_NAMES,
     AuditSpec,
@@ -56,57 +56,3 @@ from tasks.protocol.specs import (
     spec_from_json,
 )
 from tasks.protocol.sweep import SweepPoint, SweepSettings
-
-__all__ = [
-    "EXACT_WORDS",
-    "MODEL_NAMES",
-    "AuditSpec",
-    "BlackBoxAuditConfig",
-    "BudgetSpec",
-    "CanariesSpec",
-    "Charged",
-    "ChargedPrivacyConfig",
-    "CheckpointSpec",
-    "CorpusSpec",
-    "EntitiesSpec",
-    "ExposureSpec",
-    "FinetuneSpec",
-    "GiveBackSpec",
-    "JobSettings",
-    "MembershipSpec",
-    "MetricRecord",
-    "Need",
-    "PhrasesSpec",
-    "PretrainSpec",
-    "PrivacyAuditSpec",
-    "PromoteSpec",
-    "Promotion",
-    "ReleaseRecord",
-    "ReportSpec",
-    "ReserveSpec",
-    "RunContext",
-    "SelectSpec",
-    "Source",
-    "StepResult",
-    "StepSpec",
-    "SweepPoint",
-    "SweepSettings",
-    "TokenStoreSpec",
-    "VocabularySpec",
-    "WrittenTextSpec",
-    "budget_of_run",
-    "environment_for",
-    "hides_count",
-    "job_steps",
-    "kept_points",
-    "missing_file",
-    "more_points",
-    "names_of",
-    "one_line",
-    "point_and_task",
-    "point_steps",
-    "promotion",
-    "spec_from_json",
-    "steps_of",
-    "uses_cluster",
-]

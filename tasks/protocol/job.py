@@ -37,8 +37,8 @@ from dp_core.config.training import (
     TrainingConfig,
     is_causal,
 )
-from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import MORE, JobSettings
+from tasks.protocol.settings_file import Promotion
 from tasks.protocol.specs import (
     Asked,
     AuditSpec,

@@ -1,19 +1,24 @@
-"""Typed, versioned messages of a running step to its launcher, one JSON object per line.
+"""The answers of a step: messages to its launcher while it runs, and its result.
 
-They are separate from the log, which is for people and is never parsed. `CONFIDE_MESSAGES` names
-the channel: a file (for processes, and on Kubernetes the container's termination message) or
-`stdout` (for containers of an engine). A message never contains private data.
+Messages are typed, versioned JSON objects, one per line. They are separate from the log, which is
+for people and is never parsed. `CONFIDE_MESSAGES` names the channel: a file (for processes, and on
+Kubernetes the container's termination message) or `stdout` (for containers of an engine). A message
+never contains private data.
+
+The result is `result.json`, the last file of a step. A step without it has failed.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import Field, PlainSerializer, TypeAdapter, ValidationError
 
 from dp_core.config.fields import Config
+from dp_core.config.privacy import UnitName
 
 CHANNEL = "CONFIDE_MESSAGES"
 STDOUT = "stdout"
@@ -144,3 +149,68 @@ class Follower:
     def reason(self, default: str = "it ended without a word: see its log") -> str:
         """Return the step's reason for its failure, or the default if it sent none."""
         return self.failed.reason if self.failed else default
+
+
+# --- the result
+
+# ε as JSON: a number, or the string `inf`, because JSON has no infinity. It is never NaN.
+Epsilon = Annotated[
+    float,
+    Field(ge=0, allow_inf_nan=True),
+    PlainSerializer(lambda e: "inf" if math.isinf(e) else e, when_used="json"),
+]
+
+EXACT_WORDS = "vocabulary of exact counts"  # reason why a use of private text has no guarantee
+
+
+class MetricRecord(Config):
+    """One number with its label. `step` is its update or epoch."""
+
+    name: str
+    value: float
+    label: Literal["dp", "public", "operator"]
+    step: int = 0
+
+
+class ReleaseRecord(Config):
+    """One release of private data, with the mechanism's event, which determines ε.
+
+    A use without any guarantee is a release too: its event is `unaccounted` and its ε is infinite.
+    """
+
+    ledger_id: str
+    dataset: str
+    unit: UnitName
+    event: dict[str, Any]  # dp_core.privacy.mechanisms
+    epsilon: Epsilon  # PLD, at `delta`
+    epsilon_rdp: Epsilon | None
+    delta: float
+    plan: str = ""  # key of the plan that registered it, with others, before any release
+    declared_units: int = 0  # public upper bound on the units; δ must be below its inverse
+    released: str = ""  # keyed digest of the released content; empty without a guarantee
+    seed_known: bool = False  # the noise came from a seed that was not secret
+
+    @property
+    def is_exact_vocabulary(self) -> bool:
+        """Whether it is the use of private words without noise that a run's settings request."""
+        return self.event.get("reason") == EXACT_WORDS
+
+
+class StepResult(Config):
+    """The results of a finished step, for later steps and for people."""
+
+    version: Literal[2] = 2  # version 1 did not carry uses without a guarantee
+    step: str
+    spec_hash: str
+    outputs: dict[str, str]  # name -> URI
+    metrics: list[MetricRecord]
+    releases: list[ReleaseRecord] = Field(default_factory=list)  # also of the steps it depends on
+    facts: dict[str, Any] = Field(default_factory=dict)  # fit for publication: no private text
+    seconds: float = 0.0
+    versions: dict[str, str] = Field(default_factory=dict)
+
+    @property
+    def operator_files(self) -> frozenset[str]:
+        """Files of the output that are for the operator alone and are never passed on."""
+        artifacts = self.facts.get("artifacts", ())
+        return frozenset(file for file, label, _ in artifacts if label == "operator")

@@ -1,4 +1,4 @@
-"""JSON objects of settings, from a file, an environment variable, or a preset of the project."""
+"""Settings from a file, an environment variable, or a preset, and the rule for promotion."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import os
 import stat
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, get_args
 
 from pydantic import BaseModel
 
@@ -17,6 +17,27 @@ MOST_BYTES = 1 << 20  # size limit of a settings file; the largest sweeps take a
 _FOLDER = Path(__file__).parents[1] / "presets"
 PRESETS = {file.stem: file for file in sorted(_FOLDER.glob("*.json"))}
 NO_PRESET = "none"
+PROMOTE = "CONFIDE_PROMOTE"
+
+# The deployment's rule that decides which registered models get the alias `promotable`.
+# audited: models with an audit that could have contradicted the claim and did not.
+# unaudited: also models without such an audit.
+# approved: either kind, but only after a person has read the verdict and approved the model.
+Promotion = Literal["audited", "unaudited", "approved"]
+
+
+def promotion() -> Promotion:
+    """Return the rule that the environment names, by default `audited`.
+
+    Raises:
+        BadInput: the environment names an unknown rule.
+    """
+    word = os.environ.get(PROMOTE) or "audited"
+    if word not in get_args(Promotion):
+        raise BadInput(
+            f"unknown rule {word!r}", where=PROMOTE, fix=f"Use {', '.join(get_args(Promotion))}."
+        )
+    return word  # type: ignore[return-value]  # checked above
 
 
 def read_object(file: Path, where: str) -> dict[str, Any]:

@@ -51,8 +51,8 @@ from dp_core.config.training import (
     refuse_impossible_updates,
     refuse_masks,
 )
-from tasks.protocol.promotion import Promotion
 from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
+from tasks.protocol.settings_file import Promotion
 from tasks.protocol.sweep import SweepPoint
 
 MODEL_NAMES = {  # a job's models, by the first word of their tasks' names

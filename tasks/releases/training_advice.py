@@ -30,6 +30,7 @@ from dp_core.privacy.advice import (
     Expected,
     Recipe,
     batches_to_try,
+    cases,
     expected_gain,
     measured_curves,
     noise_by_limit,
@@ -335,12 +336,12 @@ class Advice:
         return verdict(self.outlook[0].expected)
 
 
-def outlook_of(settings: JobSettings) -> tuple[Case, ...]:
+def outlook_of(settings: JobSettings) -> Iterator[Case]:
     """Return the expected gain of a run, also for other numbers of units and ε."""
     spending = RunReleases.of(settings)
     if spending.phrases is None:
         return outlook(spending.training)
-    return tuple(_phrase_cases(settings))
+    return cases("phrases", functools.partial(_phrase_case, settings))
 
 
 def _with_more_computing(settings: JobSettings) -> Iterator[Case]:
@@ -356,23 +357,13 @@ def _with_more_computing(settings: JobSettings) -> Iterator[Case]:
         yield Case(name, plan.declared_units, epsilon, plan.noise_multiplier, best.figure)
 
 
-def _phrase_cases(settings: JobSettings) -> Iterator[Case]:
-    """Yield the plan of released phrases, with half and twice the units, and half and twice ε."""
-    told, units = settings.phrases_epsilon, settings.declared_units
-    for name, factor, price in (
-        ("as planned", 1.0, 1.0),
-        ("half the units", 0.5, 1.0),
-        ("twice the units", 2.0, 1.0),
-        ("half the ε of phrases", 1.0, 0.5),
-        ("twice the ε of phrases", 1.0, 2.0),
-    ):
-        try:
-            event = RunReleases.of(changed(settings, phrases_epsilon=told * price)).phrases
-        except ConfideError:  # no such ε, or no noise reaches it
-            continue
-        noise = phrase_noise(event) if event else math.inf
-        other = max(1, round(units * factor))
-        yield Case(name, other, told * price, noise, noise / other, "phrases")
+def _phrase_case(settings: JobSettings, name: str, factor: float, price: float) -> Case:
+    """Return the plan of released phrases with other units and another ε."""
+    epsilon = price * settings.phrases_epsilon
+    event = RunReleases.of(changed(settings, phrases_epsilon=epsilon)).phrases
+    noise = phrase_noise(event) if event else math.inf
+    units = max(1, round(factor * settings.declared_units))
+    return Case(name, units, epsilon, noise, noise / units, "phrases")
 
 
 def verdict(expected: Mapping[str, Expected]) -> str:

@@ -9,6 +9,9 @@ import pytest
 from jinja2 import Template
 from sqlalchemy import select
 
+from dp_core.errors import BadInput
+from tasks.protocol import promotion
+
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -26,21 +29,14 @@ def test_without_the_approval_rule_the_dag_has_no_approval_task(dags):
     assert not {"approval", "promote"} & set(dags["dp_bert"].task_ids)
 
 
-def test_promotion_waits_for_the_person_and_the_person_for_the_report(asked):
+def test_promotion_waits_for_the_person_who_reads_the_report_s_verdict(asked):
     assert asked.get_task("approval").upstream_task_ids == {"report"}
     assert asked.get_task("promote").upstream_task_ids == {"approval"}
     for name in ("approval", "promote"):
         assert asked.get_task(name).trigger_rule == "all_success"  # not if an audit contradicts
-
-
-def test_the_report_then_promotes_nothing_and_the_last_step_reads_it(asked):
-    task = asked.get_task("promote")
-    specs = task.plan({}, None)
+    specs = asked.get_task("promote").plan({}, None)
     assert specs["report"].promotion == "approved"
     assert specs["promote"].report_uri == specs["report"].output
-
-
-def test_the_person_reads_the_verdict(asked):
     task = asked.get_task("approval")
     told = {"verdicts": {"dp_pretraining": "ε = 4: consistent with Bound."}}
     body = Template(task.body).render(ti=SimpleNamespace(xcom_pull=lambda **_: told))
@@ -51,11 +47,9 @@ def test_the_person_reads_the_verdict(asked):
 
 
 def test_an_unknown_rule_is_an_import_error_in_one_line(monkeypatch):
-    from dags import configuration
-
     monkeypatch.setenv("CONFIDE_PROMOTE", "always")
-    with pytest.raises(ValueError, match="CONFIDE_PROMOTE: unknown rule 'always'"):
-        configuration.promotion()
+    with pytest.raises(BadInput, match="CONFIDE_PROMOTE: unknown rule 'always'"):
+        promotion()
 
 
 class Person:

@@ -1,4 +1,4 @@
-"""The trigger form contains exactly the settings of a run, and invalid values are refused."""
+"""The trigger form contains exactly the settings of a run; invalid values are refused."""
 
 import json
 from pathlib import Path
@@ -7,32 +7,33 @@ import jsonschema
 import pytest
 from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
-from dags.launcher import form, settings_from, settings_to_start
+from dags.launcher import form, form_defaults, schedule, settings_from, settings_to_start
+from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, SweepSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize("model", [JobSettings, SweepSettings])
-def test_the_form_has_every_setting_with_words_and_a_section(model):
+def test_form_describes_every_setting_and_is_the_default_job_if_untouched(model):
     params = form(model)
     assert set(params) == {"preset", *model.model_fields}
     for name, param in params.items():
-        assert param.description, name
-        assert param.schema["title"], name
-        assert param.schema["section"], name
-
-
-@pytest.mark.parametrize("model", [JobSettings, SweepSettings])
-def test_the_untouched_form_is_the_default_job(model):
-    values = {name: param.resolve() for name, param in form(model).items()}
+        assert param.description and param.schema["title"] and param.schema["section"], name
+        # Airflow's form would silently replace 99 by a maximum of 10, and run a different job.
+        assert not {"minimum", "maximum"} & set(param.schema), name
+        if name == "preset":  # only the form has this field; all others come from the settings
+            continue
+        draft = jsonschema.Draft7Validator
+        assert jsonschema.validators.validator_for(param.schema) is draft, name
+        words = {*param.schema, *(word for part in param.schema.get("allOf", ()) for word in part)}
+        assert words - {"title", "section", "$schema", "$defs"} <= set(draft.VALIDATORS), name
+    values = {name: param.resolve() for name, param in params.items()}
     assert settings_from(model, values) == model()
-
-
-def test_sections_of_the_form_are_ordered_with_the_grid_first():
-    sections = [param.schema["section"] for param in form(SweepSettings).values()]
+    assert params["sequence_length"].schema["allOf"] == [{"minimum": 16, "maximum": 512}]
+    sections = [param.schema["section"] for param in params.values()]
     assert sections == sorted(sections)
-    assert sections[0].startswith("0.")
+    assert sections[0].startswith("0." if model is SweepSettings else "1.")
 
 
 @pytest.mark.parametrize(
@@ -53,26 +54,6 @@ def test_server_refuses_values_out_of_range(name, value):
         param.resolve(value)
 
 
-@pytest.mark.parametrize("model", [JobSettings, SweepSettings])
-def test_the_draft_that_fields_name_knows_every_word_that_they_use(model):
-    draft = jsonschema.Draft7Validator
-    told = {"title", "section"}
-    for name, param in form(model).items():
-        if name == "preset":  # only the form has this field; all others come from the settings
-            continue
-        assert jsonschema.validators.validator_for(param.schema) is draft, name
-        words = {*param.schema, *(word for one in param.schema.get("allOf", ()) for word in one)}
-        assert words - told - {"$schema", "$defs"} <= set(draft.VALIDATORS), name
-
-
-def test_the_browser_is_given_no_bound_to_clamp_to():
-    """Airflow's form would silently replace 99 by a maximum of 10, and run a different job."""
-    for name, param in form(JobSettings).items():
-        assert not {"minimum", "maximum"} & set(param.schema), name
-    bounds = form(JobSettings)["sequence_length"].schema["allOf"]
-    assert bounds == [{"minimum": 16, "maximum": 512}]
-
-
 def test_a_path_may_be_left_empty():
     schema = form(JobSettings)["private_path"].schema
     jsonschema.validate(None, {key: schema[key] for key in ("type",)})
@@ -85,18 +66,18 @@ def test_a_deployment_replaces_defaults():
     assert params["sweep_epochs"].resolve() == SweepSettings().sweep_epochs
 
 
-def test_unknown_keys_are_refused_in_one_line():
+@pytest.mark.parametrize(
+    ("given", "reasons"),
+    [
+        ({"noise_multiplyer": 2.0, "layers": 0}, ["noise_multiplyer: unknown", "layers: "]),
+        ({"batch_size": 500, "declared_units": 400}, ["batch_size is above declared_units"]),
+    ],
+)
+def test_unknown_and_inconsistent_settings_are_refused_in_one_line(given, reasons):
     with pytest.raises(AirflowFailException) as refused:
-        settings_from(JobSettings, {"noise_multiplyer": 2.0, "layers": 0})
-    message = str(refused.value)
-    assert "\n" not in message
-    assert "noise_multiplyer: unknown setting" in message
-    assert "layers: " in message
-
-
-def test_inconsistent_settings_are_refused():
-    with pytest.raises(AirflowFailException, match="batch_size is above declared_units"):
-        settings_from(JobSettings, {"batch_size": 500, "declared_units": 400})
+        settings_from(JobSettings, given)
+    assert "\n" not in str(refused.value)
+    assert all(reason in str(refused.value) for reason in reasons)
 
 
 @pytest.mark.parametrize("model", [JobSettings, SweepSettings])
@@ -147,3 +128,36 @@ def test_preset_replaces_fields_with_their_default_value(model, name, foreign):
     assert foreign not in params["preset"].schema["enum"]
     with pytest.raises(AirflowFailException, match=f"preset: no '{foreign}' here"):
         settings_from(model, chosen | {"preset": foreign})
+
+
+# --- the deployment's schedules and defaults
+
+
+def test_schedule_and_defaults_come_from_variables(monkeypatch, tmp_path):
+    assert (schedule("SWEEP"), form_defaults("SWEEP")) == (None, {})
+    file = tmp_path / "sweep.json"
+    file.write_text('{"sweep_noise_multipliers": "1,2", "layers": 3}')
+    monkeypatch.setenv("CONFIDE_SWEEP_SETTINGS", str(file))
+    monkeypatch.setenv("CONFIDE_SWEEP_SCHEDULE", "0 3 * * 6")
+    monkeypatch.setenv("CONFIDE_TRAIN_SETTINGS", ' {"layers": 3} ')  # instead of a file's name
+    assert schedule("SWEEP") == "0 3 * * 6"
+    assert form_defaults("SWEEP") == {"sweep_noise_multipliers": "1,2", "layers": 3}
+    assert form_defaults("TRAIN") == {"layers": 3}
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        ('{"layer": 3}', "layer: unknown setting"),
+        ('{"sweep_epochs": "0"}', "epochs"),
+        ("{", "not JSON"),
+    ],
+)
+def test_invalid_defaults_are_one_line_of_import_error(monkeypatch, tmp_path, content, words):
+    file = tmp_path / "sweep.json"
+    file.write_text(content)
+    monkeypatch.setenv("CONFIDE_SWEEP_SETTINGS", str(file))
+    with pytest.raises((ValueError, BadInput), match="CONFIDE_SWEEP_SETTINGS") as refused:
+        form_defaults("SWEEP")
+    assert words in str(refused.value)
+    assert "\n" not in str(refused.value)

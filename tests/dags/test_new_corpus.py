@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from dags import configuration
+from dp_core.errors import BadInput
 
 DAG_FILE = Path(__file__).resolve().parents[2] / "dags" / "new_corpus.py"
 NOTES = {"private_format": "jsonl", "private_path": "/data/notes.jsonl", "declared_units": 5000}
@@ -71,21 +71,14 @@ def test_an_event_is_data_and_changes_nothing_but_the_version(module, corpus, ex
         ({"ward-notes": NOTES | {"data_version": "3"}}, "data_version comes with the event"),
         ({"ward-notes": 3}, "not an object"),
         ([], "not a JSON object"),
+        (b"\xff\xfe\x00", "cannot be read (not UTF-8)"),
     ],
 )
 def test_invalid_corpora_are_one_line_of_import_error(monkeypatch, tmp_path, content, words):
     file = tmp_path / "corpora.json"
-    file.write_text(json.dumps(content))
+    file.write_bytes(content if isinstance(content, bytes) else json.dumps(content).encode())
     monkeypatch.setenv("CONFIDE_CORPORA", str(file))
-    with pytest.raises(ValueError, match="CONFIDE_CORPORA") as refused:
-        configuration.corpora()
+    with pytest.raises((ValueError, BadInput), match="CONFIDE_CORPORA") as refused:
+        runpy.run_path(str(DAG_FILE))
     assert words in str(refused.value)
     assert "\n" not in str(refused.value)
-
-
-def test_a_file_that_is_not_text_is_refused_in_one_line(monkeypatch, tmp_path):
-    file = tmp_path / "corpora.json"
-    file.write_bytes(b"\xff\xfe\x00")
-    monkeypatch.setenv("CONFIDE_CORPORA", str(file))
-    with pytest.raises(ValueError, match=r"CONFIDE_CORPORA: cannot be read \(not UTF-8\)"):
-        configuration.corpora()

@@ -57,20 +57,9 @@ def test_ledger_orders_entries_by_number_under_a_jumping_clock(
 ) -> None:
     ledger = Ledger.open(f"sqlite:///{tmp_path}/ledger.db")
     ledger.register_made_up("notes")
-    made = [
-        ledger.reserve(
-            Entry(
-                dataset="notes",
-                unit=PrivacyUnit.PATIENT,
-                event=Unaccounted("made up", unit=PrivacyUnit.PATIENT),
-                delta=0.0,
-                spec_hash=f"{number}",
-                plan_key="run",
-                run="run",
-            )
-        ).id
-        for number in range(6)
-    ]
+    patient = PrivacyUnit.PATIENT
+    event = Unaccounted("made up", unit=patient)
+    made = [ledger.reserve(Entry("notes", patient, event, 0.0, str(n))).id for n in range(6)]
     assert [entry.id for entry in ledger.history("notes")] == made
 
 

@@ -17,7 +17,6 @@ from command_line import Confide
 from spec_examples import run, spec_of
 from step_outputs import output_folder
 
-from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import (
@@ -26,11 +25,9 @@ from tasks.protocol import (
     EntitiesSpec,
     JobSettings,
     StepSpec,
-    SweepSettings,
-    budget_of_run,
     job_steps,
 )
-from tasks.releases.declarations import open_for_operator, open_source, refuse_undeclared
+from tasks.releases.declarations import open_for_operator, open_source
 from tasks.releases.deployment_ledger import IDENTITY
 from tasks.results import STATEMENT_DATA
 from tasks.runtime.deployment import CHECKOUT, Deployment
@@ -70,10 +67,8 @@ def declare(confide: Confide, *paths: Path | str) -> None:
 
 def published(home: Deployment) -> list[Path]:
     """Return the files of the store, and copies of sources that a refused step left."""
-    store = [f for f in (home.home / "store").rglob("*") if f.is_file()]
-    store = [
-        f for f in store if f != local_path(home.open_store().location(IDENTITY))
-    ]  # the identity of the ledger
+    identity = local_path(home.open_store().location(IDENTITY))
+    store = [f for f in (home.home / "store").rglob("*") if f.is_file() and f != identity]
     return store + [f for f in home.work.rglob("source/**/*") if f.is_file()]
 
 
@@ -180,25 +175,15 @@ def test_undeclared_public_source_is_refused_before_a_charge(
         refused(steps[step], field)
 
 
+@pytest.mark.parametrize("job", ["dp_bert", "dp_sweep"])
 def test_undeclared_source_is_refused_before_a_run_starts(
-    home: Deployment, files: Path, confide: Confide
+    home: Deployment, files: Path, confide: Confide, job: str
 ) -> None:
-    words = ["run", "--set", "public_format=text", "--set", f"public_path={files / 'wiki'}"]
-    code, out, err = confide(*words)
+    words = ["--set", "public_format=text", "--set", f"public_path={files / 'wiki'}"]
+    code, out, err = confide("run", job, *words)
     assert (code, out) == (2, "")
-    assert f"confide ledger declare-public {files / 'wiki'}" in err
+    assert "public_path" in err and f"confide ledger declare-public {files / 'wiki'}" in err
     assert not (home.home / "logs").exists()
-
-
-def test_undeclared_source_of_a_sweep_is_refused(home: Deployment, files: Path) -> None:
-    settings = job(files).model_dump() | {
-        "public_format": "text",
-        "public_path": str(files / "wiki"),
-    }
-    spec = budget_of_run(SweepSettings.model_validate(settings))
-    assert [source.field for source in spec.called_public] == ["public_path"]
-    with pytest.raises(BadInput, match="declare-public"):
-        refuse_undeclared(spec.called_public, home)
 
 
 # --- specs written by hand
@@ -279,18 +264,9 @@ def test_file_changed_between_check_and_reading_is_not_read(
     monkeypatch.setattr(corpus, "read_corpus", swapped)
     spec = corpus_spec(home, files / "wiki", format="text")
     assert run(spec) == 0
-    assert "leaf" in (text := _read_all(spec)) and "Quorvath" not in text
-
-
-def _read_all(spec: StepSpec) -> str:
-    folder = output_folder(Deployment.from_environment(), spec.output)
-    files = [f for f in folder.rglob("*") if f.is_file()]
-    return "".join(
-        str(pq.read_table(f).to_pylist())
-        if f.suffix == ".parquet"
-        else f.read_text(errors="replace")
-        for f in files
-    )
+    shards = output_folder(home, spec.output).rglob("*.parquet")
+    text = "".join(str(pq.read_table(shard).to_pylist()) for shard in shards)
+    assert "leaf" in text and "Quorvath" not in text
 
 
 def test_withdrawn_declaration_also_invalidates_finished_steps(
@@ -406,22 +382,13 @@ def test_register_command_refuses_contradictory_options(confide: Confide) -> Non
 
 
 def test_every_step_opens_its_sources_through_one_function() -> None:
-    callers = {
-        file.relative_to(CHECKOUT).as_posix()
-        for file in (CHECKOUT / "tasks").rglob("*.py")
-        if "stage_source(" in file.read_text()
-    }
-    assert callers == {"tasks/releases/declarations.py", "tasks/storage/backends.py"}
-    openers = {
-        file.stem
-        for file in (CHECKOUT / "tasks" / "steps").glob("*.py")
-        if open_source.__name__ in file.read_text()
-    }
-    assert openers == {"checkpoint_step", "corpus_step", "entities_step", "pretrain_step"}
-    undeclared = {
-        file.stem
-        for file in (CHECKOUT / "tasks" / "steps").glob("*.py")
-        if open_for_operator.__name__ in file.read_text()
-    }
+    def files_with(word: str, folder: str) -> set[str]:
+        files = (CHECKOUT / folder).rglob("*.py")
+        return {file.stem for file in files if word in file.read_text()}
+
+    assert files_with("stage_source(", "tasks") == {"declarations", "backends"}
+    openers = {"checkpoint_step", "corpus_step", "entities_step", "pretrain_step"}
+    assert files_with(open_source.__name__, "tasks/steps") == openers
     # The outputs of these steps are for the operator only.
+    undeclared = files_with(open_for_operator.__name__, "tasks/steps")
     assert undeclared == {"membership_step", "privacy_audit_step"}

@@ -49,20 +49,17 @@ def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: En
     assert len(set(units_of([*train, *train], PrivacyUnit.EXAMPLE))) == 4
 
 
-def test_changed_list_of_patients_needs_another_data_version(
-    untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
+@pytest.mark.parametrize(
+    ("patients", "reason"),
+    [("a.tsv#0,p\nb.tsv#0,q\n", "data_version"), ("a.tsv#0,p\n", "every training document")],
+)
+def test_changed_list_of_patients_needs_another_data_version_and_every_training_document(
+    untracked: Deployment, spec: EntitiesSpec, tmp_path: Path, patients: str, reason: str
 ) -> None:
-    contract.run_step(spec, untracked, CONTEXT)
-    (tmp_path / "patients.csv").write_text("a.tsv#0,p\nb.tsv#0,q\n")
-    with pytest.raises(BadInput, match="data_version"):
+    if reason == "data_version":
         contract.run_step(spec, untracked, CONTEXT)
-
-
-def test_training_document_without_a_patient_is_refused(
-    untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
-) -> None:
-    (tmp_path / "patients.csv").write_text("a.tsv#0,p\n")
-    with pytest.raises(BadInput, match="every training document"):
+    (tmp_path / "patients.csv").write_text(patients)
+    with pytest.raises(BadInput, match=reason):
         contract.run_step(spec, untracked, CONTEXT)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_processes import free_port
 from release_examples import hold, record
 from spec_examples import PLAN, Spec, spec_of
 from step_outputs import POSITIONS, publish, rows_in, vocabulary_in
@@ -91,6 +92,20 @@ class Published:
 
 @pytest.fixture
 def published(untracked: Deployment) -> Published:
+    return publish_all(untracked)
+
+
+@pytest.fixture(scope="module")
+def attacked(tmp_path_factory: pytest.TempPathFactory) -> Published:
+    """The deployment that all refused specs share, because they leave it unchanged."""
+    home = str(tmp_path_factory.mktemp("attacked"))
+    untracked = {"CONFIDE_HOME": home, "CONFIDE_TRACKING": f"http://127.0.0.1:{free_port()}"}
+    deployment = Deployment.from_environment(untracked)
+    deployment.prepare()
+    return publish_all(deployment)
+
+
+def publish_all(untracked: Deployment) -> Published:
     store = Store(untracked.store, untracked.cache)
     ledger = Ledger.open(untracked.ledger)
     for name in ("notes", OTHER, "labels"):
@@ -321,12 +336,12 @@ ATTACKS: dict[str, tuple[Callable[[Published], StepSpec], str]] = {
 
 
 @pytest.mark.parametrize("name", ATTACKS)
-def test_invalid_spec_is_refused_before_a_charge(published: Published, name: str) -> None:
+def test_invalid_spec_is_refused_before_a_charge(attacked: Published, name: str) -> None:
     make, reason = ATTACKS[name]
     with pytest.raises(BadInput) as refused:
-        contract.run_step(make(published), published.deployment, CONTEXT)
+        contract.run_step(make(attacked), attacked.deployment, CONTEXT)
     assert reason in str(refused.value) and "\n" not in str(refused.value)
-    assert published.charged() == []
+    assert attacked.charged() == []
 
 
 def test_nonprivate_model_cannot_be_used_as_a_public_model(
@@ -334,14 +349,8 @@ def test_nonprivate_model_cannot_be_used_as_a_public_model(
 ) -> None:
     store = Store(published.deployment.store, published.deployment.cache)
     folder = store.local_copy(published.uris["operator model"])
-    spec = pretraining(
-        published,
-        mode="public",
-        plan=None,
-        store_uri="public",
-        init_uri="",
-        public_model=str(folder),
-    )
+    own = {"mode": "public", "plan": None, "store_uri": "public", "init_uri": ""}
+    spec = pretraining(published, **own, public_model=str(folder))
     with pytest.raises(BadInput, match="public_model"):
         contract.run_step(spec, published.deployment, CONTEXT)
 
@@ -409,12 +418,8 @@ def test_releases_of_inputs_are_recorded_by_the_contract(published: Published) -
         vocabulary_uri=published.uris["words elsewhere"],
         config=CanaryConfig(canary_patterns="S", canary_rates="0.1", canaries_per_group=1),
     )  # fmt: skip
-    result = contract.run_step(spec, published.deployment, replace_task("canaries"))
-    assert result.releases == [WORDS_ELSEWHERE]
-
-
-def replace_task(name: str) -> RunContext:
-    return CONTEXT.model_copy(update={"task": name})
+    context = CONTEXT.model_copy(update={"task": "canaries"})
+    assert contract.run_step(spec, published.deployment, context).releases == [WORDS_ELSEWHERE]
 
 
 def test_result_of_an_earlier_version_is_refused_as_input(published: Published) -> None:

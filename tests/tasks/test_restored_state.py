@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import sqlite3
 from pathlib import Path
@@ -13,12 +12,12 @@ from release_examples import NOTES, UNIT, bench_of, charged
 from step_outputs import output_folder
 from test_vocabulary_source import SMALL
 
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.ledger.database import LedgerDamaged
-from dp_core.privacy.seed_store import SeedStore
 from tasks.commands import doctor_command
 from tasks.commands.local_stack import copied
+from tasks.context import content_key
 from tasks.execution import contract
 from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, job_steps
 from tasks.protocol.settings import MADE_UP
@@ -43,17 +42,28 @@ def release(deployment: Deployment, spec_hash: str = "a" * 64) -> ReleaseRecord:
     return settled
 
 
-def restore(deployment: Deployment, backup: Path) -> None:
-    """Replace ledger and seeds by those of a backup."""
+def delete_ledger(deployment: Deployment) -> None:
     for file in deployment.home.glob("ledger.db*"):
         file.unlink()
+
+
+def restore(deployment: Deployment, backup: Path) -> None:
+    """Replace ledger and seeds by those of a backup."""
+    delete_ledger(deployment)
     shutil.rmtree(deployment.seeds)
     shutil.copy2(backup / "ledger.db", deployment.home / "ledger.db")
     shutil.copytree(backup / "seeds", deployment.seeds)
 
 
-def findings(deployment: Deployment) -> dict[str, doctor_command.Finding]:
+def findings(deployment: Deployment) -> dict[str, doctor_command.Check]:
     return {finding.name: finding for finding in doctor_command.ledger(deployment)}
+
+
+@pytest.fixture
+def used(registered: Deployment) -> Deployment:
+    """A deployment with one settled release."""
+    release(registered)
+    return registered
 
 
 @pytest.fixture
@@ -91,21 +101,17 @@ def test_doctor_reports_an_output_that_is_newer_than_the_ledger(
     assert second.ledger_id in finding.found and "does not hold it" in finding.found
 
 
-def test_doctor_names_settled_releases_without_an_output(registered: Deployment) -> None:
-    release(registered)
-    registered.open_store().clear("store://pretrain/aaaaaaaaaaaaaaaa")
-    reported = findings(registered)
+def test_doctor_names_settled_releases_without_an_output(used: Deployment) -> None:
+    used.open_store().clear("store://pretrain/aaaaaaaaaaaaaaaa")
+    reported = findings(used)
     assert reported["releases in the store"].ok
     assert "1 settled releases have no output" in reported["outputs of releases"].found
 
 
-def test_doctor_reports_missing_seeds_of_settled_releases(registered: Deployment) -> None:
-    release(registered)
-    identity = SeedStore(registered.seeds).remembered_ledger()
-    for file in registered.seeds.glob("*.json"):
+def test_doctor_reports_missing_seeds_of_settled_releases(used: Deployment) -> None:
+    for file in used.seeds.glob("*.json"):
         file.unlink()
-    assert identity is not None
-    finding = findings(registered)["seeds of releases"]
+    finding = findings(used)["seeds of releases"]
     assert not finding.ok and finding.needed
     assert "the seeds of 1 releases are missing" in finding.found
 
@@ -154,9 +160,8 @@ def test_emptied_ledger_is_refused_by_store_or_seeds(
         open_ledger(registered)
 
 
-def test_ledger_with_a_garbled_page_is_refused_when_it_is_opened(registered: Deployment) -> None:
-    release(registered)
-    file = registered.home / "ledger.db"
+def test_ledger_with_a_garbled_page_is_refused_when_it_is_opened(used: Deployment) -> None:
+    file = used.home / "ledger.db"
     with sqlite3.connect(file) as db:
         db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
         size = db.execute("PRAGMA page_size").fetchone()[0]
@@ -166,7 +171,7 @@ def test_ledger_with_a_garbled_page_is_refused_when_it_is_opened(registered: Dep
     content[(page - 1) * size + 8 : page * size] = b"\xa5" * (size - 8)
     file.write_bytes(content)
     with pytest.raises(LedgerDamaged, match="it is damaged") as caught:
-        Ledger.open(registered.ledger)
+        Ledger.open(used.ledger)
     assert "\n" not in str(caught.value)
 
 
@@ -209,18 +214,6 @@ def test_finished_step_is_refused_if_the_ledger_lacks_its_release(untracked: Dep
 # --- ledgers that seeds or store do not remember
 
 
-@pytest.fixture
-def used(registered: Deployment) -> Deployment:
-    """A deployment with one settled release."""
-    release(registered)
-    return registered
-
-
-def delete_ledger(deployment: Deployment) -> None:
-    for file in deployment.home.glob("ledger.db*"):
-        file.unlink()
-
-
 def test_deleted_ledger_is_not_replaced_by_a_new_budget(
     confide: Confide, used: Deployment, at_home: None
 ) -> None:
@@ -231,9 +224,8 @@ def test_deleted_ledger_is_not_replaced_by_a_new_budget(
     assert "the privacy ledger is missing" in err and "Restore ledger and seeds" in err
     with pytest.raises(BadInput, match="ledger is missing"):
         release(used)
-    findings = {f.name: f for f in doctor_command.ledger(used)}
-    assert not findings["ledger's integrity"].ok
-    assert "ledger is missing" in findings["ledger's integrity"].found
+    finding = findings(used)["ledger's integrity"]
+    assert not finding.ok and "ledger is missing" in finding.found
 
 
 def test_store_remembers_the_ledger_of_uses_without_a_seed(deployment: Deployment) -> None:
@@ -249,23 +241,50 @@ def test_store_remembers_the_ledger_of_uses_without_a_seed(deployment: Deploymen
     assert remembered != Ledger.open(deployment.ledger).identity().encode()
 
 
-def test_restored_backup_is_accepted_as_the_same_ledger(used: Deployment, tmp_path: Path) -> None:
-    copied(used, tmp_path / "backup")
+def test_restored_backup_has_every_entry_seed_and_key(used: Deployment, tmp_path: Path) -> None:
+    """The home is lost, and restored with the commands of docs/operate.md."""
+    charged(bench_of(used, "d" * 64))  # begun and not settled
+    before = Ledger.open(used.ledger).history("notes")
+    key = content_key(used, "content-digest")
+    (used.seeds / ".left.0123456789abcdef").write_text("{}")  # a file that is being written
+    kept = copied(used, tmp_path / "backup")
+    assert set(kept) == {"ledger", "seeds", "keys", "mlflow"}
+    assert not list((tmp_path / "backup" / "seeds").glob(".*"))
     delete_ledger(used)
-    used.seeds.rename(tmp_path / "moved away")
-    (tmp_path / "backup" / "ledger.db").rename(used.home / "ledger.db")
-    (tmp_path / "backup" / "seeds").rename(used.seeds)
+    for folder in (used.seeds, used.keys):
+        shutil.rmtree(folder)
+        shutil.copytree(tmp_path / "backup" / folder.name, folder)
+    shutil.copy(tmp_path / "backup" / "ledger.db", used.home / "ledger.db")
+    assert content_key(used, "content-digest") == key  # unfinished work can continue
     release(used)  # the entry is found and accepted again
-    store = Store(used.store, used.cache)
-    assert len(open_ledger(used, store).history("notes")) == 1
+    assert open_ledger(used, used.open_store()).history("notes") == before
     assert all(finding.ok for finding in doctor_command.ledger(used) if finding.needed)
 
 
-def test_backup_omits_temporary_seed_files(used: Deployment, tmp_path: Path) -> None:
-    (used.seeds / ".left.0123456789abcdef").write_text("{}")
-    copied(used, tmp_path / "backup")
-    names = {file.name for file in (tmp_path / "backup" / "seeds").iterdir()}
-    assert names == {file.name for file in used.seeds.iterdir() if file.name[0] != "."}
+def test_ledger_in_use_is_copied_consistently(used: Deployment, tmp_path: Path) -> None:
+    with sqlite3.connect(used.home / "ledger.db") as busy:
+        busy.execute("BEGIN IMMEDIATE")
+        busy.execute("UPDATE entries SET run = 'half-way'")
+        copied(used, tmp_path / "backup")
+        busy.rollback()
+    copy = Ledger.open(f"sqlite:///{tmp_path}/backup/ledger.db")
+    assert copy.history("notes") == Ledger.open(used.ledger).history("notes")
+
+
+def test_backup_is_readable_by_its_owner_only_and_replaces_nothing(
+    confide: Confide, used: Deployment, at_home: None, tmp_path: Path
+) -> None:
+    assert confide("backup", tmp_path / "backup")[0] == 0
+    for file in (tmp_path / "backup", *(tmp_path / "backup").rglob("*")):
+        assert file.stat().st_mode & 0o077 == 0, file.name
+    code, _, err = confide("backup", tmp_path / "backup")
+    assert code == 2 and "already" in err
+
+
+def test_backup_of_a_damaged_database_is_refused(used: Deployment, tmp_path: Path) -> None:
+    (used.home / "mlflow.db").write_bytes(b"not a database at all" * 100)
+    with pytest.raises(ConfideError, match="not complete"):
+        copied(used, tmp_path / "backup")
 
 
 @pytest.mark.parametrize("damage", ["overwritten", "a row", "an entry is gone"])
@@ -329,15 +348,15 @@ def test_absolute_paths_and_urls_are_accepted() -> None:
     assert deployment.tracking_ui == "https://mlflow.example.org"
 
 
-@pytest.mark.parametrize(
-    "inside", [[], ["ledger.db"], ["seeds", "notes.txt"], ["messages"], ["specs"]]
-)
-def test_accessible_home_is_closed_to_other_users(tmp_path: Path, inside: list[str]) -> None:
+@pytest.mark.parametrize("inside", [None, "", "ledger.db", "seeds", "messages", "specs"])
+def test_new_or_accessible_home_is_closed_to_other_users(
+    tmp_path: Path, inside: str | None
+) -> None:
     home = tmp_path / "home"
-    home.mkdir()
-    home.chmod(0o755)
-    for name in inside:
-        (home / name).touch()
+    if inside is not None:
+        home.mkdir(mode=0o755)
+    if inside:
+        (home / inside).touch()
     Deployment.from_environment({"CONFIDE_HOME": str(home)}).prepare()
     assert home.stat().st_mode & 0o777 == 0o700
 
@@ -353,16 +372,6 @@ def test_folder_with_foreign_files_is_refused_as_home(
     with pytest.raises(BadInput, match=f"others can reach.*chmod 700 {home}"):
         Deployment.from_environment({"CONFIDE_HOME": str(home)}).prepare()
     assert home.stat().st_mode & 0o7777 == mode
-
-
-def test_new_home_is_accessible_to_its_owner_only(tmp_path: Path) -> None:
-    before = os.umask(0o022)
-    try:
-        deployment = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
-        list(doctor_command.ledger(deployment))
-    finally:
-        os.umask(before)
-    assert deployment.home.stat().st_mode & 0o777 == 0o700
 
 
 def test_password_in_a_url_option_is_not_printed(

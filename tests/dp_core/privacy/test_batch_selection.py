@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import hashlib
 import math
 from typing import Any
@@ -14,13 +13,11 @@ from scipy import stats
 
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.batch_selection import (
-    SAMPLING_LAWS,
     BatchSampler,
     CyclicPoissonSampling,
     PoissonSampling,
     SamplingLaw,
     TruncatedPoissonSampling,
-    sampling_law,
 )
 from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
 from dp_core.privacy.mechanisms import (
@@ -166,10 +163,6 @@ class SamplingLawConformance:
         apart = [int(d) for unit in taken.T for d in np.diff(np.flatnonzero(unit))]
         assert min(apart) == self.law.separation
 
-    def test_it_is_kept_and_read(self) -> None:
-        assert sampling_law(**self.law.to_json()) == self.law
-        assert SAMPLING_LAWS[self.law.kind] is type(self.law)
-
 
 class TestPoisson(SamplingLawConformance):
     law = PoissonSampling()
@@ -280,41 +273,3 @@ class TestCyclicPoisson(SamplingLawConformance):
             plan(CyclicPoissonSampling(11), 10)
         with pytest.raises(PlanError, match="below 1"):
             CyclicPoissonSampling(0)
-
-
-@dataclasses.dataclass(frozen=True)
-class FixedSize(SamplingLaw):
-    """A law other than Poisson sampling: the rate is right, but all batches have 12 of 40 units."""
-
-    kind = "fixed-size"
-
-    def draw(
-        self, seed: PrivacySeed, n_units: int, sampling_rate: float, step: int
-    ) -> NDArray[np.int64]:
-        return np.sort(np.random.default_rng(step).permutation(n_units)[:12])
-
-    def event(self, declared_units: int, phases: Any, unit: PrivacyUnit) -> MechanismEvent:
-        raise NotImplementedError
-
-
-@pytest.mark.statistical
-def test_the_tests_see_samplers_that_are_not_poisson() -> None:
-    fixed = inclusions(sampler(FixedSize(), 40, 0.3), 8000)
-    assert is_rate(fixed, 0.3)
-    assert not has_binomial_sizes(fixed, 0.3)
-    # This sampler draws units in pairs, so the rate is right but the units are dependent.
-    halves = inclusions(sampler(PoissonSampling(), 20, 0.3), 8000)
-    assert not units_are_independent(np.concatenate([halves, halves], axis=1))
-
-
-@pytest.mark.parametrize(
-    "written,message",
-    [
-        ({"kind": "shuffled"}, "'shuffled' is not one of poisson, truncated-poisson, cyclic"),
-        ({"kind": "poisson", "cap": 3}, "other parameters than these: cap"),
-        ({"kind": "truncated-poisson"}, "other parameters than these: none"),
-    ],
-)
-def test_an_unknown_law_is_refused(written: dict[str, Any], message: str) -> None:
-    with pytest.raises(PlanError, match=message):
-        sampling_law(**written)

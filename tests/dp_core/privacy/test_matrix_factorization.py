@@ -141,16 +141,6 @@ def test_one_band_is_dp_sgd() -> None:
     assert with_bands(plan(), 1, sums(282)) == plan()
 
 
-def test_warm_up_decay_and_momentum_choose_another_strategy_with_less_error() -> None:
-    """For 282 updates and 16 bands, the weights have 7% less noise than by the prefix sums."""
-    workload = optimizer(282)
-    own, plain = (least_error_strategy(16, made) for made in (workload, sums(282)))
-    assert workload.error(own) < 0.95 * workload.error(plain)
-    assert (
-        own.coefficients == least_error_strategy(16, optimizer(282, learning_rate=1.0)).coefficients
-    )
-
-
 @pytest.mark.parametrize("bands", [33, 64])
 @pytest.mark.parametrize("workload", [sums(200), optimizer(200)], ids=["sums", "optimizer"])
 def test_every_number_of_bands_that_may_be_asked_for_has_a_strategy(
@@ -159,42 +149,6 @@ def test_every_number_of_bands_that_may_be_asked_for_has_a_strategy(
     found = least_error_strategy(bands, workload)
     assert found.bands == bands
     assert workload.error(found) < 0.5 * workload.error(INDEPENDENT)
-
-
-def prefix_error(strategy: ToeplitzStrategy, updates: int) -> float:
-    """Return √(mean square noise of all prefix sums)·‖c‖."""
-    sums = np.cumsum(strategy.noising(updates))
-    return math.sqrt(np.dot(np.arange(updates, 0, -1), sums * sums) / updates) * strategy.norm
-
-
-# From google-deepmind/jax-privacy 2.0.0 with jax 0.10.2; `make test-jax-privacy` recomputes them.
-JAX_SQUARE_ROOT = {(282, 4): (6.717934, 10.267896), (2000, 8): (13.261991, 20.726669)}
-JAX_OPTIMISED = {(282, 4): 6.252733, (2000, 8): 11.579958}
-
-
-@pytest.mark.parametrize(("size", "figures"), JAX_SQUARE_ROOT.items(), ids=str)
-def test_square_root_error_and_sensitivity_equal_jax_privacys(
-    size: tuple[int, int], figures: tuple[float, float]
-) -> None:
-    (updates, bands), (error, sensitivity) = size, figures
-    root = power_strategy(bands, 0.5)
-    assert prefix_error(root, updates) == pytest.approx(error, rel=2e-5)
-    used = np.zeros(updates)
-    used[::bands] = 1  # every b-th update; the last has fewer rows
-    moved = float(np.linalg.norm(dense(root, updates) @ used))
-    assert moved == pytest.approx(sensitivity, rel=2e-5)
-    assert moved <= root.norm * math.sqrt(math.ceil(updates / bands))
-
-
-@pytest.mark.parametrize(("size", "error"), JAX_OPTIMISED.items(), ids=str)
-def test_least_error_is_near_error_of_jax_privacys_optimiser(
-    size: tuple[int, int], error: float
-) -> None:
-    updates, bands = size
-    found = least_error_strategy(bands, sums(updates))
-    assert found.bands == bands
-    assert prefix_error(found, updates) < error * 1.002
-    assert prefix_error(found, updates) < prefix_error(power_strategy(bands, 0.5), updates) * 0.95
 
 
 def test_epsilon_equals_dp_accountings_subsampled_gaussians() -> None:
@@ -232,6 +186,8 @@ def test_where_correlated_noise_is_not_proven_the_plan_stays_as_it_is() -> None:
     learned = plan(adaptive=AdaptiveClipping(0.5, 5.0))
     for other in (grown, cut, learned):
         assert least_error(other, sums(282)) is other
+    with pytest.raises(PlanError, match="only for Poisson samples"):
+        with_bands(cut, 8, sums(282))
     eight = with_bands(plan(), 8, sums(282))
     for changes, reason in (
         ({"adaptive": AdaptiveClipping(0.5, 5.0)}, "a clip norm that stays the same"),

@@ -53,16 +53,6 @@ def test_another_ledger_is_refused(
     assert ledger.confirm_memory(seeds) == ledger.identity()
 
 
-def test_a_deleted_ledger_that_began_afresh_is_refused(tmp_path: Path, seeds: SeedStore) -> None:
-    url = f"sqlite:///{tmp_path}/ledger.db"
-    ledger = Ledger.open(url)
-    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    release(ledger, seeds)
-    for file in tmp_path.glob("ledger.db*"):
-        file.unlink()
-    refused(Ledger.open(url), seeds, "drawn under another ledger")
-
-
 def test_an_emptied_ledger_is_refused(ledger: Ledger, url: str, seeds: SeedStore) -> None:
     release(ledger, seeds)
     release(ledger, seeds, "two")

@@ -40,18 +40,6 @@ def way(ledger: Ledger) -> Way | None:
     return ledger.remaining("notes").way
 
 
-def test_example_fits_by_pld_and_not_by_the_filter(ledger: Ledger) -> None:
-    assert epsilon_pld(Gaussian(ONLY_BY_PLD), DELTA) < EPSILON
-    room = ledger.remaining("notes").capacity
-    assert room is not None
-    assert (
-        privacy_filter.charge(
-            privacy_filter.releases(one_plan()), ledger.datasets()["notes"].order
-        ).rho
-        > room.rho
-    )
-
-
 def test_small_plan_leaves_the_budget_to_the_filter(ledger: Ledger) -> None:
     assert way(ledger) is None
     assert ledger.cost_of_plan(plan(4.0)).way is Way.SEQUENCE

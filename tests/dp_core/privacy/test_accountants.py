@@ -1,16 +1,19 @@
+"""Accountants: ε and δ against closed forms, integrals and other libraries; calibrated noise."""
+
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import dp_accounting as dpa
 import pytest
 from dp_accounting.pld import PLDAccountant, privacy_loss_distribution
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from mechanism_examples import either_way, fixed_size_truth, truncated_truth
+from mechanism_examples import either_way, truncated_truth
 from numpy.typing import ArrayLike
-from privacy_oracles import gaussian_mixture, hockey_stick
 from scipy.stats import binom, norm
 
 from dp_core.errors import BadInput
@@ -23,13 +26,18 @@ from dp_core.privacy.accounting.accountants import (
     epsilon_unamplified,
     gaussian_epsilon,
 )
+from dp_core.privacy.accounting.calibration import noise_for, steps_within
 from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
+from dp_core.privacy.execution_plan import LEAST_NOISE
 from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     Gaussian,
     PoissonGaussian,
+    PrivacyUnit,
     ShuffledGaussian,
+    ThresholdedHistogram,
     TruncatedPoissonGaussian,
+    compose,
 )
 
 PRIVACY_PAGE = Path(__file__).resolve().parents[3] / "docs" / "privacy.md"
@@ -88,19 +96,6 @@ def test_delta_inverts_epsilon() -> None:
 # --- integrals: one sampled step, in both directions
 
 
-@pytest.mark.parametrize(("rate", "sigma"), [(0.01, 0.7), (0.3, 1.0), (0.9, 2.0)])
-@pytest.mark.parametrize("epsilon", [0.05, 0.5, 2.0])
-def test_one_step_is_the_integral(rate: float, sigma: float, epsilon: float) -> None:
-    with_unit = gaussian_mixture({0.0: 1 - rate, 1.0: rate}, sigma)
-    without = gaussian_mixture({0.0: 1.0}, sigma)
-    exact = max(
-        hockey_stick(with_unit, without, epsilon, 14 * sigma),
-        hockey_stick(without, with_unit, epsilon, 14 * sigma),
-    )
-    claimed = delta_pld(single(rate, sigma, 1), epsilon)
-    assert exact * (1 - 1e-6) - 1e-15 <= claimed <= exact * 1.001 + 1e-12
-
-
 # --- another implementation, where its rounding is negligible
 
 
@@ -138,14 +133,6 @@ def test_never_above_renyi_and_monotone(rate: float, sigma: float, steps: int) -
 
 
 # --- truncated and fixed-size batches: every outcome of a tiny data set
-
-
-def test_truncation_is_accounted_for_every_neighbour_and_poisson_would_not_be() -> None:
-    rate, cap, sigma, epsilon = 0.5, 1, 1.0, 2.0
-    claimed = delta_pld(TruncatedPoissonGaussian(4, cap, ((rate, sigma, 1),)), epsilon)
-    plain = delta_pld(single(rate, sigma, 1), epsilon)
-    # The Poisson accounting would underestimate the δ of truncated batches.
-    assert plain < truncated_truth(4, cap, rate, sigma, epsilon) <= claimed
 
 
 @pytest.mark.parametrize("cap", [1, 2])
@@ -217,14 +204,6 @@ def test_cut_batches_cost_no_more_than_the_library_says(
         re.MULTILINE,
     )
     assert row == (f"{ours:.2f}", f"{library:.2f}")
-
-
-@pytest.mark.parametrize("batch", [1, 2, 4])
-def test_fixed_size_batches_are_accounted_for_every_neighbour(batch: int) -> None:
-    sigma, epsilon = 1.5, 0.3
-    claimed = delta_pld(FixedSizeGaussian(4, ((batch, sigma, 1),)), epsilon)
-    plain = delta_pld(single(batch / 4, sigma, 1), epsilon)
-    assert plain < fixed_size_truth(4, batch, sigma, epsilon) <= claimed
 
 
 def test_fixed_size_renyi_is_above_the_profile() -> None:
@@ -336,3 +315,68 @@ def test_the_worse_direction_counts_whichever_it_is(
     monkeypatch.setattr(PoissonGaussian, "steps", lambda _: reversed_steps)
     assert epsilon_pld(event, 1e-5) == pytest.approx(epsilon, rel=1e-6)
     assert delta_pld(event, sides[0]) == pytest.approx(delta, rel=1e-6)
+
+
+# --- calibration: the noise or the updates for a target
+
+
+def sampled(rate: float, steps: int, **more: Any) -> Callable[[float], PoissonGaussian]:
+    """Return a function from a noise multiplier to the event of Poisson-sampled updates."""
+    return lambda sigma: PoissonGaussian.single(rate, sigma, steps, **more)
+
+
+@pytest.mark.parametrize(
+    ("target", "delta", "rate", "steps"),
+    [
+        (2.0, 1e-6, 0.01, 300),
+        (0.5, 1e-5, 0.3, 50),
+        (30.0, 1e-5, 0.05, 40),
+        *((wish, 1e-6, 0.05, 60) for wish in (0.1, 2.0, 20.0)),
+    ],
+)
+def test_steps_within_epsilon_invert_calibrated_noise(
+    target: float, delta: float, rate: float, steps: int
+) -> None:
+    sigma = noise_for(sampled(rate, steps), target, delta)
+    reached = epsilon_pld(PoissonGaussian.single(rate, sigma, steps), delta)
+    assert target * 0.999 <= reached <= target
+    fitting = steps_within(lambda n: PoissonGaussian.single(rate, sigma, n), target, delta)
+    assert fitting == pytest.approx(steps, abs=max(1, steps // 200))
+    more = epsilon_pld(PoissonGaussian.single(rate, sigma, fitting + 1), delta)
+    assert more > target
+
+
+def test_calibrated_noise_includes_the_cost_of_the_composed_release() -> None:
+    vocabulary = ThresholdedHistogram(64, 60.0, 380, unit=PrivacyUnit.PATIENT)
+    training = sampled(0.05, 100, unit=PrivacyUnit.PATIENT)
+    both = noise_for(training, 2.0, 1e-6, vocabulary)
+    assert both > noise_for(training, 2.0, 1e-6)
+    assert 0.995 * 2.0 <= epsilon_pld(compose(vocabulary, training(both)), 1e-6) <= 2.0
+
+
+def test_search_returns_its_limits_when_every_parameter_fits() -> None:
+    assert noise_for(sampled(1e-6, 1), 100.0, 0.5) == LEAST_NOISE
+    assert steps_within(lambda n: Gaussian(1e6 * math.sqrt(n)), 1.0, 1e-6) == 10_000_000
+
+
+def test_epochs_have_the_noise_of_one_gaussian_and_whole_epochs_of_updates() -> None:
+    def event(steps: int, sigma: float) -> ShuffledGaussian:
+        return ShuffledGaussian(sigma, math.ceil(steps / 20))
+
+    sigma = noise_for(lambda s: event(60, s), 3.0, 1e-5)
+    # Three Gaussians equal one with μ = √3/σ, whose ε has a closed form (Balle and Wang).
+    assert gaussian_epsilon(1e-5, math.sqrt(3) / sigma) == pytest.approx(3.0, rel=2e-3)
+    assert steps_within(lambda n: event(n, sigma), 3.0, 1e-5) == 60
+    assert steps_within(lambda n: event(n, 1.2 * sigma), 3.0, 1e-5) == 80
+
+
+def test_targets_out_of_reach_are_refused() -> None:
+    leaky, training = ThresholdedHistogram(64, 60.0, 100), sampled(0.05, 10)
+    with pytest.raises(BadInput, match="already spend it"):
+        noise_for(training, 1.0, 1e-6, leaky)
+    with pytest.raises(BadInput, match="one update"):
+        steps_within(lambda n: PoissonGaussian.single(0.5, 0.5, n), 0.01, 1e-6)
+    with pytest.raises(BadInput, match="epsilon"):
+        noise_for(training, 0.0, 1e-6)
+    with pytest.raises(BadInput, match="delta"):
+        noise_for(training, 1.0, 0.0)
