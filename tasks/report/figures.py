@@ -32,13 +32,13 @@ from tasks.report.model import (
 from tasks.report.tables import significant
 
 # Okabe and Ito's palette is safe for colour-blind readers; the markers differ as well.
-COLOURS: dict[Kind, str] = {
-    "public": "#6b6b6b",
-    "phrases": "#009e73",
-    "dp": "#0072b2",
-    "nonprivate": "#d55e00",
+STYLES: dict[Kind, tuple[str, str]] = {  # colour and marker
+    "public": ("#6b6b6b", "s"),
+    "phrases": ("#009e73", "D"),
+    "dp": ("#0072b2", "o"),
+    "nonprivate": ("#d55e00", "^"),
 }
-MARKERS: dict[Kind, str] = {"public": "s", "phrases": "D", "dp": "o", "nonprivate": "^"}
+_MORE_STYLES = (("#56b4e9", "v"), ("#cc79a7", "P"), ("#e69f00", "X"), ("#000000", "<"))
 EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
 _FAR_APART = 20  # ratio of the largest to the smallest perplexity for a logarithmic axis
 _LEGEND_LETTERS = 110  # characters of a legend in one line
@@ -123,28 +123,12 @@ def finish(figure: Figure, key: str, title: str, caption: str) -> Drawing:
 _MARKED = 12  # most points of a curve that has a marker at each point
 
 
-@dataclass(frozen=True)
-class _Style:
-    """The colour and marker of a model."""
-
-    colour: str
-    marker: str
-
-
-_MORE = (  # for further private models
-    _Style("#56b4e9", "v"),
-    _Style("#cc79a7", "P"),
-    _Style("#e69f00", "X"),
-    _Style("#000000", "<"),
-)
-
-
-def styles_of(models: Sequence[ModelRow]) -> dict[str, _Style]:
-    """Return the styles by model name; the first model of a kind has the style of its kind."""
-    styles: dict[str, _Style] = {}
-    more = itertools.cycle(_MORE)
+def styles_of(models: Sequence[ModelRow]) -> dict[str, tuple[str, str]]:
+    """Return colour and marker by model name; the first model of a kind has those of its kind."""
+    styles: dict[str, tuple[str, str]] = {}
+    more = itertools.cycle(_MORE_STYLES)
     for model in models:
-        of_kind = _Style(COLOURS[model.kind], MARKERS[model.kind])
+        of_kind = STYLES[model.kind]
         styles[model.name] = of_kind if of_kind not in styles.values() else next(more)
     return styles
 
@@ -175,8 +159,7 @@ def exposure_figure(models: Sequence[ModelRow]) -> Drawing | None:
         Line(
             model.name,
             embedded_rows(model.audits[0]),
-            styles[model.name].colour,
-            styles[model.name].marker,
+            *styles[model.name],
         )
         for model in models
         if model.audits
@@ -270,12 +253,12 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
     for axes, quantity in zip(panels, quantities, strict=True):
         shown = [c for c in curves if c.quantity == quantity and c.updates]
         for curve in shown:
-            style = styles[curve.model]
+            colour, marker = styles[curve.model]
             (handles[curve.model],) = axes.plot(
                 curve.updates,
                 curve.values,
-                color=style.colour,
-                marker=style.marker if len(curve.values) <= _MARKED else None,
+                color=colour,
+                marker=marker if len(curve.values) <= _MARKED else None,
                 label=curve.model,
             )
         axes.set_xlabel("Updates")
@@ -326,9 +309,8 @@ def epochs_figure(rows: Sequence[ModelRow], measure: Measure = F1) -> Drawing | 
     for axes, (title, lines) in zip(panels, shown, strict=True):
         for row, line in zip(rows, lines, strict=True):
             if line:
-                (handles[row.name],) = axes.plot(
-                    *as_columns(line), color=COLOURS[row.kind], marker=MARKERS[row.kind]
-                )
+                colour, marker = STYLES[row.kind]
+                (handles[row.name],) = axes.plot(*as_columns(line), color=colour, marker=marker)
         axes.set_xlabel("Epochs")
         axes.set_xticks(sorted({epochs for line in lines for epochs, _ in line}))
         axes.set_title(title, loc="left")
@@ -394,7 +376,7 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
             [x for x, _ in known],
             [y for _, y in known],
             width * 0.92,
-            color=styles[model.name].colour,
+            color=styles[model.name][0],
             label=model.name,
         )
         axes.bar_label(bars, [f"{100 * y:.1f}" for _, y in known], padding=2, fontsize=10)

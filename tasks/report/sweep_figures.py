@@ -16,10 +16,10 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.sweep import BASELINE_NAMES, Baseline
 from tasks.report.figures import (
-    COLOURS,
     EPSILON_RED,
     OCCURRENCES,
     SCORE_BLUE,
+    STYLES,
     Drawing,
     Line,
     as_columns,
@@ -36,11 +36,11 @@ from tasks.report.models_table import FINETUNING_TITLES
 from tasks.report.tables import significant
 
 _BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, different in grey
-    "public": (COLOURS["public"], ":"),
-    "public-training": (COLOURS["public"], "-."),
-    "checkpoint": (COLOURS["phrases"], "--"),
-    "nonprivate": (COLOURS["nonprivate"], "--"),
-    "nonprivate-training": (COLOURS["nonprivate"], "-."),
+    "public": (STYLES["public"][0], ":"),
+    "public-training": (STYLES["public"][0], "-."),
+    "checkpoint": (STYLES["phrases"][0], "--"),
+    "nonprivate": (STYLES["nonprivate"][0], "--"),
+    "nonprivate-training": (STYLES["nonprivate"][0], "-."),
 }
 _WITH_VOCABULARY_OF_SWEEP: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
 # Further baselines of the same kind: strokes and gaps, in line widths.
@@ -105,7 +105,7 @@ def _lines_without_privacy(baselines: Sequence[ModelRow]) -> list[Line]:
             Line(
                 f"{BASELINE_NAMES[baseline]} bs={row.batch_size} step={updates}",
                 _over_seeds([embedded_rows(exposures) for exposures in row.audits]),
-                COLOURS["nonprivate"],
+                STYLES["nonprivate"][0],
                 "^vXP*"[number % 5],
                 ("--", "-", ":", "-.")[number % 4],
             )

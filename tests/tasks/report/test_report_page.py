@@ -89,7 +89,9 @@ def test_page_is_well_formed_and_refers_to_no_other_file(name: str) -> None:
     assert parser.open == []
     assert len(parser.ids) == len(set(parser.ids))
     assert all(reference.startswith("#") for reference in parser.references)
-    assert "://" not in html
+    links = {reference[1:] for reference in parser.references}
+    assert links | set(re.findall(r"url\(#([^)]*)\)", html)) <= set(parser.ids)
+    assert "://" not in html and "xmlns" not in html
     assert "@import" not in html
     assert not re.search(r"url\((?!#)", html)
     assert "<script" not in html

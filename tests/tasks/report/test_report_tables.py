@@ -300,13 +300,6 @@ def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
     assert "nan" not in json.dumps(figures_of(report), default=str).lower()
 
 
-def test_sweep_table_keeps_the_order_of_the_points() -> None:
-    points = sweep_report().models
-    table = models_table.models_table(points, PrivacyUnit.PATIENT, is_sweep=True)
-    assert [row[0].value for row in table.rows] == [p.noise_multiplier for p in points]
-    assert (table.rows[0][8].value, table.rows[0][8].label) == (points[0].f1.value, Label.OPERATOR)
-
-
 def test_sweep_table_of_causal_models_has_perplexity_with_its_spread_over_seeds() -> None:
     table = models_table.models_table(
         causal_sweep_report().models, PrivacyUnit.PATIENT, is_sweep=True
