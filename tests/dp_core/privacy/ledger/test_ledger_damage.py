@@ -100,11 +100,9 @@ def test_a_full_disk_is_called_one_and_nothing_is_lost(file: Path, full_disk: No
 
 
 def test_a_server_with_a_full_disk_says_so() -> None:
-    class Full(Exception):
-        pgcode = "53100"
-
-    error = OperationalError("INSERT", {}, Full())
-    assert "the disk is full" in str(database.as_named(error, "postgresql://host/ledger"))
+    full = type("Full", (Exception,), {"pgcode": "53100"})()
+    error = database.as_named(OperationalError("INSERT", {}, full), "postgresql://host/ledger")
+    assert "the disk is full" in str(error)
 
 
 def test_every_fault_is_reported(ledger: Ledger, url: str, tmp_path: Path) -> None:

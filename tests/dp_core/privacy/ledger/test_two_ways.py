@@ -131,19 +131,15 @@ def ended_runs(*runs: str) -> Callable[[str], bool]:
     return lambda run: run in runs
 
 
-def test_new_plan_replaces_the_untouched_plan_of_an_ended_run(ledger: Ledger) -> None:
+def test_new_plan_replaces_the_untouched_plan_of_an_ended_run_if_it_fits(ledger: Ledger) -> None:
     ledger.register_plan(plan(2.0, 2.0, key="killed"))
     spent = ledger.remaining("notes").spent
+    with pytest.raises(BudgetExceeded):
+        ledger.register_plan(plan(0.5, key="large"), ended=ended_runs("killed"))
+    assert [e.state for e in ledger.history("notes")] == [State.PLANNED] * 2
     ledger.register_plan(plan(2.0, 2.0, key="corrected"), ended=ended_runs("killed"))
     assert ledger.remaining("notes").spent == spent
     assert [e.state for e in ledger.history("notes")] == [State.WITHDRAWN] * 2 + [State.PLANNED] * 2
-
-
-def test_new_plan_is_refused_and_the_ended_one_stays_if_it_does_not_fit(ledger: Ledger) -> None:
-    ledger.register_plan(plan(2.0, key="killed"))
-    with pytest.raises(BudgetExceeded):
-        ledger.register_plan(plan(0.5, key="large"), ended=ended_runs("killed"))
-    assert [e.state for e in ledger.history("notes")] == [State.PLANNED]
 
 
 @pytest.mark.parametrize("begun", [False, True])
