@@ -233,6 +233,18 @@ def test_unreadable_audit_output_does_not_hide_other_audits(
     assert judged(tracked, uri)["verdict"] == "contradicted"
 
 
+def test_finding_that_no_registered_audit_covers_is_refused(tracked: Deployment, uri: str) -> None:
+    """An unknown finding may contradict the claim, so the gate must not ignore it."""
+    result, store = read_result(store_of(tracked), uri), store_of(tracked)
+    assert result is not None
+    unknown = BAD.model_copy(update={"key": "of_another_version"})
+    weights = {SUBJECT: result.facts["weights_digest"]}
+    folder = tracked.home / "unknown"
+    publish_findings(store, f"store://audit/{'a' * 16}", folder, [unknown], **weights)
+    with pytest.raises(BadInput, match="no registered audit covers the finding of_another_version"):
+        verdict_on(store, uri, result)
+
+
 # --- registration in MLflow
 
 
@@ -469,8 +481,7 @@ def outside(
 ) -> StepResult:
     """Run the step `privacy_audit` on a model, as a process would, with this record as result."""
     monkeypatch.setattr(contract, "_module", lambda _: privacy_audit)
-    monkeypatch.setattr("dp_core.audit.black_box.open_model", lambda _: None)
-    monkeypatch.setattr("dp_core.audit.black_box.audit", lambda *_, **__: [outcome])
+    monkeypatch.setattr("dp_core.audit.black_box.audit_files", lambda *_: [outcome])
     canaries = tmp_path / f"{outcome.verdict}.txt"
     canaries.write_text("her number is [[seven]]")
     spec = PrivacyAuditSpec(made_up=False, audited_model=model, given_canaries=str(canaries))

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from learned_by_heart import by_heart
 
 from dp_core.audit.canaries import Canary, plant
-from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, Ranker, measure
+from dp_core.audit.exposure import ALONE, EMBEDDED, CanaryData, ExposureRow, Ranker, measure
 from dp_core.audit.null_exposure import null_exposure
 from dp_core.audit.observations import ranker
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
+from dp_core.labels import Label
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.parameters import MLM_BIAS, AnyModel, Bert, fresh
 
@@ -58,18 +60,26 @@ def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> AnyM
     return by_heart(SHAPE, store, folder, updates=300, rows=40)
 
 
-def _exposures(model: AnyModel) -> dict[tuple[str, str], ExposureRow]:
-    rows = measure(
-        ranker(model, CANDIDATES),
-        PLANTED,
-        REFERENCES,
-        special=SpecialIds(),
-        candidates=CANDIDATES,
-        declared_units=UNITS,
-        sequence_length=S,
-        repeats=4,
-        seed=3,
+def _measure(
+    rank: Ranker, canaries: list[Canary], candidates: list[int], length: int
+) -> list[ExposureRow]:
+    return measure(
+        CanaryData(
+            rank=rank,
+            canaries=canaries,
+            special=SpecialIds(),
+            candidates=candidates,
+            sequence_length=length,
+            train=cast(Any, None),  # only the exposure in rows reads it
+            declared_units=UNITS,
+            label=Label.DP,
+            seed=3,
+        )
     )
+
+
+def _exposures(model: AnyModel) -> dict[tuple[str, str], ExposureRow]:
+    rows = _measure(ranker(model, CANDIDATES), [*PLANTED, *REFERENCES], CANDIDATES, S)
     return {(row.pattern, row.context): row for row in rows}
 
 
@@ -117,17 +127,8 @@ def _bert_canaries(rate: float, count: int, seed: int) -> list[Canary]:
 
 
 def _alone(rank: Ranker) -> ExposureRow:
-    rows = measure(
-        rank,
-        _bert_canaries(0.1, 48, 1),
-        _bert_canaries(0.0, 32, 2),
-        special=SpecialIds(),
-        candidates=BERT_CANDIDATES,
-        declared_units=1000,
-        sequence_length=BERT_S,
-        repeats=2,
-        seed=3,
-    )
+    canaries = [*_bert_canaries(0.1, 48, 1), *_bert_canaries(0.0, 32, 2)]
+    rows = _measure(rank, canaries, BERT_CANDIDATES, BERT_S)
     (row,) = (r for r in rows if r.context == ALONE)
     return row
 
