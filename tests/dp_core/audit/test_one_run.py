@@ -30,11 +30,6 @@ def test_coins_are_fair_and_independent_of_their_neighbours():
     assert stats.binomtest(same, len(coins) - 1).pvalue > 1e-6
 
 
-def test_coins_are_the_seeds_alone():
-    assert (throw_coins(SEED, 50) == throw_coins(SEED, 50)).all()
-    assert (throw_coins(SEED, 500) != throw_coins(PrivacySeed.fixed("others"), 500)).any()
-
-
 def test_the_highest_are_guessed_in_and_the_lowest_out():
     scores = np.array([0.3, 0.9, 0.1, 0.5, 0.7])
     inside, outside = Guesses(2, 1).chosen(scores)
