@@ -210,7 +210,25 @@ def audit_engine(
     audit reads separate canary tokens from the released weights. The audit has no privacy cost and
     takes a few minutes. The exit code is 1 if the claim is contradicted.
     """
-    _check_engine(epsilon, delta, updates, sampling_rate, white_box_canaries, black_box_canaries)
+    for name, value, low, high in (
+        ("--epsilon", epsilon, 0.01, 20.0),
+        ("--updates", updates, 1, 10_000),
+        ("--sampling-rate", sampling_rate, 1e-4, 1.0),
+        ("--white-box-canaries", white_box_canaries, 0, 1_000_000),
+        ("--black-box-canaries", black_box_canaries, 0, 60_000),
+    ):
+        if not low <= value <= high:
+            raise BadInput(f"{value:g} is not from {low:g} to {high:g}", where=name)
+    most = max(white_box_canaries, black_box_canaries)
+    if most == 0:
+        raise BadInput(
+            "there is nothing to audit", where="canaries", fix="Set a number of canaries."
+        )
+    if not 0 < delta < 1 / (1.1 * most + 1000):
+        raise BadInput(
+            f"{delta:g} is not above 0 and well below 1/{most}, one in the number of canaries",
+            where="--delta",
+        )
     from dp_core.audit import engine_audit
     from dp_core.audit.canaries import throw_coins
     from dp_core.audit.one_run import Guesses, audit_claim
@@ -274,36 +292,6 @@ def _column(verdict: AuditVerdict) -> dict[str, object]:
         "null control: alarms": f"{verdict.null.alarms} of {verdict.null.repeats}",
         "verdict": verdict.word,
     }
-
-
-def _check_engine(
-    epsilon: float,
-    delta: float,
-    updates: int,
-    sampling_rate: float,
-    white_box_canaries: int,
-    black_box_canaries: int,
-) -> None:
-    """Refuse what no audit can be made of."""
-    for name, value, low, high in (
-        ("--epsilon", epsilon, 0.01, 20.0),
-        ("--updates", updates, 1, 10_000),
-        ("--sampling-rate", sampling_rate, 1e-4, 1.0),
-        ("--white-box-canaries", white_box_canaries, 0, 1_000_000),
-        ("--black-box-canaries", black_box_canaries, 0, 60_000),
-    ):
-        if not low <= value <= high:
-            raise BadInput(f"{value:g} is not from {low:g} to {high:g}", where=name)
-    most = max(white_box_canaries, black_box_canaries)
-    if most == 0:
-        raise BadInput(
-            "there is nothing to audit", where="canaries", fix="Set a number of canaries."
-        )
-    if not 0 < delta < 1 / (1.1 * most + 1000):
-        raise BadInput(
-            f"{delta:g} is not above 0 and well below 1/{most}, one in the number of canaries",
-            where="--delta",
-        )
 
 
 # --- evidence packs

@@ -214,8 +214,9 @@ def gate(tracked: Deployment, monkeypatch: pytest.MonkeyPatch) -> Gate:
 
 
 def test_verdict_uses_audits_of_the_same_weights_only(gate: Gate) -> None:
-    releases = gate.result.releases
-    other = released_model(gate.deployment, releases, name="b" * 16, weights=b"others")
+    other = released_model(
+        gate.deployment, gate.result.releases, name="b" * 16, weights=b"others", model=NAME
+    )
     gate.audited(BAD)
     assert gate.judged()["verdict"] == "contradicted"
     assert replace(gate, uri=other).judged()["verdict"] == "not audited"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any, cast
 
 import numpy as np
@@ -26,14 +27,16 @@ SHAPE = Gpt2Config(
 )
 
 
-def _canaries(pattern: str, rate: float, count: int, seed: int) -> list[Canary]:
+def _canaries(
+    pattern: str, rate: float, count: int, seed: int, pool: Sequence[int] = CANDIDATES
+) -> list[Canary]:
     coins = np.random.default_rng(seed)
     return [
         Canary(
             f"{pattern}-{rate}-{i}",
             pattern,
             rate,
-            tuple(coins.choice(CANDIDATES, len(pattern), replace=False).tolist()),
+            tuple(coins.choice(pool, len(pattern), replace=False).tolist()),
         )
         for i in range(count)
     ]
@@ -118,16 +121,11 @@ def _bert(favour_others: float) -> Bert:
     return dataclasses.replace(model, parameters={**model.parameters, MLM_BIAS: shifted})
 
 
-def _bert_canaries(rate: float, count: int, seed: int) -> list[Canary]:
-    coins = np.random.default_rng(seed)
-    return [
-        Canary(f"HSH-{i}", "HSH", rate, tuple(coins.choice(BERT_CANDIDATES, 3, False).tolist()))
-        for i in range(count)
-    ]
-
-
 def _alone(rank: Ranker) -> ExposureRow:
-    canaries = [*_bert_canaries(0.1, 48, 1), *_bert_canaries(0.0, 32, 2)]
+    canaries = [
+        *_canaries("HSH", 0.1, 48, 1, BERT_CANDIDATES),
+        *_canaries("HSH", 0.0, 32, 2, BERT_CANDIDATES),
+    ]
     rows = _measure(rank, canaries, BERT_CANDIDATES, BERT_S)
     (row,) = (r for r in rows if r.context == ALONE)
     return row
