@@ -52,16 +52,16 @@ on_tensorflow := $(wildcard $(addprefix tests/dp_core/,nn models training audit 
 SHARE ?=
 share := $(if $(SHARE),--share $(SHARE))
 
-test-newest-tensorflow: ## the tests that execute TensorFlow on the newest release; SHARE=1/3 for a third
+test-newest-tensorflow: ## the tests that execute TensorFlow on the newest release; SHARE=today/3 for a third
 	@$(environments) ensure newest-tensorflow
 	.venv/newest-tensorflow/bin/python -m pytest $(on_tensorflow) -m "not slow and not statistical" \
 	  $(share) --numprocesses auto --maxprocesses 4 --dist loadfile
 
-test-presets: setup-dev ## every experiment's tiny preset, run to its end; SHARE=1/3 for a third
+test-presets: setup-dev ## every experiment's tiny preset, run to its end; SHARE=today/3 for a third
 	$(task)/python -m pytest tests/e2e/test_tiny_presets.py -m presets $(share)
 
 mutants: setup-dev ## plant known bugs and see that tests fail; ONLY=a room or a part of a name, SHARE=today/12
-	@$(task)/python scripts/mutants.py --only "$(ONLY)" --share "$(SHARE)"
+	@$(task)/python scripts/mutants.py --only "$(ONLY)" $(share)
 
 check: setup-dev ## lint, types, import contracts, known vulnerabilities of what is locked
 	$(task)/ruff check .

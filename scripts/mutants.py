@@ -33,10 +33,11 @@ import tomllib
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from importlib import metadata
 from pathlib import Path
 from typing import Any
+
+from scripts.shares import numbered, share_of
 
 ROOT = Path(__file__).resolve().parent.parent
 DATA = Path("tests/mutants")
@@ -142,15 +143,10 @@ def stale(root: Path, mutant: Mutant) -> str:
     return f"there is no {missing[0]}" if missing else ""
 
 
-def chosen(mutants: Sequence[Mutant], only: str, share: str, today: int) -> list[Mutant]:
-    """Return the bugs of a room, or with a text in their name, reduced to the share k/n."""
+def chosen(mutants: Sequence[Mutant], only: str) -> list[Mutant]:
+    """Return the bugs of a room, or with a text in their name."""
     rooms = {mutant.room for mutant in mutants}
-    own = [m for m in mutants if only == m.room or (only not in rooms and only in m.name)]
-    if not share:
-        return own
-    which, _, parts = share.partition("/")
-    n = int(parts)
-    return own[(today if which == "today" else int(which)) % n :: n]
+    return [m for m in mutants if only == m.room or (only not in rooms and only in m.name)]
 
 
 def baseline(mutants: Iterable[Mutant]) -> list[Job]:
@@ -369,7 +365,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Plant known bugs and see that tests fail.")
     parser.add_argument("--only", default="", help="a room, or a part of a bug's name")
     parser.add_argument(
-        "--share", default="", help="k/n, or today/n: every n-th bug, from the k-th"
+        "--share", default="1/1", help="K/N, or today/N: every N-th bug, from the K-th"
     )
     parser.add_argument("--workers", type=int, default=2)
     options = parser.parse_args(arguments)
@@ -378,7 +374,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except Stale as error:
         print(f"The data in {DATA} do not follow the code:\n{error}", file=sys.stderr)
         return 1
-    mutants = chosen(every, options.only, options.share, datetime.now(UTC).date().toordinal())
+    mutants = share_of(chosen(every, options.only), numbered(options.share))
     if not mutants:
         print("No such bug.", file=sys.stderr)
         return 1

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import dp_core  # noqa: F401
+from scripts.shares import numbered, share_of
 
 if importlib.util.find_spec("hypothesis"):  # some test environments lack it
     from hypothesis import settings
@@ -21,7 +22,14 @@ if importlib.util.find_spec("hypothesis"):  # some test environments lack it
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--share", default="1/1", help="K/N: every N-th test, from the K-th")
+    parser.addoption(
+        "--share", default="1/1", help="K/N: every N-th test from the K-th; or today/N"
+    )
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose today's share once, for all worker processes."""
+    config.option.share = numbered(config.option.share)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
@@ -30,13 +38,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     `scripts/test` distributes files to processes in this order, so that no process starts a slow
     file when the others have finished.
     """
-    first, step = (int(number) for number in config.getoption("--share").split("/"))
-    deselected = [item for n, item in enumerate(items) if n % step != first - 1]
-    if deselected:
-        config.hook.pytest_deselected(items=deselected)
-        items[:] = items[first - 1 :: step]
+    kept = share_of(items, config.option.share)
+    if deselected := set(items).difference(kept):
+        config.hook.pytest_deselected(items=list(deselected))
     long = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: item.path not in long)
+    items[:] = sorted(kept, key=lambda item: item.path not in long)
 
 
 _MASK = os.umask(0o022)  # the umask of the user

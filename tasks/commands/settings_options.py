@@ -171,13 +171,5 @@ def _processor_only(deployment: Deployment) -> bool:
     python = Path(deployment.task_python)
     if is_executable(python) and python.parent.parent.resolve() != Path(sys.prefix).resolve():
         return False  # the packages of another environment are unknown
-    installed = {name for name in ("tensorflow", "tensorflow-cpu") if _is_installed(name)}
-    return installed == {"tensorflow-cpu"}
-
-
-def _is_installed(package: str) -> bool:
-    try:
-        metadata.version(package)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
+    installed = {distribution.name for distribution in metadata.distributions()}
+    return installed & {"tensorflow", "tensorflow-cpu"} == {"tensorflow-cpu"}

@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import singledispatch
 from itertools import count
 
 from dp_core.config.privacy import UnitConfig, refuse_large_delta
@@ -75,27 +74,35 @@ def planned_release(spec: Charged) -> Entry:
     return planned
 
 
-@singledispatch
 def _planned(spec: Charged) -> Entry:
+    match spec:
+        case VocabularySpec():
+            selection = vocabulary_plan(spec)
+            event = under(selection.event(), NeighboringRelation(spec.relation), selection.delta)
+            assert event is not None  # noqa: S101 - a selection is converted to every relation
+            delta = event.stated_delta(selection.delta)
+            return _entry(spec, spec.dataset, spec.config, event, delta)
+        case PhrasesSpec():
+            rounds = phrase_plan(spec)
+            return _entry(spec, spec.dataset, spec.config, rounds.event(), rounds.delta)
+        case PretrainSpec():
+            return _planned_training(spec)
+        case FinetuneSpec():
+            made = training_plan(spec)
+            return Entry(  # its examples are labelled sentences or texts, without a fixed length
+                spec.private_plan.dataset,
+                made.unit,
+                made.event(),
+                made.delta,
+                spec.digest(),
+                declared_units=made.declared_units,
+            )
+        case SelectSpec():
+            return _planned_selection(spec)
     raise AssertionError(f"the step {spec.step} charges nothing")
 
 
-@_planned.register
-def _(spec: VocabularySpec) -> Entry:
-    plan = vocabulary_plan(spec)
-    event = under(plan.event(), NeighboringRelation(spec.relation), plan.delta)
-    assert event is not None  # noqa: S101 - a selection is converted to every relation
-    return _entry(spec, spec.dataset, spec.config, event, event.stated_delta(plan.delta))
-
-
-@_planned.register
-def _(spec: PhrasesSpec) -> Entry:
-    plan = phrase_plan(spec)
-    return _entry(spec, spec.dataset, spec.config, plan.event(), plan.delta)
-
-
-@_planned.register
-def _(spec: PretrainSpec) -> Entry:
+def _planned_training(spec: PretrainSpec) -> Entry:
     charged = spec.charged_as
     made, plan = training_plan(charged), charged.private_plan
     event = made.event()
@@ -108,21 +115,7 @@ def _(spec: PretrainSpec) -> Entry:
     return _entry(charged, plan.dataset, plan, event, made.delta, made.declared_units)
 
 
-@_planned.register
-def _(spec: FinetuneSpec) -> Entry:
-    made = training_plan(spec)
-    return Entry(  # its examples are labelled sentences or texts, which have no fixed length
-        spec.private_plan.dataset,
-        made.unit,
-        made.event(),
-        made.delta,
-        spec.digest(),
-        declared_units=made.declared_units,
-    )
-
-
-@_planned.register
-def _(spec: SelectSpec) -> Entry:
+def _planned_selection(spec: SelectSpec) -> Entry:
     points = [planned_release(candidate) for candidate in spec.candidates]
     alike = {
         (point.dataset, point.event.unit_in_words, point.declared_units, point.delta)

@@ -17,11 +17,9 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-import signal
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from types import FrameType
 
 from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.ledger import Budget, Entry, Ledger, State
@@ -38,7 +36,6 @@ from tasks.storage.journal import exclusive, is_still_there
 
 IDENTITY = "store://ledger/identity"  # the object in which the store remembers its ledger
 _RUNS = "runs"  # in the deployment's home
-_STOPPED = 143  # exit code of a process that SIGTERM ended
 
 
 def open_ledger(deployment: Deployment, store: Store | None = None) -> Ledger:
@@ -240,7 +237,8 @@ def _entries(ledger: Ledger) -> list[Entry]:
 def plans_given_back(deployment: Deployment, run_key: str) -> Iterator[list[str]]:
     """Withdraw, at the end of the run, its plans of which no release has begun.
 
-    Plans of killed runs are withdrawn first. SIGTERM ends the run like an error.
+    Plans of killed runs are withdrawn first. The caller ends the run by an exception if a signal
+    arrives (`stops_on_signals`).
 
     Yields:
         A list that is filled with the ids of the withdrawn entries after the run.
@@ -253,7 +251,7 @@ def plans_given_back(deployment: Deployment, run_key: str) -> Iterator[list[str]
         file.unlink(missing_ok=True)
     given_back: list[str] = []
     file = folder / f"{hashlib.sha256(run_key.encode()).hexdigest()[:16]}.run"
-    with exclusive(file) as descriptor, _ended_by_sigterm():
+    with exclusive(file) as descriptor:
         os.write(descriptor, run_key.encode())
         try:
             yield given_back
@@ -283,20 +281,3 @@ def _killed(folder: Path) -> Iterator[tuple[str, Path]]:
             continue  # still running
         finally:
             os.close(descriptor)
-
-
-@contextmanager
-def _ended_by_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into an exception, unless the signal already has a handler."""
-    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
-
-
-def _stop(_number: int, _frame: FrameType | None) -> None:
-    raise SystemExit(_STOPPED)

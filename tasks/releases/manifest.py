@@ -51,8 +51,11 @@ def code_digest(kind: str, root: Path = CHECKOUT) -> str:
     for name in found.modules:
         content = _file(name, root).read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
+    distributions = metadata.packages_distributions()
     for library in found.libraries:
-        digest.update(f"{library} {_version(library)}\n".encode())
+        names = sorted(set(distributions.get(library, [])))
+        versions = " ".join(f"{name} {metadata.version(name)}" for name in names)
+        digest.update(f"{library} {versions}\n".encode())
     digest.update(f"python {platform.python_implementation()} {sys.version_info[:2]}".encode())
     return digest.hexdigest()
 
@@ -112,16 +115,6 @@ def _modules_on_the_way(name: str, root: Path) -> list[str]:
 def _file(module: str, root: Path) -> Path:
     path = root.joinpath(*module.split("."))
     return path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-
-
-def _version(library: str) -> str:
-    names = _distributions().get(library, [])
-    return " ".join(f"{name} {metadata.version(name)}" for name in sorted(set(names)))
-
-
-@cache
-def _distributions() -> dict[str, list[str]]:
-    return dict(metadata.packages_distributions())
 
 
 def words_digest(words: Iterable[str]) -> str:

@@ -104,14 +104,20 @@ def corpus_at(context: StepContext, uri: str, role: Role, *, field: str = "corpu
 def output_of(
     context: StepContext,
     uri: str,
-    step: Literal["checkpoint", "entities", "phrases", "vocabulary"],
+    step: Literal["canaries", "checkpoint", "entities", "phrases", "vocabulary"],
+    vocabulary: Input | None = None,
 ) -> Input:
     """Return the output of a step, which a spec names in the field `{step}_uri`.
 
+    Args:
+        context, uri, step: of the output.
+        vocabulary: the vocabulary that the output must be made with, or a model or store that was
+            made with it; None if the output needs none.
+
     Raises:
-        BadInput: another step made the output.
+        BadInput: another step made the output, or made it with another vocabulary.
     """
-    return _opened(context, uri, (step,), f"{step}_uri")
+    return _opened(context, uri, (step,), f"{step}_uri", vocabulary=vocabulary)
 
 
 def released_text_at(context: StepContext, uri: str) -> Input:
@@ -124,15 +130,6 @@ def released_text_at(context: StepContext, uri: str) -> Input:
     if fact(source, "role") == "private":
         raise BadInput("the text is private, and must be public", where="corpus_uri")
     return source
-
-
-def canaries_at(context: StepContext, uri: str, vocabulary: Input) -> Input:
-    """Return canaries that were drawn from the vocabulary, or from the one of a model or store.
-
-    Raises:
-        BadInput: the output holds no canaries, or they are of another vocabulary.
-    """
-    return _opened(context, uri, ("canaries",), "canaries_uri", vocabulary=vocabulary)
 
 
 def rows_at(context: StepContext, uri: str, role: Role, vocabulary: Input, *, field: str) -> Input:

@@ -29,20 +29,7 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
             context.measure(f"planned_epsilon/{dataset}", Public(total))
             context.measure(f"planned_delta/{dataset}", Public(delta))
     _advise(spec)
-    return StepOutput(
-        outputs={},
-        facts={
-            "planned": [
-                {
-                    "dataset": release.dataset,
-                    "unit": release.unit.value,
-                    "release": release.event.title,
-                    "delta": release.delta,
-                }
-                for release in planned
-            ]
-        },
-    )
+    return StepOutput(outputs={}, facts={"planned": [r.event.title for r in planned]})
 
 
 def _advise(spec: BudgetSpec) -> None:

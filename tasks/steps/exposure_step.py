@@ -28,10 +28,10 @@ from tasks.evidence.audits import run_audits, store_findings
 from tasks.protocol import ExposureSpec
 from tasks.releases.provenance import (
     PRETRAINED,
-    canaries_at,
     fact,
     model_at,
     operator_only,
+    output_of,
     rows_at,
 )
 from tasks.report.job_results import SAMPLES_FILE
@@ -51,7 +51,7 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
         steps=PRETRAINED,
         updates=spec.model_updates,
     )
-    planted = canaries_at(context, spec.canaries_uri, model_input)
+    planted = output_of(context, spec.canaries_uri, "canaries", model_input)
     store = rows_at(
         context, spec.private_store_uri, "private", model_input, field="private_store_uri"
     )

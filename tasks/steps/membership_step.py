@@ -26,11 +26,11 @@ from tasks.protocol import MembershipSpec, StepResult
 from tasks.releases.declarations import open_for_operator, refuse_other_digests
 from tasks.releases.provenance import (
     PRETRAINED,
-    canaries_at,
     corpus_at,
     fact,
     model_at,
     models_by_updates,
+    output_of,
     rows_at,
 )
 from tasks.results import PROBES, SUBJECT, Input, as_releases, totals
@@ -110,7 +110,7 @@ def _sample(
     diagnoses: Diagnoses | None,
 ) -> Sample:
     corpus = corpus_at(context, spec.corpus_uri, "private")
-    planted = canaries_at(context, spec.canaries_uri, attacked)
+    planted = output_of(context, spec.canaries_uri, "canaries", attacked)
     for name, one, other in (
         ("canaries_digest", fact(store, "canaries_digest"), fact(planted, "digest")),
         ("dataset", fact(store, "dataset"), fact(corpus, "dataset")),

@@ -20,7 +20,6 @@ from tasks.protocol import PhrasesSpec
 from tasks.releases.charge import charge, phrase_plan, planned_release
 from tasks.releases.manifest import counts_released, manifest, words_digest
 from tasks.releases.provenance import (
-    canaries_at,
     corpus_at,
     fact,
     output_of,
@@ -41,7 +40,9 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
     corpus = corpus_at(context, spec.corpus_uri, "private")
     vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
     refuse_another_unit(corpus.facts["dataset"], spec.config, vocabulary, protects="phrases")
-    planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
+    planted = (
+        output_of(context, spec.canaries_uri, "canaries", vocabulary) if spec.canaries_uri else None
+    )
     canaries = read_canaries(planted.folder) if planted else []
     units = private_units(corpus)
     plan, planned = phrase_plan(spec), planned_release(spec)

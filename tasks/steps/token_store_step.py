@@ -27,7 +27,6 @@ from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import TokenStoreSpec
 from tasks.releases.provenance import (
     Role,
-    canaries_at,
     corpus_at,
     fact,
     output_of,
@@ -53,7 +52,9 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
     if spec.role == "private" and spec.units:
         refuse_another_unit(corpus.facts["dataset"], spec.units, vocabulary, protects="rows")
-    planted = canaries_at(context, spec.canaries_uri, vocabulary) if spec.canaries_uri else None
+    planted = (
+        output_of(context, spec.canaries_uri, "canaries", vocabulary) if spec.canaries_uri else None
+    )
     tokenizer = subwords.load(vocabulary.folder)
     canaries = _canaries(spec, planted)
     writers = {

@@ -7,10 +7,13 @@ import sys
 import tomllib
 from collections import Counter
 from dataclasses import replace
+from datetime import date, timedelta
 from pathlib import Path
 from types import ModuleType
 
 import pytest
+
+from scripts.shares import numbered, share_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 CODE = "def double(x: int) -> int:\n    return 2 * x\n"
@@ -165,10 +168,16 @@ def test_stale_bug_is_reported_with_its_reason(
     assert word in mutants.stale(project, replace(bug, **change))
 
 
-def test_shares_of_all_days_contain_every_bug(mutants: ModuleType) -> None:
+def test_only_chooses_a_room_or_bugs_by_name(mutants: ModuleType) -> None:
     bugs = [mutants.Mutant(r, f"{r} {n}", "", "", "", (), "") for r in "ab" for n in range(7)]
-    shares = [mutants.chosen(bugs, "", "today/3", day) for day in (100, 101, 102)]
-    assert sorted(bug.name for share in shares for bug in share) == sorted(b.name for b in bugs)
-    assert mutants.chosen(bugs, "", "1/3", 100) == mutants.chosen(bugs, "", "today/3", 100)
-    assert len(mutants.chosen(bugs, "a", "", 0)) == 7
-    assert [bug.name for bug in mutants.chosen(bugs, "b 3", "", 0)] == ["b 3"]
+    assert len(mutants.chosen(bugs, "a")) == 7
+    assert [bug.name for bug in mutants.chosen(bugs, "b 3")] == ["b 3"]
+
+
+def test_shares_of_consecutive_days_contain_every_item() -> None:
+    days = [date(2026, 12, 31) + timedelta(days=n) for n in range(3)]
+    shares = [share_of(range(14), numbered("today/3", day)) for day in days]
+    assert sorted(item for share in shares for item in share) == list(range(14))
+    assert [share_of(range(5), f"{k}/2") for k in (1, 2)] == [range(0, 5, 2), range(1, 5, 2)]
+    with pytest.raises(ValueError, match="not one of 1/3 to 3/3"):
+        share_of(range(14), "0/3")

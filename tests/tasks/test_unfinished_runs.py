@@ -72,12 +72,13 @@ PROGRAM = """
 import sys, time
 from dp_core.privacy.ledger import (Ledger, Entry)
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
+from tasks.execution.run_job import stops_on_signals
 from tasks.releases.deployment_ledger import plans_given_back
 from tasks.runtime.deployment import Deployment
 
 home, run = sys.argv[1:]
 deployment = Deployment.from_environment({"CONFIDE_HOME": home})
-with plans_given_back(deployment, run):
+with stops_on_signals(), plans_given_back(deployment, run):
     Ledger.open(deployment.ledger).register_plan([Entry(
         "notes", PrivacyUnit.PATIENT, Gaussian(2.0), 1e-6, f"of {run}", f"{run} · notes", run
     )])

@@ -75,7 +75,7 @@ def as_named(error: DBAPIError, location: str) -> Exception:
         )
     altered = number and _SQLITE_DAMAGE.match(str(error.orig))
     if code in _POSTGRES_DAMAGED or number & 0xFF in _SQLITE_DAMAGED or altered:
-        return LedgerDamaged("it is damaged, or no ledger at all", where=where, fix=RESTORE)
+        return _damaged(location)
     if isinstance(error, OperationalError):
         return LedgerUnavailable(
             f"the database does not answer ({type(error.orig).__name__})",
@@ -83,6 +83,11 @@ def as_named(error: DBAPIError, location: str) -> Exception:
             fix="Check that it runs and can be reached, then retry: nothing is charged twice.",
         )
     return error
+
+
+def _damaged(location: str) -> LedgerDamaged:
+    what, where = "it is damaged, or no ledger at all", f"privacy ledger {location}"
+    return LedgerDamaged(what, where=where, fix=RESTORE)
 
 
 class Database:
@@ -145,11 +150,7 @@ class Database:
         with self.transaction() as db:
             fault = db.execute(text("PRAGMA quick_check(1)")).scalar_one()
         if fault != "ok":
-            raise LedgerDamaged(
-                "it is damaged, or no ledger at all",
-                where=f"privacy ledger {self.location}",
-                fix=RESTORE,
-            )
+            raise _damaged(self.location)
 
 
 def _checked(url: str) -> URL:

@@ -202,10 +202,7 @@ class Ledger:
             BadInput: no entry has that id.
         """
         with self._database.transaction() as db:
-            entry = db.scalars(select(Entry).where(Entry.id == entry_id)).one_or_none()
-        if entry is None:
-            raise _no_such_entry(entry_id)
-        return entry
+            return _entry(db, entry_id)
 
     def history(self, dataset: str) -> list[Entry]:
         """Return every entry of the data set's budget, also of data sets that share it, in order.
@@ -484,11 +481,12 @@ class Ledger:
 def lock_budget(db: Session, dataset: str) -> Budget:
     """Return the budget, locked on PostgreSQL until this transaction ends.
 
-    SQLite's transaction locks the whole file from its beginning and ignores FOR UPDATE. Callers
-    read the entries after this call, because a session does not reload objects it has read before.
+    SQLite's transaction locks the whole file from its beginning and ignores FOR UPDATE. The
+    budget is read again under the lock, and callers read the entries after this call, because a
+    session does not reload objects it has read before.
     """
     budget = Budget.of_dataset(db, dataset)
-    db.execute(select(Budget.id).where(Budget.id == budget.id).with_for_update()).one()
+    db.refresh(budget, with_for_update=True)
     return budget
 
 
@@ -498,15 +496,17 @@ def _locked_entry(db: Session, entry_id: str) -> tuple[Budget, Entry]:
     Raises:
         BadInput: there is no such entry.
     """
-    dataset = db.scalars(select(Entry.dataset).where(Entry.id == entry_id)).one_or_none()
-    if dataset is None:
-        raise _no_such_entry(entry_id)
-    budget = lock_budget(db, dataset)
-    return budget, db.scalars(select(Entry).where(Entry.id == entry_id)).one()
+    entry = _entry(db, entry_id)
+    budget = lock_budget(db, entry.dataset)
+    db.refresh(entry)
+    return budget, entry
 
 
-def _no_such_entry(entry_id: str) -> BadInput:
-    return BadInput("there is no such entry", where=f"ledger entry {entry_id}")
+def _entry(db: Session, entry_id: str) -> Entry:
+    entry = db.scalars(select(Entry).where(Entry.id == entry_id)).one_or_none()
+    if entry is None:
+        raise BadInput("there is no such entry", where=f"ledger entry {entry_id}")
+    return entry
 
 
 def _entries_of(db: Session, budget: Budget) -> list[Entry]:

@@ -19,6 +19,11 @@ from dp_core.privacy.ledger.database import RESTORE, Database, LedgerDamaged
 from dp_core.privacy.mechanisms import MechanismEvent, NeighboringRelation, PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 
+_SHOWN = (  # what an entry shows of itself, without the key of its seed and its manifest
+    "id", "dataset", "unit", "delta", "spec_hash", "attempt", "state", "accounted", "plan_key",
+    "whole_plan", "run", "seed_hash", "known_seed", "reserved_at", "settled_at", "withdrawn_at",
+    "released_hash",
+)  # fmt: skip
 SCHEMA_VERSION = 5  # of the tables; a ledger of another version is refused
 
 
@@ -358,26 +363,9 @@ class Entry(Base):
 
     def to_json(self) -> dict[str, Any]:
         """Return the entry as plain JSON data, for reports and scripts."""
-        return {
-            "id": self.id,
-            "dataset": self.dataset,
-            "unit": self.unit.value,
-            "relation": self.event.relation.value,
+        return {name: getattr(self, name) for name in _SHOWN} | {
             "event": self.event.to_json(),
-            "delta": self.delta,
-            "spec_hash": self.spec_hash,
-            "attempt": self.attempt,
-            "state": self.state.value,
-            "accounted": self.accounted,
-            "plan_key": self.plan_key,
-            "whole_plan": self.whole_plan,
-            "run": self.run,
-            "seed_hash": self.seed_hash,
-            "known_seed": self.known_seed,
-            "reserved_at": self.reserved_at,
-            "settled_at": self.settled_at,
-            "withdrawn_at": self.withdrawn_at,
-            "released_hash": self.released_hash,
+            "relation": self.event.relation,
         }
 
     # --- consistency checks

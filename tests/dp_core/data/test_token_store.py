@@ -149,11 +149,6 @@ def test_a_units_rows_do_not_depend_on_other_units() -> None:
     assert {len(r) for r in together.values()} == {3}
 
 
-def test_special_tokens_in_a_note_are_text() -> None:
-    made = rows_made([Unit("u", ["[MASK] pain [SEP]"])], 20)["u"]
-    assert not {0, 2, 3, 4} & set(made[0][1:-1])
-
-
 def test_empty_text_has_no_row() -> None:
     assert rows_made([Unit("u", ["", "  "])]) == {"u": []}
 

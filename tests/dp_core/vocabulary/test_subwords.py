@@ -50,12 +50,6 @@ def test_different_vocabularies_have_different_digests() -> None:
     assert subwords.vocabulary_digest(one) != subwords.vocabulary_digest(two)
 
 
-def test_words_of_two_sources_alternate_for_any_counts() -> None:
-    public, released = {"the": 9, "of": 8, "war": 7}, {"pain": 9000, "of": 8000, "arm": 7000}
-    assert subwords.in_turns(public, released) == ["the", "pain", "of", "war", "arm"]
-    assert subwords.in_turns(public, {}) == ["the", "of", "war"]
-
-
 @pytest.mark.parametrize(("kind", "size"), [("wordpiece", 90), ("byte-level-bpe", 275)])
 def test_wanted_words_are_single_tokens_and_the_others_are_learned(
     kind: subwords.SubwordKind, size: int, tmp_path: Path

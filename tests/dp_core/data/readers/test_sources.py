@@ -69,18 +69,6 @@ def test_opening_never_waits(tmp_path: Path) -> None:
             open_regular(place)
 
 
-@pytest.mark.skipif(os.geteuid() == 0, reason="nothing is closed to root")
-def test_closed_folders_and_files_are_refused(tmp_path: Path) -> None:
-    source = tmp_path / "source"
-    source.mkdir()
-    (source / "good.txt").write_text("good")
-    for place in (source / "good.txt", source):
-        place.chmod(0)
-        with pytest.raises(BadInput, match="read"):
-            read("text", source)
-        place.chmod(0o700)
-
-
 BOMBS = """
 import resource, sys
 from pathlib import Path
@@ -175,8 +163,8 @@ def test_counts_and_first_places() -> None:
     q = Quarantine()
     for i in range(100):
         q.reject(Reason.EMPTY, f"f:{i}")
-    q.take()
-    q.leave_out()
+    q.taken += 1
+    q.left_out += 1
     summary = q.summary()
     assert summary["taken"] == summary["left_out"] == 1
     assert summary["rejected"] == {"no text": 100}
@@ -190,7 +178,7 @@ def test_counts_and_first_places() -> None:
 def test_refuses_above_the_share(good: int, bad: int, refused: bool) -> None:
     q = Quarantine(largest_share=0.1)
     for _ in range(good):
-        q.take()
+        q.taken += 1
     for i in range(bad):
         q.reject(Reason.ENCODING, f"f:{i}")
     if refused:
@@ -205,6 +193,6 @@ def test_nothing_at_all_is_refused() -> None:
     with pytest.raises(BadInput, match="nothing to read"):
         Quarantine().finish("f")
     only_errors = Quarantine()
-    only_errors.leave_out()
+    only_errors.left_out += 1
     with pytest.raises(BadInput, match="nothing to read"):
         only_errors.finish("f")

@@ -17,8 +17,11 @@ from ledger_examples import (
     reserve_without_lock,
 )
 from processes import PATIENCE, run_at_once, run_until_killed
+from sqlalchemy import create_engine, text
+from sqlalchemy.orm import Session
 
-from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.ledger import Budget, Ledger, State
+from dp_core.privacy.ledger.ledger import lock_budget
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 
@@ -80,6 +83,26 @@ def test_without_the_row_lock_they_would_overspend(postgres_url: str, at_once: A
     assert remaining.capacity is not None
     assert remaining.spent is not None
     assert remaining.spent.rho > remaining.capacity.rho
+
+
+@pytest.mark.postgres
+def test_budget_is_read_again_under_its_lock(
+    postgres_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another process may close the budget for its plan before this one has the lock."""
+    ledger = Ledger.open(postgres_url)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
+    read = Budget.of_dataset
+
+    def raced(db: Session, name: str) -> Budget:
+        budget = read(db, name)
+        with create_engine(postgres_url).begin() as other:
+            other.execute(text("UPDATE budgets SET closed_for = 'plan of another run'"))
+        return budget
+
+    monkeypatch.setattr(Budget, "of_dataset", raced)
+    with ledger._database.transaction() as db:
+        assert lock_budget(db, "notes").closed_for == "plan of another run"
 
 
 def test_of_two_results_under_one_seed_exactly_one_is_accepted(
