@@ -16,8 +16,6 @@ from dp_core.data.hashing import U64, bits
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 
-__all__ = ["MASKED_SHARE", "MaskedRows", "SpecialIds", "mask_rows"]
-
 MASKED_SHARE = 0.15
 _KEEP, _RANDOM = 0.1, 0.1  # shares of the chosen positions
 _BLOCK = 4096  # rows per block, so that intermediate arrays fit into the cache
@@ -88,9 +86,8 @@ def mask_rows(
             ),
             np.asarray(lengths[part]),
             row_keys[part],
-            np.array(special.as_tuple(), np.int32),
+            special,
             ordinary,
-            special.mask,
             continuation,
         )
     return out
@@ -100,16 +97,15 @@ def _mask_block(
     out: MaskedRows,
     lengths: npt.NDArray[np.integer[Any]],
     keys: U64,
-    never: Ints,
+    special: SpecialIds,
     ordinary: Ints,
-    mask: int,
     continuation: npt.NDArray[np.bool_] | None,
 ) -> None:
     """Fill the views in `out`, whose `input_ids` holds the unmasked rows."""
     ids, k = out.input_ids, out.positions.shape[1]
     maskable = np.arange(ids.shape[1])[None, :] < lengths[:, None]
-    for special in never:
-        maskable &= ids != special
+    for token in special.as_tuple():
+        maskable &= ids != token
     n = maskable.sum(1)
     wanted = np.minimum(np.maximum(np.rint(n * MASKED_SHARE), 1), np.minimum(n, k)).astype(np.int64)
 
@@ -121,7 +117,9 @@ def _mask_block(
     labels = np.take_along_axis(ids, positions, 1)
     how = (bits(keys, _HOW, k) >> np.uint64(11)).astype(np.float64) * 2.0**-53
     what = ordinary[(bits(keys, _WHAT, k) >> np.uint64(32)).astype(np.int64) % len(ordinary)]
-    new = np.where(how < _KEEP, labels, np.where(how < _KEEP + _RANDOM, what, np.int32(mask)))
+    new = np.where(
+        how < _KEEP, labels, np.where(how < _KEEP + _RANDOM, what, np.int32(special.mask))
+    )
 
     row, column = np.nonzero(taken)
     out.positions[:] = np.where(taken, positions, 0)

@@ -19,8 +19,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_core.data.hashing import U64, ShuffledRange, bits, fold, mix
-from dp_core.data.masking import MASKED_SHARE, MaskedRows, SpecialIds, mask_rows
+from dp_core.data.masking import MASKED_SHARE, MaskedRows, mask_rows
 from dp_core.data.token_store import TokenStore
+from dp_core.data.tokens import SpecialIds
 
 Indices = NDArray[np.int64]
 # (store, row numbers (M,), their keys (M,)) -> inputs and predictions, for each row independently

@@ -359,12 +359,10 @@ class _Run:
 
     Attributes:
         items: items of the shard, until they are numbered.
-        members: total number of members of its units.
     """
 
     def __init__(self, sets: ItemSets) -> None:
         self.items = _Items(sets.items)
-        self.members = len(sets.members)
         self._units: UnitSets | Path = UnitSets(sets.starts, sets.members)
         self._numbers: list[NDArray[np.int32]] = []
 

@@ -337,25 +337,6 @@ class PaperHistogram:
     right_delta: float
     lone_word: float
 
-    def plan(
-        self, *, unit: PrivacyUnit | None = None, declared_units: int | None = None
-    ) -> Counted:
-        """Return the printed mechanism with discrete noise, claiming only its true δ.
-
-        The threshold is rounded up to an integer.
-        """
-        threshold = math.ceil(self.threshold)
-        earned = delta_of(self.words_per_unit, self.sigma, threshold, self.epsilon)
-        return Counted(
-            self.words_per_unit,
-            self.epsilon,
-            earned,
-            unit,
-            declared_units,
-            self.sigma,
-            threshold,
-        )
-
 
 def paper_parameters(
     sigma: float = 200.0, delta: float = 1e-9, words_per_unit: int = 256
@@ -406,16 +387,20 @@ def continuous_delta(words_per_unit: int, sigma: float, threshold: float, epsilo
 def _printed(unit: PrivacyUnit | None, declared_units: int) -> Counted:
     """Return Hoory et al.'s histogram: N = 256, σ = 200, C = 982.5, at its true δ.
 
+    The noise is discrete, and the threshold is rounded up to an integer.
+
     Raises:
         PlanError: the true δ is 1/declared_units or more.
     """
     paper = paper_parameters()
-    plan = paper.plan()
-    if gives_a_unit_away(plan.delta, declared_units):
+    threshold = math.ceil(paper.threshold)
+    words, sigma, epsilon = paper.words_per_unit, paper.sigma, paper.epsilon
+    earned = delta_of(words, sigma, threshold, epsilon)
+    if gives_a_unit_away(earned, declared_units):
         raise PlanError(
-            f"the paper's σ and threshold have δ = {plan.delta:.3g}, not {paper.claimed_delta:g}, "
+            f"the paper's σ and threshold have δ = {earned:.3g}, not {paper.claimed_delta:g}, "
             f"which is 1/{declared_units} or more for the declared units: no guarantee",
             where="vocabulary_mechanism",
             fix="Use elimination, or gaussian, the paper's mechanism with a right threshold.",
         )
-    return paper.plan(unit=unit, declared_units=declared_units)
+    return Counted(words, epsilon, earned, unit, declared_units, sigma, threshold)

@@ -70,10 +70,10 @@ def _of_updates(names: Sequence[str], after: int | None, uri: str) -> tuple[list
     if after is None:
         return of_last_model(names), ""
     inside = kept_folder(after)
-    own = [n.removeprefix(f"{inside}/") for n in names if n.startswith(f"{inside}/")]
-    if not own:
+    files = [n.removeprefix(f"{inside}/") for n in names if n.startswith(f"{inside}/")]
+    if not files:
         kept = sorted({int(n.split("/")[1]) for n in names if n not in of_last_model(names)})
-        listed = ", ".join(str(one) for one in kept)
+        listed = ", ".join(map(str, kept))
         raise BadInput(
             f"no model was kept after {after} updates",
             where=uri,
@@ -81,7 +81,7 @@ def _of_updates(names: Sequence[str], after: int | None, uri: str) -> tuple[list
             if kept
             else "Leave out --after, or train with kept_epochs.",
         )
-    return own, inside
+    return files, inside
 
 
 def _of_form(names: Sequence[str], adapter: bool, uri: str) -> dict[str, str]:

@@ -61,9 +61,9 @@ def latest(store: Store) -> tuple[str, StepResult]:
     Raises:
         BadInput: there is no report.
     """
-    if not (found := reports(store)):
+    if not (known := reports(store)):
         raise BadInput("there is no report yet", where="report", fix="Run: confide run")
-    return found[-1]
+    return known[-1]
 
 
 def reports(store: Store) -> list[tuple[str, StepResult]]:
@@ -73,7 +73,7 @@ def reports(store: Store) -> list[tuple[str, StepResult]]:
         for uri in store.outputs("report")
         if (result := read_result(store, uri)) is not None
     ]
-    return sorted(results, key=lambda one: (one[1].facts["created"], one[0]))
+    return sorted(results, key=lambda report: (report[1].facts["created"], report[0]))
 
 
 def _content(store: Store, uri: str) -> dict[str, Any]:

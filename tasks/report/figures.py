@@ -19,6 +19,7 @@ from matplotlib.ticker import NullFormatter, PercentFormatter
 from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
 from tasks.report.model import (
     F1,
+    QUANTITIES,
     Curve,
     Exposures,
     Kind,
@@ -119,12 +120,6 @@ def finish(figure: Figure, key: str, title: str, caption: str) -> Drawing:
     return Drawing(key, title, caption, vector.getvalue(), pixels.getvalue())
 
 
-QUANTITIES = {
-    "loss": "Training loss, nats per prediction",
-    "mlm_public": "MLM accuracy on public text",
-    "perplexity_public": "Perplexity, public text",
-    "perplexity_private": "Perplexity, private text",
-}
 _MARKED = 12  # most points of a curve that has a marker at each point
 
 

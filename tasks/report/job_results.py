@@ -44,6 +44,7 @@ from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import operator_only
 from tasks.releases.training_advice import RunReleases, how_it_is_known, outlook_of
 from tasks.report.model import (
+    QUANTITIES,
     Cost,
     Curve,
     Exposures,
@@ -97,19 +98,12 @@ _FIT = {  # metrics of the token stores on the fit of the vocabulary
     "fertility": "Tokens per word",
     "unknown_words": "Words without a spelling in tokens",
 }
-_Quantity = Literal["loss", "mlm_public", "perplexity_public", "perplexity_private"]
-_QUANTITIES: dict[_Quantity, str] = {  # to the names of their metrics
-    "loss": "loss",
-    "mlm_public": "mlm_public",
-    "perplexity_public": "perplexity_curve",
-    "perplexity_private": "perplexity_private_curve",
-}
 
 
 def job_report(spec: ReportSpec, context: StepContext, results: Results) -> Report:
     """Return the report of one job."""
     kinds = models_of(results)
-    dp, vocabulary = results["dp_pretraining"], results["vocabulary"]
+    dp = results["dp_pretraining"]
     shown = released_by_job(results)
     audit = _audit(results.get("dp_audit"))
     return Report(
@@ -117,18 +111,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> Repo
         omissions=omission_facts({name: step.result for name, step in results.items()}),
         audit=audit,
         occurrences=_occurrences(results["private_store"]),
-        models=tuple(
-            model_row(
-                tasks,
-                vocabulary,
-                results[f"{tasks}_pretraining"],
-                results.get(f"{tasks}_finetuning"),
-                results.get(f"{tasks}_exposure"),
-                results.get(f"{tasks}_membership"),
-                float(spec.settings["epochs"]),
-            )
-            for tasks in kinds
-        ),
+        models=tuple(model_row(tasks, results, float(spec.settings["epochs"])) for tasks in kinds),
         by_epoch=tuple(_by_epoch(spec, results)),
         curves=tuple(
             curve
@@ -173,15 +156,16 @@ def released_by_job(results: Results) -> list[ReleaseRecord]:
     finetunings = [
         step for name, step in results.items() if point_and_task(name)[1] == "finetuning"
     ]
+    models = [
+        model
+        for tasks, kind in models_of(results).items()
+        if kind != "nonprivate"
+        for model in released_models(
+            results[f"{tasks}{_TRAINING}"], results.get(f"{tasks}_finetuning")
+        )
+    ]
     return merged(
-        [
-            release
-            for tasks, kind in models_of(results).items()
-            if kind != "nonprivate"
-            for release in released_by(
-                results[f"{tasks}_pretraining"], results.get(f"{tasks}_finetuning")
-            )
-        ]
+        releases_of(models)
         + releases_of(step for step in finetunings if not operator_only(step.result.releases))
     )
 
@@ -192,32 +176,21 @@ def released_models(model: Input, finetuned: Input | None) -> list[Input]:
     return [model] if finetuned is None or only_pretrained else [model, finetuned]
 
 
-def released_by(model: Input, finetuned: Input | None) -> list[ReleaseRecord]:
-    """Return the releases of the publishable models of a row."""
-    return releases_of(released_models(model, finetuned))
-
-
-def model_row(
-    tasks: str,
-    vocabulary: Input,
-    model: Input,
-    finetuned: Input | None,
-    audited: Input | None,
-    attacked: Input | None,
-    epochs: float,
-) -> ModelRow:
+def model_row(tasks: str, results: Results, epochs: float) -> ModelRow:
     """Return one model of the comparison, with the cost of all its figures.
 
     Args:
         tasks: prefix of the names of its tasks.
-        vocabulary, model, finetuned, audited, attacked: outputs of these tasks.
+        results: outputs of the job's steps.
         epochs: number of epochs of the whole training.
     """
+    names = "finetuning", "exposure", "membership"
+    finetuned, audited, attacked = (results.get(f"{tasks}_{name}") for name in names)
     scores = last_values(finetuned.result) if finetuned else {}
     return ModelRow(
         **measured_of(
-            vocabulary,
-            [model],
+            results["vocabulary"],
+            [results[f"{tasks}{_TRAINING}"]],
             [audited] if audited else [],
             [finetuned] if finetuned else [],
         ),
@@ -381,8 +354,12 @@ def _mean(outputs: Iterable[Input], name: str) -> Labelled | None:
     known = [value for value in values if value is not None]
     if not known or len(known) < len(values):
         return None
-    kind = next((type(v) for v in known if v.label is Label.OPERATOR), type(known[0]))
-    return kind(math.fsum(v.value for v in known) / len(known))
+    return _label_of(known)(math.fsum(v.value for v in known) / len(known))
+
+
+def _label_of(values: Sequence[Labelled]) -> type[Labelled]:
+    """Return the type of a number computed from these values."""
+    return next((type(v) for v in values if v.label is Label.OPERATOR), type(values[0]))
 
 
 def costs_of(
@@ -438,20 +415,21 @@ def _occurrences(store: Input) -> dict[str, Operator]:
     return {group: Operator(value) for group, value in record["means"].items()}
 
 
+_PROTOCOLS: tuple[tuple[Audit, Literal["discoverable", "targeted"]], ...] = (
+    (TARGETED, "targeted"),
+    (DISCOVERABLE, "discoverable"),
+)
+
+
 def _extractions(audited: Input | None) -> Iterator[Extraction]:
     """Yield the results of each extraction protocol that was run on a causal model."""
-    protocols: tuple[tuple[Audit, Literal["discoverable", "targeted"]], ...] = (
-        (TARGETED, "targeted"),
-        (DISCOVERABLE, "discoverable"),
-    )
-    for audit, protocol in protocols:
+    for audit, protocol in _PROTOCOLS:
         for finding in findings_of(audited, audit.key):
             if finding.value is not None:
-                rows = tuple(ExtractionRow(**row) for row in finding.details["rows"])
-                settings, fixed = (
-                    finding.details[name] for name in ("settings", "fixed_before_training")
-                )
-                yield Extraction(protocol, finding.label, rows, settings, fixed)
+                details = finding.details
+                rows = tuple(ExtractionRow(**row) for row in details["rows"])
+                fixed = details["fixed_before_training"]
+                yield Extraction(protocol, finding.label, rows, details["settings"], fixed)
 
 
 def _samples(audited: Input | None) -> Samples | None:
@@ -533,9 +511,9 @@ def _curves(name: str, model: Input) -> Iterator[Curve]:
     """Yield a model's loss and scores over its updates, with the ε spent so far."""
     metrics = model.result.metrics
     spent = {m.step: m.value for m in metrics if m.name == "epsilon_training"}
-    for quantity, metric in _QUANTITIES.items():
+    for quantity in QUANTITIES:
         # An update that sampled no unit has no loss.
-        shown = [m for m in metrics if m.name == metric and (m.step in spent or not spent)]
+        shown = [m for m in metrics if m.name == quantity and (m.step in spent or not spent)]
         if shown:
             yield Curve(
                 model=name,
@@ -828,9 +806,8 @@ def _best_three(replicates: Replicates) -> Labelled | None:
     if len(by_seed) < SEEDS_FOR_THE_BEST:
         return None
     all_scores = [score for scores in by_seed.values() for score in scores]
-    kind = next((type(v) for v in all_scores if v.label is Label.OPERATOR), type(all_scores[0]))
     means = sorted(math.fsum(v.value for v in s) / len(s) for s in by_seed.values())
-    return kind(math.fsum(means[-3:]) / 3)
+    return _label_of(all_scores)(math.fsum(means[-3:]) / 3)
 
 
 def _drawn(point: SweepPoint) -> dict[str, Any]:

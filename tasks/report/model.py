@@ -234,13 +234,20 @@ class ModelRow:
         return self.exposures if isinstance(self.exposures, tuple) else ()
 
 
+QUANTITIES = {  # of curves, by metric
+    "loss": "Training loss, nats per prediction",
+    "mlm_public": "MLM accuracy on public text",
+    "perplexity_curve": "Perplexity, public text",
+    "perplexity_private_curve": "Perplexity, private text",
+}
+
+
 @dataclass(frozen=True)
 class Curve:
     """One quantity of one model over its updates, with the ε spent so far for private trainings."""
 
     model: str  # name of the model
-    # nats per prediction | accuracy 0 … 1 | perplexity by token
-    quantity: Literal["loss", "mlm_public", "perplexity_public", "perplexity_private"]
+    quantity: str  # a key of `QUANTITIES`
     label: Label
     updates: tuple[int, ...]
     values: tuple[float, ...]

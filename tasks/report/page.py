@@ -15,7 +15,6 @@ from dp_core.audit.exposure import ExposureSummary, summarise
 from dp_core.labels import Label
 from tasks.report import audit_tables, tables
 from tasks.report.figures import (
-    QUANTITIES,
     Drawing,
     entity_figure,
     epochs_figure,
@@ -24,8 +23,8 @@ from tasks.report.figures import (
 )
 from tasks.report.model import (
     F1,
+    QUANTITIES,
     Edition,
-    LedgerView,
     ModelRow,
     Report,
     Value,
@@ -170,36 +169,25 @@ class Page:
 def report_page(report: Report, edition: Edition) -> Page:
     """Return the report of a job or a sweep in that edition."""
     shown = edition_of(report, edition)
+    figures: tuple[Drawing | None, ...]
     if shown.is_sweep:
         headline = Verdict(
             "open",
             "Effect of noise, batch size and epochs on privacy and usefulness",
             "Every private training is a release; to publish all of them costs their total ε.",
         )
-        return _page(
-            "sweep.html.j2",
-            shown,
-            edition,
-            headline,
-            _sweep_marks(shown),
-            (sweep_figure(shown.models), sweep_exposure_figure(shown.models)),
-            {"points": results_table(shown)},
-        )
-    private = shown.model("dp")
-    losses, leakages = audit_tables.epoch_tables(shown.models)
-    return _page(
-        "job.html.j2",
-        shown,
-        edition,
-        verdict(shown),
-        _job_marks(shown),
-        (
+        figures = (sweep_figure(shown.models), sweep_exposure_figure(shown.models))
+        content = {"points": results_table(shown)}
+    else:
+        headline = verdict(shown)
+        figures = (
             exposure_figure(shown.models),
             epochs_figure(shown.by_epoch, measure_of(shown.models)),
             training_figure(shown.curves, shown.models),
             entity_figure(shown.models),
-        ),
-        {
+        )
+        losses, leakages = audit_tables.epoch_tables(shown.models)
+        content = {
             "closing": results_table(shown),
             "exposure": audit_tables.exposure_table(shown.models, shown.occurrences),
             "samples": audit_tables.samples_table(shown.models),
@@ -212,27 +200,12 @@ def report_page(report: Report, edition: Edition) -> Page:
             "training": tables.facts_table("training", "Training facts", shown.training),
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
             "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
-        },
-        chosen=None if private is None else private.name,
-        hidden_curves=[
-            f"{QUANTITIES[curve.quantity]} ({curve.model})"
-            for curve in report.curves
-            if curve not in shown.curves
-        ],
-    )
-
-
-def _page(
-    template: str,
-    report: Report,
-    edition: Edition,
-    headline: Verdict,
-    marks: list[Mark],
-    figures: Iterable[Drawing | None],
-    content: Mapping[str, Table],
-    **more: Any,
-) -> Page:
-    """Render a template with the common content of reports and with additional tables by name."""
+        }
+    if shown.ledger is not None:
+        content["ledger"] = tables.ledger_table(shown.ledger)
+    drawings = {drawing.key: drawing for drawing in figures if drawing is not None}
+    private = shown.model("dp")
+    record = dict(shown.statement.data)
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -240,29 +213,29 @@ def _page(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    drawings = {drawing.key: drawing for drawing in figures if drawing is not None}
-    ledger = None if report.ledger is None else tables.ledger_table(report.ledger)
-    record = dict(report.statement.data)
-    html = environment.get_template(template).render(
-        report=report,
+    environment.filters["significant"] = tables.significant
+    html = environment.get_template("sweep.html.j2" if shown.is_sweep else "job.html.j2").render(
+        {"ledger": None} | content,
+        report=shown,
         edition=edition.value,
         verdict=headline,
-        marks=marks,
+        marks=_sweep_marks(shown) if shown.is_sweep else _job_marks(shown),
         drawings=drawings,
         style=(_TEMPLATES / "style.css").read_text(encoding="utf-8"),
         withheld_mark=tables.WITHHELD_MARK,
         statement_json=json.dumps(record, ensure_ascii=False, indent=2) if record else "",
-        ledger=ledger,
-        spent=None if report.ledger is None else _spent(report.ledger),
-        **content,
-        **more,
+        chosen=None if private is None else private.name,
+        hidden_curves=[
+            f"{QUANTITIES[curve.quantity]} ({curve.model})"
+            for curve in report.curves
+            if curve not in shown.curves
+        ],
     )
-    all_tables = (*content.values(), *((ledger,) if ledger else ()))
     return Page(
         html,
         tuple(drawings.values()),
-        tuple(table for table in all_tables if table.rows),
-        figures_of(report),
+        tuple(table for table in content.values() if table.rows),
+        figures_of(shown),
     )
 
 
@@ -317,21 +290,6 @@ def _sweep_marks(report: Report) -> list[Mark]:
 
 def _score_mark(rows: Iterable[ModelRow]) -> str:
     return "entity F1, strict" if measure_of(rows) is F1 else "accuracy of classes"
-
-
-def _spent(ledger: LedgerView) -> dict[str, str | int]:
-    """Return the spent and total budget as text for the page; empty without a budget."""
-    spent, budget = ledger.spent_epsilon, ledger.budget_epsilon
-    if spent is None or not budget:
-        return {}
-    delta = ledger.budget_delta
-    return {
-        "epsilon": tables.significant(spent),
-        "delta": tables.significant(ledger.spent_delta or 0.0, 2),
-        "budget": tables.significant(budget),
-        "budget_delta": "" if delta is None else tables.significant(delta, 2),
-        "percent": 100 if math.isinf(spent) else min(100, round(100 * spent / budget)),
-    }
 
 
 def figures_of(shown: Report) -> dict[str, Any]:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import matplotlib
+import numpy as np
 from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
@@ -134,31 +134,19 @@ Coordinates = tuple[float, ...]  # one value per element of `_AXES`; 0 if the sw
 
 @dataclass(frozen=True)
 class _Axis:
-    """A setting on the x axis of a panel, in which the other settings are constant."""
+    """A setting on the x axis of a panel; titles of panels name the values of other settings."""
 
     name: str
     title: str
-    held: Callable[[float], str]
+    value: str  # format of a value in the titles of other panels
     logarithmic: bool = True
 
 
-def _named(name: str, value: float) -> str:
-    return f"{name} {significant(value)}"
-
-
 _AXES = (
-    _Axis(
-        "noise_multiplier",
-        "Noise multiplier σ",
-        lambda s: f"σ = {significant(s)}",
-        logarithmic=False,
-    ),
-    _Axis("batch_size", "Batch size, expected units", lambda b: f"batch {significant(b)}"),
-    _Axis("epochs", "Epochs", lambda e: f"{significant(e)} epochs"),
-    *(
-        _Axis(name, title, partial(_named, title.lower()))
-        for name, title in FINETUNING_TITLES.items()
-    ),
+    _Axis("noise_multiplier", "Noise multiplier σ", "σ = {}", logarithmic=False),
+    _Axis("batch_size", "Batch size, expected units", "batch {}"),
+    _Axis("epochs", "Epochs", "{} epochs"),
+    *(_Axis(name, title, title.lower() + " {}") for name, title in FINETUNING_TITLES.items()),
 )
 _OF_TRAINING = 3  # number of axes of pre-training, which come first and exist in every sweep
 
@@ -204,7 +192,7 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
             row.name: _level(right, row, [p.baseline for p in baselines[:n]].count(row.baseline))
             for n, row in enumerate(baselines)
         }
-        held = [_AXES[i].held(middle[i]) for i in shown if i != index]
+        held = [_AXES[i].value.format(significant(middle[i])) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)
         axes.set_xlabel(_AXES[index].title)
         axes.set_ylim(0, top_epsilon * 1.1)
@@ -286,18 +274,17 @@ def _lines(
         epsilons = [(c[index], v) for c in line if (v := _epsilon(grid[c])) is not None]
         axes.plot(*as_columns(epsilons), "o-", color=EPSILON_RED, alpha=strength)
         scores = [
-            (c[index], v, grid[c]) for c in line if (v := number_of(grid[c].compared)) is not None
+            (c[index], v, *_interval(grid[c], v))
+            for c in line
+            if (v := number_of(grid[c].compared)) is not None
         ]
-        x, y = as_columns([(x, y) for x, y, _ in scores])
-        bars = as_columns([_bars(point, y) for _, y, point in scores])
+        x, y, low, high = zip(*scores, strict=True) if scores else ((), (), (), ())
         if others == middle_others:
-            low = [value - below for value, below in zip(y, bars[0], strict=True)]
-            high = [value + above for value, above in zip(y, bars[1], strict=True)]
             right.fill_between(x, low, high, color=SCORE_BLUE, alpha=0.12, linewidth=0)
         right.errorbar(
             x,
             y,
-            yerr=bars if any(map(any, bars)) else None,
+            yerr=np.abs(np.subtract([low, high], y)) if (low, high) != (y, y) else None,
             fmt="s--",
             color=SCORE_BLUE,
             alpha=strength,
@@ -311,13 +298,13 @@ def _lines(
     axes.margins(x=0.12)
 
 
-def _bars(point: ModelRow, score: float) -> tuple[float, float]:
-    """Return the distances from a score to the ends of its interval, or 0 without an interval."""
+def _interval(point: ModelRow, score: float) -> tuple[float, float]:
+    """Return the interval of a score that includes the score, or the score without an interval."""
     spread = point.spread if isinstance(point.spread, MeanF1) else None
     if spread is None or spread.interval is None:
-        return 0.0, 0.0
+        return score, score
     low, high = spread.interval
-    return max(0.0, score - low), max(0.0, high - score)
+    return min(low, score), max(high, score)
 
 
 def _epsilon(point: ModelRow) -> float | None:

@@ -59,13 +59,10 @@ def test_student_of_all_layers_computes_the_logits_of_its_teacher(teacher):
     np.testing.assert_allclose(student_logits, teacher_logits, atol=1e-4)
 
 
-@pytest.mark.parametrize("layers", [0, 13])
-def test_student_without_layers_or_with_too_many_layers_is_refused(teacher, layers):
-    with pytest.raises(BadInput, match="layers of a teacher's 12"):
-        student_of(teacher, layers)
-
-
-def test_teacher_without_mlm_head_is_refused(teacher):
+def test_unsuitable_number_of_layers_and_teacher_without_mlm_head_are_refused(teacher):
+    for layers in (0, 13):
+        with pytest.raises(BadInput, match="layers of a teacher's 12"):
+            student_of(teacher, layers)
     encoder = {n: a for n, a in teacher.parameters.items() if not n.startswith("mlm/")}
     with pytest.raises(BadInput, match="without its MLM head"):
         student_of(Bert(CONFIG, encoder))
@@ -171,14 +168,9 @@ def test_student_learns_the_predictions_of_its_teacher(train, store, stubborn):
 def test_private_training_changes_every_parameter_of_the_student(train, stubborn):
     start = student_of(fresh(stubborn.config, 5))
     plan = ExecutionPlan.poisson(
-        unit="document",
-        declared_units=30,
-        expected_batch=9,
-        steps=4,
-        noise_multiplier=0.7,
-        clip_norm=0.5,
-        delta=1e-4,
-    )
+        unit="document", declared_units=30, expected_batch=9, steps=4, noise_multiplier=0.7,
+        clip_norm=0.5, delta=1e-4,
+    )  # fmt: skip
     model = train(
         PrivateUpdates(plan, PrivacySeed.fixed(4), b"m"),
         model=start,
@@ -188,19 +180,11 @@ def test_private_training_changes_every_parameter_of_the_student(train, stubborn
         assert (value != start.parameters[name]).mean() > 0.9, name
 
 
-@pytest.mark.parametrize(
-    ("changes", "words"),
-    [({"share": 1.5}, "not a share"), ({"temperature": 0.0}, "not positive")],
-)
-def test_invalid_share_or_temperature_is_refused(stubborn, changes, words):
-    with pytest.raises(BadInput, match=words):
-        distillation(stubborn, **changes)
-
-
-def test_teacher_with_another_vocabulary_is_refused(train, stubborn):
+def test_invalid_share_temperature_and_vocabulary_are_refused(train, stubborn):
+    with pytest.raises(BadInput, match="not a share"):
+        distillation(stubborn, share=1.5)
+    with pytest.raises(BadInput, match="not positive"):
+        distillation(stubborn, temperature=0.0)
+    other = fresh(stubborn.config.with_vocabulary(21), 1)
     with pytest.raises(BadInput, match="different vocabularies"):
-        train(
-            OrdinaryUpdates(1, 4, seed=1),
-            model=fresh(stubborn.config.with_vocabulary(21), 1),
-            objective=distillation(stubborn),
-        )
+        train(OrdinaryUpdates(1, 4, seed=1), model=other, objective=distillation(stubborn))

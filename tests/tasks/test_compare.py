@@ -106,7 +106,9 @@ def test_operator_sees_leakage_by_model_kind_and_epoch(reports: Reports, confide
     assert "Membership" not in confide("compare", "1", "0")[1]
 
 
-def test_models_of_one_run_are_compared_with_the_first(reports: Reports, confide: Confide) -> None:
+def test_models_are_compared_with_the_first_of_their_run_or_of_their_name(
+    reports: Reports, confide: Confide
+) -> None:
     reports.add({}, {"Public text only": 200, "With DP": 200, "Without privacy": 280})
     differences = confide.json("compare", "0")["f1_differences"]
     assert [(entry["first"][1], entry["second"][1]) for entry in differences] == [
@@ -114,20 +116,12 @@ def test_models_of_one_run_are_compared_with_the_first(reports: Reports, confide
     ]  # fmt: skip
     assert [entry["difference"]["value"] for entry in differences] == [0.0, pytest.approx(0.2)]
     assert differences[0]["difference"]["p_value"] == 1.0
-
-
-def test_later_runs_are_compared_with_the_first(reports: Reports, confide: Confide) -> None:
-    for right in (200, 210, 190):
-        reports.add({}, {"With DP": right})
-    differences = confide.json("compare", "2", "1", "0")["f1_differences"]
-    assert [(entry["first"][0], entry["second"][0]) for entry in differences] == [(0, 1), (0, 2)]
-
-
-def test_missing_difference_states_its_reason(reports: Reports, confide: Confide) -> None:
-    reports.add({}, {"With DP": 200})
+    reports.add({}, {"With DP": 210})
     reports.add({}, {"With DP": None})
-    (entry,) = confide.json("compare", "1", "0")["f1_differences"]
-    assert entry["difference"] is None and "labels or model are private" in entry["why_not"]
+    first, second = confide.json("compare", "2", "1", "0")["f1_differences"]
+    assert [pair["first"] for pair in (first, second)] == [[0, "With DP"]] * 2
+    assert [pair["second"] for pair in (first, second)] == [[1, "With DP"], [2, "With DP"]]
+    assert second["difference"] is None and "labels or model are private" in second["why_not"]
 
 
 def test_operator_figures_need_the_operator_option(reports: Reports, confide: Confide) -> None:
@@ -142,27 +136,22 @@ def test_operator_figures_need_the_operator_option(reports: Reports, confide: Co
     )  # fmt: skip
 
 
-def test_unknown_run_is_refused_in_one_line(reports: Reports, confide: Confide) -> None:
+def test_unknown_run_is_refused_in_one_line(
+    reports: Reports, confide: Confide, tmp_path: Path
+) -> None:
     uri = reports.add({}, {"With DP": 200})
+    (tmp_path / "old" / "report").mkdir(parents=True)
+    old = f"store://report/{'a' * 16}"
+    publish(reports.store, old, tmp_path / "old", created="2025-01-01")
+    answer = json.loads(reports.store.read(f"{old}/{RESULT}")) | {"outputs": {"report": "report"}}
+    reports.store.write(f"{old}/{RESULT}", json.dumps(answer).encode())
     for words, reason in (
-        (["3"], "RUN 3: there are 1 reports. 0 is the latest."),
+        (["3"], "RUN 3: there are 2 reports. 0 is the latest."),
         ([uri, "0"], "one run is named twice"),
         (["store://report/x"], "no report there"),
         (["elsewhere"], "elsewhere"),
+        ([old], "of an earlier version"),
     ):
         code, out, err = confide("compare", *words)
         assert (code, out, len(err.strip().splitlines())) == (2, "", 1)
         assert reason in err
-
-
-def test_report_of_an_earlier_version_is_refused(
-    reports: Reports, confide: Confide, tmp_path: Path
-) -> None:
-    (tmp_path / "old" / "report").mkdir(parents=True)
-    uri = f"store://report/{'a' * 16}"
-    publish(reports.store, uri, tmp_path / "old", created="2025-01-01")
-    answer = json.loads(reports.store.read(f"{uri}/{RESULT}")) | {"outputs": {"report": "report"}}
-    reports.store.write(f"{uri}/{RESULT}", json.dumps(answer).encode())
-    code, out, err = confide("compare", "0")
-    assert (code, out) == (2, "")
-    assert "of an earlier version" in err

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal
 
@@ -128,16 +129,30 @@ def _done(
     store.write(f"{spec.output}/result.json", result.model_dump_json().encode())
 
 
-def sweep_of_private_text(deployment: Deployment, baselines: str) -> SweepSettings:
+def sweep_of_private_text(deployment: Deployment, baselines: str, **more: Any) -> SweepSettings:
     """Return a sweep of one point and baselines on a data set that is registered as private."""
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
-    return sweep_with(
-        sweep_noise_multipliers="1",
-        sweep_baselines=baselines,
-        private_format="text",
-        private_path="/a",
-        private_dataset="notes",
-    )
+    fields = {
+        "sweep_noise_multipliers": "1", "sweep_baselines": baselines, "private_format": "text",
+        "private_path": "/a", "private_dataset": "notes",
+    }  # fmt: skip
+    return sweep_with(**fields | more)
+
+
+def reported(
+    deployment: Deployment, settings: SweepSettings
+) -> tuple[StepResult, Path, list[dict[str, Any]]]:
+    """Return the result of the report step, its folder, and the rows of its published table."""
+    report = job_steps(settings)["report"]
+    done = contract.run_step(report, deployment, CONTEXT)
+    return done, output_folder(deployment, report.output), rows_of(done.facts["table"])
+
+
+def epsilon_of(trainings: int) -> Any:
+    """Return the total ε of so many trainings of `_done`."""
+    event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
+    events = [event.stating(PrivacyUnit.PATIENT)] * trainings
+    return pytest.approx(total_epsilon(events, trainings * 1e-5))
 
 
 def test_failed_point_is_listed_and_included_once_finished(tracked: Deployment) -> None:
@@ -194,8 +209,7 @@ def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) 
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=256.0)
 
-    done = contract.run_step(job_steps(settings)["report"], tracked, CONTEXT)
-    first, second, public = rows_of(done.facts["table"])
+    done, folder, (first, second, public) = reported(tracked, settings)
     sizes = [row["Batch size expected units"]["value"] for row in (first, second, public)]
     assert sizes == [20, 30, None]
     assert first["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.6)
@@ -210,15 +224,11 @@ def test_seeds_and_folds_are_one_row_with_their_joint_cost(tracked: Deployment) 
     assert public["Entity F1 strict, micro, %"]["value"] == pytest.approx(0.3)
     assert public["ε in total, per patient"]["value"] == 0
     # The cost of a row includes both of its trainings, and the cost of the sweep all four.
-    event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
-    both, all_four = (
-        total_epsilon([event.stating(PrivacyUnit.PATIENT)] * n, n * 1e-5) for n in (2, 4)
-    )
-    assert first["ε in total, per patient"]["value"] == pytest.approx(both)
+    assert first["ε in total, per patient"]["value"] == epsilon_of(2)
     metrics = {metric.name: metric.value for metric in done.metrics}
-    assert metrics["epsilon"] == pytest.approx(all_four)
+    assert metrics["epsilon"] == epsilon_of(4)
     assert len(done.facts["models"]) == 4 + 1  # one per training, not per fold
-    report = output_folder(tracked, job_steps(settings)["report"].output) / "report"
+    report = folder / "report"
     assert {file.stem for file in report.glob("*.svg")} == {"sweep", "sweep-exposure"}
     drawn = (report / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=30 step=2 σ=1" in drawn
@@ -249,11 +259,10 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
             files={DOCUMENTS_FILE: counts} if red else {},
         )  # fmt: skip
 
-    done = contract.run_step(report, tracked, CONTEXT)
+    done, folder, rows = reported(tracked, settings)
     assert f"{red_name} · epochs=1" in report.points
     numbers = {m.name: (m.value, m.label) for m in done.metrics}
-    event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
-    epsilon = pytest.approx(total_epsilon([event.stating(PrivacyUnit.PATIENT)], 1e-5))
+    epsilon = epsilon_of(1)
     assert numbers["epsilon"] == (epsilon, "public")
     assert numbers["points"] == (3, "public")
     assert [r.ledger_id for r in done.releases if r.epsilon == math.inf] == []
@@ -262,7 +271,7 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
         "σ=1 · B=20 · epochs=1 / pretraining", "public text only / pretraining"
     }  # fmt: skip
 
-    _, public, red_row = rows = rows_of(done.facts["table"])
+    _, public, red_row = rows
     assert [row["ε_V vocabulary"]["text"] for row in rows] == ["0", "0", "∞"]
     assert [row["ε_T training"]["text"] for row in rows] == ["2", "0", "∞"]
     assert [row["ε in total, per patient"]["value"] for row in rows] == [epsilon, 0, "inf"]
@@ -272,7 +281,6 @@ def test_nonprivate_baseline_is_for_the_operator_and_not_in_the_total(
         "Exposure mean, bits", "Exposure largest, bits",
     ):  # fmt: skip
         assert red_row[column].get("withheld") or red_row[column]["text"] == "–", column
-    folder = output_folder(tracked, report.output)
     shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
     assert shown.count("0.71828") == 2 and kept.count("0.71828") == 3
     lines = [(folder / name / "sweep-exposure.svg").exists() for name in EDITIONS]
@@ -294,10 +302,9 @@ def test_report_with_only_a_nonprivate_point_does_not_deny_private_text(
         trained = {"shape": {"layers": 1, "hidden": 64}, "epsilon_training": None}
         facts = trained if task == "pretraining" else {}
         _done(tracked, task, steps[task], label="operator", releases=[exact], **facts)
-    report = job_steps(settings)["report"]
-    contract.run_step(report, tracked, CONTEXT)
+    _, folder, _ = reported(tracked, settings)
     for edition in EDITIONS:
-        page = (output_folder(tracked, report.output) / edition / "report.html").read_text()
+        page = (folder / edition / "report.html").read_text()
         assert "No private text was used" not in page
         assert "No training with differential privacy of this sweep has finished" in page
 
@@ -306,15 +313,10 @@ def test_causal_models_are_compared_by_private_perplexity(
     tracked: Deployment,
 ) -> None:
     """On private text, one training of the second setting diverged and has no perplexity."""
-    Ledger.open(tracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-3)
-    settings = sweep_with(
-        model_kind="feed-forward",
-        sweep_seeds=2,
-        sweep_baselines="public-training",
-        private_format="text",
-        private_path="/a",
-        private_dataset="notes",
-    )
+    settings = sweep_of_private_text(
+        tracked, "public-training", model_kind="feed-forward", sweep_seeds=2,
+        sweep_noise_multipliers="1,2",
+    )  # fmt: skip
     report = job_steps(settings)["report"]
     perplexities = iter([(310.0, 420.25), (318.0, 440.25), (311.0, 500.75), None, (300.0, 610.5)])
     shape = {"kind": "feed-forward", "layers": 3, "hidden": 64}
@@ -330,11 +332,10 @@ def test_causal_models_are_compared_by_private_perplexity(
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, **({} if task == "exposure" else {"releases": []}))
 
-    done = contract.run_step(report, tracked, CONTEXT)
+    done, folder, _ = reported(tracked, settings)
     assert "public training / exposure" in report.results
     assert not any("finetuning" in name for name in report.results)
     assert done.facts["finetuned"] == {} and done.facts["missing"] == []
-    folder = output_folder(tracked, report.output)
     shown, kept = ((folder / name / "tables.json").read_text() for name in EDITIONS)
     rows = rows_of(json.loads(kept)["sweep"])
     private = [row["Perplexity private text, by token"] for row in rows]
@@ -372,16 +373,15 @@ def test_three_best_seeds_are_shown_from_eight_seeds_on(tracked: Deployment, see
             _done(tracked, task, spec, accuracy, score="accuracy", documents=documents)
         elif task in ("vocabulary", "pretraining", "exposure"):
             _done(tracked, task, spec)
-    done = contract.run_step(job_steps(settings)["report"], tracked, CONTEXT)
-    table = done.facts["table"]
-    (row,) = rows_of(table)
+    done, _, (row,) = reported(tracked, settings)
     tried = [0.1, 0.9, 0.2, 0.8, 0.3, 0.4, 0.7, 0.5][:seeds]
     assert row["Accuracy %"]["value"] == pytest.approx(sum(tried) / seeds)
     assert "Entity F1 strict, micro, %" not in row
     best = row.get("Accuracy three best seeds, %")
     if seeds == 8:
         assert best is not None and best["value"] == pytest.approx(0.8)
-        assert any("selected on the test part" in note for note in table["notes"])
+        notes = done.facts["table"]["notes"]
+        assert any("selected on the test part" in note for note in notes)
     else:
         assert best is None
 
@@ -407,24 +407,18 @@ def test_checkpoints_of_one_training_share_its_epsilon(
             _done(tracked, task, spec, 0.4, score="mlm_accuracy_public", plan=plan)
         elif task in ("vocabulary", "exposure"):
             _done(tracked, task, spec, rank=512.0 if on_the_way else 128.0)
-    report = job_steps(settings)["report"]
-    done = contract.run_step(report, tracked, CONTEXT)
-    first, last = rows_of(table := done.facts["table"])
+    done, folder, (first, last) = reported(tracked, settings)
     assert (first["Epochs "]["text"], first["Epochs "]["detail"]) == ("1", "of 4 trained")
     assert (last["Epochs "]["text"], last["Epochs "]["detail"]) == ("4", "")
-    event = PoissonGaussian.single(0.3, 1.0, 3, unit=PrivacyUnit.PATIENT)
-    both = total_epsilon([event.stating(PrivacyUnit.PATIENT)] * 2, 2e-5)
     for row, f1, exposure in ((first, 0.3, 1.0), (last, 0.7, 3.0)):
-        assert row["ε in total, per patient"]["value"] == pytest.approx(both)
+        assert row["ε in total, per patient"]["value"] == epsilon_of(2)
         assert row["Entity F1 strict, micro, %"]["value"] == pytest.approx(f1)
         assert row["Exposure mean, bits"]["value"] == pytest.approx(exposure)
     (epsilon,) = (m.value for m in done.metrics if m.name == "epsilon")
-    assert epsilon == pytest.approx(both)
+    assert epsilon == epsilon_of(2)
     accuracies = [row["MLM accuracy public text, %"]["text"] for row in (first, last)]
     assert accuracies == ["–", "40.0"]  # measured for the last model only
-    assert any("has the ε of all" in note for note in table["notes"])
-    assert any("would give another model" in note for note in table["notes"])
-    folder = output_folder(tracked, report.output) / "report"
+    folder /= "report"
     drawn = (folder / "sweep-exposure.svg").read_text()
     assert "bs=20 step=3 σ=1" in drawn and "bs=20 step=12 σ=1" in drawn
     assert "models that one training saved before its end" in (folder / "report.html").read_text()

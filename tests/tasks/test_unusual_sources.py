@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import errno
 import os
 import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import spec_examples
@@ -122,28 +120,6 @@ def test_label_folder_with_a_pipe_is_refused(
     code, output = run(spec, capfd)
     assert (code, output.count("\n")) == (2, 1), output
     assert "entities_train" in output
-    assert NAME not in output
-
-
-def test_unreadable_file_is_refused(
-    tmp_path: Path,
-    deployment: Deployment,
-    capfd: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    (tmp_path / "in").mkdir()
-    for name in ("good", NAME):
-        (tmp_path / "in" / f"{name}.jsonl").write_text('{"text": "x"}\n')
-    opened = os.open
-
-    def denied(place: Any, *how: Any, **more: Any) -> int:
-        if NAME in str(place):
-            raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(place))
-        return opened(place, *how, **more)
-
-    monkeypatch.setattr(os, "open", denied)
-    code, output = run(corpus(deployment, tmp_path / "in", "jsonl"), capfd)
-    assert (code, output.count("\n")) == (2, 1), output
     assert NAME not in output
 
 

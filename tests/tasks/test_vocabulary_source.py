@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 from pydantic import ValidationError
 from step_outputs import output_folder
-from tokenizers import Tokenizer
 
 from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
@@ -52,7 +51,6 @@ SMALL: dict[str, Any] = {
     "max_examples_per_unit": 2, "nonprivate": False, "canary_patterns": "HS",
     "canary_rates": "0.2", "canaries_per_group": 1, "finetune_epochs": 1,
 }  # fmt: skip
-FREE = ("public", "checkpoint")
 
 
 class Job:
@@ -104,27 +102,24 @@ def bert(untracked: Deployment, tmp_path: Path) -> Path:
 # --- public tokens need no private text
 
 
-@pytest.mark.parametrize("source", FREE)
-def test_public_sources_cost_nothing_and_need_no_private_corpus(source: str) -> None:
-    job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
-    spec = job_steps(job)["vocabulary"]
-    assert isinstance(spec, VocabularySpec) and not spec.corpus_uri
-    assert spec.needs == {Need.CLUSTER}
-    charged = [c.step for c in budget_of_run(job).charged]
-    assert charged == ["pretrain"]
-    job.model_copy(update={"vocabulary_delta": 0.01}).refuse_large_deltas()  # this δ is not spent
-
-
 @pytest.mark.parametrize(
-    "source", ["public+private", "private", "checkpoint+private", "nonprivate"]
+    "source",
+    ["public", "checkpoint", "public+private", "private", "checkpoint+private", "nonprivate"],
 )
-def test_vocabulary_steps_with_private_words_read_no_external_files(source: str) -> None:
+def test_public_sources_cost_nothing_and_need_no_private_corpus(source: str) -> None:
+    """Steps with private words, in contrast, read no external files."""
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
     spec = job_steps(job)["vocabulary"]
-    assert isinstance(spec, VocabularySpec) and spec.corpus_uri
-    assert spec.needs == {Need.CHARGING, Need.CLUSTER} and spec.sources == ()
+    assert isinstance(spec, VocabularySpec)
     charged = [c.step for c in budget_of_run(job).charged]
-    assert charged == (["vocabulary"] * (source != "nonprivate")) + ["pretrain"]
+    if source in ("public", "checkpoint"):
+        assert not spec.corpus_uri and spec.needs == {Need.CLUSTER}
+        assert charged == ["pretrain"]
+        job.model_copy(update={"vocabulary_delta": 0.01}).refuse_large_deltas()  # it is not spent
+    else:
+        assert spec.corpus_uri and spec.sources == ()
+        assert spec.needs == {Need.CHARGING, Need.CLUSTER}
+        assert charged == (["vocabulary"] * (source != "nonprivate")) + ["pretrain"]
 
 
 def test_public_vocabulary_needs_no_ledger_seed_or_private_text(
@@ -272,28 +267,13 @@ def test_checkpoint_keeps_its_tokens_and_embeddings(untracked: Deployment, bert:
     assert [e.title for e in job.charges] == ["partition selection"]
     assert result.releases
 
-    spec = job.steps["public_pretraining"].model_copy(update={"updates": 1})
-    job.steps["public_pretraining"] = spec
-    ours, old = _started(job, bert)
+    table = "embeddings/word"
+    ours = load_with_vocabulary(bert, tokens, seed=1).parameters[table]
+    old = load_model(bert).parameters[table]
     for token in (*kept, new[0]):
         pieces = wordpiece.of_tokens(theirs).encode(token, add_special_tokens=False)
         positions = [theirs.index(t) for t in ([token] if token in theirs else pieces.tokens)]
         np.testing.assert_allclose(ours[tokens.index(token)], old[positions].mean(0), rtol=1e-6)
-
-
-def _started(job: Job, bert: Path) -> tuple[np.ndarray, np.ndarray]:
-    from dp_core.models.hugging_face import load_with_vocabulary
-
-    table = "embeddings/word"
-    ours = load_with_vocabulary(bert, job.tokens(), seed=1)
-    return ours.parameters[table], load_model(bert).parameters[table]
-
-
-def test_checkpoint_source_costs_nothing(untracked: Deployment, bert: Path) -> None:
-    job = Job(untracked, vocabulary_source="checkpoint", public_model=str(bert))
-    result = job.run("checkpoint", "vocabulary")
-    assert job.charges == [] and result.releases == []
-    assert len(job.tokens()) == len((bert / "vocab.txt").read_text().split())
 
 
 def test_checkpoint_baseline_is_evaluated_unchanged(untracked: Deployment, bert: Path) -> None:
@@ -379,7 +359,8 @@ def test_gpt2_checkpoint_keeps_its_merges(untracked: Deployment, tmp_path: Path)
     """The folder is as OpenAI publishes it: one special token, and text with case."""
     words = {"Fever": 9, " is": 8, " common": 7, " Pain": 6}
     learned = byte_level.learn(words, 290, ())
-    ours = read_vocabulary(_saved(learned, tmp_path / "ours"))
+    byte_level.save(learned, tmp_path / "ours")
+    ours = read_vocabulary(tmp_path / "ours")
     theirs = [t for t in sorted(ours, key=ours.__getitem__) if t not in SPECIAL_TOKENS]
     theirs.append("<|endoftext|>")
     folder = tmp_path / "gpt2"
@@ -395,7 +376,8 @@ def test_gpt2_checkpoint_keeps_its_merges(untracked: Deployment, tmp_path: Path)
         untracked, model_kind="gpt2", vocabulary_source="checkpoint", public_model=str(folder)
     )
     result = job.run("checkpoint", "public_corpus", "vocabulary")
-    assert job.charges == [] and result.facts["vocabulary_size"] == len(theirs) + 5
+    assert job.charges == [] and result.releases == []
+    assert result.facts["vocabulary_size"] == len(theirs) + 5
     assert job.tokens() == [*SPECIAL_TOKENS, *theirs]
     text = "Fever is common"
     assert (
@@ -410,8 +392,3 @@ def test_gpt2_checkpoint_keeps_its_merges(untracked: Deployment, tmp_path: Path)
     masked = Job(untracked, vocabulary_source="checkpoint", public_model=str(folder))
     with pytest.raises(BadInput, match="not those of a wordpiece model"):
         masked.run("checkpoint", "vocabulary")
-
-
-def _saved(tokenizer: Tokenizer, folder: Path) -> Path:
-    byte_level.save(tokenizer, folder)
-    return folder

@@ -191,7 +191,7 @@ class _Lines:
             for number in self._of_line:
                 quarantine.reject(self._problem or Reason.OFFSETS, f"{name}.txt:{number}")
         elif self._tokens:
-            quarantine.take()
+            quarantine.taken += 1
             yield annotated(self._tokens, found, name)
 
     def _entities(self) -> list[Entity] | None:

@@ -36,13 +36,18 @@ class Quarantine:
 
     Args:
         largest_share: a source with more bad items than this share is refused as a whole.
+
+    Attributes:
+        taken: number of accepted items, which the reader counts.
+        left_out: number of items that the source marks as errors, which the reader counts.
+        passed_over: number of files of another format.
     """
 
     def __init__(self, largest_share: float = 0.1) -> None:
         self.largest_share = largest_share
         self.taken = 0
-        self.left_out = 0  # items that the source marks as erroneous
-        self.passed_over = 0  # files of another format
+        self.left_out = 0
+        self.passed_over = 0
         self.counts: Counter[Reason] = Counter()
         self.locations: dict[Reason, list[str]] = {}
         self.passed_locations: list[str] = []
@@ -51,14 +56,6 @@ class Quarantine:
     def rejected(self) -> int:
         """Number of rejected items."""
         return self.counts.total()
-
-    def take(self) -> None:
-        """Count an accepted item."""
-        self.taken += 1
-
-    def leave_out(self) -> None:
-        """Count an item that its source marks as an error."""
-        self.left_out += 1
 
     def pass_over(self, location: str) -> None:
         """List a file of another suffix, which is not counted as an item."""

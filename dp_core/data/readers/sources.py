@@ -385,12 +385,12 @@ def read_items(
         with refuse_damaged_file(path, file, quarantine):
             for number, item in items_of(file):
                 if item is None:
-                    quarantine.leave_out()
+                    quarantine.left_out += 1
                 elif isinstance(item, Reason):
                     line = f"{unpacked_name(file, path)}:{number}"
                     quarantine.reject(item, line if number else location_of(file, path))
                 else:
-                    quarantine.take()
+                    quarantine.taken += 1
                     yield item
 
 

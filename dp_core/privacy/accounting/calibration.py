@@ -11,7 +11,7 @@ from collections.abc import Callable
 from scipy.optimize import brentq
 
 from dp_core.config.privacy import LEAST_NOISE, MOST_BANDS
-from dp_core.errors import BadInput
+from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.batch_selection import CyclicPoissonSampling, PoissonSampling
 from dp_core.privacy.execution_plan import MOST_NOISE, ExecutionPlan
@@ -133,6 +133,10 @@ def with_bands(plan: ExecutionPlan, bands: int, workload: Workload) -> Execution
     """
     if bands == 1:
         return plan
+    if not isinstance(plan.sampling, PoissonSampling):
+        raise PlanError(
+            "correlated noise is proven only for Poisson samples", where="plan.sampling"
+        )
     strategy = least_error_strategy(bands, workload)
     return dataclasses.replace(plan, sampling=CyclicPoissonSampling(bands), strategy=strategy)
 
@@ -149,17 +153,11 @@ def least_error(plan: ExecutionPlan, workload: Workload) -> ExecutionPlan:
             growing batches, a clip norm that is learned), it is returned as it is.
         workload: of the plan's updates.
     """
-    proven = isinstance(plan.sampling, PoissonSampling) and plan.adaptive is None
-    if not proven or len(plan.schedule) > 1:
-        return plan
     best, epsilon = plan, epsilon_pld(plan.event(), plan.delta)
-    most = min(MOST_BANDS, plan.steps, int(plan.declared_units / plan.expected_batch(0)))
-    if not math.isfinite(epsilon):
-        return plan
-    for doublings in range(1, max(1, most).bit_length()):
+    for doublings in range(1, min(MOST_BANDS, plan.steps).bit_length()):
         try:
             candidate = _calibrated(with_bands(plan, 1 << doublings, workload), epsilon)
-        except BadInput:  # no noise that a plan may have reaches this ε
+        except BadInput:  # the plan refuses so many bands, or no noise that it may have reaches ε
             break
         if workload_error(candidate, workload) >= workload_error(best, workload):
             break

@@ -1,10 +1,8 @@
 """Tests of normalised ids and of corpora: all documents, in an order that reveals nothing."""
 
-import csv
 import json
 import random
 import stat
-import unicodedata
 from dataclasses import replace
 from itertools import groupby
 from pathlib import Path
@@ -26,10 +24,7 @@ from dp_core.data.corpus import (
 )
 from dp_core.data.hashing import given_id
 from dp_core.data.labelled_text import Sentence
-from dp_core.data.privacy_units import units_of
-from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import BadInput
-from dp_core.privacy.mechanisms import PrivacyUnit
 
 COMPOSED, DECOMPOSED = "Ren\u00e9", "Rene\u0301"
 
@@ -60,49 +55,6 @@ def test_values_other_than_text_and_whole_numbers_are_no_ids(value: object) -> N
 def test_documents_and_sentences_normalise_their_ids() -> None:
     assert Document(" 1.0", DECOMPOSED, " x ", "2 ") == Document("1", COMPOSED, " x ", "2")
     assert Sentence((), (), f"{DECOMPOSED} ").document_id == COMPOSED
-
-
-# Six notes of two patients, whose ids have three spellings each.
-SPELLINGS = {"7": ("7", " 7 ", "7.0"), COMPOSED: (COMPOSED, DECOMPOSED, f"{COMPOSED} ")}
-NOTES = [(p, s, f"{p}{i}", f"note {i}") for p in SPELLINGS for i, s in enumerate(SPELLINGS[p])]
-
-
-def as_jsonl(folder: Path) -> None:
-    rows = [{"patient_id": s, "document_id": d, "text": t} for _, s, d, t in NOTES]
-    rows[0]["patient_id"], rows[2]["patient_id"] = 7, 7.0  # type: ignore[assignment]
-    (folder / "n.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-
-
-def as_noteevents(folder: Path) -> None:
-    with (folder / "n.csv").open("w", newline="", encoding="utf-8") as file:
-        table = csv.writer(file)
-        table.writerow(["SUBJECT_ID", "ROW_ID", "TEXT"])
-        table.writerows((s, d, t) for _, s, d, t in NOTES)
-
-
-def as_text(folder: Path) -> None:
-    for _, spelled, document, text in NOTES:
-        (folder / spelled).mkdir(exist_ok=True)
-        (folder / spelled / f"{document}.txt").write_text(text)
-
-
-@pytest.mark.parametrize(
-    ("format", "write"),
-    [("jsonl", as_jsonl), ("noteevents", as_noteevents), ("text", as_text)],
-)
-def test_one_corpus_gives_the_same_units_in_every_format(
-    tmp_path: Path, format: str, write: object
-) -> None:
-    (tmp_path / "in").mkdir()
-    write(tmp_path / "in")  # type: ignore[operator]
-    write_corpus(read_corpus(format, tmp_path / "in"), tmp_path / "out")
-    found = {
-        unit.unit_id: sorted(unit.texts)
-        for unit in units_of(open_corpus(tmp_path / "out"), PrivacyUnit.PATIENT, 1)
-    }
-    assert found == {p: ["note 0", "note 1", "note 2"] for p in SPELLINGS}
-    assert len(list(open_corpus(tmp_path / "out"))) == len(NOTES)
-    assert all(unicodedata.is_normalized("NFC", p) for p in found)
 
 
 DOCUMENTS = st.lists(

@@ -65,12 +65,6 @@ def test_scores_without_texts_are_zero_and_different_lengths_are_refused() -> No
         class_scores(["a"], [])
 
 
-def test_accuracy_is_micro_f1_of_one_prediction_each() -> None:
-    for labels in itertools.product("ab", repeat=3):
-        found = class_scores(labels, ["a", "a", "b"])
-        assert found.accuracy == 2 * found.right / (3 + 3)
-
-
 def score(expected: list[list[str]], predicted: list[list[str]]) -> EntityScores:
     words = [Sentence(("a",) * len(tags), tuple(tags)) for tags in expected]
     return score_of(words, predicted)
@@ -113,31 +107,6 @@ def test_strict_entities() -> None:
     ]
     assert entities(["B-a", "I-b", "I-a"]) == [("a", 0, 1)]
     assert entities([]) == []
-
-
-def test_figures_worked_out_by_hand() -> None:
-    # As conlleval counts: 5 phrases, 6 found, 3 correct.
-    gold = [
-        ["B-problem", "I-problem", "O", "B-test", "O"],
-        ["B-treatment", "O", "B-problem", "I-problem", "I-problem"],
-        ["O", "B-test", "O"],
-    ]
-    guess = [
-        ["B-problem", "I-problem", "O", "B-treatment", "O"],  # 1 right, 1 of the wrong type
-        ["B-treatment", "O", "B-problem", "I-problem", "O"],  # 1 right, 1 too short
-        ["B-problem", "B-test", "O"],  # 1 right, 1 spurious
-    ]
-    scores = score(gold, guess)
-    assert (scores.micro.correct, scores.micro.predicted, scores.micro.expected) == (3, 6, 5)
-    assert scores.micro.precision == pytest.approx(0.5)
-    assert scores.micro.recall == pytest.approx(0.6)
-    assert scores.micro.f1 == pytest.approx(0.545454545)
-    by = scores.by_type
-    assert list(by) == ["problem", "test", "treatment"]
-    assert (by["problem"].precision, by["problem"].recall) == pytest.approx((1 / 3, 1 / 2))
-    assert by["problem"].f1 == pytest.approx(0.4)
-    assert by["test"].f1 == pytest.approx(2 / 3)
-    assert by["treatment"].f1 == pytest.approx(2 / 3)
 
 
 @settings(max_examples=150, deadline=None)

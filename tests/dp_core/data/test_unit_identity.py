@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import csv
 import json
-from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -117,22 +115,12 @@ def neighbours(draw: st.DrawFn, format: Format, unit: PrivacyUnit) -> tuple[list
     return notes, [note for note in rest if note.pieces]
 
 
-class Format(ABC):
-    """Writes notes in one format, reads them again, and returns the contributions of units."""
+Written = Callable[[Sequence[Note], Path], None]
 
-    units: ClassVar[Sequence[PrivacyUnit]] = tuple(PrivacyUnit)
 
-    def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
-        """Return the notes as the format stores them; a format may need an id for each."""
-        return list(notes)
-
-    @abstractmethod
-    def write(self, notes: Sequence[Note], folder: Path) -> None:
-        """Write the notes."""
-
-    @abstractmethod
-    def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
-        """Return the contributions of all units, in no order, for every kind of choice."""
+def as_is(notes: Sequence[Note]) -> list[Note]:
+    """Return the notes unchanged: the format may leave ids out."""
+    return list(notes)
 
 
 def with_ids(notes: Sequence[Note]) -> list[Note]:
@@ -140,20 +128,72 @@ def with_ids(notes: Sequence[Note]) -> list[Note]:
     return [replace(note, document=f"n{note.number}") for note in notes]
 
 
-class CorpusFormat(Format):
-    FORMAT: ClassVar[str]
+def with_missing_ids(notes: Sequence[Note]) -> list[Note]:
+    return [replace(note, document=note.document or f"n{note.number}") for note in notes]
+
+
+def without_ids(notes: Sequence[Note]) -> list[Note]:
+    return [replace(note, patient="", document="") for note in notes]
+
+
+@dataclass(frozen=True)
+class Format:
+    """One format: writes notes, reads them again, and returns the contributions of units.
+
+    Attributes:
+        name: the name in the ids of the tests.
+        kind: kind and format of the reader.
+        write: writes the notes into a folder.
+        unit_notes: the notes as the format stores them; a format may need an id for each.
+        units: the units that the format can name.
+    """
+
+    name: str
+    kind: str
+    write: Written
+    unit_notes: Callable[[Sequence[Note]], list[Note]]
+    units: Sequence[PrivacyUnit] = tuple(PrivacyUnit)
 
     def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
-        write_corpus(read_corpus(self.FORMAT, folder), folder / "corpus", 2)
-        return {
-            name: Counter(item for shard in shards_of(folder / "corpus") for item in made(shard))
-            for name, made in (
-                ("rows", lambda shard: rows_of(shard, unit)),
-                ("texts", lambda shard: texts_of(shard, unit)),
-                ("words", lambda shard: items_of(word_sets(unit)(shard))),
-                ("phrases", lambda shard: items_of(phrase_sets(unit)(shard))),
-            )
-        }
+        """Return the contributions of all units, in no order, for every kind of choice."""
+        kind, format = self.kind.split()
+        if kind == "corpus":
+            return of_corpus(read_corpus(format, folder), folder, unit)
+        if kind == "classes":
+            return of_labels(list(read_labelled_texts(format, folder)), unit)
+        patients = json.loads((folder / "patients.json").read_text())
+        return of_labels(with_patients(read_sentences(format, folder), patients), unit)
+
+
+def of_corpus(
+    documents: Iterable[Document], folder: Path, unit: PrivacyUnit
+) -> dict[str, Counter[object]]:
+    write_corpus(documents, folder / "corpus", 2)
+    return {
+        name: Counter(item for shard in shards_of(folder / "corpus") for item in made(shard))
+        for name, made in (
+            ("rows", lambda shard: rows_of(shard, unit)),
+            ("texts", lambda shard: texts_of(shard, unit)),
+            ("words", lambda shard: items_of(word_sets(unit)(shard))),
+            ("phrases", lambda shard: items_of(phrase_sets(unit)(shard))),
+        )
+    }
+
+
+def of_labels(
+    items: Sequence[Sentence] | Sequence[LabelledText], unit: PrivacyUnit
+) -> dict[str, Counter[object]]:
+    rows = [LabelledRow((1,), (0,), (0,), item) for item in range(len(items))]
+    store, ordered = store_by_unit(rows, unit_ids(items, unit), max_length=3, vocabulary=9, pad=0)
+    order = np.array([row.item for row in ordered])
+    units = Counter(
+        (
+            int(store.unit_keys[u]),
+            tuple((fold_of(items[i], FOLDS), repr(items[i])) for i in order[store.rows_of(u)]),
+        )
+        for u in range(store.n_units)
+    )
+    return {"labelled rows and folds": units}
 
 
 CANARIES = tuple(
@@ -221,168 +261,96 @@ def items_of(sets: ItemSets) -> list[object]:
     ]
 
 
-class Text(CorpusFormat):
-    FORMAT = "text"
-
-    def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
-        return with_ids(notes)
-
-    def write(self, notes: Sequence[Note], folder: Path) -> None:
-        for note in notes:
-            (folder / note.patient).mkdir(exist_ok=True)
-            (folder / note.patient / f"{note.document}.txt").write_text(note.text)
+def write_text(notes: Sequence[Note], folder: Path) -> None:
+    for note in notes:
+        (folder / note.patient).mkdir(exist_ok=True)
+        (folder / note.patient / f"{note.document}.txt").write_text(note.text)
 
 
-class Jsonl(CorpusFormat):
-    FORMAT = "jsonl"
-
-    def write(self, notes: Sequence[Note], folder: Path) -> None:
-        rows = (
-            {"patient_id": n.patient, "document_id": n.document or None, "text": n.text}
-            for n in notes
-        )
-        (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_jsonl(notes: Sequence[Note], folder: Path) -> None:
+    rows = (
+        {"patient_id": n.patient, "document_id": n.document or None, "text": n.text} for n in notes
+    )
+    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-class JsonlWithoutPatients(Jsonl):
-    units = (PrivacyUnit.EXAMPLE, PrivacyUnit.DOCUMENT)
-
-    def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
-        return [replace(note, patient="", document="") for note in notes]
-
-
-class Noteevents(CorpusFormat):
-    FORMAT = "noteevents"
-
-    def write(self, notes: Sequence[Note], folder: Path) -> None:
-        with (folder / "NOTEEVENTS.csv").open("w", newline="") as file:
-            table = csv.writer(file)
-            table.writerow(["ROW_ID", "SUBJECT_ID", "TEXT"])
-            table.writerows((n.document, n.patient, n.text) for n in notes)
+def write_noteevents(notes: Sequence[Note], folder: Path) -> None:
+    with (folder / "NOTEEVENTS.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["ROW_ID", "SUBJECT_ID", "TEXT"])
+        table.writerows((n.document, n.patient, n.text) for n in notes)
 
 
-class LabelledFormat(Format):
-    @abstractmethod
-    def read(self, folder: Path) -> list[Sentence] | list[LabelledText]:
-        """Return the labelled items, with their patients."""
-
-    def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
-        items = self.read(folder)
-        names = unit_ids(items, unit)
-        rows = [LabelledRow((1,), (0,), (0,), item) for item in range(len(items))]
-        store, ordered = store_by_unit(rows, names, max_length=3, vocabulary=9, pad=0)
-        order = np.array([row.item for row in ordered])
-        units = Counter(
-            (
-                int(store.unit_keys[u]),
-                tuple((fold_of(items[i], FOLDS), repr(items[i])) for i in order[store.rows_of(u)]),
-            )
-            for u in range(store.n_units)
-        )
-        return {"labelled rows and folds": units}
+def write_patients(notes: Sequence[Note], folder: Path, suffix: str = "") -> None:
+    patients = {f"{n.document}{suffix}": n.patient for n in notes}
+    (folder / "patients.json").write_text(json.dumps(patients))
 
 
-class SentenceFormat(LabelledFormat):
-    FORMAT: ClassVar[str]
-
-    def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
-        return with_ids(notes)
-
-    def read(self, folder: Path) -> list[Sentence]:
-        sentences = list(read_sentences(self.FORMAT, folder))
-        patients = json.loads((folder / "patients.json").read_text())
-        return with_patients(sentences, patients)
-
-    def write_patients(self, patients: dict[str, str], folder: Path) -> None:
-        (folder / "patients.json").write_text(json.dumps(patients))
+def write_i2b2(notes: Sequence[Note], folder: Path) -> None:
+    for note in notes:
+        (folder / f"{note.document}.txt").write_text("\n".join(note.pieces))
+        (folder / f"{note.document}.con").write_text("")
+    write_patients(notes, folder)
 
 
-class I2b2(SentenceFormat):
-    FORMAT = "i2b2"
-
-    def write(self, notes: Sequence[Note], folder: Path) -> None:
-        for note in notes:
-            (folder / f"{note.document}.txt").write_text("\n".join(note.pieces))
-            (folder / f"{note.document}.con").write_text("")
-        self.write_patients({n.document: n.patient for n in notes}, folder)
+def write_columns(notes: Sequence[Note], folder: Path) -> None:
+    for note in notes:
+        sentences = ("".join(f"{word}\tO\n" for word in p.split()) for p in note.pieces)
+        (folder / f"{note.document}.tsv").write_text("\n".join(sentences))
+    write_patients(notes, folder, ".tsv#0")
 
 
-class Columns(SentenceFormat):
-    FORMAT = "columns"
-
-    def write(self, notes: Sequence[Note], folder: Path) -> None:
-        for note in notes:
-            sentences = ("".join(f"{word}\tO\n" for word in p.split()) for p in note.pieces)
-            (folder / f"{note.document}.tsv").write_text("\n".join(sentences))
-        self.write_patients({f"{n.document}.tsv#0": n.patient for n in notes}, folder)
-
-
-class Pubtator(SentenceFormat):
-    FORMAT = "pubtator"
-
-    def write(self, notes: Sequence[Note], folder: Path) -> None:
-        abstracts = [
-            f"{n.document}|t|\n{n.document}|a|" + " ".join(f"{p.capitalize()}." for p in n.pieces)
-            for n in notes
-        ]
-        (folder / "articles.txt").write_text("\n\n".join(abstracts) + "\n")
-        self.write_patients({n.document: n.patient for n in notes}, folder)
+def write_pubtator(notes: Sequence[Note], folder: Path) -> None:
+    abstracts = [
+        f"{n.document}|t|\n{n.document}|a|" + " ".join(f"{p.capitalize()}." for p in n.pieces)
+        for n in notes
+    ]
+    (folder / "articles.txt").write_text("\n\n".join(abstracts) + "\n")
+    write_patients(notes, folder)
 
 
-class ClassTexts(LabelledFormat):
-    FORMAT: ClassVar[str]
-
-    def read(self, folder: Path) -> list[LabelledText]:
-        return list(read_labelled_texts(self.FORMAT, folder))
-
-    def rows(self, notes: Sequence[Note]) -> list[dict[str, str]]:
-        return [
-            {"text": p, "label": "yes", "document_id": n.document, "patient_id": n.patient}
-            for n in notes
-            for p in n.pieces
-        ]
-
-    def unit_notes(self, notes: Sequence[Note]) -> list[Note]:
-        return [replace(note, document=note.document or f"n{note.number}") for note in notes]
+def class_rows(notes: Sequence[Note]) -> list[dict[str, str]]:
+    return [
+        {"text": p, "label": "yes", "document_id": n.document, "patient_id": n.patient}
+        for n in notes
+        for p in n.pieces
+    ]
 
 
-class JsonlClasses(ClassTexts):
-    FORMAT = "jsonl"
-
-    def write(self, notes: Sequence[Note], folder: Path) -> None:
-        rows = self.rows(notes)
-        (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+def write_jsonl_classes(notes: Sequence[Note], folder: Path) -> None:
+    rows = class_rows(notes)
+    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 
 
-class TsvClasses(ClassTexts):
-    FORMAT = "tsv"
-
-    def write(self, notes: Sequence[Note], folder: Path) -> None:
-        rows = [list(row.values()) for row in self.rows(notes)]
-        lines = [["text", "label", "document_id", "patient_id"], *rows]
-        (folder / "texts.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
+def write_tsv_classes(notes: Sequence[Note], folder: Path) -> None:
+    rows = [list(row.values()) for row in class_rows(notes)]
+    lines = [["text", "label", "document_id", "patient_id"], *rows]
+    (folder / "texts.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
 
 
-FORMATS: dict[str, tuple[Format, ...]] = {
-    "corpus text": (Text(),),
-    "corpus jsonl": (Jsonl(), JsonlWithoutPatients()),
-    "corpus noteevents": (Noteevents(),),
-    "sentences i2b2": (I2b2(),),
-    "sentences columns": (Columns(),),
-    "sentences pubtator": (Pubtator(),),
-    "classes jsonl": (JsonlClasses(),),
-    "classes tsv": (TsvClasses(),),
-}
+JSONL = Format("Jsonl", "corpus jsonl", write_jsonl, as_is)
+NOTEEVENTS = Format("Noteevents", "corpus noteevents", write_noteevents, as_is)
+NAMELESS = (PrivacyUnit.EXAMPLE, PrivacyUnit.DOCUMENT)
+FORMATS = (
+    Format("Text", "corpus text", write_text, with_ids),
+    JSONL,
+    Format("JsonlWithoutPatients", "corpus jsonl", write_jsonl, without_ids, NAMELESS),
+    NOTEEVENTS,
+    Format("I2b2", "sentences i2b2", write_i2b2, with_ids),
+    Format("Columns", "sentences columns", write_columns, with_ids),
+    Format("Pubtator", "sentences pubtator", write_pubtator, with_ids),
+    Format("JsonlClasses", "classes jsonl", write_jsonl_classes, with_missing_ids),
+    Format("TsvClasses", "classes tsv", write_tsv_classes, with_missing_ids),
+)
 CASES = [
-    pytest.param(format, unit, id=f"{type(format).__name__}-{unit}")
-    for formats in FORMATS.values()
-    for format in formats
+    pytest.param(format, unit, id=f"{format.name}-{unit}")
+    for format in FORMATS
     for unit in format.units
 ]
 
 
 def test_every_registered_reader_has_its_property_test() -> None:
-    assert set(FORMATS) == {
+    assert {format.kind for format in FORMATS} == {
         *(f"corpus {name}" for name in corpus_readers()),
         *(f"sentences {name}" for name in sentence_readers()),
         *(f"classes {name}" for name in labelled_text_readers()),
@@ -419,7 +387,7 @@ def test_removing_one_unit_changes_no_contribution_of_another(
 
 
 @pytest.mark.usefixtures("few_parts")
-@pytest.mark.parametrize("format", [Jsonl(), Noteevents()], ids=["jsonl", "noteevents"])
+@pytest.mark.parametrize("format", [JSONL, NOTEEVENTS], ids=["jsonl", "noteevents"])
 def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format: Format) -> None:
     """Line numbers would have four digits with the patient's notes, and three without them."""
     gone = [Note(i, "p", "", ("cough for two days ",)) for i in range(600)]
@@ -447,7 +415,27 @@ def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, 
 # --- rules for ids
 
 
-def corpus_of(folder: Path, documents: Sequence[Document]) -> list[Document]:
+@pytest.mark.usefixtures("few_parts")
+@pytest.mark.parametrize("format", [FORMATS[0], JSONL, NOTEEVENTS], ids=lambda f: f.name)
+def test_all_spellings_of_a_patient_are_one_unit_in_every_format(
+    tmp_path: Path, format: Format
+) -> None:
+    spellings = {"7": ("7", " 7 ", "7.0"), "Ren\u00e9": ("Ren\u00e9", "Rene\u0301", "Ren\u00e9 ")}
+    notes = [
+        Note(i, spelling, f"{patient}-{i}", (f"note {i}",))
+        for patient, listed in spellings.items()
+        for i, spelling in enumerate(listed)
+    ]
+    format.write(notes, tmp_path)
+    documents = corpus_of(tmp_path / "corpus", read_corpus(format.kind.split()[1], tmp_path))
+    units = units_of(iter(documents), PrivacyUnit.PATIENT, 1)
+    assert {unit.unit_id: sorted(unit.texts) for unit in units} == {
+        patient: ["note 0", "note 1", "note 2"] for patient in spellings
+    }
+    assert len(documents) == len(notes)
+
+
+def corpus_of(folder: Path, documents: Iterable[Document]) -> list[Document]:
     write_corpus(documents, folder)
     return list(open_corpus(folder))
 

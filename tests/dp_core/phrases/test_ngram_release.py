@@ -318,9 +318,3 @@ def test_rounds_with_different_units_are_refused() -> None:
     for rounds, lengths in (((one, other), (2, 3)), ((one,), (2, 3)), ((), ()), ((one,), (1,))):
         with pytest.raises(BadInput):
             PhraseRounds(rounds, lengths, unit=PrivacyUnit.PATIENT)
-
-
-def test_all_rounds_have_the_same_mechanism() -> None:
-    plan = calibrate(4.0, 1e-6, (2, 3, 5), 30, declared_units=5000)
-    assert plan.event().rounds == (plan.each_round.event(),) * 3
-    assert plan == PhrasePlan((2, 3, 5), plan.each_round, 4.0, 1e-6)

@@ -130,19 +130,6 @@ def converted(event: MechanismEvent, relation: NeighboringRelation) -> Mechanism
     return found
 
 
-def test_zero_out_has_the_same_epsilon_and_composes_with_shuffled_training() -> None:
-    vocabulary, shuffled = (
-        converted(HISTOGRAM, NeighboringRelation.ZERO_OUT),
-        ShuffledGaussian(2.0, 10),
-    )
-    assert epsilon_pld(vocabulary, 1e-6) == epsilon_pld(HISTOGRAM, 1e-6)
-    total = compose(vocabulary, shuffled)
-    assert total.relation is NeighboringRelation.ZERO_OUT
-    assert epsilon_pld(shuffled, 2e-6) < epsilon_pld(total, 2e-6)
-    with pytest.raises(BadInput, match="does not compose"):
-        compose(HISTOGRAM, shuffled)
-
-
 def test_an_empty_unit_that_takes_a_place_is_not_restated_as_zero_out() -> None:
     cut = TruncatedPoissonGaussian(1000, 20, ((0.01, 1.0, 5),))
     assert under(cut, NeighboringRelation.ZERO_OUT, 1e-6) is None

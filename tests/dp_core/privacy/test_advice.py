@@ -221,10 +221,3 @@ def test_figure_beyond_the_measured_ones_is_marked_as_not_measured():
 def test_curve_of_too_few_points_is_refused():
     with pytest.raises(BadInput, match="too few"):
         advice.GainCurve("gradients", "F1", (1e-4, 1e-4, 2e-4, 3e-4), (0.5,) * 4, "here")
-
-
-def test_the_measured_curves_fall():
-    for curve in (*advice.measured_curves("gradients"), *advice.measured_curves("phrases")):
-        shares = [curve.expected(f).share for f in np.geomspace(1e-5, 1e-2, 20)]
-        assert shares == sorted(shares, reverse=True)
-        assert curve.source

@@ -214,12 +214,6 @@ def test_joint_release_of_a_poisson_batch_costs_at_most_the_claimed_epsilon():
     assert too_little < epsilon - 0.05  # the claim if the count were ignored
 
 
-def test_the_share_of_a_count():
-    adaptive = AdaptiveClipping(0.5, 1.0)
-    assert adaptive.share_within(15 - 0.5 * 20, 20.0) == pytest.approx(0.75)
-    assert adaptive.share_within(0.0, 20.0) == 0.5
-
-
 def test_the_clip_norm_settles_at_the_quantile():
     rng = np.random.default_rng(0)
     adaptive = AdaptiveClipping(0.3, count_noise=2.0)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 
@@ -13,10 +14,8 @@ from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld, gaussian_epsilon
 from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile
 from dp_core.privacy.mechanisms import (
-    ConvertedRelation,
     Gaussian,
     MechanismEvent,
-    NeighboringRelation,
     PoissonGaussian,
     PrivacyUnit,
     ThresholdedHistogram,
@@ -27,8 +26,11 @@ RATES = [1e-6, 1e-4, 0.01, 0.2, 0.5, 0.8, 0.99, 1.0]
 PATIENT = PrivacyUnit.PATIENT
 
 
+profile_of = functools.cache(PrivacyProfile.of_event)
+
+
 def tpr_ceiling(event: MechanismEvent, fpr: float) -> float:
-    return PrivacyProfile.of_event(event).true_positive_rate(fpr)
+    return profile_of(event).true_positive_rate(fpr)
 
 
 @pytest.mark.parametrize("mu", [0.1, 1.0])
@@ -70,13 +72,6 @@ def test_of_one_guarantee_it_is_randomised_response(epsilon: float, delta: float
         best = float(np.interp(fpr, false[1:], true[1:]))
         found = PrivacyProfile.of_claim(epsilon, delta).true_positive_rate(fpr)
         assert found == pytest.approx(best, abs=1e-12)
-
-
-def test_a_converted_guarantee_counts_as_the_pair_that_it_is() -> None:
-    event = ConvertedRelation(Gaussian(5.0), NeighboringRelation.REPLACE, 1e-6)
-    delta = event.stated_delta(1e-6)
-    expected = PrivacyProfile.of_claim(epsilon_pld(event, delta), delta).true_positive_rate(0.01)
-    assert tpr_ceiling(event, 0.01) == pytest.approx(expected, rel=1e-2)
 
 
 @pytest.mark.parametrize("fpr", [-0.1, 1.1, math.nan])
@@ -121,21 +116,12 @@ def test_a_gaussian_curve_has_the_epsilon_that_it_was_made_of():
 
 def test_a_mechanisms_curve_is_below_the_truth_and_close_to_it():
     sigma = 1.25
-    tabulated = PrivacyProfile.of_event(Gaussian(sigma, unit=PATIENT))
+    tabulated = profile_of(Gaussian(sigma, unit=PATIENT))
     exact = GaussianTradeOff(1 / sigma)
     for r in RATES:
         bound, truth = tabulated.least_false_positive_rate(r), exact.least_false_positive_rate(r)
         assert bound <= truth + 1e-12
         assert bound >= 0.9 * truth - 1e-9
-
-
-def test_a_mechanisms_curve_says_more_than_one_epsilon_and_delta():
-    event = PoissonGaussian(((0.5, 1.9845, 10),), unit=PATIENT)
-    tabulated, point = PrivacyProfile.of_event(event), PrivacyProfile.of_claim(4.0, 1e-5)
-    for r in RATES[1:-1]:
-        found = tabulated.least_false_positive_rate(r)
-        assert found > 1.02 * point.least_false_positive_rate(r)
-        assert found <= r
 
 
 @pytest.mark.parametrize("curve", [PrivacyProfile.of_claim(1.3, 1e-3), GaussianTradeOff(0.9)])
@@ -148,7 +134,7 @@ def test_curves_are_convex_and_never_fall(curve):
 def test_released_words_have_a_curve_though_no_epsilon_reaches_every_delta():
     event = ThresholdedHistogram(64, 60.0, 380, unit=PATIENT)
     assert epsilon_pld(event, 1e-12) == math.inf
-    profile = PrivacyProfile.of_event(event)
+    profile = profile_of(event)
     stated = PrivacyProfile.of_claim(epsilon_pld(event, 1e-6), 1e-6)
     assert profile.true_positive_rate(0.01) < stated.true_positive_rate(0.01)
     for epsilon, delta in profile.pairs[:: len(profile.pairs) // 4]:

@@ -86,21 +86,12 @@ def test_plan_that_claims_too_much_is_refused() -> None:
 
 
 def test_paper_mode_states_printed_and_true_delta() -> None:
+    """The other figures are rows of the paper's table (`test_hoory2021.py`)."""
     paper = paper_parameters()
-    assert paper.epsilon == pytest.approx(0.5178, abs=5e-5)
-    assert paper.threshold == pytest.approx(982.54, abs=0.005)
     assert paper.lone_word == pytest.approx(4.6e-7, rel=0.01)
-    assert paper.true_delta == pytest.approx(1.18e-4, rel=0.01)
-    assert paper.right_threshold == pytest.approx(1369.39, abs=0.005)
     assert paper.right_delta <= 1e-9
     # No larger ε repairs the printed threshold.
     assert continuous_delta(N, 200.0, paper.threshold, 20.0) > 1.1e-4
-
-
-def test_paper_mode_plan_claims_only_its_true_delta() -> None:
-    plan = paper_parameters().plan(unit=PrivacyUnit.EXAMPLE)
-    assert (plan.sigma, plan.threshold) == (200.0, 983)
-    assert plan.delta == pytest.approx(1.18e-4, rel=0.01)
 
 
 @pytest.mark.parametrize(
@@ -227,12 +218,6 @@ def release(
     return plan.release([units], seed, context)
 
 
-def test_release_is_sorted_and_thresholded() -> None:
-    released = release({"b": 500, "a": 500, "c": 3}, plan(2.0, 100), SEED, b"x")
-    assert list(released) == ["a", "b"]
-    assert all(abs(n - 500) < 20 for n in released.values())
-
-
 def test_threshold_is_inclusive() -> None:
     counts = {"a": 100}
     noised = release(counts, plan(1.0, 1), SEED, b"x")["a"]
@@ -255,18 +240,3 @@ def test_noise_has_the_sigma_of_the_plan() -> None:
     assert not fits(20.0 * 2 / 3)
     assert not fits(20.0 * 3 / 2)
     assert abs(noise.mean()) < 6 * 20 / np.sqrt(4000)
-
-
-def test_noise_depends_on_seed_and_context() -> None:
-    counts = dict.fromkeys("abcdefg", 900)
-
-    def noised(seed: PrivacySeed, context: bytes) -> dict[str, int]:
-        return release(counts, plan(50.0, 1), seed, context)
-
-    assert noised(SEED, b"x") == noised(SEED, b"x")
-    assert noised(SEED, b"x") != noised(SEED, b"y")
-    assert noised(SEED, b"x") != noised(PrivacySeed.fixed(8), b"x")
-
-
-def test_empty_histogram_releases_nothing() -> None:
-    assert release({}, plan(1.0, 1), SEED, b"x") == {}

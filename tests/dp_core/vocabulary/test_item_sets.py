@@ -160,10 +160,3 @@ def test_shard_with_unbounded_units_is_refused(tmp_path: Path) -> None:
     gathered.append(bounded)
     with pytest.raises(PlanError, match="0 items per unit"):
         gathered.append(replace(other, items_per_unit=0))
-
-
-def test_a_histogram_counts_no_more_units_than_declared() -> None:
-    units = [(str(number), ["pain"]) for number in range(21)]
-    assert item_sets(units[:-1], 1, b"k", declared_units=20).units == 20
-    with pytest.raises(BadInput, match="more units than the declared bound"):
-        item_sets(units, 1, b"k", declared_units=20)

@@ -69,13 +69,6 @@ def test_byte_pairs_equal_tokenizers_in_order(block: int) -> None:
         assert [list(m) for m in merges] == json.loads(learner.to_str())["model"]["merges"], seed
 
 
-def test_merges_do_not_depend_on_the_order_of_words() -> None:
-    words, letters, _ = made_up(5)
-    shuffled = dict(sorted(words.items(), key=lambda item: hash(item) ^ 0x5BD1))
-    base = [*SPECIAL, *letters]
-    assert learn_merges(words, base, 60) == learn_merges(shuffled, base, 60)
-
-
 def test_counts_of_any_size_are_exact() -> None:
     """A difference of one in 10¹⁸ decides; a scaled count would be a tie."""
     large = {"ab": 10**18, "cd": 10**18 + 1}

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import cache
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, rows_from_ranks
 from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, ExtractionRow, compare
 from dp_core.audit.membership import LowRate, MembershipRow, Share
 from dp_core.config.audit_settings import ExtractionConfig
-from dp_core.labels import Dp, Label, Operator, Public
+from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
@@ -41,6 +42,7 @@ VOCABULARY_SIZE, DECLARED_UNITS = 3_871, 4_000
 OMITTED = "documents left out: 4067 (not UTF-8: 4066, no text: 1)"
 GAIN = "masked accuracy about 40% (20% … 60%); F1 about 55% (35% … 70%)"
 LONG_NOTE = " ".join(f"a long sentence of measured cases, number {case}," for case in range(1, 60))
+Rows = tuple[ExposureRow, ...]
 PATTERNS, RATES = ("HS", "HSH", "HHSHH"), (0.005, 0.02)
 
 
@@ -58,8 +60,14 @@ def cost(epsilon: float, delta: float) -> Cost:
     return Cost(DatasetTotal("synthetic-notes", PrivacyUnit.PATIENT, epsilon, delta))
 
 
-def exposure_rows(memory: Mapping[float, float], seed: int) -> tuple[ExposureRow, ...]:
+def exposure_rows(memory: Mapping[float, float], seed: int) -> Rows:
     """Return exposures of a model; `memory` maps a rate to the factor on ranks of its secrets."""
+    return _exposure_rows(tuple(memory.items()), seed)
+
+
+@cache
+def _exposure_rows(factor_of_rate: tuple[tuple[float, float], ...], seed: int) -> Rows:
+    memory = dict(factor_of_rate)
     coins = np.random.default_rng(seed)
     planted, references = canaries(4, RATES, seed), canaries(40, (0.0,), seed + 1)
 
@@ -375,8 +383,3 @@ def causal_sweep_report(*, made_up: bool = True) -> Report:
 def _causal(point: ModelRow, **fields: Any) -> ModelRow:
     nothing = {"f1": None, "mlm_public": None, "mlm_private": None}
     return replace(point, is_causal=True, **nothing, **fields)
-
-
-def public_scores(report: Report) -> Report:
-    """Return the report with publishable F1 on public labels."""
-    return replace(report, models=tuple(replace(m, f1=Public(m.f1.value)) for m in report.models))

@@ -3,28 +3,26 @@
 import io
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import fields, is_dataclass, replace
 from html.parser import HTMLParser
 from pathlib import Path
 from types import NoneType, SimpleNamespace
 
 import pytest
 from report_examples import (
-    LONG_NOTE,
     OMITTED,
     causal_sweep_report,
     extractions,
     job_report,
     ledger,
     membership,
-    public_scores,
     sweep_report,
 )
 from rich.console import Console
 
 from dp_core.audit.protocol import AuditRecord, NullDistribution
-from dp_core.labels import Label, Operator
+from dp_core.labels import Label, Operator, Public
 from tasks.report.model import (
     Edition,
     Exposures,
@@ -34,7 +32,7 @@ from tasks.report.model import (
     edition_of,
 )
 from tasks.report.models_table import results_table
-from tasks.report.page import Page, report_page
+from tasks.report.page import Page, figures_of, report_page
 from tasks.report.tables import TABLE, WITHHELD_MARK, side_by_side
 
 _VOID = {"meta", "br", "hr", "img", "link", "input"}
@@ -101,25 +99,15 @@ def test_page_is_well_formed_and_refers_to_no_other_file(name: str) -> None:
 
 def test_page_has_all_sections_figures_and_labels() -> None:
     html = PAGES["made up"].html
-    for section in (
-        "statement",
-        "results",
-        "memory",
-        "entities",
-        "training",
-        "vocabulary",
-        "ledger",
-        "repeat",
-    ):
-        assert f'id="{section}"' in html
-    for label in Label:
-        assert f'<span class="chip {label.value}">{label.value}</span>' in html
-    for key in ("exposure", "training", "entities"):
-        assert f'id="figure-{key}"' in html
-    for text in ("make demo", "mock-tpu:2", "2.15.1", "at most e^6.61", "3f9a0c61", "77b2d4e8"):
-        assert text in html
-    assert "ε<sub>V</sub>" in html
-    assert "of a budget of ε = 10" in html
+    sections = (
+        "statement", "results", "memory", "entities", "training", "vocabulary", "ledger", "repeat",
+        "figure-exposure", "figure-training", "figure-entities",
+    )  # fmt: skip
+    parts = [f'id="{name}"' for name in sections]
+    parts += [f'<span class="chip {label.value}">{label.value}</span>' for label in Label]
+    parts += ["make demo", "mock-tpu:2", "2.15.1", "at most e^6.61", "3f9a0c61", "77b2d4e8"]
+    parts += ["ε<sub>V</sub>", "of a budget of ε = 10"]
+    assert [part for part in parts if part not in html] == []
 
 
 def _bare(**fields: object) -> Report:
@@ -155,9 +143,10 @@ def _operator_values(report: Report) -> Iterator[float]:
 
 
 def _everything(page: Page) -> str:
-    """Return all output of an edition: the page, the figures and the tables."""
+    """Return all output of an edition: page, drawings, tables and figures for comparisons."""
     tables = json.dumps([table.to_json() for table in page.tables], ensure_ascii=False)
-    return page.html + tables + "".join(drawing.svg for drawing in page.drawings)
+    figures = json.dumps(page.figures, ensure_ascii=False)
+    return page.html + tables + figures + "".join(drawing.svg for drawing in page.drawings)
 
 
 def test_publishable_edition_contains_no_operator_value() -> None:
@@ -173,6 +162,33 @@ def test_publishable_edition_contains_no_operator_value() -> None:
     assert not any(f"{row.exposure!r}" in published for row in report.models[2].audits[0].rows)
     assert published.count(WITHHELD_MARK) > 15
     assert WITHHELD_MARK not in full
+
+
+def _parts(content: object) -> Iterator[object]:
+    """Yield every part of a report, at any depth."""
+    yield content
+    inner: Iterable[object] = ()
+    if isinstance(content, Mapping):
+        inner = content.values()
+    elif isinstance(content, tuple):
+        inner = content
+    elif is_dataclass(content):
+        inner = (getattr(content, field.name) for field in fields(content))
+    for part in inner:
+        yield from _parts(part)
+
+
+@pytest.mark.parametrize("known_seed", [False, True])
+@pytest.mark.parametrize("report", [job_report, sweep_report, causal_sweep_report])
+def test_no_part_of_a_publishable_edition_has_a_hidden_label(
+    report: Callable[..., Report], known_seed: bool
+) -> None:
+    hidden = {Label.OPERATOR, Label.DP} if known_seed else {Label.OPERATOR}
+    whole = replace(report(made_up=False), known_seed=known_seed)
+    shown = list(_parts(edition_of(whole, Edition.PUBLISHABLE)))
+    labelled = [part for part in shown if getattr(part, "label", None) in hidden]
+    withheld = [getattr(part, "value", part) for part in labelled]
+    assert withheld and all(isinstance(value, Withheld) for value in withheld)
 
 
 def _moved_extractions(rows: tuple[Extraction, ...]) -> tuple[Extraction, ...]:
@@ -216,7 +232,7 @@ def test_publishable_edition_does_not_depend_on_operator_values() -> None:
             for fact in report.training
         ),
     )
-    assert report_page(other, Edition.OPERATOR).html != PAGES["operator"].html
+    assert len({*_operator_values(other)} - {*_operator_values(report)}) > 15
     again = report_page(other, Edition.PUBLISHABLE)
     assert _everything(again) == _everything(PAGES["publishable"])
     assert [d.png for d in again.drawings] == [d.png for d in PAGES["publishable"].drawings]
@@ -236,13 +252,26 @@ def _moved_exposures(exposures: Exposures) -> Exposures:
     return replace(exposures, rows=rows)
 
 
+@pytest.mark.parametrize("report", [job_report, sweep_report, causal_sweep_report])
+def test_figures_for_comparisons_contain_only_the_labels_of_their_edition(
+    report: Callable[..., Report],
+) -> None:
+    editions = [edition_of(report(made_up=False), edition) for edition in Edition]
+    shown, whole = map(figures_of, editions)
+    published = [figure for model in shown["models"].values() for figure in model.values()]
+    assert {figure.get("label") for figure in published} <= {Label.PUBLIC, Label.DP, None}
+    assert any(figure.get("withheld") for figure in published)
+    full = [figure for model in whole["models"].values() for figure in model.values()]
+    secret = {str(figure["value"]) for figure in full if figure["label"] == Label.OPERATOR}
+    assert secret and not any(value in json.dumps(shown) for value in secret)
+
+
 def test_publishable_sweep_withholds_private_f1_but_not_public_accuracy() -> None:
     html = PAGES["published sweep"].html
-    report = sweep_report(made_up=False)
-    for point in report.models:
-        assert f">{100 * point.f1.value:.1f}<" not in html
-        assert f">{100 * point.mlm_public.value:.1f}<" in html
-    assert f">{100 * report.models[0].f1.value:.1f}<" in PAGES["sweep"].html
+    models = sweep_report(made_up=False).models
+    assert not any(f">{100 * point.f1.value:.1f}<" in html for point in models)
+    assert all(f">{100 * point.mlm_public.value:.1f}<" in html for point in models)
+    assert f">{100 * models[0].f1.value:.1f}<" in PAGES["sweep"].html
 
 
 def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text() -> None:
@@ -257,13 +286,31 @@ def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text
     assert ">318<" in shown.html  # perplexity on public text is as private as the model
     points = edition_of(report, Edition.PUBLISHABLE).models
     assert {type(point.spread) for point in points} == {Withheld, NoneType}
-    (full,) = (drawing for drawing in whole.drawings if drawing.key == "sweep")
-    (reduced,) = (drawing for drawing in shown.drawings if drawing.key == "sweep")
-    assert "public training" in full.svg and "public training" not in reduced.svg
+    # A value that was not measured is marked like all others of its column.
+    unmeasured = replace(report, models=(replace(report.models[0], perplexity_private=None),))
+    (point,) = edition_of(unmeasured, Edition.PUBLISHABLE).models
+    assert point.perplexity_private == Withheld()
+    baselines = [
+        "public training" in drawing.svg
+        for page in (whole, shown)
+        for drawing in page.drawings
+        if drawing.key == "sweep"
+    ]
+    assert baselines == [True, False]
+    # Causal models are compared by perplexity instead of masked accuracy.
+    (point, *_), (full, *_) = (page.figures["models"].values() for page in (shown, whole))
+    assert point["perplexity_public"] == {"value": "317.5", "label": Label.DP}
+    assert point["perplexity_private"] == {"withheld": True}
+    assert not {"f1", "mlm_accuracy_public", "mlm_accuracy_private"} & point.keys()
+    assert full["perplexity_private"] == {"value": "431.7", "label": Label.OPERATOR}
 
 
 def test_scores_on_public_labels_are_published() -> None:
-    page = report_page(public_scores(job_report(made_up=False)), Edition.PUBLISHABLE)
+    report = job_report(made_up=False)
+    models = tuple(
+        replace(model, f1=Public(model.f1.value), exposures=()) for model in report.models
+    )
+    page = report_page(replace(report, models=models, curves=()), Edition.PUBLISHABLE)
     assert ">68.3<" in page.html
     assert 'id="figure-entities"' in page.html
 
@@ -276,6 +323,8 @@ def test_publishable_edition_of_a_known_seed_shows_public_values_only() -> None:
     assert published.drawings == ()
     for cell in (c for table in published.tables for row in table.rows for c in row):
         assert cell.withheld or cell.label in (None, Label.PUBLIC)
+    figures = [f for model in published.figures["models"].values() for f in model.values()]
+    assert {figure.get("label") for figure in figures} == {Label.PUBLIC, None}
     points = report_page(sweep_report(made_up=False, known_seed=True), Edition.PUBLISHABLE)
     assert all(c.withheld for row in points.tables[0].rows for c in row[6:])
 
@@ -295,28 +344,17 @@ def test_markup_in_names_is_escaped() -> None:
 
 
 def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
-    bare = _bare(
-        training=(),
-        vocabulary=(),
-        phrases=(),
-        ledger=None,
-        public_seeds={},
-        notes=(),
-        repeat=(),
-        statement=SimpleNamespace(paragraphs=["One sentence."], data={}),
-    )
+    empty = dict.fromkeys(("training", "vocabulary", "phrases", "notes", "repeat"), ())
+    statement = SimpleNamespace(paragraphs=["One sentence."], data={})
+    bare = _bare(ledger=None, public_seeds={}, statement=statement, **empty)
     html = report_page(bare, Edition.OPERATOR).html
     assert 'id="ledger"' not in html
     assert "No audit of a private model" in html
-
-
-def test_ledger_without_a_budget_shows_no_total() -> None:
     figures = ("spent_epsilon", "spent_delta", "budget_epsilon", "budget_delta")
-    made_up = replace(ledger(), **dict.fromkeys(figures))
-    html = report_page(job_report(ledger=made_up), Edition.OPERATOR).html
+    without_budget = replace(ledger(), **dict.fromkeys(figures))
+    html = report_page(_bare(ledger=without_budget), Edition.OPERATOR).html
     section = html.partition('id="ledger"')[2].partition("</section>")[0]
-    assert "no budget is kept" in section
-    assert "in total" not in section
+    assert "no budget is kept" in section and "in total" not in section
 
 
 def test_page_tables_and_figures_are_written_to_one_folder(tmp_path: Path) -> None:
@@ -357,7 +395,7 @@ def _audited(verdict: str, label: Label = Label.DP) -> AuditRecord:
     ],
 )
 def test_headline_states_the_verdict_of_the_training_audit(verdict: str, headline: str) -> None:
-    report = job_report(made_up=False, audit=_audited(verdict))
+    report = _bare(made_up=False, audit=_audited(verdict))
     html = report_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
     assert headline in first
@@ -370,7 +408,7 @@ def test_headline_states_the_verdict_of_the_training_audit(verdict: str, headlin
 
 def test_headline_states_a_contradiction_by_an_audit_of_another_run() -> None:
     sentence = "ε = 4 at δ = 1e-06: contradicted by Given coins."
-    report = job_report(made_up=False, audit=_audited("consistent"), against=sentence)
+    report = _bare(made_up=False, audit=_audited("consistent"), against=sentence)
     html = report_page(report, Edition.PUBLISHABLE).html
     (first,) = re.findall(r"<h1>(.*?)</h1>", html)
     assert "another run contradicts the claimed ε" in first and "hero bad" in html
@@ -388,25 +426,11 @@ def test_terminal_prints_the_audit_before_the_table() -> None:
     assert results_table(job_report()).lead == ""
 
 
-def test_long_notes_and_values_of_facts_wrap() -> None:
-    """No cell of a table of facts has a class that forbids line breaks."""
-    html = report_page(job_report(), Edition.OPERATOR).html
-    tables = re.findall(r'<table id="table-(\w+)" class="facts">(.*?)</table>', html, re.DOTALL)
-    assert [name for name, _ in tables] == ["training", "vocabulary", "phrases"]
-    assert all(LONG_NOTE in cells and 'class="num"' not in cells for _, cells in tables)
-    rules = dict(re.findall(r"^([^@{}\n]+) \{ (.*) \}$", html, re.MULTILINE))
-    assert "white-space: normal" in rules[".facts th, .facts td"]
-    assert "white-space: normal" in rules["tbody th small"]
-    assert "table-layout: fixed" in rules[".facts"]
-
-
 def test_counts_of_left_out_private_text_are_in_the_operators_edition_only() -> None:
-    report = job_report(made_up=False)
-    operator = report_page(report, Edition.OPERATOR).html
-    publishable = report_page(report, Edition.PUBLISHABLE).html
+    publishable, operator = PAGES["publishable"].html, PAGES["operator"].html
     assert f"Not read, private_corpus:</b> {OMITTED}." in operator
-    assert (
-        "Not read, private_corpus" not in publishable
-    )  # a mark would reveal that something was left out
-    assert "406" not in json.dumps(edition_of(report, Edition.PUBLISHABLE).omissions, default=str)
+    # A mark would reveal that something was left out.
+    assert "Not read, private_corpus" not in publishable
+    omissions = edition_of(job_report(made_up=False), Edition.PUBLISHABLE).omissions
+    assert "406" not in json.dumps(omissions, default=str)
     assert "Not read, public_corpus" in publishable

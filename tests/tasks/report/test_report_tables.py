@@ -31,7 +31,6 @@ from tasks.report.model import (
     Edition,
     Exposures,
     Membership,
-    Report,
     Samples,
     Withheld,
     edition_of,
@@ -57,29 +56,22 @@ def _closing() -> Table:
 def test_closing_table_has_one_row_per_model_with_cost_scores_and_exposure() -> None:
     table = _closing()
     assert [row[0].text for row in table.rows] == ["Public only", "DP", "Non-private"]
-    names = [f"{header.name}, {header.unit}" for header in table.headers[1:]]
-    assert names == [
-        "ε_V, vocabulary",
-        "ε_T, training",
-        "ε, in total, per patient",
-        "δ, in total",
-        "MLM accuracy, public text, %",
-        "MLM accuracy, private text, %",
-        "Entity F1, strict, micro, %",
-        "Exposure, mean, bits",
-        "Exposure, largest, bits",
-    ]
-    private = table.rows[1]
-    assert [cell.text for cell in private[1:8]] == [
-        "1",
-        "6.27",
-        "6.61",
-        "1.1·10⁻⁶",
-        "33.2",
-        "37.7",
-        "68.3",
-    ]
-    assert [cell.text for cell in table.rows[2][2:5]] == ["∞", "∞", NOT_MEASURED]
+    private, unprotected = ([cell.text for cell in row[1:8]] for row in table.rows[1:])
+    units = [f"{header.name}, {header.unit}" for header in table.headers[1:]]
+    assert dict(zip(units, private, strict=False)) == {
+        "ε_V, vocabulary": "1",
+        "ε_T, training": "6.27",
+        "ε, in total, per patient": "6.61",
+        "δ, in total": "1.1·10⁻⁶",
+        "MLM accuracy, public text, %": "33.2",
+        "MLM accuracy, private text, %": "37.7",
+        "Entity F1, strict, micro, %": "68.3",
+    }
+    assert units[7:] == ["Exposure, mean, bits", "Exposure, largest, bits"]
+    assert unprotected[1:4] == ["∞", "∞", NOT_MEASURED]
+    (note,) = table.notes
+    assert f"always ranked first is {math.log2(VOCABULARY_SIZE):.1f}" in note
+    assert "about 1 bit" in note
 
 
 def test_closing_table_of_causal_models_has_perplexity_and_withholds_private_text() -> None:
@@ -232,6 +224,10 @@ def test_extraction_table_compares_training_text_with_the_control() -> None:
     assert {row[0].text for row in table.rows} == {"Public only", "DP"}
     assert {cell.label for row in table.rows for cell in row} == {None, Label.DP}
     assert "Rows:" not in " ".join(table.notes)
+    (targeted, _) = extractions(Label.DP, 4, 1)
+    late = replace(targeted, fixed_before_training=False)
+    table = audit_tables.extraction_table([replace(job_report().models[1], extractions=(late,))])
+    assert "chosen after the training" in " ".join(table.notes)
 
 
 def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> None:
@@ -251,19 +247,6 @@ def test_samples_of_a_model_without_privacy_are_shown_to_the_operator_only() -> 
     assert not audit_tables.samples_table(rows).rows
     page = report_page(report, Edition.PUBLISHABLE).html
     assert "DP wrote" in page and "Non-private wrote" not in page
-
-
-def test_extraction_note_states_that_a_protocol_was_chosen_after_the_training() -> None:
-    (targeted, _) = extractions(Label.DP, 4, 1)
-    late = replace(targeted, fixed_before_training=False)
-    model = replace(job_report().models[1], extractions=(late,))
-    assert "chosen after the training" in " ".join(audit_tables.extraction_table([model]).notes)
-
-
-def test_exposure_note_states_the_values_of_no_memory_and_of_full_memory() -> None:
-    (note,) = _closing().notes
-    assert f"always ranked first is {math.log2(VOCABULARY_SIZE):.1f}" in note
-    assert "about 1 bit" in note
 
 
 def test_entity_table_lists_the_types_of_all_models_and_micro_f1_last() -> None:
@@ -289,15 +272,12 @@ def test_entity_types_without_a_publishable_value_are_not_named() -> None:
 
 
 def test_ledger_table_shows_epsilon_by_pld_and_by_rdp() -> None:
-    table = tables.ledger_table(ledger())
+    view = ledger()
+    table = tables.ledger_table(view)
     assert "per patient" in table.caption
     assert [cell.text for cell in table.rows[0][2:]] == ["1", NOT_MEASURED, "10⁻⁷", "settled"]
     assert [cell.text for cell in table.rows[1][2:]] == ["6.27", "7.02", "10⁻⁶", "settled"]
     assert table.rows[1][0].detail == "seed c2ffe90112bd"
-
-
-def test_ledger_table_marks_epsilon_by_rdp_when_no_pld_is_known() -> None:
-    view = ledger()
     by_rdp = replace(view.lines[1], claimed_by_rdp=True)
     table = tables.ledger_table(replace(view, lines=(view.lines[0], by_rdp)))
     assert [row[2].detail for row in table.rows] == ["", "by RDP: no PLD is known"]
@@ -324,8 +304,7 @@ def test_sweep_table_keeps_the_order_of_the_points() -> None:
     points = sweep_report().models
     table = models_table.models_table(points, PrivacyUnit.PATIENT, is_sweep=True)
     assert [row[0].value for row in table.rows] == [p.noise_multiplier for p in points]
-    assert table.rows[0][8].value == points[0].f1.value
-    assert table.rows[0][8].label is Label.OPERATOR
+    assert (table.rows[0][8].value, table.rows[0][8].label) == (points[0].f1.value, Label.OPERATOR)
 
 
 def test_sweep_table_of_causal_models_has_perplexity_with_its_spread_over_seeds() -> None:
@@ -334,11 +313,13 @@ def test_sweep_table_of_causal_models_has_perplexity_with_its_spread_over_seeds(
     )
     heads = [f"{header.name} {header.unit}".strip() for header in table.headers]
     first, baseline = (dict(zip(heads, table.rows[i], strict=True)) for i in (0, 18))
-    assert first["Perplexity private text, by token"].value == 431.7
-    assert first["Perplexity private text, by token"].label is Label.OPERATOR
-    assert first["Perplexity 95% interval"].text == "397 – 466"
-    assert first["Perplexity 95% interval"].label is Label.OPERATOR
-    assert first["Perplexity SD over seeds"].text == "13.9"
+    shown = {
+        "Perplexity private text, by token": "432",
+        "Perplexity 95% interval": "397 – 466",
+        "Perplexity SD over seeds": "13.9",
+    }
+    assert {head: first[head].text for head in shown} == shown
+    assert {first[head].label for head in shown} == {Label.OPERATOR}
     assert first["Perplexity public text, by token"].text == "318"
     assert not [head for head in heads if head.startswith(("Entity", "MLM", "F1"))]
     assert baseline["Perplexity 95% interval"].text == NOT_MEASURED
@@ -359,28 +340,18 @@ def test_table_with_rows_and_headers_of_different_length_is_refused() -> None:
         Table("x", "x", (Header("a"), Header("b")), ((Cell("1"),),))
 
 
-def _printed(table: Table, width: int) -> str:
-    stream = io.StringIO()
-    shown = side_by_side(table) if width <= 80 else rich_table(table)
-    Console(file=stream, width=width, color_system=None).print(shown)
-    return stream.getvalue()
-
-
-@pytest.mark.parametrize("width", [80, 130])
+@pytest.mark.parametrize("width", [60, 80, 130])
 def test_terminal_shows_every_cell_in_full_with_the_mark_of_its_label(width: int) -> None:
-    text = _printed(_closing(), width)
-    assert max(map(len, text.splitlines())) <= width
-    for value in ("1.1·10⁻⁶", "33.2ᵈ", "68.3°", "∞", "Non-private"):
-        assert value in text
-    assert "…" not in text
-    assert "operator" in text
-
-
-def test_narrow_terminal_folds_text_instead_of_cutting_it() -> None:
-    table = audit_tables.exposure_table(job_report().models, job_report().occurrences)
+    exposure = audit_tables.exposure_table(job_report().models, job_report().occurrences)
+    closing = _closing()
+    shown = {60: rich_table(exposure), 80: side_by_side(closing), 130: rich_table(closing)}[width]
     stream = io.StringIO()
-    Console(file=stream, width=60, color_system=None).print(rich_table(table))
-    assert "…" not in stream.getvalue()
+    Console(file=stream, width=width, color_system=None).print(shown)
+    text = stream.getvalue()
+    assert max(map(len, text.splitlines())) <= width and "…" not in text
+    if width > 60:
+        for value in ("1.1·10⁻⁶", "33.2ᵈ", "68.3°", "∞", "Non-private", "operator"):
+            assert value in text
 
 
 # --- text of cells
@@ -410,50 +381,33 @@ def test_numbers_are_written_with_three_significant_digits(value: float, text: s
     assert tables.significant(value) == text
 
 
-def test_percentage_keeps_the_value_and_label_of_its_share() -> None:
-    cell = tables.percentage(Dp(0.3321))
-    assert (cell.text, cell.value, cell.label, cell.withheld) == ("33.2", 0.3321, Label.DP, False)
-    assert tables.percentage(Operator(0.5)).label is Label.OPERATOR
-
-
-def test_withheld_and_unmeasured_cells_have_different_marks() -> None:
-    hidden, unknown = tables.percentage(Withheld()), tables.percentage(None)
-    assert hidden.withheld
-    assert hidden.value is None
-    assert hidden.label is Label.OPERATOR
-    assert unknown.label is None
-    assert hidden.text != unknown.text
+def test_percentage_shows_its_label_and_whether_it_was_measured_or_withheld() -> None:
+    cells = [tables.percentage(v) for v in (Dp(0.3321), Operator(0.5), Withheld(), None)]
+    assert [(cell.text, cell.value, cell.label) for cell in cells] == [
+        ("33.2", 0.3321, Label.DP),
+        ("50.0", 0.5, Label.OPERATOR),
+        (WITHHELD_MARK, None, Label.OPERATOR),
+        (NOT_MEASURED, None, None),
+    ]
+    assert [cell.withheld for cell in cells] == [False, False, True, False]
 
 
 # --- guarantees without a total: pages show each part, but no sum
 
 
-def without_total() -> Report:
-    report = job_report()
+def test_guarantees_without_a_total_keep_their_epsilons_and_claim_no_sum() -> None:
     none = Cost(DatasetTotal("", None, None, 0.0))
-    models = tuple(replace(m, cost=none) if m.kind == "dp" else m for m in report.models)
-    return job_report(models=models)
-
-
-def test_closing_table_without_a_total_keeps_the_single_epsilons() -> None:
-    report = without_total()
-    table = models_table.models_table(report.models, report.unit)
-    (row,) = [r for r, m in zip(table.rows, report.models, strict=True) if m.kind == "dp"]
-    total = row[3]
-    assert (total.text, total.value) == (tables.NO_TOTAL, None)
-    assert "different neighbours" in total.detail
+    public, private, unprotected = job_report().models
+    dp = replace(private, cost=none)
+    report = job_report(models=(public, dp, unprotected), curves=())
+    row = models_table.results_table(report).rows[1]
+    assert (row[3].text, row[3].value) == (tables.NO_TOTAL, None)
+    assert "different neighbours" in row[3].detail
     assert row[4].text == tables.NOT_MEASURED  # no δ without a total
-    (dp,) = [m for m in report.models if m.kind == "dp"]
     assert (row[1].value, row[2].value) == (dp.epsilon_vocabulary, dp.epsilon_training)
-    assert json.loads(json.dumps(table.to_json()))
-
-
-def test_page_and_verdict_without_a_total_claim_no_epsilon() -> None:
-    report = without_total()
     result = verdict(report)
-    assert "have no total" in result.detail
-    assert "ε =" not in result.detail
-    html = report_page(report, Edition.PUBLISHABLE).html
+    assert "have no total" in result.detail and "ε =" not in result.detail
+    html = report_page(replace(report, models=(dp,)), Edition.PUBLISHABLE).html
     assert tables.NO_TOTAL in html and tables.WHY_NO_TOTAL in html
 
 

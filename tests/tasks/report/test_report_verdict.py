@@ -1,68 +1,47 @@
 """Tests of the verdict, which must not claim more than the audit shows."""
 
-import dataclasses
+from dataclasses import replace
 
+import pytest
 from report_examples import exposure_rows, job_report
 
-from dp_core.audit.exposure import ExposureRow
 from dp_core.labels import Label
-from tasks.report.model import Edition, Exposures, Kind, Report, edition_of
+from tasks.report.model import Edition, Exposures, edition_of
 from tasks.report.page import verdict
 
-NO_MEMORY, MEMORY = exposure_rows({}, 7), exposure_rows({0.005: 0.01, 0.02: 0.0008}, 27)
+ROWS = {
+    "none": (Exposures(Label.DP, exposure_rows({}, 7)),),
+    "clear": (Exposures(Label.DP, exposure_rows({0.005: 0.01, 0.02: 0.0008}, 27)),),
+    "vague": (Exposures(Label.DP, exposure_rows({0.005: 0.35, 0.02: 0.35}, 7)),),
+    "not measured": (),
+}
 
 
-def _with(exposures: dict[Kind, tuple[Exposures, ...]]) -> Report:
-    report = job_report()
+@pytest.mark.parametrize(
+    ("private", "control", "tone", "words"),
+    [
+        ("none", "clear", "good", "the non-private one does|ε = 6.61|every patient"),
+        ("none", None, "open", "open whether these canaries can be learned"),
+        ("none", "none", "open", "too rare for a conclusion"),
+        ("clear", "none", "bad", "The private model remembers canaries"),
+        ("clear", "clear", "bad", "The private model remembers canaries"),
+        ("vague", "clear", "open", "The private model may remember some canaries"),
+        ("not measured", None, "open", "Memory was not measured"),
+        (None, "none", "open", "Memory was not measured"),
+    ],
+)
+def test_verdict_is_good_only_without_memory_of_canaries_that_the_control_remembers(
+    private: str | None, control: str | None, tone: str, words: str
+) -> None:
+    memory = {"dp": private, "nonprivate": control}
     models = tuple(
-        dataclasses.replace(model, exposures=exposures[model.kind])
-        for model in report.models
-        if model.kind in exposures
+        replace(model, exposures=ROWS[of_kind])
+        for model in job_report().models
+        if (of_kind := memory.get(model.kind)) is not None
     )
-    return dataclasses.replace(report, models=models)
-
-
-def _exposures(rows: tuple[ExposureRow, ...]) -> tuple[Exposures, ...]:
-    return (Exposures(Label.DP, rows),)
-
-
-def test_verdict_is_good_only_if_the_control_remembers_canaries() -> None:
-    result = verdict(_with({"dp": _exposures(NO_MEMORY), "nonprivate": _exposures(MEMORY)}))
-    assert result.tone == "good"
-    assert "the non-private one does" in result.headline
-    assert "ε = 6.61" in result.detail
-    assert "every patient" in result.detail
-
-
-def test_verdict_is_open_if_no_control_remembers_canaries() -> None:
-    alone = verdict(_with({"dp": _exposures(NO_MEMORY)}))
-    assert alone.tone == "open"
-    assert "open whether these canaries can be learned" in alone.detail
-    with_control = verdict(
-        _with({"dp": _exposures(NO_MEMORY), "nonprivate": _exposures(NO_MEMORY)})
-    )
-    assert with_control.tone == "open"
-    assert "too rare for a conclusion" in with_control.detail
-
-
-def test_verdict_is_bad_if_the_private_model_remembers_canaries() -> None:
-    for control in (NO_MEMORY, MEMORY):
-        result = verdict(_with({"dp": _exposures(MEMORY), "nonprivate": _exposures(control)}))
-        assert result.tone == "bad"
-        assert result.headline == "The private model remembers canaries"
-
-
-def test_verdict_is_open_if_exposure_is_above_chance_without_clear_memory() -> None:
-    vague = exposure_rows({0.005: 0.35, 0.02: 0.35}, 7)
-    assert not any(row.remembers for row in vague)
-    result = verdict(_with({"dp": _exposures(vague), "nonprivate": _exposures(MEMORY)}))
-    assert result.tone == "open"
-    assert result.headline == "The private model may remember some canaries"
-
-
-def test_verdict_is_open_without_an_exposure_of_the_private_model() -> None:
-    assert verdict(_with({"dp": ()})).tone == "open"
-    assert verdict(_with({"public": _exposures(NO_MEMORY)})).tone == "open"
+    result = verdict(job_report(models=models))
+    assert result.tone == tone
+    assert all(part in f"{result.headline} {result.detail}" for part in words.split("|"))
 
 
 def test_publishable_verdict_ignores_withheld_exposure() -> None:

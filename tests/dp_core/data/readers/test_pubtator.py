@@ -74,20 +74,6 @@ def test_an_article(tmp_path: Path, end: str) -> None:
     ]
 
 
-def test_overlaps_keep_the_longer(tmp_path: Path) -> None:
-    spans = "1\t6\t19\trenal failure\tB\n1\t0\t19\tacute renal failure\tA\n"
-    text = "1|t|acute renal failure\n1|a|\n" + spans
-    sentences, q = read(tmp_path, text)
-    assert entities(sentences[0].tags) == [("A", 0, 3)]
-    assert q.rejected == 0
-
-
-def test_entities_cut_tokens(tmp_path: Path) -> None:
-    sentences, _ = read(tmp_path, "1|t|nonCancer cells\n1|a|\n1\t3\t9\tCancer\tD\n")
-    assert sentences[0].tokens == ("non", "Cancer", "cells")
-    assert sentences[0].tags == ("O", "B-D", "O")
-
-
 TEXT = st.text(st.sampled_from("aB. !?\n(1"), max_size=60)
 
 

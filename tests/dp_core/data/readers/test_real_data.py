@@ -9,7 +9,6 @@ import pytest
 from dp_core.data.labelled_text import entities
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_corpus, read_labelled_texts, read_sentences
-from dp_core.errors import BadInput
 
 pytestmark = pytest.mark.skipif(
     not os.environ.get("CONFIDE_DATA"), reason="CONFIDE_DATA does not name a folder of data sets"
@@ -36,11 +35,6 @@ def test_notes_in_noteevents_columns() -> None:
     assert sum(len(d.text.split()) for d in docs) == 2_394_141  # 2,399,943 with the error rows
 
 
-def test_a_header_without_notes() -> None:
-    with pytest.raises(BadInput, match="nothing to read"):
-        list(read_corpus("noteevents", data("noteevents_format/NOTEEVENTS_demo_header_only.csv")))
-
-
 @pytest.mark.parametrize(
     ("file", "tokens", "articles"),
     [("train.txt.xz", 2_051_910, 629), ("valid.txt", 213_886, 60), ("test.txt", 241_211, 62)],
@@ -60,34 +54,28 @@ def read(kind: str, name: str) -> tuple[int, int, Counter[str], Quarantine]:
     return len(sentences), sum(len(s.tokens) for s in sentences), found, q
 
 
+I2B2 = "i2b2_2010_format/bc5cdr_derived"
+
+
 @pytest.mark.parametrize(
-    ("file", "sentences", "tokens", "found"),
+    ("kind", "file", "sentences", "tokens", "found"),
     [
-        ("ner_bc5cdr/train.tsv", 4560, 118_170, {"Chemical": 5203, "Disease": 4182}),
-        ("ner_bc5cdr/dev.tsv", 4581, 117_453, {"Chemical": 5347, "Disease": 4246}),
-        ("ner_bc5cdr/test.tsv", 4797, 124_750, {"Chemical": 5385, "Disease": 4424}),
-        ("ner_ncbi_disease/train.tsv", 5424, 135_701, {"Disease": 5134}),
-        ("ner_ncbi_disease/dev.tsv", 923, 23_969, {"Disease": 787}),
-        ("ner_ncbi_disease/test.tsv", 940, 24_497, {"Disease": 960}),
+        ("columns", "ner_bc5cdr/train.tsv", 4560, 118_170, {"Chemical": 5203, "Disease": 4182}),
+        ("columns", "ner_bc5cdr/dev.tsv", 4581, 117_453, {"Chemical": 5347, "Disease": 4246}),
+        ("columns", "ner_bc5cdr/test.tsv", 4797, 124_750, {"Chemical": 5385, "Disease": 4424}),
+        ("columns", "ner_ncbi_disease/train.tsv", 5424, 135_701, {"Disease": 5134}),
+        ("columns", "ner_ncbi_disease/dev.tsv", 923, 23_969, {"Disease": 787}),
+        ("columns", "ner_ncbi_disease/test.tsv", 940, 24_497, {"Disease": 960}),
+        ("i2b2", f"{I2B2}/train", 4541, 116_721, {"treatment": 5203, "problem": 4182}),
+        ("i2b2", f"{I2B2}/dev", 4544, 115_656, {"treatment": 5347, "problem": 4244}),
+        ("i2b2", f"{I2B2}/test", 4761, 122_473, {"treatment": 5385, "problem": 4424}),
     ],
 )
-def test_columns(file: str, sentences: int, tokens: int, found: dict[str, int]) -> None:
-    n, t, by_type, q = read("columns", file)
+def test_sentences_and_entities(
+    kind: str, file: str, sentences: int, tokens: int, found: dict[str, int]
+) -> None:
+    n, t, by_type, q = read(kind, file)
     assert (n, t, by_type) == (sentences, tokens, found)
-    assert q.rejected == 0
-
-
-@pytest.mark.parametrize(
-    ("part", "lines", "tokens", "found"),
-    [
-        ("train", 4541, 116_721, {"treatment": 5203, "problem": 4182}),
-        ("dev", 4544, 115_656, {"treatment": 5347, "problem": 4244}),
-        ("test", 4761, 122_473, {"treatment": 5385, "problem": 4424}),
-    ],
-)
-def test_i2b2_layout(part: str, lines: int, tokens: int, found: dict[str, int]) -> None:
-    n, t, by_type, q = read("i2b2", f"i2b2_2010_format/bc5cdr_derived/{part}")
-    assert (n, t, by_type) == (lines, tokens, found)
     assert q.rejected == 0
 
 
