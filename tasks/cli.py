@@ -36,9 +36,11 @@ COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not im
     "doctor": "Check this machine and deployment, and suggest fixes.",
 }
 # Files of several commands, by verb; the command's function has the name of the verb.
-_SHARED = dict.fromkeys(LOCAL, "local_stack") | dict.fromkeys(
-    ("calibrate", "paper-table"), "epsilon_command"
-)
+_SHARED = {
+    **dict.fromkeys(LOCAL, "local_stack"),
+    **dict.fromkeys(("calibrate", "paper-table"), "epsilon_command"),
+    **dict.fromkeys(("audit", "audit-engine", "evidence"), "audit_command"),
+}
 
 
 class LazyGroup(click.Group):

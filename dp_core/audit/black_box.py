@@ -134,23 +134,6 @@ def lines_of(file: Path, where: str) -> dict[int, str]:
     return {number: line for number, line in lines if line}
 
 
-@dataclass(frozen=True)
-class Given:
-    """The texts with which a model is audited: non-blank lines by line number, or None.
-
-    Attributes:
-        canaries: texts, each with its secret in double brackets.
-        members: texts on which the model was trained.
-        held_out: other texts, drawn in the same way.
-        coins: whether each text was a whole unit, included or not by a fair coin beforehand.
-    """
-
-    canaries: Mapping[int, str] | None = None
-    members: Mapping[int, str] | None = None
-    held_out: Mapping[int, str] | None = None
-    coins: bool = False
-
-
 def audit_files(
     folder: Path,
     files: Mapping[str, Path],
@@ -158,60 +141,40 @@ def audit_files(
     ceiling: PrivacyProfile | None,
     config: BlackBoxAuditConfig,
 ) -> list[Finding]:
-    """Return the findings on a model in a folder, by the texts in files.
-
-    Args:
-        folder: folder of the model.
-        files: files of `canaries`, `members` and `held_out`.
-        where: returns the name of the setting of such a file, for errors.
-        ceiling: as for `audit`.
-        config: protocol of extraction, coins, masks and seed.
-    """
-    texts = {name: lines_of(file, where(name)) for name, file in files.items()}
-    given, audited = Given(**texts, coins=config.given_coins), open_model(folder)
-    protocol = config.part(ExtractionProtocol)
-    return audit(audited, given, ceiling, protocol, masks=config.given_masks, seed=config.seed)
-
-
-def audit(
-    audited: Audited,
-    given: Given,
-    ceiling: PrivacyProfile | None,
-    protocol: ExtractionProtocol,
-    *,
-    masks: int = 4,
-    seed: int = 0,
-) -> list[Finding]:
     """Return the findings of every audit that the given texts allow, labelled for the operator.
 
     Args:
-        audited: the model.
-        given: canaries, texts, or both.
+        folder: folder of the model.
+        files: files of `canaries`, each with its secret in double brackets, of `members`, on which
+            the model was trained, and of `held_out`, other texts drawn in the same way.
+        where: returns the name of the setting of such a file, for errors.
         ceiling: privacy profile of the claim for one text, or for a unit that holds it; None
             without a claim.
-        protocol: how a causal model is made to continue texts.
-        masks: number of fresh masks over which a masked model's losses are averaged.
-        seed: a public seed for masks, controls, and the fifth of the texts that fits thresholds.
+        config: protocol of extraction, masks, the public seed, and whether each text was a whole
+            unit, included or not by a fair coin beforehand.
 
     Raises:
         BadInput: an invalid canary, too few texts, or texts that fair coins cannot have divided.
     """
-    findings = []
+    given = {name: lines_of(file, where(name)) for name, file in files.items()}
+    audited, seed = open_model(folder), config.seed
+    protocol = config.part(ExtractionProtocol)
     causal = isinstance(audited.model.config, CausalConfig)
-    if given.canaries is not None:
-        findings.append(canary_exposure(audited, given.canaries))
+    findings = []
+    if "canaries" in given:
+        findings.append(canary_exposure(audited, given["canaries"]))
         if causal:
-            findings.append(_targeted(audited, given.canaries, protocol, seed))
-    if given.members is None or given.held_out is None:
+            findings.append(_targeted(audited, given["canaries"], protocol, seed))
+    if not given.keys() >= {"members", "held_out"}:
         return findings
-    texts = list(given.members.values()), list(given.held_out.values())
+    texts = list(given["members"].values()), list(given["held_out"].values())
     with _rows_of(audited, *texts, seed) as sides:
         sample = _sample(sides, seed)
-        rows = [Rows(side, np.arange(side.n_rows), seed, masks) for side in sides]
+        rows = [Rows(side, np.arange(side.n_rows), seed, config.given_masks) for side in sides]
         losses = losses_of(audited.model, rows)
         made = attacks(losses, [], {}, sample.members, sample.fitted)
         findings += membership_findings(GIVEN_MEMBERSHIP, sample, made, ceiling)
-        if given.coins:
+        if config.given_coins:
             findings.append(_coin_bound(losses, sample, sides[0].n_units, ceiling, seed))
         if causal:
             findings.append(_discoverable(audited, sides, ceiling, protocol, seed))

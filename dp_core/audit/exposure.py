@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from dataclasses import asdict, dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +44,7 @@ Ints = NDArray[np.int32]
 Ranker = Callable[[Ints, Ints, Ints, Ints], Floats]
 
 ALONE, EMBEDDED, IN_ROWS = "alone", "embedded", "in rows"
+CONTEXTS_PER_CANARY = 8
 _ROWS_AT_ONCE = 256
 _COUNTED_AT_ONCE = 1 << 14
 _UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
@@ -251,104 +252,80 @@ class ExposureSummary:
         return self.mean > self.mean_null_high or self.largest > self.largest_null_high
 
 
-def measure(
-    rank: Ranker,
-    canaries: Sequence[Canary],
-    references: Sequence[Canary],
-    *,
-    special: SpecialIds,
-    candidates: Sequence[int],
-    declared_units: int,
-    sequence_length: int,
-    repeats: int,
-    seed: int,
-) -> list[ExposureRow]:
+def measure(data: CanaryData) -> list[ExposureRow]:
     """Return the exposure of every group of canaries, alone and embedded.
 
-    Args:
-        rank: ranks masked secrets among `candidates`, and no other tokens.
-        canaries: the planted canaries, grouped here by pattern and canary rate.
-        references: canaries that were never planted, compared within their pattern.
-        special: ids of the special tokens.
-        candidates: ids of all the tokens from which secrets are drawn uniformly. A rank among the
-            whole vocabulary would also measure how likely the model finds these tokens in general,
-            and the null would not hold.
-        declared_units: public bound on the units, for the expected number of occurrences.
-        sequence_length: S, at most the model's positions.
-        repeats: embedded contexts for each canary.
-        seed: a public seed.
+    Secrets are ranked among the candidates alone. A rank among the whole vocabulary would also
+    measure how likely the model finds these tokens in general, and the null would not hold.
 
     Raises:
-        ValueError: no canaries, a secret that is no candidate, a canary too long for S, or ranks
-            outside 1 … |candidates|.
+        ValueError: no canaries, a secret that is no candidate, a canary too long for a row, or
+            ranks outside 1 … |candidates|.
     """
-    if not canaries:
+    if not data.planted:
         raise ValueError("no canaries to measure")
-    sequences = [*canaries, *references]
-    _refuse_strangers(sequences, candidates)
+    sequences = [*data.planted, *data.references]
+    _refuse_strangers(data)
     contexts = {
-        ALONE: alone(sequences, special, sequence_length),
+        ALONE: alone(sequences, data.special, data.sequence_length),
         EMBEDDED: embedded(
-            sequences, special, sequence_length, filler=candidates, repeats=repeats, seed=seed
+            sequences,
+            data.special,
+            data.sequence_length,
+            filler=data.candidates,
+            repeats=CONTEXTS_PER_CANARY,
+            seed=data.seed,
         ),
     }
     rows = []
-    for context, masked in contexts.items():
-        ranks = secret_ranks(rank, masked, len(candidates)).reshape(len(sequences), -1)
-        rows += rows_from_ranks(
-            canaries,
-            ranks[: len(canaries)],
-            references,
-            ranks[len(canaries) :],
-            context=context,
-            candidates=len(candidates),
-            declared_units=declared_units,
-        )
+    for context, shown in contexts.items():
+        rows += _ranked(data, context, shown, data.planted, data.references)
     return rows
 
 
-def measure_in_rows(
-    rank: Ranker,
-    store: TokenStore,
-    canaries: Sequence[Canary],
-    references: Sequence[Canary],
-    *,
-    special: SpecialIds,
-    candidates: Sequence[int],
-    declared_units: int,
-    repeats: int,
-    seed: int,
-) -> list[ExposureRow]:
+def measure_in_rows(data: CanaryData) -> list[ExposureRow]:
     """Return the exposure of every group of canaries in the rows of the training: private.
 
-    The result is empty if no canary occurs in the store.
-
-    Args: as for `measure`, and
-        store: the rows of the training, no longer than the model's positions.
+    The result is empty if no canary occurs in the rows.
 
     Raises:
         ValueError: as `measure`.
     """
-    _refuse_strangers([*canaries, *references], candidates)
+    _refuse_strangers(data)
     shown, planted, others = in_rows(
-        store, canaries, references, special, repeats=repeats, seed=seed
+        data.train,
+        data.planted,
+        data.references,
+        data.special,
+        repeats=CONTEXTS_PER_CANARY,
+        seed=data.seed,
     )
-    if not planted:
-        return []
-    ranks = secret_ranks(rank, shown, len(candidates)).reshape(-1, repeats)
+    return _ranked(data, IN_ROWS, shown, planted, others) if planted else []
+
+
+def _ranked(
+    data: CanaryData,
+    context: str,
+    shown: MaskedContexts,
+    planted: Sequence[Canary],
+    references: Sequence[Canary],
+) -> list[ExposureRow]:
+    """Return the exposure of canaries that are shown in contexts, together with references."""
+    ranks = secret_ranks(data.rank, shown, len(data.candidates))
+    ranks = ranks.reshape(len(planted) + len(references), -1)
     return rows_from_ranks(
         planted,
         ranks[: len(planted)],
-        others,
+        references,
         ranks[len(planted) :],
-        context=IN_ROWS,
-        candidates=len(candidates),
-        declared_units=declared_units,
+        context=context,
+        candidates=len(data.candidates),
+        declared_units=data.declared_units,
     )
 
 
-def _refuse_strangers(canaries: Sequence[Canary], candidates: Sequence[int]) -> None:
-    if not {c.secret for c in canaries} <= set(candidates):
+def _refuse_strangers(data: CanaryData) -> None:
+    if not {canary.secret for canary in data.canaries} <= set(data.candidates):
         raise ValueError("a canary's secret is not among the candidates that it is ranked with")
 
 
@@ -500,8 +477,6 @@ def _rank_exposures(ranks: Floats, baseline: Floats) -> Floats:
 
 # --- as findings
 
-CONTEXTS_PER_CANARY = 8
-
 
 @dataclass(frozen=True)
 class CanaryData:
@@ -509,35 +484,35 @@ class CanaryData:
 
     Attributes:
         rank: ranks of secrets by the model, among `candidates`.
-        odds_of: a causal model's odds of suffixes; None for a masked model.
         canaries: planted canaries, and references that were never planted.
         special: ids of the special tokens.
         candidates: ids of the tokens from which secrets were drawn.
         sequence_length: largest number of tokens of a row.
         train: rows of the training.
+        declared_units: public bound on the units, for the expected number of occurrences.
+        label: label of results that are computed from the model and public coins alone.
+        seed: a public seed.
+        odds_of: a causal model's odds of suffixes; None for a masked model.
         held_out: rows of held-out units, if any were held out.
-        declared_units: public bound on the units.
         extraction: the protocol of extraction attacks.
         fixed_before_training: whether this protocol was fixed before the training.
         claim: privacy profile of the rows' unit; None without a claim.
-        label: label of results that are computed from the model and public coins alone.
-        seed: a public seed.
     """
 
     rank: Ranker
-    odds_of: OddsOf | None
     canaries: Sequence[Canary]
     special: SpecialIds
     candidates: Sequence[int]
     sequence_length: int
     train: TokenStore
-    held_out: TokenStore | None
     declared_units: int
-    extraction: ExtractionConfig
-    fixed_before_training: bool
-    claim: PrivacyProfile | None
     label: Label
     seed: int
+    odds_of: OddsOf | None = None
+    held_out: TokenStore | None = None
+    extraction: ExtractionConfig = field(default_factory=ExtractionConfig)
+    fixed_before_training: bool = False
+    claim: PrivacyProfile | None = None
 
     @property
     def planted(self) -> list[Canary]:
@@ -549,33 +524,15 @@ class CanaryData:
         """Canaries that were never planted."""
         return [canary for canary in self.canaries if canary.is_reference]
 
-    @property
-    def contexts(self) -> dict[str, Any]:
-        """Arguments that `measure` and `measure_in_rows` share."""
-        return {
-            "special": self.special,
-            "candidates": self.candidates,
-            "declared_units": self.declared_units,
-            "repeats": CONTEXTS_PER_CANARY,
-            "seed": self.seed,
-        }
-
 
 def _among_random_tokens(data: CanaryData) -> list[Finding]:
     """Return the exposure alone and among random tokens; neither shows a private row."""
-    rows = measure(
-        data.rank,
-        data.planted,
-        data.references,
-        sequence_length=data.sequence_length,
-        **data.contexts,
-    )
-    return [exposure_finding(EXPOSURE, rows, EMBEDDED, data.label)]
+    return [exposure_finding(EXPOSURE, measure(data), EMBEDDED, data.label)]
 
 
 def _in_training_rows(data: CanaryData) -> list[Finding]:
     """Return the exposure in the training rows, which are private."""
-    rows = measure_in_rows(data.rank, data.train, data.planted, data.references, **data.contexts)
+    rows = measure_in_rows(data)
     return [exposure_finding(EXPOSURE_IN_ROWS, rows, IN_ROWS, Label.OPERATOR)]
 
 

@@ -202,7 +202,7 @@ def attention_features(model: AnyModel, rows: Rows) -> Floats:
 
     compiled = tf.function(concentrations, autograph=False)
     found = []
-    for _, part, made in _once(rows, objective, _ROWS_AT_ONCE):
+    for part, made in _once(rows, objective, _ROWS_AT_ONCE):
         lengths = rows.store.lengths[part]
         values = compiled(tf.constant(made.input_ids), tf.constant(lengths)).numpy()
         found.append(over_tokens(values, lengths))
@@ -248,7 +248,7 @@ def gradient_features(model: AnyModel, rows: Rows) -> Floats:
 
     compiled = tf.function(norms, autograph=False)
     found = []
-    for _, part, made in _once(rows, objective, _GRADIENTS_AT_ONCE):
+    for part, made in _once(rows, objective, _GRADIENTS_AT_ONCE):
         arrays = (
             *(made.input_ids, rows.store.lengths[part], made.positions, made.labels),
             *(made.weights, np.ones(len(part), np.float32)),
@@ -259,12 +259,10 @@ def gradient_features(model: AnyModel, rows: Rows) -> Floats:
     return features
 
 
-def _once(
-    rows: Rows, objective: Objective, at_once: int
-) -> Iterator[tuple[int, Indices, MaskedRows]]:
+def _once(rows: Rows, objective: Objective, at_once: int) -> Iterator[tuple[Indices, MaskedRows]]:
     """Yield the rows in parts of one size, under one mask."""
-    for start, part in _parts(rows.numbers, at_once):
-        yield start, part, objective.examples(rows.store, part, rows.keys(part, 0))
+    for _, part in _parts(rows.numbers, at_once):
+        yield part, objective.examples(rows.store, part, rows.keys(part, 0))
 
 
 def _parts(numbers: Indices, at_once: int) -> Iterator[tuple[int, Indices]]:

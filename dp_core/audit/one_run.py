@@ -135,31 +135,27 @@ class NullControl:
 
     Attributes:
         repeats: number of sets of such coins.
-        alarms: number of sets on which the guesses contradict ε = 0.
-        significance: the expected rate of alarms.
+        alarms: number of sets on which the guesses contradict ε = 0, at a rate of `SIGNIFICANCE`
+            by chance.
     """
 
     repeats: int
     alarms: int
-    significance: float
 
     @property
     def sound(self) -> bool:
         """Whether chance explains the alarms: their probability is above 10⁻⁶."""
-        p = float(stats.binom.sf(self.alarms - 1, self.repeats, self.significance))
+        p = float(stats.binom.sf(self.alarms - 1, self.repeats, SIGNIFICANCE))
         return self.alarms == 0 or p > 1e-6
 
 
-def null_control(
-    scores: Scores, guesses: Guesses, seed: PrivacySeed, significance: float
-) -> NullControl:
+def null_control(scores: Scores, guesses: Guesses, seed: PrivacySeed) -> NullControl:
     """Compare the guesses with `NULL_REPEATS` fresh sets of coins.
 
     Args:
         scores: scores of the audit.
         guesses: guesses of the audit.
         seed: seed of the audit; the fresh coins are drawn from other streams.
-        significance: significance of the audit.
     """
     nothing_kept, (inside, outside) = _NothingKept(), guesses.chosen(scores)
     alarms, known = 0, dict[int, bool]()
@@ -167,9 +163,9 @@ def null_control(
         right = _right(inside, outside, throw_coins(seed, len(scores), stream))
         if right not in known:
             outcome = GuessOutcome(len(scores), guesses.total, right)
-            known[right] = trade_off_refuted(outcome, nothing_kept, significance)
+            known[right] = trade_off_refuted(outcome, nothing_kept, SIGNIFICANCE)
         alarms += known[right]
-    return NullControl(NULL_REPEATS, alarms, significance)
+    return NullControl(NULL_REPEATS, alarms)
 
 
 class _NothingKept:
@@ -277,7 +273,7 @@ def audit_claim(
         confidence=CONFIDENCE,
         p_value=min(1.0, ways * trade_off_p_value(outcome, claim.trade_off)),
         significance=SIGNIFICANCE,
-        null=null_control(scores[best], guesses, seed, SIGNIFICANCE),
+        null=null_control(scores[best], guesses, seed),
     )
 
 

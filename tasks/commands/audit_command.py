@@ -1,8 +1,9 @@
-"""`confide audit`: audits a model's privacy claim by canaries and texts."""
+"""`confide audit`, `audit-engine` and `evidence`: audits of claims, and their evidence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,20 +12,23 @@ from pydantic import ValidationError
 
 from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
-from dp_core.errors import BadInput, Contradicted
+from dp_core.errors import BadInput, ConfideError, Contradicted
 from tasks.commands.export_command import latest_model
-from tasks.commands.output import as_json, write_json, write_table
+from tasks.commands.output import as_json, new_folder, write_json, write_table
 from tasks.commands.report_command import given
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
+from tasks.storage import sha256_of
 
-if TYPE_CHECKING:
+if TYPE_CHECKING:  # imports that cost seconds, and options are checked first
+    from dp_core.audit.one_run import AuditVerdict
     from dp_core.audit.protocol import AuditRecord
 
 _FILE = click.Path(path_type=Path)
+_SHARE = {"white-box": 0.02, "black-box": 0.04}  # of the canaries that are guessed to be in
 
 
-@click.command("audit")
+@click.command()
 @click.argument("model", required=False, type=_FILE)
 @click.option("--uri", default="", help="A training step's output, in place of MODEL.")
 @click.option("--canaries", type=_FILE, help="Lines of text with the secret in [[brackets]].")
@@ -48,7 +52,7 @@ _FILE = click.Path(path_type=Path)
 @click.option("--tries", type=int, help="Texts to sample for each prefix.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Public.")
 @as_json
-def command(
+def audit(
     model: Path | None,
     uri: str,
     canaries: Path | None,
@@ -172,3 +176,226 @@ def _show(records: Sequence[AuditRecord], claim: str) -> None:
         whole=["verdict"],
         prose=["could find", "level"],
     )
+
+
+# --- audits of this installation
+
+
+@click.command()
+@click.option("--epsilon", type=float, default=4.0, show_default=True, help="ε that is claimed.")
+@click.option("--delta", type=float, default=1e-5, show_default=True, help="δ of the claim.")
+@click.option("--updates", type=int, default=12, show_default=True, help="Updates of a training.")
+@click.option(
+    "--sampling-rate", type=float, default=0.5, show_default=True, help="Of every update."
+)
+@click.option(
+    "--white-box-canaries", type=int, default=20_000, show_default=True, help="0: no white box."
+)
+@click.option(
+    "--black-box-canaries", type=int, default=4_000, show_default=True, help="0: no black box."
+)
+@as_json
+def audit_engine(
+    epsilon: float,
+    delta: float,
+    updates: int,
+    sampling_rate: float,
+    white_box_canaries: int,
+    black_box_canaries: int,
+    as_json: bool,
+) -> None:
+    """Audit this installation's DP-SGD in one training run each, on made-up data.
+
+    The white-box audit reads canaries with Dirac gradients from the noised sums. The black-box
+    audit reads separate canary tokens from the released weights. The audit has no privacy cost and
+    takes a few minutes. The exit code is 1 if the claim is contradicted.
+    """
+    for name, value, low, high in (
+        ("--epsilon", epsilon, 0.01, 20.0),
+        ("--updates", updates, 1, 10_000),
+        ("--sampling-rate", sampling_rate, 1e-4, 1.0),
+        ("--white-box-canaries", white_box_canaries, 0, 1_000_000),
+        ("--black-box-canaries", black_box_canaries, 0, 60_000),
+    ):
+        if not low <= value <= high:
+            raise BadInput(f"{value:g} is not from {low:g} to {high:g}", where=name)
+    most = max(white_box_canaries, black_box_canaries)
+    if most == 0:
+        raise BadInput(
+            "there is nothing to audit", where="canaries", fix="Set a number of canaries."
+        )
+    if not 0 < delta < 1 / (1.1 * most + 1000):
+        raise BadInput(
+            f"{delta:g} is not above 0 and well below 1/{most}, one in the number of canaries",
+            where="--delta",
+        )
+    from dp_core.audit import engine_audit
+    from dp_core.audit.canaries import throw_coins
+    from dp_core.audit.one_run import Guesses, audit_claim
+    from dp_core.privacy.seed_store import PrivacySeed
+
+    def audited(kind: str, canaries: Any, count: int, units: int) -> AuditVerdict:
+        coins_of, training = PrivacySeed.draw(), PrivacySeed.draw()
+        coins = throw_coins(coins_of, count)
+        plan = engine_audit.audited_plan(
+            units, epsilon, delta, sampling_rate=sampling_rate, steps=updates
+        )
+        if kind == "white-box":
+            seen = engine_audit.white_box_observations(canaries, plan, coins, training)
+            scores = engine_audit.white_box_scores(plan, seen)
+        else:
+            scores = [engine_audit.black_box_scores(canaries, plan, coins, training)]
+        guesses = Guesses(max(1, round(_SHARE[kind] * count)), 0)
+        return audit_claim(engine_audit.claim_of(plan), scores, coins, guesses, coins_of)
+
+    verdicts: dict[str, AuditVerdict] = {}
+    if white_box_canaries:
+        dirac = engine_audit.DiracCanaries.at_least(white_box_canaries)
+        verdicts["white-box"] = audited("white-box", dirac, dirac.count, dirac.count)
+    if black_box_canaries:
+        tokens = engine_audit.NewTokenCanaries(black_box_canaries)
+        verdicts["black-box"] = audited("black-box", tokens, tokens.count, tokens.units)
+    if as_json:
+        write_json({k: asdict(v) | {"verdict": v.word} for k, v in verdicts.items()})
+    else:
+        _show_engine(verdicts)
+    for kind, verdict in verdicts.items():
+        if verdict.word != "consistent":
+            raise ConfideError(
+                f"{verdict.right} of {verdict.guesses} guesses were right: the claim of "
+                f"ε = {verdict.epsilon:.4g} is {verdict.word}, p = {verdict.p_value:.2g}",
+                where=f"{kind} audit",
+                fix="Do not train on confidential text with this installation; report it.",
+            )
+
+
+def _show_engine(verdicts: Mapping[str, AuditVerdict]) -> None:
+    columns = [_column(verdict) for verdict in verdicts.values()]
+    first = next(iter(verdicts.values()))
+    write_table(
+        f"Claimed: ε = {first.epsilon:.4g} at δ = {first.delta:g}. Bounds and power at "
+        f"{first.confidence:.0%}; contradicted at p ≤ {first.significance:g}",
+        ["", *verdicts],
+        [[name, *(column[name] for column in columns)] for name in columns[0]],
+    )
+
+
+def _column(verdict: AuditVerdict) -> dict[str, object]:
+    bounds, power = verdict.lower_bounds.items(), verdict.power.items()
+    return {
+        "canaries": verdict.canaries,
+        "guesses, fixed beforehand": verdict.guesses,
+        "right": verdict.right,
+        **{f"ε at least, {name} bound": epsilon for name, epsilon in bounds},
+        **{f"ε it could refute, {name} bound": epsilon for name, epsilon in power},
+        "p-value of the claim": verdict.p_value,
+        "null control: alarms": f"{verdict.null.alarms} of {verdict.null.repeats}",
+        "verdict": verdict.word,
+    }
+
+
+# --- evidence packs
+
+
+@click.command()
+@click.argument("model", required=False, type=_FILE)
+@click.option("--uri", default="", help="A training step's output, in place of MODEL.")
+@click.option(
+    "--out",
+    type=_FILE,
+    default=Path("evidence"),
+    show_default=True,
+    help="A new folder for the pack.",
+)
+@click.option(
+    "--operator", is_flag=True, help="Include figures without noise; keep such a pack private."
+)
+@click.option(
+    "--words",
+    type=_FILE,
+    help="JSON with what you state yourself: license, language, intended_use, data_collection …",
+)
+@click.option(
+    "--check",
+    type=_FILE,
+    help="Check an existing pack, and MODEL's files if given, instead of writing one.",
+)
+@as_json
+def evidence(
+    model: Path | None,
+    uri: str,
+    out: Path,
+    operator: bool,
+    words: Path | None,
+    check: Path | None,
+    as_json: bool,
+) -> int:
+    """Write the evidence pack of a model: claim, ledger, audits, and a script that checks them.
+
+    MODEL is a folder written by `confide export`. Without MODEL and --uri, the model of the latest
+    report is used. The pack is for a data-protection officer, an ethics board or an auditor:
+    evidence.html is for people; evidence.json and check_evidence.py check it without Confide.
+    """
+    if check is not None:
+        return _check_pack(check, model, as_json)
+    from tasks.evidence.pack import write_pack
+    from tasks.releases.provenance import origin_of_export
+
+    if model is not None and uri:
+        raise BadInput("two models are named", where="evidence", fix="Give MODEL or --uri.")
+    statements = _operator_words(words)
+    deployment = Deployment.from_environment()
+    store = deployment.open_store()
+    if model is not None:
+        uri = origin_of_export(store, model)
+    else:
+        uri = given(store, uri) if uri else latest_model(store, "evidence")
+    with new_folder(out) as partial:
+        write_pack(deployment, store, uri, partial, operator=operator, words=statements)
+    digest = sha256_of(out / "evidence.json")
+    if as_json:
+        write_json({"folder": str(out), "uri": uri, "sha256": digest})
+    else:
+        click.echo(f"{out / 'evidence.html'}: the page. Anyone checks it: {out}/check_evidence.py")
+        click.echo(f"SHA-256 of evidence.json, to be sent by another channel: {digest}")
+        if operator:
+            click.echo("Operator edition: do not hand it on.")
+    return 0
+
+
+def _check_pack(folder: Path, model: Path | None, as_json: bool) -> int:
+    """Check a pack by the installed copy of its script; the pack's copy may have been changed."""
+    from dp_core.privacy import check_evidence
+
+    try:
+        findings = check_evidence.check(folder, model)
+    except check_evidence.NotAPackError as error:
+        raise BadInput("no evidence pack", where=str(folder), fix=f"{error}.") from None
+    shown = check_evidence.as_json if as_json else check_evidence.as_text
+    click.echo(shown(findings), nl=False)
+    return findings.code
+
+
+def _operator_words(file: Path | None) -> dict[str, str]:
+    """Return the operator's statements in a JSON file.
+
+    Raises:
+        BadInput: it cannot be read, or contains anything else.
+    """
+    from dp_core.privacy.check_evidence import OPERATOR_WORDS, read_json
+
+    if file is None:
+        return {}
+    where, fix = f"--words {file}", f"Give JSON with some of: {', '.join(OPERATOR_WORDS)}."
+    try:
+        statements = read_json(file.read_bytes())
+    except OSError:
+        raise BadInput("cannot be read", where=where) from None
+    except ValueError as error:
+        raise BadInput(f"not JSON: {error}", where=where, fix=fix) from None
+    if not isinstance(statements, dict):
+        raise BadInput("not a JSON object", where=where, fix=fix)
+    for name, words in statements.items():
+        if name not in OPERATOR_WORDS or not isinstance(words, str):
+            raise BadInput(f"{name!r} is not a statement in words", where=where, fix=fix)
+    return statements

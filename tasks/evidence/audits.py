@@ -115,15 +115,15 @@ def audits_of(
             models from which it was made.
         operator: whether to include values for the operator only, and the audits of models
             trained without privacy, which show the results for a model that remembers.
+
+    Raises:
+        BadInput: no registered audit covers a finding on one of the models.
     """
+    steps = {audit.step for audit in AUDITS if audit.step}
+    findings = {step: _findings_of(store, step, subjects, operator) for step in steps}
     records: list[AuditRecord] = []
     for audit in AUDITS:
-        run = [
-            finding.model_copy(update={"subject": subject}).record
-            for output, subject in _outputs(store, audit, subjects, operator)
-            for finding in read_findings(output.result, output.folder)
-            if finding.subject == RELEASED and audit.covers(finding)
-        ]
+        run = [each.record for each in findings.get(audit.step, ()) if audit.covers(each)]
         # Records that block promotion are published even if they were computed from private text.
         shown = [
             record
@@ -160,12 +160,31 @@ def subjects_of(store: Store, uri: str, result: StepResult) -> dict[str, str]:
     return subjects
 
 
+def _findings_of(
+    store: Store, step: str, subjects: dict[str, str], operator: bool
+) -> list[Finding]:
+    """Return a step's findings on the subjects; refuse those that no registered audit covers."""
+    findings = []
+    registered = [audit for audit in AUDITS if audit.step == step]
+    for output, subject in _outputs(store, step, subjects, operator):
+        for finding in read_findings(output.result, output.folder):
+            if not any(audit.covers(finding) for audit in registered):
+                raise BadInput(
+                    f"no registered audit covers the finding {finding.key}",
+                    where=f"{step} of {subject}",
+                    fix="Judge the model with the version of Confide that audited it.",
+                )
+            if finding.subject == RELEASED:
+                findings.append(finding.model_copy(update={"subject": subject}))
+    return findings
+
+
 def _outputs(
-    store: Store, audit: Audit, subjects: dict[str, str], operator: bool
+    store: Store, step: str, subjects: dict[str, str], operator: bool
 ) -> list[tuple[Input, str]]:
-    """Return the outputs of an audit's step with their subjects, for the operator also controls."""
+    """Return the outputs of a step with their subjects, for the operator also the controls."""
     outputs, controls = [], []
-    for uri in store.outputs(audit.step) if audit.step else ():
+    for uri in store.outputs(step):
         try:
             result = read_result(store, uri)
         except BadInput:  # an output of another version, which audits no model of this version

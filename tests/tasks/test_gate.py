@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -22,7 +23,7 @@ from evidence_examples import (
 )
 from mlflow.tracking import MlflowClient  # noqa: TID251
 from pydantic import ValidationError
-from step_outputs import publish_findings
+from step_outputs import output_folder, publish_findings
 
 from dp_core.audit.one_run import LOWER_BOUND, Claim, Guesses, audit_claim, bound_finding
 from dp_core.audit.protocol import (
@@ -62,9 +63,9 @@ def record(
     verdict: str, *, bound: bool = True, label: Label = Label.DP, name: str = "Bound"
 ) -> Any:
     if verdict == "not run":
-        return Audit("bound", name, "ε").not_run("nobody did")
+        return Audit(LOWER_BOUND.key, name, "ε").not_run("nobody did")
     low = 9.0 if verdict == "contradicted" else 0.5
-    return Audit("bound", name, "ε").finding(
+    return Audit(LOWER_BOUND.key, name, "ε").finding(
         level="patient",
         value=low,
         interval=(low, 20.0),
@@ -128,61 +129,103 @@ def test_worst_record_decides_the_verdict(records: list[AuditRecord], word: str)
 # --- a model of the store
 
 
-@pytest.fixture
-def uri(tracked: Deployment) -> str:
-    return released_model(tracked, settled(tracked, EARLIER, TRAINING), model=NAME)
+@dataclass(frozen=True)
+class Gate:
+    """A released model of a deployment, with its audits, reports and registered version."""
+
+    deployment: Deployment
+    uri: str
+    patch: pytest.MonkeyPatch
+
+    @property
+    def result(self) -> StepResult:
+        """The result of the model's training."""
+        result = read_result(store_of(self.deployment), self.uri)
+        assert result is not None
+        return result
+
+    @property
+    def client(self) -> MlflowClient:
+        """The client of the deployment's MLflow."""
+        return MlflowClient(self.deployment.tracking)
+
+    @property
+    def aliases(self) -> dict[str, str]:
+        """The aliases of the registered model."""
+        return dict(self.client.get_registered_model(NAME).aliases)
+
+    @property
+    def version(self) -> Any:
+        """The only registered version of the model."""
+        (version,) = self.client.search_model_versions(f"name = '{NAME}'")
+        return version
+
+    def audited(self, *findings: Finding, name: str = "a") -> str:
+        """Publish the findings of an audit step on the model."""
+        uri = f"store://audit/{name * 16}"
+        folder = self.deployment.home / f"audit-{name}"
+        weights = {SUBJECT: self.result.facts["weights_digest"]}
+        return publish_findings(
+            store_of(self.deployment), uri, folder, findings, **weights, made_up=False
+        )
+
+    def judged(self, rule: Any = "audited") -> dict[str, Any]:
+        """Return the judgement on the model."""
+        model = Input(self.result, Path())
+        (judgement,) = judge(store_of(self.deployment), {"dp": model}, {"dp": self.uri}, rule)
+        return judgement
+
+    def report(self, title: str = "t", run: RunContext = RUN, **changes: Any) -> ReportSpec:
+        """Run a report step whose only output is the verdict, as a process would."""
+        spec = ReportSpec(made_up=False, title=title, results={"dp": self.uri}, settings={})
+
+        def judging(spec: ReportSpec, context: StepContext) -> StepOutput:
+            results = {name: context.input(uri) for name, uri in spec.results.items()}
+            verdicts = judge(context.store, results, spec.results, spec.promotion)
+            return StepOutput(outputs={}, facts={JUDGED: verdicts, "created": "2026-01-01"})
+
+        self.patch.setattr(contract, "_module", lambda _: SimpleNamespace(run=judging))
+        contract.run_step(spec, replace(self.deployment, **changes), run)
+        return spec
+
+    def approve(self, report: ReportSpec) -> None:
+        """Run the step `promote` on a report, as an approval does."""
+        spec = PromoteSpec(made_up=False, report_uri=report.output)
+        self.patch.setattr(contract, "_module", lambda _: promote)
+        contract.run_step(spec, self.deployment, RUN.model_copy(update={"task": "promote"}))
+
+    def outside(self, outcome: Finding, model: str = "") -> StepResult:
+        """Run the step `privacy_audit` on a model, as a process would, with this result."""
+        self.patch.setattr(contract, "_module", lambda _: privacy_audit)
+        self.patch.setattr("dp_core.audit.black_box.audit_files", lambda *_: [outcome])
+        canaries = self.deployment.home / f"{outcome.verdict}.txt"
+        canaries.write_text("her number is [[seven]]")
+        spec = PrivacyAuditSpec(
+            made_up=False, audited_model=model or self.uri, given_canaries=str(canaries)
+        )
+        context = RUN.model_copy(update={"run_key": "later", "task": "privacy_audit"})
+        return contract.run_step(spec, self.deployment, context)
 
 
 @pytest.fixture
-def audit_records(monkeypatch: pytest.MonkeyPatch) -> list[Finding]:
-    """The records that the only registered audit returns for every audited model."""
-    records: list[Finding] = []
-    registered = Audit("bound", "Bound", "ε", "audit", several=True)
-    monkeypatch.setattr(audits, "AUDITS", (registered,))
-    monkeypatch.setattr(audits, "read_findings", lambda *_: tuple(records))
-    return records
+def gate(tracked: Deployment, monkeypatch: pytest.MonkeyPatch) -> Gate:
+    uri = released_model(tracked, settled(tracked, EARLIER, TRAINING), model=NAME)
+    return Gate(tracked, uri, monkeypatch)
 
 
-def audited(deployment: Deployment, uri: str, name: str = "a" * 16) -> None:
-    store = store_of(deployment)
-    result = read_result(store, uri)
-    assert result is not None
-    weights = {SUBJECT: result.facts["weights_digest"]}
-    folder = deployment.home / f"audit-{name}"
-    publish_findings(store, f"store://audit/{name}", folder, [], **weights, made_up=False)
+def test_verdict_uses_audits_of_the_same_weights_only(gate: Gate) -> None:
+    other = released_model(
+        gate.deployment, gate.result.releases, name="b" * 16, weights=b"others", model=NAME
+    )
+    gate.audited(BAD)
+    assert gate.judged()["verdict"] == "contradicted"
+    assert replace(gate, uri=other).judged()["verdict"] == "not audited"
 
 
-def judged(deployment: Deployment, uri: str, rule: Any = "audited") -> dict[str, Any]:
-    store = store_of(deployment)
-    result = read_result(store, uri)
-    assert result is not None
-    (judgement,) = judge(store, {"dp": Input(result, Path())}, {"dp": uri}, rule)
-    return judgement
-
-
-def test_verdict_uses_audits_of_the_same_weights_only(
-    tracked: Deployment, uri: str, audit_records: list[Finding]
-) -> None:
-    result = read_result(store_of(tracked), uri)
-    assert result is not None
-    other = released_model(tracked, result.releases, name="b" * 16, weights=b"others")
-    audited(tracked, uri)
-    audit_records.append(BAD)
-    store = store_of(tracked)
-    words = {
-        model: verdict_on(store, model, read_result(store, model)).word for model in (uri, other)
-    }  # type: ignore[arg-type]
-    assert words == {uri: "contradicted", other: "not audited"}
-
-
-def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(
-    tracked: Deployment, uri: str, audit_records: list[Finding]
-) -> None:
-    audited(tracked, uri)
-    audit_records += [GOOD, BAD.model_copy(update={"subject": audits.CONTROL})]
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("tasks.evidence.audits.audits_of", lambda *_, **__: tuple(audit_records))
-        assert judged(tracked, uri)["verdict"] == "consistent"
+def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(gate: Gate) -> None:
+    records = GOOD, BAD.model_copy(update={"subject": audits.CONTROL})
+    gate.patch.setattr(audits, "audits_of", lambda *_, **__: records)
+    assert gate.judged()["verdict"] == "consistent"
 
 
 @pytest.mark.parametrize(
@@ -196,71 +239,38 @@ def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(
     ],
 )
 def test_promotion_follows_the_verdict_and_the_rule(
-    tracked: Deployment,
-    uri: str,
-    audit_records: list[Finding],
-    record: AuditRecord | None,
-    audited_rule: bool,
-    unaudited_rule: bool,
+    gate: Gate, record: Finding | None, audited_rule: bool, unaudited_rule: bool
 ) -> None:
     if record is not None:
-        audited(tracked, uri)
-        audit_records.append(record)
-    promoted = {rule: judged(tracked, uri, rule)["promoted"] for rule in
-                ("audited", "unaudited", "approved")}  # fmt: skip
+        gate.audited(record)
+    rules = ("audited", "unaudited", "approved")
+    promoted = {rule: gate.judged(rule)["promoted"] for rule in rules}
     assert promoted == {"audited": audited_rule, "unaudited": unaudited_rule, "approved": False}
 
 
-def test_model_with_a_known_seed_is_not_promoted(
-    tracked: Deployment, audit_records: list[Finding]
-) -> None:
-    releases = [
-        r.model_copy(update={"seed_known": True}) for r in settled(tracked, EARLIER, TRAINING)
-    ]
-    known = released_model(tracked, releases, model=NAME)
-    audited(tracked, known)
-    audit_records.append(GOOD)
-    assert not judged(tracked, known)["promoted"]
+def test_model_with_a_known_seed_is_not_promoted(gate: Gate) -> None:
+    releases = [r.model_copy(update={"seed_known": True}) for r in gate.result.releases]
+    uri = released_model(gate.deployment, releases, name="b" * 16, weights=b"known", model=NAME)
+    known = replace(gate, uri=uri)
+    known.audited(GOOD)
+    assert known.judged()["verdict"] == "consistent" and not known.judged()["promoted"]
 
 
-def test_unreadable_audit_output_does_not_hide_other_audits(
-    tracked: Deployment, uri: str, audit_records: list[Finding]
-) -> None:
-    store = store_of(tracked)
-    store.write(f"store://audit/{'0' * 16}/result.json", b'{"version": 1}')
-    audited(tracked, uri)
-    audit_records.append(BAD)
-    assert judged(tracked, uri)["verdict"] == "contradicted"
+def test_unreadable_audit_output_does_not_hide_other_audits(gate: Gate) -> None:
+    unreadable = f"store://audit/{'0' * 16}/result.json"
+    store_of(gate.deployment).write(unreadable, b'{"version": 1}')
+    gate.audited(BAD)
+    assert gate.judged()["verdict"] == "contradicted"
+
+
+def test_finding_that_no_registered_audit_covers_is_refused(gate: Gate) -> None:
+    """An unknown finding may contradict the claim, so the gate must not ignore it."""
+    gate.audited(GOOD, BAD.model_copy(update={"key": "of_another_version"}))
+    with pytest.raises(BadInput, match="no registered audit covers the finding of_another_version"):
+        gate.judged()
 
 
 # --- registration in MLflow
-
-
-def report_of(
-    deployment: Deployment,
-    uri: str,
-    monkeypatch: pytest.MonkeyPatch,
-    title: str = "t",
-    run: RunContext = RUN,
-) -> ReportSpec:
-    """Run a report step whose only output is the verdict, as a process would."""
-    spec = ReportSpec(made_up=False, title=title, results={"dp": uri}, settings={})
-
-    def judging(spec: ReportSpec, context: StepContext) -> StepOutput:
-        results = {name: context.input(uri) for name, uri in spec.results.items()}
-        verdicts = judge(context.store, results, spec.results, spec.promotion)
-        return StepOutput(outputs={}, facts={JUDGED: verdicts, "created": "2026-01-01"})
-
-    monkeypatch.setattr(contract, "_module", lambda _: SimpleNamespace(run=judging))
-    contract.run_step(spec, deployment, run)
-    return spec
-
-
-def approve(deployment: Deployment, report: ReportSpec, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run the step `promote` on a report, as an approval does."""
-    spec = PromoteSpec(made_up=False, report_uri=report.output)
-    monkeypatch.setattr(contract, "_module", lambda _: promote)
-    contract.run_step(spec, deployment, RUN.model_copy(update={"task": "promote"}))
 
 
 @pytest.fixture
@@ -271,103 +281,76 @@ def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
 
 
 def test_consistent_model_is_registered_with_its_verdict_and_promoted(
-    tracked: Deployment,
-    uri: str,
-    audit_records: list[Finding],
-    monkeypatch: pytest.MonkeyPatch,
-    sent: list[Any],
+    gate: Gate, sent: list[Any]
 ) -> None:
-    audited(tracked, uri)
-    audit_records.append(GOOD)
+    gate.audited(GOOD)
     for _ in range(2):  # the second run reuses the result and sends the same message
-        report_of(tracked, uri, monkeypatch)
-    client = MlflowClient(tracked.tracking)
-    (version,) = client.search_model_versions(f"name = '{NAME}'")
-    result = read_result(store_of(tracked), uri)
-    assert result is not None
+        gate.report()
+    version = gate.version
     assert version.tags["confide.verdict"] == "consistent"
-    assert version.tags["confide.spec_hash"] == result.spec_hash
+    assert version.tags["confide.spec_hash"] == gate.result.spec_hash
     assert float(version.tags["confide.epsilon"]) > 0
     assert float(version.tags["confide.delta"]) == 2e-6
     assert version.tags["confide.unit"] == "patient"
-    assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
+    assert gate.aliases == {ALIAS: version.version}
     assert [m.verdict for m in sent if isinstance(m, Judged)] == ["consistent"] * 2
 
 
-def test_model_of_a_private_selection_is_not_registered(
-    tracked: Deployment, uri: str, audit_records: list[Finding], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_model_of_a_private_selection_is_not_registered(gate: Gate) -> None:
     """The registry stamps each version with a time that would reveal the end of the selection."""
-    audited(tracked, uri)
-    audit_records.append(GOOD)
-    report_of(tracked, uri, monkeypatch, run=RUN.model_copy(update={"hides_count": True}))
-    assert MlflowClient(tracked.tracking).search_registered_models() == []
+    gate.audited(GOOD)
+    gate.report(run=RUN.model_copy(update={"hides_count": True}))
+    assert gate.client.search_registered_models() == []
 
 
 def test_contradicted_model_is_recorded_fails_the_step_and_is_not_promoted(
-    tracked: Deployment,
-    uri: str,
-    audit_records: list[Finding],
-    monkeypatch: pytest.MonkeyPatch,
-    sent: list[Any],
+    gate: Gate, sent: list[Any]
 ) -> None:
-    audited(tracked, uri)
-    audit_records += [GOOD, BAD]
+    gate.audited(GOOD, BAD)
     for _ in range(2):
         with pytest.raises(Contradicted, match="contradicted by Bound") as refused:
-            report_of(tracked, uri, monkeypatch)
+            gate.report()
         assert refused.value.exit_code == 4
-    client = MlflowClient(tracked.tracking)
-    (version,) = client.search_model_versions(f"name = '{NAME}'")
+    version = gate.version
     assert version.tags["confide.verdict"] == "contradicted"
-    assert client.get_registered_model(NAME).aliases == {}
-    experiment = client.get_experiment_by_name("confide")
+    assert gate.aliases == {}
+    experiment = gate.client.get_experiment_by_name("confide")
     assert experiment is not None
-    assert {r.info.status for r in client.search_runs([experiment.experiment_id])} == {"FAILED"}
-    assert EventLog.all(tracked.events) == []  # every event was delivered to MLflow
+    assert {r.info.status for r in gate.client.search_runs([experiment.experiment_id])} == {
+        "FAILED"
+    }
+    assert EventLog.all(gate.deployment.events) == []  # every event was delivered to MLflow
     assert [m.verdict for m in sent if isinstance(m, Judged)] == ["contradicted"] * 2
 
 
-def test_later_contradiction_removes_the_alias_permanently(
-    tracked: Deployment,
-    uri: str,
-    audit_records: list[Finding],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    audited(tracked, uri)
-    audit_records.append(GOOD)
-    report_of(tracked, uri, monkeypatch)
-    client = MlflowClient(tracked.tracking)
-    assert ALIAS in client.get_registered_model(NAME).aliases
-    audit_records.append(BAD)
+def test_later_contradiction_removes_the_alias_permanently(gate: Gate) -> None:
+    gate.audited(GOOD)
+    gate.report()
+    assert ALIAS in gate.aliases
+    later = gate.audited(BAD, name="b")
     with pytest.raises(Contradicted):
-        report_of(tracked, uri, monkeypatch, "later")
-    assert client.get_registered_model(NAME).aliases == {}
-    audit_records.remove(BAD)  # an earlier run whose events are delivered later
-    report_of(tracked, uri, monkeypatch, "late")
-    (version,) = client.search_model_versions(f"name = '{NAME}'")
+        gate.report("later")
+    assert gate.aliases == {}
+    shutil.rmtree(
+        output_folder(gate.deployment, later)
+    )  # an earlier run whose events are delivered later
+    gate.report("late")
+    version = gate.version
     assert version.tags["confide.verdict"] == "contradicted"
-    assert client.get_registered_model(NAME).aliases == {}
+    assert gate.aliases == {}
 
 
-def test_verdict_and_alias_are_delivered_once_after_an_outage(
-    tracked: Deployment,
-    uri: str,
-    audit_records: list[Finding],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    audited(tracked, uri)
-    audit_records.append(GOOD)
-    report_of(replace(tracked, tracking="http://127.0.0.1:9"), uri, monkeypatch)
-    client = MlflowClient(tracked.tracking)
-    assert client.search_model_versions(f"name = '{NAME}'") == []
-    with monkeypatch.context() as patch:  # every event is delivered, then the process is killed
+def test_verdict_and_alias_are_delivered_once_after_an_outage(gate: Gate) -> None:
+    gate.audited(GOOD)
+    gate.report(tracking="http://127.0.0.1:9")
+    assert gate.client.search_model_versions(f"name = '{NAME}'") == []
+    with gate.patch.context() as patch:  # every event is delivered, then the process is killed
         patch.setattr(EventLog, "confirm", _raise_interrupt)
         with pytest.raises(KeyboardInterrupt):
-            Delivery(tracked).deliver(EventLog.all(tracked.events)[0])
-    assert send_all(tracked) == 0
-    (version,) = client.search_model_versions(f"name = '{NAME}'")
-    assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
+            Delivery(gate.deployment).deliver(EventLog.all(gate.deployment.events)[0])
+    assert send_all(gate.deployment) == 0
+    version = gate.version
+    assert gate.aliases == {ALIAS: version.version}
 
 
 def _raise_interrupt(*_: object) -> None:
@@ -381,74 +364,51 @@ def test_event_with_an_alias_against_the_verdict_is_refused(verdict: str | None)
         LoggedModel(name=NAME, files=[], description="", tags=tags, alias=ALIAS)
 
 
-def test_approved_model_is_judged_again_and_promoted(
-    tracked: Deployment,
-    uri: str,
-    audit_records: list[Finding],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    report = report_of(tracked, uri, monkeypatch)
-    client = MlflowClient(tracked.tracking)
-    assert client.get_registered_model(NAME).aliases == {}
-    approve(tracked, report, monkeypatch)
-    (version,) = client.search_model_versions(f"name = '{NAME}'")
-    assert client.get_registered_model(NAME).aliases == {ALIAS: version.version}
+def test_approved_model_is_judged_again_and_promoted(gate: Gate) -> None:
+    report = gate.report()
+    assert gate.aliases == {}
+    gate.approve(report)
+    version = gate.version
+    assert gate.aliases == {ALIAS: version.version}
     assert version.tags["confide.approved"] == "by a person"
 
 
 @pytest.mark.parametrize("right", [30, 60])
 def test_model_with_an_invalid_audit_is_never_promoted(
-    tracked: Deployment, uri: str, right: int, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    gate: Gate, right: int, tmp_path: Path
 ) -> None:
     """The audit writes the record, and the registry of audits reads it from the store."""
-    store = store_of(tracked)
-    result = read_result(store, uri)
-    assert result is not None
-    weights = {SUBJECT: result.facts["weights_digest"]}
-    uri_of_audit, findings = f"{store.root}/audit/{'a' * 16}", [invalid_record(right=right)]
-    publish_findings(store, uri_of_audit, tmp_path / "audit", findings, **weights, made_up=False)
+    gate.audited(invalid_record(right=right))
     for rule in ("audited", "unaudited", "approved"):
-        judgement = judged(tracked, uri, rule)
+        judgement = gate.judged(rule)
         assert (judgement["verdict"], judgement["promoted"]) == ("invalid", False)
-    report = report_of(tracked, uri, monkeypatch)
-    approve(tracked, report, monkeypatch)
-    client = MlflowClient(tracked.tracking)
-    (version,) = client.search_model_versions(f"name = '{NAME}'")
+    report = gate.report()
+    gate.approve(report)
+    version = gate.version
     assert version.tags["confide.verdict"] == "invalid"
-    assert client.get_registered_model(NAME).aliases == {}
-    pack = pack_of(tracked, uri, tmp_path / "pack")
+    assert gate.aliases == {}
+    pack = pack_of(gate.deployment, gate.uri, tmp_path / "pack")
     audits = audits_in(pack)
     (shown,) = [audit for audit in audits if audit.key == LOWER_BOUND.key]
     assert (shown.verdict, shown.ceiling) == ("invalid", None)
     assert "An audit of the claim is invalid" in (pack / "evidence.html").read_text()
 
 
-def test_invalid_audit_from_outside_withdraws_the_model(
-    tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    report = report_of(tracked, uri, monkeypatch)
-    approve(tracked, report, monkeypatch)
-    client = MlflowClient(tracked.tracking)
-    assert ALIAS in client.get_registered_model(NAME).aliases
-    outside(
-        tracked, uri, monkeypatch, tmp_path, invalid_record(key=COIN_BOUND, label=Label.OPERATOR)
-    )
-    assert client.get_registered_model(NAME).aliases == {}
-    assert judged(tracked, uri, "unaudited")["verdict"] == "invalid"
+def test_invalid_audit_from_outside_withdraws_the_model(gate: Gate) -> None:
+    report = gate.report()
+    gate.approve(report)
+    assert ALIAS in gate.aliases
+    gate.outside(invalid_record(key=COIN_BOUND, label=Label.OPERATOR))
+    assert gate.aliases == {}
+    assert gate.judged("unaudited")["verdict"] == "invalid"
 
 
-def test_model_contradicted_before_its_approval_is_not_promoted(
-    tracked: Deployment,
-    uri: str,
-    audit_records: list[Finding],
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    report = report_of(tracked, uri, monkeypatch)
-    audited(tracked, uri)
-    audit_records.append(BAD)
+def test_model_contradicted_before_its_approval_is_not_promoted(gate: Gate) -> None:
+    report = gate.report()
+    gate.audited(BAD)
     with pytest.raises(Contradicted):
-        approve(tracked, report, monkeypatch)
-    assert MlflowClient(tracked.tracking).get_registered_model(NAME).aliases == {}
+        gate.approve(report)
+    assert gate.aliases == {}
 
 
 # --- audits from outside, at any time
@@ -460,50 +420,28 @@ def given(verdict: str) -> Finding:
     return cast(Finding, coin_record.model_copy(update={"key": COIN_BOUND}))
 
 
-def outside(
-    deployment: Deployment,
-    model: str,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-    outcome: Finding,
-) -> StepResult:
-    """Run the step `privacy_audit` on a model, as a process would, with this record as result."""
-    monkeypatch.setattr(contract, "_module", lambda _: privacy_audit)
-    monkeypatch.setattr("dp_core.audit.black_box.open_model", lambda _: None)
-    monkeypatch.setattr("dp_core.audit.black_box.audit", lambda *_, **__: [outcome])
-    canaries = tmp_path / f"{outcome.verdict}.txt"
-    canaries.write_text("her number is [[seven]]")
-    spec = PrivacyAuditSpec(made_up=False, audited_model=model, given_canaries=str(canaries))
-    context = RUN.model_copy(update={"run_key": "later", "task": "privacy_audit"})
-    return contract.run_step(spec, deployment, context)
-
-
 @pytest.mark.parametrize("copied", [False, True])
 def test_contradiction_from_outside_withdraws_the_model_and_is_in_its_pack(
-    tracked: Deployment,
-    uri: str,
-    copied: bool,
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
+    gate: Gate, copied: bool, tmp_path: Path
 ) -> None:
-    report = report_of(tracked, uri, monkeypatch)
-    approve(tracked, report, monkeypatch)
-    client, store = MlflowClient(tracked.tracking), store_of(tracked)
-    assert ALIAS in client.get_registered_model(NAME).aliases
+    report = gate.report()
+    gate.approve(report)
+    store = store_of(gate.deployment)
+    assert ALIAS in gate.aliases
     folder = tmp_path / "copy"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(
-        (store.local_copy(uri) / "model.safetensors").read_bytes()
+        (store.local_copy(gate.uri) / "model.safetensors").read_bytes()
     )
-    model = str(folder) if copied else uri
+    model = str(folder) if copied else gate.uri
     for _ in range(2):  # the second run reuses the result and fails alike
         with pytest.raises(Contradicted, match="contradicted by Given coins"):
-            outside(tracked, model, monkeypatch, tmp_path, given("contradicted"))
-    (version,) = client.search_model_versions(f"name = '{NAME}'")
+            gate.outside(given("contradicted"), model)
+    version = gate.version
     assert version.tags["confide.verdict"] == "contradicted"
-    assert client.get_registered_model(NAME).aliases == {}
-    assert judged(tracked, uri, "unaudited")["promoted"] is False
-    audits = audits_in(pack_of(tracked, uri, tmp_path / "pack"))
+    assert gate.aliases == {}
+    assert gate.judged("unaudited")["promoted"] is False
+    audits = audits_in(pack_of(gate.deployment, gate.uri, tmp_path / "pack"))
     (contradiction,) = [audit for audit in audits if audit.verdict == "contradicted"]
     assert (contradiction.key, contradiction.subject) == (COIN_BOUND, "the released model")
 
@@ -530,7 +468,7 @@ def test_contradicted_copy_prevents_the_export_of_every_model_of_its_claim(
         (copy / name).write_bytes((store.local_copy(uri) / inside / name).read_bytes())
     assert find_origin(store, copy) == uri
     with pytest.raises(Contradicted, match="contradicted by Given coins"):
-        outside(deployment, str(copy), monkeypatch, tmp_path, given("contradicted"))
+        Gate(deployment, uri, monkeypatch).outside(given("contradicted"), str(copy))
     result = read_result(store, uri)
     assert result is not None and verdict_on(store, uri, result).word == "contradicted"
     with pytest.raises(Contradicted):
@@ -554,55 +492,42 @@ def test_evidence_for_an_intermediate_model_is_refused_with_the_last_model(
         origin_of_export(store, copy)
 
 
-def test_audit_from_outside_never_promotes_a_model(
-    tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_audit_from_outside_never_promotes_a_model(gate: Gate, tmp_path: Path) -> None:
     """The coins were not bound before the training, so they may be chosen to hide leakage."""
     for verdict in ("consistent", "inconclusive"):
-        result = outside(tracked, uri, monkeypatch, tmp_path, given(verdict))
+        result = gate.outside(given(verdict))
         assert result.facts[JUDGED] == []
-    assert judged(tracked, uri)["verdict"] == "not audited"
-    assert MlflowClient(tracked.tracking).search_registered_models() == []
-    audits = audits_in(pack_of(tracked, uri, tmp_path / "pack"))
+    assert gate.judged()["verdict"] == "not audited"
+    assert gate.client.search_registered_models() == []
+    audits = audits_in(pack_of(gate.deployment, gate.uri, tmp_path / "pack"))
     (summary,) = [audit for audit in audits if audit.key == "from_outside"]
     assert "for the operator only" in summary.finding
-    audits = audits_in(pack_of(tracked, uri, tmp_path / "whole", operator=True))
+    audits = audits_in(pack_of(gate.deployment, gate.uri, tmp_path / "whole", operator=True))
     shown = {audit.verdict for audit in audits if audit.key == COIN_BOUND}
     assert shown == {"consistent", "inconclusive"}
 
 
-def test_contradicted_third_party_model_is_not_registered(
-    tracked: Deployment, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_contradicted_third_party_model_is_not_registered(gate: Gate, tmp_path: Path) -> None:
     folder = tmp_path / "stranger"
     folder.mkdir()
     (folder / "model.safetensors").write_bytes(b"of somebody else")
     with pytest.raises(Contradicted, match="the claim, as given: contradicted by Given coins"):
-        outside(tracked, str(folder), monkeypatch, tmp_path, given("contradicted"))
-    assert MlflowClient(tracked.tracking).search_registered_models() == []
+        gate.outside(given("contradicted"), str(folder))
+    assert gate.client.search_registered_models() == []
 
 
-def test_step_result_alone_registers_no_model(
-    tracked: Deployment, uri: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_step_result_alone_registers_no_model(gate: Gate) -> None:
     report = ReportSpec(made_up=False, title="t", results={}, settings={})
     output = StepOutput(outputs={}, facts={}, model=NAME)
-    monkeypatch.setattr(contract, "_module", lambda _: SimpleNamespace(run=lambda *_: output))
-    contract.run_step(report, tracked, RUN)
-    assert MlflowClient(tracked.tracking).search_registered_models() == []
+    gate.patch.setattr(contract, "_module", lambda _: SimpleNamespace(run=lambda *_: output))
+    contract.run_step(report, gate.deployment, RUN)
+    assert gate.client.search_registered_models() == []
 
 
 @pytest.mark.usefixtures("at_home")
-def test_contradicted_model_is_not_exported(
-    tracked: Deployment,
-    uri: str,
-    audit_records: list[Finding],
-    confide: Confide,
-    tmp_path: Path,
-) -> None:
-    audited(tracked, uri)
-    audit_records.append(BAD)
-    code, _, err = confide("export", str(tmp_path / "out"), "--uri", uri)
+def test_contradicted_model_is_not_exported(gate: Gate, confide: Confide, tmp_path: Path) -> None:
+    gate.audited(BAD)
+    code, _, err = confide("export", str(tmp_path / "out"), "--uri", gate.uri)
     assert code == 4
     assert "contradicted by Bound" in err
     assert not (tmp_path / "out").exists()

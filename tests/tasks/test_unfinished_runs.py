@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import Confide
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Entry, Ledger, State
@@ -126,30 +125,12 @@ def job(tmp_path: Path, **more: Any) -> JobSettings:
     })  # fmt: skip
 
 
-def words_of(settings: JobSettings) -> list[str]:
-    changed = settings.model_dump(mode="json", exclude_defaults=True)
-    return [word for name, value in changed.items() for word in ("--set", f"{name}={value}")]
-
-
 def write_notes(tmp_path: Path, patients: int = 30) -> None:
     lines = [
         f'{{"patient_id": "p{n}", "text": "pain in arm", "document_id": "{n}"}}'
         for n in range(patients)
     ]
     (tmp_path / "notes.jsonl").write_text("\n".join(lines) + "\n")
-
-
-@pytest.mark.usefixtures("at_home")
-def test_wrong_column_name_plans_nothing(
-    confide: Confide, ledger: Ledger, tmp_path: Path, deployment: Deployment,
-    untracked: Deployment, monkeypatch: pytest.MonkeyPatch,
-) -> None:  # fmt: skip
-    monkeypatch.setenv("CONFIDE_TRACKING", untracked.tracking)
-    write_notes(tmp_path)
-    wrong = job(tmp_path, jsonl_fields="note,patient_id,document_id")
-    code, _, err = confide("run", *words_of(wrong))
-    assert code == 2 and "private_corpus" in err
-    assert ledger.history("notes") == []
 
 
 def run_until_reserved(settings: JobSettings, deployment: Deployment, **more: Any) -> None:
@@ -159,6 +140,16 @@ def run_until_reserved(settings: JobSettings, deployment: Deployment, **more: An
         contract.run_step(changed, deployment, CONTEXT.model_copy(update={"task": task}))
         if task == "reserve":
             return
+
+
+def test_wrong_column_name_plans_nothing(
+    untracked: Deployment, ledger: Ledger, tmp_path: Path
+) -> None:
+    write_notes(tmp_path)
+    wrong = job(tmp_path, jsonl_fields="note,patient_id,document_id")
+    with pytest.raises(BadInput, match=r"jsonl_fields|note"):
+        run_until_reserved(wrong, untracked)
+    assert ledger.history("notes") == []
 
 
 @pytest.mark.parametrize("unit", ["patient", "document", "example"])

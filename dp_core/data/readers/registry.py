@@ -7,10 +7,10 @@ text at words in it does so for public text alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 from dp_core.data.corpus import Document
 from dp_core.data.labelled_text import LabelledText, Sentence
@@ -21,14 +21,9 @@ from dp_core.data.readers.mimic import read_noteevents
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.errors import BadInput
 
-Item = TypeVar("Item", covariant=True)
-
-
-class Reader(Protocol[Item]):
-    """Reads one format."""
-
-    def __call__(self, path: Path, quarantine: Quarantine) -> Iterator[Item]:
-        """Yield the items of a file or folder; put unusable ones into quarantine."""
+Item = TypeVar("Item")
+# (file or folder, quarantine for unusable items) -> the items of one format
+Reader = Callable[[Path, Quarantine], Iterator[Item]]
 
 
 def corpus_readers(

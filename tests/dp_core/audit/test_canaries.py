@@ -117,16 +117,6 @@ def test_places_are_random_over_rows_and_positions() -> None:
     assert seen == {(r, p) for r in (0, 1) for p in range(1, 12)}
 
 
-def test_planting_in_one_unit_does_not_depend_on_another() -> None:
-    """Two canaries at rate 1/2 have four equally likely outcomes if the coins are independent."""
-    pair = [Canary(f"c{i}", "HS", 0.5, (901 + 2 * i, 902 + 2 * i)) for i in range(2)]
-    counts = np.zeros((2, 2))
-    for unit in range(8000):
-        row = plant([[2, 7, 8, 3]], pair, str(unit), 1, 32)[0]
-        counts[int(901 in row), int(903 in row)] += 1
-    assert np.abs(counts - 2000).max() < 6 * np.sqrt(8000 * 3 / 16)
-
-
 def test_a_canary_for_which_a_unit_has_no_room_is_left_out() -> None:
     """An error would reveal the unit to an author of canaries that do not fit into this unit."""
     (row,) = plant([[2, 7, 3]], [CANARY, OTHER], "u", 1, 2 + len(CANARY.tokens))

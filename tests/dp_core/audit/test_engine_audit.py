@@ -180,23 +180,23 @@ def assert_contradicted(verdict):
 # --- black box
 
 
-def test_released_weights_show_canaries_only_as_far_as_the_noise_allows():
+def audited_weights(guesses: Guesses) -> AuditVerdict:
     canaries = NewTokenCanaries(1000, ordinary=64)
     coins = throw_coins(COINS_OF, canaries.count)
     plan = audited_plan(canaries.units, EPSILON, DELTA, sampling_rate=0.5, steps=6)
     scores = black_box_scores(canaries, plan, coins, TRAINING)
-    verdict = audit_claim(claim_of(plan), [scores], coins, Guesses(50, 50), COINS_OF)
+    return audit_claim(claim_of(plan), [scores], coins, guesses, COINS_OF)
+
+
+def test_released_weights_show_canaries_only_as_far_as_the_noise_allows():
+    verdict = audited_weights(Guesses(50, 50))
     assert verdict.word == "consistent"
     assert verdict.lower_bounds["trade-off"] > 0.3
 
 
 def test_without_noise_the_released_weights_give_every_canary_away(monkeypatch):
-    canaries = NewTokenCanaries(1000, ordinary=64)
-    coins = throw_coins(COINS_OF, canaries.count)
-    plan = audited_plan(canaries.units, EPSILON, DELTA, sampling_rate=0.5, steps=6)
     monkeypatch.setattr(ExecutionPlan, "gradient_noise_multiplier", lambda plan: 0.05)
-    scores = black_box_scores(canaries, plan, coins, TRAINING)
-    assert_contradicted(audit_claim(claim_of(plan), [scores], coins, Guesses(300, 0), COINS_OF))
+    assert_contradicted(audited_weights(Guesses(300, 0)))
 
 
 # --- inputs

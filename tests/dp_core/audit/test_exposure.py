@@ -3,7 +3,9 @@
 import dataclasses
 import itertools
 import math
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -14,6 +16,7 @@ from dp_core.audit.exposure import (
     ALONE,
     EMBEDDED,
     IN_ROWS,
+    CanaryData,
     ExposureRow,
     Floats,
     Ints,
@@ -37,6 +40,7 @@ from dp_core.audit.null_exposure import (
 )
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
+from dp_core.labels import Label
 
 V, UNITS, S = 1000, 4000, 16
 CANDIDATES = range(5, 5 + V)
@@ -71,43 +75,49 @@ def _model(memory: dict[int, int], seed: int) -> Ranker:
     return rank
 
 
-def _measure(
-    rank: Ranker, planted: list[Canary], references: list[Canary], seed: int = 0
-) -> list[ExposureRow]:
-    return measure(
-        rank,
-        planted,
-        references,
+def _data(rank: Ranker, canaries: list[Canary], store: Any = None) -> CanaryData:
+    return CanaryData(
+        rank=rank,
+        canaries=canaries,
         special=SpecialIds(),
         candidates=CANDIDATES,
-        declared_units=UNITS,
         sequence_length=S,
-        repeats=5,
-        seed=seed,
+        train=store,
+        declared_units=UNITS,
+        label=Label.DP,
+        seed=0,
+    )
+
+
+def _rows(
+    planted: list[Canary],
+    ranks: Any,
+    references: Sequence[Canary] = (),
+    reference_ranks: Any = None,
+    context: str = ALONE,
+) -> list[ExposureRow]:
+    """Return the rows of canaries with these ranks, [canaries, contexts]."""
+    ranks = np.asarray(ranks, np.float64)
+    others = np.zeros((0, ranks.shape[1])) if reference_ranks is None else reference_ranks
+    return rows_from_ranks(
+        planted, ranks, references, others, context=context, candidates=V, declared_units=UNITS
     )
 
 
 def test_exposure_is_the_papers_formula() -> None:
     planted = _draw(4, 0.01, 1)
     ranks = np.array([[2.0, 4.0], [1.0, 1.0], [8.0, 2.0], [7.0, 3.0]])
-    (row,) = rows_from_ranks(
-        planted,
-        ranks,
-        [],
-        np.zeros((0, 2)),
-        context=ALONE,
-        candidates=V,
-        declared_units=UNITS,
-    )
+    (row,) = _rows(planted, ranks)
     assert row.exposure == pytest.approx(math.log2(V) - math.log2(ranks.mean()))
     assert row.expected_occurrences == pytest.approx(40)
     assert (row.canaries, row.contexts_per_canary, row.references) == (4, 2, 0)
+    assert row.rank_exposure_null == 0.0
 
 
 def test_a_memorising_model_is_caught_and_an_ignorant_one_is_not() -> None:
     common, rare, references = _draw(4, 0.1, 1), _draw(4, 0.001, 2), _draw(32, 0.0, 3)
     memory = {canary.secret: 1 for canary in common}
-    rows = _measure(_model(memory, 9), [*rare, *common], references)
+    rows = measure(_data(_model(memory, 9), [*rare, *common, *references]))
     assert [(row.context, row.canary_rate) for row in rows] == [
         (ALONE, 0.001),
         (ALONE, 0.1),
@@ -137,15 +147,7 @@ def test_models_without_memory_are_hardly_ever_accused() -> None:
     coins = np.random.default_rng(5)
     planted = _draw(4, 0.1, 1)
     for _ in range(trials):
-        (row,) = rows_from_ranks(
-            planted,
-            coins.integers(1, V + 1, (4, 1)).astype(float),
-            [],
-            np.zeros((0, 1)),
-            context=ALONE,
-            candidates=V,
-            declared_units=UNITS,
-        )
+        (row,) = _rows(planted, coins.integers(1, V + 1, (4, 1)))
         accused += row.remembers
         above_band += row.exposure > row.null_high
     assert accused <= 8
@@ -200,31 +202,25 @@ def test_an_interval_from_one_canary_bounds_nothing_and_from_more_shrinks() -> N
 def test_contexts_of_one_canary_are_not_counted_as_canaries() -> None:
     planted, coins = _draw(4, 0.1, 1), np.random.default_rng(0)
     once = coins.integers(1, 60, (4, 1)).astype(float)
-    shared = {"context": EMBEDDED, "candidates": V, "declared_units": UNITS}
-    (one,) = rows_from_ranks(planted, once, [], np.zeros((0, 1)), **shared)
-    (many,) = rows_from_ranks(planted, np.repeat(once, 50, 1), [], np.zeros((0, 50)), **shared)
+    (one,), (many,) = _rows(planted, once), _rows(planted, np.repeat(once, 50, 1))
     assert (many.low, many.high) == (one.low, one.high)
 
 
 def test_rank_exposure_is_a_place_among_references_with_ties_shared() -> None:
     planted = _draw(1, 0.1, 1)
     references = _draw(7, 0.0, 2)
-    shared = {"context": ALONE, "candidates": V, "declared_units": UNITS}
     others = np.array([[5.0], [10.0], [10.0], [40.0], [50.0], [60.0], [70.0]])
-    (row,) = rows_from_ranks(planted, np.array([[10.0]]), references, others, **shared)
+    (row,) = _rows(planted, [[10.0]], references, others)
     assert row.rank_exposure == pytest.approx(math.log2(8) - math.log2(1 + 1 + 2 / 2))
     assert row.rank_exposure_ceiling == 3.0
     elsewhere = [dataclasses.replace(r, pattern="HS") for r in references]
-    (row,) = rows_from_ranks(planted, np.array([[10.0]]), elsewhere, others, **shared)
+    (row,) = _rows(planted, [[10.0]], elsewhere, others)
     assert (row.references, row.rank_exposure) == (0, 0.0)  # other patterns do not count
 
 
 def test_the_mean_is_over_canaries_not_groups() -> None:
     few, many = _draw(1, 0.1, 1), _draw(3, 0.2, 2)
-    ranks = np.array([[400.0], [1.0], [1.0], [2.0]])
-    rows = rows_from_ranks(
-        [*few, *many], ranks, [], np.zeros((0, 1)), context=EMBEDDED, candidates=V, declared_units=1
-    )
+    rows = _rows([*few, *many], [[400.0], [1.0], [1.0], [2.0]], context=EMBEDDED)
     found = summarise(rows)
     assert found.mean == pytest.approx(math.log2(V) - math.log2(404 / 4))
     with pytest.raises(ValueError, match="alone"):
@@ -234,13 +230,14 @@ def test_the_mean_is_over_canaries_not_groups() -> None:
 def test_invalid_measurements_are_refused() -> None:
     planted, references = _draw(2, 0.1, 1), _draw(2, 0.0, 2)
     with pytest.raises(ValueError, match="no canaries"):
-        _measure(_model({}, 1), [], references)
+        measure(_data(_model({}, 1), references))
     stranger = Canary("", "HS", 0.1, (7, 4999))
-    with pytest.raises(ValueError, match="not among the candidates"):
-        _measure(_model({}, 1), [stranger], references)
+    for measured in (measure, measure_in_rows):
+        with pytest.raises(ValueError, match="not among the candidates"):
+            measured(_data(_model({}, 1), [stranger, *references]))
     for wrong in (0.0, V + 1.0, math.nan):
         with pytest.raises(ValueError, match="not within 1"):
-            _measure(lambda i, n, p, s, w=wrong: np.full(p.size, w), planted, references)
+            measure(_data(lambda i, n, p, s, w=wrong: np.full(p.size, w), [*planted, *references]))
 
 
 def test_batches_have_one_shape_whatever_the_number_of_rows() -> None:
@@ -251,7 +248,7 @@ def test_batches_have_one_shape_whatever_the_number_of_rows() -> None:
         shapes.add((input_ids.shape, positions.shape))
         return inner(input_ids, lengths, positions, secrets)
 
-    _measure(rank, _draw(30, 0.1, 1), _draw(60, 0.0, 2))
+    measure(_data(rank, [*_draw(30, 0.1, 1), *_draw(60, 0.0, 2)]))
     assert shapes == {((256, S), (256,))}
 
 
@@ -355,12 +352,6 @@ def test_p_values_bottom_out_where_floating_point_does() -> None:
     assert null_p_value(4000.0, 4000, 8) == pytest.approx(1.0)
 
 
-def test_rank_exposure_without_memory() -> None:
-    assert null_rank_exposure(0) == 0.0
-    assert null_rank_exposure(1) == pytest.approx(0.5)  # first (1 bit) or second (0 bits) of two
-    assert null_rank_exposure(100_000) == pytest.approx(math.log2(math.e), abs=1e-3)
-
-
 @pytest.mark.parametrize(("references", "canaries"), [(3, 1), (4, 2), (2, 4), (5, 3)])
 def test_rank_exposure_of_a_small_group_equals_enumeration(references: int, canaries: int) -> None:
     """Without memory all orders of n canaries among R references are equally likely."""
@@ -387,14 +378,8 @@ def test_the_rank_band_holds_95_percent_of_simulated_models(canaries: int) -> No
     for trial in range(trials):
         ahead = np.searchsorted(order[trial], scores[trial, :canaries])
         bits[trial] = math.log2(33) - np.log2(1 + ahead).mean()
-    (row,) = rows_from_ranks(
-        planted,
-        1 + scores[0, :canaries, None],
-        references,
-        1 + scores[0, canaries:, None],
-        context=ALONE,
-        candidates=V,
-        declared_units=UNITS,
+    (row,) = _rows(
+        planted, 1 + scores[0, :canaries, None], references, 1 + scores[0, canaries:, None]
     )
     assert row.rank_exposure == pytest.approx(bits[0])
     null, spread = null_mean_rank_exposure(32, canaries), float(bits.std())
@@ -475,17 +460,13 @@ def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path: Path) -> Non
         guess = np.random.default_rng(7).permutation(V)[secrets - 5] + 1.0
         return np.where(np.array(known, float) == secrets, 1.0, guess)
 
-    shared = {"special": SpecialIds(), "candidates": CANDIDATES, "declared_units": UNITS}
-    (row,) = measure_in_rows(rank, store, planted, others, repeats=8, seed=0, **shared)
+    data = _data(rank, [*planted, *others], store)
+    (row,) = measure_in_rows(data)
     assert (row.context, row.canaries, row.references) == (IN_ROWS, 4, 32)
     assert row.exposure == pytest.approx(math.log2(V)) and row.remembers
     assert row.rank_exposure == pytest.approx(math.log2(33))
     assert row.rank_exposure_p_value == pytest.approx(1 / math.comb(36, 4), rel=1e-6)
-    alone_rows = measure(rank, planted, others, sequence_length=S, repeats=8, seed=0, **shared)
-    assert not any(one.remembers for one in alone_rows)
-    with pytest.raises(ValueError, match="not among the candidates"):
-        measure_in_rows(rank, store, [Canary("x", "HS", 0.1, (7, 4999))], [], repeats=1, seed=0,
-                        **shared)  # fmt: skip
+    assert not any(one.remembers for one in measure(data))
 
 
 def test_occurrences_are_the_units_that_hold_a_canary(tmp_path: Path) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Sequence
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from learned_by_heart import by_heart
 
 from dp_core.audit.canaries import Canary, plant
-from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, Ranker, measure
+from dp_core.audit.exposure import ALONE, EMBEDDED, CanaryData, ExposureRow, Ranker, measure
 from dp_core.audit.null_exposure import null_exposure
 from dp_core.audit.observations import ranker
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
+from dp_core.labels import Label
 from dp_core.models.config import BertConfig, Gpt2Config
 from dp_core.models.parameters import MLM_BIAS, AnyModel, Bert, fresh
 
@@ -24,14 +27,16 @@ SHAPE = Gpt2Config(
 )
 
 
-def _canaries(pattern: str, rate: float, count: int, seed: int) -> list[Canary]:
+def _canaries(
+    pattern: str, rate: float, count: int, seed: int, pool: Sequence[int] = CANDIDATES
+) -> list[Canary]:
     coins = np.random.default_rng(seed)
     return [
         Canary(
             f"{pattern}-{rate}-{i}",
             pattern,
             rate,
-            tuple(coins.choice(CANDIDATES, len(pattern), replace=False).tolist()),
+            tuple(coins.choice(pool, len(pattern), replace=False).tolist()),
         )
         for i in range(count)
     ]
@@ -58,18 +63,26 @@ def trained(store: TokenStore, tmp_path_factory: pytest.TempPathFactory) -> AnyM
     return by_heart(SHAPE, store, folder, updates=300, rows=40)
 
 
-def _exposures(model: AnyModel) -> dict[tuple[str, str], ExposureRow]:
-    rows = measure(
-        ranker(model, CANDIDATES),
-        PLANTED,
-        REFERENCES,
-        special=SpecialIds(),
-        candidates=CANDIDATES,
-        declared_units=UNITS,
-        sequence_length=S,
-        repeats=4,
-        seed=3,
+def _measure(
+    rank: Ranker, canaries: list[Canary], candidates: list[int], length: int
+) -> list[ExposureRow]:
+    return measure(
+        CanaryData(
+            rank=rank,
+            canaries=canaries,
+            special=SpecialIds(),
+            candidates=candidates,
+            sequence_length=length,
+            train=cast(Any, None),  # only the exposure in rows reads it
+            declared_units=UNITS,
+            label=Label.DP,
+            seed=3,
+        )
     )
+
+
+def _exposures(model: AnyModel) -> dict[tuple[str, str], ExposureRow]:
+    rows = _measure(ranker(model, CANDIDATES), [*PLANTED, *REFERENCES], CANDIDATES, S)
     return {(row.pattern, row.context): row for row in rows}
 
 
@@ -108,26 +121,12 @@ def _bert(favour_others: float) -> Bert:
     return dataclasses.replace(model, parameters={**model.parameters, MLM_BIAS: shifted})
 
 
-def _bert_canaries(rate: float, count: int, seed: int) -> list[Canary]:
-    coins = np.random.default_rng(seed)
-    return [
-        Canary(f"HSH-{i}", "HSH", rate, tuple(coins.choice(BERT_CANDIDATES, 3, False).tolist()))
-        for i in range(count)
-    ]
-
-
 def _alone(rank: Ranker) -> ExposureRow:
-    rows = measure(
-        rank,
-        _bert_canaries(0.1, 48, 1),
-        _bert_canaries(0.0, 32, 2),
-        special=SpecialIds(),
-        candidates=BERT_CANDIDATES,
-        declared_units=1000,
-        sequence_length=BERT_S,
-        repeats=2,
-        seed=3,
-    )
+    canaries = [
+        *_canaries("HSH", 0.1, 48, 1, BERT_CANDIDATES),
+        *_canaries("HSH", 0.0, 32, 2, BERT_CANDIDATES),
+    ]
+    rows = _measure(rank, canaries, BERT_CANDIDATES, BERT_S)
     (row,) = (r for r in rows if r.context == ALONE)
     return row
 

@@ -185,19 +185,18 @@ def ranking_model():
     return model
 
 
-def test_ranks_equal_the_order_of_the_logits(ranking_model):
-    secrets = np.array([7, 8, 9], np.int32)
-    assert ranker(ranking_model)(IDS, LENGTHS, POSITIONS, secrets).tolist() == [1, 2, 40]
+@pytest.mark.parametrize(
+    ("candidates", "secrets", "ranks"),
+    [(None, [7, 8, 9], [1, 2, 40]), ([8, 9, 11], [8, 9, 11], [1, 3, 2])],
+)
+def test_ranks_equal_the_order_of_the_candidates_logits(ranking_model, candidates, secrets, ranks):
+    rank = ranker(ranking_model, candidates)
+    assert rank(IDS, LENGTHS, POSITIONS, np.array(secrets, np.int32)).tolist() == ranks
 
 
 def test_ties_are_averaged(ranking_model):
     ranks = ranker(ranking_model)(IDS, LENGTHS, POSITIONS, np.array([0, 20, 39], np.int32))
     assert ranks.tolist() == [(3 + 39) / 2] * 3
-
-
-def test_ranks_among_candidates(ranking_model):
-    among = ranker(ranking_model, candidates=[8, 9, 11])
-    assert among(IDS, LENGTHS, POSITIONS, np.array([8, 9, 11], np.int32)).tolist() == [1, 3, 2]
 
 
 def test_an_answer_that_is_not_a_number_has_no_rank(ranking_model):

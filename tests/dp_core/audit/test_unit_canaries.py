@@ -266,13 +266,3 @@ def test_an_audit_that_could_not_contradict_says_so() -> None:
     assert record.verdict == "inconclusive"
     assert "could contradict no such claim" in record.finding
     assert "even if all are right" in record.power
-
-
-def test_audit_whose_null_control_alarms_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
-    loud = np.arange(400) < 200
-    monkeypatch.setattr("dp_core.audit.one_run.throw_coins", lambda seed, canaries, stream: loud)
-    verdict = verdict_of(100, 100, 1.0)
-    record = bound_finding(BOUND, verdict, claim_of(1.0), Label.DP)
-    assert verdict.word == "invalid"
-    assert (record.verdict, record.bounds_claim, record.ceiling) == ("invalid", True, None)
-    assert record.finding == "Invalid: 1000 of 1000 null controls alarm."

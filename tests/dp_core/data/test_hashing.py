@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dp_core.data.hashing import ShuffledRange, bits, coin, digest64, fold, generator, mix, seed_key
+from dp_core.data.hashing import ShuffledRange, bits, coin, digest64, fold, mix, seed_key
 
 
 def test_parts_cannot_be_shifted_into_one_another() -> None:
@@ -29,11 +29,6 @@ def test_coins_are_uniform_over_units_and_keys() -> None:
         cells = np.histogram(values, bins=20, range=(0, 1))[0]
         chi2 = ((cells - 1000) ** 2 / 1000).sum()
         assert chi2 < 68  # 19 degrees of freedom: exceeded once in 2·10^7
-
-
-def test_generators_repeat() -> None:
-    assert generator(b"k", "p", "u").random() == generator(b"k", "p", "u").random()
-    assert generator(b"k", "p", "u").random() != generator(b"k", "p", "v").random()
 
 
 def test_mix_is_splitmix64() -> None:

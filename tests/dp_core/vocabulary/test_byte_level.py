@@ -12,7 +12,7 @@ from tokenizers.models import BPE
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.trainers import BpeTrainer
 
-from dp_core.data.tokens import SPECIAL_TOKENS, SpecialIds
+from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
 from dp_core.vocabulary import byte_level, subwords
 
@@ -72,13 +72,6 @@ def test_whole_words_stay_single_tokens_after_save_and_load(tmp_path: Path) -> N
     byte_level.save(byte_level.learn(COUNTS, 300, ["Ġpatients"]), tmp_path)
     for read in (byte_level.load(tmp_path), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))):
         assert read.encode(" patients", add_special_tokens=False).tokens == ["Ġpatients"]
-
-
-def test_first_ids_are_special_tokens_and_text_never_contains_them(tokenizer: Tokenizer) -> None:
-    assert SpecialIds.of(tokenizer) == SpecialIds()
-    ids = tokenizer.encode("a [MASK] [CLS]").ids
-    assert (ids[0], ids[-1]) == (2, 3)
-    assert not {0, 1, 2, 3, 4} & set(ids[1:-1])
 
 
 def test_saved_files_are_read_back_and_by_the_tokenizers_library(

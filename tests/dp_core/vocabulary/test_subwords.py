@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.vocabulary_corpora import document_counts, item_sets
 from dp_core.data.privacy_units import Unit
-from dp_core.data.tokens import split_words
+from dp_core.data.tokens import SpecialIds, split_words
 from dp_core.vocabulary import byte_level, subwords, wordpiece
 
 WORDS = {"pain": 50, "pains": 1, "arm": 40, "x": 5}
@@ -63,6 +63,19 @@ def test_wanted_words_are_single_tokens_and_the_others_are_learned(
         ids = tokenizer.get_vocab()  # parts of whole words use the remaining room, if any
         beginnings = [ids[part] for part in ("zy", "zym", "th") if part in ids]
         assert all(part > max(ids[word] for word in counts) for part in beginnings)
+
+
+@pytest.mark.parametrize("kind", ["wordpiece", "byte-level-bpe"])
+def test_first_ids_are_special_tokens_and_text_never_contains_them(
+    kind: subwords.SubwordKind, tmp_path: Path
+) -> None:
+    learned = subwords.KINDS[kind].learn(WORDS, 300, ())
+    subwords.KINDS[kind].save(learned, tmp_path)
+    for tokenizer in (learned, subwords.load(tmp_path)):
+        assert SpecialIds.of(tokenizer) == SpecialIds()
+        ids = tokenizer.encode("[MASK] pain [CLS]").ids
+        assert (ids[0], ids[-1]) == (2, 3)
+        assert not {0, 2, 3, 4} & set(ids[1:-1])
 
 
 # --- exclusion of public words

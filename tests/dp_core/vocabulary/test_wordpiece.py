@@ -123,14 +123,6 @@ def test_saved_files_are_read_back_and_by_the_tokenizers_library(tmp_path: Path)
     assert json.loads((tmp_path / "tokenizer_config.json").read_text())["mask_token"] == "[MASK]"
 
 
-def test_special_tokens_in_text_are_ordinary_text(tmp_path: Path) -> None:
-    wordpiece.save(wordpiece.learn(RELEASED, 200), tmp_path)
-    ids = wordpiece.load(tmp_path).encode("[MASK] pain [CLS]").ids
-    assert ids[0] == 2
-    assert ids[-1] == 3
-    assert not {2, 3, 4} & set(ids[1:-1])
-
-
 def test_continuation_flags_mark_tokens_that_continue_a_word() -> None:
     tokenizer = wordpiece.learn(RELEASED | {"#": 20}, 200)
     mask = wordpiece.continuation_tokens(tokenizer)

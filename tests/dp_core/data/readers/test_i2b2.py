@@ -34,11 +34,13 @@ EXPECTED = [
 ]
 
 
-def write(folder: Path, concepts: list[str], apart: bool = False, end: str = "\n") -> None:
+def write(
+    folder: Path, concepts: list[str], text: str = TEXT, apart: bool = False, end: str = "\n"
+) -> None:
     txt, con = (folder / "txt", folder / "concept") if apart else (folder, folder)
     for f in (txt, con):
-        f.mkdir(exist_ok=True)
-    (txt / "r1.txt").write_bytes(TEXT.replace("\n", end).encode())
+        f.mkdir(parents=True, exist_ok=True)
+    (txt / "r1.txt").write_bytes(text.replace("\n", end).encode())
     (con / "r1.con").write_bytes((end.join(concepts) + end).encode())
 
 
@@ -68,7 +70,7 @@ def read(path: Path, share: float = 1.0) -> tuple[list[Sentence], Quarantine]:
 @pytest.mark.parametrize("apart", [False, True])
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
 def test_both_layouts(tmp_path: Path, apart: bool, end: str) -> None:
-    write(tmp_path, CONCEPTS, apart, end)
+    write(tmp_path, CONCEPTS, apart=apart, end=end)
     sentences, q = read(tmp_path)
     assert sentences == EXPECTED
     assert q.rejected == 0
@@ -85,9 +87,7 @@ def test_both_layouts(tmp_path: Path, apart: bool, end: str) -> None:
     ],
 )
 def test_offsets_that_do_not_fit_quarantine_the_sentence(tmp_path: Path, bad: str) -> None:
-    write(tmp_path, [bad, *CONCEPTS[1:]])
-    with (tmp_path / "r1.txt").open("a") as more:
-        more.write("No test .\n")
+    write(tmp_path, [bad, *CONCEPTS[1:]], f"{TEXT}No test .\n")
     sentences, q = read(tmp_path)
     kept = [] if "3:2" in bad else EXPECTED[1:]  # a span over several lines rejects all of them
     assert sentences == [*kept, Sentence(("No", "test", "."), ("O",) * 3, "r1")]
@@ -99,10 +99,7 @@ def test_offsets_that_do_not_fit_quarantine_the_sentence(tmp_path: Path, bad: st
 
 
 def spread(folder: Path, concepts: list[str]) -> tuple[list[Sentence], Quarantine]:
-    (folder / "r1.txt").write_text(
-        "No fever .\nHas severe\nleft sided chest\npain since May .\nOk .\n"
-    )
-    (folder / "r1.con").write_text("".join(f"{c}\n" for c in concepts))
+    write(folder, concepts, "No fever .\nHas severe\nleft sided chest\npain since May .\nOk .\n")
     return read(folder)
 
 
@@ -199,12 +196,10 @@ def test_the_layout_of_2011(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("concept", ["left sided chest pain", "left sidedchest pain"])
 def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path: Path, concept: str) -> None:
-    (tmp_path / "r1.txt").write_text("left sided\nchest pain .\n")
-    (tmp_path / "r1.con").write_text(f'c="{concept}" 1:0 2:1||t="problem"\n')
+    write(tmp_path, [f'c="{concept}" 1:0 2:1||t="problem"'], "left sided\nchest pain .\n")
     (sentence,) = read(tmp_path)[0]
     assert sentence.tags == ("B-problem", "I-problem", "I-problem", "I-problem", "O")
-    (tmp_path / "r1.txt").write_text("left sided chest pain .\nOk .\n")
-    (tmp_path / "r1.con").write_text(f'c="{concept}" 1:0 1:3||t="problem"\n')
+    write(tmp_path, [f'c="{concept}" 1:0 1:3||t="problem"'], "left sided chest pain .\nOk .\n")
     assert len(read(tmp_path)[0]) == 1 + ("sidedchest" not in concept)
 
 
@@ -219,24 +214,21 @@ def test_lines_beyond_the_text_and_other_shapes(tmp_path: Path) -> None:
 
 def test_records_of_two_hospitals_with_one_name(tmp_path: Path) -> None:
     for hospital in ("beth", "partners"):
-        (tmp_path / hospital).mkdir()
         write(tmp_path / hospital, CONCEPTS, apart=True)
     sentences, q = read(tmp_path)
     assert [s.document_id for s in sentences] == ["beth/r1"] * 2 + ["partners/r1"] * 2
     assert q.rejected == 0
 
 
-def test_files_without_their_pair(tmp_path: Path) -> None:
+def test_files_without_their_pair_are_rejected_and_a_single_file_is_refused(
+    tmp_path: Path,
+) -> None:
     write(tmp_path, CONCEPTS)
     (tmp_path / "r2.txt").write_text("alone\n")
     (tmp_path / "r3.con").write_text("")
     sentences, q = read(tmp_path)
     assert sentences == EXPECTED
     assert q.counts == {Reason.UNREADABLE: 2}
-
-
-def test_a_file_is_not_a_folder(tmp_path: Path) -> None:
-    write(tmp_path, CONCEPTS)
     with pytest.raises(BadInput, match="from a folder"):
         read(tmp_path / "r1.txt")
 

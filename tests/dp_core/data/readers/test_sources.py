@@ -173,26 +173,23 @@ def test_counts_and_first_places() -> None:
 
 
 @pytest.mark.parametrize(
-    ("good", "bad", "refused"), [(90, 10, False), (89, 11, True), (0, 1, True)]
+    ("good", "bad", "reason"),
+    [
+        (90, 10, ""),
+        (89, 11, "more than 10% of .* not UTF-8"),
+        (0, 1, "none of .* not UTF-8"),
+        (0, 0, "nothing to read"),  # items that the source marks as errors do not count
+    ],
 )
-def test_refuses_above_the_share(good: int, bad: int, refused: bool) -> None:
+def test_sources_without_items_or_above_the_share_are_refused(
+    good: int, bad: int, reason: str
+) -> None:
     q = Quarantine(largest_share=0.1)
-    for _ in range(good):
-        q.taken += 1
+    q.taken, q.left_out = good, 5
     for i in range(bad):
         q.reject(Reason.ENCODING, f"f:{i}")
-    if refused:
-        with pytest.raises(BadInput, match=r"(more than 10%|none) of .* not UTF-8") as error:
-            q.finish("source")
-        assert "f:0" not in str(error.value)  # a file may be named after a patient
-    else:
-        q.finish("f")
-
-
-def test_nothing_at_all_is_refused() -> None:
-    with pytest.raises(BadInput, match="nothing to read"):
-        Quarantine().finish("f")
-    only_errors = Quarantine()
-    only_errors.left_out += 1
-    with pytest.raises(BadInput, match="nothing to read"):
-        only_errors.finish("f")
+    if not reason:
+        return q.finish("f")
+    with pytest.raises(BadInput, match=reason) as error:
+        q.finish("source")
+    assert "f:0" not in str(error.value)  # a file may be named after a patient
