@@ -258,7 +258,21 @@ def documents_of(shards: Iterable[Shard]) -> Iterator[Document]:
 
 
 def read_shard(shard: Shard) -> Iterator[Document]:
-    """Yield the documents of one shard, of which memory holds some megabytes at a time.
+    """Yield the documents of one shard.
+
+    Raises:
+        BadInput: the file is missing, or its digest has changed.
+    """
+    for table in read_tables(shard):
+        patients, documents, admissions, texts = (column.to_pylist() for column in table.columns)
+        for patient, document, admission, text in zip(
+            patients, documents, admissions, texts, strict=True
+        ):
+            yield Document(document, patient, text, admission)
+
+
+def read_tables(shard: Shard) -> Iterator[pa.Table]:
+    """Yield the rows of one shard as tables of `COLUMNS`, some megabytes of text each.
 
     Raises:
         BadInput: the file is missing, or its digest has changed.
@@ -270,10 +284,7 @@ def read_shard(shard: Shard) -> Iterator[Document]:
             source.seek(0)
             with pq.ParquetFile(source) as file:
                 for number in range(file.num_row_groups):
-                    table = file.read_row_group(number, use_threads=False).cast(COLUMNS)
-                    rows = (column.to_pylist() for column in table.columns)
-                    for patient, document, admission, text in zip(*rows, strict=True):
-                        yield Document(document, patient, text, admission)
+                    yield file.read_row_group(number, use_threads=False).cast(COLUMNS)
     except _DAMAGED:
         # `from None`: the message of the cause may quote private text.
         raise BadInput(

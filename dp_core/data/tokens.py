@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import itertools
 import re
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -115,6 +115,7 @@ _SPACE, _LETTER, _MARK, _ODD = range(4)
 _SPACES = b"\t\n\r "
 _LOWER = bytes(range(256)).lower()
 _TEXT = pa.large_string()
+_MANY = 1 << 19  # items merged at once
 
 
 def _class(byte: int) -> int:
@@ -322,3 +323,26 @@ def joined_items(blocks: Iterator[HeldItems]) -> HeldItems:
         np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         np.concatenate(members),
     )
+
+
+def added_counts(
+    parts: Iterable[tuple[pa.Array, NDArray[np.int64]]],
+) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return the distinct items of several lists, and the sum of each item's counts."""
+
+    total = pa.array([], _TEXT), np.zeros(0, np.int64)
+    waiting: list[tuple[pa.Array, NDArray[np.int64]]] = []
+    for part in parts:
+        waiting.append(part)
+        if sum(len(items) for items, _ in waiting) > _MANY + len(total[0]):
+            total, waiting = _added([total, *waiting]), []
+    return _added([total, *waiting])
+
+
+def _added(
+    parts: list[tuple[pa.Array, NDArray[np.int64]]],
+) -> tuple[pa.Array, NDArray[np.int64]]:
+    every = pa.concat_arrays([items for items, _ in parts]).dictionary_encode()
+    total = np.zeros(len(every.dictionary), np.int64)
+    np.add.at(total, every.indices.to_numpy(), np.concatenate([counts for _, counts in parts]))
+    return every.dictionary, total

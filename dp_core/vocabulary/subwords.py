@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import pyarrow as pa
+from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
 from dp_core.data.corpus import Shard
@@ -24,6 +25,7 @@ from dp_core.data.privacy_units import is_held_out, unit_texts
 from dp_core.data.tokens import (
     Encoder,
     HeldItems,
+    added_counts,
     encode_bert_words,
     held_items,
     without_surrogates,
@@ -194,15 +196,15 @@ class WordCounts:
 
     words: UnitWords
 
-    def __call__(self, shard: Shard) -> Counter[str]:
-        """Return the counts of the shard's words."""
-        counts: Counter[str] = Counter()
-        for block in self.words.of(shard):
-            held = np.bincount(block.members, minlength=len(block.items))
-            present = np.flatnonzero(held)  # drops words that only left-out units have
-            items = block.items.take(pa.array(present)).to_pylist()
-            counts.update(dict(zip(items, held[present].tolist(), strict=True)))
-        return counts
+    def __call__(self, shard: Shard) -> tuple[pa.Array, NDArray[np.int64]]:
+        """Return words, Arrow strings, and counts."""
+        return added_counts(map(_counted, self.words.of(shard)))
+
+
+def _counted(block: HeldItems) -> tuple[pa.Array, NDArray[np.int64]]:
+    held = np.bincount(block.members, minlength=len(block.items))
+    present = np.flatnonzero(held)  # drops words that only left-out units have
+    return block.items.take(pa.array(present)), held[present]
 
 
 def word_sets(
@@ -216,7 +218,5 @@ def word_sets(
 
 def word_counts(cluster: ShardMap, shards: Sequence[Shard], words: UnitWords) -> Counter[str]:
     """Return the number of units that hold each word, without bounds; for public text only."""
-    counts: Counter[str] = Counter()
-    for of_shard in cluster.map(WordCounts(words), shards):
-        counts.update(of_shard)
-    return counts
+    items, counts = added_counts(cluster.map(WordCounts(words), shards))
+    return Counter(dict(zip(items.to_pylist(), counts.tolist(), strict=True)))
