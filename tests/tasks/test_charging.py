@@ -49,6 +49,11 @@ def test_changed_inputs_are_charged_as_a_new_release_with_a_new_seed(
     assert charged(bench_of(registered), b"one").entry.id == first.entry.id
 
 
+def test_grid_points_have_different_seeds(registered: Deployment) -> None:
+    first, second = charged(bench_of(registered, "1" * 64)), charged(bench_of(registered, "2" * 64))
+    assert _draw(first) != _draw(second)
+
+
 def test_lost_seed_is_charged_as_new_release(registered: Deployment) -> None:
     first = charged(bench_of(registered))
     for file in registered.seeds.iterdir():

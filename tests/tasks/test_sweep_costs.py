@@ -168,6 +168,12 @@ def test_settings_without_support_in_causal_sweeps_are_refused(
         SweepSettings.model_validate(PUBLIC_LABELS | {"model_kind": "gpt2"} | wrong)
 
 
+def test_every_point_of_a_sweep_is_charged(ledger: Ledger, deployment: Deployment) -> None:
+    grid = {"sweep_noise_multipliers": "2,4", "sweep_epochs": "1,2"}
+    planned(deployment, **PUBLIC_LABELS | grid)
+    assert len(ledger.history("notes")) == 4
+
+
 def test_points_that_share_a_training_are_charged_once(
     ledger: Ledger, deployment: Deployment
 ) -> None:
