@@ -10,4 +10,4 @@ from dags.launcher.form import (
     with_form,
 )
 from dags.launcher.outcome import approval, outcome
-from dags.launcher.step_operator import LIGHT, TRAINING, Plan, defaults, step
+from dags.launcher.step_operator import TRAINING, Plan, defaults, step

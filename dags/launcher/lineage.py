@@ -34,11 +34,16 @@ class NamesOnly(EventTransformer):
         if not isinstance(event, RunEvent) or _may_select_privately(event):
             return None
         above = (event.run.facets or {}).get("parent")
+        facets = {}
+        if above:
+            named = parent_run.Job(namespace=above.job.namespace, name=above.job.name)
+            run = parent_run.Run(runId=above.run.runId)
+            facets["parent"] = parent_run.ParentRunFacet(run=run, job=named)
         return RunEvent(
             eventTime=event.eventTime,
             eventType=event.eventType,
-            run=Run(runId=event.run.runId, facets={"parent": _names(above)} if above else {}),
-            job=_job(event.job),
+            run=Run(runId=event.run.runId, facets=facets),
+            job=Job(namespace=event.job.namespace, name=event.job.name),
             inputs=_outputs(event.inputs),
             outputs=_outputs(event.outputs),
             producer=event.producer,
@@ -64,18 +69,6 @@ def _may_select_privately(event: Any) -> bool:
         return launcher.settings_from(SweepSettings, given).selection != "publish-all"
     except AirflowFailException:
         return True
-
-
-def _job(job: Any) -> Job:
-    return Job(namespace=job.namespace, name=job.name)
-
-
-def _names(above: Any) -> Any:
-    """Return the parent run: its id and its job's name."""
-    return parent_run.ParentRunFacet(
-        run=parent_run.Run(runId=above.run.runId),
-        job=parent_run.Job(namespace=above.job.namespace, name=above.job.name),
-    )
 
 
 def _outputs(datasets: Any) -> list[Dataset]:

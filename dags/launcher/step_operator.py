@@ -25,15 +25,14 @@ from dags.launcher.outcome import (
     log_failure,
     notify,
 )
+from dp_core.errors import BadInput
 from tasks.protocol import RunContext, StepSpec, SweepPoint, fork_server, hides_count
-from tasks.protocol.least_privilege import NoReader
 from tasks.protocol.messages import Follower, channel_file
 from tasks.protocol.specs import STORE_SCHEME
 from tasks.protocol.step_process import CHECKOUT, StepProcess, Work
 
 TASK_PYTHON = CHECKOUT / ".venv" / "task" / "bin" / "python"
 TRAINING = "training"  # pool: as many models at a time as the machine has devices (locally 1)
-LIGHT = "default_pool"
 PAGE_MARK = "__page_"  # in the id of a run that continues the sweep of another run
 SEEDS_AT = "/var/lib/confide-seeds"  # in the image: docker/task.Dockerfile
 BAD_INPUT = 2
@@ -97,16 +96,6 @@ def launcher() -> str:
     if name not in _OPERATORS:
         raise ValueError(f"CONFIDE_LAUNCHER is {name!r}: use process, docker or kubernetes")
     return name
-
-
-def forwarded_environment(*names: str) -> dict[str, str]:
-    """Return the variables of the worker that a step receives, without Airflow's variables.
-
-    Args:
-        names: variables to forward, in addition to `CONFIDE_FORWARDED_ENVIRONMENT`.
-    """
-    more = os.environ.get("CONFIDE_FORWARDED_ENVIRONMENT", "").split()
-    return {name: os.environ[name] for name in (*names, *more) if os.environ.get(name)}
 
 
 # --- tasks
@@ -253,9 +242,11 @@ class StepOperator:
         Raises:
             AirflowFailException: the step reads a ledger for which there is no reader.
         """
+        forwarded = (*names, *os.environ.get("CONFIDE_FORWARDED_ENVIRONMENT", "").split())
+        given = {name: os.environ[name] for name in forwarded if os.environ.get(name)}
         try:
-            return work.environment(forwarded_environment(*names), apart=True)
-        except NoReader as error:
+            return work.environment(given, apart=True)
+        except BadInput as error:
             raise failure(BAD_INPUT, str(error)) from None
 
     def work(self, context: Any) -> Work:

@@ -22,8 +22,9 @@ from tasks.protocol import (
     job_steps,
     names_of,
     point_and_task,
+    point_steps,
 )
-from tasks.protocol.job import POINT_STEPS, asked_point_steps, asked_training, report_of
+from tasks.protocol.job import POINT_STEPS, asked_training, report_of
 from tasks.protocol.sweep import SEARCHED
 from tasks.releases.deployment_ledger import IDENTITY
 from tasks.results import read_result
@@ -64,7 +65,7 @@ def asked_steps(
         if point not in points:
             points[point] = None
             training = trainings[point.training]
-            of_point = asked_point_steps(settings, point, training, tuple(scores))
+            of_point = point_steps(settings, point, training, tuple(scores))
             steps |= {name: of_point[task] for task, name in names.items()}
         for name in names.values():
             yield *point_and_task(name), steps[name]

@@ -221,12 +221,16 @@ def _ordinary(s: JobSettings, learning_rate: float) -> TrainingConfig:
 
 
 def pretraining(
-    s: JobSettings, front: dict[str, StepSpec], mode: Literal["dp", "nonprivate"]
+    s: JobSettings,
+    front: dict[str, StepSpec],
+    mode: Literal["dp", "nonprivate"],
+    seed: int | None = None,
 ) -> PretrainSpec:
     """Return the training on private rows with DP, or for the same epochs without DP.
 
     It starts from random weights if `private_start` is `fresh`. Otherwise it starts from the public
-    model, or, with DP, from the model of released phrases if there is one.
+    model, or, with DP, from the model of released phrases if there is one. Its public seed is the
+    job's, unless a point has another one.
     """
     base, private = front["public_pretraining"], mode == "dp"
     start = front.get("phrases_pretraining", base) if private else base
@@ -239,6 +243,7 @@ def pretraining(
     return base.model_copy(
         update={
             "mode": mode,
+            "seed": base.seed if seed is None else seed,
             "public_model": "",
             "store_uri": front["private_store"].output,
             "init_uri": "" if s.private_start == "fresh" else start.output,
@@ -489,30 +494,40 @@ def _shared(front: Mapping[str, StepSpec]) -> dict[str, StepSpec]:
     return {named.get(task, task): spec for task, spec in front.items()}
 
 
-def point_steps(settings: JobSettings, point: SweepPoint) -> dict[str, StepSpec]:
+def point_steps(
+    settings: JobSettings,
+    point: SweepPoint,
+    training: PretrainSpec | None = None,
+    after: Sequence[str] = (),
+) -> dict[str, StepSpec]:
     """Return the specs of one point by task: the shared steps of a sweep, then the point's steps.
 
     The point's seeds and fold change only the steps that use them. A point of `dp_bert` is a
     further private training or a kept model.
+
+    Args:
+        settings: settings of the job or the sweep.
+        point: the point.
+        training: the training of a point that an optimiser chose (`asked_training`).
+        after: fine-tunings whose F1 determined that choice.
     """
     if not isinstance(settings, SweepSettings):
         return steps_of(point, _steps_of_job(settings))
     job = settings.job(point)
     front = front_half(job)
-    seed = job.seed if point.seed is None else point.seed
-    model = front["public_pretraining"]
-    if point.mode != "public":
-        model = _seeded_training(job, front, seed, point.mode)
+    model: StepSpec = training or front["public_pretraining"]
+    if point.mode != "public" and not training:
+        model = pretraining(job, front, point.mode, point.seed)
     if point.is_chosen:
         jobs = [settings.job(candidate) for candidate in settings.candidates()]
         model = SelectSpec(
             made_up=job.made_up,
-            candidates=tuple(_seeded_training(candidate, front, seed) for candidate in jobs),
+            candidates=tuple(pretraining(candidate, front, "dp", point.seed) for candidate in jobs),
             selection=settings.part(SelectionConfig),
         )
     steps = {**front, "pretraining": model, **_measured(job, front, model, point)}
     if "finetuning" in steps:
-        own = {"seed": point.finetune_seed, "fold": point.fold}
+        own = {"seed": point.finetune_seed, "fold": point.fold, "after": tuple(after) or None}
         replicate = {name: value for name, value in own.items() if value is not None}
         steps["finetuning"] = steps["finetuning"].model_copy(update=replicate)
     return steps
@@ -548,15 +563,6 @@ def _measured(
     return measured
 
 
-def _seeded_training(
-    job: JobSettings,
-    front: dict[str, StepSpec],
-    seed: int,
-    mode: Literal["dp", "nonprivate"] = "dp",
-) -> PretrainSpec:
-    return pretraining(job, front, mode).model_copy(update={"seed": seed})
-
-
 def asked_training(
     settings: SweepSettings, point: SweepPoint, number: int, after: Sequence[str] = ()
 ) -> PretrainSpec:
@@ -575,26 +581,8 @@ def asked_training(
         least_noise_multiplier=costliest.noise_multiplier,
         most_updates=costliest.updates,
     )
-    training = _seeded_training(job, front_half(job), job.seed)
+    training = pretraining(job, front_half(job), "dp")
     return PretrainSpec.model_validate(training.model_dump() | {"asked": asked, "after": after})
-
-
-def asked_point_steps(
-    settings: SweepSettings, point: SweepPoint, training: PretrainSpec, after: Sequence[str]
-) -> dict[str, StepSpec]:
-    """Return the specs of a point that an optimiser chose, with the given training.
-
-    Args:
-        settings: settings of the sweep.
-        point: the optimiser's choice.
-        training: the point's training, or an earlier one with the same settings.
-        after: fine-tunings whose F1 determined the choice.
-    """
-    job = settings.job(point)
-    front = front_half(job)
-    steps = {**front, "pretraining": training, **_measured(job, front, training)}
-    tuned = steps["finetuning"].model_copy(update={"after": tuple(after)})
-    return steps | {"finetuning": tuned}
 
 
 def _budget_of(settings: JobSettings, steps: Mapping[str, StepSpec]) -> BudgetSpec:
@@ -654,12 +642,19 @@ def budget_of_run(settings: JobSettings) -> BudgetSpec:
 
 
 def missing_file(settings: JobSettings) -> tuple[str, str] | None:
-    """Return the first setting whose file a step cannot read, with the reason, or None.
+    """Return the first setting whose local file a step cannot read, with the reason, or None.
 
     The check is valid for steps that run on this machine as this user, but not for containers,
     which see other files.
     """
-    for name, path in local_files(settings):
+    named = named_paths(type(settings), settings.model_dump())
+    if not settings.membership_units:
+        named.pop("membership_codes", None)
+    if is_causal(settings.model_kind):  # a causal model is not fine-tuned
+        named = {name: files for name, files in named.items() if not name.startswith("entities_")}
+    for name, path in ((name, path) for name, files in named.items() for path in files):
+        if "://" in path:
+            continue
         local = os.path.expanduser(path)  # noqa: PTH111 - Path.expanduser can raise
         if not os.path.isabs(local):  # noqa: PTH117 - as the line above
             return name, f"a path must be absolute: {path}"
@@ -671,13 +666,3 @@ def missing_file(settings: JobSettings) -> tuple[str, str] | None:
         if not os.access(local, os.R_OK | os.X_OK if is_folder else os.R_OK):
             return name, f"may not be read: {path}"
     return None
-
-
-def local_files(settings: JobSettings) -> list[tuple[str, str]]:
-    """Return (setting, path) for the local files that the job reads, if any."""
-    named = named_paths(type(settings), settings.model_dump())
-    if not settings.membership_units:
-        named.pop("membership_codes", None)
-    if is_causal(settings.model_kind):  # a causal model is not fine-tuned
-        named = {name: files for name, files in named.items() if not name.startswith("entities_")}
-    return [(name, path) for name, files in named.items() for path in files if "://" not in path]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
+from dp_core.errors import BadInput
 from tasks.protocol.specs import Need, StepSpec
 
 LEDGER, LEDGER_READER, SEEDS = "CONFIDE_LEDGER", "CONFIDE_LEDGER_READER", "CONFIDE_SEEDS"
@@ -32,10 +33,6 @@ _ORCHESTRATORS = re.compile(
 def without_orchestrator(environment: Mapping[str, str]) -> dict[str, str]:
     """Return an environment without the variables of Airflow (and its secrets) and its Python."""
     return {n: value for n, value in environment.items() if not _ORCHESTRATORS.fullmatch(n)}
-
-
-class NoReader(ValueError):
-    """A ledger is configured, but no database user that can only read it."""
 
 
 def uses_cluster(spec: StepSpec, environment: Mapping[str, str]) -> bool:
@@ -71,7 +68,7 @@ def environment_for(
             pod. Another process of the same user could look up the password anyway.
 
     Raises:
-        NoReader: the step is isolated and reads a ledger that has no read-only user.
+        BadInput: the step is isolated and reads a ledger that has no read-only user.
     """
     told = {name: value for name, value in environment.items() if name != LEDGER_READER}
     held = spec.needs
@@ -88,7 +85,7 @@ def environment_for(
     elif reader := environment.get(LEDGER_READER):
         told[LEDGER] = reader
     elif apart and told.get(LEDGER):
-        raise NoReader(
+        raise BadInput(
             f"{LEDGER} is set and {LEDGER_READER} is not: the step {spec.step} reads files from "
             "outside, and needs a user of the ledger's database who cannot write"
         )

@@ -24,52 +24,46 @@ CHANNEL = "CONFIDE_MESSAGES"
 STDOUT = "stdout"
 
 
-class StepProgress(Config):
-    """The step has done `done` of `total` pieces of work; `total` is 0 if it is unknown."""
+class _Message(Config):
+    """The base class of all messages. Another version is not read."""
 
     version: Literal[1] = 1
+
+
+class StepProgress(_Message):
+    """The step has done `done` of `total` pieces of work; `total` is 0 if it is unknown."""
+
     kind: Literal["progress"] = "progress"
     done: int
     total: int
     note: str = ""
 
 
-class TrackedAt(Config):
+class TrackedAt(_Message):
     """The address of the step's run in MLflow."""
 
-    version: Literal[1] = 1
     kind: Literal["tracked_at"] = "tracked_at"
     url: str = Field(pattern=r"^https?://\S+$")
 
 
-class Finished(Config):
-    """The step has written its result."""
-
-    version: Literal[1] = 1
-    kind: Literal["finished"] = "finished"
-    result: str
-
-
-class Failed(Config):
+class Failed(_Message):
     """The step ends without a result. `reason` is one line."""
 
-    version: Literal[1] = 1
     kind: Literal["failed"] = "failed"
     exit_code: int
     reason: str
 
 
-class Judged(Config):
+class Judged(_Message):
     """The verdict on one of the job's models, in words that may all be published."""
 
-    version: Literal[1] = 1
     kind: Literal["judged"] = "judged"
     model: str
     verdict: str
     sentence: str
 
 
-Message = StepProgress | TrackedAt | Finished | Failed | Judged
+Message = StepProgress | TrackedAt | Failed | Judged
 _ADAPTER: TypeAdapter[Message] = TypeAdapter(Annotated[Message, Field(discriminator="kind")])
 
 
@@ -114,7 +108,6 @@ class Follower:
         self.progress = StepProgress(done=0, total=0)
         self.tracked_at = ""
         self.failed: Failed | None = None
-        self.finished: Finished | None = None
         self.judged: dict[str, Judged] = {}  # by model, because a log may be read twice
 
     def hear(self, line: str) -> bool:
@@ -126,8 +119,6 @@ class Follower:
                 self.tracked_at = url
             case Failed() as message:
                 self.failed = message
-            case Finished() as message:
-                self.finished = message
             case Judged() as message:
                 self.judged[message.model] = message
             case None:

@@ -72,6 +72,7 @@ _CODE_OF_TRAINING = (
     "dp_core.audit.canaries",  # which audit canaries are in
     "tasks.steps.training_files",  # rows, first weights, and kept models
 )
+_IF_SET = ("after", "asked", "kept_updates", "model_updates")  # hashed only if they are set
 _OF_A_MODEL = ("pretraining", "finetuning", "exposure", "membership", "audit")
 
 
@@ -140,7 +141,8 @@ class StepSpec(Config):
 
     def hashed(self) -> dict[str, Any]:
         """Return the fields that determine the output, as plain JSON data."""
-        return self.model_dump(mode="json", exclude=self.unhashed)
+        fields = self.model_dump(mode="json", exclude=self.unhashed)
+        return {name: value for name, value in fields.items() if value or name not in _IF_SET}
 
     @property
     def sources(self) -> tuple[Source, ...]:
@@ -383,10 +385,6 @@ class ChargedPrivacyConfig(PrivacyConfig, AuditCanariesConfig):
         return self.declared_units + self.audit_canaries
 
 
-def _without(hashed: dict[str, Any], *names: str) -> dict[str, Any]:
-    return {name: value for name, value in hashed.items() if name not in names}
-
-
 class TrainingSpec(StepSpec, RunConfig):
     """The settings that pre-training and fine-tuning share."""
 
@@ -398,11 +396,6 @@ class TrainingSpec(StepSpec, RunConfig):
     plan: ChargedPrivacyConfig | None = None  # of a charged training
     # Fine-tunings whose F1 an optimiser used to choose the settings; the output depends on them.
     after: tuple[str, ...] = ()
-
-    def hashed(self) -> dict[str, Any]:
-        """Return the fields that determine the output, without `after` if it is empty."""
-        hashed = super().hashed()
-        return hashed if self.after else _without(hashed, "after")
 
     @model_validator(mode="after")
     def _batches_have_time_to_grow(self) -> Self:
@@ -462,11 +455,6 @@ class PretrainSpec(TrainingSpec):
     extraction: ExtractionConfig = ExtractionConfig()
     asked: Asked | None = None  # bounds if an optimiser chose it
     kept_updates: tuple[int, ...] = ()  # updates after which a model is kept, besides the last
-
-    def hashed(self) -> dict[str, Any]:
-        """Return the fields that determine the output, without empty `asked` and `kept_updates`."""
-        unused = {n for n in ("asked", "kept_updates") if not getattr(self, n)}
-        return _without(super().hashed(), *unused)
 
     @property
     def charged_as(self) -> PretrainSpec:
@@ -548,11 +536,6 @@ class OfModelSpec(StepSpec):
 
     model_uri: str
     model_updates: int = Field(default=0, ge=0)  # updates of a kept model; 0: the last model
-
-    def hashed(self) -> dict[str, Any]:
-        """Return the fields that determine the output, without a `model_updates` of 0."""
-        hashed = super().hashed()
-        return hashed if self.model_updates else _without(hashed, "model_updates")
 
 
 class FinetuneSpec(TrainingSpec, OfModelSpec, SequenceConfig, TaggingConfig):

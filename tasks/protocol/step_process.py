@@ -51,7 +51,7 @@ class Work:
             apart: the step is isolated from its launcher (a container or a pod).
 
         Raises:
-            NoReader: the step reads a ledger for which there is no reader.
+            BadInput: the step reads a ledger for which there is no reader.
         """
         needed = environment_for(self.spec, environment, apart=apart)
         run = self.context.model_dump_json()

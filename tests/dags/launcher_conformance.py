@@ -86,6 +86,7 @@ class LauncherConformance:
             "CONFIDE_DOCKER_MOUNTS": "home:/var/lib/confide confide_keys:/var/lib/confide/keys:ro",
             "CONFIDE_DOCKER_SEEDS": f"{SEEDS}:/var/lib/confide-seeds",
             "CONFIDE_DOCKER_SOURCES": f"{DATA}:/data",
+            "CONFIDE_DOCKER_CLUSTER": "cluster:/var/lib/confide-cluster",
             "AIRFLOW__CORE__FERNET_KEY": "a key",
         }.items():
             monkeypatch.setenv(name, value)
@@ -216,3 +217,25 @@ class LauncherConformance:
             assert variables["CONFIDE_LEDGER"] == f"sqlite:///{WITHHELD}"
         elif not self.passwords_by_name:
             assert variables["CONFIDE_LEDGER"] == LEDGER_READER
+
+
+class IsolatedLauncherConformance(LauncherConformance):
+    """Additional tests of launchers that isolate a step from this machine."""
+
+    # The privileges for which the launcher has volumes or secrets.
+    grants = frozenset({Need.CHARGING, Need.CLUSTER})
+
+    def granted(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> set[Need]:
+        """Return the privileges whose volumes or secrets the work receives."""
+        raise NotImplementedError
+
+    @pytest.mark.parametrize("place", ["ray-head:6379", "local:2", "pool", ""])
+    def test_step_receives_only_the_volumes_and_secrets_that_it_needs(
+        self, place: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Only a cluster of other machines has secrets."""
+        monkeypatch.setenv("CONFIDE_CLUSTER", place)
+        withheld = set() if place.endswith(":6379") else {Need.CLUSTER}
+        for task, spec in JOB.items():
+            needed = (spec.needs - withheld) & self.grants
+            assert self.granted(work(spec), monkeypatch) == needed, task

@@ -27,10 +27,8 @@ from docker.errors import DockerException
 from launcher_conformance import (
     DATA,
     JOB,
-    PASSWORD,
-    READER,
     SEEDS,
-    LauncherConformance,
+    IsolatedLauncherConformance,
     Outcome,
     context_of,
     plan,
@@ -49,7 +47,7 @@ from dags.launcher.docker_step import (
     whole_lines,
 )
 from dags.launcher.step_operator import StepOperator
-from tasks.protocol import Need, StepSpec, SweepSettings, job_steps
+from tasks.protocol import Need
 from tasks.protocol.step_process import Work
 
 MOUNTS = "CONFIDE_DOCKER_MOUNTS"
@@ -125,7 +123,7 @@ class Engine:
         self.removed.append(identifier)
 
 
-class TestDocker(LauncherConformance):
+class TestDocker(IsolatedLauncherConformance):
     """Checks the requests that the launcher sends to the engine."""
 
     def operator(self, **options: Any) -> StepOperator:
@@ -141,6 +139,18 @@ class TestDocker(LauncherConformance):
     def asked(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, str]]:
         options = self.started(of, monkeypatch)
         return options["command"], options["environment"]
+
+    grants = frozenset({Need.CHARGING, Need.CLUSTER, Need.SOURCES})
+
+    def granted(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> set[Need]:
+        options = self.started(of, monkeypatch)["host_config"]
+        mounted = {mount["Source"]: mount["ReadOnly"] for mount in options["mounts"]}
+        assert mounted.pop("confide_keys") and not mounted.pop("home")
+        kinds = {SEEDS: Need.CHARGING, DATA: Need.SOURCES, "cluster": Need.CLUSTER}
+        # Only seeds are writable, even without `:ro` in the settings.
+        assert mounted == {source: source != SEEDS for source in mounted}
+        assert bool(options["shm_size"]) == ("cluster" in mounted)
+        return {kinds[source] for source in mounted}
 
     def run(
         self, operator: StepOperator, outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch
@@ -169,49 +179,6 @@ class TestDocker(LauncherConformance):
         with pytest.raises(AirflowException, match="out of memory"):
             self.operator().execute(context())
 
-    @pytest.mark.parametrize("task", sorted(JOB))
-    def test_container_mounts_seeds_and_sources_only_if_its_step_needs_them(
-        self, task: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        held = JOB[task].needs
-        mounted = self.started(work(JOB[task]), monkeypatch)["host_config"]["mounts"]
-        by_source = {mount["Source"]: mount for mount in mounted}
-        assert (SEEDS in by_source) == (Need.CHARGING in held)
-        assert (DATA in by_source) == (Need.SOURCES in held)
-        assert by_source["confide_keys"]["ReadOnly"]
-        if DATA in by_source:
-            assert by_source[DATA]["ReadOnly"]  # even without `:ro` in the setting
-
-    @pytest.mark.parametrize(
-        ("place", "task", "used"),
-        [
-            ("ray-head:6379", "vocabulary", True),
-            ("ray-head:6379", "dp_pretraining", True),
-            ("ray-head:6379", "private_corpus", False),
-            ("local:2", "vocabulary", False),
-            ("", "vocabulary", False),
-        ],
-    )
-    def test_secrets_of_a_cluster_are_mounted_read_only_for_steps_that_use_it(
-        self, place: str, task: str, used: bool, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("CONFIDE_CLUSTER", place)
-        monkeypatch.setenv("CONFIDE_DOCKER_CLUSTER", "cluster:/var/lib/confide-cluster")
-        options = self.started(work(JOB[task]), monkeypatch)["host_config"]
-        mounted = {mount["Source"]: mount for mount in options["mounts"]}
-        assert ("cluster" in mounted) == used
-        assert bool(options["shm_size"]) == used
-        assert not used or mounted["cluster"]["ReadOnly"]
-
-    @pytest.mark.parametrize("spec", [JOB["report"], job_steps(SweepSettings())["report"]])
-    def test_a_report_may_look_at_the_account_and_has_nothing_else(
-        self, spec: StepSpec, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        options = str(self.started(work(spec), monkeypatch))
-        assert READER in options
-        assert PASSWORD not in options
-        assert SEEDS not in options
-
     def test_no_container_has_the_ledger_s_password_for_want_of_a_reader(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -237,24 +204,28 @@ def test_mounts_are_volumes_and_folders(monkeypatch: pytest.MonkeyPatch) -> None
     assert mounts(MOUNTS) == []
 
 
-@pytest.mark.parametrize("word", ["home", "home:", ":/data", "home:data", "home:/data:rw"])
-def test_other_words_are_refused(monkeypatch: pytest.MonkeyPatch, word: str) -> None:
-    monkeypatch.setenv(MOUNTS, word)
-    with pytest.raises(ValueError, match=MOUNTS):
-        mounts(MOUNTS)
-
-
-@pytest.mark.parametrize("target", ["/var/lib/confide-seeds", "/var/lib"])
-def test_the_seeds_are_no_mount_of_every_step(monkeypatch: pytest.MonkeyPatch, target: str) -> None:
-    monkeypatch.setenv(MOUNTS, f"home:/var/lib/confide seeds:{target}")
-    with pytest.raises(ValueError, match="CONFIDE_DOCKER_SEEDS"):
+@pytest.mark.parametrize(
+    ("word", "reason"),
+    [
+        *((word, MOUNTS) for word in ("home", "home:", ":/data", "home:data", "home:/data:rw")),
+        *(
+            (f"x:{seeds}", "CONFIDE_DOCKER_SEEDS")
+            for seeds in ("/var/lib/confide-seeds", "/var/lib")
+        ),
+    ],
+)
+def test_invalid_mounts_and_seeds_for_every_step_are_refused(
+    monkeypatch: pytest.MonkeyPatch, word: str, reason: str
+) -> None:
+    monkeypatch.setenv(MOUNTS, f"home:/var/lib/confide {word}")
+    with pytest.raises(ValueError, match=reason):
         for_every_step(MOUNTS)
 
 
-def test_gpus() -> None:
+@pytest.mark.parametrize(("word", "count"), [("all", -1), ("2", 2)])
+def test_container_requests_the_configured_gpus(word: str, count: int) -> None:
     assert gpus("") is None
-    assert [request["Count"] for request in gpus("all") or []] == [-1]
-    assert [request["Count"] for request in gpus("2") or []] == [2]
+    assert [request["Count"] for request in gpus(word) or []] == [count]
 
 
 def test_an_archive_holds_its_file() -> None:
@@ -268,19 +239,19 @@ def test_an_archive_holds_its_file() -> None:
 # --- lines of the output
 
 
-def test_the_last_line_needs_no_end_and_empty_ones_are_left_out() -> None:
-    assert list(whole_lines([(b"one\r\n\n  \ntwo", None)])) == [
-        (True, "one"),
-        (True, "two"),
-    ]
-    assert list(whole_lines([])) == []
-
-
-def test_invalid_utf_8_in_the_output_is_marked() -> None:
-    assert list(whole_lines([(b"\xff1\n\xe2\x82", None)])) == [
-        (True, "�1"),
-        (True, "�"),
-    ]
+@pytest.mark.parametrize(
+    ("output", "lines"),
+    [
+        (
+            b"one\r\n\n  \ntwo",
+            ["one", "two"],
+        ),  # empty lines are left out
+        (b"\xff1\n\xe2\x82", ["�1", "�"]),  # invalid UTF-8 is marked
+        (b"", []),
+    ],
+)
+def test_output_is_read_line_by_line(output: bytes, lines: list[str]) -> None:
+    assert list(whole_lines([(output, None)])) == [(True, line) for line in lines]
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])
@@ -370,14 +341,26 @@ def fake(engine: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callab
     return make
 
 
+@pytest.mark.parametrize("longest", [launcher.LONGEST_ARGUMENT, 10])
 def test_a_finished_step_answers_and_leaves_nothing(
-    engine: Any, fake: Callable[..., DockerStep]
+    engine: Any,
+    fake: Callable[..., DockerStep],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    longest: int,
 ) -> None:
+    """A spec that is too long for an argument travels as a file."""
+    monkeypatch.setattr(launcher, "LONGEST_ARGUMENT", longest)
+    if longest == 10:
+        monkeypatch.setenv("FAKE_SPEC", "1")
     step = fake()
     answer = step.execute(context())
     assert answer["output"].startswith("store://vocabulary/")
     assert step.tracked_at == "https://mlflow.example/#/runs/1"
     assert containers(engine) == []
+    length = len(plan({}, None)["vocabulary"].model_dump_json())
+    in_log = re.search(rf"\] {length} ", capsys.readouterr().out)  # Airflow's log of the task
+    assert bool(in_log) == (longest == 10)
 
 
 def test_a_failed_step_says_why_and_leaves_nothing(
@@ -385,45 +368,11 @@ def test_a_failed_step_says_why_and_leaves_nothing(
 ) -> None:
     with pytest.raises(AirflowFailException, match=r"^the last line \(exit code 2"):
         fake("2").execute(context())
-    assert containers(engine) == []
-
-
-def test_a_spec_too_long_for_an_argument_travels_as_a_file(
-    engine: Any,
-    fake: Callable[..., DockerStep],
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    monkeypatch.setattr(launcher, "LONGEST_ARGUMENT", 10)
-    monkeypatch.setenv("FAKE_SPEC", "1")
-    step = fake()
-    step.execute(context())
-    length = len(plan({}, None)["vocabulary"].model_dump_json())
-    assert re.search(rf"\] {length} ", capsys.readouterr().out)  # Airflow's log of the task
-
-
-def test_compose_does_not_manage_containers_of_steps(
-    engine: Any, fake: Callable[..., DockerStep]
-) -> None:
-    fake()
-    process = worker(engine, "die")
-    try:
-        (one,) = containers(engine)
-        of_compose = {n: v for n, v in one.labels.items() if n.startswith("com.docker.compose.pro")}
-        assert set(of_compose.values()) <= {""}
-    finally:
-        process.kill()
-        process.wait()
-        one.remove(force=True)
-
-
-def test_a_missing_image_is_said_in_words(
-    engine: Any, fake: Callable[..., DockerStep], monkeypatch: pytest.MonkeyPatch
-) -> None:
     step = fake()
     step.image = "confide-there-is-none:local"
     with pytest.raises(AirflowException, match="no image confide-there-is-none:local"):
         step.execute(context())
+    assert containers(engine) == []
 
 
 WORKER = f"""
@@ -464,6 +413,8 @@ def test_a_worker_killed_without_a_word_leaves_nothing_running(
     process.wait()
     wait_for(lambda: all(one.status == "exited" for one in containers(engine)))
     (left,) = containers(engine)
+    of_compose = {n: v for n, v in left.labels.items() if n.startswith("com.docker.compose.pro")}
+    assert set(of_compose.values()) <= {""}  # Compose does not manage containers of steps
     assert b"the launcher of this step has ended" in left.logs()
     # The next try removes the exited container.
     fake().execute(context())

@@ -13,10 +13,9 @@ from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperato
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, TaskDeferred
 from kubernetes.client import ApiClient, models
 from launcher_conformance import (
-    JOB,
     LEDGER,
     ROOT,
-    LauncherConformance,
+    IsolatedLauncherConformance,
     Outcome,
     context_of,
     plan,
@@ -81,9 +80,26 @@ def rendered(step: KubernetesStep, device: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("device", ["cpu", "mock-tpu:8", "tpu"])
-def test_templates_and_pods_fit_the_api_s_schema(step: KubernetesStep, device: str) -> None:
+def test_pod_fits_the_schema_and_has_no_root_no_password_and_the_device(
+    step: KubernetesStep, device: str
+) -> None:
+    manifest = rendered(step, device)
     assert unknown_fields(template(device), "V1Pod", "pod") == []
-    assert unknown_fields(rendered(step, device), "V1Pod", "pod") == []
+    assert unknown_fields(manifest, "V1Pod", "pod") == []
+    spec, container = manifest["spec"], manifest["spec"]["containers"][0]
+    assert container["image"] == "registry.example/confide-task:1"
+    assert "command" not in container or container["command"] == []
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert container["securityContext"]["allowPrivilegeEscalation"] is False
+    assert LEDGER not in str(manifest)  # secrets travel by name only
+    assert {"name": "CONFIDE_STORE", "value": ROOT} in container["env"]
+    named = [source["secretRef"]["name"] for source in container["envFrom"]]
+    assert named == ["confide-tracking", "confide-ledger"]
+    assert ("google.com/tpu" in str(manifest)) == (device == "tpu")
+    if device == "tpu":
+        assert spec["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x4"
+        assert container["resources"]["limits"]["google.com/tpu"] == "8"
+        assert spec["serviceAccountName"] == "confide-steps"
 
 
 def test_the_schema_check_can_fail() -> None:
@@ -98,46 +114,11 @@ def test_the_schema_check_can_fail() -> None:
     ]
 
 
-def test_the_pod_runs_the_very_step(step: KubernetesStep) -> None:
-    container = rendered(step, "cpu")["spec"]["containers"][0]
-    assert container["image"] == "registry.example/confide-task:1"
-    assert "command" not in container or container["command"] == []
-
-
-def test_tpu_pod_requests_its_slice(step: KubernetesStep) -> None:
-    spec = rendered(step, "tpu")["spec"]
-    assert spec["nodeSelector"]["cloud.google.com/gke-tpu-topology"] == "2x4"
-    assert spec["containers"][0]["resources"]["limits"]["google.com/tpu"] == "8"
-    assert spec["serviceAccountName"] == "confide-steps"
-
-
-@pytest.mark.parametrize("device", ["cpu", "mock-tpu:8"])
-def test_other_pods_request_no_tpu(step: KubernetesStep, device: str) -> None:
-    assert "google.com/tpu" not in str(rendered(step, device))
-
-
-def test_secrets_travel_by_name_only(step: KubernetesStep) -> None:
-    manifest = rendered(step, "tpu")
-    assert LEDGER not in str(manifest)
-    container = manifest["spec"]["containers"][0]
-    assert {"name": "CONFIDE_STORE", "value": ROOT} in container["env"]
-    assert container["envFrom"] == [
-        {"secretRef": {"name": "confide-tracking"}},
-        {"secretRef": {"name": "confide-ledger"}},
-    ]
-
-
 def test_a_run_s_name_cannot_ask_the_cluster_for_a_secret(step: KubernetesStep) -> None:
     step.describe(work_on(work("cpu").spec, run_key="dp_bert/$(CONFIDE_LEDGER)"))
     pod = step.build_pod_request_obj(dry_run=True)
     (told,) = [e.value for e in pod.spec.containers[0].env if e.name == "CONFIDE_RUN_CONTEXT"]
     assert "dp_bert/$$(CONFIDE_LEDGER)" in told
-
-
-def test_pods_are_not_root(step: KubernetesStep) -> None:
-    spec = rendered(step, "cpu")["spec"]
-    assert spec["securityContext"]["runAsNonRoot"] is True
-    assert spec["containers"][0]["securityContext"]["allowPrivilegeEscalation"] is False
 
 
 def test_a_deployment_s_own_templates_win(
@@ -186,7 +167,7 @@ def ended(exit_code: int, message: str, reason: str = "") -> models.V1Pod:
     )
 
 
-class TestKubernetes(LauncherConformance):
+class TestKubernetes(IsolatedLauncherConformance):
     """Checks the requests that the launcher sends to the cluster."""
 
     passwords_by_name = True  # type: ignore[assignment]
@@ -206,6 +187,22 @@ class TestKubernetes(LauncherConformance):
     def asked(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, str]]:
         (container,) = self.pod(of)["containers"]
         return container["args"], {e["name"]: e["value"] for e in container["env"] if "value" in e}
+
+    grants = frozenset({Need.CHARGING, Need.CLUSTER, Need.LEDGER})
+
+    def granted(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> set[Need]:
+        described = self.pod(of)
+        (container,) = described["containers"]
+        secrets = {source["secretRef"]["name"] for source in container["envFrom"]}
+        seeds = "confide-seeds" in str(described["volumes"])
+        assert (
+            seeds == (SEEDS_AT in str(container["volumeMounts"])) == ("confide-ledger" in secrets)
+        )
+        on_cluster = "confide-ray" in str(described)
+        assert on_cluster == ("shared-memory" in str(described))
+        found = {Need.CHARGING: seeds, Need.CLUSTER: on_cluster}
+        found[Need.LEDGER] = "confide-ledger-reader" in secrets
+        return {need for need, has in found.items() if has}
 
     def run(
         self, operator: StepOperator, outcomes: list[Outcome], monkeypatch: pytest.MonkeyPatch
@@ -237,26 +234,6 @@ class TestKubernetes(LauncherConformance):
             assert len(set(names)) == len(names) == expected
             return answer
 
-    @pytest.mark.parametrize("task", sorted(JOB))
-    def test_pod_receives_ledger_and_seeds_only_if_its_step_needs_them(self, task: str) -> None:
-        held, described = JOB[task].needs, self.pod(work_on(JOB[task]))
-        (container,) = described["containers"]
-        secrets = {source["secretRef"]["name"] for source in container["envFrom"]}
-        assert ("confide-ledger" in secrets) == (Need.CHARGING in held)
-        assert ("confide-ledger-reader" in secrets) == (Need.LEDGER in held)
-        seeds = "confide-seeds" in str(described["volumes"])
-        assert seeds == (SEEDS_AT in str(container["volumeMounts"])) == (Need.CHARGING in held)
-
-    @pytest.mark.parametrize("place", ["confide-head-svc:6379", "local:2", "pool", ""])
-    def test_secrets_of_a_cluster_are_mounted_for_steps_that_use_it(
-        self, place: str, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        monkeypatch.setenv("CONFIDE_CLUSTER", place)
-        for task in ("vocabulary", "private_corpus"):
-            described = str(self.pod(work_on(JOB[task])))
-            used = place.endswith(":6379") and task == "vocabulary"
-            assert ("confide-ray" in described) == ("shared-memory" in described) == used
-
     def test_reason_without_a_message_of_the_step_comes_from_the_cluster(
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
@@ -266,7 +243,7 @@ class TestKubernetes(LauncherConformance):
         with pytest.raises(AirflowException, match=r"^OOMKilled \(exit code 137\)"):
             operator.cleanup(pod, pod)  # type: ignore[attr-defined]
 
-    def test_seeds_in_the_template_of_every_pod_are_refused(
+    def test_seeds_for_every_pod_and_needs_without_a_section_are_refused(
         self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
     ) -> None:
         own = template("cpu")
@@ -275,15 +252,9 @@ class TestKubernetes(LauncherConformance):
         monkeypatch.setenv("CONFIDE_POD_TEMPLATES", str(tmp_path))
         with pytest.raises(AirflowFailException, match=r"granted\.yaml"):
             template("cpu")
-
-    def test_need_without_a_section_in_granted_yaml_is_refused(
-        self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-    ) -> None:
-        pod_template = template("cpu")
         (tmp_path / "granted.yaml").write_text("sources: {}\n")
-        monkeypatch.setenv("CONFIDE_POD_TEMPLATES", str(tmp_path))
-        with pytest.raises(AirflowFailException, match="charging"):
-            granted(pod_template, {Need.CHARGING})
+        with pytest.raises(AirflowFailException, match="no section 'charging'"):
+            granted(own, {Need.CHARGING})
 
 
 def quiet(operator: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:

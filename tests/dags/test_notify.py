@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from dags.launcher.outcome import addresses, message, notify
+from dags.launcher.outcome import addresses, log_failure, message, notify
 from dags.launcher.step_operator import failure
 
 PRIVATE = "Quendoline"
@@ -105,7 +105,7 @@ def test_an_address_that_is_none_is_refused_and_not_quoted(wrong, monkeypatch):
     assert "token123" not in str(refused.value)
 
 
-def test_every_task_of_every_dag_sends_notifications(dags):
+def test_every_task_of_every_dag_logs_its_failure_and_sends_notifications(dags):
     for dag in dags.values():
         for task in dag.tasks:
-            assert notify in task.on_failure_callback, task.task_id
+            assert {log_failure, notify} <= set(task.on_failure_callback), task.task_id

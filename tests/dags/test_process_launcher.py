@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
-import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -167,33 +166,12 @@ def test_cancelling_ends_the_step_and_its_child_processes(
     monkeypatch.setattr(supervisor, "LAUNCHER_GRACE", 0.2)
     operator = ProcessStep(task_id="vocabulary", plan=plan)
     files = [store / "child", store / "step"]
-
-    heeded = threading.Event()
-
-    def cancel() -> None:
-        try:
-            wait_for(lambda: operator.process and all(f.exists() and f.read_text() for f in files))
-        finally:
-            # The signal is repeated: if it arrives just before the main thread blocks in a read,
-            # it does not interrupt the read.
-            while not heeded.wait(0.1):
-                signal.pthread_kill(threading.main_thread().ident, signal.SIGALRM)
-
-    def on_signal(*_: object) -> None:
-        heeded.set()
+    with ThreadPoolExecutor(1) as pool:
+        running = pool.submit(operator.execute, context_of())
+        wait_for(lambda: operator.process and all(f.exists() and f.read_text() for f in files))
         operator.on_kill()
-
-    # Airflow also handles the signal in the main thread.
-    before = signal.signal(signal.SIGALRM, on_signal)
-    waiting = threading.Thread(target=cancel)
-    waiting.start()
-    try:
         with pytest.raises(AirflowException, match="signal 9"):
-            operator.execute(context_of())
-    finally:
-        heeded.set()
-        waiting.join()
-        signal.signal(signal.SIGALRM, before)
+            running.result()
     wait_for(lambda: not any(alive(int(file.read_text())) for file in files))
 
 

@@ -69,14 +69,6 @@ def test_dp_bert_skips_the_comparison_and_still_reports(run):
     assert answer["metrics"] == {"epsilon": 1.5}
 
 
-def test_dp_bert_refuses_unknown_settings_before_anything_runs(run):
-    done, tasks = run("dp_bert", {"noise_multiplyer": 1.0})
-    assert done.state == DagRunState.FAILED
-    found = states(tasks)
-    assert (found.pop("settings"), found.pop("outcome")) == (FAILED, FAILED)
-    assert set(found.values()) == {UPSTREAM}
-
-
 def test_a_failing_point_stops_no_other_and_the_run_does_not_hide_it(run, monkeypatch):
     monkeypatch.setenv("FAKE_EXIT", "pretraining@2=2")  # the point σ=2 fails with bad input
     done, tasks = run("dp_sweep", GRID)
@@ -196,13 +188,19 @@ def started_by(done):
 
 
 # Must follow the other sweeps: in one process, Airflow expands no points after a grid has failed.
-@pytest.mark.parametrize(("dag", "first"), [("dp_bert", "settings"), ("dp_sweep", "grid")])
-def test_a_file_that_is_not_there_is_refused_before_the_budget_is_asked(run, dag, first):
-    done, tasks = run(dag, {"public_model": "/nonexist/a"})
+@pytest.mark.parametrize(
+    ("dag", "first", "conf"),
+    [
+        ("dp_bert", "settings", {"noise_multiplyer": 1.0}),
+        ("dp_bert", "settings", {"public_model": "/nonexist/a"}),
+        ("dp_sweep", "grid", {"public_model": "/nonexist/a"}),
+    ],
+)
+def test_wrong_settings_are_refused_before_the_budget_is_checked(run, dag, first, conf):
+    done, tasks = run(dag, conf)
     assert done.state == DagRunState.FAILED
     found = states(tasks)
-    assert found[first] == FAILED
-    assert found["budget"] == UPSTREAM
+    assert (found[first], found["outcome"], found["budget"]) == (FAILED, FAILED, UPSTREAM)
 
 
 def _spec_of(output: str) -> str:

@@ -76,10 +76,6 @@ class Finished:
     def folder(self, uri: str) -> Path:
         return local_path(self.deployment.open_store().location(uri))
 
-    def statement(self, task: str) -> dict[str, Any]:
-        statement: dict[str, Any] = json.loads((self.output(task) / STATEMENT_DATA).read_text())
-        return statement
-
     def files_left(self) -> Iterator[tuple[str, bytes]]:
         """Yield the name and content of every file of the deployment except seeds and keys."""
         for file in sorted(self.deployment.home.rglob("*")):
@@ -95,6 +91,11 @@ def _content(file: Path) -> bytes:
     if file.suffix == ".parquet":
         return json.dumps(pq.read_table(file).to_pylist()).encode()
     return gzip.decompress(file.read_bytes()) if file.suffix == ".gz" else file.read_bytes()
+
+
+def _statement(model: Path) -> dict[str, Any]:
+    statement: dict[str, Any] = json.loads((model / STATEMENT_DATA).read_text())
+    return statement
 
 
 def _secrets_in(secrets: tuple[str, ...], content: bytes) -> list[str]:
@@ -238,13 +239,30 @@ def test_search_finds_a_seed_in_every_encoding() -> None:
     assert _leaked({"seed": seed}, hashlib.sha256(seed).hexdigest().encode()) == set()
 
 
-def test_operator_metrics_are_absent_from_the_public_experiment(finished: Finished) -> None:
+EXPERIMENTS = ("confide", "confide-operator")
+
+
+def _runs(finished: Finished, experiment: str) -> list[Any]:
     client = MlflowClient(finished.deployment.tracking)
-    names: dict[str, set[str]] = {}
-    for experiment in ("confide", "confide-operator"):
-        experiment_info = client.get_experiment_by_name(experiment)
-        runs = client.search_runs([experiment_info.experiment_id])
-        names[experiment] = {metric for run in runs for metric in run.data.metrics}
+    return list(client.search_runs([client.get_experiment_by_name(experiment).experiment_id]))
+
+
+def _metrics_of_runs(finished: Finished) -> dict[str, dict[str, float]]:
+    """Return the metrics of each run by `NAME in EXPERIMENT`; the job's run has the name `job`."""
+    seen: dict[str, dict[str, float]] = {}
+    for experiment in EXPERIMENTS:
+        for run in _runs(finished, experiment):
+            of_job = "mlflow.parentRunId" not in run.data.tags
+            name = "job" if of_job else str(run.info.run_name)
+            seen[f"{name} in {experiment}"] = run.data.metrics
+    return seen
+
+
+def test_operator_metrics_are_absent_from_the_public_experiment(finished: Finished) -> None:
+    names = {
+        experiment: {metric for run in _runs(finished, experiment) for metric in run.data.metrics}
+        for experiment in EXPERIMENTS
+    }
     assert names["confide-operator"] >= OPERATOR_METRICS
     public_corpus = {"documents", "units", "rows", "loss", "batch"}  # of public text
     assert names["confide"] & OPERATOR_METRICS <= public_corpus
@@ -260,17 +278,10 @@ def _downloaded(client: MlflowClient, run: str, folder: Path, of: str = "") -> l
 
 def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished: Finished) -> None:
     """The operator's run shows ε next to F1 on private labels; the job's run shows the DP model."""
-    client = MlflowClient(finished.deployment.tracking)
-    experiments = [client.get_experiment_by_name(n) for n in ("confide", "confide-operator")]
-    seen: dict[str, dict[str, float]] = {}
-    for experiment in experiments:
-        for run in client.search_runs([experiment.experiment_id]):
-            of_job = "mlflow.parentRunId" not in run.data.tags
-            name = "job" if of_job else str(run.info.run_name)
-            seen[f"{name} in {experiment.name}"] = run.data.metrics
+    seen = _metrics_of_runs(finished)
     total = {m.name: m.value for m in finished.result("dp_exposure").metrics}
     for name in ("With DP", "job"):
-        for_all, restricted = (seen[f"{name} in {e.name}"] for e in experiments)
+        for_all, restricted = (seen[f"{name} in {experiment}"] for experiment in EXPERIMENTS)
         for cost in ("epsilon", "delta"):
             assert restricted[cost] == for_all[cost] == pytest.approx(total[cost])
         assert for_all["exposure"] == pytest.approx(total["exposure"])
@@ -316,19 +327,12 @@ def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(
 ) -> None:
     """Only the entity type named in the settings is scored, and only for the operator."""
     client = MlflowClient(finished.deployment.tracking)
-    experiments = {
-        name: client.get_experiment_by_name(name) for name in ("confide", "confide-operator")
-    }
-    named = {
-        name: any(
-            "f1/problem" in run.data.metrics
-            for run in client.search_runs([experiment.experiment_id])
-        )
-        for name, experiment in experiments.items()
-    }
-    assert named == {"confide": False, "confide-operator": True}
-    runs = client.search_runs([experiments["confide"].experiment_id])
-    for run in runs:
+    named = [
+        any("f1/problem" in run.data.metrics for run in _runs(finished, experiment))
+        for experiment in EXPERIMENTS
+    ]
+    assert named == [False, True]
+    for run in _runs(finished, "confide"):
         for file in _downloaded(client, run.info.run_id, tmp_path / run.info.run_id):
             assert _secrets_in((TYPE,), _content(file)) == [], file.name
         published = json.dumps([run.data.params, run.data.tags, run.info.run_name])
@@ -404,18 +408,13 @@ def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
     folder = finished.output("dp_pretraining")
     tuned = finished.folder(outputs["finetuning"])
     for model in (folder, folder / kept_folder(1), tuned, finished.output("dp_finetuning")):
-        statement = json.loads((model / STATEMENT_DATA).read_text())
+        statement = _statement(model)
         assert statement["epsilon"] == total and statement["dataset"] == "notes"
         assert statement["released_after_updates"] == [1, 3]
         assert "1 and 3 updates" in (model / "PRIVACY.md").read_text()
 
-    client = MlflowClient(finished.deployment.tracking)
-    metrics_of: dict[str, dict[str, float]] = {}
-    for name in ("confide", "confide-operator"):
-        experiment = client.get_experiment_by_name(name)
-        for run in client.search_runs([experiment.experiment_id]):
-            metrics_of[f"{run.info.run_name} in {name}"] = run.data.metrics
-    for experiment in ("confide", "confide-operator"):
+    metrics_of = _metrics_of_runs(finished)
+    for experiment in EXPERIMENTS:
         metrics = metrics_of[f"{earlier.name} in {experiment}"]
         assert metrics["epsilon"] == metrics["epsilon/notes"] == total
         costs = {n for n in metrics if n.startswith("epsilon")} - {"epsilon_training"}
@@ -447,14 +446,14 @@ def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
 
 def test_every_exported_model_states_its_guarantee(finished: Finished) -> None:
     ids = [r.ledger_id for r in finished.result("dp_pretraining").releases]
-    statement = finished.statement("dp_pretraining")
+    statement = _statement(finished.output("dp_pretraining"))
     assert (statement["private"], statement["one_plan"]) == (True, True)
     assert statement["ledger_ids"] == ids
     words = (finished.output("dp_pretraining") / "PRIVACY.md").read_text()
     assert all(entry in words for entry in ids)
     # A model that was fine-tuned privately on labels of another data set has two separate
     # guarantees.
-    statement = finished.statement("dp_finetuning")
+    statement = _statement(finished.output("dp_finetuning"))
     assert (statement["dataset"], statement["private"]) == ("notes", True)
     assert [(s["dataset"], s["unit"]) for s in statement["others"]] == [("labels", "example")]
     assert len(statement["ledger_ids"]) == 4
@@ -462,7 +461,7 @@ def test_every_exported_model_states_its_guarantee(finished: Finished) -> None:
     # only.
     operator_only = ("nonprivate_pretraining", "nonprivate_finetuning", "public_finetuning")
     for task in (*operator_only, "phrases_finetuning"):
-        assert finished.statement(task)["private"] is False
+        assert _statement(finished.output(task))["private"] is False
         assert "Not private" in (finished.output(task) / "PRIVACY.md").read_text()
 
 

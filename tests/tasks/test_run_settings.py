@@ -31,25 +31,6 @@ from tasks.runtime.deployment import Deployment
 pytestmark = pytest.mark.usefixtures("at_home")
 
 
-@pytest.mark.parametrize(
-    ("content", "reason"),
-    [
-        ('[["epochs", 1]]', "not a JSON object"),
-        ('"epochs"', "not a JSON object"),
-        ('{"epochs": 1,\n "seed" 3}', "line 2, column 9"),
-        (b"\xff\xfe", "not UTF-8"),
-    ],
-)
-def test_invalid_settings_file_is_refused(
-    confide: Confide, tmp_path: Path, content: str | bytes, reason: str
-) -> None:
-    file = tmp_path / "settings.json"
-    file.write_bytes(content if isinstance(content, bytes) else content.encode())
-    code, out, err = confide("run", "--settings", str(file))
-    assert (code, out) == (2, "")
-    assert reason in err and "settings.json" in err
-
-
 PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entities_test": "."}
 
 
@@ -70,42 +51,35 @@ def test_preset_is_read_by_name(
     assert settings.model_dump().items() >= expected.items()
 
 
-@pytest.mark.parametrize("kind", ["pipe", "device", "large"])
-def test_settings_file_must_be_regular_and_small(
-    tmp_path: Path, confide: Confide, kind: str
-) -> None:
-    """A device never ends, and opening a pipe would wait for its writer."""
-    file = tmp_path / "settings.json"
-    if kind == "pipe":
-        os.mkfifo(file)
-    elif kind == "device":
-        file = Path("/dev/zero")
-    else:
-        file.write_bytes(b" " * ((1 << 20) + 1))
-    code, _, err = confide("run", "--settings", str(file))
-    reason = "more than 1 MiB" if kind == "large" else "not a regular file"
-    assert code == 2 and f"{file}: cannot be read ({reason})" in err
-
-
 @pytest.mark.parametrize(
-    ("content", "words"),
+    ("content", "reason"),
     [
-        ('{"layers": 2, "epochs": 1, "layers": 4}', "layers: the key occurs twice"),
-        ('{"layers": true}', "layers: true is not a number or text"),
-        ('{"epochs": false}', "epochs: false is not a number or text"),
-        ('{"device": true}', "device: true is not a number or text"),
+        (b'[["epochs", 1]]', "not a JSON object"),
+        (b'"epochs"', "not a JSON object"),
+        (b'{"epochs": 1,\n "seed" 3}', "line 2, column 9"),
+        (b"\xff\xfe", "not UTF-8"),
+        (b" " * ((1 << 20) + 1), "cannot be read (more than 1 MiB)"),
+        ("pipe", "cannot be read (not a regular file)"),  # opening it would wait for its writer
+        ("device", "cannot be read (not a regular file)"),  # it never ends
+        (b'{"layers": 2, "epochs": 1, "layers": 4}', "layers: the key occurs twice"),
+        (b'{"layers": true}', "layers: true is not a number or text"),
+        (b'{"epochs": false}', "epochs: false is not a number or text"),
+        (b'{"device": true}', "device: true is not a number or text"),
     ],
 )
-def test_ambiguous_settings_are_refused(
-    tmp_path: Path, confide: Confide, content: str, words: str
+def test_invalid_or_ambiguous_settings_file_is_refused(
+    confide: Confide, tmp_path: Path, content: str | bytes, reason: str
 ) -> None:
-    (tmp_path / "settings.json").write_text(content)
-    code, _, err = confide("run", "--settings", str(tmp_path / "settings.json"))
-    assert code == 2 and words in err
-
-
-def test_truth_values_of_boolean_settings_are_read() -> None:
-    assert JobSettings.model_validate({"nonprivate": False}).nonprivate is False
+    file = tmp_path / "settings.json"
+    if isinstance(content, bytes):
+        file.write_bytes(content)
+    elif content == "pipe":
+        os.mkfifo(file)
+    else:
+        file = Path("/dev/zero")
+    code, out, err = confide("run", "--settings", str(file))
+    assert (code, out) == (2, "")
+    assert reason in err
 
 
 def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path: Path) -> None:
@@ -115,70 +89,63 @@ def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path: P
     assert (settings.batch_size, settings.weight_decay, settings.layers) == (1024, 0.5, 4)
 
 
-PAPER = [f"hoory2021-{name}{size}" for name in ("fig1", "table2", "fig2") for size in ("", "-tiny")]
-KERRIGAN = [f"kerrigan2020{sweep}{size}" for sweep in ("", "-sweep") for size in ("", "-tiny")]
+# The papers' values of the full-size presets, by the beginning of their names.
+PAPERS: dict[str, dict[str, Any]] = {
+    "hoory2021": {  # sections 3 and 5
+        "unit": "example", "declared_units": 83_000_000, "noise_multiplier": 2.72,
+        "clip_norm": 0.01, "batch_size": 131_072, "updates": 31_250,
+    },
+    "jagannatha2021": {  # appendix A
+        "unit": "patient", "holdout": 0.3, "max_examples_per_unit": 50, "noise_multiplier": 1.0,
+        "clip_norm": 1.0, "epochs": 3, "learning_rate": 1e-5, "nonprivate_learning_rate": 1e-5,
+    },
+    "kerrigan2020": {  # appendix A, section 4.2, and the public code of the paper
+        "window": 20, "dense_units": "500,250,50", "model_kind": "feed-forward",
+        "noise_multiplier": 1.1, "clip_norm": 1.0, "declared_units": 10_000, "epochs": 5,
+        "batch_size": 64, "nonprivate": True,
+    },
+}  # fmt: skip
 
-CLINICAL = [
-    f"jagannatha2021-{name}{size}"
-    for name in ("bert", "distilbert", "gpt2", "mednli")
-    for size in ("", "-tiny")
-]
+
+def settings_of_preset(preset: str) -> JobSettings:
+    """Return a preset's settings, with a folder for each path that the user has to name."""
+    values = json.loads(PRESETS[preset].read_text())
+    named = dict(PATHS) if "private_format" in values else {}
+    if "kerrigan" in preset or not values.get("entities_format"):  # it fine-tunes nothing
+        named = {name: path for name, path in named.items() if "entities" not in name}
+    if values.get("entities_folds"):
+        named.pop("entities_test", None)
+    if values.get("vocabulary_source") == "checkpoint":
+        named["public_model"] = "."
+    kind = SweepSettings if "sweep_points" in values else JobSettings
+    words = [f"{name}={path}" for name, path in named.items()]
+    return settings_of_options(kind, SettingsOptions(preset, words=words))
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
 def test_every_preset_is_valid_with_the_paper_values(preset: str) -> None:
-    assert set(PRESETS) == {"demo", "real-text", "large-batches", *PAPER, *CLINICAL, *KERRIGAN}
-    values = json.loads(PRESETS[preset].read_text())
-    kind = SweepSettings if "sweep_points" in values else JobSettings
-    named = dict(PATHS) if "private_format" in values else {}
-    if values.get("entities_folds"):
-        named.pop("entities_test", None)
-    if values.get("private_format") and not values.get("entities_format"):
-        named = {name: path for name, path in named.items() if "entities" not in name}
-    if values.get("vocabulary_source") == "checkpoint":
-        named["public_model"] = "."
-    if preset in KERRIGAN:  # a causal model is not fine-tuned
-        named = {name: path for name, path in named.items() if not name.startswith("entities")}
-    settings = settings_of_options(
-        kind, SettingsOptions(preset, words=[f"{k}={v}" for k, v in named.items()])
-    )
+    settings, paper = settings_of_preset(preset), preset.partition("-")[0]
     if "tiny" in preset:
         assert settings.made_up and settings.device == "cpu"
-    elif preset == "kerrigan2020":  # appendix A, section 4.2, and the public code of the paper
-        shape = settings.window, settings.dense_units, settings.model_kind
-        assert shape == (20, "500,250,50", "feed-forward")
-        sigmas = [settings.noise_multiplier, *(j.noise_multiplier for j in settings.more_jobs())]
-        assert (sigmas, settings.clip_norm, settings.delta) == ([1.1, 0.1, 1.1], 1.0, 1e-5)
-        assert [job.private_start for job in settings.more_jobs()] == ["public", "fresh"]
-        assert (settings.declared_units, settings.epochs, settings.batch_size) == (10_000, 5, 64)
-        assert settings.nonprivate and settings.private_format != "synthetic"
-    elif preset == "kerrigan2020-sweep":  # varies the training of the job's preset
-        job = settings_of_options(
-            JobSettings,
-            SettingsOptions("kerrigan2020", words=[f"{k}={v}" for k, v in named.items()]),
-        )
-        changed = {
-            name for name, value in job.model_dump().items() if value != getattr(settings, name)
-        }
-        assert changed == {"delta", "more_trainings", "sample_texts", "sample_prompt"}
-        assert isinstance(settings, SweepSettings)
-        assert settings.candidates()[0].noise_multiplier == 1.1 and settings.sweep_seeds == 3
-    elif preset in PAPER:  # the paper's values in sections 3 and 5
-        assert (settings.unit, settings.declared_units) == ("example", 83_000_000)
-        assert (settings.noise_multiplier, settings.clip_norm) == (2.72, 0.01)
-        assert (settings.batch_size, settings.updates) == (131_072, 31_250)
-        assert not settings.made_up  # the preset cannot run on made-up notes by mistake
-    elif preset in CLINICAL:  # the paper's values in appendix A
-        assert (settings.unit, settings.holdout, settings.max_examples_per_unit) == (
-            "patient", 0.3, 50,
-        )  # fmt: skip
-        assert (settings.noise_multiplier, settings.clip_norm, settings.epochs) == (1.0, 1.0, 3)
-        assert settings.learning_rate == settings.nonprivate_learning_rate == 1e-5
-        assert not settings.made_up
-    if preset in CLINICAL and "gpt2" not in preset:
-        assert settings.head == "pairs"
-    if preset in CLINICAL and kind is JobSettings:
-        assert settings.membership_units and len(settings.kept_updates("dp")) == 2
+    elif paper in PAPERS:
+        assert {name: getattr(settings, name) for name in PAPERS[paper]} == PAPERS[paper]
+        assert settings.private_format != "synthetic"
+        # Such a preset cannot run on made-up notes by mistake.
+        assert paper == "kerrigan2020" or not settings.made_up
+    if paper == "jagannatha2021":
+        assert (settings.head == "pairs") is ("gpt2" not in preset)
+        if not isinstance(settings, SweepSettings):
+            assert settings.membership_units and len(settings.kept_updates("dp")) == 2
+
+
+def test_regimes_of_kerrigan_are_a_job_and_a_sweep_of_the_same_training() -> None:
+    job, sweep = settings_of_preset("kerrigan2020"), settings_of_preset("kerrigan2020-sweep")
+    more = [(regime.noise_multiplier, regime.private_start) for regime in job.more_jobs()]
+    assert (more, job.delta) == ([(0.1, "public"), (1.1, "fresh")], 1e-5)
+    changed = {name for name, value in job.model_dump().items() if value != getattr(sweep, name)}
+    assert changed == {"delta", "more_trainings", "sample_texts", "sample_prompt"}
+    assert isinstance(sweep, SweepSettings)
+    assert sweep.candidates()[0].noise_multiplier == 1.1 and sweep.sweep_seeds == 3
 
 
 @pytest.fixture

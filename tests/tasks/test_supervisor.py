@@ -38,22 +38,19 @@ def test_output_is_written_to_the_log(tmp_path: Path) -> None:
     assert (tmp_path / "log").read_text() == "word\nanother\n"
 
 
-def test_stop_kills_a_process_that_ignores_sigterm_and_its_child(tmp_path: Path) -> None:
+@pytest.mark.parametrize("parent_is_killed", [False, True])
+def test_stop_kills_a_process_that_ignores_sigterm_and_its_child(
+    tmp_path: Path, parent_is_killed: bool
+) -> None:
     started = start(tmp_path, STUBBORN_CHILD)
     child = child_of(tmp_path)
     assert started.is_alive()
+    if parent_is_killed:
+        os.kill(started.pid, signal.SIGKILL)
+        wait_for(lambda: not started.is_alive())
+        assert alive(child)
     supervisor.stop([started], 0.1, for_the_rest=0.1)
     assert not started.is_alive()
-    assert not alive(child)
-
-
-def test_children_of_a_killed_parent_are_stopped(tmp_path: Path) -> None:
-    started = start(tmp_path, STUBBORN_CHILD)
-    child = child_of(tmp_path)
-    os.kill(started.pid, signal.SIGKILL)
-    wait_for(lambda: not started.is_alive())
-    assert alive(child)
-    supervisor.stop([started], 0.1, for_the_rest=0.1)
     assert not alive(child)
 
 
@@ -84,23 +81,6 @@ def test_pid_of_an_earlier_boot_is_not_stopped(tmp_path: Path) -> None:
     finally:
         supervisor.stop([other], 0.1, for_the_rest=0.1)
     assert not alive(child)
-
-
-def test_process_can_be_bound_to_its_parent(tmp_path: Path) -> None:
-    program = (
-        "import os, pathlib, time\n"
-        "from tasks.protocol import supervisor\n"
-        f"here = pathlib.Path({str(tmp_path)!r})\n"
-        "p = supervisor.start(['sleep', '60'], os.environ, here, -3)\n"
-        "(here / 'child').write_text(str(p.pid))\n"
-        "time.sleep(60)\n"
-    )
-    starter = subprocess.Popen([sys.executable, "-c", program], cwd=CHECKOUT)
-    child = child_of(tmp_path)
-    assert alive(child)
-    starter.kill()
-    starter.wait()
-    wait_for(lambda: not alive(child))
 
 
 # --- a step in a container
