@@ -132,8 +132,9 @@ def rotary_frequencies(config: LlamaConfig) -> NDArray[np.float64]:
     scaling = config.rope_scaling
     if scaling is None:
         return frequencies
-    turns = scaling.context * frequencies / (2 * math.pi)
-    kept = np.clip((turns - scaling.low) / (scaling.high - scaling.low), 0.0, 1.0)
+    low, high = scaling.low_freq_factor, scaling.high_freq_factor
+    turns = scaling.original_max_position_embeddings * frequencies / (2 * math.pi)
+    kept = np.clip((turns - low) / (high - low), 0.0, 1.0)
     frequencies *= kept + (1 - kept) / scaling.factor
     return frequencies
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import KW_ONLY, dataclass, replace
+from dataclasses import KW_ONLY, asdict, dataclass, replace
+from dataclasses import fields as dataclass_fields
 from typing import Any, ClassVar, Self
 
 from dp_core.data.tokens import SpecialIds
@@ -140,12 +141,6 @@ _LLAMA = Layout(
     {"model_type": "llama", "hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
     ("attention_dropout",),
 )
-_ROPE_FIELDS = {
-    "factor": "factor",
-    "low": "low_freq_factor",
-    "high": "high_freq_factor",
-    "context": "original_max_position_embeddings",
-}
 _FEED_FORWARD = Layout(
     "FeedForwardLM",
     {
@@ -372,14 +367,14 @@ class RopeScaling:
     """
 
     factor: float
-    low: float
-    high: float
-    context: int  # positions before stretching
+    low_freq_factor: float
+    high_freq_factor: float
+    original_max_position_embeddings: int  # the context before stretching
 
     def __post_init__(self) -> None:
-        for name, theirs in _ROPE_FIELDS.items():
-            _check(theirs, getattr(self, name), 1e-6, whole=False)
-        if self.factor < 1 or self.low >= self.high:
+        for name, value in asdict(self).items():
+            _check(name, value, 1e-6, whole=False)
+        if self.factor < 1 or self.low_freq_factor >= self.high_freq_factor:
             fix = "factor must be at least 1, and low_freq_factor below high_freq_factor."
             raise BadInput("the scaling of rotary positions is invalid", where="model", fix=fix)
 
@@ -442,7 +437,7 @@ class LlamaConfig(CausalConfig, TransformerConfig):
         if kind not in ("default", "llama3"):
             fix = "Only 'default' and 'llama3' work."
             raise BadInput(f"rope_type is {kind!r}", where="config.json", fix=fix)
-        fields = _ROPE_FIELDS if kind == "llama3" else {}
+        fields = {f.name: f.name for f in dataclass_fields(RopeScaling) if kind == "llama3"}
         scaling = _fields(rope, fields, {"partial_rotary_factor": 1.0})  # rotates whole heads
         return super()._fields_of(config) | {
             "rope_scaling": RopeScaling(**scaling) if scaling else None,
@@ -453,10 +448,7 @@ class LlamaConfig(CausalConfig, TransformerConfig):
         """Return a `config.json` for `transformers.LlamaConfig` of versions 4 and 5."""
         rope: dict[str, Any] = {"rope_type": "default", "rope_theta": self.rope_theta}
         if self.rope_scaling:
-            scaling = {
-                their: getattr(self.rope_scaling, our) for our, their in _ROPE_FIELDS.items()
-            }
-            rope |= {"rope_type": "llama3", **scaling}
+            rope |= {"rope_type": "llama3", **asdict(self.rope_scaling)}
         return {
             **super().to_hf(),
             "rope_theta": self.rope_theta,

@@ -9,11 +9,11 @@ several maskings is repeated among its unit's rows, with a different key for eac
 from __future__ import annotations
 
 import math
-import queue
-import threading
+from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar
+from typing import Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -293,12 +293,6 @@ def _padded(array: NDArray[np.int32] | NDArray[np.float32], units: int) -> NDArr
 
 
 T = TypeVar("T")
-_WAIT = 0.1
-
-
-class _Failure:
-    def __init__(self, error: BaseException) -> None:
-        self.error = error
 
 
 def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
@@ -306,35 +300,12 @@ def prefetch(items: Iterable[T], depth: int) -> Generator[T, None, None]:
 
     An error in the thread is raised here. Leaving the loop early ends the thread.
     """
-    end = object()
-    ready: queue.Queue[object] = queue.Queue(depth)
-    stop = threading.Event()
-
-    def put(item: object) -> None:
-        while not stop.is_set():
-            try:
-                ready.put(item, timeout=_WAIT)
-                return
-            except queue.Full:
-                continue
-
-    def make() -> None:
-        try:
-            for item in items:
-                put(item)
-                if stop.is_set():
-                    return
-            put(end)
-        except BaseException as error:  # noqa: BLE001 - handed over and raised by the reader
-            put(_Failure(error))
-
-    thread = threading.Thread(target=make, daemon=True)
-    thread.start()
+    iterator, end = iter(items), object()
+    thread = ThreadPoolExecutor(1)
     try:
-        while (item := ready.get()) is not end:
-            if isinstance(item, _Failure):
-                raise item.error
-            yield item  # type: ignore[misc]
+        ahead = deque(thread.submit(next, iterator, end) for _ in range(depth))
+        while (item := ahead.popleft().result()) is not end:
+            ahead.append(thread.submit(next, iterator, end))
+            yield cast(T, item)
     finally:
-        stop.set()
-        thread.join()
+        thread.shutdown(cancel_futures=True)

@@ -22,7 +22,7 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -49,42 +49,28 @@ from dp_core.training.trainer import Trainer
 _AHEAD = 8  # micro-batches made in advance
 OpenRows = Callable[[], TokenStore]
 Sums = tuple[list[NDArray[np.float32]], NDArray[np.float64]]
+# (first, last) -> the number of each update, after a trainer has its clipped sum
+GradientSource = Callable[[int, int], Iterator[int]]
 
 
-class GradientSource(Protocol):
-    """Adds the clipped gradients of successive updates to a trainer."""
+def local_gradients(trainer: Trainer, batches: Batches, first: int, last: int) -> Iterator[int]:
+    """Yield each update's number, from `first` to `last` − 1, after the trainer has its sum.
 
-    def updates(self, first: int, last: int) -> Iterator[int]:
-        """Yield each update's number, from `first` to `last` − 1, after the trainer has its sum."""
-
-
-@dataclass(frozen=True)
-class LocalGradients:
-    """Gradients of micro-batches on the devices of this process.
-
-    Attributes:
-        trainer: receives the sums.
-        batches: draws and makes the micro-batches.
+    The devices of this process compute the gradients of micro-batches, which a thread makes ahead.
     """
 
-    trainer: Trainer
-    batches: Batches
-
-    def updates(self, first: int, last: int) -> Iterator[int]:
-        """Yield each update's number; see `GradientSource`."""
-        with contextlib.closing(prefetch(self._stream(first, last), _AHEAD)) as items:
-            for step, batch in items:
-                if batch is None:
-                    yield step
-                else:
-                    self.trainer.add(batch)
-
-    def _stream(self, first: int, last: int) -> Iterator[tuple[int, MicroBatch | None]]:
-        """Yield an update's micro-batches and then None, because empty batches make updates too."""
+    def stream() -> Iterator[tuple[int, MicroBatch | None]]:
         for step in range(first, last):
-            for batch in self.batches.micro_batches(step):
+            for batch in batches.micro_batches(step):
                 yield step, batch
-            yield step, None
+            yield step, None  # empty batches make updates, too
+
+    with contextlib.closing(prefetch(stream(), _AHEAD)) as items:
+        for step, batch in items:
+            if batch is None:
+                yield step
+            else:
+                trainer.add(batch)
 
 
 @dataclass(frozen=True)
@@ -106,8 +92,10 @@ class GradientHosts:
         batches: Batches,
         device: str,
         precision: str,
-    ) -> HostGradients:
+    ) -> GradientSource:
         """Start the hosts; return the source of their sums.
+
+        Each host sums over its share of the units, of items that the step draws for all hosts.
 
         Raises:
             BadInput: hosts do not support the objective.
@@ -140,39 +128,17 @@ class GradientHosts:
                 for units in shares
             ]
         )
-        return HostGradients(
-            trainer, batches, self.hosts, [batches.rows.items(store, u) for u in shares]
-        )
+        items_of_hosts = [batches.rows.items(store, units) for units in shares]
 
+        def gradients(first: int, last: int) -> Iterator[int]:
+            for step in range(first, last):
+                drawn = batches.sampler.batch(step)
+                shared = (step, trainer.clip_norm, trainer.trained_weights())
+                marks = [marks_of(drawn, items) for items in items_of_hosts]
+                trainer.load(*added(self.hosts.call(shared, marks)))
+                yield step
 
-@dataclass(frozen=True)
-class HostGradients:
-    """Sums of a cluster's hosts, each over its share of the units.
-
-    Attributes:
-        trainer: receives the sums.
-        batches: draws the items of every update for all hosts.
-        hosts: compute the sums.
-        items: items of each host's share.
-    """
-
-    trainer: Trainer
-    batches: Batches
-    hosts: Hosts
-    items: list[range]
-
-    def updates(self, first: int, last: int) -> Iterator[int]:
-        """Yield each update's number; see `GradientSource`.
-
-        Raises:
-            ConfideError: a host failed more often than the retry limit.
-        """
-        for step in range(first, last):
-            drawn = self.batches.sampler.batch(step)
-            shared = (step, self.trainer.clip_norm, self.trainer.trained_weights())
-            marks = [marks_of(drawn, items) for items in self.items]
-            self.trainer.load(*added(self.hosts.call(shared, marks)))
-            yield step
+        return gradients
 
 
 @dataclass(frozen=True)

@@ -42,7 +42,7 @@ from dp_core.models.parameters import (
     initial_values,
 )
 from dp_core.nn import Layers, Tensor, best_tags
-from dp_core.training.batches import Indices
+from dp_core.training.batches import Examples, Indices
 from dp_core.training.devices import single_device
 from dp_core.training.objectives import Objective
 
@@ -181,22 +181,20 @@ class Head(ABC, Generic[Item, Prediction]):
         return [logits_of[i] for i in range(len(rows))]
 
 
-class _Answers:
-    """The labels of rows in the store's order, K predictions of each."""
+def _answers(rows: Sequence[LabelledRow], predictions: int) -> Examples:
+    """Return the labels at K positions of rows in the store's order; nothing is random."""
 
-    def __init__(self, rows: Sequence[LabelledRow], predictions: int) -> None:
-        self._rows, self._predictions = rows, predictions
-
-    def examples(self, store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:
-        """Return the label at each position; nothing is masked or random."""
-        shape = (len(rows), self._predictions)
+    def examples(store: TokenStore, numbers: Indices, keys: U64) -> MaskedRows:
+        shape = (len(numbers), predictions)
         positions, labels = np.zeros(shape, np.int32), np.full(shape, -1, np.int32)
-        for i, number in enumerate(rows):
-            row = self._rows[number]
+        for i, number in enumerate(numbers):
+            row = rows[number]
             positions[i, : len(row.positions)] = row.positions
             labels[i, : len(row.labels)] = row.labels
         weights = (labels >= 0).astype(np.float32)
-        return MaskedRows(store.tokens[rows], positions, np.maximum(labels, 0), weights)
+        return MaskedRows(store.tokens[numbers], positions, np.maximum(labels, 0), weights)
+
+    return examples
 
 
 def padded(length: int) -> int:
@@ -269,7 +267,7 @@ class TaggingHead(Head[Sentence, tuple[str, ...]]):
 
         K is S − 2, which bounds the number of words in a row.
         """
-        examples = _Answers(rows, max_length - 2).examples
+        examples = _answers(rows, max_length - 2)
         if self.crf:
             return Objective("tagging with a CRF", examples, crf_row_losses)
         return Objective("tagging", examples, tag_row_losses)
@@ -435,7 +433,7 @@ class ClassHead(Head[LabelledText, str]):
 
     def objective(self, rows: Sequence[LabelledRow], max_length: int) -> Objective:
         """Return the objective that predicts the class of each row of a store."""
-        return Objective("classification", _Answers(rows, 1).examples, class_row_losses)
+        return Objective("classification", _answers(rows, 1), class_row_losses)
 
     def logits(self, layers: Layers, config: BertConfig, *inputs: Tensor) -> Tensor:
         """Return the logits of the classes: (M, classes)."""

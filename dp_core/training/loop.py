@@ -12,6 +12,7 @@ import math
 import time
 from collections.abc import Callable, Collection
 from dataclasses import astuple, dataclass, field
+from functools import partial
 from typing import Protocol
 
 import numpy as np
@@ -34,7 +35,7 @@ from dp_core.training.checkpoints import (
     run_digest,
 )
 from dp_core.training.devices import strategy_for
-from dp_core.training.gradient_sources import GradientHosts, GradientSource, LocalGradients
+from dp_core.training.gradient_sources import GradientHosts, GradientSource, local_gradients
 from dp_core.training.objectives import Objective
 from dp_core.training.trainer import AdamW, Observer, Tallies, Trainer
 
@@ -225,6 +226,9 @@ class EvaluationHook:
     evaluate: Callable[[int, Arrays], None]
 
 
+NO_EVALUATION = EvaluationHook(frozenset(), lambda done, weights: None)
+
+
 def curve_points(updates: int) -> list[int]:
     """Return the points of a run's curve: 40 numbers of updates, or all if there are fewer."""
     return sorted({max(1, round(updates * i / CURVE_POINTS)) for i in range(CURVE_POINTS + 1)})
@@ -299,7 +303,7 @@ def train(
     device: str = "cpu",
     progress: Callable[[Progress], None] = lambda now: None,
     points: Collection[int] | None = None,
-    hook: EvaluationHook | None = None,
+    hook: EvaluationHook = NO_EVALUATION,
     observe: Observer | None = None,
     hosts: GradientHosts | None = None,
 ) -> Model[C]:
@@ -354,7 +358,7 @@ def train(
     count = 1 if hosts is None else hosts.hosts.count
     rows = updates.rows(config.micro_rows, trainer.devices, count)
     batches = Batches(store, updates.sampler(store), rows, objective.examples)
-    gradients: GradientSource = LocalGradients(trainer, batches)
+    gradients: GradientSource = partial(local_gradients, trainer, batches)
     if hosts is not None:
         gradients = hosts.source(trainer, objective, batches, device, config.precision)
     settings = (sorted(config.identity().items()), start.config, seed, objective.name)
@@ -385,7 +389,7 @@ class _Run:
     checkpoints: Checkpoints
     reporter: ProgressReporter
     deadline: float
-    hook: EvaluationHook | None
+    hook: EvaluationHook
 
     def __post_init__(self) -> None:
         self.done = self.saved = self._resume()
@@ -394,7 +398,7 @@ class _Run:
         total = self.updates.updates
         if self.done:  # the run may have ended between its checkpoint and its report
             self._report(last=self.done == total)
-        for step in gradients.updates(self.done, total):
+        for step in gradients(self.done, total):
             learning_rate = self.config.learning_rate_at(step, total)
             self.updates.apply_update(self.trainer, step, learning_rate)
             self.done = step + 1
@@ -406,7 +410,7 @@ class _Run:
         late = not ends and time.monotonic() >= self.deadline
         due = self.done - self.saved >= self.config.checkpoint_every
         # The checkpoint precedes the evaluation, so a resumed run has the evaluated weights.
-        if ends or late or due or self._is_evaluated():
+        if ends or late or due or self.done in self.hook.at:
             arrays = self.trainer.state() | self.reporter.state()
             self.checkpoints.save(Checkpoint(self.done, arrays))
             self.saved = self.done
@@ -419,12 +423,9 @@ class _Run:
             )
 
     def _report(self, *, last: bool) -> None:
-        if self.hook and self._is_evaluated():
+        if self.done in self.hook.at:
             self.hook.evaluate(self.done, self.trainer.weights())
         self.reporter.report(self.done, self.trainer.clip_norm, last=last)
-
-    def _is_evaluated(self) -> bool:
-        return self.hook is not None and self.done in self.hook.at
 
     def _resume(self) -> int:
         checkpoint = self.checkpoints.latest()

@@ -15,6 +15,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.training.checkpoints import run_digest
 from dp_core.training.loop import (
     CURVE_POINTS,
+    NO_EVALUATION,
     EvaluationHook,
     OrdinaryUpdates,
     PrivateUpdates,
@@ -205,7 +206,7 @@ def _curves(
     inputs: TrainingInputs,
     config: ModelConfig,
     charged: Charge | None,
-) -> EvaluationHook | None:
+) -> EvaluationHook:
     """Return the evaluation of a training's weights during the training, on held-out rows.
 
     Scores on public text are for anyone: a score is as private as its weights, provided that these
@@ -216,10 +217,10 @@ def _curves(
     """
     causal = isinstance(config, CausalConfig)
     if not causal and spec.plan is None:
-        return None
+        return NO_EVALUATION
     public, private = held_out(inputs.public), held_out(inputs.private) if causal else None
     if public is None and private is None:
-        return None
+        return NO_EVALUATION
     free = spec.plan is None and not operator_only(context.releases)
 
     def evaluate(done: int, weights: Arrays) -> None:

@@ -416,20 +416,17 @@ class KeptModels:
         self._own: dict[int, str] = {}  # digests of the models that this process has kept
         self._kept = Checkpoints(place, run, keep=max(1, len(self._updates)))
 
-    def hook(self, beside: EvaluationHook | None) -> EvaluationHook | None:
+    def hook(self, evaluation: EvaluationHook) -> EvaluationHook:
         """Return a hook that keeps the models during training, and calls the given hook as well."""
-        if not self._updates:
-            return beside
-        measured = frozenset() if beside is None else beside.at
 
         def keep(done: int, weights: Arrays) -> None:
             if done in self._updates:
                 self._kept.save(Checkpoint(done, weights))
                 self._own[done] = arrays_digest(weights)
-            if beside is not None and done in measured:
-                beside.evaluate(done, weights)
+            if done in evaluation.at:
+                evaluation.evaluate(done, weights)
 
-        return EvaluationHook(measured | set(self._updates), keep)
+        return EvaluationHook(evaluation.at | set(self._updates), keep)
 
     def weights(self) -> dict[int, Arrays]:
         """Return the weights by number of updates, once the training has ended.

@@ -65,21 +65,6 @@ def test_failed_write_keeps_the_old_file(place: CheckpointPlace, tmp_path: Path)
     assert not (tmp_path / "scratch").exists()
 
 
-def test_torn_checkpoint_is_skipped_for_the_previous_one(place: CheckpointPlace) -> None:
-    def at(update: int) -> Checkpoint:
-        return Checkpoint(update, {"w": np.full(5, update, np.float32)})
-
-    for update in (1, 2, 3):
-        Checkpoints(place, "run", keep=2).save(at(update))
-    again = Checkpoints(place, "run", keep=2)
-    assert len(place.names()) == 2
-    put(place, place.names()[-1], b"torn")
-    latest = again.latest()
-    assert latest is not None
-    assert latest.update == 2
-    assert latest.arrays["w"][0] == 2.0
-
-
 def test_missing_bucket_is_reported_in_one_line(bucket: str, tmp_path: Path) -> None:
     root = "gs://no-such-bucket/x"
     place = StoredCheckpoints(Store(root, tmp_path), f"{root}/c", tmp_path / "scratch")

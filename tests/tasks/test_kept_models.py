@@ -17,7 +17,7 @@ from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import Arrays
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.training.checkpoints import LocalFolder
-from dp_core.training.loop import EvaluationHook
+from dp_core.training.loop import NO_EVALUATION, EvaluationHook
 from tasks.protocol import (
     ExposureSpec,
     FinetuneSpec,
@@ -90,9 +90,8 @@ def test_kept_models_equal_the_weights_of_the_training(
     passed: dict[int, Arrays] = {}
     original = KeptModels.hook
 
-    def inspected(self: KeptModels, inner: EvaluationHook | None) -> EvaluationHook | None:
+    def inspected(self: KeptModels, inner: EvaluationHook) -> EvaluationHook:
         hook = original(self, inner)
-        assert hook is not None
         every = frozenset(range(1, 5))
 
         def evaluate(done: int, weights: Arrays) -> None:
@@ -143,8 +142,7 @@ def test_models_written_by_two_processes_are_refused(tmp_path: Path) -> None:
     """Two machines run the same training at once and round differently under one noise."""
     ours, theirs = kept_in(tmp_path, 1, 2), kept_in(tmp_path, 1, 2)
     for kept, rounded in ((ours, 0.0), (theirs, 1e-7)):
-        hook = kept.hook(None)
-        assert hook is not None
+        hook = kept.hook(NO_EVALUATION)
         for update in (1, 2):
             hook.evaluate(update, {"w": np.full(2, update + rounded, np.float32)})
     assert list(theirs.weights()) == [1, 2]
@@ -160,16 +158,15 @@ def test_resumed_training_finds_its_kept_models(tmp_path: Path) -> None:
     seen: list[int] = []
     evaluation = EvaluationHook(frozenset({2, 5}), lambda done, _: seen.append(done))
     first = kept_in(tmp_path, 2, 4).hook(evaluation)
-    assert first is not None and first.at == {2, 4, 5}
+    assert first.at == {2, 4, 5}
     first.evaluate(2, arrays(2))
     second = kept_in(tmp_path, 2, 4)
     again = second.hook(evaluation)
-    assert again is not None
     for done in (2, 4, 5):  # a resumed training repeats the update that it resumes from
         again.evaluate(done, arrays(done))
     assert seen == [2, 2, 5]
     assert {u: float(w["w"][0, 0]) for u, w in second.weights().items()} == {2: 2.0, 4: 4.0}
-    assert kept_in(tmp_path).hook(evaluation) is evaluation
+    assert kept_in(tmp_path).hook(evaluation).at == evaluation.at
     assert kept_in(tmp_path).weights() == {}
 
 
@@ -177,8 +174,7 @@ def test_missing_damaged_or_foreign_kept_model_is_refused(
     tmp_path: Path,
 ) -> None:
     kept = kept_in(tmp_path, 2, 4)
-    hook = kept.hook(None)
-    assert hook is not None
+    hook = kept.hook(NO_EVALUATION)
     hook.evaluate(2, arrays(2))
     with pytest.raises(ConfideError, match="the model after 4 updates is not there"):
         kept.weights()

@@ -106,13 +106,15 @@ def test_adapters_are_on_the_target_matrices_of_the_setting(
 
 
 def test_fresh_adapters_do_not_change_the_model_and_follow_a_public_seed() -> None:
-    start = fresh(MODELS["gpt2"], 0)
-    one, same, other = (prepared(start, LORA, seed) for seed in (1, 1, 2))
-    np.testing.assert_array_equal(logits(one), logits(start))
-    a = "layer_0/output/lora_a"
-    np.testing.assert_array_equal(one.parameters[a], same.parameters[a])
-    assert not np.array_equal(one.parameters[a], other.parameters[a])
-    assert not one.parameters["layer_0/output/lora_b"].any()
+    for config in MODELS.values():
+        start = fresh(config, 0)
+        one, same, other = (prepared(start, LORA, seed) for seed in (1, 1, 2))
+        assert len(one.parameters) > len(start.parameters)
+        np.testing.assert_array_equal(logits(one), logits(start))
+        a = "layer_0/output/lora_a"
+        np.testing.assert_array_equal(one.parameters[a], same.parameters[a])
+        assert not np.array_equal(one.parameters[a], other.parameters[a])
+        assert not one.parameters["layer_0/output/lora_b"].any()
     wide = prepared(
         fresh(Gpt2Config(**(SIZES | {"hidden": 256, "heads": 4})), 0),
         AdapterConfig(trained_parameters="lora", lora_rank=64),

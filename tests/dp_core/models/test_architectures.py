@@ -91,11 +91,16 @@ class Reference:
         """2π·θ^(2i/W), scaled by Llama 3's published rule with its three cases."""
         c = self.config
         plain, r = 2 * math.pi * c.rope_theta ** (2 * i / c.head_width), c.rope_scaling
-        if r is None or plain < r.context / r.high:
+        if r is None:
             return plain
-        if plain > r.context / r.low:
+        context, low, high = (
+            r.original_max_position_embeddings, r.low_freq_factor, r.high_freq_factor
+        )  # fmt: skip
+        if plain < context / high:
+            return plain
+        if plain > context / low:
             return plain * r.factor
-        smooth = (r.context / plain - r.low) / (r.high - r.low)
+        smooth = (context / plain - low) / (high - low)
         return 1 / ((1 - smooth) / (plain * r.factor) + smooth / plain)
 
     def rotated(self, x: np.ndarray) -> np.ndarray:

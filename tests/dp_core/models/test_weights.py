@@ -9,12 +9,13 @@ import re
 import numpy as np
 import pytest
 from bfloat16_files import as_bfloat16, call_them_bfloat16
+from random_models import random_model
 from safetensors.numpy import load_file, save_file
 
 from dp_core.errors import BadInput
-from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
 from dp_core.models.hugging_face import load, load_model, save, to_hf
-from dp_core.models.parameters import Bert, decays, fresh, language_model
+from dp_core.models.parameters import Bert, fresh, language_model
 
 CONFIG = BertConfig(vocab_size=6, hidden=8, layers=1, heads=2, intermediate=12, max_positions=5)
 PIECES = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "pain"]
@@ -74,17 +75,6 @@ def test_kernels_are_transposed_and_the_fused_kernel_is_split(folder):
     fused = model.parameters["layer_0/qkv/kernel"]
     name = "bert.encoder.layer.0.attention.self.key.weight"
     np.testing.assert_array_equal(stored[name], fused[:, 8:16].T)
-
-
-def test_saved_model_is_loaded_unchanged(folder, tmp_path):
-    once = load(folder)
-    save(once, tmp_path / "again", folder)
-    twice = load(tmp_path / "again")
-    assert once.config == twice.config == CONFIG
-    assert once.parameters.keys() == twice.parameters.keys()
-    for name, value in once.parameters.items():
-        np.testing.assert_array_equal(value, twice.parameters[name])
-    assert (tmp_path / "again" / "vocab.txt").read_text() == (folder / "vocab.txt").read_text()
 
 
 def test_older_names_and_missing_heads_are_read(folder):
@@ -199,11 +189,6 @@ def test_initial_values_do_not_depend_on_the_other_parameters():
     )
 
 
-def test_biases_and_gains_do_not_decay():
-    kept = {n for n in fresh(CONFIG, 0).parameters if not decays(n)}
-    assert kept == {n for n in fresh(CONFIG, 0).parameters if n.endswith(("bias", "gain"))}
-
-
 def test_inconsistent_sizes_are_refused():
     with pytest.raises(BadInput, match="not a multiple"):
         BertConfig(vocab_size=6, hidden=9, layers=1, heads=2, intermediate=12)
@@ -216,27 +201,36 @@ SHAPES = {
     "bert": BertConfig(**SIZES),
     "distilbert": BertConfig(**SIZES, type_vocab=0),
     "gpt2": Gpt2Config(**SIZES),
+    "llama": LlamaConfig(**SIZES, key_heads=1),
 }
+PREFIXES = {"gpt2": "transformer.", "llama": "model."}
 
 
+@pytest.mark.parametrize("bfloat16", [False, True])
 @pytest.mark.parametrize("name", SHAPES)
-def test_models_saved_without_head_or_in_shards_are_read(tmp_path, name):
-    """As `BertModel`, `DistilBertModel` and `GPT2Model` save themselves, in shards."""
-    model = fresh(SHAPES[name], 1)
+def test_models_saved_without_head_or_in_shards_are_read(tmp_path, name, bfloat16):
+    """As `BertModel` and `GPT2Model` save themselves, and larger models in bfloat16."""
+    model = random_model(SHAPES[name], 1)
     save(model, tmp_path)
     stored = load_file(tmp_path / "model.safetensors")
-    prefix = {"bert": "bert.", "distilbert": "distilbert.", "gpt2": "transformer."}[name]
+    prefix = PREFIXES.get(name, f"{name}.")
     body = {n.removeprefix(prefix): a for n, a in stored.items() if n.startswith(prefix)}
+    body |= {n: a for n, a in stored.items() if n == "lm_head.weight"}
     (tmp_path / "model.safetensors").unlink()
-    parts = {"a.safetensors": sorted(body)[::2], "b.safetensors": sorted(body)[1::2]}
-    for file, names in parts.items():
-        save_file({n: body[n] for n in names}, tmp_path / file)
-    index = {"weight_map": {n: file for file, names in parts.items() for n in names}}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
-    read = load_model(tmp_path)
+    weight_map = {}
+    for file, names in {"a": sorted(body)[::2], "b": sorted(body)[1::2]}.items():
+        path = tmp_path / f"{file}.safetensors"
+        save_file({n: as_bfloat16(body[n]) if bfloat16 else body[n] for n in names}, path)
+        if bfloat16:
+            call_them_bfloat16(path)
+        weight_map |= dict.fromkeys(names, path.name)
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    read = load_model(tmp_path).parameters
     for parameter, value in model.parameters.items():
-        if not parameter.startswith("mlm/"):
-            np.testing.assert_array_equal(read.parameters[parameter], value)
+        if parameter.startswith("mlm/"):
+            continue
+        np.testing.assert_allclose(read[parameter], value, rtol=2**-7 if bfloat16 else 0)
+        assert not (bfloat16 and (read[parameter].view(np.uint32) & 0xFFFF).any())
 
 
 def test_shard_index_cannot_point_outside_its_folder(tmp_path):
@@ -252,8 +246,7 @@ def test_shard_index_cannot_point_outside_its_folder(tmp_path):
 @pytest.mark.parametrize("name", SHAPES)
 @pytest.mark.parametrize("value", [None, -1, 0, "8", [8], {}, 10**12, 0.5, True])
 def test_damaged_config_never_raises_an_unexpected_error(name, value):
-    about = SHAPES[name].to_hf()
-    read = Gpt2Config.from_hf if name == "gpt2" else BertConfig.from_hf
+    about, read = SHAPES[name].to_hf(), type(SHAPES[name]).from_hf
     assert read(about) == SHAPES[name]
     for key in about:
         with contextlib.suppress(BadInput):

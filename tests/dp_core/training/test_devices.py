@@ -18,13 +18,11 @@ from dp_core.training.devices import (
 )
 
 
-def test_number_of_replicas_follows_from_the_device_name():
+def test_number_of_devices_follows_from_the_device_name():
     assert [replicas(d) for d in ("cpu", "gpu", "mock-tpu:1", "mock-tpu:8")] == [1, 1, 1, 8]
-
-
-def test_number_of_mock_devices_is_as_configured():
-    assert strategy_for("mock-tpu:2").num_replicas_in_sync == 2
-    assert strategy_for("cpu").num_replicas_in_sync == 1
+    for device, number in (("cpu", 1), ("mock-tpu:2", 2)):
+        assert strategy_for(device).num_replicas_in_sync == number
+    assert single_device("mock-tpu:2") == single_device("cpu") == "/cpu:0"  # of fine-tuning
 
 
 @pytest.mark.parametrize("name", ["mock-tpu:0", "mock-tpu", "cuda", ""])
@@ -43,10 +41,6 @@ def test_more_devices_than_were_configured_are_refused():
 def test_missing_gpu_is_reported_in_one_line():
     with pytest.raises(BadInput, match="no GPU"):
         strategy_for("gpu")
-
-
-def test_fine_tuning_runs_on_one_device():
-    assert single_device("mock-tpu:2") == single_device("cpu") == "/cpu:0"
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,7 @@ Here the hosts compute in this process; tests/tasks/test_cluster_training.py use
 from __future__ import annotations
 
 import dataclasses
+import itertools
 
 import numpy as np
 import pytest
@@ -26,6 +27,7 @@ from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.noise_addition import noised_means
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training import loop
 from dp_core.training import trainer as trainer_module
 from dp_core.training.batches import (
     Batches,
@@ -44,7 +46,7 @@ from dp_core.training.gradient_sources import (
     rows_digest,
     share,
 )
-from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, train
+from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
 from dp_core.training.objectives import Objective, masked_lm
 
 STEPS, SIGMA, CLIP, BATCH = 2, 0.7, 0.5, 9
@@ -67,7 +69,7 @@ class Recorded:
     """The sums, noise and counts of a training."""
 
     def __init__(self):
-        self.sums, self.noised, self.noise, self.points = [], [], [], []
+        self.sums, self.noised, self.noise = [], [], []
 
     def noised_means(self, totals, noise, divisor):
         means = noised_means(totals, noise, divisor)
@@ -90,7 +92,7 @@ def trained(store, config, plan_of, config_of, tmp_path_factory):
             done = False
             while not done:
                 try:
-                    model = train(
+                    model = loop.train(
                         fresh(config, 1),
                         masked_lm(),
                         store=store,
@@ -98,7 +100,6 @@ def trained(store, config, plan_of, config_of, tmp_path_factory):
                         config=config_of(time_box_minutes=box),
                         seed=1,
                         checkpoints=LocalFolder(folder),
-                        progress=seen.points.append,
                         hosts=hosts_of(count),
                     )
                     done = True
@@ -143,35 +144,33 @@ def test_noise_is_added_once_on_any_number_of_hosts(trained, count):
     assert [noise.t for noise in seen.noise] == list(range(STEPS))
 
 
-def test_every_unit_is_counted_once(trained):
-    def points(count):
-        last = {point.update: point for point in trained[count].points if point.at_point}
-        return [last[update] for update in sorted(last)]
+@pytest.fixture()
+def run(train, tmp_path):
+    """Train the small model on a number of hosts, or on given hosts."""
+    folders = itertools.count()
 
-    for count in (1, 2, 4):
-        assert len(points(count)) == STEPS
-        for alone, spread in zip(points(0), points(count), strict=True):
-            assert (spread.update, spread.batch, spread.clipped, spread.clip_norm) == (
-                alone.update,
-                alone.batch,
-                alone.clipped,
-                alone.clip_norm,
-            )
-            assert spread.loss == pytest.approx(alone.loss, rel=1e-5)
-    assert sum(point.batch for point in points(0)) > 2 * STEPS
+    def run(updates, hosts, **changes):
+        points = []
+        model = train(
+            updates,
+            hosts=hosts_of(hosts) if isinstance(hosts, int) else hosts,
+            checkpoints=LocalFolder(tmp_path / str(next(folders))),
+            progress=points.append,
+            **changes,
+        )
+        counts = [(p.update, p.batch, p.clipped, p.clip_norm) for p in points if p.at_point]
+        return flat(model.parameters), counts, [p.loss for p in points if p.at_point]
 
-
-def run(store, config, folder, updates, training, hosts, device="cpu", continuation=None):
-    """Train a small model; return its weights and the counts at the points."""
-    points = []
-    model = train(
-        fresh(config, 1), masked_lm(continuation), store=store, updates=updates(), config=training,
-        seed=1, checkpoints=LocalFolder(folder), device=device, progress=points.append, hosts=hosts,
-    )  # fmt: skip
-    return flat(model.parameters), [(p.update, p.batch, p.clipped, p.clip_norm) for p in points]
+    return run
 
 
-def test_adaptive_clipping_adapters_and_several_devices_per_host(store, config, plan_of, tmp_path):
+def assert_same(spread, alone, atol=2e-6):
+    np.testing.assert_allclose(spread[0], alone[0], atol=atol)
+    assert spread[1] == alone[1]  # counts and learned clip norms, exactly
+    np.testing.assert_allclose(spread[2], alone[2], rtol=1e-5)
+
+
+def test_adaptive_clipping_adapters_and_several_devices_per_host(run, store, plan_of):
     """Each of two hosts has two logical devices: the layout of a program on TPU slices."""
     plan = plan_of(steps=2, adaptive=AdaptiveClipping(0.5, 2.0))
     training = TrainingConfig(
@@ -181,71 +180,38 @@ def test_adaptive_clipping_adapters_and_several_devices_per_host(store, config, 
     words = np.zeros(store.vocabulary_size, np.bool_)
     words[7::2] = True
     alone, spread = (
-        run(
-            store, config, tmp_path / str(count), lambda: PrivateUpdates(plan, SEED, b"m"),
-            training, hosts_of(count), device, continuation=words,
-        )
+        run(plan, count, config=training, device=device, continuation=words)
         for count, device in ((0, "cpu"), (2, "mock-tpu:2"))
-    )  # fmt: skip
-    np.testing.assert_allclose(spread[0], alone[0], atol=2e-6)
-    assert spread[1] == alone[1]  # counts and learned clip norms, exactly
+    )
+    assert_same(spread, alone)
     assert len({clip_norm for *_, clip_norm in alone[1]}) == 2
 
 
-def test_correlated_noise_continues_over_updates_of_hosts(
-    store, config, plan_of, config_of, tmp_path
-):
+def test_correlated_noise_continues_over_updates_of_hosts(run, plan_of):
     plan = with_bands(plan_of(steps=3), 2, Workload.prefix_sums(3))
-    alone, spread = (
-        run(
-            store, config, tmp_path / str(count), lambda: PrivateUpdates(plan, SEED, b"m"),
-            config_of(), hosts_of(count),
-        )
-        for count in (0, 2)
-    )  # fmt: skip
-    np.testing.assert_allclose(spread[0], alone[0], atol=2e-6)
-    assert spread[1] == alone[1]
+    assert_same(run(plan, 2), run(plan, 0))
 
 
-def test_training_without_privacy_on_hosts_equals_one_process(store, config, config_of, tmp_path):
-    alone, spread = (
-        run(
-            store, config, tmp_path / str(count), lambda: OrdinaryUpdates(2, 13, 0), config_of(),
-            hosts_of(count),
-        )
-        for count in (0, 2)
-    )  # fmt: skip
-    np.testing.assert_allclose(spread[0], alone[0], atol=2e-5)
-    assert spread[1] == alone[1]
+def test_training_without_privacy_on_hosts_equals_one_process(run):
+    alone, spread = (run(OrdinaryUpdates(2, 13, 0), count) for count in (0, 2))
+    assert_same(spread, alone, atol=2e-5)
     assert {batch for _, batch, *_ in spread[1]} == {13}
 
 
-def test_interrupted_update_leaves_no_gradients_in_the_sum(
-    store, config, plan_of, config_of, tmp_path
-):
+def test_interrupted_update_leaves_no_gradients_in_the_sum(run, plan_of):
     """A call that runs again in the same process starts from empty accumulators."""
-    runs = []
-    for broken in ({}, {1: 2}):
-        hosts = hosts_of(2)
-        hosts.hosts.broken = dict(broken)
-        updates = lambda: PrivateUpdates(plan_of(steps=2), SEED, b"m")  # noqa: E731
-        runs.append(run(store, config, tmp_path / f"{broken}", updates, config_of(), hosts))
-        assert not any(hosts.hosts.broken.values())
-    np.testing.assert_array_equal(runs[0][0], runs[1][0])
-    assert runs[0][1] == runs[1][1]
+    hosts = hosts_of(2)
+    hosts.hosts.broken = {1: 2}
+    assert_same(run(plan_of(steps=2), hosts), run(plan_of(steps=2), 2), atol=0)
+    assert not any(hosts.hosts.broken.values())
 
 
 # --- what hosts receive
 
 
-def test_hosts_receive_no_seed_and_nothing_that_determines_noise(
-    store, config, plan_of, config_of, tmp_path
-):
+def test_hosts_receive_no_seed_and_nothing_that_determines_noise(run, plan_of):
     hosts = hosts_of(2)
-    run(
-        store, config, tmp_path, lambda: PrivateUpdates(plan_of(steps=1), SEED, b"manifest"),
-        config_of(), hosts,
-    )  # fmt: skip
+    run(plan_of(steps=1), hosts)
     assert [field.name for field in dataclasses.fields(HostShare)] == [
         "units", "config", "trained", "frozen", "clipping", "precision", "device", "continuation",
         "rows", "open_rows", "rows_digest",
@@ -261,35 +227,27 @@ def test_hosts_receive_no_seed_and_nothing_that_determines_noise(
     assert b"ExecutionPlan" not in received and b"PrivacySeed" not in received
 
 
-def test_size_of_an_update_does_not_depend_on_the_draw(store, config, plan_of, config_of, tmp_path):
+def test_size_of_an_update_does_not_depend_on_the_draw(run, plan_of):
     sizes = set()
     for batch in (2, 20):
         hosts = hosts_of(2)
-        plan = plan_of(steps=2, expected_batch=batch)
-        run(
-            store, config, tmp_path / str(batch), lambda p=plan: PrivateUpdates(p, SEED, b"m"),
-            config_of(), hosts,
-        )  # fmt: skip
+        run(plan_of(steps=2, expected_batch=batch), hosts)
         sizes |= {len(content) for content in hosts.hosts.sent[2:]}
     assert len(sizes) == 1
 
 
-def test_host_with_other_rows_than_the_step_is_refused(store, config, plan_of, config_of, tmp_path):
+def test_host_with_other_rows_than_the_step_is_refused(run, store, plan_of):
     changed = store.tokens.copy()
     changed[-1, 1] += 1  # in the last unit, which the second host owns
     STORES["other"] = dataclasses.replace(store, tokens=changed)
-    hosts = GradientHosts(HostsHere(2), OpenStore("other"))
     with pytest.raises(BadInput, match="a host reads other rows than the step"):
-        run(
-            store, config, tmp_path, lambda: PrivateUpdates(plan_of(), SEED, b"m"), config_of(),
-            hosts,
-        )  # fmt: skip
+        run(plan_of(), GradientHosts(HostsHere(2), OpenStore("other")))
 
 
 def test_objective_that_hosts_do_not_support_is_refused(store, config, config_of, tmp_path):
     tagging = Objective("tagging", masked_lm().examples, masked_lm().row_losses)
     with pytest.raises(BadInput, match="do not train the objective tagging"):
-        train(
+        loop.train(
             fresh(config, 0), tagging, store=store, updates=OrdinaryUpdates(1, 4, 0),
             config=config_of(), seed=0, checkpoints=LocalFolder(tmp_path), hosts=hosts_of(1),
         )  # fmt: skip

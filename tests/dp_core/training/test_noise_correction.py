@@ -9,12 +9,10 @@ import pytest
 import tensorflow as tf
 from scipy import stats
 
-from dp_core.errors import Unfinished
 from dp_core.models.parameters import fresh
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, Clipper
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.devices import strategy_for
 from dp_core.training.trainer import AdamW, Trainer
 
@@ -104,20 +102,6 @@ def test_correction_without_noise_equals_adamw(config):
         np.testing.assert_allclose(trainers[1][name], value, atol=1e-6)
 
 
-def test_without_correction_kernel_and_state_are_those_of_adamw(config):
-    trainer = trainer_of(config, AdamW(BETA1, BETA2, 0.01))
-    noise = UpdateNoise(SEED, b"m", 0, 1.0, 1.0)
-    trainer.apply_update(step=0, learning_rate=0.1, divisor=9.0, noise=noise)
-    (graph,) = (c.graph for c in trainer._update._list_all_concrete_functions())
-    kinds = {op.type for f in (graph, *_functions(graph)) for op in f.get_operations()}
-    assert "ResourceApplyAdam" in kinds
-    assert "adam-noise" not in trainer.state()
-
-
-def _functions(graph):
-    return [f.graph for f in graph._functions.values() if hasattr(f, "graph")]
-
-
 def test_training_subtracts_the_noise_variance_of_its_plan(train, plan_of, config_of, monkeypatch):
     """With growing batches and a learned clip norm the variance changes in every update."""
     known, updates_made = [], []
@@ -146,19 +130,3 @@ def test_training_subtracts_the_noise_variance_of_its_plan(train, plan_of, confi
         assert known[t] == pytest.approx(
             (weights[: t + 1] * variances).sum() / weights[: t + 1].sum()
         )
-
-
-def test_correction_stopped_after_every_update_ends_in_the_same_bits(
-    train, plan_of, config_of, tmp_path
-):
-    """With a learned clip norm, which is part of the state too."""
-    plan = plan_of(steps=3, adaptive=AdaptiveClipping(0.5, 2.0, 0.5))
-    whole = train(
-        plan, config=config_of(noise_floor=0.5), checkpoints=LocalFolder(tmp_path / "whole")
-    )
-    for _ in range(2):
-        with pytest.raises(Unfinished):
-            train(plan, config=config_of(noise_floor=0.5, time_box_minutes=1e-9))
-    stopped = train(plan, config=config_of(noise_floor=0.5))
-    for name, value in whole.parameters.items():
-        np.testing.assert_array_equal(stopped.parameters[name], value)

@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import weakref
+from functools import partial
 from types import SimpleNamespace
 from typing import Any, cast
 
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 
 from dp_core.errors import BadInput, Unfinished
 from dp_core.models.parameters import fresh
+from dp_core.nn import LORA_SCALE
 from dp_core.privacy.accounting.calibration import with_bands
 from dp_core.privacy.batch_selection import PoissonSampling, TruncatedPoissonSampling
-from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, growing_batches
+from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase
 from dp_core.privacy.matrix_factorization import Workload
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import batches as rows
 from dp_core.training import loop as module
+from dp_core.training.batches import Batches
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import (
     EvaluationHook,
@@ -239,11 +243,6 @@ def test_training_reads_exactly_the_units_that_are_drawn(
     assert len({units_of(u) for u in calls[:-1]}) > 1
 
 
-def test_truncated_batch_never_exceeds_its_cap(train, plan_of, calls):
-    train(with_sampling(plan_of(steps=12), TruncatedPoissonSampling(cap=5), 20))
-    assert max(units_of(u) for u in calls[:-1]) == 5
-
-
 def test_batches_grow_by_the_plans_schedule(train, plan_of, calls):
     plan = dataclasses.replace(plan_of(), schedule=(BatchPhase(3, 4), BatchPhase(3, 20)))
     train(plan)
@@ -257,14 +256,6 @@ def test_ordinary_updates_read_the_configured_number_of_rows(train, config_of, c
     assert [u.divisor for u in calls[:-1]] == [7] * 3
     assert [units_of(u) for u in calls[:-1]] == [7] * 3
     assert [len(u.batches) for u in calls[:-1]] == [2] * 3
-
-
-def test_training_with_the_settings_of_anil_et_al_runs(train, plan_of, config_of, seen):
-    """Growing batches, weight decay 1, quadratic decay of the learning rate."""
-    plan = dataclasses.replace(plan_of(), schedule=growing_batches(3, 12, 8))
-    model = train(plan, config=config_of(learning_rate=2e-3, weight_decay=1.0, decay_power=2.0))
-    assert [u.divisor for u in seen[:-1]] == [3, 5, 8, 12, 12, 12, 12, 12]
-    assert all(np.isfinite(a).all() for a in model.parameters.values())
 
 
 def test_memory_does_not_grow_with_the_batch_size(train, plan_of, config_of, monkeypatch):
@@ -324,31 +315,34 @@ def test_learned_clip_norm_scales_clipping_and_noise(train, plan_of, seen):
     assert reported[-1] > clips[-1]
 
 
-def test_time_limited_run_ends_in_the_same_bits(train, plan_of, config_of, tmp_path):
-    """With a learned clip norm in the state; checkpoint settings may change between runs."""
-    plan = adaptive_plan(plan_of, steps=3)
-    whole = train(plan, checkpoints=LocalFolder(tmp_path / "whole"))
+LORA = {"trained_parameters": "lora", "lora_rank": 2}
+
+
+@pytest.mark.parametrize(
+    ("adaptive", "bands", "changes"),
+    [(True, 1, {}), (True, 1, {"noise_floor": 0.5}), (False, 2, {}), (False, 1, LORA)],
+    ids=["learned clip norm", "noise correction", "correlated noise", "adapters"],
+)
+def test_time_limited_run_ends_in_the_same_bits(
+    train, plan_of, config_of, tmp_path, adaptive, bands, changes
+):
+    """Checkpoint settings may change between runs. Past noise is made again from the seed."""
+    plan = adaptive_plan(plan_of, steps=3) if adaptive else plan_of(steps=3)
+    plan = with_bands(plan, bands, Workload.prefix_sums(3)) if bands > 1 else plan
+    place = LocalFolder(tmp_path / "whole")
+    whole = train(plan, config=config_of(**changes), checkpoints=place)
     for done in (1, 2):  # at least one update per run, or it would never end
         with pytest.raises(Unfinished, match=f"time is up after {done} of 3 updates") as stopped:
-            train(plan, config=config_of(time_box_minutes=1e-9))
+            train(plan, config=config_of(time_box_minutes=1e-9, **changes))
         assert stopped.value.exit_code == 75
-    last = config_of(checkpoint_every=2, time_box_minutes=1e5)
+    last = config_of(checkpoint_every=2, time_box_minutes=1e5, **changes)
     assert same(whole, train(plan, config=last))
-
-
-def test_correlated_noise_continues_in_the_same_bits_after_a_stop(
-    train, plan_of, config_of, tmp_path
-):
-    """The noise is not stored: a resumed run makes it again from the seed."""
-    plan = with_bands(plan_of(steps=5), 3, Workload.prefix_sums(5))
-    whole = train(plan, checkpoints=LocalFolder(tmp_path / "whole"))
-    for _ in range(3):
-        with pytest.raises(Unfinished):
-            train(plan, config=config_of(time_box_minutes=1e-9))
-    assert same(whole, train(plan))
-    assert not same(whole, train(plan_of(steps=5), checkpoints=LocalFolder(tmp_path / "alone")))
-    names = LocalFolder(tmp_path / "whole").names()
-    assert names and not any("past" in name for name in names)
+    with place.read(place.names()[-1]) as file:
+        kept = load_file(file)
+    assert not [name for name in kept if "past" in name]  # noise is not stored
+    if changes == LORA:  # only trained parameters are stored
+        frozen = ("kernel", "embeddings", LORA_SCALE)
+        assert not [name for name in kept if any(part in name for part in frozen)]
 
 
 def test_checkpoint_precedes_every_evaluation(train, config_of, tmp_path):
@@ -377,25 +371,18 @@ def test_masking_whole_words_needs_continuation_flags(train, config_of, continua
 
 
 @pytest.mark.parametrize("private", [True, False])
-def test_training_masks_whole_words_together(train, plan_of, config_of, store, calls, private):
-    """In this language every odd piece continues the even piece before it."""
+def test_training_masks_whole_words_if_set(train, plan_of, config_of, store, calls, private):
     odd = np.arange(store.vocabulary_size) % 2 == 1
     odd[:6] = False
-    updates = plan_of(steps=10) if private else OrdinaryUpdates(10, 18, seed=1)
+    plan = PrivateUpdates(plan_of(), SEED, b"manifest")
+    updates = plan if private else OrdinaryUpdates(4, 18, seed=1)
     train(updates, config=config_of(whole_words=True), continuation=odd)
-    whole = cut = 0
-    for update in calls[:-1]:
-        for batch in update.batches:
-            for positions, weights in zip(
-                batch.positions.reshape(-1, batch.positions.shape[-1]),
-                batch.weights.reshape(-1, batch.weights.shape[-1]),
-                strict=True,
-            ):
-                chosen = set(positions[weights > 0].tolist())
-                words = {(p - 1) // 2 for p in chosen}  # position 0 is [CLS]
-                full = sum({2 * w + 1, 2 * w + 2} <= chosen for w in words)
-                whole += full
-                cut += len(words) - full
-                assert len(words) - full == 0 or len(chosen) == 1  # a quota of one splits a word
-    assert whole > 20
-    assert cut > 20  # both cases occurred
+    masked = [partial(rows.masked_examples, continuation=flags) for flags in (odd, None)]
+    whole, pieces = (
+        Batches(store, updates.sampler(store), updates.rows(8, 1), examples) for examples in masked
+    )
+    for t, update in enumerate(calls[:-1]):
+        for ours, expected in zip(update.batches, whole.micro_batches(t), strict=True):
+            np.testing.assert_array_equal(ours.positions, expected.positions)
+    assert any((a.positions != b.positions).any() for a, b in zip(
+        calls[0].batches, pieces.micro_batches(0), strict=True))  # fmt: skip

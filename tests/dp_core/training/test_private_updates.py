@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from types import SimpleNamespace
 
 import numpy as np
@@ -78,17 +77,6 @@ def test_clip_norm_is_learned_from_the_noised_count(plan_of):
         share = adaptive.share_within(seen, plan.expected_batch(t))
         norm = adaptive.next_norm(norm, share, plan.clip_norm)
         assert norms[t] == pytest.approx(norm, rel=1e-12)
-
-
-def test_learned_clip_norm_depends_on_seed_and_update(plan_of):
-    """With a fixed count all differences are fresh noise of the stated scale."""
-    plan, shifts = plan_of(adaptive=AdaptiveClipping(0.5, 4.0, learning_rate=1.0)), []
-    for number in range(64):
-        _, (one, two) = carry_out(plan, 2, PrivacySeed.fixed(number))
-        shifts += [math.log(one / 0.5) * 9 + COUNT, math.log(two / one) * 9 + COUNT]
-    assert len(set(shifts)) > 100  # values are on a grid, so some may be equal
-    scale = math.sqrt(sum(shift**2 for shift in shifts) / 128)
-    assert 2 / 3 * 4 < scale < 3 / 2 * 4  # χ² with 128 degrees: by chance under 10⁻⁷
 
 
 @pytest.mark.statistical

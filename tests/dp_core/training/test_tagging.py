@@ -11,16 +11,10 @@ import tensorflow as tf
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.clipping_reference import naive_clipped_grad_sum
 from dp_core.data.labelled_text import Sentence, joined, score
-from dp_core.models.bert import crf_row_losses
-from dp_core.models.config import BertConfig
-from dp_core.models.parameters import TRANSITIONS, fresh
 from dp_core.nn import best_tags, chain_losses
-from dp_core.privacy.clipping.book_keeping import clipped_grad_sum
 from dp_core.training.finetune import store_by_unit
 from dp_core.training.heads import TaggingHead, tags_of, windows
-from dp_core.training.objectives import UnitBatch
 from dp_core.vocabulary import wordpiece
 
 LABELS = ("O", "B-drug", "I-drug")
@@ -70,11 +64,6 @@ def test_word_without_pieces_is_outside(tokenizer):
 def test_unknown_tag_counts_as_outside(tokenizer):
     (row,) = HEAD.rows([sentence(["pain"], ["B-other"])], tokenizer, 32)
     assert row.labels == (0,)
-
-
-def test_special_tokens_in_text_are_ordinary_text(tokenizer):
-    (row,) = HEAD.rows([sentence(["[SEP]", "pain"])], tokenizer, 32)
-    assert tokenizer.token_to_id("[SEP]") not in row.ids[1:-1]
 
 
 def context(sizes, window, word):
@@ -223,56 +212,3 @@ def test_best_tags_equal_enumeration_of_allowed_paths(seed: int) -> None:
     ]
     best = max(allowed, key=lambda path: path_score(emissions, transitions, path))
     assert tuple(best_tags(emissions, transitions, begins, follows)) == best
-
-
-def test_clipping_includes_gradients_of_transitions_per_unit() -> None:
-    """Units with several rows of different lengths, one of padding, against one unit at a time."""
-    rng = np.random.default_rng(0)
-    units, rows, length, words = 4, 2, 8, 6
-    config = BertConfig(
-        vocab_size=9, hidden=8, layers=1, heads=2, intermediate=12, max_positions=length
-    )
-    head = TaggingHead(("O", "B-a", "I-a"), crf=True)
-    start = head.begin(fresh(config, 0), 0)
-    parameters = {
-        name: tf.Variable(a + 0.3 * rng.standard_normal(a.shape).astype(np.float32))
-        for name, a in start.parameters.items()
-    }
-    counts = rng.integers(1, words + 1, (units, rows))
-    weights = (np.arange(words) < counts[..., None]).astype(np.float32)
-    shares = np.full((units, rows), 0.5, np.float32)
-    weights[3, 1], shares[3] = 0, (1, 0)
-    batch = UnitBatch(
-        crf_row_losses,
-        config,
-        tuple(
-            tf.constant(a)
-            for a in (
-                rng.integers(0, 9, (units, rows, length)).astype(np.int32),
-                np.full((units, rows), length, np.int32),
-                np.broadcast_to(np.arange(1, words + 1, dtype=np.int32), weights.shape),
-                rng.integers(0, 3, weights.shape).astype(np.int32),
-                weights,
-                shares,
-            )
-        ),
-    )
-    whole = naive_clipped_grad_sum(batch, parameters, units, 1e6)
-    clip = float(np.median(whole.norms))
-    for norm in (1e6, clip):
-        fast, slow = (
-            f(batch, parameters, units, norm) for f in (clipped_grad_sum, naive_clipped_grad_sum)
-        )
-        np.testing.assert_allclose(fast.norms, slow.norms, rtol=2e-4)
-        for name, expected in slow.sums.items():
-            scale = float(tf.reduce_max(tf.abs(expected)))
-            np.testing.assert_allclose(fast.sums[name], expected, atol=3e-4 * scale + 1e-9)
-    assert np.abs(whole.sums[TRANSITIONS]).max() > 0.01
-    # The norm includes the transitions: without them it would be too small.
-    alone = {TRANSITIONS: parameters[TRANSITIONS]}
-    frozen = {n: v for n, v in parameters.items() if n != TRANSITIONS}
-    norms_without_transitions = clipped_grad_sum(
-        batch, alone, units, clip, frozen=frozen
-    ).norms.numpy()
-    rest = clipped_grad_sum(batch, frozen, units, clip, frozen=alone).norms.numpy()
-    np.testing.assert_allclose(np.hypot(norms_without_transitions, rest), whole.norms, rtol=2e-4)

@@ -70,26 +70,6 @@ def test_noise_is_added_to_the_clipped_sum_and_is_the_same_on_two_devices(config
     assert np.linalg.norm(silent) > 1
 
 
-def test_clipped_sum_is_bounded_by_units_times_clip_norm(config, store):
-    batches = batches_of(store, updates=1)
-    small = recorded(config, clipper=Clipper(0.01), batches=batches)
-    assert 0.01 < np.linalg.norm(small) <= 0.06 * (1 + 1e-5)  # six units
-
-
-@pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
-def test_infinite_clip_norm_without_noise_equals_ordinary_training(config, store, device):
-    private = trainer_of(config, device=device, clipper=Clipper(float("inf")))
-    ordinary = trainer_of(config, device=device)
-    for t in range(3):
-        for trainer in (private, ordinary):
-            for batch in batches_of(store):
-                trainer.add(batch)
-            trainer.apply_update(step=t, learning_rate=0.01, divisor=18.0, noise=None)
-    np.testing.assert_allclose(flat(private.weights()), flat(ordinary.weights()), atol=2e-4)
-    start = flat(fresh(config, 0).parameters)
-    assert np.abs(flat(ordinary.weights()) - start).max() > 0.01
-
-
 def test_two_devices_train_the_same_as_one(config, store):
     results = []
     for device in ("cpu", "mock-tpu:2"):
@@ -136,21 +116,6 @@ def test_adamw_equals_the_published_rule(config, loudness):
             w = w - 0.05 * (loudness * step + (0.01 * w if name.endswith("kernel") else 0))
         np.testing.assert_allclose(trainer.weights()[name], w, atol=1e-5 * loudness)
         trainer = trainer_of(config)
-
-
-def test_functions_are_traced_once(config, store):
-    trainer = trainer_of(config, clipper=Clipper(0.5))
-    batches = batches_of(store)
-    for t, count in enumerate((3, 0, 1)):
-        for batch in batches[:count]:
-            trainer.add(batch)
-        noise = UpdateNoise(SEED, b"m", t, 1.0 + t, 0.5)
-        trainer.apply_update(step=t, learning_rate=0.1 * t, divisor=1.0 + t, noise=noise)
-        trainer.read_tallies()
-    assert trainer._add.experimental_get_tracing_count() == 1
-    assert trainer._totals.experimental_get_tracing_count() == 1
-    assert trainer._update.experimental_get_tracing_count() == 1
-    assert trainer._read.experimental_get_tracing_count() == 1
 
 
 def sums_of(config, store, device="cpu", **options):
@@ -220,19 +185,9 @@ def test_changing_clip_norm_and_noise_does_not_recompile(config, store):
     assert sizes[1] > 1.5 * sizes[0]  # the weights have changed, so not exactly twice
     assert sizes[1] <= 6 * 0.02 * (1 + 1e-5)
     np.testing.assert_allclose(scales, [0.1, 0.2], rtol=0.05)
-    assert trainer.compilations == 1
-
-
-@pytest.mark.parametrize("device", ["cpu", "mock-tpu:2"])
-def test_count_below_the_clip_norm_ignores_padding(config, store, device):
-    trainer = trainer_of(config, device=device, clipper=Clipper(0.5))
-    batch = batches_of(store, updates=1)[0]
-    real = int((batch.shares.sum(1) > 0).sum())
-    for clip, share in ((1e6, 0.5), (1e-6, -0.5)):
-        trainer.clipper.clip_norm = clip
-        trainer.add(batch)
-        assert trainer.take_count_within() == share * real
-    assert trainer.take_count_within() == 0.0
+    trainer.read_tallies()
+    functions = (trainer._add, trainer._totals, trainer._update, trainer._read)
+    assert [f.experimental_get_tracing_count() for f in functions] == [1] * 4
 
 
 def test_padding_is_not_counted_within_the_clip_norm(config, store):
@@ -240,15 +195,11 @@ def test_padding_is_not_counted_within_the_clip_norm(config, store):
     batches = Batches(store, ShuffledRows(store.n_rows, 0, 4), SingleRows(0, 6))
     (batch,) = batches.micro_batches(0)
     assert (batch.shares.sum(1) > 0).sum() == 4
-    trainer.add(batch)
-    assert trainer.take_count_within() == 4 * 0.5
-
-
-def test_automatic_clipping_scales_every_unit_to_nearly_the_clip_norm(config, store):
-    half = sums_of(config, store, clipper=Clipper(0.5, "automatic"))
-    whole = sums_of(config, store, clipper=Clipper(1.0, "automatic"))
-    np.testing.assert_allclose(whole, 2 * half, atol=1e-5)
-    assert np.linalg.norm(whole) <= 6
+    for clip, share in ((1e6, 0.5), (1e-6, -0.5)):
+        trainer.clipper.clip_norm = clip
+        trainer.add(batch)
+        assert trainer.take_count_within() == 4 * share
+    assert trainer.take_count_within() == 0.0
 
 
 @pytest.mark.parametrize("sigma", [1.7, None])

@@ -1,24 +1,36 @@
-"""Rows and masks of drawn units, epochs, and batches that are made ahead."""
+"""Rows and masks of drawn units, epochs, several maskings, and batches that are made ahead."""
 
 from __future__ import annotations
 
+import importlib.util
 import threading
 import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
 from child_processes import wait_for
+from noised_updates import flat
 
+from benchmarks.clipping_reference import ReferenceClipper
+from dp_core.errors import BadInput, PlanError
+from dp_core.models.bert import mlm_row_losses
+from dp_core.models.config import Gpt2Config
+from dp_core.models.parameters import fresh
+from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import (
     Batches,
     ShuffledRows,
     SingleRows,
     UnitRows,
     choose_rows,
+    masked_examples,
     predictions_per_row,
     prefetch,
     row_keys,
 )
+from dp_core.training.loop import PrivateUpdates
+from dp_core.training.objectives import UnitBatch, ordinary_sum
 
 
 class Draws:
@@ -51,16 +63,6 @@ def test_rows_of_a_unit_are_chosen_uniformly(store):
         rows, _ = choose_rows(store, unit, 2, coins=5, step=t)
         counts[rows[0] - store.rows_of(3)[0]] += 1
     assert np.abs(counts - 1000).max() < 130  # 5.8 standard deviations of √(2000/4)
-
-
-def test_rows_and_masks_of_a_unit_do_not_depend_on_other_drawn_units(store):
-    (alone,), (among,) = (
-        Batches(store, Draws(drawn), UnitRows(1, 8, 2)).micro_batches(0)
-        for drawn in ([7, 11], [0, 3, 7, 9, 11, 20])
-    )
-    for place, other in ((0, 2), (1, 4)):
-        for a, b in zip(alone.arrays(), among.arrays(), strict=True):
-            np.testing.assert_array_equal(a[place], b[other])
 
 
 def test_masks_differ_between_updates_rows_and_secrets(store):
@@ -125,6 +127,140 @@ def test_every_update_masks_a_row_anew(store):
     units, rows = np.arange(4), store.unit_rows[:4, None]
     first, second = (row_keys(store, units, rows, 7, t) for t in (0, 1))
     assert not np.any(first == second)
+
+
+# --- several maskings of a row in one clipped gradient
+
+ENGINES = ["book-keeping", "naive"]
+if importlib.util.find_spec("tensorflow_privacy"):
+    ENGINES.append("tensorflow-privacy")
+CLIP = 0.3
+
+
+def batches_of(store, units, *, rows=2, maskings=3, at_once=4, coins=1):
+    made = UnitRows(coins, at_once, rows * maskings, maskings)
+    return list(Batches(store, Draws(units), made).micro_batches(0))
+
+
+def gradient_of(config, copy):
+    """Return the plain gradient of one copy of one row."""
+    parameters = {n: tf.constant(a) for n, a in fresh(config, 0).parameters.items()}
+    sums, *_ = ordinary_sum(UnitBatch(mlm_row_losses, config, copy), parameters, 1)
+    return flat(sums)
+
+
+def sum_of(config, batches, engine="book-keeping", style="flat"):
+    parameters = {n: tf.constant(a) for n, a in fresh(config, 0).parameters.items()}
+    clipper, total = ReferenceClipper(CLIP, engine, style), 0.0
+    for batch in batches:
+        losses = UnitBatch(mlm_row_losses, config, tuple(map(tf.constant, batch.arrays())))
+        units = len(batch.shares)
+        total += flat(clipper.clipped_grad_sum(losses, parameters, units, tf.constant(CLIP)).sums)
+    return total
+
+
+def test_each_masking_of_a_row_has_a_different_key(store):
+    batch = batches_of(store, [3], rows=4, maskings=3)[0]  # unit 3 has four rows
+    plain = batch.ids[0].copy()
+    for row, (places, labels, weights) in enumerate(
+        zip(batch.positions[0], batch.labels[0], batch.weights[0], strict=True)
+    ):
+        plain[row][places[weights > 0]] = labels[weights > 0]
+    texts = [bytes(row) for row in plain]
+    assert texts[:4] == texts[4:8] == texts[8:]
+    assert sorted(texts[:4]) == sorted(
+        bytes(r) for r in store.tokens[store.rows_of(3)].astype(np.int32)
+    )
+    seen = {(t, bytes(p)) for t, p in zip(texts, batch.positions[0], strict=True)}
+    assert len(seen) > 6  # of 12: rows are short, so some masks are equal
+    np.testing.assert_allclose(batch.shares[0], 1 / 12)
+
+
+def test_first_copies_have_the_masks_of_a_single_masking(store):
+    units = np.array([3, 7])
+    rows, _ = choose_rows(store, units, 2, 1, 0)
+    made = masked_examples(store, rows.ravel(), row_keys(store, units, rows, 1, 0).ravel())
+    for maskings in (1, 3):
+        (batch,) = batches_of(store, units, maskings=maskings)
+        first = batch.ids[:2, :2].reshape(4, -1)
+        np.testing.assert_array_equal(first, made.input_ids)
+
+
+def test_shares_of_a_unit_sum_to_one_for_any_number_of_rows(store):
+    batches = batches_of(store, range(9), rows=3, maskings=2, at_once=4)
+    shares = np.concatenate([b.shares for b in batches])
+    np.testing.assert_allclose(shares.sum(1), [1] * 9 + [0] * 3, atol=1e-6)
+    rows = [2 * min(3, len(store.rows_of(u))) for u in range(9)]
+    assert (shares > 0).sum(1).tolist() == rows + [0] * 3
+
+
+@pytest.mark.parametrize("maskings", [1, 3])
+def test_rows_and_masks_of_a_unit_do_not_depend_on_other_drawn_units(store, maskings):
+    (alone,) = batches_of(store, [7, 11], maskings=maskings, at_once=6)
+    (among,) = batches_of(store, [0, 3, 7, 9, 11, 20], maskings=maskings, at_once=6)
+    for place, other in ((0, 2), (1, 4)):
+        for a, b in zip(alone.arrays(), among.arrays(), strict=True):
+            np.testing.assert_array_equal(a[place], b[other])
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_sum_equals_averaged_gradients_clipped_unit_by_unit(config, store, engine):
+    """Brute force: the gradient of each copy, averaged over the unit's copies, then clipped."""
+    units = [1, 3, 6]
+    (batch,) = batches_of(store, units, at_once=3)
+    expected, norms = 0.0, []
+    for unit in range(3):
+        copies = []
+        for row in np.flatnonzero(batch.shares[unit]):
+            *copy, _ = (tf.constant(a[unit : unit + 1, row : row + 1]) for a in batch.arrays())
+            copies.append(gradient_of(config, (*copy, tf.ones((1, 1)))))
+        gradient = np.mean(copies, axis=0)
+        norms.append(np.linalg.norm(gradient))
+        expected += gradient * min(1, CLIP / norms[-1])
+    assert min(norms) > CLIP  # so averaging before clipping differs from averaging after it
+    found = sum_of(config, [batch], engine)
+    np.testing.assert_allclose(found, expected, atol=1e-5 * np.linalg.norm(expected))
+
+
+@pytest.mark.parametrize("style", ["flat", "automatic"])
+@pytest.mark.parametrize("rows,maskings", [(1, 1), (1, 5), (4, 3)])
+def test_one_unit_changes_the_sum_by_at_most_the_clip_norm(config, store, rows, maskings, style):
+    units, options = [1, 3, 6, 10], {"rows": rows, "maskings": maskings}
+    everyone = sum_of(config, batches_of(store, units, **options), style=style)
+    for unit in units:
+        others = batches_of(store, [u for u in units if u != unit], **options)
+        moved = np.linalg.norm(everyone - sum_of(config, others, style=style))
+        assert 0.5 * CLIP < moved <= CLIP * (1 + 1e-5)
+
+
+@pytest.mark.parametrize("micro_rows,units", [(24, 4), (12, 2), (5, 1)])
+def test_micro_batch_rows_stay_bounded_with_maskings(store, plan_of, micro_rows, units):
+    plan = plan_of(examples_per_step=2, maskings_per_example=3)
+    updates = PrivateUpdates(plan, PrivacySeed.fixed(0), b"m")
+    rows = updates.rows(micro_rows, devices=1)
+    for batch in Batches(store, updates.sampler(store), rows).micro_batches(0):
+        assert batch.ids.shape[:2] == (units, 6)
+
+
+def test_maskings_are_part_of_the_plan_and_have_no_privacy_cost(plan_of):
+    once, thrice = plan_of(), plan_of(maskings_per_example=3)
+    assert thrice.to_json()["maskings_per_example"] == 3
+    assert once.digest() != thrice.digest()
+    assert once.event() == thrice.event()
+
+
+def test_zero_maskings_are_refused(plan_of):
+    with pytest.raises(PlanError, match="maskings_per_example"):
+        plan_of(maskings_per_example=0)
+
+
+def test_several_maskings_of_a_causal_model_are_refused(train, plan_of, config):
+    shape = Gpt2Config.of_size(vocab_size=config.vocab_size, hidden=64, layers=1, max_positions=12)
+    with pytest.raises(BadInput, match=r"causal-lm has no masks.*Set it to 1"):
+        train(plan_of(maskings_per_example=2), model=shape)
+
+
+# --- batches that are made ahead
 
 
 def test_prefetch_keeps_the_order():
