@@ -60,7 +60,7 @@ OTHER_ERRORS = {
         "training_files.refuse_other_architecture",
     },
     "an output of another step": {
-        "corpus_step._remake", "corpus._unfinished", "corpus.read_shard", "corpus.shards_of_mark",
+        "corpus_step._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
         "entities_step._parsed", "exposure_step.run", "finetune.finetune",
         "membership_step._sample", "membership_sample._Places.rows",
         "phrases_step.read_phrases", "token_store.TokenStore.open",
