@@ -212,6 +212,9 @@ def test_kept_epochs_become_updates_and_measurements_of_each_training() -> None:
     }
     for name in ("dp_membership", "dp_exposure", "dp_finetuning", "dp_audit"):
         assert vars(steps[name])["model_uri"] == steps["dp_pretraining"].output
+    without = job_steps(settings.model_copy(update={"kept_epochs": ""}))
+    for name in ("dp_pretraining", "nonprivate_pretraining"):  # the outputs hold other models
+        assert steps[name].output != without[name].output
     # Each earlier model has the same measurements as the last, under separate names.
     measured = {
         name: (spec.model_uri, spec.model_updates)
