@@ -211,20 +211,29 @@ def airflow(deployment: Deployment) -> Iterator[Check]:
 
 def launcher(deployment: Deployment) -> Iterator[Check]:
     """Check whether the launcher can start steps."""
-    match deployment.launcher:
-        case "process":
-            python = Path(deployment.task_python)
-            yield answers("launcher process", str(python), lambda: _runs(python), "make setup")
-        case "docker":
-            image = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task"
-            fix = f"Start the engine; build or pull {image}."
-            yield answers("launcher docker", image, lambda: _image(image), fix)
-        case "kubernetes":
-            fix = "Check kubectl's context and the role that starts pods (docs/cloud.md)."
-            yield answers("launcher kubernetes", "namespace confide", _may_start_pods, fix)
-            folder = os.environ.get("CONFIDE_POD_TEMPLATES") or CHECKOUT / "dags/launcher/pods"
-            there = all((Path(folder) / f"{name}.yaml").is_file() for name in ("cpu", "tpu"))
-            yield Check("pod templates", there, True, str(folder), "Set CONFIDE_POD_TEMPLATES.")
+    image = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task"
+    place, command, fix = {
+        "process": (
+            deployment.task_python,
+            [deployment.task_python, "-c", "import tasks"],
+            "make setup",
+        ),
+        "docker": (
+            image,
+            ["docker", "image", "inspect", "--format", "{{.Id}}", image],
+            f"Start the engine; build or pull {image}.",
+        ),
+        "kubernetes": (
+            "may start pods in the namespace confide",
+            ["kubectl", "auth", "can-i", "create", "pods", "--namespace", "confide"],
+            "Check kubectl's context and the role that starts pods (docs/cloud.md).",
+        ),
+    }[deployment.launcher]
+    yield answers(f"launcher {deployment.launcher}", place, lambda: _output(command)[:19], fix)
+    if deployment.launcher == "kubernetes":
+        folder = os.environ.get("CONFIDE_POD_TEMPLATES") or CHECKOUT / "dags/launcher/pods"
+        there = all((Path(folder) / f"{name}.yaml").is_file() for name in ("cpu", "tpu"))
+        yield Check("pod templates", there, True, str(folder), "Set CONFIDE_POD_TEMPLATES.")
 
 
 def _store(deployment: Deployment) -> str:
@@ -309,22 +318,8 @@ def _pool(api: AirflowApi, pool: str) -> str:
     return f"{slots} at a time"
 
 
-def _runs(python: Path) -> str:
-    _output([str(python), "-c", "import tasks"], cwd=CHECKOUT)
-    return ""
-
-
-def _image(image: str) -> str:
-    return _output(["docker", "image", "inspect", "--format", "{{.Id}}", image])[:19]
-
-
-def _may_start_pods() -> str:
-    _output(["kubectl", "auth", "can-i", "create", "pods", "--namespace", "confide"])
-    return "pods may be started"
-
-
-def _output(words: list[str], cwd: Path | None = None) -> str:
-    """Return the output of a command.
+def _output(words: list[str]) -> str:
+    """Return the output of a command that runs in the checkout.
 
     Raises:
         ConfideError: the command is missing, fails or does not end; with its last line of output.
@@ -338,7 +333,7 @@ def _output(words: list[str], cwd: Path | None = None) -> str:
             capture_output=True,
             text=True,
             timeout=_PATIENCE,
-            cwd=cwd,
+            cwd=CHECKOUT,
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -11,7 +11,7 @@ from random import Random
 
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import generator, seed_key
-from tasks.demo_data.templates import Block, Span, expand, pick, read_table
+from tasks.demo_data.templates import Block, Span, phrase, pick, read_table
 
 _SHARED, *_TOPICS = read_table("public_topics")
 _SENTENCES = (6, 12)  # fewest and most in a document
@@ -36,7 +36,7 @@ def _article(rng: Random) -> str:
     author = _Author(topic, rng)
     sentences = []
     for _ in range(rng.randint(*_SENTENCES)):
-        text = "".join(t for t, _ in expand(pick(rng, topic.templates), rng, author.fill))
+        text = phrase(pick(rng, topic.templates), rng, author.fill)
         joint = pick(rng, _JOINTS)
         sentences.append(joint + text if joint else text[0].upper() + text[1:])
     return ". ".join(sentences) + "."

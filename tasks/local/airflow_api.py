@@ -52,10 +52,8 @@ class AirflowApi:
 
     def ensure_pool(self, name: str, slots: int, description: str) -> None:
         """Create the pool if it does not exist; the size of an existing pool stays unchanged."""
-        body = {"name": name, "slots": slots, "description": description}
-        try:
-            self._call("GET", f"/api/v2/pools/{name}")
-        except AirflowRefused:
+        if self.pool_slots(name) is None:
+            body = {"name": name, "slots": slots, "description": description}
             self._call("POST", "/api/v2/pools", body)
 
     def dag_parsed_at(self, dag: str) -> str:

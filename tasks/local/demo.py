@@ -182,8 +182,9 @@ def _failed_if_interrupted(api: AirflowApi, run_id: str) -> Iterator[None]:
 
 def first_failure(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the task instance that failed first."""
+    now = datetime.now(UTC).isoformat()
     failed = [task for task in tasks if task["state"] == "failed"]
-    return min(failed, key=lambda task: task["end_date"] or _now(), default=None)
+    return min(failed, key=lambda task: task["end_date"] or now, default=None)
 
 
 def _name(task: dict[str, Any]) -> str:
@@ -192,7 +193,3 @@ def _name(task: dict[str, Any]) -> str:
         return str(task["task_id"])
     name = str(task["task_id"]).rpartition(".")[2]
     return f"{name} ({task.get('rendered_map_index') or task['map_index']})"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()

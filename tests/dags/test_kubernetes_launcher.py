@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -307,12 +306,9 @@ def test_a_retry_finds_the_pod_that_still_works_and_replaces_one_that_does_not(
     monkeypatch.setattr(KubernetesPodOperator, "pod_manager", cluster)
     ended: list[Any] = []
     monkeypatch.setattr(step, "process_pod_deletion", lambda pod: ended.append(pod) or True)
-    ti = SimpleNamespace(
-        dag_id="dp_bert", task_id="dp_pretraining", run_id="manual", map_index=-1, try_number=2
-    )
-    run = SimpleNamespace(run_id="manual", logical_date=None, dag_id="dp_bert")
-    context = {"ti": ti, "dag_run": run, "dag": None, "run_id": "manual"}
     step.describe(work("cpu"))
+    context = context_of()
+    context["ti"].try_number = 2
     found = step.get_or_create_pod(pod("Pending"), context)
     assert len(cluster.made) == len(ended) == made
     assert found.metadata.name == "first"

@@ -95,16 +95,11 @@ def commands(environments, monkeypatch):
     return fake
 
 
-def test_second_call_installs_nothing(environments, commands):
-    for _ in range(2):
-        environments.ensure("task")
-    assert commands.installed == [("python", "installer"), ("uv", "task")]
-
-
-def test_developer_environment_also_serves_the_product(environments, commands):
-    environments.ensure("task-dev")
+@pytest.mark.parametrize("first", ["task", "task-dev"])
+def test_environment_that_serves_the_product_is_not_installed_again(environments, commands, first):
+    environments.ensure(first)
     environments.ensure("task")
-    assert commands.installed[1:] == [("uv", "task-dev")]
+    assert commands.installed == [("python", "installer"), ("uv", first)]
     assert commands.venvs == ["task", "installer"]
 
 

@@ -111,12 +111,6 @@ def test_doctor_checks_that_the_launcher_can_start_a_step(
     assert findings_by_name(doctor_command.launcher, deployment)[name].ok
 
 
-def test_doctor_reports_the_schema_of_the_ledger(deployment):
-    finding = findings_by_name(doctor_command.ledger, deployment)["ledger"]
-    assert finding.ok
-    assert "schema " in finding.found
-
-
 def test_store_without_write_access_is_a_fault(deployment):
     deployment.prepare()
     (deployment.home / "store").write_text("in the way")
@@ -140,10 +134,6 @@ def test_disk_check_needs_the_space_of_the_demo(deployment, monkeypatch, free, e
     usage = doctor_command.shutil.disk_usage("/")._replace(free=int(free * 2**30))
     monkeypatch.setattr(doctor_command.shutil, "disk_usage", lambda _: usage)
     assert findings_by_name(doctor_command._machine, deployment)["disk"].ok is enough
-
-
-def test_noise_library_is_checked(deployment):
-    assert findings_by_name(doctor_command._packages, deployment)["numba"].ok
 
 
 def test_seed_readable_by_other_users_is_a_fault(deployment):
