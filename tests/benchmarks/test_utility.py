@@ -151,7 +151,7 @@ def test_reference_and_public_training_are_shared_by_all_recipes_and_epsilons(ru
     assert not [task for task, _ in runner.ran if "exposure" in task or task == "report"]
     public = {spec for task, spec in runner.ran if task == "public_pretraining"}
     private = {spec for task, spec in runner.ran if task == "dp_pretraining"}
-    assert (len(public), len(private)) == (1, 4)
+    assert (len(public), len(private)) == (1, 2)
 
 
 def test_finished_cell_is_not_run_again(runner: Recorded, tmp_path: Path):
