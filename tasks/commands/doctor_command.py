@@ -139,20 +139,17 @@ def ledger(deployment: Deployment) -> Iterator[Check]:
     yield answer
     if not answer.ok:
         return
-    if (file := sqlite_file(deployment.ledger)) is not None:
+    file = sqlite_file(deployment.ledger)
+    if file is not None:
         mode = stat.S_IMODE(file.stat().st_mode)
         fix = f"chmod 600 {shlex.quote(str(file))}"
         yield Check("ledger's file", not mode & 0o077, True, f"{file}: mode {mode:o}", fix)
     yield answers("ledger's integrity", place, lambda: _integrity(deployment), RESTORE_BOTH)
     yield answers("seeds of releases", place, lambda: _seeds_of_releases(deployment), RESTORE_BOTH)
     yield from _releases(deployment)
-    try:
-        skew = _skew(deployment)
-    except (ConfideError, OSError):
-        return
-    if skew is not None:
-        words = f"{skew:.1f} s between this machine and the ledger's database"
-        yield Check("clock", skew <= _SKEW, False, words, "Synchronise both by NTP.")
+    if file is None:  # the database of another machine
+        fix = "Synchronise both by NTP."
+        yield answers("clock", place, lambda: _clock(deployment), fix, needed=False)
 
 
 def _releases(deployment: Deployment) -> Iterator[Check]:
@@ -279,20 +276,21 @@ def _seeds_of_releases(deployment: Deployment) -> str:
     return "every seed that was drawn is there"
 
 
-def _skew(deployment: Deployment) -> float | None:
-    """Return the clocks' difference in seconds, or None if the database is on this machine."""
+def _clock(deployment: Deployment) -> str:
+    """Compare the clocks of this machine and of the ledger's PostgreSQL server."""
     from sqlalchemy import text
 
     from dp_core.privacy.ledger.database import Database
 
     with Database(deployment.ledger).transaction() as db:
-        if db.get_bind().dialect.name != "postgresql":
-            return None
         asked = time.time()
-        theirs = float(
-            db.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
-        )
-        return max(0.0, abs(theirs - asked) - (time.time() - asked))
+        answer = db.execute(text("SELECT extract(epoch FROM clock_timestamp())"))
+        theirs = float(answer.scalar_one())
+    skew = max(0.0, abs(theirs - asked) - (time.time() - asked))
+    words = f"{skew:.1f} s between this machine and the ledger's database"
+    if skew > _SKEW:
+        raise ConfideError(words)
+    return words
 
 
 def _mlflow(deployment: Deployment) -> str:

@@ -46,16 +46,14 @@ class Secrets:
 
     @classmethod
     def of(cls, folder: Path) -> Secrets:
-        """Return the folder's secrets; draw the missing ones."""
+        """Return the folder's secrets; draw them on first use."""
         file = folder / "secrets.json"
-        kept: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
-        made = cls(**kept)
-        if "mlflow" not in kept:
+        if not file.exists():
             (folder / MLFLOW_USERS).unlink(missing_ok=True)  # it holds an earlier password
-        if asdict(made) != kept:
-            write_private(file, json.dumps(asdict(made)))
-        write_private(folder / "passwords.json", json.dumps({USER: made.password}) + "\n")
-        return made
+            write_private(file, json.dumps(asdict(cls())))
+        kept = cls(**json.loads(file.read_text()))
+        write_private(folder / "passwords.json", json.dumps({USER: kept.password}) + "\n")
+        return kept
 
 
 def write_private(file: Path, text: str) -> None:

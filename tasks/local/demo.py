@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,12 @@ class RunFollower:
     def __init__(
         self,
         api: AirflowApi,
-        dag: str,
         run_id: str,
         home: Path,
         check: Callable[[], None],
         console: Console,
     ) -> None:
-        self._api, self._dag, self._run_id = api, dag, run_id
+        self._api, self._run_id = api, run_id
         self._home, self._check, self._console = home, check, console
         self._started = time.monotonic()
         self._said: set[str] = set()
@@ -56,7 +56,7 @@ class RunFollower:
             while True:
                 state, tasks = self._look()
                 done = sum(task["state"] in FINISHED for task in tasks)
-                bars.show(self._dag, StepProgress(done=done, total=len(tasks)))
+                bars.show(DAG, StepProgress(done=done, total=len(tasks)))
                 for task in tasks:
                     self._show(bars, task)
                 if state in {"success", "failed"}:
@@ -67,7 +67,7 @@ class RunFollower:
         """Return the messages of a task's step so far."""
         name = _name(task)
         if name not in self._channels:
-            step, run_key = task["task_id"].rpartition(".")[2], f"{self._dag}/{self._run_id}"
+            step, run_key = task["task_id"].rpartition(".")[2], f"{DAG}/{self._run_id}"
             file = channel_file(self._home, run_key, step, task["map_index"])
             self._channels[name] = Follower(file)
         return self._channels[name].look()
@@ -77,8 +77,8 @@ class RunFollower:
         while True:
             self._check()
             try:
-                state = self._api.run_state(self._dag, self._run_id)
-                return state, self._api.task_instances(self._dag, self._run_id)
+                state = self._api.run_state(DAG, self._run_id)
+                return state, self._api.task_instances(DAG, self._run_id)
             except AirflowAway:
                 if time.monotonic() > deadline:
                     raise ConfideError("Airflow does not answer any more") from None
@@ -125,12 +125,8 @@ def run(deployment: Deployment, settings: JobSettings, console: Console) -> str:
 
 
 def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console) -> None:
-    def check() -> None:
-        if dead := stack.dead():
-            log = local.log_of(deployment, dead[0])
-            raise ConfideError(f"{dead[0]} ended during the run", fix=f"See {log}.")
-
-    follower = RunFollower(stack.api(), DAG, run_id, deployment.home, check, console)
+    alive = partial(stack.confirm_alive, deployment)
+    follower = RunFollower(stack.api(), run_id, deployment.home, alive, console)
     state, tasks = follower.until_end()
     if state == "success":
         return

@@ -1,5 +1,3 @@
-"""Behaviour shared by all launchers: messages, links to MLflow, and one-line failure logs."""
-
 from types import SimpleNamespace
 
 import pytest

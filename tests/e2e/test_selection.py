@@ -1,5 +1,3 @@
-"""A sweep that trains a secret random number of points and releases one model."""
-
 from __future__ import annotations
 
 from pathlib import Path

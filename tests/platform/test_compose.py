@@ -1,5 +1,3 @@
-"""docker-compose.yml and the Dockerfiles as text, checked without a container engine."""
-
 from __future__ import annotations
 
 import re

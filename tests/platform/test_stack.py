@@ -40,7 +40,6 @@ FURTHER = {f"more.dp_{step}" for step in ("pretraining", "exposure", "finetuning
 
 @pytest.fixture(scope="module")
 def before(stack: Stack) -> list[list[str]]:
-    """Return the ledger before the run."""
     return stack.ledger("select * from entries order by 1")
 
 
@@ -53,7 +52,6 @@ def started(stack: Stack, before: list[list[str]]) -> str:
 
 @pytest.fixture(scope="module")
 def run(stack: Stack, started: str) -> str:
-    """Return this run after it has succeeded in task containers."""
     state = stack.wait("dp_bert", started, LONGEST)
     tasks = stack.tasks("dp_bert", started)
     bad = [n for n, t in tasks.items() if t["state"] == "failed"]

@@ -1,5 +1,3 @@
-"""The command line: fast answers, pure JSON, and errors of one line."""
-
 from __future__ import annotations
 
 import ast
@@ -22,7 +20,7 @@ from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
 from tasks.commands import run_command
-from tasks.commands.settings_options import SettingsOptions, settings_of_options
+from tasks.commands.settings_options import settings_of_options
 from tasks.protocol import JobSettings, budget_of_run
 from tasks.releases.charge import plans_of
 from tasks.runtime.deployment import Deployment
@@ -171,7 +169,7 @@ def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployme
     confide(*register.split())
     words = ["ledger", "cost", *set_options(ON_NOTES)]
     before = confide.json(*words)
-    settings = settings_of_options(JobSettings, SettingsOptions(words=ON_NOTES))
+    settings = settings_of_options(JobSettings, words=ON_NOTES)
     (planned,) = plans_of(budget_of_run(settings).charged, run="r").values()
     Ledger.open(deployment.ledger).register_plan(planned)
     after = confide.json(*words)

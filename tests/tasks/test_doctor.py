@@ -1,5 +1,3 @@
-"""`confide doctor` checks the services of a deployment, and reports faults with their fix."""
-
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +12,6 @@ from tasks.tracking.event_log import EventLog, Identity, Tag
 
 
 class Airflow:
-    """A stub of Airflow with given answers."""
-
     def __init__(self, slots=1, health=None, errors=(), away=False, refuses=False):
         self.slots, self.sick, self.errors = slots, health or {}, list(errors)
         self.away, self.refuses = away, refuses

@@ -1,5 +1,3 @@
-"""Settings of the local stack: loopback only, secrets only for their owner, matching ports."""
-
 import configparser
 import json
 import os
@@ -32,23 +30,16 @@ def secret():
 
 
 def test_secrets_are_made_once_and_readable_by_their_owner_alone(tmp_path):
+    users = tmp_path / airflow_configuration.MLFLOW_USERS
+    users.write_text("with an unknown password")
     made = Secrets.of(tmp_path)
-    assert Secrets.of(tmp_path) == made
+    assert not users.exists()
+    users.write_text("with the password")
+    assert Secrets.of(tmp_path) == made and users.exists()
     assert len(set(asdict(made).values())) == 6
     for file in ("secrets.json", "passwords.json"):
         assert (tmp_path / file).stat().st_mode & 0o077 == 0
     assert json.loads((tmp_path / "passwords.json").read_text()) == {"admin": made.password}
-
-
-def test_existing_secrets_are_kept_and_missing_ones_drawn(tmp_path):
-    earlier = {"password": "p", "jwt": "j", "session": "s", "fernet": "f"}
-    (tmp_path / "secrets.json").write_text(json.dumps(earlier))
-    (tmp_path / airflow_configuration.MLFLOW_USERS).write_text("with a password that nobody knows")
-    made = Secrets.of(tmp_path)
-    assert asdict(made).items() > earlier.items()
-    assert len(made.mlflow) >= 16
-    assert not (tmp_path / airflow_configuration.MLFLOW_USERS).exists()
-    assert Secrets.of(tmp_path) == made
 
 
 def test_only_mlflow_receives_its_secrets(deployment, secret, tmp_path, monkeypatch):
