@@ -155,15 +155,12 @@ def test_every_requested_step_ran_in_a_container(stack: Stack, run: str) -> None
     assert step_containers(run) == []
 
 
-def test_results_are_objects_in_the_bucket(stack: Stack, run: str) -> None:
+def test_results_are_in_the_bucket_and_releases_in_the_ledger(stack: Stack, run: str) -> None:
+    assert int(stack.ledger("select count(*) from entries")[0][0]) >= 2
     output = stack.outputs("dp_bert", run)["report"]
     objects = stack.objects(output)
     assert f"{output}/result.json" in objects
     assert [name for name in objects if name.endswith(".html")]
-
-
-def test_releases_are_in_the_postgresql_ledger(stack: Stack, run: str) -> None:
-    assert int(stack.ledger("select count(*) from entries")[0][0]) >= 2
 
 
 def test_repeated_job_costs_nothing(stack: Stack, run: str, before: list[list[str]]) -> None:

@@ -305,24 +305,20 @@ def test_error_is_one_line_with_exit_code_2(
     assert reason in err
 
 
-@pytest.mark.parametrize("place", ["file", "file/below"])
-def test_home_that_cannot_be_created_is_refused(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [("file", "be made ("), ("file/below", "be made ("), ("", "be written")],
+)
+def test_home_that_cannot_be_created_or_written_is_refused(
+    confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, reason: str
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / place))
+    if not place:
+        monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     code, _, err = confide("ledger")
     assert code == 2
-    assert "CONFIDE_HOME: " in err and "cannot be made (" in err
-
-
-def test_home_without_write_permission_is_refused(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    code, _, err = confide("ledger")
-    assert code == 2
-    assert "CONFIDE_HOME: " in err and "cannot be written" in err
+    assert "CONFIDE_HOME: " in err and f"cannot {reason}" in err
 
 
 def test_confide_without_a_command_prints_help(confide: Confide) -> None:

@@ -70,24 +70,21 @@ def test_only_mlflow_receives_its_secrets(deployment, secret, tmp_path, monkeypa
     assert (tmp_path / "mlflow-auth.ini").stat().st_mode & 0o077 == 0
 
 
-def test_port_agrees_in_all_three_settings(deployment, secret):
-    told = airflow_configuration.environment(deployment, secret, {"airflow": 1234, "mlflow": 5678})
-    assert told["AIRFLOW__API__PORT"] == "1234"
-    assert told["AIRFLOW__API__BASE_URL"] == "http://127.0.0.1:1234"
-    assert told["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == "http://127.0.0.1:1234/execution/"
-    assert told["AIRFLOW__API__HOST"] == "127.0.0.1"
-
-
-def test_what_would_change_the_stack_from_outside_is_dropped(deployment, secret, monkeypatch):
+def test_port_agrees_in_all_settings_and_settings_from_outside_are_dropped(
+    deployment, secret, monkeypatch
+):
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
     monkeypatch.setenv("AIRFLOW__API__SSL_CERT", "x")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("NO_PROXY", "internal.example")
-    told = airflow_configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
-    assert told["AIRFLOW__CORE__EXECUTOR"] == "LocalExecutor"
-    assert "AIRFLOW__API__SSL_CERT" not in told
-    assert "PYTHONDONTWRITEBYTECODE" not in told
-    assert told["NO_PROXY"] == "internal.example,127.0.0.1,localhost"
+    stack = airflow_configuration.environment(deployment, secret, {"airflow": 1234, "mlflow": 2})
+    assert stack["AIRFLOW__API__PORT"] == "1234"
+    assert stack["AIRFLOW__API__BASE_URL"] == "http://127.0.0.1:1234"
+    assert stack["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == "http://127.0.0.1:1234/execution/"
+    assert stack["AIRFLOW__API__HOST"] == "127.0.0.1"
+    assert stack["AIRFLOW__CORE__EXECUTOR"] == "LocalExecutor"
+    assert stack["NO_PROXY"] == "internal.example,127.0.0.1,localhost"
+    assert not {"AIRFLOW__API__SSL_CERT", "PYTHONDONTWRITEBYTECODE"} & stack.keys()
 
 
 @pytest.fixture
