@@ -78,13 +78,8 @@ def _python(deployment: Deployment) -> Iterator[Check]:
     yield Check("task environment", is_executable(task), True, str(task), "Run: make setup")
     if (CHECKOUT / "Makefile").exists():  # absent from a step's image, which needs no Airflow
         airflow = CHECKOUT / ".venv" / "orchestrator" / "bin" / "airflow"
-        yield Check(
-            "orchestrator environment",
-            is_executable(airflow),
-            False,
-            str(airflow),
-            "Run: make setup",
-        )
+        there, fix = is_executable(airflow), "Run: make setup"
+        yield Check("orchestrator environment", there, False, str(airflow), fix)
 
 
 def _packages(deployment: Deployment) -> Iterator[Check]:
@@ -100,10 +95,9 @@ def _machine(deployment: Deployment) -> Iterator[Check]:
     yield Check("cores", cores >= 2, False, str(cores), "Two make the demo comfortable.")
     folder = next(p for p in (deployment.home, *deployment.home.parents) if os.access(p, os.F_OK))
     free = shutil.disk_usage(folder).free
-    yield Check(
-        "disk", free >= _ROOM, True, f"{free >> 30} GiB free at {folder}", "Free some, or set "
-        "CONFIDE_HOME to a larger disk."
-    )  # fmt: skip
+    words = f"{free >> 30} GiB free at {folder}"
+    fix = "Free some, or set CONFIDE_HOME to a larger disk."
+    yield Check("disk", free >= _ROOM, True, words, fix)
     writable = os.access(folder, os.W_OK)
     yield Check("home", writable, True, str(deployment.home), "Set CONFIDE_HOME.")
 

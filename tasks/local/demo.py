@@ -119,8 +119,13 @@ def run(deployment: Deployment, settings: JobSettings, console: Console) -> str:
         api = stack.api()
         run_id = f"{PREFIX}{datetime.now():%Y-%m-%dT%H-%M-%S}"
         api.trigger(DAG, run_id, settings.model_dump(mode="json", exclude_defaults=True))
-        with _failed_if_interrupted(api, run_id):
+        try:
             _follow(deployment, stack, run_id, console)
+        except BaseException:  # an interrupted run must not continue at the next start
+            with contextlib.suppress(Exception):
+                if api.run_state(DAG, run_id) not in {"success", "failed"}:
+                    api.fail_run(DAG, run_id)
+            raise
     return job_steps(settings)["report"].output
 
 
@@ -133,17 +138,12 @@ def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console)
     failed = first_failure(tasks)
     if failed is None:
         raise ConfideError(f"the run ended as {state}", fix=f"See {deployment.logs}.")
-    log = _log_of(deployment, run_id, failed)
+    folder = deployment.logs / "airflow" / f"dag_id={DAG}" / f"run_id={run_id}"
+    log = folder / f"task_id={failed['task_id']}" / f"attempt={failed['try_number']}.log"
     told = follower.told(failed)
     code = f" (exit code {told.failed.exit_code})" if told.failed else ""
     reason = told.reason("failed").rstrip(".") + code
     raise ConfideError(reason, where=str(failed["task_id"]), fix=f"Its log: {log}")
-
-
-def _log_of(deployment: Deployment, run_id: str, task: dict[str, Any]) -> Path:
-    """Return the path of Airflow's log of a task's last attempt."""
-    folder = deployment.logs / "airflow" / f"dag_id={DAG}" / f"run_id={run_id}"
-    return folder / f"task_id={task['task_id']}" / f"attempt={task['try_number']}.log"
 
 
 @contextlib.contextmanager
@@ -162,18 +162,6 @@ def _stack(deployment: Deployment, console: Console) -> Iterator[Stack]:
             yield stack
         finally:
             local.stop(deployment)
-
-
-@contextlib.contextmanager
-def _failed_if_interrupted(api: AirflowApi, run_id: str) -> Iterator[None]:
-    """Mark an interrupted run as failed, so that it does not continue at the next start."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(Exception):
-            if api.run_state(DAG, run_id) not in {"success", "failed"}:
-                api.fail_run(DAG, run_id)
-        raise
 
 
 def first_failure(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:

@@ -82,23 +82,14 @@ def program(folder: Path, name: str, message: str, code: int) -> None:
     file.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "command", "name"),
-    [
-        ("docker", "docker", "launcher docker"),
-        ("kubernetes", "kubectl", "launcher kubernetes"),
-    ],
-)
-def test_doctor_checks_that_the_launcher_can_start_a_step(
-    tmp_path, monkeypatch, launcher, command, name
-):
+@pytest.mark.parametrize(("launcher", "command"), [("docker", "docker"), ("kubernetes", "kubectl")])
+def test_doctor_checks_that_the_launcher_can_start_a_step(tmp_path, monkeypatch, launcher, command):
+    name = f"launcher {launcher}"
     environment = {"CONFIDE_HOME": str(tmp_path), "CONFIDE_LAUNCHER": launcher}
     deployment = Deployment.from_environment(environment)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert (
-        f"there is no {command}"
-        in findings_by_name(doctor_command.launcher, deployment)[name].found
-    )
+    finding = findings_by_name(doctor_command.launcher, deployment)[name]
+    assert f"there is no {command}" in finding.found
     program(tmp_path / "bin", command, "No such image: confide-task", 1)
     finding = findings_by_name(doctor_command.launcher, deployment)[name]
     assert not finding.ok
@@ -116,9 +107,8 @@ def test_store_without_write_access_is_a_fault(deployment):
 def test_undelivered_events_are_counted(deployment, monkeypatch):
     monkeypatch.setattr(doctor_command, "_mlflow", lambda _: "")
     log = EventLog.of(deployment.events, Identity("r", "r", "t", "", "corpus", "a" * 64, True))
-    assert findings_by_name(doctor_command.tracking, deployment)[
-        "event logs"
-    ].ok  # an empty log is no fault
+    # An empty log is no fault.
+    assert findings_by_name(doctor_command.tracking, deployment)["event logs"].ok
     log.append(Tag(name="a", value="b"))
     finding = findings_by_name(doctor_command.tracking, deployment)["event logs"]
     assert not finding.ok and not finding.needed
