@@ -405,7 +405,7 @@ def names_of(point: SweepPoint) -> dict[str, str]:
     """Return the names of a sweep point's steps by task; several points may share a step."""
     return {
         "vocabulary": f"{point.front.name}{_OF_POINT}vocabulary"
-        if point.has_own_front
+        if point.has_separate_front
         else "vocabulary",
         "pretraining": f"{point.training.name}{_OF_POINT}pretraining",
         "exposure": f"{point.model.name}{_OF_POINT}exposure",

@@ -18,7 +18,6 @@ from tasks.protocol import (
     point_and_task,
     point_steps,
     steps_of,
-    sweep,
 )
 from tasks.protocol.job import POINT_STEPS
 
@@ -115,7 +114,7 @@ def test_a_baseline_of_another_vocabulary_has_a_task_for_each_step_that_is_its_o
     tasks = {task.task_id for task in dags["dp_sweep"].tasks if is_of_baselines(task)}
     upstream = upstream_of(dags["dp_sweep"], "baseline.")
     found = set()
-    for front in sweep.fronts_of(points):
+    for front in {p.front for p in points if p.has_separate_front}:
         steps = point_steps(settings, front)
         own = {name: spec for name, spec in steps.items() if spec.output not in shared}
         own = {name: spec for name, spec in own.items() if name not in POINT_STEPS}

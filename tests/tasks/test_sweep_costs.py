@@ -25,7 +25,7 @@ from tasks.protocol import (
     point_and_task,
     point_steps,
 )
-from tasks.protocol.sweep import PAGE, models_of, trainings_of
+from tasks.protocol.sweep import PAGE
 from tasks.releases.charge import charge, planned_release, register_plans
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
@@ -398,7 +398,7 @@ def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Dep
     )
     assert {entry.event for entry in ledger.history("notes")} == {longest, shorter}
     assert len(ledger.history("notes")) == len(settings.trainings()) == 2
-    assert len(models_of(p for p in settings.points() if p.mode == "dp")) == 4
+    assert len({p.model for p in settings.points() if p.mode == "dp"}) == 4
     named = points_by_output(settings)
     assert named["pretraining", training.output] == "σ=2 · B=60 · epochs=4"
     assert named["exposure", first["exposure"].output] == "σ=2 · B=60 · epochs=1 of 4"
@@ -420,8 +420,8 @@ def test_large_sweep_is_split_into_pages_and_reported_completely() -> None:
     on_pages = [point for page in pages for point in page]
     assert on_pages == settings.points()
     assert len(set(on_pages)) == len(on_pages)
-    assert max(len(trainings_of(page)) for page in pages) <= PAGE
-    trainings = {training for page in pages for training in trainings_of(page)}
+    assert max(len({point.training for point in page}) for page in pages) <= PAGE
+    trainings = {point.training for point in on_pages}
     assert trainings == set(settings.trainings()) and len(trainings) == 700
     assert list(job_steps(settings)["report"].points) == [point.name for point in on_pages]
     assert len(budget_of_run(settings).charged) == 700
