@@ -354,7 +354,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         epochs: dict[tuple[float, int], set[float]] = {}
         for point in points:
             epochs.setdefault((point.noise_multiplier, point.batch_size), set()).add(point.epochs)
-        left = {key: tuple(sorted(own)) for key, own in epochs.items() if len(own) > 1}
+        left = {key: tuple(sorted(of_key)) for key, of_key in epochs.items() if len(of_key) > 1}
         return [
             p.model_copy(update={"of_epochs": left.get((p.noise_multiplier, p.batch_size), ())})
             for p in points
@@ -368,7 +368,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     def space(self) -> dict[str, tuple[float, float]]:
         """Return the bounds of each setting that an optimiser varies."""
         listed = {name: [x for x in self._values(name) if x is not None] for name in SEARCHED}
-        return {name: (min(own), max(own)) for name, own in listed.items() if len(own) > 1}
+        return {name: (min(ends), max(ends)) for name, ends in listed.items() if len(ends) > 1}
 
     @property
     def search(self) -> str:
@@ -376,8 +376,8 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
 
         It omits the number of points, because a longer search begins with the same points.
         """
-        told = self.model_dump_json(exclude={"sweep_trials"})
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        settings = self.model_dump_json(exclude={"sweep_trials"})
+        return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
     def asked_point(self, values: Mapping[str, float]) -> SweepPoint:
         """Return an optimiser's point, rounded to four significant digits and clipped to bounds."""
@@ -464,10 +464,9 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         Raises:
             ValueError: the point has an unknown or repeated setting, or a value that is no number.
         """
-        own: dict[str, Any] = {name: getattr(self, name) for name in TRAINING_AXES}
-        (told,) = listed_points(point, AXES, "sweep_points")
+        (changes,) = listed_points(point, AXES, "sweep_points")
         try:
-            return SweepPoint.model_validate(own | told)
+            return SweepPoint.model_validate(self.model_dump(include=set(TRAINING_AXES)) | changes)
         except ValidationError as error:
             raise ValueError(f"sweep_points: {one_line(error)}") from None
 
@@ -481,10 +480,10 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             axes = {"sweep_points": self.sweep_points.count(";") + 1}
         replicates = ("sweep_seeds", "sweep_finetune_seeds", "entities_folds")
         axes |= {field: max(1, getattr(self, field)) for field in replicates}
-        told = {field: n for field, n in axes.items() if n > 1 or field in TRAINING_AXES.values()}
+        axes = {field: n for field, n in axes.items() if n > 1 or field in TRAINING_AXES.values()}
         if (points := math.prod(axes.values())) > MOST_POINTS:
             raise ValueError(
-                f"{', '.join(told)}: {' × '.join(map(str, told.values()))} = {points} points, but "
+                f"{', '.join(axes)}: {' × '.join(map(str, axes.values()))} = {points} points, but "
                 f"a sweep has at most {MOST_POINTS}"
             )
 
