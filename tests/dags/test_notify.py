@@ -1,5 +1,3 @@
-"""Notifications of failed jobs: addresses, content, and errors, which are logged and ignored."""
-
 import logging
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
