@@ -16,7 +16,6 @@ from dp_core.privacy.statement import epsilons, total_epsilon
 from tasks.commands.epsilon_command import DELTA, EPSILON
 from tasks.commands.output import as_json, write_answer, write_pairs, write_table
 from tasks.commands.settings_options import (
-    SettingsOptions,
     absolute,
     settings_of_options,
     settings_options,
@@ -174,13 +173,13 @@ def history(dataset: str, as_json: bool) -> None:
 @click.argument("job", type=click.Choice(["dp_bert", "dp_sweep"]), default="dp_bert")
 @settings_options
 @as_json
-def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
+def cost(job: str, as_json: bool, **options: Any) -> None:
     """Show the cost of a run with these settings to each data set, without starting it.
 
     Releases that the ledger holds already (such as an earlier run's vocabulary) are free. The exit
     code is 3 if the run would be refused.
     """
-    settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, options)
+    settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, **options)
     plans = plans_of(budget_of_run(settings).charged)
     costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in plans.items()]
     write_answer(

@@ -13,7 +13,7 @@ from command_line import Confide
 
 from dp_core.errors import BadInput
 from tasks.commands import run_command
-from tasks.commands.settings_options import PRESETS, SettingsOptions, settings_of_options
+from tasks.commands.settings_options import PRESETS, settings_of_options
 from tasks.execution import run_job as process
 from tasks.execution.run_job import Job, JobOutcome
 from tasks.local import demo
@@ -45,9 +45,8 @@ PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entiti
 def test_preset_is_read_by_name(
     preset: str, more: dict[str, str], expected: dict[str, Any]
 ) -> None:
-    settings = settings_of_options(
-        JobSettings, SettingsOptions(preset, words=[f"{k}={v}" for k, v in more.items()])
-    )
+    words = [f"{name}={value}" for name, value in more.items()]
+    settings = settings_of_options(JobSettings, preset, words=words)
     assert settings.model_dump().items() >= expected.items()
 
 
@@ -84,8 +83,8 @@ def test_invalid_or_ambiguous_settings_file_is_refused(
 
 def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"weight_decay": 0.5, "epochs": 20, "layers": 3}')
-    options = SettingsOptions("large-batches", tmp_path / "s.json", ["layers=4"])
-    settings = settings_of_options(JobSettings, options)
+    file = tmp_path / "s.json"
+    settings = settings_of_options(JobSettings, "large-batches", file, ["layers=4"])
     assert (settings.batch_size, settings.weight_decay, settings.layers) == (1024, 0.5, 4)
 
 
@@ -119,7 +118,7 @@ def settings_of_preset(preset: str) -> JobSettings:
         named["public_model"] = "."
     kind = SweepSettings if "sweep_points" in values else JobSettings
     words = [f"{name}={path}" for name, path in named.items()]
-    return settings_of_options(kind, SettingsOptions(preset, words=words))
+    return settings_of_options(kind, preset, words=words)
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
