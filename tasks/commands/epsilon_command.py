@@ -24,10 +24,10 @@ Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class InRange(click.ParamType):
+class InRange(click.ParamType[Any]):
     """A finite number in a range, refused by `BadInput` with the option's name."""
 
-    def __init__(self, kind: click.ParamType, least: float, most: float) -> None:
+    def __init__(self, kind: click.ParamType[Any], least: float, most: float) -> None:
         self.kind, self.least, self.most = kind, least, most
         self.name = kind.name
 
