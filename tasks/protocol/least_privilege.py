@@ -35,10 +35,10 @@ def without_orchestrator(environment: Mapping[str, str]) -> dict[str, str]:
     return {n: value for n, value in environment.items() if not _ORCHESTRATORS.fullmatch(n)}
 
 
-def uses_cluster(spec: StepSpec, environment: Mapping[str, str]) -> bool:
-    """Return whether the step uses a cluster of other machines, which the environment names."""
-    other_machines = not _THIS_MACHINE.fullmatch(environment.get(CLUSTER, ""))
-    return other_machines and Need.CLUSTER in spec.needs
+def needs_in(spec: StepSpec, environment: Mapping[str, str]) -> frozenset[Need]:
+    """Return the step's needs; the cluster only if the environment names other machines."""
+    alone = _THIS_MACHINE.fullmatch(environment.get(CLUSTER, ""))
+    return spec.needs - {Need.CLUSTER} if alone else spec.needs
 
 
 _NOT_FOR_WORKERS = re.compile(
@@ -71,8 +71,8 @@ def environment_for(
         BadInput: the step is isolated and reads a ledger that has no read-only user.
     """
     variables = {name: value for name, value in environment.items() if name != LEDGER_READER}
-    held = spec.needs
-    if not uses_cluster(spec, environment):
+    held = needs_in(spec, environment)
+    if Need.CLUSTER not in held:
         variables.pop(CLUSTER_SECRETS, None)
         if not _THIS_MACHINE.fullmatch(environment.get(CLUSTER, "")):
             variables.pop(CLUSTER)
