@@ -289,11 +289,8 @@ def test_the_claim_bounds_rows_by_those_held_out(
     row = _discoverable(learned, sides, planted, claim)[GREEDY]
     assert row.ceiling == pytest.approx(np.e * row.control_share.high + 1e-6)
     assert row.share.low > row.ceiling  # no such claim holds for this model
-    assert discoverable(suffix_odds(learned), *_no_rows(), CONFIG, claim) == ()
-
-
-def _no_rows() -> tuple[Prompts, Prompts]:
-    return Prompts(np.ones((1, 12), np.int32), 6), Prompts(np.ones((0, 12), np.int32), 6)
+    none, some = (Prompts(np.ones((rows, 12), np.int32), 6) for rows in (0, 1))
+    assert discoverable(suffix_odds(learned), some, none, CONFIG, claim) == ()
 
 
 def test_planted_secrets_are_guessed_and_others_are_not(
