@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     writer = TokenStoreWriter(tmp_path_factory.mktemp("store"), S, PIECES)
     for unit in range(UNITS):
         rows = [[2, *coins.choice(CANDIDATES, 6).tolist(), 3] for _ in range(3)]
-        writer.add_unit(f"unit {unit}", plant(rows, PLANTED, f"unit {unit}", 0, S))
+        writer.add_unit(f"unit {unit}", plant(f"unit {unit}", rows, PLANTED, 0, S))
     return writer.finish()
 
 

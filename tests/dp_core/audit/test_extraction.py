@@ -231,7 +231,7 @@ def sides(
         for unit in range(80):
             rows = [[CLS, *coins.choice(POOL, 11).tolist(), SEP]]
             if name == "train":
-                rows = plant(rows, planted, f"unit {unit}", 0, S)
+                rows = plant(f"unit {unit}", rows, planted, 0, S)
             writer.add_unit(f"{name} {unit}", rows)
         stores.append(writer.finish())
     return stores[0], stores[1]
