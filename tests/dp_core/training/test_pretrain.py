@@ -303,7 +303,7 @@ def test_time_limited_run_ends_in_the_same_bits(
     undisturbed = reports[-1]
     for done in (1, 2):  # at least one update per run, or it would never end
         with pytest.raises(Unfinished, match=f"time is up after {done} of 3 updates") as stopped:
-            train(plan, config=config_of(time_box_minutes=1e-9, **changes))
+            train(plan, config=config_of(time_box_minutes=1e-9, **changes), points=(3,))
         assert stopped.value.exit_code == 75
     last = config_of(checkpoint_every=2, time_box_minutes=1e5, **changes)
     assert same(whole, train(plan, config=last, **last_point))
