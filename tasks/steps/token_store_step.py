@@ -10,12 +10,13 @@ import hashlib
 import hmac
 import json
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from statistics import fmean
 
 from tokenizers import Tokenizer
 
-from dp_core.audit.canaries import Canary, Planting, unit_canary_rows
+from dp_core.audit.canaries import Canary, plant, unit_canary_rows
 from dp_core.audit.exposure import counted_occurrences
 from dp_core.data.hashing import seed_key
 from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter
@@ -71,7 +72,9 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
         spec.rows.max_examples_per_unit,
         seed_key(spec.seed),
         spec.holdout,
-        Planting(canaries, spec.seed, spec.rows.sequence_length),
+        partial(
+            plant, canaries=canaries, seed=spec.seed, sequence_length=spec.rows.sequence_length
+        ),
         FITTED_UNITS,
     )
     units = 0
