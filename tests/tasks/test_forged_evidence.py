@@ -471,7 +471,9 @@ def _other(value: Any) -> Any:
         return not value
     if isinstance(value, int | float):
         return value * 0.9 if isinstance(value, float) else max(value - 1, value == 0)
-    return f"{value[:-1]}0" if isinstance(value, str) and value else "0"
+    if isinstance(value, str) and value:
+        return value[:-1] + ("1" if value.endswith("0") else "0")
+    return "0"
 
 
 @pytest.mark.parametrize("name", DATA_FILES.values())
