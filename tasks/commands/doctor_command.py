@@ -78,13 +78,8 @@ def _python(deployment: Deployment) -> Iterator[Check]:
     yield Check("task environment", is_executable(task), True, str(task), "Run: make setup")
     if (CHECKOUT / "Makefile").exists():  # absent from a step's image, which needs no Airflow
         airflow = CHECKOUT / ".venv" / "orchestrator" / "bin" / "airflow"
-        yield Check(
-            "orchestrator environment",
-            is_executable(airflow),
-            False,
-            str(airflow),
-            "Run: make setup",
-        )
+        there, fix = is_executable(airflow), "Run: make setup"
+        yield Check("orchestrator environment", there, False, str(airflow), fix)
 
 
 def _packages(deployment: Deployment) -> Iterator[Check]:
@@ -100,10 +95,9 @@ def _machine(deployment: Deployment) -> Iterator[Check]:
     yield Check("cores", cores >= 2, False, str(cores), "Two make the demo comfortable.")
     folder = next(p for p in (deployment.home, *deployment.home.parents) if os.access(p, os.F_OK))
     free = shutil.disk_usage(folder).free
-    yield Check(
-        "disk", free >= _ROOM, True, f"{free >> 30} GiB free at {folder}", "Free some, or set "
-        "CONFIDE_HOME to a larger disk."
-    )  # fmt: skip
+    words = f"{free >> 30} GiB free at {folder}"
+    fix = "Free some, or set CONFIDE_HOME to a larger disk."
+    yield Check("disk", free >= _ROOM, True, words, fix)
     writable = os.access(folder, os.W_OK)
     yield Check("home", writable, True, str(deployment.home), "Set CONFIDE_HOME.")
 
@@ -139,20 +133,17 @@ def ledger(deployment: Deployment) -> Iterator[Check]:
     yield answer
     if not answer.ok:
         return
-    if (file := sqlite_file(deployment.ledger)) is not None:
+    file = sqlite_file(deployment.ledger)
+    if file is not None:
         mode = stat.S_IMODE(file.stat().st_mode)
         fix = f"chmod 600 {shlex.quote(str(file))}"
         yield Check("ledger's file", not mode & 0o077, True, f"{file}: mode {mode:o}", fix)
     yield answers("ledger's integrity", place, lambda: _integrity(deployment), RESTORE_BOTH)
     yield answers("seeds of releases", place, lambda: _seeds_of_releases(deployment), RESTORE_BOTH)
     yield from _releases(deployment)
-    try:
-        skew = _skew(deployment)
-    except (ConfideError, OSError):
-        return
-    if skew is not None:
-        words = f"{skew:.1f} s between this machine and the ledger's database"
-        yield Check("clock", skew <= _SKEW, False, words, "Synchronise both by NTP.")
+    if file is None:  # the database of another machine
+        fix = "Synchronise both by NTP."
+        yield answers("clock", place, lambda: _clock(deployment), fix, needed=False)
 
 
 def _releases(deployment: Deployment) -> Iterator[Check]:
@@ -279,20 +270,21 @@ def _seeds_of_releases(deployment: Deployment) -> str:
     return "every seed that was drawn is there"
 
 
-def _skew(deployment: Deployment) -> float | None:
-    """Return the clocks' difference in seconds, or None if the database is on this machine."""
+def _clock(deployment: Deployment) -> str:
+    """Compare the clocks of this machine and of the ledger's PostgreSQL server."""
     from sqlalchemy import text
 
     from dp_core.privacy.ledger.database import Database
 
     with Database(deployment.ledger).transaction() as db:
-        if db.get_bind().dialect.name != "postgresql":
-            return None
         asked = time.time()
-        theirs = float(
-            db.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
-        )
-        return max(0.0, abs(theirs - asked) - (time.time() - asked))
+        answer = db.execute(text("SELECT extract(epoch FROM clock_timestamp())"))
+        theirs = float(answer.scalar_one())
+    skew = max(0.0, abs(theirs - asked) - (time.time() - asked))
+    words = f"{skew:.1f} s between this machine and the ledger's database"
+    if skew > _SKEW:
+        raise ConfideError(words)
+    return words
 
 
 def _mlflow(deployment: Deployment) -> str:

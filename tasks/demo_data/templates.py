@@ -116,9 +116,8 @@ def _parse(template: str) -> list[_Node]:
     return nodes
 
 
-_WORDS, _ABBREVIATIONS, _TEMPLATES = (block.fields for block in read_table("lexicon"))
+WORDS, _ABBREVIATIONS, _TEMPLATES = (block.fields for block in read_table("lexicon"))
 
-WORDS: dict[str, tuple[str, ...]] = _WORDS
 ABBREVIATIONS = {long: short for long, (short,) in _ABBREVIATIONS.items()}
 # The parts of these slots combine freely, into many more surfaces than any training set contains.
 TEMPLATES = {name: template for name, (template,) in _TEMPLATES.items()}

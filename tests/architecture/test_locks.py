@@ -1,5 +1,3 @@
-"""Each dependency group has a lock file of pinned and hashed requirements without an index URL."""
-
 import re
 import tomllib
 from importlib import metadata

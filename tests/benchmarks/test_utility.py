@@ -1,5 +1,3 @@
-"""The utility benchmark: finished cells are not repeated, and shares of the gain are correct."""
-
 from __future__ import annotations
 
 import json
@@ -121,8 +119,6 @@ def test_truncated_line_is_measured_again_and_other_lines_are_kept(tmp_path: Pat
 
 
 class Recorded(Runner):
-    """A runner that records its steps instead of executing them."""
-
     def __init__(self, home: Path, results: Results) -> None:
         super().__init__(home, results)
         self.ran: list[tuple[str, str]] = []

@@ -124,8 +124,6 @@ class Engine:
 
 
 class TestDocker(IsolatedLauncherConformance):
-    """Checks the requests that the launcher sends to the engine."""
-
     def operator(self, **options: Any) -> StepOperator:
         return DockerStep(task_id="vocabulary", plan=plan, **options)
 
@@ -279,7 +277,6 @@ def _sockets() -> Iterator[None]:
 
 
 def _client() -> Any | None:
-    """Return a client of the engine, or None if no engine answers."""
     try:
         client = docker.from_env()
         client.ping()

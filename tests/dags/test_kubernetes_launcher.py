@@ -1,5 +1,3 @@
-"""Steps as pods: the requests to the cluster, and the meaning of exit codes for Airflow."""
-
 from __future__ import annotations
 
 import re
@@ -167,8 +165,6 @@ def ended(exit_code: int, message: str, reason: str = "") -> models.V1Pod:
 
 
 class TestKubernetes(IsolatedLauncherConformance):
-    """Checks the requests that the launcher sends to the cluster."""
-
     passwords_by_name = True  # type: ignore[assignment]
 
     def operator(self, **options: Any) -> StepOperator:
@@ -257,7 +253,6 @@ class TestKubernetes(IsolatedLauncherConformance):
 
 
 def quiet(operator: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the operator's cluster by a fake."""
     monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
     monkeypatch.setattr(KubernetesPodOperator, "pod_manager", cluster)
     for name in ("process_pod_deletion", "patch_already_checked"):
@@ -268,8 +263,6 @@ def quiet(operator: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Cluster:
-    """A fake cluster with its pods and the calls that these tests need."""
-
     def __init__(self, pods: list[models.V1Pod] | None = None) -> None:
         self.pods = pods or []
         self.made: list[Any] = []

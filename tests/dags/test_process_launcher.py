@@ -1,5 +1,3 @@
-"""The process launcher, with real processes that run fake steps."""
-
 from __future__ import annotations
 
 import json

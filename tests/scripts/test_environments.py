@@ -1,5 +1,3 @@
-"""Setup of environments: uv receives pip's settings, and current environments are kept."""
-
 import importlib.util
 import subprocess
 import sys
@@ -14,7 +12,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def environments(tmp_path):
-    """The script as a module, with temporary folders."""
     file = CHECKOUT / "scripts" / "environments.py"
     spec = importlib.util.spec_from_file_location("environments", file)
     module = importlib.util.module_from_spec(spec)

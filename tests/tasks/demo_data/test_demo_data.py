@@ -1,5 +1,3 @@
-"""Tests of the synthetic notes, labelled sentences, public text and templates."""
-
 import re
 from collections import Counter, defaultdict
 from itertools import islice
