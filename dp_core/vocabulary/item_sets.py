@@ -293,7 +293,8 @@ class GatheredSets:
             return np.memmap(file, np.int32, "w+", shape=size)
 
     def _stored(self, array: NDArray[Any]) -> NDArray[Any]:
-        return self._kept(pa.array(array)).to_numpy()
+        stored: NDArray[Any] = self._kept(pa.array(array)).to_numpy()
+        return stored
 
     def _kept(self, array: pa.Array) -> pa.Array:
         """Return the array itself, or a memory map of its content once the limit is exceeded."""
