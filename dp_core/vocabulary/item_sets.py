@@ -24,9 +24,9 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dp_core.data.privacy_units import bounded_sample
+from dp_core.data.privacy_units import bounded_sample, refuse_more_than_declared
 from dp_core.data.tokens import HeldItems, joined_items
-from dp_core.errors import BadInput, PlanError, PrivateTextRefusal
+from dp_core.errors import BadInput, PlanError
 
 
 @dataclass(frozen=True)
@@ -102,12 +102,8 @@ def bounded_sets(
         nonlocal units
         for block in blocks:
             units += len(block.unit_ids)
-            if declared_units is not None and units > declared_units:
-                raise PrivateTextRefusal(
-                    f"the corpus holds more units than the declared bound of {declared_units}",
-                    where="declared_units",
-                    fix="Declare a higher bound, from public knowledge.",
-                )
+            if declared_units is not None:
+                refuse_more_than_declared(units, declared_units)
             yield _bounded(_without(block, public), items_per_unit, key)
 
     held = joined_items(bounded())
