@@ -15,7 +15,7 @@ from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.advice import Case
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
-from tasks.commands.epsilon_command import check_epsilon
+from tasks.commands.epsilon_command import EPSILON
 from tasks.commands.ledger_command import FITS
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
 from tasks.commands.settings_options import settings_of_options, settings_options
@@ -30,7 +30,7 @@ from tasks.runtime.deployment import Deployment
 
 @click.command("advise")
 @settings_options
-@click.option("--epsilon", type=float, help="Total ε of all releases of the run.")
+@click.option("--epsilon", type=EPSILON, help="Total ε of all releases of the run.")
 @click.option("--delta", type=float, help="Total δ of all releases; below 1/units.")
 @click.option(
     "--write",
@@ -54,8 +54,6 @@ def command(
     the budget is the cost of the present settings. No private text is read, and nothing is charged.
     """
     settings = settings_of_options(JobSettings, **options)
-    if epsilon is not None:
-        check_epsilon(epsilon)
     advice = _advice(settings, epsilon, delta)
     if written is not None:
         _write(advice, written)

@@ -70,23 +70,23 @@ def environment_for(
     Raises:
         BadInput: the step is isolated and reads a ledger that has no read-only user.
     """
-    told = {name: value for name, value in environment.items() if name != LEDGER_READER}
+    variables = {name: value for name, value in environment.items() if name != LEDGER_READER}
     held = needs_in(spec, environment)
     if Need.CLUSTER not in held:
-        told.pop(CLUSTER_SECRETS, None)
+        variables.pop(CLUSTER_SECRETS, None)
         if not _THIS_MACHINE.fullmatch(environment.get(CLUSTER, "")):
-            told.pop(CLUSTER)
-            told.pop(HOSTS, None)
+            variables.pop(CLUSTER)
+            variables.pop(HOSTS, None)
     if Need.CHARGING in held:
-        return told
-    told[SEEDS] = WITHHELD
+        return variables
+    variables[SEEDS] = WITHHELD
     if Need.LEDGER not in held:
-        told[LEDGER] = f"sqlite:///{WITHHELD}"
+        variables[LEDGER] = f"sqlite:///{WITHHELD}"
     elif reader := environment.get(LEDGER_READER):
-        told[LEDGER] = reader
-    elif apart and told.get(LEDGER):
+        variables[LEDGER] = reader
+    elif apart and variables.get(LEDGER):
         raise BadInput(
             f"{LEDGER} is set and {LEDGER_READER} is not: the step {spec.step} reads files from "
             "outside, and needs a user of the ledger's database who cannot write"
         )
-    return told
+    return variables

@@ -162,13 +162,14 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("field", "more"),
+    ("field", "launcher", "more"),
     [
-        ("private_path", {"private_format": "text", "private_dataset": "notes"}),
-        ("public_path", {"public_format": "text"}),
-        ("entities_train", {"entities_format": "i2b2", "entities_test": "."}),
-        ("entities_test", {"entities_format": "i2b2", "entities_train": "."}),
-        ("public_model", {}),
+        ("private_path", "process", {"private_format": "text", "private_dataset": "notes"}),
+        ("public_path", "process", {"public_format": "text"}),
+        ("entities_train", "process", {"entities_format": "i2b2", "entities_test": "."}),
+        ("entities_test", "process", {"entities_format": "i2b2", "entities_train": "."}),
+        ("public_model", "docker", {}),  # `run` starts steps on this machine in every case
+        ("public_model", "kubernetes", {}),
     ],
 )
 def test_missing_path_is_refused_before_the_run_starts(
@@ -177,8 +178,10 @@ def test_missing_path_is_refused_before_the_run_starts(
     steps: list[str],
     tmp_path: Path,
     field: str,
+    launcher: str,
     more: dict[str, str],
 ) -> None:
+    monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("Fever is common.")
     monkeypatch.chdir(tmp_path / "data")
@@ -189,16 +192,6 @@ def test_missing_path_is_refused_before_the_run_starts(
         exit_code, _, err = confide(*words)
         assert (exit_code, len(steps)) == (code, starts)
         assert (f"{field}: no such file or folder: {path}" in err) is (code == 2)
-
-
-@pytest.mark.parametrize("launcher", ["docker", "kubernetes"])
-def test_local_run_checks_paths_under_every_launcher(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, steps: list[str], launcher: str
-) -> None:
-    monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
-    code, _, err = confide("run", "--set", "public_model=/nonexist/a")
-    assert (code, steps) == (2, [])
-    assert "public_model: no such file or folder: /nonexist/a" in err
 
 
 @pytest.mark.parametrize(("launcher", "starts"), [("process", 0), ("docker", 1)])
