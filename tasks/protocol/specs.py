@@ -596,6 +596,15 @@ class SelectSpec(StepSpec):
     def _releases_one_model(self) -> Self:
         if any(one.kept_updates for one in self.candidates):
             raise ValueError("kept_updates: a selection releases its best model alone")
+        varied = {"plan", "training", "batches", "updates"}
+        first, *others = (candidate.model_dump(exclude=varied) for candidate in self.candidates)
+        if any(other != first for other in others):
+            raise ValueError("candidates: they may differ only in plan, training and batches")
+        if self.candidates[0].mode != "dp" or not self.candidates[0].init_uri:
+            raise ValueError("candidates: must be DP trainings of a public model")
+        if any(candidate.training.time_box_minutes for candidate in self.candidates):
+            # Each restart is logged, so restarts would reveal the number of trainings.
+            raise ValueError("time_box_minutes: a selection by a secret count has no time box")
         return self
 
     @property

@@ -536,6 +536,10 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             raise ValueError("sweep_epochs_from: of a selection the best model alone is released")
         if self.selection == "random-count" and self.sampling == "truncated-poisson":
             raise ValueError("selection: no Rényi bound of truncated-poisson sampling is known")
+        if self.selection == "random-count" and self.private_start == "fresh":
+            raise ValueError("private_start: a selection trains its candidates from a public model")
+        if self.selection == "random-count" and not self.holdout:
+            raise ValueError("holdout: a selection compares models by public text that is held out")
         if self.selection == "random-count" and self.time_box_minutes:
             raise ValueError(
                 "time_box_minutes: must be 0 with selection=random-count, for each restart would "

@@ -39,18 +39,6 @@ from tasks.steps.training_files import (
 )
 from tasks.storage import sha256_of
 
-_SHARED = (
-    "mode",
-    "store_uri",
-    "vocabulary_uri",
-    "init_uri",
-    "public_store_uri",
-    "private_store_uri",
-    "public_model",
-    "device",
-    "seed",
-)
-
 
 @dataclass(frozen=True)
 class _Trained:
@@ -71,7 +59,6 @@ class _Trained:
 def run(spec: SelectSpec, context: StepContext) -> StepOutput:
     """Reserve one release, draw the number and the candidates, train, keep the best, settle."""
     first = spec.candidates[0]
-    _refuse_unlike(spec)
     inputs = TrainingInputs.open(first, context)
     units = private_units(inputs.rows)
     plans = [training_plan(candidate, units.rows_kept) for candidate in spec.candidates]
@@ -163,23 +150,6 @@ def _best(
 
 def _accuracy(model: Bert, store: TokenStore, seed: int) -> float:
     return mlm_accuracy(model, store, seed=seed, max_rows=MEASURED_ROWS)
-
-
-def _refuse_unlike(spec: SelectSpec) -> None:
-    """Refuse candidates that differ in more than their training settings."""
-    for name in _SHARED:
-        if len({getattr(candidate, name) for candidate in spec.candidates}) > 1:
-            raise BadInput("the candidates differ in it", where=f"select spec, {name}")
-    if any(candidate.training.time_box_minutes for candidate in spec.candidates):
-        # Each restart is logged, so the number of restarts would reveal the number of trainings.
-        raise BadInput(
-            "a selection by a secret count cannot be time-boxed",
-            where="time_box_minutes",
-            fix="Set it to 0; one that is stopped goes on from its checkpoints all the same.",
-        )
-    first = spec.candidates[0]
-    if first.mode != "dp" or not first.init_uri or first.public_model:
-        raise BadInput("candidates are DP trainings of a public model", where="select spec")
 
 
 def _bert(model: object) -> Bert:

@@ -270,8 +270,6 @@ ATTACKS: dict[str, tuple[Callable[[Published], StepSpec], str]] = {
         lambda h: selection(h, {"plan": planned(declared_units=400)}), "declared_units"),
     "selection, the second candidate's bound": (
         lambda h: selection(h, {}, {"plan": planned(declared_units=400)}), "several"),
-    "selection, other rows to measure": (
-        lambda h: selection(h, {}, {"private_store_uri": "private elsewhere"}), "differ"),
     "fine-tuning, another data set": (
         lambda h: finetuning(h, plan=planned(dataset="notes")), "dataset"),
     "fine-tuning, another unit": (
@@ -342,6 +340,24 @@ def test_invalid_spec_is_refused_before_a_charge(attacked: Published, name: str)
         contract.run_step(make(attacked), attacked.deployment, CONTEXT)
     assert reason in str(refused.value) and "\n" not in str(refused.value)
     assert attacked.charged() == []
+
+
+@pytest.mark.parametrize(
+    ("candidate", "reason"),
+    [
+        ({"private_store_uri": "private elsewhere"}, "may differ only in plan"),
+        ({"seed": 2}, "may differ only in plan"),
+        ({"training": {"learning_rate": 0.001, "time_box_minutes": 30}}, "time_box_minutes"),
+    ],
+)
+def test_candidates_of_a_selection_differ_only_in_their_training_and_have_no_time_box(
+    published: Published, candidate: dict[str, Any], reason: str
+) -> None:
+    selection(published, {}, {"updates": 7})
+    with pytest.raises(ValueError, match=reason):
+        selection(published, {}, candidate)
+    with pytest.raises(ValueError, match="of a public model"):
+        selection(published, {"init_uri": ""})
 
 
 @pytest.mark.parametrize("name", ["operator model", "model"])

@@ -408,6 +408,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     (CHECKPOINTS | {"selection": "random-count"}, "of a selection the best model alone"),
     (CHECKPOINTS | OPTUNA | {"all_public": True}, "sweep_epochs_from: points that an optimiser"),
     (CHECKPOINTS | {"sweep_epochs": "1,1.001"}, "kept_epochs: .* each with an update of its own"),
+    ({"selection": "random-count", "private_start": "fresh"}, "candidates from a public model"),
+    ({"selection": "random-count", "holdout": 0}, "holdout: a selection compares models by public"),
     ({"entities_folds": 1}, "one fold leaves nothing to learn from"),
     ({"phrases_epsilon": 3.0, "private_start": "fresh"}, "no training of a sweep begins with the"),
     ({"entities_folds": 5, "entities_test": "/b"}, "leave entities_test empty"),
