@@ -370,7 +370,6 @@ def test_contradictory_settings_are_refused_with_the_reason(
 
 
 def test_order_of_class_names_does_not_change_their_ids() -> None:
-    """The order of the setting and of the private texts does not matter."""
     tuned = [
         job_steps(JobSettings.model_validate(PRIVATE_PAIRS | {"class_names": names}))
         for names in ("yes,no,maybe", "maybe, yes,no,yes")

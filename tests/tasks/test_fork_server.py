@@ -1,8 +1,4 @@
-"""The fork server: each step is a separate process with only its request's settings, ended in time.
-
-The server of these tests imports no TensorFlow, and its steps are short scripts. The file
-tests/e2e/test_forked_training.py checks that a real training yields the same bits.
-"""
+"""The fork server: each step is a separate process with only its request's settings."""
 
 from __future__ import annotations
 

@@ -90,7 +90,6 @@ def test_job_charges_the_event_of_its_sampling_and_composes_the_total(
 
 
 def test_releases_of_different_neighbouring_relations_have_no_total() -> None:
-    """Neither the report nor the statement adds them."""
     histogram = ThresholdedHistogram(64, 80.0, 600, unit=PrivacyUnit.PATIENT)
     shuffled = ShuffledGaussian(2.0, 3, unit=PrivacyUnit.PATIENT)
     (total,) = reporting.totals([record(event.kind, event) for event in (histogram, shuffled)])
