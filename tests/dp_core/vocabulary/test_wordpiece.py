@@ -110,15 +110,7 @@ def test_continuation_flags_mark_tokens_that_continue_a_word() -> None:
 
 
 def test_special_ids_are_read_from_another_vocabulary(tmp_path: Path) -> None:
-    words = [
-        "[PAD]",
-        *(f"[unused{i}]" for i in range(99)),
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "a",
-    ]
+    words = ["[PAD]", *(f"[unused{i}]" for i in range(99)), *SPECIAL_TOKENS[1:], "a"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     assert SpecialIds.of(wordpiece.load(tmp_path)) == SpecialIds(0, 100, 101, 102, 103)
 
