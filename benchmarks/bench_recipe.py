@@ -222,7 +222,7 @@ def without_privacy(start: Start, seed: int) -> float:
     """Return the accuracy of the job's training without privacy, on the same rows."""
     job = JobSettings()
     rows = job.nonprivate_batch_size * job.examples_per_step
-    updates = OrdinaryUpdates(job.nonprivate_updates, rows, seed)
+    updates = OrdinaryUpdates(job.updates_after("nonprivate", job.epochs), rows, seed)
     config = TrainingConfig(learning_rate=job.nonprivate_learning_rate, micro_rows=64)
     return accuracy(start, trained(start, updates, config))
 

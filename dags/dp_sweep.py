@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from typing import Any
 
 from airflow.providers.standard.operators.empty import EmptyOperator
@@ -28,9 +28,7 @@ from tasks.protocol.sweep import (
     PAGE,
     START,
     TRAINING_AXES,
-    fronts_of,
-    models_of,
-    trainings_of,
+    unique,
 )
 
 THIS_PAGE = "page"  # the field of the form that is no setting
@@ -80,14 +78,14 @@ def start_of(steps: Steps) -> StepSpec:
 
 
 def ready(
-    lay_out: Callable[[list[SweepPoint]], list[SweepPoint]],
+    part: Callable[[SweepPoint], SweepPoint],
     needed: Callable[[Steps], StepSpec],
     *tasks: str,
 ) -> list[dict[str, Any]]:
     """Return the points of this page whose input exists, so that a failed point stops no other.
 
     Args:
-        lay_out: selects the trainings, models or fine-tunings of the page's points.
+        part: returns the training, model or fine-tuning of a point, which points may share.
         needed: the step of a point whose output they read.
         tasks: the tasks that make these outputs, including every mapped instance.
     """
@@ -97,7 +95,7 @@ def ready(
     outputs = {answer["output"] for answer in answers or () if answer}
     return [
         point.model_dump()
-        for point in lay_out(points)
+        for point in unique(map(part, points))
         if needed(point_steps(settings, point)).output in outputs
     ]
 
@@ -176,7 +174,9 @@ def dp_sweep() -> None:
         settings = settings_of(params)
         launcher.settings_to_start(SweepSettings, settings.model_dump())
         points, _, _ = page_of(params)
-        return [front.model_dump() for front in fronts_of(points)]
+        return [
+            front.model_dump() for front in unique(p.front for p in points if p.has_separate_front)
+        ]
 
     @task(
         retries=0,
@@ -189,7 +189,7 @@ def dp_sweep() -> None:
         labelled = "entities" in plan(context["params"], None)
         if labelled and not context["ti"].xcom_pull(task_ids="entities"):
             raise AirflowFailException("there is no labelled text to fine-tune on")
-        return ready(trainings_of, start_of, *STARTS)
+        return ready(attrgetter("training"), start_of, *STARTS)
 
     @task(
         retries=0,
@@ -201,7 +201,7 @@ def dp_sweep() -> None:
         params = get_current_context()["params"]
         if "finetuning" not in plan(params, None):
             raise AirflowSkipException("a causal model is not fine-tuned")
-        return ready(list, itemgetter("pretraining"), PRETRAINING)
+        return ready(lambda point: point, itemgetter("pretraining"), PRETRAINING)
 
     @task(
         retries=0,
@@ -210,7 +210,7 @@ def dp_sweep() -> None:
         doc_md="Lists the models of the trainings: one each, or one for each of several epochs.",
     )
     def models() -> list[dict[str, Any]]:
-        return ready(models_of, itemgetter("pretraining"), PRETRAINING)
+        return ready(attrgetter("model"), itemgetter("pretraining"), PRETRAINING)
 
     # All points share data, vocabulary, canaries, token stores and the public model.
     # After text and labels have been checked, all points are charged together or not at all.

@@ -5,7 +5,7 @@ It reads from top to bottom like the method section of Hoory et al. 2021.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +14,6 @@ from airflow.sdk import BaseOperator, TriggerRule, task_group
 
 from dags.launcher import TRAINING, Plan, step
 
-Task = Callable[..., BaseOperator]  # returns the task that runs a step, by its name
 BY_POINT = "{{ point_name }}"
 DESCRIPTIONS = {  # of the steps that train or measure one model
     "pretraining": "Trains a model with DP-SGD, which is **charged: ε_T**, or a model to compare.",

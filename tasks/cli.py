@@ -12,14 +12,12 @@ from dp_core.errors import OUT_OF_MEMORY, ConfideError, fault_line
 
 _OUT_OF_MEMORY = f"confide: {OUT_OF_MEMORY}\n".encode()
 
-LOCAL = {  # functions of tasks/commands/local_stack.py, with one line of help
+COMMANDS = {  # verb: one line of help; no command's module is imported for the list
     "demo": "Run the demo job (or another) through Airflow, and show its report.",
     "up": "Serve the Airflow and MLflow pages on this machine.",
     "down": "Stop what `up` started.",
     "announce": "Announce a new version of a private corpus to Airflow.",
     "backup": "Copy the ledger, the seeds and MLflow's database.",
-}
-COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not imported for the list
     "run": "Run a whole job or sweep on this machine, without Airflow.",
     "advise": "Recommend a plan for a privacy budget and a corpus size.",
     "epsilon": "Compute ε of a DP-SGD training, by PLD and by RDP.",
@@ -35,9 +33,10 @@ COMMANDS = {  # verb: one line of help; tasks/commands/VERB_command.py is not im
     "audit": "Audit a model's privacy claim: a model from here or from elsewhere.",
     "doctor": "Check this machine and deployment, and suggest fixes.",
 }
-# Files of several commands, by verb; the command's function has the name of the verb.
+# Files of several commands, by verb; the command's function has the name of the verb. Any other
+# command is the function `command` of VERB_command.
 _SHARED = {
-    **dict.fromkeys(LOCAL, "local_stack"),
+    **dict.fromkeys(("demo", "up", "down", "announce", "backup"), "local_stack"),
     **dict.fromkeys(("calibrate", "paper-table"), "epsilon_command"),
     **dict.fromkeys(("audit", "audit-engine", "evidence"), "audit_command"),
 }
@@ -48,11 +47,11 @@ class LazyGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         """Return the commands in the order in which a newcomer meets them."""
-        return [*LOCAL, *COMMANDS]
+        return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import and return a command."""
-        if cmd_name not in LOCAL | COMMANDS:
+        if cmd_name not in COMMANDS:
             return None
         verb = cmd_name.replace("-", "_")
         shared = _SHARED.get(cmd_name)
@@ -61,9 +60,9 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the list of commands from the tables above, without imports."""
+        """Write the list of commands from the table above, without imports."""
         with formatter.section("Commands"):
-            formatter.write_dl(list((LOCAL | COMMANDS).items()))
+            formatter.write_dl(list(COMMANDS.items()))
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -30,7 +30,7 @@ from docker.errors import APIError
 from docker.types import DeviceRequest, Mount
 
 from dags.launcher.step_operator import PLACES, SECRETS, SEEDS_AT, StepOperator
-from tasks.protocol import Need, uses_cluster
+from tasks.protocol import Need, needs_in
 from tasks.protocol.messages import CHANNEL, STDOUT, Failed, Follower, Lines
 from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
 from tasks.protocol.supervisor import LAUNCHER_GRACE
@@ -109,8 +109,7 @@ class DockerStep(StepOperator, DockerOperator):
         long = len(words[-1]) > LONGEST_ARGUMENT  # the report of a large sweep
         environment = self.variables_of(work, *PLACES, *SECRETS)
         environment |= {"CONFIDE_LEASE": "stdin", CHANNEL: STDOUT}
-        on_cluster = uses_cluster(work.spec, os.environ)
-        held = work.spec.needs - (set() if on_cluster else {Need.CLUSTER})
+        held = needs_in(work.spec, os.environ)
         granted = [mount for need in held for mount in self.granted.get(need, [])]
         container: dict[str, Any] = self.cli.create_container(
             image=self.image,
@@ -123,7 +122,7 @@ class DockerStep(StepOperator, DockerOperator):
                 mounts=self.mounts + granted,
                 network_mode=self.network_mode,
                 mem_limit=self.mem_limit,
-                shm_size=SHARED_MEMORY if on_cluster else None,
+                shm_size=SHARED_MEMORY if Need.CLUSTER in held else None,
                 device_requests=self.device_requests,
                 cap_drop=["ALL"],
                 security_opt=["no-new-privileges:true"],

@@ -145,10 +145,9 @@ def settings_from(model: type[Settings], params: Mapping[str, Any]) -> Settings:
     given = {name: value for name, value in params.items() if value is not None}
     try:
         return model.model_validate(with_preset(model, given, given.pop(PRESET, NO_PRESET)))
-    except ValidationError as error:
-        raise AirflowFailException(f"settings refused: {one_line(error)}") from None
     except ValueError as error:
-        raise AirflowFailException(f"settings refused: {error}") from None
+        reason = one_line(error) if isinstance(error, ValidationError) else error
+        raise AirflowFailException(f"settings refused: {reason}") from None
 
 
 def settings_to_start(model: type[Job], params: Mapping[str, Any]) -> Job:

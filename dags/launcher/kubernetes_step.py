@@ -27,7 +27,7 @@ from dags.launcher.step_operator import (
     StepOperator,
     failure,
 )
-from tasks.protocol import Need, uses_cluster
+from tasks.protocol import Need, needs_in
 from tasks.protocol.messages import CHANNEL, Follower
 from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
 
@@ -83,10 +83,9 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
         # The cluster would replace $(NAME) by the variable, which may be a secret; $$ escapes a $.
         self.env_vars = {name: value.replace("$(", "$$(") for name, value in variables.items()}
         self.labels = {"app": "confide", "confide-spec": work.spec.digest()[:32]}
-        held, device = work.spec.needs, getattr(work.spec, "device", "cpu")
-        if not uses_cluster(work.spec, os.environ):
-            held -= {Need.CLUSTER}
-        elif os.environ.get("CONFIDE_HOSTS") and work.spec.step == "pretrain":
+        held, device = needs_in(work.spec, os.environ), getattr(work.spec, "device", "cpu")
+        on_hosts = Need.CLUSTER in held and os.environ.get("CONFIDE_HOSTS")
+        if on_hosts and work.spec.step == "pretrain":
             device = "cpu"  # the cluster's hosts have the accelerators
         self.pod_template_dict = granted(template(device), held)
         if self.execution_timeout is not None:

@@ -11,7 +11,6 @@ trainings. This file is only imported if the provider is configured.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from typing import Any
 
 from airflow.sdk.exceptions import AirflowFailException
@@ -24,6 +23,7 @@ from tasks.protocol.specs import STORE_SCHEME
 
 STORE = "confide-store"  # the namespace of outputs
 _OUTPUT = re.compile(r"[a-z_]+/[0-9a-f]{16}")
+_NAMED = re.compile(f'"{STORE_SCHEME}({_OUTPUT.pattern})"')  # the addresses in a spec's JSON
 
 
 class NamesOnly(EventTransformer):
@@ -85,19 +85,9 @@ def lineage_of(spec: Any) -> Any:
     from airflow.providers.openlineage.extractors import OperatorLineage
 
     written = spec.output.removeprefix(STORE_SCHEME)
-    texts = (text for text in _texts(spec.model_dump()) if text.startswith(STORE_SCHEME))
-    named = (text.removeprefix(STORE_SCHEME) for text in texts)
-    read = dict.fromkeys(name for name in named if _OUTPUT.fullmatch(name) and name != written)
+    named = _NAMED.findall(spec.model_dump_json())
+    read = dict.fromkeys(name for name in named if name != written)
     return OperatorLineage(
         inputs=[Dataset(namespace=STORE, name=name) for name in read],
         outputs=[Dataset(namespace=STORE, name=written)],
     )
-
-
-def _texts(value: Any) -> Iterator[str]:
-    """Yield every string in a spec."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, dict | list | tuple):
-        for part in value.values() if isinstance(value, dict) else value:
-            yield from _texts(part)

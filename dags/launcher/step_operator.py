@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 from urllib.parse import unquote, urlparse
 
 from airflow.sdk import BaseOperator, BaseOperatorLink
@@ -101,13 +101,9 @@ def launcher() -> str:
 # --- tasks
 
 
-class Plan(Protocol):
-    """A function from a run's parameters to the specs of its steps, by task name."""
-
-    def __call__(
-        self, params: Mapping[str, Any], point: SweepPoint | None
-    ) -> Mapping[str, StepSpec]:
-        """Return the specs by task name, without tasks that the settings switch off."""
+# A function from a run's parameters and a grid point to the specs of its steps, by task name,
+# without tasks that the settings switch off.
+Plan: TypeAlias = Callable[[Mapping[str, Any], SweepPoint | None], Mapping[str, StepSpec]]
 
 
 def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:

@@ -37,10 +37,9 @@ MEASURED = Path(__file__).with_name("gain_curve.json")  # written by benchmarks/
 CONFIDENCE = 0.95
 # T₀, updates that learn half without noise. The trainings of the curve by gradients lie closer
 # to one curve with 200 than with 60 (deviation 0.07 of the gain, not 0.09), hardly so beyond.
-HALF_LEARNED = 200
 # After text from phrases, which has taught most of it: at one ε, 36 updates of 1,024 patients bring
 # 0.6 to 1.1 points, 141 of 256 none (docs/phrases.md).
-HALF_LEARNED_AFTER_PHRASES = 5
+HALF_LEARNED = {"gradients": 200, "phrases": 5}
 # v: the total variance of clipped single-row gradients over the squared norm of their mean.
 # On made-up notes at the public model: norms 0.31, 0.55 and 0.66 of 1, 4 and 8 rows (decision 21).
 ROW_VARIANCE = 9.4
@@ -54,7 +53,7 @@ LEAST_POINTS = 4  # a curve of two numbers, and its interval, need more than two
 Recipe = Literal["gradients", "phrases"]
 
 
-def noise_to_signal(plan: ExecutionPlan, half_learned: float = HALF_LEARNED) -> float:
+def noise_to_signal(plan: ExecutionPlan, recipe: Recipe = "gradients") -> float:
     """Return the ratio of noise to signal of a whole training, for each coordinate.
 
     Let σ_t/B_t be the noise-batch ratio of update t, in clip norms. The mean of T updates has
@@ -67,14 +66,14 @@ def noise_to_signal(plan: ExecutionPlan, half_learned: float = HALF_LEARNED) -> 
 
     Args:
         plan: of the training; its accounting has no part in this.
-        half_learned: T₀, updates that learn half of the signal without noise.
+        recipe: determines T₀, the updates that learn half of the signal without noise.
     """
     sigma, updates = plan.gradient_noise_multiplier(), plan.steps
     total = math.fsum(phase.steps * (sigma / phase.expected_batch) ** 2 for phase in plan.schedule)
     left = plan.strategy.sum_deviation(updates) / math.sqrt(updates)
     noise = math.sqrt(total) * left / updates
     signal = signal_norm(plan.examples_per_step * plan.maskings_per_example)
-    return noise / signal * (1 + half_learned / updates)
+    return noise / signal * (1 + HALF_LEARNED[recipe] / updates)
 
 
 def signal_norm(rows: int) -> float:

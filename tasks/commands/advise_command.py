@@ -15,10 +15,10 @@ from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.advice import Case
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
-from tasks.commands.epsilon_command import check_epsilon
+from tasks.commands.epsilon_command import EPSILON
 from tasks.commands.ledger_command import FITS
 from tasks.commands.output import as_json, write_json, write_pairs, write_table
-from tasks.commands.settings_options import SettingsOptions, settings_of_options, settings_options
+from tasks.commands.settings_options import settings_of_options, settings_options
 from tasks.protocol import JobSettings, budget_of_run
 from tasks.protocol.settings import MADE_UP
 from tasks.releases import training_advice
@@ -30,7 +30,7 @@ from tasks.runtime.deployment import Deployment
 
 @click.command("advise")
 @settings_options
-@click.option("--epsilon", type=float, help="Total ε of all releases of the run.")
+@click.option("--epsilon", type=EPSILON, help="Total ε of all releases of the run.")
 @click.option("--delta", type=float, help="Total δ of all releases; below 1/units.")
 @click.option(
     "--write",
@@ -40,11 +40,11 @@ from tasks.runtime.deployment import Deployment
 )
 @as_json
 def command(
-    options: SettingsOptions,
     epsilon: float | None,
     delta: float | None,
     written: Path | None,
     as_json: bool,
+    **options: Any,
 ) -> None:
     """Recommend batch, noise and vocabulary for a privacy budget, with the expected result.
 
@@ -53,9 +53,7 @@ def command(
     exists: all of it or the remaining part, unless --epsilon and --delta are smaller. Otherwise,
     the budget is the cost of the present settings. No private text is read, and nothing is charged.
     """
-    settings = settings_of_options(JobSettings, options)
-    if epsilon is not None:
-        check_epsilon(epsilon)
+    settings = settings_of_options(JobSettings, **options)
     advice = _advice(settings, epsilon, delta)
     if written is not None:
         _write(advice, written)

@@ -78,13 +78,8 @@ def _python(deployment: Deployment) -> Iterator[Check]:
     yield Check("task environment", is_executable(task), True, str(task), "Run: make setup")
     if (CHECKOUT / "Makefile").exists():  # absent from a step's image, which needs no Airflow
         airflow = CHECKOUT / ".venv" / "orchestrator" / "bin" / "airflow"
-        yield Check(
-            "orchestrator environment",
-            is_executable(airflow),
-            False,
-            str(airflow),
-            "Run: make setup",
-        )
+        there, fix = is_executable(airflow), "Run: make setup"
+        yield Check("orchestrator environment", there, False, str(airflow), fix)
 
 
 def _packages(deployment: Deployment) -> Iterator[Check]:
@@ -100,10 +95,9 @@ def _machine(deployment: Deployment) -> Iterator[Check]:
     yield Check("cores", cores >= 2, False, str(cores), "Two make the demo comfortable.")
     folder = next(p for p in (deployment.home, *deployment.home.parents) if os.access(p, os.F_OK))
     free = shutil.disk_usage(folder).free
-    yield Check(
-        "disk", free >= _ROOM, True, f"{free >> 30} GiB free at {folder}", "Free some, or set "
-        "CONFIDE_HOME to a larger disk."
-    )  # fmt: skip
+    words = f"{free >> 30} GiB free at {folder}"
+    fix = "Free some, or set CONFIDE_HOME to a larger disk."
+    yield Check("disk", free >= _ROOM, True, words, fix)
     writable = os.access(folder, os.W_OK)
     yield Check("home", writable, True, str(deployment.home), "Set CONFIDE_HOME.")
 
@@ -139,20 +133,17 @@ def ledger(deployment: Deployment) -> Iterator[Check]:
     yield answer
     if not answer.ok:
         return
-    if (file := sqlite_file(deployment.ledger)) is not None:
+    file = sqlite_file(deployment.ledger)
+    if file is not None:
         mode = stat.S_IMODE(file.stat().st_mode)
         fix = f"chmod 600 {shlex.quote(str(file))}"
         yield Check("ledger's file", not mode & 0o077, True, f"{file}: mode {mode:o}", fix)
     yield answers("ledger's integrity", place, lambda: _integrity(deployment), RESTORE_BOTH)
     yield answers("seeds of releases", place, lambda: _seeds_of_releases(deployment), RESTORE_BOTH)
     yield from _releases(deployment)
-    try:
-        skew = _skew(deployment)
-    except (ConfideError, OSError):
-        return
-    if skew is not None:
-        words = f"{skew:.1f} s between this machine and the ledger's database"
-        yield Check("clock", skew <= _SKEW, False, words, "Synchronise both by NTP.")
+    if file is None:  # the database of another machine
+        fix = "Synchronise both by NTP."
+        yield answers("clock", place, lambda: _clock(deployment), fix, needed=False)
 
 
 def _releases(deployment: Deployment) -> Iterator[Check]:
@@ -211,20 +202,29 @@ def airflow(deployment: Deployment) -> Iterator[Check]:
 
 def launcher(deployment: Deployment) -> Iterator[Check]:
     """Check whether the launcher can start steps."""
-    match deployment.launcher:
-        case "process":
-            python = Path(deployment.task_python)
-            yield answers("launcher process", str(python), lambda: _runs(python), "make setup")
-        case "docker":
-            image = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task"
-            fix = f"Start the engine; build or pull {image}."
-            yield answers("launcher docker", image, lambda: _image(image), fix)
-        case "kubernetes":
-            fix = "Check kubectl's context and the role that starts pods (docs/cloud.md)."
-            yield answers("launcher kubernetes", "namespace confide", _may_start_pods, fix)
-            folder = os.environ.get("CONFIDE_POD_TEMPLATES") or CHECKOUT / "dags/launcher/pods"
-            there = all((Path(folder) / f"{name}.yaml").is_file() for name in ("cpu", "tpu"))
-            yield Check("pod templates", there, True, str(folder), "Set CONFIDE_POD_TEMPLATES.")
+    image = os.environ.get("CONFIDE_TASK_IMAGE") or "confide-task"
+    place, command, fix = {
+        "process": (
+            deployment.task_python,
+            [deployment.task_python, "-c", "import tasks"],
+            "make setup",
+        ),
+        "docker": (
+            image,
+            ["docker", "image", "inspect", "--format", "{{.Id}}", image],
+            f"Start the engine; build or pull {image}.",
+        ),
+        "kubernetes": (
+            "may start pods in the namespace confide",
+            ["kubectl", "auth", "can-i", "create", "pods", "--namespace", "confide"],
+            "Check kubectl's context and the role that starts pods (docs/cloud.md).",
+        ),
+    }[deployment.launcher]
+    yield answers(f"launcher {deployment.launcher}", place, lambda: _output(command)[:19], fix)
+    if deployment.launcher == "kubernetes":
+        folder = os.environ.get("CONFIDE_POD_TEMPLATES") or CHECKOUT / "dags/launcher/pods"
+        there = all((Path(folder) / f"{name}.yaml").is_file() for name in ("cpu", "tpu"))
+        yield Check("pod templates", there, True, str(folder), "Set CONFIDE_POD_TEMPLATES.")
 
 
 def _store(deployment: Deployment) -> str:
@@ -270,20 +270,21 @@ def _seeds_of_releases(deployment: Deployment) -> str:
     return "every seed that was drawn is there"
 
 
-def _skew(deployment: Deployment) -> float | None:
-    """Return the clocks' difference in seconds, or None if the database is on this machine."""
+def _clock(deployment: Deployment) -> str:
+    """Compare the clocks of this machine and of the ledger's PostgreSQL server."""
     from sqlalchemy import text
 
     from dp_core.privacy.ledger.database import Database
 
     with Database(deployment.ledger).transaction() as db:
-        if db.get_bind().dialect.name != "postgresql":
-            return None
         asked = time.time()
-        theirs = float(
-            db.execute(text("SELECT extract(epoch FROM clock_timestamp())")).scalar_one()
-        )
-        return max(0.0, abs(theirs - asked) - (time.time() - asked))
+        answer = db.execute(text("SELECT extract(epoch FROM clock_timestamp())"))
+        theirs = float(answer.scalar_one())
+    skew = max(0.0, abs(theirs - asked) - (time.time() - asked))
+    words = f"{skew:.1f} s between this machine and the ledger's database"
+    if skew > _SKEW:
+        raise ConfideError(words)
+    return words
 
 
 def _mlflow(deployment: Deployment) -> str:
@@ -309,22 +310,8 @@ def _pool(api: AirflowApi, pool: str) -> str:
     return f"{slots} at a time"
 
 
-def _runs(python: Path) -> str:
-    _output([str(python), "-c", "import tasks"], cwd=CHECKOUT)
-    return ""
-
-
-def _image(image: str) -> str:
-    return _output(["docker", "image", "inspect", "--format", "{{.Id}}", image])[:19]
-
-
-def _may_start_pods() -> str:
-    _output(["kubectl", "auth", "can-i", "create", "pods", "--namespace", "confide"])
-    return "pods may be started"
-
-
-def _output(words: list[str], cwd: Path | None = None) -> str:
-    """Return the output of a command.
+def _output(words: list[str]) -> str:
+    """Return the output of a command that runs in the checkout.
 
     Raises:
         ConfideError: the command is missing, fails or does not end; with its last line of output.
@@ -338,7 +325,7 @@ def _output(words: list[str], cwd: Path | None = None) -> str:
             capture_output=True,
             text=True,
             timeout=_PATIENCE,
-            cwd=cwd,
+            cwd=CHECKOUT,
             check=False,
         )
     except subprocess.TimeoutExpired:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, fields
-from typing import Any, TypeVar, cast
+from dataclasses import asdict, dataclass
+from typing import Any, TypeVar
 
 import click
 
@@ -19,18 +18,51 @@ from dp_core.privacy.accounting.tradeoff import group_privacy
 from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.vocabulary import selection_calibration as selection
-from tasks.commands.output import as_json, write_json, write_pairs, write_table
+from tasks.commands.output import as_json, write_answer, write_pairs, write_table
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
+
+class InRange(click.ParamType[Any]):
+    """A finite number in a range, refused by `BadInput` with the option's name."""
+
+    def __init__(self, kind: click.ParamType[Any], least: float, most: float) -> None:
+        self.kind, self.least, self.most = kind, least, most
+        self.name = kind.name
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float | int:
+        """Return the number.
+
+        Raises:
+            BadInput: the number is not finite, or outside the range.
+        """
+        number: float | int = self.kind.convert(value, param, ctx)
+        where = param.opts[0] if param else self.name
+        if isinstance(number, float) and not math.isfinite(number):
+            raise BadInput(f"{number} is not finite", where=where)
+        if not self.least <= number <= self.most:
+            # a whole number of any length compares, but has no %g
+            shown = f"{number:g}" if abs(number) < 1e15 else "a number of that size"
+            raise BadInput(f"{shown} is not from {self.least:g} to {self.most:g}", where=where)
+        return number
+
+
+EPSILON = InRange(click.FLOAT, 1e-6, 500.0)
+DELTA = InRange(click.FLOAT, selection.LEAST_DELTA, 1 - 1e-9)
+_NOISE = InRange(click.FLOAT, LEAST_NOISE, MOST_NOISE)
+_RATE = InRange(click.FLOAT, 1e-9, 1.0)  # from 1 / (largest number of units)
+_COUNT = InRange(click.INT, 1, 10**12)
+
 _OPTIONS = [
-    click.option("--sampling-rate", type=float, help="q: expected batch over units."),
-    click.option("--steps", type=int, help="Number of updates."),
+    click.option("--sampling-rate", type=_RATE, help="q: expected batch over units."),
+    click.option("--steps", type=_COUNT, help="Number of updates."),
     click.option(
         "--phase",
         "phases",
-        type=(float, int),
+        type=(_RATE, _COUNT),
         multiple=True,
         metavar="RATE STEPS",
         help="A phase of a batch schedule; repeat it instead of --sampling-rate and --steps.",
@@ -44,24 +76,18 @@ _OPTIONS = [
     ),
     click.option(
         "--units",
-        type=int,
+        type=_COUNT,
         help="Declared units; for truncated-poisson and fixed-size. δ is checked against it.",
     ),
-    click.option("--cap", type=int, help="Largest batch; for truncated-poisson."),
+    click.option("--cap", type=_COUNT, help="Largest batch; for truncated-poisson."),
 ]
 
 
 def training_options(command: Command) -> Command:
-    """Add the options of a training except its noise; the command gets them as `options`."""
-
-    @functools.wraps(command)
-    def with_training(**given: Any) -> None:
-        values = {field.name: given.pop(field.name) for field in fields(Training)}
-        command(options=Training(**values), **given)
-
+    """Add the options of a training except its noise, which are the fields of `Training`."""
     for option in reversed(_OPTIONS):
-        with_training = option(with_training)
-    return cast(Command, with_training)
+        command = option(command)
+    return command
 
 
 @dataclass(frozen=True)
@@ -80,7 +106,7 @@ class Training:
         """The phases of (rate, updates); a single one for --sampling-rate and --steps.
 
         Raises:
-            BadInput: the options are incomplete, contradict each other, or are out of range.
+            BadInput: the options are incomplete or contradict each other.
         """
         where = "--sampling-rate, --steps, --phase"
         rate, steps = self.sampling_rate, self.steps
@@ -96,13 +122,8 @@ class Training:
                 where=where,
                 fix="Give --sampling-rate and --steps, or one --phase RATE STEPS for each phase.",
             )
-        for phase_rate, number in self.phases:
-            check_rate(phase_rate, "--phase")
-            check_count(number, "--phase")
         if rate is None or steps is None:
             return list(self.phases)
-        check_rate(rate, "--sampling-rate")
-        check_count(steps, "--steps")
         return [(rate, steps)]
 
     def event(self, schedule: Schedule, sigma: float) -> MechanismEvent:
@@ -113,7 +134,6 @@ class Training:
                 whole number.
         """
         phases = tuple((rate, sigma, steps) for rate, steps in schedule)
-        check_count(self.cap, "--cap")
         if self.cap is not None and self.sampling != "truncated-poisson":
             raise BadInput(f"{self.sampling} batches have no cap", where="--cap")
         if self.sampling == "truncated-poisson":
@@ -129,47 +149,21 @@ class Training:
             return mechanisms.ShuffledGaussian(sigma, epochs)
         return mechanisms.PoissonGaussian(phases)
 
-
-def check_epsilon(value: float) -> None:
-    """Refuse a target ε that no noise can give, or that is too large to mean anything."""
-    _check_range(value, 1e-6, 500.0, "--epsilon")
-
-
-def check_noise(value: float) -> None:
-    """Refuse a noise multiplier outside the range of plans."""
-    _check_range(value, LEAST_NOISE, MOST_NOISE, "--noise-multiplier")
-
-
-def check_rate(value: float, option: str) -> None:
-    """Refuse a sampling rate above 1, or below 1 / (largest number of units)."""
-    _check_range(value, 1e-9, 1.0, option)
+    def described(self, schedule: Schedule, sigma: float, delta: float) -> dict[str, Any]:
+        """Return the training as plain JSON data."""
+        return {
+            "noise_multiplier": sigma,
+            "steps": sum(steps for _, steps in schedule),
+            "sampling_rate": schedule[0][0] if len(schedule) == 1 else None,
+            "sampling": self.sampling,
+            "delta": delta,
+            "neighbours": self.event(schedule, sigma).relation.value,
+            "phases": [{"sampling_rate": rate, "steps": steps} for rate, steps in schedule],
+        }
 
 
-def check_count(value: int | None, option: str) -> None:
-    """Refuse a count below 1 or above 10^12; None is accepted."""
-    if value is not None:
-        _check_range(value, 1, 10**12, option)
-
-
-def _check_range(value: float, least: float, most: float, option: str) -> None:
-    if isinstance(value, float) and not math.isfinite(value):
-        raise BadInput(f"{value} is not finite", where=option)
-    if not least <= value <= most:  # a whole number of any length compares, but has no %g
-        shown = f"{value:g}" if abs(value) < 1e15 else "a number of that size"
-        raise BadInput(f"{shown} is not from {least:g} to {most:g}", where=option)
-
-
-def check_delta(delta: float, units: int | None) -> None:
-    """Refuse a δ that is too large to be meaningful, or too small to be computed.
-
-    Raises:
-        BadInput: δ is not between 0 and 1 or not below 1/units, or units is not a count.
-    """
-    check_count(units, "--units")
-    if not 0 < delta < 1:
-        raise BadInput(f"{delta} is not between 0 and 1", where="--delta")
-    if delta < selection.LEAST_DELTA:
-        raise BadInput(f"{delta:g} is below {selection.LEAST_DELTA:g}", where="--delta")
+def _check_delta(delta: float, units: int | None) -> None:
+    """Refuse a δ that is not below 1/units."""
     if units is not None:
         refuse_large_delta([delta], units, "--delta")
 
@@ -194,44 +188,31 @@ def _required(value: int | None, option: str) -> int:
 
 
 @click.command("epsilon")
-@click.option("--noise-multiplier", type=float, required=True, help="σ of one update, over C.")
+@click.option("--noise-multiplier", type=_NOISE, required=True, help="σ of one update, over C.")
 @training_options
-@click.option("--delta", type=float, required=True, help="δ at which ε is stated.")
+@click.option("--delta", type=DELTA, required=True, help="δ at which ε is stated.")
 @click.option(
-    "--group", type=int, default=1, show_default=True, help="Also for a group of so many units."
+    "--group", type=_COUNT, default=1, show_default=True, help="Also for a group of so many units."
 )
 @as_json
 def command(
-    options: Training, noise_multiplier: float, delta: float, group: int, as_json: bool
+    noise_multiplier: float, delta: float, group: int, as_json: bool, **options: Any
 ) -> None:
     """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units."""
-    check_noise(noise_multiplier)
-    check_delta(delta, options.units)
-    check_count(group, "--group")
-    schedule = options.schedule
-    event = options.event(schedule, noise_multiplier)
+    training = Training(**options)
+    _check_delta(delta, training.units)
+    schedule = training.schedule
+    event = training.event(schedule, noise_multiplier)
     claim = epsilon_pld(event, delta)
+    together = group_privacy(claim, delta, group)._asdict()
     found: dict[str, Any] = {
         "epsilon_pld": claim,
         "epsilon_rdp": epsilon_rdp(event, delta),
         "epsilon_unamplified": epsilon_unamplified(event, delta),
         "epsilon_unamplified_replace_one": epsilon_unamplified(event, delta, sensitivity=2.0),
+        "group": together,
+        **training.described(schedule, noise_multiplier, delta),
     }
-    together = group_privacy(claim, delta, group)._asdict()
-    if as_json:
-        given: dict[str, Any] = {
-            "noise_multiplier": noise_multiplier,
-            "steps": sum(n for _, n in schedule),
-            "delta": delta,
-            "sampling": options.sampling,
-            "neighbours": event.relation.value,
-            "phases": [{"sampling_rate": rate, "steps": n} for rate, n in schedule],
-            "group": together,
-        }
-        if len(schedule) == 1:
-            given["sampling_rate"] = schedule[0][0]
-        write_json({**found, **given})
-        return
     shown = {
         "PLD (the claim)": claim,
         "RDP": found["epsilon_rdp"],
@@ -240,7 +221,8 @@ def command(
     }
     if group > 1:
         shown[f"for {group} units together (δ = {together['delta']:.3g})"] = together["epsilon"]
-    write_pairs(f"ε at δ = {delta:g}, where {event.relation.describe()}", shown)
+    title = f"ε at δ = {delta:g}, where {event.relation.describe()}"
+    write_answer(found, as_json, lambda _: write_pairs(title, shown))
 
 
 # --- calibration
@@ -255,70 +237,57 @@ def calibrate(context: click.Context) -> None:
 
 
 @calibrate.command("training")
-@click.option("--epsilon", type=float, required=True, help="Target ε (PLD).")
-@click.option("--delta", type=float, required=True, help="δ at which ε is stated.")
+@click.option("--epsilon", type=EPSILON, required=True, help="Target ε (PLD).")
+@click.option("--delta", type=DELTA, required=True, help="δ at which ε is stated.")
 @training_options
 @click.option(
-    "--noise-multiplier", type=float, help="σ; computes the number of updates (without --steps)."
+    "--noise-multiplier", type=_NOISE, help="σ; computes the number of updates (without --steps)."
 )
 @as_json
 def training(
-    epsilon: float,
-    delta: float,
-    options: Training,
-    noise_multiplier: float | None,
-    as_json: bool,
+    epsilon: float, delta: float, noise_multiplier: float | None, as_json: bool, **options: Any
 ) -> None:
     """Compute the smallest σ for a number of updates, or the most updates for a σ.
 
     Every way of drawing batches has its proven accounting.
     """
-    check_epsilon(epsilon)
-    check_delta(delta, options.units)
+    wanted = Training(**options)
+    _check_delta(delta, wanted.units)
     if noise_multiplier is None:
-        schedule = options.schedule
-        noise_multiplier = noise_for(lambda s: options.event(schedule, s), epsilon, delta)
-    elif options.sampling_rate is None or options.steps is not None or options.phases:
+        schedule = wanted.schedule
+        noise_multiplier = noise_for(lambda s: wanted.event(schedule, s), epsilon, delta)
+    elif wanted.sampling_rate is None or wanted.steps is not None or wanted.phases:
         raise BadInput(
             "a number of updates can only be computed for one rate",
             where="--noise-multiplier",
             fix="Give it only with --sampling-rate, or omit it to compute the noise.",
         )
     else:
-        rate, sigma = options.sampling_rate, noise_multiplier
-        check_rate(rate, "--sampling-rate")
-        check_noise(sigma)
-        most = steps_within(lambda n: options.event([(rate, n)], sigma), epsilon, delta)
+        rate, sigma = wanted.sampling_rate, noise_multiplier
+        most = steps_within(lambda n: wanted.event([(rate, n)], sigma), epsilon, delta)
         schedule = [(rate, most)]
-    event = options.event(schedule, noise_multiplier)
+    event = wanted.event(schedule, noise_multiplier)
     found = {
-        "noise_multiplier": noise_multiplier,
-        "steps": sum(n for _, n in schedule),
-        "sampling_rate": schedule[0][0] if len(schedule) == 1 else None,
-        "sampling": options.sampling,
+        **wanted.described(schedule, noise_multiplier, delta),
         "epsilon": epsilon_pld(event, delta),
         "epsilon_rdp": epsilon_rdp(event, delta),
-        "delta": delta,
-        "neighbours": event.relation.value,
     }
-    if as_json:
-        write_json({**found, "phases": [{"sampling_rate": q, "steps": n} for q, n in schedule]})
-    else:
-        said = event.relation.describe()
-        write_pairs(f"DP-SGD with ε ≤ {epsilon:g} at δ = {delta:g}, where {said}", found)
+    shown = {name: value for name, value in found.items() if name != "phases"}
+    title = f"DP-SGD with ε ≤ {epsilon:g} at δ = {delta:g}, where {event.relation.describe()}"
+    write_answer(found, as_json, lambda _: write_pairs(title, shown))
 
 
 @calibrate.command("vocabulary")
-@click.option("--epsilon", type=float, required=True, help="Target ε.")
-@click.option("--delta", type=float, required=True, help="Target δ.")
+@click.option("--epsilon", type=EPSILON, required=True, help="Target ε.")
+@click.option("--delta", type=DELTA, required=True, help="Target δ.")
 @click.option(
     "--tuple-words",
     "words",
-    type=int,
+    type=_COUNT,
     required=True,
     help="N: the largest number of distinct words that a unit contributes (256 in the paper).",
 )
-@click.option("--units", type=int, help="Declared units; δ must be below 1/units.")
+@click.option("--units", type=_COUNT, help="Declared units; δ must be below 1/units.")
 @click.option(
     "--mode",
     type=click.Choice(["exact", "paper"]),
@@ -331,9 +300,7 @@ def vocabulary(
     epsilon: float, delta: float, words: int, units: int | None, mode: str, as_json: bool
 ) -> None:
     """Compute the σ with the smallest threshold, which releases the most words."""
-    check_epsilon(epsilon)
-    check_delta(delta, units)
-    check_count(words, "--tuple-words")
+    _check_delta(delta, units)
     found = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
     if mode == "paper":
         sigma = selection.paper_sigma(epsilon, delta, words)
@@ -352,10 +319,7 @@ def vocabulary(
         title = "Word histogram, discrete Gaussian noise"
         earned = selection.delta_of(words, plan.sigma, plan.threshold, epsilon)
         found |= {"sigma": plan.sigma, "threshold": plan.threshold, "delta_earned": earned}
-    if as_json:
-        write_json(found)
-    else:
-        write_pairs(title, found)
+    write_answer(found, as_json, lambda _: write_pairs(title, found))
 
 
 @click.command("paper-table")
@@ -364,22 +328,23 @@ def paper_table(as_json: bool) -> None:
     """Recompute the paper's figures: the printed value and the true one for its parameters."""
     from dp_core.vocabulary import hoory2021
 
-    rows = hoory2021.paper_table()
-    if as_json:
-        write_json([asdict(row) for row in rows])
-        return
+    rows = [asdict(row) for row in hoory2021.paper_table()]
+    write_answer(rows, as_json, _show_paper)
 
+
+def _show_paper(rows: list[dict[str, Any]]) -> None:
     def text(value: object) -> str:
         return f"{value:g}" if isinstance(value, float) else str(value)
 
-    parameters = [
-        ", ".join(f"{name}={text(value)}" for name, value in row.parameters.items()) for row in rows
-    ]
     write_table(
         "Hoory et al. 2021, recomputed",
         ["figure", "from", "printed", "true", "verdict"],
         [
-            [row.figure, words, row.printed, row.true, row.verdict]
-            for row, words in zip(rows, parameters, strict=True)
+            [
+                row["figure"],
+                ", ".join(f"{name}={text(value)}" for name, value in row["parameters"].items()),
+                *(row[name] for name in ("printed", "true", "verdict")),
+            ]
+            for row in rows
         ],
     )

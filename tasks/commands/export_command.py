@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -47,18 +47,15 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None, as_json: b
     uri = given(store, uri) if uri else latest_model(store, "export")
     files, inside = _of_updates(_released_files(store, uri), after, uri)
     names = _of_form(files, adapter, uri)
+    source = store.local_copy(uri) / inside
     with new_folder(folder) as partial:
-        _copy(store.local_copy(uri) / inside, names, partial)
+        for name, new in names.items():
+            (partial / new).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, partial / new)
     if as_json:
         write_json({"model": str(folder), "uri": uri, "files": sorted(names.values())})
     else:
         click.echo(f"{folder}: {len(names)} files. Privacy statement: {folder / STATEMENT_WORDS}")
-
-
-def _copy(source: Path, names: Mapping[str, str], partial: Path) -> None:
-    for name, new in names.items():
-        (partial / new).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source / name, partial / new)
 
 
 def _of_updates(names: Sequence[str], after: int | None, uri: str) -> tuple[list[str], str]:

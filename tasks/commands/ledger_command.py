@@ -13,10 +13,9 @@ from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, PublicSource, Way
 from dp_core.privacy.mechanisms import NeighboringRelation
 from dp_core.privacy.statement import epsilons, total_epsilon
-from tasks.commands.epsilon_command import check_delta, check_epsilon
+from tasks.commands.epsilon_command import DELTA, EPSILON
 from tasks.commands.output import as_json, write_answer, write_pairs, write_table
 from tasks.commands.settings_options import (
-    SettingsOptions,
     absolute,
     settings_of_options,
     settings_options,
@@ -75,11 +74,11 @@ def command(context: click.Context, as_json: bool) -> None:
 @click.option(
     "--epsilon",
     "budget_epsilon",
-    type=float,
+    type=EPSILON,
     help="ε of all releases of the data set together.",
 )
 @click.option(
-    "--delta", "budget_delta", type=float, help="δ of the same guarantee; far below 1/units."
+    "--delta", "budget_delta", type=DELTA, help="δ of the same guarantee; far below 1/units."
 )
 @click.option(
     "--public",
@@ -118,8 +117,6 @@ def register(dataset: str, public: bool, relation: str, as_json: bool, **terms: 
                 "a private data set needs --unit, --epsilon and --delta",
                 where=f"ledger register {dataset}",
             )
-        check_epsilon(terms["budget_epsilon"])
-        check_delta(terms["budget_delta"], None)
         ledger.register_dataset(dataset, relation=NeighboringRelation(relation), **terms)
     write_answer(ledger.remaining(dataset).to_json(), as_json, partial(show_standing, dataset))
 
@@ -176,13 +173,13 @@ def history(dataset: str, as_json: bool) -> None:
 @click.argument("job", type=click.Choice(["dp_bert", "dp_sweep"]), default="dp_bert")
 @settings_options
 @as_json
-def cost(job: str, options: SettingsOptions, as_json: bool) -> None:
+def cost(job: str, as_json: bool, **options: Any) -> None:
     """Show the cost of a run with these settings to each data set, without starting it.
 
     Releases that the ledger holds already (such as an earlier run's vocabulary) are free. The exit
     code is 3 if the run would be refused.
     """
-    settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, options)
+    settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, **options)
     plans = plans_of(budget_of_run(settings).charged)
     costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in plans.items()]
     write_answer(

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import dataclasses
 import os
 import shutil
 import sqlite3
 import time
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import click
 from rich.console import Console
@@ -16,7 +16,6 @@ from rich.console import Console
 from dp_core.errors import BadInput, ConfideError
 from tasks.commands.output import as_json, write_json
 from tasks.commands.settings_options import (
-    SettingsOptions,
     settings_from,
     settings_of_options,
     settings_options,
@@ -26,20 +25,20 @@ from tasks.runtime.deployment import Deployment, sqlite_file
 
 @click.command()
 @settings_options
-def demo(options: SettingsOptions) -> None:
+def demo(**options: Any) -> None:
     """Run the preset `demo` (or another job) through Airflow and show its report."""
     from tasks.commands.report_command import show
     from tasks.local.demo import run
     from tasks.protocol import JobSettings
 
-    if not (options.preset or options.file):
-        options = dataclasses.replace(options, preset="demo")
+    if not (options["preset"] or options["file"]):
+        options["preset"] = "demo"
     started = time.monotonic()
     console = Console()
     deployment = Deployment.from_environment()
     # The files and devices of containers cannot be checked from this machine.
     read = settings_from if deployment.launcher == "process" else settings_of_options
-    report = run(deployment, read(JobSettings, options), console)
+    report = run(deployment, read(JobSettings, **options), console)
     show(report)
     console.print(f"Took {time.monotonic() - started:.0f} s. `make up` serves the pages.")
 

@@ -11,7 +11,6 @@ import click
 from tasks.commands import report_command
 from tasks.commands.output import as_json, write_json, write_table
 from tasks.commands.settings_options import (
-    SettingsOptions,
     settings_from,
     settings_of_options,
     settings_options,
@@ -38,16 +37,16 @@ from tasks.tracking.mlflow import send_all
     "--show-settings", is_flag=True, help="Show the run's settings and their meaning, and exit."
 )
 @as_json
-def command(job: str, options: SettingsOptions, show_settings: bool, as_json: bool) -> None:
+def command(job: str, show_settings: bool, as_json: bool, **options: Any) -> None:
     """Run a whole job on this machine: dp_bert (the default) or dp_sweep.
 
     A step whose result exists is not run again and is not charged again.
     """
     kind = SweepSettings if job == "dp_sweep" else JobSettings
     if show_settings:
-        _show(settings_of_options(kind, options), as_json=as_json)
+        _show(settings_of_options(kind, **options), as_json=as_json)
         return
-    settings = settings_from(kind, options)
+    settings = settings_from(kind, **options)
     deployment, rule = Deployment.from_environment(), promotion()
     steps: Iterable[tuple[str, str, StepSpec]]
     if isinstance(settings, SweepSettings) and settings.is_asked:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import difflib
-import functools
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
-from typing import Any, TypeVar, cast
+from typing import Any, TypeVar
 
 import click
 from pydantic import ValidationError
@@ -17,37 +15,16 @@ from pydantic import ValidationError
 from dp_core.config.fields import named_paths
 from dp_core.errors import BadInput
 from tasks.protocol import JobSettings, SweepSettings, budget_of_run, missing_file, one_line
-from tasks.protocol.settings_file import PRESETS, preset, read_object
+from tasks.protocol.settings_file import PRESETS, read_object
+from tasks.protocol.settings_file import preset as preset_settings
 from tasks.runtime.deployment import Deployment, is_executable
 
 S = TypeVar("S", bound=JobSettings)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-@dataclass(frozen=True)
-class SettingsOptions:
-    """The options for a run's settings; `words` override `file`, which overrides `preset`.
-
-    Attributes:
-        preset: name of a settings file of the project.
-        file: a settings file.
-        words: `key=value`.
-    """
-
-    preset: str | None = None
-    file: Path | None = None
-    words: Sequence[str] = ()
-
-
 def settings_options(command: Command) -> Command:
-    """Add `--preset`, `--settings` and `--set`; the command gets them as `options`."""
-
-    @functools.wraps(command)
-    def with_options(
-        preset: str | None, file: Path | None, words: tuple[str, ...], **more: Any
-    ) -> None:
-        command(options=SettingsOptions(preset, file, words), **more)
-
+    """Add `--preset`, `--settings` and `--set`: the keyword arguments of `settings_of_options`."""
     for option in (
         click.option(
             "--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting."
@@ -60,11 +37,11 @@ def settings_options(command: Command) -> Command:
         ),
         click.option("--preset", type=click.Choice(list(PRESETS)), help="Settings by name."),
     ):
-        with_options = option(with_options)
-    return cast(Command, with_options)
+        command = option(command)
+    return command
 
 
-def settings_from(kind: type[S], options: SettingsOptions) -> S:
+def settings_from(kind: type[S], **options: Any) -> S:
     """Return the settings of a run that starts on this machine, after checking files and device.
 
     If only a step noticed the error, the run's registration would remain in the ledger.
@@ -74,12 +51,17 @@ def settings_from(kind: type[S], options: SettingsOptions) -> S:
         BadInput: as `settings_of_options`; or a path does not exist, or the steps' environment
             lacks the device.
     """
-    settings = settings_of_options(kind, options)
+    settings = settings_of_options(kind, **options)
     refuse_what_is_missing(settings, Deployment.from_environment())
     return settings
 
 
-def settings_of_options(kind: type[S], options: SettingsOptions) -> S:
+def settings_of_options(
+    kind: type[S],
+    preset: str | None = None,
+    file: Path | None = None,
+    words: Sequence[str] = (),
+) -> S:
     """Return the settings of a preset, changed by a file, changed by `key=value` words.
 
     Relative paths become absolute: steps run in other folders than people.
@@ -87,9 +69,9 @@ def settings_of_options(kind: type[S], options: SettingsOptions) -> S:
     Raises:
         BadInput: unreadable, unknown, out of range or inconsistent.
     """
-    values = preset(options.preset) if options.preset else {}
-    values |= read_object(options.file, str(options.file)) if options.file else {}
-    for word in options.words:
+    values = preset_settings(preset) if preset else {}
+    values |= read_object(file, str(file)) if file else {}
+    for word in words:
         key, equals, value = word.partition("=")
         if not equals:
             raise BadInput(f"{word!r} is not key=value", where="--set")
@@ -149,13 +131,9 @@ def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> Non
             where="device",
             fix="Choose cpu or mock-tpu:N; docs/cloud.md has images for others.",
         )
-    _refuse_undeclared(settings, deployment)
-
-
-def _refuse_undeclared(settings: JobSettings, deployment: Deployment) -> None:
-    """Check the declarations of local files; the run's first step checks files in buckets."""
-    budget = budget_of_run(settings)
-    local = [source for source in budget.called_public if "://" not in source.uri]
+    # The run's first step checks the declarations of files in buckets.
+    declared = budget_of_run(settings).called_public
+    local = [source for source in declared if "://" not in source.uri]
     if local:  # the ledger is imported only if it is needed
         from tasks.releases.declarations import refuse_undeclared
 

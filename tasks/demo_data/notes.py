@@ -177,7 +177,7 @@ class Narrator:
         return [(text, "")]
 
     def _text(self, template: str) -> str:
-        return "".join(text for text, _ in expand(TEMPLATES[template], self.rng, self.fill))
+        return phrase(TEMPLATES[template], self.rng, self.fill)
 
     # --- people, places, times
 

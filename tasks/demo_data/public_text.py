@@ -11,7 +11,7 @@ from random import Random
 
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import generator, seed_key
-from tasks.demo_data.templates import Block, Span, expand, pick, read_table
+from tasks.demo_data.templates import Span, phrase, pick, read_table
 
 _SHARED, *_TOPICS = read_table("public_topics")
 _SENTENCES = (6, 12)  # fewest and most in a document
@@ -33,25 +33,17 @@ def public_text(documents: int, seed: int) -> Iterator[Document]:
 
 def _article(rng: Random) -> str:
     topic = _TOPICS[int(rng.random() * len(_TOPICS))]
-    author = _Author(topic, rng)
+    # An article uses few names, so that names recur as in real articles.
+    known = {name: rng.sample(words, min(len(words), 5)) for name, words in topic.fields.items()}
+
+    def fill(name: str) -> list[Span]:
+        if name == "year":
+            return [(str(rng.randint(1100, 1995)), "")]
+        return [(pick(rng, known.get(name) or _SHARED.fields[name]), "")]
+
     sentences = []
     for _ in range(rng.randint(*_SENTENCES)):
-        text = "".join(t for t, _ in expand(pick(rng, topic.templates), rng, author.fill))
+        text = phrase(pick(rng, topic.templates), rng, fill)
         joint = pick(rng, _JOINTS)
         sentences.append(joint + text if joint else text[0].upper() + text[1:])
     return ". ".join(sentences) + "."
-
-
-class _Author:
-    """Fills the slots of one article from few names, so that names recur as in real articles."""
-
-    def __init__(self, topic: Block, rng: Random) -> None:
-        self._rng = rng
-        self._words = {
-            name: rng.sample(words, min(len(words), 5)) for name, words in topic.fields.items()
-        }
-
-    def fill(self, name: str) -> list[Span]:
-        if name == "year":
-            return [(str(self._rng.randint(1100, 1995)), "")]
-        return [(pick(self._rng, self._words.get(name) or _SHARED.fields[name]), "")]

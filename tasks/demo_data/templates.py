@@ -62,9 +62,13 @@ def expand(template: str, rng: Random, fill: Fill) -> list[Span]:
     return spans
 
 
-def phrase(template: str, rng: Random) -> str:
-    """Return one expansion of a template that has no slots."""
-    return "".join(text for text, _ in expand(template, rng, _no_slot))
+def _no_slot(name: str) -> list[Span]:
+    raise ValueError(f"this template has no slot {name!r}")
+
+
+def phrase(template: str, rng: Random, fill: Fill = _no_slot) -> str:
+    """Return the text of one random expansion; without `fill`, the template has no slots."""
+    return "".join(text for text, _ in expand(template, rng, fill))
 
 
 def pick(rng: Random, items: Sequence[str]) -> str:
@@ -78,10 +82,6 @@ def pick_common(rng: Random, items: Sequence[T]) -> T:
     The first tenth of the items receives 46% of the draws, the last half 21%.
     """
     return items[int(rng.random() ** _SKEW * len(items))]
-
-
-def _no_slot(name: str) -> list[Span]:
-    raise ValueError(f"this template has no slot {name!r}")
 
 
 def _expand(
@@ -116,9 +116,8 @@ def _parse(template: str) -> list[_Node]:
     return nodes
 
 
-_WORDS, _ABBREVIATIONS, _TEMPLATES = (block.fields for block in read_table("lexicon"))
+WORDS, _ABBREVIATIONS, _TEMPLATES = (block.fields for block in read_table("lexicon"))
 
-WORDS: dict[str, tuple[str, ...]] = _WORDS
 ABBREVIATIONS = {long: short for long, (short,) in _ABBREVIATIONS.items()}
 # The parts of these slots combine freely, into many more surfaces than any training set contains.
 TEMPLATES = {name: template for name, (template,) in _TEMPLATES.items()}

@@ -6,6 +6,7 @@ import json
 import urllib.error
 import urllib.parse
 import urllib.request
+from datetime import datetime
 from typing import Any
 
 from dp_core.errors import BadInput, ConfideError
@@ -52,18 +53,17 @@ class AirflowApi:
 
     def ensure_pool(self, name: str, slots: int, description: str) -> None:
         """Create the pool if it does not exist; the size of an existing pool stays unchanged."""
-        body = {"name": name, "slots": slots, "description": description}
-        try:
-            self._call("GET", f"/api/v2/pools/{name}")
-        except AirflowRefused:
+        if self.pool_slots(name) is None:
+            body = {"name": name, "slots": slots, "description": description}
             self._call("POST", "/api/v2/pools", body)
 
-    def dag_parsed_at(self, dag: str) -> str:
-        """Return the ISO time of the last parsing of the DAG's file, or '' if there is none."""
+    def dag_parsed_at(self, dag: str) -> datetime | None:
+        """Return the time of the last parsing of the DAG's file, or None if there is none."""
         try:
-            return str(self._call("GET", f"/api/v2/dags/{dag}").get("last_parsed_time") or "")
+            parsed = self._call("GET", f"/api/v2/dags/{dag}").get("last_parsed_time")
         except AirflowRefused:
-            return ""
+            return None
+        return datetime.fromisoformat(parsed) if parsed else None
 
     def import_errors(self) -> list[str]:
         """Return one line for each DAG file that could not be read: its name and last line."""

@@ -46,16 +46,14 @@ class Secrets:
 
     @classmethod
     def of(cls, folder: Path) -> Secrets:
-        """Return the folder's secrets; draw the missing ones."""
+        """Return the folder's secrets; draw them on first use."""
         file = folder / "secrets.json"
-        kept: dict[str, str] = json.loads(file.read_text()) if file.exists() else {}
-        made = cls(**kept)
-        if "mlflow" not in kept:
+        if not file.exists():
             (folder / MLFLOW_USERS).unlink(missing_ok=True)  # it holds an earlier password
-        if asdict(made) != kept:
-            write_private(file, json.dumps(asdict(made)))
-        write_private(folder / "passwords.json", json.dumps({USER: made.password}) + "\n")
-        return made
+            write_private(file, json.dumps(asdict(cls())))
+        kept = cls(**json.loads(file.read_text()))
+        write_private(folder / "passwords.json", json.dumps({USER: kept.password}) + "\n")
+        return kept
 
 
 def write_private(file: Path, text: str) -> None:
@@ -112,10 +110,10 @@ def environment(
     folder = airflow_home(deployment)
     logs = str(deployment.logs / "airflow")
     kept = {name: value for name, value in os.environ.items() if not _UNWANTED.fullmatch(name)}
+    for name in ("NO_PROXY", "no_proxy"):
+        kept[name] = ",".join(filter(None, [kept.get(name), HOST, "localhost"]))
     return kept | {
         "PYTHONPATH": str(CHECKOUT),
-        "NO_PROXY": _with_loopback(os.environ.get("NO_PROXY", "")),
-        "no_proxy": _with_loopback(os.environ.get("no_proxy", "")),
         "CONFIDE_HOME": str(deployment.home),
         "CONFIDE_STORE": deployment.store,
         "CONFIDE_TRACKING_UI": f"http://{HOST}:{ports['mlflow']}",
@@ -156,10 +154,6 @@ def fork_server_socket(deployment: Deployment) -> Path:
 def airflow_home(deployment: Deployment) -> Path:
     """Return the folder of Airflow's database and of the stack's secrets and state."""
     return deployment.home / "airflow"
-
-
-def _with_loopback(no_proxy: str) -> str:
-    return ",".join(filter(None, [no_proxy, HOST, "localhost"]))
 
 
 def mlflow_command(port: int) -> list[str]:

@@ -6,6 +6,7 @@ import contextlib
 import time
 from collections.abc import Callable, Iterator
 from datetime import UTC, datetime
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -38,13 +39,12 @@ class RunFollower:
     def __init__(
         self,
         api: AirflowApi,
-        dag: str,
         run_id: str,
         home: Path,
         check: Callable[[], None],
         console: Console,
     ) -> None:
-        self._api, self._dag, self._run_id = api, dag, run_id
+        self._api, self._run_id = api, run_id
         self._home, self._check, self._console = home, check, console
         self._started = time.monotonic()
         self._said: set[str] = set()
@@ -56,7 +56,7 @@ class RunFollower:
             while True:
                 state, tasks = self._look()
                 done = sum(task["state"] in FINISHED for task in tasks)
-                bars.show(self._dag, StepProgress(done=done, total=len(tasks)))
+                bars.show(DAG, StepProgress(done=done, total=len(tasks)))
                 for task in tasks:
                     self._show(bars, task)
                 if state in {"success", "failed"}:
@@ -67,7 +67,7 @@ class RunFollower:
         """Return the messages of a task's step so far."""
         name = _name(task)
         if name not in self._channels:
-            step, run_key = task["task_id"].rpartition(".")[2], f"{self._dag}/{self._run_id}"
+            step, run_key = task["task_id"].rpartition(".")[2], f"{DAG}/{self._run_id}"
             file = channel_file(self._home, run_key, step, task["map_index"])
             self._channels[name] = Follower(file)
         return self._channels[name].look()
@@ -77,8 +77,8 @@ class RunFollower:
         while True:
             self._check()
             try:
-                state = self._api.run_state(self._dag, self._run_id)
-                return state, self._api.task_instances(self._dag, self._run_id)
+                state = self._api.run_state(DAG, self._run_id)
+                return state, self._api.task_instances(DAG, self._run_id)
             except AirflowAway:
                 if time.monotonic() > deadline:
                     raise ConfideError("Airflow does not answer any more") from None
@@ -119,35 +119,31 @@ def run(deployment: Deployment, settings: JobSettings, console: Console) -> str:
         api = stack.api()
         run_id = f"{PREFIX}{datetime.now():%Y-%m-%dT%H-%M-%S}"
         api.trigger(DAG, run_id, settings.model_dump(mode="json", exclude_defaults=True))
-        with _failed_if_interrupted(api, run_id):
+        try:
             _follow(deployment, stack, run_id, console)
+        except BaseException:  # an interrupted run must not continue at the next start
+            with contextlib.suppress(Exception):
+                if api.run_state(DAG, run_id) not in {"success", "failed"}:
+                    api.fail_run(DAG, run_id)
+            raise
     return job_steps(settings)["report"].output
 
 
 def _follow(deployment: Deployment, stack: Stack, run_id: str, console: Console) -> None:
-    def check() -> None:
-        if dead := stack.dead():
-            log = local.log_of(deployment, dead[0])
-            raise ConfideError(f"{dead[0]} ended during the run", fix=f"See {log}.")
-
-    follower = RunFollower(stack.api(), DAG, run_id, deployment.home, check, console)
+    alive = partial(stack.confirm_alive, deployment)
+    follower = RunFollower(stack.api(), run_id, deployment.home, alive, console)
     state, tasks = follower.until_end()
     if state == "success":
         return
     failed = first_failure(tasks)
     if failed is None:
         raise ConfideError(f"the run ended as {state}", fix=f"See {deployment.logs}.")
-    log = _log_of(deployment, run_id, failed)
+    folder = deployment.logs / "airflow" / f"dag_id={DAG}" / f"run_id={run_id}"
+    log = folder / f"task_id={failed['task_id']}" / f"attempt={failed['try_number']}.log"
     told = follower.told(failed)
     code = f" (exit code {told.failed.exit_code})" if told.failed else ""
     reason = told.reason("failed").rstrip(".") + code
     raise ConfideError(reason, where=str(failed["task_id"]), fix=f"Its log: {log}")
-
-
-def _log_of(deployment: Deployment, run_id: str, task: dict[str, Any]) -> Path:
-    """Return the path of Airflow's log of a task's last attempt."""
-    folder = deployment.logs / "airflow" / f"dag_id={DAG}" / f"run_id={run_id}"
-    return folder / f"task_id={task['task_id']}" / f"attempt={task['try_number']}.log"
 
 
 @contextlib.contextmanager
@@ -168,22 +164,11 @@ def _stack(deployment: Deployment, console: Console) -> Iterator[Stack]:
             local.stop(deployment)
 
 
-@contextlib.contextmanager
-def _failed_if_interrupted(api: AirflowApi, run_id: str) -> Iterator[None]:
-    """Mark an interrupted run as failed, so that it does not continue at the next start."""
-    try:
-        yield
-    except BaseException:
-        with contextlib.suppress(Exception):
-            if api.run_state(DAG, run_id) not in {"success", "failed"}:
-                api.fail_run(DAG, run_id)
-        raise
-
-
 def first_failure(tasks: list[dict[str, Any]]) -> dict[str, Any] | None:
     """Return the task instance that failed first."""
+    now = datetime.now(UTC).isoformat()
     failed = [task for task in tasks if task["state"] == "failed"]
-    return min(failed, key=lambda task: task["end_date"] or _now(), default=None)
+    return min(failed, key=lambda task: task["end_date"] or now, default=None)
 
 
 def _name(task: dict[str, Any]) -> str:
@@ -192,7 +177,3 @@ def _name(task: dict[str, Any]) -> str:
         return str(task["task_id"])
     name = str(task["task_id"]).rpartition(".")[2]
     return f"{name} ({task.get('rendered_map_index') or task['map_index']})"
-
-
-def _now() -> str:
-    return datetime.now(UTC).isoformat()

@@ -83,6 +83,15 @@ class Stack:
             if name != FORK_SERVER and not process.is_alive()
         ]
 
+    def confirm_alive(self, deployment: Deployment) -> None:
+        """Refuse a stack of which a component has ended.
+
+        Raises:
+            ConfideError: names the component and its log.
+        """
+        if dead := self.dead():
+            raise ConfideError(f"{dead[0]} ended", fix=f"See {log_of(deployment, dead[0])}.")
+
 
 def running(deployment: Deployment) -> Stack | None:
     """Return the stack of this deployment if all its components run."""
@@ -152,8 +161,10 @@ def _start_on(
     _migrate(deployment, variables, log)
     # MLflow's secrets reach no other process and no step; Airflow's secrets do not reach MLflow.
     for_mlflow = mlflow_environment(deployment, folder, secret)
-    environments = {"mlflow": for_mlflow, FORK_SERVER: _for_fork_server(variables)}
-    began = datetime.now(UTC).isoformat()
+    shared = fork_server.shared_environment(without_orchestrator(variables))  # by all steps
+    for_steps = shared | {"PYTHONUNBUFFERED": "1"}
+    environments = {"mlflow": for_mlflow, FORK_SERVER: for_steps}
+    began = datetime.now(UTC)
     components: dict[str, Process] = {}
     for name in names:
         file = log_of(deployment, name)
@@ -168,7 +179,8 @@ def _start_on(
             )
         components[name] = supervisor.released(process)
         stack = Stack(dict(components), ports, secret.password, secret.mlflow)
-        _write(deployment, stack)  # after each start, so that a killed start can be cleaned up
+        # After each start, so that a killed start can be cleaned up.
+        write_private(_state_file(deployment), json.dumps(asdict(stack)))
     log(f"Starting {', '.join(names)} …")
     try:
         _wait_until_up(deployment, stack, began)
@@ -232,12 +244,6 @@ def _command(name: str, ports: dict[str, int], deployment: Deployment) -> list[s
     return [*_AIRFLOW, name]
 
 
-def _for_fork_server(variables: dict[str, str]) -> dict[str, str]:
-    """Return the environment that all steps of the stack share, without orchestrator secrets."""
-    shared = fork_server.shared_environment(without_orchestrator(variables))
-    return shared | {"PYTHONUNBUFFERED": "1"}
-
-
 def _migrate(deployment: Deployment, variables: dict[str, str], log: Callable[[str], None]) -> None:
     """Bring Airflow's database to this Airflow's schema, once for each version of its lock."""
     lock = (CHECKOUT / "requirements" / "orchestrator.txt").read_bytes()
@@ -263,7 +269,7 @@ def _migrate(deployment: Deployment, variables: dict[str, str], log: Callable[[s
     stamp.write_text(digest)
 
 
-def _wait_until_up(deployment: Deployment, stack: Stack, began: str) -> None:
+def _wait_until_up(deployment: Deployment, stack: Stack, began: datetime) -> None:
     """Wait until all components are healthy and the DAGs have been parsed again."""
     api = stack.api()
     deadline = time.monotonic() + START_SECONDS
@@ -271,8 +277,7 @@ def _wait_until_up(deployment: Deployment, stack: Stack, began: str) -> None:
     pooled = False
     while time.monotonic() < deadline:
         time.sleep(0.5)
-        if dead := stack.dead():
-            raise ConfideError(f"{dead[0]} ended", fix=f"See {log_of(deployment, dead[0])}.")
+        stack.confirm_alive(deployment)
         try:
             health = api.health()
             sick = [n for n in ("scheduler", "dag_processor") if health.get(n) != "healthy"]
@@ -286,7 +291,7 @@ def _wait_until_up(deployment: Deployment, stack: Stack, began: str) -> None:
             if "mlflow" in stack.components and not _is_bound(stack.ports["mlflow"]):
                 waiting = "mlflow"
                 continue
-            unread = [dag for dag in DAGS if _time(api.dag_parsed_at(dag)) < _time(began)]
+            unread = [dag for dag in DAGS if (at := api.dag_parsed_at(dag)) is None or at < began]
             if not unread:
                 return
             waiting = f"the DAG {unread[0]}"
@@ -304,16 +309,8 @@ def _is_bound(port: int) -> bool:
         return client.connect_ex((HOST, port)) == 0
 
 
-def _time(text: str) -> datetime:
-    return datetime.fromisoformat(text) if text else datetime.min.replace(tzinfo=UTC)
-
-
 def _state_file(deployment: Deployment) -> Path:
     return airflow_home(deployment) / "stack.json"
-
-
-def _write(deployment: Deployment, stack: Stack) -> None:
-    write_private(_state_file(deployment), json.dumps(asdict(stack)))
 
 
 def _read(deployment: Deployment) -> Stack | None:
@@ -322,4 +319,4 @@ def _read(deployment: Deployment) -> Stack | None:
     except FileNotFoundError:
         return None
     components = {name: Process(**process) for name, process in state["components"].items()}
-    return Stack(components, state["ports"], state["password"], state.get("mlflow_password", ""))
+    return Stack(**state | {"components": components})

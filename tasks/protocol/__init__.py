@@ -19,7 +19,7 @@ from tasks.protocol.job import (
 )
 from tasks.protocol.least_privilege import (
     environment_for,
-    uses_cluster,
+    needs_in,
 )
 from tasks.protocol.messages import EXACT_WORDS, MetricRecord, ReleaseRecord, StepResult
 from tasks.protocol.settings import JobSettings

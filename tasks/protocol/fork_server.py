@@ -245,8 +245,8 @@ class ForkServer:
             words, environment = list(request["words"]), dict(request["environment"])
         except (OSError, ValueError, KeyError, TypeError):  # another client, or one that has died
             os._exit(1)
-        told, given = shared_environment(environment), shared_environment(self._given)
-        if names := sorted(n for n in {*told, *given} if told.get(n) != given.get(n)):
+        sent, given = shared_environment(environment), shared_environment(self._given)
+        if names := sorted(n for n in {*sent, *given} if sent.get(n) != given.get(n)):
             _answer(client, refused=f"variables are not its own: {', '.join(names)}")
             os._exit(1)
         _answer(client, pid=os.getpid())

@@ -257,7 +257,7 @@ def pretraining(
                 batch_size=s.nonprivate_batch_size,
                 **ALONE | {"examples_per_step": s.examples_per_step},
             ),
-            "updates": s.updates if private else s.nonprivate_updates,
+            "updates": s.updates_after(mode, s.epochs),
             "kept_updates": s.kept_updates(mode),
         }
     )
@@ -389,8 +389,8 @@ def kept_points(settings: JobSettings) -> list[SweepPoint]:
     ]
     left = (*settings.epochs_kept, settings.epochs)
     return [
-        SweepPoint.model_validate({**told, "epochs": epochs, "of_epochs": left})
-        for told in trainings[: 1 + settings.nonprivate]
+        SweepPoint.model_validate({**training, "epochs": epochs, "of_epochs": left})
+        for training in trainings[: 1 + settings.nonprivate]
         for epochs in settings.epochs_kept
     ]
 
@@ -405,7 +405,7 @@ def names_of(point: SweepPoint) -> dict[str, str]:
     """Return the names of a sweep point's steps by task; several points may share a step."""
     return {
         "vocabulary": f"{point.front.name}{_OF_POINT}vocabulary"
-        if point.has_own_front
+        if point.has_separate_front
         else "vocabulary",
         "pretraining": f"{point.training.name}{_OF_POINT}pretraining",
         "exposure": f"{point.model.name}{_OF_POINT}exposure",
@@ -527,8 +527,8 @@ def point_steps(
         )
     steps = {**front, "pretraining": model, **_measured(job, front, model, point)}
     if "finetuning" in steps:
-        own = {"seed": point.finetune_seed, "fold": point.fold, "after": tuple(after) or None}
-        replicate = {name: value for name, value in own.items() if value is not None}
+        fields = {"seed": point.finetune_seed, "fold": point.fold, "after": tuple(after) or None}
+        replicate = {name: value for name, value in fields.items() if value is not None}
         steps["finetuning"] = steps["finetuning"].model_copy(update=replicate)
     return steps
 

@@ -35,10 +35,10 @@ def without_orchestrator(environment: Mapping[str, str]) -> dict[str, str]:
     return {n: value for n, value in environment.items() if not _ORCHESTRATORS.fullmatch(n)}
 
 
-def uses_cluster(spec: StepSpec, environment: Mapping[str, str]) -> bool:
-    """Return whether the step uses a cluster of other machines, which the environment names."""
-    other_machines = not _THIS_MACHINE.fullmatch(environment.get(CLUSTER, ""))
-    return other_machines and Need.CLUSTER in spec.needs
+def needs_in(spec: StepSpec, environment: Mapping[str, str]) -> frozenset[Need]:
+    """Return the step's needs; the cluster only if the environment names other machines."""
+    alone = _THIS_MACHINE.fullmatch(environment.get(CLUSTER, ""))
+    return spec.needs - {Need.CLUSTER} if alone else spec.needs
 
 
 _NOT_FOR_WORKERS = re.compile(
@@ -70,23 +70,23 @@ def environment_for(
     Raises:
         BadInput: the step is isolated and reads a ledger that has no read-only user.
     """
-    told = {name: value for name, value in environment.items() if name != LEDGER_READER}
-    held = spec.needs
-    if not uses_cluster(spec, environment):
-        told.pop(CLUSTER_SECRETS, None)
+    variables = {name: value for name, value in environment.items() if name != LEDGER_READER}
+    held = needs_in(spec, environment)
+    if Need.CLUSTER not in held:
+        variables.pop(CLUSTER_SECRETS, None)
         if not _THIS_MACHINE.fullmatch(environment.get(CLUSTER, "")):
-            told.pop(CLUSTER)
-            told.pop(HOSTS, None)
+            variables.pop(CLUSTER)
+            variables.pop(HOSTS, None)
     if Need.CHARGING in held:
-        return told
-    told[SEEDS] = WITHHELD
+        return variables
+    variables[SEEDS] = WITHHELD
     if Need.LEDGER not in held:
-        told[LEDGER] = f"sqlite:///{WITHHELD}"
+        variables[LEDGER] = f"sqlite:///{WITHHELD}"
     elif reader := environment.get(LEDGER_READER):
-        told[LEDGER] = reader
-    elif apart and told.get(LEDGER):
+        variables[LEDGER] = reader
+    elif apart and variables.get(LEDGER):
         raise BadInput(
             f"{LEDGER} is set and {LEDGER_READER} is not: the step {spec.step} reads files from "
             "outside, and needs a user of the ledger's database who cannot write"
         )
-    return told
+    return variables

@@ -466,11 +466,6 @@ class JobSettings(
         """
         return self.updates_after("dp", self.epochs)
 
-    @property
-    def nonprivate_updates(self) -> int:
-        """Number of updates of the non-private comparison, for the same epochs."""
-        return self.updates_after("nonprivate", self.epochs)
-
     def kept_updates(self, mode: Literal["dp", "nonprivate"]) -> tuple[int, ...]:
         """Return the update numbers, before the last, after which a training keeps its model."""
         return tuple(self.updates_after(mode, epochs) for epochs in self.epochs_kept)
@@ -498,13 +493,13 @@ class JobSettings(
         alone = self
         if self.more_trainings:  # further trainings release only their last models
             alone = self.part(JobSettings, more_trainings="", kept_epochs="")
-        for told in listed_points(self.more_trainings, MORE, "more_trainings"):
+        for changes in listed_points(self.more_trainings, MORE, "more_trainings"):
             try:
-                job = JobSettings.model_validate(alone.model_dump() | told)
+                job = JobSettings.model_validate(alone.model_dump() | changes)
             except ValidationError as error:
                 raise ValueError(f"more_trainings: {one_line(error)}") from None
             if any(_alike(job, other) for other in (alone, *jobs)):
-                point = ",".join(f"{name}={value}" for name, value in told.items())
+                point = ",".join(f"{name}={value}" for name, value in changes.items())
                 raise ValueError(f"more_trainings: {point} is trained already")
             jobs.append(job)
         return jobs
@@ -586,10 +581,10 @@ class JobSettings(
     def _refuse_kept_epochs_out_of_order(self) -> None:
         """Refuse epochs that do not rise, or two of which end after the same update."""
         modes: tuple[Literal["dp", "nonprivate"], ...] = ("dp", "nonprivate")
-        told = self.epochs_kept
-        for mode in modes[: 1 + self.nonprivate] if told else ():
-            every = [*self.kept_updates(mode), self.updates_after(mode, self.epochs)]
-            if min(told) <= 0 or any(one >= two for one, two in itertools.pairwise(every)):
+        kept = self.epochs_kept
+        for mode in modes[: 1 + self.nonprivate] if kept else ():
+            updates = [*self.kept_updates(mode), self.updates_after(mode, self.epochs)]
+            if min(kept) <= 0 or any(m >= n for m, n in itertools.pairwise(updates)):
                 raise ValueError(
                     f"kept_epochs: {self.kept_epochs} must rise, above 0 and below epochs "
                     f"({self.epochs:g}), each with an update of its own"

@@ -61,10 +61,6 @@ MODEL_NAMES = {  # a job's models, by the first word of their tasks' names
     "dp": "With DP",
     "nonprivate": "Without privacy",
 }
-ALIKE = (
-    "updates must be alike: sampling=poisson, noise_bands=1, first_batch_size=0, or fewer of them "
-    "would be another mechanism"
-)
 STORE_SCHEME = "store://"  # prefix of an output's address in the deployment's store
 _CODE_OF_TRAINING = (
     "dp_core.training.loop",
@@ -508,9 +504,12 @@ class PretrainSpec(TrainingSpec):
             raise ValueError("asked: less noise than what is charged has")
         if self.updates > asked.most_updates:
             raise ValueError("asked: more updates than what is charged has")
-        alike = (self.plan.sampling, self.plan.noise_bands, self.batches.first_batch_size)
-        if alike != ("poisson", 1, 0):
-            raise ValueError(f"asked: {ALIKE}")
+        updates = (self.plan.sampling, self.plan.noise_bands, self.batches.first_batch_size)
+        if updates != ("poisson", 1, 0):
+            raise ValueError(
+                "asked: updates must be alike: sampling=poisson, noise_bands=1, "
+                "first_batch_size=0, or fewer of them would be another mechanism"
+            )
 
     @property
     def needs(self) -> frozenset[Need]:

@@ -62,7 +62,7 @@ BASELINE_NAMES: Mapping[Baseline, str] = {
     "nonprivate": "without privacy",
     "nonprivate-training": "training without privacy",
 }
-_ITS_SETTINGS: Mapping[Baseline, Mapping[str, Any]] = {  # where they differ from the sweep
+BASELINE_SETTINGS: Mapping[Baseline, Mapping[str, Any]] = {  # where they differ from the sweep
     "public": {"vocabulary_source": "public"},
     "checkpoint": {"vocabulary_source": "checkpoint", "public_steps": 0},
     "nonprivate": {"vocabulary_source": "nonprivate"},
@@ -103,8 +103,8 @@ class SweepPoint(Config):
     @property
     def model(self) -> SweepPoint:
         """The point's model before fine-tuning, which other points may share."""
-        own = (*TRAINING_AXES, "seed", *_OF_A_FRONT, "of_epochs")
-        return SweepPoint.model_validate({name: getattr(self, name) for name in own})
+        of_model = {*TRAINING_AXES, "seed", *_OF_A_FRONT, "of_epochs"}
+        return SweepPoint.model_validate(self.model_dump(include=of_model))
 
     @property
     def training_epochs(self) -> float:
@@ -119,13 +119,36 @@ class SweepPoint(Config):
     @property
     def front(self) -> SweepPoint:
         """The shared steps before the training: vocabulary, rows and public model."""
-        own = {name: getattr(self, name) for name in _OF_A_FRONT} if self.has_own_front else {}
-        return SweepPoint.model_validate(_NO_TRAINING | own)
+        return SweepPoint.model_validate(_NO_TRAINING | self.model_dump(include=set(_OF_A_FRONT)))
 
     @property
-    def has_own_front(self) -> bool:
+    def has_separate_front(self) -> bool:
         """Whether it is a baseline with another vocabulary than the sweep."""
-        return self.baseline in _ITS_SETTINGS
+        return self.baseline in BASELINE_SETTINGS
+
+    @property
+    def differences(self) -> dict[str, Any]:
+        """The settings in which the model differs from the job, without seeds and fold.
+
+        A baseline takes part in no release, so only private trainings use released phrases.
+        """
+        settings = self.model_dump(include=set(AXES), exclude_none=True)
+        if not self.batch_size:  # a grid's training supplies the settings of a missing training
+            settings = {name: v for name, v in settings.items() if v or name not in TRAINING_AXES}
+        if self.baseline is not None:
+            settings |= {"phrases_epsilon": 0.0, **BASELINE_SETTINGS.get(self.baseline, {})}
+        if self.checkpoint:
+            settings["public_model"] = self.checkpoint
+        if self.of_epochs:
+            settings["epochs"] = self.training_epochs
+        return settings
+
+    def compared_with(self, baseline: SweepPoint) -> SweepPoint:
+        """Return the baseline with this point's fine-tuning without DP, and for as many epochs."""
+        names = set(FINETUNING_AXES) - {"finetune_noise_multiplier"}
+        if baseline.mode == "nonprivate":
+            names |= {"epochs", "of_epochs"}
+        return baseline.model_copy(update=self.model_dump(include=names))
 
     @property
     def mode(self) -> Literal["dp", "public", "nonprivate"]:
@@ -310,7 +333,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         """Return the declared points in reading order, without seeds and folds."""
         if self.sweep_points:
             listed = (self._listed(point) for point in self.sweep_points.split(";"))
-            return self._sharing_trainings(_unique(listed))
+            return self._sharing_trainings(unique(listed))
         axes = {name: self._values(name) for name in AXES}
         points: list[dict[str, Any]] = [
             dict(zip(axes, values, strict=True)) for values in itertools.product(*axes.values())
@@ -319,9 +342,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             first = points[0]["batch_size"]
             for point in points:
                 point["noise_multiplier"] *= math.sqrt(point["batch_size"] / first)
-        return self._sharing_trainings(
-            _unique(SweepPoint.model_validate(point) for point in points)
-        )
+        return self._sharing_trainings(unique(SweepPoint.model_validate(point) for point in points))
 
     def _sharing_trainings(self, points: list[SweepPoint]) -> list[SweepPoint]:
         """Return the points, which share one training if epochs are taken from checkpoints.
@@ -333,7 +354,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         epochs: dict[tuple[float, int], set[float]] = {}
         for point in points:
             epochs.setdefault((point.noise_multiplier, point.batch_size), set()).add(point.epochs)
-        left = {key: tuple(sorted(own)) for key, own in epochs.items() if len(own) > 1}
+        left = {key: tuple(sorted(of_key)) for key, of_key in epochs.items() if len(of_key) > 1}
         return [
             p.model_copy(update={"of_epochs": left.get((p.noise_multiplier, p.batch_size), ())})
             for p in points
@@ -347,7 +368,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     def space(self) -> dict[str, tuple[float, float]]:
         """Return the bounds of each setting that an optimiser varies."""
         listed = {name: [x for x in self._values(name) if x is not None] for name in SEARCHED}
-        return {name: (min(own), max(own)) for name, own in listed.items() if len(own) > 1}
+        return {name: (min(ends), max(ends)) for name, ends in listed.items() if len(ends) > 1}
 
     @property
     def search(self) -> str:
@@ -355,8 +376,8 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
 
         It omits the number of points, because a longer search begins with the same points.
         """
-        told = self.model_dump_json(exclude={"sweep_trials"})
-        return hashlib.sha256(told.encode()).hexdigest()[:16]
+        settings = self.model_dump_json(exclude={"sweep_trials"})
+        return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
     def asked_point(self, values: Mapping[str, float]) -> SweepPoint:
         """Return an optimiser's point, rounded to four significant digits and clipped to bounds."""
@@ -374,7 +395,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
 
     def candidates(self) -> list[SweepPoint]:
         """Return the declared private trainings, without seeds."""
-        return _unique(point.training for point in self.grid())
+        return unique(point.training for point in self.grid())
 
     def points(self) -> list[SweepPoint]:
         """Return one point per grid point (or the best of a random number), seed and fold.
@@ -384,23 +405,24 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         """
         grid = settings = self.grid()
         if self.selection == "random-count":
-            settings = _unique(point.model_copy(update=_NO_TRAINING) for point in grid)
+            settings = unique(point.model_copy(update=_NO_TRAINING) for point in grid)
         if self.is_asked:  # any point has the common settings
             return settings[:1]
         seeds = self._seeds(self.sweep_seeds)
         points = self._replicated(settings, seeds)
-        for baseline, checkpoint in self._baselines():
-            its = _its(baseline, checkpoint)
-            alike = _unique(_compared(point, its) for point in grid)
-            trained = alike[0].mode == "nonprivate"
-            points += self._replicated(alike, seeds if trained else [None])
+        for baseline in self._baselines():
+            compared = unique(point.compared_with(baseline) for point in grid)
+            trained = baseline.mode == "nonprivate"
+            points += self._replicated(compared, seeds if trained else [None])
         return points
 
-    def _baselines(self) -> list[tuple[Baseline, str]]:
-        """Return the baselines, each with the folder of its public model or an empty string."""
-        asked = split_list(self.sweep_baselines)
-        own: list[tuple[Baseline, str]] = [(b, "") for b in get_args(Baseline) if b in asked]
-        return own + [("checkpoint", folder) for folder in split_list(self.sweep_checkpoints)]
+    def _baselines(self) -> list[SweepPoint]:
+        """Return the baselines, without a training and a fine-tuning."""
+        listed = split_list(self.sweep_baselines)
+        models = [{"baseline": name} for name in get_args(Baseline) if name in listed]
+        folders = split_list(self.sweep_checkpoints)
+        models += [{"baseline": "checkpoint", "checkpoint": folder} for folder in folders]
+        return [SweepPoint.model_validate(_NO_TRAINING | model) for model in models]
 
     def pages(self) -> list[list[SweepPoint]]:
         """Return the points in pages, each small enough for the mapped tasks of one Airflow run.
@@ -422,24 +444,14 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
 
     def trainings(self) -> list[SweepPoint]:
         """Return the private trainings; each is one release even if several points share it."""
-        return trainings_of(point for point in self.points() if point.mode == "dp")
+        return unique(point.training for point in self.points() if point.mode == "dp")
 
     def job(self, point: SweepPoint) -> JobSettings:
-        """Return the job's settings at one point, without seeds and fold, which single steps use.
-
-        A baseline takes part in no release, so only private trainings use released phrases.
-        """
-        told = point.model_dump(include=set(AXES), exclude_none=True)
-        if not point.batch_size:  # any training has the settings that all share
-            any_of_them = self.candidates()[0].model_dump(include=set(TRAINING_AXES))
-            told |= {name: value for name, value in any_of_them.items() if not told[name]}
-        if point.baseline is not None:
-            told |= {"phrases_epsilon": 0.0} | dict(_ITS_SETTINGS.get(point.baseline, {}))
-        if point.checkpoint:
-            told["public_model"] = point.checkpoint
-        told |= {"epochs": point.training_epochs} if point.of_epochs else {}
+        """Return the job's settings at one point, without seeds and fold."""
+        training = self.candidates()[0].model_dump(include=set(TRAINING_AXES))
         kept = ",".join(repr(epochs) for epochs in point.of_epochs[:-1])
-        return self.part(JobSettings, **told, audit_canaries=0, kept_epochs=kept)
+        settings = training | point.differences
+        return self.part(JobSettings, **settings, audit_canaries=0, kept_epochs=kept)
 
     def _values(self, name: str) -> Sequence[float | None]:
         """Return the grid's values of a setting, or None for the job's value."""
@@ -452,10 +464,9 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         Raises:
             ValueError: the point has an unknown or repeated setting, or a value that is no number.
         """
-        own: dict[str, Any] = {name: getattr(self, name) for name in TRAINING_AXES}
-        (told,) = listed_points(point, AXES, "sweep_points")
+        (changes,) = listed_points(point, AXES, "sweep_points")
         try:
-            return SweepPoint.model_validate(own | told)
+            return SweepPoint.model_validate(self.model_dump(include=set(TRAINING_AXES)) | changes)
         except ValidationError as error:
             raise ValueError(f"sweep_points: {one_line(error)}") from None
 
@@ -469,10 +480,10 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             axes = {"sweep_points": self.sweep_points.count(";") + 1}
         replicates = ("sweep_seeds", "sweep_finetune_seeds", "entities_folds")
         axes |= {field: max(1, getattr(self, field)) for field in replicates}
-        told = {field: n for field, n in axes.items() if n > 1 or field in TRAINING_AXES.values()}
+        axes = {field: n for field, n in axes.items() if n > 1 or field in TRAINING_AXES.values()}
         if (points := math.prod(axes.values())) > MOST_POINTS:
             raise ValueError(
-                f"{', '.join(told)}: {' × '.join(map(str, told.values()))} = {points} points, but "
+                f"{', '.join(axes)}: {' × '.join(map(str, axes.values()))} = {points} points, but "
                 f"a sweep has at most {MOST_POINTS}"
             )
 
@@ -584,19 +595,17 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         for name, times in Counter(PurePosixPath(folder).name for folder in folders).items():
             if times > 1:  # results go by names
                 raise ValueError(f"sweep_checkpoints: {times} folders are called {name}")
-        for baseline, checkpoint in self._baselines():
-            told = dict(_ITS_SETTINGS.get(baseline, {}))
-            told |= {"public_model": checkpoint} if checkpoint else {}
-            if told and all(getattr(self, name) == value for name, value in told.items()):
-                alike = "nonprivate" if baseline == "nonprivate" else "public"
+        for point in self._baselines():
+            start = {n: v for n, v in point.differences.items() if n != "phrases_epsilon"}
+            if start and all(getattr(self, name) == value for name, value in start.items()):
                 raise ValueError(
-                    f"sweep_baselines: what {baseline} begins with, this sweep begins with too: "
-                    f"name {alike}-training"
+                    f"sweep_baselines: what {point.baseline} begins with, this sweep begins with "
+                    f"too: name {point.mode}-training"
                 )
             try:
-                self.job(SweepPoint.model_validate(_NO_TRAINING | _its(baseline, checkpoint)))
+                self.job(point)
             except ValidationError as error:
-                raise ValueError(f"baseline {baseline}: {one_line(error)}") from None
+                raise ValueError(f"baseline {point.baseline}: {one_line(error)}") from None
 
     def _refuse_to_ask(self) -> None:
         """Refuse a search that varies other settings, or whose results an optimiser may not see."""
@@ -639,34 +648,6 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         return f"{field}: {item['msg'].replace('Input', f'{getattr(point, axis):g}', 1)}"
 
 
-def trainings_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
-    """Return the trainings of points and baselines, without repetitions."""
-    return _unique(point.training for point in points)
-
-
-def models_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
-    """Return the models before fine-tuning, without repetitions: one or more per training."""
-    return _unique(point.model for point in points)
-
-
-def fronts_of(points: Iterable[SweepPoint]) -> list[SweepPoint]:
-    """Return the front halves of baselines with other vocabularies, without repetitions."""
-    return _unique(point.front for point in points if point.has_own_front)
-
-
-def _its(baseline: Baseline, checkpoint: str) -> dict[str, Any]:
-    return {"baseline": baseline, "checkpoint": checkpoint}
-
-
-def _compared(point: SweepPoint, its: Mapping[str, Any]) -> SweepPoint:
-    """Return the baseline's point with this point's fine-tuning, but without DP."""
-    own = _NO_TRAINING | {"finetune_noise_multiplier": None, "of_epochs": ()} | dict(its)
-    compared = point.model_copy(update=own)
-    if compared.mode == "nonprivate":  # for equally many epochs
-        passes = {"epochs": point.epochs, "of_epochs": point.of_epochs}
-        return compared.model_copy(update=passes)
-    return compared
-
-
-def _unique(points: Iterable[SweepPoint]) -> list[SweepPoint]:
+def unique(points: Iterable[SweepPoint]) -> list[SweepPoint]:
+    """Return the points in their order, without repetitions."""
     return list(dict.fromkeys(points))

@@ -24,8 +24,6 @@ from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for, round_up
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.advice import (
-    HALF_LEARNED,
-    HALF_LEARNED_AFTER_PHRASES,
     Case,
     Expected,
     Recipe,
@@ -149,12 +147,7 @@ class RunReleases:
     @property
     def noise_to_signal(self) -> float:
         """Noise-to-signal ratio of the whole training: see `dp_core.privacy.advice`."""
-        return noise_to_signal(self.training, self.half_learned)
-
-    @property
-    def half_learned(self) -> float:
-        """Number of updates without noise that reach half of the possible gain."""
-        return HALF_LEARNED_AFTER_PHRASES if self.phrases else HALF_LEARNED
+        return noise_to_signal(self.training, self.recipe)
 
     @property
     def phrases(self) -> PhraseRounds | None:
@@ -546,7 +539,7 @@ def _with_best_batch(settings: JobSettings, epsilon: float, rows_read: float = 1
 
     def by_limit(plan: ExecutionPlan) -> float:
         noised = replace(plan, noise_multiplier=noise_by_limit(plan, mu))
-        return noise_to_signal(noised, told.half_learned)
+        return noise_to_signal(noised, told.recipe)
 
     likely = heapq.nsmallest(
         _LIKELY, _with_batches(settings, rows_read), key=lambda one: by_limit(one[1])

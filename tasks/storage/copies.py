@@ -46,9 +46,9 @@ def bytes_from(words: str) -> int | None:
 class Copies:
     """The copies below one folder, which any number of processes of this machine may share.
 
-    A use of the cache removes copies that were not used for a week, and the least recently used
-    copies if a new copy would exceed the bound. A copy that a live process has requested is kept,
-    even if that exceeds the bound.
+    Before a new copy is made, copies that were not used for a week are removed, and the least
+    recently used copies if the new copy would exceed the bound. A copy that a live process has
+    requested is kept, even if that exceeds the bound.
 
     Args:
         folder: made at the first use, for its owner alone.
@@ -88,7 +88,6 @@ class Copies:
     def _hold(self, mark: str, size: int, fill: Callable[[Path], None]) -> int:
         """Return the descriptor that holds a copy, making the copy first if there is none."""
         self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        self._remove_unused()
         copy = self._folder / mark
         with exclusive(copy.with_suffix(".lock")) as lock:
             os.utime(lock)
@@ -102,13 +101,8 @@ class Copies:
             fcntl.flock(descriptor, fcntl.LOCK_SH)
         return descriptor
 
-    def _remove_unused(self) -> None:
-        for lock in self._folder.glob("*.lock"):
-            if _is_old(lock):
-                _remove_if_free(lock, _is_old)
-
     def _make_room(self, lock: Path, size: int) -> None:
-        """Remove least recently used copies until `size` bytes fit; claim them for this lock."""
+        """Remove old copies, and others until `size` bytes fit; claim them for this lock."""
         with exclusive(self._folder / ".room"):  # two processes must not claim the same space
             others = {one: _size(one) for one in self._folder.glob("*.lock") if one != lock}
             taken = sum(others.values())
@@ -116,7 +110,7 @@ class Copies:
             if bound is None:
                 bound = (shutil.disk_usage(self._folder).free + taken) // 2
             for one in sorted(others, key=_last_use):
-                if taken + size <= bound:
+                if taken + size <= bound and time.time() - _last_use(one) <= UNUSED:
                     break
                 if _remove_if_free(one):
                     taken -= others[one]
@@ -130,10 +124,6 @@ def _last_use(lock: Path) -> float:
         return time.time()
 
 
-def _is_old(lock: Path) -> bool:
-    return time.time() - _last_use(lock) > UNUSED
-
-
 def _size(lock: Path) -> int:
     """Return the size in bytes of a copy, even of one that is being made."""
     try:
@@ -142,21 +132,17 @@ def _size(lock: Path) -> int:
         return 0
 
 
-def _remove_if_free(lock: Path, condition: Callable[[Path], bool] = lambda _: True) -> bool:
+def _remove_if_free(lock: Path) -> bool:
     """Remove a complete or partial copy, unless a process uses it or is making it.
 
     The call does not wait, because the process that makes another copy may wait for a copy that
     this process holds.
-
-    Args:
-        lock: lock file of the copy.
-        condition: a condition that must still hold for the lock once this process has it.
     """
     descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         copy = lock.with_suffix("")
-        if not is_still_there(lock, descriptor) or not condition(lock) or _is_used(copy):
+        if not is_still_there(lock, descriptor) or _is_used(copy):
             return False
         _remove(copy)
         lock.unlink()

@@ -1,5 +1,3 @@
-"""The diagram and the table in docs/architecture.md match the packages and their imports."""
-
 import re
 import sys
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""The import contracts between packages, as pyproject.toml states them."""
-
 import subprocess
 import sys
 from pathlib import Path

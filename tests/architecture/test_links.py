@@ -1,5 +1,3 @@
-"""Links, paths, make targets and imports that the documentation mentions exist."""
-
 import ast
 import re
 from importlib import import_module

@@ -1,5 +1,3 @@
-"""The page docs/museum.md names existing tests and planted bugs, and the outcome of each bug."""
-
 from __future__ import annotations
 
 import ast

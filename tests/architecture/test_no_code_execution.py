@@ -1,5 +1,3 @@
-"""No source and no linter exception permits pickles, executable YAML or a shell."""
-
 import tomllib
 from pathlib import Path
 

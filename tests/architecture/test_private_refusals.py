@@ -1,5 +1,3 @@
-"""Refusals that depend on private text are listed in docs/privacy.md, and no others exist."""
-
 from __future__ import annotations
 
 import ast

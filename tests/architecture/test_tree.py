@@ -1,5 +1,3 @@
-"""The repository contains no path of a particular machine and no large file."""
-
 import re
 import subprocess
 import tomllib

@@ -1,5 +1,3 @@
-"""The benchmark of recipes without phrases: page and advice match its results."""
-
 from __future__ import annotations
 
 import json

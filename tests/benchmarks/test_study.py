@@ -1,5 +1,3 @@
-"""The study: valid settings, figures from MLflow, and tables that show the spread over seeds."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""The utility benchmark: finished cells are not repeated, and shares of the gain are correct."""
-
 from __future__ import annotations
 
 import json
@@ -121,8 +119,6 @@ def test_truncated_line_is_measured_again_and_other_lines_are_kept(tmp_path: Pat
 
 
 class Recorded(Runner):
-    """A runner that records its steps instead of executing them."""
-
     def __init__(self, home: Path, results: Results) -> None:
         super().__init__(home, results)
         self.ran: list[tuple[str, str]] = []
@@ -141,7 +137,7 @@ def runner(tmp_path: Path) -> Recorded:
     return Recorded(tmp_path / "home", Results(tmp_path / "lines.jsonl"))
 
 
-def test_reference_is_trained_once_for_all_recipes_and_epsilons(runner: Recorded):
+def test_reference_and_public_training_are_shared_by_all_recipes_and_epsilons(runner: Recorded):
     for recipe in (REFERENCE, "automatic clipping"):
         for epsilon in (3.0, 8.0):
             runner.run(Cell("made-up", 2000, 1, epsilon, recipe))
@@ -149,6 +145,9 @@ def test_reference_is_trained_once_for_all_recipes_and_epsilons(runner: Recorded
     assert trained == ["nonprivate_pretraining", "nonprivate_finetuning"]
     assert [task for task, _ in runner.ran].count("dp_finetuning") == 4
     assert not [task for task, _ in runner.ran if "exposure" in task or task == "report"]
+    public = {spec for task, spec in runner.ran if task == "public_pretraining"}
+    private = {spec for task, spec in runner.ran if task == "dp_pretraining"}
+    assert (len(public), len(private)) == (1, 2)
 
 
 def test_finished_cell_is_not_run_again(runner: Recorded, tmp_path: Path):
@@ -160,14 +159,6 @@ def test_finished_cell_is_not_run_again(runner: Recorded, tmp_path: Path):
     kept = again._results.lines
     assert kept[FIRST.key]["vocabulary"] == kept[FIRST.reference]["vocabulary"] == "v"
     assert kept[FIRST.key]["dp"] == {"f1": 0.5}
-
-
-def test_recipes_share_the_public_training(runner: Recorded):
-    runner.run(FIRST)
-    runner.run(Cell("made-up", 2000, 1, 3.0, "automatic clipping"))
-    public = {spec for task, spec in runner.ran if task == "public_pretraining"}
-    private = {spec for task, spec in runner.ran if task == "dp_pretraining"}
-    assert (len(public), len(private)) == (1, 2)
 
 
 def test_noise_is_calibrated_to_the_epsilon_of_the_cell(tmp_path: Path):

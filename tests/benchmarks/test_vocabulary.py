@@ -1,5 +1,3 @@
-"""The vocabulary benchmark: its fits equal the step's fits, and measured rows are not repeated."""
-
 from __future__ import annotations
 
 import json

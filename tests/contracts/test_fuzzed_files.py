@@ -29,7 +29,7 @@ from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.training.checkpoints import Checkpoint, Checkpoints, LocalFolder
 from dp_core.vocabulary import wordpiece
-from tasks.commands.settings_options import SettingsOptions, settings_from
+from tasks.commands.settings_options import settings_from
 from tasks.execution import contract
 from tasks.protocol import JobSettings, job_steps
 from tasks.results import read_result
@@ -182,7 +182,7 @@ CASES = {
     "spec": Case(written("s.json", SPEC), lambda f: contract._spec("pretrain", str(f / "s.json"))),
     "settings": Case(
         written("s.json", {"layers": 3, "canary_rates": "0.5", "data_version": "2"}),
-        lambda f: settings_from(JobSettings, SettingsOptions(file=f / "s.json")),
+        lambda f: settings_from(JobSettings, file=f / "s.json"),
     ),
     "result.json": Case(
         written("result.json", RESULT),

@@ -46,7 +46,6 @@ def pytest_sessionstart() -> None:
 
 
 def pytest_sessionfinish() -> None:
-    """Remove the temporary home."""
     import shutil
 
     shutil.rmtree(HOME, ignore_errors=True)
@@ -54,7 +53,6 @@ def pytest_sessionfinish() -> None:
 
 @pytest.fixture(scope="session")
 def database() -> None:
-    """Create Airflow's tables."""
     from airflow.utils.db import initdb
 
     initdb()

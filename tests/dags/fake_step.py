@@ -17,7 +17,6 @@ from tasks.protocol.messages import Failed, Message, StepProgress, TrackedAt
 
 
 def read(uri: str) -> bytes:
-    """Return the text of the spec: from a data: URI, or from a file if it is too long."""
     if uri.startswith("data:"):
         return base64.b64decode(uri.partition(",")[2])
     return Path(uri).read_bytes()
@@ -32,7 +31,6 @@ channel = Path(os.environ["CONFIDE_MESSAGES"])
 
 
 def send(message: Message) -> None:
-    """Append a message to the channel."""
     with channel.open("a") as file:
         print(message.model_dump_json(), file=file)
 

@@ -53,12 +53,10 @@ Outcome = tuple[int, list[Message]]  # exit code, and the step's messages before
 
 
 def plan(params: Mapping[str, Any], point: Any) -> dict[str, StepSpec]:
-    """Return the steps of a job on synthetic notes by default."""
     return dict(job_steps(JobSettings.model_validate(dict(params))))
 
 
 def context_of(params: Mapping[str, Any] | None = None, run_id: str = "manual__1") -> Any:
-    """Return the context of a run that Airflow passes to a task."""
     now = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
     run = SimpleNamespace(dag_id="dp_bert", run_id=run_id, start_date=now, run_after=now)
     run.logical_date = None
@@ -68,7 +66,6 @@ def context_of(params: Mapping[str, Any] | None = None, run_id: str = "manual__1
 
 
 def work(spec: StepSpec, *, run_key: str = "dp_bert/1", task: str = "task") -> Work:
-    """Return a step's spec as work of a run."""
     return Work(spec, RunContext(run_key=run_key, run_name="a run", task=task))
 
 
@@ -95,7 +92,6 @@ class LauncherConformance:
     # --- methods that a launcher's tests implement
 
     def operator(self, **options: Any) -> StepOperator:
-        """Return the launcher's operator for the task `vocabulary`."""
         raise NotImplementedError
 
     def asked(self, of: Work, monkeypatch: pytest.MonkeyPatch) -> tuple[list[str], dict[str, str]]:

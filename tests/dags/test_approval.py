@@ -1,5 +1,3 @@
-"""A person approves promotion after the report if the deployment requires approval."""
-
 import threading
 import time
 from pathlib import Path

@@ -18,7 +18,6 @@ from tasks.protocol import (
     point_and_task,
     point_steps,
     steps_of,
-    sweep,
 )
 from tasks.protocol.job import POINT_STEPS
 
@@ -115,7 +114,7 @@ def test_a_baseline_of_another_vocabulary_has_a_task_for_each_step_that_is_its_o
     tasks = {task.task_id for task in dags["dp_sweep"].tasks if is_of_baselines(task)}
     upstream = upstream_of(dags["dp_sweep"], "baseline.")
     found = set()
-    for front in sweep.fronts_of(points):
+    for front in {p.front for p in points if p.has_separate_front}:
         steps = point_steps(settings, front)
         own = {name: spec for name, spec in steps.items() if spec.output not in shared}
         own = {name: spec for name, spec in own.items() if name not in POINT_STEPS}
@@ -125,13 +124,19 @@ def test_a_baseline_of_another_vocabulary_has_a_task_for_each_step_that_is_its_o
     assert found == tasks
 
 
-def test_dp_bert_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
-    upstream = upstream_of(dags["dp_bert"])
-    for settings in (JobSettings(), KEPT):
-        for task, inputs in inputs_of(job_steps(settings)).items():
-            assert inputs <= upstream[task], task
-    first = set(upstream) - {"settings", "budget", "kept_models"}
-    assert all("budget" in upstream[task] for task in first)
+@pytest.mark.parametrize(
+    "settings",
+    [JobSettings(), KEPT, SweepSettings(phrases_epsilon=2.0)],
+    ids=["job", "all", "sweep"],
+)
+def test_every_step_runs_after_the_steps_whose_outputs_it_reads(dags, settings):
+    of_sweep = isinstance(settings, SweepSettings)
+    steps = point_steps(settings, settings.points()[0]) if of_sweep else job_steps(settings)
+    upstream = upstream_of(dags["dp_sweep" if of_sweep else "dp_bert"])
+    for task, inputs in inputs_of(steps).items():
+        assert inputs <= upstream[task], task
+    read = {point_and_task(name)[1] for name in job_steps(settings)["report"].results}
+    assert read <= upstream["report"]
 
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
@@ -139,6 +144,7 @@ def test_nothing_is_charged_before_text_and_labels_are_checked(dags, name):
     upstream = upstream_of(dags[name])
     read = {"private_corpus", "public_corpus", "entities", "checkpoint"}
     assert read <= upstream["reserve"]
+    assert all("budget" in upstream[task] for task in (*read, "reserve"))
     later = set(upstream) - upstream["reserve"] - {"reserve", "kept_models"}
     assert all("reserve" in upstream[task] for task in later)
 
@@ -197,16 +203,6 @@ def test_earlier_runs_of_a_dag_have_ended_when_the_next_one_starts(run_id, ended
     assert context.has_ended(f"dp_bert/{run_id}") is ended
     assert not context.has_ended(f"cli/dp_bert/{run_id}")
     assert not context.model_copy(update={"ended": ""}).has_ended("dp_bert/first")
-
-
-def test_dp_sweep_runs_every_step_after_the_steps_whose_outputs_it_reads(dags):
-    settings = SweepSettings(phrases_epsilon=2.0)
-    steps = point_steps(settings, settings.points()[0])
-    upstream = upstream_of(dags["dp_sweep"])
-    for task, inputs in inputs_of(steps).items():
-        assert inputs <= upstream[task], task
-    read = {point_and_task(name)[1] for name in job_steps(settings)["report"].results}
-    assert read <= upstream["report"]
 
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])

@@ -124,8 +124,6 @@ class Engine:
 
 
 class TestDocker(IsolatedLauncherConformance):
-    """Checks the requests that the launcher sends to the engine."""
-
     def operator(self, **options: Any) -> StepOperator:
         return DockerStep(task_id="vocabulary", plan=plan, **options)
 
@@ -194,11 +192,8 @@ class TestDocker(IsolatedLauncherConformance):
 def test_mounts_are_volumes_and_folders(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(MOUNTS, " home:/var/lib/confide  /srv/notes:/data:ro ")
     volume, folder = mounts(MOUNTS)
-    assert (volume["Type"], volume["Source"], volume["Target"]) == (
-        "volume",
-        "home",
-        "/var/lib/confide",
-    )
+    home = {"Type": "volume", "Source": "home", "Target": "/var/lib/confide"}
+    assert volume.items() >= home.items()
     assert (folder["Type"], folder["Source"], folder["ReadOnly"]) == ("bind", "/srv/notes", True)
     monkeypatch.delenv(MOUNTS)
     assert mounts(MOUNTS) == []
@@ -208,10 +203,8 @@ def test_mounts_are_volumes_and_folders(monkeypatch: pytest.MonkeyPatch) -> None
     ("word", "reason"),
     [
         *((word, MOUNTS) for word in ("home", "home:", ":/data", "home:data", "home:/data:rw")),
-        *(
-            (f"x:{seeds}", "CONFIDE_DOCKER_SEEDS")
-            for seeds in ("/var/lib/confide-seeds", "/var/lib")
-        ),
+        ("x:/var/lib/confide-seeds", "CONFIDE_DOCKER_SEEDS"),
+        ("x:/var/lib", "CONFIDE_DOCKER_SEEDS"),
     ],
 )
 def test_invalid_mounts_and_seeds_for_every_step_are_refused(
@@ -242,10 +235,7 @@ def test_an_archive_holds_its_file() -> None:
 @pytest.mark.parametrize(
     ("output", "lines"),
     [
-        (
-            b"one\r\n\n  \ntwo",
-            ["one", "two"],
-        ),  # empty lines are left out
+        (b"one\r\n\n  \ntwo", ["one", "two"]),  # empty lines are left out
         (b"\xff1\n\xe2\x82", ["�1", "�"]),  # invalid UTF-8 is marked
         (b"", []),
     ],
@@ -287,7 +277,6 @@ def _sockets() -> Iterator[None]:
 
 
 def _client() -> Any | None:
-    """Return a client of the engine, or None if no engine answers."""
     try:
         client = docker.from_env()
         client.ping()

@@ -1,5 +1,3 @@
-"""The trigger form contains exactly the settings of a run; invalid values are refused."""
-
 import json
 from pathlib import Path
 

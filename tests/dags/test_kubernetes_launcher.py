@@ -1,11 +1,8 @@
-"""Steps as pods: the requests to the cluster, and the meaning of exit codes for Airflow."""
-
 from __future__ import annotations
 
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -168,8 +165,6 @@ def ended(exit_code: int, message: str, reason: str = "") -> models.V1Pod:
 
 
 class TestKubernetes(IsolatedLauncherConformance):
-    """Checks the requests that the launcher sends to the cluster."""
-
     passwords_by_name = True  # type: ignore[assignment]
 
     def operator(self, **options: Any) -> StepOperator:
@@ -258,7 +253,6 @@ class TestKubernetes(IsolatedLauncherConformance):
 
 
 def quiet(operator: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Replace the operator's cluster by a fake."""
     monkeypatch.setattr(KubernetesPodOperator, "client", cluster)
     monkeypatch.setattr(KubernetesPodOperator, "pod_manager", cluster)
     for name in ("process_pod_deletion", "patch_already_checked"):
@@ -269,8 +263,6 @@ def quiet(operator: Any, cluster: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class Cluster:
-    """A fake cluster with its pods and the calls that these tests need."""
-
     def __init__(self, pods: list[models.V1Pod] | None = None) -> None:
         self.pods = pods or []
         self.made: list[Any] = []
@@ -307,12 +299,9 @@ def test_a_retry_finds_the_pod_that_still_works_and_replaces_one_that_does_not(
     monkeypatch.setattr(KubernetesPodOperator, "pod_manager", cluster)
     ended: list[Any] = []
     monkeypatch.setattr(step, "process_pod_deletion", lambda pod: ended.append(pod) or True)
-    ti = SimpleNamespace(
-        dag_id="dp_bert", task_id="dp_pretraining", run_id="manual", map_index=-1, try_number=2
-    )
-    run = SimpleNamespace(run_id="manual", logical_date=None, dag_id="dp_bert")
-    context = {"ti": ti, "dag_run": run, "dag": None, "run_id": "manual"}
     step.describe(work("cpu"))
+    context = context_of()
+    context["ti"].try_number = 2
     found = step.get_or_create_pod(pod("Pending"), context)
     assert len(cluster.made) == len(ended) == made
     assert found.metadata.name == "first"

@@ -1,5 +1,3 @@
-"""Least privilege: each step has only the privileges that it needs."""
-
 from __future__ import annotations
 
 from pathlib import Path

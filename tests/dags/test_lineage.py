@@ -1,5 +1,3 @@
-"""OpenLineage events contain only the tasks that ran, their inputs and their outputs."""
-
 import json
 import os
 import subprocess

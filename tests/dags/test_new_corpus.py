@@ -1,5 +1,3 @@
-"""Events for new versions of a private corpus: valid content, and the runs that they start."""
-
 import json
 import runpy
 from pathlib import Path

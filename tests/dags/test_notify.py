@@ -1,5 +1,3 @@
-"""Notifications of failed jobs: addresses, content, and errors, which are logged and ignored."""
-
 import logging
 import threading
 from http.server import BaseHTTPRequestHandler, HTTPServer
@@ -13,11 +11,22 @@ from dags.launcher.step_operator import failure
 PRIVATE = "Quendoline"
 
 
-def context(error):
-    ti = SimpleNamespace(
-        dag_id="dp_bert", task_id="report", run_id="manual__1", log_url="http://airflow/log"
+def context(error, **more):
+    ti = SimpleNamespace(dag_id="dp_bert", task_id="report", run_id="manual__1", map_index=2)
+    ti.log_url = "http://airflow/log"
+    return {"ti": ti, "exception": error, **more}
+
+
+def test_one_line_says_what_failed_why_and_where_the_log_is(caplog):
+    for error in (failure(3, "2.1 of 2.0 would be spent"), None, ValueError("two\nlines")):
+        log_failure(context(error, point_name="σ=1" if error else ""))
+    said, lost, two = (record.getMessage() for record in caplog.records)
+    assert said == (
+        "FAILED dp_bert · report [σ=1], run manual__1: 2.1 of 2.0 would be spent "
+        "(exit code 3: privacy budget exceeded, not retried). Log: http://airflow/log"
     )
-    return {"ti": ti, "exception": error}
+    assert "[2]" in lost and "its process was lost" in lost
+    assert "\n" not in two
 
 
 @pytest.fixture

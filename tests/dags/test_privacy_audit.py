@@ -1,5 +1,3 @@
-"""The DAG `privacy_audit`: its form, its single step, and the step's inputs."""
-
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 

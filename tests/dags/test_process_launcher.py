@@ -1,9 +1,8 @@
-"""The process launcher, with real processes that run fake steps."""
-
 from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -59,7 +58,8 @@ class TestProcess(LauncherConformance):
             self.operator().run_step(of, -1)
         ((words, variables),) = started
         channel = Path(variables["CONFIDE_MESSAGES"])  # a run's name cannot lead to another folder
-        assert channel.parent.parent == Path(os.environ["CONFIDE_HOME"]) / "messages"
+        assert channel.resolve().parent.parent == Path(os.environ["CONFIDE_HOME"]) / "messages"
+        assert re.fullmatch(r"[\w.+-]+", channel.parent.name)
         return words, variables
 
     def run(

@@ -1,14 +1,8 @@
-"""Behaviour shared by all launchers: messages, links to MLflow, and one-line failure logs."""
-
-import re
-from types import SimpleNamespace
-
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from dags.launcher.outcome import log_failure
 from dags.launcher.step_operator import MlflowRunLink, ReportLink, failure
-from tasks.protocol.messages import Follower, StepProgress, TrackedAt, channel_file
+from tasks.protocol.messages import Follower, StepProgress, TrackedAt
 
 URL = "http://127.0.0.1:5000/#/experiments/1/runs/ab12"
 
@@ -37,37 +31,6 @@ def test_the_buttons_survive_the_way_to_the_server(dags, name):
             assert (link.name, link.xcom_key) == ("MLflow run", "mlflow_run")
 
 
-def context(**more):
-    ti = SimpleNamespace(
-        dag_id="dp_sweep",
-        task_id="point.dp_pretraining",
-        run_id="manual__1",
-        map_index=2,
-        log_url="http://127.0.0.1:8080/dags/dp_sweep/runs/manual__1/tasks/x",
-    )
-    return {"ti": ti, **more}
-
-
-def test_one_line_says_what_failed_why_and_where_the_log_is(caplog):
-    why = failure(3, "2.1 of 2.0 would be spent")
-    log_failure(context(exception=why, point_name="σ=1"))
-    (said,) = [record.getMessage() for record in caplog.records]
-    assert said == (
-        "FAILED dp_sweep · point.dp_pretraining [σ=1], run manual__1: 2.1 of 2.0 would be spent "
-        "(exit code 3: privacy budget exceeded, not retried). "
-        "Log: http://127.0.0.1:8080/dags/dp_sweep/runs/manual__1/tasks/x"
-    )
-
-
-def test_a_task_whose_process_was_lost_is_named_too(caplog):
-    for error in (None, ValueError("two\nlines")):
-        log_failure(context(exception=error))
-    lost, two = (record.getMessage() for record in caplog.records)
-    assert "[2]" in lost
-    assert "its process was lost" in lost
-    assert "\n" not in two
-
-
 def test_a_signal_is_a_fault_that_may_be_tried_again():
     error = failure(-9, "it ended")
     assert str(error) == "it ended (signal 9)"
@@ -92,13 +55,6 @@ def test_only_a_message_of_this_version_names_the_run(line):
     assert told.tracked_at == ""
     assert told.hear(TrackedAt(url=URL).model_dump_json())
     assert told.tracked_at == URL
-
-
-@pytest.mark.parametrize("words", ["../../x", "; touch here", "$(touch here)", "..", "\n/x"])
-def test_a_run_s_name_leads_to_no_other_folder(words, tmp_path):
-    file = channel_file(tmp_path, f"dp_bert/{words}", "vocabulary")
-    assert file.resolve().parent.parent == tmp_path.resolve() / "messages"
-    assert re.fullmatch(r"[\w.+-]+", file.parent.name)
 
 
 def test_a_channel_is_followed_line_by_line(tmp_path):

@@ -26,7 +26,6 @@ SIZES: dict[str, Any] = {
 
 
 def run(spec: StepSpec) -> int:
-    """Run a step; return its exit code."""
     context = RunContext(run_key="e2e", run_name="e2e", task=spec.step).model_dump_json()
     return contract.main(spec.step, data_uri(spec.model_dump_json().encode()), context=context)
 
@@ -43,10 +42,8 @@ def run_all(
 
 
 def result_of(spec: StepSpec) -> StepResult:
-    """Return the result of a finished step."""
     return StepResult.model_validate_json((folder_of(spec) / "result.json").read_bytes())
 
 
 def folder_of(spec: StepSpec) -> Path:
-    """Return the folder of a step's output."""
     return local_path(Deployment.from_environment().open_store().location(spec.output))

@@ -1,5 +1,3 @@
-"""A job that trains only the adapters of a Llama-style model, and both forms of its export."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""A job with a GPT-2-style model: charging, statement, export and refusals."""
-
 from __future__ import annotations
 
 import json

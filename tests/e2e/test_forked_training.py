@@ -1,5 +1,3 @@
-"""A training in a forked process yields the same bits as a training in a new process."""
-
 from __future__ import annotations
 
 import shutil

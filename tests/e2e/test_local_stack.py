@@ -59,7 +59,6 @@ def deployment(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def served(deployment):
-    """The stack that `up` starts, shared by all tests of this file."""
     stack = local.start(deployment, local.PAGES, lambda line: None)
     yield stack
     local.stop(deployment)

@@ -1,36 +1,22 @@
-"""A sweep that trains a secret random number of points and releases one model."""
-
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
+from small_job import SIZES, folder_of, result_of, run
 
 from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import MechanismEvent, RandomCountSelection
 from dp_core.privacy.private_selection import draw_count
 from dp_core.privacy.seed_store import SeedStore
-from tasks.execution import contract
-from tasks.protocol import (
-    RunContext,
-    StepResult,
-    StepSpec,
-    SweepSettings,
-    job_steps,
-    point_steps,
-)
+from tasks.protocol import StepSpec, SweepSettings, job_steps, point_steps
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
 SETTINGS = SweepSettings(
     selection="random-count", selection_mean=2.0, sweep_noise_multipliers="1,2",
-    sweep_batch_sizes="20", sweep_epochs="0.4", synthetic_patients=50, declared_units=60,
-    batch_size=20,
-    words_per_unit=64, vocabulary_epsilon=50.0, vocabulary_size=400, layers=1, hidden=64,
-    sequence_length=32, public_steps=2, public_batch_size=8, max_examples_per_unit=2,
-    finetune_epochs=1, device="cpu", canary_patterns="HS", canary_rates="0.2",
-    canaries_per_group=2, delta=1e-5,
+    sweep_batch_sizes="20", sweep_epochs="0.4", finetune_epochs=1, delta=1e-5, **SIZES,
 )  # fmt: skip
 
 
@@ -39,10 +25,9 @@ def test_random_count_selection_releases_one_model_with_one_charge(e2e_home: Pat
     (point,) = SETTINGS.points()
     steps: dict[str, StepSpec] = point_steps(SETTINGS, point)
     steps["report"] = job_steps(SETTINGS)["report"]
-    results: dict[str, StepResult] = {}
-    for task, spec in steps.items():
-        context = RunContext(run_key="sweep", run_name="sweep", task=task)
-        results[task] = contract.run_step(spec, deployment, context)
+    for spec in steps.values():
+        assert run(spec) == 0, spec.step
+    results = {task: result_of(spec) for task, spec in steps.items()}
     ledger = Ledger.open(deployment.ledger)
     vocabulary, selection = ledger.history("synthetic-notes")
     assert [e.state for e in (vocabulary, selection)] == [State.SETTLED] * 2
@@ -55,9 +40,7 @@ def test_random_count_selection_releases_one_model_with_one_charge(e2e_home: Pat
     assert MechanismEvent.from_json(release.event) == event
     # No PLD of this mechanism is known, so the claim uses the RDP value.
     assert release.epsilon == release.epsilon_rdp
-    statement = (
-        deployment.open_store().local_copy(steps["pretraining"].output) / "PRIVACY.md"
-    ).read_text()
+    statement = (folder_of(steps["pretraining"]) / "PRIVACY.md").read_text()
     assert "secret random number of trainings" in statement and "Rényi" in statement
     # The number K of trainings is secret, so no remaining file or figure depends on it.
     seed = SeedStore(deployment.seeds).get(selection.seed_key)

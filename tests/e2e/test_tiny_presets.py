@@ -1,5 +1,3 @@
-"""Every tiny preset runs to its end from the command line: `make test-presets`."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Distillation: the student's initial weights, its losses and its training."""
-
 from __future__ import annotations
 
 from dataclasses import replace
@@ -114,7 +112,6 @@ def test_loss_mixes_loss_of_the_text_and_loss_against_the_teacher(teacher):
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):
-    """A token store of 24 units with one row each."""
     rng = np.random.default_rng(0)
     writer = TokenStoreWriter(tmp_path_factory.mktemp("store"), 8, 20)
     for unit in range(24):

@@ -44,8 +44,6 @@ def on_the_stack(missing_check: str, required: str = "") -> list[pytest.MarkDeco
 
 
 class Services:
-    """The running services of any compose stack."""
-
     def compose(self, *words: str) -> str:
         answer = subprocess.run(
             ["docker", "compose", *words], cwd=ROOT, capture_output=True, text=True, check=False
@@ -74,12 +72,10 @@ class Services:
         return self.compose("exec", "-T", "storage", "python", "-c", start + program)
 
     def objects(self, prefix: str) -> dict[str, int]:
-        """Return the store's objects below a prefix, with their sizes."""
         sizes: dict[str, int] = json.loads(self.storage(f"print(json.dumps(names({prefix!r})))"))
         return sizes
 
     def read(self, *names: str) -> list[Any]:
-        """Return the JSON content of objects of the store."""
         program = (
             f"for name in {list(names)!r}:\n"
             "    path = '/download/storage/v1/b/confide/o/' + quote(name, '') + '?alt=media'\n"
@@ -96,8 +92,6 @@ class Services:
 
 
 class Stack(Services):
-    """A running compose stack, with the secrets of `.env`."""
-
     def __init__(self) -> None:
         lines = (ROOT / ".env").read_text().splitlines()
         written = dict(line.split("=", 1) for line in lines if "=" in line)
@@ -158,7 +152,6 @@ class Stack(Services):
         return str(run["dag_run_id"])
 
     def cancel(self, dag: str, run: str) -> None:
-        """Mark a run as failed, like the button on its page."""
         url = f"{self.airflow}/api/v2/dags/{dag}/dagRuns/{run}"
         self.call(url, {"state": "failed"}, self._token, "PATCH")
 
@@ -169,7 +162,6 @@ class Stack(Services):
         self.call(url, pool, self._token, "PATCH")
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
-        """Return a DAG's runs with identifier, state and conf, oldest first."""
         dag_runs = self.airflow_api(f"/dags/{dag}/dagRuns?limit=100&order_by=run_after")["dag_runs"]
         return [{name: run[name] for name in ("dag_run_id", "state", "conf")} for run in dag_runs]
 
@@ -217,12 +209,10 @@ class Stack(Services):
         return names
 
     def left(self, file: str, outputs: dict[str, str]) -> dict[str, Any]:
-        """Return the content of the files of this name in the outputs, by task."""
         contents = self.read(*(f"{output}/{file}" for output in outputs.values()))
         return dict(zip(outputs, contents, strict=True))
 
     def points(self, runs: list[Any]) -> dict[str, list[tuple[str, int, float]]]:
-        """Return every point of every metric of MLflow's runs, by run name."""
         names = {run["info"]["run_id"]: run["info"]["run_name"] for run in runs}
         which = ", ".join(f"'{identifier}'" for identifier in names)
         query = f"select run_uuid, key, step, value from metrics where run_uuid in ({which})"  # noqa: S608
@@ -232,7 +222,6 @@ class Stack(Services):
         return points
 
     def tries(self, dag: str, run: str, task: str) -> list[tuple[datetime, datetime]]:
-        """Return the start and end of each try of a task."""
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/tries"
         tries = self.airflow_api(path)["task_instances"]
         ordered = sorted(tries, key=lambda attempt: attempt["try_number"])

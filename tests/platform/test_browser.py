@@ -66,7 +66,6 @@ class Person:
         return dialog
 
     def fill(self, dialog: Any, settings: dict[str, Any]) -> None:
-        """Fill in the settings, opening the section of each."""
         for name, value in settings.items():
             field = self.page.locator(f"[name=element_{name}]")
             section = dialog.locator("[data-part=item]").filter(has=field)

@@ -1,5 +1,3 @@
-"""The script docker/ci on a machine without a container engine, and the script .ci/run."""
-
 from __future__ import annotations
 
 import os

@@ -1,5 +1,3 @@
-"""docker-compose.yml and the Dockerfiles as text, checked without a container engine."""
-
 from __future__ import annotations
 
 import re
@@ -53,12 +51,6 @@ def test_settings_documented_in_operate_md_reach_a_service() -> None:
     assert sorted(name for name in named if f"${{{name}:" not in COMPOSE) == []
 
 
-def test_make_env_writes_every_required_variable(tmp_path: Path) -> None:
-    required = set(re.findall(r"\$\{([A-Z_]+):\?", COMPOSE))
-    assert required
-    assert required <= make_env(tmp_path).keys()
-
-
 def make_env(folder: Path) -> dict[str, str]:
     """Run make-env in an otherwise empty copy of the checkout; return the written variables."""
     (folder / "docker").mkdir(exist_ok=True)
@@ -69,10 +61,15 @@ def make_env(folder: Path) -> dict[str, str]:
     return dict(line.split("=", 1) for line in lines if not line.startswith("#"))
 
 
-def test_make_env_draws_secrets_readable_by_the_owner_only(tmp_path: Path) -> None:
+def test_make_env_writes_every_required_variable_and_draws_secrets_for_the_owner_only(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     first, second = make_env(tmp_path / "a"), make_env(tmp_path / "b")
+    required = set(re.findall(r"\$\{([A-Z_]+):\?", COMPOSE))
+    assert required
+    assert required <= first.keys()
     assert (tmp_path / "a" / ".env").stat().st_mode & 0o777 == 0o600
     secrets = [n for n in first if n.endswith(("PASSWORD", "_KEY", "_SECRET"))]
     assert len(secrets) == 12
@@ -96,14 +93,10 @@ def test_long_running_services_have_health_checks_and_restart(service: str) -> N
 
 
 @pytest.mark.parametrize("service", SERVICES)
-def test_services_have_no_capabilities_and_no_new_privileges(service: str) -> None:
+def test_services_have_no_capabilities_no_new_privileges_and_no_root(service: str) -> None:
     assert SERVICES[service]["cap_drop"] == ["ALL"]
     assert SERVICES[service]["security_opt"] == ["no-new-privileges:true"]
     assert not SERVICES[service].get("privileged")
-
-
-@pytest.mark.parametrize("service", SERVICES)
-def test_services_do_not_run_as_root(service: str) -> None:
     build = SERVICES[service].get("build")
     shares = [s for s in SERVICES.values() if s["image"] == SERVICES[service]["image"]]
     if build is None and not any("build" in s for s in shares):
@@ -119,10 +112,6 @@ def test_only_the_scheduler_mounts_the_docker_socket() -> None:
     assert holders == ["scheduler"]
 
 
-def test_only_services_that_start_or_run_steps_know_the_ledger() -> None:
-    assert {s for s, n, _ in environments() if n == "CONFIDE_LEDGER"} == {"prepare", "scheduler"}
-
-
 def test_only_mlflow_services_know_the_admin_password() -> None:
     """Steps, and the services that start them or send for them, log as an ordinary user."""
     holders = {s for s, _, value in environments() if "${MLFLOW_PASSWORD:" in value}
@@ -136,8 +125,9 @@ def test_only_mlflow_services_know_the_admin_password() -> None:
     }
 
 
-def test_readers_of_the_ledger_use_a_separate_database_user() -> None:
+def test_only_services_that_run_steps_know_the_ledger_and_readers_are_a_separate_user() -> None:
     values = {(s, n): v for s, n, v in environments()}
+    assert {s for s, n in values if n == "CONFIDE_LEDGER"} == {"prepare", "scheduler"}
     reader = values["scheduler", "CONFIDE_LEDGER_READER"]
     assert "//ledger_reader:${LEDGER_READER_DATABASE_PASSWORD:" in reader
     assert "//ledger:" in values["scheduler", "CONFIDE_LEDGER"]
@@ -147,10 +137,8 @@ def test_readers_of_the_ledger_use_a_separate_database_user() -> None:
 def test_seeds_and_sources_are_not_mounted_for_every_step() -> None:
     environment = SERVICES["scheduler"]["environment"]
     every = environment["CONFIDE_DOCKER_MOUNTS"].split()
-    assert [word.partition(":")[2] for word in every] == [
-        "/var/lib/confide",
-        "/var/lib/confide/keys:ro",
-    ]
+    targets = [word.partition(":")[2] for word in every]
+    assert targets == ["/var/lib/confide", "/var/lib/confide/keys:ro"]
     assert environment["CONFIDE_DOCKER_SEEDS"].endswith("_seeds:/var/lib/confide-seeds")
     assert environment["CONFIDE_DOCKER_SOURCES"] == "${CONFIDE_DATA_MOUNT:-}"
     holders = {n for n, s in SERVICES.items() if "seeds:" in str(s.get("volumes"))}
@@ -184,9 +172,9 @@ def test_ray_nodes_hold_only_the_secrets_of_the_cluster() -> None:
 DIGEST = "sha256:" + "0123456789abcdef" * 4
 
 
-@pytest.mark.parametrize(("known", "pinned"), [(True, True), (False, False)])
+@pytest.mark.parametrize("known", [True, False])
 def test_make_env_pins_base_images_with_known_digests(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool, pinned: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
     engine = tmp_path / "bin" / "docker"
     engine.parent.mkdir()
@@ -196,8 +184,8 @@ def test_make_env_pins_base_images_with_known_digests(
     monkeypatch.setenv("PATH", str(engine.parent), prepend=":")
     names = ("CONFIDE_PYTHON_IMAGE", "CONFIDE_POSTGRES_IMAGE")
     written = make_env(tmp_path)
-    assert [name in written for name in names] == [pinned, pinned]
-    if pinned:
+    assert [name in written for name in names] == [known, known]
+    if known:
         assert written["CONFIDE_PYTHON_IMAGE"] == f"python:3.11-slim-bookworm@{DIGEST}"
         assert written["CONFIDE_POSTGRES_IMAGE"] == f"postgres:15-bookworm@{DIGEST}"
 
@@ -227,9 +215,7 @@ def test_images_use_a_pinned_lock_and_a_public_base(file: Path) -> None:
 def test_dependencies_are_copied_before_code(file: Path) -> None:
     text = file.read_text()
     code = [m.start() for m in re.finditer(r"^COPY (?:dp_core|tasks|dags|docker)\S* ", text, re.M)]
-    code_after_lock = [
-        start for start in code if "install-lock" not in text[start:].partition("\n")[0]
-    ]
+    code_after_lock = [i for i in code if "install-lock" not in text[i:].partition("\n")[0]]
     assert code_after_lock
     assert all(text.rindex("COPY --from=environment") < start for start in code_after_lock)
 
@@ -254,11 +240,8 @@ def test_image_contains_every_imported_module(image: str, entries: list[str]) ->
 
 
 def test_dockerignore_is_a_list_of_permitted_files() -> None:
-    lines = [
-        line
-        for line in (ROOT / ".dockerignore").read_text().splitlines()
-        if line and not line.startswith("#")
-    ]
+    text = (ROOT / ".dockerignore").read_text()
+    lines = [line for line in text.splitlines() if line and not line.startswith("#")]
     assert lines[0] == "*"
     for line in lines[1:]:
         assert line.startswith(("!", "**/")), f"{line}: what is not named stays out anyway"

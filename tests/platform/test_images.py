@@ -67,7 +67,6 @@ def docker(*words: str) -> str:
 
 
 def available() -> str:
-    """Return why the images cannot be inspected, or an empty string."""
     if shutil.which("docker") is None:
         return "there is no docker command"
     if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:

@@ -1,5 +1,3 @@
-"""The permissions of the MLflow user of steps, on a real server with passwords."""
-
 from __future__ import annotations
 
 import os

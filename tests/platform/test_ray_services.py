@@ -89,7 +89,6 @@ class Cluster(Services):
         return [w for w in self.workers() if docker("exec", w, "sh", "-c", find) != "0"]
 
     def start(self, spec: StepSpec, place: str, hosts: int = 0) -> str:
-        """Start a step in a separate container, as the launcher does; return its name."""
         name = f"confide-test-{uuid.uuid4().hex[:12]}"
         environment = dict(self.step["environment"]) | {"CONFIDE_CLUSTER": place}
         environment = environment_for(
@@ -107,7 +106,6 @@ class Cluster(Services):
         return name
 
     def ended(self, name: str) -> int:
-        """Wait for the end of a step's container, print its last output, and return its code."""
         running = "{{.State.Running}}"
         waited(f"{name} ends", lambda: docker("inspect", "-f", running, name) == "false")
         log = subprocess.run(["docker", "logs", name], capture_output=True, text=True, check=True)
@@ -128,7 +126,6 @@ class Cluster(Services):
         return self.ledger(query)
 
     def forget(self, spec: StepSpec) -> None:
-        """Remove a step's output, so that the step repeats its work."""
         folder = spec.output.replace("store://", "store/")
         self.storage(
             f"for name in names({folder + '/'!r}):\n"

@@ -1,5 +1,3 @@
-"""The bill of materials, made without a container engine: format, completeness, determinism."""
-
 from __future__ import annotations
 
 import json

@@ -40,7 +40,6 @@ FURTHER = {f"more.dp_{step}" for step in ("pretraining", "exposure", "finetuning
 
 @pytest.fixture(scope="module")
 def before(stack: Stack) -> list[list[str]]:
-    """Return the ledger before the run."""
     return stack.ledger("select * from entries order by 1")
 
 
@@ -53,7 +52,6 @@ def started(stack: Stack, before: list[list[str]]) -> str:
 
 @pytest.fixture(scope="module")
 def run(stack: Stack, started: str) -> str:
-    """Return this run after it has succeeded in task containers."""
     state = stack.wait("dp_bert", started, LONGEST)
     tasks = stack.tasks("dp_bert", started)
     bad = [n for n, t in tasks.items() if t["state"] == "failed"]
@@ -157,15 +155,12 @@ def test_every_requested_step_ran_in_a_container(stack: Stack, run: str) -> None
     assert step_containers(run) == []
 
 
-def test_results_are_objects_in_the_bucket(stack: Stack, run: str) -> None:
+def test_results_are_in_the_bucket_and_releases_in_the_ledger(stack: Stack, run: str) -> None:
+    assert int(stack.ledger("select count(*) from entries")[0][0]) >= 2
     output = stack.outputs("dp_bert", run)["report"]
     objects = stack.objects(output)
     assert f"{output}/result.json" in objects
     assert [name for name in objects if name.endswith(".html")]
-
-
-def test_releases_are_in_the_postgresql_ledger(stack: Stack, run: str) -> None:
-    assert int(stack.ledger("select count(*) from entries")[0][0]) >= 2
 
 
 def test_repeated_job_costs_nothing(stack: Stack, run: str, before: list[list[str]]) -> None:

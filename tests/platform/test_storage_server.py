@@ -1,5 +1,3 @@
-"""The object store of the compose stack removes deleted objects from its disk."""
-
 from __future__ import annotations
 
 import filecmp

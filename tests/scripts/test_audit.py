@@ -1,5 +1,3 @@
-"""scripts/audit: known vulnerabilities fail the check, and unchecked packages are reported."""
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Setup of environments: uv receives pip's settings, and current environments are kept."""
-
 import importlib.util
 import subprocess
 import sys
@@ -14,7 +12,6 @@ CHECKOUT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture
 def environments(tmp_path):
-    """The script as a module, with temporary folders."""
     file = CHECKOUT / "scripts" / "environments.py"
     spec = importlib.util.spec_from_file_location("environments", file)
     module = importlib.util.module_from_spec(spec)
@@ -95,16 +92,11 @@ def commands(environments, monkeypatch):
     return fake
 
 
-def test_second_call_installs_nothing(environments, commands):
-    for _ in range(2):
-        environments.ensure("task")
-    assert commands.installed == [("python", "installer"), ("uv", "task")]
-
-
-def test_developer_environment_also_serves_the_product(environments, commands):
-    environments.ensure("task-dev")
+@pytest.mark.parametrize("first", ["task", "task-dev"])
+def test_environment_that_serves_the_product_is_not_installed_again(environments, commands, first):
+    environments.ensure(first)
     environments.ensure("task")
-    assert commands.installed[1:] == [("uv", "task-dev")]
+    assert commands.installed == [("python", "installer"), ("uv", first)]
     assert commands.venvs == ["task", "installer"]
 
 

@@ -1,5 +1,3 @@
-"""Planted bugs: the data match the code, and a bug that no test detects is not called caught."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -44,7 +42,6 @@ why = "It doubles."
 
 @pytest.fixture(scope="module")
 def mutants() -> ModuleType:
-    """The script as a module."""
     path = CHECKOUT / "scripts" / "mutants.py"
     spec = importlib.util.spec_from_file_location("planted_bugs", path)
     assert spec is not None

@@ -55,7 +55,7 @@ _DEFAULTS: dict[type[StepSpec], dict[str, Any]] = {
 def spec_of(kind: type[Spec], **changes: Any) -> Spec:
     """Return a spec of that kind, of private data, with these fields in place of the defaults."""
     shared = {"made_up": False, "seed": 1}
-    return kind.model_validate({**shared, **_DEFAULTS[kind], **changes})
+    return kind.model_validate({**shared, **_DEFAULTS.get(kind, {}), **changes})
 
 
 def run(spec: StepSpec) -> int:

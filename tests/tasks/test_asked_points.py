@@ -10,7 +10,7 @@ import pytest
 from pydantic import ValidationError
 from release_examples import bench_of, record
 from test_plans import PRIVATE
-from test_sweep_costs import PRIVATE_LABELS, PUBLIC_LABELS
+from test_sweep_costs import PRIVATE_LABELS, PUBLIC_LABELS, specs
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
@@ -27,8 +27,6 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     SweepSettings,
-    job_steps,
-    point_and_task,
 )
 from tasks.protocol.job import asked_training, budget_of_run
 from tasks.protocol.least_privilege import Need
@@ -254,15 +252,10 @@ def test_search_that_cannot_be_accounted_is_refused(wrong: dict[str, Any], reaso
 
 def test_training_outside_a_search_keeps_its_hash() -> None:
     """A changed hash would charge the training again after an upgrade."""
-    (spec,) = of_kind(PretrainSpec, list(_grid(PUBLIC_LABELS)))
+    (spec,) = specs(PretrainSpec, **PUBLIC_LABELS)
     assert spec.asked is None and not {"asked", "after"} & spec.hashed().keys()
     assert spec.charged_as is spec
     assert PRIVATE["private_dataset"] == spec.plan.dataset
-
-
-def _grid(settings: dict[str, Any]) -> Steps:
-    steps = job_steps(SweepSettings.model_validate(settings))
-    return [(*point_and_task(name), spec) for name, spec in steps.items()]
 
 
 @pytest.mark.parametrize("name", ["feature%2Fx", "why?", "Zürich #1"])

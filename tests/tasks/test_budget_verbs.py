@@ -1,5 +1,3 @@
-"""The commands `register`, `advise`, `cost` and `run` apply the same budget arithmetic."""
-
 from __future__ import annotations
 
 import json
@@ -26,7 +24,6 @@ WARD = {"private_format": "jsonl", "private_dataset": "ward"}
 
 @pytest.fixture
 def settings(tmp_path: Path) -> list[str]:
-    """Options of the command line for a job on the data set `ward`."""
     (tmp_path / "ward.jsonl").write_text("")
     named = WARD | {"private_path": str(tmp_path / "ward.jsonl")}
     return [word for name, value in named.items() for word in ("--set", f"{name}={value}")]
@@ -154,10 +151,3 @@ def test_run_above_the_budget_ends_with_exit_code_3(
     assert len(lines) == 1
     assert lines[0].count(">") >= 2  # the arithmetic
     assert ledger.history("notes") == []
-
-
-def test_data_set_without_a_budget_is_refused_before_reading(
-    home: Deployment, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert run(job_steps(JOB)["budget"]) == 2
-    assert "confide ledger register notes" in capsys.readouterr().err

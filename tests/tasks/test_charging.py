@@ -1,5 +1,3 @@
-"""A release is charged once, with one seed that is bound to the inputs of its noise."""
-
 from __future__ import annotations
 
 import json
@@ -47,11 +45,6 @@ def test_changed_inputs_are_charged_as_a_new_release_with_a_new_seed(
     assert _draw(first) != _draw(other)
     assert len(Ledger.open(registered.ledger).history("notes")) == 2
     assert charged(bench_of(registered), b"one").entry.id == first.entry.id
-
-
-def test_grid_points_have_different_seeds(registered: Deployment) -> None:
-    first, second = charged(bench_of(registered, "1" * 64)), charged(bench_of(registered, "2" * 64))
-    assert _draw(first) != _draw(second)
 
 
 def test_lost_seed_is_charged_as_new_release(registered: Deployment) -> None:
@@ -143,7 +136,6 @@ def test_manifest_of_the_noise_contains_the_code_digest(monkeypatch: pytest.Monk
 
 
 def test_reading_the_ledger_writes_no_entry(deployment: Deployment) -> None:
-    """A step that reads files may not even register made-up data sets."""
     ledger = refuse_unregistered(bench_of(deployment, made_up=True), MADE_UP)
     assert ledger.datasets() == {}
     with pytest.raises(BadInput, match="no privacy budget yet"):
@@ -170,7 +162,6 @@ ROUNDED = WEIGHTS | {"b": np.nextafter(WEIGHTS["b"], np.float32(1))}
 
 
 def test_weights_that_differ_in_one_bit_are_refused(registered: Deployment) -> None:
-    """The ledger keeps the digest of a release, because outputs may be lost."""
     first = charged(bench_of(registered))
     first.settle(weights_released(WEIGHTS))
     shutil.rmtree(registered.store, ignore_errors=True)
@@ -200,7 +191,6 @@ def test_unsettled_release_may_have_other_weights(registered: Deployment) -> Non
 
 
 def test_released_digest_depends_on_the_seed(registered: Deployment) -> None:
-    """The same content has another digest under another seed, so a digest confirms no guess."""
     content = weights_released(WEIGHTS)
     records, marks = set(), set()
     for number in "ab":

@@ -1,5 +1,3 @@
-"""The command line: fast answers, pure JSON, and errors of one line."""
-
 from __future__ import annotations
 
 import ast
@@ -22,7 +20,7 @@ from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
 from tasks.commands import run_command
-from tasks.commands.settings_options import SettingsOptions, settings_of_options
+from tasks.commands.settings_options import settings_of_options
 from tasks.protocol import JobSettings, budget_of_run
 from tasks.releases.charge import plans_of
 from tasks.runtime.deployment import Deployment
@@ -171,7 +169,7 @@ def test_cost_of_a_registered_run_is_zero(confide: Confide, deployment: Deployme
     confide(*register.split())
     words = ["ledger", "cost", *set_options(ON_NOTES)]
     before = confide.json(*words)
-    settings = settings_of_options(JobSettings, SettingsOptions(words=ON_NOTES))
+    settings = settings_of_options(JobSettings, words=ON_NOTES)
     (planned,) = plans_of(budget_of_run(settings).charged, run="r").values()
     Ledger.open(deployment.ledger).register_plan(planned)
     after = confide.json(*words)
@@ -307,24 +305,20 @@ def test_error_is_one_line_with_exit_code_2(
     assert reason in err
 
 
-@pytest.mark.parametrize("place", ["file", "file/below"])
-def test_home_that_cannot_be_created_is_refused(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str
+@pytest.mark.parametrize(
+    ("place", "reason"),
+    [("file", "be made ("), ("file/below", "be made ("), ("", "be written")],
+)
+def test_home_that_cannot_be_created_or_written_is_refused(
+    confide: Confide, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, place: str, reason: str
 ) -> None:
     (tmp_path / "file").write_text("in the way")
     monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / place))
+    if not place:
+        monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     code, _, err = confide("ledger")
     assert code == 2
-    assert "CONFIDE_HOME: " in err and "cannot be made (" in err
-
-
-def test_home_without_write_permission_is_refused(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
-    code, _, err = confide("ledger")
-    assert code == 2
-    assert "CONFIDE_HOME: " in err and "cannot be written" in err
+    assert "CONFIDE_HOME: " in err and f"cannot {reason}" in err
 
 
 def test_confide_without_a_command_prints_help(confide: Confide) -> None:

@@ -56,16 +56,35 @@ def test_copy_is_made_once_and_reused(tmp_path: Path) -> None:
 def test_unused_copy_is_deleted_after_a_week(tmp_path: Path) -> None:
     process = Copies(tmp_path)
     process.copy("a", SIZE, filled("note"))
-    end_process(process)
-    Copies(tmp_path).copy("b", SIZE, filled("other"))
-    assert (tmp_path / "a").exists()  # a week has not passed
-    age_all(tmp_path)
+    used = Copies(tmp_path)
+    used.copy("b", SIZE, filled("other"))
+    assert cached(tmp_path) == {"a", "b"}  # a week has not passed
     (tmp_path / "c.partial").mkdir()  # of a download that was killed
     (tmp_path / "c.lock").touch()
     age_all(tmp_path)
-    Copies(tmp_path).copy("b", SIZE, must_not_copy)  # in use by a running process
-    assert cached(tmp_path) == {"b"}
-    assert not list(tmp_path.glob("[!b.]*"))
+    Copies(tmp_path).copy("a", SIZE, must_not_copy)  # a use makes the copy recent
+    Copies(tmp_path).copy("d", SIZE, filled("other"))
+    assert cached(tmp_path) == {"a", "b", "d"}  # a running process uses b
+    end_process(process)
+    end_process(used)
+    age_all(tmp_path)
+    Copies(tmp_path).copy("e", SIZE, filled("other"))
+    assert cached(tmp_path) == {"a", "d", "e"}  # this process has not ended
+    assert not list(tmp_path.glob("[bc]*"))
+
+
+def test_half_of_a_failed_copy_is_not_used_and_is_deleted(tmp_path: Path) -> None:
+    def breaks(folder: Path) -> None:
+        (folder / "text").write_text("half")
+        raise OSError("the bucket went away")
+
+    for mark in ("a", "b"):
+        with pytest.raises(OSError, match="went away"):
+            Copies(tmp_path).copy(mark, SIZE, breaks)
+    assert cached(tmp_path) == {"a.partial", "b.partial"}
+    folder = Copies(tmp_path, bound=SIZE).copy("a", SIZE, filled("note"))
+    assert (folder / "text").read_text() == "note"
+    assert cached(tmp_path) == {"a"}
 
 
 def test_copy_is_kept_while_its_process_runs(tmp_path: Path) -> None:
@@ -75,30 +94,8 @@ def test_copy_is_kept_while_its_process_runs(tmp_path: Path) -> None:
     Copies(tmp_path).copy("b", SIZE, filled("other"))
     assert (folder / "text").read_text() == "note"
     end_process(training)
-    Copies(tmp_path).copy("b", SIZE, must_not_copy)
+    Copies(tmp_path).copy("c", SIZE, filled("other"))
     assert not folder.exists()
-
-
-def test_recent_use_keeps_a_copy(tmp_path: Path) -> None:
-    first, second = Copies(tmp_path), Copies(tmp_path)
-    first.copy("a", SIZE, filled("note"))
-    age_all(tmp_path)
-    second.copy("a", SIZE, must_not_copy)  # the first process still holds the copy
-    end_process(first)
-    end_process(second)
-    Copies(tmp_path).copy("b", SIZE, filled("other"))
-    assert (tmp_path / "a").exists()
-
-
-def test_failed_copy_is_not_used(tmp_path: Path) -> None:
-    def breaks(folder: Path) -> None:
-        (folder / "text").write_text("half")
-        raise OSError("the bucket went away")
-
-    with pytest.raises(OSError, match="went away"):
-        Copies(tmp_path).copy("a", SIZE, breaks)
-    folder = Copies(tmp_path).copy("a", SIZE, filled("note"))
-    assert (folder / "text").read_text() == "note"
 
 
 # --- bounded
@@ -161,18 +158,6 @@ def test_unfinished_copy_counts_and_is_not_deleted(tmp_path: Path) -> None:
     folder = Copies(tmp_path, bound=2 * SIZE).copy("a", SIZE, fill)
     assert (folder / "text").read_text() == "note"
     assert cached(tmp_path) == {"a", "b"}
-
-
-def test_partial_copy_of_a_killed_download_is_deleted(tmp_path: Path) -> None:
-    def breaks(folder: Path) -> None:
-        (folder / "text").write_text("half")
-        raise OSError("the bucket went away")
-
-    with pytest.raises(OSError, match="went away"):
-        Copies(tmp_path).copy("a", SIZE, breaks)
-    assert cached(tmp_path) == {"a.partial"}
-    Copies(tmp_path, bound=SIZE).copy("b", SIZE, filled("b"))
-    assert cached(tmp_path) == {"b"}
 
 
 def test_default_bound_is_half_of_the_free_disk(

@@ -1,13 +1,8 @@
-"""Users choose settings and specs, but only the operator may declare sources public.
-
-Every attack in this file ends with exit code 2, charges nothing and publishes nothing.
-"""
-
 from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +30,6 @@ from tasks.steps import corpus_step as corpus
 from tasks.storage import Store, local_path
 
 PRIVATE = "Quorvath was seen in clinic for a cough."
-Refused = Callable[[StepSpec, str], None]
 LABELS = "The O\npatient O\nhad O\nfever B-problem\n\n".replace(" ", "\t")
 
 
@@ -43,68 +37,72 @@ LABELS = "The O\npatient O\nhad O\nfever B-problem\n\n".replace(" ", "\t")
 def home(
     deployment: Deployment, at_home: None, as_in_a_process: None, no_mlflow: None
 ) -> Deployment:
-    """A deployment with `ward` registered as private."""
     Ledger.open(deployment.ledger).register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
     return deployment
 
 
+@dataclass
+class Ward:
+    """The operator's files, and the deployment that must refuse them as public text."""
+
+    home: Deployment
+    files: Path  # private notes and labels, and a public text
+    confide: Confide
+    capsys: pytest.CaptureFixture[str]
+
+    @property
+    def ledger(self) -> Ledger:
+        return Ledger.open(self.home.ledger)
+
+    def declare(self, *paths: Path | str) -> None:
+        code, _, err = self.confide("ledger", "declare-public", *paths)
+        assert (code, err) == (0, "")
+
+    def published(self) -> list[Path]:
+        """Return the files of the store, and copies of sources that a refused step left."""
+        identity = local_path(self.home.open_store().location(IDENTITY))
+        store = [f for f in (self.home.home / "store").rglob("*") if f.is_file() and f != identity]
+        return store + [f for f in self.home.work.rglob("source/**/*") if f.is_file()]
+
+    def refused(self, spec: StepSpec, why: str) -> None:
+        """Run a step that must end with exit code 2 and one line, without charge or output."""
+        before = self.published()
+        self.capsys.readouterr()
+        assert run(spec) == 2
+        lines = [line for line in self.capsys.readouterr().err.splitlines() if "confide: " in line]
+        assert len(lines) == 1 and why in lines[0], lines
+        assert self.published() == before
+        assert [e for name in self.ledger.datasets() for e in self.ledger.history(name)] == []
+
+
 @pytest.fixture
-def files(tmp_path: Path) -> Path:
-    """The operator's folder: private notes and labels, and a public text."""
+def ward(
+    home: Deployment, tmp_path: Path, confide: Confide, capsys: pytest.CaptureFixture[str]
+) -> Ward:
     folder = tmp_path / "data"
     (folder / "wiki").mkdir(parents=True)
     (folder / "wiki" / "leaf.txt").write_text("A leaf is green.")
     row = {"text": PRIVATE, "patient_id": "p1", "document_id": "d1"}
     (folder / "ward.jsonl").write_text(json.dumps(row) + "\n")
     (folder / "labels.tsv").write_text(LABELS)
-    return folder
+    return Ward(home, folder, confide, capsys)
 
 
-def declare(confide: Confide, *paths: Path | str) -> None:
-    code, _, err = confide("ledger", "declare-public", *paths)
-    assert (code, err) == (0, "")
-
-
-def published(home: Deployment) -> list[Path]:
-    """Return the files of the store, and copies of sources that a refused step left."""
-    identity = local_path(home.open_store().location(IDENTITY))
-    store = [f for f in (home.home / "store").rglob("*") if f.is_file() and f != identity]
-    return store + [f for f in home.work.rglob("source/**/*") if f.is_file()]
-
-
-@pytest.fixture
-def refused(home: Deployment, capsys: pytest.CaptureFixture[str]) -> Refused:
-    """Run a step that must end with exit code 2 and one line, without charge or output."""
-
-    def run_refused(spec: StepSpec, why: str) -> None:
-        before = published(home)
-        capsys.readouterr()
-        assert run(spec) == 2
-        lines = [line for line in capsys.readouterr().err.splitlines() if "confide: " in line]
-        assert len(lines) == 1 and why in lines[0], lines
-        assert published(home) == before
-        ledger = Ledger.open(home.ledger)
-        assert [e for name in ledger.datasets() for e in ledger.history(name)] == []
-
-    return run_refused
-
-
-def corpus_spec(home: Deployment, path: Path | str, **more: Any) -> CorpusSpec:
+def corpus_spec(path: Path | str, **more: Any) -> CorpusSpec:
     public = {"role": "public", "dataset": "public", "format": "jsonl", "path": str(path)}
     return spec_of(CorpusSpec, **(public | more))
 
 
-def private_spec(home: Deployment, path: Path, dataset: str = "ward", **more: Any) -> CorpusSpec:
-    return corpus_spec(home, path, role="private", dataset=dataset, **more)
+def private_spec(path: Path, dataset: str = "ward", **more: Any) -> CorpusSpec:
+    return corpus_spec(path, role="private", dataset=dataset, **more)
 
 
-def entities_spec(home: Deployment, labels: Path, **more: Any) -> EntitiesSpec:
+def entities_spec(labels: Path, **more: Any) -> EntitiesSpec:
     paths = {"train_path": str(labels), "test_path": str(labels)}
     return spec_of(EntitiesSpec, **(paths | more))
 
 
 def job(files: Path, **more: Any) -> JobSettings:
-    """Return the settings that the trigger form passes for an honest run on `ward`, changed."""
     source = {"private_format": "jsonl", "private_path": str(files / "ward.jsonl")}
     return JobSettings.model_validate({**source, "private_dataset": "ward", **more})
 
@@ -113,27 +111,23 @@ def job(files: Path, **more: Any) -> JobSettings:
 
 
 @pytest.mark.parametrize("declared", [False, True])
-def test_registered_private_data_set_cannot_be_used_as_public(
-    home: Deployment, files: Path, confide: Confide, declared: bool, refused: Refused
-) -> None:
+def test_registered_private_data_set_cannot_be_used_as_public(ward: Ward, declared: bool) -> None:
     if declared:
-        declare(confide, files / "ward.jsonl")
-    steps = job_steps(job(files, all_public=True, vocabulary_epsilon=99.0))
+        ward.declare(ward.files / "ward.jsonl")
+    steps = job_steps(job(ward.files, all_public=True, vocabulary_epsilon=99.0))
     why = "registered as private, but this run calls it public"
-    refused(steps["budget"], why)
-    refused(steps["private_corpus"], why)
+    ward.refused(steps["budget"], why)
+    ward.refused(steps["private_corpus"], why)
 
 
-def test_run_does_not_register_a_public_data_set(
-    home: Deployment, files: Path, confide: Confide, refused: Refused
-) -> None:
-    declare(confide, files / "ward.jsonl")
-    settings = job(files, all_public=True, private_dataset="mine")
+def test_run_does_not_register_a_public_data_set(ward: Ward) -> None:
+    ward.declare(ward.files / "ward.jsonl")
+    settings = job(ward.files, all_public=True, private_dataset="mine")
     steps = job_steps(settings)
-    refused(steps["budget"], "confide ledger register mine --public")
-    refused(steps["private_corpus"], "confide ledger register mine --public")
-    assert list(Ledger.open(home.ledger).datasets()) == ["ward"]
-    assert confide("ledger", "register", "mine", "--public")[0] == 0
+    ward.refused(steps["budget"], "confide ledger register mine --public")
+    ward.refused(steps["private_corpus"], "confide ledger register mine --public")
+    assert list(ward.ledger.datasets()) == ["ward"]
+    assert ward.confide("ledger", "register", "mine", "--public")[0] == 0
     assert run(steps["budget"]) == 0
     assert run(steps["private_corpus"]) == 0
 
@@ -153,73 +147,67 @@ def test_run_does_not_register_a_public_data_set(
     ],
 )  # fmt: skip
 def test_undeclared_public_source_is_refused_before_a_charge(
-    home: Deployment, files: Path, confide: Confide, settings: dict[str, Any], refused: Refused
+    ward: Ward, settings: dict[str, Any]
 ) -> None:
-    assert run(private_spec(home, files / "ward.jsonl")) == 0  # the file is known as private
-    Ledger.open(home.ledger).register_made_up("declared-elsewhere")
-    declare(confide, files / "wiki")  # the declaration covers only this folder
-    shutil.copy(files / "ward.jsonl", files / "copy.jsonl")
-    (files / "link.jsonl").symlink_to(files / "ward.jsonl")
-    (files / "model").mkdir()
-    (files / "model" / STATEMENT_DATA).write_text("{}")
+    assert run(private_spec(ward.files / "ward.jsonl")) == 0  # the file is known as private
+    ward.ledger.register_made_up("declared-elsewhere")
+    ward.declare(ward.files / "wiki")  # the declaration covers only this folder
+    shutil.copy(ward.files / "ward.jsonl", ward.files / "copy.jsonl")
+    (ward.files / "link.jsonl").symlink_to(ward.files / "ward.jsonl")
+    (ward.files / "model").mkdir()
+    (ward.files / "model" / STATEMENT_DATA).write_text("{}")
     paths = ("public_path", "entities_train", "entities_test", "public_model")
-    changes = {n: str(files / v) if n in paths else v for n, v in settings.items()}
-    steps = job_steps(job(files, **changes))
-    refused(steps["budget"], "confide ledger declare-public")
+    changes = {n: str(ward.files / v) if n in paths else v for n, v in settings.items()}
+    steps = job_steps(job(ward.files, **changes))
+    ward.refused(steps["budget"], "confide ledger declare-public")
     field = next((n for n in paths if n in changes), "private_path")
     step = {
         "public_path": "public_corpus", "entities_train": "entities",
         "private_path": "private_corpus",
     }.get(field)  # fmt: skip
     if step:  # the step itself refuses too, even if the budget step is skipped
-        refused(steps[step], field)
+        ward.refused(steps[step], field)
 
 
 @pytest.mark.parametrize("job", ["dp_bert", "dp_sweep"])
-def test_undeclared_source_is_refused_before_a_run_starts(
-    home: Deployment, files: Path, confide: Confide, job: str
-) -> None:
-    words = ["--set", "public_format=text", "--set", f"public_path={files / 'wiki'}"]
-    code, out, err = confide("run", job, *words)
+def test_undeclared_source_is_refused_before_a_run_starts(ward: Ward, job: str) -> None:
+    words = ["--set", "public_format=text", "--set", f"public_path={ward.files / 'wiki'}"]
+    code, out, err = ward.confide("run", job, *words)
     assert (code, out) == (2, "")
-    assert "public_path" in err and f"confide ledger declare-public {files / 'wiki'}" in err
-    assert not (home.home / "logs").exists()
+    assert "public_path" in err and f"confide ledger declare-public {ward.files / 'wiki'}" in err
+    assert not (ward.home.home / "logs").exists()
 
 
 # --- specs written by hand
 
 
-def test_spec_cannot_declare_a_real_file_made_up(
-    home: Deployment, files: Path, refused: Refused
-) -> None:
-    ward, labels = files / "ward.jsonl", files / "labels.tsv"
-    notes = "synthetic-notes"
+def test_spec_cannot_declare_a_real_file_made_up(ward: Ward) -> None:
+    notes, labels = ward.files / "ward.jsonl", ward.files / "labels.tsv"
+    made_up = "synthetic-notes"
     for spec, why in (
-        (corpus_spec(home, ward), "declare-public"),
-        (corpus_spec(home, ward, made_up=True), "declare-public"),
-        (corpus_spec(home, ward, made_up=True, dataset="ward"), "declare-public"),
-        (corpus_spec(home, ward, role="private", made_up=True, dataset=notes), "declare-public"),
+        (corpus_spec(notes), "declare-public"),
+        (corpus_spec(notes, made_up=True), "declare-public"),
+        (corpus_spec(notes, made_up=True, dataset="ward"), "declare-public"),
+        (corpus_spec(notes, role="private", made_up=True, dataset=made_up), "declare-public"),
         # The budget of the project's made-up notes is unlimited, so no other text may be charged to
         # it.
-        (corpus_spec(home, ward, role="private", dataset=notes), "the project's own"),
-        (entities_spec(home, labels), "declare-public"),
-        (entities_spec(home, labels, made_up=True), "declare-public"),
-        (entities_spec(home, labels, public=False, made_up=True, dataset="ward"), "as private"),
-        (entities_spec(home, labels, public=False, dataset=notes), "the project's own"),
-        (corpus_spec(home, ward, role="private", dataset="nobodys"), "no privacy budget"),
+        (corpus_spec(notes, role="private", dataset=made_up), "the project's own"),
+        (entities_spec(labels), "declare-public"),
+        (entities_spec(labels, made_up=True), "declare-public"),
+        (entities_spec(labels, public=False, made_up=True, dataset="ward"), "as private"),
+        (entities_spec(labels, public=False, dataset=made_up), "the project's own"),
+        (corpus_spec(notes, role="private", dataset="nobodys"), "no privacy budget"),
     ):
-        refused(spec, why)
+        ward.refused(spec, why)
 
 
-def test_budget_spec_without_sources_does_not_permit_reading(
-    home: Deployment, files: Path, refused: Refused
-) -> None:
+def test_budget_spec_without_sources_does_not_permit_reading(ward: Ward) -> None:
     """A budget spec written by hand may omit a source, but the reading step checks it."""
-    settings = job(files, public_format="text", public_path=str(files / "wiki"))
+    settings = job(ward.files, public_format="text", public_path=str(ward.files / "wiki"))
     steps = job_steps(settings)
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec)
-    refused(steps["public_corpus"], "declare-public")
+    ward.refused(steps["public_corpus"], "declare-public")
     assert run(budget.model_copy(update={"reads": ()})) == 0
     assert run(steps["public_corpus"]) == 2
 
@@ -227,143 +215,127 @@ def test_budget_spec_without_sources_does_not_permit_reading(
 # --- declarations refer to content
 
 
-def test_declared_content_is_read_from_any_path(
-    home: Deployment, files: Path, confide: Confide, tmp_path: Path
-) -> None:
-    declare(confide, files / "wiki")
-    shutil.copytree(files / "wiki", tmp_path / "moved" / "again")
-    assert run(corpus_spec(home, tmp_path / "moved" / "again", format="text")) == 0
+def test_declared_content_is_read_from_any_path(ward: Ward, tmp_path: Path) -> None:
+    ward.declare(ward.files / "wiki")
+    shutil.copytree(ward.files / "wiki", tmp_path / "moved" / "again")
+    assert run(corpus_spec(tmp_path / "moved" / "again", format="text")) == 0
 
 
-def test_file_changed_after_its_declaration_is_refused(
-    home: Deployment, files: Path, confide: Confide, refused: Refused
-) -> None:
-    declare(confide, files / "wiki")
-    spec = corpus_spec(home, files / "wiki", format="text")
+def test_file_changed_after_its_declaration_is_refused(ward: Ward) -> None:
+    ward.declare(ward.files / "wiki")
+    spec = corpus_spec(ward.files / "wiki", format="text")
     for other in (PRIVATE, "A leaf is brown."):  # including a text of the same length
-        (files / "wiki" / "leaf.txt").write_text(other)
-        refused(spec, "declare-public")
-    (files / "wiki" / "leaf.txt").write_text("A leaf is green.")
-    (files / "wiki" / "more.txt").symlink_to(files / "ward.jsonl")
-    refused(spec, "a link, a pipe or a device")
-    (files / "wiki" / "more.txt").unlink()
-    (files / "wiki" / "more").symlink_to(files)
-    refused(spec, "a link, a pipe or a device")
+        (ward.files / "wiki" / "leaf.txt").write_text(other)
+        ward.refused(spec, "declare-public")
+    (ward.files / "wiki" / "leaf.txt").write_text("A leaf is green.")
+    (ward.files / "wiki" / "more.txt").symlink_to(ward.files / "ward.jsonl")
+    ward.refused(spec, "a link, a pipe or a device")
+    (ward.files / "wiki" / "more.txt").unlink()
+    (ward.files / "wiki" / "more").symlink_to(ward.files)
+    ward.refused(spec, "a link, a pipe or a device")
 
 
 def test_file_changed_between_check_and_reading_is_not_read(
-    home: Deployment, files: Path, confide: Confide, monkeypatch: pytest.MonkeyPatch
+    ward: Ward, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    declare(confide, files / "wiki")
+    ward.declare(ward.files / "wiki")
     read = corpus.read_corpus
 
     def swapped(*given: Any, **more: Any) -> Any:
-        (files / "wiki" / "leaf.txt").write_text(PRIVATE)
+        (ward.files / "wiki" / "leaf.txt").write_text(PRIVATE)
         return read(*given, **more)
 
     monkeypatch.setattr(corpus, "read_corpus", swapped)
-    spec = corpus_spec(home, files / "wiki", format="text")
+    spec = corpus_spec(ward.files / "wiki", format="text")
     assert run(spec) == 0
-    shards = output_folder(home, spec.output).rglob("*.parquet")
+    shards = output_folder(ward.home, spec.output).rglob("*.parquet")
     text = "".join(str(pq.read_table(shard).to_pylist()) for shard in shards)
     assert "leaf" in text and "Quorvath" not in text
 
 
-def test_withdrawn_declaration_also_invalidates_finished_steps(
-    home: Deployment, files: Path, confide: Confide, refused: Refused
-) -> None:
-    declare(confide, files / "wiki")
-    spec = corpus_spec(home, files / "wiki", format="text")
+def test_withdrawn_declaration_also_invalidates_finished_steps(ward: Ward) -> None:
+    ward.declare(ward.files / "wiki")
+    spec = corpus_spec(ward.files / "wiki", format="text")
     assert run(spec) == 0
     assert run(spec) == 0  # the second run reuses the result
-    (shown,) = confide.json("ledger", "declare-public")
+    (shown,) = ward.confide.json("ledger", "declare-public")
     # the prefix could match another declaration
-    assert confide("ledger", "withdraw-public", shown["digest"][:4])[0] == 2
-    assert confide("ledger", "withdraw-public", shown["digest"])[0] == 0
-    assert confide("ledger", "withdraw-public", shown["digest"])[0] == 2
-    refused(spec, "declare-public")
+    assert ward.confide("ledger", "withdraw-public", shown["digest"][:4])[0] == 2
+    assert ward.confide("ledger", "withdraw-public", shown["digest"])[0] == 0
+    assert ward.confide("ledger", "withdraw-public", shown["digest"])[0] == 2
+    ward.refused(spec, "declare-public")
 
 
-def test_bucket_is_declared_by_its_content(
-    home: Deployment, files: Path, confide: Confide, bucket: str, tmp_path: Path
-) -> None:
+def test_bucket_is_declared_by_its_content(ward: Ward, bucket: str, tmp_path: Path) -> None:
     root = f"gs://{bucket}/{tmp_path.name}"
     Store(root, tmp_path / "cache").write(f"{root}/wiki/leaf.txt", b"A leaf is green.")
-    spec = corpus_spec(home, f"{root}/wiki", format="text")
+    spec = corpus_spec(f"{root}/wiki", format="text")
     assert run(spec) == 2
-    declare(confide, f"{root}/wiki")
+    ward.declare(f"{root}/wiki")
     assert run(spec) == 0
-    assert run(corpus_spec(home, files / "wiki", format="text")) == 0
+    assert run(corpus_spec(ward.files / "wiki", format="text")) == 0
     Store(root, tmp_path / "cache").write(f"{root}/wiki/leaf.txt", PRIVATE.encode())
     assert run(spec.model_copy(update={"data_version": "2"})) == 2
-    assert list(home.work.glob("asked-*")) == []
+    assert list(ward.home.work.glob("asked-*")) == []
 
 
 # --- declarations that the operator could make by mistake
 
 
-def test_known_private_text_needs_an_explicit_option_to_be_declared(
-    home: Deployment, files: Path, confide: Confide, refused: Refused
-) -> None:
-    ward = files / "ward.jsonl"
-    assert run(private_spec(home, ward)) == 0
-    for path in (ward, files):  # the folder contains the file
-        code, _, err = confide("ledger", "declare-public", path)
+def test_known_private_text_needs_an_explicit_option_to_be_declared(ward: Ward) -> None:
+    notes = ward.files / "ward.jsonl"
+    assert run(private_spec(notes)) == 0
+    for path in (notes, ward.files):  # the folder contains the file
+        code, _, err = ward.confide("ledger", "declare-public", path)
         assert code == 2 and "private text of ward" in err and "--known-private" in err
-    refused(corpus_spec(home, ward), "declare-public")
-    assert confide("ledger", "declare-public", "--known-private", ward)[0] == 0
-    assert run(corpus_spec(home, ward)) == 0
+    ward.refused(corpus_spec(notes), "declare-public")
+    assert ward.confide("ledger", "declare-public", "--known-private", notes)[0] == 0
+    assert run(corpus_spec(notes)) == 0
 
 
-def test_declaration_is_invalid_after_the_files_are_read_as_private(
-    home: Deployment, files: Path, confide: Confide, refused: Refused
-) -> None:
-    ward = files / "ward.jsonl"
-    declare(confide, ward)
-    assert run(private_spec(home, ward)) == 0
-    refused(corpus_spec(home, ward), "read as private text of ward")
-    assert "NO: declare" in confide("ledger")[1].replace("\n", " ")
-    assert confide("ledger", "declare-public", "--known-private", ward)[0] == 0
-    assert run(corpus_spec(home, ward)) == 0
+def test_declaration_is_invalid_after_the_files_are_read_as_private(ward: Ward) -> None:
+    notes = ward.files / "ward.jsonl"
+    ward.declare(notes)
+    assert run(private_spec(notes)) == 0
+    ward.refused(corpus_spec(notes), "read as private text of ward")
+    assert "NO: declare" in ward.confide("ledger")[1].replace("\n", " ")
+    assert ward.confide("ledger", "declare-public", "--known-private", notes)[0] == 0
+    assert run(corpus_spec(notes)) == 0
 
 
-def test_outputs_of_the_deployment_cannot_be_declared_public(
-    home: Deployment, files: Path, confide: Confide
-) -> None:
-    model = home.home / "store" / "pretrain" / "0"
+def test_outputs_of_the_deployment_cannot_be_declared_public(ward: Ward) -> None:
+    model = ward.home.home / "store" / "pretrain" / "0"
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(b"weights")
-    for path in (model, home.home, home.home.parent):
-        code, _, err = confide("ledger", "declare-public", path)
+    for path in (model, ward.home.home, ward.home.home.parent):
+        code, _, err = ward.confide("ledger", "declare-public", path)
         assert code == 2 and "this deployment has made" in err
-    shutil.copytree(model, files / "model")  # as an export or a copy contains it
-    (files / "model" / STATEMENT_DATA).write_text("{}")
-    code, _, err = confide("ledger", "declare-public", files / "model")
+    shutil.copytree(model, ward.files / "model")  # as an export or a copy contains it
+    (ward.files / "model" / STATEMENT_DATA).write_text("{}")
+    code, _, err = ward.confide("ledger", "declare-public", ward.files / "model")
     assert code == 2 and "a model that Confide made" in err
-    assert Ledger.open(home.ledger).sources.public() == []
+    assert ward.ledger.sources.public() == []
 
 
 # --- one text, two budgets
 
 
-def test_same_file_under_two_data_sets_is_warned_about(
-    home: Deployment, files: Path, confide: Confide, capsys: pytest.CaptureFixture[str]
-) -> None:
-    ledger = Ledger.open(home.ledger)
+def test_same_file_under_two_data_sets_is_warned_about(ward: Ward) -> None:
+    ledger = ward.ledger
     ledger.register_dataset("letters", PrivacyUnit.PATIENT, 8.0, 1e-5)
     ledger.register_dataset("wing", PrivacyUnit.PATIENT, 8.0, 1e-5, shares_budget_with="ward")
-    shutil.copy(files / "ward.jsonl", files / "letters.jsonl")
-    assert run(private_spec(home, files / "ward.jsonl")) == 0
-    assert run(private_spec(home, files / "ward.jsonl", "wing")) == 0
-    assert "WARNING" not in "".join(capsys.readouterr())
-    assert "WARNING" not in confide("ledger")[1]
-    assert run(private_spec(home, files / "letters.jsonl", "letters")) == 0
-    output = "".join(capsys.readouterr())
+    shutil.copy(ward.files / "ward.jsonl", ward.files / "letters.jsonl")
+    assert run(private_spec(ward.files / "ward.jsonl")) == 0
+    assert run(private_spec(ward.files / "ward.jsonl", "wing")) == 0
+    assert "WARNING" not in "".join(ward.capsys.readouterr())
+    assert "WARNING" not in ward.confide("ledger")[1]
+    assert run(private_spec(ward.files / "letters.jsonl", "letters")) == 0
+    output = "".join(ward.capsys.readouterr())
     assert "WARNING: the files of letters are those of ward, wing too" in output
-    budgets = confide.json("ledger")
+    budgets = ward.confide.json("ledger")
     same = {name: budget["same_files_as"] for name, budget in budgets.items()}
     assert same == {"letters": ["ward", "wing"], "ward": ["letters"], "wing": ["letters"]}
-    assert confide("ledger")[1].count("WARNING") == 3
+    assert ward.confide("ledger")[1].count("WARNING") == 3
 
 
 def test_register_command_refuses_contradictory_options(confide: Confide) -> None:

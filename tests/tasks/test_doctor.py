@@ -1,5 +1,3 @@
-"""`confide doctor` checks the services of a deployment, and reports faults with their fix."""
-
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,8 +12,6 @@ from tasks.tracking.event_log import EventLog, Identity, Tag
 
 
 class Airflow:
-    """A stub of Airflow with given answers."""
-
     def __init__(self, slots=1, health=None, errors=(), away=False, refuses=False):
         self.slots, self.sick, self.errors = slots, health or {}, list(errors)
         self.away, self.refuses = away, refuses
@@ -86,35 +82,20 @@ def program(folder: Path, name: str, message: str, code: int) -> None:
     file.chmod(0o755)
 
 
-@pytest.mark.parametrize(
-    ("launcher", "command", "name"),
-    [
-        ("docker", "docker", "launcher docker"),
-        ("kubernetes", "kubectl", "launcher kubernetes"),
-    ],
-)
-def test_doctor_checks_that_the_launcher_can_start_a_step(
-    tmp_path, monkeypatch, launcher, command, name
-):
+@pytest.mark.parametrize(("launcher", "command"), [("docker", "docker"), ("kubernetes", "kubectl")])
+def test_doctor_checks_that_the_launcher_can_start_a_step(tmp_path, monkeypatch, launcher, command):
+    name = f"launcher {launcher}"
     environment = {"CONFIDE_HOME": str(tmp_path), "CONFIDE_LAUNCHER": launcher}
     deployment = Deployment.from_environment(environment)
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
-    assert (
-        f"there is no {command}"
-        in findings_by_name(doctor_command.launcher, deployment)[name].found
-    )
+    finding = findings_by_name(doctor_command.launcher, deployment)[name]
+    assert f"there is no {command}" in finding.found
     program(tmp_path / "bin", command, "No such image: confide-task", 1)
     finding = findings_by_name(doctor_command.launcher, deployment)[name]
     assert not finding.ok
     assert "No such image" in finding.found
     program(tmp_path / "bin", command, "", 0)
     assert findings_by_name(doctor_command.launcher, deployment)[name].ok
-
-
-def test_doctor_reports_the_schema_of_the_ledger(deployment):
-    finding = findings_by_name(doctor_command.ledger, deployment)["ledger"]
-    assert finding.ok
-    assert "schema " in finding.found
 
 
 def test_store_without_write_access_is_a_fault(deployment):
@@ -126,9 +107,8 @@ def test_store_without_write_access_is_a_fault(deployment):
 def test_undelivered_events_are_counted(deployment, monkeypatch):
     monkeypatch.setattr(doctor_command, "_mlflow", lambda _: "")
     log = EventLog.of(deployment.events, Identity("r", "r", "t", "", "corpus", "a" * 64, True))
-    assert findings_by_name(doctor_command.tracking, deployment)[
-        "event logs"
-    ].ok  # an empty log is no fault
+    # An empty log is no fault.
+    assert findings_by_name(doctor_command.tracking, deployment)["event logs"].ok
     log.append(Tag(name="a", value="b"))
     finding = findings_by_name(doctor_command.tracking, deployment)["event logs"]
     assert not finding.ok and not finding.needed
@@ -140,10 +120,6 @@ def test_disk_check_needs_the_space_of_the_demo(deployment, monkeypatch, free, e
     usage = doctor_command.shutil.disk_usage("/")._replace(free=int(free * 2**30))
     monkeypatch.setattr(doctor_command.shutil, "disk_usage", lambda _: usage)
     assert findings_by_name(doctor_command._machine, deployment)["disk"].ok is enough
-
-
-def test_noise_library_is_checked(deployment):
-    assert findings_by_name(doctor_command._packages, deployment)["numba"].ok
 
 
 def test_seed_readable_by_other_users_is_a_fault(deployment):

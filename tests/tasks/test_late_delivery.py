@@ -21,7 +21,6 @@ from tasks.tracking.mlflow import (
     KEY_TAG,
     OPERATOR,
     PUBLIC,
-    Delivery,
     send_all,
     unsent,
 )
@@ -34,11 +33,14 @@ KILLED = replace(DONE, task="canaries", step="canaries", spec_hash="b" * 64)
 REPORT = replace(DONE, task="report", step="report", spec_hash="c" * 64)
 
 
+def _down(deployment: Deployment) -> Deployment:
+    return replace(deployment, tracking="http://127.0.0.1:9")
+
+
 def _write_undelivered(deployment: Deployment) -> None:
     """Write the undelivered events of a finished, a killed and a last step."""
-    down = replace(deployment, tracking="http://127.0.0.1:9")
     for identity in (DONE, KILLED, REPORT):
-        tracker = Tracker(down, identity)
+        tracker = Tracker(_down(deployment), identity)
         tracker.begin()
         if identity is not KILLED:
             tracker.end("FINISHED", also=("parent",) if identity is REPORT else ())
@@ -76,17 +78,9 @@ def test_finished_job_is_not_shown_as_running(
     assert _status(tracked, KILLED, "step") == "RUNNING"
 
 
-def test_late_events_of_a_step_do_not_restart_its_job(tracked: Deployment) -> None:
-    _write_undelivered(tracked)
-    for identity in (REPORT, DONE):  # each in a separate process
-        Delivery(tracked).deliver(EventLog.of(tracked.events, identity))
-    assert _status(tracked, REPORT, "parent") == "FINISHED"
-
-
 def test_metrics_of_another_run_do_not_restart_a_finished_job(tracked: Deployment) -> None:
     """Both runs use one result; the job of the first run has ended meanwhile."""
-    down = replace(tracked, tracking="http://127.0.0.1:9")
-    first = Tracker(down, DONE)
+    first = Tracker(_down(tracked), DONE)
     first.begin()
     first.leave("KILLED", closed=False)
     Tracker(tracked, REPORT).end("FINISHED", also=("parent",))
@@ -97,25 +91,14 @@ def test_metrics_of_another_run_do_not_restart_a_finished_job(tracked: Deploymen
     assert _status(tracked, DONE, "step") == "KILLED"
 
 
-@pytest.mark.parametrize("status", ["FINISHED", "FAILED"])
-def test_last_step_sends_undelivered_events_before_its_end(
-    tracked: Deployment, status: str
-) -> None:
-    Tracker(replace(tracked, tracking="http://127.0.0.1:9"), KILLED).begin()
-    last = Tracker(tracked, REPORT)
-    last.begin()
-    last.end(status, also=("parent",))
-    send_all(tracked)
-    assert _status(tracked, REPORT, "parent") == status
-
-
 @pytest.mark.parametrize("down", [False, True])
 @pytest.mark.parametrize("status", ["FINISHED", "FAILED", "KILLED"])
 def test_last_step_ends_the_job_in_both_experiments(
     tracked: Deployment, status: str, down: bool
 ) -> None:
-    target_deployment = replace(tracked, tracking="http://127.0.0.1:9") if down else tracked
+    target_deployment = _down(tracked) if down else tracked
     point = replace(DONE, made_up=False, model="σ=1")
+    Tracker(_down(tracked), replace(KILLED, made_up=False, model="σ=1")).begin()
     first = Tracker(target_deployment, point)
     first.measure("loss", Operator(1.0))
     first.events.append(metric("loss", Operator(1.0), target="model"))
@@ -159,15 +142,19 @@ def test_ending_a_job_creates_no_run_in_an_unused_experiment(tracked: Deployment
 
 
 @pytest.mark.parametrize("made_up", [True, False])
-def test_retry_is_shown_as_running(tracked: Deployment, made_up: bool) -> None:
+@pytest.mark.parametrize("down", [True, False])
+def test_retry_is_shown_as_running(tracked: Deployment, made_up: bool, down: bool) -> None:
+    """Undelivered events of the earlier try are sent with the first events of the later try."""
     identity = replace(DONE, made_up=made_up)
-    first = Tracker(tracked, identity)
+    first = Tracker(_down(tracked) if down else tracked, identity)
     first.begin()
     first.measure("loss", Operator(1.0))
     first.end("FAILED", also=("parent",))
     Tracker(tracked, identity).begin()
+    send_all(tracked)
     for experiment in (PUBLIC,) if made_up else (PUBLIC, OPERATOR):
         assert _status(tracked, identity, "parent", experiment) == "RUNNING"
+        assert _status(tracked, identity, "step", experiment) == "RUNNING"
 
 
 def test_cancelled_job_is_shown_as_killed_until_its_retry(
@@ -187,15 +174,25 @@ def test_cancelled_job_is_shown_as_killed_until_its_retry(
     assert [_status(tracked, DONE, t) for t in ("parent", "step")] == ["RUNNING", "KILLED"]
 
 
-def test_fully_delivered_log_does_not_count_as_unsent(tracked: Deployment) -> None:
-    """The log of a running or killed step exists until the step ends."""
-    tracker = Tracker(tracked, KILLED)
-    tracker.begin()
-    Delivery(tracked).deliver(EventLog.of(tracked.events, KILLED))
-    assert EventLog.all(tracked.events) and unsent(tracked) == 0
-    down = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), DONE)
+def test_log_is_kept_until_its_work_is_finished_or_30_days_old(
+    tracked: Deployment, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A retry continues with the log's metrics, and a killed step wrote no end."""
+    Tracker(tracked, KILLED).begin()
+    stopped = Tracker(tracked, DONE)
+    stopped.end("FAILED", closed=False)
+    assert send_all(tracked) == unsent(tracked) == 0
+    assert len(EventLog.all(tracked.events)) == 2
+    stopped.end("FINISHED")
+    assert send_all(tracked) == 0
+    down = Tracker(_down(tracked), REPORT)
     down.measure("epsilon", Public(1.0))
-    assert unsent(tracked) == 1
+    assert unsent(tracked) == 1  # a log whose events are all delivered is not counted
+    now, day = time.time(), 24 * 3600
+    for days, left in ((29, {KILLED, REPORT}), (31, set())):
+        monkeypatch.setattr(time, "time", lambda days=days: now + days * day)
+        send_all(tracked)
+        assert {log.identity for log in EventLog.all(tracked.events)} == left
 
 
 def _delivered(parent: Path) -> EventLog:
@@ -249,18 +246,6 @@ def test_lock_of_a_removed_log_does_not_cover_its_successor(
         assert not ours
 
 
-def test_running_step_keeps_its_log_with_its_files(tmp_path: Path) -> None:
-    """The step keeps its files after it has begun: no delivery removes them before their event."""
-    page = tmp_path / "page.html"
-    page.write_text("page")
-    log = _delivered(tmp_path / "events")
-    log.append(Begun())
-    name = log.keep(page)
-    log.confirm(log.undelivered()[1])
-    log.remove_if_delivered()
-    assert log.kept(name).read_text() == "page"
-
-
 def test_retry_in_another_run_continues_unfinished_work_only(tmp_path: Path) -> None:
     for run, closed in (("run-2", True), ("run-3", False)):
         log = EventLog.of(tmp_path, replace(DONE, run_key=run))
@@ -270,40 +255,3 @@ def test_retry_in_another_run_continues_unfinished_work_only(tmp_path: Path) -> 
         again.take_over(tmp_path)
         assert [number.name for number in again.metrics()] == ["run-3"]
     assert all(log.is_over() for log in EventLog.all(tmp_path) if log.identity != DONE)
-
-
-def test_log_of_unfinished_work_is_kept(tracked: Deployment) -> None:
-    """A retry continues with the log's metrics, and a killed step wrote no end."""
-    Tracker(tracked, KILLED).begin()
-    stopped = Tracker(tracked, DONE)
-    stopped.end("FAILED", closed=False)
-    assert send_all(tracked) == unsent(tracked) == 0
-    assert len(EventLog.all(tracked.events)) == 2
-    stopped.end("FINISHED")
-    assert send_all(tracked) == 0
-    (left,) = EventLog.all(tracked.events)
-    assert left.identity == KILLED
-
-
-def test_log_of_abandoned_work_is_deleted_after_30_days(
-    tracked: Deployment, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    stopped = Tracker(tracked, DONE)
-    stopped.begin()
-    stopped.end("FAILED", closed=False)
-    (log,) = EventLog.all(tracked.events)
-    now, day = time.time(), 24 * 3600
-    for days, left in ((29, [log.folder]), (31, [])):
-        monkeypatch.setattr(time, "time", lambda days=days: now + days * day)
-        send_all(tracked)
-        assert [each.folder for each in EventLog.all(tracked.events)] == left
-
-
-def test_running_retry_is_not_shown_as_the_earlier_failure(tracked: Deployment) -> None:
-    """Undelivered events of the earlier try are sent with the first events of the later try."""
-    failed = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), DONE)
-    failed.begin()
-    failed.end("FAILED", also=("parent",))
-    Tracker(tracked, DONE).begin()
-    send_all(tracked)
-    assert [_status(tracked, DONE, target) for target in ("parent", "step")] == ["RUNNING"] * 2

@@ -1,5 +1,3 @@
-"""A moved or restored home: outputs, ledger and seeds must still belong together."""
-
 from __future__ import annotations
 
 import shutil
@@ -48,7 +46,6 @@ def delete_ledger(deployment: Deployment) -> None:
 
 
 def restore(deployment: Deployment, backup: Path) -> None:
-    """Replace ledger and seeds by those of a backup."""
     delete_ledger(deployment)
     shutil.rmtree(deployment.seeds)
     shutil.copy2(backup / "ledger.db", deployment.home / "ledger.db")
@@ -61,7 +58,6 @@ def findings(deployment: Deployment) -> dict[str, doctor_command.Check]:
 
 @pytest.fixture
 def used(registered: Deployment) -> Deployment:
-    """A deployment with one settled release."""
     release(registered)
     return registered
 
@@ -242,7 +238,6 @@ def test_store_remembers_the_ledger_of_uses_without_a_seed(deployment: Deploymen
 
 
 def test_restored_backup_has_every_entry_seed_and_key(used: Deployment, tmp_path: Path) -> None:
-    """The home is lost, and restored with the commands of docs/operate.md."""
     charged(bench_of(used, "d" * 64))  # begun and not settled
     before = Ledger.open(used.ledger).history("notes")
     key = content_key(used, "content-digest")

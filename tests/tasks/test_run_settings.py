@@ -13,7 +13,7 @@ from command_line import Confide
 
 from dp_core.errors import BadInput
 from tasks.commands import run_command
-from tasks.commands.settings_options import PRESETS, SettingsOptions, settings_of_options
+from tasks.commands.settings_options import PRESETS, settings_of_options
 from tasks.execution import run_job as process
 from tasks.execution.run_job import Job, JobOutcome
 from tasks.local import demo
@@ -45,9 +45,8 @@ PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entiti
 def test_preset_is_read_by_name(
     preset: str, more: dict[str, str], expected: dict[str, Any]
 ) -> None:
-    settings = settings_of_options(
-        JobSettings, SettingsOptions(preset, words=[f"{k}={v}" for k, v in more.items()])
-    )
+    words = [f"{name}={value}" for name, value in more.items()]
+    settings = settings_of_options(JobSettings, preset, words=words)
     assert settings.model_dump().items() >= expected.items()
 
 
@@ -84,8 +83,8 @@ def test_invalid_or_ambiguous_settings_file_is_refused(
 
 def test_options_override_the_file_and_the_file_overrides_the_preset(tmp_path: Path) -> None:
     (tmp_path / "s.json").write_text('{"weight_decay": 0.5, "epochs": 20, "layers": 3}')
-    options = SettingsOptions("large-batches", tmp_path / "s.json", ["layers=4"])
-    settings = settings_of_options(JobSettings, options)
+    file = tmp_path / "s.json"
+    settings = settings_of_options(JobSettings, "large-batches", file, ["layers=4"])
     assert (settings.batch_size, settings.weight_decay, settings.layers) == (1024, 0.5, 4)
 
 
@@ -119,7 +118,7 @@ def settings_of_preset(preset: str) -> JobSettings:
         named["public_model"] = "."
     kind = SweepSettings if "sweep_points" in values else JobSettings
     words = [f"{name}={path}" for name, path in named.items()]
-    return settings_of_options(kind, SettingsOptions(preset, words=words))
+    return settings_of_options(kind, preset, words=words)
 
 
 @pytest.mark.parametrize("preset", sorted(PRESETS))
@@ -163,13 +162,14 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("field", "more"),
+    ("field", "launcher", "more"),
     [
-        ("private_path", {"private_format": "text", "private_dataset": "notes"}),
-        ("public_path", {"public_format": "text"}),
-        ("entities_train", {"entities_format": "i2b2", "entities_test": "."}),
-        ("entities_test", {"entities_format": "i2b2", "entities_train": "."}),
-        ("public_model", {}),
+        ("private_path", "process", {"private_format": "text", "private_dataset": "notes"}),
+        ("public_path", "process", {"public_format": "text"}),
+        ("entities_train", "process", {"entities_format": "i2b2", "entities_test": "."}),
+        ("entities_test", "process", {"entities_format": "i2b2", "entities_train": "."}),
+        ("public_model", "docker", {}),  # `run` starts steps on this machine in every case
+        ("public_model", "kubernetes", {}),
     ],
 )
 def test_missing_path_is_refused_before_the_run_starts(
@@ -178,8 +178,10 @@ def test_missing_path_is_refused_before_the_run_starts(
     steps: list[str],
     tmp_path: Path,
     field: str,
+    launcher: str,
     more: dict[str, str],
 ) -> None:
+    monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
     (tmp_path / "data").mkdir()
     (tmp_path / "data" / "a.txt").write_text("Fever is common.")
     monkeypatch.chdir(tmp_path / "data")
@@ -190,16 +192,6 @@ def test_missing_path_is_refused_before_the_run_starts(
         exit_code, _, err = confide(*words)
         assert (exit_code, len(steps)) == (code, starts)
         assert (f"{field}: no such file or folder: {path}" in err) is (code == 2)
-
-
-@pytest.mark.parametrize("launcher", ["docker", "kubernetes"])
-def test_local_run_checks_paths_under_every_launcher(
-    confide: Confide, monkeypatch: pytest.MonkeyPatch, steps: list[str], launcher: str
-) -> None:
-    monkeypatch.setenv("CONFIDE_LAUNCHER", launcher)
-    code, _, err = confide("run", "--set", "public_model=/nonexist/a")
-    assert (code, steps) == (2, [])
-    assert "public_model: no such file or folder: /nonexist/a" in err
 
 
 @pytest.mark.parametrize(("launcher", "starts"), [("process", 0), ("docker", 1)])

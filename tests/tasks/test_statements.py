@@ -1,5 +1,3 @@
-"""The statement of a model: all its releases, or the warning that it is not private."""
-
 from __future__ import annotations
 
 import json

@@ -8,6 +8,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -31,10 +32,6 @@ from step_outputs import findings_at
 from dp_core.audit.canaries import Canary
 from dp_core.audit.extraction import DISCOVERABLE, TARGETED, ExtractionRow
 from dp_core.config.audit_settings import ExtractionConfig
-from dp_core.config.privacy import (
-    PhrasesConfig,
-    WrittenTextConfig,
-)
 from dp_core.data.corpus import open_corpus
 from dp_core.data.hashing import seed_key
 from dp_core.data.labelled_text import LabelledText, Sentence
@@ -51,6 +48,7 @@ from tasks.protocol import (
     FinetuneSpec,
     PhrasesSpec,
     StepResult,
+    TokenStoreSpec,
     WrittenTextSpec,
 )
 from tasks.releases.charge import training_plan
@@ -89,11 +87,37 @@ def test_vocabulary_depends_only_on_noised_counts(chain: Chain) -> None:
     assert labels["words_released"] == labels["vocabulary_size"] == {DP}
 
 
-def test_corpus_with_another_digest_is_refused(chain: Chain) -> None:
-    context = chain.context("altered")
-    context.inputs = {"corpus": with_facts(chain.inputs["corpus"], digest="0" * 64)}
+@pytest.mark.parametrize(
+    ("name", "run", "source"),
+    [
+        ("vocabulary", vocabulary.run, "corpus"),
+        ("phrases", phrases.run, "corpus"),
+        ("training", pretrain.run, "rows"),
+    ],
+)
+def test_input_with_another_digest_is_refused(
+    chain: Chain, name: str, run: Any, source: str
+) -> None:
+    context = chain.context(f"altered {name}")
+    altered = with_facts(chain.inputs[source], digest="0" * 64)
+    context.inputs = chain.inputs | {source: altered}
+    specs = {"vocabulary": chain.histogram, "phrases": partial(phrasing, chain)}
     with pytest.raises(BadInput, match="not those that the step wrote"):
-        vocabulary.run(chain.histogram(), context)
+        run(specs.get(name, chain.training)(), context)
+
+
+@pytest.mark.parametrize("name", ["rows", "phrases"])
+def test_more_units_than_declared_are_refused_without_their_number(chain: Chain, name: str) -> None:
+    """No single shard exceeds the bound, but all shards together do; held-out units count."""
+    bound = {"declared_units": PATIENTS - 1}
+    context = chain.context(f"too many {name}")
+    with pytest.raises(BadInput, match=f"declared bound of {PATIENTS - 1}") as caught:
+        if name == "rows":
+            token_store.run(spec_of(TokenStoreSpec, units=bound, holdout=0.2), context)
+        else:
+            config = phrasing(chain).config.model_copy(update=bound)
+            phrases.run(phrasing(chain, config=config), context)
+    assert str(PATIENTS) not in str(caught.value)
 
 
 def test_rewritten_corpus_is_refused(chain: Chain) -> None:
@@ -140,16 +164,6 @@ def test_number_of_rows_is_for_the_operator(chain: Chain) -> None:
     labels = getattr(shown, "public rows_bench").labels()
     assert all(labels[name] == {DP} for name in fit)
     assert context.counted == []
-
-
-def test_rows_of_more_units_than_declared_are_refused_over_all_shards(chain: Chain) -> None:
-    """No single shard exceeds the bound, but all shards together do."""
-    units = chain.cut().units
-    assert units is not None
-    few = units.model_copy(update={"declared_units": PATIENTS // 2})
-    with pytest.raises(BadInput, match=f"declared bound of {PATIENTS // 2}") as caught:
-        token_store.run(chain.cut().model_copy(update={"units": few}), chain.context("few rows"))
-    assert str(PATIENTS) not in str(caught.value)
 
 
 def test_units_are_split_and_canaries_are_planted_in_training_units(chain: Chain) -> None:
@@ -250,13 +264,6 @@ def test_model_records_every_release_that_it_descends_from(
     first, training = trained[0].result.releases
     assert first == words
     assert training.ledger_id not in ("", words.ledger_id)
-
-
-def test_rows_with_another_digest_are_refused(chain: Chain) -> None:
-    context = chain.context("other rows")
-    context.inputs = chain.inputs | {"rows": with_facts(chain.inputs["rows"], digest="0" * 64)}
-    with pytest.raises(BadInput, match="rows are not those"):
-        pretrain.run(chain.training(), context)
 
 
 def test_noise_seed_depends_on_rows_and_initial_weights(chain: Chain, tmp_path: Path) -> None:
@@ -510,8 +517,9 @@ def pairing(
 def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(
     chain: Chain, trained: tuple[Input, Bench]
 ) -> None:
+    """Neither a class of a single document nor the order of the texts affects the classes."""
     plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
-    context, spec = pairing(chain, trained[0], "pairs", public=False, plan=plan)
+    context, spec = pairing(chain, trained[0], "pairs", public=False, odd="mumps", plan=plan)
     answer = finetune.run(spec, context)
     labels = context.labels()
     for name in ("accuracy", "accuracy_low", "accuracy_high", "f1_macro", "f1/yes"):
@@ -521,18 +529,7 @@ def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(
     assert (answer.facts["head"], answer.facts["labels"]) == ("pairs", ["no", "yes"])
     assert "documents" not in answer.facts  # facts are published
     assert load(context.out).labels == ("no", "yes")
-
-
-def test_private_pairs_learn_only_classes_of_the_settings(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
-    """Neither a class of a single document nor the order of the texts affects the classes."""
-    plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
-    context, spec = pairing(chain, trained[0], "odd", public=False, odd="mumps", plan=plan)
-    answer = finetune.run(spec, context)
-    assert load(context.out).labels == ("no", "yes")
-    assert "mumps" not in json.dumps(answer.facts)
-    assert "f1/mumps" not in context.labels()
+    assert "mumps" not in json.dumps(answer.facts) and "f1/mumps" not in labels
 
 
 def test_interval_of_accuracy_is_resampled_by_document(
@@ -561,23 +558,13 @@ def test_head_refuses_labels_of_another_kind(chain: Chain, trained: tuple[Input,
 
 
 def phrasing(chain: Chain, **changes: Any) -> PhrasesSpec:
-    spec = PhrasesSpec(
-        made_up=False,
-        corpus_uri="corpus",
-        vocabulary_uri="vocabulary",
-        canaries_uri="canaries",
-        dataset="notes",
-        holdout=0.2,
-        seed=1,
-        config=PhrasesConfig(
-            declared_units=DECLARED,
-            phrases_epsilon=30.0,
-            phrases_delta=1e-5,
-            phrases_lengths="2,3",
-            phrases_per_unit=8,
-        ),
-    )
-    return spec.model_copy(update=changes)
+    config = {
+        "declared_units": DECLARED, "phrases_epsilon": 30.0, "phrases_delta": 1e-5,
+        "phrases_lengths": "2,3", "phrases_per_unit": 8,
+    }  # fmt: skip
+    inputs = {"corpus_uri": "corpus", "vocabulary_uri": "vocabulary", "canaries_uri": "canaries"}
+    given = {"dataset": "notes", "holdout": 0.2, "seed": 1, "config": config, **inputs}
+    return spec_of(PhrasesSpec, **(given | changes))
 
 
 @pytest.fixture(scope="module")
@@ -612,58 +599,51 @@ def test_held_out_units_contribute_no_phrases(chain: Chain) -> None:
     assert "pain fever" in counts[2] and "two days" not in counts[2]
 
 
+def writing(public: str = "", **config: Any) -> WrittenTextSpec:
+    return spec_of(
+        WrittenTextSpec,
+        phrases_uri="phrases",
+        vocabulary_uri="vocabulary",
+        public_corpus_uri=public,
+        config={"written_documents": 30, "written_words": 20, **config},
+        seed=3,
+    )
+
+
 @pytest.mark.parametrize(
-    ("changes", "message"),
+    ("step", "changes", "message"),
     [
-        ({"dataset": "other"}, "the spec charges other"),
-        ({"vocabulary_uri": "corpus"}, "output of the step corpus"),
-        ({"corpus_uri": "public corpus"}, "must be private"),
+        (phrases, {"dataset": "other"}, "the spec charges other"),
+        (phrases, {"vocabulary_uri": "corpus"}, "output of the step corpus"),
+        (phrases, {"corpus_uri": "public corpus"}, "must be private"),
+        (phrases, {"unit": "document"}, "Choose one unit for vocabulary and phrases"),
+        (phrases, {"unit": "example"}, "Choose one unit for vocabulary and phrases"),
+        (written_text, {"public": "corpus"}, "text is private, and must be public"),
+        (pretrain, {"store_uri": "public rows"}, "must be released"),
+        (pretrain, {"store_uri": "rows"}, "must be released"),
     ],
 )
-def test_phrases_with_mismatched_inputs_are_refused(
-    chain: Chain, changes: dict[str, str], message: str
+def test_inputs_of_another_role_or_unit_are_refused_before_a_charge(
+    chain: Chain, released: Input, step: Any, changes: dict[str, str], message: str
 ) -> None:
-    before = len(chain.ledger.history("notes"))
+    if step is written_text:
+        spec: Any = writing(**changes)
+    elif step is pretrain:
+        spec = chain.training(mode="released", plan=None, **changes)
+    elif "unit" in changes:
+        spec = phrasing(chain, config=phrasing(chain).config.model_copy(update=changes))
+    else:
+        spec = phrasing(chain, **changes)
+    before, context = len(chain.ledger.history("notes")), chain.context(f"refused {changes}")
     with pytest.raises(BadInput, match=message):
-        phrases.run(phrasing(chain, **changes), chain.context(f"refused {message}"))
-    assert len(chain.ledger.history("notes")) == before
-
-
-def test_phrases_must_have_the_unit_of_the_vocabulary(chain: Chain) -> None:
-    for changes in ({"unit": "document"}, {"unit": "example"}):
-        config = phrasing(chain).config.model_copy(update=changes)
-        with pytest.raises(BadInput, match="Choose one unit for vocabulary and phrases"):
-            phrases.run(phrasing(chain, config=config), chain.context(f"another unit {changes}"))
-
-
-def test_more_units_than_declared_are_refused_without_their_number(chain: Chain) -> None:
-    """A single unit above the bound is refused, although held-out units contribute no phrases."""
-    config = phrasing(chain).config.model_copy(update={"declared_units": PATIENTS - 1})
-    with pytest.raises(BadInput, match=f"declared bound of {PATIENTS - 1}") as caught:
-        phrases.run(phrasing(chain, config=config), chain.context("too many"))
-    assert str(PATIENTS) not in str(caught.value)
-
-
-def test_phrases_of_an_altered_corpus_are_refused(chain: Chain) -> None:
-    context = chain.context("altered phrases")
-    altered = with_facts(chain.inputs["corpus"], digest="0" * 64)
-    context.inputs = chain.inputs | {"corpus": altered}
-    with pytest.raises(BadInput, match="not those that the step wrote"):
-        phrases.run(phrasing(chain), context)
+        step.run(spec, context)
+    assert len(chain.ledger.history("notes")) == before and not list(context.out.iterdir())
 
 
 def test_written_text_contains_released_words_and_inherits_their_cost(
     chain: Chain, released: Input
 ) -> None:
-    config = WrittenTextConfig(written_documents=30, written_words=20, written_public_share=0.25)
-    spec = WrittenTextSpec(
-        made_up=False,
-        phrases_uri="phrases",
-        vocabulary_uri="vocabulary",
-        public_corpus_uri="public corpus",
-        config=config,
-        seed=3,
-    )
+    spec = writing("public corpus", written_public_share=0.25)
     chain.inputs["written"] = chain.answer("written", written_text.run, spec)
     written = chain.inputs["written"]
     counts = phrases.read_phrases(released.folder)
@@ -707,42 +687,9 @@ def test_released_word_outside_every_phrase_is_written(
     context = chain.context("a word by itself")
     more = dataclasses.replace(chain.inputs["vocabulary"], folder=folder)
     context.inputs = chain.inputs | {"vocabulary": more}
-    spec = WrittenTextSpec(
-        made_up=False,
-        phrases_uri="phrases",
-        vocabulary_uri="vocabulary",
-        config=WrittenTextConfig(written_documents=30, written_words=20),
-        seed=3,
-    )
-    written_text.run(spec, context)
+    written_text.run(writing(), context)
     written = " ".join(d.text for d in open_corpus(context.out)).split()
     assert "elsewhere" in written and "unwritten" not in written
-
-
-def test_private_text_is_refused_as_public_text_for_written_text(
-    chain: Chain, released: Input
-) -> None:
-    spec = WrittenTextSpec(
-        made_up=False,
-        phrases_uri="phrases",
-        vocabulary_uri="vocabulary",
-        public_corpus_uri="corpus",
-        config=WrittenTextConfig(written_documents=3, written_words=20),
-        seed=1,
-    )
-    context = chain.context("private among written")
-    with pytest.raises(BadInput, match="text is private, and must be public"):
-        written_text.run(spec, context)
-    assert not list(context.out.iterdir())
-
-
-def test_training_on_released_text_refuses_public_and_private_rows(
-    chain: Chain, released: Input
-) -> None:
-    for mode, rows in (("released", "public rows"), ("released", "rows")):
-        spec = chain.training(mode=mode, plan=None, store_uri=rows)
-        with pytest.raises(BadInput, match="must be released"):
-            pretrain.run(spec, chain.context(f"{mode} {rows}"))
 
 
 def test_damaged_phrases_are_refused_without_quoting_them(chain: Chain) -> None:

@@ -24,8 +24,8 @@ from tasks.protocol import (
     job_steps,
     point_and_task,
     point_steps,
+    sweep,
 )
-from tasks.protocol.sweep import PAGE, models_of, trainings_of
 from tasks.releases.charge import charge, planned_release, register_plans
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
@@ -91,8 +91,8 @@ def test_fine_tuning_on_public_labels_costs_nothing(ledger: Ledger, deployment: 
     }
     assert [entry.event for entry in ledger.history("notes")] == [EVENT]
     # A job with the same settings is the same release.
-    sweep = SweepSettings.model_validate(settings)
-    job = job_steps(sweep.job(sweep.points()[0]))["dp_pretraining"]
+    grid = SweepSettings.model_validate(settings)
+    job = job_steps(grid.job(grid.points()[0]))["dp_pretraining"]
     assert job.output == training.output
 
 
@@ -129,12 +129,6 @@ def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
     }
     assert ledger.history("notes") == charged  # the same entries
     assert not any("entities" in source.field for source in budget_of_run(settings).reads)
-
-
-def test_every_point_of_a_sweep_is_charged(ledger: Ledger, deployment: Deployment) -> None:
-    grid = {"sweep_noise_multipliers": "2,4", "sweep_epochs": "1,2"}
-    planned(deployment, **PUBLIC_LABELS | grid)
-    assert len(ledger.history("notes")) == 4
 
 
 def test_points_that_share_a_training_are_charged_once(
@@ -254,34 +248,11 @@ def test_every_point_is_fine_tuned_from_its_training_on_its_fold() -> None:
     assert tuned == [t.output for t in tunings]
 
 
-def test_fine_tuned_public_baseline_costs_nothing(ledger: Ledger, deployment: Deployment) -> None:
-    settings = PRIVATE_LABELS | {"sweep_seeds": 2, "sweep_finetune_seeds": 2}
-    settings |= {"sweep_finetune_noise_multipliers": "2,4"}
-    before = planned(deployment, **settings)
-    compared = settings | {"sweep_baselines": "public-training"}
-    assert planned(deployment, "another run", **compared) == before
-    sweep = SweepSettings.model_validate(compared)
-    baselines = [point for point in sweep.points() if point.baseline]
-    assert len(baselines) == 2 * 5 and len(sweep.points()) == 2 * 2 * 2 * 5 + 10
-    assert len(sweep.trainings()) == 2
-    steps = point_steps(sweep, baselines[3])
-    tuned = steps["finetuning"]
-    assert isinstance(tuned, FinetuneSpec)
-    assert tuned.model_uri == steps["public_pretraining"].output
-    assert (tuned.plan, tuned.seed, tuned.fold) == (None, 1, 3)
-    # The comparison of a job is the same fine-tuning.
-    (first, *_) = baselines
-    assert (
-        point_steps(sweep, first)["finetuning"].output
-        == job_steps(sweep.job(first))["public_finetuning"].output
-    )
-
-
 WITH_BASELINES: dict[str, Any] = PRIVATE_LABELS | {
     "vocabulary_source": "private", "vocabulary_delta": 1e-7, "phrases_epsilon": 1.0,
     "sweep_baselines": "nonprivate-training,public,nonprivate,public-training",
-    "sweep_checkpoints": "/a/bert,/b/biobert", "sweep_points": "epochs=1;epochs=2",
-    "sweep_seeds": 2,
+    "sweep_checkpoints": "/a/bert,/b/biobert", "sweep_seeds": 2,
+    "sweep_points": "epochs=1;epochs=2;epochs=1,finetune_noise_multiplier=4",
 }  # fmt: skip
 
 
@@ -319,6 +290,8 @@ def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
     assert [(p.finetune_seed, p.fold) for p in points[:15]] == [
         (seed, fold) for seed in (1, 2, 3) for fold in range(5)
     ]
+    assert not any(point.finetune_noise_multiplier for point in points)
+    assert len(sweep.trainings()) == 2 * 2
     made: dict[str, tuple[str, str, int]] = {}
     trainings: dict[str, set[str]] = {}
     for point in points:
@@ -398,7 +371,7 @@ def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Dep
     )
     assert {entry.event for entry in ledger.history("notes")} == {longest, shorter}
     assert len(ledger.history("notes")) == len(settings.trainings()) == 2
-    assert len(models_of(p for p in settings.points() if p.mode == "dp")) == 4
+    assert len({p.model for p in settings.points() if p.mode == "dp"}) == 4
     named = points_by_output(settings)
     assert named["pretraining", training.output] == "σ=2 · B=60 · epochs=4"
     assert named["exposure", first["exposure"].output] == "σ=2 · B=60 · epochs=1 of 4"
@@ -408,23 +381,25 @@ def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Dep
     assert all(not point.is_on_the_way for point in apart.points())
 
 
-def test_large_sweep_is_split_into_pages_and_reported_completely() -> None:
+def test_large_sweep_is_split_into_pages_and_reported_completely(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Airflow maps a bounded number of points at a time, but all are charged and reported."""
-    grid = ",".join(f"{2 + i / 1000:g}" for i in range(700))
+    monkeypatch.setattr(sweep, "PAGE", 10)
+    grid = ",".join(f"{2 + i / 1000:g}" for i in range(7))
     settings = SweepSettings.model_validate(
         PUBLIC_LABELS
         | {"sweep_noise_multipliers": grid, "sweep_finetune_epochs": "1,2,3", "delta": 1e-8}
     )
     pages = settings.pages()
-    assert [len(page) for page in pages] == [PAGE, PAGE, 700 * 3 - 2 * PAGE]
+    assert [len(page) for page in pages] == [10, 10, 1]
     on_pages = [point for page in pages for point in page]
     assert on_pages == settings.points()
     assert len(set(on_pages)) == len(on_pages)
-    assert max(len(trainings_of(page)) for page in pages) <= PAGE
-    trainings = {training for page in pages for training in trainings_of(page)}
-    assert trainings == set(settings.trainings()) and len(trainings) == 700
+    trainings = {point.training for point in on_pages}
+    assert trainings == set(settings.trainings()) and len(trainings) == 7
     assert list(job_steps(settings)["report"].points) == [point.name for point in on_pages]
-    assert len(budget_of_run(settings).charged) == 700
+    assert len(budget_of_run(settings).charged) == 7
 
 
 CAUSAL = {"model_kind": "gpt2"}

@@ -69,17 +69,34 @@ def register(tracker: Tracker, *files: Path, **tags: str) -> None:
     )
 
 
-def test_label_decides_the_experiment_of_a_metric(tracked: Deployment) -> None:
-    tracker = Tracker(tracked, PRIVATE)
+def test_label_decides_the_experiment_of_metrics_and_files(
+    tracked: Deployment, tmp_path: Path
+) -> None:
+    """The operator's run also has the ε and δ of the model, next to its scores."""
+    awkward = replace(PRIVATE, run_key="it's \"quoted\" `so` = '1'")
+    tracker = Tracker(tracked, awkward)
     tracker.measure("epsilon", Public(1.5), 3)
+    tracker.measure("epsilon_training", Public(1.0))
+    tracker.measure("delta/labels", Public(1e-6))
+    tracker.measure("epsilon/labels", Public(float("inf")))
     tracker.measure("exposure", Dp(0.9), 3)
     tracker.measure("loss", Operator(2.5), 3)
+    for label in (Label.DP, Label.OPERATOR):
+        (tmp_path / f"{label}.html").write_text(label)
+        show(tracker, tmp_path / f"{label}.html", label)
     tracker.end("FINISHED")
-    public = _runs(tracked, PUBLIC)["dp_pretraining"]
-    restricted = _runs(tracked, OPERATOR)["dp_pretraining"]
-    assert public.data.metrics == {"epsilon": 1.5, "exposure": 0.9}
-    assert restricted.data.metrics == {"loss": 2.5, "epsilon": 1.5}
-    assert public.info.status == restricted.info.status == "FINISHED"
+    costs = {"epsilon": 1.5, "delta/labels": 1e-6}
+    for experiment, numbers, file in (
+        (PUBLIC, {"exposure": 0.9, "epsilon_training": 1.0}, "dp.html"),
+        (OPERATOR, {"loss": 2.5}, "operator.html"),
+    ):
+        run = _runs(tracked, experiment)["dp_pretraining"]
+        assert run.data.metrics == costs | numbers
+        assert (run.info.status, run.data.tags[KEY_TAG]) == ("FINISHED", awkward.key("step"))
+        artifacts = MlflowClient(tracked.tracking).list_artifacts(run.info.run_id)
+        assert [artifact.path for artifact in artifacts] == [file]
+        # MLflow would store infinity as the largest float.
+        assert run.data.tags.get("epsilon/labels") == ("inf" if experiment == PUBLIC else None)
 
 
 @pytest.mark.parametrize("value", [1.0, None])
@@ -90,20 +107,6 @@ def test_metric_without_a_label_is_refused(untracked: Deployment, value: object)
     assert tracker.events.read()[0] == []
 
 
-def test_operator_artifact_is_logged_to_the_operator_experiment_only(
-    tracked: Deployment, tmp_path: Path
-) -> None:
-    tracker = Tracker(tracked, PRIVATE)
-    for label in (Label.DP, Label.OPERATOR):
-        (tmp_path / f"{label}.html").write_text(label)
-        show(tracker, tmp_path / f"{label}.html", label)
-    tracker.end("FINISHED")
-    client = MlflowClient(tracked.tracking)
-    for experiment, name in ((PUBLIC, "dp.html"), (OPERATOR, "operator.html")):
-        run = _runs(tracked, experiment)["dp_pretraining"]
-        assert [a.path for a in client.list_artifacts(run.info.run_id)] == [name]
-
-
 def test_runs_on_made_up_data_use_one_experiment_and_are_tagged(tracked: Deployment) -> None:
     tracker = Tracker(tracked, MADE_UP)
     tracker.measure("loss", Operator(2.5))
@@ -112,15 +115,14 @@ def test_runs_on_made_up_data_use_one_experiment_and_are_tagged(tracked: Deploym
     assert runs["dp_pretraining"].data.metrics == {"loss": 2.5}
     assert all(run.data.tags["data"] == "made-up" for run in runs.values())
     assert _runs(tracked, OPERATOR) == {}
-
-
-def test_experiment_has_its_kind_and_telemetry_is_disabled(tracked: Deployment) -> None:
-    from mlflow.telemetry.utils import is_telemetry_disabled  # noqa: TID251
-
-    Tracker(tracked, MADE_UP).end("FINISHED")
     experiment = MlflowClient(tracked.tracking).get_experiment_by_name(PUBLIC)
     assert experiment is not None
     assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
+
+
+def test_telemetry_of_mlflow_is_disabled() -> None:
+    from mlflow.telemetry.utils import is_telemetry_disabled  # noqa: TID251
+
     assert is_telemetry_disabled()
 
 
@@ -137,23 +139,6 @@ def test_model_runs_are_nested_between_run_and_steps(tracked: Deployment) -> Non
     assert point.data.tags["mlflow.parentRunId"] == parent.info.run_id
     assert point.data.metrics == {"f1": 0.8}
     assert (parent.info.status, point.info.status) == ("RUNNING", "FINISHED")
-
-
-def test_operator_run_also_has_epsilon_and_delta(
-    tracked: Deployment,
-) -> None:
-    tracker = Tracker(tracked, OF_A_MODEL)
-    tracker.measure("f1", Operator(0.8))
-    tracker.measure("epsilon", Public(2.0))
-    tracker.measure("delta/labels", Public(1e-6))
-    tracker.measure("epsilon_training", Public(1.0))
-    tracker.end("FINISHED")
-    restricted, shown = (
-        _runs(tracked, experiment)["dp_pretraining"].data.metrics
-        for experiment in (OPERATOR, PUBLIC)
-    )
-    assert restricted == {"f1": 0.8, "epsilon": 2.0, "delta/labels": 1e-6}
-    assert shown == {"epsilon": 2.0, "delta/labels": 1e-6, "epsilon_training": 1.0}
 
 
 def test_retry_continues_its_mlflow_run(tracked: Deployment) -> None:
@@ -217,7 +202,9 @@ def test_undelivered_events_are_kept_and_sent_later(
     (tmp_path / "page.html").unlink()
     assert "kept on disk" in capsys.readouterr().err
     assert send_all(down) == 1
-    assert send_all(tracked) == 0
+    later = Tracker(tracked, replace(PRIVATE, task="report", spec_hash="b" * 64))
+    later.end("FINISHED")
+    later.send_left_behind()
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     assert _history(tracked, run, "epsilon") == [(s, float(s)) for s in range(50)]
     restricted = _runs(tracked, OPERATOR)["dp_pretraining"]
@@ -228,43 +215,21 @@ def test_undelivered_events_are_kept_and_sent_later(
     assert EventLog.all(tracked.events) == []
 
 
-def test_later_step_sends_undelivered_events_of_an_earlier_step(tracked: Deployment) -> None:
-    earlier = Tracker(replace(tracked, tracking="http://127.0.0.1:9"), PRIVATE)
-    earlier.measure("epsilon", Public(1.0), 1)
-    earlier.end("FINISHED")
-    later = Tracker(tracked, replace(PRIVATE, task="report", spec_hash="b" * 64))
-    later.end("FINISHED")
-    later.send_left_behind()
-    run = _runs(tracked, PUBLIC)["dp_pretraining"]
-    assert _history(tracked, run, "epsilon") == [(1, 1.0)]
-    assert EventLog.all(tracked.events) == []
-
-
-def test_model_used_by_two_runs_is_registered_once(tracked: Deployment, tmp_path: Path) -> None:
-    file = tmp_path / "config.json"
-    file.write_text("{}")
-    for run_key in ("run-1", "run-2"):
-        tracker = Tracker(tracked, replace(PRIVATE, run_key=run_key, run_name=run_key))
-        register(tracker, file, **{"ledger.0": "abc"})
-        tracker.end("FINISHED")
-    client = MlflowClient(tracked.tracking)
-    (version,) = client.search_model_versions("name = 'confide-notes'")
-    assert version.description == "ε = 1"
-    assert version.tags["ledger.0"] == "abc"
-
-
-def test_result_and_checksums_are_not_registered_with_a_model(
+def test_model_used_by_two_runs_is_registered_once_without_the_result(
     tracked: Deployment, tmp_path: Path
 ) -> None:
     files = [tmp_path / name for name in ("config.json", "result.json", "checksums.json")]
     for file in files:
         file.write_text("{}")
-    tracker = Tracker(tracked, PRIVATE)
-    register(tracker, *files)
-    tracker.end("FINISHED")
-    run = _runs(tracked, PUBLIC)["dp_pretraining"]
-    shown = MlflowClient(tracked.tracking).list_artifacts(run.info.run_id, "model")
-    assert [a.path for a in shown] == ["model/config.json"]
+    for run_key in ("run-1", "run-2"):
+        tracker = Tracker(tracked, replace(PRIVATE, run_key=run_key, run_name=run_key))
+        register(tracker, *files, **{"ledger.0": "abc"})
+        tracker.end("FINISHED")
+    client = MlflowClient(tracked.tracking)
+    (version,) = client.search_model_versions("name = 'confide-notes'")
+    assert (version.description, version.tags["ledger.0"]) == ("ε = 1", "abc")
+    shown = client.list_artifacts(version.run_id, "model")
+    assert [artifact.path for artifact in shown] == ["model/config.json"]
 
 
 def test_unconfirmed_delivery_is_not_repeated(
@@ -383,23 +348,6 @@ def test_event_during_the_removal_of_its_log_is_not_lost(tmp_path: Path) -> None
         log.remove_if_delivered()  # a log with an event is not removed
 
 
-def test_infinite_metric_is_logged_as_a_tag(tracked: Deployment) -> None:
-    tracker = Tracker(tracked, PRIVATE)
-    tracker.measure("epsilon", Public(float("inf")))
-    tracker.end("FINISHED")
-    run = _runs(tracked, PUBLIC)["dp_pretraining"]
-    assert run.data.metrics == {}
-    assert run.data.tags["epsilon"] == "inf"
-
-
-def test_key_tag_of_a_run_supports_any_run_key(tracked: Deployment) -> None:
-    awkward = replace(PRIVATE, run_key="it's \"quoted\" `so` = '1'")
-    Tracker(tracked, awkward).end("FINISHED")
-    Tracker(tracked, awkward).end("FINISHED")
-    run = _runs(tracked, PUBLIC)["dp_pretraining"]
-    assert run.data.tags[KEY_TAG] == awkward.key("step")
-
-
 @pytest.mark.parametrize("made_up", [False, True])
 def test_runs_of_a_private_selection_are_in_the_operator_experiment_only(
     tracked: Deployment, tmp_path: Path, made_up: bool
@@ -426,16 +374,11 @@ NOON = 1_795_260_000_123
 
 
 @pytest.mark.parametrize("later", [1, 3_000, 3_600_000])
-def test_times_of_private_runs_are_rounded_to_the_day(later: int) -> None:
+def test_only_the_public_experiment_rounds_times_to_the_day(later: int) -> None:
     began, ended = (shown_time(t, PRIVATE, PUBLIC) for t in (NOON, NOON + later))
-    assert began == ended  # the duration of a step is not visible
-    assert began % 86_400_000 == 0
-    assert 0 <= NOON - began < 86_400_000
-
-
-def test_operator_and_made_up_runs_have_exact_times() -> None:
+    assert began == ended == NOON - NOON % 86_400_000  # the duration of a step is not visible
     assert shown_time(NOON, PRIVATE, OPERATOR) == NOON
-    assert shown_time(NOON, replace(PRIVATE, made_up=True), PUBLIC) == NOON
+    assert shown_time(NOON, MADE_UP, PUBLIC) == NOON
 
 
 def test_public_name_and_key_of_a_run_hide_its_start_time() -> None:

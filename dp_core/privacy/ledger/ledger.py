@@ -20,6 +20,7 @@ from dp_core.privacy.ledger.models import (
     LedgerIdentity,
     State,
     by_identity,
+    charged_groups,
     create_tables,
     manifest_hash,
     now,
@@ -537,11 +538,8 @@ def _give_back(budget: Budget, entries: Sequence[Entry]) -> None:
 
 def _untouched(held: Sequence[Entry]) -> list[list[Entry]]:
     """Return the plans that were registered whole and of which no release has begun."""
-    groups: dict[str, list[Entry]] = {}
-    for entry in held:
-        if entry.whole_plan and entry.charged:
-            groups.setdefault(entry.group, []).append(entry)
-    return [g for g in groups.values() if all(e.state is State.PLANNED for e in g)]
+    plans = [group for group in charged_groups(held) if group[0].whole_plan]
+    return [plan for plan in plans if all(e.state is State.PLANNED for e in plan)]
 
 
 def _replaced(

@@ -436,6 +436,15 @@ def by_identity(entries: Iterable[Entry]) -> dict[tuple[str, str, int], Entry]:
     return {entry.identity: entry for entry in entries}
 
 
+def charged_groups(entries: Iterable[Entry]) -> list[list[Entry]]:
+    """Return the charged entries by group. A plan that was registered whole is one group."""
+    groups: dict[str, list[Entry]] = {}
+    for entry in entries:
+        if entry.charged:
+            groups.setdefault(entry.group, []).append(entry)
+    return list(groups.values())
+
+
 def create_tables(database: Database) -> None:
     """Create the tables of an empty database, and refuse tables of another version.
 

@@ -37,7 +37,7 @@ from typing import Any
 
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.ledger.models import Budget, Entry, State, canonical
+from dp_core.privacy.ledger.models import Budget, Entry, State, canonical, charged_groups
 from dp_core.privacy.mechanisms import MechanismEvent, compose
 
 LARGEST_ORDER = 512
@@ -275,15 +275,6 @@ def conversion(delta: float, order: float) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def groups_of(entries: Iterable[Entry]) -> list[tuple[Release, ...]]:
-    """Return the charged releases by group. A plan that was registered whole is one group."""
-    groups: dict[str, list[Entry]] = {}
-    for entry in entries:
-        if entry.charged:
-            groups.setdefault(entry.group, []).append(entry)
-    return [releases(group) for group in groups.values()]
-
-
 def releases(entries: Iterable[Entry]) -> tuple[Release, ...]:
     """Return the releases with a guarantee, sorted, so that equal plans have equal charges."""
     return tuple(sorted((canonical(e.event), e.delta) for e in entries if e.accounted))
@@ -291,7 +282,7 @@ def releases(entries: Iterable[Entry]) -> tuple[Release, ...]:
 
 def spent_on(budget: Budget, entries: Iterable[Entry]) -> PrivacyCharge:
     """Return the total charge of all entries of a limited budget."""
-    groups = groups_of(entries)
+    groups = [releases(group) for group in charged_groups(entries)]
     if budget.closed_for:
         return pld_charge(groups[0], pld_capacity(budget).delta)
     return added([charge(group, budget.order) for group in groups])

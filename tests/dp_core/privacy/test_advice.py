@@ -1,5 +1,3 @@
-"""The noise-to-signal figure, the plans compared by it, and the curve of measured gains."""
-
 from __future__ import annotations
 
 import math
@@ -28,7 +26,7 @@ def plan_of(batch: float = 50, steps: int = 40, sigma: float = 1.0, units: int =
 
 
 # Factor for a training of 40 updates that read one row per unit: few updates and a weak signal.
-RAISED = (1 + advice.HALF_LEARNED / 40) / advice.signal_norm(1)
+RAISED = (1 + advice.HALF_LEARNED["gradients"] / 40) / advice.signal_norm(1)
 
 
 def test_the_figure_is_the_deviation_of_the_mean_update_by_simulation():
@@ -75,7 +73,6 @@ def test_maskings_and_rows_raise_the_signal_equally():
 
 
 def test_noise_by_the_limit_is_near_the_calibrated_one():
-    """For many updates, the limit underestimates the noise, by at most a tenth."""
     for rate, steps, epsilon in ((0.04, 300, 3.0), (0.17, 282, 5.4)):
         plan = plan_of(batch=rate * 100_000, steps=steps, units=100_000)
         mu = brentq(lambda m, e=epsilon: float(gaussian_delta(e, m)) - 1e-6, 1e-6, 100)

@@ -1,5 +1,3 @@
-"""Following a run: the printed progress, and the demo's report of a failed step."""
-
 import io
 
 import pytest
@@ -24,8 +22,6 @@ def task(name, state, *, index=-1, seconds=1.5, label=None):
 
 
 class Script:
-    """A fake Airflow that answers each query from a list."""
-
     def __init__(self, *looks):
         self.looks = list(looks)
 
@@ -48,7 +44,7 @@ def watch(tmp_path, monkeypatch, *looks, terminal=False):
     monkeypatch.setattr(demo, "_EVERY", 0.3 if terminal else 0.0)  # terminals redraw at intervals
     written = io.StringIO()
     console = Console(file=written, width=100, force_terminal=terminal)
-    follower = demo.RunFollower(Script(*looks), "dp_bert", "run", tmp_path, lambda: None, console)
+    follower = demo.RunFollower(Script(*looks), "run", tmp_path, lambda: None, console)
     return follower.until_end(), written.getvalue()
 
 
@@ -123,7 +119,7 @@ def test_demo_reports_the_first_failure():
 
 def test_failure_reason_comes_from_the_step(tmp_path):
     tell(tmp_path, Failed(exit_code=2, reason="no such file"), task_name="pretraining", index=3)
-    follower = demo.RunFollower(Script(), "dp_bert", "run", tmp_path, lambda: None, Console())
+    follower = demo.RunFollower(Script(), "run", tmp_path, lambda: None, Console())
     failed = task("training_point.pretraining", "failed", index=3)
     assert follower.told(failed).reason("failed") == "no such file"
     assert follower.told(task("settings", "failed")).reason("failed") == "failed"

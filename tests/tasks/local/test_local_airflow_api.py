@@ -1,5 +1,3 @@
-"""Airflow's answers: refusals are distinguished from temporary failures of the server."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Settings of the local stack: loopback only, secrets only for their owner, matching ports."""
-
 import configparser
 import json
 import os
@@ -32,23 +30,16 @@ def secret():
 
 
 def test_secrets_are_made_once_and_readable_by_their_owner_alone(tmp_path):
+    users = tmp_path / airflow_configuration.MLFLOW_USERS
+    users.write_text("with an unknown password")
     made = Secrets.of(tmp_path)
-    assert Secrets.of(tmp_path) == made
+    assert not users.exists()
+    users.write_text("with the password")
+    assert Secrets.of(tmp_path) == made and users.exists()
     assert len(set(asdict(made).values())) == 6
     for file in ("secrets.json", "passwords.json"):
         assert (tmp_path / file).stat().st_mode & 0o077 == 0
     assert json.loads((tmp_path / "passwords.json").read_text()) == {"admin": made.password}
-
-
-def test_existing_secrets_are_kept_and_missing_ones_drawn(tmp_path):
-    earlier = {"password": "p", "jwt": "j", "session": "s", "fernet": "f"}
-    (tmp_path / "secrets.json").write_text(json.dumps(earlier))
-    (tmp_path / airflow_configuration.MLFLOW_USERS).write_text("with a password that nobody knows")
-    made = Secrets.of(tmp_path)
-    assert asdict(made).items() > earlier.items()
-    assert len(made.mlflow) >= 16
-    assert not (tmp_path / airflow_configuration.MLFLOW_USERS).exists()
-    assert Secrets.of(tmp_path) == made
 
 
 def test_only_mlflow_receives_its_secrets(deployment, secret, tmp_path, monkeypatch):
@@ -79,31 +70,21 @@ def test_only_mlflow_receives_its_secrets(deployment, secret, tmp_path, monkeypa
     assert (tmp_path / "mlflow-auth.ini").stat().st_mode & 0o077 == 0
 
 
-def test_port_agrees_in_all_three_settings(deployment, secret):
-    told = airflow_configuration.environment(deployment, secret, {"airflow": 1234, "mlflow": 5678})
-    assert told["AIRFLOW__API__PORT"] == "1234"
-    assert told["AIRFLOW__API__BASE_URL"] == "http://127.0.0.1:1234"
-    assert told["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == "http://127.0.0.1:1234/execution/"
-    assert told["AIRFLOW__API__HOST"] == "127.0.0.1"
-
-
-def test_what_would_change_the_stack_from_outside_is_dropped(deployment, secret, monkeypatch):
+def test_port_agrees_in_all_settings_and_settings_from_outside_are_dropped(
+    deployment, secret, monkeypatch
+):
     monkeypatch.setenv("AIRFLOW__CORE__EXECUTOR", "CeleryExecutor")
     monkeypatch.setenv("AIRFLOW__API__SSL_CERT", "x")
     monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     monkeypatch.setenv("NO_PROXY", "internal.example")
-    told = airflow_configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
-    assert told["AIRFLOW__CORE__EXECUTOR"] == "LocalExecutor"
-    assert "AIRFLOW__API__SSL_CERT" not in told
-    assert "PYTHONDONTWRITEBYTECODE" not in told
-    assert told["NO_PROXY"] == "internal.example,127.0.0.1,localhost"
-
-
-def test_steps_of_airflow_and_of_the_command_line_share_one_store(deployment, secret):
-    told = airflow_configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
-    assert Deployment.from_environment(told).store == deployment.store
-    assert Deployment.from_environment(told).ledger == deployment.ledger
-    assert Deployment.from_environment(told).tracking == deployment.tracking
+    stack = airflow_configuration.environment(deployment, secret, {"airflow": 1234, "mlflow": 2})
+    assert stack["AIRFLOW__API__PORT"] == "1234"
+    assert stack["AIRFLOW__API__BASE_URL"] == "http://127.0.0.1:1234"
+    assert stack["AIRFLOW__CORE__EXECUTION_API_SERVER_URL"] == "http://127.0.0.1:1234/execution/"
+    assert stack["AIRFLOW__API__HOST"] == "127.0.0.1"
+    assert stack["AIRFLOW__CORE__EXECUTOR"] == "LocalExecutor"
+    assert stack["NO_PROXY"] == "internal.example,127.0.0.1,localhost"
+    assert not {"AIRFLOW__API__SSL_CERT", "PYTHONDONTWRITEBYTECODE"} & stack.keys()
 
 
 @pytest.fixture
@@ -194,6 +175,9 @@ def test_every_database_is_in_its_home_whatever_the_name_of_the_folder(name, tmp
     folder.mkdir()
     secret = airflow_configuration.Secrets.of(folder)
     airflow = airflow_configuration.environment(deployment, secret, {"airflow": 1, "mlflow": 2})
+    steps = Deployment.from_environment(airflow)
+    for place in ("store", "ledger", "tracking"):  # the same as for the command line
+        assert getattr(steps, place) == getattr(deployment, place)
     mlflow = airflow_configuration.mlflow_environment(deployment, folder, secret)
     users = configparser.ConfigParser()  # MLflow reads the file with this parser
     users.read(mlflow["MLFLOW_AUTH_CONFIG_PATH"])

@@ -64,7 +64,6 @@ def postgres_server() -> Iterator[URL]:
 
 @pytest.fixture
 def postgres_url(postgres_server: URL) -> Iterator[str]:
-    """The URL of a new, empty PostgreSQL database that is dropped after the test."""
     name = f"ledger_{uuid.uuid4().hex}"
     server = create_engine(postgres_server, isolation_level="AUTOCOMMIT", poolclass=NullPool)
     with server.connect() as db:
@@ -76,7 +75,6 @@ def postgres_url(postgres_server: URL) -> Iterator[str]:
 
 @pytest.fixture(params=["sqlite", pytest.param("postgres", marks=pytest.mark.postgres)])
 def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """The URL of an empty database, first of SQLite and then of PostgreSQL."""
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'home' / 'ledger.db'}"
     found: str = request.getfixturevalue("postgres_url")
@@ -85,7 +83,6 @@ def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.fixture
 def ledger(url: str) -> Ledger:
-    """A ledger with the data set `notes`, whose unit is a patient, with ε = 8 and δ = 1e-5."""
     opened = Ledger.open(url)
     opened.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     return opened

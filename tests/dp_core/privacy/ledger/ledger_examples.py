@@ -1,5 +1,3 @@
-"""Reservations that the ledger's tests share, and functions that run in other processes."""
-
 import functools
 import os
 import signal
@@ -31,7 +29,6 @@ GAUSSIAN = Gaussian(2.0)
 
 
 def reservation(spec_hash: str = "spec", event: MechanismEvent = TRAINING, **more: Any) -> Entry:
-    """Return a reservation of a release from the data set `notes`."""
     defaults = {"dataset": "notes", "unit": PrivacyUnit.PATIENT, "delta": 1e-6}
     return Entry(**(defaults | {"event": event, "spec_hash": spec_hash} | more))
 
@@ -52,10 +49,11 @@ def _slow(decide: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def reserve_in_a_process(url: str, spec_hash: str, gate: Gate) -> str:
-    """Reserve at the same time as all others, and return the entry's id, or "" if refused."""
+    """Open or create the ledger and reserve; return the entry's id, or "" if it is refused."""
     privacy_filter.admit = _slow(privacy_filter.admit)
-    ledger = Ledger.open(url)
     gate.wait()
+    ledger = Ledger.open(url)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     try:
         return ledger.reserve(reservation(spec_hash, GAUSSIAN)).id
     except BudgetExceeded:
@@ -66,14 +64,6 @@ def reserve_without_lock(url: str, spec_hash: str, gate: Gate) -> str:
     """Reserve without the row lock, to produce the race that the lock prevents."""
     ledger_module.lock_budget = Budget.of_dataset
     return reserve_in_a_process(url, spec_hash, gate)
-
-
-def open_and_register(url: str, spec_hash: str, gate: Gate) -> str:
-    """Create the ledger, register the data set, reserve a release and return the entry's id."""
-    gate.wait()
-    opened = Ledger.open(url)
-    opened.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    return opened.reserve(reservation(spec_hash, GAUSSIAN)).id
 
 
 def register_run(url: str, name: str, gate: Gate) -> tuple[str, str]:

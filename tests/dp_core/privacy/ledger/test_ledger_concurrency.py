@@ -1,5 +1,3 @@
-"""32 processes that reserve from one data set never overspend its budget."""
-
 from collections.abc import Callable
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -9,7 +7,6 @@ import pytest
 from ledger_examples import (
     GAUSSIAN,
     KILL_POINTS,
-    open_and_register,
     release_in_a_process,
     release_once,
     reservation,
@@ -32,7 +29,6 @@ AtOnce = Callable[[Callable[..., str], str, list[str]], list[str]]
 
 @pytest.fixture
 def at_once(other_processes: ForkServerContext) -> AtOnce:
-    """Run one process per spec hash, all at the same time, and return their results."""
     return lambda work, url, spec_hashes: run_at_once(
         other_processes, work, [(url, spec_hash) for spec_hash in spec_hashes]
     )
@@ -54,16 +50,10 @@ def test_processes_that_race_for_the_last_entry_never_overspend(
     assert remaining.spent.delta <= remaining.capacity.delta
 
 
-def test_processes_that_reserve_the_same_release_share_one_entry(
-    ledger: Ledger, url: str, at_once: AtOnce
+def test_processes_without_a_ledger_create_one_and_share_equal_releases(
+    url: str, at_once: AtOnce
 ) -> None:
-    ids = at_once(reserve_in_a_process, url, ["same"] * PROCESSES)
-    assert len(set(ids)) == 1
-    assert ledger.remaining("notes").charged_entries == 1
-
-
-def test_processes_that_all_find_no_ledger_make_one(url: str, at_once: AtOnce) -> None:
-    ids = at_once(open_and_register, url, [f"spec-{n % 4}" for n in range(PROCESSES)])
+    ids = at_once(reserve_in_a_process, url, [f"spec-{n % 4}" for n in range(PROCESSES)])
     ledger = Ledger.open(url)
     assert sorted(set(ids)) == sorted(e.id for e in ledger.history("notes"))
     assert len(set(ids)) == 4

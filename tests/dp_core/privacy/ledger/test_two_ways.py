@@ -1,11 +1,8 @@
-"""A budget admits one plan by PLD or any sequence within its filter, and never changes the way."""
-
 from __future__ import annotations
 
 import math
 import os
 import signal
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -85,7 +82,6 @@ def test_plan_beyond_both_ways_is_refused_with_both_sums(ledger: Ledger) -> None
 
 
 def test_lost_seed_in_a_closed_budget_is_refused(ledger: Ledger, tmp_path: Path) -> None:
-    """Noise drawn again is another release, which the plan lacked when its first release began."""
     first, _ = one_plan()
     ledger.register_plan(one_plan())
     ledger.seed(ledger.reserve(first), SeedStore(tmp_path / "seeds"), b"manifest")
@@ -133,17 +129,13 @@ def test_release_of_a_withdrawn_plan_is_admitted_with_all_of_it(ledger: Ledger) 
 # --- plans of runs that have ended
 
 
-def ended_runs(*runs: str) -> Callable[[str], bool]:
-    return lambda run: run in runs
-
-
 def test_new_plan_replaces_the_untouched_plan_of_an_ended_run_if_it_fits(ledger: Ledger) -> None:
     ledger.register_plan(plan(2.0, 2.0, key="killed"))
     spent = ledger.remaining("notes").spent
     with pytest.raises(BudgetExceeded):
-        ledger.register_plan(plan(0.5, key="large"), ended=ended_runs("killed"))
+        ledger.register_plan(plan(0.5, key="large"), ended={"killed"}.__contains__)
     assert [e.state for e in ledger.history("notes")] == [State.PLANNED] * 2
-    ledger.register_plan(plan(2.0, 2.0, key="corrected"), ended=ended_runs("killed"))
+    ledger.register_plan(plan(2.0, 2.0, key="corrected"), ended={"killed"}.__contains__)
     assert ledger.remaining("notes").spent == spent
     assert [e.state for e in ledger.history("notes")] == [State.WITHDRAWN] * 2 + [State.PLANNED] * 2
 
@@ -155,8 +147,8 @@ def test_plan_of_a_live_or_begun_run_is_counted_next_to_a_new_one(
     ledger.register_plan(plan(2.0, 2.0, key="first"))
     if begun:
         ledger.reserve(plan(2.0, key="first")[0])
-    ended = ended_runs("first" if begun else "another")
-    ledger.register_plan(plan(2.0, key="second"), ended=ended)
+    ended = {"first" if begun else "another"}
+    ledger.register_plan(plan(2.0, key="second"), ended=ended.__contains__)
     assert ledger.remaining("notes").charged_entries == 3
 
 
@@ -285,22 +277,24 @@ def test_withdrawn_release_draws_no_noise(ledger: Ledger, tmp_path: Path) -> Non
 
 # --- kill -9
 
-POINTS = {
-    "before the plan commits": ("INSERT INTO entries", 0),
-    "after the plan": ("", 0),
-    "before the withdrawal commits": ("UPDATE entries", 0),
-    "after the withdrawal": ("", 0),
+POINTS = {  # with the states of the entries after the kill
+    "before the plan commits": [],
+    "after the plan": [State.PLANNED] * 2,
+    "before the withdrawal commits": [State.PLANNED] * 2,
+    "after the withdrawal": [State.WITHDRAWN] * 2,
 }
 
 
 def change_in_a_process(url: str, kill_at: str) -> None:
-    """Register a plan and withdraw it, and die by SIGKILL at one point."""
-    statement = POINTS.get(kill_at, ("", 0))[0]
+    statement = {
+        "before the plan commits": "INSERT INTO entries",
+        "before the withdrawal commits": "UPDATE entries",
+    }.get(kill_at, "no statement")
     written: list[str] = []
 
     @sqlalchemy_event.listens_for(Engine, "before_cursor_execute")
     def executing(_c: Any, _cu: Any, sql: str, *_: Any) -> None:
-        if statement and sql.startswith(statement):
+        if sql.startswith(statement):
             written.append(sql)
 
     @sqlalchemy_event.listens_for(Engine, "commit")
@@ -323,14 +317,8 @@ def test_kill_registers_or_withdraws_a_whole_plan_or_none_of_it(
 ) -> None:
     empty = ledger.remaining("notes").spent
     run_until_killed(other_processes, change_in_a_process, url, point)
-    expected = {
-        "before the plan commits": [],
-        "after the plan": [State.PLANNED] * 2,
-        "before the withdrawal commits": [State.PLANNED] * 2,
-        "after the withdrawal": [State.WITHDRAWN] * 2,
-    }[point]
-    assert states(ledger) == expected
-    charged = State.PLANNED in expected
+    assert states(ledger) == POINTS[point]
+    charged = State.PLANNED in POINTS[point]
     assert (ledger.remaining("notes").spent == empty) is not charged
     # The retry finds the plan or registers it, and the plan is charged once.
     ledger.register_plan(whole_run())
