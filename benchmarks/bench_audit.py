@@ -112,7 +112,7 @@ def null(canaries: int, trials: int = 1000) -> dict[str, Any]:
         fixed = scanned = 0
         for _ in range(trials):
             coins, scores = rng.random(canaries) < 0.5, rng.normal(size=canaries)
-            guesses = Guesses.of_share(canaries, 0.2)
+            guesses = Guesses(canaries // 10, canaries // 10)
             outcome = GuessOutcome(canaries, guesses.total, guesses.right(scores, coins))
             fixed += bound.refutes(outcome, 0.0, DELTA, 0.001)
             if bound.name != "Gaussian":

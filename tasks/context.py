@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import math
 import os
 import shutil
@@ -11,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from io import BufferedReader
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from dp_core.cluster.ray_cluster import open_cluster
 from dp_core.cluster.shard_map import ShardMap
@@ -37,6 +39,8 @@ SHARD = "shard.parquet"  # the file in a shard's copy
 SHARD_BYTES = 4 << 30  # bytes of shards on one machine; phrases read them once a round
 _LEFT_OUT, _PASSED_OVER = "_quarantined", "_passed_over"  # endings of the metrics' names
 _FIX = "`iconv -f WINDOWS-1252 -t UTF-8` converts text of older Windows systems"
+
+Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
@@ -107,6 +111,21 @@ class StoredShard(Shard):
         # Shards of equal content, such as two without documents, share one copy.
         with copies.held(self.sha256, self.size, fill) as copy:
             return (copy / SHARD).open("rb")  # readable even if the copy is removed from here on
+
+
+def read_checked(file: Path, parse: Callable[[bytes], Content], noun: str, step: str) -> Content:
+    """Return the content of a file that an earlier step wrote.
+
+    Raises:
+        BadInput: the file has changed since it was written.
+    """
+    try:
+        return parse(file.read_bytes())
+    except (OSError, ValueError, TypeError):
+        # `from None`: the cause may quote the file, which may be private
+        raise BadInput(
+            f"the {noun} are damaged", where=str(file), fix=f"Run the {step} step again."
+        ) from None
 
 
 class StepContext:
@@ -346,6 +365,10 @@ class StepContext:
     def content_key(self) -> bytes:
         """Return the secret key of content digests; without it no guess can be confirmed."""
         return content_key(self.deployment, "content-digest")
+
+    def keyed(self, digest: str) -> str:
+        """Return a digest under the secret key, in hex."""
+        return hmac.new(self.content_key(), digest.encode(), hashlib.sha256).hexdigest()
 
 
 def omissions_of(result: StepResult) -> tuple[str, Label] | None:

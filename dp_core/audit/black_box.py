@@ -162,9 +162,10 @@ def audit_files(
     causal = isinstance(audited.model.config, CausalConfig)
     findings = []
     if "canaries" in given:
-        findings.append(canary_exposure(audited, given["canaries"]))
+        canaries = _canaries(audited, given["canaries"])
+        findings.append(canary_exposure(audited, canaries))
         if causal:
-            findings.append(_targeted(audited, given["canaries"], protocol, seed))
+            findings.append(_targeted(audited, canaries, protocol, seed))
     if not given.keys() >= {"members", "held_out"}:
         return findings
     texts = list(given["members"].values()), list(given["held_out"].values())
@@ -181,13 +182,13 @@ def audit_files(
     return findings
 
 
-def canary_exposure(audited: Audited, lines: Mapping[int, str]) -> Finding:
-    """Return the exposure of given canaries, alone: log2 |V| − log2(mean rank of the secrets).
+def _canaries(audited: Audited, lines: Mapping[int, str]) -> list[Canary]:
+    """Return the canaries in lines of text.
 
     Args:
         audited: the model.
         lines: texts by line number, with the secret in double brackets: `her number is [[seven]]`.
-            A secret is one token. Without memory the rank of a uniformly drawn secret is uniform.
+            A secret is one token.
 
     Raises:
         BadInput: no canary, or a canary without exactly one secret of one token. The message does
@@ -195,7 +196,14 @@ def canary_exposure(audited: Audited, lines: Mapping[int, str]) -> Finding:
     """
     if not lines:
         raise PrivateTextRefusal("there is no canary", where="canaries", fix="Give one a line.")
-    canaries = [_canary(audited, line, number) for number, line in lines.items()]
+    return [_canary(audited, line, number) for number, line in lines.items()]
+
+
+def canary_exposure(audited: Audited, canaries: Sequence[Canary]) -> Finding:
+    """Return the exposure of given canaries, alone: log2 |V| − log2(mean rank of the secrets).
+
+    Without memory the rank of a uniformly drawn secret is uniform.
+    """
     pool = candidates(audited.tokenizer)
     longest = max(len(canary.tokens) for canary in canaries) + 2
     masked = alone(canaries, SpecialIds.of(audited.tokenizer), longest)
@@ -251,15 +259,15 @@ def _canary(audited: Audited, line: str, number: int) -> Canary:
 
 
 def _targeted(
-    audited: Audited, lines: Mapping[int, str], protocol: ExtractionProtocol, seed: int
+    audited: Audited, given: Sequence[Canary], protocol: ExtractionProtocol, seed: int
 ) -> Finding:
     """Return the finding of secrets that are guessed from the words before them.
 
     The control is the same words with secrets drawn by public coins, as in Carlini et al. 2019.
     """
     pool, coins = candidates(audited.tokenizer), np.random.default_rng(seed)
-    canaries = [_canary(audited, line, number) for number, line in lines.items()]
-    for canary in list(canaries):
+    canaries = list(given)
+    for canary in given:
         place = canary.secret_index
         others = np.setdiff1d(pool, [canary.secret])
         for number, secret in enumerate(coins.choice(others, CONTROLS).tolist()):

@@ -146,9 +146,9 @@ def carries(canary: Canary, unit_id: str, seed: int) -> bool:
 
 
 def plant(
+    unit_id: str,
     rows: Sequence[Sequence[int]],
     canaries: Sequence[Canary],
-    unit_id: str,
     seed: int,
     sequence_length: int,
 ) -> list[list[int]]:
@@ -158,9 +158,9 @@ def plant(
     a unit is in the data, since canaries can be chosen so that they do not fit into that unit.
 
     Args:
+        unit_id: id of the unit.
         rows: `[CLS] tokens [SEP]`, already bounded to the unit's largest contribution.
         canaries: all canaries; the unit's own coins choose among them.
-        unit_id: id of the unit.
         seed: public coins, the same as for `draw`.
         sequence_length: S; a row that would grow beyond it loses its last tokens. No canary
             is cut, nor placed inside another.
@@ -183,19 +183,6 @@ def plant(
         _insert(list(row), chosen, left, rng)
         for row, chosen, left in zip(rows, planted, free, strict=True)
     ]
-
-
-@dataclass(frozen=True)
-class Planting:
-    """`plant` with all arguments except a unit's id and rows, to be sent to a worker process."""
-
-    canaries: Sequence[Canary]
-    seed: int
-    sequence_length: int
-
-    def __call__(self, unit_id: str, rows: list[list[int]]) -> list[list[int]]:
-        """Return the unit's rows with its canaries planted."""
-        return plant(rows, self.canaries, unit_id, self.seed, self.sequence_length)
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,7 @@ from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.models.config import Gpt2Config
-from dp_core.models.parameters import WORD, Arrays, Model, ModelConfig, fresh
+from dp_core.models.parameters import WORD, Model, ModelConfig, fresh
 from dp_core.nn import Layers, Tensor
 from dp_core.privacy.accounting.calibration import noise_for
 from dp_core.privacy.execution_plan import ExecutionPlan
@@ -222,23 +222,17 @@ def white_box_observations(
             config=_constant_rate(1.0, plan.steps, micro_rows),
             seed=0,
             checkpoints=LocalFolder(folder / "checkpoints"),
-            device="cpu",
-            progress=lambda _: None,
             observe=observe,
         )
     return seen
 
 
-def summed(observations: Scores) -> Scores:
-    """Return each canary's inner products, summed over the updates: (T, m) -> (m,)."""
-    return np.asarray(observations.sum(axis=0))
-
-
 def periodic(observations: Scores, period: int) -> Scores:
     """Return each canary's largest sum over every `period`-th update, (T, m) -> (m,).
 
-    Under Poisson sampling this score is weaker than `summed`. If an engine deals batches in a fixed
-    order but claims Poisson sampling, the score finds the updates that a canary takes part in.
+    Under Poisson sampling this score is weaker than the sum over all updates. If an engine deals
+    batches in a fixed order but claims Poisson sampling, the score finds the updates that a canary
+    takes part in.
 
     Args:
         observations: from `white_box_observations`.
@@ -254,7 +248,7 @@ def white_box_scores(plan: ExecutionPlan, observations: Scores) -> list[Scores]:
     The choice of scores depends on the plan alone, so it is made before the training.
     """
     period = min(plan.steps, max(1, round(1 / plan.sampling_rate(0))))
-    ways = [summed(observations)]
+    ways = [np.asarray(observations.sum(axis=0))]
     return ways if period == 1 else [*ways, periodic(observations, period)]
 
 
@@ -366,17 +360,14 @@ def black_box_scores(
             config=_constant_rate(0.02, plan.steps, micro_rows),
             seed=0,
             checkpoints=LocalFolder(folder / "checkpoints"),
-            device="cpu",
-            progress=lambda _: None,
         )
     start = canaries.model(seed=0)
-    before = _log_likelihoods(canaries, start.config, start.parameters)
-    return _log_likelihoods(canaries, released.config, released.parameters) - before
+    return _log_likelihoods(canaries, released) - _log_likelihoods(canaries, start)
 
 
-def _log_likelihoods(canaries: NewTokenCanaries, config: Gpt2Config, parameters: Arrays) -> Scores:
+def _log_likelihoods(canaries: NewTokenCanaries, model: Model[Gpt2Config]) -> Scores:
     objective, scores = causal_lm(), np.empty(canaries.count)
-    layers = Layers({name: tf.constant(array) for name, array in parameters.items()})
+    layers = Layers({name: tf.constant(array) for name, array in model.parameters.items()})
     with tempfile.TemporaryDirectory() as scratch:
         # The store has a row for each canary, whether its coin included it or not.
         every = np.ones(canaries.count, np.bool_)
@@ -387,7 +378,7 @@ def _log_likelihoods(canaries: NewTokenCanaries, config: Gpt2Config, parameters:
             made = objective.examples(store, rows, keys[: len(rows)])
             arrays = (made.input_ids, store.lengths[rows], made.positions, made.labels)
             tensors = (*map(tf.constant, arrays), tf.constant(made.weights))
-            scores[rows] = -objective.row_losses(layers, config, *tensors).numpy()
+            scores[rows] = -objective.row_losses(layers, model.config, *tensors).numpy()
     return scores
 
 

@@ -259,13 +259,11 @@ def measure(data: CanaryData) -> list[ExposureRow]:
     measure how likely the model finds these tokens in general, and the null would not hold.
 
     Raises:
-        ValueError: no canaries, a secret that is no candidate, a canary too long for a row, or
-            ranks outside 1 … |candidates|.
+        ValueError: no canaries, a canary too long for a row, or ranks outside 1 … |candidates|.
     """
     if not data.planted:
         raise ValueError("no canaries to measure")
     sequences = [*data.planted, *data.references]
-    _refuse_strangers(data)
     contexts = {
         ALONE: alone(sequences, data.special, data.sequence_length),
         EMBEDDED: embedded(
@@ -289,9 +287,8 @@ def measure_in_rows(data: CanaryData) -> list[ExposureRow]:
     The result is empty if no canary occurs in the rows.
 
     Raises:
-        ValueError: as `measure`.
+        ValueError: ranks outside 1 … |candidates|.
     """
-    _refuse_strangers(data)
     shown, planted, others = in_rows(
         data.train,
         data.planted,
@@ -322,11 +319,6 @@ def _ranked(
         candidates=len(data.candidates),
         declared_units=data.declared_units,
     )
-
-
-def _refuse_strangers(data: CanaryData) -> None:
-    if not {canary.secret for canary in data.canaries} <= set(data.candidates):
-        raise ValueError("a canary's secret is not among the candidates that it is ranked with")
 
 
 def rows_from_ranks(
@@ -497,6 +489,9 @@ class CanaryData:
         extraction: the protocol of extraction attacks.
         fixed_before_training: whether this protocol was fixed before the training.
         claim: privacy profile of the rows' unit; None without a claim.
+
+    Raises:
+        ValueError: a secret is no candidate.
     """
 
     rank: Ranker
@@ -513,6 +508,10 @@ class CanaryData:
     extraction: ExtractionConfig = field(default_factory=ExtractionConfig)
     fixed_before_training: bool = False
     claim: PrivacyProfile | None = None
+
+    def __post_init__(self) -> None:
+        if not {canary.secret for canary in self.canaries} <= set(self.candidates):
+            raise ValueError("a canary's secret is not among the candidates that it is ranked with")
 
     @property
     def planted(self) -> list[Canary]:

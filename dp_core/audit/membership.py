@@ -367,14 +367,9 @@ def measure(
         ceiling: privacy profile of the guarantee at this level; None without a claim.
     """
     rates = tuple(at_low_rate(scored, rate) for rate in LOW_RATES)
+    members, others = int(scored.members.sum()), int((~scored.members).sum())
     row = MembershipRow(
-        level=level,
-        attack=attack,
-        members=int(scored.members.sum()),
-        others=int((~scored.members).sum()),
-        leakage=leakage(scored, threshold),
-        area=area(scored),
-        low_rates=rates,
+        level, attack, members, others, leakage(scored, threshold), area(scored), rates
     )
     if ceiling is None or not ceiling.pairs:
         return row

@@ -95,10 +95,9 @@ def losses_of(model: AnyModel, sides: Sequence[Rows]) -> Losses:
         BadInput: a loss is not finite.
     """
     by_side = [losses(model, side) for side in sides]
-    mean, lowest = (
-        _finite([getattr(side, name) for side in by_side]) for name in ("mean", "lowest")
+    return Losses(
+        _finite([side.mean for side in by_side]), _finite([side.lowest for side in by_side])
     )
-    return Losses(mean, lowest)
 
 
 def features_of(model: AnyModel, sides: Sequence[Rows]) -> dict[str, Floats]:

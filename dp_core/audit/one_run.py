@@ -74,12 +74,6 @@ class Guesses:
         if min(self.inside, self.outside) < 0 or self.total == 0:
             raise BadInput(f"{self.inside} and {self.outside} guesses", where="audit guesses")
 
-    @classmethod
-    def of_share(cls, canaries: int, share: float) -> Guesses:
-        """Return guesses on a share of the canaries, half of them at each end of the scores."""
-        each = max(1, round(canaries * share / 2))
-        return cls(each, each)
-
     @property
     def total(self) -> int:
         """The number of guesses r."""

@@ -39,12 +39,17 @@ def digest64(key: bytes, purpose: str, *parts: str) -> int:
         parts: the subject of the draw, for example a unit's id.
     """
     short = key if len(key) <= 64 else hashlib.sha256(key).digest()
-    h = hashlib.blake2b(key=short, digest_size=8)
-    for part in (purpose, *parts):
+    return int.from_bytes(_blake2b((purpose, *parts), 8, short), "little")
+
+
+def _blake2b(parts: Iterable[str], size: int, key: bytes = b"") -> bytes:
+    """Return the BLAKE2b digest of length-prefixed parts."""
+    h = hashlib.blake2b(key=key, digest_size=size)
+    for part in parts:
         raw = part.encode("utf-8", "surrogatepass")
         h.update(len(raw).to_bytes(8, "little"))
         h.update(raw)
-    return int.from_bytes(h.digest(), "little")
+    return h.digest()
 
 
 def coin(key: bytes, purpose: str, *parts: str) -> float:
@@ -160,12 +165,7 @@ def content_name(kind: str, *parts: str) -> str:
         kind: separates the kinds of named content.
         parts: the content; equal parts have the same name, and different parts different names.
     """
-    hashed = hashlib.blake2b(digest_size=16)
-    for part in (kind, *parts):
-        raw = part.encode("utf-8", "surrogatepass")
-        hashed.update(len(raw).to_bytes(8, "little"))
-        hashed.update(raw)
-    return _DERIVED + hashed.hexdigest()
+    return _DERIVED + _blake2b((kind, *parts), 16).hex()
 
 
 def given_id(document_id: str) -> str:

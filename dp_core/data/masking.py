@@ -81,9 +81,7 @@ def mask_rows(
     for start in range(0, rows, _BLOCK):
         part = slice(start, start + _BLOCK)
         _mask_block(
-            MaskedRows(
-                out.input_ids[part], out.positions[part], out.labels[part], out.weights[part]
-            ),
+            MaskedRows(*(array[part] for array in vars(out).values())),
             np.asarray(lengths[part]),
             row_keys[part],
             special,

@@ -141,6 +141,20 @@ class UnitTexts:
     texts: pa.Array
 
 
+def refuse_more_than_declared(units: int, declared: int) -> None:
+    """Refuse a corpus with more units than declared, without stating their number.
+
+    Raises:
+        PrivateTextRefusal: there are more units.
+    """
+    if units > declared:
+        raise PrivateTextRefusal(
+            f"the corpus holds more units than the declared bound of {declared}",
+            where="declared_units",
+            fix="Declare a higher bound, from public knowledge.",
+        )
+
+
 def unit_texts(shard: Shard, unit: PrivacyUnit, words_per_unit: int) -> Iterator[UnitTexts]:
     """Yield the units of a shard with their texts; units and order are as in `units_of`.
 

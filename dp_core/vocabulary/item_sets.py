@@ -3,9 +3,8 @@
 Items are words, phrases, or other text in a unit's content. A worker makes the bounded sets of a
 shard (`bounded_sets`). `GatheredSets` holds the sets of all shards, on disk beyond a limit, with
 one order of all items. The sets are merged like sorted runs: one range of items after the other is
-read from every shard, its distinct items are numbered consecutively, and only these numbers stay in
-memory. The rounds of a mechanism then read numbers, one shard after the other. Only released items
-are read as text again.
+read from every shard, and its distinct items are numbered consecutively. The rounds of a mechanism
+then read numbers, one shard after the other. Only released items are read as text again.
 """
 
 from __future__ import annotations
@@ -13,20 +12,21 @@ from __future__ import annotations
 import itertools
 import os
 import shutil
-from bisect import bisect_left, bisect_right
+import tempfile
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Literal, Self
+from typing import IO, Any, Self
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from numpy.typing import NDArray
 
-from dp_core.data.privacy_units import bounded_sample
+from dp_core.data.privacy_units import bounded_sample, refuse_more_than_declared
 from dp_core.data.tokens import HeldItems, joined_items
-from dp_core.errors import BadInput, PlanError, PrivateTextRefusal
+from dp_core.errors import BadInput, PlanError
 
 
 @dataclass(frozen=True)
@@ -50,20 +50,6 @@ class UnitSets:
     def owners(self) -> NDArray[np.int64]:
         """The unit of each of `members`."""
         return np.repeat(np.arange(self.units), np.diff(self.starts))
-
-    def numbered(self, numbers: NDArray[np.int32]) -> UnitSets:
-        """Return the units with their item numbers replaced by other ascending numbers."""
-        return UnitSets(self.starts, numbers[self.members])
-
-    def write(self, file: IO[bytes]) -> None:
-        """Append the units to a file at its current position."""
-        for array in (self.starts, self.members):
-            np.save(file, array)
-
-    @staticmethod
-    def read(file: IO[bytes]) -> UnitSets:
-        """Return the units that `write` wrote at the file's current position."""
-        return UnitSets(*(np.load(file, allow_pickle=False) for _ in range(2)))
 
 
 @dataclass(frozen=True)
@@ -116,12 +102,8 @@ def bounded_sets(
         nonlocal units
         for block in blocks:
             units += len(block.unit_ids)
-            if declared_units is not None and units > declared_units:
-                raise PrivateTextRefusal(
-                    f"the corpus holds more units than the declared bound of {declared_units}",
-                    where="declared_units",
-                    fix="Declare a higher bound, from public knowledge.",
-                )
+            if declared_units is not None:
+                refuse_more_than_declared(units, declared_units)
             yield _bounded(_without(block, public), items_per_unit, key)
 
     held = joined_items(bounded())
@@ -171,7 +153,7 @@ def _bounded(block: HeldItems, items_per_unit: int, key: bytes) -> HeldItems:
 
 _LIMIT = 1 << 26  # bytes in memory
 _TOGETHER = 1 << 17  # approximate number of items of all shards in one merge
-_BATCH = 1 << 10  # items of a shard in one batch, whose first item is kept in memory
+_BATCH = 1 << 10  # items of a shard that one of the possible bounds of a merge represents
 _TEXT = pa.large_string()
 
 
@@ -179,7 +161,8 @@ class GatheredSets:
     """The item sets of shards, which are appended and then read many times by number.
 
     Items of all shards are numbered in ascending order (of code points) at the first read. After
-    that no shard can be appended.
+    that no shard can be appended. Arrays beyond the limit are memory maps of files without a name,
+    which the operating system deletes with the last reference, even if the process is killed.
 
     Args:
         folder: for files with private text. It is created when needed, readable only by its owner,
@@ -215,8 +198,9 @@ class GatheredSets:
             shutil.rmtree(self._folder)
         self.units, self.items_per_unit = 0, 0
         self._left = self._limit
-        self._runs: list[_Run] = []
-        self._items: list[_Items] | None = None  # of all shards, by range
+        self._shards: list[ItemSets] = []  # until the items are numbered
+        self._numbered: list[UnitSets] = []
+        self._items: list[pa.Array] | None = None  # of all shards, by range
 
     def append(self, sets: ItemSets) -> None:
         """Add the sets of the next shard.
@@ -235,177 +219,103 @@ class GatheredSets:
         self.units += sets.units
         self.items_per_unit = max(self.items_per_unit, sets.items_per_unit)
         self._left -= sets.items.nbytes + sets.members.nbytes + sets.starts.nbytes
-        run = _Run(sets)
-        if self._spills:
-            run.write(self._file(f"shard-{len(self._runs):06d}"))
-        self._runs.append(run)
+        starts, members = self._stored(sets.starts), self._stored(sets.members)
+        items = self._kept(sets.items)
+        self._shards.append(ItemSets(starts, members, items, sets.items_per_unit))
 
     @property
     def distinct(self) -> int:
         """Number of distinct items. Private."""
-        return sum(items.count for items in self._numbered())
+        return sum(map(len, self._items_by_range()))
 
     def named(self, numbers: NDArray[np.int64]) -> list[str]:
         """Return the items with the given ascending numbers."""
         names: list[str] = []
         first = 0
-        for items in self._numbered():
-            begin, end = np.searchsorted(numbers, [first, first + items.count])
-            if begin < end:
-                names.extend(items.all().take(pa.array(numbers[begin:end] - first)).to_pylist())
-            first += items.count
+        for items in self._items_by_range():
+            begin, end = np.searchsorted(numbers, [first, first + len(items)])
+            names.extend(items.take(pa.array(numbers[begin:end] - first)).to_pylist())
+            first += len(items)
         return names
 
     def __iter__(self) -> Iterator[UnitSets]:
         """Yield the units of each shard, with the numbers of their items."""
-        self._numbered()
-        for run in self._runs:
-            yield run.read()
+        self._items_by_range()
+        yield from self._numbered
 
-    # --- numbering
-
-    def _numbered(self) -> list[_Items]:
-        if self._items is None:
-            self._items = []
-            first = 0
-            for low, high in itertools.pairwise(self._bounds()):
-                some = [run.items.between(low, high) for run in self._runs]
-                merged = pa.concat_arrays([pa.array([], _TEXT), *some]).dictionary_encode()
-                order = pc.sort_indices(merged.dictionary).to_numpy()
-                numbers = np.empty(len(order), np.int32)
-                numbers[order] = np.arange(first, first + len(order), dtype=np.int32)
-                every = numbers[merged.indices.to_numpy()]
-                ends = itertools.accumulate(map(len, some))
-                for run, items, end in zip(self._runs, some, ends, strict=True):
-                    run.add_numbers(every[end - len(items) : end])
-                self._items.append(_Items(merged.dictionary.take(pa.array(order))))
-                if self._spills:
-                    self._items[-1].write(self._file(f"items-{len(self._items):06d}"))
-                first += len(order)
-            for run in self._runs:
-                run.renumber()
+    def _items_by_range(self) -> list[pa.Array]:
+        """Return the distinct items of all shards; the first call numbers them."""
+        if self._items is not None:
+            return self._items
+        self._items = []
+        ends = list(itertools.accumulate((len(shard.items) for shard in self._shards), initial=0))
+        numbers = self._empty_numbers(ends[-1])  # of the items of each shard, one after the other
+        of_shard = [numbers[a:b] for a, b in itertools.pairwise(ends)]
+        begins = [0] * len(self._shards)
+        first = 0
+        for bound in self._bounds():
+            spans = [
+                slice(begin, _place(shard.items, bound))
+                for begin, shard in zip(begins, self._shards, strict=True)
+            ]
+            parts = [s.items[span] for s, span in zip(self._shards, spans, strict=True)]
+            merged = pa.concat_arrays([pa.array([], _TEXT), *parts]).dictionary_encode()
+            order = pc.sort_indices(merged.dictionary).to_numpy()
+            rank = np.empty(len(order), np.int32)
+            rank[order] = np.arange(first, first + len(order), dtype=np.int32)
+            cuts = np.cumsum([len(part) for part in parts])[:-1]
+            ranks = np.split(rank[merged.indices.to_numpy()], cuts)
+            for own_numbers, span, of_part in zip(of_shard, spans, ranks, strict=False):
+                own_numbers[span] = of_part
+            self._items.append(self._kept(merged.dictionary.take(pa.array(order))))
+            first += len(order)
+            begins = [span.stop for span in spans]
+        for shard, shard_numbers in zip(self._shards, of_shard, strict=True):
+            members = self._stored(shard_numbers[shard.members])
+            self._numbered.append(UnitSets(shard.starts, members))
+        self._shards = []
         return self._items
 
     def _bounds(self) -> list[str | None]:
-        """Return bounds of item ranges with few items each; None: no bound."""
-        # Each of these represents one batch of one shard.
-        firsts = sorted(itertools.chain.from_iterable(run.items.firsts for run in self._runs))
-        inner = sorted(set(firsts[_TOGETHER // _BATCH :: _TOGETHER // _BATCH]))
-        return [None, *inner, None]
+        """Return upper bounds of item ranges with few items each; None: no bound."""
+        batches = (shard.items[::_BATCH].to_pylist() for shard in self._shards)
+        firsts = sorted(itertools.chain.from_iterable(batches))
+        return [*sorted(set(firsts[_TOGETHER // _BATCH :: _TOGETHER // _BATCH])), None]
+
+    def _empty_numbers(self, size: int) -> NDArray[np.int32]:
+        if not self._spills or not size:
+            return np.empty(size, np.int32)
+        with self._file() as file:
+            return np.memmap(file, np.int32, "w+", shape=size)
+
+    def _stored(self, array: NDArray[Any]) -> NDArray[Any]:
+        stored: NDArray[Any] = self._kept(pa.array(array)).to_numpy()
+        return stored
+
+    def _kept(self, array: pa.Array) -> pa.Array:
+        """Return the array itself, or a memory map of its content once the limit is exceeded."""
+        if not self._spills:
+            return array
+        batch = pa.record_batch([array], ["kept"])
+        with self._file() as file:
+            with pa.ipc.new_file(file, batch.schema) as out:
+                out.write_batch(batch)
+            file.flush()
+            with pa.memory_map(file.name) as mapped:
+                return pa.ipc.open_file(mapped).get_batch(0).column(0)
 
     @property
     def _spills(self) -> bool:
         return self._left < 0
 
-    def _file(self, name: str) -> Path:
-        if not self._folder.is_dir():
-            self._folder.mkdir(parents=True, mode=0o700)
-        path = self._folder / name
-        path.unlink(missing_ok=True)  # remains of a killed attempt
-        return path
+    def _file(self) -> IO[bytes]:
+        """Open a file that only its owner can read, and whose name is removed when it closes."""
+        self._folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        return tempfile.NamedTemporaryFile(dir=self._folder)
 
 
-class _Items:
-    """Items in ascending order, in memory or in a file.
-
-    Attributes:
-        count: number of items.
-        firsts: the first item of each batch.
-    """
-
-    def __init__(self, items: pa.Array) -> None:
-        self._at: pa.Array | Path = items
-        self.count = len(items)
-        self.firsts: list[str] = items[::_BATCH].to_pylist()
-
-    def write(self, path: Path) -> None:
-        """Move the items to a file."""
-        table = pa.table({"items": self._at})
-        with _opened(path, "xb") as file, pa.ipc.new_file(file, table.schema) as out:
-            out.write_table(table, max_chunksize=_BATCH)
-        self._at = path
-
-    def all(self) -> pa.Array:
-        """Return all items."""
-        return self._batches(0, len(self.firsts))
-
-    def between(self, low: str | None, high: str | None) -> pa.Array:
-        """Return the items from `low` to below `high`; None is no bound."""
-        begin = 0 if low is None else max(0, bisect_right(self.firsts, low) - 1)
-        end = len(self.firsts) if high is None else bisect_left(self.firsts, high)
-        items = self._batches(begin, end)
-        for bound, holds in ((low, pc.greater_equal), (high, pc.less)):
-            if bound is not None:
-                items = items.filter(holds(items, pa.scalar(bound, _TEXT)))
-        return items
-
-    def _batches(self, begin: int, end: int) -> pa.Array:
-        if not isinstance(self._at, Path):
-            return self._at[begin * _BATCH : max(begin, end) * _BATCH]
-        with self._at.open("rb") as file:
-            batches = pa.ipc.open_file(file)
-            columns = [batches.get_batch(i).column(0) for i in range(begin, end)]
-        return pa.concat_arrays([pa.array([], _TEXT), *columns])
-
-    def remove(self) -> None:
-        """Remove the items."""
-        if isinstance(self._at, Path):
-            self._at.unlink()
-        self._at = pa.array([], _TEXT)
-
-
-class _Run:
-    """One shard with its items and units, either in memory or in files.
-
-    Attributes:
-        items: items of the shard, until they are numbered.
-    """
-
-    def __init__(self, sets: ItemSets) -> None:
-        self.items = _Items(sets.items)
-        self._units: UnitSets | Path = UnitSets(sets.starts, sets.members)
-        self._numbers: list[NDArray[np.int32]] = []
-
-    def write(self, path: Path) -> None:
-        """Move the shard to files."""
-        self.items.write(path.with_suffix(".items"))
-        self._write_units(path, self.read())
-
-    def read(self) -> UnitSets:
-        """Return the units."""
-        if isinstance(self._units, UnitSets):
-            return self._units
-        with self._units.open("rb") as file:
-            return UnitSets.read(file)
-
-    def add_numbers(self, numbers: NDArray[np.int32]) -> None:
-        """Append the numbers of the shard's next items in the order of all shards."""
-        if isinstance(self._units, UnitSets):
-            self._numbers.append(numbers)
-        else:
-            with _opened(self._units.with_suffix(".numbers"), "ab") as file:
-                numbers.tofile(file)
-
-    def renumber(self) -> None:
-        """Replace the members by the numbers of their items, and remove the items' text."""
-        self.items.remove()
-        units = self.read()
-        if isinstance(self._units, UnitSets):
-            self._units = units.numbered(np.concatenate([np.zeros(0, np.int32), *self._numbers]))
-            self._numbers = []
-        else:
-            file = self._units.with_suffix(".numbers")
-            numbers = np.fromfile(file, np.int32)
-            file.unlink()
-            self._units.unlink()
-            self._write_units(self._units, units.numbered(numbers))
-
-    def _write_units(self, path: Path, units: UnitSets) -> None:
-        with _opened(path, "xb") as file:
-            units.write(file)
-        self._units = path
-
-
-def _opened(path: Path, mode: Literal["xb", "ab"]) -> IO[bytes]:
-    """Open a file that only its owner can read, because it holds private text."""
-    return open(path, mode, opener=lambda name, flags: os.open(name, flags, 0o600))
+def _place(items: pa.Array, bound: str | None) -> int:
+    """Return the number of ascending items below a bound; None: all of them."""
+    if bound is None:
+        return len(items)
+    return bisect_left(range(len(items)), bound, key=lambda i: items[i].as_py())

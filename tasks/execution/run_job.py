@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from types import FrameType
-from typing import Any, Self
+from typing import Any
 
 from rich.console import Console
 from rich.progress import (
@@ -205,12 +205,12 @@ def _python(deployment: Deployment) -> str:
 # --- progress on a terminal
 
 
-class ProgressBars:
+class ProgressBars(RichProgress):
     """Progress bars of steps by name; nothing is drawn if the console is not a terminal."""
 
     def __init__(self, console: Console) -> None:
         self._bars: dict[str, TaskID] = {}
-        self._rich = RichProgress(
+        super().__init__(
             TextColumn("{task.description}"),
             BarColumn(bar_width=30),
             MofNCompleteColumn(),
@@ -222,25 +222,16 @@ class ProgressBars:
             transient=True,
         )
 
-    def __enter__(self) -> Self:
-        self._rich.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._rich.stop()
-
     def show(self, name: str, now: StepProgress) -> None:
         """Show the progress of a step."""
         if name not in self._bars:
-            self._bars[name] = self._rich.add_task(name, total=None, note="")
-        self._rich.update(
-            self._bars[name], completed=now.done, total=now.total or None, note=now.note
-        )
+            self._bars[name] = self.add_task(name, total=None, note="")
+        self.update(self._bars[name], completed=now.done, total=now.total or None, note=now.note)
 
     def remove(self, name: str) -> None:
         """Remove the bar of a step."""
         if name in self._bars:
-            self._rich.remove_task(self._bars.pop(name))
+            self.remove_task(self._bars.pop(name))
 
 
 @contextmanager

@@ -6,7 +6,7 @@ from dp_core.labels import Public
 from dp_core.privacy.statement import total_epsilon
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import BudgetSpec, PretrainSpec
-from tasks.releases.charge import planned_release, refuse_unfit_plans
+from tasks.releases.charge import plans_of, refuse_unfit_plans
 from tasks.releases.declarations import record_sources
 from tasks.releases.training_advice import RunReleases, how_it_is_known, verdict
 from tasks.runtime.log import log
@@ -20,16 +20,16 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
     """
     record_sources(spec.reads, context)
     refuse_unfit_plans(context, spec.charged)
-    planned = [planned_release(charged) for charged in spec.charged]
-    for dataset in dict.fromkeys(release.dataset for release in planned):
-        charges = [release for release in planned if release.dataset == dataset]
-        delta = sum(release.delta for release in charges)
-        total = total_epsilon([release.event for release in charges], delta)
+    plans = plans_of(spec.charged)
+    for dataset, plan in plans.items():
+        delta = sum(release.delta for release in plan)
+        total = total_epsilon([release.event for release in plan], delta)
         if total is not None:
             context.measure(f"planned_epsilon/{dataset}", Public(total))
             context.measure(f"planned_delta/{dataset}", Public(delta))
     _advise(spec)
-    return StepOutput(outputs={}, facts={"planned": [r.event.title for r in planned]})
+    titles = [release.event.title for plan in plans.values() for release in plan]
+    return StepOutput(outputs={}, facts={"planned": titles})
 
 
 def _advise(spec: BudgetSpec) -> None:

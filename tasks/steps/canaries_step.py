@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
 from dp_core.audit.canaries import Canary, draw
-from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
-from tasks.context import StepArtifact, StepContext, StepOutput
+from tasks.context import StepArtifact, StepContext, StepOutput, read_checked
 from tasks.protocol import CanariesSpec
 from tasks.releases.provenance import output_of, vocabulary_digest
 from tasks.storage import sha256_of
@@ -48,11 +48,5 @@ def read_canaries(folder: Path) -> list[Canary]:
     Raises:
         BadInput: the file has changed since it was written.
     """
-    try:
-        return _CANARIES.validate_json((folder / FILE).read_bytes(), strict=True)
-    except (OSError, ValueError):
-        raise BadInput(
-            "the canaries are damaged",
-            where=str(folder / FILE),
-            fix="Run the canaries step again.",
-        ) from None
+    parse = partial(_CANARIES.validate_json, strict=True)
+    return read_checked(folder / FILE, parse, "canaries", "canaries")

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from pydantic import TypeAdapter
 
@@ -24,7 +24,7 @@ from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_labelled_texts, read_sentences
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Operator, Public
-from tasks.context import StepContext, StepOutput
+from tasks.context import StepContext, StepOutput, read_checked
 from tasks.demo_data.entities import labelled_pairs, labelled_sentences, labelled_texts
 from tasks.protocol import EntitiesSpec, FinetuneSpec, StepResult
 from tasks.releases import declarations
@@ -35,7 +35,6 @@ from tasks.steps.corpus_step import listed
 
 PARTS = ("train", "test")
 _CHECK = "Check the format, the names of labels, and the list of items that were set aside."
-Item = TypeVar("Item")
 _SENTENCE = TypeAdapter(tuple[str, tuple[str, ...], tuple[str, ...], str, tuple[Entity, ...]])
 _TEXT = TypeAdapter(tuple[str, str, str, str, str])
 
@@ -102,8 +101,7 @@ def refuse_unlearnable(spec: FinetuneSpec, entities: Input) -> None:
             classes.
     """
     kind = _KINDS[spec.head]
-    read = read_part if spec.head == "entities" else read_text_part
-    items: list[LabelledItem] = [*read(entities.folder, "train")]
+    items: list[LabelledItem] = read_items(entities.folder, "train", spec.head)
     for fold in range(spec.folds or 1):
         train = [i for i in items if not spec.folds or fold_of(i, spec.folds) != fold]
         labels = kind.labels(train)
@@ -143,43 +141,29 @@ def write_items(items: Iterable[Sentence | LabelledText], file: Path) -> None:
             stream.write(json.dumps([i.document_id, *content]) + "\n")
 
 
-def read_part(folder: Path, part: str) -> list[Sentence]:
-    """Return the sentences of a part that this step wrote.
+def read_items(folder: Path, part: str, head: Head) -> list[Any]:
+    """Return the sentences, or the texts with a class, of a part that this step wrote.
 
     Raises:
         BadInput: the file has changed since it was written.
     """
-    return _parsed(folder / f"{part}.jsonl", "sentences", _sentence)
+    noun, item = ("sentences", _sentence) if head == "entities" else ("texts", _text)
+    return read_checked(
+        folder / f"{part}.jsonl",
+        lambda content: [item(line) for line in content.splitlines()],
+        noun,
+        "entities",
+    )
 
 
-def read_text_part(folder: Path, part: str) -> list[LabelledText]:
-    """Return the texts of a part that this step wrote.
-
-    Raises:
-        BadInput: the file has changed since it was written.
-    """
-    return _parsed(folder / f"{part}.jsonl", "texts", _text)
-
-
-def _parsed(file: Path, what: str, of_line: Callable[[str], Item]) -> list[Item]:
-    try:
-        with file.open(encoding="utf-8") as stream:
-            return [of_line(line) for line in stream]
-    except (OSError, ValueError, TypeError):
-        # `from None`: the cause may quote the line, which is private
-        raise BadInput(
-            f"the {what} are damaged", where=str(file), fix="Run the entities step again."
-        ) from None
-
-
-def _sentence(line: str) -> Sentence:
+def _sentence(line: bytes) -> Sentence:
     document, tokens, tags, patient, overlapped = _SENTENCE.validate_json(line, strict=True)
     if not all(0 <= begin < end <= len(tokens) for _, begin, end in overlapped):
         raise ValueError("an entity is not within the sentence")
     return Sentence(tokens, tags, document, patient, overlapped)
 
 
-def _text(line: str) -> LabelledText:
+def _text(line: bytes) -> LabelledText:
     document, first, second, label, patient = _TEXT.validate_json(line, strict=True)
     return LabelledText(first, second, label, document, patient)
 

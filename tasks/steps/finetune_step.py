@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import json
-from abc import ABC, abstractmethod
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, TypeVar
 
 from dp_core.config.training import is_causal
@@ -53,22 +51,13 @@ from tasks.releases.provenance import (
 )
 from tasks.report.job_results import DOCUMENTS_FILE, EXPECTED_ENTITIES
 from tasks.results import Input, released_after
-from tasks.steps.entities_step import read_part, read_text_part
+from tasks.steps.entities_step import read_items
 from tasks.steps.training_files import TrainingCurve, write_model
 from tasks.storage import sha256_of
 
 ERRORS = "errors.json"  # labels and positions only, no word of the test part
 _AROUND = 8  # number of words shown on each side of an error
 Item = TypeVar("Item", bound=LabelledItem)
-
-
-@dataclass(frozen=True)
-class _Tuned:
-    """A fine-tuned model, its head, and the record of its release, if one was charged."""
-
-    model: Bert
-    head: Head[Any, Any]
-    release: ReleaseRecord | None = None
 
 
 def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
@@ -92,11 +81,11 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     public = bool(fact(entities, "public"))
     if public and spec.plan is not None:
         raise BadInput("public labels need no privacy", where="finetune spec, plan")
-    tuned = _tuned(spec, context, model, entities)
+    tuned, head, release = _tuned(spec, context, model, entities)
     label, task = _label(context, entities), task_of(spec)
     test = task.learned(items_of(spec, entities, "test"))
-    predicted = tuned.head.predict(
-        tuned.model,
+    predicted = head.predict(
+        tuned,
         test,
         wordpiece.load(model.folder),
         max_length=spec.sequence_length,
@@ -105,8 +94,8 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
     scores = task.scores(test, predicted)
     _measure(context, scores, label)
     after = released_after(model.result)
-    write_model(context, tuned.model, model, released_after=after)
-    errors = {"spec": spec.model_dump(mode="json"), **task.errors(test, predicted)}
+    write_model(context, tuned, model, released_after=after)
+    errors = {"spec": spec.model_dump(mode="json"), **errors_of(task, test, predicted)}
     (context.out / ERRORS).write_text(json.dumps(errors))
     kept = [ERRORS]
     if label is not Dp:
@@ -118,7 +107,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
         facts={
             "head": spec.head,
             "labels": names,
-            "epsilon_training": tuned.release.epsilon if tuned.release else None,
+            "epsilon_training": release.epsilon if release else None,
             # Counts by document are written only if they are not private, because facts are public.
             **({"documents": dict(scores.counts)} if label is Dp else {}),
             "vocabulary_digest": vocabulary_digest(model),
@@ -146,10 +135,9 @@ def items_of(spec: FinetuneSpec, entities: Input, part: str) -> list[Any]:
     Raises:
         BadInput: the labels are public, and the part is empty.
     """
-    read = task_of(spec).read
     if not spec.folds:
-        return read(entities.folder, part)
-    every = read(entities.folder, "train")
+        return read_items(entities.folder, part, spec.head)
+    every = read_items(entities.folder, "train", spec.head)
     of_part = [s for s in every if (fold_of(s, spec.folds) == spec.fold) == (part == "test")]
     if not of_part and entities.facts["public"]:  # for private labels this fact is private
         raise BadInput(
@@ -165,8 +153,10 @@ def _label(context: StepContext, entities: Input) -> type[Dp] | type[Operator]:
     return Operator if operator_only(context.releases) or not fact(entities, "public") else Dp
 
 
-def _tuned(spec: FinetuneSpec, context: StepContext, model: Input, entities: Input) -> _Tuned:
-    """Fine-tune by DP-SGD, or without privacy.
+def _tuned(
+    spec: FinetuneSpec, context: StepContext, model: Input, entities: Input
+) -> tuple[Bert, Head[Any, Any], ReleaseRecord | None]:
+    """Return the model, fine-tuned by DP-SGD or without privacy, its head, and its release.
 
     DP-SGD reserves its release, trains and settles. Training on private labels without privacy is
     listed as the operator's use.
@@ -213,7 +203,7 @@ def _tuned(spec: FinetuneSpec, context: StepContext, model: Input, entities: Inp
         progress=TrainingCurve(context, updates.plan, spec.updates) if updates else progress,
     )
     release = charged.settle(weights_released(trained.parameters)) if charged else None
-    return _Tuned(trained, head, release)
+    return trained, head, release
 
 
 def _manifest(spec: FinetuneSpec, model: Input, entities: Input, plan: ExecutionPlan) -> bytes:
@@ -273,68 +263,35 @@ class Scores:
         return mean_f1([Replicate("", 0, self.counts)]).interval
 
 
-@dataclass(frozen=True)
-class Task(ABC):
-    """The task of a fine-tuning step: its texts, labels, head, scores and errors."""
+def errors_of(
+    task: Tagging | Classifying, items: Sequence[Any], predicted: Sequence[Any]
+) -> dict[str, Any]:
+    """Return every wrong prediction by the number of its text, and counts; no word of a text.
 
-    spec: FinetuneSpec
-
-    @abstractmethod
-    def read(self, folder: Path, part: str) -> list[Any]:
-        """Return the labelled texts that the entities step wrote."""
-
-    @abstractmethod
-    def learned(self, items: Sequence[Any]) -> list[Any]:
-        """Return the texts of a part that are learned and scored."""
-
-    @abstractmethod
-    def labels(self, train: Sequence[Any]) -> tuple[str, ...]:
-        """Return the entity types or classes: those in the settings, or else all in the texts."""
-
-    @abstractmethod
-    def head(self, labels: Sequence[str]) -> Head[Any, Any]:
-        """Return the head that learns these labels."""
-
-    @abstractmethod
-    def scores(self, items: Sequence[Any], predicted: Sequence[Any]) -> Scores:
-        """Return the scores of the predictions."""
-
-    @abstractmethod
-    def mistakes(self, item: Any, guess: Any) -> list[tuple[str, str, dict[str, Any]]]:
-        """Return a text's wrong predictions: label and kind, under which it counts, and content."""
-
-    @abstractmethod
-    def in_words(self, items: Sequence[Any], error: Mapping[str, Any]) -> dict[str, str]:
-        """Return one of the step's errors with the words around it."""
-
-    def errors(self, items: Sequence[Any], predicted: Sequence[Any]) -> dict[str, Any]:
-        """Return every wrong prediction by the number of its text, and counts; no word of a text.
-
-        The label is `operator`, because the labels of private texts are private too.
-        """
-        listed: list[dict[str, Any]] = []
-        counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
-        for number, (item, guess) in enumerate(zip(items, predicted, strict=True)):
-            for label, kind, error in self.mistakes(item, guess):
-                counts[label][kind] += 1
-                listed.append({"item": number} | error)
-        by_label = {label: dict(sorted(kinds.items())) for label, kinds in sorted(counts.items())}
-        return {"counts": by_label, "errors": listed}
+    The label is `operator`, because the labels of private texts are private too.
+    """
+    listed: list[dict[str, Any]] = []
+    counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    for number, (item, guess) in enumerate(zip(items, predicted, strict=True)):
+        for label, kind, error in task.mistakes(item, guess):
+            counts[label][kind] += 1
+            listed.append({"item": number} | error)
+    by_label = {label: dict(sorted(kinds.items())) for label, kinds in sorted(counts.items())}
+    return {"counts": by_label, "errors": listed}
 
 
-def task_of(spec: FinetuneSpec) -> Task:
+def task_of(spec: FinetuneSpec) -> Tagging | Classifying:
     """Return the task of the spec's head."""
     return Tagging(spec) if spec.head == "entities" else Classifying(spec)
 
 
-class Tagging(Task):
+@dataclass(frozen=True)
+class Tagging:
     """Entity recognition: tags of words, scored by strict F1."""
 
-    def read(self, folder: Path, part: str) -> list[Sentence]:
-        """Return the labelled sentences that the entities step wrote."""
-        return read_part(folder, part)
+    spec: FinetuneSpec
 
-    def learned(self, items: Sequence[Sentence]) -> list[Sentence]:
+    def learned(self, items: Sequence[Sentence]) -> list[Any]:
         """Return the sentences, or whole documents, with the entities of the configured types."""
         types = self.spec.entity_types
         chosen = with_types(items, types) if types else list(items)
@@ -392,14 +349,13 @@ class Tagging(Task):
         }
 
 
-class Classifying(Task):
+@dataclass(frozen=True)
+class Classifying:
     """Classification of texts or of pairs of texts, scored by accuracy."""
 
-    def read(self, folder: Path, part: str) -> list[LabelledText]:
-        """Return the labelled texts that the entities step wrote."""
-        return read_text_part(folder, part)
+    spec: FinetuneSpec
 
-    def learned(self, items: Sequence[LabelledText]) -> list[LabelledText]:
+    def learned(self, items: Sequence[LabelledText]) -> list[Any]:
         """Return the texts of the configured classes."""
         classes = self.spec.class_names
         return [text for text in items if not classes or text.label in classes]

@@ -9,13 +9,12 @@ from pathlib import Path
 from pydantic import TypeAdapter
 
 from dp_core.audit.canaries import Canary, TextsWithCanaries
-from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Public
 from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import GatheredSets
-from tasks.context import StepArtifact, StepContext, StepOutput
+from tasks.context import StepArtifact, StepContext, StepOutput, read_checked
 from tasks.protocol import PhrasesSpec
 from tasks.releases.charge import charge, phrase_plan, planned_release
 from tasks.releases.manifest import counts_released, manifest, words_digest
@@ -108,12 +107,7 @@ def read_phrases(folder: Path) -> dict[int, dict[str, int]]:
     Raises:
         BadInput: the file has changed since it was written.
     """
-    try:
-        return _PHRASES.validate_json((folder / FILE).read_bytes())
-    except (OSError, ValueError):
-        raise BadInput(
-            "the phrases are damaged", where=str(folder / FILE), fix="Run the phrases step again."
-        ) from None
+    return read_checked(folder / FILE, _PHRASES.validate_json, "phrases", "phrases")
 
 
 def _spelled(canaries: Sequence[Canary], vocabulary: Path) -> list[tuple[Canary, str]]:

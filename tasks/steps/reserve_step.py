@@ -8,8 +8,7 @@ charged").
 
 from __future__ import annotations
 
-from dp_core.data.privacy_units import unit_texts
-from dp_core.errors import PrivateTextRefusal
+from dp_core.data.privacy_units import refuse_more_than_declared, unit_texts
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import FinetuneSpec, ReserveSpec
@@ -43,13 +42,7 @@ def _refuse_units(spec: ReserveSpec, context: StepContext, corpus: Input) -> Non
     for shard in context.shards(corpus):
         for block in unit_texts(shard, unit, spec.units.words_per_unit):
             units += len(block.unit_ids)
-            if units > spec.units.declared_units:
-                raise PrivateTextRefusal(
-                    "the corpus holds more units than the declared bound of "
-                    f"{spec.units.declared_units}",
-                    where="declared_units",
-                    fix="Declare a higher bound, from public knowledge.",
-                )
+            refuse_more_than_declared(units, spec.units.declared_units)
 
 
 def _refuse_labels(spec: ReserveSpec, entities: Input) -> None:

@@ -6,20 +6,20 @@ rows, and only a DP training adds some of them to its units (`tasks/steps/traini
 
 from __future__ import annotations
 
-import hashlib
-import hmac
 import json
 from contextlib import suppress
+from functools import partial
 from itertools import chain
 from statistics import fmean
 
 from tokenizers import Tokenizer
 
-from dp_core.audit.canaries import Canary, Planting, unit_canary_rows
+from dp_core.audit.canaries import Canary, plant, unit_canary_rows
 from dp_core.audit.exposure import counted_occurrences
 from dp_core.data.hashing import seed_key
+from dp_core.data.privacy_units import refuse_more_than_declared
 from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter
-from dp_core.errors import BadInput, PrivateTextRefusal
+from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import subwords
@@ -40,6 +40,11 @@ from tasks.steps.canaries_step import read_canaries
 
 TRAIN, HELD_OUT, AUDIT = "train", "held_out", "audit"
 FITTED_UNITS = 500  # largest number of held-out units on which the vocabulary's fit is measured
+_COUNTS: dict[Role, type[Dp | Public | Operator]] = {
+    "private": Operator,
+    "released": Dp,
+    "public": Public,
+}
 
 
 def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
@@ -71,14 +76,17 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
         spec.rows.max_examples_per_unit,
         seed_key(spec.seed),
         spec.holdout,
-        Planting(canaries, spec.seed, spec.rows.sequence_length),
+        partial(
+            plant, canaries=canaries, seed=spec.seed, sequence_length=spec.rows.sequence_length
+        ),
         FITTED_UNITS,
     )
     units = 0
     read: list[list[str]] = []  # texts of the first held-out units
     for cut in context.cluster.map(of_shard, context.shards(corpus)):
         units += cut.units
-        _refuse_more_than_declared(spec, units)
+        if spec.units:
+            refuse_more_than_declared(units, spec.units.declared_units)
         writers[TRAIN].add_packed(cut.train)
         writers[HELD_OUT].add_packed(cut.held_out)
         read += cut.texts[: FITTED_UNITS - len(read)]
@@ -88,8 +96,14 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
     with suppress(BadInput):  # a small corpus may have no held-out unit
         writers[HELD_OUT].finish()
     audited = _write_audit_canaries(spec, context, tokenizer) if spec.audit_canaries else None
-    _measure(role, context, train)
-    _measure_fit(role, context, tokenizer, list(chain.from_iterable(read)))
+    count = _COUNTS[role]
+    context.measure("units", count(train.n_units))
+    context.measure("rows", count(train.n_rows))
+    if fit := subwords.fit(tokenizer, list(chain.from_iterable(read))):
+        label = Operator if role == "private" else Dp  # the vocabulary may be a release
+        context.measure("coverage", label(fit.coverage))
+        context.measure("fertility", label(fit.fertility))
+        context.measure("unknown_words", label(fit.unknown))
     if canaries:
         _count_canaries(canaries, context, train)
     return StepOutput(
@@ -151,8 +165,7 @@ def _write_audit_canaries(
 
 def keyed_store_digest(store: TokenStore, context: StepContext) -> str:
     """Return the keyed digest of a store's current content, in hex."""
-    key = context.content_key()
-    return hmac.new(key, store.content_digest().encode(), hashlib.sha256).hexdigest()
+    return context.keyed(store.content_digest())
 
 
 def _canaries(spec: TokenStoreSpec, planted: Input | None) -> list[Canary]:
@@ -170,35 +183,3 @@ def _canaries(spec: TokenStoreSpec, planted: Input | None) -> list[Canary]:
 
 def _unit(spec: TokenStoreSpec) -> PrivacyUnit:
     return PrivacyUnit(spec.units.unit) if spec.units else PrivacyUnit.DOCUMENT
-
-
-def _refuse_more_than_declared(spec: TokenStoreSpec, units: int) -> None:
-    """Refuse more units than declared, counted over all shards so far, without stating how many."""
-    if spec.units and units > spec.units.declared_units:
-        raise PrivateTextRefusal(
-            f"the corpus holds more units than the declared bound of {spec.units.declared_units}",
-            where="declared_units",
-            fix="Declare a higher bound, from public knowledge.",
-        )
-
-
-def _measure_fit(role: Role, context: StepContext, tokenizer: Tokenizer, texts: list[str]) -> None:
-    """Measure how the vocabulary fits held-out text; for private text the label is `operator`."""
-    found = subwords.fit(tokenizer, texts)
-    if found is None:
-        return
-    seen = Operator if role == "private" else Dp
-    context.measure("coverage", seen(found.coverage))
-    context.measure("fertility", seen(found.fertility))
-    context.measure("unknown_words", seen(found.unknown))
-
-
-def _measure(role: str, context: StepContext, store: TokenStore) -> None:
-    kinds: dict[str, type[Dp | Public | Operator]] = {
-        "private": Operator,
-        "released": Dp,
-        "public": Public,
-    }
-    count = kinds[role]
-    context.measure("units", count(store.n_units))
-    context.measure("rows", count(store.n_rows))

@@ -195,17 +195,15 @@ def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> M
             tuple(int(units) for units in shape.dense_units.split(",")),
             max_positions=length,
         )
-    sizes: dict[str, Any] = {
-        "vocab_size": vocabulary_size,
-        "hidden": shape.hidden,
-        "layers": shape.layers,
-        "max_positions": length,
-    }
-    if shape.model_kind == "distilbert":
-        return BertConfig.of_size(**sizes, type_vocab=0)
-    kinds: dict[str, type[BertConfig | Gpt2Config | LlamaConfig]]
-    kinds = {"bert": BertConfig, "gpt2": Gpt2Config, "llama": LlamaConfig}
-    return kinds[shape.model_kind].of_size(**sizes)
+    kinds: dict[str, type[Gpt2Config | LlamaConfig]] = {"gpt2": Gpt2Config, "llama": LlamaConfig}
+    more = {"type_vocab": 0} if shape.model_kind == "distilbert" else {}
+    return kinds.get(shape.model_kind, BertConfig).of_size(
+        vocab_size=vocabulary_size,
+        hidden=shape.hidden,
+        layers=shape.layers,
+        max_positions=length,
+        **more,
+    )
 
 
 def refuse_other_architecture(config: ModelConfig, shape: ArchitectureConfig) -> None:

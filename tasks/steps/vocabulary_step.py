@@ -7,8 +7,6 @@ is charged only for private words that public text would not make whole tokens.
 from __future__ import annotations
 
 import dataclasses
-import hashlib
-import hmac
 import json
 from collections import Counter
 from collections.abc import Mapping
@@ -36,7 +34,7 @@ from dp_core.vocabulary.subwords import (
     word_counts,
     word_sets,
 )
-from tasks.context import StepArtifact, StepContext, StepOutput
+from tasks.context import StepArtifact, StepContext, StepOutput, read_checked
 from tasks.protocol import EXACT_WORDS, VocabularySpec
 from tasks.releases.charge import charge, planned_release, record_operator_use, vocabulary_plan
 from tasks.releases.manifest import counts_released, manifest, words_digest
@@ -87,6 +85,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     elif config.reads_private_text:
         _count_private_exactly(spec, context, words)
     tokenizer = _tokenizer(spec, words)
+    digest = vocabulary_digest(tokenizer)
     kind.save(tokenizer, context.out)
     for file, counts in ((WORDS, _kept(words) | words.joined), (RELEASED, words.released)):
         told = json.dumps(_in_bert_words(spec, counts), indent=0)
@@ -107,7 +106,8 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
             # Facts are published, and the number of exact private words must not be.
             "words_released": 0 if context.exact_vocabulary else len(words.released),
             **words.facts,
-            "digest": _digest(tokenizer, context),
+            # Inputs with the same vocabulary are matched by its digest, which is keyed if private.
+            "digest": context.keyed(digest) if context.exact_vocabulary else digest,
         },
         artifacts=[StepArtifact(kind.file, Label.DP)],
     )
@@ -216,14 +216,6 @@ def _tokenizer(spec: VocabularySpec, words: _Words) -> Tokenizer:
     return KINDS[spec.subwords].learn(words.joined, spec.config.vocabulary_size, whole)
 
 
-def _digest(tokenizer: Tokenizer, context: StepContext) -> str:
-    """Return the digest by which inputs with the same vocabulary are matched; keyed if private."""
-    plain = vocabulary_digest(tokenizer)
-    if not context.exact_vocabulary:
-        return plain
-    return hmac.new(context.content_key(), plain.encode(), hashlib.sha256).hexdigest()
-
-
 def _in_bert_words(spec: VocabularySpec, counts: Mapping[str, int]) -> dict[str, int]:
     """Return counts by BERT's word splitting; a word that several tokens share gets the largest."""
     spelt = KINDS[spec.subwords].spelt
@@ -246,7 +238,8 @@ def known_words(folder: Path) -> frozenset[str]:
     Raises:
         BadInput: the vocabulary has no counted words.
     """
-    return frozenset(_read(folder / WORDS))
+    words = read_checked(folder / WORDS, _COUNTS.validate_json, "counted words", "vocabulary")
+    return frozenset(words)
 
 
 def released_words(folder: Path) -> dict[str, int]:
@@ -255,13 +248,4 @@ def released_words(folder: Path) -> dict[str, int]:
     Raises:
         BadInput: the file cannot be read.
     """
-    return _read(folder / RELEASED)
-
-
-def _read(file: Path) -> dict[str, int]:
-    try:
-        return _COUNTS.validate_json(file.read_bytes())
-    except (OSError, ValueError):
-        raise BadInput(
-            "no counted words", where=str(file), fix="Run the vocabulary step again."
-        ) from None
+    return read_checked(folder / RELEASED, _COUNTS.validate_json, "released words", "vocabulary")

@@ -198,32 +198,28 @@ class GoogleStorageBackend:
     def get(self, key: str, destination: Path, size: int | None = None) -> None:
         """Download the object as a stream; a large one in ranges, all of the same generation."""
         from google.cloud.exceptions import NotFound
+        from google.cloud.storage import transfer_manager
 
         blob = self._bucket.blob(self._name(key))
         try:
             if size is None:
                 blob.reload()
                 size = int(blob.size)
-            if size > RANGE:
-                self._get_ranges(blob, destination)
-            else:
+            if size <= RANGE:
                 blob.download_to_filename(str(destination), checksum="crc32c")
+                return
+            blob.reload()  # its size, checksum and generation must match
+            transfer_manager.download_chunks_concurrently(
+                blob,
+                str(destination),
+                chunk_size=RANGE,
+                download_kwargs={"if_generation_match": blob.generation},
+                worker_type=transfer_manager.THREAD,  # a process would get the credentials pickled
+                max_workers=CONNECTIONS,
+            )
         except NotFound as error:
             destination.unlink(missing_ok=True)
             raise Missing(key) from error
-
-    def _get_ranges(self, blob: Any, destination: Path) -> None:
-        from google.cloud.storage import transfer_manager
-
-        blob.reload()  # its size, checksum and generation must match
-        transfer_manager.download_chunks_concurrently(
-            blob,
-            str(destination),
-            chunk_size=RANGE,
-            download_kwargs={"if_generation_match": blob.generation},
-            worker_type=transfer_manager.THREAD,  # a process would get the credentials pickled
-            max_workers=CONNECTIONS,
-        )
 
     def put(self, source: Path, key: str) -> None:
         """Upload the file, in parts if it is large."""

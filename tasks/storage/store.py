@@ -134,10 +134,8 @@ class Store:
 
     def publish(self, folder: Path, uri: str) -> None:
         """Copy a finished local folder below the root, replacing the files of earlier attempts."""
-        key = self.key(uri)
-        for old in self._backend.sizes(key):
-            self._backend.delete(old)
-        checksums = {}
+        self.clear(uri)
+        key, checksums = self.key(uri), {}
         for file in sorted(f for f in folder.rglob("*") if f.is_file()):
             name = file.relative_to(folder).as_posix()
             checksums[name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
@@ -157,7 +155,7 @@ class Store:
         Raises:
             BadInput: the folder is missing, incomplete or damaged.
         """
-        published = self._published(self.key(uri), uri)
+        published = self._published(uri)
         files = {name: expected for name, expected in published.items() if not without(name)}
         if not isinstance(self._backend, LocalBackend):
             return self._copies.copy(*self._download(uri, files))
@@ -185,7 +183,7 @@ class Store:
                 return True
             return bool(sha256_of(self._backend.path(f"{key}/{name}")) == expected["sha256"])
 
-        checksums = self._published(key, uri)
+        checksums = self._published(uri)
         return sorted(name for name, expected in checksums.items() if not whole(name, expected))
 
     def digests(self, uri: str) -> dict[str, str]:
@@ -197,7 +195,7 @@ class Store:
         Raises:
             BadInput: there is no complete folder.
         """
-        checksums = self._published(self.key(uri), uri)
+        checksums = self._published(uri)
         return {name: str(expected["sha256"]) for name, expected in sorted(checksums.items())}
 
     def sizes(self, uri: str) -> dict[str, int]:
@@ -206,7 +204,7 @@ class Store:
         Raises:
             BadInput: there is no complete folder.
         """
-        checksums = self._published(self.key(uri), uri)
+        checksums = self._published(uri)
         return {name: int(expected["bytes"]) for name, expected in checksums.items()}
 
     def outputs(self, step: str) -> list[str]:
@@ -214,9 +212,9 @@ class Store:
         keys = [k.split("/") for k in self._backend.sizes(step)]
         return [f"{STORE_SCHEME}{k[0]}/{k[1]}" for k in keys if k[2:] == [RESULT]]
 
-    def _published(self, key: str, uri: str) -> Published:
+    def _published(self, uri: str) -> Published:
         try:
-            return _checksums(self._backend.read(f"{key}/{CHECKSUMS}"))
+            return _checksums(self._backend.read(f"{self.key(uri)}/{CHECKSUMS}"))
         except (Missing, ValueError, TypeError) as error:
             raise BadInput("no complete folder there", where=uri, fix="Run its step first.") from (
                 error

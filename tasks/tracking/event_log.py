@@ -35,17 +35,17 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 VERDICT = "confide.verdict"  # the tag of a model's version with the verdict of its audits
 _PROMOTED = ("consistent", "inconclusive", "not audited")  # no alias with any other verdict
 
-
 ABANDONED = 30 * 24 * 3600 * 1000  # milliseconds: older unfinished work is not waited for
 
 
-def _now() -> int:
+def now() -> int:
+    """Return the time in milliseconds."""
     return int(time.time() * 1000)
 
 
 class _Event(Config):
     version: Literal[1] = 1
-    time: int = Field(default_factory=_now)  # milliseconds
+    time: int = Field(default_factory=now)  # milliseconds
     target: Target = "step"  # the MLflow run that receives it
 
 
@@ -323,7 +323,7 @@ class EventLog:
         events = self.read()[0]
         turns = [event for event in events if isinstance(event, Begun | AttemptEnded)]
         over = bool(turns) and isinstance(turns[-1], AttemptEnded) and turns[-1].closed
-        return over or (bool(events) and events[-1].time < _now() - ABANDONED)
+        return over or (bool(events) and events[-1].time < now() - ABANDONED)
 
 
 def _work(identity: Identity) -> str:

@@ -13,9 +13,9 @@ import logging
 import os
 import re
 import shutil
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
 
@@ -39,6 +39,7 @@ from tasks.tracking.event_log import (
     Tag,
     Target,
     fit,
+    now,
 )
 
 if TYPE_CHECKING:
@@ -163,7 +164,6 @@ class Delivery:
 
     def __init__(self, deployment: Deployment) -> None:
         self._deployment = deployment
-        self._mlflow: MlflowClient | None = None
         self._runs: dict[str, Run] = {}
         self._known: dict[str, set[tuple[str, int]]] = {}
 
@@ -187,9 +187,6 @@ class Delivery:
         turns = [event for event in events if isinstance(event, Begun | AttemptEnded)]
         over = bool(turns) and isinstance(turns[-1], AttemptEnded)
         with _faults():
-            if self._mlflow is None:
-                with _one_at_a_time(self._deployment.events):  # it may create the database tables
-                    self._mlflow = _client(self._deployment)
             for start in range(0, len(events), _AT_ONCE):
                 for group in grouped(events[start : start + _AT_ONCE], identity):
                     # A late `Begun` of the whole job is omitted: the job may have ended meanwhile.
@@ -208,11 +205,10 @@ class Delivery:
 
     # --- runs
 
-    @property
+    @cached_property
     def _api(self) -> MlflowClient:
-        if self._mlflow is None:
-            self._mlflow = _client(self._deployment)
-        return self._mlflow
+        """The client, which may create the database's tables: first used by `_run`, in its lock."""
+        return _client(self._deployment)
 
     def _experiment(self, name: str) -> str:
         from mlflow.exceptions import MlflowException  # noqa: TID251
@@ -248,9 +244,9 @@ class Delivery:
                 tags["confide.model"] = identity.model
         if target == "step":
             tags |= {"confide.spec_hash": identity.spec_hash, "confide.step": identity.step}
+        began = shown_time(now(), identity, experiment)
         with _one_at_a_time(self._deployment.events):
-            now = shown_time(_now(), identity, experiment)
-            run = self._find_or_create(self._experiment(experiment), key, name, tags, now)
+            run = self._find_or_create(self._experiment(experiment), key, name, tags, began)
         if experiment == OPERATOR and target != "step" and not identity.hides_count:
             self._end_like(self._run(identity, PUBLIC, target), run)
         self._runs[f"{experiment}/{key}"] = run
@@ -260,14 +256,14 @@ class Delivery:
         """End the operator's run of a job or model if the public run has ended before."""
         status = self._api.get_run(public.info.run_id).info.status
         if status != "RUNNING" and run.info.status == "RUNNING":
-            self._api.set_terminated(run.info.run_id, status, max(run.info.start_time, _now()))
+            self._api.set_terminated(run.info.run_id, status, max(run.info.start_time, now()))
 
     def _find_or_create(
-        self, experiment: str, key: str, name: str, tags: dict[str, str], now: int
+        self, experiment: str, key: str, name: str, tags: dict[str, str], began: int
     ) -> Run:
         runs = self._with_key(experiment, key)
         if not runs:
-            made = self._api.create_run(experiment, start_time=now, run_name=name, tags=tags)
+            made = self._api.create_run(experiment, start_time=began, run_name=name, tags=tags)
             runs = self._with_key(experiment, key) or [made]
         # Another machine may have created a duplicate at the same moment, or a server may have
         # stopped before its answer. The first run stays, and so do duplicates with numbers.
@@ -311,6 +307,8 @@ class Delivery:
     # --- events
 
     def _send(self, log: EventLog, identity: Identity, group: list[Event]) -> None:
+        from mlflow.entities import Dataset, DatasetInput  # noqa: TID251
+
         first = group[0]
         if isinstance(first, Begun):
             for _, run in self._runs_of(identity, first.target):
@@ -324,28 +322,25 @@ class Delivery:
         if isinstance(first, Metric):
             numbers = cast(list[Metric], group)
             self._send_metrics(run.info.run_id, numbers, identity, experiment)
-            self._tell_the_operator([m for m in numbers if _COST.match(m.name)], identity)
+            costs = [m for m in numbers if _COST.match(m.name)]
+            if costs and experiment == PUBLIC and not identity.made_up:
+                # The operator's experiment shows a model's ε and δ next to its F1.
+                run = self._run(identity, OPERATOR, first.target)
+                self._send_metrics(run.info.run_id, costs, identity, OPERATOR)
         elif isinstance(first, Param):
             self._send_params(run.info.run_id, cast(list[Param], group))
-        else:
-            for event in group:
-                self._send_one(log, run, event)
-
-    def _send_one(self, log: EventLog, run: Run, event: Event) -> None:
-        from mlflow.entities import Dataset as Data  # noqa: TID251
-        from mlflow.entities import DatasetInput  # noqa: TID251
-
-        run_id = run.info.run_id
-        match event:
-            case Tag():
-                self._api.set_tag(run_id, fit(event.name), event.value[:4000])
-            case LoggedArtifact():
-                self._api.log_artifact(run_id, str(log.kept(event.file)), event.folder or None)
-            case ChargedDataset():
-                data = Data(event.name, event.ledger_id[:36], "confide", '{"ledger": true}')
-                self._api.log_inputs(run_id, [DatasetInput(data, [])])
-            case LoggedModel():
-                self._register(run, event, log)
+        for event in group:
+            match event:
+                case Tag():
+                    self._api.set_tag(run.info.run_id, fit(event.name), event.value[:4000])
+                case LoggedArtifact():
+                    file = str(log.kept(event.file))
+                    self._api.log_artifact(run.info.run_id, file, event.folder or None)
+                case ChargedDataset():
+                    data = Dataset(event.name, event.ledger_id[:36], "confide", '{"ledger": true}')
+                    self._api.log_inputs(run.info.run_id, [DatasetInput(data, [])])
+                case LoggedModel():
+                    self._register(run, event, log)
 
     def _send_metrics(
         self, run_id: str, group: list[Metric], identity: Identity, experiment: str
@@ -367,13 +362,6 @@ class Delivery:
         if fresh:
             self._api.log_batch(run_id, metrics=list(fresh.values()))
         known |= set(fresh)
-
-    def _tell_the_operator(self, costs: list[Metric], identity: Identity) -> None:
-        """Record a model's ε and δ next to its F1 in the operator's experiment."""
-        if not costs or experiment_of(costs[0].label, identity) == OPERATOR or identity.made_up:
-            return
-        run = self._run(identity, OPERATOR, costs[0].target)
-        self._send_metrics(run.info.run_id, costs, identity, OPERATOR)
 
     def _send_params(self, run_id: str, group: list[Param]) -> None:
         from mlflow.entities import Param as Setting  # noqa: TID251
@@ -466,10 +454,6 @@ def reachable(deployment: Deployment) -> bool:
     except TrackingDown:
         return False
     return True
-
-
-def _now() -> int:
-    return int(time.time() * 1000)
 
 
 def _turn(log: EventLog) -> tuple[bool, int]:

@@ -89,14 +89,6 @@ def test_cased_model_without_matching_tokens_is_refused(
     assert "46.5% of its tokens can never occur in normalised text" in err
 
 
-def test_invalid_canary_is_reported_with_its_line_number(
-    confide: Confide, stranger: Path, tmp_path: Path
-) -> None:
-    canaries = lines_in(tmp_path, "", "her number is [[known3]]", "", "  ", "her number is")
-    code, _, err = confide("audit", stranger, "--canaries", canaries)
-    assert code == 2 and "line 5 has 0 secrets" in err
-
-
 def test_membership_attack_separates_texts_that_the_model_predicts(
     confide: Confide, stranger: Path, texts: list[str]
 ) -> None:
@@ -294,7 +286,7 @@ SECRET = "other7"
     ("lines", "words"),
     [
         ([f"no secret {SECRET}"], "line 1 has 0 secrets"),
-        (["is [[her]]", f"[[{SECRET}]] [[{SECRET}]]"], "line 2 has 2 secrets"),
+        (["", "is [[her]]", "", "  ", f"[[{SECRET}]] [[{SECRET}]]"], "line 5 has 2 secrets"),
         ([f"is [[{SECRET} {SECRET}]]"], "the secret of line 1 is not one token"),
         ([f"{'is ' * 30}[[{SECRET}]]"], "line 1 is too long"),
         ([], "there is no canary"),

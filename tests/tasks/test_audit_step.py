@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -22,7 +21,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.ledger import State
 from dp_core.privacy.seed_store import PrivacySeed, SeedStore
 from tasks.context import StepOutput
-from tasks.protocol import AuditSpec, ChargedPrivacyConfig, PretrainSpec
+from tasks.protocol import AuditSpec, PretrainSpec
 from tasks.releases.charge import planned_release, training_plan
 from tasks.releases.provenance import private_units
 from tasks.results import Input
@@ -292,8 +291,3 @@ def test_noise_seed_depends_on_the_canaries(chain: Chain) -> None:
         for source in (rows, with_facts(rows, audit_digest="1" * 64))
     }
     assert len(manifests) == 2
-
-
-def test_training_without_a_plan_has_no_audit_facts(chain: Chain) -> None:
-    assert isinstance(AUDITED, ChargedPrivacyConfig) and AUDITED.all_units == DECLARED + CANARIES
-    assert replace(chain.inputs["start"]).facts["audit"] is None

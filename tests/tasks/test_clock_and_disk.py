@@ -1,5 +1,3 @@
-"""A clock that jumps and a full disk: events are neither lost nor duplicated."""
-
 from __future__ import annotations
 
 import errno

@@ -1,5 +1,3 @@
-"""The step contract: result last, work once, exit codes, one-line errors without private text."""
-
 from __future__ import annotations
 
 import json
@@ -78,10 +76,23 @@ def _good(spec: CanariesSpec, context: StepContext) -> StepOutput:
     return StepOutput(outputs={"made": "made.txt", "all": ""}, facts={"answer": 42})
 
 
-def test_result_states_outputs_metrics_and_facts(
-    spec: CanariesSpec, deployment: Deployment, capsys: pytest.CaptureFixture[str], step: Step
+def test_result_is_written_last_and_states_outputs_metrics_and_facts(
+    spec: CanariesSpec,
+    deployment: Deployment,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    step: Step,
 ) -> None:
+    seen: list[set[str]] = []
+    write = Store.write
+
+    def watching(self: Store, uri: str, content: bytes) -> None:
+        seen.append({f.name for f in _output(spec).rglob("*")})
+        write(self, uri, content)
+
+    monkeypatch.setattr(Store, "write", watching)
     assert run(spec) == 0
+    assert seen == [{"made.txt", "checksums.json"}]
     place = f"{_output(spec).as_uri()}/result.json"
     assert capsys.readouterr().out.strip() == place
     result = StepResult.model_validate_json((_output(spec) / "result.json").read_bytes())
@@ -144,21 +155,6 @@ def test_result_with_missing_parts_is_made_again(spec: CanariesSpec, step: Step)
     assert run(spec) == 0
 
 
-def test_result_is_written_last(
-    spec: CanariesSpec, monkeypatch: pytest.MonkeyPatch, step: Step
-) -> None:
-    seen: list[set[str]] = []
-    write = Store.write
-
-    def watching(self: Store, uri: str, content: bytes) -> None:
-        seen.append({f.name for f in _output(spec).rglob("*")})
-        write(self, uri, content)
-
-    monkeypatch.setattr(Store, "write", watching)
-    assert run(spec) == 0
-    assert seen == [{"made.txt", "checksums.json"}]
-
-
 @pytest.mark.parametrize(
     ("error", "code"),
     [
@@ -172,6 +168,7 @@ def test_result_is_written_last(
 def test_failure_is_one_line_with_an_exit_code_and_no_result(
     spec: CanariesSpec,
     deployment: Deployment,
+    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
     error: Exception,
     code: int,
@@ -194,6 +191,9 @@ def test_failure_is_one_line_with_an_exit_code_and_no_result(
     assert SECRET not in output.err + output.out
     assert ("No space left on device" in output.err) is isinstance(error, OSError)
     assert not _output(spec).exists()
+    monkeypatch.setenv("CONFIDE_DEBUG", "1")
+    assert run(spec) == code
+    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -220,18 +220,6 @@ def test_tracking_on_a_full_disk_keeps_the_exit_code(
         monkeypatch.setattr(contract.Tracker, ending, full)
     step(fails)
     assert run(spec) == code
-
-
-def test_debug_variable_prints_the_traceback(
-    spec: CanariesSpec,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    step: Step,
-) -> None:
-    monkeypatch.setenv("CONFIDE_DEBUG", "1")
-    step(lambda spec, context: 1 / 0)
-    assert run(spec) == 1
-    assert "Traceback" in capsys.readouterr().err
 
 
 def test_retry_continues_in_the_same_work_folder(spec: CanariesSpec, step: Step) -> None:

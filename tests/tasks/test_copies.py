@@ -1,5 +1,3 @@
-"""The cache of bucket contents: copied once, kept while in use, bounded, and then deleted."""
-
 from __future__ import annotations
 
 import os
@@ -144,7 +142,6 @@ def test_shards_read_in_turn_stay_within_the_bound(tmp_path: Path) -> None:
 
 def test_unfinished_copy_counts_and_is_not_deleted(tmp_path: Path) -> None:
     def fill(folder: Path) -> None:
-        """Start another process that copies during this download and finds no space."""
         program = (
             f"import sys; sys.path.insert(0, {str(CHECKOUT)!r})\n"
             "from pathlib import Path; from tasks.storage.copies import Copies\n"

@@ -14,7 +14,7 @@ from dp_core.data.labelled_text import Sentence
 from tasks.protocol import FinetuneSpec
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities_step import write_items
-from tasks.steps.finetune_step import ERRORS, task_of
+from tasks.steps.finetune_step import ERRORS, errors_of, task_of
 from tasks.storage import Store
 
 TEST = [
@@ -36,7 +36,7 @@ def tuned(at_home: None, deployment: Deployment, tmp_path: Path) -> str:
     )
     spec = spec_of(FinetuneSpec, model_uri="model", entities_uri=entities, plan=None)
     predicted = [("O", "O", "O"), ("B-drug", "I-drug", "O")]
-    content = {"spec": spec.model_dump(mode="json"), **task_of(spec).errors(TEST, predicted)}
+    content = {"spec": spec.model_dump(mode="json"), **errors_of(task_of(spec), TEST, predicted)}
     (made / ERRORS).write_text(json.dumps(content))
     return publish(
         store, f"store://finetune/{'a' * 16}", made, artifacts=[[ERRORS, "operator", ""]]

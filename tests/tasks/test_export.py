@@ -1,5 +1,3 @@
-"""`confide export` writes a complete model to a folder, or nothing."""
-
 from __future__ import annotations
 
 import shutil
@@ -107,7 +105,6 @@ def test_export_defaults_to_the_last_of_the_kept_models(
 
 
 def test_operator_artifacts_are_not_exported(export: Export, store: Store, tmp_path: Path) -> None:
-    """The list of errors of a fine-tuned model contains words of the test part."""
     made = tmp_path / "made"
     made.mkdir()
     for name in ("config.json", "PRIVACY.md", "errors.json"):

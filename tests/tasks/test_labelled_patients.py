@@ -15,7 +15,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.execution import contract
 from tasks.protocol import EntitiesSpec, RunContext
 from tasks.runtime.deployment import Deployment
-from tasks.steps.entities_step import read_part, read_text_part
+from tasks.steps.entities_step import read_items
 from tasks.steps.finetune_step import units_of
 
 CONTEXT = RunContext(run_key="by-hand", run_name="by hand", task="entities")
@@ -40,7 +40,7 @@ def spec(untracked: Deployment, tmp_path: Path) -> EntitiesSpec:
 def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: EntitiesSpec) -> None:
     result = contract.run_step(spec, untracked, CONTEXT)
     assert result.facts["all_name_a_patient"] is True
-    train = read_part(output_folder(untracked, spec.output), "train")
+    train = read_items(output_folder(untracked, spec.output), "train", "entities")
     assert [(s.document_id, s.patient_id) for s in train] == [
         ("a.tsv#0", "p"), ("b.tsv#0", "p")
     ]  # fmt: skip
@@ -96,7 +96,7 @@ def test_texts_with_classes_contain_their_patients(
     change = {"head": "pairs", "format": "tsv", "patients_path": ""}
     result = contract.run_step(spec.model_copy(update=change), untracked, CONTEXT)
     assert (result.facts["head"], result.facts["all_name_a_patient"]) == ("pairs", True)
-    texts = read_text_part(output_folder(untracked, result.outputs["train"]).parent, "train")
+    texts = read_items(output_folder(untracked, result.outputs["train"]).parent, "train", "classes")
     assert units_of(texts, PrivacyUnit.PATIENT) == ["p", "q"]
     assert len({text.document_id for text in texts}) == 1  # the same first text, without ids
     assert len(set(units_of(texts, PrivacyUnit.DOCUMENT))) == 2  # of two patients

@@ -1,5 +1,3 @@
-"""Late events in any order: a finished job stays finished, and no event is lost."""
-
 from __future__ import annotations
 
 import itertools
@@ -38,7 +36,6 @@ def _down(deployment: Deployment) -> Deployment:
 
 
 def _write_undelivered(deployment: Deployment) -> None:
-    """Write the undelivered events of a finished, a killed and a last step."""
     for identity in (DONE, KILLED, REPORT):
         tracker = Tracker(_down(deployment), identity)
         tracker.begin()
@@ -79,7 +76,6 @@ def test_finished_job_is_not_shown_as_running(
 
 
 def test_metrics_of_another_run_do_not_restart_a_finished_job(tracked: Deployment) -> None:
-    """Both runs use one result; the job of the first run has ended meanwhile."""
     first = Tracker(_down(tracked), DONE)
     first.begin()
     first.leave("KILLED", closed=False)
@@ -196,7 +192,6 @@ def test_log_is_kept_until_its_work_is_finished_or_30_days_old(
 
 
 def _delivered(parent: Path) -> EventLog:
-    """Return a log of finished work, all of whose events are delivered."""
     log = EventLog.of(parent, DONE)
     log.append(AttemptEnded(status="FINISHED"))
     log.confirm(log.undelivered()[1])

@@ -1,11 +1,9 @@
-"""The log: the same text as a line or as JSON, without the messages of libraries."""
-
-import io
 import json
 import logging
 import sys
 import warnings
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -27,43 +25,26 @@ def _as_it_was(monkeypatch):
     configure("")
 
 
-def test_log_defaults_to_plain_lines(capsys):
+@pytest.mark.parametrize("form", ["", "json"])
+def test_line_is_written_with_its_end_in_one_call(monkeypatch, form):
+    pieces = []
+    monkeypatch.setenv("CONFIDE_LOG", form)
     configure("pretrain", CONTEXT)
-    log("dp_pretraining: 3/10")
-    assert capsys.readouterr().err == "dp_pretraining: 3/10\n"
-
-
-def test_line_and_its_end_are_written_in_one_call(monkeypatch):
-    class Unbuffered(io.StringIO):
-        def __init__(self):
-            super().__init__()
-            self.pieces = []
-
-        def write(self, piece):
-            self.pieces.append(piece)
-            return len(piece)
-
-    stream = Unbuffered()
-    monkeypatch.setattr(sys, "stderr", stream)
-    log("one")
-    log("two")
-    assert stream.pieces == ["one\n", "two\n"]
-
-
-def test_json_line_has_time_level_and_run(capsys, monkeypatch):
-    monkeypatch.setenv("CONFIDE_LOG", "json")
-    configure("pretrain", CONTEXT)
-    log("two\nlines", "warning")
-    (line,) = capsys.readouterr().err.splitlines()
+    monkeypatch.setattr(sys, "stderr", SimpleNamespace(write=pieces.append, flush=lambda: None))
+    log("two words" if not form else "two\nwords", "warning")
+    (line,) = pieces
+    if not form:
+        assert line == "two words\n"
+        return
     body = json.loads(line)
-    assert body.pop("time").endswith("+00:00")
+    assert line.endswith("}\n") and body.pop("time").endswith("+00:00")
     assert body == {
         "level": "warning",
         "step": "pretrain",
         "run": "dp_bert/manual__1",
         "task": "dp_pretraining",
         "point": "",
-        "message": "two lines",
+        "message": "two words",
     }
 
 

@@ -1,5 +1,3 @@
-"""Individual steps without a tracker: labels of their metrics, and refused inputs."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -131,7 +129,6 @@ def test_rewritten_corpus_is_refused(chain: Chain) -> None:
 
 
 def test_exchanged_shard_is_refused(chain: Chain) -> None:
-    """A valid shard of another corpus replaces a shard of this corpus."""
     context = chain.context("other shard")
     other = corpus_of(chain.context("other corpus"), "notes", {"p1": "no fever"})
     context.inputs = {"corpus": corpus_of(context, "notes", notes_of(PATIENTS))}
@@ -360,6 +357,11 @@ def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_la
             assert finding.label == audience and finding.details["fixed_before_training"] is True
             written = finding.model_dump_json()
             assert not any(word in written for word in WORDS if len(word) > 3)
+    late = {"extraction_rows": 0, "extraction_top_k": 1}  # chosen after the training
+    _, context = seeking(chain, causal["dp"], "late", **late)
+    (finding,) = findings_at(context.out, TARGETED.key)
+    assert finding.details["fixed_before_training"] is False
+    assert findings_at(context.out, DISCOVERABLE.key) == []  # no rows were requested
 
 
 def test_extraction_compares_training_rows_with_held_out_rows(
@@ -374,15 +376,6 @@ def test_extraction_compares_training_rows_with_held_out_rows(
     assert greedy.tried == 40 and greedy.control_tried == held.n_units
     assert greedy.control_share.value == 1 > greedy.share.value > 0.3
     assert greedy.p_value > 0.9 and greedy.ceiling is None
-
-
-def test_extraction_protocol_chosen_after_training_is_marked(
-    chain: Chain, causal: dict[str, Input]
-) -> None:
-    _, context = seeking(chain, causal["dp"], "late", extraction_rows=0, extraction_top_k=1)
-    (finding,) = findings_at(context.out, TARGETED.key)
-    assert finding.details["fixed_before_training"] is False
-    assert findings_at(context.out, DISCOVERABLE.key) == []  # no rows were requested
 
 
 def test_f1_on_private_labels_is_for_the_operator(
@@ -452,7 +445,6 @@ def test_error_list_is_for_the_operator_and_not_part_of_the_model(
     context, spec = tuning(chain, trained[0], "listed")
 
     def predict(*arguments: Any, **_: Any) -> list[tuple[str, ...]]:
-        """Predict the first sentence's entity and miss all others."""
         return [("B-sign", "O", "O")] + [("O", "O", "O")] * (len(arguments[2]) - 1)
 
     monkeypatch.setattr(TaggingHead, "predict", predict)

@@ -1,5 +1,3 @@
-"""Workers of a cluster read shards of a bucket, and receive no secret of the step."""
-
 from __future__ import annotations
 
 import uuid
@@ -42,7 +40,6 @@ def published(bucket: str, tmp_path: Path) -> tuple[str, list[Shard]]:
 
 @pytest.fixture
 def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home folder of the worker."""
     monkeypatch.setenv("CONFIDE_HOME", str(tmp_path / "worker"))
     return tmp_path / "worker"
 
@@ -123,7 +120,6 @@ def deployment(home: Path, **variables: str) -> Deployment:
 def test_step_opens_a_corpus_without_downloading_shards(
     published: tuple[str, list[Shard]], tmp_path: Path, home: Path, place: str
 ) -> None:
-    """Every worker, on this machine or another, fetches each shard from the bucket."""
     uri, shards = published
     context = Bench(deployment(tmp_path, CONFIDE_CLUSTER=place))
     context.store = Store(uri.rpartition("/corpus/")[0], tmp_path / "cache")

@@ -1,5 +1,3 @@
-"""Tracking with a real MLflow: labels by type, one run per step, and exactly-once delivery."""
-
 from __future__ import annotations
 
 import threading
@@ -105,19 +103,6 @@ def test_metric_without_a_label_is_refused(untracked: Deployment, value: object)
     with pytest.raises(TypeError, match="loss"):
         tracker.measure("loss", value, 1)  # type: ignore[arg-type]
     assert tracker.events.read()[0] == []
-
-
-def test_runs_on_made_up_data_use_one_experiment_and_are_tagged(tracked: Deployment) -> None:
-    tracker = Tracker(tracked, MADE_UP)
-    tracker.measure("loss", Operator(2.5))
-    tracker.end("FINISHED")
-    runs = _runs(tracked, PUBLIC)
-    assert runs["dp_pretraining"].data.metrics == {"loss": 2.5}
-    assert all(run.data.tags["data"] == "made-up" for run in runs.values())
-    assert _runs(tracked, OPERATOR) == {}
-    experiment = MlflowClient(tracked.tracking).get_experiment_by_name(PUBLIC)
-    assert experiment is not None
-    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
 def test_telemetry_of_mlflow_is_disabled() -> None:
@@ -301,7 +286,6 @@ def test_duplicate_runs_are_deleted_unless_they_have_content(tracked: Deployment
 
 
 def test_result_and_runs_are_written_from_one_log(tracked: Deployment) -> None:
-    """A retry in another run takes over the numbers, and each run receives its events once."""
     again = replace(PRIVATE, run_key="run-2", run_name="another run", task="again")
     for identity, steps in ((PRIVATE, range(3)), (again, range(2, 5))):
         tracker = Tracker(tracked, identity)
@@ -356,6 +340,7 @@ def test_runs_of_a_private_selection_are_in_the_operator_experiment_only(
     tracker.begin()
     tracker.measure("epsilon", Public(1.5))
     tracker.measure("mlm_accuracy_public", Dp(0.5))
+    tracker.measure("loss", Operator(2.5))
     (tmp_path / "report.html").write_text("report")
     show(tracker, tmp_path / "report.html", Label.DP)
     tracker.end("FINISHED", also=("model", "parent"))
@@ -365,7 +350,13 @@ def test_runs_of_a_private_selection_are_in_the_operator_experiment_only(
     runs = _runs(tracked, shown)
     assert len(runs) == 3 and {run.info.status for run in runs.values()} == {"FINISHED"}
     numbers = runs["dp_pretraining"].data.metrics
-    assert numbers == {"epsilon": 1.5, "mlm_accuracy_public": 0.5}
+    assert numbers == {"epsilon": 1.5, "mlm_accuracy_public": 0.5, "loss": 2.5}
+    assert all(
+        run.data.tags.get("data") == ("made-up" if made_up else None) for run in runs.values()
+    )
+    experiment = MlflowClient(tracked.tracking).get_experiment_by_name(shown)
+    assert experiment is not None
+    assert experiment.tags["mlflow.experimentKind"] == "custom_model_development"
 
 
 # --- times: the public experiment must not reveal the size of private data

@@ -1,5 +1,3 @@
-"""Steps refuse unusual sources in one line with exit code 2, and never hang."""
-
 from __future__ import annotations
 
 import os

@@ -1,9 +1,8 @@
-"""The sources of a vocabulary: inputs, charges, and the labels of the results."""
-
 from __future__ import annotations
 
 import dataclasses
 import json
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -62,7 +61,6 @@ class Job:
         self.steps = job_steps(self.settings)
 
     def run(self, *tasks: str) -> StepResult:
-        """Run these tasks in order; return the last result."""
         for task in tasks:
             context = RunContext(run_key="sources", run_name="sources", task=task)
             result = contract.run_step(self.steps[task], self.deployment, context)
@@ -107,7 +105,6 @@ def bert(untracked: Deployment, tmp_path: Path) -> Path:
     ["public", "checkpoint", "public+private", "private", "checkpoint+private", "nonprivate"],
 )
 def test_public_sources_cost_nothing_and_need_no_private_corpus(source: str) -> None:
-    """Steps with private words, in contrast, read no external files."""
     job = JobSettings.model_validate(SMALL | {"vocabulary_source": source, "public_model": "/x"})
     spec = job_steps(job)["vocabulary"]
     assert isinstance(spec, VocabularySpec)
@@ -176,23 +173,6 @@ def test_impossible_vocabulary_sources_are_refused() -> None:
 # --- private words are released only if public text lacks them
 
 
-def test_words_that_public_text_keeps_whole_are_not_released(untracked: Deployment) -> None:
-    public = Job(untracked, vocabulary_source="public")
-    public.run("public_corpus", "vocabulary")
-    job = Job(untracked)
-    result = job.run("private_corpus", "vocabulary")
-    (event,) = job.charges
-    assert event == planned_release(job.steps["vocabulary"]).event  # type: ignore[arg-type]
-    # The step states the number of words; the tokens show the words.
-    both, alone = set(job.tokens()), set(public.tokens())
-    released = {t for t in both - alone if not t.startswith("##")}
-    assert released
-    assert result.facts["words_released"] > 0
-    assert result.facts["words_known"] > 50
-    assert values(result)["epsilon"][0] == pytest.approx(50, rel=0.01)
-    assert {m.label for m in result.metrics if m.name == "distinct_words"} == {"operator"}
-
-
 @pytest.mark.parametrize("kind", ["bert", "gpt2"])
 def test_released_words_become_tokens(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch, kind: str
@@ -208,12 +188,22 @@ def test_released_words_become_tokens(
     kinds = {k: dataclasses.replace(split, learn=learn) for k in subwords.KINDS}
     monkeypatch.setattr("tasks.steps.vocabulary_step.KINDS", kinds)
     job = Job(untracked, model_kind=kind)
-    job.run("private_corpus", "public_corpus", "vocabulary")
+    result = job.run("private_corpus", "public_corpus", "vocabulary")
     (public, nothing), (joined, whole) = given
     assert nothing == [] and set(whole) == set(joined) and len(whole) == len(joined)
     released = [word for word in whole if joined[word] != public.get(word)]
     first = [word for word in released if len(word) > 1][:20]
-    assert len(first) == 20 and set(first) <= set(job.tokens())
+    assert len(first) == 20 and set(first) <= set(job.tokens()) and len(job.tokens()) <= 400
+    (event,) = job.charges
+    assert event == planned_release(job.steps["vocabulary"]).event  # type: ignore[arg-type]
+    assert values(result)["epsilon"][0] == pytest.approx(50, rel=0.01)
+    known = subwords.whole_words(Counter(public), split.learn(Counter(public), 400, ()))
+    assert result.facts["words_known"] == len(known) and known.isdisjoint(released)
+    if kind == "bert":
+        assert len(known) > 50 and len(released) == result.facts["words_released"] > 0
+    files = {"bert": {"vocab.txt"}, "gpt2": {"vocab.json", "merges.txt"}}[kind]
+    written = {file.name for file in job.folder("vocabulary").iterdir()}
+    assert written & {"vocab.txt", "vocab.json", "merges.txt"} == files
 
 
 def test_changed_public_words_are_charged_as_a_new_release(untracked: Deployment) -> None:
@@ -337,22 +327,6 @@ def test_all_results_after_exact_counts_are_for_the_operator(untracked: Deployme
     assert len(done["dp_pretraining"].releases) == 2
     assert isinstance(spec, VocabularySpec) and spec.needs == {Need.CHARGING, Need.CLUSTER}
     assert sorted(e.is_unaccounted for e in job.charges) == [False, True]
-
-
-# --- byte-level BPE
-
-
-def test_gpt2_vocabulary_has_byte_level_tokens(untracked: Deployment) -> None:
-    job = Job(untracked, model_kind="gpt2")
-    result = job.run(
-        "private_corpus", "public_corpus", "vocabulary", "canaries", "private_store", "public_store"
-    )
-    assert result.step == "token_store" and values(result)["unknown_words"][0] == 0
-    files = {f.name for f in job.folder("vocabulary").iterdir()}
-    assert {"vocab.json", "merges.txt", "tokenizer.json", "tokenizer_config.json"} <= files
-    assert "vocab.txt" not in files
-    assert any(t.startswith("Ġ") and len(t) > 4 for t in job.tokens())
-    assert len(job.tokens()) <= 400
 
 
 def test_gpt2_checkpoint_keeps_its_merges(untracked: Deployment, tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ def test_references_are_never_planted() -> None:
     reference = Canary("r", "HS", 0.0, (904, 905))
     rows = [[2, 7, 8, 3]]
     for unit in range(200):
-        assert plant(rows, [reference], str(unit), 1, 16) == rows
+        assert plant(str(unit), rows, [reference], 1, 16) == rows
 
 
 def position(row: list[int], canary: Canary) -> int:
@@ -88,7 +88,7 @@ def test_planting_keeps_canaries_whole_and_rows_in_bounds(
     bodies: list[list[int]], unit: str
 ) -> None:
     rows = [[2, *body, 3] for body in bodies]
-    made = plant(rows, [CANARY, OTHER], unit, 1, 16)
+    made = plant(unit, rows, [CANARY, OTHER], 1, 16)
     assert len(made) == len(rows)
     inserted = 0
     for before, after in zip(rows, made, strict=True):
@@ -104,14 +104,14 @@ def test_planting_keeps_canaries_whole_and_rows_in_bounds(
     flat = [i for row in made for i in row]
     position(flat, CANARY)
     position(flat, OTHER)
-    assert plant(rows, [CANARY, OTHER], unit, 1, 16) == made
+    assert plant(unit, rows, [CANARY, OTHER], 1, 16) == made
 
 
 def test_places_are_random_over_rows_and_positions() -> None:
     rows = [[2, *range(10, 20), 3], [2, *range(30, 40), 3]]
     seen = set()
     for unit in range(600):
-        made = plant(rows, [CANARY], str(unit), 1, 32)
+        made = plant(str(unit), rows, [CANARY], 1, 32)
         row = next(i for i, r in enumerate(made) if 901 in r)
         seen.add((row, position(made[row], CANARY)))
     assert seen == {(r, p) for r in (0, 1) for p in range(1, 12)}
@@ -119,10 +119,10 @@ def test_places_are_random_over_rows_and_positions() -> None:
 
 def test_a_canary_for_which_a_unit_has_no_room_is_left_out() -> None:
     """An error would reveal the unit to an author of canaries that do not fit into this unit."""
-    (row,) = plant([[2, 7, 3]], [CANARY, OTHER], "u", 1, 2 + len(CANARY.tokens))
+    (row,) = plant("u", [[2, 7, 3]], [CANARY, OTHER], 1, 2 + len(CANARY.tokens))
     assert row in ([2, *CANARY.tokens, 3], [2, *OTHER.tokens, 3])
-    assert plant([[2, 7, 3]], [CANARY, OTHER], "u", 1, 3) == [[2, 7, 3]]
-    assert plant([], [CANARY], "u", 1, 16) == []
+    assert plant("u", [[2, 7, 3]], [CANARY, OTHER], 1, 3) == [[2, 7, 3]]
+    assert plant("u", [], [CANARY], 1, 16) == []
 
 
 @pytest.mark.statistical

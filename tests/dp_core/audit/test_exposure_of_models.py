@@ -53,7 +53,7 @@ def store(tmp_path_factory: pytest.TempPathFactory) -> TokenStore:
     writer = TokenStoreWriter(tmp_path_factory.mktemp("store"), S, PIECES)
     for unit in range(UNITS):
         rows = [[2, *coins.choice(CANDIDATES, 6).tolist(), 3] for _ in range(3)]
-        writer.add_unit(f"unit {unit}", plant(rows, PLANTED, f"unit {unit}", 0, S))
+        writer.add_unit(f"unit {unit}", plant(f"unit {unit}", rows, PLANTED, 0, S))
     return writer.finish()
 
 
@@ -86,18 +86,17 @@ def _exposures(model: AnyModel) -> dict[tuple[str, str], ExposureRow]:
     return {(row.pattern, row.context): row for row in rows}
 
 
-def test_a_decoder_that_learned_the_canaries_ranks_their_secrets_first(trained: AnyModel) -> None:
+def test_a_decoder_finds_exactly_the_learned_secrets_that_have_hints_before_them(
+    trained: AnyModel,
+) -> None:
+    """A causal model's memory of a first token would show in later tokens, not predicted here."""
     found = _exposures(trained)
     for context in (ALONE, EMBEDDED):
         row = found["HS", context]
         assert row.remembers
         assert row.exposure > np.log2(len(CANDIDATES)) - 2.5
         assert row.p_value < 1e-4
-
-
-def test_a_secret_with_nothing_before_it_is_not_found(trained: AnyModel) -> None:
-    """A causal model's memory of it would show in later tokens, which are not predicted."""
-    row = _exposures(trained)["SH", EMBEDDED]
+    row = found["SH", EMBEDDED]
     assert not row.remembers
     assert row.exposure < row.null_high
 
@@ -143,11 +142,3 @@ def test_an_untrained_encoder_reads_like_the_null_whatever_else_it_prefers() -> 
 def test_ranks_among_all_pieces_are_refused_where_they_pass_the_candidates() -> None:
     with pytest.raises(ValueError, match="not within 1 … 100"):
         _alone(ranker(_bert(50.0)))
-
-
-def test_ranks_among_all_tokens_count_those_that_are_no_candidates() -> None:
-    model = _bert(50.0)
-    ids = np.array([[2, 210, 4, 220, 3] + [0] * (BERT_S - 5)], np.int32)
-    asked = (ids, *(np.array([x], np.int32) for x in (5, 2, 300)))
-    among = ranker(model, BERT_CANDIDATES)(*asked)
-    assert ranker(model)(*asked) == among + len(OTHERS)  # the model prefers all others

@@ -231,7 +231,7 @@ def sides(
         for unit in range(80):
             rows = [[CLS, *coins.choice(POOL, 11).tolist(), SEP]]
             if name == "train":
-                rows = plant(rows, planted, f"unit {unit}", 0, S)
+                rows = plant(f"unit {unit}", rows, planted, 0, S)
             writer.add_unit(f"{name} {unit}", rows)
         stores.append(writer.finish())
     return stores[0], stores[1]
@@ -289,11 +289,8 @@ def test_the_claim_bounds_rows_by_those_held_out(
     row = _discoverable(learned, sides, planted, claim)[GREEDY]
     assert row.ceiling == pytest.approx(np.e * row.control_share.high + 1e-6)
     assert row.share.low > row.ceiling  # no such claim holds for this model
-    assert discoverable(suffix_odds(learned), *_no_rows(), CONFIG, claim) == ()
-
-
-def _no_rows() -> tuple[Prompts, Prompts]:
-    return Prompts(np.ones((1, 12), np.int32), 6), Prompts(np.ones((0, 12), np.int32), 6)
+    none, some = (Prompts(np.ones((rows, 12), np.int32), 6) for rows in (0, 1))
+    assert discoverable(suffix_odds(learned), some, none, CONFIG, claim) == ()
 
 
 def test_planted_secrets_are_guessed_and_others_are_not(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
@@ -156,23 +157,10 @@ def test_a_group_of_several_units_is_measured_where_it_lies_on_one_side(tmp_path
     of_patient: dict[str, list[bool]] = {}
     for one in units_of(documents(), cut.unit, 4):
         of_patient.setdefault(one.documents[0].patient_id, []).append(cut.held_out[one.unit_id])
-    pure = [len(sides) for sides in of_patient.values() if all(sides) or not any(sides)]
-    both = {
-        size
-        for size in set(pure)
-        if any(len(s) == size and all(s) for s in of_patient.values())
-        and any(len(s) == size and not any(s) for s in of_patient.values())
-    }
-    assert most == max(both)
-    assert scored.members.sum() == (~scored.members).sum()
-    expected = sum(
-        min(
-            sum(len(s) == size and all(s) for s in of_patient.values()),
-            sum(len(s) == size and not any(s) for s in of_patient.values()),
-        )
-        for size in both
-    )
-    assert scored.members.sum() == expected
+    pure = Counter((len(s), s[0]) for s in of_patient.values() if len(set(s)) == 1)
+    matched = {size: min(pure[size, True], pure[size, False]) for size, _ in pure}
+    assert most == max(size for size, count in matched.items() if count)
+    assert scored.members.sum() == (~scored.members).sum() == sum(matched.values())
     ids, places = sample.groups["patient"], by_group(sample).scores
     of_one_side = [
         float(places[ids == group].mean())

@@ -40,12 +40,6 @@ def test_the_highest_are_guessed_in_and_the_lowest_out():
     assert surest_first(scores, coins).tolist() == [True, True, False, False, False]
 
 
-def test_the_surest_guesses_come_from_both_ends():
-    coins = np.array([True] * 3 + [False] * 3)
-    assert surest_first(np.arange(6.0)[::-1], coins).all()
-    assert not surest_first(np.arange(6.0), coins).any()
-
-
 def test_guesses_that_cannot_be_made_are_refused():
     with pytest.raises(BadInput, match="guesses"):
         Guesses(0, 0)

@@ -78,16 +78,13 @@ def verdict_of(right: int, guesses: int, epsilon: float, canaries: int = 400) ->
 # --- rows
 
 
-def test_no_two_canaries_are_the_same_and_all_tokens_are_used_alike() -> None:
+def test_public_coins_draw_distinct_canaries_that_use_all_tokens_alike() -> None:
     rows = unit_canary_rows(tokenizer(), 500, 1)
     assert len({tuple(row) for row in rows}) == len(rows) == 500
     assert all(row[0] == 2 and row[-1] == 3 and len(row) == UNIT_TOKENS + 2 for row in rows)
     used = np.bincount(np.array(rows)[:, 1:-1].ravel(), minlength=SIZE)
     assert not used[: len(SPECIAL_TOKENS)].any()
     assert set(used[len(SPECIAL_TOKENS) :]) <= {4, 5, 6}
-
-
-def test_canaries_are_public_coins() -> None:
     assert unit_canary_rows(tokenizer(), 50, 1) == unit_canary_rows(tokenizer(), 50, 1)
     assert unit_canary_rows(tokenizer(), 50, 1) != unit_canary_rows(tokenizer(), 50, 2)
 

@@ -149,10 +149,6 @@ def test_a_units_rows_do_not_depend_on_other_units() -> None:
     assert {len(r) for r in together.values()} == {3}
 
 
-def test_empty_text_has_no_row() -> None:
-    assert rows_made([Unit("u", ["", "  "])]) == {"u": []}
-
-
 def test_a_row_needs_room() -> None:
     with pytest.raises(BadInput, match="no room"):
         rows_made([Unit("u", ["pain"])], 2)

@@ -11,6 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -21,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from dp_core.audit.canaries import Canary, Planting, TextsWithCanaries
+from dp_core.audit.canaries import Canary, TextsWithCanaries, plant
 from dp_core.data import corpus
 from dp_core.data.corpus import Document, Shard, open_corpus, shards_of, write_corpus
 from dp_core.data.hashing import (
@@ -203,7 +204,7 @@ CANARIES = tuple(
 
 def rows_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
     """Return side, kept rows with canaries, and masks of an update, for each unit."""
-    planting = Planting(CANARIES, SEED, LENGTH)
+    planting = partial(plant, canaries=CANARIES, seed=SEED, sequence_length=LENGTH)
     cut = ShardRows(unit, WORDS, TOKENIZER.to_str(), LENGTH, 2, seed_key(SEED), HOLDOUT, planting)(
         shard
     )

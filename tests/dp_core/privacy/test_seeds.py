@@ -37,13 +37,6 @@ def test_a_seed_comes_from_the_operating_system_and_is_its_owners_alone(tmp_path
     assert other.salted_hash() != seed.salted_hash()
 
 
-def test_creating_again_gives_the_same_seed_and_leaves_nothing_else(tmp_path: Path) -> None:
-    store = SeedStore(tmp_path / "seeds")
-    first = store.create("a")
-    assert store.create("a").derive("x") == first.derive("x") == store.get("a").derive("x")
-    assert [p.name for p in (tmp_path / "seeds").iterdir()] == ["a.json"]
-
-
 def create_in_a_process(directory: Path, gate: Gate) -> str:
     gate.wait()
     return SeedStore(directory).create("contended").salted_hash()

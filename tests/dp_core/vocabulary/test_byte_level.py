@@ -57,37 +57,6 @@ def test_every_text_is_encoded_and_decoded_unchanged(text: str) -> None:
     assert tokenizer.decode(ids) == text
 
 
-def test_whole_words_are_single_tokens_within_the_size() -> None:
-    whole = ["Ġpatients", "Ġ120", "Ġpatient"]
-    tokenizer = byte_level.learn(COUNTS, 266, whole)
-    assert tokenizer.get_vocab_size() == 266
-    for word in whole[:3]:  # three of the five tokens after the bytes are for whole words
-        text = byte_level.spelt(word)
-        assert tokenizer.encode(text, add_special_tokens=False).tokens == [word]
-    text = "a patient, 120 patients"
-    assert tokenizer.decode(tokenizer.encode(text, add_special_tokens=False).ids) == text
-
-
-def test_whole_words_stay_single_tokens_after_save_and_load(tmp_path: Path) -> None:
-    byte_level.save(byte_level.learn(COUNTS, 300, ["Ġpatients"]), tmp_path)
-    for read in (byte_level.load(tmp_path), Tokenizer.from_file(str(tmp_path / "tokenizer.json"))):
-        assert read.encode(" patients", add_special_tokens=False).tokens == ["Ġpatients"]
-
-
-def test_saved_files_are_read_back_and_by_the_tokenizers_library(
-    tokenizer: Tokenizer, tmp_path: Path
-) -> None:
-    byte_level.save(tokenizer, tmp_path)
-    text = " patients' pain. Patient 120 é"
-    expected = tokenizer.encode(text).ids
-    assert subwords.load(tmp_path).encode(text).ids == expected
-    assert Tokenizer.from_file(str(tmp_path / "tokenizer.json")).encode(text).ids == expected
-    files = BPE.from_file(str(tmp_path / "vocab.json"), str(tmp_path / "merges.txt"))
-    plain = Tokenizer(files)
-    plain.pre_tokenizer = ByteLevel(add_prefix_space=False)
-    assert plain.encode(text).ids == expected[1:-1]
-
-
 def test_invalid_vocabularies_are_refused(tmp_path: Path) -> None:
     with pytest.raises(BadInput, match="no word"):
         byte_level.learn({}, 300)

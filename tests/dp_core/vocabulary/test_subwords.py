@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer
 
 from benchmarks.vocabulary_corpora import document_counts, item_sets
 from dp_core.data.privacy_units import Unit
@@ -56,8 +58,10 @@ def test_wanted_words_are_single_tokens_and_the_others_are_learned(
 ) -> None:
     counts = {"the": 90, "pain": 50, "pains": 40, "mood": 30, "zymosis": 1}
     learned = subwords.KINDS[kind].learn(counts, size, ["zymosis", "the", "pains"])
+    assert learned.get_vocab_size() <= size
     subwords.KINDS[kind].save(learned, tmp_path)
-    for tokenizer in (learned, subwords.load(tmp_path)):
+    by_library = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    for tokenizer in (learned, subwords.load(tmp_path), by_library):
         for word in counts:
             assert tokenizer.encode(word, add_special_tokens=False).tokens == [word]
         ids = tokenizer.get_vocab()  # parts of whole words use the remaining room, if any
@@ -71,7 +75,13 @@ def test_first_ids_are_special_tokens_and_text_never_contains_them(
 ) -> None:
     learned = subwords.KINDS[kind].learn(WORDS, 300, ())
     subwords.KINDS[kind].save(learned, tmp_path)
+    config = json.loads((tmp_path / "tokenizer_config.json").read_text())
+    assert config["mask_token"] == "[MASK]"
+    by_library = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
+    text = "Patients' painful é 12."
+    assert by_library.encode(text).ids == learned.encode(text).ids
     for tokenizer in (learned, subwords.load(tmp_path)):
+        assert tokenizer.encode(text).ids == learned.encode(text).ids
         assert SpecialIds.of(tokenizer) == SpecialIds()
         ids = tokenizer.encode("[MASK] pain [CLS]").ids
         assert (ids[0], ids[-1]) == (2, 3)

@@ -1,6 +1,5 @@
 """WordPiece: determined by released counts, reproducible, readable by other libraries."""
 
-import itertools
 import json
 import subprocess
 import sys
@@ -64,17 +63,6 @@ def test_remaining_room_is_for_parts_of_all_words() -> None:
     assert parts == ["o", "##x", "##a", "##ci", "##ll", "##in"]
 
 
-def test_whole_words_are_tokens_and_merges_serve_the_others() -> None:
-    """Three quarters of the size after the letters are for the first whole words."""
-    words = ["".join(letters) for letters in itertools.product("abc", repeat=3)]
-    counts, letters = dict.fromkeys(words, 5), 5 + 2 * 3
-    found = pieces(wordpiece.learn(counts, letters + 9, words))
-    assert found[letters : letters + 6] == words[:6]  # of nine tokens
-    assert len(found) == letters + 9
-    assert not set(found[letters + 6 :]) & set(words[:6])
-    assert wordpiece.learn(counts, 60, []).get_vocab() == wordpiece.learn(counts, 60).get_vocab()
-
-
 def test_released_words_become_pieces_and_unknown_words_are_spelled() -> None:
     tokenizer = wordpiece.learn(RELEASED, 200)
     assert tokenizer.encode("The Patients").tokens[-2:] == ["patients", "[SEP]"]
@@ -110,17 +98,6 @@ def test_a_small_vocabulary_keeps_the_most_frequent_characters() -> None:
     assert len(found) <= 20
     assert {"a", "##a", "b", "##b", "c", "##c"} <= set(found)
     assert "d" not in found
-
-
-def test_saved_files_are_read_back_and_by_the_tokenizers_library(tmp_path: Path) -> None:
-    tokenizer = wordpiece.learn(RELEASED, 200)
-    wordpiece.save(tokenizer, tmp_path)
-    text = "Patients' painful é 12."
-    assert wordpiece.load(tmp_path).encode(text).ids == tokenizer.encode(text).ids
-    theirs = Tokenizer.from_file(str(tmp_path / "tokenizer.json"))
-    assert theirs.encode(text).ids == tokenizer.encode(text).ids
-    assert (tmp_path / "vocab.txt").read_text().splitlines() == pieces(tokenizer)
-    assert json.loads((tmp_path / "tokenizer_config.json").read_text())["mask_token"] == "[MASK]"
 
 
 def test_continuation_flags_mark_tokens_that_continue_a_word() -> None:

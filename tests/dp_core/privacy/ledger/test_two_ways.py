@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 import os
 import signal
+from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.context import ForkServerContext
 from pathlib import Path
@@ -206,23 +207,6 @@ def test_refused_plan_leaves_no_entry_and_names_the_plan_that_holds_the_budget(
     assert "ledger withdraw" not in str(caught.value)  # a plan that has begun stays charged
 
 
-def test_withdrawn_plan_is_free_and_charged_again_when_registered(ledger: Ledger) -> None:
-    empty = ledger.remaining("notes").spent
-    first = ledger.register_plan(whole_run())
-    held = ledger.remaining("notes")
-    gone = ledger.withdraw_plan("notes", "dp_bert/one")
-    assert {e.id for e in gone} == {e.id for e in first}
-    assert all(e.withdrawn_at for e in gone)
-    assert ledger.remaining("notes").spent == empty
-    assert ledger.remaining("notes").unsettled == 0
-    again = ledger.register_plan(whole_run(plan_key="dp_bert/two", run="dp_bert/two"))
-    assert [e.id for e in again] == [e.id for e in first]
-    assert ledger.remaining("notes").spent == held.spent
-    with pytest.raises(BadInput, match="no planned release"):
-        ledger.withdraw_plan("notes", "dp_bert/one")
-    assert ledger.reserve(whole_run()[1]).state is State.RESERVED
-
-
 def test_withdrawn_release_is_admitted_again_before_it_is_reserved(ledger: Ledger) -> None:
     asked = reservation("dear", Gaussian(0.8), **RUN)
     ledger.register_plan([asked])
@@ -357,13 +341,33 @@ MOVES = st.lists(
 )
 
 
+def register_as_forecast(
+    ledger: Ledger, planned: list[Entry], ended: Callable[[str], bool]
+) -> None:
+    """Register a plan, and assert that the ledger decides as its forecast of the cost states."""
+    forecast = ledger.cost_of_plan(planned, ended)
+    try:
+        ledger.register_plan(planned, ended)
+    except BudgetExceeded:
+        assert not forecast.fits
+        raise
+    assert forecast.fits
+    if forecast.new_releases:
+        assert way(ledger) is forecast.way
+        share = ledger.remaining("notes").share
+        if forecast.way is Way.SEQUENCE:
+            assert share == pytest.approx(1 - forecast.left_after)
+        else:
+            assert share == pytest.approx(forecast.share)
+
+
 def move(ledger: Ledger, action: str, number: int, sigmas: list[float]) -> None:
     key = f"run {number}"
     planned = plan(*sigmas, key=f"{key} of {sigmas}")
     more: dict[str, Any] = {"run": planned[0].run, "plan_key": planned[0].plan_key}
     match action:
         case "register":
-            ledger.register_plan(planned, ended=lambda run: run.startswith(key))
+            register_as_forecast(ledger, planned, lambda run: run.startswith(key))
         case "reserve":
             ledger.reserve(planned[-1])
         case "retry":
