@@ -243,7 +243,7 @@ def gradient_features(model: AnyModel, rows: Rows) -> Floats:
     def norms(*batch: Tensor) -> Tensor:
         units = batch[0].shape[0]
         alone = UnitBatch(objective.row_losses, config, tuple(a[:, None] for a in batch))
-        return layer_squared_norms(alone, parameters, units).squared_norms
+        return layer_squared_norms(alone, parameters, units)
 
     compiled = tf.function(norms, autograph=False)
     found = []

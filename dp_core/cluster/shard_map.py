@@ -182,28 +182,30 @@ _SHAPING = ("numpy", "pyarrow", "tokenizers", "tensorflow-cpu", "tensorflow")
 
 @dataclass(frozen=True)
 class Outcome:
-    """The end of a call: a value, or an error.
+    """The end of a call: a value, or an error that quotes no text.
 
     Attributes:
         value: return value of the function.
-        error: an error of Confide, or None.
-        fault: kind and place of another error; empty if there was none.
+        error: an error of Confide, or the kind and place of another error; None for a value.
     """
 
     value: Any = None
     error: ConfideError | None = None
-    fault: str = ""
+
+    @classmethod
+    def of_fault(cls, error: BaseException) -> Outcome:
+        """Return the kind and place of an error, whose message may quote text."""
+        fault = f"a worker failed: {kind_and_place(error)}"
+        return cls(error=ConfideError(fault, where=WHERE))
 
     def result(self) -> Any:
         """Return the value.
 
         Raises:
-            ConfideError: the error of the function, or the kind and place of another error.
+            ConfideError: the call ended with an error.
         """
         if self.error is not None:
             raise self.error
-        if self.fault:
-            raise ConfideError(f"a worker failed: {self.fault}", where="cluster")
         return self.value
 
 
@@ -241,7 +243,7 @@ def outcome_of(call: Callable[[], Any]) -> Outcome:
     except ConfideError as error:
         return Outcome(error=error)
     except BaseException as error:  # noqa: BLE001 - a library's panic may quote text, too
-        return Outcome(fault=kind_and_place(error))
+        return Outcome.of_fault(error)
 
 
 def packed(value: Any) -> bytes:
@@ -265,7 +267,7 @@ def map_shard(version: Version, function: bytes, shard: bytes) -> bytes:
     try:
         return packed(outcome)
     except Exception as error:  # noqa: BLE001 - its message may quote the value
-        return packed(Outcome(fault=kind_and_place(error)))
+        return packed(Outcome.of_fault(error))
 
 
 class HostProcess:

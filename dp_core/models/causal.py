@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
@@ -26,19 +26,6 @@ from dp_core.errors import BadInput
 from dp_core.models.config import CausalConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import HEAD, POSITION, WORD, AnyModel
 from dp_core.nn import FAR_BELOW, Layers, Tensor, gelu_new, row_losses, shape_of
-
-
-class Blocks(Protocol):
-    """Norm, attention and MLP of an architecture's blocks."""
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """(N, D) -> (N, D)."""
-
-    def attention(self, name: str, x: Tensor) -> Tensor:
-        """(M·S, D) -> (M·S, D), of the block `name`."""
-
-    def mlp(self, name: str, x: Tensor) -> Tensor:
-        """(M·S, D) -> (M·S, D), of the block `name`."""
 
 
 @dataclass(frozen=True)
@@ -158,7 +145,7 @@ def causal_logits(
     m, s = shape_of(ids)
     ahead = tf.range(s)[None, :] > tf.range(s)[:, None]  # (S, S)
     bias = FAR_BELOW * tf.cast(ahead, tf.float32)
-    blocks: Blocks
+    blocks: Gpt2Blocks | LlamaBlocks
     if isinstance(config, LlamaConfig):
         position, tied, blocks = None, config.tied, LlamaBlocks(layers, config, bias, (m, s))
     else:

@@ -72,7 +72,7 @@ def _fields(
     return {ours: config[theirs] for ours, theirs in fields.items() if theirs in config}
 
 
-_USUAL = {  # names that BERT and Llama share
+_USUAL = {  # names that most architectures share
     "vocab_size": "vocab_size",
     "hidden": "hidden_size",
     "layers": "num_hidden_layers",
@@ -95,15 +95,8 @@ _BERT = Layout(
 )
 _DISTILBERT = Layout(
     "DistilBertForMaskedLM",
-    {
-        "vocab_size": "vocab_size",
-        "hidden": "dim",
-        "layers": "n_layers",
-        "heads": "n_heads",
-        "intermediate": "hidden_dim",
-        "max_positions": "max_position_embeddings",
-        "initializer_range": "initializer_range",
-    },
+    _USUAL
+    | {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"},
     {"model_type": "distilbert", "activation": "gelu", "tie_word_embeddings": True},
     ("dropout", "attention_dropout", "seq_classif_dropout"),
 )

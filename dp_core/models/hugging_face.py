@@ -125,6 +125,13 @@ _FEED_FORWARD: _Names = {
     "layer_{}/intermediate": "layers.{}",
     HEAD: "head",
 }
+_NAMES = {
+    "bert": _BERT,
+    "distilbert": _DISTILBERT,
+    "gpt2": _GPT2,
+    "llama": _LLAMA,
+    "feed-forward": _FEED_FORWARD,
+}
 _BODY = ("embeddings.", "encoder.", "transformer.", "pooler.", "wte.", "wpe.", "h.", "ln_f.")
 _LLAMA_BODY = ("embed_tokens.", "layers.", "norm.")
 _LAYER = re.compile(r"^layer_(\d+)")
@@ -136,7 +143,7 @@ def tensors_of(name: str, config: ModelConfig) -> tuple[str, ...]:
 
     A fused query-key-value kernel consists of three tensors.
     """
-    table = _table(config)
+    table = _NAMES[config.kind]
     module, leaf = (name, "table") if name in table else name.rpartition("/")[::2]
     layer = _LAYER.match(module)
     theirs = table.get(_LAYER.sub("layer_{}", module), ())
@@ -146,16 +153,6 @@ def tensors_of(name: str, config: ModelConfig) -> tuple[str, ...]:
         tensor.format(layer and layer[1]) + _SUFFIXES[leaf]
         for tensor in ((theirs,) if isinstance(theirs, str) else theirs)
     )
-
-
-def _table(config: ModelConfig) -> _Names:
-    if isinstance(config, LlamaConfig):
-        return _LLAMA
-    if isinstance(config, Gpt2Config):
-        return _GPT2
-    if isinstance(config, FeedForwardConfig):
-        return _FEED_FORWARD
-    return _DISTILBERT if config.distilled else _BERT
 
 
 def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> Arrays:
@@ -201,7 +198,7 @@ def _modern(name: str, config: ModelConfig) -> str:
     name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
     name = name.replace("LayerNorm.beta", "LayerNorm.bias")
     # Models that were saved without a head lack the prefix of the body.
-    prefix = str(_table(config)[WORD]).split(".", 1)[0] + "."
+    prefix = str(_NAMES[config.kind][WORD]).split(".", 1)[0] + "."
     body = _LLAMA_BODY if isinstance(config, LlamaConfig) else _BODY
     return prefix + name if name.startswith(body) and not name.startswith(prefix) else name
 

@@ -13,7 +13,6 @@ import time
 from collections.abc import Callable, Collection
 from dataclasses import astuple, dataclass, field
 from functools import partial
-from typing import Protocol
 
 import numpy as np
 import tensorflow as tf
@@ -42,29 +41,6 @@ from dp_core.training.trainer import AdamW, Observer, Tallies, Trainer
 REPORT_SECONDS = 1.0
 CURVE_POINTS = 40
 _COUNTS = "since-the-last-point"
-
-
-class UpdateRule(Protocol):
-    """Defines an update of a run: its batches, and the use of their gradient sum."""
-
-    @property
-    def updates(self) -> int:
-        """Number of updates of the run."""
-
-    def identity(self) -> object:
-        """Return the value that distinguishes runs of one model and one configuration."""
-
-    def clipper(self) -> Clipper | None:
-        """Return the clipper of a run, before its first update, or None for no clipping."""
-
-    def sampler(self, store: TokenStore) -> Sampler:
-        """Return the sampler, which draws the items of every update for all hosts."""
-
-    def rows(self, micro_rows: int, devices: int, hosts: int = 1) -> UnitRows | SingleRows:
-        """Return the maker of micro-batches: about `micro_rows` on each device of each host."""
-
-    def apply_update(self, trainer: Trainer, step: int, learning_rate: float) -> None:
-        """Make update `step` (from 0) from the sums that the trainer has accumulated."""
 
 
 @dataclass(frozen=True)
@@ -182,6 +158,9 @@ class OrdinaryUpdates:
         trainer.apply_update(
             step=step, learning_rate=learning_rate, divisor=self.batch_rows, noise=None
         )
+
+
+UpdateRule = PrivateUpdates | OrdinaryUpdates  # an update's batches, and the use of their sum
 
 
 @dataclass(frozen=True)

@@ -155,7 +155,7 @@ class Trainer:
         observe: Observer | None = None,
     ) -> None:
         compute_type(precision)
-        self._strategy, self._config = strategy, config
+        self._strategy, self.config = strategy, config
         self._precision, self._row_losses = precision, row_losses
         self._optimizer = optimizer or AdamW(0.0, 0.0, 0.0)  # a host makes no updates
         self.clipper, self._observe = clipper, observe
@@ -181,12 +181,6 @@ class Trainer:
         self._take_within = tf.function(lambda: self._take(self._within), autograph=False)
         self._clear = tf.function(lambda: self._strategy.run(self._empty), autograph=False)
         self._update = tf.function(self._update_everywhere, autograph=False)
-        self._update_by_totals = tf.function(self._update_without_noise, autograph=False)
-
-    @property
-    def config(self) -> ModelConfig:
-        """The model's shape."""
-        return self._config
 
     @property
     def devices(self) -> int:
@@ -236,7 +230,7 @@ class Trainer:
         self._strategy.run(self._add_here, args=(clip_norm, *batch))
 
     def _add_here(self, clip_norm: Tensor, *batch: Tensor) -> None:
-        unit_losses, shares = UnitBatch(self._row_losses, self._config, batch), batch[-1]
+        unit_losses, shares = UnitBatch(self._row_losses, self.config, batch), batch[-1]
         real = tf.reduce_sum(shares, axis=1) > 0  # (U,) false for padding
         sums, losses, norms = self._gradient_sums(unit_losses, shares.shape[0], clip_norm)
         for name in self.names:
@@ -296,13 +290,13 @@ class Trainer:
         known = self._known_variance(step, 0.0 if noise is None else noise.deviation / divisor)
         scalars = [tf.constant(x, tf.float32) for x in (learning_rate, step + 1)]
         scalars += [tf.constant(x, tf.float32) for x in (known, loudness)]
-        if noise is None:
-            self._update_by_totals(tf.constant(divisor, tf.float32), *scalars)
-            return
         totals = self._totals()
-        means = noised_means({n: as_array(totals[n]) for n in self.names}, noise, divisor)
-        if self._observe is not None:
-            self._observe(step, means)
+        if noise is None:
+            means = {n: total / divisor for n, total in totals.items()}
+        else:
+            means = noised_means({n: as_array(totals[n]) for n in self.names}, noise, divisor)
+            if self._observe is not None:
+                self._observe(step, means)
         self._update(means, *scalars)
 
     @property
@@ -370,10 +364,6 @@ class Trainer:
         decay = self._optimizer.beta2
         self._noise_variance += (1 - decay) * (deviation**2 - self._noise_variance)
         return self._noise_variance / (1 - decay ** (step + 1))
-
-    def _update_without_noise(self, divisor: Tensor, *scalars: Tensor) -> None:
-        sums = {n: self._strategy.reduce("SUM", self._sums[n], axis=None) for n in self.names}
-        self._update_everywhere({name: total / divisor for name, total in sums.items()}, *scalars)
 
     def _update_everywhere(
         self,

@@ -5,10 +5,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from dp_core.audit.exposure import ExposureRow
-from dp_core.audit.extraction import ALL, GREEDY, LEAST_CHANCE, SAMPLING, TOP_K, ExtractionRow
+from dp_core.audit.extraction import (
+    ALL,
+    DISCOVERABLE,
+    GREEDY,
+    LEAST_CHANCE,
+    SAMPLING,
+    TARGETED,
+    TOP_K,
+    ExtractionRow,
+)
 from dp_core.audit.membership import LOW_RATES, MembershipRow
+from dp_core.audit.protocol import Finding
 from dp_core.labels import Label
-from tasks.report.model import Extraction, Membership, ModelRow, Value
+from tasks.report.model import Membership, ModelRow, Value
 from tasks.report.tables import (
     CONTEXT_WORDS,
     NOT_MEASURED,
@@ -240,8 +250,10 @@ def _loss_cell(membership: Membership | None) -> Cell:
     return Cell(f"{loss:.3f}", value=loss, label=Label.OPERATOR, detail=detail)
 
 
-_TRAINED = {"targeted": "secrets of planted canaries", "discoverable": "training rows"}
-_CONTROL = {"targeted": "never planted", "discoverable": "held out"}
+_SUBJECTS = {  # tested texts and control, by key of the protocol
+    TARGETED.key: ("secrets of planted canaries", "never planted"),
+    DISCOVERABLE.key: ("training rows", "held out"),
+}
 
 
 def extraction_table(models: Sequence[ModelRow]) -> Table:
@@ -250,7 +262,7 @@ def extraction_table(models: Sequence[ModelRow]) -> Table:
     rows = [
         _extraction_row(model, extraction, row)
         for model, extraction in shown
-        for row in extraction.rows
+        for row in (ExtractionRow(**figures) for figures in extraction.details["rows"])
         if row.group == ALL
     ]
     return Table(
@@ -303,17 +315,18 @@ _EXTRACTION_NOTE = (
 )
 
 
-def _extraction_row(model: str, protocol: Extraction, row: ExtractionRow) -> tuple[Cell, ...]:
-    k, tries = (protocol.settings[f"extraction_{name}"] for name in ("top_k", "tries"))
+def _extraction_row(model: str, protocol: Finding, row: ExtractionRow) -> tuple[Cell, ...]:
+    settings = protocol.details["settings"]
+    k, tries = settings["extraction_top_k"], settings["extraction_tries"]
     decodings = {
         GREEDY: ("greedy", "the first choice"),
         TOP_K: ("top-k", f"among the {k} likeliest"),
         SAMPLING: ("sampling", f"in {tries} tries, top {k}"),
     }
-    groups = f"{row.tried} {_TRAINED[protocol.protocol]}, {row.control_tried} "
+    tested, control = _SUBJECTS[protocol.key]
     label, alarm = protocol.label, row.above_chance
     return (
-        name(model, groups + _CONTROL[protocol.protocol]),
+        name(model, f"{row.tried} {tested}, {row.control_tried} {control}"),
         name(*decodings[row.decoding]),
         share_cell(row.share, row.ceiling, alarm=alarm, label=label),
         share_cell(row.control_share, None, label=label),
@@ -321,21 +334,21 @@ def _extraction_row(model: str, protocol: Extraction, row: ExtractionRow) -> tup
     )
 
 
-def _protocol_notes(shown: Sequence[Extraction]) -> tuple[str, ...]:
+def _protocol_notes(shown: Sequence[Finding]) -> tuple[str, ...]:
     """Return one note for each protocol, from its settings alone."""
     notes: dict[str, None] = {}
     for extraction in shown:
-        s = extraction.settings
+        s = extraction.details["settings"]
         task = {
-            "targeted": "Secrets of canaries: the model receives the hints before the secret, and "
-            "chooses among all tokens that can be secrets.",
-            "discoverable": "Rows: the model receives the first "
+            TARGETED.key: "Secrets of canaries: the model receives the hints before the secret, "
+            "and chooses among all tokens that can be secrets.",
+            DISCOVERABLE.key: "Rows: the model receives the first "
             f"{s['extraction_prefix']} tokens of a row, with one row per unit, and must reproduce "
             f"the next {s['extraction_suffix']} exactly (Carlini et al. 2023).",
-        }[extraction.protocol]
+        }[extraction.key]
         when = (
             "The protocol was fixed before the training."
-            if extraction.fixed_before_training
+            if extraction.details["fixed_before_training"]
             else "The protocol was chosen after the training, so its result is only exploratory."
         )
         sampled = (

@@ -9,16 +9,16 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, get_args
 
 from pydantic import TypeAdapter
 
 from dp_core.audit.exposure import EXPOSURE, EXPOSURE_IN_ROWS, ExposureRow
-from dp_core.audit.extraction import DISCOVERABLE, TARGETED, ExtractionRow
+from dp_core.audit.extraction import DISCOVERABLE, TARGETED
 from dp_core.audit.membership import MembershipRow
 from dp_core.audit.membership_sample import MEMBERSHIP
 from dp_core.audit.one_run import LOWER_BOUND
-from dp_core.audit.protocol import Audit, AuditRecord, Finding
+from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.ledger import Entry
@@ -48,7 +48,6 @@ from tasks.report.model import (
     Cost,
     Curve,
     Exposures,
-    Extraction,
     Fact,
     Kind,
     LedgerLine,
@@ -87,10 +86,10 @@ SCORES = ("f1", "accuracy")  # metrics of a fine-tuning, for entities and for cl
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8
 LEDGER_LINES = 30  # latest entries in a report; each needs an accounting
-_CEILINGS = {  # by metric of the membership step, without the prefix `membership_ceiling/`
-    "pl": "Largest advantage of a membership attack",
-    "tpr_at_0.01_fpr": "Largest share of members found at 1% false alarms",
-    "tpr_at_0.001_fpr": "Largest share of members found at 0.1% false alarms",
+_CEILINGS = {  # by metric of the membership step; they follow from the guarantee alone
+    "membership_ceiling/pl": "Largest advantage of a membership attack",
+    "membership_ceiling/tpr_at_0.01_fpr": "Largest share of members found at 1% false alarms",
+    "membership_ceiling/tpr_at_0.001_fpr": "Largest share of members found at 0.1% false alarms",
 }
 _TRAINING = "_pretraining"  # suffix of the name of a training's task
 _FIT = {  # metrics of the token stores on the fit of the vocabulary
@@ -120,9 +119,7 @@ def job_report(spec: ReportSpec, context: StepContext, results: Results) -> Repo
         ),
         training=(
             *_training_facts(dp),
-            *_audit_facts(audit),
-            *_time_facts(results),
-            *_ceiling_facts(results.get("dp_membership")),
+            *_audit_facts(audit, results),
             *_outlook_facts(spec),
         ),
         vocabulary=tuple(_vocabulary_facts(results)),
@@ -201,7 +198,12 @@ def model_row(tasks: str, results: Results, epochs: float) -> ModelRow:
         interval=_interval(scores),
         exposures_in_rows=next(iter(exposures_of([audited], EXPOSURE_IN_ROWS.key)), None),
         memberships=_memberships(attacked, epochs),
-        extractions=tuple(_extractions(audited)),
+        extractions=tuple(
+            finding
+            for audit in (TARGETED, DISCOVERABLE)
+            for finding in findings_of(audited, audit.key)
+            if finding.value is not None
+        ),
         samples=_samples(audited),
     )
 
@@ -415,23 +417,6 @@ def _occurrences(store: Input) -> dict[str, Operator]:
     return {group: Operator(value) for group, value in record["means"].items()}
 
 
-_PROTOCOLS: tuple[tuple[Audit, Literal["discoverable", "targeted"]], ...] = (
-    (TARGETED, "targeted"),
-    (DISCOVERABLE, "discoverable"),
-)
-
-
-def _extractions(audited: Input | None) -> Iterator[Extraction]:
-    """Yield the results of each extraction protocol that was run on a causal model."""
-    for audit, protocol in _PROTOCOLS:
-        for finding in findings_of(audited, audit.key):
-            if finding.value is not None:
-                details = finding.details
-                rows = tuple(ExtractionRow(**row) for row in details["rows"])
-                fixed = details["fixed_before_training"]
-                yield Extraction(protocol, finding.label, rows, details["settings"], fixed)
-
-
 def _samples(audited: Input | None) -> Samples | None:
     """Return the texts sampled from a causal model, or None if there are none."""
     if audited is None or SAMPLES not in audited.result.outputs:
@@ -471,10 +456,24 @@ def _audit(audited: Input | None) -> AuditRecord | None:
     return next((finding.record for finding in findings_of(audited, LOWER_BOUND.key)), None)
 
 
-def _audit_facts(audit: AuditRecord | None) -> Iterator[Fact]:
-    """Yield the lower bound on ε by the audit, with the power of the audit."""
+def _audit_facts(audit: AuditRecord | None, results: Results) -> Iterator[Fact]:
+    """Yield the lower bound on ε, the time of all audits, and the maxima of membership attacks."""
     if audit is not None and audit.value is not None:
         yield Fact("ε at least, by the audit, at 95%", audit.value, audit.label, audit.power)
+    if (share := audit_time(results)) is not None:
+        note = "for all models, divided by the time of their trainings; the goal is 0.1"
+        yield Fact("Time for audits", share.value, share.label, note)
+    if "dp_membership" in results:
+        note = "for any attack on one unit, by the guarantee alone"
+        yield from _measured_facts(results["dp_membership"], _CEILINGS, note)
+
+
+def _measured_facts(output: Input, names: Mapping[str, str], note: str = "") -> Iterator[Fact]:
+    """Yield a fact for each of the metrics that the step recorded; `names` are by metric."""
+    values = last_values(output.result)
+    for metric, name in names.items():
+        if (value := values.get(metric)) is not None:
+            yield Fact(name, value.value, value.label, note)
 
 
 def audit_time(results: Results) -> Operator | None:
@@ -490,21 +489,6 @@ def audit_time(results: Results) -> Operator | None:
     trained = took("pretraining", "finetuning")
     audited = took("exposure", "membership", "_audit")
     return Operator(audited / trained) if trained and audited else None
-
-
-def _time_facts(results: Results) -> Iterator[Fact]:
-    if (share := audit_time(results)) is not None:
-        note = "for all models, divided by the time of their trainings; the goal is 0.1"
-        yield Fact("Time for audits", share.value, share.label, note)
-
-
-def _ceiling_facts(attacked: Input | None) -> Iterator[Fact]:
-    """Yield the maxima of membership attacks on one unit, which follow from the guarantee alone."""
-    values = last_values(attacked.result) if attacked else {}
-    for name, words in _CEILINGS.items():
-        if (value := values.get(f"membership_ceiling/{name}")) is not None:
-            note = "for any attack on one unit, by the guarantee alone"
-            yield Fact(words, value.value, value.label, note)
 
 
 def _curves(name: str, model: Input) -> Iterator[Curve]:
@@ -526,32 +510,25 @@ def _curves(name: str, model: Input) -> Iterator[Curve]:
 
 
 def _training_facts(dp: Input) -> Iterator[Fact]:
-    plan, values = dp.facts["plan"], last_values(dp.result)
-    phases = plan["schedule"]
+    plan, trained = dp.facts["plan"], dp.facts["trained"]
+    phases, bands = plan["schedule"], len(plan["strategy"]["coefficients"])
     batch = phases[-1]["expected_batch"]
     grown = f", grown from {phases[0]['expected_batch']:g}" if len(phases) > 1 else ""
-    divided = f"divisor of every update{grown}"
+    per_column = f"of one column; the noise has {bands} bands" if bands > 1 else ""
     share = batch / plan["declared_units"]
     yield Fact("Updates", sum(phase["steps"] for phase in phases), Label.PUBLIC)
-    yield Fact("Expected batch, units", batch, Label.PUBLIC, divided)
+    yield Fact("Expected batch, units", batch, Label.PUBLIC, f"divisor of every update{grown}")
     yield Fact("Sampling", plan["sampling"]["kind"], Label.PUBLIC, "method of drawing batches")
     yield Fact("Sampling rate", share, Label.PUBLIC, "share of the declared units in an update")
-    bands = len(plan["strategy"]["coefficients"])
-    per_column = f"of one column; the noise has {bands} bands" if bands > 1 else ""
     yield Fact("Noise multiplier σ", plan["noise_multiplier"], Label.PUBLIC, per_column)
     yield Fact("Clip norm C", plan["clip_norm"], Label.PUBLIC)
     # The parameters count the tokens of the vocabulary, which may come from exact private counts.
     sized = Label.OPERATOR if operator_only(dp.result.releases) else Label.DP
     yield Fact("Parameters", dp.facts["parameters"], sized)
-    yield Fact(
-        "Parameters trained",
-        dp.facts["trained"]["parameters"],
-        sized,
-        f"each with noise: {dp.facts['trained']['which']}",
-    )
-    for name, words in (("clipped", "Share of units clipped"), ("batch", "Realised batch, units")):
-        if (value := values.get(name)) is not None:
-            yield Fact(words, value.value, value.label, "at the end of training")
+    which = f"each with noise: {trained['which']}"
+    yield Fact("Parameters trained", trained["parameters"], sized, which)
+    names = {"clipped": "Share of units clipped", "batch": "Realised batch, units"}
+    yield from _measured_facts(dp, names, "at the end of training")
 
 
 def _outlook_facts(spec: ReportSpec) -> Iterator[Fact]:
@@ -566,7 +543,7 @@ def _outlook_facts(spec: ReportSpec) -> Iterator[Fact]:
 
 def _vocabulary_facts(results: Results) -> Iterator[Fact]:
     vocabulary = results["vocabulary"]
-    facts, values = vocabulary.facts, last_values(vocabulary.result)
+    facts = vocabulary.facts
     label = Label.OPERATOR if operator_only(vocabulary.result.releases) else Label.DP
     free = "" if vocabulary.result.releases else "ε 0: it was built without private text"
     yield Fact("Source", facts["source"], Label.PUBLIC, free)
@@ -576,13 +553,10 @@ def _vocabulary_facts(results: Results) -> Iterator[Fact]:
         yield Fact("Public words, without cost", facts["words_known"], Label.PUBLIC)
         yield Fact("Released by", facts["mechanism"], Label.PUBLIC)
         yield Fact("Maximum words per unit", facts["words_per_unit"], Label.PUBLIC)
-    if (distinct := values.get("distinct_words")) is not None:
-        yield Fact("Distinct words before noise", distinct.value, distinct.label)
+    yield from _measured_facts(vocabulary, {"distinct_words": "Distinct words before noise"})
     for role in ("public", "private"):
-        fit = last_values(results[f"{role}_store"].result)
-        for name, words in _FIT.items():
-            if (value := fit.get(name)) is not None:
-                yield Fact(f"{words}, {role} text", value.value, value.label, "held out")
+        names = {metric: f"{name}, {role} text" for metric, name in _FIT.items()}
+        yield from _measured_facts(results[f"{role}_store"], names, "held out")
 
 
 def _phrase_facts(phrases: Input) -> Iterator[Fact]:

@@ -12,9 +12,8 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from dp_core.audit.exposure import ExposureRow
-from dp_core.audit.extraction import ExtractionRow
 from dp_core.audit.membership import MembershipRow
-from dp_core.audit.protocol import AuditRecord
+from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
@@ -123,17 +122,6 @@ class Membership:
 
 
 @dataclass(frozen=True)
-class Extraction:
-    """The results of one extraction protocol on one causal model."""
-
-    protocol: Literal["discoverable", "targeted"]
-    label: Label  # `operator` for training rows, the model's label for canaries
-    rows: tuple[ExtractionRow, ...]
-    settings: Mapping[str, int]  # of the protocol
-    fixed_before_training: bool
-
-
-@dataclass(frozen=True)
 class Samples:
     """Texts sampled from one causal model, with the label of the model."""
 
@@ -206,7 +194,7 @@ class ModelRow:
     exposures: tuple[Exposures, ...] | Withheld = ()  # of each training
     exposures_in_rows: Exposures | None = None  # for the operator only
     memberships: tuple[Membership, ...] = ()  # by epoch; the last is that of the row's model
-    extractions: tuple[Extraction, ...] = ()
+    extractions: tuple[Finding, ...] = ()  # on causal models, by protocol
     samples: Samples | None = None
     saved: tuple[ModelAt, ...] = ()  # by epoch, with the last model
 
@@ -214,6 +202,16 @@ class ModelRow:
     def score(self) -> Value:
         """The score of the fine-tuned model: F1 or accuracy, depending on its head."""
         return self.f1 if self.accuracy is None else self.accuracy
+
+    @property
+    def scores(self) -> dict[str, Value]:
+        """The scores of the model by metric: perplexities or masked accuracies, F1, accuracy."""
+        scores = {"f1": self.f1, "accuracy": self.accuracy}
+        if self.perplexity_public is None:
+            masked = {"public": self.mlm_public, "private": self.mlm_private}
+            return scores | {f"mlm_accuracy_{text}": value for text, value in masked.items()}
+        perplexity = {"public": self.perplexity_public, "private": self.perplexity_private}
+        return scores | {f"perplexity_{text}": value for text, value in perplexity.items()}
 
     @property
     def pretrained(self) -> Cost:

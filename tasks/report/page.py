@@ -27,7 +27,6 @@ from tasks.report.model import (
     Edition,
     ModelRow,
     Report,
-    Value,
     Withheld,
     compared_by,
     edition_of,
@@ -239,12 +238,7 @@ def report_page(report: Report, edition: Edition) -> Page:
     )
 
 
-@dataclass(frozen=True)
-class Mark:
-    """A figure in large type at the top of a report, with its name."""
-
-    text: str
-    name: str
+Mark = tuple[str, str]  # a figure in large type at the top of a report, and its name
 
 
 def _job_marks(report: Report) -> list[Mark]:
@@ -254,18 +248,18 @@ def _job_marks(report: Report) -> list[Mark]:
         return []
     cost = private.cost
     total = tables.total(cost.corpus.epsilon)
-    marks = [Mark(total.text, total.detail or f"ε in total, per {report.unit}")]
+    marks = [(total.text, total.detail or f"ε in total, per {report.unit}")]
     if cost.corpus.epsilon is not None:
-        marks.append(Mark(tables.significant(cost.corpus.delta, 2), "δ in total"))
+        marks.append((tables.significant(cost.corpus.delta, 2), "δ in total"))
     for other in cost.others:
         total = tables.total(other.epsilon)
-        marks.append(Mark(total.text, total.detail or f"ε of “{other.dataset}”, per {other.unit}"))
+        marks.append((total.text, total.detail or f"ε of “{other.dataset}”, per {other.unit}"))
     if (score := number_of(private.score)) is not None:
-        marks.append(Mark(f"{100 * score:.1f} %", _score_mark(report.models)))
+        marks.append((f"{100 * score:.1f} %", _score_mark(report.models)))
     if (accuracy := number_of(private.mlm_public)) is not None:
-        marks.append(Mark(f"{100 * accuracy:.1f} %", "MLM accuracy, public text"))
+        marks.append((f"{100 * accuracy:.1f} %", "MLM accuracy, public text"))
     if (perplexity := number_of(private.perplexity_public)) is not None:
-        marks.append(Mark(tables.significant(perplexity), "perplexity, public text"))
+        marks.append((tables.significant(perplexity), "perplexity, public text"))
     return marks
 
 
@@ -273,18 +267,18 @@ def _sweep_marks(report: Report) -> list[Mark]:
     private = [point for point in report.models if point.baseline is None]
     epsilons = [e for point in private if (e := point.cost.corpus.epsilon) is not None]
     scores = [score for point in private if (score := number_of(point.compared)) is not None]
-    marks = [Mark(str(len(private)), "settings")]
+    marks = [(str(len(private)), "settings")]
     if epsilons:
         span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
-        marks.append(Mark(span, f"ε in total, per {report.unit}"))
+        marks.append((span, f"ε in total, per {report.unit}"))
     if scores:
         ends = min(scores), max(scores)
         if compared_by(report.models).is_share:
             span = " – ".join(f"{100 * score:.1f}" for score in ends) + " %"
-            marks.append(Mark(span, _score_mark(report.models)))
+            marks.append((span, _score_mark(report.models)))
         else:
             span = " – ".join(map(tables.significant, ends))
-            marks.append(Mark(span, "perplexity, private text"))
+            marks.append((span, "perplexity, private text"))
     return marks
 
 
@@ -328,14 +322,7 @@ def _figures(row: ModelRow) -> Iterator[tuple[str, Figure]]:
         yield f"epsilon{name}", {"value": epsilon, "label": Label.PUBLIC}
         if total.epsilon is not None and math.isfinite(total.epsilon):  # δ has no meaning otherwise
             yield f"delta{name}", {"value": str(total.delta), "label": Label.PUBLIC}
-    measured: list[tuple[str, Value]] = [("f1", row.f1), ("accuracy", row.accuracy)]
-    if row.perplexity_public is None:
-        measured.append(("mlm_accuracy_public", row.mlm_public))
-        measured.append(("mlm_accuracy_private", row.mlm_private))
-    else:
-        measured.append(("perplexity_public", row.perplexity_public))
-        measured.append(("perplexity_private", row.perplexity_private))
-    for name, value in measured:
+    for name, value in row.scores.items():
         if isinstance(value, Withheld):
             yield name, {"withheld": True}
         elif value is not None and (number := number_of(value)) is not None:

@@ -161,14 +161,7 @@ def artifacts(context: StepContext) -> Iterator[StepArtifact]:
 
 def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:
     """Yield the figures of a row with their labels, which decide where each figure is shown."""
-    for name, value in (
-        ("mlm_accuracy_public", row.mlm_public),
-        ("mlm_accuracy_private", row.mlm_private),
-        ("perplexity_public", row.perplexity_public),
-        ("perplexity_private", row.perplexity_private),
-        ("f1", row.f1),
-        ("accuracy", row.accuracy),
-    ):
+    for name, value in row.scores.items():
         if isinstance(value, Dp | Public | Operator) and number_of(value) is not None:
             yield name, value
     for exposures in row.audits:

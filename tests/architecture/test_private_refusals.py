@@ -25,6 +25,7 @@ READS_PRIVATE_TEXT = (
     "dp_core/training/heads.py",
     "dp_core/audit/black_box.py",
     "dp_core/audit/membership_sample.py",
+    "tasks/context.py",
     "tasks/releases/declarations.py",
     *(
         f"tasks/steps/{name}.py"
@@ -58,13 +59,14 @@ OTHER_ERRORS = {
         "training_files.refuse_other_architecture",
     },
     "an output of another step": {
+        "context.StepContext.beside", "context.StepContext.descends_from_choice",
+        "context.StepContext.refuse_altered", "context.read_checked",
         "corpus_step._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
-        "entities_step._parsed", "exposure_step.run", "finetune.finetune",
+        "exposure_step.run", "finetune.finetune",
         "membership_step._sample", "membership_sample._Places.rows",
-        "phrases_step.read_phrases", "token_store.TokenStore.open",
+        "token_store.TokenStore.open",
         "token_store.TokenStoreWriter.add_units_of",
         "training_files.TrainingInputs.train_store", "training_files.audit_canaries_of",
-        "vocabulary_step._read",
     },
 }  # fmt: skip
 

@@ -143,17 +143,6 @@ def test_claim_is_complete_and_derived_again(pack: Path) -> None:
     assert evidence["model"]["files"]["model.safetensors"] == sha256(b"weights")
 
 
-def test_missing_statements_of_the_operator_are_marked(
-    deployment: Deployment, model: str, tmp_path: Path
-) -> None:
-    pack = pack_of(deployment, model, tmp_path / "pack", license="apache-2.0", data_people="none")
-    card, page = (pack / "README.md").read_text(), (pack / "evidence.html").read_text()
-    for text in (card, page):
-        assert "apache-2.0" in text
-        assert text.count("not stated by the operator") >= 9
-        assert "NIST SP 800-226" in text
-
-
 def test_model_card_is_valid_for_hugging_face(pack: Path) -> None:
     cards = pytest.importorskip("huggingface_hub").ModelCard
     data = cards.load(pack / "README.md").data.to_dict()
@@ -163,10 +152,16 @@ def test_model_card_is_valid_for_hugging_face(pack: Path) -> None:
     assert (claim["unit"], claim["delta"]) == ("patient", 2e-6)
 
 
-def test_page_loads_no_other_resource(pack: Path) -> None:
-    page = (pack / "evidence.html").read_text()
+def test_page_loads_no_other_resource_and_marks_missing_statements_of_the_operator(
+    deployment: Deployment, model: str, tmp_path: Path
+) -> None:
+    pack = pack_of(deployment, model, tmp_path / "pack", license="apache-2.0", data_people="none")
+    card, page = (pack / "README.md").read_text(), (pack / "evidence.html").read_text()
     assert not re.search(r"""(?:src|href)\s*=|@import|url\(""", page)
     assert "Another library derives no larger ε" in page
+    for text in (card, page):
+        assert "apache-2.0" in text and "NIST SP 800-226" in text
+        assert text.count("not stated by the operator") >= 9
 
 
 # --- labels
@@ -261,99 +256,62 @@ def test_pack_contains_exposure_of_its_model_only(
     assert exposure.rows[0]["rank_exposure_p_value"] == pytest.approx(1 / math.comb(8, 4))
 
 
-def test_exposure_in_training_rows_is_for_the_operator(deployment: Deployment, model: str) -> None:
-    _publish(deployment, "exposure", "1", _exposed(2.0))
-    (shared,) = _audits(deployment, model, EXPOSURE_IN_ROWS)
-    (full,) = _audits(deployment, model, EXPOSURE_IN_ROWS, operator=True)
+@pytest.mark.parametrize("audit", [EXPOSURE_IN_ROWS, MEMBERSHIP, DISCOVERABLE])
+def test_findings_from_training_rows_are_for_the_operator_and_publicly_marked_as_run(
+    deployment: Deployment, model: str, audit: Audit
+) -> None:
+    (exposure,) = [each for each in _exposed(2.0) if each.key == EXPOSURE_IN_ROWS.key]
+    finding = exposure.model_copy(update={"key": audit.key, "name": audit.name})
+    _publish(deployment, audit.step, "1", [finding])
+    (shared,) = _audits(deployment, model, audit)
+    (full,) = _audits(deployment, model, audit, operator=True)
     assert shared.verdict == "not run" and not shared.rows
-    assert "for the operator only" in shared.finding
+    assert "It was run" in shared.finding and "for the operator only" in shared.finding
     assert (full.verdict, full.label) == ("inconclusive", "operator")
     assert full.value == pytest.approx(math.log2(500))
 
 
-def test_membership_results_are_for_the_operator_and_publicly_marked_as_run(
-    deployment: Deployment, model: str
-) -> None:
+def test_each_level_is_judged_by_its_strongest_membership_attack() -> None:
     rows = [
         MembershipRow(
-            level, attack, 300, 200, Share(gain, gain - 0.1, gain + 0.1), Share(0.6, 0.5, 0.7),
+            level, "loss", 300, 200, Share(gain, 0.0, 0.5), Share(0.6, 0.5, 0.7),
             (), ceiling, ceiling, None, above,
         )
-        for level, attack, gain, ceiling, above in (
-            ("sample", "loss", 0.07, 0.3, False), ("sample", "gradients", 0.21, 0.3, False),
-            ("patient", "loss", 0.45, 0.3, True), ("admission", "loss", 0.02, None, False),
+        for level, gain, ceiling, above in (
+            ("sample", 0.07, 0.3, False), ("sample", 0.21, 0.3, False),
+            ("patient", 0.45, 0.3, True), ("admission", 0.02, None, False),
         )
     ]  # fmt: skip
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dp_core.audit.membership_sample.measured", lambda *_: rows)
         findings = membership_findings(MEMBERSHIP, cast(Any, None), [], None)
-    _publish(deployment, "membership", "a", findings)
-
-    (summary,) = _audits(deployment, model, MEMBERSHIP)
-    assert (summary.verdict, summary.value) == ("not run", None)
-    assert "It was run" in summary.finding
-
-    by_level = {a.level: a for a in _audits(deployment, model, MEMBERSHIP, operator=True)}
-    assert {level: a.value for level, a in by_level.items()} == {
-        "example": 0.21, "patient": 0.45, "group": 0.02,
-    }  # fmt: skip
-    assert {a.verdict for a in by_level.values()} == {"consistent", "inconclusive"}
-    assert by_level["patient"].verdict == "inconclusive"
-    assert all(a.label == "operator" for a in by_level.values())
+    values = {finding.level: finding.value for finding in findings}
+    assert values == {"example": 0.21, "patient": 0.45, "group": 0.02}
+    (alarming,) = [finding for finding in findings if finding.level == "patient"]
+    assert (alarming.verdict, alarming.label) == ("inconclusive", "operator")
 
 
-def _extracted(
-    deployment: Deployment, rows: dict[str, int], secrets: int, *, fixed: bool = True
-) -> None:
-    """Publish extraction results of the model: hits by decoding of 50 rows, and of 12 secrets."""
-    of_rows = [
-        compare(decoding, "all", np.arange(50) < hits, np.arange(40) < 1)
-        for decoding, hits in rows.items()
-    ]
-    of_secrets = [
-        compare(decoding, group, np.arange(12) < secrets, np.arange(30) < 2)
-        for group in ("all", "p = 0.01")
+def test_extraction_finding_states_its_counts_control_and_protocol() -> None:
+    rows = [
+        compare(decoding, "all", np.arange(12) < 9, np.arange(30) < 2)
         for decoding in (TOP_K, GREEDY, SAMPLING)
     ]
-    findings = [
-        extraction_finding(audit, results, ExtractionConfig(), sought, fixed, label)
-        for audit, results, sought, label in (
-            (DISCOVERABLE, of_rows, FROM_ROWS, Label.OPERATOR),
-            (TARGETED, of_secrets, FROM_CANARIES, Label.DP),
-        )
-    ]
-    _publish(deployment, "exposure", "e", findings)
-
-
-def test_extracted_secrets_are_published_and_extracted_rows_are_for_the_operator(
-    deployment: Deployment, model: str
-) -> None:
-    _extracted(deployment, {GREEDY: 2, SAMPLING: 4}, 9)
-    (targeted,) = _audits(deployment, model, TARGETED)
-    (rows,) = _audits(deployment, model, DISCOVERABLE)
-    assert (targeted.verdict, targeted.label, targeted.value) == ("inconclusive", "dp", 0.75)
-    assert targeted.null_control is not None and targeted.null_control.p_value < 1e-4
-    assert "more than chance" in targeted.finding and "2 of 30" in targeted.finding
-    assert "fixed before the training" in targeted.power and "k = 40" in targeted.power
-    assert [row["group"] for row in targeted.rows] == ["all"] * 3 + ["p = 0.01"] * 3
-    assert (rows.verdict, rows.value) == ("not run", None) and "It was run" in rows.finding
-
-    (rows,) = _audits(deployment, model, DISCOVERABLE, operator=True)
-    assert (rows.verdict, rows.label, rows.value) == ("consistent", "operator", 0.04)
-    assert "2 of 50 rows that trained came out by greedy decoding" in rows.finding
-    assert "4 by top-k sampling (1 of the control)" in rows.finding
-    assert "prefixes of 10 tokens, suffixes of 10" in rows.power
+    finding = extraction_finding(TARGETED, rows, ExtractionConfig(), FROM_CANARIES, True, Label.DP)
+    assert (finding.verdict, finding.label, finding.value) == ("inconclusive", "dp", 0.75)
+    assert finding.null_control is not None and finding.null_control.p_value < 1e-4
+    assert "more than chance" in finding.finding and "2 of 30" in finding.finding
+    assert "fixed before the training" in finding.power and "k = 40" in finding.power
 
 
 def test_absence_of_rows_to_extract_is_for_the_operator(deployment: Deployment, model: str) -> None:
-    _extracted(deployment, {}, 1, fixed=False)
+    config = ExtractionConfig()
+    nothing = extraction_finding(DISCOVERABLE, [], config, FROM_ROWS, False, Label.OPERATOR)
+    _publish(deployment, "exposure", "e", [nothing])
     (shared,) = _audits(deployment, model, DISCOVERABLE)
     assert shared.verdict == "not run" and "It was run" in shared.finding
     (record,) = _audits(deployment, model, DISCOVERABLE, operator=True)
     assert (record.verdict, record.label) == ("not run", "operator")
     assert "nothing to try" in record.finding
-    (targeted,) = _audits(deployment, model, TARGETED, operator=True)
-    assert "chosen after it" in targeted.power
 
 
 # --- the model of a pack
@@ -474,23 +432,23 @@ def test_tampered_statement_is_refused(
     )
 
 
-def test_damaged_file_is_refused(deployment: Deployment, model: str, tmp_path: Path) -> None:
-    (output_folder(deployment, model) / STATEMENT_WORDS).write_text("nothing was used")
-    assert "damaged" in _refused(deployment, model, tmp_path)
-
-
-def test_release_missing_from_the_ledger_is_refused(
-    deployment: Deployment, model: str, tmp_path: Path
+@pytest.mark.parametrize(
+    ("settle", "change", "fault"),
+    [
+        (False, lambda record: record, "has not settled it: it is reserved"),
+        (
+            True,
+            lambda record: record.model_copy(update={"event": EARLIER.to_json()}),
+            "the ledger holds another release",
+        ),
+    ],
+)
+def test_release_that_the_ledger_did_not_settle_is_refused(
+    deployment: Deployment, tmp_path: Path, settle: bool, change: Any, fault: str
 ) -> None:
-    with sqlite3.connect(deployment.home / "ledger.db") as ledger:
-        ledger.execute("DELETE FROM entries WHERE number = 1")
-    shutil.rmtree(deployment.seeds)  # otherwise the seeds already reveal the release
-    assert "the ledger does not hold it" in _refused(deployment, model, tmp_path)
-
-
-def test_unsettled_release_is_refused(deployment: Deployment, tmp_path: Path) -> None:
-    uri = released_model(deployment, settled(deployment, TRAINING, settle=False))
-    assert "has not settled it: it is reserved" in _refused(deployment, uri, tmp_path)
+    (record,) = settled(deployment, TRAINING, settle=settle)
+    uri = released_model(deployment, [change(record)])
+    assert fault in _refused(deployment, uri, tmp_path)
 
 
 def test_result_without_its_release_is_refused(deployment: Deployment, tmp_path: Path) -> None:
@@ -500,13 +458,22 @@ def test_result_without_its_release_is_refused(deployment: Deployment, tmp_path:
     assert records[1].ledger_id in reason and "does not name" in reason
 
 
-def test_release_with_another_event_than_the_ledger_is_refused(
-    deployment: Deployment, tmp_path: Path
+def test_files_that_differ_from_the_ledger_are_refused(
+    deployment: Deployment, model: str, tmp_path: Path
 ) -> None:
-    (record,) = settled(deployment, TRAINING)
-    quieter = record.model_copy(update={"event": EARLIER.to_json()})
-    uri = released_model(deployment, [quieter])
-    assert "the ledger holds another release" in _refused(deployment, uri, tmp_path)
+    without_statement = f"store://pretrain/{'c' * 16}"
+    (tmp_path / "empty").mkdir()
+    store_of(deployment).publish(tmp_path / "empty", without_statement)
+    result = read_result(store_of(deployment), model)
+    assert result is not None
+    write_result(store_of(deployment), without_statement, result.releases)
+    assert "no privacy statement there" in _refused(deployment, without_statement, tmp_path / "1")
+    shutil.rmtree(deployment.seeds)  # otherwise the seeds already reveal the release
+    with sqlite3.connect(deployment.home / "ledger.db") as ledger:
+        ledger.execute("DELETE FROM entries WHERE number = 1")
+    assert "the ledger does not hold it" in _refused(deployment, model, tmp_path / "2")
+    (output_folder(deployment, model) / STATEMENT_WORDS).write_text("nothing was used")
+    assert "damaged" in _refused(deployment, model, tmp_path / "3")
 
 
 # --- files
@@ -592,16 +559,6 @@ def test_fine_tuned_model_shows_the_audits_of_its_initial_model(deployment: Depl
     _publish(deployment, "exposure", "1", _exposed(400.0), began)
     (exposure,) = _audits(deployment, uri, EXPOSURE)
     assert exposure.subject == "the model from which it was fine-tuned"
-
-
-def test_result_without_a_statement_is_refused(deployment: Deployment, tmp_path: Path) -> None:
-    store = store_of(deployment)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    uri = f"store://pretrain/{'c' * 16}"
-    store.publish(empty, uri)
-    write_result(store, uri, settled(deployment, TRAINING))
-    assert "no privacy statement there" in _refused(deployment, uri, tmp_path)
 
 
 def test_pack_of_a_private_selection_has_no_date_after_its_charge(

@@ -238,23 +238,7 @@ def clipped_grad_sum(
     return ClippedSum(sums, norms, losses)
 
 
-@dataclass(frozen=True)
-class LayerNorms:
-    """Every unit's gradient, layer by layer.
-
-    Attributes:
-        layers: names; a word table that is also the output projection is one layer.
-        squared_norms: (U, layers) squared Euclidean norms, up to rounding; a row's sum is the
-            squared norm of the whole gradient.
-        losses: (U,) the units' losses.
-    """
-
-    layers: tuple[str, ...]
-    squared_norms: Tensor
-    losses: Tensor
-
-
-def layer_squared_norms(unit_losses: UnitLosses, parameters: Variables, units: int) -> LayerNorms:
+def layer_squared_norms(unit_losses: UnitLosses, parameters: Variables, units: int) -> Tensor:
     """Return each unit's squared gradient norm by layer, in one backward pass for all units.
 
     Args:
@@ -262,10 +246,14 @@ def layer_squared_norms(unit_losses: UnitLosses, parameters: Variables, units: i
         parameters: every trainable parameter, by name.
         units: U, static.
 
+    Returns:
+        (U, layers), up to rounding; a row's sum is the squared norm of the whole gradient. A word
+        table that is also the output projection is one layer.
+
     Raises:
         PlanError: a parameter without a rule, named.
     """
-    records, output_gradients, losses = _forward_backward(
+    records, output_gradients, _ = _forward_backward(
         unit_losses, parameters, units, "float32", None
     )
     _check_coverage(records, parameters)
@@ -277,8 +265,7 @@ def layer_squared_norms(unit_losses: UnitLosses, parameters: Variables, units: i
     for record in records:
         if isinstance(record, TiedProjectionRecord):  # there is one
             by_layer[_layer_of(record)] += _cross_terms(records, output_gradients, units)
-    norms = tf.maximum(tf.stack(list(by_layer.values()), axis=1), 0.0)
-    return LayerNorms(tuple(by_layer), norms, losses)
+    return tf.maximum(tf.stack(list(by_layer.values()), axis=1), 0.0)
 
 
 def _layer_of(record: LayerRecord) -> str:

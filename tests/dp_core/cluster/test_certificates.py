@@ -1,5 +1,3 @@
-"""Secrets of a cluster: file permissions, and the checks of members' certificates."""
-
 from __future__ import annotations
 
 import socket

@@ -1,5 +1,3 @@
-"""Ray on this machine, with token and TLS: order, faults, and content of processes and files."""
-
 from __future__ import annotations
 
 import gc

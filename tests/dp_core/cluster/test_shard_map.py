@@ -1,5 +1,3 @@
-"""Shards in this process and in a pool of processes have equal results and errors."""
-
 from __future__ import annotations
 
 import copy

@@ -1,5 +1,3 @@
-"""LoRA adapters: trained parameters, merging, and PEFT's files."""
-
 from __future__ import annotations
 
 import json

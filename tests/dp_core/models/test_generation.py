@@ -1,5 +1,3 @@
-"""Text of causal models: sampled by the model's probabilities from the top k tokens."""
-
 from __future__ import annotations
 
 from collections import Counter

@@ -1,53 +1,20 @@
-"""Llama: positions, published folders, vocabulary, and refused configs.
-
-test_architectures.py checks its outputs.
-"""
-
 from __future__ import annotations
 
-import dataclasses
 import json
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from random_models import random_model
 
 from dp_core.errors import BadInput
-from dp_core.models.causal import causal_logits, rotary_frequencies
 from dp_core.models.config import LlamaConfig, RopeScaling
 from dp_core.models.hugging_face import load_with_vocabulary, save
-from dp_core.nn import Layers
 
 SIZES = {
     "vocab_size": 30, "hidden": 16, "layers": 2, "heads": 4, "intermediate": 24,
     "max_positions": 12,
 }  # fmt: skip
 GROUPED = LlamaConfig(**SIZES, key_heads=2, rope_theta=50.0)
-# Some of its eight wavelengths are stretched, some are not, some are interpolated; heads are wider
-# than hidden / heads.
-STRETCHED = LlamaConfig(
-    **SIZES,
-    key_heads=2,
-    head_width=16,
-    rope_theta=50.0,
-    rope_scaling=RopeScaling(8.0, 0.5, 2.0, 24),
-)
-
-
-def test_rope_scaling_stretches_only_long_wavelengths() -> None:
-    plain = dataclasses.replace(STRETCHED, rope_scaling=None)
-    longer = rotary_frequencies(plain) / rotary_frequencies(STRETCHED)
-    assert (longer[0], longer[-1]) == (1.0, 8.0)
-    between = longer[(longer > 1) & (longer < 8)]
-    assert len(between) >= 2
-    assert (np.diff(longer) >= 0).all()
-    p, ids = random_model(STRETCHED).parameters, tf.constant([[2, 7, 7, 9, 29, 3]])
-    one, other = (causal_logits(Layers(p), config, ids).numpy() for config in (plain, STRETCHED))
-    assert np.abs(one - other).max() > 0.01
-
-
-# --- folders
 
 
 LLAMA3 = {

@@ -1,5 +1,3 @@
-"""A model with a new vocabulary: kept and new embeddings."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Model folders: writing, reading, new vocabularies, and refusals."""
-
 from __future__ import annotations
 
 import contextlib

@@ -1,5 +1,3 @@
-"""Means of F1 over seeds and folds, their intervals, and paired differences."""
-
 from __future__ import annotations
 
 import math

@@ -1,5 +1,3 @@
-"""Checkpoints: the newest intact one, refusal of others, and full disks."""
-
 from __future__ import annotations
 
 import logging

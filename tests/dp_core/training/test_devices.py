@@ -1,5 +1,3 @@
-"""Device names, absent devices, and freed memory."""
-
 from __future__ import annotations
 
 import subprocess

@@ -1,8 +1,3 @@
-"""Fine-tuning of taggers and classifiers, with and without privacy.
-
-It learns, its shapes are public, and its units are the documents of its texts.
-"""
-
 from __future__ import annotations
 
 from dataclasses import replace

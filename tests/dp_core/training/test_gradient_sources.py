@@ -1,8 +1,3 @@
-"""A training on 1, 2 and 4 hosts has the same weights, one noise, and counts every unit once.
-
-Here the hosts compute in this process; tests/tasks/test_cluster_training.py uses Ray and kills one.
-"""
-
 from __future__ import annotations
 
 import dataclasses
@@ -43,7 +38,6 @@ from dp_core.training.gradient_sources import (
     added,
     marked,
     marks_of,
-    rows_digest,
     share,
 )
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
@@ -332,38 +326,6 @@ def test_micro_batches_grow_with_the_devices_of_a_host(store):
     assert [len(b.ids) for b in once] == [4] * 6
     assert [len(b.ids) for b in twice] == [8] * 3
     assert units_in(once) == units_in(twice)
-
-
-def test_host_reads_no_rows_of_other_hosts(store):
-    class Watched:
-        def __init__(self, array):
-            self.array, self.read = array, set()
-
-        def __getitem__(self, rows):
-            self.read |= set(np.asarray(rows).ravel().tolist())
-            return self.array[rows]
-
-    rows = UnitRows(1, 4, 2)
-    units = share(1, 3, store.n_units)
-    watched = Watched(store.tokens)
-    object.__setattr__(store, "tokens", watched)
-    try:
-        for step in range(6):
-            everything = marks_of(np.arange(store.n_units), units)
-            list(rows.made(store, masked_examples, step, marked(everything, units)))
-    finally:
-        object.__setattr__(store, "tokens", watched.array)
-    first, last = store.unit_rows[units.start], store.unit_rows[units.stop]
-    assert watched.read == set(range(int(first), int(last)))
-
-
-def test_digest_of_a_share_covers_its_rows_and_no_others(store):
-    whole = [rows_digest(store, share(k, 2, store.n_units)) for k in range(2)]
-    changed = store.tokens.copy()
-    changed[-1, 1] += 1
-    other = dataclasses.replace(store, tokens=changed)
-    again = [rows_digest(other, share(k, 2, store.n_units)) for k in range(2)]
-    assert whole[0] == again[0] and whole[1] != again[1]
 
 
 def test_sums_are_added_once_in_the_order_of_hosts():

@@ -1,5 +1,3 @@
-"""DP-AdamBC: the published update, with changing noise and with pure noise."""
-
 from __future__ import annotations
 
 import dataclasses

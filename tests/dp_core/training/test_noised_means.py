@@ -1,5 +1,3 @@
-"""Noise on all parameters: independent values, keyed by parameter, the same in any thread."""
-
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,3 @@
-"""Causal training, and accuracy and perplexity of models with known answers."""
-
 from __future__ import annotations
 
 import math

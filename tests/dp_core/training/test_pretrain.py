@@ -1,12 +1,9 @@
-"""Training as a whole: it learns, follows its plan, reports, and survives interruptions."""
-
 from __future__ import annotations
 
 import dataclasses
 import weakref
 from functools import partial
 from types import SimpleNamespace
-from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -28,12 +25,9 @@ from dp_core.training.loop import (
     EvaluationHook,
     OrdinaryUpdates,
     PrivateUpdates,
-    Progress,
-    ProgressReporter,
-    curve_points,
 )
 from dp_core.training.objectives import mlm_accuracy
-from dp_core.training.trainer import Tallies, Trainer
+from dp_core.training.trainer import Trainer
 
 
 def same(a, b):
@@ -95,6 +89,7 @@ def test_checkpoints_of_another_run_are_refused(train, plan_of, config_of):
         (PrivateUpdates(plan_of(), PrivacySeed.fixed(4), b"other"), {}),
         (plan_of(noise_multiplier=0.8), {}),
         (plan_of(), {"config": config_of(learning_rate=0.02)}),
+        (plan_of(), {"config": config_of(trained_parameters="biases-and-norms")}),
         (plan_of(), {"init_seed": 2}),
         (OrdinaryUpdates(4, 18, seed=1), {}),
     ):
@@ -141,33 +136,6 @@ def test_negative_updates_and_empty_batches_are_refused(field, least):
     assert getattr(OrdinaryUpdates(**numbers | {field: least}), field) == least
     with pytest.raises(BadInput, match=field):
         OrdinaryUpdates(**numbers | {field: least - 1})
-
-
-UPDATES = 400  # a point of the curve every ten
-
-
-class Counting:
-    """Replaces a trainer: each reading returns the counts of one update."""
-
-    def read_tallies(self) -> Tallies:
-        return Tallies(loss=6.0, units=3, clipped=2)
-
-
-def reporter(reports: list[Progress]) -> ProgressReporter:
-    trainer = cast(Trainer, cast(Any, Counting()))
-    return ProgressReporter(trainer, UPDATES, curve_points(UPDATES), reports.append)
-
-
-def test_counts_since_the_last_point_survive_a_stop() -> None:
-    reports: list[Progress] = []
-    first, second = reporter(reports), reporter(reports)
-    kept = first.state()  # one reading, for example after 7 updates
-    first.report(10, 1.0, last=False)
-    second.restore(kept)
-    second.report(10, 1.0, last=False)
-    undisturbed, resumed = reports
-    assert resumed == undisturbed
-    assert (resumed.loss, resumed.batch, resumed.clipped) == (2.0, 6 / 10, 4 / 6)
 
 
 SEED = PrivacySeed.fixed(4)
@@ -329,14 +297,19 @@ def test_time_limited_run_ends_in_the_same_bits(
     """Checkpoint settings may change between runs. Past noise is made again from the seed."""
     plan = adaptive_plan(plan_of, steps=3) if adaptive else plan_of(steps=3)
     plan = with_bands(plan, bands, Workload.prefix_sums(3)) if bands > 1 else plan
-    place = LocalFolder(tmp_path / "whole")
-    whole = train(plan, config=config_of(**changes), checkpoints=place)
+    place, reports = LocalFolder(tmp_path / "whole"), []
+    last_point = {"progress": reports.append, "points": (3,)}
+    whole = train(plan, config=config_of(**changes), checkpoints=place, **last_point)
+    undisturbed = reports[-1]
     for done in (1, 2):  # at least one update per run, or it would never end
         with pytest.raises(Unfinished, match=f"time is up after {done} of 3 updates") as stopped:
-            train(plan, config=config_of(time_box_minutes=1e-9, **changes))
+            train(plan, config=config_of(time_box_minutes=1e-9, **changes), points=(3,))
         assert stopped.value.exit_code == 75
     last = config_of(checkpoint_every=2, time_box_minutes=1e5, **changes)
-    assert same(whole, train(plan, config=last))
+    assert same(whole, train(plan, config=last, **last_point))
+    # The counts since the last point of the curve survive a stop.
+    assert reports[-1] == dataclasses.replace(undisturbed, loss=reports[-1].loss)
+    assert reports[-1].loss == pytest.approx(undisturbed.loss, rel=1e-5)
     with place.read(place.names()[-1]) as file:
         kept = load_file(file)
     assert not [name for name in kept if "past" in name]  # noise is not stored

@@ -1,5 +1,3 @@
-"""Runs killed by kill -9 at the worst places end in the same bits as an uninterrupted run."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Each update has independent noise of the plan's scale; the clip norm follows a noised count."""
-
 from __future__ import annotations
 
 from types import SimpleNamespace

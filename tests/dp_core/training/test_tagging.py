@@ -1,5 +1,3 @@
-"""Sentences to rows and back, without losing a word at a cut; and the CRF over their tags."""
-
 from __future__ import annotations
 
 import itertools
@@ -96,14 +94,6 @@ def test_each_word_is_tagged_once_in_the_window_with_most_context(sizes, room, o
         assert begin <= end < last
         if last < len(sizes):  # the last window is extended to the left
             assert sum(sizes[begin:end]) <= overlap * room
-
-
-def test_half_overlapping_windows_give_each_word_a_quarter_row_of_context():
-    sizes = [1] * 200
-    for w in windows(sizes, 20, 0.5):
-        assert all(context(sizes, (w.begin, w.end), word) >= 4 for word in range(w.first, w.last))
-    cut = windows(sizes, 20, 0.0)
-    assert min(context(sizes, (w.begin, w.end), w.first) for w in cut[1:-1]) == 0
 
 
 @pytest.mark.parametrize("overlap", [0.0, 0.3, 0.5, 0.9])

@@ -1,5 +1,3 @@
-"""Inputs of the optimizer: the right sum and the right noise on any layout of devices."""
-
 from __future__ import annotations
 
 import importlib.util
@@ -31,8 +29,11 @@ def batches_of(store, updates=3):
     return [batch for t in range(updates) for batch in source.micro_batches(t)]
 
 
-def recorded(config, *, device="cpu", clipper, sigma=None, batches=(), divisor=1.0):
-    trainer = trainer_of(config, device=device, optimizer=Recorder(0, 0, 0), clipper=clipper)
+def recorded(
+    config, *, device="cpu", clipper, sigma=None, batches=(), divisor=1.0, precision="float32"
+):
+    start, recorder = fresh(config, 0).parameters, Recorder(0, 0, 0)
+    trainer = Trainer(strategy_for(device), config, start, recorder, clipper, precision=precision)
     noise = sigma and UpdateNoise(SEED, b"m", 0, sigma, clipper.clip_norm)
     for batch in batches:
         trainer.add(batch)
@@ -119,18 +120,8 @@ def test_adamw_equals_the_published_rule(config, loudness):
 
 
 def sums_of(config, store, device="cpu", **options):
-    clipper = options.pop("clipper", Clipper(0.5))
-    trainer = Trainer(
-        strategy_for(device),
-        config,
-        fresh(config, 0).parameters,
-        Recorder(0, 0, 0),
-        clipper,
-        **options,
-    )
-    trainer.add(batches_of(store, updates=1)[0])
-    trainer.apply_update(step=0, learning_rate=0.1, divisor=1.0, noise=None)
-    return flat(trainer.weights())
+    settings = {"clipper": Clipper(0.5), "batches": batches_of(store, updates=1)}
+    return recorded(config, device=device, **(settings | options))
 
 
 WITHOUT_TOOLBOX = pytest.mark.skipif(

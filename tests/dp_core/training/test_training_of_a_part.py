@@ -1,5 +1,3 @@
-"""Training of some parameters: the others keep their bits without noise; adapters are saved."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -19,7 +17,7 @@ from dp_core.models.adapters import (
 from dp_core.models.bert import mlm_logits
 from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
 from dp_core.models.hugging_face import load_model, save
-from dp_core.models.parameters import Model, fresh
+from dp_core.models.parameters import fresh
 from dp_core.nn import Layers
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise
@@ -95,22 +93,6 @@ def test_frozen_parameters_stay_the_same_bits(train, plan_of, config_of, kind, s
         assert same == (name not in names), name
 
 
-@pytest.mark.parametrize(
-    "other",
-    [
-        {"trained_parameters": "biases-and-norms"},
-        {"lora_alpha": 1.0},
-    ],
-)
-def test_checkpoint_with_other_trained_parameters_belongs_to_another_run(
-    train, plan_of, config_of, other
-):
-    settings = {"trained_parameters": "lora", "lora_rank": 2}
-    train(plan_of(), config=config_of(**settings))
-    with pytest.raises(BadInput, match="another run"):
-        train(plan_of(), config=config_of(**(settings | other)))
-
-
 def test_checkpoint_with_other_frozen_parameters_belongs_to_another_run(
     train, plan_of, config_of, config
 ):
@@ -148,4 +130,3 @@ def test_model_without_trained_parameters_is_refused(config):
     start = fresh(config, 0)
     with pytest.raises(BadInput, match="none of the model's parameters"):
         Trainer(strategy_for("cpu"), config, start.parameters, AdamW(0.9, 0.9, 0), None, trained=())
-    assert Model(config, start.parameters).size

@@ -16,8 +16,20 @@ import numpy as np
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import ALONE, EMBEDDED, ExposureRow, rows_from_ranks
-from dp_core.audit.extraction import GREEDY, SAMPLING, TOP_K, ExtractionRow, compare
+from dp_core.audit.extraction import (
+    DISCOVERABLE,
+    FROM_CANARIES,
+    FROM_ROWS,
+    GREEDY,
+    SAMPLING,
+    TARGETED,
+    TOP_K,
+    ExtractionRow,
+    compare,
+    extraction_finding,
+)
 from dp_core.audit.membership import LowRate, MembershipRow, Share
+from dp_core.audit.protocol import Finding
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -27,7 +39,6 @@ from tasks.report.model import (
     Cost,
     Curve,
     Exposures,
-    Extraction,
     Fact,
     Kind,
     LedgerLine,
@@ -110,9 +121,9 @@ def membership(leakage: float, ceiling: float | None) -> tuple[Membership]:
     return (Membership(tuple(rows)),)
 
 
-def extractions(label: Label, rows: int, secrets: int) -> tuple[Extraction, ...]:
+def extractions(label: Label, rows: int, secrets: int) -> tuple[Finding, ...]:
     """Return extractions of `rows` of 317 rows and `secrets` of 36, with a control of 211."""
-    settings = ExtractionConfig(extraction_rows=317).model_dump()
+    config = ExtractionConfig(extraction_rows=317)
 
     def extracted(decoding: str, hits: int, tried: int, control: int) -> ExtractionRow:
         return compare(decoding, "all", np.arange(tried) < hits, np.arange(211) < control)
@@ -126,8 +137,8 @@ def extractions(label: Label, rows: int, secrets: int) -> tuple[Extraction, ...]
         for decoding in (GREEDY, SAMPLING)
     )
     return (
-        Extraction("targeted", label, secret, settings, fixed_before_training=True),
-        Extraction("discoverable", Label.OPERATOR, row, settings, fixed_before_training=True),
+        extraction_finding(TARGETED, secret, config, FROM_CANARIES, True, label),
+        extraction_finding(DISCOVERABLE, row, config, FROM_ROWS, True, Label.OPERATOR),
     )
 
 

@@ -45,14 +45,6 @@ class Problem:
         )
         return tf.reduce_sum(tf.reshape(rows, (u, r)) * self.shares, axis=1)
 
-    def with_other_unit(self, unit: int, seed: int) -> Problem:
-        """Return the problem with other words and labels for one unit."""
-        rng = np.random.default_rng(seed)
-        ids, labels = self.ids.copy(), self.labels.copy()
-        ids[unit] = rng.integers(0, self.config.vocab_size, ids[unit].shape)
-        labels[unit] = rng.integers(0, self.config.vocab_size, labels[unit].shape)
-        return replace(self, ids=ids, labels=labels)
-
     def without(self, unit: int) -> Problem:
         """Return the problem with one unit turned into padding."""
         shares, weights = self.shares.copy(), self.weights.copy()
