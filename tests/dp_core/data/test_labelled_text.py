@@ -1,5 +1,3 @@
-"""Tests of sentences with entities and texts with a class: spans, tags, units and scores."""
-
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,3 @@
-"""The histogram: its calibration, its charge, and its draws."""
-
 from __future__ import annotations
 
 import math

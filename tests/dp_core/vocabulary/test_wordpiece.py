@@ -1,5 +1,3 @@
-"""WordPiece: determined by released counts, reproducible, readable by other libraries."""
-
 import json
 import subprocess
 import sys

@@ -1,5 +1,3 @@
-"""Tests of i2b2 2010: .txt and .con files, in one folder or in separate folders."""
-
 from __future__ import annotations
 
 import json
