@@ -1,7 +1,4 @@
-"""Readers answer a corrupted file with a result or with a one-line error that quotes no content.
-
-The readers of corpora and of labelled sentences are tested in separate files.
-"""
+"""Readers answer a corrupted file with a result or with a one-line error that quotes no content."""
 
 from __future__ import annotations
 
@@ -42,14 +39,10 @@ VOCABULARY = {SECRET: 900, "pain": 800, "has": 700, "fever": 600}
 TINY = BertConfig(vocab_size=24, hidden=64, layers=1, heads=1, intermediate=64, max_positions=16)
 
 
-class Case:
-    """A kind of file: functions that write a valid example and that read it."""
-
-    def __init__(self, make: Callable[[Path], Path], read: Callable[[Path], object]) -> None:
-        self.make, self.read = make, read
+Make = Callable[[Path], Path]  # writes a valid example in a folder
 
 
-def corpus(file: str) -> Callable[[Path], Path]:
+def corpus(file: str) -> Make:
     def make(folder: Path) -> Path:
         notes = (Document(f"d{i}", f"p{i % 3}", f"{SECRET} {i}", "") for i in range(9))
         write_corpus(notes, folder, 1)
@@ -58,18 +51,17 @@ def corpus(file: str) -> Callable[[Path], Path]:
     return make
 
 
-def sentences(folder: Path) -> Path:
-    folder.mkdir()
-    examples = [Sentence((SECRET, "pain"), ("B-problem", "I-problem"), "d")] * 5
-    entities_step.write_items(examples, folder / "train.jsonl")
-    return folder / "train.jsonl"
+def labelled(item: Sentence | LabelledText) -> Make:
+    def make(folder: Path) -> Path:
+        folder.mkdir()
+        entities_step.write_items([item] * 5, folder / "train.jsonl")
+        return folder / "train.jsonl"
+
+    return make
 
 
-def texts(folder: Path) -> Path:
-    folder.mkdir()
-    examples = [LabelledText(SECRET, "pain", "yes", "d", "p")] * 5
-    entities_step.write_items(examples, folder / "train.jsonl")
-    return folder / "train.jsonl"
+SENTENCE = Sentence((SECRET, "pain"), ("B-problem", "I-problem"), "d")
+TEXT = LabelledText(SECRET, "pain", "yes", "d", "p")
 
 
 def vocabulary(folder: Path) -> Path:
@@ -85,7 +77,7 @@ def canaries(folder: Path) -> Path:
     return file
 
 
-def store(file: str) -> Callable[[Path], Path]:
+def store(file: str) -> Make:
     def make(folder: Path) -> Path:
         writer = TokenStoreWriter(folder, 8, 300)
         for unit in range(6):
@@ -103,7 +95,7 @@ def every_row(folder: Path) -> object:
     ], opened.content_digest()
 
 
-def model(file: str) -> Callable[[Path], Path]:
+def model(file: str) -> Make:
     def make(folder: Path) -> Path:
         values = initial_values(parameter_shapes(TINY), 0.1, 1)
         weights.save(Model(TINY, values), folder)
@@ -130,7 +122,7 @@ def seed(folder: Path) -> Path:
     return folder / "seeds" / "release.json"
 
 
-def written(name: str, content: object) -> Callable[[Path], Path]:
+def written(name: str, content: object) -> Make:
     def make(folder: Path) -> Path:
         folder.mkdir(exist_ok=True)
         (folder / name).write_text(json.dumps(content))
@@ -147,12 +139,7 @@ RESULT: dict[str, Any] = {
     "metrics": [{"name": "documents", "value": 1.0, "label": "operator", "step": 0}],
     "facts": {"made_up": True, "note": 1},
 }
-EVENT = SPEC["plan"] and {
-    "kind": "histogram",
-    "version": 1,
-    "unit": "patient",
-    "sigma": 20.0,
-}
+EVENT = {"kind": "histogram", "version": 1, "unit": "patient", "sigma": 20.0}
 CHECKSUMS = {"a.txt": {"sha256": "0" * 64, "bytes": 3}, "b/c.txt": {"sha256": "1" * 64, "bytes": 1}}
 
 
@@ -163,32 +150,32 @@ def diagnoses(folder: Path) -> Path:
     return folder / "codes.csv"
 
 
-CASES = {
-    "a table of codes": Case(diagnoses, Diagnoses),
-    "a shard of a corpus": Case(corpus("shard-0000.parquet"), lambda f: list(open_corpus(f))),
-    "a corpus's mark": Case(corpus("corpus.json"), lambda f: list(open_corpus(f))),
-    "sentences": Case(sentences, lambda f: entities_step.read_items(f, "train", "entities")),
-    "texts": Case(texts, lambda f: entities_step.read_items(f, "train", "classes")),
-    "vocab.txt": Case(vocabulary, wordpiece.load),
-    "canaries.json": Case(canaries, canaries_step.read_canaries),
-    "store.json": Case(store("store.json"), every_row),
-    "tokens.bin": Case(store("tokens.bin"), every_row),
-    "unit_rows.bin": Case(store("unit_rows.bin"), every_row),
-    "lengths.bin": Case(store("lengths.bin"), every_row),
-    "config.json": Case(model("config.json"), weights.load_model),
-    "model.safetensors": Case(model("model.safetensors"), weights.load_model),
-    "checkpoint": Case(checkpoint, newest),
-    "seed": Case(seed, lambda f: SeedStore(f / "seeds").get("release")),
-    "spec": Case(written("s.json", SPEC), lambda f: contract._spec("pretrain", str(f / "s.json"))),
-    "settings": Case(
+CASES: dict[str, tuple[Make, Callable[[Path], object]]] = {  # how each file is made and read
+    "a table of codes": (diagnoses, Diagnoses),
+    "a shard of a corpus": (corpus("shard-0000.parquet"), lambda f: list(open_corpus(f))),
+    "a corpus's mark": (corpus("corpus.json"), lambda f: list(open_corpus(f))),
+    "sentences": (labelled(SENTENCE), lambda f: entities_step.read_items(f, "train", "entities")),
+    "texts": (labelled(TEXT), lambda f: entities_step.read_items(f, "train", "classes")),
+    "vocab.txt": (vocabulary, wordpiece.load),
+    "canaries.json": (canaries, canaries_step.read_canaries),
+    "store.json": (store("store.json"), every_row),
+    "tokens.bin": (store("tokens.bin"), every_row),
+    "unit_rows.bin": (store("unit_rows.bin"), every_row),
+    "lengths.bin": (store("lengths.bin"), every_row),
+    "config.json": (model("config.json"), weights.load_model),
+    "model.safetensors": (model("model.safetensors"), weights.load_model),
+    "checkpoint": (checkpoint, newest),
+    "seed": (seed, lambda f: SeedStore(f / "seeds").get("release")),
+    "spec": (written("s.json", SPEC), lambda f: contract._spec("pretrain", str(f / "s.json"))),
+    "settings": (
         written("s.json", {"layers": 3, "canary_rates": "0.5", "data_version": "2"}),
         lambda f: settings_from(JobSettings, file=f / "s.json"),
     ),
-    "result.json": Case(
+    "result.json": (
         written("result.json", RESULT),
         lambda f: read_result(Store(str(f.parent), f / "cache"), str(f)),
     ),
-    "checksums.json": Case(
+    "checksums.json": (
         written("checksums.json", CHECKSUMS),
         lambda f: Store(str(f.parent), f / "cache").local_copy(str(f)),
     ),
@@ -204,14 +191,14 @@ AS_JSON = {
 def test_corrupted_file_is_read_or_refused_without_its_content(
     name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    case, rng = CASES[name], random.Random(name)
-    file = case.make(tmp_path / "x")
+    (make, read), rng = CASES[name], random.Random(name)
+    file = make(tmp_path / "x")
     good, refused = file.read_bytes(), 0
     for number in range(CORRUPTIONS):
         bad = misshapen(good, rng) if name in AS_JSON and number % 2 else _bytes(file, good, rng)
         file.write_bytes(bad)
         try:
-            case.read(tmp_path / "x")
+            read(tmp_path / "x")
         except ConfideError as error:
             refused += 1
             assert SECRET not in str(error)

@@ -265,13 +265,6 @@ def test_reading_the_dags_loads_nothing_heavy_and_no_provider_that_is_not_chosen
     assert answer.stdout.splitlines()[-1] == "[]"
 
 
-def test_the_sweeps_form_says_which_settings_the_grid_replaces(dags):
-    params = dags["dp_sweep"].params
-    for name in ("noise_multiplier", "batch_size", "epochs"):
-        assert "from the grid" in params.get_param(name).description
-    assert "from the grid" not in params.get_param("clip_norm").description
-
-
 def test_searched_sweep_is_refused_by_airflow(dags):
     from dags.dp_sweep import page_of, settings_of
 

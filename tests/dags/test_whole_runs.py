@@ -44,6 +44,15 @@ def states(tasks):
     return {task_id: task.state for (task_id, _), task in tasks.items()}
 
 
+def mapped(tasks):
+    """Return the points and states of each mapped task."""
+    of = {}
+    for (task_id, index), task in tasks.items():
+        if index >= 0:
+            of.setdefault(task_id, []).append((task.rendered_map_index, task.state))
+    return of
+
+
 def own_name(task_id):
     return task_id.rpartition(".")[2]
 
@@ -100,20 +109,17 @@ def test_points_that_differ_in_fine_tuning_share_one_training(run, monkeypatch):
         "sweep_baselines": "public-training",
     }
     _, tasks = run("dp_sweep", conf)
-    of = {}
-    for (task_id, index), task in tasks.items():
-        if index >= 0:
-            of.setdefault(own_name(task_id), []).append((task.rendered_map_index, task.state))
+    of = mapped(tasks)
     shared = "σ=1 · B=256 · epochs=5"
-    assert of["pretraining"] == [(shared, SUCCESS), ("public training", SUCCESS)]
-    assert sorted(of["finetuning"]) == [
+    assert of["training_point.pretraining"] == [(shared, SUCCESS), ("public training", SUCCESS)]
+    assert sorted(of["point.finetuning"]) == [
         (f"{start} · tuning epochs={epochs} · fold={fold}", SUCCESS)
         for start in ("public training", shared)
         for epochs in (1, 2)
         for fold in (1, 2)
     ]
-    assert of["exposure"] == [(shared, FAILED), ("public training", FAILED)]
-    assert "vocabulary" not in of  # the whole sweep has one vocabulary
+    assert of["model.exposure"] == [(shared, FAILED), ("public training", FAILED)]
+    assert "baseline.vocabulary" not in of  # the whole sweep has one vocabulary
     assert tasks["report", -1].state == SUCCESS
 
 
@@ -125,10 +131,7 @@ def test_baselines_run_with_the_points_and_a_failed_one_stops_no_other(own_run, 
         "sweep_checkpoints": "gs://models/bert",
     }
     done, tasks = own_run("dp_sweep", conf)
-    of = {}
-    for (task_id, index), task in tasks.items():
-        if index >= 0:
-            of.setdefault(task_id, []).append((task.rendered_map_index, task.state))
+    of = mapped(tasks)
     red = "without privacy"
     assert of["baseline.vocabulary"] == [(red, SUCCESS), ("checkpoint bert", FAILED)]
     assert [state for _, state in of["baseline.checkpoint"]] == [SKIPPED, SUCCESS]
@@ -146,13 +149,8 @@ def test_a_causal_sweep_reads_no_labels_fine_tunes_nothing_and_still_reports(own
     assert done.state == DagRunState.SUCCESS
     found = states(tasks)
     assert {found[name] for name in ("entities", "fine_tunings", "point.finetuning")} == {SKIPPED}
-    trained = {
-        task.rendered_map_index: task.state
-        for (task_id, _), task in tasks.items()
-        if task_id == "model.exposure"
-    }
     names = ["σ=1 · B=256 · epochs=5", "σ=2 · B=256 · epochs=5", "without privacy · epochs=5"]
-    assert trained == dict.fromkeys(names, SUCCESS)
+    assert mapped(tasks)["model.exposure"] == [(name, SUCCESS) for name in names]
     assert found["report"] == SUCCESS
 
 

@@ -43,6 +43,15 @@ def registered(deployment: Deployment) -> Deployment:
 
 
 @pytest.fixture
+def ledger(deployment: Deployment) -> Ledger:
+    """The ledger of a deployment with data sets of patients' notes and of labelled documents."""
+    ledger = Ledger.open(deployment.ledger)
+    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-4)
+    ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 500.0, 1e-3)
+    return ledger
+
+
+@pytest.fixture
 def at_home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
     """Make the command line use the test's deployment."""
     monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))

@@ -46,13 +46,6 @@ UNITS = PrivateUnits("notes", PrivacyUnit.PATIENT, 6000, 1, patients=True, origi
 Steps = list[tuple[str, str, StepSpec]]
 
 
-@pytest.fixture
-def ledger(deployment: Deployment) -> Ledger:
-    ledger = Ledger.open(deployment.ledger)
-    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-4)
-    return ledger
-
-
 def run(
     deployment: Deployment, steps: Iterator[Any], label: str = "dp", key: str = "run"
 ) -> Iterator[Any]:

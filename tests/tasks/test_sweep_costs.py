@@ -68,14 +68,6 @@ def points_by_output(settings: SweepSettings) -> dict[tuple[str, str], str]:
     return {(task, output): point for (point, task), output in named}
 
 
-@pytest.fixture
-def ledger(deployment: Deployment) -> Ledger:
-    ledger = Ledger.open(deployment.ledger)
-    ledger.register_dataset("notes", PrivacyUnit.PATIENT, 20.0, 1e-4)
-    ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 500.0, 1e-3)
-    return ledger
-
-
 def test_fine_tuning_on_public_labels_costs_nothing(ledger: Ledger, deployment: Deployment) -> None:
     free = {
         "entities_folds": 5, "sweep_finetune_seeds": 3, "sweep_finetune_epochs": "1,2",
