@@ -11,23 +11,11 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Literal, Protocol
+from typing import Literal
 
 from dp_core.data.corpus import normalised_id
 from dp_core.data.hashing import content_name, digest64, document_unit_id, with_copies_numbered
 from dp_core.privacy.mechanisms import PrivacyUnit
-
-
-class LabelledItem(Protocol):
-    """A sentence with entities, or a text with a class, with its document and patient."""
-
-    @property
-    def document_id(self) -> str:
-        """The document; empty where the source names none."""
-
-    @property
-    def patient_id(self) -> str:
-        """The patient; empty where the source names none."""
 
 
 def owner_of(item: LabelledItem) -> str:
@@ -163,6 +151,9 @@ class Sentence:
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.tags)} tags")
         for name in ("document_id", "patient_id"):
             object.__setattr__(self, name, normalised_id(getattr(self, name)))
+
+
+LabelledItem = Sentence | LabelledText
 
 
 def annotated(

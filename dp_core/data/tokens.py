@@ -288,6 +288,11 @@ class HeldItems:
         starts = np.concatenate([[0], np.cumsum(lengths[chosen])]).astype(np.int64)
         return HeldItems(ids, self.items, starts, self.members[np.repeat(chosen, lengths)])
 
+    def keeping(self, kept: NDArray[np.bool_]) -> HeldItems:
+        """Return all units with only the chosen ones of `members`."""
+        starts = np.concatenate([[0], np.cumsum(kept)])[self.starts]
+        return HeldItems(self.unit_ids, self.items, starts, self.members[kept])
+
 
 def held_items(unit_ids: Sequence[str], words: WordCodes, bounds: Ints) -> HeldItems:
     """Return the distinct words of units.
@@ -297,15 +302,20 @@ def held_items(unit_ids: Sequence[str], words: WordCodes, bounds: Ints) -> HeldI
         words: running words.
         bounds: int64 `[units + 1]`; unit u has the codes `codes[bounds[u]:bounds[u + 1]]`.
     """
-    size, units = max(1, len(words.words)), len(unit_ids)
-    owners = np.repeat(np.arange(units, dtype=np.int64), np.diff(bounds))
-    pairs = owners * size + words.codes[bounds[0] : bounds[-1]]
+    owners = np.repeat(np.arange(len(unit_ids), dtype=np.int64), np.diff(bounds))
+    return held_once(unit_ids, words.words, owners, words.codes[bounds[0] : bounds[-1]])
+
+
+def held_once(unit_ids: Sequence[str], items: pa.Array, owners: Ints, numbers: Ints) -> HeldItems:
+    """Return the distinct items of units, given the unit and the item of each occurrence."""
+    size = max(1, len(items))
+    pairs = owners * size + numbers
     pairs.sort()
     if len(pairs):
         pairs = pairs[np.concatenate([[True], pairs[1:] != pairs[:-1]])]
     owners, members = np.divmod(pairs, size)
-    starts = np.searchsorted(owners, np.arange(units + 1))
-    return HeldItems(unit_ids, words.words, starts, members.astype(np.int32))
+    starts = np.searchsorted(owners, np.arange(len(unit_ids) + 1))
+    return HeldItems(unit_ids, items, starts, members.astype(np.int32))
 
 
 def joined_items(blocks: Iterator[HeldItems]) -> HeldItems:

@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 from dp_core.config.privacy import MechanismName
 from dp_core.data.corpus import Shard
 from dp_core.data.privacy_units import UnitTexts
-from dp_core.data.tokens import HeldItems, WordCodes, encode_bert_words
+from dp_core.data.tokens import HeldItems, WordCodes, encode_bert_words, held_once
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.mechanisms import PhraseRounds, PrivacyUnit
@@ -75,10 +75,7 @@ class Candidates:
         begins = begins[begins + self.length <= ends[begins]]  # and within one text
         numbers, phrases = _numbered(words, begins, self.length)
         owners = np.searchsorted(words.starts[block.rows], begins, "right") - 1
-        pairs = np.unique(owners * max(1, len(phrases)) + numbers)
-        owners, members = np.divmod(pairs, max(1, len(phrases)))
-        starts = np.searchsorted(owners, np.arange(len(block.unit_ids) + 1))
-        return HeldItems(block.unit_ids, phrases, starts, members.astype(np.int32))
+        return held_once(block.unit_ids, phrases, owners, numbers)
 
     def _released_parts(self, words: WordCodes, ends: Ints) -> Flags:
         """Return whether a released part begins at each word."""
@@ -226,6 +223,7 @@ class PhrasePlan:
         return _rounds(self.each_round, self.lengths)
 
 
+@functools.lru_cache(maxsize=64)  # several steps of a run need the same plan
 def calibrate(
     epsilon: float,
     delta: float,
@@ -253,25 +251,9 @@ def calibrate(
     check_target(epsilon, delta, per_unit)
     if mechanism == "paper":
         raise BadInput("the paper's histogram is not calibrated", where="mechanism of phrases")
-    return _least_noise(mechanism, epsilon, delta, lengths, per_unit, unit, declared_units)
-
-
-@functools.lru_cache(maxsize=64)  # several steps of a run need the same plan
-def _least_noise(
-    mechanism: MechanismName,
-    epsilon: float,
-    delta: float,
-    lengths: tuple[int, ...],
-    per_unit: int,
-    unit: PrivacyUnit | None,
-    declared_units: int,
-) -> PhrasePlan:
-    """Return rounds whose ε is as large as the ε of all rounds permits.
-
-    The charge of all rounds is nearly proportional to the ε of one, so a few trials find it. Basic
-    composition bounds the ε of one from below. A single round spends its δ on new phrases; noise
-    that hides shared phrases in all rounds together needs a part of δ too.
-    """
+    # The charge of all rounds is nearly proportional to the ε of one, so a few trials find it.
+    # Basic composition bounds the ε of one from below. A single round spends its δ on new phrases;
+    # noise that hides shared phrases in all rounds together needs a part of δ too.
     rounds = len(lengths)
     share = _OF_ROUNDS / rounds if rounds > 1 else 1.0
     alone, best = epsilon / math.sqrt(rounds) if rounds > 1 else epsilon, 0.0

@@ -127,9 +127,7 @@ def _without(block: HeldItems, public: pa.Array) -> HeldItems:
     if not len(public):
         return block
     private = ~pc.is_in(block.items, value_set=public).to_numpy(zero_copy_only=False)
-    kept = private[block.members]
-    starts = np.concatenate([[0], np.cumsum(kept)])[block.starts]
-    return HeldItems(block.unit_ids, block.items, starts, block.members[kept])
+    return block.keeping(private[block.members])
 
 
 def _bounded(block: HeldItems, items_per_unit: int, key: bytes) -> HeldItems:
@@ -145,10 +143,10 @@ def _bounded(block: HeldItems, items_per_unit: int, key: bytes) -> HeldItems:
         places = (start + np.argsort(rank[block.members[start:end]])).tolist()
         kept[start:end] = False
         kept[bounded_sample(places, items_per_unit, block.unit_ids[u], key)] = True
-    starts = np.concatenate([[0], np.cumsum(kept)])[block.starts]
-    used, members = np.unique(block.members[kept], return_inverse=True)
-    items = block.items.take(pa.array(used))
-    return HeldItems(block.unit_ids, items, starts, members.astype(np.int32))
+    held = block.keeping(kept)
+    used, members = np.unique(held.members, return_inverse=True)
+    items = held.items.take(pa.array(used))
+    return HeldItems(held.unit_ids, items, held.starts, members.astype(np.int32))
 
 
 _LIMIT = 1 << 26  # bytes in memory

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from scipy.optimize import brentq
 from scipy.special import erfcinv, ndtr, ndtri
 
-from dp_core.config.privacy import MechanismName, gives_a_unit_away
+from dp_core.config.privacy import LEAST_DELTA, MechanismName, gives_a_unit_away
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import DIGITS, round_up
@@ -39,7 +39,6 @@ from dp_core.vocabulary.partition_selection import Counted, Elimination, Partiti
 
 MOST_EPSILON = 500.0  # e^ε is still a float, but such an ε has no meaning
 MOST_WORDS = 100_000  # distinct words of one unit
-LEAST_DELTA = 1e-30  # tails far beyond it are not summed
 _LEAST_SIGMA, _MOST_SIGMA = 1e-2, 1e7
 _WITHIN = 1 - 1e-5  # share of δ that is spent; the rest exceeds the accounting's rounding
 _NUDGES = 12  # doublings from one last digit of σ: up to 4%

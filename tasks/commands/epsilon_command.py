@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from dp_core.config.privacy import LEAST_NOISE, refuse_large_delta
+from dp_core.config.privacy import LEAST_DELTA, LEAST_NOISE, refuse_large_delta
 from dp_core.errors import BadInput
 from dp_core.privacy import mechanisms
 from dp_core.privacy.accounting.accountants import epsilon_pld, epsilon_rdp, epsilon_unamplified
@@ -51,7 +51,7 @@ class InRange(click.ParamType[Any]):
 
 
 EPSILON = InRange(click.FLOAT, 1e-6, 500.0)
-DELTA = InRange(click.FLOAT, selection.LEAST_DELTA, 1 - 1e-9)
+DELTA = InRange(click.FLOAT, LEAST_DELTA, 1 - 1e-9)
 _NOISE = InRange(click.FLOAT, LEAST_NOISE, MOST_NOISE)
 _RATE = InRange(click.FLOAT, 1e-9, 1.0)  # from 1 / (largest number of units)
 _COUNT = InRange(click.INT, 1, 10**12)

@@ -410,3 +410,12 @@ def test_run_above_the_budget_ends_with_exit_code_3(
     assert len(lines) == 1
     assert lines[0].count(">") >= 2  # the arithmetic
     assert ledger.history("notes") == []
+
+
+@pytest.mark.usefixtures("as_in_a_process", "no_mlflow")
+def test_data_set_without_a_budget_is_refused_before_reading(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    job = JobSettings(private_format="text", private_path="/absent", private_dataset="notes")
+    assert run(job_steps(job)["budget"]) == 2
+    assert "confide ledger register notes" in capsys.readouterr().err

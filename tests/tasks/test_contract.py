@@ -6,7 +6,6 @@ import signal
 import subprocess
 import sys
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,14 +24,57 @@ from tasks.protocol import CanariesSpec, CorpusSpec, RunContext, Source, StepRes
 from tasks.protocol.messages import Follower
 from tasks.protocol.step_process import data_uri
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage import RESULT, Store
 
-Step = Callable[..., None]
 SECRET = "Zacharias Quillfeather"
 
 
-@pytest.fixture(autouse=True)
-def _here(monkeypatch: pytest.MonkeyPatch, deployment: Deployment, no_mlflow: None) -> None:
+class Case:
+    """A step of made-up data whose work a test replaces; at first the work succeeds."""
+
+    def __init__(self, deployment: Deployment, patch: pytest.MonkeyPatch) -> None:
+        self.deployment, self.patch = deployment, patch
+        self.spec = self.spec_with()
+        self.output = output_folder(deployment, self.spec.output)
+        self.left = deployment.work / f"canaries-{self.spec.digest()[:16]}"
+        self.does(good)
+
+    def spec_with(self, **more: Any) -> CanariesSpec:
+        uri = f"{self.deployment.store}/v/1"
+        fields = {"config": {}, "seed": 1, "made_up": True, "vocabulary_uri": uri}
+        return CanariesSpec.model_validate(fields | more)
+
+    def does(self, work: Any, **more: Any) -> None:
+        module = SimpleNamespace(run=work, **more)
+        self.patch.setattr(contract, "_module", lambda _: module)
+
+    def fails(self, error: BaseException) -> None:
+        def fail(spec: CanariesSpec, context: StepContext) -> StepOutput:
+            (context.out / "half.txt").write_text("half")
+            raise error
+
+        self.does(fail)
+
+    def run(self) -> int:
+        return run(self.spec)
+
+    def result(self) -> StepResult:
+        return StepResult.model_validate_json((self.output / RESULT).read_bytes())
+
+
+def good(spec: CanariesSpec, context: StepContext) -> StepOutput:
+    (context.out / "made.txt").write_text("made")
+    context.measure("epsilon", Public(1.0), 2)
+    context.measure("loss", Operator(3.0), 2)
+    return StepOutput(outputs={"made": "made.txt", "all": ""}, facts={"answer": 42})
+
+
+def not_again(*_: object) -> StepOutput:
+    pytest.fail("it worked again")
+
+
+@pytest.fixture
+def case(monkeypatch: pytest.MonkeyPatch, deployment: Deployment, no_mlflow: None) -> Case:
     monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
     monkeypatch.setenv("CONFIDE_MESSAGES", str(deployment.home / "channel"))
     monkeypatch.delenv("CONFIDE_DEBUG", raising=False)
@@ -40,119 +82,74 @@ def _here(monkeypatch: pytest.MonkeyPatch, deployment: Deployment, no_mlflow: No
     os.umask(kept)
     monkeypatch.setattr(os, "umask", lambda _: kept)
     monkeypatch.setattr(signal, "signal", lambda *_: None)
-
-
-def _spec(deployment: Deployment, **more: Any) -> CanariesSpec:
-    fields: dict[str, Any] = {"config": {}, "seed": 1, "made_up": True}
-    fields |= {"vocabulary_uri": f"{deployment.store}/v/1"} | more
-    return CanariesSpec.model_validate(fields)
-
-
-@pytest.fixture
-def spec(deployment: Deployment) -> CanariesSpec:
-    return _spec(deployment)
-
-
-@pytest.fixture
-def step(monkeypatch: pytest.MonkeyPatch) -> Step:
-    """Return a function that sets the work of the step; the initial step succeeds."""
-
-    def does(work: Any, **more: Any) -> None:
-        module = SimpleNamespace(run=work, **more)
-        monkeypatch.setattr(contract, "_module", lambda _: module)
-
-    does(_good)
-    return does
-
-
-def _output(spec: CanariesSpec) -> Path:
-    return output_folder(Deployment.from_environment(), spec.output)
-
-
-def _good(spec: CanariesSpec, context: StepContext) -> StepOutput:
-    (context.out / "made.txt").write_text("made")
-    context.measure("epsilon", Public(1.0), 2)
-    context.measure("loss", Operator(3.0), 2)
-    return StepOutput(outputs={"made": "made.txt", "all": ""}, facts={"answer": 42})
+    return Case(deployment, monkeypatch)
 
 
 def test_result_is_written_last_and_states_outputs_metrics_and_facts(
-    spec: CanariesSpec,
-    deployment: Deployment,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    step: Step,
+    case: Case, capsys: pytest.CaptureFixture[str]
 ) -> None:
     seen: list[set[str]] = []
     write = Store.write
 
     def watching(self: Store, uri: str, content: bytes) -> None:
-        seen.append({f.name for f in _output(spec).rglob("*")})
+        seen.append({f.name for f in case.output.rglob("*")})
         write(self, uri, content)
 
-    monkeypatch.setattr(Store, "write", watching)
-    assert run(spec) == 0
+    case.patch.setattr(Store, "write", watching)
+    assert case.run() == 0
     assert seen == [{"made.txt", "checksums.json"}]
-    place = f"{_output(spec).as_uri()}/result.json"
-    assert capsys.readouterr().out.strip() == place
-    result = StepResult.model_validate_json((_output(spec) / "result.json").read_bytes())
-    assert result.spec_hash == spec.digest()
-    assert result.outputs == {"made": f"{spec.output}/made.txt", "all": spec.output}
+    assert capsys.readouterr().out.strip() == f"{case.output.as_uri()}/result.json"
+    result = case.result()
+    assert result.spec_hash == case.spec.digest()
+    uri = case.spec.output
+    assert result.outputs == {"made": f"{uri}/made.txt", "all": uri}
     assert [(m.name, m.label, m.step) for m in result.metrics] == [
         ("epsilon", "public", 2),
         ("loss", "operator", 2),
     ]
     assert result.facts["answer"] == 42
-    assert not (deployment.work / f"canaries-{spec.digest()[:16]}").exists()
+    assert not case.left.exists()
 
 
 def test_finished_step_is_not_run_again_and_loses_the_work_folder_left_by_a_kill(
-    spec: CanariesSpec, deployment: Deployment, step: Step
+    case: Case,
 ) -> None:
-    assert run(spec) == 0
-    left = deployment.work / f"canaries-{spec.digest()[:16]}"
-    (left / "out").mkdir(parents=True)
-    (left / "out" / "made.txt").write_text(SECRET)
-    before = (_output(spec) / "result.json").read_bytes()
-    step(lambda *_: pytest.fail("it worked again"))
-    assert run(spec) == 0
-    assert (_output(spec) / "result.json").read_bytes() == before
-    assert not left.exists()
+    assert case.run() == 0
+    (case.left / "out").mkdir(parents=True)
+    (case.left / "out" / "made.txt").write_text(SECRET)
+    before = case.result()
+    case.does(not_again)
+    assert case.run() == 0
+    assert case.result() == before
+    assert not case.left.exists()
 
 
 @pytest.mark.parametrize("changed", [False, True])
-def test_copy_of_the_source_is_removed_after_the_comparison(
-    spec: CanariesSpec,
-    deployment: Deployment,
-    monkeypatch: pytest.MonkeyPatch,
-    changed: bool,
-    step: Step,
-) -> None:
+def test_copy_of_the_source_is_removed_after_the_comparison(case: Case, changed: bool) -> None:
     def compares(spec: CanariesSpec, result: StepResult, context: StepContext) -> None:
         (context.durable / "source").write_text(SECRET)
         if changed:
             raise BadInput("the files have changed", where="private_path")
 
-    step(_good, refuse_if_changed=compares)
+    case.does(good, refuse_if_changed=compares)
     source = Source(field="private_path", uri="/nowhere", public=False)
-    monkeypatch.setattr(CanariesSpec, "sources", (source,))
-    monkeypatch.setattr(CanariesSpec, "checks_sources", True)
-    assert run(spec) == 0
-    assert run(spec) == (2 if changed else 0)
-    assert not list(deployment.work.rglob("source"))
+    case.patch.setattr(CanariesSpec, "sources", (source,))
+    case.patch.setattr(CanariesSpec, "checks_sources", True)
+    assert case.run() == 0
+    assert case.run() == (2 if changed else 0)
+    assert not list(case.deployment.work.rglob("source"))
 
 
-def test_result_with_missing_parts_is_made_again(spec: CanariesSpec, step: Step) -> None:
+def test_result_with_missing_parts_is_made_again(case: Case) -> None:
     missing = ["σ=1"]
     answer = {"table": 1, "missing": missing}
-    step(lambda spec, context: StepOutput(outputs={}, facts=answer))
-    assert run(spec) == 0
+    case.does(lambda spec, context: StepOutput(outputs={}, facts=answer))
+    assert case.run() == 0
     missing.clear()
-    assert run(spec) == 0
-    result = StepResult.model_validate_json((_output(spec) / "result.json").read_bytes())
-    assert result.facts["missing"] == []
-    step(lambda *_: pytest.fail("it worked again"))
-    assert run(spec) == 0
+    assert case.run() == 0
+    assert case.result().facts["missing"] == []
+    case.does(not_again)
+    assert case.run() == 0
 
 
 @pytest.mark.parametrize(
@@ -166,33 +163,21 @@ def test_result_with_missing_parts_is_made_again(spec: CanariesSpec, step: Step)
     ],
 )
 def test_failure_is_one_line_with_an_exit_code_and_no_result(
-    spec: CanariesSpec,
-    deployment: Deployment,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
-    code: int,
-    step: Step,
+    case: Case, capsys: pytest.CaptureFixture[str], error: Exception, code: int
 ) -> None:
-    def fails(spec: CanariesSpec, context: StepContext) -> StepOutput:
-        (context.out / "half.txt").write_text("half")
-        raise error
-
-    step(fails)
-    assert run(spec) == code
+    case.fails(error)
+    assert case.run() == code
     output = capsys.readouterr()
-    lines = output.err.strip().splitlines()
-    assert len(lines) == 1
-    assert lines[0].startswith("confide: canaries: ")
-    failed = Follower(deployment.home / "channel").look().failed
+    (line,) = output.err.strip().splitlines()
+    failed = Follower(case.deployment.home / "channel").look().failed
     assert failed is not None
-    assert f"confide: canaries: {failed.reason}" == lines[0]
+    assert f"confide: canaries: {failed.reason}" == line
     assert failed.exit_code == code
     assert SECRET not in output.err + output.out
     assert ("No space left on device" in output.err) is isinstance(error, OSError)
-    assert not _output(spec).exists()
-    monkeypatch.setenv("CONFIDE_DEBUG", "1")
-    assert run(spec) == code
+    assert not case.output.exists()
+    case.patch.setenv("CONFIDE_DEBUG", "1")
+    assert case.run() == code
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -206,23 +191,20 @@ def test_failure_is_one_line_with_an_exit_code_and_no_result(
     ],
 )
 def test_tracking_on_a_full_disk_keeps_the_exit_code(
-    spec: CanariesSpec, monkeypatch: pytest.MonkeyPatch, error: BaseException, code: int, step: Step
+    case: Case, error: BaseException, code: int
 ) -> None:
     """Another exit code would make the orchestrator repeat a step that must not be repeated."""
 
     def full(*_: object, **__: object) -> None:
         raise OSError(28, "No space left on device")
 
-    def fails(spec: CanariesSpec, context: StepContext) -> StepOutput:
-        raise error
-
     for ending in ("end", "leave"):
-        monkeypatch.setattr(contract.Tracker, ending, full)
-    step(fails)
-    assert run(spec) == code
+        case.patch.setattr(contract.Tracker, ending, full)
+    case.fails(error)
+    assert case.run() == code
 
 
-def test_retry_continues_in_the_same_work_folder(spec: CanariesSpec, step: Step) -> None:
+def test_retry_continues_in_the_same_work_folder(case: Case) -> None:
     def first(spec: CanariesSpec, context: StepContext) -> StepOutput:
         context.measure("epsilon", Public(1.0), 1)
         (context.durable / "checkpoint").write_text("half-way")
@@ -235,51 +217,48 @@ def test_retry_continues_in_the_same_work_folder(spec: CanariesSpec, step: Step)
         context.measure("epsilon", Public(2.0), 2)
         return StepOutput(outputs={"all": ""})
 
-    step(first)
-    assert run(spec) == 1
-    step(second)
-    assert run(spec) == 0
-    result = StepResult.model_validate_json((_output(spec) / "result.json").read_bytes())
-    assert [(m.step, m.value) for m in result.metrics] == [(1, 1.0), (2, 2.0)]
-    assert not (_output(spec) / "stale").exists()
+    case.does(first)
+    assert case.run() == 1
+    case.does(second)
+    assert case.run() == 0
+    assert [(m.step, m.value) for m in case.result().metrics] == [(1, 1.0), (2, 2.0)]
+    assert not (case.output / "stale").exists()
 
 
 def test_invalid_spec_is_refused_with_the_reason(
-    spec: CanariesSpec, capsys: pytest.CaptureFixture[str]
+    case: Case, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    whole = json.loads(spec.model_dump_json())
-    for change, reason in (
-        ({"unknown": 1}, "unknown setting"),
-        ({"seed": "one"}, "seed"),
-        ({"step": "nonsense"}, "nonsense"),
+    whole = json.loads(case.spec.model_dump_json())
+    for name, change, reason in (
+        ("canaries", {"unknown": 1}, "unknown setting"),
+        ("canaries", {"seed": "one"}, "seed"),
+        ("canaries", {"step": "nonsense"}, "nonsense"),
+        ("corpus", {}, "is for the step 'canaries'"),
     ):
-        body = json.dumps(whole | change).encode()
-        assert contract.main("canaries", data_uri(body)) == 2
+        assert contract.main(name, data_uri(json.dumps(whole | change).encode())) == 2
         assert reason in capsys.readouterr().err
     assert contract.main("canaries", "/no/such/spec.json") == 2
-    assert contract.main("corpus", data_uri(json.dumps(whole).encode())) == 2
-    assert "is for the step 'canaries'" in capsys.readouterr().err
 
 
 def test_private_input_cannot_be_used_as_made_up(
-    deployment: Deployment, capsys: pytest.CaptureFixture[str], step: Step
+    case: Case, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    private = _spec(deployment, made_up=False)
+    private = case.spec_with(made_up=False)
     assert run(private) == 0
 
     def reads(spec: CanariesSpec, context: StepContext) -> StepOutput:
         context.input(spec.vocabulary_uri)
         return StepOutput(outputs={})
 
-    step(reads)
-    assert run(_spec(deployment, vocabulary_uri=private.output)) == 2
+    case.does(reads)
+    assert run(case.spec_with(vocabulary_uri=private.output)) == 2
     assert "private" in capsys.readouterr().err
-    assert run(_spec(deployment, vocabulary_uri=private.output, made_up=False)) == 0
-    assert run(_spec(deployment, vocabulary_uri=f"{deployment.store}/none/0")) == 2
+    assert run(case.spec_with(vocabulary_uri=private.output, made_up=False)) == 0
+    assert run(case.spec_with(vocabulary_uri=f"{case.deployment.store}/none/0")) == 2
 
 
 def test_changed_files_under_the_same_version_are_refused(
-    deployment: Deployment, tmp_path: Path
+    deployment: Deployment, tmp_path: Path, no_mlflow: None
 ) -> None:
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
     notes = tmp_path / "notes"
@@ -297,8 +276,8 @@ def test_changed_files_under_the_same_version_are_refused(
     assert second.facts["digest"] != first.facts["digest"]
 
 
-def test_stopped_step_ends_at_once_and_leaves_no_result(spec: CanariesSpec, tmp_path: Path) -> None:
-    (tmp_path / "spec.json").write_text(spec.model_dump_json())
+def test_stopped_step_ends_at_once_and_leaves_no_result(case: Case, tmp_path: Path) -> None:
+    (tmp_path / "spec.json").write_text(case.spec.model_dump_json())
     script = textwrap.dedent(
         f"""
         import sys, time
@@ -325,4 +304,4 @@ def test_stopped_step_ends_at_once_and_leaves_no_result(spec: CanariesSpec, tmp_
     assert process.returncode == contract.STOPPED
     assert errors.strip().splitlines()[-1] == "confide: canaries: stopped before it was done"
     assert "Traceback" not in errors
-    assert not _output(spec).exists()
+    assert not case.output.exists()

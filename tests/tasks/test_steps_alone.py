@@ -4,13 +4,13 @@ import dataclasses
 import itertools
 import json
 import shutil
-from collections.abc import Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, cast
 
 import pytest
+import step_bench
 from spec_examples import spec_of
 from step_bench import (
     DECLARED,
@@ -18,7 +18,6 @@ from step_bench import (
     PLAN,
     WORDS,
     Bench,
-    Chain,
     as_input,
     corpus_of,
     notes_of,
@@ -29,7 +28,6 @@ from step_outputs import findings_at
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.extraction import DISCOVERABLE, TARGETED, ExtractionRow
-from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.data.corpus import open_corpus
 from dp_core.data.hashing import seed_key
 from dp_core.data.labelled_text import LabelledText, Sentence
@@ -68,9 +66,46 @@ from tasks.steps.training_files import TrainingInputs
 DP, OPERATOR, PUBLIC = Label.DP, Label.OPERATOR, Label.PUBLIC
 
 
+class Chain(step_bench.Chain):
+    """The steps of a job, of which each test runs those that it needs."""
+
+    def pretrained(self, name: str, **changes: Any) -> tuple[Input, Bench]:
+        context = self.context(name)
+        output = pretrain.run(self.training(**changes), context)
+        return as_input(output, context, "pretrain"), context
+
+    @cached_property
+    def trained(self) -> tuple[Input, Bench]:
+        return self.pretrained("dp")
+
+    @cached_property
+    def unprotected(self) -> tuple[Input, Bench]:
+        return self.pretrained("nonprivate", mode="nonprivate", plan=None)
+
+    @cached_property
+    def causal(self) -> dict[str, Input]:
+        """A model with a fixed extraction protocol, and one that memorised its rows."""
+        changes = {
+            "shape": {"layers": 1, "hidden": 64, "model_kind": "gpt2"},
+            "extraction": {"extraction_rows": 40, "extraction_prefix": 2, "extraction_suffix": 3},
+        }
+        learned = {
+            "mode": "nonprivate", "plan": None, "updates": 80, "training": {"learning_rate": 0.01},
+        }  # fmt: skip
+        return {
+            "dp": self.pretrained("causal dp", **changes)[0],
+            "nonprivate": self.pretrained("causal nonprivate", **changes, **learned)[0],
+        }
+
+    @cached_property
+    def released(self) -> Input:
+        self.inputs["phrases"] = self.answer("phrases", phrases.run, phrasing(self))
+        return self.inputs["phrases"]
+
+
 @pytest.fixture(scope="module")
-def chain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chain]:
-    yield Chain(tmp_path_factory.mktemp("chain"))
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    return Chain(tmp_path_factory.mktemp("chain"))
 
 
 # --- the vocabulary
@@ -187,23 +222,8 @@ def test_units_are_split_and_canaries_are_planted_in_training_units(chain: Chain
 # --- pre-training
 
 
-@pytest.fixture(scope="module")
-def trained(chain: Chain) -> tuple[Input, Bench]:
-    context = chain.context("dp")
-    return as_input(pretrain.run(chain.training(), context), context, "pretrain"), context
-
-
-@pytest.fixture(scope="module")
-def unprotected(chain: Chain) -> tuple[Input, Bench]:
-    context = chain.context("nonprivate")
-    spec = chain.training(mode="nonprivate", plan=None)
-    return as_input(pretrain.run(spec, context), context, "pretrain"), context
-
-
-def test_scores_of_a_private_training_on_public_text_are_published(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
-    model, context = trained
+def test_scores_of_a_private_training_on_public_text_are_published(chain: Chain) -> None:
+    model, context = chain.trained
     labels = context.labels()
     assert labels["mlm_accuracy_public"] == labels["mlm_public"] == {DP}
     assert labels["epsilon"] == labels["epsilon_training"] == {PUBLIC}
@@ -246,19 +266,15 @@ def test_scores_of_an_unreleased_attempt_are_not_published(
     assert {step for name, step, label in steps if name == "mlm_public"} == looks - {1} != set()
 
 
-def test_all_metrics_of_a_nonprivate_training_are_for_the_operator(
-    unprotected: tuple[Input, Bench],
-) -> None:
-    model, context = unprotected
+def test_all_metrics_of_a_nonprivate_training_are_for_the_operator(chain: Chain) -> None:
+    model, context = chain.unprotected
     assert {label for labels in context.labels().values() for label in labels} == {OPERATOR}
     assert operator_only(model.result.releases)
 
 
-def test_model_records_every_release_that_it_descends_from(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
+def test_model_records_every_release_that_it_descends_from(chain: Chain) -> None:
     (words,) = chain.inputs["vocabulary"].result.releases
-    first, training = trained[0].result.releases
+    first, training = chain.trained[0].result.releases
     assert first == words
     assert training.ledger_id not in ("", words.ledger_id)
 
@@ -282,10 +298,8 @@ def test_noise_seed_depends_on_rows_and_initial_weights(chain: Chain, tmp_path: 
 # --- measurements of a model
 
 
-def test_exposure_has_the_label_of_its_model(
-    chain: Chain, trained: tuple[Input, Bench], unprotected: tuple[Input, Bench]
-) -> None:
-    for (model, _), label in ((trained, DP), (unprotected, OPERATOR)):
+def test_exposure_has_the_label_of_its_model(chain: Chain) -> None:
+    for (model, _), label in ((chain.trained, DP), (chain.unprotected, OPERATOR)):
         context = chain.context(f"exposure {label}")
         context.inputs = chain.inputs | {"model": model}
         inputs = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "rows"}
@@ -304,25 +318,6 @@ def test_exposure_has_the_label_of_its_model(
         assert {artifact.label for artifact in answer.artifacts} == {label, OPERATOR}
 
 
-@pytest.fixture(scope="module")
-def causal(chain: Chain) -> dict[str, Input]:
-    """A model with a fixed extraction protocol, and a nonprivate model that memorised its rows."""
-    protocol = ExtractionConfig(extraction_rows=40, extraction_prefix=2, extraction_suffix=3)
-    shape = {"layers": 1, "hidden": 64, "model_kind": "gpt2"}
-    learned = {
-        "mode": "nonprivate",
-        "plan": None,
-        "updates": 80,
-        "training": {"learning_rate": 0.01},
-    }
-    made = {}
-    for name, changes in (("dp", {}), ("nonprivate", learned)):
-        context = chain.context(f"causal {name}")
-        spec = chain.training(shape=shape, extraction=protocol, **changes)
-        made[name] = as_input(pretrain.run(spec, context), context, "pretrain")
-    return made
-
-
 def seeking(chain: Chain, model: Input, name: str, **changes: int) -> tuple[StepOutput, Bench]:
     """Attack with another canary, because every unit contains the planted one."""
     context, other = chain.context(name), chain.context(f"{name} canaries")
@@ -339,10 +334,10 @@ def seeking(chain: Chain, model: Input, name: str, **changes: int) -> tuple[Step
 
 
 def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_label(
-    chain: Chain, causal: dict[str, Input]
+    chain: Chain,
 ) -> None:
     for name, label in (("dp", DP), ("nonprivate", OPERATOR)):
-        answer, context = seeking(chain, causal[name], f"extraction {name}")
+        answer, context = seeking(chain, chain.causal[name], f"extraction {name}")
         labels = {
             n: metric_labels
             for n, metric_labels in context.labels().items()
@@ -358,17 +353,15 @@ def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_la
             written = finding.model_dump_json()
             assert not any(word in written for word in WORDS if len(word) > 3)
     late = {"extraction_rows": 0, "extraction_top_k": 1}  # chosen after the training
-    _, context = seeking(chain, causal["dp"], "late", **late)
+    _, context = seeking(chain, chain.causal["dp"], "late", **late)
     (finding,) = findings_at(context.out, TARGETED.key)
     assert finding.details["fixed_before_training"] is False
     assert findings_at(context.out, DISCOVERABLE.key) == []  # no rows were requested
 
 
-def test_extraction_compares_training_rows_with_held_out_rows(
-    chain: Chain, causal: dict[str, Input]
-) -> None:
+def test_extraction_compares_training_rows_with_held_out_rows(chain: Chain) -> None:
     """Held-out rows lack only the canaries of training rows, so they are extracted in full."""
-    _, context = seeking(chain, causal["nonprivate"], "guessed")
+    _, context = seeking(chain, chain.causal["nonprivate"], "guessed")
     (finding,) = findings_at(context.out, DISCOVERABLE.key)
     rows = [ExtractionRow(**row) for row in finding.details["rows"]]
     held = TokenStore.open(chain.inputs["rows"].folder / token_store.HELD_OUT)
@@ -378,10 +371,8 @@ def test_extraction_compares_training_rows_with_held_out_rows(
     assert greedy.p_value > 0.9 and greedy.ceiling is None
 
 
-def test_f1_on_private_labels_is_for_the_operator(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
-    context, spec = tuning(chain, trained[0], "tuned")
+def test_f1_on_private_labels_is_for_the_operator(chain: Chain) -> None:
+    context, spec = tuning(chain, chain.trained[0], "tuned")
     answer = finetune.run(spec, context)
     costs = {
         n: label for n, label in context.labels().items() if n.startswith(("epsilon", "delta"))
@@ -394,14 +385,12 @@ def test_f1_on_private_labels_is_for_the_operator(
     assert "documents" not in answer.facts  # facts are published
 
 
-def test_each_fold_is_a_separate_release_with_disjoint_test_documents(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
+def test_each_fold_is_a_separate_release_with_disjoint_test_documents(chain: Chain) -> None:
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     before = len(chain.ledger.history("labels"))
     tested: list[str] = []
     for fold in range(3):  # under one spec hash, as if the hash did not depend on the fold
-        context, spec = tuning(chain, trained[0], "folded", folds=3, fold=fold)
+        context, spec = tuning(chain, chain.trained[0], "folded", folds=3, fold=fold)
         finetune.run(spec, context)
         train, test = (
             {s.document_id for s in finetune.items_of(spec, context.inputs["labels"], part)}
@@ -413,10 +402,8 @@ def test_each_fold_is_a_separate_release_with_disjoint_test_documents(
     assert len(set(tested)) == len(tested) == 12
 
 
-def test_counts_by_document_of_public_labels_add_up_to_f1(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
-    context, spec = tuning(chain, trained[0], "openly", folds=2)
+def test_counts_by_document_of_public_labels_add_up_to_f1(chain: Chain) -> None:
+    context, spec = tuning(chain, chain.trained[0], "openly", folds=2)
     labels = with_facts(context.inputs["labels"], public=True, dataset="")
     context.inputs["labels"] = labels
     freely = spec.model_copy(update={"plan": None, "epochs": 1, "entity_types": ()})
@@ -439,10 +426,10 @@ def test_f1_of_a_test_part_without_entities_is_not_measured(predicted: tuple[str
 
 
 def test_error_list_is_for_the_operator_and_not_part_of_the_model(
-    chain: Chain, trained: tuple[Input, Bench], monkeypatch: pytest.MonkeyPatch
+    chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The predictions are fixed, because a model that is trained with noise may make no error."""
-    context, spec = tuning(chain, trained[0], "listed")
+    context, spec = tuning(chain, chain.trained[0], "listed")
 
     def predict(*arguments: Any, **_: Any) -> list[tuple[str, ...]]:
         return [("B-sign", "O", "O")] + [("O", "O", "O")] * (len(arguments[2]) - 1)
@@ -473,10 +460,8 @@ def test_error_list_is_for_the_operator_and_not_part_of_the_model(
     assert "pain" not in json.dumps(answer.facts)
 
 
-def test_entity_types_not_in_the_settings_are_for_the_operator(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
-    context, spec = tuning(chain, trained[0], "untold", plan=None, entity_types=(), epochs=1)
+def test_entity_types_not_in_the_settings_are_for_the_operator(chain: Chain) -> None:
+    context, spec = tuning(chain, chain.trained[0], "untold", plan=None, entity_types=(), epochs=1)
     answer = finetune.run(spec, context)
     assert context.labels()["f1/sign"] == {OPERATOR}
     assert answer.facts["labels"] == []
@@ -506,12 +491,10 @@ def pairing(
     return context, spec
 
 
-def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
+def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(chain: Chain) -> None:
     """Neither a class of a single document nor the order of the texts affects the classes."""
     plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
-    context, spec = pairing(chain, trained[0], "pairs", public=False, odd="mumps", plan=plan)
+    context, spec = pairing(chain, chain.trained[0], "pairs", public=False, odd="mumps", plan=plan)
     answer = finetune.run(spec, context)
     labels = context.labels()
     for name in ("accuracy", "accuracy_low", "accuracy_high", "f1_macro", "f1/yes"):
@@ -524,11 +507,9 @@ def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(
     assert "mumps" not in json.dumps(answer.facts) and "f1/mumps" not in labels
 
 
-def test_interval_of_accuracy_is_resampled_by_document(
-    chain: Chain, trained: tuple[Input, Bench]
-) -> None:
+def test_interval_of_accuracy_is_resampled_by_document(chain: Chain) -> None:
     """Pairs of a document are correlated, so resampling by pair would narrow the interval."""
-    context, spec = pairing(chain, trained[0], "open pairs", public=True, plan=None, epochs=1)
+    context, spec = pairing(chain, chain.trained[0], "open pairs", public=True, plan=None, epochs=1)
     answer = finetune.run(spec, context)
     counts = answer.facts["documents"]
     assert len(counts) == 30
@@ -540,8 +521,8 @@ def test_interval_of_accuracy_is_resampled_by_document(
     assert values["accuracy_low"].value <= right / 60 <= values["accuracy_high"].value
 
 
-def test_head_refuses_labels_of_another_kind(chain: Chain, trained: tuple[Input, Bench]) -> None:
-    context, spec = tuning(chain, trained[0], "other", head="classes", class_names=("a", "b"))
+def test_head_refuses_labels_of_another_kind(chain: Chain) -> None:
+    context, spec = tuning(chain, chain.trained[0], "other", head="classes", class_names=("a", "b"))
     with pytest.raises(BadInput, match="labels are of entities, the head is for classes"):
         finetune.run(spec, context)
 
@@ -559,14 +540,8 @@ def phrasing(chain: Chain, **changes: Any) -> PhrasesSpec:
     return spec_of(PhrasesSpec, **(given | changes))
 
 
-@pytest.fixture(scope="module")
-def released(chain: Chain) -> Input:
-    chain.inputs["phrases"] = chain.answer("phrases", phrases.run, phrasing(chain))
-    return chain.inputs["phrases"]
-
-
-def test_shared_phrases_are_released_and_charged(chain: Chain, released: Input) -> None:
-    counts = phrases.read_phrases(released.folder)
+def test_shared_phrases_are_released_and_charged(chain: Chain) -> None:
+    counts = phrases.read_phrases(chain.released.folder)
     assert {"pain in", "no fever"} <= set(counts[2]) and "pain in arm" in counts[3]
     assert not any("q" in phrase for by_phrase in counts.values() for phrase in by_phrase)
     # phrases also release the canary that every training unit contains
@@ -616,7 +591,7 @@ def writing(public: str = "", **config: Any) -> WrittenTextSpec:
     ],
 )
 def test_inputs_of_another_role_or_unit_are_refused_before_a_charge(
-    chain: Chain, released: Input, step: Any, changes: dict[str, str], message: str
+    chain: Chain, step: Any, changes: dict[str, str], message: str
 ) -> None:
     if step is written_text:
         spec: Any = writing(**changes)
@@ -626,15 +601,16 @@ def test_inputs_of_another_role_or_unit_are_refused_before_a_charge(
         spec = phrasing(chain, config=phrasing(chain).config.model_copy(update=changes))
     else:
         spec = phrasing(chain, **changes)
-    before, context = len(chain.ledger.history("notes")), chain.context(f"refused {changes}")
+    context = chain.context(f"refused {changes}")
+    context.inputs = chain.inputs | {"phrases": chain.released}
+    before = len(chain.ledger.history("notes"))
     with pytest.raises(BadInput, match=message):
         step.run(spec, context)
     assert len(chain.ledger.history("notes")) == before and not list(context.out.iterdir())
 
 
-def test_written_text_contains_released_words_and_inherits_their_cost(
-    chain: Chain, released: Input
-) -> None:
+def test_written_text_contains_released_words_and_inherits_their_cost(chain: Chain) -> None:
+    released = chain.released
     spec = writing("public corpus", written_public_share=0.25)
     chain.inputs["written"] = chain.answer("written", written_text.run, spec)
     written = chain.inputs["written"]
@@ -668,9 +644,7 @@ def test_written_text_contains_released_words_and_inherits_their_cost(
     assert paid <= set(statement["ledger_ids"]) and statement["private"]
 
 
-def test_released_word_outside_every_phrase_is_written(
-    chain: Chain, released: Input, tmp_path: Path
-) -> None:
+def test_released_word_outside_every_phrase_is_written(chain: Chain, tmp_path: Path) -> None:
     folder = tmp_path / "vocabulary"
     shutil.copytree(chain.inputs["vocabulary"].folder, folder)
     for file, word in ((vocabulary.WORDS, "unwritten"), (vocabulary.RELEASED, "elsewhere")):
@@ -678,7 +652,7 @@ def test_released_word_outside_every_phrase_is_written(
         (folder / file).write_text(json.dumps(words | {word: 40}))
     context = chain.context("a word by itself")
     more = dataclasses.replace(chain.inputs["vocabulary"], folder=folder)
-    context.inputs = chain.inputs | {"vocabulary": more}
+    context.inputs = chain.inputs | {"phrases": chain.released, "vocabulary": more}
     written_text.run(writing(), context)
     written = " ".join(d.text for d in open_corpus(context.out)).split()
     assert "elsewhere" in written and "unwritten" not in written

@@ -1,5 +1,3 @@
-"""The learning-rate schedule, and refused settings."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""Tests of normalised ids and of corpora: all documents, in an order that reveals nothing."""
-
 import json
 import random
 import stat

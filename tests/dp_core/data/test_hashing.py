@@ -1,5 +1,3 @@
-"""Tests of public coins: keyed, stable, uniform, and independent of layout."""
-
 from __future__ import annotations
 
 import numpy as np

@@ -1,5 +1,3 @@
-"""Tests of masks: shares, no special tokens, and each row determined by its key alone."""
-
 import numpy as np
 import numpy.typing as npt
 import pytest

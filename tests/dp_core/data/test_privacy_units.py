@@ -1,5 +1,3 @@
-"""Tests of units: every text belongs to one unit, and units are bounded independently."""
-
 from collections.abc import Iterator
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Tests of the token store: reading by unit, complete or refused, with bounded memory."""
-
 from __future__ import annotations
 
 import tracemalloc

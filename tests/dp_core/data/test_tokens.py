@@ -1,5 +1,3 @@
-"""Tests that words of one text or of many are exactly BERT's words."""
-
 from __future__ import annotations
 
 from itertools import pairwise

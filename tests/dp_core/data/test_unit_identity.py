@@ -452,12 +452,6 @@ def test_copies_of_a_document_without_id_are_separate_documents(tmp_path: Path) 
     assert again == three
 
 
-def test_a_document_may_lie_in_several_rows_of_one_id(tmp_path: Path) -> None:
-    rows = [Document("d", "p", "second"), Document("d", "q", "x"), Document("d", "p", "first")]
-    units = units_of(iter(corpus_of(tmp_path, rows)), PrivacyUnit.DOCUMENT, 1)
-    assert sorted(unit.texts for unit in units) == [["first", "second"], ["x"]]
-
-
 def test_no_source_can_take_the_name_of_a_document(tmp_path: Path) -> None:
     victim = Document("", "", "pain")
     (name,) = (document.document_id for document in corpus_of(tmp_path / "a", [victim]))

@@ -1,5 +1,3 @@
-"""Phrases in rounds: bounded per unit, chosen only by released values, noised, thresholded."""
-
 from __future__ import annotations
 
 import itertools
@@ -12,7 +10,6 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from scipy.stats import binom
 
 from dp_core.config.privacy import MechanismName
 from dp_core.data.privacy_units import Unit, in_blocks
@@ -37,8 +34,7 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
-from dp_core.vocabulary.partition_selection import Elimination, PartitionSelection, Weighted
-from dp_core.vocabulary.selection_calibration import selection_plan
+from dp_core.vocabulary.partition_selection import PartitionSelection
 
 SEED = PrivacySeed.fixed(7)
 LETTERS = "abcdef"
@@ -187,39 +183,6 @@ def test_later_rounds_depend_only_on_released_values() -> None:
     assert set(out[3]) == {"a b c"}
 
 
-def claiming_nothing(event: NoisedWeights, units: int) -> PhrasePlan:
-    """One round of pairs with an event's parameters, without a check of (ε, δ)."""
-    one = object.__new__(Elimination)
-    for key, value in {
-        "items_per_unit": event.items_per_unit, "epsilon": 1.0, "delta": 1e-9, "unit": None,
-        "declared_units": units, "mechanism": event,
-    }.items():  # fmt: skip
-        object.__setattr__(one, key, value)
-    plan = object.__new__(PhrasePlan)
-    for key, value in {"lengths": (2,), "each_round": one, "epsilon": 1.0, "delta": 1e-9}.items():
-        object.__setattr__(plan, key, value)
-    return plan
-
-
-@pytest.mark.statistical
-def test_phrase_of_one_unit_is_released_with_the_probability_of_the_coin() -> None:
-    """Four thousand units, each with a different phrase, are as many draws of the same coin."""
-    draws = 4000
-    units = [Unit(str(i), [f"x{i} y{i}"]) for i in range(draws)]
-    words = {word for u in units for word in u.texts[0].split()}
-    one = selection_plan("elimination", 6.0, 0.05, 1, declared_units=19)
-    assert isinstance(one, Weighted)
-    event = replace(one.mechanism, items_per_unit=1)
-
-    def released(event: NoisedWeights) -> int:
-        plan = claiming_nothing(event, draws)
-        return len(release_phrases(gather(units), plan, words, SEED, b"x")[2])
-
-    assert binom.sf(released(event) - 1, draws, event.coin) > 1e-6
-    lower = replace(event, checks=tuple((a, b, c // 2) for a, b, c in event.checks))
-    assert binom.sf(released(lower) - 1, draws, event.coin) < 1e-6
-
-
 def test_calibrated_plan_does_not_release_phrase_of_one_unit() -> None:
     """At δ = 1e-9 none of a thousand unique phrases is released, but the common one is."""
     plan = calibrate(4.0, 1e-9, (2, 3), 20, declared_units=1000)
@@ -237,17 +200,6 @@ def test_rounds_draw_independent_noise() -> None:
     out = release_phrases(gather(units), plan, WORDS, SEED, b"x")
     noised = {tuple(counts.values()) for counts in out.values()}
     assert len(noised) == 3 and all(len(counts) == 2 for counts in noised)
-
-
-@pytest.mark.parametrize(
-    "text",
-    ["", " \n\t ", "a\x00b\x1b[31m", "w" * 10_000, "\ud800 a b", "a\u2028b\u00a0c", "[CLS] [MASK]"],
-)
-def test_special_characters_in_text_are_ordinary_text(text: str) -> None:
-    units = [Unit(str(i), [text, "a b c"]) for i in range(40)]
-    out = release_phrases(gather(units), exact((2, 3), 5, 20), WORDS, SEED, b"x")
-    assert {"a b", "b c"} <= set(out[2]) <= {"a b", "b c", "c d"}
-    assert all(set(phrase.split(" ")) <= set(WORDS) for c in out.values() for phrase in c)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,3 @@
-"""Text generated only from released phrases."""
-
 from __future__ import annotations
 
 import itertools

@@ -93,9 +93,6 @@ def test_delta_inverts_epsilon() -> None:
         assert delta_pld(event, epsilon_pld(event, delta)) == pytest.approx(delta, rel=1e-3)
 
 
-# --- integrals: one sampled step, in both directions
-
-
 # --- another implementation, where its rounding is negligible
 
 

@@ -353,19 +353,6 @@ def test_the_rest_is_among_the_values_and_their_places_are_right() -> None:
     assert np.array_equal(everything[~mask], module._draw_tail(KEY, 0, len(others)))
 
 
-def test_a_place_of_the_sum_moves_the_noised_sum_by_that_place_and_nothing_else() -> None:
-    """The output is a whole number of places for all sums, so it does not reveal their low bits."""
-    size = 20_000
-    places = lattice_scale(1.0, 1.0, size)
-    noise = lattice_noise(KEY, size)
-    for sum_ in (1 / 3000, 0.3, 1e-9, 12345.678):
-        sums = np.full(size, sum_, np.float32)
-        mean = np.empty(size, np.float32)
-        noised_mean(sums, KEY, 0, places, 1 / places, mean)  # in places after division
-        moved = np.rint(np.float64(sums[0]) * places)
-        assert np.array_equal(mean, (noise + moved).astype(np.float32))
-
-
 def test_a_sum_out_of_all_proportion_is_cut_and_noised_all_the_same() -> None:
     mean = noised(np.array([3e38, -3e38, np.inf, -np.inf], np.float32))
     assert np.all(np.isfinite(mean))

@@ -1,5 +1,3 @@
-"""Byte-level BPE: GPT-2's words, no unknown tokens, readable by the tokenizers library."""
-
 from __future__ import annotations
 
 from pathlib import Path

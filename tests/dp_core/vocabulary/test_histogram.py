@@ -1,5 +1,3 @@
-"""The histogram: its calibration, its charge, and its draws."""
-
 from __future__ import annotations
 
 import math
@@ -12,9 +10,8 @@ from scipy.optimize import brentq
 
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld
-from dp_core.privacy.accounting.calibration import noise_for
 from dp_core.privacy.ledger import Entry, Ledger
-from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ThresholdedHistogram, compose
+from dp_core.privacy.mechanisms import PrivacyUnit, ThresholdedHistogram
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import selection_calibration
 from dp_core.vocabulary.item_sets import ItemSets
@@ -163,17 +160,6 @@ def test_epsilon_and_delta_are_inverse_functions(
     epsilon = epsilon_pld(event, delta)
     assert delta_pld(event, epsilon) == pytest.approx(delta, rel=1e-2)
     assert delta_pld(event, 0.995 * epsilon) > delta
-
-
-def test_histogram_composed_with_a_training_is_charged_exactly() -> None:
-    """The training uses the budget that the vocabulary leaves, and the total is the target."""
-    vocabulary = calibrate(5.0, 1e-7, 128).event()
-
-    def training(sigma: float) -> PoissonGaussian:
-        return PoissonGaussian.single(0.02, sigma, 200)
-
-    sigma = noise_for(training, 10.0, 1.1e-6, vocabulary)
-    assert 9.95 <= epsilon_pld(compose(vocabulary, training(sigma)), 1.1e-6) <= 10.0
 
 
 def test_budget_equal_to_the_target_suffices(tmp_path: Path) -> None:

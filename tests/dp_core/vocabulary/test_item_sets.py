@@ -1,5 +1,3 @@
-"""Sets of items are bounded in every shard, spilled, merged and numbered as by brute force."""
-
 from __future__ import annotations
 
 import stat

@@ -1,5 +1,3 @@
-"""Merges from counts equal the merges of `tokenizers` on a text with these counts."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""The fit of a vocabulary to a text, and its whole words."""
-
 from __future__ import annotations
 
 import json

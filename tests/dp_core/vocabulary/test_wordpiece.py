@@ -1,5 +1,3 @@
-"""WordPiece: determined by released counts, reproducible, readable by other libraries."""
-
 import json
 import subprocess
 import sys
@@ -110,15 +108,7 @@ def test_continuation_flags_mark_tokens_that_continue_a_word() -> None:
 
 
 def test_special_ids_are_read_from_another_vocabulary(tmp_path: Path) -> None:
-    words = [
-        "[PAD]",
-        *(f"[unused{i}]" for i in range(99)),
-        "[UNK]",
-        "[CLS]",
-        "[SEP]",
-        "[MASK]",
-        "a",
-    ]
+    words = ["[PAD]", *(f"[unused{i}]" for i in range(99)), *SPECIAL_TOKENS[1:], "a"]
     (tmp_path / "vocab.txt").write_text("\n".join(words))
     assert SpecialIds.of(wordpiece.load(tmp_path)) == SpecialIds(0, 100, 101, 102, 103)
 

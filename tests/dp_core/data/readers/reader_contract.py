@@ -200,42 +200,30 @@ class ReaderContract:
         assert NAME in found.stdout
         assert found.stdout.count("\n") == 1
 
-    def test_a_folder_that_may_not_be_read_refuses_the_source(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    @pytest.mark.parametrize("call", ["scandir", "open"])
+    def test_a_folder_or_file_that_may_not_be_read_refuses_the_source(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str
     ) -> None:
-        source = self.source(tmp_path)
-        (source / NAME).mkdir()
-        scandir = os.scandir
+        source, allowed = self.source(tmp_path), getattr(os, call)
+        bad = source / NAME
+        if call == "scandir":
+            bad.mkdir()
+        else:
+            self.write(source, NAME, self.GOOD)
+            bad = bad.with_suffix(self.SUFFIX)
 
-        def denied(path: object) -> object:
-            if str(path).endswith(NAME):
+        def denied(path: str | Path, *how: int) -> object:
+            if Path(path) == bad:
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            return scandir(path)  # type: ignore[call-overload]
+            return allowed(path, *how)
 
-        monkeypatch.setattr(os, "scandir", denied)
-        with pytest.raises(BadInput, match="a folder in it may not be read") as refusal:
-            read(self.FORMAT, source)
-        assert NAME not in str(refusal.value)
-
-    def test_a_file_that_may_not_be_read_refuses_the_source(
-        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        source = self.source(tmp_path)
-        self.write(source, NAME, self.GOOD)
-        bad = source / f"{NAME}{self.SUFFIX}"
-        opened = os.open
-
-        def denied(path: object, *how: int) -> int:
-            if path == bad:
-                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), str(path))
-            return opened(path, *how)  # type: ignore[arg-type]
-
-        monkeypatch.setattr(os, "open", denied)
+        monkeypatch.setattr(os, call, denied)
         quarantine = Quarantine()
-        with pytest.raises(BadInput, match="unreadable") as refusal:
+        with pytest.raises(BadInput, match=r"a folder in it may not be read|unreadable") as refusal:
             list(reader_of(self.FORMAT)(self.FORMAT, source, quarantine))
         assert NAME not in str(refusal.value)
-        assert quarantine.locations[Reason.UNREADABLE] == [bad.name]
+        if call == "open":
+            assert quarantine.locations[Reason.UNREADABLE] == [bad.name]
 
     @pytest.mark.parametrize("is_folder", [True, False])
     def test_a_name_that_is_not_utf_8_refuses_the_source(

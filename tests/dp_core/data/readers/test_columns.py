@@ -1,5 +1,3 @@
-"""Tests of token and tag columns: IOB and IOB2, tabs and spaces."""
-
 import gzip
 from pathlib import Path
 

@@ -1,5 +1,3 @@
-"""Tests of plain text in folders, and of JSON lines."""
-
 from __future__ import annotations
 
 import gzip

@@ -1,5 +1,3 @@
-"""Tests of i2b2 2010: .txt and .con files, in one folder or in separate folders."""
-
 from __future__ import annotations
 
 import json
@@ -76,28 +74,6 @@ def test_both_layouts(tmp_path: Path, apart: bool, end: str) -> None:
     assert q.rejected == 0
 
 
-@pytest.mark.parametrize(
-    "bad",
-    [
-        'c="secretword" 1:1 1:2||t="problem"',  # different text
-        'c="chest pain" 1:2 1:1||t="problem"',  # ends before it begins
-        'c="chest pain" 1:1 1:9||t="problem"',  # beyond the line
-        'c="chest pain" 1:0 1:1||t="problem"',  # one token off
-        'c="chest pain" 1:1 3:2||t="problem"',  # several lines
-    ],
-)
-def test_offsets_that_do_not_fit_quarantine_the_sentence(tmp_path: Path, bad: str) -> None:
-    write(tmp_path, [bad, *CONCEPTS[1:]], f"{TEXT}No test .\n")
-    sentences, q = read(tmp_path)
-    kept = [] if "3:2" in bad else EXPECTED[1:]  # a span over several lines rejects all of them
-    assert sentences == [*kept, Sentence(("No", "test", "."), ("O",) * 3, "r1")]
-    assert set(q.counts) == {Reason.OFFSETS}
-    assert q.locations[Reason.OFFSETS][0] == "r1.txt:1"
-    with pytest.raises(BadInput, match="offsets do not fit") as caught:
-        read(tmp_path, share=0.1)
-    assert "secretword" not in str(caught.value) + json.dumps(q.summary())
-
-
 def spread(folder: Path, concepts: list[str]) -> tuple[list[Sentence], Quarantine]:
     write(folder, concepts, "No fever .\nHas severe\nleft sided chest\npain since May .\nOk .\n")
     return read(folder)
@@ -140,23 +116,29 @@ def test_concepts_that_share_a_line_make_one_sentence_of_all_their_lines(tmp_pat
 @pytest.mark.parametrize(
     ("bad", "kept"),
     [
-        ('c="severe chest pain" 2:1 4:0||t="problem"', (1, 5)),  # different text at the offsets
-        ('c="pain severe" 4:0 2:1||t="problem"', (1, 5)),  # ends before it begins
-        ('c="ok ." 5:0 999999999:1||t="problem"', (1, 2, 3, 4)),  # beyond the text
-        ('c="no" 0:0 1:0||t="problem"', (1, 2, 3, 4, 5)),  # there is no line 0
-        (f'c="no" 1:{"1" * 5000} 1:0||t="problem"', (1, 2, 3, 4, 5)),
-        (f'c="no" {"1" * 5000}:1 1:0||t="problem"', (1, 2, 3, 4, 5)),
+        ('c="secretword" 1:1 1:1||t="problem"', "Has left pain Ok"),  # different text
+        ('c="fever" 1:1 1:0||t="problem"', "Has left pain Ok"),  # ends before it begins
+        ('c="fever" 1:1 1:9||t="problem"', "Has left pain Ok"),  # beyond the line
+        ('c="fever" 1:0 1:0||t="problem"', "Has left pain Ok"),  # one token off
+        ('c="severe chest pain" 2:1 4:0||t="problem"', "No Ok"),  # different text, over lines
+        ('c="pain severe" 4:0 2:1||t="problem"', "No Ok"),  # ends before it begins, over lines
+        ('c="ok ." 5:0 999999999:1||t="problem"', "No Has left pain"),  # beyond the text
+        ('c="x" 9:0 9:0||t="problem"', "No Has left pain Ok"),
+        ('c="no" 0:0 1:0||t="problem"', "No Has left pain Ok"),  # there is no line 0
+        (f'c="no" 1:{"1" * 5000} 1:0||t="problem"', "No Has left pain Ok"),
+        (f'c="no" {"1" * 5000}:1 1:0||t="problem"', "No Has left pain Ok"),
     ],
-    ids=range(6),
+    ids=range(11),
 )
 def test_every_line_that_a_wrong_concept_claims_is_put_aside(
-    tmp_path: Path, bad: str, kept: tuple[int, ...]
+    tmp_path: Path, bad: str, kept: str
 ) -> None:
-    first = {1: "No", 2: "Has", 3: "left", 4: "pain", 5: "Ok"}
     sentences, q = spread(tmp_path, [bad])
-    assert [s.tokens[0] for s in sentences] == [first[line] for line in kept]
+    assert [s.tokens[0] for s in sentences] == kept.split()
     assert set(q.counts) == {Reason.OFFSETS}
-    assert q.rejected >= 1
+    with pytest.raises(BadInput, match="offsets do not fit") as caught:
+        read(tmp_path, share=0.1)
+    assert "secretword" not in str(caught.value) + json.dumps(q.summary())
 
 
 def test_a_document_with_two_files_is_quarantined(tmp_path: Path) -> None:
@@ -201,15 +183,6 @@ def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path: Path, con
     assert sentence.tags == ("B-problem", "I-problem", "I-problem", "I-problem", "O")
     write(tmp_path, [f'c="{concept}" 1:0 1:3||t="problem"'], "left sided chest pain .\nOk .\n")
     assert len(read(tmp_path)[0]) == 1 + ("sidedchest" not in concept)
-
-
-def test_lines_beyond_the_text_and_other_shapes(tmp_path: Path) -> None:
-    extra = ['c="x" 9:0 9:0||t="test"', "secretword"]
-    write(tmp_path, CONCEPTS + extra)
-    sentences, q = read(tmp_path)
-    assert sentences == EXPECTED
-    assert q.counts == {Reason.OFFSETS: 1, Reason.WRONG_FIELD: 1}
-    assert q.locations[Reason.WRONG_FIELD] == ["r1.con:5"]
 
 
 def test_records_of_two_hospitals_with_one_name(tmp_path: Path) -> None:

@@ -1,5 +1,3 @@
-"""Tests of texts and pairs of texts with a class, in tables with tabs and in JSON lines."""
-
 from __future__ import annotations
 
 import json

@@ -1,5 +1,3 @@
-"""Tests of the tables of MIMIC: NOTEEVENTS and DIAGNOSES_ICD."""
-
 from __future__ import annotations
 
 import csv

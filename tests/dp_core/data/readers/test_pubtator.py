@@ -1,5 +1,3 @@
-"""Tests of PubTator: sentences and tokens from offsets."""
-
 import sys
 from pathlib import Path
 

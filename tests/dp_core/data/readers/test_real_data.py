@@ -1,5 +1,3 @@
-"""Tests of real files in the folder CONFIDE_DATA against their published counts."""
-
 import os
 from collections import Counter
 from pathlib import Path

@@ -1,5 +1,3 @@
-"""Tests of sources: allowed contents, and no skipped files, blocking or decompression bombs."""
-
 from __future__ import annotations
 
 import gzip
