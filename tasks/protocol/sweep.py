@@ -224,100 +224,101 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     sweep_epochs_from: Literal["trainings", "checkpoints"] = setting(
         "trainings",
         "Epochs from",
-        "trainings: each number of epochs is a training that ends there, charged by itself. "
-        "checkpoints: where points differ in epochs alone, one training to the last of them, "
-        "charged once, leaves its model after each: all have its ε, and its learning rate, which "
-        "goes by the whole training.",
+        "trainings: each number of epochs is a separate training, which is charged separately. "
+        "checkpoints: points that differ only in epochs share one training, which is charged once "
+        "and keeps its model after each number of epochs. All these models have the ε and the "
+        "learning-rate schedule of the whole training.",
     )
     sweep_noise_scaling: Literal["none", "sqrt-batch"] = setting(
         "none",
         "Noise with the batch size",
-        "none: every σ with every batch size. sqrt-batch: σ is meant for the first batch size of "
-        "the grid and grows with the square root of the others, which keeps ε about where it is "
-        "(Hoory et al. 2021, section 3.3); each point's ε is computed for what it is.",
+        "none: every σ with every batch size. sqrt-batch: σ belongs to the first batch size of the "
+        "grid and grows with the square root of the batch size, which keeps ε about equal (Hoory "
+        "et al. 2021, section 3.3). The ε of each point is computed from its own settings.",
     )
     sweep_finetune_noise_multipliers: str = setting(
         "",
         "Fine-tuning: noise multipliers σ",
         "The grid's noise multipliers of private fine-tuning, with commas between them; empty: "
-        "the job's own.",
+        "the job's value.",
         pattern=NUMBERS_OR_NONE,
     )
     sweep_finetune_batch_sizes: str = setting(
         "",
         "Fine-tuning: batch sizes",
-        "The grid's batch sizes of fine-tuning, with commas between them; empty: the job's own.",
+        "The grid's batch sizes of fine-tuning, with commas between them; empty: the job's value.",
         pattern=WHOLE_NUMBERS_OR_NONE,
     )
     sweep_finetune_epochs: str = setting(
         "",
         "Fine-tuning: epochs",
         "The grid's passes over the labelled sentences, with commas between them; empty: the job's "
-        "own.",
+        "value.",
         pattern=WHOLE_NUMBERS_OR_NONE,
     )
     sweep_finetune_learning_rates: str = setting(
         "",
         "Fine-tuning: learning rates",
         "The grid's peak learning rates of fine-tuning, with commas between them; empty: the job's "
-        "own.",
+        "value.",
         pattern=NUMBERS_OR_NONE,
     )
     sweep_points: str = setting(
         "",
-        "Points by themselves",
-        "Instead of all lists above: points with semicolons between them, each "
+        "Listed points",
+        "Points that replace all lists above, with semicolons between them, each "
         "setting=value,setting=value over noise_multiplier, batch_size, epochs, "
         "finetune_noise_multiplier, finetune_batch_size, finetune_epochs and "
-        "finetune_learning_rate; what a point does not name is the job's own.",
+        "finetune_learning_rate. Other settings have the job's values.",
         pattern=POINTS_OR_NONE,
     )
     sweep_seeds: int = setting(
         1,
         "Seeds of private training",
-        "Private trainings of each point, by public seeds from the job's own on: each is a release "
-        "of its own and is charged.",
+        "Number of private trainings of each point. Their public seeds begin with the job's. Each "
+        "is a separate release and is charged.",
         ge=1,
         le=100,
     )
     sweep_finetune_seeds: int = setting(
         1,
         "Seeds of fine-tuning",
-        "Fine-tunings of each model, by public seeds from the job's own on: free, unless "
-        "fine-tuning is private, where each is charged.",
+        "Number of fine-tunings of each model. Their public seeds begin with the job's. They have "
+        "no privacy cost, except that each private fine-tuning is charged.",
         ge=1,
         le=100,
     )
     sweep_baselines: str = setting(
         "",
         "Compare with",
-        "Models to compare with, commas between them, fine-tuned and measured by the same "
-        "settings, seeds and folds. public: trained on public text, on a vocabulary of public text "
-        "(ε 0). nonprivate: trained on the private rows without privacy, on a vocabulary of exact "
-        "private counts. public-training, nonprivate-training: the same on the sweep's own "
-        "vocabulary. What is trained without privacy is the operator's.",
+        "Models to compare with, with commas between them. They are fine-tuned and measured with "
+        "the same settings, seeds and folds. public: trained on public text, with a vocabulary of "
+        "public text (ε 0). nonprivate: trained on the private rows without privacy, with a "
+        "vocabulary of exact private counts. public-training, nonprivate-training: likewise, with "
+        "the sweep's vocabulary. Models without privacy are for the operator only.",
         pattern=WORDS_OR_NONE,
     )
     sweep_checkpoints: str = setting(
         "",
         "Compare with checkpoints",
-        "Folders (local or gs://) of public models in Hugging Face's layout, commas between them: "
-        "each is compared as it is, with its own tokens (ε 0). Declared as public_model is. "
-        "Not for causal models, whose perplexity is by token.",
+        "Folders (local or gs://) of public models in Hugging Face's layout, with commas between "
+        "them. Each is compared without further training, with its own tokens (ε 0), and must be "
+        "declared public like public_model. Causal models cannot be compared so, because their "
+        "perplexity depends on the tokens.",
         path=True,
         several=True,
     )
     sweep_search: Literal["grid", "optuna"] = setting(
         "grid",
         "Search",
-        "grid: all points. optuna: one point after the other, from the shell alone: Optuna asks "
-        "for noise, epochs and fine-tuning between the ends of the lists, by the F1 of those "
-        "before. Each training is charged as the costliest of that space.",
+        "grid: all points. optuna: one point after the other, from the command line only. Optuna "
+        "chooses noise, epochs and fine-tuning between the ends of the lists, by the F1 of earlier "
+        "points. Each training is charged as the costliest of that space.",
     )
     sweep_trials: int = setting(
         10,
         "Search: points",
-        "Points that Optuna asks for, at most: as many releases are registered beforehand.",
+        "Largest number of points that Optuna chooses. As many releases are registered in advance.",
         ge=1,
         le=PAGE,
     )
@@ -325,8 +326,8 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         "publish-all",
         "Release",
         "publish-all: every point is trained, charged and shown. random-count: a secret random "
-        "number of points is drawn and trained, only the best by accuracy on public text leaves, "
-        "at two to three times the ε of one (Papernot and Steinke 2022).",
+        "number of points is drawn and trained, and only the best by accuracy on public text is "
+        "released, at two to three times the ε of one training (Papernot and Steinke 2022).",
     )
 
     def grid(self) -> list[SweepPoint]:
