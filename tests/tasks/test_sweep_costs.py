@@ -123,6 +123,12 @@ def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
     assert not any("entities" in source.field for source in budget_of_run(settings).reads)
 
 
+def test_every_point_of_a_sweep_is_charged(ledger: Ledger, deployment: Deployment) -> None:
+    grid = {"sweep_noise_multipliers": "2,4", "sweep_epochs": "1,2"}
+    planned(deployment, **PUBLIC_LABELS | grid)
+    assert len(ledger.history("notes")) == 4
+
+
 def test_points_that_share_a_training_are_charged_once(
     ledger: Ledger, deployment: Deployment
 ) -> None:
