@@ -263,8 +263,8 @@ class GatheredSets:
             rank[order] = np.arange(first, first + len(order), dtype=np.int32)
             cuts = np.cumsum([len(part) for part in parts])[:-1]
             ranks = np.split(rank[merged.indices.to_numpy()], cuts)
-            for own_numbers, span, of_part in zip(of_shard, spans, ranks, strict=False):
-                own_numbers[span] = of_part
+            for shard_numbers, span, part_ranks in zip(of_shard, spans, ranks, strict=False):
+                shard_numbers[span] = part_ranks
             self._items.append(self._kept(merged.dictionary.take(pa.array(order))))
             first += len(order)
             begins = [span.stop for span in spans]

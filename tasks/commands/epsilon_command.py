@@ -46,7 +46,7 @@ class InRange(click.ParamType[Any]):
         if not self.least <= number <= self.most:
             # a whole number of any length compares, but has no %g
             shown = f"{number:g}" if abs(number) < 1e15 else "a number of that size"
-            raise BadInput(f"{shown} is not from {self.least:g} to {self.most:g}", where=where)
+            raise BadInput(f"{shown} is not from {self.least:g} to {self.most:.10g}", where=where)
         return number
 
 

@@ -329,18 +329,21 @@ class Delivery:
                 self._send_metrics(run.info.run_id, costs, identity, OPERATOR)
         elif isinstance(first, Param):
             self._send_params(run.info.run_id, cast(list[Param], group))
-        for event in group:
-            match event:
-                case Tag():
-                    self._api.set_tag(run.info.run_id, fit(event.name), event.value[:4000])
-                case LoggedArtifact():
-                    file = str(log.kept(event.file))
-                    self._api.log_artifact(run.info.run_id, file, event.folder or None)
-                case ChargedDataset():
-                    data = Dataset(event.name, event.ledger_id[:36], "confide", '{"ledger": true}')
-                    self._api.log_inputs(run.info.run_id, [DatasetInput(data, [])])
-                case LoggedModel():
-                    self._register(run, event, log)
+        else:
+            for event in group:
+                match event:
+                    case Tag():
+                        self._api.set_tag(run.info.run_id, fit(event.name), event.value[:4000])
+                    case LoggedArtifact():
+                        file = str(log.kept(event.file))
+                        self._api.log_artifact(run.info.run_id, file, event.folder or None)
+                    case ChargedDataset():
+                        data = Dataset(
+                            event.name, event.ledger_id[:36], "confide", '{"ledger": true}'
+                        )
+                        self._api.log_inputs(run.info.run_id, [DatasetInput(data, [])])
+                    case LoggedModel():
+                        self._register(run, event, log)
 
     def _send_metrics(
         self, run_id: str, group: list[Metric], identity: Identity, experiment: str
