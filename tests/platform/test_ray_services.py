@@ -183,7 +183,8 @@ def opened(cluster: Cluster) -> int:
 
 
 def test_step_and_worker_were_killed_during_the_count(killed: dict[str, int]) -> None:
-    assert 0 < killed["driver"] < killed["worker"] < SHARDS
+    # The second step may be paused while it counts the shards again that the first had opened.
+    assert 0 < killed["driver"] <= killed["worker"] < SHARDS
     assert killed["workers left"] == 1
 
 
