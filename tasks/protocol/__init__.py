@@ -8,24 +8,22 @@ from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from tasks.protocol.job import (
     budget_of_run,
+    is_of_job,
     job_steps,
-    kept_points,
     missing_file,
-    more_points,
     names_of,
     point_and_task,
     point_steps,
-    steps_of,
 )
 from tasks.protocol.least_privilege import (
     environment_for,
     needs_in,
 )
 from tasks.protocol.messages import EXACT_WORDS, MetricRecord, ReleaseRecord, StepResult
+from tasks.protocol.points import Point
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import Promotion, promotion
 from tasks.protocol.specs import (
-    MODEL_NAMES,
     AuditSpec,
     BudgetSpec,
     CanariesSpec,
@@ -55,4 +53,4 @@ from tasks.protocol.specs import (
     hides_count,
     spec_from_json,
 )
-from tasks.protocol.sweep import SweepPoint, SweepSettings
+from tasks.protocol.sweep import SweepSettings
