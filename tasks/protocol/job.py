@@ -428,7 +428,7 @@ def _steps_of_points(settings: JobSettings, points: Sequence[Point]) -> dict[str
     The `pretraining` of a public model, or of a model of released phrases, is a step of the front
     half, so it finds that step's output.
     """
-    front = front_half(settings.job(next(point for point in points if point.baseline is None)))
+    front = front_half(settings.job(settings.first_private))
     steps, shared = _shared(settings, front), {spec.output for spec in front.values()}
     for point in points:
         of_point, names = point_steps(settings, point), names_of(point)

@@ -505,6 +505,11 @@ class JobSettings(
         ]
         return [self.start, *phrases, *trained, *more, *on_the_way]
 
+    @property
+    def first_private(self) -> Point:
+        """The first model with DP."""
+        return next(point for point in self.points() if point.mode == "dp")
+
     def pages(self) -> list[list[Point]]:
         """Return the points in pages, each small enough for the mapped tasks of one Airflow run.
 

@@ -295,7 +295,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     def job(self, point: Point) -> JobSettings:
         """Return the job's settings at one point, without seeds and fold."""
         training = self.candidates()[0].model_dump(include=set(TRAINING_AXES))
-        return self.of_point(point, **training, audit_canaries=0)
+        return self.of_point(point, **training, audit_canaries=0, membership_units=0)
 
     def _values(self, name: str) -> Sequence[float | None]:
         """Return the grid's values of a setting, or None for the job's value."""

@@ -24,7 +24,7 @@ from tasks.protocol import (
     RunContext,
     SelectSpec,
     StepSpec,
-    SweepPoint,
+    Point,
     SweepSettings,
     VocabularySpec,
     budget_of_run,
@@ -415,7 +415,7 @@ def test_random_count_selection_is_one_charged_point() -> None:
     assert len(tuned.points()) == 2 * 3
     settings = SweepSettings(selection="random-count", sweep_noise_multipliers="1,2,4")
     (point,) = settings.points()
-    assert SweepPoint.model_validate(json.loads(json.dumps(point.model_dump()))) == point
+    assert Point.model_validate(json.loads(json.dumps(point.model_dump()))) == point
     steps = point_steps(settings, point)
     selection = steps["pretraining"]
     assert isinstance(selection, SelectSpec)

@@ -20,7 +20,7 @@ from tasks.protocol import (
     ReleaseRecord,
     ReportSpec,
     StepResult,
-    SweepPoint,
+    Point,
     names_of,
 )
 from tasks.protocol.step_process import data_uri
@@ -62,7 +62,7 @@ def test_released_phrases_count_in_the_total_without_a_training_that_uses_them()
 
 def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> None:
     """A spec written by hand runs a private fine-tuning after a training without privacy."""
-    point = SweepPoint(noise_multiplier=0, batch_size=0, epochs=1, baseline="nonprivate-training")
+    point = Point(noise_multiplier=0, batch_size=0, epochs=1, baseline="nonprivate-training")
     outputs = {
         "vocabulary": output(WORDS),
         "pretraining": output(WORDS, USED),
