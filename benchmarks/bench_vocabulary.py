@@ -277,7 +277,7 @@ def trained(settings: JobSettings, home: Path) -> dict[str, Any]:
         "words_released": vocabulary["words_released"], "tokens": vocabulary["vocabulary_size"]
     }  # fmt: skip
     row |= {column: last["private_store"].get(name) for name, column in STORE.items()}
-    steps = {"public": names_of(settings.start), "dp": names_of(DP_MODEL)}
+    steps = {"public": names_of(settings.points()[0]), "dp": names_of(DP_MODEL)}
     for mode, names in steps.items():
         row[f"{mode}_mlm"] = last[names["pretraining"]].get("mlm_accuracy_private")
         row[f"{mode}_f1"] = last[names["finetuning"]].get("f1")

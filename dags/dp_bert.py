@@ -40,7 +40,7 @@ JSON file). To run it on each new version of a corpus, use the DAG `new_corpus`.
 def dp_bert() -> None:
     """Define the graph; `dags/experiment.py` reads like the paper's method section."""
     measurements = ("exposure", "membership", "audit")
-    drawn = experiment(PLAN, JobSettings.start, *measurements, more_fronts=False)
+    drawn = experiment(PLAN, *measurements, more_fronts=False)
 
     # A run that fails before its first release gives its planned budget back.
     last = [*drawn.starts, *drawn.measured, drawn.report, give_back(PLAN, drawn)]

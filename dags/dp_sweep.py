@@ -65,7 +65,7 @@ JSON file).
 )
 def dp_sweep() -> None:
     """Define the graph of one page of the sweep."""
-    drawn = experiment(PLAN, SweepSettings.start, "exposure", more_fronts=True)
+    drawn = experiment(PLAN, "exposure", more_fronts=True)
 
     @task(
         trigger_rule=TriggerRule.ALL_DONE_MIN_ONE_SUCCESS,

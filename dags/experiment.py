@@ -141,12 +141,11 @@ class Experiment:
     report: BaseOperator
 
 
-def experiment(plan: RunPlan, start: Point, *measurements: str, more_fronts: bool) -> Experiment:
+def experiment(plan: RunPlan, *measurements: str, more_fronts: bool) -> Experiment:
     """Draw the graph from the check of the settings to the report.
 
     Args:
         plan: the specs of the steps.
-        start: the initial public model, which is a model of the job.
         measurements: names of the steps that measure each model before its fine-tuning.
         more_fronts: whether baselines may have another vocabulary than the job.
     """
@@ -202,7 +201,7 @@ def experiment(plan: RunPlan, start: Point, *measurements: str, more_fronts: boo
 
     # All models share data, vocabulary, canaries, token stores and the public model.
     fronts = settings()
-    front = front_half(fronts, plan, start)
+    front = front_half(fronts, plan)
     starts = [front.public_pretraining, front.phrases_pretraining]
     if more_fronts:
         every_baseline = baseline(plan).expand(coordinates=fronts)
@@ -224,15 +223,15 @@ def experiment(plan: RunPlan, start: Point, *measurements: str, more_fronts: boo
     every_training >> [points, trained]
     every_point = each_point("point", points, plan, "finetuning")
     every_model = each_point("model", trained, plan, *measurements)
-    # Without this task, the last tasks would be skipped when the fine-tunings are.
-    fine_tuned = EmptyOperator(
-        task_id="fine_tuned",
-        task_display_name="All fine-tuned",
+    # Without this task, the last tasks would be skipped when an optional measurement is.
+    every_measurement = EmptyOperator(
+        task_id="measured",
+        task_display_name="All measured",
         trigger_rule=TriggerRule.NONE_FAILED,
-        doc_md="Waits for all fine-tunings; succeeds, too, if causal models need none.",
+        doc_md="Waits for all measurements; succeeds also if the settings skip some of them.",
     )
-    every_point >> fine_tuned
-    measured = [every_training, every_model, fine_tuned]
+    [every_model, every_point] >> every_measurement
+    measured = [every_training, every_measurement]
 
     report = step(
         "report",
@@ -243,9 +242,7 @@ def experiment(plan: RunPlan, start: Point, *measurements: str, more_fronts: boo
         "claim.**",
     )
     measured >> report
-    return Experiment(
-        front.reserve, [*starts, starting_points], every_training, [*measured, every_point], report
-    )
+    return Experiment(front.reserve, [*starts, starting_points], every_training, measured, report)
 
 
 def give_back(plan: RunPlan, drawn: Experiment) -> BaseOperator:
@@ -274,17 +271,16 @@ class Front:
     phrases_pretraining: BaseOperator
 
 
-def front_half(first: Any, plan: RunPlan, start: Point) -> Front:
+def front_half(first: Any, plan: RunPlan) -> Front:
     """Draw the steps before the private trainings.
 
     Args:
         first: the task that checks the settings.
         plan: the specs of the steps.
-        start: the public model.
     """
     light, of_run = partial(step, plan=plan.of_point), partial(step, plan=plan.of_run)
-    training = partial(light, pool=TRAINING)
 
+    training = partial(light, pool=TRAINING)
     # A run that does not fit its budget is refused before anything is read.
     budget = of_run("budget", doc_md="Records the sources; **refuses a run over the budget.**")
 
@@ -334,7 +330,7 @@ def front_half(first: Any, plan: RunPlan, start: Point) -> Front:
     # Pre-training begins with public text, and continues on the written text.
     public_pretraining = training(
         "public_pretraining",
-        point=start.model_dump(),
+        point=plan.kind.starts["public_pretraining"].model_dump(),
         doc_md="Trains the language model on public text.",
     )
     phrases_pretraining = training(

@@ -47,8 +47,11 @@ def asked_steps(
     """
     store = deployment.open_store()
     planned = job_steps(settings)
-    later = ("pretraining", "report")
-    steps = {n: spec for n, spec in planned.items() if point_and_task(n)[1] not in later}
+    steps = {
+        name: spec
+        for name, spec in planned.items()
+        if name != "report" and not (isinstance(spec, PretrainSpec) and spec.asked)
+    }
     for name, spec in steps.items():  # the step `budget` makes the store record its ledger
         yield *point_and_task(name), spec
     points: dict[Point, None] = {}

@@ -425,8 +425,8 @@ def job_steps(settings: JobSettings, promotion: Promotion = "audited") -> dict[s
 def _steps_of_points(settings: JobSettings, points: Sequence[Point]) -> dict[str, StepSpec]:
     """Return the steps of all models; they share their front half, and some share a training.
 
-    The `pretraining` of a public model, or of a model of released phrases, is a step of the front
-    half, so it finds that step's output.
+    The training of the public model, and of the model of released phrases, is a step of the front
+    half.
     """
     front = front_half(settings.job(settings.first_private))
     steps, shared = _shared(settings, front), {spec.output for spec in front.values()}
@@ -442,8 +442,8 @@ def _steps_of_points(settings: JobSettings, points: Sequence[Point]) -> dict[str
 
 
 def _shared(settings: JobSettings, front: Mapping[str, StepSpec]) -> dict[str, StepSpec]:
-    """Return the shared steps of a job by name; the public model is a model of the job."""
-    named = {"public_pretraining": f"{settings.start.name}{_OF_POINT}public_pretraining"}
+    """Return the shared steps of a job by name; those that train are steps of the job's models."""
+    named = {task: names_of(start)["pretraining"] for task, start in settings.starts.items()}
     return {named.get(task, task): spec for task, spec in front.items()}
 
 

@@ -185,8 +185,6 @@ class Point(Config):
 NO_TRAINING: dict[str, Any] = dict.fromkeys(TRAINING_AXES, 0)
 _OF_A_FRONT = ("baseline", "checkpoint")
 DP_MODEL = Point()  # the model that a job trains with DP
-# The initial public model of private trainings, whether or not it is a baseline.
-START = Point.model_validate(NO_TRAINING | {"baseline": "public-training"})
 
 
 def unique(points: Iterable[Point]) -> list[Point]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ValidationError, model_validator
@@ -382,7 +383,11 @@ class JobSettings(
         gt=0,
         le=10_000,
     )
-    start: ClassVar[Point] = Point(baseline="public-training")  # the initial public model
+    # The models that private trainings start from, by the names of their steps.
+    starts: ClassVar[Mapping[str, Point]] = {
+        "public_pretraining": Point(baseline="public-training"),
+        "phrases_pretraining": Point(baseline="phrases"),
+    }
 
     kept_epochs: str = setting(
         "",
@@ -493,7 +498,7 @@ class JobSettings(
         trained = [Point(epochs=self.epochs if kept else None, of_epochs=kept)]
         if self.nonprivate:
             trained.append(trained[0].model_copy(update={"baseline": "nonprivate-training"}))
-        phrases = [Point(baseline="phrases")] if self.phrases_epsilon else []
+        starts = [*self.starts.values()][: 2 if self.phrases_epsilon else 1]
         more = [
             Point.model_validate({name: getattr(job, name) for name in MORE})
             for job in self.more_jobs()
@@ -503,7 +508,7 @@ class JobSettings(
             for point in trained
             for epochs in self.epochs_kept
         ]
-        return [self.start, *phrases, *trained, *more, *on_the_way]
+        return [*starts, *trained, *more, *on_the_way]
 
     @property
     def first_private(self) -> Point:

@@ -33,7 +33,6 @@ from tasks.protocol.points import (
     FINETUNING_AXES,
     NO_TRAINING,
     REPLICATES,
-    START,
     TRAINING_AXES,
     Baseline,
     Point,
@@ -56,7 +55,9 @@ _NAMED = tuple(name for name in get_args(Baseline) if name not in ("phrases", "c
 class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     """All settings of `dp_sweep`: a job, and points that vary its settings."""
 
-    start: ClassVar[Point] = START
+    starts: ClassVar[Mapping[str, Point]] = {
+        name: point.model_copy(update=NO_TRAINING) for name, point in JobSettings.starts.items()
+    }
 
     sweep_noise_multipliers: str = setting(
         "0.6,1.0,2.0",

@@ -39,9 +39,15 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     Raises:
         BadInput: no model, or in a job not the model with DP, has all its results.
     """
-    points = {name: _opened(spec, context, name) for name in spec.points}
-    missing = [name for name, results in points.items() if not results]
-    points = {name: results for name, results in points.items() if results}
+    missing = [
+        name
+        for name in spec.points
+        if any(
+            read_result(context.store, spec.results[step]) is None
+            for step in _steps_of(spec, name).values()
+        )
+    ]
+    points = {name: _opened(spec, context, name) for name in spec.points if name not in missing}
     if not points:
         raise BadInput("no model has finished", where=spec.title, fix="See why the steps failed.")
     models = {
@@ -110,15 +116,12 @@ def _steps_of(spec: ReportSpec, name: str) -> dict[str, str]:
 
 
 def _opened(spec: ReportSpec, context: StepContext, name: str) -> Results:
-    """Return a model's results, or {} if one is missing.
+    """Return a model's results; releases without privacy in a baseline are not counted.
 
-    Releases without privacy in a baseline are not counted: the report publishes nothing that was
-    computed without privacy.
+    The report publishes nothing that was computed without privacy.
     """
-    uris = {task: spec.results[step] for task, step in _steps_of(spec, name).items()}
-    if any(read_result(context.store, uri) is None for uri in uris.values()):
-        return {}
-    opened = {task: context.beside(uri) for task, uri in uris.items()}
+    steps = _steps_of(spec, name)
+    opened = {task: context.beside(spec.results[step]) for task, step in steps.items()}
     for output in opened.values():
         if spec.points[name].baseline is None or not operator_only(output.result.releases):
             context.descends_from(*output.result.releases)

@@ -131,7 +131,7 @@ def written(name: str, content: object) -> Make:
     return make
 
 
-SPEC = json.loads(job_steps(JobSettings())["dp_pretraining"].model_dump_json())
+SPEC = json.loads(job_steps(JobSettings())["With DP / pretraining"].model_dump_json())
 RESULT: dict[str, Any] = {
     "step": "corpus",
     "spec_hash": "ab",

@@ -24,7 +24,7 @@ def test_second_training_of_a_fork_server_equals_training_in_a_new_process(
 ) -> None:
     steps = job_steps(JobSettings(**SIZES))
     for name, spec in steps.items():
-        if name == "dp_pretraining":
+        if name == "With DP / pretraining":
             break
         assert run(spec) == 0
 
@@ -44,9 +44,9 @@ def test_second_training_of_a_fork_server_equals_training_in_a_new_process(
 
     ledger = Ledger.open(untracked.ledger)
     monkeypatch.setenv(SERVER, OFF)
-    expected = trained("dp_pretraining")
+    expected = trained("With DP / pretraining")
     entries = ledger.history("synthetic-notes")
-    delete_output("public_pretraining")
+    delete_output("Public text only / pretraining")
     monkeypatch.delenv(SERVER)
-    assert trained("public_pretraining", "dp_pretraining") == expected
+    assert trained("Public text only / pretraining", "With DP / pretraining") == expected
     assert ledger.history("synthetic-notes") == entries  # nothing is charged again

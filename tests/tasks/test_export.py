@@ -35,7 +35,7 @@ def model(store: Store, tmp_path: Path) -> str:
         (made / name).parent.mkdir(parents=True, exist_ok=True)
         (made / name).write_text(content)
     uri = publish(store, f"store://pretrain/{'a' * 16}", made)
-    _result(store, "report", created="2026-01-01", models={"dp_pretraining": uri})
+    _result(store, "report", created="2026-01-01", models={"With DP / pretraining": uri})
     return uri
 
 
