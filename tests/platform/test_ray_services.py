@@ -213,7 +213,7 @@ def test_worker_killed_during_an_update_is_replaced_and_the_job_ends(
     for name, spec in SPECS.items():
         if name in done:
             continue
-        if name != "dp_pretraining":
+        if name != "With DP / pretraining":
             cluster.run(spec, ADDRESS)
             continue
         step = cluster.start(spec, ADDRESS, hosts=2)
