@@ -33,9 +33,8 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     job_steps,
-    kept_points,
+    names_of,
     point_and_task,
-    steps_of,
 )
 from tasks.results import STATEMENT_DATA, kept_folder
 from tasks.runtime.deployment import Deployment
@@ -317,15 +316,12 @@ def test_registered_model_contains_only_the_files_of_the_model(
         "after",
     }
     assert all(f.read_bytes() == (output / name).read_bytes() for name, f in files.items())
-    for task in (
-        "With DP / pretraining",
-        "With DP / finetuning",
-    ):  # exported models contain the same files
-        folder = tmp_path / task
+    for task in ("With DP / pretraining", "With DP / finetuning"):  # copies have the same files
+        folder = tmp_path / point_and_task(task)[1]
         words = [str(folder), "--uri", finished.steps[task].output]
         assert CliRunner().invoke(export, words).exit_code == 0
         assert {f.name for f in folder.iterdir()} == set(files)
-    files = {f.name: f.read_bytes() for f in (tmp_path / "With DP / pretraining").iterdir()}
+    files = {f.name: f.read_bytes() for f in (tmp_path / "pretraining").iterdir()}
     assert files == {name: (output / name).read_bytes() for name in files}
 
 
@@ -408,12 +404,9 @@ def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
     total = pytest.approx(
         epsilon_pld(compose(*(e.event for e in charged)), sum(e.delta for e in charged))
     )
-    earlier, red = kept_points(finished.settings)
-    outputs = {task: spec.output for task, spec in steps_of(earlier, finished.steps).items()}
-    assert set(outputs) == {"finetuning", "exposure"}
-
+    earlier, red = (point for point in finished.settings.points() if point.is_on_the_way)
     folder = finished.output("With DP / pretraining")
-    tuned = finished.folder(outputs["finetuning"])
+    tuned = finished.output(names_of(earlier)["finetuning"])
     for model in (folder, folder / kept_folder(1), tuned, finished.output("With DP / finetuning")):
         statement = _statement(model)
         assert statement["epsilon"] == total and statement["dataset"] == "notes"
