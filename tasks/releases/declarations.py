@@ -72,9 +72,14 @@ def open_for_operator(source: Source, context: StepContext) -> Opened:
     Raises:
         BadInput: the file does not exist.
     """
-    folder = context.durable / "source" / source.field
-    path = stage_source(source.uri, folder, field=source.field)
+    path = _staged(source, context)
     return Opened(path, keyed_digest(path, context.content_key()))
+
+
+def _staged(source: Source, context: StepContext) -> Path:
+    """Return the path of a source's files on this disk."""
+    folder = context.durable / "source" / source.field
+    return stage_source(source.uri, folder, field=source.field)
 
 
 def record_sources(sources: Iterable[Source], context: StepContext) -> None:
@@ -103,12 +108,10 @@ def refuse_if_changed(
     Raises:
         BadInput: the files have changed; or as `open_source`.
     """
-    now = []
-    for source in spec.sources:
-        path = stage_source(
-            source.uri, context.durable / "source" / source.field, field=source.field
-        )
-        now.append(_agreed_digest(path, source, _ledger(source, context), context))
+    now = [
+        _agreed_digest(_staged(source, context), source, _ledger(source, context), context)
+        for source in spec.sources
+    ]
     refuse_other_digests(spec, now, digests, version)
 
 

@@ -89,9 +89,6 @@ def test_statement_has_one_line_per_item() -> None:
     assert not any("**" in line or line.startswith(("#", "- ")) for line in words)
 
 
-# --- the cost of a model in its metrics and report
-
-
 P = PrivacyUnit.PATIENT
 VOCABULARY = PoissonGaussian.single(0.1, 3.0, 5, unit=P)
 TRAINING = PoissonGaussian.single(0.1, 2.0, 50, unit=P)

@@ -6,6 +6,7 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -305,17 +306,8 @@ class Entry(Base):
 
     def repeated(self, run: str, attempt: int) -> Entry:
         """Return a new plan of the same release, as an attempt of this run."""
-        return Entry(
-            self.dataset,
-            self.unit,
-            self.event,
-            self.delta,
-            self.spec_hash,
-            run,
-            run,
-            attempt,
-            self.declared_units,
-        )
+        new_id, seed_key = secrets.token_hex(16), secrets.token_hex(16)
+        return replace(self, plan_key=run, run=run, attempt=attempt, id=new_id, seed_key=seed_key)
 
     def plan_again(self, plan_key: str, run: str) -> None:
         """Plan a withdrawn release again: it is charged from now on, like a new entry."""

@@ -1,5 +1,3 @@
-"""One mechanism of each kind, and its true δ by brute force; and a plan of DP-SGD."""
-
 from __future__ import annotations
 
 import itertools
@@ -14,7 +12,8 @@ from scipy.stats import norm
 
 from dp_core.config.release import ReleaseRecord
 from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
-from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.batch_selection import PoissonSampling
+from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
 from dp_core.privacy.mechanism_event import REGISTRY
 from dp_core.privacy.mechanisms import (
     Composed,
@@ -44,16 +43,13 @@ POISSON = PoissonGaussian(((0.2, 1.0, 2),), unit=PATIENT)
 ZERO_OUT, REPLACE = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE
 
 
-def plan_of(**changes: Any) -> ExecutionPlan:
-    """Return a plan of DP-SGD with Poisson batches, with changes."""
+def plan_of(*, expected_batch: float = 256, steps: int = 300, **changes: Any) -> ExecutionPlan:
     usual: dict[str, Any] = {
-        "unit": PATIENT,
-        "declared_units": 4000,
-        "expected_batch": 256,
-        "steps": 300,
-    }
-    usual |= {"noise_multiplier": 1.2, "clip_norm": 0.5, "delta": 1e-6}
-    return ExecutionPlan.poisson(**(usual | changes))
+        "unit": PATIENT, "declared_units": 4000, "sampling": PoissonSampling(),
+        "schedule": (BatchPhase(steps, expected_batch),),
+        "noise_multiplier": 1.2, "clip_norm": 0.5, "delta": 1e-6,
+    }  # fmt: skip
+    return ExecutionPlan(**usual | changes)
 
 
 def release(

@@ -1,5 +1,3 @@
-"""Correlated noise: C⁻¹z in whole numbers, its sensitivity, its distribution, and resumed runs."""
-
 from __future__ import annotations
 
 import itertools

@@ -1,5 +1,3 @@
-"""The exact discrete Gaussian, and the exact coins from which it is drawn."""
-
 import hashlib
 import math
 from fractions import Fraction

@@ -1,5 +1,3 @@
-"""Banded strategies: sensitivity over all participations, error, and the choice of bands."""
-
 from __future__ import annotations
 
 import dataclasses

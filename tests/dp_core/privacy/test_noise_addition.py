@@ -1,5 +1,3 @@
-"""Training noise: an exact discrete Gaussian on a lattice that depends on the noise scale."""
-
 import itertools
 import math
 from decimal import Decimal, localcontext
@@ -54,8 +52,6 @@ def fits(noise: NDArray[np.floating], sigma: float) -> float:
     return float(stats.kstest(noise.ravel(), "norm", (0, sigma)).pvalue)
 
 
-# --- keys and bits
-
 KEY_SEED = PrivacySeed.fixed("noise")
 
 
@@ -86,9 +82,6 @@ def test_keystream_equals_test_vectors_of_the_standard(block: int) -> None:
         assert stream.dtype == np.int32
         assert stream.ctypes.data % 64 == 0
         assert np.array_equal(stream, expected[:words])
-
-
-# --- scale and independence of the noise
 
 
 @pytest.mark.statistical
@@ -327,9 +320,6 @@ def test_a_discrete_gaussian_is_a_continuous_one_that_was_rounded_at_random() ->
         worst = max(worst, abs(ratio - 1))
     assert error / 100 < worst < 2.1 * error
     assert 2 * math.exp(-2 * math.pi**2 * module._SMOOTHING**2) < 1e-136
-
-
-# --- the sum, the lattice and the output
 
 
 @pytest.mark.parametrize("size", [1, 2, 999, 1000, 70_001])

@@ -1,8 +1,5 @@
-"""Execution plans: event, sampler, noise and digest; and adaptive clipping."""
-
 from __future__ import annotations
 
-import dataclasses
 import json
 import math
 from typing import Any
@@ -23,7 +20,6 @@ from dp_core.privacy.execution_plan import (
     RANGE,
     AdaptiveClipping,
     BatchPhase,
-    ExecutionPlan,
     growing_batches,
 )
 from dp_core.privacy.matrix_factorization import power_strategy
@@ -38,16 +34,8 @@ from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
 
 
-def with_sampling(sampling: Any, batch: float = 256, **changes: Any) -> ExecutionPlan:
-    return dataclasses.replace(
-        plan_of(), sampling=sampling, schedule=(BatchPhase(300, batch),), **changes
-    )
-
-
 def test_a_schedule_is_executed_and_accounted_phase_by_phase() -> None:
-    p = dataclasses.replace(
-        plan_of(), schedule=(BatchPhase(10, 100), BatchPhase(5, 200), BatchPhase(1, 400))
-    )
+    p = plan_of(schedule=(BatchPhase(10, 100), BatchPhase(5, 200), BatchPhase(1, 400)))
     rates = [p.sampling_rate(t) for t in range(p.steps)]
     assert rates == [100 / 4000] * 10 + [200 / 4000] * 5 + [400 / 4000]
     event = p.event()
@@ -94,7 +82,7 @@ class ReplaceOne(PoissonSampling):
 
 def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit() -> None:
     """σ is in clip norms, whereas rounding is relative to the distance of neighbouring sums."""
-    p = dataclasses.replace(plan_of(), sampling=ReplaceOne())
+    p = plan_of(sampling=ReplaceOne())
     noise = p.noise(PrivacySeed.fixed(1), b"m", 0, p.clipper())
     assert noise.clip_norm == 2 * 0.5
     assert noise.noise_multiplier * noise.clip_norm == 1.2 * 0.5
@@ -157,11 +145,11 @@ def test_the_digest_knows_every_field() -> None:
         {"adaptive": AdaptiveClipping(0.6, 5.0)},
     ]
     digests = {plan_of(**change).digest() for change in changes} | {base.digest()}
-    digests.add(with_sampling(TruncatedPoissonSampling(300)).digest())
-    digests.add(with_sampling(TruncatedPoissonSampling(301)).digest())
+    digests.add(plan_of(sampling=TruncatedPoissonSampling(300)).digest())
+    digests.add(plan_of(sampling=TruncatedPoissonSampling(301)).digest())
     cyclic = CyclicPoissonSampling(4)
-    digests.add(with_sampling(cyclic).digest())
-    digests.add(with_sampling(cyclic, strategy=power_strategy(4, 0.5)).digest())
+    digests.add(plan_of(sampling=cyclic).digest())
+    digests.add(plan_of(sampling=cyclic, strategy=power_strategy(4, 0.5)).digest())
     assert len(digests) == len(changes) + 5
     json.dumps(base.to_json())
 

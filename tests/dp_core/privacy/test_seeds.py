@@ -94,11 +94,6 @@ def test_a_folder_that_others_can_read_is_refused(tmp_path: Path) -> None:
     assert list((tmp_path / "seeds").iterdir()) == []
 
 
-def test_lost_seed_is_refused_and_not_replaced(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match="new charge"):
-        SeedStore(tmp_path).get("gone")
-
-
 def test_a_broken_file_is_refused_without_showing_it(tmp_path: Path) -> None:
     store = SeedStore(tmp_path / "seeds")
     store.create("a")
@@ -116,13 +111,6 @@ def test_a_broken_file_is_refused_without_showing_it(tmp_path: Path) -> None:
 def test_a_key_is_a_plain_name(tmp_path: Path, key: str) -> None:
     with pytest.raises(BadInput):
         SeedStore(tmp_path).create(key)
-
-
-def test_a_fixed_seed_repeats_and_says_so() -> None:
-    assert PrivacySeed.fixed(7).derive("x") == PrivacySeed.fixed(7).derive("x")
-    assert PrivacySeed.fixed(7).derive("x") != PrivacySeed.fixed(8).derive("x")
-    assert PrivacySeed.fixed(7).known
-    assert not PrivacySeed.draw().known
 
 
 def test_too_short_a_secret_is_refused() -> None:

@@ -9,7 +9,6 @@ import tensorflow as tf
 
 from benchmarks.clipping_reference import ENGINES, naive_clipped_grad_sum
 from dp_core.errors import BadInput, PlanError
-from dp_core.models.bert import mlm_row_losses
 from dp_core.nn import Layers
 from dp_core.privacy.clipping import layer_rules as linear
 from dp_core.privacy.clipping.book_keeping import (
@@ -19,7 +18,7 @@ from dp_core.privacy.clipping.book_keeping import (
     automatic_factors,
     clipped_grad_sum,
 )
-from dp_core.training.objectives import UnitBatch, ordinary_sum
+from dp_core.training.objectives import ordinary_sum
 
 
 def flat(sums: dict[str, tf.Tensor]) -> np.ndarray:
@@ -47,11 +46,6 @@ def assert_same(a: ClippedSum, b: ClippedSum) -> None:
     for name in b.sums:
         scale = float(tf.reduce_max(tf.abs(b.sums[name]))) + 1e-6
         np.testing.assert_allclose(a.sums[name], b.sums[name], atol=3e-4 * scale, err_msg=name)
-
-
-def batch_of(p) -> tuple[tf.Tensor, ...]:
-    arrays = (p.ids, p.lengths, p.positions, p.labels, p.weights, p.shares)
-    return tuple(tf.constant(a) for a in arrays)
 
 
 class ClippingEngineConformance:
@@ -87,7 +81,7 @@ class ClippingEngineConformance:
         rest = run("book-keeping", p.without(1).losses, p)
         assert np.linalg.norm(flat(rest.sums)) > 0.5
         p.shares[1] = value  # at 1e30 the gradient is finite but its squared norm is not
-        clipped = self.run(UnitBatch(mlm_row_losses, p.config, batch_of(p)), p)
+        clipped = self.run(p.losses, p)
         np.testing.assert_allclose(flat(clipped.sums), flat(rest.sums), atol=2e-5)
 
     def test_bfloat16_gives_nearly_the_same(self, problem):

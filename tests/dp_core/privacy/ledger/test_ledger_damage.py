@@ -123,9 +123,6 @@ def test_every_fault_is_reported(ledger: Ledger, url: str, tmp_path: Path) -> No
     assert ("5 entries are gone" in found) == url.startswith("sqlite")
 
 
-# --- URLs
-
-
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg2"])
 def test_a_postgresql_url_takes_the_driver_that_is_installed(scheme: str) -> None:
     with pytest.raises(LedgerUnavailable, match="does not answer") as caught:
@@ -193,9 +190,6 @@ def test_a_relative_place_is_no_ledger(
 def test_the_folder_of_a_new_ledger_is_its_owners_alone(tmp_path: Path) -> None:
     Ledger.open(f"sqlite:///{tmp_path}/new/ledger.db")
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
-
-
-# --- schema
 
 
 def test_tables_of_other_programs_are_not_changed(url: str) -> None:

@@ -115,17 +115,6 @@ def test_begun_plan_keeps_the_budget_closed(ledger: Ledger) -> None:
     assert way(ledger) is Way.ONE_PLAN
 
 
-def test_release_of_a_withdrawn_plan_is_admitted_with_all_of_it(ledger: Ledger) -> None:
-    ledger.register_plan(one_plan())
-    ledger.give_back("run")
-    assert ledger.reserve(one_plan()[1]).state is State.RESERVED
-    assert [e.state for e in ledger.history("notes")] == [State.PLANNED, State.RESERVED]
-    assert way(ledger) is Way.ONE_PLAN
-
-
-# --- plans of runs that have ended
-
-
 def test_new_plan_replaces_the_untouched_plan_of_an_ended_run_if_it_fits(ledger: Ledger) -> None:
     ledger.register_plan(plan(2.0, 2.0, key="killed"))
     spent = ledger.remaining("notes").spent
@@ -248,9 +237,6 @@ def test_withdrawn_release_draws_no_noise(ledger: Ledger, tmp_path: Path) -> Non
         ledger.seed(first, SeedStore(tmp_path / "seeds"), b"manifest")
     with pytest.raises(BadInput, match="never reserved"):
         ledger.settle(first.id)
-
-
-# --- two runs at once
 
 
 def test_second_of_two_racing_runs_is_refused_with_the_reason(
