@@ -1401,12 +1401,12 @@ class Findings:
     Attributes:
         faults: one line per fault.
         not_derived: one line per part that could not be derived.
-        lines: one line per comparison.
+        compared: one line per comparison.
     """
 
     faults: list[str] = field(default_factory=list)
     not_derived: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
+    compared: list[str] = field(default_factory=list)
 
     @property
     def code(self) -> int:
@@ -1779,7 +1779,7 @@ def _derive_all(
         if claim["declared_units"] is None:
             findings.not_derived.append(f"{dataset}: no number of units bounds δ")
         if claim["epsilon"] is None:
-            findings.lines.append(f"{dataset}: no total is claimed")
+            findings.compared.append(f"{dataset}: no total is claimed")
             if record["epsilon"] is not None:
                 findings.faults.append(f"{dataset}: a total is derived, but none is claimed")
             continue
@@ -1788,7 +1788,7 @@ def _derive_all(
         for ceiling in record["tpr_ceilings"]:
             line = f"largest TPR at FPR {ceiling['fpr']:.3g}: {ceiling['tpr']:.4g}"
             derived_tpr = whole.ceilings.get(ceiling["fpr"], math.nan)
-            findings.lines.append(f"  {line}, derived {derived_tpr:.4g}")
+            findings.compared.append(f"  {line}, derived {derived_tpr:.4g}")
             if not _equal(ceiling["tpr"], derived_tpr):
                 findings.faults.append(
                     f"{dataset}: {line}, but dp_accounting derives {derived_tpr:.4g}"
@@ -1806,7 +1806,7 @@ def _compare(
         )
     else:
         line = f"{name}: ε = {epsilon:.5g} is claimed, {derived.epsilon:.5g} is derived"
-        findings.lines.append(line)
+        findings.compared.append(line)
     if not _equal(record, derived.epsilon):
         findings.faults.append(f"{name}: the pack records another derived ε: {record}")
 
@@ -1849,7 +1849,7 @@ _VERDICTS = {
 def as_text(findings: Findings) -> str:
     """Return the findings as text."""
     lines = [
-        *findings.lines,
+        *findings.compared,
         *(f"NOT DERIVED: {line}" for line in findings.not_derived),
         *(f"FAULT: {line}" for line in findings.faults),
         *(f"recorded only, in {file}: {', '.join(fields)}" for file, fields in RECORDED.items()),
@@ -1860,13 +1860,7 @@ def as_text(findings: Findings) -> str:
 
 def as_json(findings: Findings) -> str:
     """Return the findings as JSON."""
-    body = {
-        "code": findings.code,
-        "faults": findings.faults,
-        "not_derived": findings.not_derived,
-        "compared": findings.lines,
-        "recorded": RECORDED,
-    }
+    body = {"code": findings.code, **vars(findings), "recorded": RECORDED}
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
 

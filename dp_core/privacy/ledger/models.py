@@ -161,42 +161,34 @@ class Budget(Base, kw_only=True):
         """The promised guarantee: two budgets with the same terms differ only by their names."""
         return self.unit, self.relation, self.epsilon, self.delta, self.order
 
-    def refuse_foreign(self, planned: Entry) -> None:
-        """Refuse a release whose guarantee does not add up with the rest of the budget.
-
-        Raises:
-            BadInput: the unit or the neighbouring relation differs.
-        """
-        if self.made_up or not planned.accounted:
-            return
-        if planned.unit is not self.unit:
-            raise BadInput(
-                f"its budget protects the unit {self.unit}, this release {planned.unit}",
-                where=f"data set {planned.dataset}",
-                fix="Guarantees for different units do not add up: use the budget's unit.",
-            )
-        if planned.event.relation is not self.relation:
-            raise BadInput(
-                f"its budget is for {self.relation} neighbours, this release for "
-                f"{planned.event.relation}",
-                where=f"data set {planned.dataset}",
-                fix="Use a sampler with the budget's relation.",
-            )
-
-    def refuse_other_examples(self, held: Sequence[Entry], planned: Sequence[Entry]) -> None:
-        """Refuse releases for examples of another length, because such examples are other units.
+    def refuse_foreign(self, held: Sequence[Entry], planned: Sequence[Entry]) -> None:
+        """Refuse releases whose guarantees do not add up with the rest of the budget.
 
         Args:
             held: the entries of this budget.
             planned: the releases to be added.
 
         Raises:
-            BadInput: two releases protect examples of different lengths.
+            BadInput: the unit, the neighbouring relation or the length of an example differs.
         """
         if self.made_up:
             return
-        events = [entry.event for entry in held if entry.charged]
-        events += [entry.event for entry in planned if entry.accounted]
+        accounted = [entry for entry in planned if entry.accounted]
+        for release in accounted:
+            if release.unit is not self.unit:
+                raise BadInput(
+                    f"its budget protects the unit {self.unit}, this release {release.unit}",
+                    where=f"data set {release.dataset}",
+                    fix="Guarantees for different units do not add up: use the budget's unit.",
+                )
+            if release.event.relation is not self.relation:
+                raise BadInput(
+                    f"its budget is for {self.relation} neighbours, this release for "
+                    f"{release.event.relation}",
+                    where=f"data set {release.dataset}",
+                    fix="Use a sampler with the budget's relation.",
+                )
+        events = [entry.event for entry in (*(e for e in held if e.charged), *accounted)]
         units = sorted({event.unit_in_words for event in events})
         if len(units) > 1:
             raise BadInput(

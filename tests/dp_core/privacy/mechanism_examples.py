@@ -14,6 +14,7 @@ from dp_core.config.release import ReleaseRecord
 from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
 from dp_core.privacy.batch_selection import PoissonSampling
 from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
+from dp_core.privacy.matrix_factorization import ToeplitzStrategy, power_coefficients
 from dp_core.privacy.mechanism_event import REGISTRY
 from dp_core.privacy.mechanisms import (
     Composed,
@@ -50,6 +51,10 @@ def plan_of(*, expected_batch: float = 256, steps: int = 300, **changes: Any) ->
         "noise_multiplier": 1.2, "clip_norm": 0.5, "delta": 1e-6,
     }  # fmt: skip
     return ExecutionPlan(**usual | changes)
+
+
+def power_strategy(bands: int, exponent: float) -> ToeplitzStrategy:
+    return ToeplitzStrategy.of(power_coefficients(bands, exponent))
 
 
 def release(

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mechanism_examples import power_strategy
 
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for
 from dp_core.privacy.matrix_factorization import (
     Workload,
     least_error_strategy,
-    power_strategy,
 )
 from dp_core.privacy.mechanisms import CyclicPoissonGaussian
 

@@ -11,7 +11,7 @@ import dp_accounting as dpa
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from mechanism_examples import plan_of
+from mechanism_examples import plan_of, power_strategy
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
@@ -30,7 +30,6 @@ from dp_core.privacy.matrix_factorization import (
     ToeplitzStrategy,
     Workload,
     least_error_strategy,
-    power_strategy,
 )
 from dp_core.privacy.mechanisms import CyclicPoissonGaussian
 

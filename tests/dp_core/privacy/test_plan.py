@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from mechanism_examples import plan_of
+from mechanism_examples import plan_of, power_strategy
 from scipy.stats import norm
 
 from dp_core.errors import BadInput, PlanError
@@ -22,7 +22,6 @@ from dp_core.privacy.execution_plan import (
     BatchPhase,
     growing_batches,
 )
-from dp_core.privacy.matrix_factorization import power_strategy
 from dp_core.privacy.mechanisms import (
     FixedSizeGaussian,
     MechanismEvent,
@@ -210,16 +209,15 @@ def test_the_clip_norm_settles_at_the_quantile():
     for _ in range(400):
         norms = rng.lognormal(0.0, 0.5, 100)
         noised = ((norms <= clip) - 0.5).sum() + rng.normal(0, adaptive.count_noise)
-        share = adaptive.share_within(noised, 100.0)
-        clip = adaptive.next_norm(clip, share, first)
+        clip = adaptive.next_norm(clip, noised, 100.0, first)
         course.append(clip)
     assert np.mean(course[200:]) == pytest.approx(np.exp(0.5 * norm.ppf(0.3)), rel=0.05)
 
 
 def test_the_clip_norm_stays_finite_whatever_the_noise_says():
     adaptive = AdaptiveClipping(0.5, 1.0, learning_rate=100.0)
-    assert adaptive.next_norm(0.5, 50.0, 0.5) == pytest.approx(0.5 / RANGE)
-    assert adaptive.next_norm(0.5, -50.0, 0.5) == pytest.approx(0.5 * RANGE)
+    assert adaptive.next_norm(0.5, 49.5, 1.0, 0.5) == pytest.approx(0.5 / RANGE)
+    assert adaptive.next_norm(0.5, -50.5, 1.0, 0.5) == pytest.approx(0.5 * RANGE)
 
 
 @pytest.mark.parametrize(
