@@ -43,7 +43,6 @@ EVENT = PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT)
 
 
 def specs(kind: type[StepSpec], **settings: Any) -> list[Any]:
-    """Return the distinct private trainings or fine-tunings of a sweep."""
     every = job_steps(SweepSettings.model_validate(settings))
     task = {PretrainSpec: "pretraining", FinetuneSpec: "finetuning"}[kind]
     return [spec for name, spec in every.items() if point_and_task(name)[1] == task]
@@ -286,14 +285,10 @@ def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
         "", "public text only", "without privacy", "checkpoint bert", "checkpoint biobert"
     }  # fmt: skip
     # The comparisons of a job are the same steps.
-    steps_of_point, job = (
-        point_steps(sweep, points[0]),
-        job_steps(sweep.job(points[0])),
-    )
     assert points[0].name.startswith("public text only")
-    assert steps_of_point["pretraining"].output == job["public_pretraining"].output
-    assert steps_of_point["exposure"].output == job["public_exposure"].output
-    assert steps_of_point["finetuning"].output == job["public_finetuning"].output
+    steps_of_point, job = point_steps(sweep, points[0]), job_steps(sweep.job(points[0]))
+    for task in ("pretraining", "exposure", "finetuning"):
+        assert steps_of_point[task].output == job[f"public_{task}"].output
 
 
 def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Deployment) -> None:

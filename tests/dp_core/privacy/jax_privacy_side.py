@@ -22,7 +22,6 @@ jax.config.update("jax_enable_x64", True)
 
 
 def accountant():
-    """Return a PLD accountant for adding or removing one unit."""
     return dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
 
 

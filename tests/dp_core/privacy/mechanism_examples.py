@@ -253,7 +253,6 @@ def rounds_truth(sigma: float, threshold: int, epsilon: float) -> float:
 
 
 def gaussian_truth(mu: float, epsilon: float) -> float:
-    """Return δ of a Gaussian whose mean moves by μ standard deviations."""
     return either_way({mu: 1.0}, {0.0: 1.0}, 1.0, epsilon)
 
 

@@ -1,6 +1,7 @@
 import itertools
 import math
 from decimal import Decimal, localcontext
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -255,15 +256,9 @@ def test_a_trial_takes_a_place_with_the_probability_that_is_left_there(place: in
 def test_draw_continues_after_a_comparison_that_float64_cannot_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
-
-    def told(place: int, coin: list[int]) -> bool:
-        asked.append(place)
-        return decide(place, coin)
-
-    before = module._draw_tail(KEY, 0, 300)
-    monkeypatch.setattr(module, "decide", told)
-    exact = module._reject
+    before, exact = module._draw_tail(KEY, 0, 300), module._reject
+    deciding = Mock(wraps=decide)
+    monkeypatch.setattr(module, "decide", deciding)
 
     def doubting(words, at, slots, bins, drawn, done):  # type: ignore[no-untyped-def]
         """Report each place that is tried as doubtful."""
@@ -278,7 +273,7 @@ def test_draw_continues_after_a_comparison_that_float64_cannot_decide(
 
     monkeypatch.setattr(module, "_reject", doubting)
     after = module._draw_tail(KEY, 0, 300)
-    assert len(asked) >= 300
+    assert deciding.call_count >= 300
     # Decimals accept the same places as float64, but then the next trial is two words later.
     assert np.isin(after, before).mean() > 0.2
     assert abs(after).max() < 8 * DEVIATION

@@ -69,10 +69,7 @@ def test_the_secret_does_not_show(tmp_path: Path) -> None:
 
 
 def test_the_hash_is_salted(tmp_path: Path) -> None:
-    one, two = (
-        PrivacySeed(b"x" * 32, b"1" * 16, known=True),
-        PrivacySeed(b"x" * 32, b"2" * 16, known=True),
-    )
+    one, two = (PrivacySeed(b"x" * 32, salt * 16, known=True) for salt in (b"1", b"2"))
     assert one.salted_hash() != two.salted_hash()
     assert one.salted_hash().split(":")[1] != two.salted_hash().split(":")[1]
     assert one.derive("p") == two.derive("p")

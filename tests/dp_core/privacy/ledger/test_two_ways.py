@@ -162,9 +162,6 @@ def test_end_of_a_run_gives_back_its_untouched_plans_of_every_data_set(ledger: L
 
 # --- a plan is charged as a whole or not at all, and given back only where no data was read
 
-RUN: dict[str, Any] = {"plan_key": "dp_bert/one", "run": "dp_bert/one"}
-DEAR = Gaussian(0.6)
-
 
 def states(ledger: Ledger) -> list[State]:
     return [entry.state for entry in ledger.history("notes")]
@@ -174,7 +171,7 @@ def test_refused_plan_leaves_no_entry_and_names_the_plan_that_holds_the_budget(
     ledger: Ledger,
 ) -> None:
     ledger.register_plan(whole_run())
-    dear = [reservation("dear", DEAR, plan_key="later", run="later")]
+    dear = plan(0.6, key="later")
     with pytest.raises(BudgetExceeded, match="`confide ledger withdraw DATASET RUN`") as caught:
         ledger.register_plan(dear)
     assert "spent + asked > capacity" in str(caught.value) and "\n" not in str(caught.value)
@@ -188,7 +185,7 @@ def test_refused_plan_leaves_no_entry_and_names_the_plan_that_holds_the_budget(
 
 
 def test_withdrawn_release_is_admitted_again_before_it_is_reserved(ledger: Ledger) -> None:
-    asked = reservation("dear", Gaussian(0.8), **RUN)
+    asked = reservation("dear", Gaussian(0.8), plan_key="dp_bert/one", run="dp_bert/one")
     ledger.register_plan([asked])
     ledger.withdraw_plan("notes", "dp_bert/one")
     ledger.reserve(reservation("other", Gaussian(0.8)))
