@@ -17,7 +17,7 @@ from dp_core.privacy.ledger.models import (
     Budget,
     Dataset,
     Entry,
-    LedgerIdentity,
+    LedgerSchema,
     State,
     by_identity,
     charged_groups,
@@ -65,7 +65,7 @@ class Ledger:
     def identity(self) -> str:
         """Return the ledger's random identifier, drawn at its creation and equal in its copies."""
         with self._database.transaction() as db:
-            return db.scalars(select(LedgerIdentity.id)).one()
+            return db.scalars(select(LedgerSchema.id)).one()
 
     def confirm_memory(self, seeds: SeedStore) -> str:
         """Refuse a ledger that does not hold every release for which the store drew a seed.

@@ -25,7 +25,7 @@ _SHOWN = (  # what an entry shows of itself, without the key of its seed and its
     "whole_plan", "run", "seed_hash", "known_seed", "reserved_at", "settled_at", "withdrawn_at",
     "released_hash",
 )  # fmt: skip
-SCHEMA_VERSION = 5  # of the tables; a ledger of another version is refused
+SCHEMA_VERSION = 6  # of the tables; a ledger of another version is refused
 
 
 class State(StrEnum):
@@ -92,19 +92,15 @@ class Base(MappedAsDataclass, DeclarativeBase):
 
 
 class LedgerSchema(Base, kw_only=True):
-    """The version of the tables, in a single row that every release of Confide can read."""
+    """The version of the tables and the ledger's random identifier, in a single row.
+
+    Every release of Confide can read the version. Copies of the ledger share the identifier.
+    """
 
     __tablename__ = "ledger_schema"
 
     version: Mapped[int] = mapped_column(primary_key=True, default=SCHEMA_VERSION)
-
-
-class LedgerIdentity(Base, kw_only=True):
-    """The ledger's random identifier, in a single row; copies of the ledger share it."""
-
-    __tablename__ = "ledger_identity"
-
-    id: Mapped[str] = mapped_column(primary_key=True, default_factory=lambda: secrets.token_hex(16))
+    id: Mapped[str] = mapped_column(default_factory=lambda: secrets.token_hex(16))
 
 
 class Budget(Base, kw_only=True):
@@ -439,7 +435,7 @@ def create_tables(database: Database) -> None:
         with database.alone() as db:
             if not _has_version(db):  # no other process was faster
                 Base.metadata.create_all(db.connection(), checkfirst=False)
-                db.add_all([LedgerSchema(), LedgerIdentity()])
+                db.add(LedgerSchema())
         version = _version_of(database)
     if version != SCHEMA_VERSION:
         release = "newer" if version > SCHEMA_VERSION else "older"

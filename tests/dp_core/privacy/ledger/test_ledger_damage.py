@@ -58,7 +58,6 @@ def test_damage_is_named_with_what_to_do(file: Path, damage: str) -> None:
         "DROP TABLE entries",
         "DROP TABLE ledger_schema",
         "DELETE FROM ledger_schema",
-        "DELETE FROM ledger_identity",
         "UPDATE entries SET event = 'x'",
         "UPDATE entries SET state = 'x'",
     ],
