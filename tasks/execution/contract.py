@@ -141,7 +141,8 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
             tracker.record(spec, store, result, done_before=done_before)
         except BaseException as error:
             with suppress(OSError):  # a full disk must not hide the step's error
-                _end_tracking(tracker, error, closed=not _is_resumable(durable))
+                resumable = durable.exists() and any(durable.iterdir())
+                _end_tracking(tracker, error, closed=not resumable)
             raise
         finally:
             context.close()
@@ -149,8 +150,6 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
     judged = result.facts.get("judged", ())
     against = [one["sentence"] for one in judged if one["verdict"] == "contradicted"]
     tracker.end("FAILED" if against else "FINISHED", also=(last,) if last else ())
-    tracker.send_address()
-    tracker.send_left_behind()
     for one in judged:
         send(Judged(model=one["name"], verdict=one["verdict"], sentence=one["sentence"]))
     if against:  # everything is written by now, and a retry would find the same
@@ -170,7 +169,6 @@ def _end_tracking(tracker: Tracker, error: BaseException, *, closed: bool) -> No
         tracker.leave("KILLED", closed=closed)
     else:
         tracker.end("FAILED", also=("parent",), closed=closed)
-        tracker.send_address()
 
 
 def _confirm_releases(
@@ -286,10 +284,6 @@ def _alone(durable: Path) -> Iterator[None]:
         yield
         with suppress(OSError):
             durable.rmdir()  # nothing was left to resume
-
-
-def _is_resumable(durable: Path) -> bool:
-    return durable.exists() and any(durable.iterdir())
 
 
 def _versions() -> dict[str, str]:

@@ -69,11 +69,8 @@ class Copies:
             fill: writes the content into a folder, if there is no copy yet. The folder may hold
                 files that an earlier, killed call has written.
         """
-        descriptor = self._hold(mark, size, fill)
-        if mark in self._used:
-            os.close(descriptor)
-        else:
-            self._used[mark] = descriptor
+        if mark not in self._used:
+            self._used[mark] = self._hold(mark, size, fill)
         return self._folder / mark
 
     @contextmanager

@@ -123,7 +123,9 @@ class Tracker:
         self._add(*events)
 
     def end(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
-        """End the step's run, and deliver all events.
+        """End the step's run, deliver all events, and send the run's address to the launcher.
+
+        Remaining events of earlier steps are delivered first: the job must not end before them.
 
         Args:
             status: MLflow's status of the ended run.
@@ -131,31 +133,23 @@ class Tracker:
             closed: no state is left for a further attempt to continue from.
         """
         self._next = 0.0
-        if "parent" in also:  # deliver the job's remaining events before its end
-            self.deliver()
-            self.send_left_behind()
+        self.deliver()
+        if not self._down:
+            send_all(self._deployment)
         self.leave(status, also=also, closed=closed)
         if not self._down:
             self._next = 0.0
         self.deliver()
-
-    def leave(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
-        """End the runs like `end`, on disk only, for a process without time to reach MLflow."""
-        self.events.append(AttemptEnded(status=status, also=also, closed=closed))
-
-    def send_left_behind(self) -> None:
-        """Deliver the remaining events of earlier steps, if MLflow answers now."""
-        if not self._down:
-            send_all(self._deployment)
-
-    def send_address(self) -> None:
-        """Send the address of the run to the step's launcher; Airflow shows it as a button."""
         if self._down:
             return
         with suppress(TrackingDown):
             if url := self._delivery.url(self._identity, "step"):
-                send(TrackedAt(url=url))
+                send(TrackedAt(url=url))  # Airflow shows it as a button
                 log(f"MLflow: {url}")
+
+    def leave(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
+        """End the runs like `end`, on disk only, for a process without time to reach MLflow."""
+        self.events.append(AttemptEnded(status=status, also=also, closed=closed))
 
     @property
     def shown_run(self) -> str:

@@ -189,7 +189,6 @@ def test_undelivered_events_are_kept_and_sent_later(
     assert send_all(down) == 1
     later = Tracker(tracked, replace(PRIVATE, task="report", spec_hash="b" * 64))
     later.end("FINISHED")
-    later.send_left_behind()
     run = _runs(tracked, PUBLIC)["dp_pretraining"]
     assert _history(tracked, run, "epsilon") == [(s, float(s)) for s in range(50)]
     restricted = _runs(tracked, OPERATOR)["dp_pretraining"]
@@ -344,7 +343,6 @@ def test_runs_of_a_private_selection_are_in_the_operator_experiment_only(
     (tmp_path / "report.html").write_text("report")
     show(tracker, tmp_path / "report.html", Label.DP)
     tracker.end("FINISHED", also=("model", "parent"))
-    tracker.send_address()
     shown, other = (PUBLIC, OPERATOR) if made_up else (OPERATOR, PUBLIC)
     assert _runs(tracked, other) == {}
     runs = _runs(tracked, shown)
