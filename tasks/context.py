@@ -44,29 +44,20 @@ Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
-class StepArtifact:
-    """A file of the output folder that the tracker shows to people."""
-
-    file: str
-    label: Label
-    folder: str = ""
-
-
-@dataclass(frozen=True)
 class StepOutput:
     """The output of a step whose output folder is complete.
 
     Attributes:
         outputs: name -> path inside the output folder; '' is the folder.
         facts: small facts, fit for publication.
-        artifacts: files to show in the tracker.
+        artifacts: files that the tracker shows to people, each with its label.
         model: name under which the job's last step registers the output, after its audits have been
             read; '' for none.
     """
 
     outputs: dict[str, str]
     facts: dict[str, Any] = field(default_factory=dict)
-    artifacts: list[StepArtifact] = field(default_factory=list)
+    artifacts: dict[str, Label] = field(default_factory=dict)
     model: str = ""
 
 
@@ -185,9 +176,7 @@ class StepContext:
         Raises:
             BadInput: as in `input`.
         """
-        result = read_result(self.store, uri)
-        if result is None:
-            raise BadInput("no result there", where=uri, fix="Run the step that makes it first.")
+        result = self._result(uri, "Run the step that makes it first.")
         if self.made_up and not result.facts.get("made_up", False):
             raise BadInput(
                 "an input is private, but the spec calls everything made up",
@@ -206,12 +195,13 @@ class StepContext:
             BadInput: an output is missing.
         """
         for uri in uris:
-            told = read_result(self.store, uri)
-            if told is None:
-                raise BadInput(
-                    "no result there", where=uri, fix="Run the sweep from its beginning."
-                )
-            self.descends_from(*told.releases)
+            self.descends_from(*self._result(uri, "Run the sweep from its beginning.").releases)
+
+    def _result(self, uri: str, fix: str) -> StepResult:
+        result = read_result(self.store, uri)
+        if result is None:
+            raise BadInput("no result there", where=uri, fix=fix)
+        return result
 
     def refuse_altered(self, source: Input) -> None:
         """Refuse an input whose files have changed since its step wrote them.

@@ -21,8 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
-from typing import Protocol
+from types import FrameType, ModuleType
 
 from pydantic import ValidationError
 
@@ -51,16 +50,6 @@ from tasks.tracking.tracker import Tracker
 
 STOPPED = 143
 _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
-
-
-class StepModule(Protocol):
-    """A module in `tasks/steps`."""
-
-    def run(self, spec: StepSpec, context: StepContext) -> StepOutput:
-        """Run the step."""
-
-    def refuse_if_changed(self, spec: StepSpec, result: StepResult, context: StepContext) -> None:
-        """Refuse a result whose source files have changed since, in steps that check them."""
 
 
 class Stopped(BaseException):
@@ -182,10 +171,13 @@ def _confirm_releases(
         confirm_releases(ledger, releases, spec.output)
 
 
-def _module(spec: StepSpec) -> StepModule:
-    """Import the step's module, only when it has to run, since most steps import TensorFlow."""
-    module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}_step")
-    return module
+def _module(spec: StepSpec) -> ModuleType:
+    """Import the step's module, only when it has to run, since most steps import TensorFlow.
+
+    Its function `run(spec, context)` returns a `StepOutput`. A module may also have a function
+    `restore(spec, context)`, which repairs a finished output from its unchanged sources.
+    """
+    return importlib.import_module(f"tasks.steps.{spec.step}_step")
 
 
 def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
@@ -202,17 +194,22 @@ def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> 
     """Refuse a result whose source files have changed since; remove unfinished work in any case."""
     try:
         if spec.checks_sources and spec.sources:
-            _module(spec).refuse_if_changed(spec, result, context)
+            from tasks.releases import declarations
+
+            declarations.refuse_if_changed(spec, result, context)
+            module = _module(spec)
+            if hasattr(module, "restore"):
+                module.restore(spec, context)
     finally:
         context.clear()  # copied source files, or files left by a kill after the result
 
 
-def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResult:
+def _work(module: ModuleType, spec: StepSpec, context: StepContext) -> StepResult:
     started = time.monotonic()
     shutil.rmtree(context.out, ignore_errors=True)
     context.out.mkdir(parents=True)
     context.tracker.begin(follows_run=spec.follows_run)
-    answer = module.run(spec, context)
+    answer: StepOutput = module.run(spec, context)
     _confirm_releases(spec, context.releases, context)
     context.store.publish(context.out, spec.output)
     kept = context.exact_vocabulary
@@ -225,9 +222,9 @@ def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResul
         facts={
             **answer.facts,
             "made_up": spec.made_up,
-            "artifacts": [
-                [a.file, Label.OPERATOR if kept else a.label, a.folder] for a in answer.artifacts
-            ],
+            "artifacts": {
+                file: Label.OPERATOR if kept else label for file, label in answer.artifacts.items()
+            },
             "model": "" if kept else answer.model,
         },
         seconds=0.0 if spec.hides_duration else round(time.monotonic() - started, 3),
@@ -289,10 +286,8 @@ def _alone(durable: Path) -> Iterator[None]:
 def _versions() -> dict[str, str]:
     versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 

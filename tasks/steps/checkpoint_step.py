@@ -23,12 +23,9 @@ def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:
     refuse_own_model(opened.path, source.field)
     ids = read_vocabulary(opened.path)
     tokens = sorted(ids, key=ids.__getitem__)
-    if byte_level.is_byte_level(tokens):
-        tokenizer = byte_level.of_folder(opened.path, tokens)
-        byte_level.save(tokenizer, context.out)
-    else:
-        tokenizer = wordpiece.of_folder(opened.path, tokens)
-        wordpiece.save(tokenizer, context.out)
+    kind = byte_level if byte_level.is_byte_level(tokens) else wordpiece
+    tokenizer = kind.of_folder(opened.path, tokens)
+    kind.save(tokenizer, context.out)
     context.measure("vocabulary_size", Public(tokenizer.get_vocab_size()))
     return StepOutput(
         outputs={"vocabulary": ""},

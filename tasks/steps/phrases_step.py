@@ -14,7 +14,7 @@ from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import GatheredSets
-from tasks.context import StepArtifact, StepContext, StepOutput, read_checked
+from tasks.context import StepContext, StepOutput, read_checked
 from tasks.protocol import PhrasesSpec
 from tasks.releases.charge import charge, phrase_plan, planned_release
 from tasks.releases.manifest import counts_released, manifest, words_digest
@@ -97,7 +97,7 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
             "epsilon": record.epsilon,
             "digest": sha256_of(context.out / FILE),
         },
-        artifacts=[StepArtifact(FILE, Label.DP)],
+        artifacts={FILE: Label.DP},
     )
 
 

@@ -10,19 +10,17 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import cast
 
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
-from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import load
 from dp_core.models.parameters import Bert, language_model
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import RandomCountSelection
 from dp_core.privacy.private_selection import draw_candidate, draw_count, training_seed
 from dp_core.training.loop import PrivateUpdates, train
-from dp_core.training.objectives import mlm_accuracy, objective_for
+from dp_core.training.objectives import objective_for
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, SelectSpec
@@ -31,10 +29,10 @@ from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.provenance import private_units
 from tasks.runtime.log import silence
 from tasks.steps.training_files import (
-    MEASURED_ROWS,
     TrainingInputs,
     held_out,
     model_facts,
+    score,
     write_model,
 )
 from tasks.storage import sha256_of
@@ -88,7 +86,7 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
     context.measure("mlm_accuracy_public", Dp(best.score))
     if (private := held_out(inputs.private)) is not None:
         with silence():  # TensorFlow's warnings depend on the number of earlier traces
-            accuracy = _accuracy(best.model, private, first.seed)
+            _, accuracy = score(best.model, private, first.seed)
         context.measure("mlm_accuracy_private", Operator(accuracy))
     write_model(context, best.model, inputs.vocabulary)
     shown = max(best.candidate, 0)
@@ -140,22 +138,11 @@ def _best(
             checkpoints=context.checkpoints(f"selection-{charged.entry.id}-{number}"),
             device=one.device,
         )  # without progress, which would reveal the number of trainings
-        model = _bert(trained)
-        candidate = _Trained(drawn, model, _accuracy(model, public, one.seed))
+        candidate = _Trained(drawn, trained, score(trained, public, one.seed)[1])
         best = candidate if best is None or candidate.rank > best.rank else best
     if best is None:  # K = 0: an output that does not depend on the data
-        best = _Trained(-1, start, _accuracy(start, public, spec.candidates[0].seed))
+        best = _Trained(-1, start, score(start, public, spec.candidates[0].seed)[1])
     return best
-
-
-def _accuracy(model: Bert, store: TokenStore, seed: int) -> float:
-    return mlm_accuracy(model, store, seed=seed, max_rows=MEASURED_ROWS)
-
-
-def _bert(model: object) -> Bert:
-    masked = cast(Bert, model)
-    assert isinstance(masked.config, BertConfig)  # noqa: S101 - the kind of the initial model
-    return masked
 
 
 def _point(spec: PretrainSpec) -> dict[str, float]:

@@ -274,8 +274,8 @@ class StoredRows:
             BadInput: the address is not below the deployment's store, or no store exists there.
         """
         store = Deployment.from_environment().open_store()
-        store.key(self.uri)  # refuses an address outside the deployment's store
-        folder = local_path(self.uri) if not is_remote(store.root) else store.local_copy(self.uri)
+        location = store.location(self.uri)  # refuses an address outside the deployment's store
+        folder = store.local_copy(self.uri) if is_remote(store.root) else local_path(location)
         train = TokenStore.open(folder / TRAIN)
         if not self.canaries:
             return train

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dp_core.errors import BadInput
-from tasks.storage.journal import exclusive, is_still_there
+from tasks.storage.journal import exclusive
 
 BOUND = "CONFIDE_CACHE_BYTES"
 UNUSED = 7 * 86_400.0  # seconds: longer than a weekend, after which a job may be retried
@@ -135,18 +135,15 @@ def _remove_if_free(lock: Path) -> bool:
     The call does not wait, because the process that makes another copy may wait for a copy that
     this process holds.
     """
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    copy = lock.with_suffix("")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        copy = lock.with_suffix("")
-        if not is_still_there(lock, descriptor) or _is_used(copy):
-            return False
-        _remove(copy)
-        lock.unlink()
+        with exclusive(lock, wait=False):
+            if _is_used(copy):
+                return False
+            _remove(copy)
+            lock.unlink()
     except BlockingIOError:
         return False
-    finally:
-        os.close(descriptor)
     return True
 
 

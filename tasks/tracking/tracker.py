@@ -14,7 +14,7 @@ from typing import Any
 from dp_core.labels import Labelled
 from tasks.protocol import StepResult, StepSpec
 from tasks.protocol.messages import TrackedAt
-from tasks.results import STATEMENT_WORDS, labelled, of_last_model
+from tasks.results import STATEMENT_WORDS, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
 from tasks.storage import Store
@@ -27,6 +27,7 @@ from tasks.tracking.event_log import (
     Identity,
     LoggedArtifact,
     LoggedModel,
+    Metric,
     Param,
     Status,
     Tag,
@@ -97,13 +98,11 @@ class Tracker:
             events += self._params(spec.coordinates, "model")
         if done_before:
             self.events.append(Begun())  # so that no other process removes the log before its end
-            events += [metric(m.name, labelled(m), m.step) for m in result.metrics]
+            events += [Metric(**dict(number)) for number in result.metrics]
         above: Target | None = "parent" if spec.ends_run else "model" if model else None
         if above:
-            events += [
-                metric(m.name, labelled(m), m.step, target=above)
-                for m in {m.name: m for m in result.metrics}.values()
-            ]
+            last = {number.name: number for number in result.metrics}
+            events += [Metric(**dict(number), target=above) for number in last.values()]
         events += [
             ChargedDataset(name=release.dataset, ledger_id=release.ledger_id)
             for release in result.releases
@@ -112,8 +111,8 @@ class Tracker:
             folder = store.local_copy(spec.output)
             # The last step also shows its files on the job's page.
             targets: list[Target] = ["step", "parent"] if spec.ends_run else ["step"]
-            for file, label, under in result.facts["artifacts"]:
-                kept = self.events.keep(folder / file)
+            for file, label in result.facts["artifacts"].items():
+                kept, under = self.events.keep(folder / file), file.rpartition("/")[0]
                 events += [
                     LoggedArtifact(target=t, file=kept, label=label, folder=under) for t in targets
                 ]

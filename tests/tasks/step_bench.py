@@ -69,7 +69,6 @@ class Bench(StepContext):
         return list(self.numbers)
 
     def labels(self) -> dict[str, set[str]]:
-        """Return the labels of the metrics by name."""
         labels: dict[str, set[str]] = {}
         for number in self.numbers:
             labels.setdefault(number.name, set()).add(number.label)
@@ -77,7 +76,6 @@ class Bench(StepContext):
 
 
 def as_input(answer: StepOutput, context: Bench, step: str) -> Input:
-    """Return the output of a step as an input of the next step."""
     result = StepResult(
         step=step,
         spec_hash=context.spec_hash,
@@ -111,6 +109,7 @@ class Chain:
         self.ledger = Ledger.open(self.home.ledger)
         self.ledger.register_dataset("notes", PrivacyUnit.PATIENT, 900.0, 1e-2)
         self.inputs: dict[str, Input] = {}
+        self.benches: dict[str, Bench] = {}
         self.inputs["corpus"] = corpus_of(self.context("corpus"), "notes", notes_of(PATIENTS))
         public = corpus_of(self.context("public corpus"), "wiki", notes_of(PATIENTS), "public")
         self.inputs["public corpus"] = public
@@ -131,9 +130,8 @@ class Chain:
         return Bench(self.home, self.inputs, name)
 
     def answer(self, name: str, run: Any, spec: Any) -> Input:
-        """Run a step and return its output; keep its context in the attribute `NAME_bench`."""
-        context = self.context(name)
-        setattr(self, f"{name}_bench", context)
+        """Run a step and return its output; keep its context in `benches`."""
+        context = self.benches[name] = self.context(name)
         return as_input(run(spec, context), context, spec.step)
 
     def pieces(self, *words: str) -> tuple[int, ...]:
@@ -158,7 +156,6 @@ class Chain:
 
 
 def with_facts(source: Input, **facts: Any) -> Input:
-    """Return a copy of an input with changed facts."""
     return replace(source, result=source.result.model_copy(update={"facts": source.facts | facts}))
 
 

@@ -113,7 +113,7 @@ def test_operator_artifacts_are_not_exported(export: Export, store: Store, tmp_p
         store,
         f"store://finetune/{'a' * 16}",
         made,
-        artifacts=[["errors.json", "operator", ""], ["config.json", "dp", ""]],
+        artifacts={"errors.json": "operator", "config.json": "dp"},
     )
     assert export(tmp_path / "given", "--uri", uri)[0] == 0
     assert set(_content(tmp_path / "given")) == {"config.json", "PRIVACY.md"}

@@ -1,5 +1,3 @@
-"""Numbers outside their range are refused by forms and commands in one line, with exit code 2."""
-
 from __future__ import annotations
 
 from typing import Any

@@ -1,5 +1,3 @@
-"""The initial model of a pre-training: random weights, another kind, or a public model."""
-
 from __future__ import annotations
 
 from pathlib import Path

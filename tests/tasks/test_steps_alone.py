@@ -84,7 +84,6 @@ class Chain(step_bench.Chain):
 
     @cached_property
     def causal(self) -> dict[str, Input]:
-        """A model with a fixed extraction protocol, and one that memorised its rows."""
         changes = {
             "shape": {"layers": 1, "hidden": 64, "model_kind": "gpt2"},
             "extraction": {"extraction_rows": 40, "extraction_prefix": 2, "extraction_suffix": 3},
@@ -115,7 +114,7 @@ def test_vocabulary_depends_only_on_noised_counts(chain: Chain) -> None:
     known = (chain.inputs["vocabulary"].folder / "vocab.txt").read_text()
     assert "fever" in known.splitlines()
     assert "q" not in known
-    labels = cast(Any, chain).vocabulary_bench.labels()
+    labels = chain.benches["vocabulary"].labels()
     assert labels["distinct_words"] == {OPERATOR}
     assert labels["words_released"] == labels["vocabulary_size"] == {DP}
 
@@ -154,7 +153,6 @@ def test_more_units_than_declared_are_refused_without_their_number(chain: Chain,
 
 
 def test_rewritten_corpus_is_refused(chain: Chain) -> None:
-    """The index and shards are consistent, but differ from the digest that was charged."""
     context = chain.context("written anew")
     once = corpus_of(context, "notes", notes_of(PATIENTS))
     corpus_of(context, "notes", notes_of(PATIENTS) | {"p1": "no fever"})
@@ -188,12 +186,11 @@ def test_another_corpus_under_the_same_spec_is_charged_again(chain: Chain) -> No
 
 
 def test_number_of_rows_is_for_the_operator(chain: Chain) -> None:
-    context = cast(Any, chain).rows_bench
+    context = chain.benches["rows"]
     fit = {"coverage", "fertility", "unknown_words"}
     names = ("units", "rows", "occurrences/HS at 1", *fit)
     assert context.labels() == {name: {OPERATOR} for name in names}
-    shown = cast(Any, chain)
-    labels = getattr(shown, "public rows_bench").labels()
+    labels = chain.benches["public rows"].labels()
     assert all(labels[name] == {DP} for name in fit)
     assert context.counted == []
 
@@ -243,7 +240,6 @@ def test_scores_of_a_private_training_on_public_text_are_published(chain: Chain)
 def test_scores_of_an_unreleased_attempt_are_not_published(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt ends before its release; the next one has another noise seed."""
     context, spec = chain.context("two noises"), chain.training(updates=3)
     original = pretrain._manifest
 
@@ -268,7 +264,7 @@ def test_scores_of_an_unreleased_attempt_are_not_published(
 
 def test_all_metrics_of_a_nonprivate_training_are_for_the_operator(chain: Chain) -> None:
     model, context = chain.unprotected
-    assert {label for labels in context.labels().values() for label in labels} == {OPERATOR}
+    assert set().union(*context.labels().values()) == {OPERATOR}
     assert operator_only(model.result.releases)
 
 
@@ -309,13 +305,9 @@ def test_exposure_has_the_label_of_its_model(chain: Chain) -> None:
         assert labels.pop("epsilon") == {OPERATOR if label == OPERATOR else PUBLIC}
         labels.pop("delta", None)
         within = [name for name in labels if "in_rows" in name or "/in rows/" in name]
-        assert within and {
-            metric_label for name in within for metric_label in labels.pop(name)
-        } == {OPERATOR}
-        assert {
-            metric_label for metric_labels in labels.values() for metric_label in metric_labels
-        } == {label}
-        assert {artifact.label for artifact in answer.artifacts} == {label, OPERATOR}
+        assert set().union(*(labels.pop(name) for name in within)) == {OPERATOR}
+        assert set().union(*labels.values()) == {label}
+        assert set(answer.artifacts.values()) == {label, OPERATOR}
 
 
 def seeking(chain: Chain, model: Input, name: str, **changes: int) -> tuple[StepOutput, Bench]:
@@ -338,14 +330,11 @@ def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_la
 ) -> None:
     for name, label in (("dp", DP), ("nonprivate", OPERATOR)):
         answer, context = seeking(chain, chain.causal[name], f"extraction {name}")
-        labels = {
-            n: metric_labels
-            for n, metric_labels in context.labels().items()
-            if n.startswith("extraction")
-        }
-        assert len(labels) == 2 * (3 + 2)
-        for metric, metric_labels in labels.items():
-            assert metric_labels == {OPERATOR if "discoverable" in metric else label}, metric
+        labels = context.labels()
+        extraction = [name for name in labels if name.startswith("extraction")]
+        assert len(extraction) == 2 * (3 + 2)
+        for name in extraction:
+            assert labels[name] == {OPERATOR if "discoverable" in name else label}, name
         assert set(answer.outputs) == {f"findings_{shown}" for shown in {label, OPERATOR}}
         for audit, audience in ((TARGETED, label), (DISCOVERABLE, OPERATOR)):
             (finding,) = findings_at(context.out, audit.key)
@@ -360,7 +349,6 @@ def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_la
 
 
 def test_extraction_compares_training_rows_with_held_out_rows(chain: Chain) -> None:
-    """Held-out rows lack only the canaries of training rows, so they are extracted in full."""
     _, context = seeking(chain, chain.causal["nonprivate"], "guessed")
     (finding,) = findings_at(context.out, DISCOVERABLE.key)
     rows = [ExtractionRow(**row) for row in finding.details["rows"]]
@@ -374,12 +362,8 @@ def test_extraction_compares_training_rows_with_held_out_rows(chain: Chain) -> N
 def test_f1_on_private_labels_is_for_the_operator(chain: Chain) -> None:
     context, spec = tuning(chain, chain.trained[0], "tuned")
     answer = finetune.run(spec, context)
-    costs = {
-        n: label for n, label in context.labels().items() if n.startswith(("epsilon", "delta"))
-    }
-    assert set().union(*costs.values()) == {PUBLIC}
-    others = [label for name, label in context.labels().items() if name not in costs]
-    assert set().union(*others) == {OPERATOR}
+    for name, labels in context.labels().items():
+        assert labels == {PUBLIC if name.startswith(("epsilon", "delta")) else OPERATOR}, name
     assert not operator_only(context.releases)
     assert {r.dataset for r in context.releases} == {"notes", "labels"}
     assert "documents" not in answer.facts  # facts are published
@@ -436,8 +420,7 @@ def test_error_list_is_for_the_operator_and_not_part_of_the_model(
 
     monkeypatch.setattr(TaggingHead, "predict", predict)
     answer = finetune.run(spec, context)
-    kept = {shown.file: shown.label for shown in answer.artifacts}
-    assert kept == {finetune.ERRORS: OPERATOR, DOCUMENTS_FILE: OPERATOR}
+    assert answer.artifacts == {finetune.ERRORS: OPERATOR, DOCUMENTS_FILE: OPERATOR}
     counts = json.loads((context.out / DOCUMENTS_FILE).read_text())
     correct, predicted, labelled = (sum(column) for column in zip(*counts.values(), strict=True))
     (f1,) = [number for number in context.numbers if number.name == "f1"]
@@ -453,7 +436,7 @@ def test_error_list_is_for_the_operator_and_not_part_of_the_model(
     assert len(error_list["errors"]) == len(items) - 1 > 0
     result = StepResult(
         step="finetune", spec_hash="", outputs={}, metrics=[],
-        facts={"artifacts": [[a.file, a.label, a.folder] for a in answer.artifacts]},
+        facts={"artifacts": answer.artifacts},
     )  # fmt: skip
     assert result.operator_files == {finetune.ERRORS, DOCUMENTS_FILE}
     assert finetune.ERRORS not in answer.outputs.values()
@@ -492,7 +475,6 @@ def pairing(
 
 
 def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(chain: Chain) -> None:
-    """Neither a class of a single document nor the order of the texts affects the classes."""
     plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
     context, spec = pairing(chain, chain.trained[0], "pairs", public=False, odd="mumps", plan=plan)
     answer = finetune.run(spec, context)
@@ -508,7 +490,6 @@ def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(chain:
 
 
 def test_interval_of_accuracy_is_resampled_by_document(chain: Chain) -> None:
-    """Pairs of a document are correlated, so resampling by pair would narrow the interval."""
     context, spec = pairing(chain, chain.trained[0], "open pairs", public=True, plan=None, epochs=1)
     answer = finetune.run(spec, context)
     counts = answer.facts["documents"]
@@ -546,7 +527,7 @@ def test_shared_phrases_are_released_and_charged(chain: Chain) -> None:
     assert not any("q" in phrase for by_phrase in counts.values() for phrase in by_phrase)
     # phrases also release the canary that every training unit contains
     assert "arm fever" in counts[2]
-    context = cast(Any, chain).phrases_bench
+    context = chain.benches["phrases"]
     labels = context.labels()
     assert labels["phrases_released/2_words"] == labels["phrases_released/3_words"] == {DP}
     assert labels["phrases_epsilon"] == labels["phrases_delta"] == {PUBLIC}
@@ -631,7 +612,7 @@ def test_written_text_contains_released_words_and_inherits_their_cost(chain: Cha
         update={"units": None, "corpus_uri": "written", "canaries_uri": "", "holdout": 0.0}
     )
     chain.inputs["written rows"] = chain.answer("written rows", token_store.run, rows)
-    assert cast(Any, chain).__dict__["written rows_bench"].labels() == {"units": {DP}, "rows": {DP}}
+    assert chain.benches["written rows"].labels() == {"units": {DP}, "rows": {DP}}
     before = len(chain.ledger.history("notes"))
     context = chain.context("learned from phrases")
     training = chain.training(mode="released", plan=None, store_uri="written rows")

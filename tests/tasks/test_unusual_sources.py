@@ -60,7 +60,6 @@ Run = Callable[[StepSpec], tuple[int, str]]
 
 @pytest.fixture
 def run(deployment: Deployment, capfd: pytest.CaptureFixture[str]) -> Run:
-    """Run a step on private notes; return its exit code and output."""
     Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
 
     def run_step(spec: StepSpec) -> tuple[int, str]:
