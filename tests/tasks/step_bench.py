@@ -126,8 +126,8 @@ class Chain:
             "public rows", token_store.run, self.cut().model_copy(update=public_rows)
         )
 
-    def context(self, name: str) -> Bench:
-        return Bench(self.home, self.inputs, name)
+    def context(self, name: str, **inputs: Input) -> Bench:
+        return Bench(self.home, self.inputs | inputs, name)
 
     def answer(self, name: str, run: Any, spec: Any) -> Input:
         """Run a step and return its output; keep its context in `benches`."""
@@ -161,7 +161,7 @@ def with_facts(source: Input, **facts: Any) -> Input:
 
 def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench, FinetuneSpec]:
     """Return the context of a private fine-tuning on twelve documents, and its spec."""
-    labelled, context = chain.context(f"labels of {name}"), chain.context(name)
+    labelled, context = chain.context(f"labels of {name}"), chain.context(name, model=model)
     for part in entities.PARTS:
         sentences = [
             Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
@@ -172,7 +172,6 @@ def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench
         "all_name_a_patient": False,
     }  # fmt: skip
     facts["digest"] = labelled.content_digest(labelled.out)
-    context.inputs = chain.inputs | {"model": model}
     context.inputs["labels"] = as_input(StepOutput({}, facts=facts), labelled, "entities")
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     spec = spec_of(

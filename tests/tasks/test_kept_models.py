@@ -296,8 +296,7 @@ def test_fine_tuning_and_exposure_read_the_model_of_the_requested_epoch(
         assert statement["released_after_updates"] == [1, 3, 4]
         assert statement["epsilon"] == of_start["epsilon"]
         tuned[weights] = load_model(context.out).parameters
-        audited = chain.context(f"exposure after {updates}")
-        audited.inputs = chain.inputs | {"model": model}
+        audited = chain.context(f"exposure after {updates}", model=model)
         inputs = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "rows"}
         exposure_spec = spec_of(ExposureSpec, **inputs, model_updates=updates)
         measured = exposure.run(exposure_spec, audited)
@@ -308,8 +307,7 @@ def test_fine_tuning_and_exposure_read_the_model_of_the_requested_epoch(
     assert len(tuned) == 3
     first, second, third = tuned.values()
     assert differ(first, second) and differ(second, third)
-    context = chain.context("no such model")
-    context.inputs = chain.inputs | {"model": model}
+    context = chain.context("no such model", model=model)
     with pytest.raises(BadInput, match=r"no model was kept after 2 updates.*those after 1, 3, 4"):
         model_at(context, "model", field="model_uri", updates=2)
 

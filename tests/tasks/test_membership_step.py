@@ -123,8 +123,7 @@ def models(chain: Chain) -> dict[str, Input]:
 
 
 def attacked(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[StepOutput, Bench]:
-    context = chain.context(name)
-    context.inputs = chain.inputs | {"model": model}
+    context = chain.context(name, model=model)
     return membership.run(attacking(chain, **changes), context), context
 
 
@@ -201,8 +200,7 @@ def test_table_of_codes_defines_rare_patients(
     config = MembershipConfig(membership_units=60, membership_codes=str(table))
     spec = attacking(chain, config=config, reference_uris=())
     assert [source.field for source in spec.sources] == ["membership_codes"]
-    context = chain.context("codes")
-    context.inputs = chain.inputs | {"model": models["public"]}
+    context = chain.context("codes", model=models["public"])
     answer = membership.run(spec, context)
     written = (context.out / "findings_operator.json").read_text()
     rare, common = findings_at(context.out, MEMBERSHIP.key)[0].details["rarity"]

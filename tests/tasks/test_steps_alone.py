@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import shutil
@@ -130,9 +129,8 @@ def test_vocabulary_depends_only_on_noised_counts(chain: Chain) -> None:
 def test_input_with_another_digest_is_refused(
     chain: Chain, name: str, run: Any, source: str
 ) -> None:
-    context = chain.context(f"altered {name}")
     altered = with_facts(chain.inputs[source], digest="0" * 64)
-    context.inputs = chain.inputs | {source: altered}
+    context = chain.context(f"altered {name}", **{source: altered})
     specs = {"vocabulary": chain.histogram, "phrases": partial(phrasing, chain)}
     with pytest.raises(BadInput, match="not those that the step wrote"):
         run(specs.get(name, chain.training)(), context)
@@ -154,9 +152,8 @@ def test_more_units_than_declared_are_refused_without_their_number(chain: Chain,
 
 def test_rewritten_corpus_is_refused(chain: Chain) -> None:
     context = chain.context("written anew")
-    once = corpus_of(context, "notes", notes_of(PATIENTS))
+    context.inputs["corpus"] = corpus_of(context, "notes", notes_of(PATIENTS))
     corpus_of(context, "notes", notes_of(PATIENTS) | {"p1": "no fever"})
-    context.inputs = {"corpus": once}
     with pytest.raises(BadInput, match="not those that the step wrote"):
         vocabulary.run(chain.histogram(), context)
 
@@ -164,7 +161,7 @@ def test_rewritten_corpus_is_refused(chain: Chain) -> None:
 def test_exchanged_shard_is_refused(chain: Chain) -> None:
     context = chain.context("other shard")
     other = corpus_of(chain.context("other corpus"), "notes", {"p1": "no fever"})
-    context.inputs = {"corpus": corpus_of(context, "notes", notes_of(PATIENTS))}
+    context.inputs["corpus"] = corpus_of(context, "notes", notes_of(PATIENTS))
     name = "shard-0003.parquet"
     (context.out / name).write_bytes((other.folder / name).read_bytes())
     with pytest.raises(BadInput, match=f"{name}: a shard of the corpus is missing or damaged"):
@@ -174,11 +171,8 @@ def test_exchanged_shard_is_refused(chain: Chain) -> None:
 def test_another_corpus_under_the_same_spec_is_charged_again(chain: Chain) -> None:
     before = len(chain.ledger.history("notes"))
     for number, patients in enumerate((30, 40)):
-        context = chain.context(f"corpus {number}")
-        context.inputs = {"corpus": corpus_of(context, "notes", notes_of(patients))}
-        again = chain.context("counted twice")
-        again.inputs = context.inputs
-        vocabulary.run(chain.histogram(), again)
+        corpus = corpus_of(chain.context(f"corpus {number}"), "notes", notes_of(patients))
+        vocabulary.run(chain.histogram(), chain.context("counted twice", corpus=corpus))
     assert len(chain.ledger.history("notes")) == before + 2
 
 
@@ -196,10 +190,8 @@ def test_number_of_rows_is_for_the_operator(chain: Chain) -> None:
 
 
 def test_units_are_split_and_canaries_are_planted_in_training_units(chain: Chain) -> None:
-    parts = [
-        chain.inputs["rows"].folder / part for part in (token_store.TRAIN, token_store.HELD_OUT)
-    ]
-    train, held_out = (TokenStore.open(part) for part in parts)
+    parts, folder = (token_store.TRAIN, token_store.HELD_OUT), chain.inputs["rows"].folder
+    train, held_out = (TokenStore.open(folder / part) for part in parts)
     assert 0 < held_out.n_units < PATIENTS
     assert train.n_units + held_out.n_units == PATIENTS
     first, second = chain.pieces("arm", "fever")
@@ -209,10 +201,9 @@ def test_units_are_split_and_canaries_are_planted_in_training_units(chain: Chain
         return sum((first, second) in itertools.pairwise(row) for row in rows)
 
     assert carriers(train) == train.n_units  # its rate is 1
-    occurrences = json.loads((chain.inputs["rows"].folder / OCCURRENCES_FILE).read_text())
-    assert occurrences == {
-        "canaries": {"HS-1-0": train.n_units}, "means": {"HS at 1": train.n_units},
-    }  # fmt: skip
+    occurrences = json.loads((folder / OCCURRENCES_FILE).read_text())
+    held = train.n_units
+    assert occurrences == {"canaries": {"HS-1-0": held}, "means": {"HS at 1": held}}
     assert carriers(held_out) == 0
 
 
@@ -248,9 +239,7 @@ def test_scores_of_an_unreleased_attempt_are_not_published(
 
     with monkeypatch.context() as patch:
         patch.setattr(pretrain, "weights_released", stopped)
-        patch.setattr(
-            pretrain, "_manifest", lambda *arguments: original(*arguments) + b" of before"
-        )
+        patch.setattr(pretrain, "_manifest", lambda *given: original(*given) + b" of before")
         patch.setattr(pretrain, "curve_points", lambda _: [1])
         with pytest.raises(KeyboardInterrupt):
             pretrain.run(spec, context)
@@ -296,8 +285,7 @@ def test_noise_seed_depends_on_rows_and_initial_weights(chain: Chain, tmp_path: 
 
 def test_exposure_has_the_label_of_its_model(chain: Chain) -> None:
     for (model, _), label in ((chain.trained, DP), (chain.unprotected, OPERATOR)):
-        context = chain.context(f"exposure {label}")
-        context.inputs = chain.inputs | {"model": model}
+        context = chain.context(f"exposure {label}", model=model)
         inputs = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "rows"}
         spec = spec_of(ExposureSpec, **inputs)
         answer = exposure.run(spec, context)
@@ -312,12 +300,12 @@ def test_exposure_has_the_label_of_its_model(chain: Chain) -> None:
 
 def seeking(chain: Chain, model: Input, name: str, **changes: int) -> tuple[StepOutput, Bench]:
     """Attack with another canary, because every unit contains the planted one."""
-    context, other = chain.context(name), chain.context(f"{name} canaries")
+    other = chain.context(f"{name} canaries")
     drawn = [Canary("HS-1-0", "HS", 1.0, chain.pieces("fever", "pain"))]
     drawn.append(Canary("HS-reference-0", "HS", 0.0, chain.pieces("two", "days")))
     (other.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
     named = replace(chain.inputs["canaries"], folder=other.out)
-    context.inputs = chain.inputs | {"model": model, "canaries": named}
+    context = chain.context(name, model=model, canaries=named)
     spec = spec_of(
         ExposureSpec, model_uri="model", canaries_uri="canaries",
         private_store_uri="rows", extraction=cast(Any, model).facts["extraction"] | changes,
@@ -538,10 +526,10 @@ def test_shared_phrases_are_released_and_charged(chain: Chain) -> None:
 
 
 def test_held_out_units_contribute_no_phrases(chain: Chain) -> None:
-    context = chain.context("held out")
     texts = {f"p{number}": "pain fever" for number in range(PATIENTS)}
     texts |= {patient: "two days" for patient in texts if is_held_out(patient, 0.5, seed_key(1))}
-    context.inputs = chain.inputs | {"corpus": corpus_of(chain.context("halves"), "notes", texts)}
+    corpus = corpus_of(chain.context("halves"), "notes", texts)
+    context = chain.context("held out", corpus=corpus)
     phrases.run(phrasing(chain, holdout=0.5, canaries_uri=""), context)
     counts = phrases.read_phrases(context.out)
     assert "pain fever" in counts[2] and "two days" not in counts[2]
@@ -582,8 +570,7 @@ def test_inputs_of_another_role_or_unit_are_refused_before_a_charge(
         spec = phrasing(chain, config=phrasing(chain).config.model_copy(update=changes))
     else:
         spec = phrasing(chain, **changes)
-    context = chain.context(f"refused {changes}")
-    context.inputs = chain.inputs | {"phrases": chain.released}
+    context = chain.context(f"refused {changes}", phrases=chain.released)
     before = len(chain.ledger.history("notes"))
     with pytest.raises(BadInput, match=message):
         step.run(spec, context)
@@ -631,9 +618,8 @@ def test_released_word_outside_every_phrase_is_written(chain: Chain, tmp_path: P
     for file, word in ((vocabulary.WORDS, "unwritten"), (vocabulary.RELEASED, "elsewhere")):
         words = json.loads((folder / file).read_text())
         (folder / file).write_text(json.dumps(words | {word: 40}))
-    context = chain.context("a word by itself")
-    more = dataclasses.replace(chain.inputs["vocabulary"], folder=folder)
-    context.inputs = chain.inputs | {"phrases": chain.released, "vocabulary": more}
+    more = replace(chain.inputs["vocabulary"], folder=folder)
+    context = chain.context("a word by itself", phrases=chain.released, vocabulary=more)
     written_text.run(writing(), context)
     written = " ".join(d.text for d in open_corpus(context.out)).split()
     assert "elsewhere" in written and "unwritten" not in written

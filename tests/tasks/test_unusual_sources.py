@@ -81,9 +81,12 @@ def test_folder_with_an_irregular_entry_is_refused(tmp_path: Path, run: Run, kin
     (tmp_path / "in" / "ward").mkdir(parents=True)
     (tmp_path / "in" / "ward" / "note.txt").write_text("zyxsecret")
     ENTRIES[kind](tmp_path / "in" / "ward" / NAME)
-    code, output = run(corpus(tmp_path / "in"))
-    assert (code, output.count("\n")) == (2, 1), output
-    assert "private_path" in output
+    paths = dict.fromkeys(("train_path", "test_path"), str(tmp_path / "in"))
+    labels = spec_of(EntitiesSpec, format="pubtator", dataset="notes", **paths)
+    for spec, field in ((corpus(tmp_path / "in"), "private_path"), (labels, "entities_train")):
+        code, output = run(spec)
+        assert (code, output.count("\n")) == (2, 1), output
+        assert field in output
     with pytest.raises(BadInput, match="in it") as error:
         keyed_digest(tmp_path / "in", b"key")
     assert NAME not in str(error.value)
@@ -105,19 +108,6 @@ def test_irregular_source_path_is_refused(tmp_path: Path, run: Run, path: str) -
         stage_source(str(tmp_path / path), tmp_path / "staged", field="public_model")
     with pytest.raises(BadInput):
         keyed_digest(tmp_path / path, b"key")
-
-
-def test_label_folder_with_a_pipe_is_refused(tmp_path: Path, run: Run) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text("1|t|good\n1|a|good\n1\t0\t4\tgood\tD\tx\n")
-    os.mkfifo(tmp_path / "in" / NAME)
-    spec = spec_of(
-        EntitiesSpec, format="pubtator", train_path=str(tmp_path / "in"),
-        test_path=str(tmp_path / "in" / "a.txt"), dataset="notes", entities_unit="document",
-    )  # fmt: skip
-    code, output = run(spec)
-    assert (code, output.count("\n")) == (2, 1), output
-    assert "entities_train" in output
 
 
 def test_notes_that_are_not_utf8_are_counted_for_the_operator(
