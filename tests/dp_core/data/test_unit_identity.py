@@ -268,11 +268,15 @@ def write_text(notes: Sequence[Note], folder: Path) -> None:
         (folder / note.patient / f"{note.document}.txt").write_text(note.text)
 
 
+def write_json_lines(file: Path, rows: Iterable[object]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def write_jsonl(notes: Sequence[Note], folder: Path) -> None:
     rows = (
         {"patient_id": n.patient, "document_id": n.document or None, "text": n.text} for n in notes
     )
-    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(folder / "notes.jsonl", rows)
 
 
 def write_noteevents(notes: Sequence[Note], folder: Path) -> None:
@@ -319,8 +323,7 @@ def class_rows(notes: Sequence[Note]) -> list[dict[str, str]]:
 
 
 def write_jsonl_classes(notes: Sequence[Note], folder: Path) -> None:
-    rows = class_rows(notes)
-    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(folder / "texts.jsonl", class_rows(notes))
 
 
 def write_tsv_classes(notes: Sequence[Note], folder: Path) -> None:
