@@ -9,7 +9,7 @@ import pytest
 from reader_contract import SECRET, BadItem, ReaderContract
 from reader_contract import read as read_format
 
-from dp_core.data.labelled_text import EntityScores, Score, Sentence, joined, score
+from dp_core.data.labelled_text import Score, Sentence, TaskScores, joined, score
 from dp_core.data.readers.entity_formats import read_i2b2
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import LONGEST
@@ -212,7 +212,7 @@ def write_case(folder: Path, name: str, lines: list[int], concepts: list[list[An
     (folder / f"{name}.con").write_text("".join(line + "\n" for line in concept_lines))
 
 
-def scored(folder: Path, cases: list[Case]) -> EntityScores:
+def scored(folder: Path, cases: list[Case]) -> TaskScores:
     parts = {}
     for part in ("reference", "system"):
         for number, case in enumerate(cases):
@@ -223,7 +223,7 @@ def scored(folder: Path, cases: list[Case]) -> EntityScores:
     return score(parts["reference"], [document.tags for document in parts["system"]])
 
 
-def counts(found: EntityScores) -> dict[str, list[int]]:
+def counts(found: TaskScores) -> dict[str, list[int]]:
     kinds = {kind: found.by_type.get(kind, Score(0, 0, 0)) for kind in FROZEN["total"]}
     kinds["all"] = found.micro
     return {
