@@ -31,8 +31,9 @@ from tasks.protocol.specs import STORE_SCHEME
 from tasks.results import Input, merged, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter
-from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
+from tasks.storage.backends import is_remote, keyed_digest
 from tasks.storage.copies import Copies
+from tasks.storage.store import CHECKSUMS, RESULT, Store, StoredCheckpoints
 from tasks.tracking.tracker import Tracker
 
 SHARD = "shard.parquet"  # the file in a shard's copy

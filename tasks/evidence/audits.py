@@ -45,7 +45,7 @@ from tasks.results import (
     statement_of,
     write_findings,
 )
-from tasks.storage import Store
+from tasks.storage.store import Store
 from tasks.tracking.event_log import VERDICT
 
 WEIGHTS = "model.safetensors"

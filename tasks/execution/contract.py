@@ -43,8 +43,9 @@ from tasks.protocol.supervisor import STEP_GRACE
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter, configure, log, send
-from tasks.storage import RESULT, read_spec
+from tasks.storage.backends import read_spec
 from tasks.storage.journal import exclusive
+from tasks.storage.store import RESULT
 from tasks.tracking.event_log import Identity, Target
 from tasks.tracking.tracker import Tracker
 

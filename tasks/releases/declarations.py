@@ -28,7 +28,8 @@ from tasks.releases.provenance import MODELS
 from tasks.results import STATEMENT_DATA, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
-from tasks.storage import is_remote, keyed_digest, local_path, sha256_of, stage_source
+from tasks.storage.backends import is_remote, keyed_digest, local_path, stage_source
+from tasks.storage.store import sha256_of
 
 _NO_MODEL_OF_OURS = "Only models made without private text are public sources."
 _KEY = "content-digest"  # purpose of the derived secret, shared with the steps' outputs

@@ -11,8 +11,8 @@ from typing import Literal, get_args
 
 from dp_core.errors import BadInput, is_full_disk, without_password
 from tasks.protocol.least_privilege import CLUSTER, CLUSTER_SECRETS, HOSTS, WITHHELD
-from tasks.storage import Store
 from tasks.storage.copies import BOUND, bytes_from
+from tasks.storage.store import Store
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # A folder with one of these belongs to Confide, so closing it locks out no other program.

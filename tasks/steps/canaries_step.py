@@ -14,7 +14,7 @@ from dp_core.labels import Label, Public
 from tasks.context import StepContext, StepOutput, read_checked
 from tasks.protocol import CanariesSpec
 from tasks.releases.provenance import output_of, vocabulary_digest
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 FILE = "canaries.json"
 _CANARIES = TypeAdapter(list[Canary])

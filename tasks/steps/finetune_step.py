@@ -51,7 +51,7 @@ from tasks.report.job_results import DOCUMENTS_FILE, EXPECTED_ENTITIES
 from tasks.results import Input, released_after
 from tasks.steps.entities_step import read_items
 from tasks.steps.training_files import TrainingCurve, write_model
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 ERRORS = "errors.json"  # labels and positions only, no word of the test part
 _AROUND = 8  # number of words shown on each side of an error

@@ -28,7 +28,7 @@ from tasks.releases.provenance import (
 )
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.vocabulary_step import known_words
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 FILE = "phrases.json"
 _PHRASES = TypeAdapter(dict[int, dict[str, int]])

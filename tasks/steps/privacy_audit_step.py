@@ -15,7 +15,7 @@ from tasks.protocol import PrivacyAuditSpec
 from tasks.releases.declarations import open_for_operator
 from tasks.releases.provenance import MODELS, find_origin
 from tasks.results import SUBJECT, Input
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 AUDITED = "audited_model"  # the name of the audited model among the models of a run
 

@@ -35,7 +35,7 @@ from tasks.steps.training_files import (
     score,
     write_model,
 )
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 
 @dataclass(frozen=True)

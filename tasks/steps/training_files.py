@@ -73,7 +73,8 @@ from tasks.results import Input, kept_folder, write_statement
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
 from tasks.steps.token_store_step import AUDIT, HELD_OUT, TRAIN, keyed_store_digest
-from tasks.storage import is_remote, local_path, sha256_of
+from tasks.storage.backends import is_remote, local_path
+from tasks.storage.store import sha256_of
 
 # The role of the training rows, by mode.
 _ROLES: dict[str, Role] = {

@@ -140,7 +140,11 @@ def _remove_if_free(lock: Path) -> bool:
         with exclusive(lock, wait=False):
             if _is_used(copy):
                 return False
-            _remove(copy)
+            partial = copy.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            if copy.is_dir():
+                copy.rename(partial)  # a kill after this line leaves no partial copy under its name
+                shutil.rmtree(partial)
             lock.unlink()
     except BlockingIOError:
         return False
@@ -160,11 +164,3 @@ def _is_used(copy: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _remove(copy: Path) -> None:
-    partial = copy.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    if copy.is_dir():
-        copy.rename(partial)  # a kill after this line leaves no partial copy under its name
-        shutil.rmtree(partial)

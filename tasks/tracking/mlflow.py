@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, cast
 from dp_core.labels import Label
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
-from tasks.storage import CHECKSUMS, RESULT
 from tasks.storage.journal import exclusive
+from tasks.storage.store import CHECKSUMS, RESULT
 from tasks.tracking.event_log import (
     KINDS,
     VERDICT,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient  # noqa: TID251
 
 PUBLIC, OPERATOR = "confide", "confide-operator"
-EXPERIMENTS = (PUBLIC, OPERATOR)
 KEY_TAG = "confide.key"
 ALIAS = "promotable"
 AGAINST = ("contradicted", "invalid")  # verdicts with which a version loses the alias

@@ -17,7 +17,7 @@ from tasks.protocol.messages import TrackedAt
 from tasks.results import STATEMENT_WORDS, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
-from tasks.storage import Store
+from tasks.storage.store import Store
 from tasks.tracking.event_log import (
     AttemptEnded,
     Begun,

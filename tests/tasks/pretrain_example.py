@@ -16,8 +16,8 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import PretrainSpec
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.storage import Store, is_remote
-from tasks.storage.backends import backend_for
+from tasks.storage.backends import backend_for, is_remote
+from tasks.storage.store import Store
 
 # checkpoints after update 1 and then every 25; a kill has the time of 200 updates to arrive
 UPDATES, CHECKPOINT_EVERY = 225, 25

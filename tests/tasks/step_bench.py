@@ -33,7 +33,7 @@ from tasks.steps import canaries_step as canaries
 from tasks.steps import entities_step as entities
 from tasks.steps import token_store_step as token_store
 from tasks.steps import vocabulary_step as vocabulary
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 PATIENTS, DECLARED, LENGTH = 60, 100, 16
 WORDS = ("pain", "in", "arm", "since", "two", "days", "no", "fever")

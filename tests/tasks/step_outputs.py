@@ -15,7 +15,8 @@ from dp_core.vocabulary import wordpiece
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.results import FINDINGS, read_findings, write_findings
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store, local_path
+from tasks.storage.backends import local_path
+from tasks.storage.store import RESULT, Store
 
 POSITIONS = 8
 

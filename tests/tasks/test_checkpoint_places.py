@@ -7,7 +7,7 @@ import pytest
 
 from dp_core.errors import ConfideError
 from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints, LocalFolder
-from tasks.storage import Store, StoredCheckpoints
+from tasks.storage.store import Store, StoredCheckpoints
 
 
 @pytest.fixture(params=["folder", "local store", "bucket"])

@@ -23,7 +23,7 @@ from tasks.protocol.messages import Follower
 from tasks.protocol.step_process import data_uri
 from tasks.releases import declarations
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 SECRET = "Zacharias Quillfeather"
 

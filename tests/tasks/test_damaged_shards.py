@@ -13,7 +13,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import CorpusSpec
 from tasks.runtime.deployment import Deployment
 from tasks.steps import corpus_step
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 SHARD = "shard-0002.parquet"
 

@@ -15,7 +15,7 @@ from tasks.protocol import FinetuneSpec
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities_step import write_items
 from tasks.steps.finetune_step import ERRORS, errors_of, task_of
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 TEST = [
     Sentence(("no", "pain", "today"), ("O", "B-problem", "O"), "n1"),

@@ -12,7 +12,7 @@ from step_outputs import publish
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
 from tasks.protocol import ReleaseRecord
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 Export = Callable[..., tuple[int, str]]
 FILES = {"config.json": "{}", "PRIVACY.md": "ε = 1", "tokens/vocab.txt": "a"}

@@ -12,7 +12,7 @@ from tasks.execution.run_job import _run_step
 from tasks.protocol import CorpusSpec, JobSettings, RunContext
 from tasks.protocol.step_process import Work
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.storage import read_spec, stage_source
+from tasks.storage.backends import read_spec, stage_source
 
 HOSTILE = [
     "a; touch here",

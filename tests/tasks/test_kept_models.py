@@ -35,7 +35,7 @@ from tasks.steps import exposure_step as exposure
 from tasks.steps import finetune_step as finetune
 from tasks.steps import pretrain_step as pretrain
 from tasks.steps.training_files import KeptModels
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain_step as pretrain
 from tasks.steps.training_files import TrainingInputs
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 WORDS = {"pain": 50, "fever": 40, "cough": 30, "rash": 20}
 

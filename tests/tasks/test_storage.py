@@ -8,9 +8,8 @@ import pytest
 
 from dp_core.errors import BadInput
 from tasks.protocol.step_process import data_uri
-from tasks.storage import Store, keyed_digest, read_spec, stage_source
-from tasks.storage.backends import GoogleStorageBackend
-from tasks.storage.store import CHECKSUMS
+from tasks.storage.backends import GoogleStorageBackend, keyed_digest, read_spec, stage_source
+from tasks.storage.store import CHECKSUMS, Store
 
 
 @pytest.fixture(params=["path", "file", "gs"])

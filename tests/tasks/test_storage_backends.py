@@ -14,8 +14,8 @@ import pytest
 
 from dp_core.errors import BadInput
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
 from tasks.storage.backends import CHUNK, RANGE, Backend, backend_for
+from tasks.storage.store import Store
 
 CHECKOUT = Path(__file__).parents[2]
 MIB = 1 << 20

@@ -22,7 +22,7 @@ from tasks.context import StepContext, StoredShard
 from tasks.protocol import JobSettings, StepResult, environment_for, job_steps
 from tasks.protocol.least_privilege import for_workers
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 ADDRESS = "ray-head:6379"
 

@@ -42,7 +42,7 @@ from tasks.report.job_results import DOCUMENTS_FILE
 from tasks.results import FINDINGS, write_findings
 from tasks.runtime.deployment import Deployment
 from tasks.steps.report_step import EDITIONS
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow and SQLAlchemy.
 

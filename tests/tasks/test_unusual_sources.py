@@ -17,7 +17,8 @@ from tasks.context import omissions_of
 from tasks.protocol import CorpusSpec, EntitiesSpec, JobSettings, StepSpec, missing_file
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store, keyed_digest, read_spec, stage_source
+from tasks.storage.backends import keyed_digest, read_spec, stage_source
+from tasks.storage.store import Store
 
 NAME = "doe_john_1961"
 pytestmark = pytest.mark.usefixtures("at_home", "tracked", "time_limit")
