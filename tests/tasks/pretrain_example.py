@@ -77,9 +77,6 @@ class Prepared:
         assert content is not None
         return content
 
-    def lose_output(self) -> None:
-        self.store().clear(self.spec.output)
-
 
 def prepare(untracked: Deployment, updates: int = UPDATES) -> Prepared:
     """Publish rows and a vocabulary, as earlier steps would; return a pre-training."""

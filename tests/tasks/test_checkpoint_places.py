@@ -10,13 +10,11 @@ from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoint
 from tasks.storage.store import Store, StoredCheckpoints
 
 
-@pytest.fixture(params=["folder", "local store", "bucket"])
+@pytest.fixture(params=["folder", "bucket"])
 def place(request: pytest.FixtureRequest, tmp_path: Path) -> CheckpointPlace:
     if request.param == "folder":
         return LocalFolder(tmp_path / "checkpoints")
-    root = str(tmp_path / "store")
-    if request.param == "bucket":
-        root = f"gs://{request.getfixturevalue('bucket')}/{tmp_path.name}"
+    root = f"gs://{request.getfixturevalue('bucket')}/{tmp_path.name}"
     store = Store(root, tmp_path / "cache")
     return StoredCheckpoints(store, f"{root}/unfinished/run/checkpoints", tmp_path / "scratch")
 

@@ -91,9 +91,6 @@ def test_copy_is_kept_while_its_process_runs(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-# --- bounded
-
-
 def used(cache: Path, mark: str, seconds_ago: float) -> None:
     process = Copies(cache)
     process.copy(mark, SIZE, filled(mark))

@@ -34,14 +34,6 @@ def _down(deployment: Deployment) -> Deployment:
     return replace(deployment, tracking="http://127.0.0.1:9")
 
 
-def _write_undelivered(deployment: Deployment) -> None:
-    for identity in (DONE, KILLED, REPORT):
-        tracker = Tracker(_down(deployment), identity)
-        tracker.begin()
-        if identity is not KILLED:
-            tracker.end("FINISHED", also=("parent",) if identity is REPORT else ())
-
-
 def _statuses(
     deployment: Deployment, identity: Identity, target: str, experiment: str = PUBLIC
 ) -> list[str]:
@@ -58,7 +50,11 @@ def _statuses(
 def test_finished_job_is_not_shown_as_running(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
 ) -> None:
-    _write_undelivered(tracked)
+    for identity in (DONE, KILLED, REPORT):
+        tracker = Tracker(_down(tracked), identity)
+        tracker.begin()
+        if identity is not KILLED:
+            tracker.end("FINISHED", also=("parent",) if identity is REPORT else ())
     logs = EventLog.all(tracked.events)
     monkeypatch.setattr(EventLog, "all", lambda parent: [logs[place] for place in order])
     assert send_all(tracked) == 0

@@ -75,7 +75,7 @@ def test_interrupted_training_has_one_charge_and_the_same_bits(
     assert [e.state for e in entries] == [State.SETTLED]
     spent = ledger.remaining("notes")
     # After a lost output, an undisturbed run yields the same bits without a charge.
-    prepared.lose_output()
+    prepared.store().clear(prepared.spec.output)
     code, errors = run()
     assert code == 0, errors
     assert prepared.weights() == resumed

@@ -192,9 +192,6 @@ def test_finished_step_is_refused_if_the_ledger_lacks_its_release(untracked: Dep
         run(untracked)
 
 
-# --- ledgers that seeds or store do not remember
-
-
 def test_deleted_ledger_is_not_replaced_by_a_new_budget(
     confide: Confide, used: Deployment, at_home: None
 ) -> None:
@@ -284,9 +281,6 @@ def test_doctor_reports_a_broken_ledger_and_continues(
     assert "✗ ledger" in out
     assert "Restore" in out
     assert "✓ store" in out  # the command continues after the broken ledger
-
-
-# --- paths and URLs
 
 
 @pytest.mark.parametrize(

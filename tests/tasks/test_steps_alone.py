@@ -374,20 +374,6 @@ def test_each_fold_is_a_separate_release_with_disjoint_test_documents(chain: Cha
     assert len(set(tested)) == len(tested) == 12
 
 
-def test_counts_by_document_of_public_labels_add_up_to_f1(chain: Chain) -> None:
-    context, spec = tuning(chain, chain.trained[0], "openly", folds=2)
-    labels = with_facts(context.inputs["labels"], public=True, dataset="")
-    context.inputs["labels"] = labels
-    freely = spec.model_copy(update={"plan": None, "epochs": 1, "entity_types": ()})
-    counts = finetune.run(freely, context).facts["documents"]
-    test = finetune.items_of(freely, labels, "test")
-    assert len(counts) == len(test) > 0
-    correct, predicted, expected = (sum(column) for column in zip(*counts.values(), strict=True))
-    assert expected == len(test)  # each document has one entity
-    (f1,) = [number for number in context.numbers if number.name == "f1"]
-    assert (f1.value, f1.label) == (pytest.approx(2 * correct / (predicted + expected)), DP)
-
-
 @pytest.mark.parametrize("predicted", [("O", "O"), ("B-problem", "O")])
 def test_f1_of_a_test_part_without_entities_is_not_measured(predicted: tuple[str, ...]) -> None:
     sentences = [Sentence(("no", "fever"), ("O", "O"), f"d{i}") for i in range(12)]

@@ -186,9 +186,6 @@ def test_object_replaced_during_a_download_is_refused(
     assert not [f for f in (tmp_path / "cache").iterdir() if f.is_dir() and not f.suffix]
 
 
-# --- credentials
-
-
 def test_missing_credentials_are_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,9 +196,6 @@ def test_missing_credentials_are_reported_in_one_line(
     with pytest.raises(BadInput, match="no Google credentials") as raised:
         backend_for("gs://bucket/x")
     assert "\n" not in str(raised.value)
-
-
-# --- a full disk
 
 
 @pytest.fixture

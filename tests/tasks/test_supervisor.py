@@ -30,12 +30,6 @@ def child_of(tmp_path: Path) -> int:
     return int(file.read_text())
 
 
-def test_output_is_written_to_the_log(tmp_path: Path) -> None:
-    started = start(tmp_path, "echo word; echo another >&2")
-    wait_for(lambda: not started.is_alive())
-    assert (tmp_path / "log").read_text() == "word\nanother\n"
-
-
 @pytest.mark.parametrize("parent_is_killed", [False, True])
 def test_stop_kills_a_process_that_ignores_sigterm_and_its_child(
     tmp_path: Path, parent_is_killed: bool
@@ -123,7 +117,3 @@ def test_step_ends_when_its_launcher_closes_the_lease(kind: str, code: int) -> N
 def test_closed_input_without_a_lease_and_input_on_a_lease_do_not_end_the_step() -> None:
     assert leased("short")[0] == 0
     assert leased("short", "anything\n", CONFIDE_LEASE="stdin")[0] == 0
-
-
-def test_grace_periods_increase_from_the_step_outwards() -> None:
-    assert supervisor.STEP_GRACE < supervisor.LAUNCHER_GRACE < 5

@@ -97,9 +97,6 @@ def test_last_step_of_a_dag_run_withdraws_its_plan(untracked: Deployment, ledger
         assert states(ledger) == [State.WITHDRAWN] * number
 
 
-# --- checks before a run is charged
-
-
 def job(tmp_path: Path, **more: Any) -> JobSettings:
     return JobSettings.model_validate({
         "private_format": "jsonl", "private_path": str(tmp_path / "notes.jsonl"),
