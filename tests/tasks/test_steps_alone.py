@@ -106,9 +106,6 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     return Chain(tmp_path_factory.mktemp("chain"))
 
 
-# --- the vocabulary
-
-
 def test_vocabulary_depends_only_on_noised_counts(chain: Chain) -> None:
     known = (chain.inputs["vocabulary"].folder / "vocab.txt").read_text()
     assert "fever" in known.splitlines()
@@ -176,9 +173,6 @@ def test_another_corpus_under_the_same_spec_is_charged_again(chain: Chain) -> No
     assert len(chain.ledger.history("notes")) == before + 2
 
 
-# --- rows
-
-
 def test_number_of_rows_is_for_the_operator(chain: Chain) -> None:
     context = chain.benches["rows"]
     fit = {"coverage", "fertility", "unknown_words"}
@@ -205,9 +199,6 @@ def test_units_are_split_and_canaries_are_planted_in_training_units(chain: Chain
     held = train.n_units
     assert occurrences == {"canaries": {"HS-1-0": held}, "means": {"HS at 1": held}}
     assert carriers(held_out) == 0
-
-
-# --- pre-training
 
 
 def test_scores_of_a_private_training_on_public_text_are_published(chain: Chain) -> None:
@@ -278,9 +269,6 @@ def test_noise_seed_depends_on_rows_and_initial_weights(chain: Chain, tmp_path: 
         for initial in begun
     }
     assert len(manifests) == 6
-
-
-# --- measurements of a model
 
 
 def test_exposure_has_the_label_of_its_model(chain: Chain) -> None:
@@ -480,9 +468,6 @@ def test_head_refuses_labels_of_another_kind(chain: Chain) -> None:
     context, spec = tuning(chain, chain.trained[0], "other", head="classes", class_names=("a", "b"))
     with pytest.raises(BadInput, match="labels are of entities, the head is for classes"):
         finetune.run(spec, context)
-
-
-# --- phrases, and text written from them
 
 
 def phrasing(chain: Chain, **changes: Any) -> PhrasesSpec:
