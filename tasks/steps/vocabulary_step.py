@@ -85,7 +85,9 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     tokenizer = _tokenizer(spec, words)
     digest = vocabulary_digest(tokenizer)
     kind.save(tokenizer, context.out)
-    for file, counts in ((WORDS, _kept(words) | words.joined), (RELEASED, words.released)):
+    tokens = words.known if words.kept else ()  # words of a checkpoint, which are not counted here
+    kept = {t: 0 for t in tokens if not (t.startswith("##") or t in SPECIAL_TOKENS)}
+    for file, counts in ((WORDS, kept | words.joined), (RELEASED, words.released)):
         told = json.dumps(_in_bert_words(spec, counts), indent=0)
         (context.out / file).write_text(told + "\n")
     context.measure_cost(context.releases)  # 0 if no private text was opened
@@ -222,12 +224,6 @@ def _in_bert_words(spec: VocabularySpec, counts: Mapping[str, int]) -> dict[str,
         for word in split_words(spelt(token)):
             out[word] = max(out.get(word, 0), count)
     return dict(sorted(out.items()))
-
-
-def _kept(words: _Words) -> dict[str, int]:
-    """Return a checkpoint's words with a count of 0, since they were not counted here."""
-    tokens = words.known if words.kept else ()
-    return {t: 0 for t in tokens if not (t.startswith("##") or t in SPECIAL_TOKENS)}
 
 
 def known_words(folder: Path) -> frozenset[str]:
