@@ -28,6 +28,7 @@ CHUNK = 16 << 20  # bytes; uploads larger than this are sent in parts
 RANGE = 32 << 20  # bytes; larger objects are read in parallel in ranges of this size
 CONNECTIONS = 4
 PATIENCE = 300.0  # seconds; an emulator answers the last part only after reading the whole object
+_NUMBERS = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT}  # by the status of HTTP
 # Errors of a file system for a name that is too long, or that is both a file and a folder.
 _NO_NAMES = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL}
 
@@ -133,14 +134,12 @@ def _client() -> Any:
 @contextlib.contextmanager
 def _as_os_errors() -> Iterator[None]:
     """Turn the errors of Google's client into the corresponding errors of a disk."""
-    from google.cloud.exceptions import NotFound
-
     try:
         yield
     except Exception as error:
         if not type(error).__module__.startswith("google."):
             raise
-        number = errno.ENOENT if isinstance(error, NotFound) else errno.EIO
+        number = _NUMBERS.get(getattr(error, "code", 0), errno.EIO)
         raise OSError(number, f"the bucket answered {type(error).__name__}") from error
 
 
