@@ -12,7 +12,7 @@ from typing import Any
 from dp_core.audit.exposure import summarise
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
-from tasks.context import StepArtifact, StepContext, StepOutput
+from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, judge
 from tasks.protocol import ReportSpec, is_of_job, names_of
 from tasks.protocol.points import DP_MODEL
@@ -61,8 +61,12 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     report = (_sweep if spec.is_sweep else _job)(spec, context, points, missing, judged)
     # The total cost of releasing all models. A later attempt with more models overrides it.
     context.measure_cost(released_by(spec, points))
+    artifacts: dict[str, Label] = {}
     for name, edition in EDITIONS.items():
         report_page(report, edition).write(context.out / name)
+        label = Label.OPERATOR if edition is Edition.OPERATOR else Label.DP
+        files = sorted((context.out / name).iterdir())
+        artifacts |= {f"{name}/{file.name}": label for file in files}
     facts = {
         JUDGED: judged,
         FINETUNED: finetuned_by_setting(spec, list(points)),
@@ -71,9 +75,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
         "table": results_table(edition_of(report, Edition.PUBLISHABLE)).to_json(),
         **({"missing": missing} if spec.is_sweep else {}),
     }
-    return StepOutput(
-        outputs={name: name for name in EDITIONS}, facts=facts, artifacts=list(artifacts(context))
-    )
+    return StepOutput(outputs={name: name for name in EDITIONS}, facts=facts, artifacts=artifacts)
 
 
 def _job(
@@ -139,14 +141,6 @@ def _judged(spec: ReportSpec, context: StepContext, models: Results) -> list[dic
         *judge(context.store, own, spec.results, spec.promotion),
         *judge(context.store, others, spec.results, "approved"),
     ]
-
-
-def artifacts(context: StepContext) -> Iterator[StepArtifact]:
-    """Yield the pages and figures of both editions, each with the label of its edition."""
-    labels = {"report": Label.DP, "operator_report": Label.OPERATOR}
-    for name, label in labels.items():
-        for file in sorted((context.out / name).iterdir()):
-            yield StepArtifact(f"{name}/{file.name}", label, name)
 
 
 def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:

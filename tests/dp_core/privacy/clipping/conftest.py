@@ -1,5 +1,3 @@
-"""Fixtures with a small BERT and a batch of units whose gradients are clipped."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -13,13 +11,11 @@ from numpy.typing import NDArray
 from dp_core.models.bert import mlm_row_losses
 from dp_core.models.config import BertConfig
 from dp_core.models.parameters import fresh
-from dp_core.nn import Layers
+from dp_core.training.objectives import UnitBatch
 
 
 @dataclass(frozen=True)
 class Problem:
-    """A batch of units with rows, and the parameters of a model."""
-
     config: BertConfig
     parameters: dict[str, tf.Variable]
     ids: NDArray[np.int32]  # (U, R, S)
@@ -33,17 +29,10 @@ class Problem:
     def units(self) -> int:
         return self.ids.shape[0]
 
-    def losses(self, layers: Layers) -> tf.Tensor:
-        u, r, s = self.ids.shape
-        rows = mlm_row_losses(
-            layers,
-            self.config,
-            tf.constant(self.ids.reshape(u * r, s)),
-            tf.constant(self.lengths.reshape(u * r)),
-            *(tf.constant(a.reshape(u * r, -1)) for a in (self.positions, self.labels)),
-            tf.constant(self.weights.reshape(u * r, -1)),
-        )
-        return tf.reduce_sum(tf.reshape(rows, (u, r)) * self.shares, axis=1)
+    @property
+    def losses(self) -> UnitBatch:
+        arrays = (self.ids, self.lengths, self.positions, self.labels, self.weights, self.shares)
+        return UnitBatch(mlm_row_losses, self.config, tuple(map(tf.constant, arrays)))
 
     def without(self, unit: int) -> Problem:
         """Return the problem with one unit turned into padding."""

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 
 import numpy as np
 import pytest
@@ -9,7 +8,6 @@ import tensorflow as tf
 
 from benchmarks.clipping_reference import ENGINES, naive_clipped_grad_sum
 from dp_core.errors import BadInput, PlanError
-from dp_core.models.bert import mlm_row_losses
 from dp_core.nn import Layers
 from dp_core.privacy.clipping import layer_rules as linear
 from dp_core.privacy.clipping.book_keeping import (
@@ -19,7 +17,7 @@ from dp_core.privacy.clipping.book_keeping import (
     automatic_factors,
     clipped_grad_sum,
 )
-from dp_core.training.objectives import UnitBatch, ordinary_sum
+from dp_core.training.objectives import ordinary_sum
 
 
 def flat(sums: dict[str, tf.Tensor]) -> np.ndarray:
@@ -47,11 +45,6 @@ def assert_same(a: ClippedSum, b: ClippedSum) -> None:
     for name in b.sums:
         scale = float(tf.reduce_max(tf.abs(b.sums[name]))) + 1e-6
         np.testing.assert_allclose(a.sums[name], b.sums[name], atol=3e-4 * scale, err_msg=name)
-
-
-def batch_of(p) -> tuple[tf.Tensor, ...]:
-    arrays = (p.ids, p.lengths, p.positions, p.labels, p.weights, p.shares)
-    return tuple(tf.constant(a) for a in arrays)
 
 
 class ClippingEngineConformance:
@@ -87,7 +80,7 @@ class ClippingEngineConformance:
         rest = run("book-keeping", p.without(1).losses, p)
         assert np.linalg.norm(flat(rest.sums)) > 0.5
         p.shares[1] = value  # at 1e30 the gradient is finite but its squared norm is not
-        clipped = self.run(UnitBatch(mlm_row_losses, p.config, batch_of(p)), p)
+        clipped = self.run(p.losses, p)
         np.testing.assert_allclose(flat(clipped.sums), flat(rest.sums), atol=2e-5)
 
     def test_bfloat16_gives_nearly_the_same(self, problem):
@@ -127,16 +120,6 @@ class TestTensorflowPrivacy(ClippingEngineConformance):
 def test_conformance_class_covers_every_engine():
     tested = {cls.engine for cls in ClippingEngineConformance.__subclasses__()}
     assert tested == set(ENGINES)
-
-
-def test_tensorflow_privacy_is_imported_only_for_its_engine(monkeypatch, problem):
-    for name in list(sys.modules):
-        if name.partition(".")[0] == "tensorflow_privacy":
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorflow_privacy", None)  # as if not installed
-    run("book-keeping", problem.losses, problem)
-    with pytest.raises(BadInput, match="not installed"):
-        run("tensorflow-privacy", problem.losses, problem)
 
 
 def test_tensorflow_privacy_cannot_clip_automatically(problem):
