@@ -349,7 +349,7 @@ def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(
 
 def test_progress_on_private_labels_hides_their_number(finished: Finished) -> None:
     for task in ("Public text only / finetuning", "Without privacy / finetuning"):
-        progress = re.findall(rf"{task}: (\d+)/(\d+)", finished.printed[task])
+        progress = re.findall(r"finetuning: (\d+)/(\d+)", finished.printed[task])
         epochs = finished.settings.finetune_epochs
         assert progress and {(int(done) <= epochs, int(of)) for done, of in progress} == {
             (True, epochs)
