@@ -182,6 +182,6 @@ def test_invalid_share_temperature_and_vocabulary_are_refused(train, stubborn):
         distillation(stubborn, share=1.5)
     with pytest.raises(BadInput, match="not positive"):
         distillation(stubborn, temperature=0.0)
-    other = fresh(stubborn.config.with_vocabulary(21), 1)
+    other = fresh(replace(stubborn.config, vocab_size=21), 1)
     with pytest.raises(BadInput, match="different vocabularies"):
         train(OrdinaryUpdates(1, 4, seed=1), model=other, objective=distillation(stubborn))

@@ -16,7 +16,7 @@ import tensorflow as tf
 from safetensors.numpy import load_file
 
 from dp_core.config.training import AdapterConfig
-from dp_core.models.adapters import save_adapter, with_adapters
+from dp_core.models.adapters import prepared, save_adapter
 from dp_core.models.bert import class_logits, mlm_logits, tag_logits
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import CausalConfig
@@ -57,7 +57,7 @@ def logits_of(model: AnyModel, folder: Path) -> np.ndarray:
     m, s = asked["ids"].shape
     layers = Layers(model.parameters)
     if f"{CLASSIFIER}/kernel" in model.parameters:
-        seconds = tf.constant(np.argmax(asked["types"], 1), tf.int32)
+        seconds = tf.constant(np.argmax(asked["types"], 1, keepdims=True), tf.int32)
         return class_logits(layers, model.config, ids, lengths, seconds).numpy()
     if f"{TAGGER}/kernel" in model.parameters:
         logits = tag_logits(layers, model.config, ids, lengths).numpy()
@@ -199,7 +199,7 @@ LORA = AdapterConfig(trained_parameters="lora", lora_rank=3, lora_alpha=7.0)
 
 def with_learned_adapters(base: AnyModel) -> AnyModel:
     """Return the model with random A and B and an unchanged base, as after training."""
-    rng, start = np.random.default_rng(4), with_adapters(base, LORA, 0)
+    rng, start = np.random.default_rng(4), prepared(base, LORA, 0)
     values = {
         n: a + 0.2 * rng.standard_normal(a.shape).astype("f") if n.endswith(("_a", "_b")) else a
         for n, a in start.parameters.items()

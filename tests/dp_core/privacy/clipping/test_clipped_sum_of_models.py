@@ -70,7 +70,11 @@ MODELS = {
     "Llama": causal(LlamaConfig(**SIZES, key_heads=1)),
     "tied Llama": causal(LlamaConfig(**SIZES, tied=True)),
     # The window extends beyond the beginning of the row, and contains a word more than once.
-    "feed-forward": causal(FeedForwardConfig(WORDS, 8, 5, (12, 6))),
+    "feed-forward": causal(
+        FeedForwardConfig(
+            vocab_size=WORDS, hidden=8, window=5, units=(12, 6), max_positions=LENGTH + 1
+        )
+    ),
     "BERT tags": Case(BERT, tag_row_losses, 4, TAGS),
     "DistilBERT tags": Case(DISTILBERT, tag_row_losses, 4, TAGS),
     "BERT tags with a CRF": Case(BERT, crf_row_losses, 5, CRF),
