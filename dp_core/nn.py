@@ -74,17 +74,6 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return tf.custom_gradient(_cross_entropy)(logits, labels)
 
 
-def row_means(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Return each row's mean cross-entropy over its predictions: (M·K, V), (M, K) twice -> (M,).
-
-    A row without predictions has loss 0. No divisor depends on other rows of the batch.
-    """
-    m, k = shape_of(labels)
-    losses = cross_entropy(logits, tf.reshape(labels, (m * k,)))
-    counts = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
-    return tf.reduce_sum(tf.reshape(losses, (m, k)) * weights, axis=1) / counts
-
-
 # (layers, config, ids, lengths, positions) -> (M·K, V), the logits at the positions
 LogitsOf = Callable[..., Tensor]
 # (layers, config, ids, lengths, positions, labels, weights) -> (M,)
@@ -92,15 +81,20 @@ RowLosses = Callable[..., Tensor]
 
 
 def row_losses(logits_of: LogitsOf) -> RowLosses:
-    """Return a function that computes rows' losses from a model's logits by `row_means`.
+    """Return a function that computes each row's mean cross-entropy over its predictions: (M,).
 
     A row is ids (S,), its length, K positions with their labels, all int32, and K weights, float32,
-    1 for a prediction and 0 for padding. Its loss is in nats.
+    1 for a prediction and 0 for padding. Its loss is in nats, and 0 without predictions. No divisor
+    depends on other rows of the batch.
     """
 
     def losses(layers: Layers, config: Any, *row: Tensor) -> Tensor:
         *inputs, labels, weights = row
-        return row_means(logits_of(layers, config, *inputs), labels, weights)
+        m, k = shape_of(labels)
+        logits = logits_of(layers, config, *inputs)  # (M·K, V)
+        each = cross_entropy(logits, tf.reshape(labels, (m * k,)))
+        counts = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
+        return tf.reduce_sum(tf.reshape(each, (m, k)) * weights, axis=1) / counts
 
     return losses
 

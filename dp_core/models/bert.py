@@ -135,10 +135,8 @@ def class_logits(
         (M, classes) float32.
     """
     m, s = shape_of(ids)
-    types = None
-    if not config.distilled:
-        behind = tf.range(s)[None, :] >= positions  # (M, S)
-        types = tf.cast(tf.logical_and(behind, positions > 0), tf.int32)
+    behind = tf.range(s)[None, :] >= positions  # (M, S)
+    types = tf.cast(tf.logical_and(behind, positions > 0), tf.int32)
     first = encode(layers, config, ids, lengths, positions=tf.zeros((m, 1), tf.int32), types=types)
     pooled = layers.linear(POOLER, tf.reshape(first, (m, config.hidden)))
     activation = tf.nn.relu if config.distilled else tf.tanh

@@ -229,33 +229,30 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
     table = model.parameters[WORD]
     if max(old.values(), default=0) >= len(table):
         raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
-    pairs = np.array(
-        [(new, old[token]) for new, token in enumerate(tokens) if token in old], np.int64
-    ).reshape(-1, 2)
-    spelt = {
-        new: pieces
-        for new, token in enumerate(tokens)
-        if token not in old and (pieces := _spelt(token, old, prefix))
-    }
-    changed = {WORD: _exchanged(WORD, table, pairs, spelt, len(tokens), seed)}
+    spelt = [_spelt(token, old, prefix) for token in tokens]
+    changed = {WORD: _exchanged(WORD, table, spelt, seed)}
     if (head := model.parameters.get(f"{HEAD}/kernel")) is not None:
-        by_token = _exchanged(HEAD, head.T, pairs, spelt, len(tokens), seed)
+        by_token = _exchanged(HEAD, head.T, spelt, seed)
         changed[f"{HEAD}/kernel"] = np.ascontiguousarray(by_token.T)
     for name in {MLM_BIAS, HEAD_BIAS} & model.parameters.keys():
-        changed[name] = _moved(model.parameters[name], pairs, len(tokens))
+        bias = model.parameters[name]
+        mean = bias.mean()
+        kept = [bias[pieces[0]] if len(pieces) == 1 else mean for pieces in spelt]
+        changed[name] = np.array(kept, np.float32)
     return Model(config, model.parameters | changed, model.labels)
 
 
 def _spelt(token: str, old: Mapping[str, int], prefix: str) -> list[int]:
     """Return the ids of old tokens that spell a new token, longest first; [] if none do.
 
+    An old token spells itself, and is the only spelling by one piece.
+
     Args:
         token: the new token, with the prefix if it continues a word.
         old: ids by token, with the same prefix.
         prefix: the continuation prefix `##` of WordPiece; empty for byte-level tokens.
     """
-    rest = token
-    pieces: list[int] = []
+    rest, pieces = token, [old[token]] if token == prefix and token in old else []
     while rest not in ("", prefix):
         least = len(prefix) if prefix and rest.startswith(prefix) else 0
         for end in range(len(rest), least, -1):
@@ -271,23 +268,15 @@ def _spelt(token: str, old: Mapping[str, int], prefix: str) -> list[int]:
 def _exchanged(
     name: str,
     table: NDArray[np.float32],
-    pairs: NDArray[np.int64],
-    spelt: Mapping[int, Sequence[int]],
-    size: int,
+    spelt: Sequence[Sequence[int]],
     seed: int,
 ) -> NDArray[np.float32]:
-    """Return the new table, (V, D) -> (size, D): kept rows, means of pieces, and random rows."""
-    draws = initial_values({name: (size, table.shape[1])}, 1.0, seed)[name]
+    """Return the new table, (V, D) -> (V', D): kept rows, means of pieces, and random rows."""
+    draws = initial_values({name: (len(spelt), table.shape[1])}, 1.0, seed)[name]
     out: NDArray[np.float32] = table.mean(0) + table.std(0) * draws
-    for new, pieces in spelt.items():
-        out[new] = table[list(pieces)].mean(0)
-    out[pairs[:, 0]] = table[pairs[:, 1]]
-    return out
-
-
-def _moved(bias: NDArray[np.float32], pairs: NDArray[np.int64], size: int) -> NDArray[np.float32]:
-    out = np.full(size, bias.mean(), np.float32)
-    out[pairs[:, 0]] = bias[pairs[:, 1]]
+    for new, pieces in enumerate(spelt):
+        if pieces:
+            out[new] = table[list(pieces)].mean(0)
     return out
 
 

@@ -27,9 +27,8 @@ IDS = np.random.default_rng(1).integers(0, 30, (2, 6))
 def adapted(name: str, config: AdapterConfig = LORA, *, tags: bool = False) -> AnyModel:
     """Return a model with adapters of random values."""
     start = fresh(SHAPES[name], 0)
-    return randomised(
-        prepared(TaggingHead(tuple("OAB")).begin(start, 0) if tags else start, config, 0)
-    )
+    start = TaggingHead(tuple("OAB")).begin(start, 0) if tags else start
+    return randomised(prepared(start, config, 0))
 
 
 @pytest.mark.parametrize("name", TRANSFORMERS)
@@ -132,6 +131,8 @@ def test_writing_a_model_with_unmerged_adapters_is_refused(tmp_path) -> None:
     """A folder without them would contain a different model."""
     with pytest.raises(BadInput, match="lora"):
         save(adapted("bert"), tmp_path)
+    with pytest.raises(BadInput, match="no adapters"):  # of a model without adapters
+        save_adapter(fresh(BERT, 0), tmp_path)
 
 
 # --- PEFT's layout (equal logits in real `peft`: test_transformers.py)
@@ -157,8 +158,3 @@ def test_adapter_folder_has_the_names_and_orientation_of_peft(tmp_path, name: st
             (f"{prefix}classifier.weight", p["tagger/kernel"]),
         ):
             np.testing.assert_array_equal(tensors[tensor], expected.T)
-
-
-def test_saving_adapters_of_a_model_without_adapters_is_refused(tmp_path) -> None:
-    with pytest.raises(BadInput, match="no adapters"):
-        save_adapter(fresh(BERT, 0), tmp_path)

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -38,17 +39,20 @@ class Reference:
     def linear(self, name: str, x: np.ndarray) -> np.ndarray:
         return x @ self.p[f"{name}/kernel"] + self.p[f"{name}/bias"]
 
-    def attention(self, name: str, x: np.ndarray, *, causal: bool) -> np.ndarray:
-        """Vaswani et al. 2017, 3.2: head by head."""
-        width = self.config.hidden // self.config.heads
-        q, k, v = np.split(self.linear(f"{name}/qkv", x), 3, axis=1)
-        heads = []
+    def mixed(self, q: Any, k: Any, v: Any, *, causal: bool, turn: Any = np.array) -> np.ndarray:
+        """Vaswani et al. 2017, 3.2: head by head; several heads may share a key and a value."""
+        heads, width = [], q.shape[1] // self.config.heads
         for h in range(self.config.heads):
-            part = slice(h * width, (h + 1) * width)
-            shares = np.exp(q[:, part] @ k[:, part].T / math.sqrt(width))
+            group = h * k.shape[1] // q.shape[1]
+            mine, theirs = (slice(i * width, (i + 1) * width) for i in (h, group))
+            shares = np.exp(turn(q[:, mine]) @ turn(k[:, theirs]).T / math.sqrt(width))
             shares = np.tril(shares) if causal else shares
-            heads.append(shares / shares.sum(1, keepdims=True) @ v[:, part])
-        return self.linear(f"{name}/attention_output", np.concatenate(heads, 1))
+            heads.append(shares / shares.sum(1, keepdims=True) @ v[:, theirs])
+        return np.concatenate(heads, 1)
+
+    def attention(self, name: str, x: np.ndarray, *, causal: bool) -> np.ndarray:
+        mixed = self.mixed(*np.split(self.linear(f"{name}/qkv", x), 3, axis=1), causal=causal)
+        return self.linear(f"{name}/attention_output", mixed)
 
     def bert(self, ids: np.ndarray) -> np.ndarray:
         """Return the MLM logits of an unpadded row (Devlin et al. 2019, Sanh et al. 2019)."""
@@ -101,21 +105,14 @@ class Reference:
 
     def llama(self, ids: np.ndarray) -> np.ndarray:
         """Return the logits of a row (Touvron et al. 2023, Su et al. 2021)."""
-        c, p, width = self.config, self.p, self.config.head_width
+        c, p = self.config, self.p
         x = p["embeddings/word"][ids]
         for i in range(c.layers):
             name = f"layer_{i}"
             normed = self.rms_norm(f"{name}/attention_norm", x)
             q, k, v = (normed @ p[f"{name}/{part}/kernel"] for part in ("query", "key", "value"))
-            heads = []
-            for h in range(c.heads):
-                kv = h * c.key_heads // c.heads  # the group's key and value head
-                mine = slice(h * width, (h + 1) * width)
-                theirs = slice(kv * width, (kv + 1) * width)
-                scores = self.rotated(q[:, mine]) @ self.rotated(k[:, theirs]).T / math.sqrt(width)
-                shares = np.tril(np.exp(scores))
-                heads.append(shares / shares.sum(1, keepdims=True) @ v[:, theirs])
-            x = x + np.concatenate(heads, 1) @ p[f"{name}/attention_output/kernel"]
+            mixed = self.mixed(q, k, v, causal=True, turn=self.rotated)
+            x = x + mixed @ p[f"{name}/attention_output/kernel"]
             normed = self.rms_norm(f"{name}/intermediate_norm", x)
             gate = normed @ p[f"{name}/gate/kernel"]
             inner = gate / (1 + np.exp(-gate)) * (normed @ p[f"{name}/intermediate/kernel"])

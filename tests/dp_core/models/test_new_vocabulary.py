@@ -54,16 +54,36 @@ def test_shared_tokens_keep_their_rows_and_new_tokens_are_sampled_like_the_old_t
     assert np.isfinite(strange.parameters[WORD]).all()
 
 
-@pytest.mark.parametrize("file", ["vocab.json", "tokenizer.json"])
-def test_gpt2_tokens_are_matched_by_their_wordpiece_form(tmp_path, file):
-    vocabulary = {"pain": 0, "Ġpain": 1, "ĠcafÃ©": 2, "ing": 3, "<|endoftext|>": 4, "Ġ": 5}
-    old, folder = folder_of(Gpt2Config(vocab_size=6, **SIZES), tmp_path)
+GPT2 = {"pain": 0, "Ġpain": 1, "ĠcafÃ©": 2, "ing": 3, "<|endoftext|>": 4, "Ġ": 5}
+LLAMA = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁pain": 3, "▁café": 5, "pain": 4, "ing": 0}
+PIECES = ["[CLS]", "[SEP]", "pain", "##pain", "café", "##ing"]
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "vocabulary", "before"),
+    [
+        (Gpt2Config(vocab_size=6, **SIZES), "vocab.json", GPT2, [4, 4, 1, 0, 2, 3]),
+        (Gpt2Config(vocab_size=6, **SIZES), "tokenizer.json", GPT2, [4, 4, 1, 0, 2, 3]),
+        *(  # markers are recognised by their ids
+            (
+                LlamaConfig(vocab_size=6, **SIZES, tied=tied, begin=1, end=2),
+                *("tokenizer.json", LLAMA, [1, 2, 3, 4, 5, 0]),
+            )
+            for tied in (False, True)
+        ),
+    ],
+)
+def test_tokens_are_matched_by_their_wordpiece_form(tmp_path, config, file, vocabulary, before):
+    """A token with GPT-2's or SentencePiece's mark begins a word."""
+    old, folder = folder_of(config, tmp_path)
     whole = {"model": {"type": "BPE", "vocab": vocabulary}}
     (folder / file).write_text(json.dumps(vocabulary if file == "vocab.json" else whole))
-    pieces = ["[CLS]", "[SEP]", "pain", "##pain", "café", "##ing"]
-    new = load_with_vocabulary(folder, pieces, seed=0)
-    table = old.parameters[WORD]
-    np.testing.assert_array_equal(new.parameters[WORD], table[[4, 4, 1, 0, 2, 3]])
+    new = load_with_vocabulary(folder, [*PIECES, "new"], seed=0)
+    np.testing.assert_array_equal(new.parameters[WORD][:6], old.parameters[WORD][before])
+    if (head := new.parameters.get("head/kernel")) is not None:
+        np.testing.assert_array_equal(head[:, :6], old.parameters["head/kernel"][:, before])
+        assert np.isfinite(head).all()
+        assert head.shape == (64, 7)
     assert (new.config.begin, new.config.end) == (2, 3)
 
 
@@ -119,21 +139,3 @@ def test_labels_survive_a_new_vocabulary(bert, tmp_path):
     head = {"tagger/kernel": np.ones((64, 1), "f"), "tagger/bias": np.ones(1, "f")}
     save(Model(old.config, encoder | head, ("O",)), folder)
     assert load_with_vocabulary(folder, NEW, seed=0).labels == ("O",)
-
-
-@pytest.mark.parametrize("tied", [False, True])
-def test_new_vocabulary_replaces_rows_of_table_and_head(tmp_path, tied) -> None:
-    """Pieces with SentencePiece's mark begin a word; markers are recognised by their ids."""
-    config = LlamaConfig(vocab_size=6, **SIZES, tied=tied, begin=1, end=2)
-    old, folder = folder_of(config, tmp_path)
-    vocabulary = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁pain": 3, "pain": 4, "ing": 5}
-    whole = {"model": {"type": "BPE", "vocab": vocabulary}}
-    (folder / "tokenizer.json").write_text(json.dumps(whole))
-    new = load_with_vocabulary(folder, ["new", "[CLS]", "pain", "##ing", "##pain"], seed=0)
-    kept, before = [1, 2, 3, 4], [1, 3, 5, 4]
-    np.testing.assert_array_equal(new.parameters[WORD][kept], old.parameters[WORD][before])
-    if not tied:
-        head = new.parameters["head/kernel"]
-        assert head.shape == (64, 5)
-        np.testing.assert_array_equal(head[:, kept], old.parameters["head/kernel"][:, before])
-        assert np.isfinite(head).all()

@@ -150,12 +150,6 @@ def test_unusable_tensor_is_refused(folder: Path, change: Any, what: str) -> Non
         load(folder)
 
 
-def test_truncated_file_is_refused(folder: Path) -> None:
-    (folder / WEIGHTS).write_bytes(b"torn")
-    with pytest.raises(BadInput, match="cannot be read"):
-        load(folder)
-
-
 def test_bfloat16_checkpoint_with_unused_tensors_of_other_types_is_read(folder: Path) -> None:
     stored = load_file(folder / WEIGHTS)
     unused = {
@@ -170,7 +164,10 @@ def test_bfloat16_checkpoint_with_unused_tensors_of_other_types_is_read(folder: 
         np.testing.assert_array_equal(read[name], value.astype(BFLOAT16).astype("f"), err_msg=name)
 
 
-def test_missing_weights_are_named(folder: Path) -> None:
+def test_truncated_and_missing_weights_are_named(folder: Path) -> None:
+    (folder / WEIGHTS).write_bytes(b"torn")
+    with pytest.raises(BadInput, match="cannot be read"):
+        load(folder)
     (folder / WEIGHTS).rename(folder.parent / "elsewhere.safetensors")
     with pytest.raises(BadInput, match=r"model\.safetensors is missing"):
         load(folder)

@@ -2,17 +2,16 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from clipped_models import UNITS, batch_of, model_of, split
+from clipped_models import UNITS, losses_of, model_of, split
 
 from benchmarks.clipping_reference import ENGINES, naive_clipped_grad_sum
 from dp_core.errors import BadInput, PlanError
-from dp_core.models.bert import mlm_row_losses
-from dp_core.models.config import BertConfig
 from dp_core.nn import Layers
 from dp_core.privacy.clipping import layer_rules as linear
 from dp_core.privacy.clipping.book_keeping import (
@@ -39,30 +38,24 @@ def run(engine, losses, p, clip=1.0, **options) -> ClippedSum:
     return ClippedSum(*tf.function(call, autograph=False)(tf.constant(clip)))
 
 
-@dataclass(frozen=True)
-class Problem:
-    """A BERT, and a batch of units with padding, lost answers, repeated words and tied words."""
+class Problem(NamedTuple):
+    """Losses of units with padding, lost answers and repeated words, and parameters of a BERT."""
 
-    config: BertConfig
+    losses: UnitBatch
     parameters: dict[str, tf.Variable]
-    batch: tuple[tf.Tensor, ...]
     units: int = UNITS
 
-    @property
-    def losses(self) -> UnitBatch:
-        return UnitBatch(mlm_row_losses, self.config, self.batch)
-
-    def with_share(self, unit: int, share: float) -> Problem:
-        """Return the problem with another share of a unit's rows; share 0 makes them padding."""
-        *rows, shares = self.batch
+    def with_share(self, unit: int, share: float) -> UnitBatch:
+        """Return the losses with another share of a unit's rows; share 0 makes them padding."""
+        *rows, shares = self.losses.batch
         changed = shares.numpy()
         changed[unit] = share
-        return replace(self, batch=(*rows, tf.constant(changed)))
+        return replace(self.losses, batch=(*rows, tf.constant(changed)))
 
 
 def problem_of(name: str) -> Problem:
     model = model_of(name, seed=3)
-    return Problem(model.config, split(model, model.parameters)[0], batch_of(name, 11))
+    return Problem(losses_of(name, 11), split(model, model.parameters)[0])
 
 
 @pytest.fixture()
@@ -79,7 +72,7 @@ class ClippingEngineConformance:
     @pytest.mark.parametrize(("clip", "style"), [(0.3, "flat"), (1e6, "flat"), (0.7, "automatic")])
     def test_it_equals_one_unit_at_a_time(self, problem, clip, style):
         """Automatic clipping is Σ C·g/(‖g‖ + γ) (Bu et al. 2022)."""
-        for array in problem.batch[-2:]:  # weights and shares
+        for array in problem.losses.batch[-2:]:  # weights and shares
             assert 0 < np.count_nonzero(array) < tf.size(array)
         if style not in self.styles:
             pytest.skip(f"{self.engine} has no {style} clipping")
@@ -100,10 +93,10 @@ class ClippingEngineConformance:
     @pytest.mark.parametrize("value", [np.nan, np.inf, 1e30])
     def test_a_unit_that_is_not_finite_contributes_nothing(self, value):
         problem = problem_of("BERT")
-        rest = run("book-keeping", problem.with_share(1, 0.0).losses, problem)
+        rest = run("book-keeping", problem.with_share(1, 0.0), problem)
         assert np.linalg.norm(flat(rest.sums)) > 0.5
         # At 1e30 the gradient is finite but its squared norm is not.
-        clipped = run(self.engine, problem.with_share(1, value).losses, problem)
+        clipped = run(self.engine, problem.with_share(1, value), problem)
         np.testing.assert_allclose(flat(clipped.sums), flat(rest.sums), atol=2e-5)
 
     def test_bfloat16_gives_nearly_the_same(self, problem):
@@ -214,7 +207,7 @@ def test_one_unit_moves_the_sum_by_at_most_the_clip_norm(problem):
     moved = []
     for unit in range(problem.units):
         rest = problem.with_share(unit, 0.0)
-        part = flat(clipped_grad_sum(rest.losses, rest.parameters, rest.units, clip).sums)
+        part = flat(clipped_grad_sum(rest, problem.parameters, problem.units, clip).sums)
         moved.append(np.linalg.norm(whole - part))
     assert max(moved) <= clip * (1 + 1e-5)
     assert max(moved) > 0.99 * clip  # clipping is active and not too strict
