@@ -16,7 +16,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.statement import PrivacyStatement, event_of, privacy_statement
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 STATEMENT_WORDS, STATEMENT_DATA = "PRIVACY.md", "privacy_statement.json"
 KEPT = "after"  # subfolder of a model with the models of earlier epochs, by updates done

@@ -20,7 +20,7 @@ from tasks.report.model import shown_day
 from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED, WITHHELD_MARK, significant
 from tasks.results import FIGURES_FILE, FINETUNED, read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 _HEADS = {  # of figures; the % sign marks shares
     "epsilon": "ε",
