@@ -30,7 +30,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import totals
+from dp_core.privacy.statement import privacy_statement, totals
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import Promotion, ReleaseRecord, StepResult
 from tasks.releases.provenance import operator_only
@@ -42,7 +42,6 @@ from tasks.results import (
     Input,
     read_findings,
     read_result,
-    statement_of,
     write_findings,
 )
 from tasks.storage.store import Store
@@ -293,7 +292,7 @@ def judge(
         if not result.facts.get("model"):
             continue
         verdict = verdict_on(store, uris[name], result, more)
-        statement = statement_of(result.releases, made_up=bool(result.facts.get("made_up")))
+        statement = privacy_statement(result.releases, made_up=bool(result.facts.get("made_up")))
         judged.append(
             {
                 "name": name,

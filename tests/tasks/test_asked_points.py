@@ -1,5 +1,3 @@
-"""Sweep points that Optuna proposes: charged in advance, and chosen without operator metrics."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator

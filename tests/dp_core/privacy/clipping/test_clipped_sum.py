@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import importlib.util
-import sys
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -137,16 +136,6 @@ class TestTensorflowPrivacy(ClippingEngineConformance):
 def test_conformance_class_covers_every_engine():
     tested = {cls.engine for cls in ClippingEngineConformance.__subclasses__()}
     assert tested == set(ENGINES)
-
-
-def test_tensorflow_privacy_is_imported_only_for_its_engine(monkeypatch, problem):
-    for name in list(sys.modules):
-        if name.partition(".")[0] == "tensorflow_privacy":
-            monkeypatch.delitem(sys.modules, name)
-    monkeypatch.setitem(sys.modules, "tensorflow_privacy", None)  # as if not installed
-    run("book-keeping", problem.losses, problem)
-    with pytest.raises(BadInput, match="not installed"):
-        run("tensorflow-privacy", problem.losses, problem)
 
 
 def test_tensorflow_privacy_cannot_clip_automatically(problem):

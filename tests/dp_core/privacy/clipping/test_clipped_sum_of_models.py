@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection
 from typing import Any, get_args
 
@@ -23,10 +22,7 @@ from clipped_models import (
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.clipping_reference import (
-    naive_clipped_grad_sum,
-    tensorflow_privacy_clipped_grad_sum,
-)
+from benchmarks.clipping_reference import naive_clipped_grad_sum
 from dp_core.config.training import TrainedParameters
 from dp_core.errors import PlanError
 from dp_core.models.adapters import trained_names
@@ -109,17 +105,6 @@ def test_whatever_the_batch_it_equals_one_unit_at_a_time(
     assert_same(*(f(losses, variables, units, clip) for f in engines))
 
 
-@pytest.mark.skipif(
-    not importlib.util.find_spec("tensorflow_privacy"), reason="no tensorflow-privacy here"
-)
-@pytest.mark.parametrize("name", ["BERT", "Llama"])
-def test_tensorflow_privacy_gives_the_same(name: str) -> None:
-    model = model_of(name, LORA)
-    chosen, frozen = split(model, trained_names(model, LORA))
-    engines = tensorflow_privacy_clipped_grad_sum, naive_clipped_grad_sum
-    assert_same(*(f(losses_of(name), chosen, UNITS, 0.05, frozen=frozen) for f in engines))
-
-
 def test_tokens_after_the_end_of_a_row_do_not_change_any_gradient() -> None:
     variables, _ = split(model := model_of("GPT-2"), model.parameters)
     ids, lengths, positions, labels, _, shares = batch_of("GPT-2")
@@ -184,8 +169,6 @@ def test_blocks_of_an_adapter_are_the_definition() -> None:
     sums = gradients.combine(tf.constant(factors), gradients.parts)
     np.testing.assert_allclose(sums["b"], np.einsum("u,uij->ij", factors, each), atol=1e-5)
 
-
-# --- no unused gradient is computed
 
 DEPTH = MODELS["deep BERT"].config.layers
 
