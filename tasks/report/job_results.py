@@ -21,9 +21,8 @@ from dp_core.audit.one_run import LOWER_BOUND
 from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
-from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, epsilons
+from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
@@ -50,8 +49,6 @@ from tasks.report.model import (
     Exposures,
     Fact,
     Kind,
-    LedgerLine,
-    LedgerView,
     Membership,
     ModelAt,
     ModelRow,
@@ -276,7 +273,7 @@ def header_of(
     of_sweep = bool(spec.points)
     model = results["pretraining" if of_sweep else "dp_pretraining"]
     vocabulary = results["vocabulary"]
-    dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
+    dataset, ledger = vocabulary.facts["dataset"], open_ledger(context.deployment)
     labelled_text = ("finetuning" if of_sweep else "entities") in results
     return {
         "title": spec.title,
@@ -290,8 +287,7 @@ def header_of(
         "entities_dataset": _source(spec.settings, "entities", "entities_train")
         if labelled_text
         else "",
-        "unit": unit,
-        "declared_units": vocabulary.facts["declared_units"],
+        "unit": PrivacyUnit(vocabulary.facts["unit"]),
         "model_size": _model_size(model),
         "statement": statement_of(
             releases,
@@ -299,11 +295,11 @@ def header_of(
             # The table of a sweep lists the models that its trainings saved before their end.
             released_after=() if of_sweep else released_after(model.result),
         ),
-        "ledger": _ledger_view(context, dataset, unit),
+        "account": ledger.remaining(dataset),
+        "releases": tuple(e for e in ledger.history(dataset) if e.accounted)[-LEDGER_LINES:],
         "settings": spec.settings,
         "versions": model.result.versions,
-        "public_seeds": {"seed": int(spec.settings["seed"])},
-        "repeat": (_repeat_command(spec.title, spec.settings),),
+        "repeat": _repeat_command(spec.title, spec.settings),
     }
 
 
@@ -568,38 +564,6 @@ def _phrase_facts(phrases: Input) -> Iterator[Fact]:
     yield Fact("Maximum phrases per unit and round", facts["phrases_per_unit"], Label.PUBLIC)
 
 
-def _ledger_view(context: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerView:
-    """Return the data set's account: its latest entries, its budget, and the amount spent."""
-    ledger = open_ledger(context.deployment)
-    remaining = ledger.remaining(dataset)
-    entries = [e for e in ledger.history(dataset) if e.accounted][-LEDGER_LINES:]
-    return LedgerView(
-        dataset=dataset,
-        unit=unit,
-        lines=tuple(_ledger_line(entry) for entry in entries),
-        spent_epsilon=remaining.epsilon_so_far,
-        spent_delta=remaining.budget.delta,
-        budget_epsilon=remaining.budget.epsilon,
-        budget_delta=remaining.budget.delta,
-    )
-
-
-def _ledger_line(entry: Entry) -> LedgerLine:
-    """Return an entry of the ledger with its ε by the current accounting."""
-    epsilon, rdp = epsilons(entry.event, entry.delta)
-    return LedgerLine(
-        entry=entry.id,
-        release=entry.event.title,
-        mechanism=entry.event.describe(),
-        epsilon=epsilon,
-        epsilon_rdp=rdp,
-        delta=entry.delta,
-        state=entry.state.value,
-        seed_hash=entry.seed_hash,
-        claimed_by_rdp=entry.event.claimed_by_rdp,
-    )
-
-
 def _model_size(model: Input) -> str:
     """Return a model's kind and size, for example `BERT, 2 layers × 128`."""
     shape = model.facts["shape"]
@@ -727,7 +691,6 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
         epochs=training["epochs"],
         training_epochs=setting.training_epochs if setting.is_on_the_way else 0.0,
         updates=updates,
-        trainings=len(models),
         finetuning={
             axis: float(getattr(setting, axis) or spec.settings[axis])
             for axis in FINETUNING_AXES

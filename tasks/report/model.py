@@ -15,6 +15,7 @@ from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.membership import MembershipRow
 from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.labels import Label, Labelled
+from dp_core.privacy.ledger import Entry, Remaining
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
 from dp_core.training.bootstrap import MeanF1
@@ -72,6 +73,11 @@ class Measure:
     over_all: str = ""  # name of its last row
     explained: str = ""
     is_share: bool = True  # within 0 … 1 and better if larger; False for a perplexity
+
+    @property
+    def title(self) -> str:
+        """The column's name and unit in one line."""
+        return f"{self.column}, {self.unit}"
 
 
 F1 = Measure(
@@ -185,7 +191,6 @@ class ModelRow:
     is_causal: bool = False
     training_epochs: float = 0.0  # of the whole training; 0 if it ended with this model
     updates: int = 0  # of one training on private rows, up to this model
-    trainings: int = 1  # number of seeds
     finetuning: Mapping[str, float] = field(default_factory=dict)  # settings that vary
     spread: MeanF1 | Withheld | None = None  # of the compared measure
     best_three: Value = None  # mean of the three best seeds; needs at least eight seeds
@@ -262,34 +267,6 @@ class Fact:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class LedgerLine:
-    """One release of private data, as recorded in the ledger."""
-
-    entry: str
-    release: str  # in words, for example `word histogram` or `DP pre-training`
-    mechanism: str  # in words, parameters included
-    epsilon: float  # by PLD at `delta`, or by Rényi DP if no PLD is known
-    epsilon_rdp: float | None
-    delta: float
-    state: str  # reserved | settled
-    seed_hash: str = ""  # salted
-    claimed_by_rdp: bool = False
-
-
-@dataclass(frozen=True)
-class LedgerView:
-    """A data set's account: all releases from it, the budget, and the amount spent."""
-
-    dataset: str
-    unit: PrivacyUnit
-    lines: tuple[LedgerLine, ...]
-    spent_epsilon: float | None  # None: no budget is kept, so there is no total
-    spent_delta: float | None
-    budget_epsilon: float | None = None  # None: made-up or public text has no budget
-    budget_delta: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The content of the report of a job or a sweep."""
@@ -304,14 +281,13 @@ class Report:
     public_dataset: str
     entities_dataset: str
     unit: PrivacyUnit
-    declared_units: int
     model_size: str  # in words, for example `BERT, 2 layers × 128`
     statement: PrivacyStatement  # of a sweep: for all points together
-    ledger: LedgerView | None = None
+    account: Remaining | None = None  # the budget of the private data set
+    releases: tuple[Entry, ...] = ()  # the latest entries of its ledger
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    public_seeds: Mapping[str, int] = field(default_factory=dict)
-    repeat: tuple[str, ...] = ()  # shell commands
+    repeat: str = ""  # shell command
     notes: tuple[str, ...] = ()  # warnings on the interpretation of the figures
     omissions: tuple[Fact, ...] = ()  # by task: items that readers left out of the sources
     models: tuple[ModelRow, ...]  # of a sweep: one row per setting
@@ -394,7 +370,7 @@ def _shown(content: Any, hidden: Labels) -> Any:
         if isinstance(content, Fact):
             return replace(content, value=Withheld())
         return Withheld() if isinstance(content, Labelled | Withheld) else None
-    if not is_dataclass(content) or isinstance(content, type):
+    if not is_dataclass(content) or isinstance(content, type | Entry | Remaining):
         return content
     parts = {part.name: getattr(content, part.name) for part in fields(content)}
     shown_parts = {name: _shown(part, hidden) for name, part in parts.items()}

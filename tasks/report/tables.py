@@ -16,12 +16,13 @@ from rich.text import Text
 
 from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS
 from dp_core.audit.membership import Share
-from dp_core.labels import Label, Labelled
+from dp_core.labels import Label, Labelled, Public
+from dp_core.privacy.statement import epsilons
 from tasks.report.model import (
     ACCURACY,
     Fact,
-    LedgerView,
     ModelRow,
+    Report,
     Value,
     Withheld,
     measure_of,
@@ -130,6 +131,11 @@ class Header:
     unit: str = ""
     numeric: bool = True
 
+    @property
+    def title(self) -> str:
+        """Name and unit in one line."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
 
 @dataclass(frozen=True)
 class Table:
@@ -222,8 +228,7 @@ def side_by_side(table: Table) -> RichTable:
         name = textwrap.fill(row[0].text, MODEL_NAME_WIDTH, break_on_hyphens=False)
         shown.add_column(name, justify="right", no_wrap=True)
     for column, header in enumerate(table.headers[1:], start=1):
-        name = f"{header.name}, {header.unit}" if header.unit else header.name
-        shown.add_row(name, *(_text(row[column]) for row in table.rows))
+        shown.add_row(header.title, *(_text(row[column]) for row in table.rows))
     return shown
 
 
@@ -278,27 +283,25 @@ _OF_THE_INTERVAL = (
 )
 
 
-def ledger_table(ledger: LedgerView) -> Table:
-    """Return the releases of the data set, one per row."""
-    rows = tuple(
-        (
-            name(line.entry, line.seed_hash and f"seed {line.seed_hash[:12]}"),
-            name(line.release, line.mechanism),
-            replace(
-                number(line.epsilon, Label.PUBLIC),
-                detail="by RDP: no PLD is known" if line.claimed_by_rdp else "",
-            ),
-            Cell(NOT_MEASURED)
-            if line.epsilon_rdp is None
-            else number(line.epsilon_rdp, Label.PUBLIC),
-            number(line.delta, Label.PUBLIC, 2),
-            name(line.state),
+def ledger_table(report: Report) -> Table:
+    """Return the releases of the private data set, one per row."""
+    rows = []
+    for entry in report.releases:
+        by_pld, by_rdp = epsilons(entry.event, entry.delta)
+        no_pld = "by RDP: no PLD is known" if entry.event.claimed_by_rdp else ""
+        rows.append(
+            (
+                name(entry.id, entry.seed_hash and f"seed {entry.seed_hash[:12]}"),
+                name(entry.event.title, entry.event.describe()),
+                replace(number(by_pld, Label.PUBLIC), detail=no_pld),
+                measured(None if by_rdp is None else Public(by_rdp)),
+                number(entry.delta, Label.PUBLIC, 2),
+                name(entry.state.value),
+            )
         )
-        for line in ledger.lines
-    )
     return Table(
         key="ledger",
-        caption=f"Releases of “{ledger.dataset}”, per {ledger.unit}",
+        caption=f"Releases of “{report.private_dataset}”, per {report.unit}",
         headers=(
             Header("Entry", numeric=False),
             Header("Release", "mechanism", numeric=False),
@@ -307,7 +310,7 @@ def ledger_table(ledger: LedgerView) -> Table:
             Header("δ"),
             Header("State", numeric=False),
         ),
-        rows=rows,
+        rows=tuple(rows),
     )
 
 

@@ -32,7 +32,8 @@ from dp_core.audit.membership import LowRate, MembershipRow, Share
 from dp_core.audit.protocol import Finding
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.labels import Dp, Label, Operator
-from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.ledger import Budget, Entry, Remaining
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ThresholdedHistogram
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
@@ -41,8 +42,6 @@ from tasks.report.model import (
     Exposures,
     Fact,
     Kind,
-    LedgerLine,
-    LedgerView,
     Membership,
     ModelAt,
     ModelRow,
@@ -214,37 +213,20 @@ def by_epoch(seed: int = 7) -> tuple[ModelRow, ...]:
     )  # fmt: skip
 
 
-def ledger() -> LedgerView:
-    return LedgerView(
-        dataset="synthetic-notes",
-        unit=PrivacyUnit.PATIENT,
-        lines=(
-            LedgerLine(
-                entry="3f9a0c61",
-                release="Word histogram",
-                mechanism="threshold 61, discrete Gaussian σ = 11.3, 128 words per patient",
-                epsilon=1.0,
-                epsilon_rdp=None,
-                delta=1e-7,
-                state="settled",
-                seed_hash="9b1de0774a51c2",
-            ),
-            LedgerLine(
-                entry="77b2d4e8",
-                release="DP pre-training",
-                mechanism="Poisson-sampled Gaussian, σ = 1, q = 0.064, 313 updates",
-                epsilon=6.27,
-                epsilon_rdp=7.02,
-                delta=1e-6,
-                state="settled",
-                seed_hash="c2ffe90112bd7a",
-            ),
-        ),
-        spent_epsilon=6.61,
-        spent_delta=1.1e-6,
-        budget_epsilon=10.0,
-        budget_delta=1e-5,
+def releases() -> tuple[Entry, ...]:
+    """Return the entries of a vocabulary and of a training in the ledger."""
+    unit = PrivacyUnit.PATIENT
+    words = ThresholdedHistogram(128, 11.3, 110, unit=unit)
+    training = PoissonGaussian.single(0.064, 1.0, 313)
+    return tuple(
+        Entry("synthetic-notes", unit, event, delta, "spec", id=name, seed_hash=f"{name}1de0774a")
+        for event, delta, name in ((words, 1e-7, "3f9a0c61"), (training, 1e-6, "77b2d4e8"))
     )
+
+
+def account(spent: float | None = 6.61, **budget: float) -> Remaining:
+    """Return the state of a budget; it has no limit unless `budget` gives ε and δ."""
+    return Remaining(Budget(name="notes", **budget), None, None, None, spent, 0.7, 2, 0, 0)
 
 
 _STATEMENT = SimpleNamespace(
@@ -266,14 +248,14 @@ _SETTINGS = {
     "canary_patterns": "HS,HSH,HHSHH",
     "device": "mock-tpu:2",
 }
-_REPEAT = ("git checkout 4f2c1a9", "make demo", "./confide run dp_bert --set noise_multiplier=1.0")
 
 
 _COMMON = {
     "shown_run": "5ed1c0de5ed1c0de", "known_seed": False, "private_dataset": "synthetic-notes",
     "public_dataset": "made-up public text", "entities_dataset": "made-up entities",
-    "unit": PrivacyUnit.PATIENT, "declared_units": DECLARED_UNITS,
-    "model_size": "BERT, 2 layers × 128", "ledger": ledger(), "settings": _SETTINGS,
+    "unit": PrivacyUnit.PATIENT,
+    "model_size": "BERT, 2 layers × 128", "account": account(epsilon=10.0, delta=1e-5),
+    "releases": releases(), "settings": _SETTINGS,
     "versions": {"confide": "0.1.0", "tensorflow": "2.15.1", "dp-accounting": "0.6.0"},
 }  # fmt: skip
 
@@ -310,8 +292,7 @@ def job_report(*, made_up: bool = True, seed: int = 7, **fields: Any) -> Report:
             Fact("Released by", LONG_NOTE, Label.PUBLIC),
         ),
         phrases=(Fact("Released in each round by", LONG_NOTE, Label.PUBLIC, LONG_NOTE),),
-        public_seeds={"initialisation, made-up data and canaries": 1},
-        repeat=_REPEAT,
+        repeat="./confide run dp_bert --set noise_multiplier=1.0",
         notes=("Both corpora and all entities were written by the project's own generator.",),
     )
     return replace(report, **fields)
@@ -344,7 +325,6 @@ def sweep_report(*, made_up: bool = True, **fields: Any) -> Report:
                         mlm_public=Dp(f1 / 2),
                         mlm_private=Operator(f1 / 2 + 0.0371),
                         updates=round(epochs * DECLARED_UNITS / batch),
-                        trainings=2,
                         spread=MeanF1(f1, 4, 2, 2, 0.0123, 0.0234, (f1 - 0.03, f1 + 0.03)),
                         exposures=tuple(
                             Exposures(Label.DP, exposure_rows({}, len(points) + seed))
@@ -363,8 +343,7 @@ def sweep_report(*, made_up: bool = True, **fields: Any) -> Report:
         ),
         is_sweep=True,
         models=tuple(points),
-        public_seeds={"initialisation": 1},
-        repeat=("./confide run dp_sweep",),
+        repeat="./confide run dp_sweep",
         notes=(
             "No point was selected by F1: the selection would not be covered by the guarantee.",
         ),
@@ -380,7 +359,7 @@ def causal_sweep_report(*, made_up: bool = True) -> Report:
         private = 431.7 - 7 * number
         spread = MeanF1(private, 3, 3, 1, 13.9, None, (private - 34.6, private + 34.6))
         fields = {"spread": spread, "perplexity_private": Operator(private)}
-        points.append(_causal(point, **fields, perplexity_public=Dp(317.5 + number), trainings=3))
+        points.append(_causal(point, **fields, perplexity_public=Dp(317.5 + number)))
     of_baselines = {"noise_multiplier": 0.0, "batch_size": 0, "spread": None}
     for name, baseline, private in (
         ("public training", "public-training", 617.3),

@@ -12,8 +12,8 @@ from report_examples import (
     causal_sweep_report,
     extractions,
     job_report,
-    ledger,
     membership,
+    releases,
     sweep_report,
     with_models,
 )
@@ -21,7 +21,8 @@ from rich.console import Console
 
 from dp_core.audit.exposure import EMBEDDED, IN_ROWS
 from dp_core.labels import Dp, Label, Operator
-from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.ledger import Entry
+from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection
 from dp_core.privacy.statement import DatasetTotal
 from tasks.protocol import MetricRecord, StepResult
 from tasks.report import audit_tables, models_table, tables
@@ -252,15 +253,16 @@ def test_entity_types_without_a_publishable_value_are_not_named() -> None:
 
 
 def test_ledger_table_shows_epsilon_by_pld_and_by_rdp() -> None:
-    view = ledger()
-    table = tables.ledger_table(view)
+    words, training = releases()
+    unit, trainings = training.unit, (training.event,)
+    chosen = RandomCountSelection(trainings, count="poisson", mean=3.0, delta=1e-6, unit=unit)
+    selection = Entry("synthetic-notes", unit, chosen, 1e-6, "other")
+    table = tables.ledger_table(job_report(releases=(words, training, selection)))
     assert "per patient" in table.caption
-    assert [cell.text for cell in table.rows[0][2:]] == ["1", NOT_MEASURED, "10⁻⁷", "settled"]
-    assert [cell.text for cell in table.rows[1][2:]] == ["6.27", "7.02", "10⁻⁶", "settled"]
-    assert table.rows[1][0].detail == "seed c2ffe90112bd"
-    by_rdp = replace(view.lines[1], claimed_by_rdp=True)
-    table = tables.ledger_table(replace(view, lines=(view.lines[0], by_rdp)))
-    assert [row[2].detail for row in table.rows] == ["", "by RDP: no PLD is known"]
+    assert [cell.text for cell in table.rows[0][2:]] == ["5.36", NOT_MEASURED, "10⁻⁷", "planned"]
+    assert [cell.text for cell in table.rows[1][2:]] == ["8.75", "9.58", "10⁻⁶", "planned"]
+    assert table.rows[1][0].detail == "seed 77b2d4e81de0"
+    assert [row[2].detail for row in table.rows] == ["", "", "by RDP: no PLD is known"]
 
 
 def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
