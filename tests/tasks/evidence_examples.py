@@ -9,14 +9,16 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dp_core.audit.protocol import AuditRecord
+from step_outputs import publish_findings
+
+from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.privacy import check_evidence
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.evidence.pack import write_pack
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
-from tasks.results import write_statement
+from tasks.results import PROBES, SUBJECT, write_statement
 from tasks.runtime.deployment import Deployment
 from tasks.storage import RESULT, Store
 
@@ -159,6 +161,20 @@ def write_result(
         versions={"python": "3.11.7"},
     )
     store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
+
+
+def publish_audit(
+    deployment: Deployment,
+    findings: Sequence[Finding],
+    subject: str,
+    *,
+    step: str = "audit",
+    name: str = "a",
+) -> str:
+    """Publish the findings of an audit step on the model with these weights."""
+    folder, uri = deployment.home / "made" / f"{step}-{name}", f"store://{step}/{name * 16}"
+    facts = {SUBJECT: subject, PROBES: "c", "made_up": False}
+    return publish_findings(store_of(deployment), uri, folder, findings, **facts)
 
 
 def pack_of(

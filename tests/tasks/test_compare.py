@@ -1,5 +1,3 @@
-"""`confide compare`: runs by their reports, and differences in F1 with significance by document."""
-
 from __future__ import annotations
 
 import json

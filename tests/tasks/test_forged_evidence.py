@@ -1,5 +1,3 @@
-"""Forged evidence packs with correct digests are refused."""
-
 from __future__ import annotations
 
 import copy
@@ -366,33 +364,29 @@ def test_link_in_place_of_a_file_is_refused(pack: Path, tmp_path: Path) -> None:
     assert check_evidence.check(pack).faults == ["evidence.html is not a regular file"]
 
 
-def _other_weights(model: Path) -> None:
-    (model / "model.safetensors").write_bytes(b"other")
-
-
-def _renamed_weights(model: Path) -> None:
-    (model / "model.safetensors").rename(model / "decoy.safetensors")
-
-
 def _linked_weights(model: Path) -> None:
     shutil.move(model / "model.safetensors", model.parent / "weights")
     (model / "model.safetensors").symlink_to(model.parent / "weights")
 
 
-def _in_a_folder(model: Path) -> None:
-    (model / "onnx").mkdir()
-    (model / "onnx" / "model.onnx").write_bytes(b"other")
-
-
 FORGED_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
-    "other weights": (_other_weights, "model.safetensors differs from"),
-    "weights of another name": (_renamed_weights, "contains decoy.safetensors"),
+    "other weights": (
+        lambda m: (m / "model.safetensors").write_bytes(b"other"),
+        "model.safetensors differs from",
+    ),
+    "weights of another name": (
+        lambda m: (m / "model.safetensors").rename(m / "decoy.safetensors"),
+        "contains decoy.safetensors",
+    ),
     "weights as a link": (_linked_weights, "model.safetensors is not a regular file"),
     "more weights": (
         lambda m: (m / "pytorch_model.bin").write_bytes(b"x"),
         "contains pytorch_model",
     ),
-    "weights in a folder": (_in_a_folder, "contains onnx/model.onnx"),
+    "weights in a folder": (
+        lambda m: shutil.copytree(m, m / "onnx"),
+        "contains onnx/model.safetensors",
+    ),
     "a missing file": (lambda m: (m / "config.json").unlink(), "lacks config.json"),
     "another PRIVACY.md": (lambda m: (m / "PRIVACY.md").write_text("ε = 0"), "PRIVACY.md differs"),
     "code": (lambda m: (m / "modeling.py").write_text(""), "contains modeling.py"),

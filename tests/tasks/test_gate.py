@@ -1,5 +1,3 @@
-"""The gate: the verdict of audits on a claim decides registration, promotion and export."""
-
 from __future__ import annotations
 
 import shutil
@@ -17,13 +15,14 @@ from evidence_examples import (
     TRAINING,
     audits_in,
     pack_of,
+    publish_audit,
     released_model,
     settled,
     store_of,
 )
 from mlflow.tracking import MlflowClient  # noqa: TID251
 from pydantic import ValidationError
-from step_outputs import output_folder, publish_findings
+from step_outputs import output_folder
 
 from dp_core.audit.one_run import LOWER_BOUND, Claim, Guesses, audit_claim, bound_finding
 from dp_core.audit.protocol import (
@@ -46,7 +45,7 @@ from tasks.execution import contract
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
 from tasks.releases.provenance import find_origin, origin_of_export
-from tasks.results import SUBJECT, Input, read_result
+from tasks.results import Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps import privacy_audit_step as privacy_audit
 from tasks.steps import promote_step as promote
@@ -158,13 +157,8 @@ class Gate:
         return version
 
     def audited(self, *findings: Finding, name: str = "a") -> str:
-        """Publish the findings of an audit step on the model."""
-        uri = f"store://audit/{name * 16}"
-        folder = self.deployment.home / f"audit-{name}"
-        weights = {SUBJECT: self.result.facts["weights_digest"]}
-        return publish_findings(
-            store_of(self.deployment), uri, folder, findings, **weights, made_up=False
-        )
+        weights = self.result.facts["weights_digest"]
+        return publish_audit(self.deployment, findings, weights, name=name)
 
     def judged(self, rule: Any = "audited") -> dict[str, Any]:
         """Return the judgement on the model."""
@@ -225,15 +219,6 @@ def copy(tmp_path: Path) -> Path:
     """The folder of a copied model."""
     (tmp_path / "copy").mkdir()
     return tmp_path / "copy"
-
-
-def test_verdict_uses_audits_of_the_same_weights_only(gate: Gate) -> None:
-    other = released_model(
-        gate.deployment, gate.result.releases, name="b" * 16, weights=b"others", model=NAME
-    )
-    gate.audited(BAD)
-    assert gate.judged()["verdict"] == "contradicted"
-    assert replace(gate, uri=other).judged()["verdict"] == "not audited"
 
 
 def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(gate: Gate) -> None:

@@ -1,5 +1,3 @@
-"""The report of a sweep with failed points: it lists them, and is completed once they finish."""
-
 from __future__ import annotations
 
 import json

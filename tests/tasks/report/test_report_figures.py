@@ -1,5 +1,3 @@
-"""Tests of the report's figures: content, readability and SVG form."""
-
 import io
 import math
 import re
