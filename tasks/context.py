@@ -22,13 +22,13 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
-from dp_core.privacy.statement import DatasetTotal
+from dp_core.privacy.statement import DatasetTotal, totals
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
 from dp_core.vocabulary.item_sets import GatheredSets
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.protocol.least_privilege import for_workers
 from tasks.protocol.specs import STORE_SCHEME
-from tasks.results import Input, merged, read_result, totals
+from tasks.results import Input, merged, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter
 from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest

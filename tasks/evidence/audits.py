@@ -29,6 +29,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.statement import totals
 from tasks.context import StepArtifact, StepContext, StepOutput
 from tasks.protocol import Promotion, ReleaseRecord, StepResult
 from tasks.releases.provenance import operator_only
@@ -41,7 +42,6 @@ from tasks.results import (
     read_findings,
     read_result,
     statement_of,
-    totals,
     write_findings,
 )
 from tasks.storage import Store

@@ -22,7 +22,7 @@ from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
+from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, totals
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
@@ -56,6 +56,7 @@ from tasks.report.model import (
     Samples,
     number_of,
 )
+from tasks.report.tables import ledger_table
 from tasks.results import (
     Input,
     findings_of,
@@ -64,7 +65,6 @@ from tasks.results import (
     read_result,
     released_after,
     statement_of,
-    totals,
 )
 
 Results = dict[str, Input]  # by the name of the task
@@ -82,7 +82,6 @@ EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning, counted in i
 SCORES = ("f1", "accuracy")  # metrics of a fine-tuning, for entities and for classes
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8
-LEDGER_LINES = 30  # latest entries in a report; each needs an accounting
 _CEILINGS = {  # by metric of the membership step; they follow from the guarantee alone
     "membership_ceiling/pl": "Largest advantage of a membership attack",
     "membership_ceiling/tpr_at_0.01_fpr": "Largest share of members found at 1% false alarms",
@@ -273,7 +272,8 @@ def header_of(
     of_sweep = bool(spec.points)
     model = results["pretraining" if of_sweep else "dp_pretraining"]
     vocabulary = results["vocabulary"]
-    dataset, ledger = vocabulary.facts["dataset"], open_ledger(context.deployment)
+    dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
+    ledger = open_ledger(context.deployment)
     labelled_text = ("finetuning" if of_sweep else "entities") in results
     return {
         "title": spec.title,
@@ -295,8 +295,8 @@ def header_of(
             # The table of a sweep lists the models that its trainings saved before their end.
             released_after=() if of_sweep else released_after(model.result),
         ),
-        "account": ledger.remaining(dataset),
-        "releases": tuple(e for e in ledger.history(dataset) if e.accounted)[-LEDGER_LINES:],
+        "ledger": ledger_table(ledger.history(dataset), dataset, unit),
+        "budget": ledger.remaining(dataset).to_json(),
         "settings": spec.settings,
         "versions": model.result.versions,
         "repeat": _repeat_command(spec.title, spec.settings),

@@ -9,17 +9,19 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.membership import MembershipRow
 from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.labels import Label, Labelled
-from dp_core.privacy.ledger import Entry, Remaining
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.sweep import Baseline
+
+if TYPE_CHECKING:
+    from tasks.report.tables import Table
 
 
 class Edition(StrEnum):
@@ -283,8 +285,8 @@ class Report:
     unit: PrivacyUnit
     model_size: str  # in words, for example `BERT, 2 layers × 128`
     statement: PrivacyStatement  # of a sweep: for all points together
-    account: Remaining | None = None  # the budget of the private data set
-    releases: tuple[Entry, ...] = ()  # the latest entries of its ledger
+    ledger: Table | None = None  # the latest releases of the private data set
+    budget: Mapping[str, Any] = field(default_factory=dict)  # `Remaining.to_json`
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     repeat: str = ""  # shell command
@@ -370,7 +372,7 @@ def _shown(content: Any, hidden: Labels) -> Any:
         if isinstance(content, Fact):
             return replace(content, value=Withheld())
         return Withheld() if isinstance(content, Labelled | Withheld) else None
-    if not is_dataclass(content) or isinstance(content, type | Entry | Remaining):
+    if not is_dataclass(content) or isinstance(content, type):
         return content
     parts = {part.name: getattr(content, part.name) for part in fields(content)}
     shown_parts = {name: _shown(part, hidden) for name, part in parts.items()}

@@ -201,8 +201,8 @@ def report_page(report: Report, edition: Edition) -> Page:
             "vocabulary": tables.facts_table("vocabulary", "Vocabulary", shown.vocabulary),
             "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
         }
-    if shown.account is not None:
-        content["ledger"] = tables.ledger_table(shown)
+    if shown.ledger is not None:
+        content["ledger"] = shown.ledger
     drawings = {drawing.key: drawing for drawing in figures if drawing is not None}
     private = shown.model("dp")
     record = shown.statement.data

@@ -376,8 +376,9 @@ class Classifying:
             right = sum(items[i].label == predicted[i] for i in numbers)
             return right, len(numbers), len(numbers)
 
-        values = {"accuracy": of_classes.accuracy, "f1_macro": of_classes.macro_f1}
-        return Scores("accuracy", values, of_classes.f1_by_class, _by_owner(items, counts))
+        values = {"accuracy": of_classes.micro.recall, "f1_macro": of_classes.macro_f1}
+        by_class = {name: of_class.f1 for name, of_class in of_classes.by_type.items()}
+        return Scores("accuracy", values, by_class, _by_owner(items, counts))
 
     def mistakes(self, item: LabelledText, guess: str) -> list[tuple[str, str, dict[str, Any]]]:
         """Return a wrong class, which counts under the expected and the predicted class."""

@@ -19,6 +19,7 @@ from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, language_model
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
+from dp_core.privacy.statement import event_of, totals
 from dp_core.vocabulary import subwords
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
@@ -33,7 +34,7 @@ from tasks.releases.provenance import (
     output_of,
     rows_at,
 )
-from tasks.results import PROBES, SUBJECT, Input, as_releases, totals
+from tasks.results import PROBES, SUBJECT, Input
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.token_store_step import TRAIN
 from tasks.steps.training_files import held_out
@@ -95,7 +96,7 @@ def claimed(attacked: Input, store: Input) -> PrivacyProfile | None:
     (total,) = totals(own)
     if total.epsilon is None or total.unit != fact(store, "unit") or not np.isfinite(total.epsilon):
         return None
-    event = compose(*(release.event.stating(release.unit) for release in as_releases(own)))
+    event = compose(*(event_of(r).stating(PrivacyUnit(r.unit)) for r in own))
     profile = PrivacyProfile.of_event(event)
     return PrivacyProfile((*profile.pairs, (total.epsilon, total.delta)))
 

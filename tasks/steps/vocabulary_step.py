@@ -22,17 +22,17 @@ from dp_core.data.tokens import SPECIAL_TOKENS, split_words
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary import byte_level, wordpiece
+from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.item_sets import BoundedSets
 from dp_core.vocabulary.subwords import (
     KINDS,
     UnitWords,
-    WordSets,
     in_turns,
+    kind_of,
     load,
     vocabulary_digest,
     whole_words,
     word_counts,
-    word_sets,
 )
 from tasks.context import StepArtifact, StepContext, StepOutput, read_checked
 from tasks.protocol import EXACT_WORDS, VocabularySpec
@@ -109,7 +109,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
             # Inputs with the same vocabulary are matched by its digest, which is keyed if private.
             "digest": context.keyed(digest) if context.exact_vocabulary else digest,
         },
-        artifacts=[StepArtifact(kind.file, Label.DP)],
+        artifacts=[StepArtifact(kind.FILE, Label.DP)],
     )
 
 
@@ -120,7 +120,7 @@ def _read_checkpoint(spec: VocabularySpec, context: StepContext, words: _Words) 
     if vocabulary_digest(tokenizer) != checkpoint.facts["digest"]:
         raise BadInput("the tokens are not those that the step wrote", where=spec.checkpoint_uri)
     ids = tokenizer.get_vocab()
-    if byte_level.is_byte_level(ids) != (spec.subwords == "byte-level-bpe"):
+    if kind_of(ids) != spec.subwords:
         raise BadInput(
             f"its tokens are not those of a {spec.subwords} model",
             where="public_model",
@@ -166,7 +166,7 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
     charged = charge(context, units, planned, content=content)
     # Only now may the text be read.
     context.refuse_altered(corpus)
-    of_shard = WordSets(
+    of_shard = BoundedSets(
         UnitWords(PrivacyUnit(config.unit), config.words_per_unit, spec.subwords),
         plan.items_per_unit,
         charged.seed.derive("contribution bounding"),
@@ -174,9 +174,9 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
         words.known,
     )
     with context.gathered_sets() as gathered:
-        sets = word_sets(context.cluster, context.shards(corpus), of_shard, gathered)
-        words.released = plan.release(sets, charged.seed, content)
-        distinct = sets.distinct
+        gathered.extend(context.cluster.map(of_shard, context.shards(corpus)))
+        words.released = plan.release(gathered, charged.seed, content)
+        distinct = gathered.distinct
     charged.settle(counts_released(words.released))
     words.facts = {"mechanism": event.describe(), "words_per_unit": plan.items_per_unit}
     context.measure("distinct_words", Operator(distinct))

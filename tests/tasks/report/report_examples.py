@@ -33,8 +33,13 @@ from dp_core.audit.membership import LowRate, MembershipRow, Share
 from dp_core.audit.protocol import Finding
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.labels import Dp, Label, Operator
-from dp_core.privacy.ledger import Budget, Entry, Remaining
-from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, ThresholdedHistogram
+from dp_core.privacy.ledger import Entry, State
+from dp_core.privacy.mechanisms import (
+    MechanismEvent,
+    PoissonGaussian,
+    PrivacyUnit,
+    ThresholdedHistogram,
+)
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
@@ -48,6 +53,7 @@ from tasks.report.model import (
     ModelRow,
     Report,
 )
+from tasks.report.tables import ledger_table
 
 VOCABULARY_SIZE, DECLARED_UNITS = 3_871, 4_000
 OMITTED = "documents left out: 4067 (not UTF-8: 4066, no text: 1)"
@@ -211,22 +217,20 @@ def by_epoch(seed: int = 7) -> tuple[ModelRow, ...]:
     )
 
 
-def releases() -> tuple[Entry, ...]:
-    """Return the entries of a vocabulary and of a training in the ledger."""
-    unit = PrivacyUnit.PATIENT
-    words = ThresholdedHistogram(128, 11.3, 110, unit=unit)
+def entries(*more: MechanismEvent) -> list[Entry]:
+    """Return entries of a word histogram, a training, and of more mechanisms."""
+    histogram = ThresholdedHistogram(128, 80.0, 600)
     training = PoissonGaussian.single(0.064, 1.0, 313)
-    return tuple(
-        Entry("synthetic-notes", unit, event, delta, "spec", id=name, seed_hash=f"{name}1de0774a")
-        for event, delta, name in ((words, 1e-7, "3f9a0c61"), (training, 1e-6, "77b2d4e8"))
-    )
+    return [
+        Entry(
+            "synthetic-notes", PrivacyUnit.PATIENT, event, delta, "a",
+            id=event.kind, state=State.SETTLED, seed_hash="c2ffe90112bd7a",
+        )
+        for event, delta in ((histogram, 1e-7), (training, 1e-6), *((e, 1e-6) for e in more))
+    ]  # fmt: skip
 
 
-def account(spent: float | None = 6.61, **budget: float) -> Remaining:
-    """Return the state of a budget; it has no limit unless `budget` gives ε and δ."""
-    return Remaining(Budget(name="notes", **budget), None, None, None, spent, 0.7, 2, 0, 0)
-
-
+LEDGER = ledger_table(entries(), "synthetic-notes", PrivacyUnit.PATIENT)
 _STATEMENT = SimpleNamespace(
     paragraphs=[
         "Whether or not any one patient's notes are in the data set, every outcome of the "
@@ -252,8 +256,8 @@ _COMMON = {
     "shown_run": "5ed1c0de5ed1c0de", "known_seed": False, "private_dataset": "synthetic-notes",
     "public_dataset": "made-up public text", "entities_dataset": "made-up entities",
     "unit": PrivacyUnit.PATIENT,
-    "model_size": "BERT, 2 layers × 128", "account": account(epsilon=10.0, delta=1e-5),
-    "releases": releases(), "settings": _SETTINGS,
+    "model_size": "BERT, 2 layers × 128", "ledger": LEDGER, "settings": _SETTINGS,
+    "budget": {"epsilon": 10.0, "delta": 1e-5, "epsilon_so_far": 6.61},
     "versions": {"confide": "0.1.0", "tensorflow": "2.15.1", "dp-accounting": "0.6.0"},
 }  # fmt: skip
 

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 from report_examples import (
     OMITTED,
-    account,
     causal_sweep_report,
     extractions,
     job_report,
@@ -76,8 +75,8 @@ def test_page_has_all_sections_figures_and_labels() -> None:
     )  # fmt: skip
     parts = [f'id="{name}"' for name in sections]
     parts += [f'<span class="chip {label.value}">{label.value}</span>' for label in Label]
-    parts += ["./confide run", "mock-tpu:2", "2.15.1", "at most e^6.61", "3f9a0c61", "77b2d4e8"]
-    parts += ["ε<sub>V</sub>", "of a budget of ε = 10"]
+    parts += ["./confide run", "mock-tpu:2", "2.15.1", "at most e^6.61"]
+    parts += ["ε<sub>V</sub>", "of a budget of ε = 10", "poisson_gaussian", "c2ffe90112bd"]
     assert [part for part in parts if part not in html] == []
 
 
@@ -245,11 +244,12 @@ def test_markup_in_names_is_escaped() -> None:
 def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
     empty = dict.fromkeys(("training", "vocabulary", "phrases", "notes"), ())
     statement = SimpleNamespace(paragraphs=["One sentence."], data={})
-    bare = _bare(account=None, repeat="", statement=statement, **empty)
+    bare = _bare(ledger=None, repeat="", statement=statement, **empty)
     html = report_page(bare, Edition.OPERATOR).html
     assert 'id="ledger"' not in html
     assert "No audit of a private model" in html
-    html = report_page(_bare(account=account(spent=None)), Edition.OPERATOR).html
+    without_budget = {"epsilon": None, "delta": None, "epsilon_so_far": None}
+    html = report_page(_bare(budget=without_budget), Edition.OPERATOR).html
     section = html.partition('id="ledger"')[2].partition("</section>")[0]
     assert "no budget is kept" in section and "in total" not in section
 

@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from report_examples import (
     VOCABULARY_SIZE,
+    entries,
     extractions,
     job_report,
     membership,
-    releases,
     sweep_report,
     with_models,
 )
@@ -18,9 +18,8 @@ from rich.console import Console
 
 from dp_core.audit.exposure import EMBEDDED, IN_ROWS
 from dp_core.labels import Dp, Label, Operator
-from dp_core.privacy.ledger import Entry
-from dp_core.privacy.mechanisms import RandomCountSelection
-from dp_core.privacy.statement import DatasetTotal
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, RandomCountSelection
+from dp_core.privacy.statement import DatasetTotal, epsilons
 from tasks.protocol import MetricRecord, StepResult
 from tasks.report import audit_tables, models_table, tables
 from tasks.report.job_results import audit_time, last_values
@@ -245,15 +244,16 @@ def test_entity_types_without_a_publishable_value_are_not_named() -> None:
 
 
 def test_ledger_table_shows_epsilon_by_pld_and_by_rdp() -> None:
-    words, training = releases()
-    unit, trainings = training.unit, (training.event,)
-    chosen = RandomCountSelection(trainings, count="poisson", mean=3.0, delta=1e-6, unit=unit)
-    selection = Entry("synthetic-notes", unit, chosen, 1e-6, "other")
-    table = tables.ledger_table(job_report(releases=(words, training, selection)))
+    patient = PrivacyUnit.PATIENT
+    training = PoissonGaussian.single(0.1, 4.0, 3, unit=patient)
+    chosen = RandomCountSelection((training,), "poisson", 1e-6, mean=2.0, unit=patient)
+    table = tables.ledger_table(entries(chosen), "notes", patient)
     assert "per patient" in table.caption
-    assert [cell.text for cell in table.rows[0][2:]] == ["5.36", NOT_MEASURED, "10⁻⁷", "planned"]
-    assert [cell.text for cell in table.rows[1][2:]] == ["8.75", "9.58", "10⁻⁶", "planned"]
-    assert table.rows[1][0].detail == "seed 77b2d4e81de0"
+    histogram, trained, _ = table.rows
+    assert [cell.text for cell in histogram[3:]] == [NOT_MEASURED, "10⁻⁷", "settled"]
+    expected = [tables.significant(value) for value in epsilons(entries()[1].event, 1e-6)]
+    assert [cell.text for cell in trained[2:]] == [*expected, "10⁻⁶", "settled"]
+    assert trained[0].detail == "seed c2ffe90112bd"
     assert [row[2].detail for row in table.rows] == ["", "", "by RDP: no PLD is known"]
 
 
