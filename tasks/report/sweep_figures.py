@@ -6,6 +6,7 @@ import itertools
 import math
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -61,13 +62,15 @@ def sweep_exposure_figure(points: Sequence[ModelRow]) -> Drawing | None:
     sigma = _middle([_coordinates(p) for p in private])[0]
     trained = {}  # one setting per training, since settings may differ in fine-tuning alone
     for point in known:
-        training = BASELINE_NAMES.get(point.baseline, ""), point.batch_size, point.updates
+        baseline = BASELINE_NAMES[point.baseline] if point.baseline else ""
+        training = baseline, point.batch_size, point.updates
         if training not in trained or point.noise_multiplier == sigma:
             trained[training] = point
     if len(trained) < 2:
         return None
     batches = sorted({point.batch_size for point in private})
     lines: list[Line] = []
+    colour: Any
     for (baseline, batch, updates), point in sorted(trained.items()):
         size = f"bs={batch} step={updates}"
         if baseline:
@@ -156,8 +159,9 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
         _lines(axes, right, index, grid, middle)
         for row, dashes in zip(baselines, itertools.cycle(_DASHES), strict=False):
             # A level line, since the score of a baseline does not depend on the axis.
-            assert row.baseline  # noqa: S101 - narrows the type
-            colour, level = _BASELINE_COLOURS[row.baseline], number_of(row.compared)
+            level = number_of(row.compared)
+            assert row.baseline and level is not None  # noqa: S101 - narrows the types
+            colour = _BASELINE_COLOURS[row.baseline]
             right.axhline(level, color=colour, linestyle=dashes, linewidth=1.5, label=row.name)
         held = [_TITLES[i][1].format(significant(middle[i])) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)
