@@ -30,7 +30,6 @@ from evidence_examples import (
     released_model,
     settled,
     store_of,
-    write_result,
 )
 from step_outputs import output_folder, publish
 
@@ -81,9 +80,6 @@ Change = Callable[[dict[str, Any]], object]
 @pytest.fixture
 def model(deployment: Deployment) -> str:
     return released_model(deployment, settled(deployment, EARLIER, TRAINING))
-
-
-# --- content
 
 
 def _run(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
@@ -148,9 +144,6 @@ def test_page_loads_no_other_resource_and_marks_missing_statements_of_the_operat
         assert text.count("not stated by the operator") >= 9
 
 
-# --- labels
-
-
 def test_publishable_pack_contains_no_private_text(pack: Path) -> None:
     evidence, _, _ = contents_of(pack)
     assert [m["name"] for m in evidence["measures"]] == ["mlm_accuracy_public"]
@@ -171,9 +164,6 @@ def test_operator_edition_is_marked_on_every_page(
     for page in ("README.md", "evidence.html"):
         assert "Operator edition: do not publish" in (pack / page).read_text()
     assert check_evidence.check(pack).code == 0
-
-
-# --- audits
 
 
 def _audits(
@@ -289,9 +279,6 @@ def test_absence_of_rows_to_extract_is_for_the_operator(deployment: Deployment, 
     assert "nothing to try" in record.finding
 
 
-# --- the model of a pack
-
-
 def test_exported_model_is_identified_by_its_weights(
     confide: Confide, at_home: None, tmp_path: Path, model: str
 ) -> None:
@@ -383,9 +370,6 @@ def test_model_without_a_claim_or_a_settled_release_is_refused(
     assert fault in _refused(deployment, uri, tmp_path)
 
 
-# --- agreement of store and ledger
-
-
 def _with_statement(deployment: Deployment, uri: str, change: Change) -> None:
     """Change the statement in the store and update its checksum."""
     folder = output_folder(deployment, uri)
@@ -424,10 +408,9 @@ def test_files_that_differ_from_the_ledger_are_refused(
 ) -> None:
     without_statement = f"store://pretrain/{'c' * 16}"
     (tmp_path / "empty").mkdir()
-    store_of(deployment).publish(tmp_path / "empty", without_statement)
-    result = read_result(store_of(deployment), model)
+    store, result = store_of(deployment), read_result(store_of(deployment), model)
     assert result is not None
-    write_result(store_of(deployment), without_statement, result.releases)
+    publish(store, without_statement, tmp_path / "empty", releases=result.releases)
     assert "no privacy statement there" in _refused(deployment, without_statement, tmp_path / "1")
     shutil.rmtree(deployment.seeds)  # otherwise the seeds already reveal the release
     with sqlite3.connect(deployment.home / "ledger.db") as ledger:
@@ -435,9 +418,6 @@ def test_files_that_differ_from_the_ledger_are_refused(
     assert "the ledger does not hold it" in _refused(deployment, model, tmp_path / "2")
     (output_folder(deployment, model) / STATEMENT_WORDS).write_text("nothing was used")
     assert "damaged" in _refused(deployment, model, tmp_path / "3")
-
-
-# --- files
 
 
 @pytest.mark.parametrize("change", ["changed", "missing", "added"])
@@ -491,9 +471,6 @@ def test_pack_for_examples_of_a_stated_length_holds(deployment: Deployment, tmp_
 
     findings = altered(pack, statement=of_longer_examples)
     assert any("the ledger has another event" in fault for fault in findings.faults)
-
-
-# --- two data sets
 
 
 def test_each_data_set_has_a_separate_claim(deployment: Deployment, tmp_path: Path) -> None:

@@ -30,9 +30,6 @@ def test_honest_pack_of_the_model_holds(pack: Path, released: Path) -> None:
     assert check_evidence.check(pack, released).code == check_evidence.HOLDS
 
 
-# --- forged data, with pages written again from the forged data
-
-
 def _holders(content: dict[str, Any]) -> list[dict[str, Any]]:
     return [
         item
@@ -315,9 +312,6 @@ def test_replace_one_with_the_delta_of_add_or_remove_is_refused(pack: Path) -> N
     assert any("dp_accounting derives inf" in line for line in findings.faults), findings.faults
 
 
-# --- forged pages and files
-
-
 @pytest.mark.parametrize("name", sorted(check_evidence.FILES - {check_evidence.SCRIPT}))
 def test_page_with_another_figure_is_refused(pack: Path, name: str) -> None:
     text = (pack / name).read_text()
@@ -410,9 +404,6 @@ def test_model_with_another_statement_than_the_pack_is_refused(pack: Path, relea
     assert "the model and the pack have different files PRIVACY.md" in findings.faults
 
 
-# --- text that is not strict JSON
-
-
 @pytest.mark.parametrize(
     "text",
     [
@@ -430,9 +421,6 @@ def test_model_with_another_statement_than_the_pack_is_refused(pack: Path, relea
 def test_text_that_is_not_strict_json_is_refused(pack: Path, text: str) -> None:
     (pack / check_evidence.EVIDENCE).write_text(text)
     assert check_evidence.main([str(pack)]) == check_evidence.NO_PACK
-
-
-# --- every figure is derived, or listed as recorded
 
 
 def _leaves(value: Any, place: tuple[str | int, ...] = ()) -> Iterator[tuple[str | int, ...]]:

@@ -125,9 +125,6 @@ def test_worst_record_decides_the_verdict(records: list[AuditRecord], word: str)
     assert verdict.sentence.startswith("ε = 4: ")
 
 
-# --- a model of the store
-
-
 @dataclass(frozen=True)
 class Gate:
     """A released model of a deployment, with its audits, reports and registered version."""
@@ -269,9 +266,6 @@ def test_finding_that_no_registered_audit_covers_is_refused(gate: Gate) -> None:
         gate.judged()
 
 
-# --- registration in MLflow
-
-
 @pytest.fixture
 def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     messages: list[Any] = []
@@ -383,9 +377,6 @@ def test_model_contradicted_before_its_approval_is_not_promoted(gate: Gate) -> N
     with pytest.raises(Contradicted):
         gate.approve(report)
     assert gate.aliases == {}
-
-
-# --- audits from outside, at any time
 
 
 def given(verdict: str) -> Finding:

@@ -302,9 +302,6 @@ def test_terminal_shows_every_cell_in_full_with_the_mark_of_its_label(width: int
             assert value in text
 
 
-# --- text of cells
-
-
 @pytest.mark.parametrize(
     ("value", "text"),
     [
@@ -333,9 +330,6 @@ def test_percentage_shows_its_label_and_whether_it_was_measured_or_withheld() ->
         (NOT_MEASURED, None, None),
     ]
     assert [cell.withheld for cell in cells] == [False, False, True, False]
-
-
-# --- guarantees without a total: pages show each part, but no sum
 
 
 def test_guarantees_without_a_total_keep_their_epsilons_and_claim_no_sum() -> None:
