@@ -192,7 +192,7 @@ def test_publishable_sweep_of_causal_models_withholds_perplexity_on_private_text
         if drawing.key == "sweep"
     ]
     assert baselines == [True, False]
-    notes = " ".join(shown.tables[0].notes)
+    notes = " ".join(whole.tables[0].notes)
     assert "lower is better" in notes and "3 trainings" in notes and "have other tokens" in notes
     # Causal models are compared by perplexity instead of masked accuracy.
     (point, *_), (full, *_) = (page.figures["models"].values() for page in (shown, whole))
