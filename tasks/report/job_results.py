@@ -363,14 +363,13 @@ def _label_of(values: Sequence[Labelled]) -> type[Labelled]:
 def costs_of(
     dataset: str, model: Input, untuned: Iterable[Input | None], tuned: Iterable[Input | None]
 ) -> dict[str, Any]:
-    """Return the cost of all figures of a row, and of those before fine-tuning if it is smaller."""
-    pretrained = _cost(dataset, *untuned)
+    """Return the cost of all figures of a row, and of those before fine-tuning."""
     whole = _cost(dataset, *untuned, *tuned)
     epsilon = model.facts["epsilon_training"]
     return {
         "epsilon_training": math.inf if epsilon is None else epsilon,
         "cost": whole,
-        "untuned": pretrained if whole != pretrained else None,
+        "pretrained": _cost(dataset, *untuned),
     }
 
 

@@ -179,7 +179,7 @@ class ModelRow:
     epsilon_vocabulary: float
     epsilon_training: float  # 0 for a model that never read private rows
     cost: Cost
-    untuned: Cost | None = None  # before fine-tuning, if the fine-tuning added to the cost
+    pretrained: Cost  # before fine-tuning
     f1: Value = None  # strict entity F1, micro
     accuracy: Value = None  # for classification heads
     mlm_public: Value = None  # masked-token accuracy on held-out public text
@@ -219,11 +219,6 @@ class ModelRow:
             return scores | {f"mlm_accuracy_{text}": value for text, value in masked.items()}
         perplexity = {"public": self.perplexity_public, "private": self.perplexity_private}
         return scores | {f"perplexity_{text}": value for text, value in perplexity.items()}
-
-    @property
-    def pretrained(self) -> Cost:
-        """The cost of the model before fine-tuning."""
-        return self.untuned or self.cost
 
     @property
     def compared(self) -> Value:
@@ -388,7 +383,7 @@ def _shown_row(row: ModelRow) -> ModelRow:
     as withheld, even if there were none.
     """
     row = replace(row, mlm_private=Withheld(), perplexity_private=Withheld())
-    if row.untuned is not None and isinstance(row.score, Withheld) and row.cost.infinite:
-        row = replace(row, cost=row.untuned, untuned=None)
+    if isinstance(row.score, Withheld) and row.cost.infinite:
+        row = replace(row, cost=row.pretrained)
     spread = Withheld() if row.spread and isinstance(row.compared, Withheld) else row.spread
     return replace(row, spread=spread)

@@ -247,7 +247,7 @@ def _job_marks(report: Report) -> list[Mark]:
     private = report.model("dp")
     if private is None:
         return []
-    costs = cost_columns([replace(private, untuned=None)], report.unit)
+    costs = cost_columns([replace(private, pretrained=private.cost)], report.unit)
     marks = [
         (text, f"{header.name} {header.unit}")
         for header, cell in costs

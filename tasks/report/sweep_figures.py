@@ -35,13 +35,6 @@ from tasks.report.model import Measure, ModelRow, compared_by, number_of
 from tasks.report.models_table import FINETUNING_TITLES
 from tasks.report.tables import significant
 
-_BASELINE_COLOURS: dict[Baseline, str] = {
-    "public": STYLES["public"][0],
-    "public-training": STYLES["public"][0],
-    "checkpoint": STYLES["phrases"][0],
-    "nonprivate": STYLES["nonprivate"][0],
-    "nonprivate-training": STYLES["nonprivate"][0],
-}
 # The last three give strokes and gaps, in line widths.
 _DASHES = (":", "-.", "--", (0, (9, 2)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 _WITH_VOCABULARY_OF_SWEEP: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
@@ -160,8 +153,8 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
         for row, dashes in zip(baselines, itertools.cycle(_DASHES), strict=False):
             # A level line, since the score of a baseline does not depend on the axis.
             level = number_of(row.compared)
-            assert row.baseline and level is not None  # noqa: S101 - narrows the types
-            colour = _BASELINE_COLOURS[row.baseline]
+            assert level is not None  # noqa: S101 - narrows the type
+            colour, _ = STYLES[row.kind]
             right.axhline(level, color=colour, linestyle=dashes, linewidth=1.5, label=row.name)
         held = [_TITLES[i][1].format(significant(middle[i])) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)

@@ -167,7 +167,8 @@ def _curves() -> tuple[Curve, ...]:
 def _model(kind: Kind, name: str, training: float, of_all: Cost, **scores: object) -> ModelRow:
     f1, *by_type = (Operator(score) for score in scores.pop("f1"))
     return ModelRow(
-        kind=kind, name=name, epsilon_vocabulary=1.0, epsilon_training=training, cost=of_all, f1=f1,
+        kind=kind, name=name, epsilon_vocabulary=1.0, epsilon_training=training, cost=of_all,
+        pretrained=of_all, f1=f1,
         f1_by_type=dict(zip(("problem", "test", "treatment"), by_type, strict=True)), **scores,
     )  # fmt: skip
 
@@ -309,10 +310,11 @@ def _point(number: int, sigma: float, batch: int, epochs: float) -> ModelRow:
     epsilon = 1.3 * math.sqrt(batch * epochs / 1000) / sigma**1.4 + 0.4
     f1 = 0.57 + 0.02 * math.log2(epochs) + 0.012 * math.log2(batch) - 0.02 * sigma
     audited = (exposure_rows({}, number + seed) for seed in (0, 1))
+    total = cost(epsilon + 0.7, 1.1e-6)
     return ModelRow(
         name=f"σ={sigma:g} · B={batch} · epochs={epochs:g}",
         noise_multiplier=sigma, batch_size=batch, epochs=epochs,
-        epsilon_vocabulary=0.7, epsilon_training=epsilon, cost=cost(epsilon + 0.7, 1.1e-6),
+        epsilon_vocabulary=0.7, epsilon_training=epsilon, cost=total, pretrained=total,
         f1=Operator(f1), mlm_public=Dp(f1 / 2), mlm_private=Operator(f1 / 2 + 0.0371),
         updates=round(epochs * DECLARED_UNITS / batch),
         spread=MeanF1(f1, 4, 2, 2, 0.0123, 0.0234, (f1 - 0.03, f1 + 0.03)),

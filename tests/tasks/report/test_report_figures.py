@@ -175,7 +175,13 @@ def test_baselines_of_one_kind_have_different_dashes() -> None:
     points = causal_sweep_report().models
     (level,) = (point for point in points if point.baseline == "public-training")
     kinds = [
-        replace(level, name=f"training · epochs={e}", epochs=e, baseline="nonprivate-training")
+        replace(
+            level,
+            name=f"training · epochs={e}",
+            epochs=e,
+            baseline="nonprivate-training",
+            kind="nonprivate",
+        )
         for e in (5.0, 10.0)
     ]
     drawing = _sweep([*points[:2], *kinds])

@@ -334,7 +334,7 @@ def test_percentage_shows_its_label_and_whether_it_was_measured_or_withheld() ->
 def test_guarantees_without_a_total_keep_their_epsilons_and_claim_no_sum() -> None:
     none = Cost(DatasetTotal("", None, None, 0.0))
     public, private, unprotected = job_report().models
-    dp = replace(private, cost=none)
+    dp = replace(private, cost=none, pretrained=none)
     report = job_report(models=(public, dp, unprotected), curves=())
     row = models_table.results_table(report).rows[1]
     assert (row[3].text, row[3].value) == (tables.NO_TOTAL, None)
