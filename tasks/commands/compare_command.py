@@ -20,7 +20,7 @@ from tasks.report.model import shown_day
 from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED
 from tasks.results import FIGURES_FILE, FINETUNED, read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 _WHOLE_NAME = 20  # characters of a model's name that fit into a terminal's line with the figures
 _PAIRED = (

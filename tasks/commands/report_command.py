@@ -11,7 +11,7 @@ from tasks.commands.output import as_json, write_answer
 from tasks.protocol import StepResult
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 
 @click.command("report")

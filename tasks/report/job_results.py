@@ -22,7 +22,7 @@ from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, totals
+from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, privacy_statement, totals
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
@@ -64,7 +64,6 @@ from tasks.results import (
     merged,
     read_result,
     released_after,
-    statement_of,
 )
 
 Results = dict[str, Input]  # by the name of the task
@@ -289,7 +288,7 @@ def header_of(
         else "",
         "unit": PrivacyUnit(vocabulary.facts["unit"]),
         "model_size": _model_size(model),
-        "statement": statement_of(
+        "statement": privacy_statement(
             releases,
             made_up=spec.made_up,
             # The table of a sweep lists the models that its trainings saved before their end.

@@ -14,7 +14,7 @@ from dp_core.labels import Label
 from tasks.report.tables import Cell, bits, withheld
 from tasks.results import FIGURES_FILE
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 EDITIONS = ("report", "operator_report")
 

@@ -67,7 +67,7 @@ from tasks.evidence.audits import AUDITS, audits_of, subjects_of
 from tasks.protocol import ReleaseRecord
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import CHECKSUMS, sha256_of
+from tasks.storage.store import CHECKSUMS, sha256_of
 
 
 def sha256(content: bytes) -> str:
