@@ -33,11 +33,10 @@ def show(uri: str) -> None:
 def _show(content: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from tasks.report.tables import TABLE, rich_table, side_by_side
+    from tasks.report.tables import TABLE, rich_table
 
-    table = TABLE.validate_python(content["table"])
     console = Console()
-    console.print(side_by_side(table) if len(table.rows) <= 4 else rich_table(table))
+    console.print(rich_table(TABLE.validate_python(content["table"])))
     for name, page in content["pages"].items():
         console.print(f"{name}: {page}", highlight=False, soft_wrap=True)
 
