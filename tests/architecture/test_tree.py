@@ -1,9 +1,9 @@
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+from child_processes import completed
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LARGEST = 1_000_000  # bytes
@@ -13,9 +13,7 @@ MAY_USE_SHARED_FOLDER = ("tests/", "benchmarks/", ".ci/")
 
 
 def tracked() -> list[Path]:
-    answer = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, text=True, check=False
-    )
+    answer = completed("git", "ls-files", "-z", cwd=CHECKOUT)
     if answer.returncode:
         pytest.skip("not a git checkout: the tracked files are unknown")
     files = [CHECKOUT / name for name in answer.stdout.split("\0") if name]

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
@@ -9,7 +7,6 @@ import pytest
 from benchmarks.utility import cells as cells_module
 from benchmarks.utility import tables as page_tables
 from benchmarks.utility.cells import CORPORA, RECIPES, REFERENCE, Cell, cells
-from benchmarks.utility.figure import draw
 from benchmarks.utility.runs import Results, Runner
 from benchmarks.utility.shares import aggregate, curves, mean_of, share_of
 from benchmarks.vocabulary_tables import filled
@@ -68,8 +65,7 @@ def test_interval_of_the_mean_uses_students_t():
 
 def test_cells_are_aggregated_over_seeds_only():
     lines = {
-        "made-up/2000/1": reference(1),
-        "made-up/2000/2": reference(2),
+        **{f"made-up/2000/{seed}": reference(seed) for seed in (1, 2)},
         "a": line(0.3, 1),
         "b": line(0.5, 2),
         "c": line(0.6, 1, epsilon=8.0),
@@ -209,13 +205,6 @@ def test_missing_real_text_is_refused_with_the_folder_variable(
     assert made["private_path"] == str((tmp_path / corpus.files["private_path"]).resolve())
     assert "synthetic_patients" not in made
     JobSettings.model_validate(made)
-
-
-@pytest.mark.parametrize("rows", [[], aggregate({"made-up/2000/1": reference(), "a": line(0.3)})])
-def test_figure_is_drawn_with_or_without_rows(rows, tmp_path: Path):
-    draw(rows, tmp_path / "figures" / "share.svg")
-    text = (tmp_path / "figures" / "share.svg").read_text()
-    assert ("patients" in text) == bool(rows)
 
 
 def test_tables_on_the_page_match_the_results() -> None:

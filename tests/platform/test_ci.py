@@ -1,11 +1,10 @@
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from child_processes import completed
 
 SCRIPT = Path(__file__).parents[2] / "docker" / "ci"
 
@@ -18,7 +17,7 @@ def test_docker_ci_without_an_engine_fails_in_continuous_integration(
     engine.write_text("#!/bin/sh\nexit 1\n")
     engine.chmod(0o755)
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CI": ci}
-    answer = subprocess.run([SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    answer = completed(SCRIPT, env=environment)
     assert answer.returncode == code
     assert "was NOT tried" in answer.stderr
 
@@ -47,8 +46,7 @@ def continuous_integration(folder: Path, make: str) -> subprocess.CompletedProce
         "PATH": f"{commands}:{os.environ['PATH']}",
         "CONFIDE_ENGINE_FILES": str(folder / "no-engine"),
     }
-    words = ["bash", str(script)]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    return completed("bash", script, env=environment)
 
 
 @pytest.mark.parametrize("answered", [False, True])

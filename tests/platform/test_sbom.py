@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 import subprocess
@@ -8,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from child_processes import completed
 
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docker" / "sbom.py"
@@ -64,12 +63,7 @@ def faults(bill: dict[str, Any]) -> list[str]:
 def run_script(folder: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
     status = folder / "status"
     status.write_text(STATUS)
-    return subprocess.run(
-        [sys.executable, SCRIPT, "confide-task", "--dpkg", status, *words],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return completed(sys.executable, SCRIPT, "confide-task", "--dpkg", status, *words)
 
 
 def test_bill_lists_debian_packages_and_the_base_image(tmp_path: Path) -> None:

@@ -1,11 +1,11 @@
 import importlib.util
-import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from child_processes import completed
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
@@ -47,6 +47,8 @@ def test_uv_receives_the_settings_of_pip(environments):
         ("UV_HTTP_TIMEOUT", "180"),
         ("UV_PYTHON_DOWNLOADS", "never"),
     }
+    given = {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE"}
+    assert given.isdisjoint(environments.uv_settings(""))
 
 
 def test_uv_settings_of_the_user_override_settings_of_pip(environments, monkeypatch):
@@ -57,11 +59,6 @@ def test_uv_settings_of_the_user_override_settings_of_pip(environments, monkeypa
     monkeypatch.setenv("UV_INDEX", "https://mine.example")
     environments.uv("sync")
     assert (received["UV_INDEX"], received["CERT"]) == ("https://mine.example", "x")
-
-
-def test_uv_receives_no_index_without_settings_of_pip(environments):
-    settings = environments.uv_settings("")
-    assert not {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE"} & set(settings)
 
 
 class Commands:
@@ -139,14 +136,8 @@ def test_failure_of_uv_and_pip_ends_with_one_line_and_its_fix(environments, comm
 
 
 def test_two_concurrent_setups_make_one_installer(environments, commands):
-    both = [
-        threading.Thread(target=environments.ensure, args=[name])
-        for name in ("task", "orchestrator")
-    ]
-    for setup in both:
-        setup.start()
-    for setup in both:
-        setup.join()
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(environments.ensure, ("task", "orchestrator")))
     assert sorted(commands.venvs) == ["installer", "orchestrator", "task"]
 
 
@@ -156,16 +147,9 @@ def test_missing_python_3_11_ends_with_one_line(tmp_path):
         other.write_text("#!/bin/sh\nexit 1\n")  # the probe's exit code for another version
         other.chmod(0o755)
     (tmp_path / "bash").symlink_to("/bin/bash")
-    answer = subprocess.run(
-        ["/bin/bash", CHECKOUT / "scripts" / "python3.11", "-V"],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.returncode == 1
-    assert answer.stdout == ""
-    assert answer.stderr.count("\n") == 1
+    script, environment = CHECKOUT / "scripts" / "python3.11", {"PATH": str(tmp_path)}
+    answer = completed("/bin/bash", script, "-V", env=environment)
+    assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (1, "", 1)
     assert "Python 3.11 is needed" in answer.stderr
 
 

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import importlib.util
 import sys
 import tomllib
@@ -60,11 +58,8 @@ def project(tmp_path: Path, mutants: ModuleType, monkeypatch: pytest.MonkeyPatch
     (tmp_path / mutants.DATA).mkdir(parents=True)
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
     monkeypatch.setattr(mutants, "warm", lambda: None)
-    monkeypatch.setattr(
-        mutants,
-        "files_of_tree",
-        lambda: ["code_under_test.py", "test_it.py"],
-    )
+    files = ["code_under_test.py", "test_it.py"]
+    monkeypatch.setattr(mutants, "files_of_tree", lambda: files)
     return tmp_path
 
 
@@ -87,30 +82,18 @@ def test_example_of_contributing_page_is_a_planted_bug(mutants: ModuleType) -> N
     page = (CHECKOUT / "CONTRIBUTING.md").read_text()
     (example,) = tomllib.loads(page.partition("```toml\n")[2].partition("```")[0])["bug"]
     named = {mutant.name: mutant for mutant in mutants.load(CHECKOUT)}
-    assert (
-        vars(named[example["name"]]).items()
-        >= (example | {"tests": tuple(example["tests"])}).items()
-    )
-
-
-def test_bug_that_a_test_detects_is_caught(
-    project: Path, mutants: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plant(project, mutants, "triples", "3 * x", "test_it_doubles")
-    assert mutants.main(["--workers", "1"]) == 0
-    output = capsys.readouterr().out
-    assert "triples caught" in output
-    assert "1 of 1 caught" in output
-    assert (project / "code_under_test.py").read_text() == CODE
+    written = example | {"tests": tuple(example["tests"])}
+    assert vars(named[example["name"]]).items() >= written.items()
 
 
 @pytest.mark.parametrize(
-    ("planted", "test", "word"),
+    ("planted", "test", "code", "word"),
     [
-        ("3 * x", "test_nothing", "SURVIVED"),
-        ("3 * x", "test_skipped", "EVERY TEST WAS SKIPPED"),
-        ("2 * y", "test_it_doubles", "THE PLANTED TEXT IS BROKEN: NAMEERROR"),
-        ("3 * x", "test_that_is_not_there", "COULD NOT RUN THE TESTS"),
+        ("3 * x", "test_it_doubles", 0, "triples caught"),
+        ("3 * x", "test_nothing", 1, "SURVIVED"),
+        ("3 * x", "test_skipped", 1, "EVERY TEST WAS SKIPPED"),
+        ("2 * y", "test_it_doubles", 1, "THE PLANTED TEXT IS BROKEN: NAMEERROR"),
+        ("3 * x", "test_that_is_not_there", 1, "COULD NOT RUN THE TESTS"),
     ],
 )
 def test_bug_that_no_test_detects_fails_the_run(
@@ -119,13 +102,14 @@ def test_bug_that_no_test_detects_fails_the_run(
     capsys: pytest.CaptureFixture[str],
     planted: str,
     test: str,
+    code: int,
     word: str,
 ) -> None:
     plant(project, mutants, "triples", planted, test)
-    assert mutants.main(["--workers", "1"]) == 1
+    assert mutants.main(["--workers", "1"]) == code
     output = capsys.readouterr().out
-    assert word in output
-    assert "0 of 1 caught" in output
+    assert word in output and f"{1 - code} of 1 caught" in output
+    assert (project / "code_under_test.py").read_text() == CODE
 
 
 def test_failing_test_without_planted_bug_fails_the_run(

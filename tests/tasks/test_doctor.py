@@ -71,8 +71,7 @@ def test_airflow_without_a_password_is_a_fault_and_no_airflow_is_none(deployment
     assert findings_by_name(doctor_command.airflow, deployment)["Airflow"].ok
     monkeypatch.setenv("CONFIDE_AIRFLOW_API", "http://127.0.0.1:1")
     finding = findings_by_name(doctor_command.airflow, deployment)["Airflow"]
-    assert not finding.ok
-    assert "CONFIDE_AIRFLOW_PASSWORD" in finding.found
+    assert not finding.ok and "CONFIDE_AIRFLOW_PASSWORD" in finding.found
 
 
 def program(folder: Path, name: str, message: str, code: int) -> None:
@@ -92,8 +91,7 @@ def test_doctor_checks_that_the_launcher_can_start_a_step(tmp_path, monkeypatch,
     assert f"there is no {command}" in finding.found
     program(tmp_path / "bin", command, "No such image: confide-task", 1)
     finding = findings_by_name(doctor_command.launcher, deployment)[name]
-    assert not finding.ok
-    assert "No such image" in finding.found
+    assert not finding.ok and "No such image" in finding.found
     program(tmp_path / "bin", command, "", 0)
     assert findings_by_name(doctor_command.launcher, deployment)[name].ok
 
