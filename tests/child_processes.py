@@ -37,6 +37,13 @@ def completed(*words: str | Path, **more: Any) -> subprocess.CompletedProcess[st
     return subprocess.run(words, capture_output=True, text=True, check=False, **more)
 
 
+def program(file: Path, body: str) -> None:
+    """Write a program of the shell."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
+
+
 def free_port() -> int:
     """Return a port on which no process of this machine listens."""
     with socket.socket() as free:

@@ -15,7 +15,14 @@ from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, ConfideError, Contradicted
 from tasks.commands.epsilon_command import Number
 from tasks.commands.export_command import latest_model
-from tasks.commands.output import as_json, is_json, new_folder, write_answer, write_table
+from tasks.commands.output import (
+    as_json,
+    is_json,
+    new_folder,
+    write_answer,
+    write_pairs,
+    write_table,
+)
 from tasks.commands.report_command import given as given_uri
 from tasks.protocol.settings_file import read_object
 from tasks.results import read_result
@@ -238,28 +245,22 @@ def audit_engine(
 
 
 def _show_engine(verdicts: Mapping[str, AuditVerdict]) -> None:
-    columns = [_column(verdict) for verdict in verdicts.values()]
-    first = next(iter(verdicts.values()))
-    write_table(
-        f"Claimed: ε = {first.epsilon:.4g} at δ = {first.delta:g}. Bounds and power at "
-        f"{first.confidence:.0%}; contradicted at p ≤ {first.significance:g}",
-        ["", *verdicts],
-        [[name, *(column[name] for column in columns)] for name in columns[0]],
-    )
-
-
-def _column(verdict: AuditVerdict) -> dict[str, object]:
-    bounds, power = verdict.lower_bounds.items(), verdict.power.items()
-    return {
-        "canaries": verdict.canaries,
-        "guesses, fixed beforehand": verdict.guesses,
-        "right": verdict.right,
-        **{f"ε at least, {name} bound": epsilon for name, epsilon in bounds},
-        **{f"ε it could refute, {name} bound": epsilon for name, epsilon in power},
-        "p-value of the claim": verdict.p_value,
-        "null control: alarms": f"{verdict.null.alarms} of {verdict.null.repeats}",
-        "verdict": verdict.word,
-    }
+    for kind, verdict in verdicts.items():
+        bounds, power = verdict.lower_bounds.items(), verdict.power.items()
+        write_pairs(
+            f"{kind} audit of ε = {verdict.epsilon:.4g} at δ = {verdict.delta:g}. Bounds and power "
+            f"at {verdict.confidence:.0%}; contradicted at p ≤ {verdict.significance:g}",
+            {
+                "canaries": verdict.canaries,
+                "guesses, fixed beforehand": verdict.guesses,
+                "right": verdict.right,
+                **{f"ε at least, {name} bound": epsilon for name, epsilon in bounds},
+                **{f"ε it could refute, {name} bound": epsilon for name, epsilon in power},
+                "p-value of the claim": verdict.p_value,
+                "null control: alarms": f"{verdict.null.alarms} of {verdict.null.repeats}",
+                "verdict": verdict.word,
+            },
+        )
 
 
 # --- evidence packs

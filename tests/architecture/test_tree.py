@@ -35,11 +35,14 @@ def lines_with(pattern: re.Pattern[str]) -> list[str]:
 
 
 def test_no_tracked_file_contains_a_machine_path():
+    assert MACHINE.search("data = '/home/someone/notes'")
+    assert not MACHINE.search("https://example.org/home/page and a/root/b")
     this_file = "tests/architecture/test_tree.py"
     assert [place for place in lines_with(MACHINE) if not place.startswith(this_file)] == []
 
 
 def test_only_tests_and_benchmarks_mention_the_shared_folder():
+    assert SHARED_FOLDER.search("../shared/data")
     assert [
         place for place in lines_with(SHARED_FOLDER) if not place.startswith(MAY_USE_SHARED_FOLDER)
     ] == []
@@ -53,9 +56,3 @@ def test_patterns_of_fast_tests_match_files():
     settings = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     patterns = settings["tool"]["confide"]["fast-tests"]
     assert [pattern for pattern in patterns if not list(CHECKOUT.glob(pattern.lstrip("!")))] == []
-
-
-def test_patterns_match_machine_paths_only():
-    assert MACHINE.search("data = '/home/someone/notes'")
-    assert not MACHINE.search("https://example.org/home/page and a/root/b")
-    assert SHARED_FOLDER.search("../shared/data")

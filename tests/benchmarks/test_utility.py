@@ -4,7 +4,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.utility import cells as cells_module
 from benchmarks.utility import tables as page_tables
 from benchmarks.utility.cells import CORPORA, RECIPES, REFERENCE, Cell, cells
 from benchmarks.utility.runs import Results, Runner
@@ -41,6 +40,8 @@ def test_share_is_the_fraction_of_the_nonprivate_gain():
     assert lost == pytest.approx(-0.25)
     way = math.log(90 / 30) / math.log(90 / 10)
     assert share_of("perplexity_private", line(0.3), reference()) == pytest.approx(way)
+    for best in (0.605, 0.5):  # no positive gain, or too small
+        assert share_of("f1", line(0.3), reference(public=0.6, best=best)) is None
 
 
 def test_accuracies_with_different_vocabularies_have_no_share():
@@ -48,11 +49,6 @@ def test_accuracies_with_different_vocabularies_have_no_share():
     assert share_of("mlm_accuracy_private", other, reference()) is None
     assert share_of("perplexity_private", other, reference()) is None
     assert share_of("f1", other, reference()) == pytest.approx(0.25)
-
-
-def test_share_needs_a_positive_nonprivate_gain():
-    assert share_of("f1", line(0.3), reference(public=0.6, best=0.605)) is None
-    assert share_of("f1", line(0.3), reference(public=0.6, best=0.5)) is None
 
 
 def test_interval_of_the_mean_uses_students_t():
@@ -182,13 +178,6 @@ def test_cells_are_selected_by_corpus_recipe_size_seed_and_epsilon():
     assert [cell.key for cell in chosen] == [f"made-up/6000/2/8/{REFERENCE}"]
     assert cells()[0].recipe == REFERENCE
     assert len({cell.key for cell in cells()}) == len(cells())
-
-
-def test_quick_cells_are_small_and_use_made_up_text():
-    quick = cells(quick=True)
-    assert {cell.units for cell in quick} == {cells_module.QUICK_UNITS}
-    assert not [cell for cell in quick if CORPORA[cell.corpus].files]
-    assert quick[0].settings(quick=True)["public_steps"] == cells_module.QUICK["public_steps"]
 
 
 def test_missing_real_text_is_refused_with_the_folder_variable(

@@ -153,7 +153,10 @@ CASES: dict[str, tuple[Make, Callable[[Path], object]]] = {  # how each file is 
     "model.safetensors": (partial(model, "model.safetensors"), weights.load_model),
     "checkpoint": (checkpoint, newest),
     "seed": (seed, lambda f: SeedStore(f / "seeds").get("release")),
-    "spec": (written("s.json", SPEC), lambda f: contract._spec("pretrain", str(f / "s.json"))),
+    "spec": (
+        partial(written, "s.json", SPEC),
+        lambda f: contract._spec("pretrain", str(f / "s.json")),
+    ),
     "settings": (
         partial(written, "s.json", {"layers": 3, "canary_rates": "0.5", "data_version": "2"}),
         lambda f: settings_from(JobSettings, file=f / "s.json"),

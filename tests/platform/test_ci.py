@@ -4,7 +4,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from child_processes import completed
+from child_processes import completed, program
 
 SCRIPT = Path(__file__).parents[2] / "docker" / "ci"
 
@@ -13,9 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "docker" / "ci"
 def test_docker_ci_without_an_engine_fails_in_continuous_integration(
     tmp_path: Path, ci: str, code: int
 ) -> None:
-    engine = tmp_path / "docker"
-    engine.write_text("#!/bin/sh\nexit 1\n")
-    engine.chmod(0o755)
+    program(tmp_path / "docker", "exit 1")
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CI": ci}
     answer = completed(SCRIPT, env=environment)
     assert answer.returncode == code
@@ -38,10 +36,8 @@ def continuous_integration(folder: Path, make: str) -> subprocess.CompletedProce
     script = folder / "repository" / ".ci" / "run"
     shutil.copy(SCRIPT.parents[1] / ".ci" / "run", script)
     commands = folder / "bin"
-    commands.mkdir()
     for name, body in {"make": make, "docker": "exit 1", "apt-get": "exit 0"}.items():
-        (commands / name).write_text(f"#!/bin/sh\n{body}\n")
-        (commands / name).chmod(0o755)
+        program(commands / name, body)
     environment = os.environ | {
         "PATH": f"{commands}:{os.environ['PATH']}",
         "CONFIDE_ENGINE_FILES": str(folder / "no-engine"),

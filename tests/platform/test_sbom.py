@@ -77,14 +77,10 @@ def test_bill_lists_debian_packages_and_the_base_image(tmp_path: Path) -> None:
     assert properties["confide:base-digest"] == DIGEST
 
 
-def test_base_image_without_a_digest_is_marked_unknown(tmp_path: Path) -> None:
-    answer = run_script(tmp_path, "--base", "python:3.11-slim-bookworm")
-    assert "unknown: the build was told a tag only" in answer.stdout
-
-
-def test_bill_is_reproducible(tmp_path: Path) -> None:
-    assert run_script(tmp_path, "--base", "a").stdout == run_script(tmp_path, "--base", "a").stdout
-    assert run_script(tmp_path, "--base", "a").stdout != run_script(tmp_path, "--base", "b").stdout
+def test_bill_is_reproducible_and_marks_a_base_without_digest_as_unknown(tmp_path: Path) -> None:
+    first, again, other = (run_script(tmp_path, "--base", base).stdout for base in "aab")
+    assert first == again != other
+    assert "unknown: the build was told a tag only" in first
 
 
 def test_every_pin_has_all_digests(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -277,13 +277,13 @@ def test_probe_detects_seeds_and_ledger_access_of_a_charging_step(stack: Stack, 
 # --- last: the events of the cancelled run have been delivered meanwhile
 
 
-def by_name(findings: str) -> dict[str, dict[str, Any]]:
-    return {finding["name"]: finding for finding in json.loads(findings)["findings"]}
-
-
 def doctor_as_a_step(stack: Stack) -> dict[str, dict[str, Any]]:
     words = ("-m", "tasks.cli", "doctor", "--json")
     return by_name(stack.compose("run", "--rm", "--no-deps", "-T", "prepare", *words))
+
+
+def by_name(findings: str) -> dict[str, dict[str, Any]]:
+    return {finding["name"]: finding for finding in json.loads(findings)["findings"]}
 
 
 def test_doctor_finds_no_fault(stack: Stack, run: str, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def test_diseases_of_a_patient_predict_the_drugs_in_the_notes(corpus: list[str])
     for text in corpus:
         words = set(split_words(text))
         for condition in CONDITIONS:
-            named = any(f" {name} " in text for name in condition.names)
-            notes_by_terms[named, bool(words & set(condition.drugs))] += 1
+            named = any(f" {name} " in text for name in condition["names"])
+            notes_by_terms[named, bool(words & set(condition["drugs"]))] += 1
 
     def share_with_drug(named: bool) -> float:
         with_drug, without_drug = notes_by_terms[named, True], notes_by_terms[named, False]
@@ -89,11 +89,11 @@ def test_every_template_expands_without_remaining_braces() -> None:
 def test_tables_refer_only_to_existing_sections_labs_and_drugs() -> None:
     assert {name for kind in NOTE_TYPES for name in kind.fields["sections"]} == set(SECTIONS)
     for condition in CONDITIONS:
-        assert all(vars(condition).values())
-        assert set(condition.labs) <= set(LABS)
-        assert set(condition.drugs) <= set(DRUGS)
-        for template in (*condition.symptoms, *condition.findings, *condition.procedures):
-            assert phrase(template, Random(1))
+        assert len(condition) == 8 and all(condition.values())
+        assert set(condition["labs"]) <= set(LABS)
+        assert set(condition["drugs"]) <= set(DRUGS)
+        for field in ("symptoms", "findings", "procedures"):
+            assert all(phrase(template, Random(1)) for template in condition[field])
 
 
 def test_labelled_sentences_hold_the_entities_of_their_lines() -> None:

@@ -90,13 +90,10 @@ def test_a_short_silence_of_airflow_is_waited_out_and_a_long_one_is_not(tmp_path
         watch(tmp_path, monkeypatch, AirflowAway("gone"), end)
 
 
-def test_demo_reports_the_first_failure():
+def test_first_failure_is_reported_with_the_reason_of_its_step(tmp_path):
     tasks = [task("b", "failed", seconds=5), task("a", "failed", seconds=2), task("c", "success")]
     assert demo.first_failure(tasks)["task_id"] == "a"
-    assert demo.first_failure([task("c", "success")]) is None
-
-
-def test_failure_reason_comes_from_the_step(tmp_path):
+    assert demo.first_failure(tasks[2:]) is None
     tell(tmp_path, Failed(exit_code=2, reason="no such file"), task_name="pretraining", index=3)
     follower = demo.RunFollower(Script(), "run", tmp_path, lambda: None, Console())
     failed = task("training_point.pretraining", "failed", index=3)
