@@ -14,7 +14,7 @@ from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, ConfideError, Contradicted
 from tasks.commands.epsilon_command import Number
-from tasks.commands.export_command import latest_model
+from tasks.commands.export_command import chosen_model
 from tasks.commands.output import (
     as_json,
     is_json,
@@ -23,7 +23,6 @@ from tasks.commands.output import (
     write_pairs,
     write_table,
 )
-from tasks.commands.report_command import given as given_uri
 from tasks.protocol.settings_file import read_object
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
@@ -96,7 +95,7 @@ def audit(
 
     store = Deployment.from_environment().open_store()
     if model is None:
-        uri = given_uri(store, uri) if uri else latest_model(store, "audit")
+        uri = chosen_model(store, uri, "audit")
     else:
         uri = find_origin(store, model) or ""
     result = read_result(store, uri) if uri else None
@@ -317,7 +316,7 @@ def evidence(
     if model is not None:
         uri = origin_of_export(store, model)
     else:
-        uri = given_uri(store, uri) if uri else latest_model(store, "evidence")
+        uri = chosen_model(store, uri, "evidence")
     with new_folder(out) as partial:
         write_pack(deployment, store, uri, partial, operator=operator, words=statements)
     digest = sha256_of(out / "evidence.json")
