@@ -26,7 +26,7 @@ from tasks.commands.output import (
 from tasks.protocol.settings_file import read_object
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 if TYPE_CHECKING:  # imports that cost seconds, and options are checked first
     from dp_core.audit.one_run import AuditVerdict

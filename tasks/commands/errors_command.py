@@ -12,7 +12,7 @@ from tasks.commands.report_command import given, latest
 from tasks.protocol import MODEL_NAMES, FinetuneSpec
 from tasks.results import FINETUNED, Input, read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 _COLUMNS = ("document", "error", "expected", "predicted", "context")
 

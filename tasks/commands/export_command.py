@@ -15,7 +15,7 @@ from tasks.commands.report_command import given, latest
 from tasks.releases.provenance import releasable_model
 from tasks.results import STATEMENT_WORDS, kept_folder, of_last_model
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 _MODEL = "dp_pretraining"
 

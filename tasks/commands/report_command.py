@@ -11,7 +11,7 @@ from tasks.commands.output import as_json, write_answer
 from tasks.protocol import StepResult
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 
 @click.command("report")
@@ -28,12 +28,11 @@ def show(uri: str) -> None:
     """Print the closing table of a report step's output and the paths of its pages."""
     from rich.console import Console
 
-    from tasks.report.tables import TABLE, rich_table, side_by_side
+    from tasks.report.tables import TABLE, rich_table
 
     content = _content(Deployment.from_environment().open_store(), uri)
-    table = TABLE.validate_python(content["table"])
     console = Console()
-    console.print(side_by_side(table) if len(table.rows) <= 4 else rich_table(table))
+    console.print(rich_table(TABLE.validate_python(content["table"])))
     for name, page in content["pages"].items():
         console.print(f"{name}: {page}", highlight=False, soft_wrap=True)
 

@@ -17,7 +17,7 @@ from mlflow.tracking import MlflowClient  # noqa: TID251
 from dp_core.labels import Operator, Public
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.event_log import Begun, EventLog, Identity, LoggedModel, metric
-from tasks.tracking.mlflow import EXPERIMENTS, KEY_TAG, OPERATOR, Delivery
+from tasks.tracking.mlflow import KEY_TAG, OPERATOR, PUBLIC, Delivery
 from tasks.tracking.mlflow import PUBLIC as SHOWN
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -156,7 +156,7 @@ def test_duplicate_run_that_cannot_be_deleted_is_ignored(served: str, here: Depl
 def test_step_user_is_no_admin(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
     speak_as(STEPS, monkeypatch)
     client, users = MlflowClient(served), users_of(served)
-    assert {e.name for e in client.search_experiments()} == set(EXPERIMENTS)
+    assert {e.name for e in client.search_experiments()} == {PUBLIC, OPERATOR}
     shown = client.get_experiment_by_name(SHOWN).experiment_id
     refused = [
         lambda: users.create_user("somebody", "a long password"),

@@ -25,7 +25,8 @@ from tasks.releases.deployment_ledger import IDENTITY
 from tasks.results import STATEMENT_DATA
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.steps import corpus_step as corpus
-from tasks.storage import Store, local_path
+from tasks.storage.backends import local_path
+from tasks.storage.store import Store
 
 PRIVATE = "Quorvath was seen in clinic for a cough."
 TABLES = {"entities_train": "labels.tsv", "entities_test": "labels.tsv"}

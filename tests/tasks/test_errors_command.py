@@ -32,9 +32,7 @@ def tuned(at_home: None, deployment: Deployment, tmp_path: Path) -> str:
     predicted = [("O", "O", "O"), ("B-drug", "I-drug", "O")]
     content = {"spec": spec.model_dump(mode="json"), **errors_of(task_of(spec), TEST, predicted)}
     (made / ERRORS).write_text(json.dumps(content))
-    return publish(
-        store, f"store://finetune/{'a' * 16}", made, artifacts=[[ERRORS, "operator", ""]]
-    )
+    return publish(store, f"store://finetune/{'a' * 16}", made, artifacts={ERRORS: "operator"})
 
 
 def test_errors_are_shown_with_words_of_the_labelled_text(confide: Confide, tuned: str) -> None:

@@ -10,7 +10,7 @@ from step_outputs import publish
 
 from dp_core.privacy.mechanisms import PrivacyUnit, Unaccounted
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 FILES = {"config.json": "{}", "PRIVACY.md": "ε = 1", "tokens/vocab.txt": "a"}
 
@@ -95,7 +95,7 @@ def test_operator_artifacts_are_not_exported(
     confide: Confide, published: Callable[..., str], tmp_path: Path
 ) -> None:
     files = dict.fromkeys(("config.json", "PRIVACY.md", "errors.json"), "{}")
-    artifacts = [["errors.json", "operator", ""], ["config.json", "dp", ""]]
+    artifacts = {"errors.json": "operator", "config.json": "dp"}
     uri = published("finetune", files, artifacts=artifacts)
     assert confide("export", tmp_path / "given", "--uri", uri)[0] == 0
     assert set(_content(tmp_path / "given")) == {"config.json", "PRIVACY.md"}
