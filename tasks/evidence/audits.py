@@ -269,7 +269,6 @@ def verdict_on(
 def judge(
     store: Store,
     models: Mapping[str, Input],
-    uris: Mapping[str, str],
     rule: Promotion,
     more: Sequence[AuditRecord] = (),
 ) -> list[dict[str, Any]]:
@@ -278,7 +277,6 @@ def judge(
     Args:
         store: the store with the results of the audit steps.
         models: outputs by their name in the job.
-        uris: addresses of the outputs by the same names.
         rule: the rule of promotion.
         more: records of these models that are not stored yet.
 
@@ -291,12 +289,12 @@ def judge(
         result = output.result
         if not result.facts.get("model"):
             continue
-        verdict = verdict_on(store, uris[name], result, more)
+        verdict = verdict_on(store, output.uri, result, more)
         statement = privacy_statement(result.releases, made_up=bool(result.facts.get("made_up")))
         judged.append(
             {
                 "name": name,
-                "uri": uris[name],
+                "uri": output.uri,
                 "model": result.facts["model"],
                 "verdict": verdict.word,
                 "sentence": verdict.sentence,

@@ -289,18 +289,13 @@ def _line(number: int, entry: Entry, operator: bool, dated: float) -> dict[str, 
     """Return one entry of the ledger, without withheld fields."""
     # Times of day would reveal the size of the data.
     until = None if operator else len("2026-01-01")
+    shown = entry.to_json()
+    same = ("id", "event", "unit", "delta", "state", "accounted", "known_seed")
+    digests = ("seed_hash", "released_hash")
     return {
         "number": number,
-        "id": entry.id,
-        "event": entry.event.to_json(),
-        "unit": entry.unit,
-        "neighbours": entry.event.relation,
-        "delta": entry.delta,
-        "state": entry.state,
-        "accounted": entry.accounted,
-        "known_seed": entry.known_seed,
-        "seed_hash": entry.seed_hash,
-        "released_hash": entry.released_hash,
+        "neighbours": shown["relation"],
+        **{name: shown[name] for name in (*same, *digests)},
         "reserved": entry.reserved_at[:until] if number <= dated else "",
         "settled": (entry.settled_at or "")[:until] if number < dated else "",
     }

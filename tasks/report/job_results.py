@@ -286,8 +286,7 @@ def header_of(
         "entities_dataset": _source(spec.settings, "entities", "entities_train")
         if "entities" in spec.results
         else "",
-        "unit": unit,
-        "declared_units": vocabulary.facts["declared_units"],
+        "unit": PrivacyUnit(vocabulary.facts["unit"]),
         "model_size": _model_size(model),
         "statement": privacy_statement(
             releases,
@@ -299,8 +298,7 @@ def header_of(
         "budget": ledger.remaining(dataset).to_json(),
         "settings": spec.settings,
         "versions": model.result.versions,
-        "public_seeds": {"seed": int(spec.settings["seed"])},
-        "repeat": (_repeat_command(spec.title, spec.settings),),
+        "repeat": _repeat_command(spec.title, spec.settings),
     }
 
 
@@ -364,14 +362,13 @@ def _label_of(values: Sequence[Labelled]) -> type[Labelled]:
 def costs_of(
     dataset: str, model: Input, untuned: Iterable[Input | None], tuned: Iterable[Input | None]
 ) -> dict[str, Any]:
-    """Return the cost of all figures of a row, and of those before fine-tuning if it is smaller."""
-    pretrained = _cost(dataset, *untuned)
+    """Return the cost of all figures of a row, and of those before fine-tuning."""
     whole = _cost(dataset, *untuned, *tuned)
     epsilon = model.facts["epsilon_training"]
     return {
         "epsilon_training": math.inf if epsilon is None else epsilon,
         "cost": whole,
-        "untuned": pretrained if whole != pretrained else None,
+        "pretrained": _cost(dataset, *untuned),
     }
 
 
@@ -681,7 +678,6 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
         epochs=training["epochs"],
         training_epochs=(setting.is_on_the_way and setting.training_epochs) or 0.0,
         updates=updates,
-        trainings=len(models),
         finetuning={
             axis: float(getattr(setting, axis) or spec.settings[axis])
             for axis in FINETUNING_AXES

@@ -138,8 +138,8 @@ def _judged(spec: ReportSpec, context: StepContext, models: Results) -> list[dic
     own = {name: output for name, output in models.items() if is_of_job(name)}
     others = {name: output for name, output in models.items() if name not in own}
     return [
-        *judge(context.store, own, spec.results, spec.promotion),
-        *judge(context.store, others, spec.results, "approved"),
+        *judge(context.store, own, spec.promotion),
+        *judge(context.store, others, "approved"),
     ]
 
 

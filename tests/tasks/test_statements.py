@@ -119,7 +119,7 @@ def report(row_of_model: ModelRow) -> Report:
     return Report(
         title="", run_key="", shown_run="", created="2026-01-01", made_up=False, known_seed=False,
         private_dataset="notes", public_dataset="", entities_dataset="", unit=P,
-        declared_units=10, model_size="", statement=PrivacyStatement({}),
+        model_size="", statement=PrivacyStatement({}),
         models=(row_of_model,),
     )  # fmt: skip
 
