@@ -148,8 +148,8 @@ def _judged(spec: ReportSpec, context: StepContext, results: Results) -> list[di
     own = {name: output for name, output in results.items() if name not in points}
     others = {name: results[name] for name in results if name in points}
     return [
-        *judge(context.store, own, spec.results, spec.promotion),
-        *judge(context.store, others, spec.results, "approved"),
+        *judge(context.store, own, spec.promotion),
+        *judge(context.store, others, "approved"),
     ]
 
 

@@ -1,7 +1,5 @@
 """Clients of the running compose stack: Airflow, MLflow, PostgreSQL and the object store."""
 
-from __future__ import annotations
-
 import base64
 import json
 import os
@@ -13,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from child_processes import wait_for
+from child_processes import completed, wait_for
 
 ROOT = Path(__file__).parents[2]
 # The smallest whole job, with every step, release and model.
@@ -44,9 +42,7 @@ def on_the_stack(missing_check: str, required: str = "") -> list[pytest.MarkDeco
 
 class Services:
     def compose(self, *words: str) -> str:
-        answer = subprocess.run(
-            ["docker", "compose", *words], cwd=ROOT, capture_output=True, text=True, check=False
-        )
+        answer = completed("docker", "compose", *words, cwd=ROOT)
         assert answer.returncode == 0, answer.stderr
         return answer.stdout
 

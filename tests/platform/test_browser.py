@@ -4,8 +4,6 @@
 the tests are skipped. A screenshot of each page is saved in `ci-artifacts/screenshots`.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

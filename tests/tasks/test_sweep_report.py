@@ -1,5 +1,3 @@
-"""The report of a sweep with failed points: it lists them, and is completed once they finish."""
-
 from __future__ import annotations
 
 import json
@@ -358,8 +356,8 @@ def test_causal_models_are_compared_by_private_perplexity(
     assert "430.2" in kept and "314.0" in shown
     assert {m.name for m in done.metrics} == {"epsilon", "delta", "points"}
     figures = json.loads((folder / "operator_report" / "figures.json").read_text())["models"]
-    extra = figures["public training"]["perplexity_private"]
-    assert extra == {"value": "610.5", "label": "operator"}
+    extra = figures["public training"]["Perplexity, private text, by token"]
+    assert (extra["value"], extra["label"]) == (610.5, "operator")
 
 
 @pytest.mark.parametrize("seeds", [7, 8])
