@@ -12,10 +12,6 @@ from typing import Any
 from dp_core.errors import BadInput
 
 
-def squared(shard: int) -> int:
-    return shard * shard
-
-
 def nothing(shard: int) -> int | None:
     return None if shard % 2 else shard
 

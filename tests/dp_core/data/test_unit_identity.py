@@ -117,14 +117,6 @@ def neighbours(draw: st.DrawFn, format: Format, unit: PrivacyUnit) -> tuple[list
     return notes, [note for note in rest if note.pieces]
 
 
-Written = Callable[[Sequence[Note], Path], None]
-
-
-def as_is(notes: Sequence[Note]) -> list[Note]:
-    """Return the notes unchanged: the format may leave ids out."""
-    return list(notes)
-
-
 def with_ids(notes: Sequence[Note]) -> list[Note]:
     """Return the notes with a distinct id for each, like the name of a file or article."""
     return [replace(note, document=f"n{note.number}") for note in notes]
@@ -152,7 +144,7 @@ class Format:
 
     name: str
     kind: str
-    write: Written
+    write: Callable[[Sequence[Note], Path], None]
     unit_notes: Callable[[Sequence[Note]], list[Note]]
     units: Sequence[PrivacyUnit] = tuple(PrivacyUnit)
 
@@ -171,10 +163,9 @@ def of_corpus(
     documents: Iterable[Document], folder: Path, unit: PrivacyUnit
 ) -> dict[str, Counter[object]]:
     write_corpus(documents, folder / "corpus", 2)
+    shards = shards_of(folder / "corpus")
     return {
-        made.__name__: Counter(
-            i for shard in shards_of(folder / "corpus") for i in made(shard, unit)
-        )
+        made.__name__: Counter(item for shard in shards for item in made(shard, unit))
         for made in (rows_of, texts_of, words_of, phrases_of)
     }
 
@@ -311,26 +302,25 @@ def write_pubtator(notes: Sequence[Note], folder: Path) -> None:
     write_patients(notes, folder)
 
 
-def class_rows(notes: Sequence[Note]) -> list[dict[str, str]]:
-    return [
-        {"text": p, "label": "yes", "document_id": n.document, "patient_id": n.patient}
-        for n in notes
-        for p in n.pieces
-    ]
+COLUMNS = ("text", "label", "document_id", "patient_id")
+
+
+def class_rows(notes: Sequence[Note]) -> list[tuple[str, ...]]:
+    return [(piece, "yes", n.document, n.patient) for n in notes for piece in n.pieces]
 
 
 def write_jsonl_classes(notes: Sequence[Note], folder: Path) -> None:
-    write_json_lines(folder / "texts.jsonl", class_rows(notes))
+    rows = (dict(zip(COLUMNS, row, strict=True)) for row in class_rows(notes))
+    write_json_lines(folder / "texts.jsonl", rows)
 
 
 def write_tsv_classes(notes: Sequence[Note], folder: Path) -> None:
-    rows = [list(row.values()) for row in class_rows(notes)]
-    lines = [["text", "label", "document_id", "patient_id"], *rows]
-    (folder / "texts.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
+    lines = ("\t".join(row) + "\n" for row in (COLUMNS, *class_rows(notes)))
+    (folder / "texts.tsv").write_text("".join(lines))
 
 
-JSONL = Format("Jsonl", "corpus jsonl", write_jsonl, as_is)
-NOTEEVENTS = Format("Noteevents", "corpus noteevents", write_noteevents, as_is)
+JSONL = Format("Jsonl", "corpus jsonl", write_jsonl, list)
+NOTEEVENTS = Format("Noteevents", "corpus noteevents", write_noteevents, list)
 NAMELESS = (PrivacyUnit.EXAMPLE, PrivacyUnit.DOCUMENT)
 FORMATS = (
     Format("Text", "corpus text", write_text, with_ids),
@@ -358,13 +348,12 @@ def test_every_registered_reader_has_its_property_test() -> None:
     }
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spread the rows of these small corpora over few ranges to run ten times faster."""
     monkeypatch.setattr(corpus, "_PARTS", 2)
 
 
-@pytest.mark.usefixtures("few_parts")
 @pytest.mark.parametrize(("format", "unit"), CASES)
 def test_removing_one_unit_changes_no_contribution_of_another(
     format: Format, unit: PrivacyUnit
@@ -387,7 +376,6 @@ def test_removing_one_unit_changes_no_contribution_of_another(
     assert removed_any
 
 
-@pytest.mark.usefixtures("few_parts")
 @pytest.mark.parametrize("format", [JSONL, NOTEEVENTS], ids=["jsonl", "noteevents"])
 def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format: Format) -> None:
     """Line numbers would have four digits with the patient's notes, and three without them."""
@@ -416,7 +404,6 @@ def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, 
 # --- rules for ids
 
 
-@pytest.mark.usefixtures("few_parts")
 @pytest.mark.parametrize("format", [FORMATS[0], JSONL, NOTEEVENTS], ids=lambda f: f.name)
 def test_all_spellings_of_a_patient_are_one_unit_in_every_format(
     tmp_path: Path, format: Format

@@ -233,15 +233,7 @@ def test_rounds_draw_independent_noise() -> None:
 def test_charged_epsilon_is_close_to_the_target_and_not_above(
     epsilon: float, delta: float, lengths: tuple[int, ...], n: int, mechanism: MechanismName
 ) -> None:
-    plan = calibrate(
-        epsilon,
-        delta,
-        lengths,
-        n,
-        unit=PrivacyUnit.PATIENT,
-        declared_units=5000,
-        mechanism=mechanism,
-    )
+    plan = calibrate(epsilon, delta, lengths, n, declared_units=5000, mechanism=mechanism)
     charged = epsilon_pld(plan.event(), delta)
     assert 0.99 * epsilon <= charged <= epsilon
     # equals the composition of its rounds, each a separate selection

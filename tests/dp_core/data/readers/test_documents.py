@@ -99,10 +99,8 @@ def test_ids_line_ends_and_blank_lines(tmp_path: Path) -> None:
     text = "\ufeff" + json.dumps(ROW) + "\r\n\n" + json.dumps({"text": "x"}) + "\n"
     (tmp_path / "notes.jsonl").write_bytes(text.encode())
     documents, _ = read("jsonl", tmp_path)
-    assert documents == [
-        Document("d1", "7", "Line one.\nLine two.", "a"),
-        Document("", "", "x"),
-    ]
+    expected = Document("d1", "7", "Line one.\nLine two.", "a")
+    assert documents == [expected, Document("", "", "x")]
 
 
 def test_other_field_names(tmp_path: Path) -> None:
