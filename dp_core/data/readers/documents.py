@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     BOM,
     DAMAGED,
-    LONGEST,
-    is_unicode,
     read_items,
     text_lines,
+    text_problem,
     unpacked_name,
 )
 
@@ -104,17 +102,13 @@ class _Piece:
         return Document(name, patient, "".join(self._lines))
 
 
-@dataclass(frozen=True)
-class JsonlFields:
-    """The names of the fields. Only `text` is required; ids are strings or whole numbers."""
-
-    text: str = "text"
-    document_id: str = "document_id"
-    patient_id: str = "patient_id"
-    admission_id: str = "admission_id"
+FIELDS = ("text", "document_id", "patient_id")  # usual names; ids are strings or whole numbers
+_ADMISSION = "admission_id"
 
 
-def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Iterator[Document]:
+def read_jsonl(
+    path: Path, quarantine: Quarantine, fields: Sequence[str] = FIELDS
+) -> Iterator[Document]:
     """Yield the documents of a file or folder; see `read_corpus`."""
 
     def documents_of(file: Path) -> Iterator[tuple[int, Document | Reason]]:
@@ -141,20 +135,15 @@ def json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any] | Reason]]:
         yield number, row if isinstance(row, dict) else Reason.NOT_JSON
 
 
-def _document(row: dict[str, Any], fields: JsonlFields) -> Document | Reason:
+def _document(row: dict[str, Any], fields: Sequence[str]) -> Document | Reason:
     """Return an object's document, or the reason why there is none."""
-    text = row.get(fields.text)
-    names = (fields.document_id, fields.patient_id, fields.admission_id)
+    text, *ids = (row.get(name) for name in (*fields, _ADMISSION))
     try:
-        document, patient, admission = (normalised_id(row.get(name)) for name in names)
+        document, patient, admission = map(normalised_id, ids)
     except ValueError:
         return Reason.WRONG_FIELD
     if not isinstance(text, str):
         return Reason.WRONG_FIELD
-    if not text.strip():
-        return Reason.EMPTY
-    if not is_unicode(text + document + patient + admission):
-        return Reason.ENCODING
-    if len(text) > LONGEST:
-        return Reason.TOO_LONG
+    if problem := text_problem(text, document, patient, admission):
+        return problem
     return Document(document, patient, text.replace("\r\n", "\n"), admission)
