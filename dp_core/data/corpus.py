@@ -264,11 +264,8 @@ def read_shard(shard: Shard) -> Iterator[Document]:
         BadInput: the file is missing, or its digest has changed.
     """
     for table in read_tables(shard):
-        patients, documents, admissions, texts = (column.to_pylist() for column in table.columns)
-        for patient, document, admission, text in zip(
-            patients, documents, admissions, texts, strict=True
-        ):
-            yield Document(document, patient, text, admission)
+        for row in table.to_pylist():
+            yield Document(**row)
 
 
 def read_tables(shard: Shard) -> Iterator[pa.Table]:

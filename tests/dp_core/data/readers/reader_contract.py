@@ -127,18 +127,19 @@ class ReaderContract:
         assert (quarantine.taken, quarantine.rejected) == (len(items), 0)
         assert len(items) > 9
 
-    def test_a_bad_item_is_counted_with_its_location(
-        self, tmp_path: Path, bad_item: BadItem
-    ) -> None:
-        for name, content in bad_item.files.items():
-            (tmp_path / name).write_bytes(content)
-        items, quarantine = read(self.FORMAT, tmp_path)
-        assert len(items) == bad_item.kept
-        assert quarantine.counts == {bad_item.reason: 1}
-        assert quarantine.locations == {bad_item.reason: [bad_item.where]}
-        with pytest.raises(BadInput, match=str(bad_item.reason)) as refusal:
-            read(self.FORMAT, tmp_path, share=0.05)
-        assert SECRET not in str(refusal.value) + json.dumps(quarantine.summary())
+    def test_each_bad_item_is_counted_with_its_location(self, tmp_path: Path) -> None:
+        for number, bad_item in enumerate(self.BAD_ITEMS):
+            source = tmp_path / f"{number}"
+            source.mkdir()
+            for name, content in bad_item.files.items():
+                (source / name).write_bytes(content)
+            items, quarantine = read(self.FORMAT, source)
+            assert len(items) == bad_item.kept
+            assert quarantine.counts == {bad_item.reason: 1}
+            assert quarantine.locations == {bad_item.reason: [bad_item.where]}
+            with pytest.raises(BadInput, match=str(bad_item.reason)) as refusal:
+                read(self.FORMAT, source, share=0.05)
+            assert SECRET not in str(refusal.value) + json.dumps(quarantine.summary())
 
     @pytest.mark.parametrize("content", ["", "\n", "\n \n"], ids=range(3))
     def test_nothing_to_read_is_refused(self, tmp_path: Path, content: str) -> None:
