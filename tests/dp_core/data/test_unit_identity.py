@@ -35,15 +35,8 @@ from dp_core.data.hashing import (
 )
 from dp_core.data.labelled_text import LabelledText, Sentence, fold_of, unit_ids
 from dp_core.data.privacy_units import units_of
+from dp_core.data.readers import registry
 from dp_core.data.readers.labelled_texts import with_patients
-from dp_core.data.readers.registry import (
-    corpus_readers,
-    labelled_text_readers,
-    read_corpus,
-    read_labelled_texts,
-    read_sentences,
-    sentence_readers,
-)
 from dp_core.data.token_store import PackedRows, ShardRows, TokenStore
 from dp_core.data.tokens import HeldItems
 from dp_core.phrases.ngram_release import Candidates
@@ -152,11 +145,11 @@ class Format:
         """Return the contributions of all units, in no order, for every kind of choice."""
         kind, format = self.kind.split()
         if kind == "corpus":
-            return of_corpus(read_corpus(format, folder), folder, unit)
+            return of_corpus(registry.read_corpus(format, folder), folder, unit)
         if kind == "classes":
-            return of_labels(list(read_labelled_texts(format, folder)), unit)
+            return of_labels(list(registry.read_labelled_texts(format, folder)), unit)
         patients = json.loads((folder / "patients.json").read_text())
-        return of_labels(with_patients(read_sentences(format, folder), patients), unit)
+        return of_labels(with_patients(registry.read_sentences(format, folder), patients), unit)
 
 
 def of_corpus(
@@ -342,9 +335,9 @@ CASES = [
 
 def test_every_registered_reader_has_its_property_test() -> None:
     assert {format.kind for format in FORMATS} == {
-        *(f"corpus {name}" for name in corpus_readers()),
-        *(f"sentences {name}" for name in sentence_readers()),
-        *(f"classes {name}" for name in labelled_text_readers()),
+        *(f"corpus {name}" for name in registry.corpus_readers()),
+        *(f"sentences {name}" for name in registry.sentence_readers()),
+        *(f"classes {name}" for name in registry.labelled_text_readers()),
     }
 
 
@@ -415,7 +408,9 @@ def test_all_spellings_of_a_patient_are_one_unit_in_every_format(
         for i, spelling in enumerate(listed)
     ]
     format.write(notes, tmp_path)
-    documents = corpus_of(tmp_path / "corpus", read_corpus(format.kind.split()[1], tmp_path))
+    documents = corpus_of(
+        tmp_path / "corpus", registry.read_corpus(format.kind.split()[1], tmp_path)
+    )
     units = units_of(iter(documents), PrivacyUnit.PATIENT, 1)
     assert {unit.unit_id: sorted(unit.texts) for unit in units} == {
         patient: ["note 0", "note 1", "note 2"] for patient in spellings

@@ -25,10 +25,7 @@ from dp_core.privacy.mechanisms import NoisedWeights
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
 from dp_core.vocabulary.partition_selection import Counted, Elimination
-from dp_core.vocabulary.selection_calibration import (
-    _elimination,
-    selection_plan,
-)
+from dp_core.vocabulary.selection_calibration import _elimination, selection_plan
 
 SEED = PrivacySeed.fixed(3)
 Held = list[set[str]]

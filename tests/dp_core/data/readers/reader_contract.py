@@ -18,13 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 from corruption import corrupted
 
+from dp_core.data.readers import registry
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.registry import (
-    read_corpus,
-    read_labelled_texts,
-    read_sentences,
-    sentence_readers,
-)
 from dp_core.errors import BadInput
 
 SECRET = "zyxsecret"  # represents the text of a note
@@ -47,11 +42,11 @@ class BadItem(NamedTuple):
 
 def reader_of(format: str) -> Callable[..., Iterator[Any]]:
     if format == "tsv":
-        return read_labelled_texts
-    if format in sentence_readers():
-        return read_sentences
+        return registry.read_labelled_texts
+    if format in registry.sentence_readers():
+        return registry.read_sentences
     # Only public text may hold many documents in one file.
-    return partial(read_corpus, public=format == "text")
+    return partial(registry.read_corpus, public=format == "text")
 
 
 def read(
