@@ -49,17 +49,42 @@ def read_plain_text(
         name = unpacked_name(file, path)
         folder, inside, _ = name.partition("/")
         patient = folder if inside else ""
-        piece, number = _Piece(), 0
-        for line in _lines(file):
-            is_title = public and isinstance(line, str) and _TITLE.fullmatch(line)
-            if is_title and (number or piece.is_blank):
-                if number:
-                    yield 0, piece.document(f"{name}#{number}", patient)
-                piece, number = _Piece(), number + 1
-            piece.add(line)
-        yield 0, piece.document(f"{name}#{number}" if number else name, patient)
+        for number, text in _pieces(file, cut=public):
+            if isinstance(text, Reason):
+                yield 0, text
+            elif text.strip():
+                yield 0, Document(f"{name}#{number}" if number else name, patient, text)
+            else:
+                yield 0, Reason.EMPTY
 
     return read_items(path, ".txt", quarantine, documents_of)
+
+
+def _pieces(file: Path, *, cut: bool) -> Iterator[tuple[int, str | Reason]]:
+    """Yield the number of titles so far, and the text of each piece or why it cannot be used.
+
+    Args:
+        file: a file of plain text.
+        cut: whether a title begins a piece, if the file begins with a title.
+    """
+    number, lines, size = 0, list[str](), 0
+    problem: Reason | None = None
+    for line in _lines(file):
+        is_title = cut and _TITLE.fullmatch(line)
+        if is_title and (number or not (problem or any(map(str.strip, lines)))):
+            if number:
+                yield number, problem or "".join(lines)
+            number, lines, size, problem = number + 1, [], 0, None
+        if isinstance(line, Reason):
+            problem = problem or line
+        else:
+            lines.append(line)
+            size += len(line)
+            if size > LARGEST:
+                problem = problem or Reason.TOO_LONG
+        if problem:
+            lines = []
+    yield number, problem or "".join(lines)
 
 
 def _lines(file: Path) -> Iterator[str | Reason]:
@@ -70,36 +95,6 @@ def _lines(file: Path) -> Iterator[str | Reason]:
             yield line if is_bad else line.replace("\r\n", "\n").replace("\r", "\n")
     except DAMAGED:
         yield Reason.UNREADABLE
-
-
-class _Piece:
-    """The lines of one document, until one of them cannot be used."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._size = 0
-        self._problem: Reason | None = None
-        self.is_blank = True
-
-    def add(self, line: str | Reason) -> None:
-        """Add a line, or the reason why it cannot be read."""
-        if isinstance(line, Reason):
-            self._problem = self._problem or line
-        else:
-            self._size += len(line)
-            self._lines.append(line)
-            if self._size > LARGEST:
-                self._problem = self._problem or Reason.TOO_LONG
-        if self._problem:
-            self._lines, self.is_blank = [], False
-        elif self.is_blank:
-            self.is_blank = not self._lines[-1].strip()
-
-    def document(self, name: str, patient: str) -> Document | Reason:
-        """Return the document of all lines, or the reason why there is none."""
-        if self._problem or self.is_blank:
-            return self._problem or Reason.EMPTY
-        return Document(name, patient, "".join(self._lines))
 
 
 FIELDS = ("text", "document_id", "patient_id")  # usual names; ids are strings or whole numbers
