@@ -47,7 +47,6 @@ from dp_core.cluster.shard_map import (
     WHERE,
     HostFunction,
     HostProcess,
-    InProcess,
     ProcessPool,
     R,
     ShardMap,
@@ -321,10 +320,8 @@ def open_cluster(place: str, **options: Any) -> ShardMap:
     Raises:
         BadInput: an invalid place, or an address without secrets.
     """
-    if place == "in-process":
-        return InProcess()
-    if place == "pool":
-        return ProcessPool(len(os.sched_getaffinity(0)))
+    if place in ("in-process", "pool"):
+        return ProcessPool(len(os.sched_getaffinity(0)) if place == "pool" else 1)
     return RayCluster(place, **options)
 
 

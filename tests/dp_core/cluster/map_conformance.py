@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.cluster.shard_map import InProcess, ShardMap
+from dp_core.cluster.shard_map import ProcessPool, ShardMap
 from dp_core.data.corpus import Document, Shard, shards_of, write_corpus
 from dp_core.data.privacy_units import unit_texts
 from dp_core.data.token_store import PackedRows, ShardRows
@@ -172,7 +172,7 @@ class Expected:
         write_corpus(documents(), folder / "corpus", 1)
         shards = shards_of(folder / "corpus")
 
-        here = InProcess()
+        here = ProcessPool(1)
         mechanisms = ("elimination", "gaussian")
         self.words = {m: released_words(here, shards, m, folder / "spilled") for m in mechanisms}
         assert all(len(found) >= 3 and "the" not in found for found in self.words.values())

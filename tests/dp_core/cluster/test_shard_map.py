@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -16,7 +17,6 @@ from dp_core.cluster import shard_map
 from dp_core.cluster.ray_cluster import RayCluster, open_cluster
 from dp_core.cluster.shard_map import (
     HostProcess,
-    InProcess,
     Outcome,
     ProcessPool,
     ShardMap,
@@ -38,7 +38,7 @@ class TestInProcess(MapConformance):
 
     @pytest.fixture
     def place(self) -> ShardMap:
-        return InProcess()
+        return ProcessPool(1)
 
 
 @pytest.fixture(scope="module")
@@ -97,8 +97,9 @@ def test_abandoned_map_starts_no_more_shards(pool: ProcessPool) -> None:
 
 
 def test_setting_selects_where_shards_are_computed() -> None:
-    assert isinstance(open_cluster("in-process"), InProcess)
-    assert isinstance(open_cluster("pool"), ProcessPool)
+    here, pool = open_cluster("in-process"), open_cluster("pool")
+    assert isinstance(here, ProcessPool) and here._processes == 1
+    assert isinstance(pool, ProcessPool) and pool._processes == len(os.sched_getaffinity(0))
     assert isinstance(open_cluster("local:2"), RayCluster)
     with pytest.raises(BadInput, match="'threads' is not a place"):
         open_cluster("threads")
