@@ -192,7 +192,8 @@ def _verdict(printed: float | None, true: float, renyi: float, old: float) -> st
         return "Not printed; the value of these parameters if batches are Poisson samples."
     if true > printed:
         return "More than the printed value, which does not hold for these parameters."
-    if _rounds_to(renyi, printed):
+    decimals = len(repr(printed).partition(".")[2])
+    if round(renyi, decimals) == printed:
         return (
             f"Within rounding of the value of Rényi accounting, {renyi:.3f}, "
             "if batches are Poisson samples."
@@ -203,8 +204,3 @@ def _verdict(printed: float | None, true: float, renyi: float, old: float) -> st
             f"{renyi:.3f}, and the older conversion's {old:.3f}; it is neither, rounded."
         )
     return "Holds with a margin if batches are Poisson samples."
-
-
-def _rounds_to(value: float, printed: float) -> bool:
-    """Return whether the value equals the printed number when rounded to its decimals."""
-    return round(value, len(repr(printed).partition(".")[2])) == printed

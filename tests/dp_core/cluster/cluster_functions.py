@@ -23,7 +23,6 @@ def refused(shard: int) -> int:
 
 
 def broken(shard: str) -> str:
-    """A failing function whose message quotes its input."""
     raise ValueError(f"cannot read {shard}")
 
 
@@ -68,8 +67,6 @@ class Gate:
 
 @dataclass(frozen=True)
 class Echo:
-    """Returns its text before its input."""
-
     before: str
 
     def __call__(self, shard: str) -> str:

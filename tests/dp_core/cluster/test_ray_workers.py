@@ -63,8 +63,6 @@ def ray() -> Iterator[RayCluster]:
 
 
 class TestConformance(MapConformance):
-    """Ray gives the same bytes and errors as this process and the pool."""
-
     @pytest.fixture
     def place(self, ray: RayCluster) -> ShardMap:
         return ray
@@ -76,7 +74,6 @@ def test_shards_are_computed_in_both_workers(ray: RayCluster) -> None:
 
 
 def calls(folder: Path) -> list[tuple[int, int]]:
-    """Return shard and process of every call so far."""
     names = [file.name for file in folder.iterdir() if file.name != "open"]
     return sorted((int(shard), int(pid)) for shard, pid in (name.split(".") for name in names))
 

@@ -59,8 +59,6 @@ def test_map_holds_few_results_in_memory(monkeypatch: pytest.MonkeyPatch) -> Non
     submitted = []
 
     class Here:
-        """A pool that computes immediately."""
-
         def __init__(self, *_: object, **__: object) -> None: ...
 
         def submit(self, function: object, shard: int) -> object:

@@ -154,7 +154,6 @@ def test_patients_are_in_one_shard_and_notes_without_patient_in_all(tmp_path: Pa
 def test_spilling_rows_to_files_changes_no_byte(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Documents and their order do not depend on the amount of memory."""
     twice = [Document("1", "p", f"part {i}") for i in range(50)]
     write_corpus([*many(), *twice], tmp_path / "held")
     spilled = []
@@ -200,7 +199,6 @@ def test_more_text_makes_more_shards_of_the_same_documents(
 
 
 def test_range_numbers_equal_exact_integer_arithmetic() -> None:
-    """The range number is ⌊hash · ranges / 2^64⌋."""
     bounds = [k * (1 << 64) // 48 + d for k in range(1, 48) for d in (-1, 0, 1, 2)]
     hashes = [0, 1, (1 << 32) - 1, 1 << 32, (1 << 64) - 1, *bounds]
     table = pa.table({"hash": pa.array(hashes, pa.uint64())})

@@ -181,7 +181,6 @@ def feed(folder: Path, batch: int = 8) -> None:
 def test_memory_of_writing_opening_and_feeding_does_not_grow_with_the_corpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One corpus is eight times the other."""
     fill(tmp_path / "first", 100)
     feed(tmp_path / "first")  # load imports and caches first
     monkeypatch.setattr(token_store, "_FLUSH_BYTES", 1 << 15)
@@ -195,7 +194,6 @@ def test_memory_of_writing_opening_and_feeding_does_not_grow_with_the_corpus(
 
 
 def test_rows_of_a_shard_equal_the_rows_of_its_units(tmp_path: Path) -> None:
-    """One pass over all units writes the same store as one shard after another."""
     notes = (f"The patient [MASK] has pain in knee {i % 7}." for i in range(120))
     write_corpus(
         (Document(str(i), f"p{i % 30}", t) for i, t in enumerate(notes)), tmp_path / "c", 4

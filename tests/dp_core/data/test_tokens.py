@@ -61,7 +61,6 @@ def spelled(found: WordCodes) -> list[list[str]]:
 @settings(max_examples=400, deadline=None)
 @given(TEXTS, st.integers(0, 3))
 def test_words_of_many_texts_equal_the_words_of_each_text(texts: list[str], skipped: int) -> None:
-    """This includes texts whose Arrow array is a slice of another array."""
     sliced = arrow(texts).slice(min(skipped, len(texts)))
     for found in (encode_bert_words(sliced), encode_with(split_words, sliced)):
         assert spelled(found) == [split_words(text) for text in texts[skipped:]]

@@ -64,19 +64,12 @@ TOKENIZER: Tokenizer = wordpiece.learn(VOCABULARY, 200, ())
 
 @dataclass(frozen=True)
 class Note:
-    """A note before it is written in a format.
+    """A note before it is written in a format."""
 
-    Attributes:
-        number: index of the note when it was generated. It does not change when another note is
-            removed, like the name of a file.
-        document: an id that the source may give; several notes of a patient may share one.
-        pieces: the examples, which are pieces of text of `WORDS` words.
-    """
-
-    number: int
+    number: int  # stays when another note is removed, like the name of a file
     patient: str
-    document: str
-    pieces: tuple[str, ...]
+    document: str  # an id that the source may give; notes of a patient may share one
+    pieces: tuple[str, ...]  # the examples, of `WORDS` words each
 
     @property
     def text(self) -> str:
@@ -85,7 +78,6 @@ class Note:
 
 @st.composite
 def neighbours(draw: st.DrawFn, format: Format, unit: PrivacyUnit) -> tuple[list[Note], list[Note]]:
-    """Draw a data set and its neighbour without one unit."""
     pieces = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map(tuple)
     row = st.tuples(
         st.sampled_from(["p", "q", "r"]), st.sampled_from(["", "", "a", "1002", "402"]), pieces
@@ -125,21 +117,13 @@ def without_ids(notes: Sequence[Note]) -> list[Note]:
 
 @dataclass(frozen=True)
 class Format:
-    """One format: writes notes, reads them again, and returns the contributions of units.
-
-    Attributes:
-        name: the name in the ids of the tests.
-        kind: kind and format of the reader.
-        write: writes the notes into a folder.
-        unit_notes: the notes as the format stores them; a format may need an id for each.
-        units: the units that the format can name.
-    """
+    """One format: writes notes, reads them again, and returns the contributions of units."""
 
     name: str
-    kind: str
+    kind: str  # kind and format of the reader
     write: Callable[[Sequence[Note], Path], None]
-    unit_notes: Callable[[Sequence[Note]], list[Note]]
-    units: Sequence[PrivacyUnit] = tuple(PrivacyUnit)
+    unit_notes: Callable[[Sequence[Note]], list[Note]]  # the notes as the format stores them
+    units: Sequence[PrivacyUnit] = tuple(PrivacyUnit)  # the units that the format can name
 
     def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
         """Return the contributions of all units, in no order, for every kind of choice."""
@@ -235,7 +219,6 @@ def phrases_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
 
 
 def bounded(held: Callable[[Shard], Iterable[HeldItems]], shard: Shard) -> list[object]:
-    """Return the bounded items of each unit."""
     sets = BoundedSets(held, 2, b"key")(shard)
     return [
         tuple(sets.items.take(sets.members[begin:end]).to_pylist())
@@ -386,7 +369,6 @@ def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format: Forma
 
 
 def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, Counter[object]]:
-    """Write and read the notes, and return their contributions; empty without notes."""
     if not notes:
         return {}
     with TemporaryDirectory() as folder:

@@ -27,7 +27,6 @@ def named(sets: UnitSets, items: list[str]) -> list[set[str]]:
 
 @pytest.mark.parametrize("unit", PrivacyUnit)
 def test_sets_of_a_shard_equal_sets_of_its_units(tmp_path: Path, unit: PrivacyUnit) -> None:
-    """Compares with brute force: split, exclude, sample."""
     rng = np.random.default_rng(0)
     notes = (" ".join(f"w{w}" for w in rng.integers(0, 60, 40)) for _ in range(90))
     documents = (Document(str(i), f"p{i % 20}", f"Café {note}.") for i, note in enumerate(notes))

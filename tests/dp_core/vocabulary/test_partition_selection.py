@@ -61,7 +61,6 @@ def claiming_nothing(event: NoisedWeights, units: int) -> Elimination:
 
 
 def weights(plan: Elimination, held: Held, gone: frozenset[str], number: int = 0) -> dict[str, int]:
-    """Return the sums of one round without the items `gone`."""
     shard = shard_of(held, plan.items_per_unit)
     items = shard.items.to_pylist()
     live = np.array([item not in gone for item in items], np.bool_)
@@ -92,8 +91,6 @@ WEIGHTS = sorted(SHAPES)
 
 @pytest.mark.parametrize("name", ["gaussian", *WEIGHTS])
 class TestSelection:
-    """Rules for every mechanism."""
-
     def test_release_from_merged_shards_equals_release_of_whole(self, name: str) -> None:
         rng = np.random.default_rng(1)
         held = [{f"w{i}" for i in rng.geometric(0.1, 30)} for _ in range(60)]
@@ -135,8 +132,6 @@ class TestSelection:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 class TestWeights:
-    """Further rules for every mechanism of weights."""
-
     @pytest.fixture
     def low(self, name: str) -> Elimination:
         """A mechanism with a level near 1, so that tiny data exceed it."""

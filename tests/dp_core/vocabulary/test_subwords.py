@@ -86,7 +86,6 @@ def test_first_ids_are_special_tokens_and_text_never_contains_them(
 def counted(
     texts: list[str], n: int, exclude: set[str], split: Callable[[str], list[str]] = split_words
 ) -> Counter[str]:
-    """Return the number of units that contribute each word."""
     units = ((str(i), split(text)) for i, text in enumerate(texts))
     shard = item_sets(units, n, b"key", exclude=exclude)
     held = np.bincount(shard.members, minlength=len(shard.items)).tolist()
@@ -94,7 +93,6 @@ def counted(
 
 
 def test_excluded_public_words_make_room_for_others() -> None:
-    """N bounds the remaining words: all of a unit's bounded words are new ones."""
     counts = counted(["the of and pain arm"] * 20, 2, {"the", "of", "and"})
     assert counts == {"pain": 20, "arm": 20}
 

@@ -32,8 +32,6 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 class BadItem(NamedTuple):
-    """A source with one unusable item."""
-
     files: dict[str, bytes]
     reason: Reason
     where: str
@@ -52,7 +50,6 @@ def reader_of(format: str) -> Callable[..., Iterator[Any]]:
 def read(
     format: str, path: Path, share: float = 1.0, **fields: Any
 ) -> tuple[list[Any], Quarantine]:
-    """Return the items of a reader, and its quarantine."""
     quarantine = Quarantine(share)
     return list(reader_of(format)(format, path, quarantine, **fields)), quarantine
 
