@@ -156,7 +156,7 @@ class MetricRecord(Config):
 class StepResult(Config):
     """The results of a finished step, for later steps and for people."""
 
-    version: Literal[2] = 2  # version 1 did not carry uses without a guarantee
+    version: Literal[3] = 3
     step: str
     spec_hash: str
     outputs: dict[str, str]  # name -> URI
@@ -169,5 +169,5 @@ class StepResult(Config):
     @property
     def operator_files(self) -> frozenset[str]:
         """Files of the output that are for the operator alone and are never passed on."""
-        artifacts = self.facts.get("artifacts", ())
-        return frozenset(file for file, label, _ in artifacts if label == "operator")
+        artifacts = self.facts.get("artifacts", {})
+        return frozenset(file for file, label in artifacts.items() if label == "operator")

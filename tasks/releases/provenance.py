@@ -23,7 +23,7 @@ from dp_core.privacy.statement import event_of
 from tasks.context import StepContext
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.results import KEPT, Input, kept_folder, of_last_model, read_result
-from tasks.storage import Store, sha256_of
+from tasks.storage.store import Store, sha256_of
 
 PRETRAINED = ("pretrain", "select")
 MODELS = (*PRETRAINED, "finetune")  # the steps whose output is a model

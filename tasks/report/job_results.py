@@ -22,7 +22,7 @@ from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, totals
+from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, privacy_statement, totals
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
@@ -64,7 +64,6 @@ from tasks.results import (
     merged,
     read_result,
     released_after,
-    statement_of,
 )
 
 Results = dict[str, Input]  # by the name of the task
@@ -287,10 +286,9 @@ def header_of(
         "entities_dataset": _source(spec.settings, "entities", "entities_train")
         if labelled_text
         else "",
-        "unit": unit,
-        "declared_units": vocabulary.facts["declared_units"],
+        "unit": PrivacyUnit(vocabulary.facts["unit"]),
         "model_size": _model_size(model),
-        "statement": statement_of(
+        "statement": privacy_statement(
             releases,
             made_up=spec.made_up,
             # The table of a sweep lists the models that its trainings saved before their end.
@@ -300,8 +298,7 @@ def header_of(
         "budget": ledger.remaining(dataset).to_json(),
         "settings": spec.settings,
         "versions": model.result.versions,
-        "public_seeds": {"seed": int(spec.settings["seed"])},
-        "repeat": (_repeat_command(spec.title, spec.settings),),
+        "repeat": _repeat_command(spec.title, spec.settings),
     }
 
 
@@ -365,14 +362,13 @@ def _label_of(values: Sequence[Labelled]) -> type[Labelled]:
 def costs_of(
     dataset: str, model: Input, untuned: Iterable[Input | None], tuned: Iterable[Input | None]
 ) -> dict[str, Any]:
-    """Return the cost of all figures of a row, and of those before fine-tuning if it is smaller."""
-    pretrained = _cost(dataset, *untuned)
+    """Return the cost of all figures of a row, and of those before fine-tuning."""
     whole = _cost(dataset, *untuned, *tuned)
     epsilon = model.facts["epsilon_training"]
     return {
         "epsilon_training": math.inf if epsilon is None else epsilon,
         "cost": whole,
-        "untuned": pretrained if whole != pretrained else None,
+        "pretrained": _cost(dataset, *untuned),
     }
 
 
@@ -693,7 +689,6 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
         epochs=training["epochs"],
         training_epochs=setting.training_epochs if setting.is_on_the_way else 0.0,
         updates=updates,
-        trainings=len(models),
         finetuning={
             axis: float(getattr(setting, axis) or spec.settings[axis])
             for axis in FINETUNING_AXES

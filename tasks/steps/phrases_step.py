@@ -14,7 +14,7 @@ from dp_core.phrases.ngram_release import release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets
-from tasks.context import StepArtifact, StepContext, StepOutput, read_checked
+from tasks.context import StepContext, StepOutput, read_checked
 from tasks.protocol import PhrasesSpec
 from tasks.releases.charge import charge, phrase_plan, planned_release
 from tasks.releases.manifest import counts_released, manifest, words_digest
@@ -28,7 +28,7 @@ from tasks.releases.provenance import (
 )
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.vocabulary_step import known_words
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 FILE = "phrases.json"
 _PHRASES = TypeAdapter(dict[int, dict[str, int]])
@@ -96,7 +96,7 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
             "epsilon": record.epsilon,
             "digest": sha256_of(context.out / FILE),
         },
-        artifacts=[StepArtifact(FILE, Label.DP)],
+        artifacts={FILE: Label.DP},
     )
 
 

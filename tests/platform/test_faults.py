@@ -3,8 +3,6 @@
 As for `test_stack.py`, `docker/ci` starts the stack; CONFIDE_STACK=faults selects this file too.
 """
 
-from __future__ import annotations
-
 import json
 import re
 import subprocess

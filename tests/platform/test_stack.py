@@ -3,19 +3,15 @@
 `docker/ci` starts the stack and sets CONFIDE_STACK; without it these tests are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from child_processes import wait_for
+from child_processes import completed, wait_for
 from running_stack import (
     DISTURBED,
     LONGEST,
@@ -86,7 +82,7 @@ def test_invalid_value_is_refused_with_its_reason(stack: Stack, setting: str, va
 def test_network_of_the_steps_has_no_internet_access(stack: Stack) -> None:
     program = "import socket; socket.create_connection(('1.1.1.1', 443), timeout=3)"
     words = ["run", "--rm", f"--network={PROJECT}_steps", f"confide-task:{TAG}", "-c", program]
-    answer = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    answer = completed("docker", *words)
     assert answer.returncode == 1
     assert "OSError" in answer.stderr or "timed out" in answer.stderr
 
@@ -135,23 +131,11 @@ def test_undisturbed_job_has_identical_results_without_a_charge(
 def test_every_requested_step_ran_in_a_container(stack: Stack, run: str) -> None:
     tasks = stack.tasks("dp_bert", run)
     skipped = {name for name, task in tasks.items() if task["state"] == "skipped"}
-    assert skipped == {
-        "checkpoint",
-        "phrases",
-        "written_text",
-        "phrases_store",
-        *PHRASES,
-        *MEMBERSHIP,
-        *FURTHER,
-        *KEPT,
-        "dp_audit",
-    }
+    first = {"checkpoint", "phrases", "written_text", "phrases_store"}
+    assert skipped == {*first, *PHRASES, *MEMBERSHIP, *FURTHER, *KEPT, "dp_audit"}
     assert {t["state"] for name, t in tasks.items() if name not in skipped} == {"success"}
-    assert tasks.keys() - skipped - stack.steps("dp_bert", run).keys() == {
-        "settings",
-        "kept_models",
-        "outcome",
-    }
+    others = {"settings", "kept_models", "outcome"}
+    assert tasks.keys() - skipped - stack.steps("dp_bert", run).keys() == others
     assert step_containers(run) == []
 
 
@@ -293,37 +277,30 @@ def test_probe_detects_seeds_and_ledger_access_of_a_charging_step(stack: Stack, 
 # --- last: the events of the cancelled run have been delivered meanwhile
 
 
-def by_name(findings: str) -> dict[str, dict[str, Any]]:
-    return {finding["name"]: finding for finding in json.loads(findings)["findings"]}
-
-
 def doctor_as_a_step(stack: Stack) -> dict[str, dict[str, Any]]:
     words = ("-m", "tasks.cli", "doctor", "--json")
     return by_name(stack.compose("run", "--rm", "--no-deps", "-T", "prepare", *words))
 
 
+def by_name(findings: str) -> dict[str, dict[str, Any]]:
+    return {finding["name"]: finding for finding in json.loads(findings)["findings"]}
+
+
 def test_doctor_finds_no_fault(stack: Stack, run: str, tmp_path: Path) -> None:
+    # The MLflow sync delivers the events of the cancelled run once a minute.
+    wait_for(lambda: doctor_as_a_step(stack)["event logs"]["ok"], 3 * COURIER, pause=5)
     as_a_step = doctor_as_a_step(stack)
-    until = time.monotonic() + 3 * COURIER
-    while not as_a_step["event logs"]["ok"] and time.monotonic() < until:
-        time.sleep(5)  # the MLflow sync delivers the events of the cancelled run once a minute
-        as_a_step = doctor_as_a_step(stack)
-    environment = {
+    environment = os.environ | {
         "CONFIDE_HOME": str(tmp_path),
         "CONFIDE_AIRFLOW_API": stack.airflow,
         "CONFIDE_AIRFLOW_PASSWORD": stack.secrets["AIRFLOW_PASSWORD"],
     }
-    from_outside = subprocess.run(
-        [sys.executable, "-m", "tasks.cli", "doctor", "--json"],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    words = (sys.executable, "-m", "tasks.cli", "doctor", "--json")
+    from_outside = completed(*words, cwd=ROOT, env=environment)
+    assert from_outside.returncode == 0, from_outside.stderr
     for findings, expected in (
         (as_a_step, {"ledger", "store", "MLflow", "event logs", "privacy seeds", "clock"}),
-        (by_name(from_outside), {"Airflow", "pool training"}),
+        (by_name(from_outside.stdout), {"Airflow", "pool training"}),
     ):
         assert findings.keys() >= expected
         assert [finding for finding in findings.values() if not finding["ok"]] == []

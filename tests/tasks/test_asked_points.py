@@ -1,5 +1,3 @@
-"""Sweep points that Optuna proposes: charged in advance, and chosen without operator metrics."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -33,7 +31,7 @@ from tasks.protocol.least_privilege import Need
 from tasks.releases.charge import charge, planned_release, register_plans, training_plan
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 ASKED: dict[str, Any] = PUBLIC_LABELS | {
     "sweep_search": "optuna", "sweep_trials": 4, "sweep_noise_multipliers": "1,4",
@@ -123,17 +121,18 @@ def test_each_training_descends_from_the_scores_that_chose_it(
 
 
 def test_total_of_a_later_point_includes_earlier_points(deployment: Deployment) -> None:
-    context = bench_of(deployment)
+    context = StepContext.__new__(StepContext)
+    context.store, context.releases = Store(deployment.store, deployment.cache), []
     result = StepResult(
         step="finetune", spec_hash="x", outputs={}, metrics=[], facts={},
         releases=[record("entry", COSTLIEST)],
     )  # fmt: skip
     earlier = f"{deployment.store}/told"
     context.store.write(f"{earlier}/result.json", result.model_dump_json().encode())
-    StepContext.descends_from_choice(context, [earlier])
+    context.descends_from_choice([earlier])
     assert context.releases == result.releases
     with pytest.raises(BadInput, match="no result there"):
-        StepContext.descends_from_choice(context, [f"{earlier}-not"])
+        context.descends_from_choice([f"{earlier}-not"])
 
 
 @pytest.mark.parametrize("stopped_after", [1, 16])
