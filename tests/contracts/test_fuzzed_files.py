@@ -114,7 +114,7 @@ def written(name: str, content: object, folder: Path) -> Path:
     return folder / name
 
 
-SPEC = json.loads(job_steps(JobSettings())["dp_pretraining"].model_dump_json())
+SPEC = json.loads(job_steps(JobSettings())["With DP / pretraining"].model_dump_json())
 RESULT: dict[str, Any] = {
     "step": "corpus",
     "spec_hash": "ab",
