@@ -49,11 +49,10 @@ class UnitBatch:
 def ordinary_sum(
     unit_losses: Callable[[Layers], Tensor],
     parameters: Mapping[str, Any],
-    units: int,
     precision: str = "float32",
     frozen: Mapping[str, Any] | None = None,
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return the plain gradient of the summed losses, the losses (U,), and zeros for norms (U,).
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the plain gradient of the summed losses, and the losses (U,).
 
     The gradient is by `parameters`; parameters in `frozen` are only read.
     """
@@ -69,7 +68,7 @@ def ordinary_sum(
     for lookup, (word, ids) in layers.read.items():
         rows = tf.reshape(sums.pop(lookup), (-1, sums[word].shape[1]))  # (M·S, D)
         sums[word] = tf.tensor_scatter_nd_add(sums[word], tf.reshape(ids, (-1, 1)), rows)
-    return sums, losses, tf.zeros((units,))
+    return sums, losses
 
 
 class _LookupsApart(Layers):

@@ -5,23 +5,18 @@ import dataclasses
 import numpy as np
 import pytest
 import tensorflow as tf
+from noised_updates import flat, trainer_of
 from scipy import stats
 
 from dp_core.models.parameters import fresh
 from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, Clipper
 from dp_core.privacy.noise_addition import UpdateNoise
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.devices import strategy_for
 from dp_core.training.trainer import AdamW, Trainer
 
 SEED = PrivacySeed.fixed(0)
 NAME = "layer_0/output/kernel"
 BETA1, BETA2, FLOOR = 0.9, 0.98, 0.25
-
-
-def trainer_of(config, optimizer):
-    start = fresh(config, 0).parameters
-    return Trainer(strategy_for("cpu"), config, start, optimizer, Clipper(1.0))
 
 
 class Seen(AdamW):
@@ -40,7 +35,7 @@ def test_corrected_updates_equal_the_published_rule_for_changing_clip_norm_and_b
     optimizer = Seen(BETA1, BETA2, 0.01, FLOOR)
     kept = {n: tf.Variable(np.zeros_like(a)) for n, a in start.items()}
     object.__setattr__(optimizer, "gradients", kept)
-    trainer = Trainer(strategy_for("cpu"), config, start, optimizer, Clipper(1.0))
+    trainer = trainer_of(config, optimizer, Clipper(1.0))
     rng = np.random.default_rng(0)
     w, m, v, noise_variance = start[NAME].astype(np.float64), 0.0, 0.0, 0.0
     at_floor = []
@@ -68,22 +63,19 @@ def test_corrected_updates_equal_the_published_rule_for_changing_clip_norm_and_b
 def test_corrected_second_moment_of_pure_noise_is_centred_at_zero(config):
     """The step is then the mean over √(γΦ̂), because the divisor is at the floor."""
     sigma, batch, updates = 1.3, 7.0, 40
-    optimizer = AdamW(0.0, 0.999, 0.0, 1e6)  # a floor that is never exceeded
-    trainer = trainer_of(config, optimizer)
+    trainer = trainer_of(config, AdamW(0.0, 0.999, 0.0, 1e6))  # a floor that is never exceeded
     for t in range(updates):
-        before = np.concatenate([a.ravel() for a in trainer.weights().values()])
+        before = flat(trainer.weights())
         noise = UpdateNoise(SEED, b"m", t, sigma, 1.0)
         trainer.apply_update(step=t, learning_rate=1.0, divisor=batch, noise=noise)
-    squares = np.concatenate([v.numpy().ravel() for v in trainer._squares.values()])
-    second = squares.astype(np.float64) / (1 - 0.999**updates)
+    second = flat(trainer._squares) / (1 - 0.999**updates)
     known, d = (sigma / batch) ** 2, len(second)
     # v̂ is nearly a mean of 40 squares of normal numbers: of variance 2·known²/40, d of them.
     limit = known * np.sqrt(2 / updates / d) * 1.01
     assert abs((second - known).mean()) < stats.norm.isf(1e-7) * limit
     for wrong in (2 / 3, 3 / 2):  # of σ
         assert abs((second - wrong**2 * known).mean()) > stats.norm.isf(1e-7) * limit
-    after = np.concatenate([a.ravel() for a in trainer.weights().values()])
-    step = (before - after).astype(np.float64)
+    step = before - flat(trainer.weights())
     assert np.std(step) == pytest.approx(1 / 1e3, rel=0.05)  # noise over √(10⁶·known)
 
 
@@ -109,11 +101,9 @@ def test_training_subtracts_the_noise_variance_of_its_plan(train, plan_of, confi
         known.append(variance(self, step, deviation))
         return known[-1]
 
-    def updated(self, **what):
-        updates_made.append(
-            (what["noise"].noise_multiplier, what["noise"].clip_norm, what["divisor"])
-        )
-        return apply_update(self, **what)
+    def updated(self, *, noise, divisor, **others):
+        updates_made.append((noise.noise_multiplier, noise.clip_norm, divisor))
+        return apply_update(self, noise=noise, divisor=divisor, **others)
 
     monkeypatch.setattr(Trainer, "_known_variance", watched)
     monkeypatch.setattr(Trainer, "apply_update", updated)
