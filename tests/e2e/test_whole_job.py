@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
+from small_job import folder_of, result_of
 
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger
@@ -39,7 +40,6 @@ from tasks.protocol import (
 )
 from tasks.results import STATEMENT_DATA, kept_folder
 from tasks.runtime.deployment import Deployment
-from tasks.storage import local_path
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
@@ -65,13 +65,10 @@ class Finished:
     started: str = "12:34:56"
 
     def result(self, task: str) -> StepResult:
-        return StepResult.model_validate_json((self.output(task) / "result.json").read_bytes())
+        return result_of(self.steps[task])
 
     def output(self, task: str) -> Path:
-        return self.folder(self.steps[task].output)
-
-    def folder(self, uri: str) -> Path:
-        return local_path(self.deployment.open_store().location(uri))
+        return folder_of(self.steps[task])
 
     def files_left(self) -> Iterator[tuple[str, bytes]]:
         """Yield the name and content of every file of the deployment except seeds and keys."""
@@ -399,11 +396,11 @@ def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
         epsilon_pld(compose(*(e.event for e in charged)), sum(e.delta for e in charged))
     )
     earlier, red = kept_points(finished.settings)
-    outputs = {task: spec.output for task, spec in steps_of(earlier, finished.steps).items()}
-    assert set(outputs) == {"finetuning", "exposure"}
+    measured = steps_of(earlier, finished.steps)
+    assert set(measured) == {"finetuning", "exposure"}
 
     folder = finished.output("dp_pretraining")
-    tuned = finished.folder(outputs["finetuning"])
+    tuned = folder_of(measured["finetuning"])
     for model in (folder, folder / kept_folder(1), tuned, finished.output("dp_finetuning")):
         statement = _statement(model)
         assert statement["epsilon"] == total and statement["dataset"] == "notes"
