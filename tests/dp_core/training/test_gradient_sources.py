@@ -41,7 +41,7 @@ from dp_core.training.gradient_sources import (
     share,
 )
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
-from dp_core.training.objectives import Objective, masked_lm
+from dp_core.training.objectives import objective_for
 from dp_core.training.trainer import Trainer
 
 STEPS, SIGMA, CLIP, BATCH = 2, 0.7, 0.5, 9
@@ -235,7 +235,7 @@ def test_host_with_other_rows_than_the_step_is_refused(run, store, plan_of):
 
 
 def test_objective_that_hosts_do_not_support_is_refused(store, config, config_of, tmp_path):
-    tagging = Objective("tagging", masked_lm().examples, masked_lm().row_losses)
+    tagging = dataclasses.replace(objective_for(config), name="tagging")
     with pytest.raises(BadInput, match="do not train the objective tagging"):
         loop.train(
             fresh(config, 0), tagging, store=store, updates=OrdinaryUpdates(1, 4, 0),

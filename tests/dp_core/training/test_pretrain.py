@@ -51,23 +51,20 @@ def test_training_without_privacy_learns_the_language(train, store, config_of):
     assert mlm_accuracy(model, store, seed=0) > 0.35
 
 
-def test_same_seeds_give_the_same_bits_and_other_noise_gives_others(train, plan_of, tmp_path):
-    models = [
+def test_weights_depend_on_the_seed_and_a_finished_run_is_not_repeated(train, plan_of, tmp_path):
+    reports = []
+    first, again, finished, other = (
         train(
             PrivateUpdates(plan_of(), PrivacySeed.fixed(seed), b"manifest"),
-            checkpoints=LocalFolder(tmp_path / str(i)),
+            checkpoints=LocalFolder(tmp_path / folder),
+            progress=lambda p, name=name: reports.append((name, p.update)),
         )
-        for i, seed in enumerate((4, 4, 5))
-    ]
-    assert same(models[0], models[1])
-    assert not same(models[0], models[2])
-
-
-def test_finished_run_is_not_repeated(train, plan_of):
-    first = train(plan_of())
-    reports = []
-    assert same(first, train(plan_of(), progress=reports.append))
-    assert [p.update for p in reports] == [4]  # the run may have ended before its last report
+        for name, seed, folder in (("1", 4, "a"), ("2", 4, "b"), ("3", 4, "b"), ("4", 5, "c"))
+    )
+    assert same(first, again) and same(first, finished)
+    assert not same(first, other)
+    # The finished run reports once more, because it may have ended before its last report.
+    assert [update for name, update in reports if name == "3"] == [4]
 
 
 def test_checkpoints_of_another_run_are_refused(train, plan_of, config_of):

@@ -22,7 +22,7 @@ SCRIPT = """
     from dp_core.privacy.execution_plan import AdaptiveClipping, ExecutionPlan
     from dp_core.privacy.seed_store import PrivacySeed
     from dp_core.training import checkpoints, loop
-    from dp_core.training.objectives import masked_lm
+    from dp_core.training.objectives import objective_for
     from dp_core.training.trainer import Trainer
 
     folder = Path(sys.argv[1])
@@ -59,7 +59,7 @@ SCRIPT = """
         shape = BertConfig(vocab_size=20, hidden=8, layers=1, heads=2, intermediate=8,
                            max_positions=8)
         model = loop.train(
-            fresh(shape, 0), masked_lm(),
+            fresh(shape, 0), objective_for(shape),
             store=writer.finish(), updates=loop.PrivateUpdates(plan, PrivacySeed.fixed(0), b"m"),
             config=TrainingConfig(learning_rate=0.01, checkpoint_every=3, micro_rows=4),
             seed=0, checkpoints=checkpoints.LocalFolder(folder / f"checkpoints-{name}"),
