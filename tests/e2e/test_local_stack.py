@@ -1,8 +1,4 @@
-"""The commands `up`, `demo` and `down` with real Airflow and MLflow processes and simulated steps.
-
-Other files test the work of the steps. The tests here cover the processes that start and monitor
-them.
-"""
+"""The commands `up`, `demo` and `down` with real Airflow and MLflow, and simulated steps."""
 
 import base64
 import io

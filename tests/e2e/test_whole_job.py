@@ -1,7 +1,4 @@
-"""A tiny job on private text, run step by step, and a search of every file for planted secrets.
-
-Only the private store may contain text, ids and labels, and only the seed store a privacy seed.
-"""
+"""A tiny job on private text, run step by step, and a search of every file for its secrets."""
 
 from __future__ import annotations
 

@@ -112,7 +112,6 @@ def refusal_of_a_large_checkpoint(folder):
 
 
 def test_failed_write_is_one_line_and_keeps_the_last_checkpoint(folder):
-    """The system refuses a write in the middle of a file."""
     usual = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, usual[1]))
     try:

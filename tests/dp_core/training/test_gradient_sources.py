@@ -183,7 +183,6 @@ def test_training_on_two_hosts_equals_training_in_one_process(
 
 
 def test_interrupted_update_leaves_no_gradients_in_the_sum(run, plan_of, monkeypatch):
-    """A call that runs again in the same process starts from empty accumulators."""
     expected = run(plan_of(steps=2), 2)
     take, lost = Trainer.take, iter([False, True, True])  # the second host's first two calls
 

@@ -229,7 +229,6 @@ def test_several_maskings_of_a_causal_model_are_refused(train, plan_of, config):
 
 
 def test_memory_does_not_grow_with_the_batch_size(store, monkeypatch):
-    """The number of micro-batches in memory does not depend on the size of an update."""
     made, alive = [], []
     original = batches_module.micro_batch
 
