@@ -135,7 +135,9 @@ class DiracCanaries:
     def model(self) -> Model[ModelConfig]:
         """Return tables of zeros; the config holds only the vocabulary size and the row length."""
         a, b = self.rows, self.columns
-        config = Gpt2Config(self.count, 1, layers=1, heads=1, intermediate=1, max_positions=1)
+        config = Gpt2Config(
+            vocab_size=self.count, hidden=1, layers=1, heads=1, intermediate=1, max_positions=1
+        )
         shapes = {
             _EMBEDDING: (a, b),
             f"{_DENSE}/kernel": (a, b),
@@ -291,8 +293,8 @@ class NewTokenCanaries:
         so a canary's effect on its row of the embedding table remains visible.
         """
         config = Gpt2Config(
-            self.first + self.count,
-            self.hidden,
+            vocab_size=self.first + self.count,
+            hidden=self.hidden,
             layers=1,
             heads=1,
             intermediate=self.hidden,

@@ -41,27 +41,6 @@ from dp_core.privacy.mechanism_event import (
 )
 from dp_core.privacy.private_selection import RandomCountSelection
 
-__all__ = [
-    "Composed",
-    "ConvertedRelation",
-    "CyclicPoissonGaussian",
-    "FixedSizeGaussian",
-    "Gaussian",
-    "MechanismEvent",
-    "NeighboringRelation",
-    "NoisedWeights",
-    "PhraseRounds",
-    "PoissonGaussian",
-    "PrivacyUnit",
-    "RandomCountSelection",
-    "ShuffledGaussian",
-    "ThresholdedHistogram",
-    "TruncatedPoissonGaussian",
-    "Unaccounted",
-    "compose",
-    "under",
-]
-
 # --- training: Gaussian noise on sums of clipped gradients over sampled batches
 
 Phases = tuple[tuple[float, float, int], ...]  # (rate or batch, noise multiplier σ, steps)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,26 +14,14 @@ from dp_core.config.training import is_causal
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.training.bootstrap import Difference, Replicate, f1_difference
-from tasks.commands.output import as_json, write_json, write_table
+from tasks.commands.output import as_json, write_answer, write_table
 from tasks.commands.report_command import given, reports
 from tasks.report.model import shown_day
-from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED, WITHHELD_MARK
+from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED
 from tasks.results import FIGURES_FILE, FINETUNED, read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
-_HEADS = {  # of figures; the % sign marks shares
-    "epsilon": "ε",
-    "delta": "δ",
-    "f1": "F1, %",
-    "accuracy": "accuracy, %",
-    "mlm_accuracy_public": "MLM, public, %",
-    "mlm_accuracy_private": "MLM, private, %",
-    "perplexity_public": "perplexity, public",
-    "perplexity_private": "perplexity, private",
-    "exposure": "exposure, mean",
-    "exposure_largest": "largest",
-}
 _WHOLE_NAME = 20  # characters of a model's name that fit into a terminal's line with the figures
 _PAIRED = (
     "Difference in F1 or accuracy, second minus first, in points, by a paired bootstrap over the "
@@ -54,7 +41,7 @@ class Run:
         uri: address of the report step's output.
         created: the date; the operator's edition also has the time.
         settings: all settings of the run.
-        models: figures by model and name, with value and label, or `withheld`.
+        models: cells of the table of results, by model and column.
         finetuned: by model, the fine-tunings of its score.
         leakage: membership leakage by model, epoch, level and attack, for the operator only.
     """
@@ -88,7 +75,7 @@ class Compared:
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--operator", is_flag=True, help="Include figures that only the operator may see.")
 @as_json
-def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
+def command(runs: tuple[str, ...], operator: bool) -> None:
     """Compare runs by the settings that differ, ε, δ, F1 (accuracy, perplexity) and exposure.
 
     RUN is a report step's output (shown by confide report --json), or a number: 0 is the latest
@@ -103,16 +90,12 @@ def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
         name: values for name, values in settings.items() if any(v != values[0] for v in values)
     }
     compared = _differences(store, read)
-    if as_json:
-        write_json(
-            {
-                "runs": [asdict(run) for run in read],
-                "settings": changed,
-                "f1_differences": [asdict(pair) for pair in compared],
-            }
-        )
-        return
-    _show(read, changed, compared)
+    answer = {
+        "runs": [asdict(run) for run in read],
+        "settings": changed,
+        "f1_differences": [asdict(pair) for pair in compared],
+    }
+    write_answer(answer, lambda: _show(read, changed, compared))
 
 
 def _uris(store: Store, runs: tuple[str, ...]) -> list[str]:
@@ -215,16 +198,16 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
         settings = [[setting, *values] for setting, values in changed.items()]
         write_table("Settings that differ", ["setting", *names], settings, whole=["setting"])
     models = [
-        (model, name, figures)
+        (model, name, cells)
         for name, run in zip(names, runs, strict=True)
-        for model, figures in run.models.items()
+        for model, cells in run.models.items()
     ]
-    shown = dict.fromkeys(figure for _, _, figures in models for figure in figures)
+    shown = dict.fromkeys(title for _, _, cells in models for title in cells)
     rows = [
-        [model, name, *(_figure(figure, figures.get(figure)) for figure in shown)]
-        for model, name, figures in sorted(models, key=lambda row: row[0])
+        [model, name, *(_text(cells.get(title)) for title in shown)]
+        for model, name, cells in sorted(models, key=lambda row: row[0])
     ]
-    heads = ["model", "run", *(_HEADS.get(figure, figure) for figure in shown)]
+    heads = ["model", "run", *shown]
     short = len(shown) < 9 and all(len(model) <= _WHOLE_NAME for model, _, _ in models)
     write_table(f"Models ({LEGEND})", heads, rows, whole=["model"] if short else [])
     if any(run.leakage for run in runs):
@@ -256,20 +239,12 @@ def _show_leakage(runs: list[Run], names: list[str]) -> None:
     )
 
 
-def _figure(name: str, figure: Mapping[str, Any] | None) -> str:
-    if figure is None:
+def _text(cell: Mapping[str, Any] | None) -> str:
+    """Return a cell's text with the mark of its label."""
+    if cell is None:
         return NOT_MEASURED
-    if figure.get("withheld"):
-        return WITHHELD_MARK
-    try:
-        value = float(figure["value"])
-    except ValueError:
-        return str(figure["value"])  # no total
-    mark = MARKS[Label(figure["label"])]
-    if math.isinf(value):
-        return f"∞{mark}"
-    share = _HEADS.get(name, "").endswith("%")
-    return (f"{100 * value:.1f}" if share else f"{value:.3g}") + mark
+    mark = MARKS[Label(cell["label"])] if cell["label"] and not cell["withheld"] else ""
+    return f"{cell['text']}{mark}"
 
 
 def _difference(pair: Compared, names: list[str]) -> list[object]:

@@ -21,9 +21,8 @@ from dp_core.audit.one_run import LOWER_BOUND
 from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
-from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, epsilons
+from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, privacy_statement, totals
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
@@ -50,8 +49,6 @@ from tasks.report.model import (
     Exposures,
     Fact,
     Kind,
-    LedgerLine,
-    LedgerView,
     Membership,
     ModelAt,
     ModelRow,
@@ -59,6 +56,7 @@ from tasks.report.model import (
     Samples,
     number_of,
 )
+from tasks.report.tables import ledger_table
 from tasks.results import (
     Input,
     findings_of,
@@ -66,8 +64,6 @@ from tasks.results import (
     merged,
     read_result,
     released_after,
-    statement_of,
-    totals,
 )
 
 Results = dict[str, Input]  # by the name of the task
@@ -85,7 +81,6 @@ EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning, counted in i
 SCORES = ("f1", "accuracy")  # metrics of a fine-tuning, for entities and for classes
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8
-LEDGER_LINES = 30  # latest entries in a report; each needs an accounting
 _CEILINGS = {  # by metric of the membership step; they follow from the guarantee alone
     "membership_ceiling/pl": "Largest advantage of a membership attack",
     "membership_ceiling/tpr_at_0.01_fpr": "Largest share of members found at 1% false alarms",
@@ -277,6 +272,7 @@ def header_of(
     model = results["pretraining" if of_sweep else "dp_pretraining"]
     vocabulary = results["vocabulary"]
     dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
+    ledger = open_ledger(context.deployment)
     labelled_text = ("finetuning" if of_sweep else "entities") in results
     return {
         "title": spec.title,
@@ -290,20 +286,19 @@ def header_of(
         "entities_dataset": _source(spec.settings, "entities", "entities_train")
         if labelled_text
         else "",
-        "unit": unit,
-        "declared_units": vocabulary.facts["declared_units"],
+        "unit": PrivacyUnit(vocabulary.facts["unit"]),
         "model_size": _model_size(model),
-        "statement": statement_of(
+        "statement": privacy_statement(
             releases,
             made_up=spec.made_up,
             # The table of a sweep lists the models that its trainings saved before their end.
             released_after=() if of_sweep else released_after(model.result),
         ),
-        "ledger": _ledger_view(context, dataset, unit),
+        "ledger": ledger_table(ledger.history(dataset), dataset, unit),
+        "budget": ledger.remaining(dataset).to_json(),
         "settings": spec.settings,
         "versions": model.result.versions,
-        "public_seeds": {"seed": int(spec.settings["seed"])},
-        "repeat": (_repeat_command(spec.title, spec.settings),),
+        "repeat": _repeat_command(spec.title, spec.settings),
     }
 
 
@@ -367,14 +362,13 @@ def _label_of(values: Sequence[Labelled]) -> type[Labelled]:
 def costs_of(
     dataset: str, model: Input, untuned: Iterable[Input | None], tuned: Iterable[Input | None]
 ) -> dict[str, Any]:
-    """Return the cost of all figures of a row, and of those before fine-tuning if it is smaller."""
-    pretrained = _cost(dataset, *untuned)
+    """Return the cost of all figures of a row, and of those before fine-tuning."""
     whole = _cost(dataset, *untuned, *tuned)
     epsilon = model.facts["epsilon_training"]
     return {
         "epsilon_training": math.inf if epsilon is None else epsilon,
         "cost": whole,
-        "untuned": pretrained if whole != pretrained else None,
+        "pretrained": _cost(dataset, *untuned),
     }
 
 
@@ -568,38 +562,6 @@ def _phrase_facts(phrases: Input) -> Iterator[Fact]:
     yield Fact("Maximum phrases per unit and round", facts["phrases_per_unit"], Label.PUBLIC)
 
 
-def _ledger_view(context: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerView:
-    """Return the data set's account: its latest entries, its budget, and the amount spent."""
-    ledger = open_ledger(context.deployment)
-    remaining = ledger.remaining(dataset)
-    entries = [e for e in ledger.history(dataset) if e.accounted][-LEDGER_LINES:]
-    return LedgerView(
-        dataset=dataset,
-        unit=unit,
-        lines=tuple(_ledger_line(entry) for entry in entries),
-        spent_epsilon=remaining.epsilon_so_far,
-        spent_delta=remaining.budget.delta,
-        budget_epsilon=remaining.budget.epsilon,
-        budget_delta=remaining.budget.delta,
-    )
-
-
-def _ledger_line(entry: Entry) -> LedgerLine:
-    """Return an entry of the ledger with its ε by the current accounting."""
-    epsilon, rdp = epsilons(entry.event, entry.delta)
-    return LedgerLine(
-        entry=entry.id,
-        release=entry.event.title,
-        mechanism=entry.event.describe(),
-        epsilon=epsilon,
-        epsilon_rdp=rdp,
-        delta=entry.delta,
-        state=entry.state.value,
-        seed_hash=entry.seed_hash,
-        claimed_by_rdp=entry.event.claimed_by_rdp,
-    )
-
-
 def _model_size(model: Input) -> str:
     """Return a model's kind and size, for example `BERT, 2 layers × 128`."""
     shape = model.facts["shape"]
@@ -727,7 +689,6 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
         epochs=training["epochs"],
         training_epochs=setting.training_epochs if setting.is_on_the_way else 0.0,
         updates=updates,
-        trainings=len(models),
         finetuning={
             axis: float(getattr(setting, axis) or spec.settings[axis])
             for axis in FINETUNING_AXES

@@ -17,10 +17,12 @@ from rich.text import Text
 from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS
 from dp_core.audit.membership import Share
 from dp_core.labels import Label, Labelled
+from dp_core.privacy.ledger import Entry
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.statement import epsilons
 from tasks.report.model import (
     ACCURACY,
     Fact,
-    LedgerView,
     ModelRow,
     Value,
     Withheld,
@@ -32,6 +34,7 @@ NOT_MEASURED = "–"
 NO_ENTITIES = "no entities"  # in place of F1, if the test part has none
 NO_TOTAL = "no total"
 WHY_NO_TOTAL = "different neighbours or units"
+LEDGER_LINES = 30  # latest entries in a report; each needs an accounting
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -130,6 +133,11 @@ class Header:
     unit: str = ""
     numeric: bool = True
 
+    @property
+    def title(self) -> str:
+        """Name and unit in one line."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
 
 @dataclass(frozen=True)
 class Table:
@@ -194,12 +202,31 @@ _STYLES = {Label.DP: "green", Label.PUBLIC: "", Label.OPERATOR: "yellow"}
 LEGEND = "ᵈ dp: protected by the guarantee  ° operator: not protected  unmarked: public"
 
 
+MOST_SIDE_BY_SIDE = 4  # rows
+MODEL_NAME_WIDTH = 11  # characters, so that four models fit into 80 columns
+
+
 def rich_table(table: Table) -> RichTable:
-    """Return the table for a wide terminal; long text is folded.
+    """Return the table for a terminal; a few rows are shown side by side, to fit 80 columns.
 
     A label is shown by a mark and a colour, so that it is visible without colour.
     """
-    shown = _frame(table)
+    shown = RichTable(
+        title=f"{table.lead}\n\n{table.caption}" if table.lead else table.caption,
+        title_justify="left",
+        caption="\n".join((LEGEND, *table.notes)),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    if len(table.rows) <= MOST_SIDE_BY_SIDE:
+        shown.add_column(table.headers[0].name, overflow="fold")
+        for row in table.rows:
+            name = textwrap.fill(row[0].text, MODEL_NAME_WIDTH, break_on_hyphens=False)
+            shown.add_column(name, justify="right", no_wrap=True)
+        for column, header in enumerate(table.headers[1:], start=1):
+            shown.add_row(header.title, *(_text(row[column]) for row in table.rows))
+        return shown
     for header in table.headers:
         shown.add_column(
             f"{header.name}\n{header.unit}" if header.unit else header.name,
@@ -209,33 +236,6 @@ def rich_table(table: Table) -> RichTable:
     for row in table.rows:
         shown.add_row(*(_text(cell) for cell in row))
     return shown
-
-
-MODEL_NAME_WIDTH = 11  # characters, so that four models fit into 80 columns
-
-
-def side_by_side(table: Table) -> RichTable:
-    """Return the transposed table, which fits 80 columns if there are few models."""
-    shown = _frame(table)
-    shown.add_column(table.headers[0].name, overflow="fold")
-    for row in table.rows:
-        name = textwrap.fill(row[0].text, MODEL_NAME_WIDTH, break_on_hyphens=False)
-        shown.add_column(name, justify="right", no_wrap=True)
-    for column, header in enumerate(table.headers[1:], start=1):
-        name = f"{header.name}, {header.unit}" if header.unit else header.name
-        shown.add_row(name, *(_text(row[column]) for row in table.rows))
-    return shown
-
-
-def _frame(table: Table) -> RichTable:
-    return RichTable(
-        title=f"{table.lead}\n\n{table.caption}" if table.lead else table.caption,
-        title_justify="left",
-        caption="\n".join((LEGEND, *table.notes)),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
 
 
 def _text(cell: Cell) -> Text:
@@ -278,27 +278,28 @@ _OF_THE_INTERVAL = (
 )
 
 
-def ledger_table(ledger: LedgerView) -> Table:
-    """Return the releases of the data set, one per row."""
-    rows = tuple(
-        (
-            name(line.entry, line.seed_hash and f"seed {line.seed_hash[:12]}"),
-            name(line.release, line.mechanism),
-            replace(
-                number(line.epsilon, Label.PUBLIC),
-                detail="by RDP: no PLD is known" if line.claimed_by_rdp else "",
-            ),
-            Cell(NOT_MEASURED)
-            if line.epsilon_rdp is None
-            else number(line.epsilon_rdp, Label.PUBLIC),
-            number(line.delta, Label.PUBLIC, 2),
-            name(line.state),
+def ledger_table(entries: Sequence[Entry], dataset: str, unit: PrivacyUnit) -> Table:
+    """Return the latest releases of the data set, one per row, with ε by the current accounting."""
+
+    def row(entry: Entry) -> tuple[Cell, ...]:
+        event, label = entry.event, Label.PUBLIC
+        by_pld, by_rdp = epsilons(event, entry.delta)
+        claimed = number(by_pld, label)
+        if event.claimed_by_rdp:
+            claimed = replace(claimed, detail="by RDP: no PLD is known")
+        return (
+            name(entry.id, entry.seed_hash and f"seed {entry.seed_hash[:12]}"),
+            name(event.title, event.describe()),
+            claimed,
+            Cell(NOT_MEASURED) if by_rdp is None else number(by_rdp, label),
+            number(entry.delta, label, 2),
+            name(entry.state.value),
         )
-        for line in ledger.lines
-    )
+
+    latest = [entry for entry in entries if entry.accounted][-LEDGER_LINES:]
     return Table(
         key="ledger",
-        caption=f"Releases of “{ledger.dataset}”, per {ledger.unit}",
+        caption=f"Releases of “{dataset}”, per {unit}",
         headers=(
             Header("Entry", numeric=False),
             Header("Release", "mechanism", numeric=False),
@@ -307,7 +308,7 @@ def ledger_table(ledger: LedgerView) -> Table:
             Header("δ"),
             Header("State", numeric=False),
         ),
-        rows=rows,
+        rows=tuple(map(row, latest)),
     )
 
 

@@ -1,5 +1,3 @@
-"""The releases that a report counts, for incomplete jobs and for specs written by hand."""
-
 from __future__ import annotations
 
 import math

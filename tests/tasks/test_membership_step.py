@@ -31,6 +31,7 @@ from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.context import StepOutput
 from tasks.protocol import MembershipSpec, ReleaseRecord
+from tasks.releases.declarations import refuse_if_changed
 from tasks.results import PROBES, SUBJECT, Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import membership_step as membership
@@ -122,8 +123,7 @@ def models(chain: Chain) -> dict[str, Input]:
 
 
 def attacked(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[StepOutput, Bench]:
-    context = chain.context(name)
-    context.inputs = chain.inputs | {"model": model}
+    context = chain.context(name, model=model)
     return membership.run(attacking(chain, **changes), context), context
 
 
@@ -200,8 +200,7 @@ def test_table_of_codes_defines_rare_patients(
     config = MembershipConfig(membership_units=60, membership_codes=str(table))
     spec = attacking(chain, config=config, reference_uris=())
     assert [source.field for source in spec.sources] == ["membership_codes"]
-    context = chain.context("codes")
-    context.inputs = chain.inputs | {"model": models["public"]}
+    context = chain.context("codes", model=models["public"])
     answer = membership.run(spec, context)
     written = (context.out / "findings_operator.json").read_text()
     rare, common = findings_at(context.out, MEMBERSHIP.key)[0].details["rarity"]
@@ -214,10 +213,10 @@ def test_table_of_codes_defines_rare_patients(
     outputs = written + json.dumps(answer.facts) + "".join(capfd.readouterr())
     assert "zyx" not in outputs and "patient-" not in outputs
     result = as_input(answer, context, "membership").result
-    membership.refuse_if_changed(spec, result, context)
+    refuse_if_changed(spec, result, context)
     table.write_text(table.read_text() + "\npatient-1,a1,zyx1")
     with pytest.raises(BadInput, match="have changed since"):
-        membership.refuse_if_changed(spec, result, context)
+        refuse_if_changed(spec, result, context)
 
 
 def test_attacks_on_a_public_model_find_no_members(chain: Chain, models: dict[str, Input]) -> None:
@@ -237,7 +236,7 @@ def test_only_ceilings_are_public(attacked_members: tuple[StepOutput, Bench]) ->
         == {Label.PUBLIC if name.startswith("membership_ceiling/") else Label.OPERATOR}
         for name, labels_of_metric in labels.items()
     )
-    assert [artifact.label for artifact in answer.artifacts] == [Label.OPERATOR]
+    assert list(answer.artifacts.values()) == [Label.OPERATOR]
     assert answer.facts.keys() == {SUBJECT, PROBES}  # digests of the model and of its canaries
     written = (context.out / "findings_operator.json").read_text()
     assert "patient-" not in written

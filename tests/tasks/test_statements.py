@@ -17,7 +17,7 @@ from dp_core.privacy.mechanisms import (
     Unaccounted,
     compose,
 )
-from dp_core.privacy.statement import PrivacyStatement
+from dp_core.privacy.statement import PrivacyStatement, privacy_statement
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.report.job_results import model_row
 from tasks.report.model import Edition, ModelRow, Report, edition_of
@@ -28,7 +28,6 @@ from tasks.results import (
     STATEMENT_WORDS,
     Input,
     refuse_own_model,
-    statement_of,
     write_statement,
 )
 
@@ -84,12 +83,9 @@ def test_model_made_by_confide_is_refused_as_public_model(tmp_path: Path, name: 
 
 
 def test_statement_has_one_line_per_item() -> None:
-    words = statement_of([RELEASE], made_up=False).paragraphs
+    words = privacy_statement([RELEASE], made_up=False).paragraphs
     assert sum(line.startswith("• ") for line in words) >= 2
     assert not any("**" in line or line.startswith(("#", "- ")) for line in words)
-
-
-# --- the cost of a model in its metrics and report
 
 
 P = PrivacyUnit.PATIENT
@@ -122,7 +118,7 @@ def report(row_of_model: ModelRow) -> Report:
     return Report(
         title="", run_key="", shown_run="", created="2026-01-01", made_up=False, known_seed=False,
         private_dataset="notes", public_dataset="", entities_dataset="", unit=P,
-        declared_units=10, model_size="", statement=PrivacyStatement({}),
+        model_size="", statement=PrivacyStatement({}),
         models=(row_of_model,),
     )  # fmt: skip
 

@@ -27,7 +27,6 @@ divergence of order α is at most ρ in both directions unless the coin comes up
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -65,15 +64,12 @@ class PrivacyCharge:
     rho: float
     delta: float
 
-    def __add__(self, other: PrivacyCharge) -> PrivacyCharge:
-        return PrivacyCharge(self.rho + other.rho, self.delta + other.delta)
 
-
-Release = tuple[str, float]  # canonical JSON of an event, and the δ at which its ε is stated
+Releases = tuple[tuple[MechanismEvent, float], ...]  # each with the δ at which its ε is stated
 
 
 @functools.lru_cache(maxsize=4096)
-def charge(group: tuple[Release, ...], order: float) -> PrivacyCharge:
+def charge(group: Releases, order: float) -> PrivacyCharge:
     """Return the charge of a group of releases that were fixed before the first of them.
 
     Args:
@@ -82,21 +78,13 @@ def charge(group: tuple[Release, ...], order: float) -> PrivacyCharge:
     """
     if math.isinf(order):
         return pld_charge(group, math.fsum(delta for _, delta in group))
-    return added(
-        [PrivacyCharge(*event.approximate_rdp(order, delta)) for event, delta in _events(group)]
-    )
+    return added([PrivacyCharge(*event.approximate_rdp(order, delta)) for event, delta in group])
 
 
 @functools.lru_cache(maxsize=4096)
-def pld_charge(group: tuple[Release, ...], delta: float) -> PrivacyCharge:
+def pld_charge(group: Releases, delta: float) -> PrivacyCharge:
     """Return the (ε, δ) of a group of releases by PLD, at this δ for the whole group."""
-    return PrivacyCharge(
-        epsilon_pld(compose(*(event for event, _ in _events(group))), delta), delta
-    )
-
-
-def _events(group: tuple[Release, ...]) -> list[tuple[MechanismEvent, float]]:
-    return [(MechanismEvent.from_json(json.loads(text)), delta) for text, delta in group]
+    return PrivacyCharge(epsilon_pld(compose(*(event for event, _ in group)), delta), delta)
 
 
 def added(charges: list[PrivacyCharge]) -> PrivacyCharge:
@@ -201,10 +189,8 @@ def check_budget(epsilon: float, delta: float) -> None:
     Raises:
         BadInput: ε is not a positive number, or δ is not from LEAST_DELTA to LARGEST_DELTA.
     """
-    if not math.isfinite(epsilon):
-        raise BadInput(f"budget ε = {epsilon} is not finite", where="ledger register")
-    if epsilon <= 0:
-        raise BadInput(f"budget ε = {epsilon:g} is not above 0", where="ledger register")
+    if not 0 < epsilon < math.inf:
+        raise BadInput(f"budget ε = {epsilon:g} is not finite and above 0", where="ledger register")
     if not LEAST_DELTA <= delta <= LARGEST_DELTA:
         raise BadInput(
             f"budget δ = {delta:g} is not from {LEAST_DELTA:g} to {LARGEST_DELTA:g}",
@@ -275,9 +261,10 @@ def conversion(delta: float, order: float) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def releases(entries: Iterable[Entry]) -> tuple[Release, ...]:
+def releases(entries: Iterable[Entry]) -> Releases:
     """Return the releases with a guarantee, sorted, so that equal plans have equal charges."""
-    return tuple(sorted((canonical(e.event), e.delta) for e in entries if e.accounted))
+    held = [(entry.event, entry.delta) for entry in entries if entry.accounted]
+    return tuple(sorted(held, key=lambda release: (canonical(release[0]), release[1])))
 
 
 def spent_on(budget: Budget, entries: Iterable[Entry]) -> PrivacyCharge:
@@ -288,7 +275,7 @@ def spent_on(budget: Budget, entries: Iterable[Entry]) -> PrivacyCharge:
     return added([charge(group, budget.order) for group in groups])
 
 
-def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> AdmissionDecision:
+def decide(budget: Budget, held: Sequence[Entry], planned: Sequence[Entry]) -> AdmissionDecision:
     """Decide whether, and in which way, a budget admits a group of releases.
 
     The group is fixed before any of its releases. The filter decides first. A group that exceeds
@@ -297,9 +284,9 @@ def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> 
     Args:
         budget: with the group that it is closed for, if any.
         held: all entries of the budget.
-        more: the releases of the group that the ledger does not hold yet.
+        planned: the releases of the group that the ledger does not hold yet.
     """
-    room = capacity(budget)
+    room, more = capacity(budget), releases(planned)
     if room is None:
         return AdmissionDecision(Way.SEQUENCE, None, 0.0, 1.0, None, len(more))
     spent = spent_on(budget, held)
@@ -312,7 +299,7 @@ def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> 
         return AdmissionDecision(
             None, cost, _share(cost, filter_capacity(budget)), left, 0, len(more), CLOSED
         )
-    total = spent + cost
+    total = added([spent, cost])
     if _within(total, room):
         again = min(
             _times(room.rho - spent.rho, cost.rho), _times(room.delta - spent.delta, cost.delta)
@@ -331,13 +318,13 @@ def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> 
     return AdmissionDecision(None, whole, share, left, 0, len(more), refusal)
 
 
-def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> Way:
+def admit(budget: Budget, held: Sequence[Entry], planned: Sequence[Entry]) -> Way:
     """Return the way in which the budget admits the group.
 
     Raises:
         BudgetExceeded: the group does not fit; the message gives the arithmetic.
     """
-    decision = decide(budget, held, more)
+    decision = decide(budget, held, planned)
     if decision.way is not None:
         return decision.way
     fix = "Nothing was read or charged. Use more noise or fewer updates, or stop here."
@@ -360,7 +347,7 @@ def _within(total: PrivacyCharge, room: PrivacyCharge) -> bool:
 
 def _beyond(spent: PrivacyCharge, cost: PrivacyCharge, room: PrivacyCharge, currency: str) -> str:
     """Return the terms of a sum that exceeds the capacity."""
-    total, terms = spent + cost, []
+    total, terms = added([spent, cost]), []
     if not total.rho <= room.rho:
         terms.append(f"{currency} {spent.rho:.5g} + {cost.rho:.5g} > {room.rho:.5g}")
     if not total.delta <= room.delta:
