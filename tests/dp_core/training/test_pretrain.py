@@ -179,9 +179,9 @@ def test_training_reads_exactly_the_units_that_are_drawn(
         assert update.divisor == plan.expected_batch(t)  # for any draw
         if micro_batches:  # static: padding replaces units that are not drawn
             assert len(update.batches) == micro_batches
-        for micro_batch in update.batches:
-            assert [a.shape for a in micro_batch] == [a.shape for a in calls[0].batches[0]]
     assert len(calls) == 1 + plan.steps
+    shapes = {tuple(a.shape for a in batch) for update in calls for batch in update.batches}
+    assert len(shapes) == 1
     assert len({units_of(u) for u in calls[:-1]}) > 1
 
 
