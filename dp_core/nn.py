@@ -133,26 +133,6 @@ def scale_to_unit_power(x: Tensor, epsilon: float) -> Tensor:
 
 
 _TYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16}
-
-
-def compute_type(precision: str) -> Any:
-    """Return the tf.DType of the factors of matrix products; all else is always float32.
-
-    Weights, sums over a vector (LayerNorm, softmax, losses), gradients, norms and noise stay
-    float32 (Micikevicius et al. 2018, arXiv:1710.03740; Kalamkar et al. 2019, arXiv:1905.12322).
-
-    Raises:
-        BadInput: unknown precision.
-    """
-    if precision not in _TYPES:
-        raise BadInput(
-            f"{precision!r} is not a precision",
-            where="precision",
-            fix=f"Use {' or '.join(_TYPES)}.",
-        )
-    return _TYPES[precision]
-
-
 Variables = Mapping[str, Any]  # name -> tf.Variable or tf.Tensor
 FAR_BELOW = -1e9  # added to excluded scores, whose softmax weight is then exactly 0
 LORA_A, LORA_B = "lora_a", "lora_b"  # leaves next to a module's kernel
@@ -164,13 +144,21 @@ class Layers:
 
     Args:
         parameters: float32 variables or tensors, by name.
-        precision: the format of the factors of products, `float32` or `bfloat16`; inputs and
-            outputs are always float32.
+        precision: the format of the factors of products, `float32` or `bfloat16`. All else is
+            float32: weights, sums over a vector (LayerNorm, softmax, losses), gradients, norms and
+            noise (Micikevicius et al. 2018, arXiv:1710.03740; Kalamkar et al. 2019,
+            arXiv:1905.12322).
+
+    Raises:
+        BadInput: unknown precision.
     """
 
     def __init__(self, parameters: Variables, precision: str = "float32") -> None:
         self._parameters = parameters
-        self._type = compute_type(precision)
+        if precision not in _TYPES:
+            what = f"{precision!r} is not a precision"
+            raise BadInput(what, where="precision", fix=f"Use {' or '.join(_TYPES)}.")
+        self._type = _TYPES[precision]
 
     def linear(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
         """(N, in) -> (N, out) by `name/kernel`, `name/bias`, and `name`'s adapter, if it has one.

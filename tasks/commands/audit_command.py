@@ -14,9 +14,15 @@ from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, ConfideError, Contradicted
 from tasks.commands.epsilon_command import Number
-from tasks.commands.export_command import latest_model
-from tasks.commands.output import as_json, is_json, new_folder, write_answer, write_table
-from tasks.commands.report_command import given as given_uri
+from tasks.commands.export_command import chosen_model
+from tasks.commands.output import (
+    as_json,
+    is_json,
+    new_folder,
+    write_answer,
+    write_pairs,
+    write_table,
+)
 from tasks.protocol.settings_file import read_object
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
@@ -89,7 +95,7 @@ def audit(
 
     store = Deployment.from_environment().open_store()
     if model is None:
-        uri = given_uri(store, uri) if uri else latest_model(store, "audit")
+        uri = chosen_model(store, uri, "audit")
     else:
         uri = find_origin(store, model) or ""
     result = read_result(store, uri) if uri else None
@@ -238,28 +244,22 @@ def audit_engine(
 
 
 def _show_engine(verdicts: Mapping[str, AuditVerdict]) -> None:
-    columns = [_column(verdict) for verdict in verdicts.values()]
-    first = next(iter(verdicts.values()))
-    write_table(
-        f"Claimed: ε = {first.epsilon:.4g} at δ = {first.delta:g}. Bounds and power at "
-        f"{first.confidence:.0%}; contradicted at p ≤ {first.significance:g}",
-        ["", *verdicts],
-        [[name, *(column[name] for column in columns)] for name in columns[0]],
-    )
-
-
-def _column(verdict: AuditVerdict) -> dict[str, object]:
-    bounds, power = verdict.lower_bounds.items(), verdict.power.items()
-    return {
-        "canaries": verdict.canaries,
-        "guesses, fixed beforehand": verdict.guesses,
-        "right": verdict.right,
-        **{f"ε at least, {name} bound": epsilon for name, epsilon in bounds},
-        **{f"ε it could refute, {name} bound": epsilon for name, epsilon in power},
-        "p-value of the claim": verdict.p_value,
-        "null control: alarms": f"{verdict.null.alarms} of {verdict.null.repeats}",
-        "verdict": verdict.word,
-    }
+    for kind, verdict in verdicts.items():
+        bounds, power = verdict.lower_bounds.items(), verdict.power.items()
+        write_pairs(
+            f"{kind} audit of ε = {verdict.epsilon:.4g} at δ = {verdict.delta:g}. Bounds and power "
+            f"at {verdict.confidence:.0%}; contradicted at p ≤ {verdict.significance:g}",
+            {
+                "canaries": verdict.canaries,
+                "guesses, fixed beforehand": verdict.guesses,
+                "right": verdict.right,
+                **{f"ε at least, {name} bound": epsilon for name, epsilon in bounds},
+                **{f"ε it could refute, {name} bound": epsilon for name, epsilon in power},
+                "p-value of the claim": verdict.p_value,
+                "null control: alarms": f"{verdict.null.alarms} of {verdict.null.repeats}",
+                "verdict": verdict.word,
+            },
+        )
 
 
 # --- evidence packs
@@ -316,7 +316,7 @@ def evidence(
     if model is not None:
         uri = origin_of_export(store, model)
     else:
-        uri = given_uri(store, uri) if uri else latest_model(store, "evidence")
+        uri = chosen_model(store, uri, "evidence")
     with new_folder(out) as partial:
         write_pack(deployment, store, uri, partial, operator=operator, words=statements)
     digest = sha256_of(out / "evidence.json")

@@ -202,12 +202,13 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
         for name, run in zip(names, runs, strict=True)
         for model, cells in run.models.items()
     ]
-    shown = dict.fromkeys(title for _, _, cells in models for title in cells)
+    titles = dict.fromkeys(title for _, _, cells in models for title in cells)
+    shown = [title for title in titles if not title.startswith("ε_")]  # not the parts of a total
     rows = [
         [model, name, *(_text(cells.get(title)) for title in shown)]
         for model, name, cells in sorted(models, key=lambda row: row[0])
     ]
-    heads = ["model", "run", *shown]
+    heads = ["model", "run", *(title.replace(", ", " ", 1) for title in shown)]  # breaks better
     short = len(shown) < 9 and all(len(model) <= _WHOLE_NAME for model, _, _ in models)
     write_table(f"Models ({LEGEND})", heads, rows, whole=["model"] if short else [])
     if any(run.leakage for run in runs):

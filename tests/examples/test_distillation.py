@@ -1,6 +1,5 @@
-from __future__ import annotations
-
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -106,20 +105,10 @@ def store(tmp_path_factory):
     return writer.finish()
 
 
-@pytest.fixture()
+@pytest.fixture
 def train(store, tmp_path):
-    def run(updates, model, objective):
-        return loop.train(
-            model,
-            objective,
-            store=store,
-            updates=updates,
-            config=TrainingConfig(learning_rate=0.01),
-            seed=1,
-            checkpoints=LocalFolder(tmp_path / "checkpoints"),
-        )
-
-    return run
+    config, checkpoints = TrainingConfig(learning_rate=0.01), LocalFolder(tmp_path / "checkpoints")
+    return partial(loop.train, store=store, config=config, seed=1, checkpoints=checkpoints)
 
 
 @pytest.fixture(scope="module")
@@ -141,9 +130,8 @@ def predictions_of(model, store) -> set[int]:
 
 def test_student_learns_the_predictions_of_its_teacher(train, store, stubborn):
     start = student_of(fresh(stubborn.config, 5))
-    student = train(
-        OrdinaryUpdates(60, 24, seed=1), model=start, objective=distillation(stubborn, share=1.0)
-    )
+    updates = OrdinaryUpdates(60, 24, seed=1)
+    student = train(start, distillation(stubborn, share=1.0), updates=updates)
     assert student.config.distilled
     assert predictions_of(student, store) == {7}
     assert predictions_of(start, store) != {7}
@@ -155,11 +143,8 @@ def test_private_training_changes_every_parameter_of_the_student(train, stubborn
         unit="document", declared_units=30, expected_batch=9, steps=4, noise_multiplier=0.7,
         clip_norm=0.5, delta=1e-4,
     )  # fmt: skip
-    model = train(
-        PrivateUpdates(plan, PrivacySeed.fixed(4), b"m"),
-        model=start,
-        objective=distillation(stubborn, share=0.5),
-    )
+    updates = PrivateUpdates(plan, PrivacySeed.fixed(4), b"m")
+    model = train(start, distillation(stubborn, share=0.5), updates=updates)
     for name, value in model.parameters.items():
         assert (value != start.parameters[name]).mean() > 0.9, name
 
@@ -171,4 +156,4 @@ def test_invalid_share_temperature_and_vocabulary_are_refused(train, stubborn):
         distillation(stubborn, temperature=0.0)
     other = fresh(replace(stubborn.config, vocab_size=21), 1)
     with pytest.raises(BadInput, match="different vocabularies"):
-        train(OrdinaryUpdates(1, 4, seed=1), model=other, objective=distillation(stubborn))
+        train(other, distillation(stubborn), updates=OrdinaryUpdates(1, 4, seed=1))

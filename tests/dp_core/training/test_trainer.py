@@ -158,9 +158,9 @@ def test_bfloat16_products_train_nearly_the_same_on_any_layout(config, store, cl
     assert np.linalg.norm(dealt - rough) < 0.01 * size
 
 
-def test_unknown_precision_is_refused_in_one_line(config):
+def test_unknown_precision_is_refused_in_one_line(config, store):
     with pytest.raises(BadInput, match="not a precision"):
-        trainer_of(config, precision="float16")
+        recorded(config, precision="float16", batches=batches_of(store, updates=1))
 
 
 def test_changing_clip_norm_and_noise_does_not_recompile(config, store):
