@@ -26,14 +26,14 @@ SETTINGS = JobSettings(
     model_kind="llama", trained_parameters="lora", lora_rank=2, learning_rate=0.05, **SIZES
 )
 NEEDED = ("private_corpus", "public_corpus", "vocabulary", "canaries", "private_store",
-          "public_store", "public_pretraining", "dp_pretraining")  # fmt: skip
+          "public_store", "Public text only / pretraining", "With DP / pretraining")  # fmt: skip
 
 
 def test_adapter_training_is_charged_and_exports_merged_model_and_adapter(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     steps = job_steps(SETTINGS)
-    public, private = steps["public_pretraining"], steps["dp_pretraining"]
+    public, private = steps["Public text only / pretraining"], steps["With DP / pretraining"]
     assert isinstance(public, PretrainSpec)
     assert isinstance(private, PretrainSpec)
     assert public.training.trained_parameters == "all"
