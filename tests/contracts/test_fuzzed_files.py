@@ -1,6 +1,5 @@
 """Readers answer a corrupted file with a result or with a one-line error that quotes no content."""
 
-import gzip
 import json
 import random
 from collections.abc import Callable
@@ -185,7 +184,7 @@ def test_corrupted_file_is_read_or_refused_without_its_content(
     file = make(tmp_path / "x")
     good, refused = file.read_bytes(), 0
     for number in range(CORRUPTIONS):
-        bad = misshapen(good, rng) if name in AS_JSON and number % 2 else _bytes(file, good, rng)
+        bad = misshapen(good, rng) if name in AS_JSON and number % 2 else corrupted(good, rng)
         file.write_bytes(bad)
         try:
             read(tmp_path / "x")
@@ -198,13 +197,6 @@ def test_corrupted_file_is_read_or_refused_without_its_content(
     assert refused > CORRUPTIONS // 8, "the corruption does not corrupt"
     output = capfd.readouterr()
     assert SECRET not in output.out + output.err
-
-
-def _bytes(file: Path, good: bytes, rng: random.Random) -> bytes:
-    """Corrupt the bytes of a file; of a gzip file, the compressed or the uncompressed bytes."""
-    if file.suffix == ".gz" and rng.random() < 0.5:
-        return gzip.compress(corrupted(gzip.decompress(good), rng))
-    return corrupted(good, rng)
 
 
 def test_misshapen_events_are_refused() -> None:
