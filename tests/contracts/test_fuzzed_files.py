@@ -22,7 +22,7 @@ from dp_core.models.config import BertConfig
 from dp_core.models.parameters import Model, initial_values, parameter_shapes
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.seed_store import SeedStore
-from dp_core.training.checkpoints import Checkpoint, Checkpoints, LocalFolder
+from dp_core.training.checkpoints import Checkpoints, LocalFolder
 from dp_core.vocabulary import wordpiece
 from tasks.commands.settings_options import settings_from
 from tasks.execution import contract
@@ -92,7 +92,7 @@ def model(file: str, folder: Path) -> Path:
 
 def checkpoint(folder: Path) -> Path:
     arrays = {"a": np.arange(40, dtype=np.float32), "b": np.ones((3, 4), np.float32)}
-    Checkpoints(LocalFolder(folder), "run").save(Checkpoint(3, arrays))
+    Checkpoints(LocalFolder(folder), "run").save(3, arrays)
     return next(folder.glob("*.safetensors"))
 
 
