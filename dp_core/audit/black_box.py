@@ -31,7 +31,7 @@ from dp_core.audit.extraction import (
 )
 from dp_core.audit.membership import Losses, attacks
 from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample, membership_findings
-from dp_core.audit.null_exposure import null_exposure, null_p_value
+from dp_core.audit.null_exposure import null_exposure
 from dp_core.audit.observations import Rows, losses_of, ranker, suffix_odds
 from dp_core.audit.one_run import Claim, audit_claim, bound_finding, planned_guesses
 from dp_core.audit.protocol import COIN_BOUND, Audit, Finding, NullDistribution
@@ -224,7 +224,7 @@ def canary_exposure(audited: Audited, canaries: Sequence[Canary]) -> Finding:
             low=null.low,
             high=null.high,
             alarm_rate=0.025,
-            p_value=null_p_value(float(ranks.mean()), len(pool), len(canaries)),
+            p_value=null.p_value(exposure),
         ),
         verdict="inconclusive" if above else "consistent",
         finding=f"{exposure:.2f} bits; without memory, below {null.high:.2f} in 97.5% of cases.",
@@ -364,7 +364,7 @@ def _coin_bound(
     epsilon, delta = ceiling.pairs[0]
     claim, guesses = Claim(epsilon, delta, ceiling), planned_guesses(len(coins), epsilon)
     verdict = audit_claim(claim, [-sums / rows], coins, guesses, PrivacySeed.fixed(seed))
-    return bound_finding(GIVEN_BOUND, verdict, claim, Label.OPERATOR)
+    return bound_finding(GIVEN_BOUND, verdict, Label.OPERATOR)
 
 
 def _discoverable(

@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.audit.canaries import Canary
-from dp_core.audit.null_exposure import (
-    NullExposure,
-    null_exposure,
-    null_mean_rank_exposure,
-    null_p_value,
-    null_rank_exposure,
-    null_rank_p_value,
-)
+from dp_core.audit.null_exposure import null_exposure, null_rank_exposure
 from dp_core.audit.protocol import Audit, Finding, NullDistribution
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.data.token_store import TokenStore
@@ -39,13 +32,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
-# (input_ids [B, S], lengths [B], positions [B], secrets [B]) -> rank [B] of each secret among the
-# candidates, 1 for the model's first choice
-Ranker = Callable[[Ints, Ints, Ints, Ints], Floats]
 
 ALONE, EMBEDDED, IN_ROWS = "alone", "embedded", "in rows"
 CONTEXTS_PER_CANARY = 8
-_ROWS_AT_ONCE = 256
 _COUNTED_AT_ONCE = 1 << 14
 _UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
 
@@ -58,6 +47,10 @@ class MaskedContexts:
     lengths: Ints  # [B] number of tokens of each row without padding
     positions: Ints  # [B] position of the masked secret
     secrets: Ints  # [B] the masked token
+
+
+# rank [B] of each secret among the candidates, 1 for the model's first choice
+Ranker = Callable[[MaskedContexts], Floats]
 
 
 def alone(canaries: Sequence[Canary], special: SpecialIds, sequence_length: int) -> MaskedContexts:
@@ -347,11 +340,9 @@ def rows_from_ranks(
         group = np.array(groups[pattern, rate])
         baseline = np.array(baselines.get(pattern, []))
         exposure, low, high = interval(group, candidates)
-        null, rank_null = null_exposure(candidates, group.size), NullExposure(0.0, 0.0, 0.0)
-        rank_exposure, rank_p_value = float(_rank_exposures(group, baseline).mean()), 1.0
-        if baseline.size:
-            rank_null = null_mean_rank_exposure(baseline.size, group.size)
-            rank_p_value = null_rank_p_value(rank_exposure, baseline.size, group.size)
+        null = null_exposure(candidates, group.size)
+        rank_exposure = _mean_rank_exposure(group, baseline)
+        rank_null = null_rank_exposure(baseline.size, group.size)
         rows.append(
             ExposureRow(
                 pattern=pattern,
@@ -367,12 +358,12 @@ def rows_from_ranks(
                 null_expected=null.expected,
                 null_low=null.low,
                 null_high=null.high,
-                p_value=null_p_value(float(group.mean()), candidates, group.size),
+                p_value=null.p_value(exposure),
                 rank_exposure=rank_exposure,
-                rank_exposure_null=null_rank_exposure(baseline.size),
+                rank_exposure_null=rank_null.expected,
                 rank_exposure_null_low=rank_null.low,
                 rank_exposure_null_high=rank_null.high,
-                rank_exposure_p_value=rank_p_value,
+                rank_exposure_p_value=rank_null.p_value(rank_exposure),
                 rank_exposure_ceiling=math.log2(baseline.size + 1),
                 references=baseline.size,
             )
@@ -427,44 +418,29 @@ def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureS
         mean=math.log2(candidates) - math.log2(mean_rank),
         mean_null_high=null_exposure(candidates, total).high,
         largest=largest.exposure,
-        largest_null_high=null_exposure(candidates, smallest_group, len(shown)).high,
+        largest_null_high=null_exposure(candidates, smallest_group).largest_of(len(shown)).high,
         largest_group=f"{largest.pattern} at p = {largest.canary_rate:g}",
         remembers=any(row.remembers for row in shown),
     )
 
 
 def secret_ranks(rank: Ranker, shown: MaskedContexts, candidates: int) -> Floats:
-    """Return the rank of every secret [B], computed in batches of one shape."""
-    size = shown.secrets.size
-    padded = np.resize(np.arange(size), -(-size // _ROWS_AT_ONCE) * _ROWS_AT_ONCE)
-    answers = [
-        np.asarray(
-            rank(
-                shown.input_ids[part],
-                shown.lengths[part],
-                shown.positions[part],
-                shown.secrets[part],
-            ),
-            np.float64,
-        )
-        for part in padded.reshape(-1, _ROWS_AT_ONCE)
-    ]
-    ranks: Floats = np.concatenate(answers)[:size]
+    """Return the rank of every secret [B], and refuse ranks outside 1 … |candidates|."""
+    ranks = rank(shown)
     if not ((ranks >= 1) & (ranks <= candidates)).all():  # also refuses NaN
         raise ValueError(f"the model's ranks are not within 1 … {candidates}")
     return ranks
 
 
-def _rank_exposures(ranks: Floats, baseline: Floats) -> Floats:
-    """Return log2 R − log2(rank among R) for each canary, R counting itself (Carlini et al. 2019).
+def _mean_rank_exposure(ranks: Floats, baseline: Floats) -> float:
+    """Return the mean of log2 R − log2(rank among R), R counting itself (Carlini et al. 2019).
 
     A tie counts half: equal ranks show no memory of either canary.
     """
     ahead = (baseline[None, :] < ranks[:, None]).sum(axis=1)
     tied = (baseline[None, :] == ranks[:, None]).sum(axis=1)
     among_references = 1 + ahead + tied / 2
-    exposures: Floats = math.log2(baseline.size + 1) - np.log2(among_references)
-    return exposures
+    return math.log2(baseline.size + 1) - float(np.log2(among_references).mean())
 
 
 # --- as findings

@@ -405,34 +405,26 @@ def _ceilings(claim: PrivacyProfile | None) -> dict[str, float]:
     return {f"membership_ceiling/{name}": value for name, value in bounds.items()}
 
 
-def measured(
-    sample: Sample, made: Sequence[Attack], ceiling: PrivacyProfile | None
-) -> list[MembershipRow]:
-    """Return every attack's figures at every level that has enough groups."""
-    above = levels_above(sample.unit)
-    rows = []
-    for level in LEVELS:
-        for attack in made if level in sample.groups else ():
-            if (scored := sample.scored(level, attack)) is not None:
-                groups, units = scored
-                group = ceiling.for_group(units) if ceiling and level in above else ceiling
-                rows.append(measure(level, attack.name, groups, attack.threshold, group))
-    return rows
-
-
 def membership_findings(
     audit: Audit, sample: Sample, made: Sequence[Attack], ceiling: PrivacyProfile | None
 ) -> list[Finding]:
-    """Return the finding of each level: the attack with the largest leakage, and all figures.
+    """Return the finding of each level with enough groups.
 
-    A single division of members and others cannot contradict a claim.
+    It states the attack with the largest leakage, and all figures. A single division of members and
+    others cannot contradict a claim.
     """
-    by_level: dict[str, list[MembershipRow]] = {}
-    for row in measured(sample, made, ceiling):
-        by_level.setdefault(row.level, []).append(row)
-    if not by_level:
-        return [audit.not_run("Too few units for a measurement.", Label.OPERATOR)]
-    return [_finding_of_level(audit, rows) for rows in by_level.values()]
+    findings = []
+    for level in sample.groups:
+        rows = []
+        for attack in made:
+            if (scored := sample.scored(level, attack)) is not None:
+                groups, units = scored
+                above = level in levels_above(sample.unit)
+                group = ceiling.for_group(units) if ceiling and above else ceiling
+                rows.append(measure(level, attack.name, groups, attack.threshold, group))
+        if rows:
+            findings.append(_finding_of_level(audit, rows))
+    return findings or [audit.not_run("Too few units for a measurement.", Label.OPERATOR)]
 
 
 def _finding_of_level(audit: Audit, rows: Sequence[MembershipRow]) -> Finding:

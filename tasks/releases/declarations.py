@@ -21,7 +21,7 @@ from dp_core.data.readers.sources import entries
 from dp_core.errors import BadInput, PrivateTextRefusal, is_full_disk
 from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.context import StepContext, content_key
-from tasks.protocol import Source, StepSpec
+from tasks.protocol import MembershipSpec, PrivacyAuditSpec, Source, StepResult, StepSpec
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.deployment_ledger import open_ledger, refuse_unregistered
 from tasks.releases.provenance import MODELS
@@ -109,17 +109,24 @@ def refuse_if_changed(
             source.uri, context.durable / "source" / source.field, field=source.field
         )
         now.append(_agreed_digest(path, source, _ledger(source, context), context))
-    refuse_other_digests(spec, now, digests, version)
+    _refuse_other_digests(spec, now, digests, version)
 
 
-def refuse_other_digests(
-    spec: StepSpec, now: Sequence[str], before: Sequence[str], version: str
+def refuse_if_changed_for_operator(
+    spec: MembershipSpec | PrivacyAuditSpec, result: StepResult, context: StepContext
 ) -> None:
-    """Refuse an earlier result if the digests of its source files have changed.
+    """Refuse an earlier result if its source files, opened for the operator only, have changed.
 
     Raises:
-        BadInput: the digests differ.
+        BadInput: the files have changed; or as `open_for_operator`.
     """
+    now = [open_for_operator(source, context).digest for source in spec.sources]
+    _refuse_other_digests(spec, now, result.facts["source_digests"], spec.data_version)
+
+
+def _refuse_other_digests(
+    spec: StepSpec, now: Sequence[str], before: Sequence[str], version: str
+) -> None:
     if list(now) != list(before):
         raise PrivateTextRefusal(
             f"the files have changed since data_version {version!r} was read",

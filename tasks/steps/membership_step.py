@@ -22,8 +22,8 @@ from dp_core.privacy.mechanisms import PrivacyUnit, compose
 from dp_core.vocabulary import subwords
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
-from tasks.protocol import MembershipSpec, StepResult
-from tasks.releases.declarations import open_for_operator, refuse_other_digests
+from tasks.protocol import MembershipSpec
+from tasks.releases.declarations import open_for_operator, refuse_if_changed_for_operator
 from tasks.releases.provenance import (
     PRETRAINED,
     corpus_at,
@@ -73,15 +73,7 @@ def _reader(folder: Path) -> Callable[[], AnyModel]:
     return lambda: language_model(load_model(folder))
 
 
-def refuse_if_changed(spec: MembershipSpec, result: StepResult, context: StepContext) -> None:
-    """Refuse a result if the table of diagnosis codes has changed since.
-
-    Raises:
-        BadInput: the table has changed.
-    """
-    now = [open_for_operator(source, context).digest for source in spec.sources]
-    before = result.facts.get("source_digests", [])
-    refuse_other_digests(spec, now, before, spec.data_version)
+refuse_if_changed = refuse_if_changed_for_operator
 
 
 def claimed(attacked: Input, store: Input) -> PrivacyProfile | None:

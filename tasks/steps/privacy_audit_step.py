@@ -11,12 +11,13 @@ from dp_core.errors import BadInput
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, WEIGHTS, claim_of, judge, profile_of, store_findings
-from tasks.protocol import PrivacyAuditSpec, StepResult
-from tasks.releases.declarations import Opened, open_for_operator, refuse_other_digests
+from tasks.protocol import PrivacyAuditSpec
+from tasks.releases.declarations import open_for_operator, refuse_if_changed_for_operator
 from tasks.releases.provenance import MODELS, find_origin
 from tasks.results import SUBJECT, Input
 from tasks.storage import sha256_of
 
+refuse_if_changed = refuse_if_changed_for_operator
 AUDITED = "audited_model"  # the name of the audited model among the models of a run
 
 
@@ -26,7 +27,7 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
     All findings are computed from private text, and are for the operator. A model of this
     deployment is recognised by its weights, even as a copy; its own claim is then audited.
     """
-    opened = _opened(spec, context)
+    opened = {source.field: open_for_operator(source, context) for source in spec.sources}
     uri = spec.model_uri
     folder = context.input(uri).folder if uri else opened["audited_model"].path
     uri = uri or find_origin(context.store, folder) or ""
@@ -66,17 +67,3 @@ def _blocked(
     claim = claim_of(model.result.releases) if model is not None else "the claim, as given"
     verdict = verdict_of(claim, records)
     return [{"name": AUDITED, "model": "", "verdict": verdict.word, "sentence": verdict.sentence}]
-
-
-def refuse_if_changed(spec: PrivacyAuditSpec, result: StepResult, context: StepContext) -> None:
-    """Refuse a result if its source files have changed since.
-
-    Raises:
-        BadInput: a source file has changed.
-    """
-    now = [one.digest for one in _opened(spec, context).values()]
-    refuse_other_digests(spec, now, result.facts["source_digests"], spec.data_version)
-
-
-def _opened(spec: PrivacyAuditSpec, context: StepContext) -> dict[str, Opened]:
-    return {source.field: open_for_operator(source, context) for source in spec.sources}

@@ -15,7 +15,7 @@ from step_outputs import findings_at
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.membership import Attack, Scored
-from dp_core.audit.membership_sample import MEMBERSHIP, measured
+from dp_core.audit.membership_sample import MEMBERSHIP, membership_findings
 from dp_core.audit.protocol import RELEASED
 from dp_core.config.audit_settings import MembershipConfig
 from dp_core.config.data import RowsConfig
@@ -307,8 +307,8 @@ def test_ceiling_of_a_group_uses_group_privacy(chain: Chain) -> None:
 
     profile = PrivacyProfile.of_claim(0.5, 1e-6)
     attack = Attack("loss", scored.scores, 0.0, np.ones(n, np.bool_))
-    rows = measured(cast(Any, Grouped()), [attack], profile)
-    ceilings = {row.level: row.leakage_ceiling for row in rows}
-    assert ceilings["sample"] == ceilings["document"] == profile.leakage
-    assert ceilings["patient"] == profile.for_group(3).leakage > profile.leakage
-    assert {r.leakage_ceiling for r in measured(cast(Any, Grouped()), [attack], None)} == {None}
+    for claim, highest in ((profile, profile.leakage), (None, None)):
+        found = membership_findings(MEMBERSHIP, cast(Any, Grouped()), [attack], claim)
+        ceilings = [finding.ceiling for finding in found]
+        assert ceilings == [highest, highest, claim and claim.for_group(3).leakage]
+    assert profile.for_group(3).leakage > profile.leakage

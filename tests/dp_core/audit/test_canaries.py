@@ -1,13 +1,16 @@
-"""Tests of canaries: public coins, words of the released vocabulary, planting by unit."""
-
+import itertools
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dp_core.audit.canaries import Canary, candidates, carries, draw, plant
+from dp_core.config.data import CanaryConfig
+from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
 from dp_core.vocabulary import wordpiece
 
@@ -23,39 +26,40 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def config(patterns: str, rates: str, count: int = 3) -> CanaryConfig:
+    return CanaryConfig(canary_patterns=patterns, canary_rates=rates, canaries_per_group=count)
+
+
 def test_canaries_follow_their_patterns(vocabulary: Path) -> None:
-    drawn = draw(vocabulary, ["HS", "HHSHH"], [0.01, 0.5], 3, seed=1, references=7)
-    planted = [c for c in drawn if not c.is_reference]
-    assert len(planted) == 2 * 2 * 3
-    assert len(drawn) - len(planted) == 2 * 7
+    drawn = draw(vocabulary, config("HS,HHSHH", "0.01,0.5"), 1)
+    counts = Counter((c.pattern, c.canary_rate) for c in drawn)
+    groups = itertools.product(("HS", "HHSHH"), ((0.01, 3), (0.5, 3), (0.0, 32)))
+    assert counts == {(pattern, rate): count for pattern, (rate, count) in groups}
     assert len({c.id for c in drawn}) == len(drawn)
     tokenizer = wordpiece.load(vocabulary)
     allowed = set(candidates(tokenizer))
     for c in drawn:
         assert len(c.tokens) == len(set(c.tokens)) == len(c.pattern)
-        assert c.pattern[c.secret_index] == "S"
-        assert c.secret == c.tokens[c.secret_index]
+        assert c.secret == c.tokens[c.pattern.index("S")]
         assert set(c.tokens) <= allowed
-    kept_out = {tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())} - {
-        tokenizer.id_to_token(i) for i in allowed
-    }
-    assert kept_out == {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
-    assert draw(vocabulary, ["HS"], [0.1], 3, seed=1) == draw(vocabulary, ["HS"], [0.1], 3, seed=1)
-    assert draw(vocabulary, ["HS"], [0.1], 3, seed=1) != draw(vocabulary, ["HS"], [0.1], 3, seed=2)
+    kept_out = set(range(tokenizer.get_vocab_size())) - allowed
+    assert {tokenizer.id_to_token(i) for i in kept_out} == set(SPECIAL_TOKENS)
+    once, again, other = (draw(vocabulary, config("HS", "0.1"), seed) for seed in (1, 1, 2))
+    assert once == again != other
 
 
 @pytest.mark.parametrize(
-    ("patterns", "rates"), [(["HSS"], [0.1]), (["HH"], [0.1]), (["HS"], [0.0]), ([], [0.1])]
+    ("patterns", "rates"), [("HSS", "0.1"), ("HH", "0.1"), ("", "0.1"), ("HS", "0"), ("HS", "1.1")]
 )
-def test_bad_patterns_and_rates(vocabulary: Path, patterns: list[str], rates: list[float]) -> None:
-    with pytest.raises(BadInput):
-        draw(vocabulary, patterns, rates, 1, seed=1)
+def test_bad_patterns_and_rates_are_refused(patterns: str, rates: str) -> None:
+    with pytest.raises(ValidationError):
+        config(patterns, rates)
 
 
 def test_a_vocabulary_with_too_few_pieces_has_no_canaries(tmp_path: Path) -> None:
     wordpiece.save(wordpiece.learn({"an": 5}, 100), tmp_path)
     with pytest.raises(BadInput, match="too few pieces"):
-        draw(tmp_path, ["HHSHH"], [0.1], 1, seed=1)
+        draw(tmp_path, config("HHSHH", "0.1"), 1)
 
 
 @pytest.mark.statistical

@@ -20,7 +20,6 @@ from dp_core.audit.engine_audit import (
     NewTokenCanaries,
     audited_plan,
     black_box_scores,
-    claim_of,
     periodic,
     white_box_observations,
     white_box_scores,
@@ -42,7 +41,7 @@ EPSILON, DELTA = 4.0, 1e-5
 @cache
 def planned(count: int, sampling_rate: float, steps: int) -> tuple[ExecutionPlan, Claim]:
     plan = audited_plan(count, EPSILON, DELTA, sampling_rate=sampling_rate, steps=steps)
-    return plan, claim_of(plan)
+    return plan, Claim.of_event(plan.event(), DELTA)
 
 
 def audited(
@@ -76,10 +75,10 @@ def test_every_canary_is_clipped_to_the_clip_norm_and_lies_in_its_own_entry():
 def test_the_engine_is_consistent_and_the_audit_sees_something():
     verdict = audited(Guesses(100, 100), sampling_rate=0.5, steps=4)
     assert verdict.word == "consistent"
-    assert verdict.epsilon == pytest.approx(EPSILON, rel=1e-3)
+    assert verdict.claim.epsilon == pytest.approx(EPSILON, rel=1e-3)
     assert 0.8 < verdict.lower_bounds["trade-off"] < EPSILON
     assert verdict.power["Gaussian"] > EPSILON
-    assert verdict.null.sound
+    assert verdict.sound
 
 
 def test_observations_are_the_clipped_sum_plus_the_plans_noise():
@@ -185,7 +184,8 @@ def audited_weights(guesses: Guesses) -> AuditVerdict:
     coins = throw_coins(COINS_OF, canaries.count)
     plan = audited_plan(canaries.units, EPSILON, DELTA, sampling_rate=0.5, steps=6)
     scores = black_box_scores(canaries, plan, coins, TRAINING)
-    return audit_claim(claim_of(plan), [scores], coins, guesses, COINS_OF)
+    claim = Claim.of_event(plan.event(), DELTA)
+    return audit_claim(claim, [scores], coins, guesses, COINS_OF)
 
 
 def test_released_weights_show_canaries_only_as_far_as_the_noise_allows():

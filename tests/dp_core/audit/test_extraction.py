@@ -1,18 +1,18 @@
-"""Tests of extraction: brute force on small models, and models with and without memory."""
-
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from learned_by_heart import by_heart
 from scipy import stats
 
 from dp_core.audit.canaries import Canary, plant
+from dp_core.audit.exposure import ALONE, EMBEDDED, CanaryData, ExposureRow, measure
 from dp_core.audit.extraction import (
     ALL,
     GREEDY,
@@ -26,15 +26,21 @@ from dp_core.audit.extraction import (
     draw_prompts,
     targeted,
 )
-from dp_core.audit.observations import suffix_odds
+from dp_core.audit.observations import ranker, suffix_odds
 from dp_core.config.audit_settings import ExtractionConfig
+from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
+from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
+from dp_core.labels import Label
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import AnyModel, fresh
 from dp_core.nn import Layers
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.loop import OrdinaryUpdates, train
+from dp_core.training.objectives import objective_for
 
 V, S, CLS, SEP = 60, 16, 2, 3
 POOL = list(range(5, V))
@@ -242,8 +248,15 @@ def learned(
     sides: tuple[TokenStore, TokenStore], tmp_path_factory: pytest.TempPathFactory
 ) -> AnyModel:
     """Train a model until it memorises its rows."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    return by_heart(SHAPE, sides[0], folder, updates=400, rows=80)
+    return train(
+        fresh(SHAPE, 1),
+        objective_for(SHAPE),
+        store=sides[0],
+        updates=OrdinaryUpdates(updates=400, batch_rows=80, seed=1),
+        config=TrainingConfig(learning_rate=0.01, micro_rows=80),
+        seed=1,
+        checkpoints=LocalFolder(tmp_path_factory.mktemp("checkpoints")),
+    )
 
 
 def _discoverable(
@@ -320,3 +333,34 @@ def test_a_secret_with_nothing_before_it_is_not_tried() -> None:
     assert tried == {ALL: (2, 1), "p = 0.1": (1, 1), "p = 0.2": (1, 1)}
     only = [canary for canary in drawn if canary.pattern == "SH"]
     assert targeted(suffix_odds(model), only, begin=CLS, candidates=POOL, config=CONFIG) == ()
+
+
+def _exposures(model: AnyModel, canaries: list[Canary]) -> dict[tuple[str, str], ExposureRow]:
+    data = CanaryData(
+        rank=ranker(model, POOL),
+        canaries=canaries,
+        special=SpecialIds(),
+        candidates=POOL,
+        sequence_length=S,
+        train=cast(Any, None),  # only the exposure in rows reads it
+        declared_units=80,
+        label=Label.DP,
+        seed=3,
+    )
+    return {(row.pattern, row.context): row for row in measure(data)}
+
+
+def test_a_decoder_remembers_exactly_the_secrets_that_have_hints_before_them(
+    learned: AnyModel, planted: list[Canary]
+) -> None:
+    """A causal model's memory of a first token would show in later tokens, not predicted here."""
+    without_hint = [replace(canary, pattern="SHH") for canary in planted]
+    found = _exposures(learned, [*planted, *without_hint])
+    for context in (ALONE, EMBEDDED):
+        row = found["HSH", context]
+        assert row.remembers and row.exposure > np.log2(len(POOL)) - 2.5
+        assert row.p_value < 1e-4
+    row = found["SHH", EMBEDDED]
+    assert not row.remembers and row.exposure < row.null_high
+    for row in _exposures(fresh(SHAPE, 5), [*planted, *without_hint]).values():
+        assert not row.remembers

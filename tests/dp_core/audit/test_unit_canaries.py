@@ -1,5 +1,3 @@
-"""Tests of whole-unit canaries: rows, coins, guesses, scores, and the record of a verdict."""
-
 from __future__ import annotations
 
 import tempfile
@@ -15,7 +13,6 @@ import tensorflow as tf
 
 from dp_core.audit.canaries import UNIT_TOKENS, Coins, coin_seed, throw_coins, unit_canary_rows
 from dp_core.audit.engine_audit import audited_plan
-from dp_core.audit.engine_audit import claim_of as plan_claim
 from dp_core.audit.lower_bounds import GuessOutcome, TradeOffBound, trade_off_refuted
 from dp_core.audit.observations import canary_scores
 from dp_core.audit.one_run import (
@@ -176,9 +173,9 @@ def audited(config: Any, noise: float, everybody: bool = False) -> tuple[Scores,
 
 
 def word(scores: Scores, coins: Coins) -> str:
-    claim, guesses = plan_claim(PLAN), planned_guesses(CANARIES, CLAIM)
+    claim, guesses = Claim.of_event(PLAN.event(), PLAN.delta), planned_guesses(CANARIES, CLAIM)
     verdict = audit_claim(claim, [scores], coins, guesses, coin_seed(SEED))
-    return bound_finding(BOUND, verdict, claim, Label.DP).verdict
+    return bound_finding(BOUND, verdict, Label.DP).verdict
 
 
 @pytest.mark.parametrize("config", [BertConfig, Gpt2Config])
@@ -238,7 +235,7 @@ def test_a_model_with_predictions_that_are_not_finite_is_refused(tmp_path: Path)
 @pytest.mark.parametrize("right", range(40, 101, 6))
 def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right: int) -> None:
     verdict = verdict_of(right, 100, 1.0)
-    record = bound_finding(BOUND, verdict, claim_of(1.0), Label.DP)
+    record = bound_finding(BOUND, verdict, Label.DP)
     assert (record.verdict == "contradicted") == verdict.contradicted
     assert record.verdict in ("contradicted", "consistent")
     assert record.interval is not None and record.value is not None and record.ceiling is not None
@@ -252,14 +249,14 @@ def test_a_record_contradicts_where_the_verdict_does_and_nowhere_else(right: int
 def test_ceiling_equals_the_bound_of_the_most_right_guesses_under_the_claim() -> None:
     claim = claim_of(1.0)
     most = most_right(claim, 400, 100)
-    record = bound_finding(BOUND, verdict_of(60, 100, 1.0), claim, Label.DP)
+    record = bound_finding(BOUND, verdict_of(60, 100, 1.0), Label.DP)
     bound = TradeOffBound().epsilon(GuessOutcome(400, 100, most), claim.delta, 1 - SIGNIFICANCE)
     assert record.ceiling == bound
     assert f"more than {most} right contradict" in record.power
 
 
 def test_an_audit_that_could_not_contradict_says_so() -> None:
-    record = bound_finding(BOUND, verdict_of(20, 20, 6.0), claim_of(6.0), Label.DP)
+    record = bound_finding(BOUND, verdict_of(20, 20, 6.0), Label.DP)
     assert record.verdict == "inconclusive"
     assert "could contradict no such claim" in record.finding
     assert "even if all are right" in record.power
