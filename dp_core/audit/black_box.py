@@ -25,7 +25,6 @@ from dp_core.audit.extraction import (
     FROM_CANARIES,
     FROM_ROWS,
     discoverable,
-    draw_prompts,
     extraction_finding,
     targeted,
 )
@@ -377,6 +376,5 @@ def _discoverable(
     """Return the finding of training texts that a causal model completes word for word."""
     most = max(side.n_units for side in sides)
     config = ExtractionConfig(extraction_rows=most, **protocol.model_dump())
-    members, others = (draw_prompts(side, config, [], seed_key(seed)) for side in sides)
-    rows = discoverable(suffix_odds(audited.model), members, others, config, ceiling)
+    rows = discoverable(suffix_odds(audited.model), sides, config, [], seed_key(seed), ceiling)
     return extraction_finding(GIVEN_DISCOVERABLE, rows, protocol, FROM_ROWS, None, Label.OPERATOR)

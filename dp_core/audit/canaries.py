@@ -160,42 +160,41 @@ def plant(
     ]
 
 
-@dataclass(frozen=True)
-class TextsWithCanaries:
-    """Reads a shard's units; each planted canary is an additional text of its unit.
+def texts_with_canaries(
+    unit: PrivacyUnit,
+    words_per_unit: int,
+    holdout: float,
+    seed: int,
+    canaries: Sequence[tuple[Canary, str]],
+    shard: Shard,
+) -> Iterator[UnitTexts]:
+    """Yield a shard's units, some megabytes of text at a time, with their canaries.
 
-    Held-out units have no texts, but count as units.
+    Each planted canary is an additional text of its unit. Held-out units have no texts, but count
+    as units.
 
-    Attributes:
+    Args:
         unit: the protected unit.
         words_per_unit: N, for the unit `example`.
         holdout: share of held-out units.
         seed: public coins.
         canaries: each canary with the text of its tokens.
+        shard: the shard.
     """
-
-    unit: PrivacyUnit
-    words_per_unit: int
-    holdout: float
-    seed: int
-    canaries: Sequence[tuple[Canary, str]]
-
-    def __call__(self, shard: Shard) -> Iterator[UnitTexts]:
-        """Yield the units, some megabytes of text at a time."""
-        for block in unit_texts(shard, self.unit, self.words_per_unit):
-            kept: list[int] = []
-            rows, carried = [0], list[str]()
-            for unit_id, (begin, end) in zip(
-                block.unit_ids, itertools.pairwise(block.rows.tolist()), strict=True
-            ):
-                if not is_held_out(unit_id, self.holdout, seed_key(self.seed)):
-                    more = [text for c, text in self.canaries if carries(c, unit_id, self.seed)]
-                    first = len(block.texts) + len(carried)
-                    kept += [*range(begin, end), *range(first, first + len(more))]
-                    carried += more
-                rows.append(len(kept))
-            texts = pa.concat_arrays([block.texts, pa.array(carried, pa.large_string())])
-            yield UnitTexts(block.unit_ids, np.array(rows), texts.take(pa.array(kept, pa.int64())))
+    for block in unit_texts(shard, unit, words_per_unit):
+        kept: list[int] = []
+        rows, carried = [0], list[str]()
+        for unit_id, (begin, end) in zip(
+            block.unit_ids, itertools.pairwise(block.rows.tolist()), strict=True
+        ):
+            if not is_held_out(unit_id, holdout, seed_key(seed)):
+                more = [text for c, text in canaries if carries(c, unit_id, seed)]
+                first = len(block.texts) + len(carried)
+                kept += [*range(begin, end), *range(first, first + len(more))]
+                carried += more
+            rows.append(len(kept))
+        texts = pa.concat_arrays([block.texts, pa.array(carried, pa.large_string())])
+        yield UnitTexts(block.unit_ids, np.array(rows), texts.take(pa.array(kept, pa.int64())))
 
 
 def _insert(row: list[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:

@@ -99,30 +99,27 @@ class DiracCanaries:
     each of embedding, dense layer, tied projection and layer norm (there to a gain and its shift).
 
     Attributes:
-        rows: A, the rows of each table.
-        columns: B, the columns of each table, which has A·B canaries.
+        side: A, the rows and the columns of each table, which has A² canaries.
 
     Raises:
-        BadInput: a number below 1, or an odd A·B.
+        BadInput: an odd side, or a side below 2.
     """
 
-    rows: int
-    columns: int
+    side: int
 
     def __post_init__(self) -> None:
-        if min(self.rows, self.columns) < 1 or self.cells % 2:
-            raise BadInput(f"{self.rows} by {self.columns} canaries a layer", where="audit")
+        if self.side < 2 or self.side % 2:
+            raise BadInput(f"{self.side} by {self.side} canaries a layer", where="audit")
 
     @classmethod
     def at_least(cls, canaries: int) -> DiracCanaries:
         """Return a layout of at least this number of canaries."""
-        side = 2 * max(1, int(np.ceil(np.sqrt(canaries / 16))))
-        return cls(side, side)
+        return cls(2 * max(1, int(np.ceil(np.sqrt(canaries / 16)))))
 
     @property
     def cells(self) -> int:
         """Number of canaries of a layer."""
-        return self.rows * self.columns
+        return self.side**2
 
     @property
     def count(self) -> int:
@@ -141,14 +138,14 @@ class DiracCanaries:
 
     def model(self) -> Model[ModelConfig]:
         """Return tables of zeros; the config holds only the vocabulary size and the row length."""
-        a, b = self.rows, self.columns
+        table = (self.side, self.side)
         config = Gpt2Config(self.count, 1, layers=1, heads=1, intermediate=1, max_positions=1)
         shapes = {
-            _EMBEDDING: (a, b),
-            f"{_DENSE}/kernel": (a, b),
-            _PROJECTION: (a, b),
-            f"{_NORM}/gain": (a * b,),
-            f"{_NORM}/bias": (a * b,),
+            _EMBEDDING: table,
+            f"{_DENSE}/kernel": table,
+            _PROJECTION: table,
+            f"{_NORM}/gain": (self.cells,),
+            f"{_NORM}/bias": (self.cells,),
         }
         return Model(config, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
 
@@ -157,10 +154,9 @@ class DiracCanaries:
     ) -> Tensor:
         """Return each row's loss, linear in the entry of its canary: (M, 1) ids -> (M,)."""
         kind, cell = ids[:, 0] // self.cells, ids[:, 0] % self.cells
-        a, b = cell // self.columns, cell % self.columns
-        one_row, one_column = tf.one_hot(a, self.rows), tf.one_hot(b, self.columns)
-        rows = ids.shape[0]
-        signs = tf.tile(tf.constant(self._signs(), tf.float32)[None], (rows, 1))
+        a, b = cell // self.side, cell % self.side
+        one_row, one_column = tf.one_hot(a, self.side), tf.one_hot(b, self.side)
+        signs = tf.tile(tf.constant(self._signs(), tf.float32)[None], (ids.shape[0], 1))
         by_kind = (
             tf.reduce_sum(
                 layers.embed(a[:, None], None, _EMBEDDING, None, None)[:, 0] * one_column, axis=1

@@ -81,9 +81,7 @@ def embedded(
     pool = np.asarray(filler, np.int64)
     framed = []
     for canary in canaries:
-        coins = np.random.Generator(
-            np.random.Philox(np.random.SeedSequence([seed, *canary.tokens]))
-        )
+        coins = _coins(seed, canary)
         room = max(0, sequence_length - 2 - len(canary.tokens))
         for _ in range(repeats):
             around = pool[coins.integers(0, pool.size, room)].tolist()
@@ -177,23 +175,19 @@ def in_rows(
     for reference in others:
         rows, starts = zip(*by_pattern[reference.pattern], strict=True)
         places[reference.id] = np.concatenate(rows), np.concatenate(starts)
-    shown = [*planted, *others]
-    ids = np.empty((len(shown) * repeats, store.tokens.shape[1]), np.int32)
-    lengths, positions = (np.empty(len(ids), np.int32) for _ in range(2))
-    for number, canary in enumerate(shown):
-        held, first = places[canary.id]
-        coins = np.random.Generator(
-            np.random.Philox(np.random.SeedSequence([seed, *canary.tokens]))
-        )
-        chosen = np.resize(coins.permutation(len(held))[:repeats], repeats)
-        for context, place in enumerate(chosen.tolist(), number * repeats):
-            row, start = int(held[place]), int(first[place])
-            ids[context], lengths[context] = store.tokens[row], store.lengths[row]
-            ids[context, start : start + len(canary.tokens)] = canary.tokens
-            positions[context] = start + canary.secret_index
-    ids[np.arange(len(ids)), positions] = special.mask
-    secrets = np.repeat([canary.secret for canary in shown], repeats).astype(np.int32)
-    return MaskedContexts(ids, lengths, positions, secrets), planted, others
+    framed = []
+    for canary in (*planted, *others):
+        rows_of, starts_of = places[canary.id]
+        chosen = np.resize(_coins(seed, canary).permutation(len(rows_of))[:repeats], repeats)
+        for number, start in zip(rows_of[chosen].tolist(), starts_of[chosen].tolist(), strict=True):
+            row = store.tokens[number, : store.lengths[number]].tolist()
+            framed.append((canary, row[1:start], row[start + len(canary.tokens) : -1]))
+    return _masked(framed, special, store.tokens.shape[1]), planted, others
+
+
+def _coins(seed: int, canary: Canary) -> np.random.Generator:
+    """Return public coins for the contexts of a canary, independent of other canaries."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *canary.tokens])))
 
 
 @dataclass(frozen=True)
@@ -268,10 +262,11 @@ def measure(data: CanaryData) -> list[ExposureRow]:
             seed=data.seed,
         ),
     }
-    rows = []
-    for context, shown in contexts.items():
-        rows += _ranked(data, context, shown, data.planted, data.references)
-    return rows
+    return [
+        row
+        for context, shown in contexts.items()
+        for row in _ranked(data, context, shown, data.planted, data.references)
+    ]
 
 
 def measure_in_rows(data: CanaryData) -> list[ExposureRow]:
@@ -500,17 +495,6 @@ class CanaryData:
         return [canary for canary in self.canaries if canary.is_reference]
 
 
-def _among_random_tokens(data: CanaryData) -> list[Finding]:
-    """Return the exposure alone and among random tokens; neither shows a private row."""
-    return [exposure_finding(EXPOSURE, measure(data), EMBEDDED, data.label)]
-
-
-def _in_training_rows(data: CanaryData) -> list[Finding]:
-    """Return the exposure in the training rows, which are private."""
-    rows = measure_in_rows(data)
-    return [exposure_finding(EXPOSURE_IN_ROWS, rows, IN_ROWS, Label.OPERATOR)]
-
-
 def exposure_finding(
     audit: Audit, rows: Sequence[ExposureRow], context: str, label: Label
 ) -> Finding:
@@ -569,7 +553,8 @@ EXPOSURE = Audit(
     " bits, for the group with the largest value, among random tokens from a public seed (Carlini"
     " et al. 2019; Hoory et al. 2021, 5.2)",
     "exposure",
-    _among_random_tokens,
+    # No private row is shown, so the finding has the label of the model.
+    lambda data: [exposure_finding(EXPOSURE, measure(data), EMBEDDED, data.label)],
 )
 EXPOSURE_IN_ROWS = Audit(
     "exposure_in_rows",
@@ -577,5 +562,7 @@ EXPOSURE_IN_ROWS = Audit(
     "canary exposure, measured as in the papers on the private training rows that contain the"
     " canaries, for the group with the largest value",
     "exposure",
-    _in_training_rows,
+    lambda data: [
+        exposure_finding(EXPOSURE_IN_ROWS, measure_in_rows(data), IN_ROWS, Label.OPERATOR)
+    ],
 )

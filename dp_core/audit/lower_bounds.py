@@ -130,7 +130,6 @@ class OneRunBound(ABC):
     """
 
     name: ClassVar[str]
-    assumes: ClassVar[str] = ""
 
     @abstractmethod
     def refutes(
@@ -237,7 +236,6 @@ class GaussianBound(OneRunBound):
     """
 
     name = "Gaussian"
-    assumes = "a Gaussian trade-off"
 
     def refutes(
         self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float

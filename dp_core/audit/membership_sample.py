@@ -98,17 +98,13 @@ class Sample:
         usable = (ids != _NO_GROUP) & attack.measured
         if level in self.units_in_group:
             usable &= self._whole(ids, self.units_in_group[level])
-            if not usable.any():
-                return None
-        chosen, place = np.unique(ids[usable], return_inverse=True)
-        counts = np.bincount(place)
-        first = np.unique(place, return_index=True)[1]
+        _, first, place = np.unique(ids[usable], return_index=True, return_inverse=True)
         scored = Scored(
-            np.bincount(place, attack.scores[usable]) / counts,
+            np.bincount(place, attack.scores[usable]) / np.bincount(place),
             self.members[usable][first],
             self.clusters[usable][first],
         )
-        sizes = np.ones(len(chosen), np.int64)
+        sizes = np.ones(len(first), np.int64)
         if level in self.units_in_group:
             sizes = self.units_in_group[level][usable][first]
             kept = _matched(scored.members, sizes)
@@ -381,18 +377,15 @@ def _attack_models(data: MembershipData) -> list[Finding]:
         if (correlation := rarity_correlation(rarity)) is not None:
             metrics["membership/rarity_correlation"] = correlation
         figures = {"losses": means, "rarity": [asdict(bucket) for bucket in rarity]}
-        first = first.model_copy(
-            update={
-                "metrics": first.metrics | metrics,
-                "public_metrics": ceilings,
-                "details": first.details | figures,
-            }
-        )
         subject = RELEASED if updates == last else f"the model after {updates} updates"
-        findings += [
-            each.model_copy(update={"updates": updates, "subject": subject})
-            for each in (first, *others)
-        ]
+        of_model = {"updates": updates, "subject": subject}
+        of_all = {
+            "metrics": first.metrics | metrics,
+            "public_metrics": ceilings,
+            "details": first.details | figures,
+        }
+        findings.append(first.model_copy(update=of_model | of_all))
+        findings += [each.model_copy(update=of_model) for each in others]
     return findings
 
 

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from dp_core.audit.canaries import UNIT_TOKENS
 from dp_core.audit.exposure import Floats, MaskedContexts, Ranker
-from dp_core.audit.extraction import Odds, OddsOf, Prompts
+from dp_core.audit.extraction import Ids, Odds, OddsOf
 from dp_core.audit.membership import Losses
 from dp_core.data.hashing import U64
 from dp_core.data.masking import MaskedRows
@@ -286,11 +286,14 @@ def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
         |candidates|; ties are averaged. A rank is NaN if a logit of its row is not finite. No
         position may be 0 for a causal model.
     """
-    logits_at = _logits_at(model)
+    layers, config = _layers(model), model.config
     among = tf.range(model.config.vocab_size) if candidates is None else tf.constant(candidates)
 
     def ranks(ids: Tensor, lengths: Tensor, positions: Tensor, secrets: Tensor) -> Tensor:
-        logits = logits_at(ids, lengths, positions)  # (B, V)
+        if isinstance(config, CausalConfig):  # (B, V)
+            logits = causal_logits(layers, config, ids, positions[:, None] - 1)
+        else:
+            logits = mlm_logits(layers, config, ids, lengths, positions[:, None])
         secret = tf.gather(logits, secrets, batch_dims=1)[:, None]  # (B, 1)
         rivals = tf.gather(logits, among, axis=1)  # (B, candidates), with the secret
         above = tf.reduce_sum(tf.cast(rivals > secret, tf.float32), axis=1)
@@ -313,18 +316,6 @@ def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
     return answer
 
 
-def _logits_at(model: AnyModel) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return a function of ids (B, S), lengths (B,), positions (B,): the secrets' logits (B, V)."""
-    layers, config = _layers(model), model.config
-    if isinstance(config, CausalConfig):
-        causal = config
-        return lambda ids, _, positions: causal_logits(layers, causal, ids, positions[:, None] - 1)
-    masked = config
-    return lambda ids, lengths, positions: mlm_logits(
-        layers, masked, ids, lengths, positions[:, None]
-    )
-
-
 _PREDICTIONS_AT_ONCE = 1024
 
 
@@ -342,7 +333,8 @@ def suffix_odds(model: AnyModel) -> OddsOf:
 def _odds(
     layers: Layers,
     config: CausalConfig,
-    prompts: Prompts,
+    prompts: Ids,
+    suffix: int,
     top_k: int,
     among: Sequence[int] | None,
 ) -> Odds:
@@ -350,7 +342,7 @@ def _odds(
     allowed = np.arange(config.vocab_size) if among is None else np.unique(among)
     barred = np.full(config.vocab_size, FAR_BELOW, np.float32)
     barred[allowed] = 0.0
-    suffix, k = prompts.suffix, min(top_k, len(allowed))
+    k = min(top_k, len(allowed))
 
     def odds(ids: Tensor) -> tuple[Tensor, ...]:
         m, t = ids.shape
@@ -371,12 +363,12 @@ def _odds(
     compiled = tf.function(odds, autograph=False)
 
     def compute(part: Indices) -> tuple[NDArray[Any], ...]:
-        sound, *found = compiled(tf.constant(prompts.ids[part]))
+        sound, *found = compiled(tf.constant(prompts[part]))
         if not bool(sound):
             raise BadInput("the model's probabilities are not finite", where="model")
         return tuple(values.numpy() for values in found)
 
-    numbers = np.arange(len(prompts.ids))
+    numbers = np.arange(len(prompts))
     first, within, logs = _in_parts(numbers, max(1, _PREDICTIONS_AT_ONCE // suffix), compute)
     inside = within.all(axis=1)
     chance = np.where(inside, np.exp(logs.astype(np.float64).sum(axis=1)), 0.0)

@@ -21,7 +21,14 @@ from dp_core.data.readers.sources import entries
 from dp_core.errors import BadInput, PrivateTextRefusal, is_full_disk
 from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.context import StepContext, content_key
-from tasks.protocol import MembershipSpec, PrivacyAuditSpec, Source, StepResult, StepSpec
+from tasks.protocol import (
+    CorpusSpec,
+    EntitiesSpec,
+    MembershipSpec,
+    PrivacyAuditSpec,
+    Source,
+    StepResult,
+)
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.deployment_ledger import open_ledger, refuse_unregistered
 from tasks.releases.provenance import MODELS
@@ -96,7 +103,7 @@ def record_sources(sources: Iterable[Source], context: StepContext) -> None:
 
 
 def refuse_if_changed(
-    spec: StepSpec, digests: Sequence[str], context: StepContext, version: str
+    spec: CorpusSpec | EntitiesSpec, result: StepResult, context: StepContext
 ) -> None:
     """Refuse an earlier result if its source files have changed, or are no longer public.
 
@@ -109,7 +116,7 @@ def refuse_if_changed(
             source.uri, context.durable / "source" / source.field, field=source.field
         )
         now.append(_agreed_digest(path, source, _ledger(source, context), context))
-    _refuse_other_digests(spec, now, digests, version)
+    _refuse_other_digests(spec, now, result)
 
 
 def refuse_if_changed_for_operator(
@@ -121,15 +128,17 @@ def refuse_if_changed_for_operator(
         BadInput: the files have changed; or as `open_for_operator`.
     """
     now = [open_for_operator(source, context).digest for source in spec.sources]
-    _refuse_other_digests(spec, now, result.facts["source_digests"], spec.data_version)
+    _refuse_other_digests(spec, now, result)
 
 
 def _refuse_other_digests(
-    spec: StepSpec, now: Sequence[str], before: Sequence[str], version: str
+    spec: CorpusSpec | EntitiesSpec | MembershipSpec | PrivacyAuditSpec,
+    now: list[str],
+    result: StepResult,
 ) -> None:
-    if list(now) != list(before):
+    if now != result.facts["source_digests"]:
         raise PrivateTextRefusal(
-            f"the files have changed since data_version {version!r} was read",
+            f"the files have changed since data_version {spec.data_version!r} was read",
             where=", ".join(source.field for source in spec.sources),
             fix="Give the new files a new data_version.",
         )

@@ -67,7 +67,7 @@ def refuse_if_changed(spec: CorpusSpec, result: StepResult, context: StepContext
         BadInput: a source file has changed, or the spec calls it public and it no longer is; or
             files other than shards are damaged.
     """
-    declarations.refuse_if_changed(spec, result.facts["source_digests"], context, spec.data_version)
+    declarations.refuse_if_changed(spec, result, context)
     if damaged := context.store.damaged(spec.output):
         _remake(spec, context, damaged)
 

@@ -26,13 +26,14 @@ from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Operator, Public
 from tasks.context import StepContext, StepOutput, read_checked
 from tasks.demo_data.entities import labelled_pairs, labelled_sentences, labelled_texts
-from tasks.protocol import EntitiesSpec, FinetuneSpec, StepResult
+from tasks.protocol import EntitiesSpec, FinetuneSpec
 from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.deployment_ledger import refuse_unregistered
 from tasks.results import Input
 from tasks.steps.corpus_step import listed
 
+refuse_if_changed = declarations.refuse_if_changed
 PARTS = ("train", "test")
 _CHECK = "Check the format, the names of labels, and the list of items that were set aside."
 _SENTENCE = TypeAdapter(tuple[str, tuple[str, ...], tuple[str, ...], str, tuple[Entity, ...]])
@@ -166,15 +167,6 @@ def _sentence(line: bytes) -> Sentence:
 def _text(line: bytes) -> LabelledText:
     document, first, second, label, patient = _TEXT.validate_json(line, strict=True)
     return LabelledText(first, second, label, document, patient)
-
-
-def refuse_if_changed(spec: EntitiesSpec, result: StepResult, context: StepContext) -> None:
-    """Refuse a result if its source files have changed since.
-
-    Raises:
-        BadInput: a source file has changed, or the spec calls it public and it no longer is.
-    """
-    declarations.refuse_if_changed(spec, result.facts["source_digests"], context, spec.data_version)
 
 
 def _types(sentences: Sequence[Sentence]) -> set[str]:

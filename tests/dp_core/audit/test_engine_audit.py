@@ -33,7 +33,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import trainer
 
-CANARIES = DiracCanaries(32, 32)
+CANARIES = DiracCanaries(32)
 COINS_OF, TRAINING = PrivacySeed.fixed("coins"), PrivacySeed.fixed("training")
 EPSILON, DELTA = 4.0, 1e-5
 
@@ -99,7 +99,7 @@ def test_half_the_noise(monkeypatch):
     monkeypatch.setattr(
         ExecutionPlan, "gradient_noise_multiplier", lambda plan: plan.noise_multiplier / 2
     )
-    assert_contradicted(audited(Guesses(410, 410), DiracCanaries(64, 64)))
+    assert_contradicted(audited(Guesses(410, 410), DiracCanaries(64)))
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_a_sampler_that_draws_the_same_batch_every_time(monkeypatch):
         "draw",
         lambda law, seed, n, rate, step: true(law, seed, n, rate, 0),
     )
-    found = audited(Guesses(310, 0), DiracCanaries(64, 32), sampling_rate=0.1, steps=20)
+    found = audited(Guesses(310, 0), DiracCanaries(46), sampling_rate=0.1, steps=20)
     assert_contradicted(found)
 
 
@@ -167,7 +167,7 @@ def test_a_sampler_that_deals_batches_in_a_fixed_order(monkeypatch):
         return np.arange(step % period, n, period)
 
     monkeypatch.setattr(PoissonSampling, "draw", dealt)
-    found = audited(Guesses(320, 0), DiracCanaries(64, 64), sampling_rate=0.05, steps=200)
+    found = audited(Guesses(320, 0), DiracCanaries(64), sampling_rate=0.05, steps=200)
     assert_contradicted(found)
 
 
@@ -206,11 +206,11 @@ def test_canaries_that_do_not_fit_the_plan_are_refused():
     plan, _ = planned(CANARIES.count, 1.0, 2)
     coins = throw_coins(COINS_OF, CANARIES.count)
     with pytest.raises(BadInput, match="as many"):
-        white_box_observations(DiracCanaries(2, 2), plan, coins, TRAINING)
+        white_box_observations(DiracCanaries(2), plan, coins, TRAINING)
     with pytest.raises(BadInput, match="as many"):
         black_box_scores(NewTokenCanaries(5), plan, coins, TRAINING)
-    with pytest.raises(BadInput, match="3 by 1"):
-        DiracCanaries(3, 1)
+    with pytest.raises(BadInput, match="3 by 3"):
+        DiracCanaries(3)
     assert DiracCanaries.at_least(1000).count >= 1000
 
 

@@ -20,7 +20,6 @@ from dp_core.audit.extraction import (
     TOP_K,
     ExtractionRow,
     Odds,
-    Prompts,
     compare,
     discoverable,
     draw_prompts,
@@ -88,7 +87,7 @@ def test_greedy_decoding_extracts_exactly_the_generated_suffixes(shape: Gpt2Conf
             at = number // 2 % length
             suffix[at] = (suffix[at] + 1) % 9
         rows.append([*prefix, *suffix])
-    odds = suffix_odds(model)(Prompts(np.array(rows, np.int32), length), 4, None)
+    odds = suffix_odds(model)(np.array(rows, np.int32), length, 4, None)
     assert odds.first.tolist() == [number % 2 == 0 for number in range(24)]
 
 
@@ -97,15 +96,15 @@ def test_predictions_within_the_prefix_do_not_affect_the_odds() -> None:
     own = [2, 4, 5, 6]
     row = [*own, *_greedy(model, own, 3)]
     assert _next_logits(model, own[:-1]).argmax() != own[-1]  # not the greedy prefix
-    assert suffix_odds(model)(Prompts(np.array([row], np.int32), 3), 4, None).first.all()
-    assert not suffix_odds(model)(Prompts(np.array([row], np.int32), 4), 4, None).first.any()
+    assert suffix_odds(model)(np.array([row], np.int32), 3, 4, None).first.all()
+    assert not suffix_odds(model)(np.array([row], np.int32), 4, 4, None).first.any()
 
 
 def test_chance_of_a_suffix_equals_the_probability_under_top_k_sampling() -> None:
     model, k, prefix = fresh(SMALL, 5), 4, [2, 7, 7]
     suffixes = list(itertools.product(range(9), repeat=2))
     rows = np.array([[*prefix, *suffix] for suffix in suffixes], np.int32)
-    odds = suffix_odds(model)(Prompts(rows, 2), k, None)
+    odds = suffix_odds(model)(rows, 2, k, None)
 
     def drawn(ids: list[int]) -> np.ndarray:
         logits = _next_logits(model, ids).astype(np.float64)
@@ -125,7 +124,7 @@ def test_chance_of_a_suffix_equals_the_probability_under_top_k_sampling() -> Non
 def test_only_allowed_tokens_are_drawn() -> None:
     model, among = fresh(SMALL, 5), [4, 6, 8]
     rows = np.array([[2, 7, token] for token in range(9)], np.int32)
-    odds = suffix_odds(model)(Prompts(rows, 1), 5, among)
+    odds = suffix_odds(model)(rows, 1, 5, among)
     assert np.flatnonzero(odds.within).tolist() == among
     assert odds.chance.sum() == pytest.approx(1.0)
     logits = _next_logits(model, [2, 7])
@@ -146,7 +145,7 @@ def test_a_model_with_predictions_that_are_not_finite_is_refused() -> None:
     model = fresh(SMALL, 5)
     model.parameters["final_norm/gain"][0] = np.nan
     with pytest.raises(BadInput, match="not finite"):
-        suffix_odds(model)(Prompts(np.array([[2, 7, 8]], np.int32), 1), 2, None)
+        suffix_odds(model)(np.array([[2, 7, 8]], np.int32), 1, 2, None)
 
 
 # --- choice of rows
@@ -167,18 +166,18 @@ def test_a_unit_has_one_row_at_most_that_is_long_enough_and_holds_no_canary(
     units = [[long] * 3 if unit % 2 else [short, carrier] for unit in range(40)]
     store = _store(tmp_path, units)
     drawn = draw_prompts(store, CONFIG, [_canary("HS", 0.1, 20, 21)], KEY)
-    assert drawn.ids.tolist() == [[CLS, *long]] * 20
+    assert drawn.tolist() == [[CLS, *long]] * 20
     few = CONFIG.model_copy(update={"extraction_rows": 7})
-    assert len(draw_prompts(store, few, [], KEY).ids) == 7
-    assert len(draw_prompts(store, CONFIG, [], KEY).ids) == 30
+    assert len(draw_prompts(store, few, [], KEY)) == 7
+    assert len(draw_prompts(store, CONFIG, [], KEY)) == 30
     none = CONFIG.model_copy(update={"extraction_suffix": 9})
-    assert draw_prompts(store, none, [], KEY).ids.shape == (0, 15)
+    assert draw_prompts(store, none, [], KEY).shape == (0, 15)
 
 
 def test_public_coins_choose_units_and_rows(tmp_path: Path) -> None:
     units = [[[5 + unit, 5 + row, *[9] * 9] for row in range(4)] for unit in range(50)]
     store = _store(tmp_path, units)
-    once, again, other = (draw_prompts(store, CONFIG, [], key).ids for key in (KEY, KEY, b"other"))
+    once, again, other = (draw_prompts(store, CONFIG, [], key) for key in (KEY, KEY, b"other"))
     assert once.tolist() == again.tolist() != other.tolist()
     assert len(set(once[:, 1].tolist())) == 30  # one row per unit
     assert len(set(once[:, 2].tolist())) == 4  # not always the first row
@@ -265,11 +264,8 @@ def _discoverable(
     planted: list[Canary],
     claim: PrivacyProfile | None = None,
 ) -> dict[str, ExtractionRow]:
-    members, others = (draw_prompts(side, CONFIG, planted, KEY) for side in sides)
-    return {
-        row.decoding: row
-        for row in discoverable(suffix_odds(model), members, others, CONFIG, claim)
-    }
+    rows = discoverable(suffix_odds(model), sides, CONFIG, planted, KEY, claim)
+    return {row.decoding: row for row in rows}
 
 
 def _targeted(model: AnyModel, planted: list[Canary]) -> dict[tuple[str, str], ExtractionRow]:
@@ -302,8 +298,8 @@ def test_the_claim_bounds_rows_by_those_held_out(
     row = _discoverable(learned, sides, planted, claim)[GREEDY]
     assert row.ceiling == pytest.approx(np.e * row.control_share.high + 1e-6)
     assert row.share.low > row.ceiling  # no such claim holds for this model
-    none, some = (Prompts(np.ones((rows, 12), np.int32), 6) for rows in (0, 1))
-    assert discoverable(suffix_odds(learned), some, none, CONFIG, claim) == ()
+    long = CONFIG.model_copy(update={"extraction_suffix": 9})
+    assert discoverable(suffix_odds(learned), sides, long, planted, KEY, claim) == ()
 
 
 def test_planted_secrets_are_guessed_and_others_are_not(
