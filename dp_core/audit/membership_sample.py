@@ -114,22 +114,6 @@ class Sample:
             return None
         return scored, int(sizes.max())
 
-    def profiles(
-        self, level: str, attack: Attack, held_by_row: Sequence[frozenset[Hashable]]
-    ) -> list[frozenset[Hashable]]:
-        """Return the held items of each group that `scored` scores, in the same order.
-
-        Args:
-            level: a level at or below the unit.
-            attack: the same attack.
-            held_by_row: n sets of tokens, or of codes of diseases.
-        """
-        ids = self.groups[level]
-        held: dict[int, set[Hashable]] = {}
-        for place in np.flatnonzero((ids != _NO_GROUP) & attack.measured):
-            held.setdefault(int(ids[place]), set()).update(held_by_row[place])
-        return [frozenset(held[group]) for group in sorted(held)]
-
     @property
     def can_be_attacked(self) -> bool:
         """Whether the sample is large enough to fit attacks and to measure them."""
@@ -467,11 +451,19 @@ def by_rarity(
     """Return an attack's results by the rarity of the units' codes or tokens.
 
     Units without any known code are left out: their diseases are unknown, not absent.
+
+    Args:
+        sample: the rows.
+        attack: the attack.
+        held_by_row: n sets of tokens, or of codes of diseases.
     """
     level = sample.unit.value
     if (found := sample.scored(level, attack)) is None:
         return ()
-    profiles = sample.profiles(level, attack, held_by_row)
+    ids, held = sample.groups[level], dict[int, set[Hashable]]()
+    for place in np.flatnonzero((ids != _NO_GROUP) & attack.measured):
+        held.setdefault(int(ids[place]), set()).update(held_by_row[place])
+    profiles = [frozenset(held[group]) for group in sorted(held)]  # in the order of the scores
     known = np.array([bool(profile) for profile in profiles])
     scored = Scored(*(a[known] for a in (found[0].scores, found[0].members, found[0].clusters)))
     logs = profile_log_probabilities([profile for profile in profiles if profile])

@@ -102,9 +102,10 @@ def record_sources(sources: Iterable[Source], context: StepContext) -> None:
             _remember(digest, source, ledger)
 
 
-def refuse_if_changed(
-    spec: CorpusSpec | EntitiesSpec, result: StepResult, context: StepContext
-) -> None:
+ReadsSources = CorpusSpec | EntitiesSpec | MembershipSpec | PrivacyAuditSpec
+
+
+def refuse_if_changed(spec: ReadsSources, result: StepResult, context: StepContext) -> None:
     """Refuse an earlier result if its source files have changed, or are no longer public.
 
     Raises:
@@ -120,7 +121,7 @@ def refuse_if_changed(
 
 
 def refuse_if_changed_for_operator(
-    spec: MembershipSpec | PrivacyAuditSpec, result: StepResult, context: StepContext
+    spec: ReadsSources, result: StepResult, context: StepContext
 ) -> None:
     """Refuse an earlier result if its source files, opened for the operator only, have changed.
 
@@ -131,11 +132,7 @@ def refuse_if_changed_for_operator(
     _refuse_other_digests(spec, now, result)
 
 
-def _refuse_other_digests(
-    spec: CorpusSpec | EntitiesSpec | MembershipSpec | PrivacyAuditSpec,
-    now: list[str],
-    result: StepResult,
-) -> None:
+def _refuse_other_digests(spec: ReadsSources, now: list[str], result: StepResult) -> None:
     if now != result.facts["source_digests"]:
         raise PrivateTextRefusal(
             f"the files have changed since data_version {spec.data_version!r} was read",

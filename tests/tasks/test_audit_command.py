@@ -1,5 +1,3 @@
-"""`confide audit`: models of a run and of third parties, canaries, texts, and refusals."""
-
 from __future__ import annotations
 
 import itertools
@@ -89,7 +87,7 @@ def test_cased_model_without_matching_tokens_is_refused(
     assert "46.5% of its tokens can never occur in normalised text" in err
 
 
-def test_membership_attack_separates_texts_that_the_model_predicts(
+def test_membership_attack_separates_texts_and_a_stated_claim_sets_its_ceiling(
     confide: Confide, stranger: Path, texts: list[str]
 ) -> None:
     answer = confide.json("audit", stranger, *texts)
@@ -99,16 +97,11 @@ def test_membership_attack_separates_texts_that_the_model_predicts(
     assert attacks["ceiling"] is None
     (loss,) = (row for row in attacks["rows"] if row["attack"] == "loss")
     assert loss["auc"] > 0.95
-
-
-def test_stated_claim_sets_the_ceiling_of_every_audit(
-    confide: Confide, stranger: Path, texts: list[str]
-) -> None:
     claim = ("--epsilon", "0.1", "--delta", "1e-6")
-    answer = confide.json("audit", stranger, *texts, *claim)
+    records = confide.json("audit", stranger, *texts, *claim)["audits"]
     most = pytest.approx(math.expm1(0.1) / (math.exp(0.1) + 1), abs=1e-5)
-    assert all(record["ceiling"] == most for record in answer["audits"])
-    assert "inconclusive" in {record["verdict"] for record in answer["audits"]}
+    assert all(record["ceiling"] == most for record in records)
+    assert "inconclusive" in {record["verdict"] for record in records}
     code, out, _ = confide("audit", stranger, *texts, *claim)
     assert code == 0
     assert "ε = 0.1 at δ = 1e-06, as given: not audited" in out
@@ -227,22 +220,6 @@ def test_audit_by_coins_contradicts_only_a_false_claim(
     assert answer["verdict"] == "consistent"
 
 
-def test_unfair_division_by_coins_is_refused(
-    confide: Confide, stranger: Path, texts: list[str], tmp_path: Path
-) -> None:
-    few = tmp_path / "few.txt"
-    few.write_text("\n".join(Path(texts[3]).read_text().splitlines()[:14]))
-    claim = ("--epsilon", "1", "--delta", "1e-6")
-    for words, reason in (
-        (["--coins"], "coins divide texts"),
-        ([*texts, "--coins"], "there is no claim that coins could contradict"),
-        ([*texts[:3], few, "--coins", *claim], "fair coins do not put 60 of 74 in"),
-    ):
-        code, _, err = confide("audit", stranger, *words)
-        assert code == 2, reason
-        assert reason in err
-
-
 def test_model_of_a_run_has_its_claim_and_its_audits(
     confide: Confide, deployment: Deployment
 ) -> None:
@@ -306,6 +283,9 @@ def test_incomplete_audit_inputs_are_refused_in_one_line(
     confide: Confide, stranger: Path, texts: list[str], tmp_path: Path
 ) -> None:
     short = lines_in(tmp_path, *(f"her number is {word}" for word in OTHER[:5]))
+    few = tmp_path / "few.txt"
+    few.write_text("\n".join(Path(texts[3]).read_text().splitlines()[:14]))
+    claim = ("--epsilon", "1", "--delta", "1e-6")
     for words, reason in (
         ([], "there is nothing to audit it by"),
         (texts[:2], "one side is missing"),
@@ -314,6 +294,9 @@ def test_incomplete_audit_inputs_are_refused_in_one_line(
         ([*texts[:2], "--held-out", texts[1]], "a text is in both files"),
         ([*texts[:2], "--held-out", str(tmp_path / "none")], "no readable text"),
         (["--uri", "file:///elsewhere"], "two models are named"),
+        (["--coins"], "coins divide texts"),
+        ([*texts, "--coins"], "there is no claim that coins could contradict"),
+        ([*texts[:3], few, "--coins", *claim], "fair coins do not put 60 of 74 in"),
     ):
         code, _, err = confide("audit", stranger, *words)
         assert code == 2, reason

@@ -1,10 +1,9 @@
-"""The membership step: attacks on models, and the labels of their results."""
-
 from __future__ import annotations
 
 import json
 import math
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
 
@@ -38,6 +37,14 @@ from tasks.steps import pretrain_step as pretrain
 from tasks.steps import token_store_step as token_store
 
 PATIENTS, HELD_OUT, SEED = 260, 0.4, 1
+Attacked = tuple[StepOutput, Bench]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def profiles_are_computed_once() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(PrivacyProfile, "of_event", staticmethod(cache(PrivacyProfile.of_event)))
+        yield
 
 
 def notes(*, apart: bool) -> Iterator[Document]:
@@ -121,14 +128,16 @@ def models(chain: Chain) -> dict[str, Input]:
     }
 
 
-def attacked(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[StepOutput, Bench]:
+def attacked(
+    chain: Chain, model: Input, name: str, inputs: dict[str, Input] | None = None, **changes: Any
+) -> Attacked:
     context = chain.context(name)
-    context.inputs = chain.inputs | {"model": model}
+    context.inputs = chain.inputs | {"model": model} | (inputs or {})
     return membership.run(attacking(chain, **changes), context), context
 
 
 @pytest.fixture(scope="module")
-def attacked_members(chain: Chain, models: dict[str, Input]) -> tuple[StepOutput, Bench]:
+def attacked_members(chain: Chain, models: dict[str, Input]) -> Attacked:
     apart = {"corpus_uri": "apart corpus", "private_store_uri": "apart rows"}
     return attacked(chain, models["memorising"], "caught", **apart)
 
@@ -144,7 +153,7 @@ def figures(context: Bench) -> dict[str, float]:
 
 
 def test_attacks_detect_members_of_a_memorising_model_at_every_level(
-    attacked_members: tuple[StepOutput, Bench],
+    attacked_members: Attacked,
 ) -> None:
     metrics = figures(attacked_members[1])
     for level in ("sample", "document", "admission", "patient"):
@@ -157,24 +166,18 @@ def test_attacks_detect_members_of_a_memorising_model_at_every_level(
 
 
 def test_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(
-    attacked_members: tuple[StepOutput, Bench],
+    attacked_members: Attacked,
 ) -> None:
     findings = findings_at(attacked_members[1].out, MEMBERSHIP.key)
     by_updates = {n: [each for each in findings if each.updates == n] for n in (4, 40)}
     assert sum(map(len, by_updates.values())) == len(findings)
     assert {each.subject for each in by_updates[4]} == {"the model after 4 updates"}
-    leaks, counts = (
-        {
-            n: {
-                (row["level"], row["attack"]): value(row)
-                for finding in of_model
-                for row in finding.details["rows"]
-            }
-            for n, of_model in by_updates.items()
-        }
-        for value in (lambda row: row["leakage"]["value"], lambda row: row["members"])
-    )
-    assert counts[4] == counts[40]
+    rows = {
+        n: {(r["level"], r["attack"]): r for finding in each for r in finding.details["rows"]}
+        for n, each in by_updates.items()
+    }
+    counts = [{key: row["members"] for key, row in rows[n].items()} for n in (4, 40)]
+    assert counts[0] == counts[1]
     earlier, last = (by_updates[n][0].details["losses"] for n in (4, 40))
     gaps = [losses["others"] - losses["members"] for losses in (earlier, last)]
     assert earlier["members"] > last["members"] + 0.1
@@ -184,7 +187,7 @@ def test_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(
         for number in attacked_members[1].numbers
         if number.name == "membership/patient/loss/pl"
     }
-    assert by_step == {updates: leak["patient", "loss"] for updates, leak in leaks.items()}
+    assert by_step == {n: rows[n]["patient", "loss"]["leakage"]["value"] for n in (4, 40)}
 
 
 def test_table_of_codes_defines_rare_patients(
@@ -200,9 +203,7 @@ def test_table_of_codes_defines_rare_patients(
     config = MembershipConfig(membership_units=60, membership_codes=str(table))
     spec = attacking(chain, config=config, reference_uris=())
     assert [source.field for source in spec.sources] == ["membership_codes"]
-    context = chain.context("codes")
-    context.inputs = chain.inputs | {"model": models["public"]}
-    answer = membership.run(spec, context)
+    answer, context = attacked(chain, models["public"], "codes", config=config, reference_uris=())
     written = (context.out / "findings_operator.json").read_text()
     rare, common = findings_at(context.out, MEMBERSHIP.key)[0].details["rarity"]
     counted = [bucket["members"] + bucket["others"] for bucket in (rare, common)]
@@ -229,7 +230,7 @@ def test_attacks_on_a_public_model_find_no_members(chain: Chain, models: dict[st
         assert not row["above"]
 
 
-def test_only_ceilings_are_public(attacked_members: tuple[StepOutput, Bench]) -> None:
+def test_only_ceilings_are_public(attacked_members: Attacked) -> None:
     answer, context = attacked_members
     labels = context.labels()
     assert labels and all(
@@ -247,7 +248,7 @@ def test_only_ceilings_are_public(attacked_members: tuple[StepOutput, Bench]) ->
 
 
 def test_only_a_finite_claim_on_the_data_set_has_a_ceiling(
-    chain: Chain, models: dict[str, Input], attacked_members: tuple[StepOutput, Bench]
+    chain: Chain, models: dict[str, Input], attacked_members: Attacked
 ) -> None:
     assert not any(name.startswith("membership_ceiling") for name in figures(attacked_members[1]))
     ceiling = membership.claimed(models["public"], chain.inputs["rows"])
@@ -280,11 +281,9 @@ def test_rows_of_another_corpus_or_other_canaries_are_refused(
     chain: Chain, models: dict[str, Input]
 ) -> None:
     for changes in ({"dataset": "elsewhere"}, {"canaries_digest": "other"}, {"unit": "document"}):
-        context = chain.context(f"wrong {changes}")
-        wrong = with_facts(chain.inputs["rows"], **changes)
-        context.inputs = chain.inputs | {"model": models["public"], "rows": wrong}
+        wrong = {"rows": with_facts(chain.inputs["rows"], **changes)}
         with pytest.raises(BadInput, match=f"its {next(iter(changes))} is not that"):
-            membership.run(attacking(chain), context)
+            attacked(chain, models["public"], f"wrong {changes}", wrong)
 
 
 def test_too_few_held_out_units_yield_no_rows(chain: Chain, models: dict[str, Input]) -> None:
