@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -90,9 +89,7 @@ def stores(chain: Chain) -> tuple[TokenStore, TokenStore]:
     return TokenStore.open(folder / token_store.TRAIN), TokenStore.open(folder / token_store.AUDIT)
 
 
-def test_audit_canaries_are_additional_units_with_distinct_keys(
-    chain: Chain, tmp_path: Path
-) -> None:
+def test_audit_canaries_are_additional_units_with_distinct_keys(chain, tmp_path):
     (train, canaries), plain = stores(chain), chain.inputs["rows"]
     assert train.digest == TokenStore.open(plain.folder / token_store.TRAIN).digest
     assert canaries.n_units == canaries.n_rows == CANARIES
@@ -134,9 +131,7 @@ def test_included_and_excluded_canaries_are_declared(chain: Chain) -> None:
         {"audit_canaries": CANARIES + 1, "declared_units": DECLARED - 1},
     ],
 )
-def test_plan_with_another_number_of_canaries_is_refused_before_a_charge(
-    chain: Chain, changes: dict[str, int]
-) -> None:
+def test_plan_with_another_number_of_canaries_is_refused_before_a_charge(chain, changes):
     before = len(chain.ledger.history("notes"))
     context = chain.context(f"other plan {sorted(changes.items())}")
     with pytest.raises(BadInput):
@@ -197,9 +192,7 @@ def test_audit_results_are_dp_and_readable_as_evidence(chain: Chain, trained: Tr
     assert claimed == pytest.approx(model.result.releases[-1].epsilon)  # the ε of the training only
 
 
-def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(
-    chain: Chain, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(chain, trained, monkeypatch):
     model, _, _ = trained
     all_in = np.ones(CANARIES, np.bool_)
     monkeypatch.setattr("dp_core.audit.one_run.throw_coins", lambda *_: all_in)
@@ -210,9 +203,7 @@ def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(
     assert verdict_of("ε = 4", [record]).word == "invalid"
 
 
-def test_coins_that_the_ledger_did_not_bind_are_refused(
-    chain: Chain, trained: Trained, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coins_that_the_ledger_did_not_bind_are_refused(chain, trained, monkeypatch):
     model, _, _ = trained
     audit_facts = model.facts["audit"]
     for number, wrong in enumerate(

@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Iterator
 from functools import cache
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
@@ -152,9 +151,7 @@ def figures(context: Bench) -> dict[str, float]:
     return {number.name: number.value for number in context.numbers}
 
 
-def test_attacks_detect_members_of_a_memorising_model_at_every_level(
-    attacked_members: Attacked,
-) -> None:
+def test_attacks_detect_members_of_a_memorising_model_at_every_level(attacked_members):
     metrics = figures(attacked_members[1])
     for level in ("sample", "document", "admission", "patient"):
         for attack in ("loss", "reference", "gradients"):
@@ -165,9 +162,7 @@ def test_attacks_detect_members_of_a_memorising_model_at_every_level(
     assert by_patient["members"] == by_patient["others"] == 60  # the bound of the settings
 
 
-def test_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(
-    attacked_members: Attacked,
-) -> None:
+def test_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(attacked_members):
     findings = findings_at(attacked_members[1].out, MEMBERSHIP.key)
     by_updates = {n: [each for each in findings if each.updates == n] for n in (4, 40)}
     assert sum(map(len, by_updates.values())) == len(findings)
@@ -190,9 +185,7 @@ def test_model_of_an_earlier_epoch_is_attacked_with_the_same_rows(
     assert by_step == {n: rows[n]["patient", "loss"]["leakage"]["value"] for n in (4, 40)}
 
 
-def test_table_of_codes_defines_rare_patients(
-    chain: Chain, models: dict[str, Input], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_table_of_codes_defines_rare_patients(chain, models, tmp_path, capfd):
     """A fifth of the patients also has a rare code, and another fifth has no code."""
     table = tmp_path / "codes.csv"
     lines = ["SUBJECT_ID,HADM_ID,ICD9_CODE"]
@@ -247,9 +240,7 @@ def test_only_ceilings_are_public(attacked_members: Attacked) -> None:
         assert not any(word in figures for word in WORDS if len(word) > 2)
 
 
-def test_only_a_finite_claim_on_the_data_set_has_a_ceiling(
-    chain: Chain, models: dict[str, Input], attacked_members: Attacked
-) -> None:
+def test_only_a_finite_claim_on_the_data_set_has_a_ceiling(chain, models, attacked_members):
     assert not any(name.startswith("membership_ceiling") for name in figures(attacked_members[1]))
     ceiling = membership.claimed(models["public"], chain.inputs["rows"])
     assert ceiling is not None
@@ -277,9 +268,7 @@ def test_ceiling_composes_all_releases(chain: Chain, models: dict[str, Input]) -
     assert ceiling.pairs[:-1] == PrivacyProfile.of_event(event).pairs
 
 
-def test_rows_of_another_corpus_or_other_canaries_are_refused(
-    chain: Chain, models: dict[str, Input]
-) -> None:
+def test_rows_of_another_corpus_or_other_canaries_are_refused(chain, models):
     for changes in ({"dataset": "elsewhere"}, {"canaries_digest": "other"}, {"unit": "document"}):
         wrong = {"rows": with_facts(chain.inputs["rows"], **changes)}
         with pytest.raises(BadInput, match=f"its {next(iter(changes))} is not that"):

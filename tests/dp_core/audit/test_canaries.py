@@ -88,9 +88,7 @@ def position(row: list[int], canary: Canary) -> int:
     st.lists(st.lists(st.integers(5, 900), max_size=14), min_size=1, max_size=4),
     st.text(max_size=4),
 )
-def test_planting_keeps_canaries_whole_and_rows_in_bounds(
-    bodies: list[list[int]], unit: str
-) -> None:
+def test_planting_keeps_canaries_whole_and_rows_in_bounds(bodies, unit):
     rows = [[2, *body, 3] for body in bodies]
     made = plant(unit, rows, [CANARY, OTHER], 1, 16)
     assert len(made) == len(rows)

@@ -25,6 +25,7 @@ from dp_core.audit.extraction import (
     draw_prompts,
     targeted,
 )
+from dp_core.audit.membership import clopper_pearson
 from dp_core.audit.observations import ranker, suffix_odds
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.config.training import TrainingConfig
@@ -158,9 +159,7 @@ def _store(folder: Path, units: Sequence[Sequence[Sequence[int]]]) -> TokenStore
     return writer.finish()
 
 
-def test_a_unit_has_one_row_at_most_that_is_long_enough_and_holds_no_canary(
-    tmp_path: Path,
-) -> None:
+def test_a_unit_has_one_row_at_most_that_is_long_enough_and_holds_no_canary(tmp_path):
     # Every row of the even units is one token too short, or holds a canary.
     long, short, carrier = [6] * 11, [7] * 10, [8, 8, 20, 21, 8, 8, 8, 8, 8, 8, 8, 8]
     units = [[long] * 3 if unit % 2 else [short, carrier] for unit in range(40)]
@@ -188,11 +187,7 @@ def test_public_coins_choose_units_and_rows(tmp_path: Path) -> None:
 
 def test_intervals_and_chance_are_scipys() -> None:
     row = compare(GREEDY, ALL, np.arange(20) < 7, np.arange(50) < 4)
-    for hits, tried, share in ((7, 20, row.share), (4, 50, row.control_share)):
-        exact = stats.binomtest(hits, tried).proportion_ci(0.95, method="exact")
-        assert (share.value, share.low, share.high) == pytest.approx(
-            (hits / tried, exact.low, exact.high)
-        )
+    assert (row.share, row.control_share) == (clopper_pearson(0.35, 20), clopper_pearson(0.08, 50))
     table = [[7, 13], [4, 46]]
     assert row.p_value == pytest.approx(stats.fisher_exact(table, alternative="greater").pvalue)
     assert (row.tried, row.found, row.control_tried, row.control_found) == (20, 7, 50, 4)
@@ -273,27 +268,21 @@ def _targeted(model: AnyModel, planted: list[Canary]) -> dict[tuple[str, str], E
     return {(row.group, row.decoding): row for row in rows}
 
 
-def test_rows_learned_by_heart_come_out_and_rows_held_out_do_not(
-    learned: AnyModel, sides: tuple[TokenStore, TokenStore], planted: list[Canary]
-) -> None:
+def test_rows_learned_by_heart_come_out_and_rows_held_out_do_not(learned, sides, planted):
     for row in _discoverable(learned, sides, planted).values():
         assert row.share.value > 0.9 and row.above_chance
         assert row.control_share.value == 0 and row.control_tried == 30 > row.tried >= 20
         assert row.ceiling is None
 
 
-def test_a_model_without_memory_extracts_no_more_than_the_control(
-    sides: tuple[TokenStore, TokenStore], planted: list[Canary]
-) -> None:
+def test_a_model_without_memory_extracts_no_more_than_the_control(sides, planted):
     for row in _discoverable(fresh(SHAPE, 5), sides, planted).values():
         assert row.found == row.control_found == 0 and not row.above_chance
     for row in _targeted(fresh(SHAPE, 5), planted).values():
         assert not row.above_chance
 
 
-def test_the_claim_bounds_rows_by_those_held_out(
-    learned: AnyModel, sides: tuple[TokenStore, TokenStore], planted: list[Canary]
-) -> None:
+def test_the_claim_bounds_rows_by_those_held_out(learned, sides, planted):
     claim = PrivacyProfile.of_claim(1.0, 1e-6)
     row = _discoverable(learned, sides, planted, claim)[GREEDY]
     assert row.ceiling == pytest.approx(np.e * row.control_share.high + 1e-6)
@@ -302,9 +291,7 @@ def test_the_claim_bounds_rows_by_those_held_out(
     assert discoverable(suffix_odds(learned), sides, long, planted, KEY, claim) == ()
 
 
-def test_planted_secrets_are_guessed_and_others_are_not(
-    learned: AnyModel, planted: list[Canary]
-) -> None:
+def test_planted_secrets_are_guessed_and_others_are_not(learned, planted):
     found = _targeted(learned, planted)
     assert {group for group, _ in found} == {ALL, "p = 0.2"}
     for decoding in (GREEDY, TOP_K, SAMPLING):
@@ -346,9 +333,7 @@ def _exposures(model: AnyModel, canaries: list[Canary]) -> dict[tuple[str, str],
     return {(row.pattern, row.context): row for row in measure(data)}
 
 
-def test_a_decoder_remembers_exactly_the_secrets_that_have_hints_before_them(
-    learned: AnyModel, planted: list[Canary]
-) -> None:
+def test_a_decoder_remembers_exactly_the_secrets_that_have_hints_before_them(learned, planted):
     """A causal model's memory of a first token would show in later tokens, not predicted here."""
     without_hint = [replace(canary, pattern="SHH") for canary in planted]
     found = _exposures(learned, [*planted, *without_hint])

@@ -1,5 +1,3 @@
-"""Tests of lower bounds against theorems, brute force, another library, and wrong bounds."""
-
 from __future__ import annotations
 
 import itertools

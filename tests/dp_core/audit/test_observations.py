@@ -53,9 +53,7 @@ def asked(store: TokenStore, numbers: list[int]) -> Rows:
     return Rows(store, np.array(numbers), coins=77, masks=MASKS)
 
 
-def test_losses_are_the_mean_over_fresh_masks_of_each_rows_own(
-    store: TokenStore, model: AnyModel
-) -> None:
+def test_losses_are_the_mean_over_fresh_masks_of_each_rows_own(store, model):
     rows = asked(store, [7, 0, 3])
     objective = objective_for(model.config)
     draws = MASKS if objective.masks else 1
@@ -82,9 +80,7 @@ def test_masks_differ_between_draws_and_rows_and_come_again(store: TokenStore) -
     assert not set(other.keys(other.numbers, 0).tolist()) & set(every[0])
 
 
-def test_rows_in_parts_are_rows_at_once(
-    store: TokenStore, model: AnyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_in_parts_are_rows_at_once(store, model, monkeypatch):
     def observed(*sides: Rows) -> list[np.ndarray]:
         losses, features = losses_of(model, sides), features_of(model, sides)
         return [losses.mean, losses.lowest, features["attention"], features["gradients"]]

@@ -121,9 +121,7 @@ def test_guesses_are_twice_what_would_refute_the_claim() -> None:
 
 
 @pytest.mark.parametrize("epsilon", [0.3, 1.0, 3.0])
-def test_ceiling_is_the_bound_of_the_most_right_guesses_that_do_not_contradict(
-    epsilon: float,
-) -> None:
+def test_ceiling_is_the_bound_of_the_most_right_guesses_that_do_not_contradict(epsilon):
     claim = claim_of(epsilon)
     refuted = [
         trade_off_refuted(GuessOutcome(400, 100, v), claim.trade_off, SIGNIFICANCE)
