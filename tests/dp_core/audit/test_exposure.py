@@ -2,6 +2,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -154,37 +155,26 @@ def test_models_without_memory_are_hardly_ever_accused() -> None:
     assert 0.015 < above_band / trials < 0.035
 
 
-def _coverage(draw: "np.random.Generator", kind: str, canaries: int) -> float:
-    trials = 2000
-    size = (trials, canaries)
-    if kind == "no memory":
-        ranks, truth = draw.integers(1, V + 1, size).astype(float), (V + 1) / 2
-    elif kind == "half bit":
+@pytest.mark.statistical
+@pytest.mark.parametrize(
+    ("kind", "canaries", "least", "most"),
+    [
+        *(("no memory", n, 0.94, 0.995 if n == 24 else 1) for n in (2, 4, 8, 24)),
+        *(("half bit", n, 0.94, 1) for n in (2, 4, 8, 24)),
+        ("rare failure", 24, 0.75, 0.93),  # the docstring of `interval` states 0.85
+    ],
+)
+def test_the_interval_covers_as_often_as_it_says(kind, canaries, least, most):
+    draw, size = np.random.default_rng(canaries), (2000, canaries)
+    ranks, truth = draw.integers(1, V + 1, size).astype(float), (V + 1) / 2  # without memory
+    if kind == "half bit":
         ranks = 2.0 ** draw.normal(5, 0.5, size)
         truth = 2.0**5 * math.exp((0.5 * math.log(2)) ** 2 / 2)
-    else:  # nine in ten remembered, one forgotten
-        forgotten = draw.integers(1, V + 1, size).astype(float)
-        ranks = np.where(draw.random(size) < 0.9, 1.0, forgotten)
-        truth = 0.9 + 0.1 * (V + 1) / 2
-    exposure = math.log2(V) - math.log2(truth)
-    return float(
-        np.mean([low <= exposure <= high for _, low, high in (interval(r, V) for r in ranks)])
-    )
-
-
-@pytest.mark.statistical
-@pytest.mark.parametrize("canaries", [2, 4, 8, 24])
-@pytest.mark.parametrize("kind", ["no memory", "half bit"])
-def test_the_interval_covers(kind: str, canaries: int) -> None:
-    assert _coverage(np.random.default_rng(canaries), kind, canaries) >= 0.94
-
-
-@pytest.mark.statistical
-def test_the_interval_is_no_wider_than_it_needs_and_fails_where_it_says() -> None:
-    coins = np.random.default_rng(1)
-    assert _coverage(coins, "no memory", 24) < 0.995
-    rare = _coverage(coins, "rare failure", 24)
-    assert 0.75 < rare < 0.93  # the docstring of `interval` states 0.85
+    elif kind == "rare failure":  # nine in ten remembered, one forgotten
+        ranks = np.where(draw.random(size) < 0.9, 1.0, ranks)
+        truth = 0.9 + 0.1 * truth
+    exposure, intervals = math.log2(V) - math.log2(truth), [interval(r, V) for r in ranks]
+    assert least <= np.mean([low <= exposure <= high for _, low, high in intervals]) <= most
 
 
 def test_an_interval_from_one_canary_bounds_nothing_and_from_more_shrinks() -> None:
@@ -302,18 +292,15 @@ def test_embedded_rows_are_full_and_hold_the_whole_canary_at_random_places() -> 
 
 
 def test_a_canarys_contexts_do_not_depend_on_the_others_but_do_on_the_seed() -> None:
-    both = embedded([HSH, HS], SpecialIds(), 12, filler=range(100, 200), repeats=4, seed=3)
-    own = embedded([HS], SpecialIds(), 12, filler=range(100, 200), repeats=4, seed=3)
-    other = embedded([HS], SpecialIds(), 12, filler=range(100, 200), repeats=4, seed=4)
+    both, own, other = (
+        embedded(canaries, SpecialIds(), 12, filler=range(100, 200), repeats=4, seed=seed)
+        for canaries, seed in (([HSH, HS], 3), ([HS], 3), ([HS], 4))
+    )
     np.testing.assert_array_equal(both.input_ids[4:], own.input_ids)
     assert (own.input_ids != other.input_ids).any()
-
-
-def test_a_canary_that_does_not_fit_is_refused() -> None:
-    with pytest.raises(ValueError, match="canary of 3 tokens"):
-        alone([HSH], SpecialIds(), 4)
-    with pytest.raises(ValueError, match="canary of 3 tokens"):
-        embedded([HSH], SpecialIds(), 4, filler=range(100, 200), repeats=1, seed=0)
+    for context in (alone, partial(embedded, filler=range(100, 200), repeats=1, seed=0)):
+        with pytest.raises(ValueError, match="canary of 3 tokens"):
+            context([HSH], SpecialIds(), 4)
 
 
 # --- the null, against brute force, simulation and closed forms
@@ -385,6 +372,10 @@ def test_p_values_bottom_out_where_floating_point_does() -> None:
     assert null_exposure(4000, 8).p_value(0.0) == pytest.approx(1.0)
     exact = 1 / math.comb(36, 4)
     assert null_rank_exposure(32, 4).p_value(math.log2(33)) == pytest.approx(exact, rel=1e-6)
+    with pytest.raises(ValueError, match="canaries=0"):
+        null_exposure(100, 0)
+    with pytest.raises(ValueError, match="references=-1"):
+        null_rank_exposure(-1, 4)
 
 
 @pytest.mark.parametrize("canaries", [1, 4, 64, 1000])
@@ -417,13 +408,6 @@ def test_the_rank_band_holds_95_percent_of_simulated_models(canaries: int) -> No
         assert null.p_value(value) == pytest.approx(share, abs=5 * error + 0.002)
 
 
-def test_nothing_to_average_is_an_error() -> None:
-    with pytest.raises(ValueError, match="canaries=0"):
-        null_exposure(100, 0)
-    with pytest.raises(ValueError, match="references=-1"):
-        null_rank_exposure(-1, 4)
-
-
 # --- canaries in the rows of the training
 
 
@@ -439,9 +423,9 @@ def _planted_store(folder: Path, canaries: list[Canary], units: int = 40):
 
 
 def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path: Path) -> None:
-    planted = [dataclasses.replace(c, id=f"p{i}") for i, c in enumerate(_draw(3, 0.1, 1))]
+    planted = _draw(3, 0.1, 1)
     nowhere = dataclasses.replace(_draw(1, 0.1, 9)[0], id="nowhere")
-    others = [dataclasses.replace(c, id=f"r{i}") for i, c in enumerate(_draw(4, 0.0, 2))]
+    others = _draw(4, 0.0, 2)
     strange = dataclasses.replace(others[0], id="other pattern", pattern="SHH")
     store = _planted_store(tmp_path, planted)
     shown, found, references = in_rows(
@@ -468,8 +452,8 @@ def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path: 
 
 
 def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path: Path) -> None:
-    planted = [dataclasses.replace(c, id=f"p{i}") for i, c in enumerate(_draw(4, 0.1, 1))]
-    others = [dataclasses.replace(c, id=f"r{i}") for i, c in enumerate(_draw(32, 0.0, 2))]
+    planted = _draw(4, 0.1, 1)
+    others = _draw(32, 0.0, 2)
     store = _planted_store(tmp_path, planted)
     by_heart = {tuple(row[:2]) + tuple(row[6:]): row[4] for row in store.tokens.tolist()}
 
