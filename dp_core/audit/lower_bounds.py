@@ -126,7 +126,7 @@ class OneRunBound(ABC):
     """A family of claims, one for each ε at a δ, with a test that can refute each claim.
 
     Every bound passes one conformance suite: null models, mechanisms of known ε, planted bugs
-    (tests/dp_core/audit/lower_bound_conformance.py).
+    (tests/dp_core/audit/test_lower_bounds.py).
     """
 
     name: ClassVar[str]

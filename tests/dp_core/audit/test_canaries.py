@@ -62,14 +62,6 @@ def test_a_vocabulary_with_too_few_pieces_has_no_canaries(tmp_path: Path) -> Non
         draw(tmp_path, config("HHSHH", "0.1"), 1)
 
 
-@pytest.mark.statistical
-def test_a_unit_carries_a_canary_with_its_rate() -> None:
-    for rate in (0.005, 0.3):
-        c = Canary("c", "HS", rate, (1, 2))
-        n = sum(carries(c, str(u), 3) for u in range(20_000))
-        assert abs(n - 20_000 * rate) < 6 * np.sqrt(20_000 * rate * (1 - rate))
-
-
 def test_references_are_never_planted() -> None:
     reference = Canary("r", "HS", 0.0, (904, 905))
     rows = [[2, 7, 8, 3]]
@@ -128,8 +120,10 @@ def test_a_canary_for_which_a_unit_has_no_room_is_left_out() -> None:
 
 
 @pytest.mark.statistical
-def test_canaries_are_carried_independently_of_each_other() -> None:
-    one, other = (Canary(name, "HS", 0.3, (1, 2)) for name in ("one", "other"))
-    units = [str(number) for number in range(5000)]
-    both = sum(carries(one, unit, 3) and carries(other, unit, 3) for unit in units)
-    assert abs(both - 5000 * 0.09) < 6 * np.sqrt(5000 * 0.09 * 0.91)
+def test_canaries_are_carried_independently_of_each_other_with_their_rates() -> None:
+    rates = (0.005, 0.3, 0.3)
+    canaries = [Canary(str(number), "HS", rate, (1, 2)) for number, rate in enumerate(rates)]
+    carried = np.array([[carries(c, str(u), 3) for c in canaries] for u in range(20_000)])
+    shares = [*carried.mean(0), carried[:, 1:].all(1).mean()]
+    for share, rate in zip(shares, (*rates, 0.3 * 0.3), strict=True):
+        assert abs(share - rate) < 6 * np.sqrt(rate * (1 - rate) / 20_000)

@@ -91,11 +91,25 @@ def test_the_engine_is_consistent_and_the_audit_sees_something():
 # --- planted bugs: each must be contradicted
 
 
+def with_less_noise(monkeypatch, share):
+    true = trainer.noised_means
+
+    def noised(totals, noise, divisor):
+        less = replace(noise, noise_multiplier=noise.noise_multiplier * share())
+        return true(totals, less, divisor)
+
+    monkeypatch.setattr(trainer, "noised_means", noised)
+
+
 def test_half_the_noise(monkeypatch):
-    monkeypatch.setattr(
-        ExecutionPlan, "gradient_noise_multiplier", lambda plan: plan.noise_multiplier / 2
-    )
+    with_less_noise(monkeypatch, lambda: 1 / 2)
     assert_contradicted(audited(Guesses(410, 410), DiracCanaries(64)))
+
+
+def test_noise_per_shard_forgotten(monkeypatch):
+    """Each of 16 shards should add noise of σ/√16, but only the chief does."""
+    with_less_noise(monkeypatch, lambda: 1 / 4)
+    assert_contradicted(audited(Guesses(200, 200)))
 
 
 @pytest.mark.parametrize(
@@ -115,34 +129,20 @@ def test_a_layer_unclipped(monkeypatch, record):
 
 def test_accumulation_noise_counted_once(monkeypatch):
     """Each micro-batch of an update should add noise, but only the last one does."""
-    true, micro_batches = trainer.noised_means, []
-    add = trainer.Trainer.add
+    micro_batches, add = [], trainer.Trainer.add
 
     def counted(self, batch):
         micro_batches.append(1)
         add(self, batch)
 
-    def once(totals, noise, divisor):
-        share = len(micro_batches) ** -0.5
+    def share():
+        count = len(micro_batches)
         micro_batches.clear()
-        less = replace(noise, noise_multiplier=noise.noise_multiplier * share)
-        return true(totals, less, divisor)
+        return count**-0.5
 
     monkeypatch.setattr(trainer.Trainer, "add", counted)
-    monkeypatch.setattr(trainer, "noised_means", once)
+    with_less_noise(monkeypatch, share)
     assert_contradicted(audited(Guesses(200, 200), micro_rows=128))  # 17 micro-batches
-
-
-def test_noise_per_shard_forgotten(monkeypatch):
-    """Each of 16 shards should add noise of σ/√16, but only the chief does."""
-    true = trainer.noised_means
-
-    def of_the_chief(totals, noise, divisor):
-        less = replace(noise, noise_multiplier=noise.noise_multiplier / 4)
-        return true(totals, less, divisor)
-
-    monkeypatch.setattr(trainer, "noised_means", of_the_chief)
-    assert_contradicted(audited(Guesses(200, 200)))
 
 
 def test_a_sampler_that_draws_the_same_batch_every_time(monkeypatch):

@@ -220,9 +220,7 @@ def planted() -> list[Canary]:
 
 
 @pytest.fixture(scope="module")
-def sides(
-    tmp_path_factory: pytest.TempPathFactory, planted: list[Canary]
-) -> tuple[TokenStore, TokenStore]:
+def sides(tmp_path_factory, planted) -> tuple[TokenStore, TokenStore]:
     """Write unpredictable rows: 80 units of the training, with canaries, and 80 held-out units."""
     coins = np.random.default_rng(0)
     stores = []
@@ -238,9 +236,7 @@ def sides(
 
 
 @pytest.fixture(scope="module")
-def learned(
-    sides: tuple[TokenStore, TokenStore], tmp_path_factory: pytest.TempPathFactory
-) -> AnyModel:
+def learned(sides, tmp_path_factory) -> AnyModel:
     """Train a model until it memorises its rows."""
     return train(
         fresh(SHAPE, 1),

@@ -87,6 +87,10 @@ def test_members_are_all_rows_that_trained_and_others_all_that_did_not(cut: Cut)
     for level in ("sample", "document", "admission", "patient"):
         assert sample.groups[level].shape == sample.members.shape
     assert len(np.unique(sample.groups["sample"])) == len(sample.members)
+    # Patients are fitted or measured as a whole.
+    assert not set(sample.clusters[sample.fitted]) & set(sample.clusters[~sample.fitted])
+    share = len(np.unique(sample.clusters[sample.fitted])) / PATIENTS
+    assert 0.1 < share < 0.3
 
 
 def test_groups_follow_the_documents_that_rows_are_cut_from(tmp_path: Path) -> None:
@@ -124,13 +128,6 @@ def test_a_sample_is_bounded_and_does_not_depend_on_the_order_of_the_corpus(cut:
     again = cut.sample(most=20)
     np.testing.assert_array_equal(sample.member_rows, again.member_rows)
     assert not np.array_equal(np.unique(sample.member_rows), np.arange(len(sample.member_rows)))
-
-
-def test_fitted_rows_are_not_measured_and_patients_are_fitted_as_a_whole(cut: Cut) -> None:
-    sample = cut.sample()
-    assert not set(sample.clusters[sample.fitted]) & set(sample.clusters[~sample.fitted])
-    share = len(np.unique(sample.clusters[sample.fitted])) / PATIENTS
-    assert 0.1 < share < 0.3
 
 
 def test_rows_of_another_corpus_are_refused(tmp_path: Path) -> None:

@@ -80,6 +80,7 @@ def test_masks_differ_between_draws_and_rows_and_come_again(store: TokenStore) -
     assert not set(other.keys(other.numbers, 0).tolist()) & set(every[0])
 
 
+@pytest.mark.parametrize("model", ["bert", "llama"], indirect=True)  # masked and causal
 def test_rows_in_parts_are_rows_at_once(store, model, monkeypatch):
     def observed(*sides: Rows) -> list[np.ndarray]:
         losses, features = losses_of(model, sides), features_of(model, sides)
