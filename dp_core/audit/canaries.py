@@ -155,7 +155,7 @@ def plant(
         planted[row].append(canary)
         free[row] -= len(canary.tokens)
     return [
-        _insert(list(row), chosen, left, rng)
+        _insert(row, chosen, left, rng)
         for row, chosen, left in zip(rows, planted, free, strict=True)
     ]
 
@@ -197,11 +197,9 @@ def texts_with_canaries(
         yield UnitTexts(block.unit_ids, np.array(rows), texts.take(pa.array(kept, pa.int64())))
 
 
-def _insert(row: list[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:
+def _insert(row: Sequence[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:
     """Return a row whose original tokens are cut to `room`, with canaries at random positions."""
-    if not canaries:
-        return row
-    body = row[1:-1][:room]
+    body = list(row[1:-1][:room])
     drawn = sorted(((rng.randint(0, len(body)), c) for c in canaries), key=lambda p: -p[0])
     for position, canary in drawn:  # from the end, so that earlier positions do not shift
         body[position:position] = canary.tokens

@@ -157,8 +157,7 @@ def _tuned_rmia(target: Floats, references: Floats, members: Flags, fitted: Flag
 
     z = fitted & ~members
     every = [rmia(target, references, target[z], references[z], a) for a in OFFLINE_A]
-    best = max(every, key=lambda scores: float(roc_auc_score(members[fitted], scores[fitted])))
-    return best
+    return max(every, key=lambda scores: float(roc_auc_score(members[fitted], scores[fitted])))
 
 
 def lira_offline(target: Floats, references: Floats) -> Floats:

@@ -124,17 +124,10 @@ class Sample:
 
     def _whole(self, ids: Ints, in_corpus: Ints) -> Flags:
         """Return the rows of groups whose units are all in the sample, on one side."""
-        pairs = np.unique(np.stack([ids, self.units, self.members]), axis=1)
-        there = Counter(pairs[0].tolist())
-        sides = np.unique(pairs[[0, 2]], axis=1)[0]
-        mixed = {group for group, count in Counter(sides.tolist()).items() if count > 1}
-        return np.array(
-            [
-                group not in mixed and there[group] == count
-                for group, count in zip(ids.tolist(), in_corpus.tolist(), strict=True)
-            ],
-            np.bool_,
-        )
+        of_units, _, sides = np.unique(np.stack([ids, self.units, self.members]), axis=1).tolist()
+        there = Counter(zip(of_units, sides, strict=True))  # units of a group on a side
+        rows = zip(ids.tolist(), self.members.tolist(), in_corpus.tolist(), strict=True)
+        return np.array([there[group, side] == count for group, side, count in rows], np.bool_)
 
 
 def _matched(members: Flags, sizes: Ints) -> Ints:

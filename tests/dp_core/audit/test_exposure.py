@@ -113,6 +113,8 @@ def test_exposure_is_the_papers_formula() -> None:
     assert row.expected_occurrences == pytest.approx(40)
     assert (row.canaries, row.contexts_per_canary, row.references) == (4, 2, 0)
     assert row.rank_exposure_null == 0.0
+    (once,), (often,) = _rows(planted, ranks[:, :1]), _rows(planted, np.repeat(ranks[:, :1], 50, 1))
+    assert (often.low, often.high) == (once.low, once.high)  # contexts do not count as canaries
 
 
 def test_a_memorising_model_is_caught_and_an_ignorant_one_is_not() -> None:
@@ -187,13 +189,6 @@ def test_an_interval_from_one_canary_bounds_nothing_and_from_more_shrinks() -> N
     assert widths[1] > 2  # bits, with four canaries
     agreeing = interval(np.full(4, 30.0), V)
     assert agreeing[2] - agreeing[1] > 2  # plain t interval and bootstrap: width 0
-
-
-def test_contexts_of_one_canary_are_not_counted_as_canaries() -> None:
-    planted, coins = _draw(4, 0.1, 1), np.random.default_rng(0)
-    once = coins.integers(1, 60, (4, 1)).astype(float)
-    (one,), (many,) = _rows(planted, once), _rows(planted, np.repeat(once, 50, 1))
-    assert (many.low, many.high) == (one.low, one.high)
 
 
 def test_rank_exposure_is_a_place_among_references_with_ties_shared() -> None:
