@@ -27,7 +27,7 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.models.bert import encode, mlm_logits
 from dp_core.models.causal import causal_logits
-from dp_core.models.config import CausalConfig
+from dp_core.models.config import CausalConfig, FeedForwardConfig
 from dp_core.models.parameters import AnyModel
 from dp_core.nn import FAR_BELOW, Layers, Tensor, Variables
 from dp_core.privacy.clipping.book_keeping import layer_squared_norms
@@ -96,16 +96,15 @@ def losses_of(model: AnyModel, sides: Sequence[Rows]) -> Losses:
 
 
 def features_of(model: AnyModel, sides: Sequence[Rows]) -> dict[str, Floats]:
-    """Return the features of the rows of several stores, by attack; none for a layer-free model.
+    """Return the features of the rows of several stores, by attack.
 
     Raises:
         BadInput: a feature is not finite.
     """
-    features = {
-        "attention": attention_features(model, sides),
-        "gradients": gradient_features(model, sides),
-    }
-    return {name: values for name, values in features.items() if values.shape[1]}
+    gradients = {"gradients": gradient_features(model, sides)}
+    if isinstance(model.config, FeedForwardConfig):  # it has no attention
+        return gradients
+    return {"attention": attention_features(model, sides)} | gradients
 
 
 def _of_sides(

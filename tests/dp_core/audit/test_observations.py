@@ -19,7 +19,7 @@ from dp_core.audit.observations import (
 )
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.models.causal import causal_logits
-from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import AnyModel, fresh
 from dp_core.nn import Layers
 from dp_core.training.objectives import objective_for
@@ -93,6 +93,11 @@ def test_rows_in_parts_are_rows_at_once(store, model, monkeypatch):
     for one, other in zip(whole, parts, strict=True):
         assert len(one) == 10
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
+
+
+def test_a_model_without_attention_has_features_of_gradients_alone(store):
+    model = fresh(FeedForwardConfig(V, 16, 3, (12,), max_positions=S), 1)
+    assert features_of(model, [asked(store, [0, 1])]).keys() == {"gradients"}
 
 
 class _Kept(Layers):
