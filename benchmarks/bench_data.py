@@ -48,9 +48,9 @@ from dp_core.data.tokens import NORMALIZER, PRE_TOKENIZER
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.item_sets import GatheredSets
+from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets
 from dp_core.vocabulary.selection_calibration import selection_plan
-from dp_core.vocabulary.subwords import UnitWords, WordSets, word_counts, word_sets
+from dp_core.vocabulary.subwords import UnitWords, word_counts
 
 RESULT = ROOT / "benchmarks/results/data.json"
 UNIT = UnitWords(PrivacyUnit.PATIENT, 1)
@@ -79,18 +79,18 @@ def counts(engine: ShardMap, work: Path) -> dict[str, Any]:
 
 def sets(engine: ShardMap, work: Path) -> dict[str, Any]:
     """Gather each patient's distinct words, bounded to N, as a private release counts them."""
-    of_shard = WordSets(UNIT, PER_UNIT, b"key")
+    of_shard = BoundedSets(UNIT, PER_UNIT, b"key")
     with GatheredSets(work / "gathered") as gathered:
-        word_sets(engine, shards_of(work / "corpus"), of_shard, gathered)
+        gathered.extend(engine.map(of_shard, shards_of(work / "corpus")))
         return {"units": gathered.units}
 
 
 def released(engine: ShardMap, work: Path) -> dict[str, Any]:
     """Gather the same sets, merge them, and release by the default mechanism in eight rounds."""
-    of_shard = WordSets(UNIT, PER_UNIT, b"key")
+    of_shard = BoundedSets(UNIT, PER_UNIT, b"key")
     plan = selection_plan("elimination", 3.0, 1e-6, PER_UNIT, declared_units=200_000)
     with GatheredSets(work / "gathered") as gathered:
-        word_sets(engine, shards_of(work / "corpus"), of_shard, gathered)
+        gathered.extend(engine.map(of_shard, shards_of(work / "corpus")))
         # The seed need not be secret, because the text is made up.
         chosen = plan.release(gathered, PrivacySeed.fixed(0), b"benchmark")
         return {"distinct_words": gathered.distinct, "released": len(chosen)}

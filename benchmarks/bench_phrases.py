@@ -219,8 +219,8 @@ def main() -> None:
             )  # fmt: skip
             units = list(private(held=False))
             phrases = release_phrases(
-                lambda sets, units=units: [sets(in_blocks(units))],
-                *(plan, words, PrivacySeed.fixed("phrases"), b"bench"),
+                lambda sets, units=units: [sets(units)],
+                *(in_blocks, plan, words, PrivacySeed.fixed("phrases"), b"bench"),
             )
             line = used | {"mechanism of a round": plan.each_round.event().describe()}
             line["common"] = plain_threshold(float(epsilon), options.delta)

@@ -49,13 +49,13 @@ from dp_core.data.privacy_units import is_held_out
 from dp_core.data.tokens import split_words
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.privacy.statement import totals
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from tasks.execution import contract
 from tasks.protocol import JobSettings, RunContext, StepResult, job_steps
 from tasks.releases.declarations import declare_public
-from tasks.results import totals
 from tasks.runtime.deployment import Deployment
 
 RESULT = ROOT / "benchmarks" / "results" / "vocabulary.json"

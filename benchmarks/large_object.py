@@ -27,7 +27,7 @@ import numpy as np
 
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT))
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 BLOCK = 1 << 24
 RESULT = ROOT / "benchmarks" / "results" / "large_object.json"

@@ -28,13 +28,13 @@ from dp_core.vocabulary.item_sets import GatheredSets, UnitSets
 from dp_core.vocabulary.partition_selection import (
     Elimination,
     PartitionSelection,
-    Round,
     Weighted,
 )
 from dp_core.vocabulary.selection_calibration import check_target, selection_plan
 
 Places = NDArray[np.int64]
 Floats = NDArray[np.float64]
+Flags = NDArray[np.bool_]
 HOPELESS = 2.0  # deviations by which the first round may have been too low (mad2r)
 ABOVE = 2.0  # deviations of mad's level above the threshold; 3 for policy (Gopi et al.)
 _COUNTING = 0.05  # share of μ² for the estimate of counts
@@ -53,20 +53,20 @@ class MaxAdaptiveDegree(Weighted):
     sums are floats and rounded once.
     """
 
-    def weigh_all(self, sets: GatheredSets, now: Round) -> Places:
+    def weigh(self, sets: GatheredSets, number: int, live: Flags) -> Places:
         """Return the rerouted sums: the first pass finds the excess, the second returns it.
 
         Units are added to one sum in their order, so rounding does not depend on the shards.
         """
-        first = np.zeros(len(now.live))
+        first = np.zeros(len(live))
         for shard in sets:
-            self.first_pass(shard, now, first)
-        level = self._level(now.number)
+            self.first_pass(shard, live, first)
+        level = self._level(number)
         beyond = np.maximum(0.0, 1 - level / np.maximum(first, level))
         total = np.minimum(first, level)
         for shard in sets:
-            self.second_pass(shard, now, beyond, total)
-        rounded: Places = np.floor(total * self.mechanism.scales[now.number]).astype(np.int64)
+            self.second_pass(shard, live, beyond, total)
+        rounded: Places = np.floor(total * self.mechanism.scales[number]).astype(np.int64)
         return rounded
 
     def _level(self, number: int) -> float:
@@ -75,20 +75,20 @@ class MaxAdaptiveDegree(Weighted):
         level = (threshold + ABOVE * self.mechanism.deviation) / self.mechanism.scales[number]
         return float(max(1.0, level))
 
-    def first_pass(self, shard: UnitSets, now: Round, total: Floats) -> None:
+    def first_pass(self, shard: UnitSets, live: Flags, total: Floats) -> None:
         """Add 1/d to each item for each of its units in the shard."""
-        held, owners, members = _live(shard, now)
+        held, owners, members = _live(shard, live)
         np.add.at(total, members, 1 / held[owners])
 
-    def second_pass(self, shard: UnitSets, now: Round, beyond: Floats, total: Floats) -> None:
+    def second_pass(self, shard: UnitSets, live: Flags, beyond: Floats, total: Floats) -> None:
         """Add to each item its share of the returned weight, and 1/√d − 1/d for each of its units.
 
         Args:
-            shard: units. now: the round.
+            shard: units. live: true for items that still count.
             beyond: share of each item's sum that is above the level.
             total: sum of each item; changed in place.
         """
-        held, owners, members = _live(shard, now)
+        held, owners, members = _live(shard, live)
         back = np.bincount(owners, beyond[members], minlength=shard.units) / np.maximum(held, 1)
         degree = max(4, self.items_per_unit)
         each = back / degree + 1 / np.sqrt(np.maximum(held, 1)) - 1 / np.maximum(held, 1)
@@ -124,12 +124,12 @@ class Policy(Weighted):
 
     spread: ClassVar[float] = 10.0  # weights end at the level for any counts
 
-    def weigh_all(self, sets: GatheredSets, now: Round) -> Places:
+    def weigh(self, sets: GatheredSets, number: int, live: Flags) -> Places:
         """Return the weights after the last unit, rounded."""
         level = (
             self.mechanism.checks[0][2] + 3 * self.mechanism.deviation
         ) / self.mechanism.scales[0]
-        weights = np.zeros(len(now.live))
+        weights = np.zeros(len(live))
         for some in sets:
             for start, end in itertools.pairwise(some.starts.tolist()):
                 members = some.members[start:end]
@@ -141,9 +141,9 @@ class Policy(Weighted):
         return rounded
 
 
-def _live(shard: UnitSets, now: Round) -> tuple[Floats, Places, NDArray[np.int32]]:
+def _live(shard: UnitSets, live: Flags) -> tuple[Floats, Places, NDArray[np.int32]]:
     """Return each unit's number of live items, and owners and members of the live items."""
-    chosen = now.live[shard.members]
+    chosen = live[shard.members]
     owners = shard.owners[chosen]
     return np.bincount(owners, minlength=shard.units) * 1.0, owners, shard.members[chosen]
 

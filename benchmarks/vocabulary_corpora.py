@@ -19,7 +19,7 @@ from dp_core.data.privacy_units import Unit
 from dp_core.data.readers.documents import JsonlFields
 from dp_core.data.readers.registry import read_corpus
 from dp_core.data.tokens import HeldItems, split_words
-from dp_core.vocabulary.item_sets import ItemSets, bounded_sets
+from dp_core.vocabulary.item_sets import BoundedSets, ItemSets
 
 Held = list[tuple[str, set[str]]]  # each unit and its distinct items
 
@@ -128,8 +128,8 @@ def item_sets(
     declared_units: int | None = None,
     exclude: Collection[str] = frozenset(),
 ) -> ItemSets:
-    """Return the bounded sets of units, given their items; see `bounded_sets`."""
-    return bounded_sets(_held(units), items_per_unit, key, declared_units, exclude)
+    """Return the bounded sets of units, given their items; see `BoundedSets`."""
+    return BoundedSets(_held, items_per_unit, key, declared_units, exclude)(units)
 
 
 def _held(units: Iterable[tuple[str, Iterable[str]]]) -> Iterator[HeldItems]:

@@ -12,33 +12,28 @@ from dp_core.errors import OUT_OF_MEMORY, ConfideError, fault_line
 
 _OUT_OF_MEMORY = f"confide: {OUT_OF_MEMORY}\n".encode()
 
-COMMANDS = {  # verb: one line of help; no command's module is imported for the list
-    "demo": "Run the demo job (or another) through Airflow, and show its report.",
-    "up": "Serve the Airflow and MLflow pages on this machine.",
-    "down": "Stop what `up` started.",
-    "announce": "Announce a new version of a private corpus to Airflow.",
-    "backup": "Copy the ledger, the seeds and MLflow's database.",
-    "run": "Run a whole job or sweep on this machine, without Airflow.",
-    "advise": "Recommend a plan for a privacy budget and a corpus size.",
-    "epsilon": "Compute ε of a DP-SGD training, by PLD and by RDP.",
-    "calibrate": "Compute the noise for a privacy target.",
-    "audit-engine": "Try to contradict the ε of this installation's DP-SGD, on made-up data.",
-    "paper-table": "Recompute the paper's figures.",
-    "ledger": "Show and register the privacy budgets of data sets.",
-    "report": "Show the latest report's table and the path of its page.",
-    "compare": "Compare the settings, ε, scores and exposure of runs.",
-    "errors": "List a fine-tuned model's errors with their words, for the operator only.",
-    "export": "Copy a released model into a folder for others.",
-    "evidence": "Write the evidence with which others can check a released model.",
-    "audit": "Audit a model's privacy claim: a model from here or from elsewhere.",
-    "doctor": "Check this machine and deployment, and suggest fixes.",
-}
-# Files of several commands, by verb; the command's function has the name of the verb. Any other
-# command is the function `command` of VERB_command.
-_SHARED = {
-    **dict.fromkeys(("demo", "up", "down", "announce", "backup"), "local_stack"),
-    **dict.fromkeys(("calibrate", "paper-table"), "epsilon_command"),
-    **dict.fromkeys(("audit", "audit-engine", "evidence"), "audit_command"),
+# Verb: the module and function below `tasks.commands`, and one line of help. No module is imported
+# for the list of commands.
+COMMANDS = {
+    "demo": ("local_stack:demo", "Run the demo job through Airflow, and show its report."),
+    "up": ("local_stack:up", "Serve the Airflow and MLflow pages on this machine."),
+    "down": ("local_stack:down", "Stop what `up` started."),
+    "announce": ("local_stack:announce", "Announce a version of a private corpus to Airflow."),
+    "backup": ("local_stack:backup", "Copy the ledger, the seeds and MLflow's database."),
+    "run": ("run_command:command", "Run a whole job or sweep here, without Airflow."),
+    "advise": ("advise_command:command", "Recommend a plan for a privacy budget and a corpus."),
+    "epsilon": ("epsilon_command:command", "Compute ε of a DP-SGD training, by PLD and by RDP."),
+    "calibrate": ("epsilon_command:calibrate", "Compute the noise for a privacy target."),
+    "audit-engine": ("audit_command:audit_engine", "Audit this installation on made-up data."),
+    "paper-table": ("epsilon_command:paper_table", "Recompute the paper's figures."),
+    "ledger": ("ledger_command:command", "Show and register the budgets of data sets."),
+    "report": ("report_command:command", "Show the latest report's table and its page."),
+    "compare": ("compare_command:command", "Compare settings, ε, scores and exposure of runs."),
+    "errors": ("errors_command:command", "List a model's errors with words, for the operator."),
+    "export": ("export_command:command", "Copy a released model into a folder for others."),
+    "evidence": ("audit_command:evidence", "Write the evidence of a released model's privacy."),
+    "audit": ("audit_command:audit", "Audit a model's claim: from here or from elsewhere."),
+    "doctor": ("doctor_command:command", "Check this machine and deployment, and suggest fixes."),
 }
 
 
@@ -53,16 +48,13 @@ class LazyGroup(click.Group):
         """Import and return a command."""
         if cmd_name not in COMMANDS:
             return None
-        verb = cmd_name.replace("-", "_")
-        shared = _SHARED.get(cmd_name)
-        place = f"{shared}:{verb}" if shared else f"{verb}_command:command"
-        command: click.Command = pkgutil.resolve_name(f"tasks.commands.{place}")
+        command: click.Command = pkgutil.resolve_name(f"tasks.commands.{COMMANDS[cmd_name][0]}")
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the list of commands from the table above, without imports."""
         with formatter.section("Commands"):
-            formatter.write_dl(list(COMMANDS.items()))
+            formatter.write_dl([(verb, words) for verb, (_, words) in COMMANDS.items()])
 
 
 @click.group(cls=LazyGroup, context_settings={"help_option_names": ["-h", "--help"]})

@@ -22,17 +22,18 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.seed_store import SeedStore
-from dp_core.privacy.statement import DatasetTotal
+from dp_core.privacy.statement import DatasetTotal, totals
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
 from dp_core.vocabulary.item_sets import GatheredSets
 from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.protocol.least_privilege import for_workers
 from tasks.protocol.specs import STORE_SCHEME
-from tasks.results import Input, merged, read_result, totals
+from tasks.results import Input, merged, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter
-from tasks.storage import CHECKSUMS, RESULT, Store, StoredCheckpoints, is_remote, keyed_digest
+from tasks.storage.backends import is_remote, keyed_digest
 from tasks.storage.copies import Copies
+from tasks.storage.store import CHECKSUMS, RESULT, Store, StoredCheckpoints
 from tasks.tracking.tracker import Tracker
 
 SHARD = "shard.parquet"  # the file in a shard's copy
@@ -44,29 +45,20 @@ Content = TypeVar("Content")
 
 
 @dataclass(frozen=True)
-class StepArtifact:
-    """A file of the output folder that the tracker shows to people."""
-
-    file: str
-    label: Label
-    folder: str = ""
-
-
-@dataclass(frozen=True)
 class StepOutput:
     """The output of a step whose output folder is complete.
 
     Attributes:
         outputs: name -> path inside the output folder; '' is the folder.
         facts: small facts, fit for publication.
-        artifacts: files to show in the tracker.
+        artifacts: files that the tracker shows to people, each with its label.
         model: name under which the job's last step registers the output, after its audits have been
             read; '' for none.
     """
 
     outputs: dict[str, str]
     facts: dict[str, Any] = field(default_factory=dict)
-    artifacts: list[StepArtifact] = field(default_factory=list)
+    artifacts: dict[str, Label] = field(default_factory=dict)
     model: str = ""
 
 
@@ -185,9 +177,7 @@ class StepContext:
         Raises:
             BadInput: as in `input`.
         """
-        result = read_result(self.store, uri)
-        if result is None:
-            raise BadInput("no result there", where=uri, fix="Run the step that makes it first.")
+        result = self._result(uri, "Run the step that makes it first.")
         if self.made_up and not result.facts.get("made_up", False):
             raise BadInput(
                 "an input is private, but the spec calls everything made up",
@@ -206,12 +196,13 @@ class StepContext:
             BadInput: an output is missing.
         """
         for uri in uris:
-            told = read_result(self.store, uri)
-            if told is None:
-                raise BadInput(
-                    "no result there", where=uri, fix="Run the sweep from its beginning."
-                )
-            self.descends_from(*told.releases)
+            self.descends_from(*self._result(uri, "Run the sweep from its beginning.").releases)
+
+    def _result(self, uri: str, fix: str) -> StepResult:
+        result = read_result(self.store, uri)
+        if result is None:
+            raise BadInput("no result there", where=uri, fix=fix)
+        return result
 
     def refuse_altered(self, source: Input) -> None:
         """Refuse an input whose files have changed since its step wrote them.

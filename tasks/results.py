@@ -14,16 +14,9 @@ from pydantic import TypeAdapter, ValidationError
 from dp_core.audit.protocol import Finding
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
-from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
-from dp_core.privacy.statement import (
-    DatasetTotal,
-    PrivacyStatement,
-    Release,
-    dataset_totals,
-    privacy_statement,
-)
+from dp_core.privacy.statement import PrivacyStatement, event_of, privacy_statement
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 STATEMENT_WORDS, STATEMENT_DATA = "PRIVACY.md", "privacy_statement.json"
 KEPT = "after"  # subfolder of a model with the models of earlier epochs, by updates done
@@ -145,19 +138,18 @@ def write_statement(
             the last; empty if it released only the last model.
     """
     statement = statement_of(releases, made_up=made_up, released_after=released_after)
-    lost = any(release.event.is_unaccounted for release in as_releases(releases))
+    lost = any(event_of(release).is_unaccounted for release in releases)
     (folder / STATEMENT_WORDS).write_text((_OPERATOR if lost else "") + statement.words)
     (folder / STATEMENT_DATA).write_text(json.dumps(statement.data, indent=1) + "\n")
 
 
 def statement_of(
-    records: Sequence[ReleaseRecord], *, made_up: bool, released_after: Sequence[int] = ()
+    releases: Sequence[ReleaseRecord], *, made_up: bool, released_after: Sequence[int] = ()
 ) -> PrivacyStatement:
     """Return all data sets' statements, joined; statements with ε = ∞ come first.
 
     It takes the same arguments as `write_statement`.
     """
-    releases = as_releases(records)
     names = dict.fromkeys(r.dataset for r in releases) or {"": None}
     parts = [
         privacy_statement([r for r in releases if r.dataset == name], made_up=made_up)
@@ -188,32 +180,6 @@ def refuse_own_model(folder: Path, field: str) -> None:
             where=field,
             fix="Give the step's output as init_uri, where its releases count, or a public model.",
         )
-
-
-def as_releases(records: Sequence[ReleaseRecord]) -> list[Release]:
-    """Return the records as `Release` objects, for statements and totals."""
-    return [
-        Release(
-            dataset=r.dataset,
-            unit=PrivacyUnit(r.unit),
-            event=MechanismEvent.from_json(r.event),
-            delta=r.delta,
-            ledger_id=r.ledger_id,
-            seed_known=r.seed_known,
-            plan=r.plan,
-            declared_units=r.declared_units,
-        )
-        for r in records
-    ]
-
-
-def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
-    """Return (ε, δ) of all releases of each data set, composed by PLD at the sum of their δ.
-
-    ε is None if the releases protect different units or have different neighbouring relations.
-    Then they have no total, and only the ε of each release can be stated.
-    """
-    return dataset_totals(as_releases(releases))
 
 
 # --- findings of audits: one file for each audience

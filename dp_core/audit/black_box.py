@@ -51,7 +51,7 @@ from dp_core.models.parameters import AnyModel, language_model
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary import byte_level, wordpiece
+from dp_core.vocabulary.subwords import KINDS, kind_of
 
 GIVEN_EXPOSURE = Audit(
     "exposure_given",
@@ -110,10 +110,7 @@ def open_model(folder: Path) -> Audited:
     """
     stored = read_vocabulary(folder)
     tokens = sorted(stored, key=stored.__getitem__)
-    if byte_level.is_byte_level(tokens):
-        tokenizer = byte_level.of_folder(folder, tokens)
-    else:
-        tokenizer = wordpiece.of_folder(folder, tokens)
+    tokenizer = KINDS[kind_of(tokens)].of_folder(folder, tokens)
     ids = tokenizer.get_vocab()
     model = load_with_vocabulary(folder, sorted(ids, key=ids.__getitem__), seed=0)
     return Audited(language_model(model), tokenizer)

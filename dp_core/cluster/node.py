@@ -46,11 +46,18 @@ from cryptography.x509.oid import NameOID
 
 from dp_core.errors import BadInput
 
-QUIET = {
+STARTING = 300  # seconds for the processes of a node to start on a machine with other work
+RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray would send usage statistics to its makers
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a call without a connection would start an open cluster
     "RAY_DEDUP_LOGS": "0",
     "RAY_task_oom_retries": "3",  # by default a task that lacks memory is retried without limit
+    # Ray's own limits for the start of its processes are 30 to 60 seconds.
+    "RAY_gcs_server_port_wait_time_s": f"{STARTING}",
+    "RAY_DASHBOARD_STARTUP_TIMEOUT_S": f"{STARTING}",
+    "RAY_raylet_start_wait_time_s": f"{STARTING}",
+    "RAY_agent_register_timeout_ms": f"{STARTING * 1000}",
+    "RAY_worker_register_timeout_seconds": f"{STARTING}",
 }
 _SHARED_MEMORY = "/dev/shm"  # noqa: S108 - Linux's shared memory of all processes
 _OBJECTS = 0.6  # share of the free shared memory
@@ -213,7 +220,7 @@ def main(words: list[str]) -> int:
         target.rpartition(":")[0] if ":" in target else "192.0.2.1"
     )  # any address: nothing is sent
     address = address_towards(host)
-    os.environ |= QUIET | member_environment(Path(secrets), Path(folder), address)
+    os.environ |= RAY_SETTINGS | member_environment(Path(secrets), Path(folder), address)
     if kind == "local":
         return _local(int(target), folder, address)
     common = ["start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"]

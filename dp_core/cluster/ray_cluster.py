@@ -37,7 +37,8 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.cluster.node import (
-    QUIET,
+    RAY_SETTINGS,
+    STARTING,
     address_towards,
     make_secrets,
     member_environment,
@@ -63,9 +64,8 @@ VARIABLE = "CONFIDE_CLUSTER"
 PLACES = "in-process, pool, local:N for N Ray workers of this machine, or HOST:PORT of a Ray head"
 _LOCAL = re.compile(r"local:([1-9][0-9]{0,2})")
 _ADDRESS = re.compile(r"[A-Za-z0-9][A-Za-z0-9.-]*:[0-9]{1,5}")
-PATIENCE = 120.0  # seconds without any suitable machine, after which a call fails
+_PATIENCE = 120.0  # seconds without any suitable machine, after which a call fails
 _ANSWERING = 10.0  # seconds for the head to accept a connection
-_STARTING = 120.0  # seconds for a node and the connection to start
 _RETRIES = 3  # of a task or call whose worker was lost
 _MOST_AT_ONCE = 256  # shards in flight, for clusters of any size
 _LOOK = 2.0  # seconds between two checks of the cluster's machines
@@ -81,7 +81,6 @@ class RayCluster:
         environment: environment of the Ray processes that this step starts, including local
             workers.
         packages: packages whose code must be the same on every worker.
-        patience: seconds without any suitable machine, after which a call fails.
 
     Raises:
         BadInput: an invalid place, or an address without secrets.
@@ -94,7 +93,6 @@ class RayCluster:
         secrets: Path | None = None,
         environment: Mapping[str, str] | None = None,
         packages: Sequence[str] = ("dp_core",),
-        patience: float = PATIENCE,
     ) -> None:
         self._cpus = int(local[1]) if (local := _LOCAL.fullmatch(place)) else 0
         if not self._cpus and not _ADDRESS.fullmatch(place):
@@ -105,7 +103,6 @@ class RayCluster:
         if self._cpus:  # threads of several workers would compete for the cores
             threads = max(1, len(os.sched_getaffinity(0)) // self._cpus)
             self._environment.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
-        self._patience = patience
         self._ray: Any = None
         self._node: subprocess.Popen[bytes] | None = None
         self._scratch: Path | None = None
@@ -182,9 +179,9 @@ class RayCluster:
                 alone_since = None
                 continue
             alone_since = alone_since or time.monotonic()
-            if time.monotonic() - alone_since > self._patience:
+            if time.monotonic() - alone_since > _PATIENCE:
                 raise ConfideError(
-                    f"no suitable machine joined the cluster in {self._patience:.0f} seconds",
+                    f"no suitable machine joined the cluster in {_PATIENCE:.0f} seconds",
                     where=WHERE,
                     fix="Check that the cluster's workers run and have cores and memory free.",
                 )
@@ -213,7 +210,8 @@ class RayCluster:
                 address = self._start_node("step", self._place, secrets)
             driver = self._scratch / "driver"
             driver.mkdir()
-            os.environ.update(QUIET | member_environment(secrets, driver, address_towards(host)))
+            member = member_environment(secrets, driver, address_towards(host))
+            os.environ.update(RAY_SETTINGS | member)
             self._ray = _connect(address)
         except Exception as error:
             self.close()
@@ -248,7 +246,7 @@ class RayCluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
-        timer = threading.Timer(_STARTING, self._node.kill)
+        timer = threading.Timer(STARTING, self._node.kill)
         timer.start()
         try:
             assert self._node.stdout is not None  # noqa: S101 - a pipe

@@ -496,20 +496,14 @@ def _write_shard(path: Path, tables: Iterable[pa.Table]) -> None:
     with writer:
         waiting, size = [COLUMNS.empty_table()], 0
         for table in tables:
-            ends = np.cumsum(pc.binary_length(table["text"]).to_numpy())
+            before = np.cumsum([0, *pc.binary_length(table["text"]).to_pylist()])  # bytes of text
             done = 0
-            while len(ends) > done and size + int(ends[-1]) - _before(ends, done) >= _ROW_GROUP:
-                room = _before(ends, done) + _ROW_GROUP - size
-                cut = int(np.searchsorted(ends, room)) + 1
+            while done < len(table) and size + before[-1] - before[done] >= _ROW_GROUP:
+                cut = int(np.searchsorted(before[1:], before[done] + _ROW_GROUP - size)) + 1
                 waiting.append(table.slice(done, cut - done))
                 writer.write_table(pa.concat_tables(waiting), row_group_size=1 << 30)
                 waiting, size, done = [], 0, cut
             waiting.append(table.slice(done))
-            size += (int(ends[-1]) if len(ends) else 0) - _before(ends, done)
+            size += int(before[-1] - before[done])
         if rest := pa.concat_tables(waiting):
             writer.write_table(rest, row_group_size=1 << 30)
-
-
-def _before(ends: NDArray[np.int64], row: int) -> int:
-    """Return the bytes of text before a row."""
-    return int(ends[row - 1]) if row else 0

@@ -81,49 +81,6 @@ class LabelledText:
             object.__setattr__(self, "document_id", content_name("first text", self.first))
 
 
-@dataclass(frozen=True)
-class ClassScores:
-    """Scores of predicted classes.
-
-    Attributes:
-        right: the number of right predictions.
-        texts: the number of texts.
-        f1_by_class: the F1 of each class that is expected or predicted.
-    """
-
-    right: int
-    texts: int
-    f1_by_class: dict[str, float]
-
-    @property
-    def accuracy(self) -> float:
-        """Share of right predictions; 0 without any texts."""
-        return self.right / self.texts if self.texts else 0.0
-
-    @property
-    def macro_f1(self) -> float:
-        """Mean F1 over the classes; 0 without any class."""
-        scores = self.f1_by_class.values()
-        return sum(scores) / len(scores) if scores else 0.0
-
-
-def class_scores(expected: Sequence[str], predicted: Sequence[str]) -> ClassScores:
-    """Return the accuracy, and each class's F1 as 2·right / (predicted + expected).
-
-    Args:
-        expected: the right class of each text.
-        predicted: the predicted class of each text.
-
-    Raises:
-        ValueError: the two sequences differ in length.
-    """
-    pairs = list(zip(expected, predicted, strict=True))
-    right = Counter(label for label, guess in pairs if label == guess)
-    both = Counter(expected) + Counter(predicted)
-    by_class = {name: 2 * right[name] / both[name] for name in sorted(both)}
-    return ClassScores(right.total(), len(pairs), by_class)
-
-
 Entity = tuple[str, int, int]  # type, first token, token after the last
 
 
@@ -289,12 +246,12 @@ def token_spans(
 
 @dataclass(frozen=True)
 class Score:
-    """Counts of entities, with the precision, recall and F1 that they give.
+    """Counts of entities or classes, with the precision, recall and F1 that they give.
 
     Args:
-        correct: number of right predicted entities.
-        predicted: number of predicted entities.
-        expected: number of entities in the text.
+        correct: number of right predictions.
+        predicted: number of predictions.
+        expected: number of entities in the text, or of texts.
     """
 
     correct: int
@@ -303,12 +260,12 @@ class Score:
 
     @property
     def precision(self) -> float:
-        """Share of the predicted entities that are right; 0 if there are none."""
+        """Share of the predictions that are right; 0 if there are none."""
         return self.correct / self.predicted if self.predicted else 0.0
 
     @property
     def recall(self) -> float:
-        """Share of the right entities that were predicted; 0 if there are none."""
+        """Share of the expected entities or texts that were predicted; 0 if there are none."""
         return self.correct / self.expected if self.expected else 0.0
 
     @property
@@ -319,11 +276,48 @@ class Score:
 
 
 @dataclass(frozen=True)
-class EntityScores:
-    """Scores over all entities (micro average), and by type."""
+class TaskScores:
+    """Scores over all entities or texts (micro average), and by entity type or class.
+
+    Of texts, each with one predicted and one expected class, `micro.recall` is the accuracy.
+    """
 
     micro: Score
     by_type: dict[str, Score]
+
+    @classmethod
+    def of(
+        cls, correct: Counter[str], predicted: Counter[str], expected: Counter[str]
+    ) -> TaskScores:
+        """Return the scores, given the counts by type."""
+        return cls(
+            Score(correct.total(), predicted.total(), expected.total()),
+            {
+                kind: Score(correct[kind], predicted[kind], expected[kind])
+                for kind in sorted(expected.keys() | predicted.keys())
+            },
+        )
+
+    @property
+    def macro_f1(self) -> float:
+        """Mean F1 over the types; 0 without any type."""
+        scores = [of_type.f1 for of_type in self.by_type.values()]
+        return sum(scores) / len(scores) if scores else 0.0
+
+
+def class_scores(expected: Sequence[str], predicted: Sequence[str]) -> TaskScores:
+    """Return the scores of predicted classes.
+
+    Args:
+        expected: the right class of each text.
+        predicted: the predicted class of each text.
+
+    Raises:
+        ValueError: the two sequences differ in length.
+    """
+    pairs = zip(expected, predicted, strict=True)
+    right = Counter(label for label, guess in pairs if label == guess)
+    return TaskScores.of(right, Counter(predicted), Counter(expected))
 
 
 def entities(tags: Sequence[str]) -> list[Entity]:
@@ -346,7 +340,7 @@ def entities(tags: Sequence[str]) -> list[Entity]:
     return out
 
 
-def score(expected: Iterable[Sentence], predicted: Iterable[Sequence[str]]) -> EntityScores:
+def score(expected: Iterable[Sentence], predicted: Iterable[Sequence[str]]) -> TaskScores:
     """Return the strict scores of predicted tags.
 
     A predicted entity is right if its type and both ends are right (Uzuner et al. 2011, JAMIA
@@ -371,13 +365,7 @@ def score(expected: Iterable[Sentence], predicted: Iterable[Sequence[str]]) -> E
         wanted.update(kind for kind, _, _ in listed)
         guessed.update(kind for kind, _, _ in found)
         correct.update(kind for kind, _, _ in set(listed).intersection(found))  # repetitions once
-    return EntityScores(
-        Score(correct.total(), guessed.total(), wanted.total()),
-        {
-            k: Score(correct[k], guessed[k], wanted[k])
-            for k in sorted(wanted.keys() | guessed.keys())
-        },
-    )
+    return TaskScores.of(correct, guessed, wanted)
 
 
 Kind = Literal["missed", "spurious", "wrong type", "wrong boundary"]

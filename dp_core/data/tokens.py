@@ -144,9 +144,6 @@ class WordCodes:
     starts: Ints
 
 
-Encoder = Callable[[pa.Array], WordCodes]
-
-
 def encode_bert_words(texts: pa.Array) -> WordCodes:
     """Return the words of texts as BERT splits them.
 

@@ -19,9 +19,9 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
@@ -29,13 +29,12 @@ import pyarrow.compute as pc
 from numpy.typing import NDArray
 
 from dp_core.config.privacy import MechanismName
-from dp_core.data.corpus import Shard
 from dp_core.data.privacy_units import UnitTexts
 from dp_core.data.tokens import HeldItems, WordCodes, encode_bert_words, held_once
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.mechanisms import PhraseRounds, PrivacyUnit
-from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, bounded_sets
+from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets, ItemSets
 from dp_core.vocabulary.partition_selection import PartitionSelection, refuse_unearned
 from dp_core.vocabulary.selection_calibration import check_target, selection_plan
 
@@ -55,11 +54,17 @@ class Candidates:
         length: words of a phrase.
         part_length: words of a part: 1 in the first round, else the length of the previous round.
         parts: released (or public) parts.
+        read: yields the units of a shard with their texts, in blocks of whole units.
     """
 
     length: int
     part_length: int
     parts: Collection[str]
+    read: Callable[[Any], Iterable[UnitTexts]]
+
+    def __call__(self, shard: Any) -> Iterator[HeldItems]:
+        """Yield the distinct candidates of the shard's units."""
+        return map(self.held, self.read(shard))
 
     def held(self, block: UnitTexts) -> HeldItems:
         """Return the distinct candidates of each of many units."""
@@ -114,44 +119,9 @@ def _numbered(words: WordCodes, begins: Ints, length: int) -> tuple[Ints, pa.Arr
     return numbers, pc.binary_join_element_wise(*columns, pa.scalar(" ", pa.large_string()))
 
 
-@dataclass(frozen=True)
-class PhraseSets:
-    """Maps the units of a shard to the bounded candidates of a round; fields as in `bounded_sets`.
-
-    Attributes:
-        candidates: the candidates of the round.
-    """
-
-    candidates: Candidates
-    items_per_unit: int
-    key: bytes = field(repr=False)
-    declared_units: int | None = None
-
-    def __call__(self, blocks: Iterable[UnitTexts]) -> ItemSets:
-        """Return the sets of the units; no unit is split over blocks."""
-        held = map(self.candidates.held, blocks)
-        return bounded_sets(held, self.items_per_unit, self.key, self.declared_units, ())
-
-
-@dataclass(frozen=True)
-class PhraseSetsOfShard:
-    """Maps a shard to the bounded candidates of a round.
-
-    Attributes:
-        read: yields the shard's units with their texts.
-        sets: makes the sets of the round.
-    """
-
-    read: Callable[[Shard], Iterable[UnitTexts]]
-    sets: PhraseSets
-
-    def __call__(self, shard: Shard) -> ItemSets:
-        """Return the sets of the shard's units."""
-        return self.sets(self.read(shard))
-
-
 def release_phrases(
-    gather: Callable[[PhraseSets], GatheredSets | Iterable[ItemSets]],
+    gather: Callable[[BoundedSets], GatheredSets | Iterable[ItemSets]],
+    read: Callable[[Any], Iterable[UnitTexts]],
     plan: PhrasePlan,
     words: Collection[str],
     seed: PrivacySeed,
@@ -164,7 +134,8 @@ def release_phrases(
 
     Args:
         gather: returns the sets of every shard, for any division into shards that contains each
-            unit once. It is called in every round with the sets of that round.
+            unit once. It is called in every round with the function of a shard of that round.
+        read: yields the units of a shard with their texts, in blocks of whole units.
         plan: rounds and their mechanism.
         words: words that phrases may contain; released or public. They must not come from
             private text in any other way.
@@ -179,8 +150,8 @@ def release_phrases(
     released: dict[int, dict[str, int]] = {}
     parts, part_length = words, 1
     for length in plan.lengths:
-        candidates = Candidates(length, part_length, parts)
-        sets = gather(PhraseSets(candidates, each.items_per_unit, key, each.declared_units))
+        candidates = Candidates(length, part_length, parts, read)
+        sets = gather(BoundedSets(candidates, each.items_per_unit, key, each.declared_units))
         round_context = context + f" phrases of {length} words".encode()
         released[length] = each.release(sets, seed, round_context)
         parts, part_length = released[length], length

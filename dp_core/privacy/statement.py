@@ -8,38 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from dp_core.config.privacy import gives_a_unit_away
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld, epsilon_rdp
 from dp_core.privacy.check_evidence import PROVEN, statement_words
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 
 VERSION = 1
-
-
-@dataclass(frozen=True)
-class Release:
-    """One release of private data that a model was made from.
-
-    Attributes:
-        dataset: its name in the ledger.
-        unit: the protected unit.
-        event: the mechanism of the release.
-        delta: δ reserved for it.
-        ledger_id: its ledger entry.
-        seed_known: the noise came from a fixed, known seed (in tests).
-        plan: identifies the releases that were registered together before the first of them; empty
-            if this release was registered alone.
-        declared_units: public upper bound on the number of units; 0 if it is not known.
-    """
-
-    dataset: str
-    unit: PrivacyUnit
-    event: MechanismEvent
-    delta: float
-    ledger_id: str
-    seed_known: bool = False
-    plan: str = ""
-    declared_units: int = 0
 
 
 @dataclass(frozen=True)
@@ -84,7 +59,9 @@ class PrivacyStatement:
         return [f"• {line[2:]}" if line.startswith("- ") else line for line in text]
 
 
-def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> PrivacyStatement:
+def privacy_statement(
+    releases: Sequence[ReleaseRecord], *, made_up: bool = False
+) -> PrivacyStatement:
     """Return the statement of a model made from these releases of one data set.
 
     The total is the PLD composition of all of them, at the sum of their δ, and holds if they
@@ -104,32 +81,38 @@ def privacy_statement(releases: Sequence[Release], *, made_up: bool = False) -> 
             where="privacy statement",
             fix="Write one statement per data set.",
         )
-    (total,) = dataset_totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
+    (total,) = totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
     epsilon, delta = total.epsilon, total.delta
+    events = [event_of(release) for release in releases]
     units = max((release.declared_units for release in releases), default=0)
     large = gives_a_unit_away(delta, units)
     private = epsilon is not None and math.isfinite(epsilon) and bool(releases) and not large
     data = {
         "version": VERSION,
         "dataset": releases[0].dataset if releases else None,
-        "unit": releases[0].unit.value if releases else None,
-        "neighbours": releases[0].event.relation.value if releases else None,
+        "unit": releases[0].unit if releases else None,
+        "neighbours": events[0].relation.value if events else None,
         "epsilon": _json_number(epsilon),
         "delta": delta,
         "declared_units": units or None,
-        "accounting": "PLD" if all(r.event.has_pld for r in releases) else PROVEN,
+        "accounting": "PLD" if all(event.has_pld for event in events) else PROVEN,
         "private": private and not any(r.seed_known for r in releases),
         "seed_known": any(r.seed_known for r in releases),
         "made_up": made_up,
         "one_plan": _one_plan(releases),
         "releases": [_release_data(release) for release in releases],
-        "assumptions": _rests_on(releases, epsilon),
+        "assumptions": _rests_on(releases, events, epsilon),
         "ledger_ids": [release.ledger_id for release in releases],
     }
     return PrivacyStatement(data)
 
 
-def dataset_totals(releases: Sequence[Release]) -> tuple[DatasetTotal, ...]:
+def event_of(release: ReleaseRecord) -> MechanismEvent:
+    """Return the mechanism of a release."""
+    return MechanismEvent.from_json(release.event)
+
+
+def totals(releases: Sequence[ReleaseRecord]) -> tuple[DatasetTotal, ...]:
     """Return the composed guarantee of each data set, in the order of first appearance.
 
     Data sets contain different people, so their ε are separate guarantees. Their sum applies to
@@ -139,13 +122,14 @@ def dataset_totals(releases: Sequence[Release]) -> tuple[DatasetTotal, ...]:
     return tuple(_total([r for r in releases if r.dataset == name]) for name in names)
 
 
-def _total(releases: Sequence[Release]) -> DatasetTotal:
+def _total(releases: Sequence[ReleaseRecord]) -> DatasetTotal:
     delta = math.fsum(release.delta for release in releases)
-    units = {(release.unit, release.event.example_words) for release in releases}
-    epsilon = total_epsilon([r.event.stating(r.unit) for r in releases], delta)
-    if any(r.event.unit not in (None, r.unit) for r in releases):
+    held = [(PrivacyUnit(release.unit), event_of(release)) for release in releases]
+    units = {(unit, event.example_words) for unit, event in held}
+    epsilon = total_epsilon([event.stating(unit) for unit, event in held], delta)
+    if any(event.unit not in (None, unit) for unit, event in held):
         epsilon = None
-    unit = releases[0].unit if len(units) == 1 else None
+    unit = held[0][0] if len(units) == 1 else None
     return DatasetTotal(releases[0].dataset, unit, epsilon, delta)
 
 
@@ -171,13 +155,14 @@ def epsilons(event: MechanismEvent, delta: float) -> tuple[float, float | None]:
     return epsilon_pld(event, delta), epsilon_rdp(event, delta)
 
 
-def _release_data(release: Release) -> dict[str, Any]:
-    by_pld, by_rdp = epsilons(release.event, release.delta)
+def _release_data(release: ReleaseRecord) -> dict[str, Any]:
+    event = event_of(release)
+    by_pld, by_rdp = epsilons(event, release.delta)
     return {
         "ledger_id": release.ledger_id,
-        "unit": release.unit.value,
-        "mechanism": release.event.describe(),
-        "event": release.event.to_json(),
+        "unit": release.unit,
+        "mechanism": event.describe(),
+        "event": event.to_json(),
         "epsilon": _json_number(by_pld),
         "epsilon_rdp": _json_number(by_rdp),
         "delta": release.delta,
@@ -209,16 +194,18 @@ _UNPLANNED = (
 )
 
 
-def _one_plan(releases: Sequence[Release]) -> bool:
+def _one_plan(releases: Sequence[ReleaseRecord]) -> bool:
     return len(releases) == 1 or (len({r.plan for r in releases}) == 1 and bool(releases[0].plan))
 
 
-def _rests_on(releases: Sequence[Release], epsilon: float | None) -> list[str]:
+def _rests_on(
+    releases: Sequence[ReleaseRecord], events: Sequence[MechanismEvent], epsilon: float | None
+) -> list[str]:
     """Return the assumptions on which the guarantee rests, and its limits."""
-    facts = dict.fromkeys(line for release in releases for line in release.event.assumptions())
+    facts = dict.fromkeys(line for event in events for line in event.assumptions())
     if not facts:
         return []
-    marked = dict.fromkeys(_MARKED[release.unit] for release in releases)
+    marked = dict.fromkeys(_MARKED[PrivacyUnit(release.unit)] for release in releases)
     said = [*marked, _REFUSALS, *facts]
     if epsilon is not None and len(releases) > 1:
         said.append(_PLANNED if _one_plan(releases) else _UNPLANNED)

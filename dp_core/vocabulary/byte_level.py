@@ -9,7 +9,7 @@ words would be wasted.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pyarrow as pa
@@ -31,7 +31,7 @@ from dp_core.vocabulary.wordpiece import refuse_no_words, write_tokenizer
 ALPHABET = tuple(sorted(ByteLevel.alphabet()))  # one character for each byte
 _PRE_TOKENIZER = ByteLevel(add_prefix_space=False, use_regex=True)
 _DECODER = decoders.ByteLevel()
-VOCABULARY, _MERGES = "vocab.json", "merges.txt"
+FILE, _MERGES = "vocab.json", "merges.txt"
 
 
 def split_words(text: str) -> list[str]:
@@ -82,7 +82,7 @@ def save(tokenizer: Tokenizer, folder: Path | str) -> None:
         tokenizer,
         Path(folder),
         {
-            VOCABULARY: json.dumps(ordered, ensure_ascii=False),
+            FILE: json.dumps(ordered, ensure_ascii=False),
             _MERGES: f"#version: 0.2\n{lines}",
         },
         # This class reads all of tokenizer.json; GPT2Tokenizer would omit its template.
@@ -101,7 +101,7 @@ def load(folder: Path | str) -> Tokenizer:
     """
     folder = Path(folder)
     try:
-        vocabulary = json.loads((folder / VOCABULARY).read_text(encoding="utf-8"))
+        vocabulary = json.loads((folder / FILE).read_text(encoding="utf-8"))
         lines = (folder / _MERGES).read_text(encoding="utf-8").splitlines()
         pairs = [line.split(" ") for line in lines[1:]]  # the first line names the version
         tokenizer = _gpt2(dict(vocabulary), [(left, right) for left, right in pairs])
@@ -111,11 +111,6 @@ def load(folder: Path | str) -> Tokenizer:
         ) from error
     SpecialIds.of(tokenizer)
     return tokenizer
-
-
-def is_byte_level(tokens: Iterable[str]) -> bool:
-    """Return whether a vocabulary has all 256 byte characters and so can spell any text."""
-    return set(ALPHABET) <= set(tokens)
 
 
 def of_folder(folder: Path, tokens: Sequence[str]) -> Tokenizer:

@@ -1,7 +1,7 @@
 """Bounded sets of the items that units hold: of one shard, and of all shards together.
 
 Items are words, phrases, or other text in a unit's content. A worker makes the bounded sets of a
-shard (`bounded_sets`). `GatheredSets` holds the sets of all shards, on disk beyond a limit, with
+shard (`BoundedSets`). `GatheredSets` holds the sets of all shards, on disk beyond a limit, with
 one order of all items. The sets are merged like sorted runs: one range of items after the other is
 read from every shard, and its distinct items are numbered consecutively. The rounds of a mechanism
 then read numbers, one shard after the other. Only released items are read as text again.
@@ -14,7 +14,7 @@ import os
 import shutil
 import tempfile
 from bisect import bisect_left
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any, Self
@@ -66,14 +66,9 @@ class ItemSets(UnitSets):
     items_per_unit: int
 
 
-def bounded_sets(
-    blocks: Iterable[HeldItems],
-    items_per_unit: int,
-    key: bytes,
-    declared_units: int | None,
-    exclude: Collection[str],
-) -> ItemSets:
-    """Return the units' sets of items, bounded before they are counted.
+@dataclass(frozen=True)
+class BoundedSets:
+    """Maps a shard to its units' sets of items, bounded before they are counted.
 
     Public items, `exclude`, are removed from a unit before its items are bounded, so that all N of
     them may be other items. **This does not change the sensitivity**: the list is fixed before the
@@ -82,8 +77,8 @@ def bounded_sets(
     would violate both. The list is therefore made of public text, and the release's manifest
     contains its digest.
 
-    Args:
-        blocks: the units of the shard, each once and in one block.
+    Attributes:
+        held: yields the distinct items of the shard's units, each unit once and in one block.
         items_per_unit: N. Of a unit with more distinct items, N are sampled uniformly by the unit's
             coins.
         key: public coins for that sample.
@@ -91,35 +86,44 @@ def bounded_sets(
         exclude: public items, which need no release and are not counted.
 
     Raises:
-        BadInput: more units than declared. (The message does not state their private number.)
+        BadInput: N is below 1, or (when called) more units than declared. (The message does not
+            state their private number.)
     """
-    if items_per_unit < 1:
-        raise BadInput(f"{items_per_unit} is below 1", where="items_per_unit", fix="Use 1 or more.")
-    public = pa.array(sorted(exclude), pa.large_string())
-    units = 0
 
-    def bounded() -> Iterator[HeldItems]:
-        nonlocal units
+    held: Callable[[Any], Iterable[HeldItems]]
+    items_per_unit: int
+    key: bytes = field(repr=False)
+    declared_units: int | None = None
+    exclude: Collection[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        if self.items_per_unit < 1:
+            raise BadInput(
+                f"{self.items_per_unit} is below 1", where="items_per_unit", fix="Use 1 or more."
+            )
+
+    def __call__(self, shard: Any) -> ItemSets:
+        """Return the sets of the shard's units."""
+        held = joined_items(self._bounded(self.held(shard)))
+        rank = np.empty(len(held.items), np.int64)
+        ascending = pc.sort_indices(held.items)
+        rank[ascending.to_numpy()] = np.arange(len(rank))
+        # Sort within units too, so that rounded sums do not depend on other units of the shard.
+        size = max(1, len(rank))
+        owners = np.repeat(np.arange(len(held.unit_ids)), np.diff(held.starts))
+        pairs = owners * size + rank[held.members]
+        pairs.sort()
+        members = (pairs % size).astype(np.int32)
+        return ItemSets(held.starts, members, held.items.take(ascending), self.items_per_unit)
+
+    def _bounded(self, blocks: Iterable[HeldItems]) -> Iterator[HeldItems]:
+        public = pa.array(sorted(self.exclude), pa.large_string())
+        units = 0
         for block in blocks:
             units += len(block.unit_ids)
-            if declared_units is not None:
-                refuse_more_than_declared(units, declared_units)
-            yield _bounded(_without(block, public), items_per_unit, key)
-
-    held = joined_items(bounded())
-    rank = np.empty(len(held.items), np.int64)
-    ascending = pc.sort_indices(held.items)
-    rank[ascending.to_numpy()] = np.arange(len(rank))
-    # Sort within units too, so that rounded sums do not depend on other units of the shard.
-    size = max(1, len(rank))
-    pairs = np.repeat(np.arange(units), np.diff(held.starts)) * size + rank[held.members]
-    pairs.sort()
-    return ItemSets(
-        held.starts,
-        (pairs % size).astype(np.int32),
-        held.items.take(ascending),
-        items_per_unit,
-    )
+            if self.declared_units is not None:
+                refuse_more_than_declared(units, self.declared_units)
+            yield _bounded(_without(block, public), self.items_per_unit, self.key)
 
 
 def _without(block: HeldItems, public: pa.Array) -> HeldItems:
@@ -156,10 +160,10 @@ _TEXT = pa.large_string()
 
 
 class GatheredSets:
-    """The item sets of shards, which are appended and then read many times by number.
+    """The item sets of shards, which are added and then read many times by number.
 
     Items of all shards are numbered in ascending order (of code points) at the first read. After
-    that no shard can be appended. Arrays beyond the limit are memory maps of files without a name,
+    that no shard can be added. Arrays beyond the limit are memory maps of files without a name,
     which the operating system deletes with the last reference, even if the process is killed.
 
     Args:
@@ -180,8 +184,7 @@ class GatheredSets:
     def of(cls, shards: Iterable[ItemSets]) -> GatheredSets:
         """Return the sets of shards that are already in memory."""
         gathered = cls(Path(os.devnull), limit=1 << 62)
-        for shard in shards:
-            gathered.append(shard)
+        gathered.extend(shards)
         return gathered
 
     def __enter__(self) -> Self:
@@ -200,26 +203,27 @@ class GatheredSets:
         self._numbered: list[UnitSets] = []
         self._items: list[pa.Array] | None = None  # of all shards, by range
 
-    def append(self, sets: ItemSets) -> None:
-        """Add the sets of the next shard.
+    def extend(self, shards: Iterable[ItemSets]) -> None:
+        """Add the sets of the next shards.
 
         Raises:
-            PlanError: the units are not bounded.
+            PlanError: the units of a shard are not bounded.
         """
         if self._items is not None:
-            raise ValueError("no shard can be appended after the items were numbered")
-        if sets.items_per_unit < 1:
-            raise PlanError(
-                f"the counts allow {sets.items_per_unit} items per unit",
-                where="items_per_unit",
-                fix="Count and calibrate with the same bound.",
-            )
-        self.units += sets.units
-        self.items_per_unit = max(self.items_per_unit, sets.items_per_unit)
-        self._left -= sets.items.nbytes + sets.members.nbytes + sets.starts.nbytes
-        starts, members = self._stored(sets.starts), self._stored(sets.members)
-        items = self._kept(sets.items)
-        self._shards.append(ItemSets(starts, members, items, sets.items_per_unit))
+            raise ValueError("no shard can be added after the items were numbered")
+        for sets in shards:
+            if sets.items_per_unit < 1:
+                raise PlanError(
+                    f"the counts allow {sets.items_per_unit} items per unit",
+                    where="items_per_unit",
+                    fix="Count and calibrate with the same bound.",
+                )
+            self.units += sets.units
+            self.items_per_unit = max(self.items_per_unit, sets.items_per_unit)
+            self._left -= sets.items.nbytes + sets.members.nbytes + sets.starts.nbytes
+            starts, members = self._stored(sets.starts), self._stored(sets.members)
+            items = self._kept(sets.items)
+            self._shards.append(ItemSets(starts, members, items, sets.items_per_unit))
 
     @property
     def distinct(self) -> int:

@@ -3,9 +3,9 @@
 Also called private set union (Gopi et al. 2020, arXiv:2002.09745). Items are words, phrases, or
 other text in a unit's content. Every mechanism has the same four parts:
 
-1. *Bound.* `bounded_sets` keeps at most N distinct items of each unit, sampled by the unit's coins.
-2. *Weigh.* `weigh` is a function of one shard of units and of the results of earlier rounds; the
-   sums of several shards are added by item.
+1. *Bound.* `BoundedSets` keeps at most N distinct items of each unit, sampled by the unit's coins.
+2. *Weigh.* `weigh` is a function of the units and of the noised results of earlier rounds; the sums
+   of several shards are added by item.
 3. *Noise.* A discrete Gaussian on the lattice of the weights, from the seed of the reservation, is
    added once to the sum; items that reach the threshold are released.
 4. *Estimate.* A last round with a small part of the budget counts the units of the released items.
@@ -144,14 +144,6 @@ class Counted(PartitionSelection):
 
 
 @dataclass(frozen=True)
-class Round:
-    """Input of a round besides the shard: only values after noise."""
-
-    number: int
-    live: Flags  # (items,) true for items that still count
-
-
-@dataclass(frozen=True)
 class Weighted(PartitionSelection):
     """Weights of a unit's items with norm 1: 1/√d each of d items (Gopi et al. 2020, section 4).
 
@@ -168,21 +160,18 @@ class Weighted(PartitionSelection):
 
     # --- parts that subclasses define
 
-    def weigh(self, shard: UnitSets, now: Round) -> Places:
-        """Return each item's total in places from the shard: integers, so that sums are exact.
+    def weigh(self, sets: GatheredSets, number: int, live: Flags) -> Places:
+        """Return each item's total in places, in a round, of the items that still count.
 
-        Shares are rounded down, so that no unit's norm exceeds the scale.
+        Totals are integers, so that sums over shards are exact. Shares are rounded down, so that no
+        unit's norm exceeds the scale.
         """
-        held = np.bincount(shard.owners, now.live[shard.members], minlength=shard.units)
-        share = np.minimum(self.mechanism.largest, 1 / np.sqrt(np.maximum(held, 1)))
-        places = np.floor(self.mechanism.scales[now.number] * share).astype(np.int64)
-        return _added(shard, places, now.live)
-
-    def weigh_all(self, sets: GatheredSets, now: Round) -> Places:
-        """Return the sum over shards, by item: `weigh` of each, merged."""
-        total = np.zeros(len(now.live), np.int64)
+        total = np.zeros(len(live), np.int64)
         for shard in sets:
-            total += self.weigh(shard, now)
+            held = np.bincount(shard.owners, live[shard.members], minlength=shard.units)
+            share = np.minimum(self.mechanism.largest, 1 / np.sqrt(np.maximum(held, 1)))
+            places = np.floor(self.mechanism.scales[number] * share).astype(np.int64)
+            total += _added(shard, places, live)
         return total
 
     def keep(self, number: int, evidence: Sequence[Places]) -> Flags:
@@ -208,7 +197,7 @@ class Weighted(PartitionSelection):
             return out
 
         for number in rounds:
-            evidence.append(noised(number, self.weigh_all(sets, Round(number, live))))
+            evidence.append(noised(number, self.weigh(sets, number, live)))
             for first, until, threshold in self.mechanism.checks:
                 if until == number:
                     total = np.sum(evidence[first : until + 1], axis=0)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 import math
+from bisect import bisect_left
 from dataclasses import dataclass
 
 import numpy as np
@@ -298,15 +299,11 @@ def _eliminating_at(
         return None
     room = delta * _WITHIN - float(gaussian_delta(epsilon, made(1).mu))
     while room > delta * 1e-9:
-        low, high = 1, int(60 * deviation) + 60 * sum(scales)
-        while low < high:
-            middle = (low + high) // 2
-            if made(middle).coin <= room:
-                high = middle
-            else:
-                low = middle + 1
-        if made(low).profile.delta_at(epsilon) <= delta * _WITHIN:
-            return made(low)
+        thresholds = range(1, int(60 * deviation) + 60 * sum(scales))
+        # The coin falls as the threshold rises.
+        least = made(1 + bisect_left(thresholds, -room, key=lambda c: -made(c).coin))
+        if least.profile.delta_at(epsilon) <= delta * _WITHIN:
+            return least
         room *= 0.99  # the other direction needs more δ
     return None
 

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -23,16 +24,14 @@ from tokenizers import Tokenizer
 from dp_core.data.corpus import Shard
 from dp_core.data.privacy_units import is_held_out, unit_texts
 from dp_core.data.tokens import (
-    Encoder,
     HeldItems,
+    WordCodes,
     added_counts,
-    encode_bert_words,
     held_items,
     without_surrogates,
 )
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import byte_level, wordpiece
-from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, bounded_sets
 
 if TYPE_CHECKING:
     from dp_core.cluster.shard_map import ShardMap
@@ -40,41 +39,40 @@ if TYPE_CHECKING:
 SubwordKind = Literal["wordpiece", "byte-level-bpe"]
 
 
-@dataclass(frozen=True)
-class Subwords:
-    """One kind of vocabulary.
+class Subwords(Protocol):
+    """One kind of vocabulary: a module with these functions.
 
     Attributes:
-        encode: texts -> words to count.
-        learn: (counts of words, size, words to keep whole) -> tokenizer.
-        spelt: word as returned by `encode` -> characters that it represents.
-        save: writes a tokenizer into a folder.
-        file: the file of that folder that holds the tokens.
+        FILE: the file of a saved vocabulary that holds the tokens.
     """
 
-    encode: Encoder
-    spelt: Callable[[str], str]
-    learn: Callable[[Mapping[str, int], int, Sequence[str]], Tokenizer]
-    save: Callable[[Tokenizer, Path], None]
-    file: str
+    FILE: str
+
+    def encode_words(self, texts: pa.Array) -> WordCodes:
+        """Return the words of texts, which are counted."""
+
+    def spelt(self, word: str) -> str:
+        """Return the characters that a word of `encode_words` represents."""
+
+    def learn(self, counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> Tokenizer:
+        """Return a tokenizer, given counts of words, its size and words to keep whole."""
+
+    def of_folder(self, folder: Path, tokens: Sequence[str]) -> Tokenizer:
+        """Return the tokenizer of the folder of a model from any source."""
+
+    def save(self, tokenizer: Tokenizer, folder: Path) -> None:
+        """Write a tokenizer into a folder."""
+
+    def load(self, folder: Path | str) -> Tokenizer:
+        """Return the tokenizer that `save` wrote."""
 
 
-KINDS: Mapping[SubwordKind, Subwords] = {
-    "wordpiece": Subwords(
-        encode_bert_words,
-        str,
-        wordpiece.learn,
-        wordpiece.save,
-        "vocab.txt",
-    ),
-    "byte-level-bpe": Subwords(
-        byte_level.encode_words,
-        byte_level.spelt,
-        byte_level.learn,
-        byte_level.save,
-        byte_level.VOCABULARY,
-    ),
-}
+KINDS: Mapping[SubwordKind, Subwords] = {"wordpiece": wordpiece, "byte-level-bpe": byte_level}
+
+
+def kind_of(tokens: Iterable[str]) -> SubwordKind:
+    """Return the kind of a vocabulary; a byte-level one has all 256 characters of bytes."""
+    return "byte-level-bpe" if set(byte_level.ALPHABET) <= set(tokens) else "wordpiece"
 
 
 def load(folder: Path | str) -> Tokenizer:
@@ -83,7 +81,7 @@ def load(folder: Path | str) -> Tokenizer:
     Raises:
         BadInput: no vocabulary, or one without the special tokens.
     """
-    is_byte_level = (Path(folder) / byte_level.VOCABULARY).is_file()
+    is_byte_level = (Path(folder) / byte_level.FILE).is_file()
     return byte_level.load(folder) if is_byte_level else wordpiece.load(folder)
 
 
@@ -164,41 +162,18 @@ class UnitWords:
     holdout: float = 0.0
     holdout_key: bytes = b""
 
-    def of(self, shard: Shard) -> Iterator[HeldItems]:
+    def __call__(self, shard: Shard) -> Iterator[HeldItems]:
         """Yield the distinct words of the shard's units, in blocks of units."""
         for block in unit_texts(shard, self.unit, self.words_per_unit):
-            words = KINDS[self.subwords].encode(block.texts)
+            words = KINDS[self.subwords].encode_words(block.texts)
             held = held_items(block.unit_ids, words, words.starts[block.rows])
             kept = [not is_held_out(u, self.holdout, self.holdout_key) for u in block.unit_ids]
             yield held.those(np.array(kept, np.bool_))
 
 
-@dataclass(frozen=True)
-class WordSets:
-    """Maps a shard to its units' bounded sets of words; fields as in `bounded_sets`."""
-
-    words: UnitWords
-    items_per_unit: int
-    key: bytes = field(repr=False)
-    declared_units: int | None = None
-    exclude: frozenset[str] = frozenset()
-
-    def __call__(self, shard: Shard) -> ItemSets:
-        """Return the sets of the shard's units."""
-        return bounded_sets(
-            self.words.of(shard), self.items_per_unit, self.key, self.declared_units, self.exclude
-        )
-
-
-@dataclass(frozen=True)
-class WordCounts:
-    """Maps a shard to the number of its units that hold each word, without bounds."""
-
-    words: UnitWords
-
-    def __call__(self, shard: Shard) -> tuple[pa.Array, NDArray[np.int64]]:
-        """Return words, Arrow strings, and counts."""
-        return added_counts(map(_counted, self.words.of(shard)))
+def _counts_of_shard(words: UnitWords, shard: Shard) -> tuple[pa.Array, NDArray[np.int64]]:
+    """Return the words of the shard's units, Arrow strings, and the number of units of each."""
+    return added_counts(map(_counted, words(shard)))
 
 
 def _counted(block: HeldItems) -> tuple[pa.Array, NDArray[np.int64]]:
@@ -207,16 +182,7 @@ def _counted(block: HeldItems) -> tuple[pa.Array, NDArray[np.int64]]:
     return block.items.take(pa.array(present)), held[present]
 
 
-def word_sets(
-    cluster: ShardMap, shards: Sequence[Shard], sets: WordSets, into: GatheredSets
-) -> GatheredSets:
-    """Gather the sets of all shards, in the order of the shards."""
-    for shard_sets in cluster.map(sets, shards):
-        into.append(shard_sets)
-    return into
-
-
 def word_counts(cluster: ShardMap, shards: Sequence[Shard], words: UnitWords) -> Counter[str]:
     """Return the number of units that hold each word, without bounds; for public text only."""
-    items, counts = added_counts(cluster.map(WordCounts(words), shards))
+    items, counts = added_counts(cluster.map(partial(_counts_of_shard, words), shards))
     return Counter(dict(zip(items.to_pylist(), counts.tolist(), strict=True)))

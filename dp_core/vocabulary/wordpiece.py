@@ -23,12 +23,20 @@ from dp_core.data.tokens import (
     PRE_TOKENIZER,
     SPECIAL_TOKENS,
     SpecialIds,
+    encode_bert_words,
     split_words,
 )
 from dp_core.errors import BadInput
 from dp_core.vocabulary.merges import learn_tokens
 
 _PREFIX = "##"
+FILE = "vocab.txt"
+encode_words = encode_bert_words
+
+
+def spelt(word: str) -> str:
+    """Return the word itself: it is counted as it is spelt."""
+    return word
 
 
 def learn(counts: Mapping[str, int], size: int, whole: Sequence[str] = ()) -> Tokenizer:
@@ -155,7 +163,7 @@ def save(tokenizer: Tokenizer, folder: Path | str) -> None:
     write_tokenizer(
         tokenizer,
         Path(folder),
-        {"vocab.txt": "".join(f"{p}\n" for p in tokens)},
+        {FILE: "".join(f"{p}\n" for p in tokens)},
         tokenizer_class="BertTokenizer",
         do_lower_case=True,
         strip_accents=True,
@@ -181,7 +189,7 @@ def load(folder: Path | str) -> Tokenizer:
     Raises:
         BadInput: no vocabulary, or one without BERT's special tokens.
     """
-    path = Path(folder) / "vocab.txt"
+    path = Path(folder) / FILE
     try:
         tokens = path.read_text(encoding="utf-8").split("\n")
     except (OSError, UnicodeDecodeError) as error:

@@ -12,12 +12,11 @@ import click
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.advice import Case
 from dp_core.privacy.ledger import AdmissionDecision, Ledger, Way
 from dp_core.privacy.ledger.privacy_filter import pld_capacity
 from tasks.commands.epsilon_command import EPSILON
 from tasks.commands.ledger_command import FITS
-from tasks.commands.output import as_json, write_json, write_pairs, write_table
+from tasks.commands.output import as_json, write_answer, write_pairs, write_table
 from tasks.commands.settings_options import settings_of_options, settings_options
 from tasks.protocol import JobSettings, budget_of_run
 from tasks.protocol.settings import MADE_UP
@@ -25,7 +24,7 @@ from tasks.releases import training_advice
 from tasks.releases.charge import plans_of
 from tasks.releases.deployment_ledger import killed_runs, open_ledger
 from tasks.releases.training_advice import Advice, PrivacyBudget, RunReleases, how_it_is_known
-from tasks.runtime.deployment import Deployment
+from tasks.runtime.deployment import Deployment, sqlite_file
 
 
 @click.command("advise")
@@ -40,11 +39,7 @@ from tasks.runtime.deployment import Deployment
 )
 @as_json
 def command(
-    epsilon: float | None,
-    delta: float | None,
-    written: Path | None,
-    as_json: bool,
-    **options: Any,
+    epsilon: float | None, delta: float | None, written: Path | None, **options: Any
 ) -> None:
     """Recommend batch, noise and vocabulary for a privacy budget, with the expected result.
 
@@ -57,12 +52,8 @@ def command(
     advice = _advice(settings, epsilon, delta)
     if written is not None:
         _write(advice, written)
-    if as_json:
-        write_json(to_json(advice))
-        return
-    _show(advice)
-    if written is not None:
-        click.echo(f"Written: {written}  (confide run --settings {written})")
+    answer = to_json(advice)
+    write_answer(answer, lambda: _show(advice, answer["split"], written))
 
 
 def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -> Advice:
@@ -91,12 +82,9 @@ def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -
 def _ledger_with_budget(settings: JobSettings) -> Ledger | None:
     """Return the ledger if it limits the private data set; advice must not create a ledger."""
     deployment = Deployment.from_environment()
-    file = deployment.ledger.removeprefix("sqlite:///")
-    if (
-        settings.made_up
-        or settings.private_dataset == MADE_UP
-        or (file != deployment.ledger and not Path(file).exists())
-    ):
+    file = sqlite_file(deployment.ledger)
+    made_up = settings.made_up or settings.private_dataset == MADE_UP
+    if made_up or (file is not None and not file.exists()):
         return None
     ledger = open_ledger(deployment)
     budget = ledger.datasets().get(settings.private_dataset)
@@ -121,7 +109,10 @@ def to_json(advice: Advice) -> dict[str, Any]:
             "delta": spending.delta,
         },
         "split": _split(advice),
-        "expected": [_case(case) for case in advice.outlook],
+        "expected": [
+            asdict(case) | {"share_of_gain": {q: asdict(e) for q, e in case.expected.items()}}
+            for case in advice.outlook
+        ],
         "beats_public_only": all(
             share.beats_public_only for share in advice.outlook[0].expected.values()
         ),
@@ -137,27 +128,16 @@ def _split(advice: Advice) -> list[dict[str, Any]]:
 
     The sum of the separate ε exceeds the total ε by composition.
     """
-    spending = advice.spending
-    parts = [
-        {
-            "release": release.event.title,
-            "epsilon": epsilon_pld(release.event, release.delta),
-            "delta": release.delta,
-        }
-        for release in spending.alongside
+    training = advice.spending.training
+    releases = [(r.event.title, r.event, r.delta) for r in advice.spending.alongside]
+    releases.append(("DP pre-training", training.event(), training.delta))
+    return [
+        {"release": title, "epsilon": epsilon_pld(event, delta), "delta": delta}
+        for title, event, delta in releases
     ]
-    training = spending.training
-    own = epsilon_pld(training.event(), training.delta)
-    return [*parts, {"release": "DP pre-training", "epsilon": own, "delta": training.delta}]
 
 
-def _case(case: Case) -> dict[str, Any]:
-    shares = {quantity: asdict(share) for quantity, share in case.expected.items()}
-    body = asdict(case)
-    return {"case": body.pop("name"), **body, "share_of_gain": shares}
-
-
-def _show(advice: Advice) -> None:
+def _show(advice: Advice, split: list[dict[str, Any]], written: Path | None) -> None:
     settings, spending = advice.settings, advice.spending
     write_pairs(
         f"{settings.declared_units:,} units ({settings.unit}), ε ≤ {advice.budget.epsilon:.4g}, "
@@ -177,7 +157,7 @@ def _show(advice: Advice) -> None:
     write_table(
         "Separate ε and δ of each release (the total is their composition)",
         ["release", "ε", "δ"],
-        [[part["release"], part["epsilon"], part["delta"]] for part in _split(advice)],
+        [list(part.values()) for part in split],
     )
     quantities = list(advice.outlook[0].expected)
     of = "phrases" if spending.phrases else "training"
@@ -204,6 +184,8 @@ def _show(advice: Advice) -> None:
         click.echo(f"To run it:  confide run … {options}")
     else:
         click.echo("The settings are the advised ones already.")
+    if written is not None:
+        click.echo(f"Written: {written}  (confide run --settings {written})")
 
 
 def _write(advice: Advice, file: Path) -> None:

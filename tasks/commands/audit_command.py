@@ -13,12 +13,14 @@ from pydantic import ValidationError
 from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, ConfideError, Contradicted
+from tasks.commands.epsilon_command import Number
 from tasks.commands.export_command import latest_model
-from tasks.commands.output import as_json, new_folder, write_json, write_table
-from tasks.commands.report_command import given
+from tasks.commands.output import as_json, is_json, new_folder, write_answer, write_table
+from tasks.commands.report_command import given as given_uri
+from tasks.protocol.settings_file import read_object
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 if TYPE_CHECKING:  # imports that cost seconds, and options are checked first
     from dp_core.audit.one_run import AuditVerdict
@@ -31,40 +33,36 @@ _SHARE = {"white-box": 0.02, "black-box": 0.04}  # of the canaries that are gues
 @click.command()
 @click.argument("model", required=False, type=_FILE)
 @click.option("--uri", default="", help="A training step's output, in place of MODEL.")
-@click.option("--canaries", type=_FILE, help="Lines of text with the secret in [[brackets]].")
-@click.option("--members", type=_FILE, help="Texts that trained the model, one per line.")
+@click.option("--canaries", "given_canaries", help="Lines of text with the secret in [[brackets]].")
+@click.option("--members", "given_members", help="Texts that trained the model, one per line.")
 @click.option(
     "--held-out",
-    type=_FILE,
+    "given_held_out",
     help="Texts of the same distribution that did not train the model, one per line.",
 )
 @click.option(
     "--coins",
+    "given_coins",
     is_flag=True,
     help="A fair coin put each text, a whole unit, in or out: gives a lower bound on ε.",
 )
 @click.option("--epsilon", type=float, help="Claimed ε for one text, for a model from elsewhere.")
 @click.option("--delta", type=float, help="δ of that claim.")
-@click.option("--masks", type=click.IntRange(1, 256), default=4, show_default=True)
-@click.option("--prefix", type=int, help="Tokens of a text that prompt a causal model.")
-@click.option("--suffix", type=int, help="Tokens after the prefix that must be extracted.")
-@click.option("--top-k", type=int, help="Guesses for a secret; also top-k of sampling.")
-@click.option("--tries", type=int, help="Texts to sample for each prefix.")
+@click.option("--masks", "given_masks", type=click.IntRange(1, 256), default=4, show_default=True)
+@click.option(
+    "--prefix", "extraction_prefix", type=int, help="Tokens of a text that prompt a causal model."
+)
+@click.option(
+    "--suffix", "extraction_suffix", type=int, help="Tokens after the prefix to be extracted."
+)
+@click.option(
+    "--top-k", "extraction_top_k", type=int, help="Guesses for a secret; also top-k of sampling."
+)
+@click.option("--tries", "extraction_tries", type=int, help="Texts to sample for each prefix.")
 @click.option("--seed", type=click.IntRange(0), default=0, show_default=True, help="Public.")
 @as_json
 def audit(
-    model: Path | None,
-    uri: str,
-    canaries: Path | None,
-    members: Path | None,
-    held_out: Path | None,
-    coins: bool,
-    epsilon: float | None,
-    delta: float | None,
-    masks: int,
-    seed: int,
-    as_json: bool,
-    **protocol: int | None,
+    model: Path | None, uri: str, epsilon: float | None, delta: float | None, **given: Any
 ) -> None:
     """Audit a model: from a run here, exported, or from elsewhere in Hugging Face's layout.
 
@@ -73,13 +71,15 @@ def audit(
     --members and --held-out are for the operator; for a causal model, they include extraction. The
     exit code is 4 if an audit contradicts the claim.
     """
+    texts = ("canaries", "members", "held_out")
+    files = {name: Path(file) for name in texts if (file := given[f"given_{name}"])}
     if model is not None and uri:
         raise BadInput("two models are named", where="audit", fix="Give MODEL or --uri.")
-    if (members is None) != (held_out is None):
+    if ("members" in files) != ("held_out" in files):
         raise BadInput("one side is missing", where="audit", fix="Give --members and --held-out.")
     if (epsilon is None) != (delta is None):
         raise BadInput("half a claim", where="audit", fix="Give --epsilon and --delta.")
-    if coins and members is None:
+    if given["given_coins"] and "members" not in files:
         raise BadInput("coins divide texts", where="audit", fix="Give --members and --held-out.")
     from dp_core.audit import black_box
     from dp_core.audit.protocol import verdict_of
@@ -87,10 +87,9 @@ def audit(
     from tasks.evidence.audits import bearing, claim_of, profile_of, records_of
     from tasks.releases.provenance import find_origin
 
-    deployment = Deployment.from_environment()
-    store = deployment.open_store()
+    store = Deployment.from_environment().open_store()
     if model is None:
-        uri = given(store, uri) if uri else latest_model(store, "audit")
+        uri = given_uri(store, uri) if uri else latest_model(store, "audit")
     else:
         uri = find_origin(store, model) or ""
     result = read_result(store, uri) if uri else None
@@ -98,25 +97,16 @@ def audit(
         raise BadInput("no model there", where=uri, fix="Give a training step's output.")
     if result is not None and epsilon is not None:
         raise BadInput("the model was trained here and has its claim already", where="--epsilon")
-    records = list(records_of(store, uri, result)) if result else []
-    folder = model if model is not None else store.local_copy(uri)
-    if canaries or members:
-        ceiling = profile_of(result.releases) if result is not None else None
-        if epsilon is not None and delta is not None:
-            ceiling = PrivacyProfile.of_claim(epsilon, delta)
-        named = {"canaries": canaries, "members": members, "held_out": held_out}
-        files = {name: file for name, file in named.items() if file is not None}
-        chosen = {f"extraction_{name}": value for name, value in protocol.items()}
-        config = _config(
-            {
-                "audited_model": str(folder),
-                **{f"given_{name}": str(file) for name, file in files.items()},
-                "given_coins": coins,
-                "given_masks": masks,
-                "seed": seed,
-                **{name: value for name, value in chosen.items() if value is not None},
-            }
-        )
+    records, claim, ceiling = [], "no claim is known", None
+    if result is not None:
+        records, claim = list(records_of(store, uri, result)), claim_of(result.releases)
+        ceiling = profile_of(result.releases) if files else None
+    elif epsilon is not None and delta is not None:
+        claim = f"ε = {epsilon:g} at δ = {delta:g}, as given"
+        ceiling = PrivacyProfile.of_claim(epsilon, delta)
+    if files:
+        folder = model if model is not None else store.local_copy(uri)
+        config = _config({"audited_model": str(folder)} | given)
         findings = black_box.audit_files(
             folder, files, lambda name: f"--{name.replace('_', '-')} {files[name]}", ceiling, config
         )
@@ -127,36 +117,27 @@ def audit(
             where="audit",
             fix="Give --canaries, or --members and --held-out.",
         )
-    claim = "no claim is known"
-    if result is not None:
-        claim = claim_of(result.releases)
-    elif epsilon is not None:
-        claim = f"ε = {epsilon:g} at δ = {delta:g}, as given"
     verdict = verdict_of(claim, bearing(records) if result is not None else records)
-    if as_json:
-        write_json(
-            {
-                "claim": claim,
-                "verdict": verdict.word,
-                "sentence": verdict.sentence,
-                "audits": [record.model_dump(mode="json") for record in records],
-            }
-        )
-    else:
-        _show(records, claim)
-        click.echo(verdict.sentence)
+    answer = {
+        "claim": claim,
+        "verdict": verdict.word,
+        "sentence": verdict.sentence,
+        "audits": [record.model_dump(mode="json") for record in records],
+    }
+    write_answer(answer, lambda: _show(records, claim, verdict.sentence))
     if verdict.word == "contradicted":
         raise Contradicted(verdict.sentence, where="audit", fix="Do not release the model.")
 
 
-def _config(settings: Mapping[str, Any]) -> BlackBoxAuditConfig:
+def _config(options: Mapping[str, Any]) -> BlackBoxAuditConfig:
+    given = {name: value for name, value in options.items() if value is not None}
     try:
-        return BlackBoxAuditConfig.model_validate(settings)
+        return BlackBoxAuditConfig.model_validate(given)
     except ValidationError as error:
         raise BadInput(one_line(error), where="audit") from None
 
 
-def _show(records: Sequence[AuditRecord], claim: str) -> None:
+def _show(records: Sequence[AuditRecord], claim: str, sentence: str) -> None:
     write_table(
         f"Audits of the model. Claim: {claim}",
         ["audit", "level", "value", "interval", "at most", "could find", "verdict", "for"],
@@ -176,23 +157,22 @@ def _show(records: Sequence[AuditRecord], claim: str) -> None:
         whole=["verdict"],
         prose=["could find", "level"],
     )
+    click.echo(sentence)
 
 
 # --- audits of this installation
 
 
-@click.command()
-@click.option("--epsilon", type=float, default=4.0, show_default=True, help="ε that is claimed.")
-@click.option("--delta", type=float, default=1e-5, show_default=True, help="δ of the claim.")
-@click.option("--updates", type=int, default=12, show_default=True, help="Updates of a training.")
+@click.command(context_settings={"show_default": True})
+@click.option("--epsilon", type=Number(0.01, 20.0), default=4.0, help="ε that is claimed.")
+@click.option("--delta", type=float, default=1e-5, help="δ of the claim.")
+@click.option("--updates", type=click.IntRange(1, 10_000), default=12, help="Of a training.")
+@click.option("--sampling-rate", type=Number(1e-4, 1.0), default=0.5, help="Of every update.")
 @click.option(
-    "--sampling-rate", type=float, default=0.5, show_default=True, help="Of every update."
+    "--white-box-canaries", type=click.IntRange(0, 1_000_000), default=20_000, help="0: none."
 )
 @click.option(
-    "--white-box-canaries", type=int, default=20_000, show_default=True, help="0: no white box."
-)
-@click.option(
-    "--black-box-canaries", type=int, default=4_000, show_default=True, help="0: no black box."
+    "--black-box-canaries", type=click.IntRange(0, 60_000), default=4_000, help="0: none."
 )
 @as_json
 def audit_engine(
@@ -202,7 +182,6 @@ def audit_engine(
     sampling_rate: float,
     white_box_canaries: int,
     black_box_canaries: int,
-    as_json: bool,
 ) -> None:
     """Audit this installation's DP-SGD in one training run each, on made-up data.
 
@@ -210,15 +189,6 @@ def audit_engine(
     audit reads separate canary tokens from the released weights. The audit has no privacy cost and
     takes a few minutes. The exit code is 1 if the claim is contradicted.
     """
-    for name, value, low, high in (
-        ("--epsilon", epsilon, 0.01, 20.0),
-        ("--updates", updates, 1, 10_000),
-        ("--sampling-rate", sampling_rate, 1e-4, 1.0),
-        ("--white-box-canaries", white_box_canaries, 0, 1_000_000),
-        ("--black-box-canaries", black_box_canaries, 0, 60_000),
-    ):
-        if not low <= value <= high:
-            raise BadInput(f"{value:g} is not from {low:g} to {high:g}", where=name)
     most = max(white_box_canaries, black_box_canaries)
     if most == 0:
         raise BadInput(
@@ -256,10 +226,8 @@ def audit_engine(
     if black_box_canaries:
         tokens = engine_audit.NewTokenCanaries(black_box_canaries)
         verdicts["black-box"] = audited("black-box", tokens)
-    if as_json:
-        write_json({kind: _figures(verdict) for kind, verdict in verdicts.items()})
-    else:
-        _show_engine(verdicts)
+    answer = {kind: _figures(verdict) for kind, verdict in verdicts.items()}
+    write_answer(answer, lambda: _show_engine(verdicts))
     for kind, verdict in verdicts.items():
         if verdict.word != "consistent":
             raise ConfideError(
@@ -338,7 +306,6 @@ def evidence(
     operator: bool,
     words: Path | None,
     check: Path | None,
-    as_json: bool,
 ) -> int:
     """Write the evidence pack of a model: claim, ledger, audits, and a script that checks them.
 
@@ -347,7 +314,7 @@ def evidence(
     evidence.html is for people; evidence.json and check_evidence.py check it without Confide.
     """
     if check is not None:
-        return _check_pack(check, model, as_json)
+        return _check_pack(check, model)
     from tasks.evidence.pack import write_pack
     from tasks.releases.provenance import origin_of_export
 
@@ -359,21 +326,21 @@ def evidence(
     if model is not None:
         uri = origin_of_export(store, model)
     else:
-        uri = given(store, uri) if uri else latest_model(store, "evidence")
+        uri = given_uri(store, uri) if uri else latest_model(store, "evidence")
     with new_folder(out) as partial:
         write_pack(deployment, store, uri, partial, operator=operator, words=statements)
     digest = sha256_of(out / "evidence.json")
-    if as_json:
-        write_json({"folder": str(out), "uri": uri, "sha256": digest})
-    else:
-        click.echo(f"{out / 'evidence.html'}: the page. Anyone checks it: {out}/check_evidence.py")
-        click.echo(f"SHA-256 of evidence.json, to be sent by another channel: {digest}")
-        if operator:
-            click.echo("Operator edition: do not hand it on.")
+    lines = [
+        f"{out / 'evidence.html'}: the page. Anyone checks it: {out}/check_evidence.py",
+        f"SHA-256 of evidence.json, to be sent by another channel: {digest}",
+        *(["Operator edition: do not hand it on."] if operator else []),
+    ]
+    answer = {"folder": str(out), "uri": uri, "sha256": digest}
+    write_answer(answer, lambda: click.echo("\n".join(lines)))
     return 0
 
 
-def _check_pack(folder: Path, model: Path | None, as_json: bool) -> int:
+def _check_pack(folder: Path, model: Path | None) -> int:
     """Check a pack by the installed copy of its script; the pack's copy may have been changed."""
     from dp_core.privacy import check_evidence
 
@@ -381,7 +348,7 @@ def _check_pack(folder: Path, model: Path | None, as_json: bool) -> int:
         findings = check_evidence.check(folder, model)
     except check_evidence.NotAPackError as error:
         raise BadInput("no evidence pack", where=str(folder), fix=f"{error}.") from None
-    shown = check_evidence.as_json if as_json else check_evidence.as_text
+    shown = check_evidence.as_json if is_json() else check_evidence.as_text
     click.echo(shown(findings), nl=False)
     return findings.code
 
@@ -392,19 +359,12 @@ def _operator_words(file: Path | None) -> dict[str, str]:
     Raises:
         BadInput: it cannot be read, or contains anything else.
     """
-    from dp_core.privacy.check_evidence import OPERATOR_WORDS, read_json
+    from dp_core.privacy.check_evidence import OPERATOR_WORDS
 
     if file is None:
         return {}
     where, fix = f"--words {file}", f"Give JSON with some of: {', '.join(OPERATOR_WORDS)}."
-    try:
-        statements = read_json(file.read_bytes())
-    except OSError:
-        raise BadInput("cannot be read", where=where) from None
-    except ValueError as error:
-        raise BadInput(f"not JSON: {error}", where=where, fix=fix) from None
-    if not isinstance(statements, dict):
-        raise BadInput("not a JSON object", where=where, fix=fix)
+    statements = read_object(file, where)
     for name, words in statements.items():
         if name not in OPERATOR_WORDS or not isinstance(words, str):
             raise BadInput(f"{name!r} is not a statement in words", where=where, fix=fix)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -15,13 +14,13 @@ from dp_core.config.training import is_causal
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.training.bootstrap import Difference, Replicate, f1_difference
-from tasks.commands.output import as_json, write_json, write_table
+from tasks.commands.output import as_json, write_answer, write_table
 from tasks.commands.report_command import given, reports
 from tasks.report.model import shown_day
-from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED, WITHHELD_MARK
+from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED, WITHHELD_MARK, significant
 from tasks.results import FIGURES_FILE, FINETUNED, read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 _HEADS = {  # of figures; the % sign marks shares
     "epsilon": "ε",
@@ -88,7 +87,7 @@ class Compared:
 @click.argument("runs", nargs=-1, required=True, metavar="RUN...")
 @click.option("--operator", is_flag=True, help="Include figures that only the operator may see.")
 @as_json
-def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
+def command(runs: tuple[str, ...], operator: bool) -> None:
     """Compare runs by the settings that differ, ε, δ, F1 (accuracy, perplexity) and exposure.
 
     RUN is a report step's output (shown by confide report --json), or a number: 0 is the latest
@@ -103,16 +102,12 @@ def command(runs: tuple[str, ...], operator: bool, as_json: bool) -> None:
         name: values for name, values in settings.items() if any(v != values[0] for v in values)
     }
     compared = _differences(store, read)
-    if as_json:
-        write_json(
-            {
-                "runs": [asdict(run) for run in read],
-                "settings": changed,
-                "f1_differences": [asdict(pair) for pair in compared],
-            }
-        )
-        return
-    _show(read, changed, compared)
+    answer = {
+        "runs": [asdict(run) for run in read],
+        "settings": changed,
+        "f1_differences": [asdict(pair) for pair in compared],
+    }
+    write_answer(answer, lambda: _show(read, changed, compared))
 
 
 def _uris(store: Store, runs: tuple[str, ...]) -> list[str]:
@@ -265,11 +260,9 @@ def _figure(name: str, figure: Mapping[str, Any] | None) -> str:
         value = float(figure["value"])
     except ValueError:
         return str(figure["value"])  # no total
-    mark = MARKS[Label(figure["label"])]
-    if math.isinf(value):
-        return f"∞{mark}"
     share = _HEADS.get(name, "").endswith("%")
-    return (f"{100 * value:.1f}" if share else f"{value:.3g}") + mark
+    text = f"{100 * value:.1f}" if share else significant(value)
+    return text + MARKS[Label(figure["label"])]
 
 
 def _difference(pair: Compared, names: list[str]) -> list[object]:

@@ -17,7 +17,7 @@ from pathlib import Path
 import click
 
 from dp_core.errors import BadInput, ConfideError, without_password
-from tasks.commands.output import as_json, write_json
+from tasks.commands.output import as_json, write_answer
 from tasks.local.airflow_api import AirflowApi
 from tasks.local.stack import TRAINING_POOL, connected, named_airflow
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable, sqlite_file
@@ -53,19 +53,22 @@ def answers(
 
 @click.command("doctor")
 @as_json
-def command(as_json: bool) -> None:
+def command() -> int:
     """Check this machine and this deployment; exit code 1 if something needed is missing."""
     deployment = Deployment.from_environment()
     findings = [finding for look in LOOKS for finding in look(deployment)]
     healthy = all(f.ok for f in findings if f.needed)
-    if as_json:
-        write_json({"ok": healthy, "findings": [asdict(f) for f in findings]})
-    else:
-        for f in findings:
-            mark = "✓" if f.ok else "✗" if f.needed else "–"
-            click.echo(f"{mark} {f.name}: {f.found}" + (f"\n    {f.fix}" if not f.ok else ""))
-    if not healthy:
-        click.get_current_context().exit(1)
+    write_answer(
+        {"ok": healthy, "findings": [asdict(f) for f in findings]},
+        lambda: click.echo("\n".join(map(_line, findings))),
+    )
+    return 0 if healthy else 1
+
+
+def _line(finding: Check) -> str:
+    mark = "✓" if finding.ok else "✗" if finding.needed else "–"
+    fix = "" if finding.ok else f"\n    {finding.fix}"
+    return f"{mark} {finding.name}: {finding.found}{fix}"
 
 
 # --- this machine

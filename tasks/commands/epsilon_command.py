@@ -24,37 +24,24 @@ Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-class InRange(click.ParamType[Any]):
-    """A finite number in a range, refused by `BadInput` with the option's name."""
-
-    def __init__(self, kind: click.ParamType[Any], least: float, most: float) -> None:
-        self.kind, self.least, self.most = kind, least, most
-        self.name = kind.name
+class Number(click.FloatRange):
+    """A number in a range; `click.FloatRange` alone admits NaN."""
 
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> float | int:
-        """Return the number.
-
-        Raises:
-            BadInput: the number is not finite, or outside the range.
-        """
-        number: float | int = self.kind.convert(value, param, ctx)
-        where = param.opts[0] if param else self.name
-        if isinstance(number, float) and not math.isfinite(number):
-            raise BadInput(f"{number} is not finite", where=where)
-        if not self.least <= number <= self.most:
-            # a whole number of any length compares, but has no %g
-            shown = f"{number:g}" if abs(number) < 1e15 else "a number of that size"
-            raise BadInput(f"{shown} is not from {self.least:g} to {self.most:.10g}", where=where)
+    ) -> float:
+        """Return the number, or refuse it with the option's name."""
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail("nan is not a number", param, ctx)
         return number
 
 
-EPSILON = InRange(click.FLOAT, 1e-6, 500.0)
-DELTA = InRange(click.FLOAT, LEAST_DELTA, 1 - 1e-9)
-_NOISE = InRange(click.FLOAT, LEAST_NOISE, MOST_NOISE)
-_RATE = InRange(click.FLOAT, 1e-9, 1.0)  # from 1 / (largest number of units)
-_COUNT = InRange(click.INT, 1, 10**12)
+EPSILON = Number(1e-6, 500.0)
+DELTA = Number(LEAST_DELTA, 1 - 1e-9)
+_NOISE = Number(LEAST_NOISE, MOST_NOISE)
+_RATE = Number(1e-9, 1.0)  # from 1 / (largest number of units)
+_COUNT = click.IntRange(1, 10**12)
 
 _OPTIONS = [
     click.option("--sampling-rate", type=_RATE, help="q: expected batch over units."),
@@ -195,9 +182,7 @@ def _required(value: int | None, option: str) -> int:
     "--group", type=_COUNT, default=1, show_default=True, help="Also for a group of so many units."
 )
 @as_json
-def command(
-    noise_multiplier: float, delta: float, group: int, as_json: bool, **options: Any
-) -> None:
+def command(noise_multiplier: float, delta: float, group: int, **options: Any) -> None:
     """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units."""
     training = Training(**options)
     _check_delta(delta, training.units)
@@ -222,7 +207,7 @@ def command(
     if group > 1:
         shown[f"for {group} units together (δ = {together['delta']:.3g})"] = together["epsilon"]
     title = f"ε at δ = {delta:g}, where {event.relation.describe()}"
-    write_answer(found, as_json, lambda _: write_pairs(title, shown))
+    write_answer(found, lambda: write_pairs(title, shown))
 
 
 # --- calibration
@@ -244,9 +229,7 @@ def calibrate(context: click.Context) -> None:
     "--noise-multiplier", type=_NOISE, help="σ; computes the number of updates (without --steps)."
 )
 @as_json
-def training(
-    epsilon: float, delta: float, noise_multiplier: float | None, as_json: bool, **options: Any
-) -> None:
+def training(epsilon: float, delta: float, noise_multiplier: float | None, **options: Any) -> None:
     """Compute the smallest σ for a number of updates, or the most updates for a σ.
 
     Every way of drawing batches has its proven accounting.
@@ -274,7 +257,7 @@ def training(
     }
     shown = {name: value for name, value in found.items() if name != "phases"}
     title = f"DP-SGD with ε ≤ {epsilon:g} at δ = {delta:g}, where {event.relation.describe()}"
-    write_answer(found, as_json, lambda _: write_pairs(title, shown))
+    write_answer(found, lambda: write_pairs(title, shown))
 
 
 @calibrate.command("vocabulary")
@@ -296,9 +279,7 @@ def training(
     help="paper: by Corollary 1 of Hoory et al. 2021, with the δ that it truly gives.",
 )
 @as_json
-def vocabulary(
-    epsilon: float, delta: float, words: int, units: int | None, mode: str, as_json: bool
-) -> None:
+def vocabulary(epsilon: float, delta: float, words: int, units: int | None, mode: str) -> None:
     """Compute the σ with the smallest threshold, which releases the most words."""
     _check_delta(delta, units)
     found = {"mode": mode, "tuple_words": words, "epsilon": epsilon, "delta": delta}
@@ -319,17 +300,17 @@ def vocabulary(
         title = "Word histogram, discrete Gaussian noise"
         earned = selection.delta_of(words, plan.sigma, plan.threshold, epsilon)
         found |= {"sigma": plan.sigma, "threshold": plan.threshold, "delta_earned": earned}
-    write_answer(found, as_json, lambda _: write_pairs(title, found))
+    write_answer(found, lambda: write_pairs(title, found))
 
 
 @click.command("paper-table")
 @as_json
-def paper_table(as_json: bool) -> None:
+def paper_table() -> None:
     """Recompute the paper's figures: the printed value and the true one for its parameters."""
     from dp_core.vocabulary import hoory2021
 
     rows = [asdict(row) for row in hoory2021.paper_table()]
-    write_answer(rows, as_json, _show_paper)
+    write_answer(rows, lambda: _show_paper(rows))
 
 
 def _show_paper(rows: list[dict[str, Any]]) -> None:

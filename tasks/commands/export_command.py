@@ -10,12 +10,12 @@ import click
 
 from dp_core.errors import BadInput, Contradicted
 from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
-from tasks.commands.output import as_json, new_folder, write_json
+from tasks.commands.output import as_json, new_folder, write_answer
 from tasks.commands.report_command import given, latest
 from tasks.releases.provenance import releasable_model
 from tasks.results import STATEMENT_WORDS, kept_folder, of_last_model
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 _MODEL = "dp_pretraining"
 
@@ -35,15 +35,14 @@ _MODEL = "dp_pretraining"
     help="Export the model that the training kept after this number of updates.",
 )
 @as_json
-def command(folder: Path, uri: str, adapter: bool, after: int | None, as_json: bool) -> None:
+def command(folder: Path, uri: str, adapter: bool, after: int | None) -> None:
     """Copy a released model to FOLDER in Hugging Face's layout, with its privacy statement.
 
     A LoRA adapter is merged into the model, or exported without it by --adapter. Share this copy
     and not the folder in the store, which also holds the operator's metrics. A model without a
     guarantee, or whose guarantee an audit contradicts, is refused.
     """
-    deployment = Deployment.from_environment()
-    store = deployment.open_store()
+    store = Deployment.from_environment().open_store()
     uri = given(store, uri) if uri else latest_model(store, "export")
     files, inside = _of_updates(_released_files(store, uri), after, uri)
     names = _of_form(files, adapter, uri)
@@ -52,10 +51,9 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None, as_json: b
         for name, new in names.items():
             (partial / new).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, partial / new)
-    if as_json:
-        write_json({"model": str(folder), "uri": uri, "files": sorted(names.values())})
-    else:
-        click.echo(f"{folder}: {len(names)} files. Privacy statement: {folder / STATEMENT_WORDS}")
+    said = f"{folder}: {len(names)} files. Privacy statement: {folder / STATEMENT_WORDS}"
+    answer = {"model": str(folder), "uri": uri, "files": sorted(names.values())}
+    write_answer(answer, lambda: click.echo(said))
 
 
 def _of_updates(names: Sequence[str], after: int | None, uri: str) -> tuple[list[str], str]:

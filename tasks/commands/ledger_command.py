@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from functools import partial
 from typing import Any
 
 import click
@@ -16,11 +15,13 @@ from dp_core.privacy.statement import epsilons, total_epsilon
 from tasks.commands.epsilon_command import DELTA, EPSILON
 from tasks.commands.output import as_json, write_answer, write_pairs, write_table
 from tasks.commands.settings_options import (
+    JOBS,
     absolute,
+    job_argument,
     settings_of_options,
     settings_options,
 )
-from tasks.protocol import JobSettings, SweepSettings, budget_of_run
+from tasks.protocol import JobSettings, budget_of_run
 from tasks.protocol.settings import MADE_UP
 from tasks.releases import declarations
 from tasks.releases.charge import plans_of
@@ -39,13 +40,6 @@ _ADMITS: dict[str | None, str] = {
 }
 
 
-_NEIGHBOURS = {
-    "add-or-remove-one": "add/remove",
-    "zero-out-one": "zero out",
-    "replace-one": "replace",
-}
-
-
 def _open() -> Ledger:
     deployment = Deployment.from_environment()
     deployment.prepare()
@@ -55,7 +49,7 @@ def _open() -> Ledger:
 @click.group("ledger", invoke_without_command=True)
 @as_json
 @click.pass_context
-def command(context: click.Context, as_json: bool) -> None:
+def command(context: click.Context) -> None:
     """Show each data set's budget, its latest releases, and the cost of repeating the last run.
 
     Subcommands show a data set's history or the cost of a run, and register a new budget.
@@ -63,9 +57,8 @@ def command(context: click.Context, as_json: bool) -> None:
     if context.invoked_subcommand is not None:
         return
     ledger = _open()
-    write_answer(overview(ledger), as_json, show_overview)
-    if not as_json and (public := ledger.sources.public()):
-        show_public([public_source(source) for source in public])
+    found, public = overview(ledger), ledger.sources.public()
+    write_answer(found, lambda: show_overview(found, public))
 
 
 @command.command("register")
@@ -100,7 +93,7 @@ def command(context: click.Context, as_json: bool) -> None:
 )
 @click.option("--shares-budget-with", help="A registered data set that may hold the same people.")
 @as_json
-def register(dataset: str, public: bool, relation: str, as_json: bool, **terms: Any) -> None:
+def register(dataset: str, public: bool, relation: str, **terms: Any) -> None:
     """Register the budget of a private data set. It cannot be raised later.
 
     A public data set has no budget (--public); declare its files by declare-public.
@@ -118,7 +111,7 @@ def register(dataset: str, public: bool, relation: str, as_json: bool, **terms: 
                 where=f"ledger register {dataset}",
             )
         ledger.register_dataset(dataset, relation=NeighboringRelation(relation), **terms)
-    write_answer(ledger.remaining(dataset).to_json(), as_json, partial(show_standing, dataset))
+    _write_standing(ledger, dataset)
 
 
 @command.command("declare-public")
@@ -127,7 +120,7 @@ def register(dataset: str, public: bool, relation: str, as_json: bool, **terms: 
     "--known-private", is_flag=True, help="Allow files that were read as private text before."
 )
 @as_json
-def declare_public(paths: tuple[str, ...], known_private: bool, as_json: bool) -> None:
+def declare_public(paths: tuple[str, ...], known_private: bool) -> None:
     """Declare files and folders public (local or gs://); without PATHS, list the declarations.
 
     Runs read only declared files as public (public_path, entities_public, public_model,
@@ -138,8 +131,8 @@ def declare_public(paths: tuple[str, ...], known_private: bool, as_json: bool) -
     for path in paths:
         uri = path if "://" in path else absolute("declare-public", path)
         declarations.declare_public(uri, deployment, known_private=known_private)
-    found = [public_source(source) for source in _open().sources.public()]
-    write_answer(found, as_json, show_public)
+    public = _open().sources.public()
+    write_answer([public_source(source) for source in public], lambda: show_public(public))
 
 
 @command.command("withdraw-public")
@@ -155,38 +148,41 @@ def withdraw_public(digest: str) -> None:
 @command.command("remaining")
 @click.argument("dataset")
 @as_json
-def remaining(dataset: str, as_json: bool) -> None:
+def remaining(dataset: str) -> None:
     """Show the spent and the remaining part of a data set's budget."""
-    write_answer(_open().remaining(dataset).to_json(), as_json, partial(show_standing, dataset))
+    _write_standing(_open(), dataset)
+
+
+def _write_standing(ledger: Ledger, dataset: str) -> None:
+    standing = ledger.remaining(dataset).to_json()
+    write_answer(standing, lambda: show_standing(dataset, standing))
 
 
 @command.command("history")
 @click.argument("dataset")
 @as_json
-def history(dataset: str, as_json: bool) -> None:
+def history(dataset: str) -> None:
     """Show every release of a data set and of the data sets that share its budget."""
     records = [record(entry) for entry in _open().history(dataset)]
-    write_answer(records, as_json, partial(show_history, f"Releases of {dataset}"))
+    write_answer(records, lambda: show_history(f"Releases of {dataset}", records))
 
 
 @command.command("cost")
-@click.argument("job", type=click.Choice(["dp_bert", "dp_sweep"]), default="dp_bert")
+@job_argument
 @settings_options
 @as_json
-def cost(job: str, as_json: bool, **options: Any) -> None:
+def cost(job: str, **options: Any) -> int:
     """Show the cost of a run with these settings to each data set, without starting it.
 
     Releases that the ledger holds already (such as an earlier run's vocabulary) are free. The exit
     code is 3 if the run would be refused.
     """
-    settings = settings_of_options(SweepSettings if job == "dp_sweep" else JobSettings, **options)
+    settings = settings_of_options(JOBS[job], **options)
     plans = plans_of(budget_of_run(settings).charged)
     costs = [_cost(name, plan, made_up=settings.made_up) for name, plan in plans.items()]
-    write_answer(
-        {**costs[0], "others": costs[1:]}, as_json, lambda _: _show_costs(job, settings, costs)
-    )
-    if not all(cost["fits"] for cost in costs):
-        click.get_current_context().exit(BudgetExceeded.exit_code)
+    answer = {**costs[0], "others": costs[1:]}
+    write_answer(answer, lambda: _show_costs(job, settings, costs))
+    return 0 if all(cost["fits"] for cost in costs) else BudgetExceeded.exit_code
 
 
 def _show_costs(job: str, settings: JobSettings, costs: list[dict[str, Any]]) -> None:
@@ -205,7 +201,7 @@ def _show_costs(job: str, settings: JobSettings, costs: list[dict[str, Any]]) ->
 @click.argument("dataset")
 @click.argument("run")
 @as_json
-def withdraw(dataset: str, run: str, as_json: bool) -> None:
+def withdraw(dataset: str, run: str) -> None:
     """Give back the releases of DATASET that RUN registered and never began to compute.
 
     The entries remain in the history as withdrawn. If the run is repeated, they are charged again.
@@ -215,11 +211,8 @@ def withdraw(dataset: str, run: str, as_json: bool) -> None:
     gone = [entry for plan in sorted(plans) for entry in ledger.withdraw_plan(dataset, plan)]
     if not gone:
         raise BadInput("that run has registered nothing", where=f"ledger withdraw {run}")
-    write_answer(
-        [record(entry) for entry in gone],
-        as_json,
-        lambda gone: click.echo(f"{len(gone)} planned releases of {dataset} are given back."),
-    )
+    said = f"{len(gone)} planned releases of {dataset} are given back."
+    write_answer([record(entry) for entry in gone], lambda: click.echo(said))
 
 
 def _check_name(dataset: str) -> None:
@@ -282,24 +275,23 @@ def overview(ledger: Ledger) -> dict[str, dict[str, Any]]:
     return found
 
 
-def show_overview(found: dict[str, dict[str, Any]]) -> None:
-    """Write the overview as tables, and a line for every run that may not fit again."""
+def show_overview(found: dict[str, dict[str, Any]], public: list[PublicSource]) -> None:
+    """Write budgets, releases and public sources, and a line for a run that may not fit again."""
     columns = ["data set", "unit", "neighbours", "ε", "δ", "spent", "releases", "open"]
-    free = any(one["operator_releases"] for one in found.values())
     write_table(
         "Privacy budgets",
-        [*columns, "operator's"] if free else columns,
+        [*columns, "operator's"],
         [
             [
                 name,
                 one["unit"] or "made up",
-                _NEIGHBOURS.get(one["relation"], "–"),
+                one["relation"],
                 one["epsilon"],
                 one["delta"],
                 "–" if one["left"] is None else f"{one['share']:.1%}",
                 one["charged_entries"],
                 one["unsettled"],
-                *([one["operator_releases"]] if free else []),
+                one["operator_releases"],
             ]
             for name, one in found.items()
         ],
@@ -308,7 +300,7 @@ def show_overview(found: dict[str, dict[str, Any]]) -> None:
     seen = {r["id"]: r for one in found.values() for r in one["history"]}
     if seen:
         latest = sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]
-        show_history("Latest releases", latest, with_dataset=len(found) > 1)
+        show_history("Latest releases", latest)
     for name, one in found.items():
         if said := _warning(name, one["like_the_last_run"]):
             click.echo(said)
@@ -322,6 +314,8 @@ def show_overview(found: dict[str, dict[str, Any]]) -> None:
         if found
         else "No data set is registered yet: confide ledger register --help."
     )
+    if public:
+        show_public(public)
 
 
 def public_source(source: PublicSource) -> dict[str, Any]:
@@ -335,49 +329,53 @@ def public_source(source: PublicSource) -> dict[str, Any]:
     }
 
 
-def show_public(found: list[dict[str, Any]]) -> None:
+def show_public(sources: list[PublicSource]) -> None:
     """Write the table of sources that are declared public."""
     write_table(
         "Declared public",
         ["source", "digest", "declared", "read as private in", "holds"],
         [
             [
-                one["source"],
-                one["digest"],
-                one["declared_at"][:16].replace("T", " "),
-                ", ".join(one["private_in"]),
-                "yes" if one["holds"] else "NO: declare it with --known-private",
+                source.label,
+                source.mark,
+                _minute(source.declared_at),
+                ", ".join(source.private_in),
+                "yes" if source.holds else "NO: declare it with --known-private",
             ]
-            for one in found
+            for source in sources
         ],
         whole=["digest"],
         prose=["source", "holds"],
     )
 
 
-def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: bool = False) -> None:
+def _minute(moment: str) -> str:
+    return moment[:16].replace("T", " ")
+
+
+def show_history(title: str, records: list[dict[str, Any]]) -> None:
     """Write one release per row, then the runs' full names, which `withdraw` needs."""
-    columns = ["entry", "release", "ε (PLD)", "δ", "state", "reserved", "run"]
+    columns = ["entry", "data set", "release", "ε (PLD)", "δ", "state", "reserved", "run"]
     names = dict.fromkeys(r["run"] for r in records if r["run"])
     runs = {run: number for number, run in enumerate(names, start=1)}
     write_table(
         title,
-        ["data set", *columns] if with_dataset else columns,
+        columns,
         [
             [
-                *([r["dataset"]] if with_dataset else []),
                 r["id"][:8],
+                r["dataset"],
                 r["release"] + (", ε by RDP" if r["epsilon_by"] == "rdp" else ""),
                 r["epsilon"],
                 r["delta"],
                 r["state"],
-                r["reserved_at"][:16].replace("T", " "),
+                _minute(r["reserved_at"]),
                 runs.get(r["run"]),
             ]
             for r in records
         ],
         whole=["entry", "ε (PLD)", "δ", "state", "run"],
-        prose=["release"],
+        prose=["data set", "release"],
     )
     for run, number in runs.items():
         click.echo(f"run {number}: {run}")
@@ -390,14 +388,13 @@ def show_history(title: str, records: list[dict[str, Any]], *, with_dataset: boo
 def record(entry: Entry) -> dict[str, Any]:
     """Return a release with its ε, computed from the recorded mechanism."""
     by_pld, by_rdp = epsilons(entry.event, entry.delta)
-    words: dict[str, Any] = {
+    return entry.to_json() | {
         "release": entry.event.title,
         "mechanism": entry.event.describe(),
         "epsilon": by_pld,
         "epsilon_by": "rdp" if entry.event.claimed_by_rdp else "pld",  # no PLD is known
         "epsilon_rdp": by_rdp,
     }
-    return entry.to_json() | words
 
 
 def show_standing(dataset: str, found: dict[str, Any]) -> None:

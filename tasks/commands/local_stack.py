@@ -14,7 +14,7 @@ import click
 from rich.console import Console
 
 from dp_core.errors import BadInput, ConfideError
-from tasks.commands.output import as_json, write_json
+from tasks.commands.output import as_json, write_answer
 from tasks.commands.settings_options import (
     settings_from,
     settings_of_options,
@@ -74,7 +74,7 @@ def down() -> None:
 @click.argument("corpus")
 @click.argument("version")
 @as_json
-def announce(corpus: str, version: str, as_json: bool) -> None:
+def announce(corpus: str, version: str) -> None:
     """Announce a new VERSION of the private data set CORPUS to Airflow.
 
     The DAG `new_corpus` then checks both values and starts `dp_bert` with the data set's settings
@@ -88,16 +88,15 @@ def announce(corpus: str, version: str, as_json: bool) -> None:
             "no Airflow runs here", fix="Run `make up`, or set CONFIDE_AIRFLOW_API to one."
         )
     api.announce(corpus, version)
-    if as_json:
-        write_json({"corpus": corpus, "data_version": version, "announced": True})
-    else:
-        click.echo(f"Announced {corpus} {version}: follow the DAG new_corpus in Airflow.")
+    said = f"Announced {corpus} {version}: follow the DAG new_corpus in Airflow."
+    answer = {"corpus": corpus, "data_version": version, "announced": True}
+    write_answer(answer, lambda: click.echo(said))
 
 
 @click.command()
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @as_json
-def backup(folder: Path, as_json: bool) -> None:
+def backup(folder: Path) -> None:
     """Copy the privacy ledger, the secret seeds and MLflow's database into a new FOLDER.
 
     The databases may be in use; each copy is a consistent snapshot. Keep the copy as safe as your
@@ -108,12 +107,9 @@ def backup(folder: Path, as_json: bool) -> None:
         raise BadInput("there is something already", where=str(folder), fix="Name a new folder.")
     os.umask(0o077)
     kept = copied(deployment, folder)
-    if as_json:
-        write_json({"folder": str(folder), "kept": kept})
-        return
-    for name, place in kept.items():
-        click.echo(f"{name}: {place}")
-    click.echo("To restore, see docs/operate.md. Keep this where you keep keys.")
+    lines = [f"{name}: {place}" for name, place in kept.items()]
+    lines.append("To restore, see docs/operate.md. Keep this where you keep keys.")
+    write_answer({"folder": str(folder), "kept": kept}, lambda: click.echo("\n".join(lines)))
 
 
 def copied(deployment: Deployment, folder: Path) -> dict[str, str]:

@@ -8,17 +8,32 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
 from dp_core.errors import BadInput
 from tasks.runtime.deployment import refused
 
-Answer = TypeVar("Answer")
 _PARTIAL = ".partial"
 
-as_json = click.option("--json", "as_json", is_flag=True, help="Pure JSON on stdout, for programs.")
+
+def _choose(context: click.Context, option: click.Parameter, chosen: bool) -> None:
+    context.meta["json"] = chosen
+
+
+as_json = click.option(
+    "--json",
+    is_flag=True,
+    expose_value=False,
+    callback=_choose,
+    help="Pure JSON on stdout, for programs.",
+)
+
+
+def is_json() -> bool:
+    """Return whether the running command was called with --json."""
+    return bool(click.get_current_context().meta["json"])
 
 
 def write_json(content: Any) -> None:
@@ -26,12 +41,12 @@ def write_json(content: Any) -> None:
     click.echo(json.dumps(_finite(content), indent=2, ensure_ascii=False, allow_nan=False))
 
 
-def write_answer(answer: Answer, as_json: bool, show: Callable[[Answer], object]) -> None:
-    """Write a command's answer: as pure JSON for programs, or by `show` for people."""
-    if as_json:
+def write_answer(answer: Any, show: Callable[[], object]) -> None:
+    """Write a command's answer: as pure JSON with --json, otherwise by `show` for people."""
+    if is_json():
         write_json(answer)
     else:
-        show(answer)
+        show()
 
 
 def write_table(

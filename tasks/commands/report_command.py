@@ -7,35 +7,34 @@ from typing import Any
 import click
 
 from dp_core.errors import BadInput
-from tasks.commands.output import as_json, write_json
+from tasks.commands.output import as_json, write_answer
 from tasks.protocol import StepResult
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 
 @click.command("report")
 @click.option("--uri", default="", help="A report step's output; the latest one by default.")
 @as_json
-def command(uri: str, as_json: bool) -> None:
+def command(uri: str) -> None:
     """Show the closing table of the latest report (or another) and the path of its page."""
-    deployment = Deployment.from_environment()
-    store = deployment.open_store()
+    store = Deployment.from_environment().open_store()
     uri = given(store, uri) if uri else latest(store)[0]
-    if as_json:
-        write_json(_content(store, uri))
-    else:
-        show(uri)
+    content = _content(store, uri)
+    write_answer(content, lambda: _show(content))
 
 
 def show(uri: str) -> None:
     """Print the closing table of a report step's output and the paths of its pages."""
+    _show(_content(Deployment.from_environment().open_store(), uri))
+
+
+def _show(content: dict[str, Any]) -> None:
     from rich.console import Console
 
     from tasks.report.tables import TABLE, rich_table, side_by_side
 
-    deployment = Deployment.from_environment()
-    content = _content(deployment.open_store(), uri)
     table = TABLE.validate_python(content["table"])
     console = Console()
     console.print(side_by_side(table) if len(table.rows) <= 4 else rich_table(table))

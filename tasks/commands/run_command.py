@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
+from itertools import groupby
 from typing import Any
 
 import click
 
 from tasks.commands import report_command
-from tasks.commands.output import as_json, write_json, write_table
+from tasks.commands.output import as_json, is_json, write_answer, write_json, write_table
 from tasks.commands.settings_options import (
+    JOBS,
+    job_argument,
     settings_from,
     settings_of_options,
     settings_options,
@@ -31,22 +34,23 @@ from tasks.tracking.mlflow import send_all
 
 
 @click.command("run")
-@click.argument("job", type=click.Choice(["dp_bert", "dp_sweep"]), default="dp_bert")
+@job_argument
 @settings_options
 @click.option(
     "--show-settings", is_flag=True, help="Show the run's settings and their meaning, and exit."
 )
 @as_json
-def command(job: str, show_settings: bool, as_json: bool, **options: Any) -> None:
+def command(job: str, show_settings: bool, **options: Any) -> int:
     """Run a whole job on this machine: dp_bert (the default) or dp_sweep.
 
     A step whose result exists is not run again and is not charged again.
     """
-    kind = SweepSettings if job == "dp_sweep" else JobSettings
     if show_settings:
-        _show(settings_of_options(kind, **options), as_json=as_json)
-        return
-    settings = settings_from(kind, **options)
+        settings = settings_of_options(JOBS[job], **options)
+        described = _described(settings)
+        write_answer(described, lambda: _show(described))
+        return 0
+    settings = settings_from(JOBS[job], **options)
     deployment, rule = Deployment.from_environment(), promotion()
     steps: Iterable[tuple[str, str, StepSpec]]
     if isinstance(settings, SweepSettings) and settings.is_asked:
@@ -73,7 +77,7 @@ def command(job: str, show_settings: bool, as_json: bool, **options: Any) -> Non
     for name, result in finished.results.items():
         if (found := omissions_of(result)) is not None:
             click.echo(f"confide: warning: {name}: {found[0]}", err=True)
-    if as_json:
+    if is_json():
         write_json(finished.summary())
     elif "report" in finished.outputs:  # also of a job whose model an audit contradicts
         report_command.show(finished.outputs["report"])
@@ -84,34 +88,19 @@ def command(job: str, show_settings: bool, as_json: bool, **options: Any) -> Non
                 f"confide: nothing was released: {len(given_back)} planned releases are given back",
                 err=True,
             )
-        click.get_current_context().exit(finished.exit_code)
-
-
-def _show(settings: JobSettings, *, as_json: bool) -> None:
-    described = _described(settings)
-    if as_json:
-        write_json(described)
-        return
-    columns = ["setting", "value", "meaning"]
-    for section in dict.fromkeys(one["section"] for one in described.values()):
-        rows = [
-            [name, str(one["value"]), one["meaning"]]
-            for name, one in described.items()
-            if one["section"] == section
-        ]
-        write_table(section, columns, rows, whole=["setting"], prose=["meaning"])
+    return finished.exit_code
 
 
 def _described(settings: JobSettings) -> dict[str, dict[str, Any]]:
-    """Return each setting's value, default, section and description, in the form's order."""
+    """Return the JSON schema and the value of each setting, in the order of the form's sections."""
     values = settings.model_dump(mode="json")
     fields = type(settings).model_json_schema()["properties"]
-    return {
-        name: {
-            "value": values[name],
-            "default": fields[name]["default"],
-            "section": fields[name]["section"],
-            "meaning": fields[name]["description"],
-        }
-        for name in sorted(fields, key=lambda name: str(fields[name]["section"]))
-    }
+    ordered = sorted(fields, key=lambda name: str(fields[name]["section"]))
+    return {name: fields[name] | {"value": values[name]} for name in ordered}
+
+
+def _show(described: dict[str, dict[str, Any]]) -> None:
+    columns = ["setting", "value", "meaning"]
+    for section, fields in groupby(described.items(), lambda field: str(field[1]["section"])):
+        rows = [[name, str(field["value"]), field["description"]] for name, field in fields]
+        write_table(section, columns, rows, whole=["setting"], prose=["meaning"])

@@ -19,6 +19,8 @@ from tasks.protocol.settings_file import PRESETS, read_object
 from tasks.protocol.settings_file import preset as preset_settings
 from tasks.runtime.deployment import Deployment, is_executable
 
+JOBS: dict[str, type[JobSettings]] = {"dp_bert": JobSettings, "dp_sweep": SweepSettings}
+job_argument = click.argument("job", type=click.Choice(list(JOBS)), default="dp_bert")
 S = TypeVar("S", bound=JobSettings)
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -48,11 +50,27 @@ def settings_from(kind: type[S], **options: Any) -> S:
     `CONFIDE_LAUNCHER` is ignored here, because it only concerns Airflow.
 
     Raises:
-        BadInput: as `settings_of_options`; or a path does not exist, or the steps' environment
-            lacks the device.
+        BadInput: as `settings_of_options`; or a path does not exist, a public file is not declared,
+            or the steps' environment lacks the device.
     """
-    settings = settings_of_options(kind, **options)
-    refuse_what_is_missing(settings, Deployment.from_environment())
+    settings, deployment = settings_of_options(kind, **options), Deployment.from_environment()
+    if missing := missing_file(settings):
+        name, reason = missing
+        raise BadInput(reason, where=name)
+    if settings.device in ("gpu", "tpu") and _processor_only(deployment):
+        raise BadInput(
+            f"the TensorFlow of this environment (tensorflow-cpu) drives no {settings.device}",
+            where="device",
+            fix="Choose cpu or mock-tpu:N; docs/cloud.md has images for others.",
+        )
+    # The run's first step checks the declarations of files in buckets.
+    declared = budget_of_run(settings).called_public
+    local = [source for source in declared if "://" not in source.uri]
+    if local:  # the ledger is imported only if it is needed
+        from tasks.releases.declarations import refuse_undeclared
+
+        deployment.prepare()
+        refuse_undeclared(local, deployment)
     return settings
 
 
@@ -114,31 +132,6 @@ def _refuse_unknown(kind: type[JobSettings], keys: Iterable[str]) -> None:
                 f"`confide calibrate` and `confide advise` return σ for an ε. {fix}"
             )
         raise BadInput("unknown setting", where=f"settings: {key}", fix=fix)
-
-
-def refuse_what_is_missing(settings: JobSettings, deployment: Deployment) -> None:
-    """Refuse a run with missing files, an unavailable device, or undeclared public files.
-
-    Raises:
-        BadInput: names the setting.
-    """
-    if missing := missing_file(settings):
-        name, reason = missing
-        raise BadInput(reason, where=name)
-    if settings.device in ("gpu", "tpu") and _processor_only(deployment):
-        raise BadInput(
-            f"the TensorFlow of this environment (tensorflow-cpu) drives no {settings.device}",
-            where="device",
-            fix="Choose cpu or mock-tpu:N; docs/cloud.md has images for others.",
-        )
-    # The run's first step checks the declarations of files in buckets.
-    declared = budget_of_run(settings).called_public
-    local = [source for source in declared if "://" not in source.uri]
-    if local:  # the ledger is imported only if it is needed
-        from tasks.releases.declarations import refuse_undeclared
-
-        deployment.prepare()
-        refuse_undeclared(local, deployment)
 
 
 def _processor_only(deployment: Deployment) -> bool:

@@ -25,19 +25,16 @@ _TOKEN = re.compile(r"\d+(?:[./:-]\d+)+|\w+(?:['/]\w+)*|[^\w\s]")
 _ENOUGH_PATIENTS = 1 << 40
 
 
-def labelled_sentences(
-    n: int = 3000, seed: int = 1, test: int | None = None
-) -> tuple[list[Sentence], list[Sentence]]:
-    """Return training and test sentences about different patients.
+def labelled_sentences(n: int = 3000, seed: int = 1) -> tuple[list[Sentence], list[Sentence]]:
+    """Return training and test sentences about different patients, in the ratio 15 to 4.
 
     Args:
         n: number of training sentences.
         seed: public seed; the sentences share no patient with `notes(…, seed)`.
-        test: number of test sentences; by default 4 for every 15 training sentences.
     """
     held_out = _sentences(seed, "entities, test")
     training = (s for s in _sentences(seed, "entities, training") if not _has_held_out(s, seed))
-    return list(islice(training, n)), list(islice(held_out, test or -(-n * 4 // 15)))
+    return list(islice(training, n)), list(islice(held_out, -(-n * 4 // 15)))
 
 
 def _sentences(seed: int, stream: str) -> Iterator[Sentence]:

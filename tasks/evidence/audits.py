@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from dp_core.audit.exposure import EXPOSURE, EXPOSURE_IN_ROWS
@@ -29,7 +30,8 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.context import StepArtifact, StepContext, StepOutput
+from dp_core.privacy.statement import totals
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import Promotion, ReleaseRecord, StepResult
 from tasks.releases.provenance import operator_only
 from tasks.results import (
@@ -41,10 +43,9 @@ from tasks.results import (
     read_findings,
     read_result,
     statement_of,
-    totals,
     write_findings,
 )
-from tasks.storage import Store
+from tasks.storage.store import Store
 from tasks.tracking.event_log import VERDICT
 
 WEIGHTS = "model.safetensors"
@@ -83,7 +84,7 @@ def store_findings(
     findings: Sequence[Finding],
     *,
     facts: dict[str, Any],
-    artifacts: Sequence[StepArtifact] = (),
+    artifacts: Mapping[str, Label] = MappingProxyType({}),
 ) -> StepOutput:
     """Record the findings' metrics, and write the findings in one file for each audience.
 
@@ -99,9 +100,8 @@ def store_findings(
         for name, value in finding.metrics.items():
             context.measure(name, TYPES[finding.label](value), finding.updates)
     written = write_findings(context.out, findings)
-    shown = [*(StepArtifact(file, label) for file, label in written.items()), *artifacts]
-    outputs = {each.file.removesuffix(".json"): each.file for each in shown}
-    return StepOutput(outputs, facts, shown)
+    shown = {**written, **artifacts}
+    return StepOutput({file.removesuffix(".json"): file for file in shown}, facts, shown)
 
 
 def audits_of(

@@ -28,7 +28,7 @@ from tasks.releases.deployment_ledger import entry_of, open_ledger
 from tasks.releases.provenance import releasable_model
 from tasks.results import of_last_model, released_after, statement_of
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store, sha256_of
+from tasks.storage.store import Store, sha256_of
 
 _ROUNDING = 1e-6  # relative difference of numbers that two machines compute
 _RUN_AGAIN = "Delete the folder and run its step again; existing releases are not charged again."

@@ -32,7 +32,6 @@ from tasks.runtime.deployment import Deployment, sqlite_url
 
 if TYPE_CHECKING:
     from optuna import Study
-    from optuna.distributions import BaseDistribution
 
 STORAGE = "optuna.db"  # in the deployment's home
 OBJECTIVE = "f1"
@@ -129,16 +128,10 @@ def _answer(study: Study, settings: SweepSettings, number: int) -> Mapping[str, 
             fix="Delete the file: what was asked before is asked again, and charged nothing.",
         )
     study.sampler = TPESampler(seed=settings.seed + number)
-    return study.ask(_distributions(settings)).params
-
-
-def _distributions(settings: SweepSettings) -> dict[str, BaseDistribution]:
-    from optuna.distributions import FloatDistribution, IntDistribution
-
-    found: dict[str, BaseDistribution] = {}
+    trial = study.ask()
     for name, (low, high) in settings.space().items():
         if SEARCHED[name] == "whole":
-            found[name] = IntDistribution(int(low), int(high))
+            trial.suggest_int(name, int(low), int(high))
         else:
-            found[name] = FloatDistribution(low, high, log=SEARCHED[name] == "logarithm")
-    return found
+            trial.suggest_float(name, low, high, log=SEARCHED[name] == "logarithm")
+    return trial.params

@@ -21,8 +21,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
-from types import FrameType
-from typing import Protocol
+from types import FrameType, ModuleType
 
 from pydantic import ValidationError
 
@@ -44,23 +43,14 @@ from tasks.protocol.supervisor import STEP_GRACE
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter, configure, log, send
-from tasks.storage import RESULT, read_spec
+from tasks.storage.backends import read_spec
 from tasks.storage.journal import exclusive
+from tasks.storage.store import RESULT
 from tasks.tracking.event_log import Identity, Target
 from tasks.tracking.tracker import Tracker
 
 STOPPED = 143
 _PACKAGES = ("tensorflow-cpu", "dp-accounting", "tokenizers", "numpy", "mlflow")
-
-
-class StepModule(Protocol):
-    """A module in `tasks/steps`."""
-
-    def run(self, spec: StepSpec, context: StepContext) -> StepOutput:
-        """Run the step."""
-
-    def refuse_if_changed(self, spec: StepSpec, result: StepResult, context: StepContext) -> None:
-        """Refuse a result whose source files have changed since, in steps that check them."""
 
 
 class Stopped(BaseException):
@@ -141,7 +131,8 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
             tracker.record(spec, store, result, done_before=done_before)
         except BaseException as error:
             with suppress(OSError):  # a full disk must not hide the step's error
-                _end_tracking(tracker, error, closed=not _is_resumable(durable))
+                resumable = durable.exists() and any(durable.iterdir())
+                _end_tracking(tracker, error, closed=not resumable)
             raise
         finally:
             context.close()
@@ -149,8 +140,6 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
     judged = result.facts.get("judged", ())
     against = [one["sentence"] for one in judged if one["verdict"] == "contradicted"]
     tracker.end("FAILED" if against else "FINISHED", also=(last,) if last else ())
-    tracker.send_address()
-    tracker.send_left_behind()
     for one in judged:
         send(Judged(model=one["name"], verdict=one["verdict"], sentence=one["sentence"]))
     if against:  # everything is written by now, and a retry would find the same
@@ -170,7 +159,6 @@ def _end_tracking(tracker: Tracker, error: BaseException, *, closed: bool) -> No
         tracker.leave("KILLED", closed=closed)
     else:
         tracker.end("FAILED", also=("parent",), closed=closed)
-        tracker.send_address()
 
 
 def _confirm_releases(
@@ -184,10 +172,13 @@ def _confirm_releases(
         confirm_releases(ledger, releases, spec.output)
 
 
-def _module(spec: StepSpec) -> StepModule:
-    """Import the step's module, only when it has to run, since most steps import TensorFlow."""
-    module: StepModule = importlib.import_module(f"tasks.steps.{spec.step}_step")
-    return module
+def _module(spec: StepSpec) -> ModuleType:
+    """Import the step's module, only when it has to run, since most steps import TensorFlow.
+
+    Its function `run(spec, context)` returns a `StepOutput`. A module may also have a function
+    `restore(spec, context)`, which repairs a finished output from its unchanged sources.
+    """
+    return importlib.import_module(f"tasks.steps.{spec.step}_step")
 
 
 def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
@@ -204,17 +195,22 @@ def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> 
     """Refuse a result whose source files have changed since; remove unfinished work in any case."""
     try:
         if spec.checks_sources and spec.sources:
-            _module(spec).refuse_if_changed(spec, result, context)
+            from tasks.releases import declarations
+
+            declarations.refuse_if_changed(spec, result, context)
+            module = _module(spec)
+            if hasattr(module, "restore"):
+                module.restore(spec, context)
     finally:
         context.clear()  # copied source files, or files left by a kill after the result
 
 
-def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResult:
+def _work(module: ModuleType, spec: StepSpec, context: StepContext) -> StepResult:
     started = time.monotonic()
     shutil.rmtree(context.out, ignore_errors=True)
     context.out.mkdir(parents=True)
     context.tracker.begin(follows_run=spec.follows_run)
-    answer = module.run(spec, context)
+    answer: StepOutput = module.run(spec, context)
     _confirm_releases(spec, context.releases, context)
     context.store.publish(context.out, spec.output)
     kept = context.exact_vocabulary
@@ -227,9 +223,9 @@ def _work(module: StepModule, spec: StepSpec, context: StepContext) -> StepResul
         facts={
             **answer.facts,
             "made_up": spec.made_up,
-            "artifacts": [
-                [a.file, Label.OPERATOR if kept else a.label, a.folder] for a in answer.artifacts
-            ],
+            "artifacts": {
+                file: Label.OPERATOR if kept else label for file, label in answer.artifacts.items()
+            },
             "model": "" if kept else answer.model,
         },
         seconds=0.0 if spec.hides_duration else round(time.monotonic() - started, 3),
@@ -288,17 +284,11 @@ def _alone(durable: Path) -> Iterator[None]:
             durable.rmdir()  # nothing was left to resume
 
 
-def _is_resumable(durable: Path) -> bool:
-    return durable.exists() and any(durable.iterdir())
-
-
 def _versions() -> dict[str, str]:
     versions = {"python": sys.version.split()[0]}
     for package in _PACKAGES:
-        try:
+        with suppress(metadata.PackageNotFoundError):
             versions[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return versions
 
 

@@ -103,38 +103,30 @@ def run_job(job: Job, deployment: Deployment, watch: Watcher) -> JobOutcome:
     deployment.prepare()
     folder = deployment.logs / re.sub(r"[^\w.+-]", "_", job.run_key)
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    outcome, store = JobOutcome(job, folder), deployment.open_store()
     with _server(deployment, folder) as server:
-        return _run(job, deployment, folder, server, watch)
-
-
-def _run(
-    job: Job, deployment: Deployment, folder: Path, server: Path | None, watch: Watcher
-) -> JobOutcome:
-    outcome = JobOutcome(job, folder)
-    store = deployment.open_store()
-    for number, (point, task, spec) in enumerate(job.steps):
-        name = f"{task} · {point}" if point else task
-        files = folder / f"{number:03d}-{task}"
-        context = RunContext(
-            run_key=job.run_key,
-            run_name=job.run_name,
-            task=task,
-            point=point,
-            hides_count=job.hides_count,
-        )
-        code = Unfinished.exit_code
-        while code == Unfinished.exit_code:  # the time was up, and the step resumes
-            code, reason = _run_step(
-                Work(spec, context), deployment, files, partial(watch, name), server
+        for number, (point, task, spec) in enumerate(job.steps):
+            name = f"{task} · {point}" if point else task
+            files = folder / f"{number:03d}-{task}"
+            context = RunContext(
+                run_key=job.run_key,
+                run_name=job.run_name,
+                task=task,
+                point=point,
+                hides_count=job.hides_count,
             )
-        if code in (0, Contradicted.exit_code):
-            result = read_result(store, spec.output)
-            assert result is not None  # noqa: S101 - the contract: these codes mean a result
-            outcome.results[name], outcome.outputs[name] = result, spec.output
-        if code:
-            outcome.exit_code = code if code > 0 else 1
-            outcome.failed = f"{name}: {reason} (log: {files.with_suffix('.log')})"
-            return outcome
+            code = Unfinished.exit_code
+            while code == Unfinished.exit_code:  # the time was up, and the step resumes
+                work = Work(spec, context)
+                code, reason = _run_step(work, deployment, files, partial(watch, name), server)
+            if code in (0, Contradicted.exit_code):
+                result = read_result(store, spec.output)
+                assert result is not None  # noqa: S101 - the contract: these codes mean a result
+                outcome.results[name], outcome.outputs[name] = result, spec.output
+            if code:
+                outcome.exit_code = code if code > 0 else 1
+                outcome.failed = f"{name}: {reason} (log: {files.with_suffix('.log')})"
+                break
     return outcome
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
@@ -28,31 +29,27 @@ _EVERY = 1.0  # seconds between looks
 _PATIENCE = 60.0  # seconds without an answer before giving up
 
 
+@dataclass
 class RunFollower:
     """Shows one DAG run until it ends: bars on a terminal, a line for each finished task.
 
-    Args:
+    Attributes:
         home: of the deployment, below which the run's steps keep their messages.
         check: called at every poll; raises if the run cannot finish any more.
     """
 
-    def __init__(
-        self,
-        api: AirflowApi,
-        run_id: str,
-        home: Path,
-        check: Callable[[], None],
-        console: Console,
-    ) -> None:
-        self._api, self._run_id = api, run_id
-        self._home, self._check, self._console = home, check, console
-        self._started = time.monotonic()
-        self._said: set[str] = set()
-        self._channels: dict[str, Follower] = {}
+    api: AirflowApi
+    run_id: str
+    home: Path
+    check: Callable[[], None]
+    console: Console
+    _started: float = field(default_factory=time.monotonic)
+    _said: set[str] = field(default_factory=set)
+    _channels: dict[str, Follower] = field(default_factory=dict)
 
     def until_end(self) -> tuple[str, list[dict[str, Any]]]:
         """Return the run's final state and its task instances."""
-        with ProgressBars(self._console) as bars:
+        with ProgressBars(self.console) as bars:
             while True:
                 state, tasks = self._look()
                 done = sum(task["state"] in FINISHED for task in tasks)
@@ -67,18 +64,18 @@ class RunFollower:
         """Return the messages of a task's step so far."""
         name = _name(task)
         if name not in self._channels:
-            step, run_key = task["task_id"].rpartition(".")[2], f"{DAG}/{self._run_id}"
-            file = channel_file(self._home, run_key, step, task["map_index"])
+            step, run_key = task["task_id"].rpartition(".")[2], f"{DAG}/{self.run_id}"
+            file = channel_file(self.home, run_key, step, task["map_index"])
             self._channels[name] = Follower(file)
         return self._channels[name].look()
 
     def _look(self) -> tuple[str, list[dict[str, Any]]]:
         deadline = time.monotonic() + _PATIENCE
         while True:
-            self._check()
+            self.check()
             try:
-                state = self._api.run_state(DAG, self._run_id)
-                return state, self._api.task_instances(DAG, self._run_id)
+                state = self.api.run_state(DAG, self.run_id)
+                return state, self.api.task_instances(DAG, self.run_id)
             except AirflowAway:
                 if time.monotonic() > deadline:
                     raise ConfideError("Airflow does not answer any more") from None
@@ -99,7 +96,7 @@ class RunFollower:
         mark = {"success": "[green]✓", "skipped": "[dim]–"}
         words = "" if task["state"] == "success" else f" {task['state']}"
         took = f"{task['duration']:6.1f} s" if task.get("duration") else " " * 8
-        self._console.print(
+        self.console.print(
             f"{now}  {mark.get(task['state'], '[red]✗')}[/] {name:<28}{took}{words}",
             highlight=False,
         )

@@ -6,6 +6,7 @@ a DAG file in milliseconds.
 
 from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
+from dp_core.config.release import EXACT_WORDS, ReleaseRecord
 from tasks.protocol.job import (
     budget_of_run,
     job_steps,
@@ -21,7 +22,7 @@ from tasks.protocol.least_privilege import (
     environment_for,
     needs_in,
 )
-from tasks.protocol.messages import EXACT_WORDS, MetricRecord, ReleaseRecord, StepResult
+from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import Promotion, promotion
 from tasks.protocol.specs import (

@@ -21,21 +21,15 @@ from dp_core.data.readers.sources import entries
 from dp_core.errors import BadInput, PrivateTextRefusal, is_full_disk
 from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.context import StepContext, content_key
-from tasks.protocol import (
-    CorpusSpec,
-    EntitiesSpec,
-    MembershipSpec,
-    PrivacyAuditSpec,
-    Source,
-    StepResult,
-)
+from tasks.protocol import Need, Source, StepResult, StepSpec
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.deployment_ledger import open_ledger, refuse_unregistered
 from tasks.releases.provenance import MODELS
 from tasks.results import STATEMENT_DATA, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
-from tasks.storage import is_remote, keyed_digest, local_path, sha256_of, stage_source
+from tasks.storage.backends import is_remote, keyed_digest, local_path, stage_source
+from tasks.storage.store import sha256_of
 
 _NO_MODEL_OF_OURS = "Only models made without private text are public sources."
 _KEY = "content-digest"  # purpose of the derived secret, shared with the steps' outputs
@@ -65,7 +59,9 @@ def open_source(source: Source, context: StepContext) -> Opened:
         path = stage_source(source.uri, folder, field=source.field)
         if source.public and not is_remote(source.uri):
             path = _copied(path, folder, source.field)
-        return Opened(path, _agreed_digest(path, source, ledger, context))
+        digest = keyed_digest(path, context.content_key())
+        _refuse_disagreement(digest, source, ledger, context)
+        return Opened(path, digest)
     except BadInput:
         shutil.rmtree(folder, ignore_errors=True)  # keep no copy of a refused source
         raise
@@ -102,40 +98,24 @@ def record_sources(sources: Iterable[Source], context: StepContext) -> None:
             _remember(digest, source, ledger)
 
 
-ReadsSources = CorpusSpec | EntitiesSpec | MembershipSpec | PrivacyAuditSpec
+def refuse_if_changed(spec: StepSpec, result: StepResult, context: StepContext) -> None:
+    """Refuse an earlier result if its source files have changed.
 
-
-def refuse_if_changed(spec: ReadsSources, result: StepResult, context: StepContext) -> None:
-    """Refuse an earlier result if its source files have changed, or are no longer public.
+    A step that reads the ledger also refuses files that are no longer public.
 
     Raises:
         BadInput: the files have changed; or as `open_source`.
     """
     now = []
     for source in spec.sources:
-        path = stage_source(
-            source.uri, context.durable / "source" / source.field, field=source.field
-        )
-        now.append(_agreed_digest(path, source, _ledger(source, context), context))
-    _refuse_other_digests(spec, now, result)
-
-
-def refuse_if_changed_for_operator(
-    spec: ReadsSources, result: StepResult, context: StepContext
-) -> None:
-    """Refuse an earlier result if its source files, opened for the operator only, have changed.
-
-    Raises:
-        BadInput: the files have changed; or as `open_for_operator`.
-    """
-    now = [open_for_operator(source, context).digest for source in spec.sources]
-    _refuse_other_digests(spec, now, result)
-
-
-def _refuse_other_digests(spec: ReadsSources, now: list[str], result: StepResult) -> None:
-    if now != result.facts["source_digests"]:
+        opened = open_for_operator(source, context)
+        now.append(opened.digest)
+        if Need.LEDGER in spec.needs:
+            _refuse_disagreement(opened.digest, source, _ledger(source, context), context)
+    if now != result.facts.get("source_digests", []):
+        version = getattr(spec, "data_version", "")
         raise PrivateTextRefusal(
-            f"the files have changed since data_version {spec.data_version!r} was read",
+            f"the files have changed since data_version {version!r} was read",
             where=", ".join(source.field for source in spec.sources),
             fix="Give the new files a new data_version.",
         )
@@ -248,9 +228,8 @@ def _ledger(source: Source, context: StepContext) -> Ledger:
     return refuse_unregistered(context, source.dataset)
 
 
-def _agreed_digest(path: Path, source: Source, ledger: Ledger, context: StepContext) -> str:
-    """Return the keyed digest of a source, after a check that it may be read as the spec says."""
-    digest = keyed_digest(path, context.content_key())
+def _refuse_disagreement(digest: str, source: Source, ledger: Ledger, context: StepContext) -> None:
+    """Refuse a source that the ledger does not know as the spec describes it."""
     if source.public:
         _refuse_undeclared(digest, source, ledger)
     elif context.deployment.holds_seeds:  # run by hand, with write access to the ledger
@@ -261,7 +240,6 @@ def _agreed_digest(path: Path, source: Source, ledger: Ledger, context: StepCont
             where=source.field,
             fix="If they have changed since, give them a new data_version.",
         )
-    return digest
 
 
 def _remember(digest: str, source: Source, ledger: Ledger) -> None:

@@ -31,8 +31,8 @@ from tasks.protocol.settings import MADE_UP
 from tasks.protocol.specs import STEPS
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
 from tasks.storage.journal import exclusive, is_still_there
+from tasks.storage.store import Store
 
 IDENTITY = "store://ledger/identity"  # the object in which the store remembers its ledger
 _RUNS = "runs"  # in the deployment's home

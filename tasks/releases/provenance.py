@@ -18,11 +18,12 @@ from dp_core.config.privacy import UnitConfig
 from dp_core.data.privacy_units import nameless
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Entry
-from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.statement import event_of
 from tasks.context import StepContext
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.results import KEPT, Input, kept_folder, of_last_model, read_result
-from tasks.storage import Store, sha256_of
+from tasks.storage.store import Store, sha256_of
 
 PRETRAINED = ("pretrain", "select")
 MODELS = (*PRETRAINED, "finetune")  # the steps whose output is a model
@@ -258,7 +259,7 @@ def _named(unit: str, example_words: int) -> str:
 
 def operator_only(releases: Sequence[ReleaseRecord]) -> bool:
     """Return whether descendants of these releases stay with the operator: ε is infinite."""
-    return any(MechanismEvent.from_json(r.event).is_unaccounted for r in releases)
+    return any(event_of(release).is_unaccounted for release in releases)
 
 
 def releasable_model(store: Store, uri: str) -> StepResult:

@@ -21,9 +21,8 @@ from dp_core.audit.one_run import LOWER_BOUND
 from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.config.training import is_causal
 from dp_core.labels import Label, Labelled, Operator
-from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, epsilons
+from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, totals
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
@@ -50,8 +49,6 @@ from tasks.report.model import (
     Exposures,
     Fact,
     Kind,
-    LedgerLine,
-    LedgerView,
     Membership,
     ModelAt,
     ModelRow,
@@ -59,6 +56,7 @@ from tasks.report.model import (
     Samples,
     number_of,
 )
+from tasks.report.tables import ledger_table
 from tasks.results import (
     Input,
     findings_of,
@@ -67,7 +65,6 @@ from tasks.results import (
     read_result,
     released_after,
     statement_of,
-    totals,
 )
 
 Results = dict[str, Input]  # by the name of the task
@@ -85,7 +82,6 @@ EXPECTED_ENTITIES = "expected_entities"  # metric of a fine-tuning, counted in i
 SCORES = ("f1", "accuracy")  # metrics of a fine-tuning, for entities and for classes
 DOCUMENTS_FILE = "documents.json"  # for the operator: counts of a fine-tuning by test document
 SEEDS_FOR_THE_BEST = 8
-LEDGER_LINES = 30  # latest entries in a report; each needs an accounting
 _CEILINGS = {  # by metric of the membership step; they follow from the guarantee alone
     "membership_ceiling/pl": "Largest advantage of a membership attack",
     "membership_ceiling/tpr_at_0.01_fpr": "Largest share of members found at 1% false alarms",
@@ -277,6 +273,7 @@ def header_of(
     model = results["pretraining" if of_sweep else "dp_pretraining"]
     vocabulary = results["vocabulary"]
     dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
+    ledger = open_ledger(context.deployment)
     labelled_text = ("finetuning" if of_sweep else "entities") in results
     return {
         "title": spec.title,
@@ -299,7 +296,8 @@ def header_of(
             # The table of a sweep lists the models that its trainings saved before their end.
             released_after=() if of_sweep else released_after(model.result),
         ),
-        "ledger": _ledger_view(context, dataset, unit),
+        "ledger": ledger_table(ledger.history(dataset), dataset, unit),
+        "budget": ledger.remaining(dataset).to_json(),
         "settings": spec.settings,
         "versions": model.result.versions,
         "public_seeds": {"seed": int(spec.settings["seed"])},
@@ -566,38 +564,6 @@ def _phrase_facts(phrases: Input) -> Iterator[Fact]:
         yield Fact(f"Phrases of {length} words released", released, Label.DP)
     yield Fact("Released in each round by", facts["mechanism"], Label.PUBLIC)
     yield Fact("Maximum phrases per unit and round", facts["phrases_per_unit"], Label.PUBLIC)
-
-
-def _ledger_view(context: StepContext, dataset: str, unit: PrivacyUnit) -> LedgerView:
-    """Return the data set's account: its latest entries, its budget, and the amount spent."""
-    ledger = open_ledger(context.deployment)
-    remaining = ledger.remaining(dataset)
-    entries = [e for e in ledger.history(dataset) if e.accounted][-LEDGER_LINES:]
-    return LedgerView(
-        dataset=dataset,
-        unit=unit,
-        lines=tuple(_ledger_line(entry) for entry in entries),
-        spent_epsilon=remaining.epsilon_so_far,
-        spent_delta=remaining.budget.delta,
-        budget_epsilon=remaining.budget.epsilon,
-        budget_delta=remaining.budget.delta,
-    )
-
-
-def _ledger_line(entry: Entry) -> LedgerLine:
-    """Return an entry of the ledger with its ε by the current accounting."""
-    epsilon, rdp = epsilons(entry.event, entry.delta)
-    return LedgerLine(
-        entry=entry.id,
-        release=entry.event.title,
-        mechanism=entry.event.describe(),
-        epsilon=epsilon,
-        epsilon_rdp=rdp,
-        delta=entry.delta,
-        state=entry.state.value,
-        seed_hash=entry.seed_hash,
-        claimed_by_rdp=entry.event.claimed_by_rdp,
-    )
 
 
 def _model_size(model: Input) -> str:

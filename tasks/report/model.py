@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.membership import MembershipRow
@@ -19,6 +19,9 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
 from dp_core.training.bootstrap import MeanF1
 from tasks.protocol.sweep import Baseline
+
+if TYPE_CHECKING:
+    from tasks.report.tables import Table
 
 
 class Edition(StrEnum):
@@ -262,34 +265,6 @@ class Fact:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class LedgerLine:
-    """One release of private data, as recorded in the ledger."""
-
-    entry: str
-    release: str  # in words, for example `word histogram` or `DP pre-training`
-    mechanism: str  # in words, parameters included
-    epsilon: float  # by PLD at `delta`, or by Rényi DP if no PLD is known
-    epsilon_rdp: float | None
-    delta: float
-    state: str  # reserved | settled
-    seed_hash: str = ""  # salted
-    claimed_by_rdp: bool = False
-
-
-@dataclass(frozen=True)
-class LedgerView:
-    """A data set's account: all releases from it, the budget, and the amount spent."""
-
-    dataset: str
-    unit: PrivacyUnit
-    lines: tuple[LedgerLine, ...]
-    spent_epsilon: float | None  # None: no budget is kept, so there is no total
-    spent_delta: float | None
-    budget_epsilon: float | None = None  # None: made-up or public text has no budget
-    budget_delta: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Report:
     """The content of the report of a job or a sweep."""
@@ -307,7 +282,8 @@ class Report:
     declared_units: int
     model_size: str  # in words, for example `BERT, 2 layers × 128`
     statement: PrivacyStatement  # of a sweep: for all points together
-    ledger: LedgerView | None = None
+    ledger: Table | None = None  # the latest releases of the private data set
+    budget: Mapping[str, Any] = field(default_factory=dict)  # `Remaining.to_json`
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
     public_seeds: Mapping[str, int] = field(default_factory=dict)

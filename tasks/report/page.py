@@ -201,7 +201,7 @@ def report_page(report: Report, edition: Edition) -> Page:
             "phrases": tables.facts_table("phrases", "Released phrases", shown.phrases),
         }
     if shown.ledger is not None:
-        content["ledger"] = tables.ledger_table(shown.ledger)
+        content["ledger"] = shown.ledger
     drawings = {drawing.key: drawing for drawing in figures if drawing is not None}
     private = shown.model("dp")
     record = dict(shown.statement.data)

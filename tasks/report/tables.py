@@ -17,10 +17,12 @@ from rich.text import Text
 from dp_core.audit.exposure import ALONE, EMBEDDED, IN_ROWS
 from dp_core.audit.membership import Share
 from dp_core.labels import Label, Labelled
+from dp_core.privacy.ledger import Entry
+from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.statement import epsilons
 from tasks.report.model import (
     ACCURACY,
     Fact,
-    LedgerView,
     ModelRow,
     Value,
     Withheld,
@@ -32,6 +34,7 @@ NOT_MEASURED = "–"
 NO_ENTITIES = "no entities"  # in place of F1, if the test part has none
 NO_TOTAL = "no total"
 WHY_NO_TOTAL = "different neighbours or units"
+LEDGER_LINES = 30  # latest entries in a report; each needs an accounting
 _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 
@@ -278,27 +281,28 @@ _OF_THE_INTERVAL = (
 )
 
 
-def ledger_table(ledger: LedgerView) -> Table:
-    """Return the releases of the data set, one per row."""
-    rows = tuple(
-        (
-            name(line.entry, line.seed_hash and f"seed {line.seed_hash[:12]}"),
-            name(line.release, line.mechanism),
-            replace(
-                number(line.epsilon, Label.PUBLIC),
-                detail="by RDP: no PLD is known" if line.claimed_by_rdp else "",
-            ),
-            Cell(NOT_MEASURED)
-            if line.epsilon_rdp is None
-            else number(line.epsilon_rdp, Label.PUBLIC),
-            number(line.delta, Label.PUBLIC, 2),
-            name(line.state),
+def ledger_table(entries: Sequence[Entry], dataset: str, unit: PrivacyUnit) -> Table:
+    """Return the latest releases of the data set, one per row, with ε by the current accounting."""
+
+    def row(entry: Entry) -> tuple[Cell, ...]:
+        event, label = entry.event, Label.PUBLIC
+        by_pld, by_rdp = epsilons(event, entry.delta)
+        claimed = number(by_pld, label)
+        if event.claimed_by_rdp:
+            claimed = replace(claimed, detail="by RDP: no PLD is known")
+        return (
+            name(entry.id, entry.seed_hash and f"seed {entry.seed_hash[:12]}"),
+            name(event.title, event.describe()),
+            claimed,
+            Cell(NOT_MEASURED) if by_rdp is None else number(by_rdp, label),
+            number(entry.delta, label, 2),
+            name(entry.state.value),
         )
-        for line in ledger.lines
-    )
+
+    latest = [entry for entry in entries if entry.accounted][-LEDGER_LINES:]
     return Table(
         key="ledger",
-        caption=f"Releases of “{ledger.dataset}”, per {ledger.unit}",
+        caption=f"Releases of “{dataset}”, per {unit}",
         headers=(
             Header("Entry", numeric=False),
             Header("Release", "mechanism", numeric=False),
@@ -307,7 +311,7 @@ def ledger_table(ledger: LedgerView) -> Table:
             Header("δ"),
             Header("State", numeric=False),
         ),
-        rows=rows,
+        rows=tuple(map(row, latest)),
     )
 
 

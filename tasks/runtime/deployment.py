@@ -7,12 +7,12 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Literal, get_args
 
 from dp_core.errors import BadInput, is_full_disk, without_password
 from tasks.protocol.least_privilege import CLUSTER, CLUSTER_SECRETS, HOSTS, WITHHELD
-from tasks.storage import Store
 from tasks.storage.copies import BOUND, bytes_from
+from tasks.storage.store import Store
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 # A folder with one of these belongs to Confide, so closing it locks out no other program.
@@ -31,7 +31,6 @@ _CONFIDE_FILES = (
     "airflow",
 )
 MOST_HOSTS = 4096
-LAUNCHERS = ("process", "docker", "kubernetes")
 
 Launcher = Literal["process", "docker", "kubernetes"]
 
@@ -82,28 +81,20 @@ class Deployment:
         env = os.environ if environment is None else environment
         home = _folder(env, "CONFIDE_HOME", CHECKOUT / ".confide")
         launcher = env.get("CONFIDE_LAUNCHER") or "process"
-        if launcher not in LAUNCHERS:
+        if launcher not in get_args(Launcher):
             raise BadInput(
                 f"unknown launcher {launcher!r}",
                 where="CONFIDE_LAUNCHER",
-                fix=f"Use one of {', '.join(LAUNCHERS)}.",
+                fix=f"Use one of {', '.join(get_args(Launcher))}.",
             )
-        tracking = env.get("CONFIDE_TRACKING") or sqlite_url(home / "mlflow.db")
+        tracking = _address(env, "CONFIDE_TRACKING", sqlite_url(home / "mlflow.db"))
         served = tracking if tracking.startswith(("http://", "https://")) else ""
-        store = env.get("CONFIDE_STORE") or (home / "store").as_uri()
-        ledger = env.get("CONFIDE_LEDGER") or sqlite_url(home / "ledger.db")
         cluster = env.get(CLUSTER) or "pool"
         secrets = _folder(env, CLUSTER_SECRETS, home) if env.get(CLUSTER_SECRETS) else None
-        for name, address in (
-            ("CONFIDE_STORE", store),
-            ("CONFIDE_LEDGER", ledger),
-            ("CONFIDE_TRACKING", tracking),
-        ):
-            _refuse_relative(name, address)
         return cls(
             home=home,
-            store=store.rstrip("/"),
-            ledger=ledger,
+            store=_address(env, "CONFIDE_STORE", (home / "store").as_uri()).rstrip("/"),
+            ledger=_address(env, "CONFIDE_LEDGER", sqlite_url(home / "ledger.db")),
             seeds=_folder(env, "CONFIDE_SEEDS", home / "seeds"),
             keys=_folder(env, "CONFIDE_KEYS", home / "keys"),
             tracking=tracking,
@@ -142,12 +133,10 @@ class Deployment:
                 fix="Name a folder that you may write.",
             )
         status = self.home.stat()
-        if stat.S_IMODE(status.st_mode) & 0o077 and status.st_uid == os.geteuid():
-            self._close(status.st_mode)
-
-    def _close(self, mode: int) -> None:
+        if not stat.S_IMODE(status.st_mode) & 0o077 or status.st_uid != os.geteuid():
+            return
         inside = {entry.name for entry in self.home.iterdir()}
-        if mode & stat.S_ISVTX or (inside and inside.isdisjoint(_CONFIDE_FILES)):
+        if status.st_mode & stat.S_ISVTX or (inside and inside.isdisjoint(_CONFIDE_FILES)):
             raise BadInput(
                 f"others can reach {self.home}, and it holds more than Confide's files",
                 where="CONFIDE_HOME",
@@ -180,11 +169,6 @@ class Deployment:
     def events(self) -> Path:
         """Event logs of steps: of unfinished work, and of events not yet sent to MLflow."""
         return self.home / "events"
-
-    @property
-    def artifacts(self) -> Path:
-        """MLflow's artifacts, if no server keeps them."""
-        return self.home / "mlruns"
 
     @property
     def logs(self) -> Path:
@@ -241,7 +225,9 @@ def _folder(env: Mapping[str, str], name: str, default: Path) -> Path:
     return path.resolve()
 
 
-def _refuse_relative(name: str, address: str) -> None:
+def _address(env: Mapping[str, str], name: str, default: str) -> str:
+    """Return an address from the environment, which must not be relative."""
+    address = env.get(name) or default
     scheme, separator, path = address.partition("://")
     if not separator:
         relative = not address.startswith(("/", "~"))
@@ -251,6 +237,7 @@ def _refuse_relative(name: str, address: str) -> None:
         relative = scheme == "file" and not path.startswith("/")
     if relative:
         raise _relative(name)
+    return address
 
 
 def _relative(name: str) -> BadInput:

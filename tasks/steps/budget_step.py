@@ -16,6 +16,7 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
     """Refuse a run that exceeds a budget (exit code 3), or that calls undeclared text public.
 
     Private sources are recorded here, because the steps that parse files may not write the ledger.
+    The step also logs the gain that the run's only private pre-training can be expected to bring.
     Nothing is charged or planned: the step `reserve` does that, once the files have been read.
     """
     record_sources(spec.reads, context)
@@ -27,16 +28,10 @@ def run(spec: BudgetSpec, context: StepContext) -> StepOutput:
         if total is not None:
             context.measure(f"planned_epsilon/{dataset}", Public(total))
             context.measure(f"planned_delta/{dataset}", Public(delta))
-    _advise(spec)
+    trainings = [charged for charged in spec.charged if isinstance(charged, PretrainSpec)]
+    if len(trainings) == 1:  # the points of a sweep are compared by their own figures
+        spending = RunReleases.of_charged(spec.charged)
+        known = how_it_is_known(spending.recipe)
+        log(f"{verdict(spending.expected())} {known} confide advise says which settings do better.")
     titles = [release.event.title for plan in plans.values() for release in plan]
     return StepOutput(outputs={}, facts={"planned": titles})
-
-
-def _advise(spec: BudgetSpec) -> None:
-    """Log the gain that the run's only private pre-training can be expected to bring."""
-    trainings = [charged for charged in spec.charged if isinstance(charged, PretrainSpec)]
-    if len(trainings) != 1:  # the points of a sweep are compared by their own figures
-        return
-    spending = RunReleases.of_charged(spec.charged)
-    known = how_it_is_known(spending.recipe)
-    log(f"{verdict(spending.expected())} {known} confide advise says which settings do better.")

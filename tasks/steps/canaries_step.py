@@ -11,10 +11,10 @@ from pydantic import TypeAdapter
 
 from dp_core.audit.canaries import Canary, draw
 from dp_core.labels import Label, Public
-from tasks.context import StepArtifact, StepContext, StepOutput, read_checked
+from tasks.context import StepContext, StepOutput, read_checked
 from tasks.protocol import CanariesSpec
 from tasks.releases.provenance import output_of, vocabulary_digest
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 FILE = "canaries.json"
 _CANARIES = TypeAdapter(list[Canary])
@@ -36,7 +36,7 @@ def run(spec: CanariesSpec, context: StepContext) -> StepOutput:
             "vocabulary_digest": vocabulary_digest(vocabulary),
             "digest": sha256_of(context.out / FILE),
         },
-        artifacts=[StepArtifact(FILE, Label.DP)],
+        artifacts={FILE: Label.DP},
     )
 
 

@@ -8,8 +8,7 @@ from __future__ import annotations
 
 from dp_core.labels import Public
 from dp_core.models.hugging_face import read_vocabulary
-from dp_core.vocabulary import byte_level, wordpiece
-from dp_core.vocabulary.subwords import vocabulary_digest
+from dp_core.vocabulary.subwords import KINDS, kind_of, vocabulary_digest
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import CheckpointSpec
 from tasks.releases.declarations import open_source
@@ -23,12 +22,9 @@ def run(spec: CheckpointSpec, context: StepContext) -> StepOutput:
     refuse_own_model(opened.path, source.field)
     ids = read_vocabulary(opened.path)
     tokens = sorted(ids, key=ids.__getitem__)
-    if byte_level.is_byte_level(tokens):
-        tokenizer = byte_level.of_folder(opened.path, tokens)
-        byte_level.save(tokenizer, context.out)
-    else:
-        tokenizer = wordpiece.of_folder(opened.path, tokens)
-        wordpiece.save(tokenizer, context.out)
+    kind = KINDS[kind_of(tokens)]
+    tokenizer = kind.of_folder(opened.path, tokens)
+    kind.save(tokenizer, context.out)
     context.measure("vocabulary_size", Public(tokenizer.get_vocab_size()))
     return StepOutput(
         outputs={"vocabulary": ""},

@@ -16,8 +16,7 @@ from dp_core.labels import Operator, Public
 from tasks.context import StepContext, StepOutput
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
-from tasks.protocol import CorpusSpec, StepResult
-from tasks.releases import declarations
+from tasks.protocol import CorpusSpec
 from tasks.releases.declarations import Opened, open_source
 from tasks.releases.deployment_ledger import ledger_for
 from tasks.runtime.log import log
@@ -60,20 +59,15 @@ def run(spec: CorpusSpec, context: StepContext) -> StepOutput:
     )
 
 
-def refuse_if_changed(spec: CorpusSpec, result: StepResult, context: StepContext) -> None:
-    """Refuse a result if its source files have changed since; restore damaged shards.
+def restore(spec: CorpusSpec, context: StepContext) -> None:
+    """Recreate missing or damaged shards from the unchanged source, and put them in place.
 
     Raises:
-        BadInput: a source file has changed, or the spec calls it public and it no longer is; or
-            files other than shards are damaged.
+        BadInput: files other than shards are damaged.
     """
-    declarations.refuse_if_changed(spec, result, context)
-    if damaged := context.store.damaged(spec.output):
-        _remake(spec, context, damaged)
-
-
-def _remake(spec: CorpusSpec, context: StepContext, damaged: list[str]) -> None:
-    """Recreate missing or damaged shards from the unchanged source, and put them in place."""
+    damaged = context.store.damaged(spec.output)
+    if not damaged:
+        return
     mark = context.store.read(f"{spec.output}/{MARK}") or b""
     shards = {shard.name for shard in shards_of_mark(mark, spec.output)}
     if not shards.issuperset(damaged):

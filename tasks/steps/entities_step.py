@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +11,6 @@ from pydantic import TypeAdapter
 
 from dp_core.config.training import Head
 from dp_core.data.labelled_text import (
-    Entity,
     LabelledItem,
     LabelledText,
     Sentence,
@@ -27,17 +25,17 @@ from dp_core.labels import Operator, Public
 from tasks.context import StepContext, StepOutput, read_checked
 from tasks.demo_data.entities import labelled_pairs, labelled_sentences, labelled_texts
 from tasks.protocol import EntitiesSpec, FinetuneSpec
-from tasks.releases import declarations
 from tasks.releases.declarations import open_source
 from tasks.releases.deployment_ledger import refuse_unregistered
 from tasks.results import Input
 from tasks.steps.corpus_step import listed
 
-refuse_if_changed = declarations.refuse_if_changed
 PARTS = ("train", "test")
 _CHECK = "Check the format, the names of labels, and the list of items that were set aside."
-_SENTENCE = TypeAdapter(tuple[str, tuple[str, ...], tuple[str, ...], str, tuple[Entity, ...]])
-_TEXT = TypeAdapter(tuple[str, str, str, str, str])
+_ITEMS: dict[type[LabelledItem], TypeAdapter[Any]] = {
+    Sentence: TypeAdapter(Sentence),
+    LabelledText: TypeAdapter(LabelledText),
+}
 
 
 @dataclass(frozen=True)
@@ -132,14 +130,9 @@ def _read(
 
 def write_items(items: Iterable[Sentence | LabelledText], file: Path) -> None:
     """Write sentences, or texts with a class, as JSON lines."""
-    with file.open("w", encoding="utf-8") as stream:
-        for i in items:
-            content = (
-                [i.tokens, i.tags, i.patient_id, i.overlapped]
-                if isinstance(i, Sentence)
-                else [i.first, i.second, i.label, i.patient_id]
-            )
-            stream.write(json.dumps([i.document_id, *content]) + "\n")
+    with file.open("wb") as stream:
+        for item in items:
+            stream.write(_ITEMS[type(item)].dump_json(item) + b"\n")
 
 
 def read_items(folder: Path, part: str, head: Head) -> list[Any]:
@@ -148,25 +141,16 @@ def read_items(folder: Path, part: str, head: Head) -> list[Any]:
     Raises:
         BadInput: the file has changed since it was written.
     """
-    noun, item = ("sentences", _sentence) if head == "entities" else ("texts", _text)
-    return read_checked(
-        folder / f"{part}.jsonl",
-        lambda content: [item(line) for line in content.splitlines()],
-        noun,
-        "entities",
-    )
+    noun, kind = ("sentences", Sentence) if head == "entities" else ("texts", LabelledText)
 
+    def parse(content: bytes) -> list[Any]:
+        items = [_ITEMS[kind].validate_json(line, strict=True) for line in content.splitlines()]
+        for item in items if kind is Sentence else ():
+            if not all(0 <= begin < end <= len(item.tokens) for _, begin, end in item.overlapped):
+                raise ValueError("an entity is not within the sentence")
+        return items
 
-def _sentence(line: bytes) -> Sentence:
-    document, tokens, tags, patient, overlapped = _SENTENCE.validate_json(line, strict=True)
-    if not all(0 <= begin < end <= len(tokens) for _, begin, end in overlapped):
-        raise ValueError("an entity is not within the sentence")
-    return Sentence(tokens, tags, document, patient, overlapped)
-
-
-def _text(line: bytes) -> LabelledText:
-    document, first, second, label, patient = _TEXT.validate_json(line, strict=True)
-    return LabelledText(first, second, label, document, patient)
+    return read_checked(folder / f"{part}.jsonl", parse, noun, "entities")
 
 
 def _types(sentences: Sequence[Sentence]) -> set[str]:

@@ -23,7 +23,7 @@ from dp_core.models.config import CausalConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel
 from dp_core.vocabulary import subwords
-from tasks.context import StepArtifact, StepContext, StepOutput
+from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
 from tasks.protocol import ExposureSpec
 from tasks.releases.provenance import (
@@ -89,7 +89,7 @@ def run(spec: ExposureSpec, context: StepContext) -> StepOutput:
             PROBES: fact(planted, "digest"),
             "model_updates": spec.model_updates,
         },
-        artifacts=[StepArtifact(SAMPLES_FILE, label)] if samples else [],
+        artifacts={SAMPLES_FILE: label} if samples else {},
     )
 
 

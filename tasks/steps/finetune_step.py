@@ -6,7 +6,7 @@ import json
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 from dp_core.config.training import is_causal
 from dp_core.data.hashing import digest64
@@ -30,13 +30,12 @@ from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Dp, Label, Operator
 from dp_core.models.parameters import Bert
 from dp_core.privacy.execution_plan import ExecutionPlan
-from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.bootstrap import Replicate, mean_f1
 from dp_core.training.finetune import Epochs, finetune
 from dp_core.training.heads import ClassHead, Head, TaggingHead
 from dp_core.training.loop import PrivateUpdates, Progress
 from dp_core.vocabulary import wordpiece
-from tasks.context import StepArtifact, StepContext, StepOutput
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import FinetuneSpec, ReleaseRecord
 from tasks.releases.charge import charge, planned_release, record_operator_use, training_plan
 from tasks.releases.manifest import manifest, weights_released
@@ -46,18 +45,16 @@ from tasks.releases.provenance import (
     operator_only,
     output_of,
     private_units,
-    unlisted_patients,
     vocabulary_digest,
 )
 from tasks.report.job_results import DOCUMENTS_FILE, EXPECTED_ENTITIES
 from tasks.results import Input, released_after
 from tasks.steps.entities_step import read_items
 from tasks.steps.training_files import TrainingCurve, write_model
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 ERRORS = "errors.json"  # labels and positions only, no word of the test part
 _AROUND = 8  # number of words shown on each side of an error
-Item = TypeVar("Item", bound=LabelledItem)
 
 
 def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
@@ -114,7 +111,7 @@ def run(spec: FinetuneSpec, context: StepContext) -> StepOutput:
             "began_with": model.facts.get("weights_digest", ""),
             "released_after": list(after),
         },
-        artifacts=[StepArtifact(file, Label.OPERATOR) for file in kept],
+        artifacts=dict.fromkeys(kept, Label.OPERATOR),
     )
 
 
@@ -192,7 +189,7 @@ def _tuned(
         wordpiece.load(model.folder),
         head=head,
         updates=updates or Epochs(spec.epochs, spec.batches.batch_size),
-        units=units_of(train, updates.plan.unit) if updates else None,
+        units=unit_ids(train, updates.plan.unit) if updates else None,
         config=spec.training,
         max_length=spec.sequence_length,
         seed=spec.seed,
@@ -225,17 +222,6 @@ def _manifest(spec: FinetuneSpec, model: Input, entities: Input, plan: Execution
         seed=spec.seed,
         device=spec.device,
     )
-
-
-def units_of(items: list[Item], unit: PrivacyUnit) -> list[str]:
-    """Return the id of each text's unit: its patient, its document, or the text itself.
-
-    Raises:
-        BadInput: the unit is the patient, and a text names no patient.
-    """
-    if unit is PrivacyUnit.PATIENT and not all(item.patient_id for item in items):
-        raise unlisted_patients()
-    return unit_ids(items, unit)
 
 
 @dataclass(frozen=True)
@@ -376,8 +362,9 @@ class Classifying:
             right = sum(items[i].label == predicted[i] for i in numbers)
             return right, len(numbers), len(numbers)
 
-        values = {"accuracy": of_classes.accuracy, "f1_macro": of_classes.macro_f1}
-        return Scores("accuracy", values, of_classes.f1_by_class, _by_owner(items, counts))
+        values = {"accuracy": of_classes.micro.recall, "f1_macro": of_classes.macro_f1}
+        by_class = {name: of_class.f1 for name, of_class in of_classes.by_type.items()}
+        return Scores("accuracy", values, by_class, _by_owner(items, counts))
 
     def mistakes(self, item: LabelledText, guess: str) -> list[tuple[str, str, dict[str, Any]]]:
         """Return a wrong class, which counts under the expected and the predicted class."""

@@ -19,11 +19,12 @@ from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import AnyModel, language_model
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, compose
+from dp_core.privacy.statement import event_of, totals
 from dp_core.vocabulary import subwords
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
 from tasks.protocol import MembershipSpec
-from tasks.releases.declarations import open_for_operator, refuse_if_changed_for_operator
+from tasks.releases.declarations import open_for_operator
 from tasks.releases.provenance import (
     PRETRAINED,
     corpus_at,
@@ -33,7 +34,7 @@ from tasks.releases.provenance import (
     output_of,
     rows_at,
 )
-from tasks.results import PROBES, SUBJECT, Input, as_releases, totals
+from tasks.results import PROBES, SUBJECT, Input
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.token_store_step import TRAIN
 from tasks.steps.training_files import held_out
@@ -73,9 +74,6 @@ def _reader(folder: Path) -> Callable[[], AnyModel]:
     return lambda: language_model(load_model(folder))
 
 
-refuse_if_changed = refuse_if_changed_for_operator
-
-
 def claimed(attacked: Input, store: Input) -> PrivacyProfile | None:
     """Return the bound on any attack from the model's guarantee for one unit of the rows.
 
@@ -87,7 +85,7 @@ def claimed(attacked: Input, store: Input) -> PrivacyProfile | None:
     (total,) = totals(own)
     if total.epsilon is None or total.unit != fact(store, "unit") or not np.isfinite(total.epsilon):
         return None
-    event = compose(*(release.event.stating(release.unit) for release in as_releases(own)))
+    event = compose(*(event_of(r).stating(PrivacyUnit(r.unit)) for r in own))
     profile = PrivacyProfile.of_event(event)
     return PrivacyProfile((*profile.pairs, (total.epsilon, total.delta)))
 

@@ -11,11 +11,11 @@ from pydantic import TypeAdapter
 
 from dp_core.audit.canaries import Canary, texts_with_canaries
 from dp_core.labels import Dp, Label, Public
-from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, release_phrases
+from dp_core.phrases.ngram_release import release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.item_sets import GatheredSets
-from tasks.context import StepArtifact, StepContext, StepOutput, read_checked
+from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets
+from tasks.context import StepContext, StepOutput, read_checked
 from tasks.protocol import PhrasesSpec
 from tasks.releases.charge import charge, phrase_plan, planned_release
 from tasks.releases.manifest import counts_released, manifest, words_digest
@@ -29,7 +29,7 @@ from tasks.releases.provenance import (
 )
 from tasks.steps.canaries_step import read_canaries
 from tasks.steps.vocabulary_step import known_words
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 FILE = "phrases.json"
 _PHRASES = TypeAdapter(dict[int, dict[str, int]])
@@ -71,13 +71,12 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
     engine, shards = context.cluster, context.shards(corpus)
     with context.gathered_sets() as gathered:
 
-        def gather(sets: PhraseSets) -> GatheredSets:
+        def gather(sets: BoundedSets) -> GatheredSets:
             gathered.clear()  # remove the sets of the previous round
-            for found in engine.map(PhraseSetsOfShard(read, sets), shards):
-                gathered.append(found)
+            gathered.extend(engine.map(sets, shards))
             return gathered
 
-        phrases = release_phrases(gather, plan, words, charged.seed, content)
+        phrases = release_phrases(gather, read, plan, words, charged.seed, content)
     record = charged.settle(
         counts_released({p: count for counts in phrases.values() for p, count in counts.items()})
     )
@@ -99,7 +98,7 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
             "epsilon": record.epsilon,
             "digest": sha256_of(context.out / FILE),
         },
-        artifacts=[StepArtifact(FILE, Label.DP)],
+        artifacts={FILE: Label.DP},
     )
 
 

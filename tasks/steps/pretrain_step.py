@@ -50,7 +50,7 @@ from tasks.steps.training_files import (
     training_hosts,
     write_model,
 )
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 EVALUATIONS, EVALUATED_ROWS = 5, 256  # few and small, to bound their cost
 EVALUATIONS_OF_PERPLEXITY = 10  # causal models are compared by their perplexity curves

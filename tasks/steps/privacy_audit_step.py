@@ -12,12 +12,11 @@ from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, WEIGHTS, claim_of, judge, profile_of, store_findings
 from tasks.protocol import PrivacyAuditSpec
-from tasks.releases.declarations import open_for_operator, refuse_if_changed_for_operator
+from tasks.releases.declarations import open_for_operator
 from tasks.releases.provenance import MODELS, find_origin
 from tasks.results import SUBJECT, Input
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
-refuse_if_changed = refuse_if_changed_for_operator
 AUDITED = "audited_model"  # the name of the audited model among the models of a run
 
 

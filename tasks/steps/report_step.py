@@ -12,7 +12,7 @@ from typing import Any
 from dp_core.audit.exposure import summarise
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
-from tasks.context import StepArtifact, StepContext, StepOutput
+from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, judge
 from tasks.protocol import ReportSpec, names_of, point_and_task
 from tasks.releases.provenance import MODELS, PRETRAINED, operator_only
@@ -40,8 +40,12 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
         BadInput: a result of a job is missing, or no point of a sweep has all its results.
     """
     report, results, facts = (_sweep if spec.points else _job)(spec, context)
+    artifacts: dict[str, Label] = {}
     for name, edition in EDITIONS.items():
         report_page(report, edition).write(context.out / name)
+        label = Label.OPERATOR if edition is Edition.OPERATOR else Label.DP
+        files = sorted((context.out / name).iterdir())
+        artifacts |= {f"{name}/{file.name}": label for file in files}
     released = PRETRAINED if spec.points else MODELS
     facts |= {
         "created": report.created,
@@ -52,9 +56,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
         },
         "table": results_table(edition_of(report, Edition.PUBLISHABLE)).to_json(),
     }
-    return StepOutput(
-        outputs={name: name for name in EDITIONS}, facts=facts, artifacts=list(artifacts(context))
-    )
+    return StepOutput(outputs={name: name for name in EDITIONS}, facts=facts, artifacts=artifacts)
 
 
 def _job(spec: ReportSpec, context: StepContext) -> tuple[Report, Results, dict[str, Any]]:
@@ -149,14 +151,6 @@ def _judged(spec: ReportSpec, context: StepContext, results: Results) -> list[di
         *judge(context.store, own, spec.results, spec.promotion),
         *judge(context.store, others, spec.results, "approved"),
     ]
-
-
-def artifacts(context: StepContext) -> Iterator[StepArtifact]:
-    """Yield the pages and figures of both editions, each with the label of its edition."""
-    labels = {"report": Label.DP, "operator_report": Label.OPERATOR}
-    for name, label in labels.items():
-        for file in sorted((context.out / name).iterdir()):
-            yield StepArtifact(f"{name}/{file.name}", label, name)
 
 
 def _headlines(row: ModelRow) -> Iterator[tuple[str, Labelled]]:

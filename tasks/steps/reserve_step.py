@@ -28,7 +28,12 @@ def run(spec: ReserveSpec, context: StepContext) -> StepOutput:
     """
     _refuse_units(spec, context, corpus_at(context, spec.corpus_uri, "private"))
     if spec.entities_uri:
-        _refuse_labels(spec, output_of(context, spec.entities_uri, "entities"))
+        entities = output_of(context, spec.entities_uri, "entities")
+        for charged in spec.charged:
+            if isinstance(charged, FinetuneSpec) and charged.plan:
+                private_units(entities).refuse_nameless(PrivacyUnit(charged.plan.unit))
+        if spec.learned is not None:
+            refuse_unlearnable(spec.learned, entities)
     entries = register_plans(context, spec.charged)
     return StepOutput(outputs={}, facts={"releases": len(entries)})
 
@@ -43,12 +48,3 @@ def _refuse_units(spec: ReserveSpec, context: StepContext, corpus: Input) -> Non
         for block in unit_texts(shard, unit, spec.units.words_per_unit):
             units += len(block.unit_ids)
             refuse_more_than_declared(units, spec.units.declared_units)
-
-
-def _refuse_labels(spec: ReserveSpec, entities: Input) -> None:
-    """Refuse private labels whose patients are unknown, or that no fine-tuning can learn."""
-    for charged in spec.charged:
-        if isinstance(charged, FinetuneSpec) and charged.plan:
-            private_units(entities).refuse_nameless(PrivacyUnit(charged.plan.unit))
-    if spec.learned is not None:
-        refuse_unlearnable(spec.learned, entities)

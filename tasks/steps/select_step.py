@@ -10,34 +10,30 @@ from __future__ import annotations
 
 import hashlib
 from dataclasses import dataclass
-from typing import cast
 
-from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
-from dp_core.models.config import BertConfig
 from dp_core.models.hugging_face import load
 from dp_core.models.parameters import Bert, language_model
-from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanisms import RandomCountSelection
 from dp_core.privacy.private_selection import draw_candidate, draw_count, training_seed
 from dp_core.training.loop import PrivateUpdates, train
-from dp_core.training.objectives import mlm_accuracy, objective_for
+from dp_core.training.objectives import objective_for
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import PretrainSpec, SelectSpec
-from tasks.releases.charge import Charge, charge, planned_release, training_plan
+from tasks.releases.charge import charge, planned_release, training_plan
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.provenance import private_units
 from tasks.runtime.log import silence
 from tasks.steps.training_files import (
-    MEASURED_ROWS,
     TrainingInputs,
     held_out,
     model_facts,
+    score,
     write_model,
 )
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 
 @dataclass(frozen=True)
@@ -81,14 +77,36 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
     )
     charged = charge(context, units, planned, content=content)
     # The rows may be read only after the charge.
-    store = inputs.train_store(first, context)
+    store, event = inputs.train_store(first, context), charged.entry.event
+    assert isinstance(event, RandomCountSelection)  # noqa: S101 - as reserved
+    words = wordpiece.continuation_tokens(wordpiece.load(inputs.vocabulary.folder))
+    start = language_model(load(inputs.initial.folder))
+
+    def trained(number: int) -> _Trained:
+        drawn = draw_candidate(event, charged.seed, number)
+        one = spec.candidates[drawn]
+        model = train(
+            start,
+            objective_for(start.config, words if one.training.whole_words else None),
+            store=store,
+            updates=PrivateUpdates(plans[drawn], training_seed(charged.seed, number), content),
+            config=one.training,
+            seed=one.seed,
+            checkpoints=context.checkpoints(f"selection-{charged.entry.id}-{number}"),
+            device=one.device,
+        )  # without progress, which would reveal the number of trainings
+        return _Trained(drawn, model, score(model, public, one.seed)[1])
+
     with silence():  # TensorFlow's warnings would reveal the number of trainings
-        best = _best(spec, context, plans, store, public, inputs, content, charged)
+        trainings = map(trained, range(draw_count(event, charged.seed)))
+        best = max(trainings, key=lambda training: training.rank, default=None)
+        if best is None:  # K = 0: an output that does not depend on the data
+            best = _Trained(-1, start, score(start, public, first.seed)[1])
     record = charged.settle(weights_released(best.model.parameters))
     context.measure("mlm_accuracy_public", Dp(best.score))
     if (private := held_out(inputs.private)) is not None:
         with silence():  # TensorFlow's warnings depend on the number of earlier traces
-            accuracy = _accuracy(best.model, private, first.seed)
+            _, accuracy = score(best.model, private, first.seed)
         context.measure("mlm_accuracy_private", Operator(accuracy))
     write_model(context, best.model, inputs.vocabulary)
     shown = max(best.candidate, 0)
@@ -109,53 +127,6 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
         },
         model=f"confide-{units.dataset}",
     )
-
-
-def _best(
-    spec: SelectSpec,
-    context: StepContext,
-    plans: list[ExecutionPlan],
-    store: TokenStore,
-    public: TokenStore,
-    inputs: TrainingInputs,
-    content: bytes,
-    charged: Charge,
-) -> _Trained:
-    event, initial = charged.entry.event, inputs.initial
-    assert isinstance(event, RandomCountSelection) and initial  # noqa: S101 - as reserved
-    words = wordpiece.continuation_tokens(wordpiece.load(inputs.vocabulary.folder))
-    start = language_model(load(initial.folder))
-    best: _Trained | None = None
-    for number in range(draw_count(event, charged.seed)):
-        drawn = draw_candidate(event, charged.seed, number)
-        one = spec.candidates[drawn]
-        masks = objective_for(start.config, words if one.training.whole_words else None)
-        trained = train(
-            start,
-            masks,
-            store=store,
-            updates=PrivateUpdates(plans[drawn], training_seed(charged.seed, number), content),
-            config=one.training,
-            seed=one.seed,
-            checkpoints=context.checkpoints(f"selection-{charged.entry.id}-{number}"),
-            device=one.device,
-        )  # without progress, which would reveal the number of trainings
-        model = _bert(trained)
-        candidate = _Trained(drawn, model, _accuracy(model, public, one.seed))
-        best = candidate if best is None or candidate.rank > best.rank else best
-    if best is None:  # K = 0: an output that does not depend on the data
-        best = _Trained(-1, start, _accuracy(start, public, spec.candidates[0].seed))
-    return best
-
-
-def _accuracy(model: Bert, store: TokenStore, seed: int) -> float:
-    return mlm_accuracy(model, store, seed=seed, max_rows=MEASURED_ROWS)
-
-
-def _bert(model: object) -> Bert:
-    masked = cast(Bert, model)
-    assert isinstance(masked.config, BertConfig)  # noqa: S101 - the kind of the initial model
-    return masked
 
 
 def _point(spec: PretrainSpec) -> dict[str, float]:

@@ -23,7 +23,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import subwords
-from tasks.context import StepArtifact, StepContext, StepOutput
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import TokenStoreSpec
 from tasks.releases.provenance import (
     Role,
@@ -125,7 +125,7 @@ def run(spec: TokenStoreSpec, context: StepContext) -> StepOutput:
             "vocabulary_digest": vocabulary_digest(vocabulary),
             "digest": keyed_store_digest(train, context),
         },
-        artifacts=[StepArtifact(OCCURRENCES_FILE, Label.OPERATOR)] if canaries else [],
+        artifacts={OCCURRENCES_FILE: Label.OPERATOR} if canaries else {},
     )
 
 

@@ -73,7 +73,8 @@ from tasks.results import Input, kept_folder, write_statement
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
 from tasks.steps.token_store_step import AUDIT, HELD_OUT, TRAIN, keyed_store_digest
-from tasks.storage import is_remote, local_path, sha256_of
+from tasks.storage.backends import is_remote, local_path
+from tasks.storage.store import sha256_of
 
 # The role of the training rows, by mode.
 _ROLES: dict[str, Role] = {
@@ -274,8 +275,8 @@ class StoredRows:
             BadInput: the address is not below the deployment's store, or no store exists there.
         """
         store = Deployment.from_environment().open_store()
-        store.key(self.uri)  # refuses an address outside the deployment's store
-        folder = local_path(self.uri) if not is_remote(store.root) else store.local_copy(self.uri)
+        location = store.location(self.uri)  # refuses an address outside the deployment's store
+        folder = store.local_copy(self.uri) if is_remote(store.root) else local_path(location)
         train = TokenStore.open(folder / TRAIN)
         if not self.canaries:
             return train

@@ -22,19 +22,19 @@ from dp_core.data.tokens import SPECIAL_TOKENS, split_words
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.vocabulary import byte_level, wordpiece
+from dp_core.vocabulary import wordpiece
+from dp_core.vocabulary.item_sets import BoundedSets
 from dp_core.vocabulary.subwords import (
     KINDS,
     UnitWords,
-    WordSets,
     in_turns,
+    kind_of,
     load,
     vocabulary_digest,
     whole_words,
     word_counts,
-    word_sets,
 )
-from tasks.context import StepArtifact, StepContext, StepOutput, read_checked
+from tasks.context import StepContext, StepOutput, read_checked
 from tasks.protocol import EXACT_WORDS, VocabularySpec
 from tasks.releases.charge import charge, planned_release, record_operator_use, vocabulary_plan
 from tasks.releases.manifest import counts_released, manifest, words_digest
@@ -53,15 +53,13 @@ class _Words:
         counts: counts of public words.
         known: public words that are whole tokens without any private word, so that no budget is
             spent on them.
-        tokens: kept tokens of a checkpoint; None if tokens are learned.
-        kept: the checkpoint's tokenizer.
+        kept: the tokenizer of a checkpoint; None if tokens are learned.
         released: private words and their noised (or, without privacy, exact) counts.
         facts: parameters of the release.
     """
 
     counts: Counter[str] = field(default_factory=Counter)
     known: frozenset[str] = frozenset()
-    tokens: list[str] | None = None
     kept: Tokenizer | None = None
     released: dict[str, int] = field(default_factory=dict)
     facts: dict[str, Any] = field(default_factory=dict)
@@ -87,7 +85,9 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
     tokenizer = _tokenizer(spec, words)
     digest = vocabulary_digest(tokenizer)
     kind.save(tokenizer, context.out)
-    for file, counts in ((WORDS, _kept(words) | words.joined), (RELEASED, words.released)):
+    tokens = words.known if words.kept else ()  # words of a checkpoint, which are not counted here
+    kept = {t: 0 for t in tokens if not (t.startswith("##") or t in SPECIAL_TOKENS)}
+    for file, counts in ((WORDS, kept | words.joined), (RELEASED, words.released)):
         told = json.dumps(_in_bert_words(spec, counts), indent=0)
         (context.out / file).write_text(told + "\n")
     context.measure_cost(context.releases)  # 0 if no private text was opened
@@ -109,7 +109,7 @@ def run(spec: VocabularySpec, context: StepContext) -> StepOutput:
             # Inputs with the same vocabulary are matched by its digest, which is keyed if private.
             "digest": context.keyed(digest) if context.exact_vocabulary else digest,
         },
-        artifacts=[StepArtifact(kind.file, Label.DP)],
+        artifacts={kind.FILE: Label.DP},
     )
 
 
@@ -120,15 +120,14 @@ def _read_checkpoint(spec: VocabularySpec, context: StepContext, words: _Words) 
     if vocabulary_digest(tokenizer) != checkpoint.facts["digest"]:
         raise BadInput("the tokens are not those that the step wrote", where=spec.checkpoint_uri)
     ids = tokenizer.get_vocab()
-    if byte_level.is_byte_level(ids) != (spec.subwords == "byte-level-bpe"):
+    if kind_of(ids) != spec.subwords:
         raise BadInput(
             f"its tokens are not those of a {spec.subwords} model",
             where="public_model",
             fix="Set model_kind to what the folder holds, or vocabulary_source to public.",
         )
     words.kept = tokenizer
-    words.tokens = sorted(ids, key=ids.__getitem__)
-    words.known = frozenset(words.tokens)
+    words.known = frozenset(ids)
 
 
 def _read_public(spec: VocabularySpec, context: StepContext, words: _Words) -> None:
@@ -166,7 +165,7 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
     charged = charge(context, units, planned, content=content)
     # Only now may the text be read.
     context.refuse_altered(corpus)
-    of_shard = WordSets(
+    of_shard = BoundedSets(
         UnitWords(PrivacyUnit(config.unit), config.words_per_unit, spec.subwords),
         plan.items_per_unit,
         charged.seed.derive("contribution bounding"),
@@ -174,9 +173,9 @@ def _release_private(spec: VocabularySpec, context: StepContext, words: _Words) 
         words.known,
     )
     with context.gathered_sets() as gathered:
-        sets = word_sets(context.cluster, context.shards(corpus), of_shard, gathered)
-        words.released = plan.release(sets, charged.seed, content)
-        distinct = sets.distinct
+        gathered.extend(context.cluster.map(of_shard, context.shards(corpus)))
+        words.released = plan.release(gathered, charged.seed, content)
+        distinct = gathered.distinct
     charged.settle(counts_released(words.released))
     words.facts = {"mechanism": event.describe(), "words_per_unit": plan.items_per_unit}
     context.measure("distinct_words", Operator(distinct))
@@ -206,11 +205,12 @@ def _tokenizer(spec: VocabularySpec, words: _Words) -> Tokenizer:
     contain it. All of this is post-processing: only released private words are known here, with
     noised counts.
     """
-    if words.kept is not None and spec.subwords == "byte-level-bpe":
-        return words.kept  # added words would need merges
-    if words.tokens is not None:
+    if words.kept is not None:
+        if spec.subwords == "byte-level-bpe":
+            return words.kept  # added words would need merges
+        ids = words.kept.get_vocab()
         ordered = sorted(words.released, key=lambda word: (-words.released[word], word))
-        return wordpiece.of_tokens(words.tokens, ordered)
+        return wordpiece.of_tokens(sorted(ids, key=ids.__getitem__), ordered)
     both = spec.config.reads_public_text and spec.config.releases_private_words
     whole = in_turns(words.counts, words.released) if both else []
     return KINDS[spec.subwords].learn(words.joined, spec.config.vocabulary_size, whole)
@@ -224,12 +224,6 @@ def _in_bert_words(spec: VocabularySpec, counts: Mapping[str, int]) -> dict[str,
         for word in split_words(spelt(token)):
             out[word] = max(out.get(word, 0), count)
     return dict(sorted(out.items()))
-
-
-def _kept(words: _Words) -> dict[str, int]:
-    """Return a checkpoint's words with a count of 0, since they were not counted here."""
-    kept = {token: 0 for token in words.tokens or () if not token.startswith("##")}
-    return {token: 0 for token in kept if token not in SPECIAL_TOKENS}
 
 
 def known_words(folder: Path) -> frozenset[str]:

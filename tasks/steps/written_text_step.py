@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dp_core.data.corpus import Document, documents_of, open_corpus, write_corpus
 from dp_core.labels import Dp, Label
 from dp_core.phrases.text_generator import WRITTEN, draw_public_documents, write_documents
-from tasks.context import StepArtifact, StepContext, StepOutput
+from tasks.context import StepContext, StepOutput
 from tasks.protocol import WrittenTextSpec
 from tasks.releases.provenance import corpus_at, fact, output_of, refuse_operator_ancestors
 from tasks.steps.phrases_step import read_phrases
@@ -39,7 +39,7 @@ def run(spec: WrittenTextSpec, context: StepContext) -> StepOutput:
             "source_digests": [],
             "digest": context.content_digest(context.out),
         },
-        artifacts=[StepArtifact(SAMPLE, Label.DP)],
+        artifacts={SAMPLE: Label.DP},
     )
 
 

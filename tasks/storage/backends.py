@@ -18,7 +18,7 @@ import tempfile
 import warnings
 from collections.abc import Collection, Iterator
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 from urllib.parse import unquote, unquote_to_bytes
 
 from dp_core.data.readers.sources import entries, open_regular
@@ -28,47 +28,18 @@ CHUNK = 16 << 20  # bytes; uploads larger than this are sent in parts
 RANGE = 32 << 20  # bytes; larger objects are read in parallel in ranges of this size
 CONNECTIONS = 4
 PATIENCE = 300.0  # seconds; an emulator answers the last part only after reading the whole object
+_NUMBERS = {401: errno.EACCES, 403: errno.EACCES, 404: errno.ENOENT}  # by the status of HTTP
 # Errors of a file system for a name that is too long, or that is both a file and a folder.
 _NO_NAMES = {errno.ENAMETOOLONG, errno.ENOTDIR, errno.EISDIR, errno.EEXIST, errno.EINVAL}
 
 
-class Missing(Exception):
-    """There is no object under this key."""
-
-
-class Backend(Protocol):
-    """A back end of the store.
-
-    Keys are relative, separated by slashes, and already known to be inside the back end's root.
-    """
-
-    def read(self, key: str) -> bytes:
-        """Return the object's content; raise `Missing` if there is none."""
-
-    def write(self, key: str, content: bytes) -> None:
-        """Replace the object atomically: a reader sees the old or the new content, never a part."""
-
-    def get(self, key: str, destination: Path, size: int | None = None) -> None:
-        """Copy the object to a local file as a stream; raise `Missing` if there is none.
-
-        Args:
-            key: key of the object.
-            destination: the local file; a failed copy may leave a part of it.
-            size: size of the object in bytes, if the caller knows it.
-        """
-
-    def put(self, source: Path, key: str) -> None:
-        """Copy a local file into the object as a stream; it becomes visible only when complete."""
-
-    def sizes(self, prefix: str) -> dict[str, int]:
-        """Return the size in bytes of every object below a folder, by key."""
-
-    def delete(self, key: str) -> None:
-        """Remove the object if it exists."""
-
-
 class LocalBackend:
-    """A folder. Nothing outside it is read or written, not even through symbolic links."""
+    """A folder. Nothing outside it is read or written, not even through symbolic links.
+
+    All back ends have the same methods. Keys are relative, separated by slashes, and already known
+    to be inside the back end's root. Errors are `OSError`s: a missing object raises a
+    `FileNotFoundError`. A reader sees an old or a new object, never a part of it.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
@@ -88,8 +59,8 @@ class LocalBackend:
         """Return the file's content."""
         try:
             return self.path(key).read_bytes()
-        except (FileNotFoundError, IsADirectoryError, NotADirectoryError) as error:
-            raise Missing(key) from error
+        except (IsADirectoryError, NotADirectoryError) as error:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), key) from error
 
     def write(self, key: str, content: bytes) -> None:
         """Replace the file by renaming a complete, synced file."""
@@ -101,11 +72,8 @@ class LocalBackend:
             temporary.replace(self.path(key))
 
     def get(self, key: str, destination: Path, size: int | None = None) -> None:
-        """Copy the file."""
-        try:
-            shutil.copyfile(self.path(key), destination)
-        except FileNotFoundError as error:
-            raise Missing(key) from error
+        """Copy the file; a failed copy may leave a part of it."""
+        shutil.copyfile(self.path(key), destination)
 
     def put(self, source: Path, key: str) -> None:
         """Link the file if it is on the same disk, or else copy it; then rename."""
@@ -163,6 +131,18 @@ def _client() -> Any:
         ) from None
 
 
+@contextlib.contextmanager
+def _as_os_errors() -> Iterator[None]:
+    """Turn the errors of Google's client into the corresponding errors of a disk."""
+    try:
+        yield
+    except Exception as error:
+        if not type(error).__module__.startswith("google."):
+            raise
+        number = _NUMBERS.get(getattr(error, "code", 0), errno.EIO)
+        raise OSError(number, f"the bucket answered {type(error).__name__}") from error
+
+
 class GoogleStorageBackend:
     """The objects of a bucket whose names begin with a prefix.
 
@@ -180,53 +160,54 @@ class GoogleStorageBackend:
             raise BadInput("a path leaves the store", where="storage", fix="Use paths below it.")
         return "/".join(part for part in [self.prefix, *parts] if part not in ("", "."))
 
+    @_as_os_errors()
     def read(self, key: str) -> bytes:
         """Return the object's content."""
-        from google.cloud.exceptions import NotFound
-
-        try:
-            content: bytes = self._bucket.blob(self._name(key)).download_as_bytes()
-        except NotFound as error:
-            raise Missing(key) from error
+        content: bytes = self._bucket.blob(self._name(key)).download_as_bytes()
         return content
 
+    @_as_os_errors()
     def write(self, key: str, content: bytes) -> None:
         """Upload the content in one request."""
         blob = self._bucket.blob(self._name(key))
         blob.upload_from_string(content, content_type="application/octet-stream", checksum="crc32c")
 
+    @_as_os_errors()
     def get(self, key: str, destination: Path, size: int | None = None) -> None:
-        """Download the object as a stream; a large one in ranges, all of the same generation."""
-        from google.cloud.exceptions import NotFound
+        """Download the object as a stream; a large one in ranges, all of the same generation.
+
+        Args:
+            key: key of the object.
+            destination: the local file; a failed copy may leave a part of it.
+            size: size of the object in bytes, if the caller knows it.
+        """
         from google.cloud.storage import transfer_manager
 
         blob = self._bucket.blob(self._name(key))
-        try:
-            if size is None:
-                blob.reload()
-                size = int(blob.size)
-            if size <= RANGE:
-                blob.download_to_filename(str(destination), checksum="crc32c")
-                return
-            blob.reload()  # its size, checksum and generation must match
-            transfer_manager.download_chunks_concurrently(
-                blob,
-                str(destination),
-                chunk_size=RANGE,
-                download_kwargs={"if_generation_match": blob.generation},
-                worker_type=transfer_manager.THREAD,  # a process would get the credentials pickled
-                max_workers=CONNECTIONS,
-            )
-        except NotFound as error:
-            destination.unlink(missing_ok=True)
-            raise Missing(key) from error
+        if size is None:
+            blob.reload()
+            size = int(blob.size)
+        if size <= RANGE:
+            blob.download_to_filename(str(destination), checksum="crc32c")
+            return
+        blob.reload()  # its size, checksum and generation must match
+        transfer_manager.download_chunks_concurrently(
+            blob,
+            str(destination),
+            chunk_size=RANGE,
+            download_kwargs={"if_generation_match": blob.generation},
+            worker_type=transfer_manager.THREAD,  # a process would get the credentials pickled
+            max_workers=CONNECTIONS,
+        )
 
+    @_as_os_errors()
     def put(self, source: Path, key: str) -> None:
         """Upload the file, in parts if it is large."""
         large = source.stat().st_size > CHUNK
         blob = self._bucket.blob(self._name(key), chunk_size=CHUNK if large else None)
         blob.upload_from_filename(str(source), checksum="crc32c", timeout=PATIENCE)
 
+    @_as_os_errors()
     def sizes(self, prefix: str) -> dict[str, int]:
         """Return the sizes of the objects below a folder, by key."""
         start = f"{self.prefix}/" if self.prefix else ""
@@ -236,12 +217,11 @@ class GoogleStorageBackend:
 
     def delete(self, key: str) -> None:
         """Remove the object."""
-        from google.cloud.exceptions import NotFound
-
-        try:
+        with contextlib.suppress(FileNotFoundError), _as_os_errors():
             self._bucket.blob(self._name(key)).delete()
-        except NotFound:
-            return
+
+
+Backend = LocalBackend | GoogleStorageBackend
 
 
 def is_remote(uri: str) -> bool:
@@ -294,7 +274,7 @@ def read_spec(uri: str) -> bytes:
         folder, _, name = uri.rpartition("/")
         try:
             return backend_for(folder).read(name)
-        except Missing as error:
+        except FileNotFoundError as error:
             raise BadInput("no such spec", where=uri) from error
     try:
         return local_path(str(Path(uri).resolve()) if "://" not in uri else uri).read_bytes()
@@ -330,7 +310,7 @@ def _downloaded(uri: str, folder: Path, field: str) -> Path:
         try:
             target.parent.mkdir(parents=True, exist_ok=True)
             backend.get(key, target, size)
-        except Missing as error:
+        except FileNotFoundError as error:
             raise BadInput("no such object", where=field, fix="Check the URI.") from error
         except OSError as error:
             if error.errno not in _NO_NAMES:

@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dp_core.errors import BadInput
-from tasks.storage.journal import exclusive, is_still_there
+from tasks.storage.journal import exclusive
 
 BOUND = "CONFIDE_CACHE_BYTES"
 UNUSED = 7 * 86_400.0  # seconds: longer than a weekend, after which a job may be retried
@@ -69,11 +69,8 @@ class Copies:
             fill: writes the content into a folder, if there is no copy yet. The folder may hold
                 files that an earlier, killed call has written.
         """
-        descriptor = self._hold(mark, size, fill)
-        if mark in self._used:
-            os.close(descriptor)
-        else:
-            self._used[mark] = descriptor
+        if mark not in self._used:
+            self._used[mark] = self._hold(mark, size, fill)
         return self._folder / mark
 
     @contextmanager
@@ -138,18 +135,19 @@ def _remove_if_free(lock: Path) -> bool:
     The call does not wait, because the process that makes another copy may wait for a copy that
     this process holds.
     """
-    descriptor = os.open(lock, os.O_RDWR | os.O_CREAT, 0o600)
+    copy = lock.with_suffix("")
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        copy = lock.with_suffix("")
-        if not is_still_there(lock, descriptor) or _is_used(copy):
-            return False
-        _remove(copy)
-        lock.unlink()
+        with exclusive(lock, wait=False):
+            if _is_used(copy):
+                return False
+            partial = copy.with_suffix(".partial")
+            shutil.rmtree(partial, ignore_errors=True)
+            if copy.is_dir():
+                copy.rename(partial)  # a kill after this line leaves no partial copy under its name
+                shutil.rmtree(partial)
+            lock.unlink()
     except BlockingIOError:
         return False
-    finally:
-        os.close(descriptor)
     return True
 
 
@@ -166,11 +164,3 @@ def _is_used(copy: Path) -> bool:
     finally:
         os.close(descriptor)
     return False
-
-
-def _remove(copy: Path) -> None:
-    partial = copy.with_suffix(".partial")
-    shutil.rmtree(partial, ignore_errors=True)
-    if copy.is_dir():
-        copy.rename(partial)  # a kill after this line leaves no partial copy under its name
-        shutil.rmtree(partial)

@@ -58,16 +58,21 @@ def read(file: Path, start: int = 0) -> tuple[list[str], int]:
 
 
 @contextmanager
-def exclusive(file: Path) -> Iterator[int]:
+def exclusive(file: Path, *, wait: bool = True) -> Iterator[int]:
     """Lock a file, made if missing, against all processes; yields its descriptor.
 
+    Args:
+        file: the file; its folder must exist.
+        wait: whether to wait for a process that has locked the file.
+
     Raises:
+        BlockingIOError: another process has locked the file, and the call must not wait.
         OSError: for example because its folder does not exist.
     """
     while True:
         descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_APPEND, _MODE)
         try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            fcntl.flock(descriptor, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
             # The previous holder may have removed this file; lines appended to it would be lost.
             if is_still_there(file, descriptor):
                 yield descriptor
@@ -82,13 +87,6 @@ def is_still_there(file: Path, descriptor: int) -> bool:
         return os.path.samestat(file.stat(), os.fstat(descriptor))
     except FileNotFoundError:
         return False
-
-
-def replace(file: Path, content: str) -> None:
-    """Replace a small file atomically."""
-    temporary = file.with_name(f"{file.name}.{os.getpid()}.partial")
-    temporary.write_text(content)
-    temporary.replace(file)
 
 
 def _cut_torn_end(descriptor: int) -> int:

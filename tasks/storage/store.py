@@ -6,25 +6,35 @@ contract then writes `result.json` last; the folder counts as complete only with
 
 from __future__ import annotations
 
-import errno
 import hashlib
-import json
-import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated
 
+from pydantic import Field, TypeAdapter
+
+from dp_core.config.fields import Config
 from dp_core.errors import BadInput
 from tasks.protocol.specs import STORE_SCHEME
-from tasks.storage.backends import LocalBackend, Missing, backend_for, is_remote, local_path
+from tasks.storage.backends import LocalBackend, backend_for, is_remote, local_path
 from tasks.storage.copies import Copies
 
 CHECKSUMS = "checksums.json"
 RESULT = "result.json"
 
-Published = dict[str, dict[str, Any]]  # by name: `sha256`, in hex, and `bytes`
+
+class PublishedFile(Config):
+    """The digest and the size of a published file, in `checksums.json` by the file's name."""
+
+    sha256: str  # in hex
+    bytes: int
+
+
+_Name = Annotated[str, Field(pattern=r"^[^\x00]+$")]
+_CHECKSUMS = TypeAdapter(dict[_Name, PublishedFile])
 
 
 def sha256_of(file: Path) -> str:
@@ -95,7 +105,7 @@ class Store:
         """Return an object's content, or None if there is no such object."""
         try:
             return self._backend.read(self.key(uri))
-        except Missing:
+        except FileNotFoundError:
             return None
 
     def write(self, uri: str, content: bytes) -> None:
@@ -108,8 +118,7 @@ class Store:
 
     def put(self, file: Path, uri: str) -> None:
         """Copy a local file into an object, which becomes visible only when complete."""
-        with _as_os_errors(uri):
-            self._backend.put(file, self.key(uri))
+        self._backend.put(file, self.key(uri))
 
     def get(self, uri: str, destination: Path) -> None:
         """Copy an object to a local file.
@@ -117,14 +126,12 @@ class Store:
         Raises:
             FileNotFoundError: there is no such object.
         """
-        with _as_os_errors(uri):
-            self._backend.get(self.key(uri), destination)
+        self._backend.get(self.key(uri), destination)
 
     def names(self, uri: str) -> list[str]:
         """Return the sorted names of the objects directly below a URI."""
         start = f"{self.key(uri)}/"
-        with _as_os_errors(uri):
-            keys = [k for k in self._backend.sizes(start.rstrip("/")) if k.startswith(start)]
+        keys = [k for k in self._backend.sizes(start.rstrip("/")) if k.startswith(start)]
         return sorted(k.removeprefix(start) for k in keys if "/" not in k.removeprefix(start))
 
     def clear(self, uri: str) -> None:
@@ -138,9 +145,9 @@ class Store:
         key, checksums = self.key(uri), {}
         for file in sorted(f for f in folder.rglob("*") if f.is_file()):
             name = file.relative_to(folder).as_posix()
-            checksums[name] = {"sha256": sha256_of(file), "bytes": file.stat().st_size}
+            checksums[name] = PublishedFile(sha256=sha256_of(file), bytes=file.stat().st_size)
             self._backend.put(file, f"{key}/{name}")
-        self._backend.write(f"{key}/{CHECKSUMS}", json.dumps(checksums, indent=1).encode())
+        self._backend.write(f"{key}/{CHECKSUMS}", _CHECKSUMS.dump_json(checksums, indent=1))
 
     def local_copy(self, uri: str, without: Callable[[str], bool] = lambda _: False) -> Path:
         """Return a published folder as a local path: the folder, or a checked copy in the cache.
@@ -158,7 +165,10 @@ class Store:
         published = self._published(uri)
         files = {name: expected for name, expected in published.items() if not without(name)}
         if not isinstance(self._backend, LocalBackend):
-            return self._copies.copy(*self._download(uri, files))
+            named = self.location(uri).encode() + _CHECKSUMS.dump_json(dict(sorted(files.items())))
+            mark = hashlib.sha256(named).hexdigest()[:32]
+            size = sum(expected.bytes for expected in files.values())
+            return self._copies.copy(mark, size, partial(self._download, uri, files))
         folder = LocalBackend(local_path(self.location(uri)))
         for name, expected in files.items():
             if not _is_whole(folder.path(name), expected):
@@ -173,18 +183,12 @@ class Store:
         Raises:
             BadInput: there is no complete folder.
         """
-        key = self.key(uri)
-        sizes = self._backend.sizes(key)
-
-        def whole(name: str, expected: dict[str, Any]) -> bool:
-            if sizes.get(f"{key}/{name}") != expected["bytes"]:
-                return False
-            if not isinstance(self._backend, LocalBackend):
-                return True
-            return bool(sha256_of(self._backend.path(f"{key}/{name}")) == expected["sha256"])
-
-        checksums = self._published(uri)
-        return sorted(name for name, expected in checksums.items() if not whole(name, expected))
+        checksums, backend, key = self._published(uri), self._backend, self.key(uri)
+        if isinstance(backend, LocalBackend):
+            files = {name: backend.path(f"{key}/{name}") for name in checksums}
+            return sorted(n for n, file in files.items() if not _is_whole(file, checksums[n]))
+        sizes = backend.sizes(key)
+        return sorted(n for n, e in checksums.items() if sizes.get(f"{key}/{n}") != e.bytes)
 
     def digests(self, uri: str) -> dict[str, str]:
         """Return the SHA-256 of each published file, in hex, sorted by name.
@@ -195,8 +199,7 @@ class Store:
         Raises:
             BadInput: there is no complete folder.
         """
-        checksums = self._published(uri)
-        return {name: str(expected["sha256"]) for name, expected in sorted(checksums.items())}
+        return {name: file.sha256 for name, file in sorted(self._published(uri).items())}
 
     def sizes(self, uri: str) -> dict[str, int]:
         """Return the size of each published file, in bytes, at the time of publication.
@@ -204,75 +207,38 @@ class Store:
         Raises:
             BadInput: there is no complete folder.
         """
-        checksums = self._published(uri)
-        return {name: int(expected["bytes"]) for name, expected in checksums.items()}
+        return {name: file.bytes for name, file in self._published(uri).items()}
 
     def outputs(self, step: str) -> list[str]:
         """Return the addresses of a step's output folders that hold a result."""
         keys = [k.split("/") for k in self._backend.sizes(step)]
         return [f"{STORE_SCHEME}{k[0]}/{k[1]}" for k in keys if k[2:] == [RESULT]]
 
-    def _published(self, uri: str) -> Published:
+    def _published(self, uri: str) -> dict[str, PublishedFile]:
         try:
-            return _checksums(self._backend.read(f"{self.key(uri)}/{CHECKSUMS}"))
-        except (Missing, ValueError, TypeError) as error:
+            return _CHECKSUMS.validate_json(self._backend.read(f"{self.key(uri)}/{CHECKSUMS}"))
+        except (FileNotFoundError, ValueError) as error:
             raise BadInput("no complete folder there", where=uri, fix="Run its step first.") from (
                 error
             )
 
-    def _download(self, uri: str, files: Published) -> tuple[str, int, Callable[[Path], None]]:
-        """Return the arguments of `Copies.copy` for these files: mark, size and function."""
-        key = self.key(uri)
-        named = [self.location(uri), files]
-        mark = hashlib.sha256(json.dumps(named, sort_keys=True).encode()).hexdigest()
-
-        def fill(folder: Path) -> None:
-            for name, expected in files.items():
-                file = LocalBackend(folder).path(name)
-                if _is_whole(file, expected):
-                    continue  # an earlier, killed download has completed this file
-                file.parent.mkdir(parents=True, exist_ok=True)
-                try:
-                    with _as_os_errors(f"{uri}/{name}"):
-                        self._backend.get(f"{key}/{name}", file, int(expected["bytes"]))
-                except FileNotFoundError as error:
-                    raise _damaged(uri, name) from error
-                if not _is_whole(file, expected):
-                    raise _damaged(uri, name)
-
-        return mark[:32], sum(int(expected["bytes"]) for expected in files.values()), fill
+    def _download(self, uri: str, files: Mapping[str, PublishedFile], folder: Path) -> None:
+        """Copy the files of a bucket to a local folder, except those that are complete there."""
+        for name, expected in files.items():
+            file = LocalBackend(folder).path(name)
+            if _is_whole(file, expected):
+                continue  # an earlier, killed download has completed this file
+            file.parent.mkdir(parents=True, exist_ok=True)
+            try:
+                self._backend.get(f"{self.key(uri)}/{name}", file, expected.bytes)
+            except FileNotFoundError as error:
+                raise _damaged(uri, name) from error
+            if not _is_whole(file, expected):
+                raise _damaged(uri, name)
 
 
-def _is_whole(file: Path, expected: dict[str, Any]) -> bool:
-    return file.is_file() and sha256_of(file) == expected["sha256"]
-
-
-def _checksums(content: bytes) -> Published:
-    """Return the digest and size of each file from the content of `checksums.json`.
-
-    Raises:
-        ValueError, TypeError: the content has another form.
-    """
-    checksums = json.loads(content)
-    if not isinstance(checksums, dict):
-        raise TypeError("not an object")
-    for name, expected in checksums.items():
-        if not (name and "\0" not in name and {"sha256", "bytes"} <= set(expected)):
-            raise ValueError("not a file with its digest and size")
-    return checksums
-
-
-@contextmanager
-def _as_os_errors(uri: str) -> Iterator[None]:
-    """Turn a bucket's errors into the corresponding errors of a disk."""
-    try:
-        yield
-    except Missing as error:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), uri) from error
-    except Exception as error:
-        if type(error).__module__.startswith("google."):
-            raise OSError(errno.EIO, f"the bucket answered {type(error).__name__}", uri) from error
-        raise
+def _is_whole(file: Path, expected: PublishedFile) -> bool:
+    return file.is_file() and sha256_of(file) == expected.sha256
 
 
 def _damaged(uri: str, name: str) -> BadInput:

@@ -8,17 +8,15 @@ and all events have been delivered.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import hmac
 import json
 import math
-import os
 import re
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal, Self, get_args
@@ -29,6 +27,7 @@ from dp_core.config.fields import Config
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from tasks.protocol import MetricRecord
 from tasks.storage import journal
+from tasks.storage.backends import LocalBackend
 
 Target = Literal["step", "model", "parent"]
 Status = Literal["FINISHED", "FAILED", "KILLED"]
@@ -262,17 +261,9 @@ class EventLog:
 
     def keep(self, file: Path) -> str:
         """Keep a file with the log; return its name in the log."""
-        name = hashlib.sha256(str(file).encode()).hexdigest()[:12]
-        kept = self.folder / "files" / name / file.name
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        temporary = kept.with_name(f"{kept.name}.partial")
-        temporary.unlink(missing_ok=True)
-        try:
-            os.link(file, temporary)
-        except OSError:  # another disk
-            shutil.copyfile(file, temporary)
-        temporary.replace(kept)
-        return f"{name}/{file.name}"
+        name = f"{hashlib.sha256(str(file).encode()).hexdigest()[:12]}/{file.name}"
+        LocalBackend(self.folder / "files").put(file, name)
+        return name
 
     def kept(self, name: str) -> Path:
         """Return the path of a kept file."""
@@ -289,24 +280,18 @@ class EventLog:
 
     def confirm(self, offset: int) -> None:
         """Record that all events before an offset were delivered."""
-        journal.replace(self.folder / "delivered", str(offset))
+        LocalBackend(self.folder).write("delivered", str(offset).encode())
 
     @contextmanager
     def delivering(self) -> Iterator[bool]:
         """Hold the right to deliver; yield False if another process holds it or has delivered."""
-        file = self.folder / "lock"
-        try:
-            lock = file.open("w")
-        except FileNotFoundError:  # do not recreate a removed folder
-            yield False
-            return
-        with lock:
+        with ExitStack() as stack:
             try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+                stack.enter_context(journal.exclusive(self.folder / "lock", wait=False))
+            except (BlockingIOError, FileNotFoundError):  # a removed folder is not made again
                 yield False
-                return
-            yield journal.is_still_there(file, lock.fileno())
+            else:
+                yield True
 
     def remove_if_delivered(self) -> None:
         """Remove a log of finished or abandoned work after the delivery of all events."""

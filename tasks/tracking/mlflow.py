@@ -7,7 +7,6 @@ label of a number or file.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import logging
 import os
@@ -22,7 +21,8 @@ from typing import TYPE_CHECKING, cast
 from dp_core.labels import Label
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log
-from tasks.storage import CHECKSUMS, RESULT
+from tasks.storage.journal import exclusive
+from tasks.storage.store import CHECKSUMS, RESULT
 from tasks.tracking.event_log import (
     KINDS,
     VERDICT,
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from mlflow.tracking import MlflowClient  # noqa: TID251
 
 PUBLIC, OPERATOR = "confide", "confide-operator"
-EXPERIMENTS = (PUBLIC, OPERATOR)
 KEY_TAG = "confide.key"
 ALIAS = "promotable"
 AGAINST = ("contradicted", "invalid")  # verdicts with which a version loses the alias
@@ -150,15 +149,6 @@ def _faults() -> Iterator[None]:
         raise TrackingDown(type(error).__name__) from error
 
 
-@contextmanager
-def _one_at_a_time(folder: Path) -> Iterator[None]:
-    """Let one process of this machine create databases, experiments and runs at a time."""
-    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    with (folder / "creating.lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
 class Delivery:
     """Delivers event logs to one MLflow, remembering the runs it has found."""
 
@@ -216,7 +206,7 @@ class Delivery:
         experiment = self._api.get_experiment_by_name(name)
         if experiment is None:
             served = self._deployment.tracking.startswith(("http://", "https://"))
-            artifacts = None if served else (self._deployment.artifacts / name).as_uri()
+            artifacts = None if served else (self._deployment.home / "mlruns" / name).as_uri()
             try:
                 return str(self._api.create_experiment(name, artifacts, tags=_EXPERIMENT))
             except MlflowException:  # another machine created it first
@@ -245,7 +235,10 @@ class Delivery:
         if target == "step":
             tags |= {"confide.spec_hash": identity.spec_hash, "confide.step": identity.step}
         began = shown_time(now(), identity, experiment)
-        with _one_at_a_time(self._deployment.events):
+        events = self._deployment.events
+        events.mkdir(parents=True, exist_ok=True, mode=0o700)
+        # One process of this machine at a time creates databases, experiments and runs.
+        with exclusive(events / "creating.lock"):
             run = self._find_or_create(self._experiment(experiment), key, name, tags, began)
         if experiment == OPERATOR and target != "step" and not identity.hides_count:
             self._end_like(self._run(identity, PUBLIC, target), run)

@@ -14,10 +14,10 @@ from typing import Any
 from dp_core.labels import Labelled
 from tasks.protocol import StepResult, StepSpec
 from tasks.protocol.messages import TrackedAt
-from tasks.results import STATEMENT_WORDS, labelled, of_last_model
+from tasks.results import STATEMENT_WORDS, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send
-from tasks.storage import Store
+from tasks.storage.store import Store
 from tasks.tracking.event_log import (
     AttemptEnded,
     Begun,
@@ -27,6 +27,7 @@ from tasks.tracking.event_log import (
     Identity,
     LoggedArtifact,
     LoggedModel,
+    Metric,
     Param,
     Status,
     Tag,
@@ -97,13 +98,11 @@ class Tracker:
             events += self._params(spec.coordinates, "model")
         if done_before:
             self.events.append(Begun())  # so that no other process removes the log before its end
-            events += [metric(m.name, labelled(m), m.step) for m in result.metrics]
+            events += [Metric(**dict(number)) for number in result.metrics]
         above: Target | None = "parent" if spec.ends_run else "model" if model else None
         if above:
-            events += [
-                metric(m.name, labelled(m), m.step, target=above)
-                for m in {m.name: m for m in result.metrics}.values()
-            ]
+            last = {number.name: number for number in result.metrics}
+            events += [Metric(**dict(number), target=above) for number in last.values()]
         events += [
             ChargedDataset(name=release.dataset, ledger_id=release.ledger_id)
             for release in result.releases
@@ -112,8 +111,8 @@ class Tracker:
             folder = store.local_copy(spec.output)
             # The last step also shows its files on the job's page.
             targets: list[Target] = ["step", "parent"] if spec.ends_run else ["step"]
-            for file, label, under in result.facts["artifacts"]:
-                kept = self.events.keep(folder / file)
+            for file, label in result.facts["artifacts"].items():
+                kept, under = self.events.keep(folder / file), file.rpartition("/")[0]
                 events += [
                     LoggedArtifact(target=t, file=kept, label=label, folder=under) for t in targets
                 ]
@@ -123,7 +122,9 @@ class Tracker:
         self._add(*events)
 
     def end(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
-        """End the step's run, and deliver all events.
+        """End the step's run, deliver all events, and send the run's address to the launcher.
+
+        Remaining events of earlier steps are delivered first: the job must not end before them.
 
         Args:
             status: MLflow's status of the ended run.
@@ -131,31 +132,23 @@ class Tracker:
             closed: no state is left for a further attempt to continue from.
         """
         self._next = 0.0
-        if "parent" in also:  # deliver the job's remaining events before its end
-            self.deliver()
-            self.send_left_behind()
+        self.deliver()
+        if not self._down:
+            send_all(self._deployment)
         self.leave(status, also=also, closed=closed)
         if not self._down:
             self._next = 0.0
         self.deliver()
-
-    def leave(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
-        """End the runs like `end`, on disk only, for a process without time to reach MLflow."""
-        self.events.append(AttemptEnded(status=status, also=also, closed=closed))
-
-    def send_left_behind(self) -> None:
-        """Deliver the remaining events of earlier steps, if MLflow answers now."""
-        if not self._down:
-            send_all(self._deployment)
-
-    def send_address(self) -> None:
-        """Send the address of the run to the step's launcher; Airflow shows it as a button."""
         if self._down:
             return
         with suppress(TrackingDown):
             if url := self._delivery.url(self._identity, "step"):
-                send(TrackedAt(url=url))
+                send(TrackedAt(url=url))  # Airflow shows it as a button
                 log(f"MLflow: {url}")
+
+    def leave(self, status: Status, *, also: tuple[Target, ...] = (), closed: bool = True) -> None:
+        """End the runs like `end`, on disk only, for a process without time to reach MLflow."""
+        self.events.append(AttemptEnded(status=status, also=also, closed=closed))
 
     @property
     def shown_run(self) -> str:

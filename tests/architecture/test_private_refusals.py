@@ -41,7 +41,7 @@ OTHER_ERRORS = {
     "a setting, a path or the machine": {
         "black_box._coin_bound",
         "finetune._check_row_length",
-        "entity_formats.read_i2b2", "item_sets.bounded_sets", "masking.mask_rows",
+        "entity_formats.read_i2b2", "item_sets.__post_init__", "masking.mask_rows",
         "labelled_texts.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
         "token_store.RowPacker.add_unit", "token_store_step._canaries",

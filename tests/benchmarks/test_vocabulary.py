@@ -49,16 +49,6 @@ def test_measured_rows_are_not_measured_again(
     assert set(json.loads(bench.RESULT.read_text())["fits"]["notes"]) == set(measured)
 
 
-def test_every_source_and_mechanism_has_one_row() -> None:
-    for rows, mechanisms in (
-        (list(bench.fit_rows()), bench.MECHANISMS),
-        (list(bench.training_rows()), bench.PRODUCT),
-    ):
-        names = [row.name for row in rows]
-        assert len(set(names)) == len(names)
-        assert {row.mechanism for row in rows} == {None, *mechanisms}
-
-
 def test_units_are_cut_into_tuples_up_to_a_word_limit() -> None:
     units = [Unit("a", ["one two three", "four"]), Unit("b", ["five six seven"])]
     cut = list(tuples(units, 2, 6))

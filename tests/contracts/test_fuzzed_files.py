@@ -32,7 +32,7 @@ from tasks.execution import contract
 from tasks.protocol import JobSettings, job_steps
 from tasks.results import read_result
 from tasks.steps import canaries_step, entities_step
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 SECRET = "zyxsecret"  # represents the private text of a note
 CORRUPTIONS = 40

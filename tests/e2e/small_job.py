@@ -14,7 +14,7 @@ from tasks.execution import contract
 from tasks.protocol import RunContext, StepResult, StepSpec
 from tasks.protocol.step_process import data_uri
 from tasks.runtime.deployment import Deployment
-from tasks.storage import local_path
+from tasks.storage.backends import local_path
 
 SIZES: dict[str, Any] = {
     "declared_units": 80, "words_per_unit": 64, "vocabulary_epsilon": 50.0,

@@ -72,7 +72,7 @@ def test_causal_model_is_trained_charged_audited_and_exported(
         for side in ("", "_control"):
             assert extraction_labels[f"extraction_targeted/{decoding}{side}"] == "dp"
             assert extraction_labels[f"extraction_discoverable/{decoding}{side}"] == "operator"
-    labels = {file: label for file, label, _ in read.facts["artifacts"]}
+    labels = read.facts["artifacts"]
     assert (labels["findings_dp.json"], labels["findings_operator.json"]) == ("dp", "operator")
     by_key = {f["key"]: f for f in json.loads((audit / "findings_operator.json").read_text())}
     assert "extraction_targeted" not in by_key

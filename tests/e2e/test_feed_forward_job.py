@@ -66,7 +66,7 @@ def test_four_regimes_in_one_job_are_charged_separately(
         assert labels["perplexity_curve"] == labels["perplexity_public"] == shown
         assert labels["perplexity_private_curve"] == labels["perplexity_private"] == "operator"
         audit = steps[f"{name}_exposure"]
-        files = {file: label for file, label, _ in result_of(audit).facts["artifacts"]}
+        files = result_of(audit).facts["artifacts"]
         assert files["samples.json"] == shown
         written = json.loads((folder_of(audit) / "samples.json").read_text())
         assert written["prompt"] == "The" and len(written["texts"]) == 2

@@ -24,7 +24,7 @@ from tasks.local import demo
 from tasks.local import stack as local
 from tasks.protocol import JobSettings, job_steps
 from tasks.runtime.deployment import Deployment
-from tasks.storage import local_path
+from tasks.storage.backends import local_path
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LOOPBACK = {"0100007F", "00000000000000000000000001000000", "0000000000000000FFFF00000100007F"}

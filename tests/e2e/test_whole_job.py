@@ -39,7 +39,7 @@ from tasks.protocol import (
 )
 from tasks.results import STATEMENT_DATA, kept_folder
 from tasks.runtime.deployment import Deployment
-from tasks.storage import local_path
+from tasks.storage.backends import local_path
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 

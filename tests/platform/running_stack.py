@@ -6,7 +6,6 @@ import base64
 import json
 import os
 import subprocess
-import time
 import urllib.error
 import urllib.request
 from datetime import datetime
@@ -133,13 +132,14 @@ class Stack(Services):
             "max_results": 100,
         }
         expected = self.expected_runs(run)
-        until = time.monotonic() + seconds
-        while True:
+
+        def complete() -> list[Any]:
             runs: list[Any] = self.mlflow_api("/runs/search", body).get("runs", [])
-            whole = {r["info"]["status"] for r in runs} == {"FINISHED"}
-            if (whole and len(runs) >= expected) or time.monotonic() > until:
-                return runs
-            time.sleep(5)
+            finished = {r["info"]["status"] for r in runs} == {"FINISHED"}
+            return runs if finished and len(runs) >= expected else []
+
+        runs: list[Any] = wait_for(complete, seconds, what=f"{expected} finished runs", pause=5)
+        return runs
 
     def trigger(self, dag: str, conf: dict[str, Any]) -> str:
         wait_for(  # a new stack is still parsing its DAGs
@@ -166,14 +166,9 @@ class Stack(Services):
         return [{name: run[name] for name in ("dag_run_id", "state", "conf")} for run in dag_runs]
 
     def wait(self, dag: str, run: str, seconds: float) -> str:
-        """Return the state in which a run ended, or its present state after the time limit."""
-        state, until = "", time.monotonic() + seconds
-        while time.monotonic() < until:
-            state = self.state(dag, run)
-            if state in ENDED:
-                break
-            time.sleep(3)
-        return state
+        """Return the state in which a run ended."""
+        wait_for(lambda: self.state(dag, run) in ENDED, seconds, what=f"the end of {run}", pause=3)
+        return self.state(dag, run)
 
     def state(self, dag: str, run: str) -> str:
         return str(self.airflow_api(f"/dags/{dag}/dagRuns/{run}")["state"])
@@ -224,14 +219,11 @@ class Stack(Services):
     def tries(self, dag: str, run: str, task: str) -> list[tuple[datetime, datetime]]:
         path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/tries"
         tries = self.airflow_api(path)["task_instances"]
-        ordered = sorted(tries, key=lambda attempt: attempt["try_number"])
-        return [
-            (
-                datetime.fromisoformat(attempt["start_date"]),
-                datetime.fromisoformat(attempt["end_date"]),
-            )
-            for attempt in ordered
-        ]
+        begin, end = (
+            [datetime.fromisoformat(attempt[moment]) for attempt in tries]
+            for moment in ("start_date", "end_date")
+        )
+        return sorted(zip(begin, end, strict=True))
 
 
 def step_containers(run: str, task: str = "") -> list[str]:

@@ -44,9 +44,8 @@ class Person:
 
     def keep(self, name: str) -> None:
         self._pictures += 1
-        self.page.wait_for_timeout(
-            1500
-        )  # drawers and charts are animated without an event at the end
+        # drawers and charts are animated without an event at the end
+        self.page.wait_for_timeout(1500)
         self.page.screenshot(path=SCREENSHOTS / f"{self._pictures:02d}-{name}.png")
 
     def log_in(self) -> None:

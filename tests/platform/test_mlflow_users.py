@@ -5,21 +5,21 @@ import re
 import runpy
 import subprocess
 import sys
-import time
 import urllib.request
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from child_processes import free_port
+from child_processes import free_port, wait_for
 from mlflow.exceptions import MlflowException  # noqa: TID251 - uses the server as a step does
 from mlflow.tracking import MlflowClient  # noqa: TID251
 
 from dp_core.labels import Operator, Public
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.event_log import Begun, EventLog, Identity, LoggedModel, metric
-from tasks.tracking.mlflow import EXPERIMENTS, KEY_TAG, OPERATOR, Delivery
+from tasks.tracking.mlflow import KEY_TAG, OPERATOR, PUBLIC, Delivery
 from tasks.tracking.mlflow import PUBLIC as SHOWN
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
@@ -82,17 +82,18 @@ def address(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         server = subprocess.Popen(
             words, cwd=folder, env=environment, stdout=log, stderr=log, start_new_session=True
         )
+    address = f"http://127.0.0.1:{port}"
+    health = f"{address}/health"
+
+    def answers() -> bool:
+        assert server.poll() is None, (folder / "log").read_text()[-2000:]
+        with suppress(OSError), urllib.request.urlopen(health, timeout=10):  # noqa: S310
+            return True
+        return False
+
     try:
-        until = time.monotonic() + 240
-        while True:
-            try:
-                urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=10).close()
-                break
-            except OSError:
-                assert server.poll() is None, (folder / "log").read_text()[-2000:]
-                assert time.monotonic() < until, "MLflow does not answer"
-                time.sleep(0.5)
-        yield f"http://127.0.0.1:{port}"
+        wait_for(answers, 240, what="MLflow's answer", pause=0.5)
+        yield address
     finally:
         os.killpg(server.pid, 15)
         server.wait(30)
@@ -111,12 +112,19 @@ def served(address: str) -> str:
     return address
 
 
-def test_step_user_can_log_and_register_models(
-    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def here(served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Deployment:
+    """A deployment that logs to the server as the steps' user."""
     speak_as(STEPS, monkeypatch)
-    here = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path), "CONFIDE_TRACKING": served})
-    here.prepare()
+    home = {"CONFIDE_HOME": str(tmp_path), "CONFIDE_TRACKING": served}
+    deployment = Deployment.from_environment(home)
+    deployment.prepare()
+    return deployment
+
+
+def test_step_user_can_log_and_register_models(
+    served: str, here: Deployment, tmp_path: Path
+) -> None:
     weights = tmp_path / "weights"
     weights.write_text("w")
     log = EventLog.of(here.events, IDENTITY)
@@ -134,12 +142,7 @@ def test_step_user_can_log_and_register_models(
     assert len(client.list_artifacts(run.info.run_id, "model")) == 1
 
 
-def test_duplicate_run_that_cannot_be_deleted_is_ignored(
-    served: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    speak_as(STEPS, monkeypatch)
-    here = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path), "CONFIDE_TRACKING": served})
-    here.prepare()
+def test_duplicate_run_that_cannot_be_deleted_is_ignored(served: str, here: Deployment) -> None:
     client = MlflowClient(served)
     experiment = client.get_experiment_by_name(OPERATOR).experiment_id
     key = IDENTITY.key("parent")
@@ -155,7 +158,7 @@ def test_duplicate_run_that_cannot_be_deleted_is_ignored(
 def test_step_user_is_no_admin(served: str, monkeypatch: pytest.MonkeyPatch) -> None:
     speak_as(STEPS, monkeypatch)
     client, users = MlflowClient(served), users_of(served)
-    assert {e.name for e in client.search_experiments()} == set(EXPERIMENTS)
+    assert {e.name for e in client.search_experiments()} == {PUBLIC, OPERATOR}
     shown = client.get_experiment_by_name(SHOWN).experiment_id
     refused = [
         lambda: users.create_user("somebody", "a long password"),

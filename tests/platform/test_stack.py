@@ -9,7 +9,6 @@ import json
 import os
 import subprocess
 import sys
-import time
 import urllib.request
 from pathlib import Path
 from typing import Any
@@ -303,11 +302,9 @@ def doctor_as_a_step(stack: Stack) -> dict[str, dict[str, Any]]:
 
 
 def test_doctor_finds_no_fault(stack: Stack, run: str, tmp_path: Path) -> None:
+    # The MLflow sync delivers the events of the cancelled run once a minute.
+    wait_for(lambda: doctor_as_a_step(stack)["event logs"]["ok"], 3 * COURIER, pause=5)
     as_a_step = doctor_as_a_step(stack)
-    until = time.monotonic() + 3 * COURIER
-    while not as_a_step["event logs"]["ok"] and time.monotonic() < until:
-        time.sleep(5)  # the MLflow sync delivers the events of the cancelled run once a minute
-        as_a_step = doctor_as_a_step(stack)
     environment = {
         "CONFIDE_HOME": str(tmp_path),
         "CONFIDE_AIRFLOW_API": stack.airflow,

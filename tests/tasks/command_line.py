@@ -32,3 +32,20 @@ class Confide:
         code, out, err = self(*words, "--json")
         assert (code, err) == (0, ""), err
         return json.loads(out)
+
+    def refused(self, *words: object) -> str:
+        """Return the single line of a command that must be refused with exit code 2."""
+        code, out, err = self(*words)
+        assert (code, out, err.count("\n")) == (2, "", 1), (out, err)
+        assert err.startswith("confide: ")
+        return err
+
+    def register(self, *more: str, epsilon: float = 8, dataset: str = "notes") -> Any:
+        """Register a data set of patients with δ = 1e-5; return its budget."""
+        words = ["ledger", "register", dataset, "--unit", "patient", "--delta", "1e-5"]
+        return self.json(*words, "--epsilon", epsilon, *more)
+
+
+def set_options(**settings: object) -> list[str]:
+    """Return the options `--set` of settings."""
+    return [word for name, value in settings.items() for word in ("--set", f"{name}={value}")]

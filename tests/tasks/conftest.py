@@ -28,7 +28,6 @@ create_server("127.0.0.1", int(sys.argv[1]), in_memory=True, default_bucket="con
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Deployment:
-    """An empty deployment in a temporary folder."""
     empty = Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
     empty.prepare()
     return empty
@@ -53,7 +52,6 @@ def ledger(deployment: Deployment) -> Ledger:
 
 @pytest.fixture
 def at_home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
-    """Make the command line use the test's deployment."""
     monkeypatch.setenv("CONFIDE_HOME", str(deployment.home))
     for name in ("CONFIDE_DEBUG", "CONFIDE_LAUNCHER"):
         monkeypatch.delenv(name, raising=False)
@@ -61,7 +59,6 @@ def at_home(monkeypatch: pytest.MonkeyPatch, deployment: Deployment) -> None:
 
 @pytest.fixture
 def confide(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Confide:
-    """The command line within the test process."""
     return Confide(monkeypatch, capsys)
 
 
@@ -84,13 +81,11 @@ def honest_pack(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
 
 @pytest.fixture
 def pack(honest_pack: tuple[Path, Path], tmp_path: Path) -> Path:
-    """A copy of an evidence pack, to be read or forged."""
     return Path(shutil.copytree(honest_pack[0], tmp_path / "pack"))
 
 
 @pytest.fixture
 def released(honest_pack: tuple[Path, Path], tmp_path: Path) -> Path:
-    """A copy of the model of `pack`."""
     return Path(shutil.copytree(honest_pack[1], tmp_path / "model"))
 
 
@@ -109,7 +104,6 @@ def empty_mlflow(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def tracked(deployment: Deployment, empty_mlflow: Path) -> Deployment:
-    """A deployment with a ready MLflow."""
     shutil.copyfile(empty_mlflow, deployment.home / "mlflow.db")
     return deployment
 

@@ -18,7 +18,7 @@ from tasks.evidence.pack import write_pack
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.results import write_statement
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 UNIT = PrivacyUnit.PATIENT
 UNITS = 10_000

@@ -16,29 +16,25 @@ from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import PretrainSpec
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.storage import Store, is_remote
-from tasks.storage.backends import backend_for
+from tasks.storage.backends import backend_for, is_remote
+from tasks.storage.store import Store
 
-# checkpoints after update 1 and then every 100; a kill has the time of 200 updates to arrive
-UPDATES = 300
+# checkpoints after update 1 and then every 25; a kill has the time of 200 updates to arrive
+UPDATES, CHECKPOINT_EVERY = 225, 25
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """A deployment with the inputs of a pre-training, and the spec of the step."""
-
     deployment: Deployment
     spec: PretrainSpec
 
     def file(self, **changes: object) -> Path:
-        """Write the spec, with changed checkpoint settings."""
         file = self.deployment.home / "spec.json"
         training = self.spec.training.model_copy(update=changes)
         file.write_text(self.spec.model_copy(update={"training": training}).model_dump_json())
         return file
 
     def start(self, *, hosts: int = 0, **changes: object) -> subprocess.Popen[str]:
-        """Start the step in a separate process, with changed checkpoint settings."""
         return subprocess.Popen(
             [sys.executable, "-m", "tasks", "pretrain", "--spec", str(self.file(**changes))],
             cwd=CHECKOUT,
@@ -57,7 +53,6 @@ class Prepared:
         )
 
     def run(self, *, hosts: int = 0, **changes: object) -> tuple[int, str]:
-        """Run such a process to its end; return its exit code and standard error."""
         process = self.start(hosts=hosts, **changes)
         _, errors = process.communicate()
         return process.returncode, errors
@@ -82,16 +77,11 @@ class Prepared:
         assert content is not None
         return content
 
-    def lose_output(self) -> None:
-        self.store().clear(self.spec.output)
-
 
 def prepare(untracked: Deployment, updates: int = UPDATES) -> Prepared:
     """Publish rows and a vocabulary, as earlier steps would; return a pre-training."""
     store = Store(untracked.store, untracked.cache)
-    rows, public, words = (
-        f"{untracked.store}/{name}" for name in ("token_store/0", "token_store/1", "vocabulary/0")
-    )
+    rows, public, words = "store://token_store/0", "store://token_store/1", "store://vocabulary/0"
     Ledger.open(untracked.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 50.0, 1e-3)
     made = untracked.home / "made"
     size = vocabulary_in(made / "vocabulary")
@@ -108,5 +98,6 @@ def prepare(untracked: Deployment, updates: int = UPDATES) -> Prepared:
     spec = spec_of(
         PretrainSpec, store_uri=rows, public_store_uri=public,
         private_store_uri=rows, vocabulary_uri=words, updates=updates,
+        training={"learning_rate": 0.001, "checkpoint_every": CHECKPOINT_EVERY},
     )  # fmt: skip
     return Prepared(untracked, spec)

@@ -19,7 +19,7 @@ from tasks.protocol import ReleaseRecord, RunContext
 from tasks.releases.charge import Charge, charge
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 UNIT = PrivacyUnit.PATIENT
 NOTES = PrivateUnits("notes", UNIT, 100, 1, patients=True, origin="token_store")

@@ -59,5 +59,4 @@ def spec_of(kind: type[Spec], **changes: Any) -> Spec:
 
 
 def run(spec: StepSpec) -> int:
-    """Run a step as a launcher does; return its exit code."""
     return contract.main(spec.step, data_uri(spec.model_dump_json().encode()))

@@ -33,7 +33,7 @@ from tasks.steps import canaries_step as canaries
 from tasks.steps import entities_step as entities
 from tasks.steps import token_store_step as token_store
 from tasks.steps import vocabulary_step as vocabulary
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 PATIENTS, DECLARED, LENGTH = 60, 100, 16
 WORDS = ("pain", "in", "arm", "since", "two", "days", "no", "fever")
@@ -69,7 +69,6 @@ class Bench(StepContext):
         return list(self.numbers)
 
     def labels(self) -> dict[str, set[str]]:
-        """Return the labels of the metrics by name."""
         labels: dict[str, set[str]] = {}
         for number in self.numbers:
             labels.setdefault(number.name, set()).add(number.label)
@@ -77,7 +76,6 @@ class Bench(StepContext):
 
 
 def as_input(answer: StepOutput, context: Bench, step: str) -> Input:
-    """Return the output of a step as an input of the next step."""
     result = StepResult(
         step=step,
         spec_hash=context.spec_hash,
@@ -111,6 +109,7 @@ class Chain:
         self.ledger = Ledger.open(self.home.ledger)
         self.ledger.register_dataset("notes", PrivacyUnit.PATIENT, 900.0, 1e-2)
         self.inputs: dict[str, Input] = {}
+        self.benches: dict[str, Bench] = {}
         self.inputs["corpus"] = corpus_of(self.context("corpus"), "notes", notes_of(PATIENTS))
         public = corpus_of(self.context("public corpus"), "wiki", notes_of(PATIENTS), "public")
         self.inputs["public corpus"] = public
@@ -127,13 +126,12 @@ class Chain:
             "public rows", token_store.run, self.cut().model_copy(update=public_rows)
         )
 
-    def context(self, name: str) -> Bench:
-        return Bench(self.home, self.inputs, name)
+    def context(self, name: str, **inputs: Input) -> Bench:
+        return Bench(self.home, self.inputs | inputs, name)
 
     def answer(self, name: str, run: Any, spec: Any) -> Input:
-        """Run a step and return its output; keep its context in the attribute `NAME_bench`."""
-        context = self.context(name)
-        setattr(self, f"{name}_bench", context)
+        """Run a step and return its output; keep its context in `benches`."""
+        context = self.benches[name] = self.context(name)
         return as_input(run(spec, context), context, spec.step)
 
     def pieces(self, *words: str) -> tuple[int, ...]:
@@ -158,13 +156,12 @@ class Chain:
 
 
 def with_facts(source: Input, **facts: Any) -> Input:
-    """Return a copy of an input with changed facts."""
     return replace(source, result=source.result.model_copy(update={"facts": source.facts | facts}))
 
 
 def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench, FinetuneSpec]:
     """Return the context of a private fine-tuning on twelve documents, and its spec."""
-    labelled, context = chain.context(f"labels of {name}"), chain.context(name)
+    labelled, context = chain.context(f"labels of {name}"), chain.context(name, model=model)
     for part in entities.PARTS:
         sentences = [
             Sentence(("pain", "in", "arm"), ("B-sign", "O", "O"), str(n)) for n in range(12)
@@ -175,7 +172,6 @@ def tuning(chain: Chain, model: Input, name: str, **changes: Any) -> tuple[Bench
         "all_name_a_patient": False,
     }  # fmt: skip
     facts["digest"] = labelled.content_digest(labelled.out)
-    context.inputs = chain.inputs | {"model": model}
     context.inputs["labels"] = as_input(StepOutput({}, facts=facts), labelled, "entities")
     chain.ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 900.0, 1e-2)
     spec = spec_of(

@@ -15,18 +15,17 @@ from dp_core.vocabulary import wordpiece
 from tasks.protocol import ReleaseRecord, StepResult
 from tasks.results import FINDINGS, read_findings, write_findings
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store, local_path
+from tasks.storage.backends import local_path
+from tasks.storage.store import RESULT, Store
 
 POSITIONS = 8
 
 
 def output_folder(deployment: Deployment, uri: str) -> Path:
-    """Return the folder of an output in a deployment whose store is on this machine."""
     return local_path(deployment.open_store().location(uri))
 
 
 def vocabulary_in(*folders: Path) -> int:
-    """Write a vocabulary to each folder; return its size."""
     tokenizer = wordpiece.learn({"pain": 90, "in": 80, "arm": 70}, 40)
     for folder in folders:
         folder.mkdir(parents=True)
@@ -46,7 +45,6 @@ def rows_in(deployment: Deployment, folder: Path, size: int, *parts: str) -> str
 
 
 def findings_at(folder: Path, key: str) -> list[Finding]:
-    """Return the findings of one audit in a step's output folder."""
     names = [name for name in FINDINGS.values() if (folder / f"{name}.json").exists()]
     result = StepResult(
         step="", spec_hash="", outputs={name: name for name in names}, metrics=[], facts={},
@@ -58,7 +56,6 @@ def findings_at(folder: Path, key: str) -> list[Finding]:
 def publish_findings(
     store: Store, uri: str, folder: Path, findings: Sequence[Finding], **facts: Any
 ) -> str:
-    """Publish the output of an audit step with these findings."""
     folder.mkdir(parents=True, exist_ok=True)
     outputs = [Path(file).stem for file in write_findings(folder, findings)]
     return publish(store, uri, folder, outputs=outputs, **facts)

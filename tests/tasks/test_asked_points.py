@@ -33,7 +33,7 @@ from tasks.protocol.least_privilege import Need
 from tasks.releases.charge import charge, planned_release, register_plans, training_plan
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 ASKED: dict[str, Any] = PUBLIC_LABELS | {
     "sweep_search": "optuna", "sweep_trials": 4, "sweep_noise_multipliers": "1,4",

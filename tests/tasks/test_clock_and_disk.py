@@ -96,7 +96,6 @@ def test_half_written_event_is_removed_before_the_next(tmp_path: Path) -> None:
 
 
 def test_torn_last_line_is_ignored_and_removed(tmp_path: Path) -> None:
-    """A power failure leaves half a line, and the next line must start on a new line."""
     file = tmp_path / "lines.jsonl"
     journal.append(file, "1")
     with file.open("a") as stream:

@@ -13,7 +13,7 @@ from step_outputs import publish
 
 from tasks.results import FIGURES_FILE
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 EDITIONS = ("report", "operator_report")
 

@@ -6,11 +6,13 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dp_core.errors import BadInput
 from tasks.runtime.deployment import Deployment
+from tasks.storage import copies
 from tasks.storage.copies import UNUSED, Copies, bytes_from
 
 CHECKOUT = Path(__file__).parents[2]
@@ -33,7 +35,6 @@ def must_not_copy(folder: Path) -> None:
 
 
 def age_all(cache: Path) -> None:
-    """Set the last use of all copies to a time after which they may be deleted."""
     before = time.time() - UNUSED - 60
     for lock in cache.glob("*.lock"):
         os.utime(lock, (before, before))
@@ -43,12 +44,6 @@ def end_process(copies: Copies) -> None:
     """Close the locks of a process, as the kernel does at its end."""
     for descriptor in copies._used.values():
         os.close(descriptor)
-
-
-def test_copy_is_made_once_and_reused(tmp_path: Path) -> None:
-    folder = Copies(tmp_path).copy("a", SIZE, filled("note"))
-    assert (folder / "text").read_text() == "note"
-    assert Copies(tmp_path).copy("a", SIZE, must_not_copy) == folder
 
 
 def test_unused_copy_is_deleted_after_a_week(tmp_path: Path) -> None:
@@ -96,11 +91,7 @@ def test_copy_is_kept_while_its_process_runs(tmp_path: Path) -> None:
     assert not folder.exists()
 
 
-# --- bounded
-
-
 def used(cache: Path, mark: str, seconds_ago: float) -> None:
-    """Create a copy, last used so long ago, of a process that has ended."""
     process = Copies(cache)
     process.copy(mark, SIZE, filled(mark))
     end_process(process)
@@ -160,20 +151,15 @@ def test_unfinished_copy_counts_and_is_not_deleted(tmp_path: Path) -> None:
 def test_default_bound_is_half_of_the_free_disk(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tasks.storage import copies
-
     used(tmp_path, "a", 10)
-    monkeypatch.setattr(copies.shutil, "disk_usage", lambda _: Disk())
-    Disk.free = 3 * SIZE  # with the cache's contents 4, of which half are 2
+    disk = SimpleNamespace(free=3 * SIZE)
+    monkeypatch.setattr(copies.shutil, "disk_usage", lambda _: disk)
+    # with the cache's contents 4, of which half are 2
     Copies(tmp_path).copy("b", SIZE, filled("b"))
     assert cached(tmp_path) == {"a", "b"}
-    Disk.free = 2 * SIZE
+    disk.free = 2 * SIZE
     Copies(tmp_path).copy("c", SIZE, filled("c"))
     assert cached(tmp_path) == {"c"} | {"b"}
-
-
-class Disk:
-    free = 0
 
 
 @pytest.mark.parametrize(

@@ -1,12 +1,9 @@
-"""A corpus with a damaged shard: reading is refused, and the step remakes only that shard."""
-
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
 import pytest
-from command_line import Confide
 from spec_examples import run, spec_of
 from step_outputs import output_folder
 
@@ -16,14 +13,13 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.protocol import CorpusSpec
 from tasks.runtime.deployment import Deployment
 from tasks.steps import corpus_step
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 SHARD = "shard-0002.parquet"
 
 
 @pytest.fixture
 def spec(deployment: Deployment, at_home: None, no_mlflow: None, tmp_path: Path) -> CorpusSpec:
-    """A finished corpus of private notes in four shards."""
     Ledger.open(deployment.ledger).register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
     rows = [{"patient_id": f"p{i}", "document_id": str(i), "text": f"note {i}"} for i in range(40)]
     source = tmp_path / "ward.jsonl"
@@ -78,13 +74,3 @@ def test_damaged_corpus_index_is_refused(
     (folder(spec) / "corpus.json").write_text("{}")
     assert run(spec) == 2
     assert capsys.readouterr().err.count("\n") == 1
-
-
-def test_reading_a_damaged_corpus_names_the_shard(
-    spec: CorpusSpec, deployment: Deployment, confide: Confide
-) -> None:
-    (folder(spec) / SHARD).unlink()
-    store = Store(deployment.store, deployment.cache)
-    with pytest.raises(Exception, match=f"{SHARD} is missing or damaged") as caught:
-        store.local_copy(spec.output)
-    assert "Run its step again" in str(caught.value)

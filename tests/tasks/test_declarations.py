@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
-from command_line import Confide
+from command_line import Confide, set_options
 from spec_examples import run, spec_of
 from step_outputs import output_folder
 
@@ -27,9 +27,11 @@ from tasks.releases.deployment_ledger import IDENTITY
 from tasks.results import STATEMENT_DATA
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.steps import corpus_step as corpus
-from tasks.storage import Store, local_path
+from tasks.storage.backends import local_path
+from tasks.storage.store import Store
 
 PRIVATE = "Quorvath was seen in clinic for a cough."
+TABLES = {"entities_train": "labels.tsv", "entities_test": "labels.tsv"}
 LABELS = "The O\npatient O\nhad O\nfever B-problem\n\n".replace(" ", "\t")
 
 
@@ -138,10 +140,7 @@ def test_run_does_not_register_a_public_data_set(ward: Ward) -> None:
         {"public_format": "jsonl", "public_path": "ward.jsonl"},
         {"public_format": "jsonl", "public_path": "copy.jsonl"},
         {"public_format": "jsonl", "public_path": "link.jsonl"},
-        {
-            "entities_format": "columns", "entities_train": "labels.tsv",
-            "entities_test": "labels.tsv", "entities_public": True,
-        },
+        {"entities_format": "columns", **TABLES, "entities_public": True},
         {"public_model": "model"},
         {"all_public": True, "private_dataset": "declared-elsewhere"},
     ],
@@ -156,7 +155,7 @@ def test_undeclared_public_source_is_refused_before_a_charge(
     (ward.files / "link.jsonl").symlink_to(ward.files / "ward.jsonl")
     (ward.files / "model").mkdir()
     (ward.files / "model" / STATEMENT_DATA).write_text("{}")
-    paths = ("public_path", "entities_train", "entities_test", "public_model")
+    paths = ("public_path", *TABLES, "public_model")
     changes = {n: str(ward.files / v) if n in paths else v for n, v in settings.items()}
     steps = job_steps(job(ward.files, **changes))
     ward.refused(steps["budget"], "confide ledger declare-public")
@@ -171,9 +170,8 @@ def test_undeclared_public_source_is_refused_before_a_charge(
 
 @pytest.mark.parametrize("job", ["dp_bert", "dp_sweep"])
 def test_undeclared_source_is_refused_before_a_run_starts(ward: Ward, job: str) -> None:
-    words = ["--set", "public_format=text", "--set", f"public_path={ward.files / 'wiki'}"]
-    code, out, err = ward.confide("run", job, *words)
-    assert (code, out) == (2, "")
+    words = set_options(public_format="text", public_path=ward.files / "wiki")
+    err = ward.confide.refused("run", job, *words)
     assert "public_path" in err and f"confide ledger declare-public {ward.files / 'wiki'}" in err
     assert not (ward.home.home / "logs").exists()
 
@@ -260,9 +258,9 @@ def test_withdrawn_declaration_also_invalidates_finished_steps(ward: Ward) -> No
     assert run(spec) == 0  # the second run reuses the result
     (shown,) = ward.confide.json("ledger", "declare-public")
     # the prefix could match another declaration
-    assert ward.confide("ledger", "withdraw-public", shown["digest"][:4])[0] == 2
+    ward.confide.refused("ledger", "withdraw-public", shown["digest"][:4])
     assert ward.confide("ledger", "withdraw-public", shown["digest"])[0] == 0
-    assert ward.confide("ledger", "withdraw-public", shown["digest"])[0] == 2
+    ward.confide.refused("ledger", "withdraw-public", shown["digest"])
     ward.refused(spec, "declare-public")
 
 
@@ -286,8 +284,8 @@ def test_known_private_text_needs_an_explicit_option_to_be_declared(ward: Ward) 
     notes = ward.files / "ward.jsonl"
     assert run(private_spec(notes)) == 0
     for path in (notes, ward.files):  # the folder contains the file
-        code, _, err = ward.confide("ledger", "declare-public", path)
-        assert code == 2 and "private text of ward" in err and "--known-private" in err
+        err = ward.confide.refused("ledger", "declare-public", path)
+        assert "private text of ward" in err and "--known-private" in err
     ward.refused(corpus_spec(notes), "declare-public")
     assert ward.confide("ledger", "declare-public", "--known-private", notes)[0] == 0
     assert run(corpus_spec(notes)) == 0
@@ -308,12 +306,12 @@ def test_outputs_of_the_deployment_cannot_be_declared_public(ward: Ward) -> None
     model.mkdir(parents=True)
     (model / "model.safetensors").write_bytes(b"weights")
     for path in (model, ward.home.home, ward.home.home.parent):
-        code, _, err = ward.confide("ledger", "declare-public", path)
-        assert code == 2 and "this deployment has made" in err
+        err = ward.confide.refused("ledger", "declare-public", path)
+        assert "this deployment has made" in err
     shutil.copytree(model, ward.files / "model")  # as an export or a copy contains it
     (ward.files / "model" / STATEMENT_DATA).write_text("{}")
-    code, _, err = ward.confide("ledger", "declare-public", ward.files / "model")
-    assert code == 2 and "a model that Confide made" in err
+    err = ward.confide.refused("ledger", "declare-public", ward.files / "model")
+    assert "a model that Confide made" in err
     assert ward.ledger.sources.public() == []
 
 
@@ -340,14 +338,15 @@ def test_same_file_under_two_data_sets_is_warned_about(ward: Ward) -> None:
 
 def test_register_command_refuses_contradictory_options(confide: Confide) -> None:
     assert confide("ledger", "register", "shown", "--public")[0] == 0
-    assert confide("ledger", "register", "shown", "--public", "--epsilon", "1")[0] == 2
-    # a private data set stays private
-    assert confide("ledger", "register", "ward", "--public")[0] == 2
-    code, _, err = confide("ledger", "register", "other", "--unit", "patient")
-    assert code == 2 and "needs --unit, --epsilon and --delta" in err
     full = ["--unit", "patient", "--epsilon", "1", "--delta", "1e-6"]
-    assert confide("ledger", "register", "Synthetic-Notes", *full)[0] == 2
-    assert confide("ledger", "register", "shown", *full)[0] == 2
+    for words, reason in (
+        (["shown", "--public", "--epsilon", "1"], "a public data set has no budget"),
+        (["ward", "--public"], "ward"),  # a private data set stays private
+        (["other", "--unit", "patient"], "needs --unit, --epsilon and --delta"),
+        (["Synthetic-Notes", *full], "made-up notes have that name"),
+        (["shown", *full], "shown"),
+    ):
+        assert reason in confide.refused("ledger", "register", *words)
 
 
 # --- a single function opens sources

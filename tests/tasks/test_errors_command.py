@@ -1,5 +1,3 @@
-"""`confide errors`: positions from the step's error list, words from the labelled text."""
-
 from __future__ import annotations
 
 import json
@@ -15,7 +13,6 @@ from tasks.protocol import FinetuneSpec
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities_step import write_items
 from tasks.steps.finetune_step import ERRORS, errors_of, task_of
-from tasks.storage import Store
 
 TEST = [
     Sentence(("no", "pain", "today"), ("O", "B-problem", "O"), "n1"),
@@ -26,21 +23,18 @@ TEST = [
 @pytest.fixture
 def tuned(at_home: None, deployment: Deployment, tmp_path: Path) -> str:
     """A fine-tuning whose only prediction is a drug with a wrong boundary."""
-    store = Store(deployment.store, deployment.cache)
+    store = deployment.open_store()
     labelled, made = tmp_path / "labelled", tmp_path / "made"
     labelled.mkdir()
     made.mkdir()
     write_items(TEST, labelled / "test.jsonl")
-    entities = publish(
-        store, f"store://entities/{'b' * 16}", labelled, head="entities", public=False
-    )
+    place = f"store://entities/{'b' * 16}"
+    entities = publish(store, place, labelled, head="entities", public=False)
     spec = spec_of(FinetuneSpec, model_uri="model", entities_uri=entities, plan=None)
     predicted = [("O", "O", "O"), ("B-drug", "I-drug", "O")]
     content = {"spec": spec.model_dump(mode="json"), **errors_of(task_of(spec), TEST, predicted)}
     (made / ERRORS).write_text(json.dumps(content))
-    return publish(
-        store, f"store://finetune/{'a' * 16}", made, artifacts=[[ERRORS, "operator", ""]]
-    )
+    return publish(store, f"store://finetune/{'a' * 16}", made, artifacts={ERRORS: "operator"})
 
 
 def test_errors_are_shown_with_words_of_the_labelled_text(confide: Confide, tuned: str) -> None:
@@ -58,7 +52,5 @@ def test_errors_are_shown_with_words_of_the_labelled_text(confide: Confide, tune
 
 def test_output_without_an_error_list_is_refused(confide: Confide, tuned: str) -> None:
     for uri in (tuned.replace("a" * 16, "c" * 16), tuned.replace("finetune/" + "a", "entities/b")):
-        code, _, err = confide("errors", "--uri", uri)
-        assert code == 2 and "no list of errors there" in err
-    code, _, err = confide("errors")
-    assert code == 2 and "there is no report yet" in err
+        assert "no list of errors there" in confide.refused("errors", "--uri", uri)
+    assert "there is no report yet" in confide.refused("errors")

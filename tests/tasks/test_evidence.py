@@ -70,7 +70,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compos
 from tasks.evidence.audits import AUDITS, audits_of, subjects_of
 from tasks.results import PROBES, STATEMENT_DATA, STATEMENT_WORDS, SUBJECT, read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import CHECKSUMS, sha256_of
+from tasks.storage.store import CHECKSUMS, sha256_of
 
 
 def sha256(content: bytes) -> str:

@@ -1,5 +1,3 @@
-"""The fork server: each step is a separate process with only its request's settings."""
-
 from __future__ import annotations
 
 import json
@@ -66,8 +64,6 @@ def exit_code(step: Running) -> int:
 
 
 class Served:
-    """A fork server, and the output files of its steps."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.socket = folder, folder / ("long" * 30) / "server.socket"
         self.socket.parent.mkdir()
@@ -115,7 +111,6 @@ def shared(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Served]:
-    """A separate server for a test that stops or changes it."""
     server = Served(tmp_path)
     yield server
     server.end()

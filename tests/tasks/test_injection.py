@@ -1,5 +1,3 @@
-"""Names and paths are data: they execute no command and leave no folder."""
-
 import json
 import os
 import subprocess
@@ -14,7 +12,7 @@ from tasks.execution.run_job import _run_step
 from tasks.protocol import CorpusSpec, JobSettings, RunContext
 from tasks.protocol.step_process import Work
 from tasks.runtime.deployment import CHECKOUT, Deployment
-from tasks.storage import read_spec, stage_source
+from tasks.storage.backends import read_spec, stage_source
 
 HOSTILE = [
     "a; touch here",
@@ -40,7 +38,6 @@ def test_names_with_special_characters_are_refused(field, name):
 
 @pytest.mark.parametrize("path", [f"/data/{word}" for word in HOSTILE[:5]])
 def test_path_reaches_the_step_unchanged_and_executes_nothing(tmp_path, monkeypatch, path):
-    """A real process receives the spec unchanged."""
     python = tmp_path / "python"
     python.write_text(f'#!/bin/sh\nexec "{sys.executable}" -c "$PROGRAM" "$@"\n')
     python.chmod(0o755)
@@ -67,7 +64,6 @@ def test_sources_are_absolute_paths_or_buckets(tmp_path, path):
 
 
 def test_step_name_cannot_import_another_module(tmp_path):
-    """`python -m tasks NAME` imports only the step of the spec."""
     for name in ("os", "../corpus; true"):
         process = subprocess.run(
             [sys.executable, "-m", "tasks", name, "--spec", "data:,%7B%22step%22:%22os%22%7D"],

@@ -1,5 +1,3 @@
-"""Models of several epochs of one training share one charge, one statement and one noise seed."""
-
 from __future__ import annotations
 
 import json
@@ -37,7 +35,7 @@ from tasks.steps import exposure_step as exposure
 from tasks.steps import finetune_step as finetune
 from tasks.steps import pretrain_step as pretrain
 from tasks.steps.training_files import KeptModels
-from tasks.storage import sha256_of
+from tasks.storage.store import sha256_of
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +83,6 @@ def test_models_of_several_epochs_have_one_ledger_entry_and_one_epsilon(
 def test_kept_models_equal_the_weights_of_the_training(
     chain: Chain, released: tuple[Input, Bench], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A repeated training with the same noise is inspected at every update."""
     model, context = released
     passed: dict[int, Arrays] = {}
     original = KeptModels.hook
@@ -118,7 +115,6 @@ def test_kept_models_equal_the_weights_of_the_training(
 def test_changed_intermediate_model_under_the_same_noise_is_refused(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The digest in the ledger covers every released model, not only the last."""
     spec = chain.training(updates=3, kept_updates=(1,))
     pretrain.run(spec, chain.context("bound"))
     original = KeptModels.weights
@@ -139,7 +135,6 @@ def kept_in(folder: Path, *updates: int, run: str = "run") -> KeptModels:
 
 
 def test_models_written_by_two_processes_are_refused(tmp_path: Path) -> None:
-    """Two machines run the same training at once and round differently under one noise."""
     ours, theirs = kept_in(tmp_path, 1, 2), kept_in(tmp_path, 1, 2)
     for kept, rounded in ((ours, 0.0), (theirs, 1e-7)):
         hook = kept.hook(NO_EVALUATION)
@@ -170,9 +165,7 @@ def test_resumed_training_finds_its_kept_models(tmp_path: Path) -> None:
     assert kept_in(tmp_path).weights() == {}
 
 
-def test_missing_damaged_or_foreign_kept_model_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_missing_damaged_or_foreign_kept_model_is_refused(tmp_path: Path) -> None:
     kept = kept_in(tmp_path, 2, 4)
     hook = kept.hook(NO_EVALUATION)
     hook.evaluate(2, arrays(2))
@@ -242,22 +235,16 @@ def test_kept_epochs_become_updates_and_measurements_of_each_training() -> None:
 
 
 def test_each_private_fine_tuning_of_an_earlier_model_is_charged() -> None:
-    """Each fine-tuning is a release of the labels, and δ counts all of them in advance."""
     settings_of_job: dict[str, Any] = {
         "private_format": "text", "private_path": "/a", "private_dataset": "notes",
         "entities_format": "columns", "entities_train": "/l", "entities_test": "/t",
         "entities_dataset": "labels", "finetune_privacy": "dp", "entity_types": "problem",
         "entities_unit": "document", "entities_declared_units": 1000, "nonprivate": False,
     }  # fmt: skip
-    alone, kept = (
-        JobSettings(**settings_of_job),
-        JobSettings(**settings_of_job, kept_epochs="1,2,3"),
-    )
-    charged = [
-        [spec.step for spec in budget_of_run(settings).charged] for settings in (alone, kept)
-    ]
-    assert [steps.count("finetune") for steps in charged] == [1, 4]
-    assert [steps.count("pretrain") for steps in charged] == [1, 1]
+    for epochs, finetunings in (("", 1), ("1,2,3", 4)):
+        run = budget_of_run(JobSettings(**settings_of_job, kept_epochs=epochs))
+        steps = [spec.step for spec in run.charged]
+        assert (steps.count("finetune"), steps.count("pretrain")) == (finetunings, 1)
     delta = {"finetune_delta": 4e-4}  # twice this δ is below one in 1000, four times is not
     JobSettings(**settings_of_job, **delta, kept_epochs="1")
     with pytest.raises(ValueError, match="finetune_delta, entities_declared_units"):
@@ -265,7 +252,6 @@ def test_each_private_fine_tuning_of_an_earlier_model_is_charged() -> None:
 
 
 def test_total_of_a_job_includes_fine_tunings_of_earlier_models() -> None:
-    """The total excludes the releases that only the operator sees."""
     event = PoissonGaussian.single(0.1, 2.0, 5, unit=PrivacyUnit.PATIENT)
     training, last, earlier = (record(name, event) for name in ("training", "last", "earlier"))
     unaccounted = record("own", Unaccounted("labels as they are", unit=PrivacyUnit.PATIENT))
@@ -303,15 +289,14 @@ def test_fine_tuning_and_exposure_read_the_model_of_the_requested_epoch(
         answer = finetune.run(spec, context)
         assert answer.facts["began_with"] == opened.facts["weights_digest"] == weights
         assert answer.facts["released_after"] == [1, 3, 4]
-        statement = json.loads((context.out / STATEMENT_DATA).read_text())
-        assert statement["released_after_updates"] == [1, 3, 4]
-        assert (
-            statement["epsilon"]
-            == json.loads((model.folder / STATEMENT_DATA).read_text())["epsilon"]
+        statement, of_start = (
+            json.loads((folder / STATEMENT_DATA).read_text())
+            for folder in (context.out, model.folder)
         )
+        assert statement["released_after_updates"] == [1, 3, 4]
+        assert statement["epsilon"] == of_start["epsilon"]
         tuned[weights] = load_model(context.out).parameters
-        audited = chain.context(f"exposure after {updates}")
-        audited.inputs = chain.inputs | {"model": model}
+        audited = chain.context(f"exposure after {updates}", model=model)
         inputs = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "rows"}
         exposure_spec = spec_of(ExposureSpec, **inputs, model_updates=updates)
         measured = exposure.run(exposure_spec, audited)
@@ -322,8 +307,7 @@ def test_fine_tuning_and_exposure_read_the_model_of_the_requested_epoch(
     assert len(tuned) == 3
     first, second, third = tuned.values()
     assert differ(first, second) and differ(second, third)
-    context = chain.context("no such model")
-    context.inputs = chain.inputs | {"model": model}
+    context = chain.context("no such model", model=model)
     with pytest.raises(BadInput, match=r"no model was kept after 2 updates.*those after 1, 3, 4"):
         model_at(context, "model", field="model_uri", updates=2)
 
@@ -331,7 +315,6 @@ def test_fine_tuning_and_exposure_read_the_model_of_the_requested_epoch(
 def test_kept_models_need_a_mechanism_that_covers_every_iterate(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A mechanism that hides the other iterates is refused before the charge."""
     spec = chain.training(updates=4, kept_updates=(2,))
     planned_release(spec)
     monkeypatch.setattr(PoissonGaussian, "every_iterate", False)

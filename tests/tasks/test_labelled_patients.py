@@ -1,5 +1,3 @@
-"""Private labels with the unit patient: all documents of a patient are one unit."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -8,15 +6,16 @@ import pytest
 from spec_examples import spec_of
 from step_outputs import output_folder
 
-from dp_core.data.labelled_text import Sentence
+from dp_core.data.labelled_text import unit_ids
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.execution import contract
 from tasks.protocol import EntitiesSpec, RunContext
+from tasks.releases.provenance import private_units
+from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities_step import read_items
-from tasks.steps.finetune_step import units_of
 
 CONTEXT = RunContext(run_key="by-hand", run_name="by hand", task="entities")
 SENTENCE = "Pain\tB-problem\n\n"
@@ -44,9 +43,9 @@ def test_all_documents_of_a_patient_are_one_unit(untracked: Deployment, spec: En
     assert [(s.document_id, s.patient_id) for s in train] == [
         ("a.tsv#0", "p"), ("b.tsv#0", "p")
     ]  # fmt: skip
-    assert len(set(units_of(train, PrivacyUnit.PATIENT))) == 1
-    assert len(set(units_of(train, PrivacyUnit.DOCUMENT))) == 2
-    assert len(set(units_of([*train, *train], PrivacyUnit.EXAMPLE))) == 4
+    assert len(set(unit_ids(train, PrivacyUnit.PATIENT))) == 1
+    assert len(set(unit_ids(train, PrivacyUnit.DOCUMENT))) == 2
+    assert len(set(unit_ids([*train, *train], PrivacyUnit.EXAMPLE))) == 4
 
 
 @pytest.mark.parametrize(
@@ -67,16 +66,14 @@ def test_labels_without_a_list_of_patients_cannot_have_patient_units(
     untracked: Deployment, spec: EntitiesSpec
 ) -> None:
     alone = spec.model_copy(update={"patients_path": ""})
-    assert contract.run_step(alone, untracked, CONTEXT).facts["all_name_a_patient"] is False
-    unassigned = [Sentence(("a",), ("O",), "d")]
+    labels = Input(contract.run_step(alone, untracked, CONTEXT), Path())
     with pytest.raises(BadInput, match="entities_patients"):
-        units_of(unassigned, PrivacyUnit.PATIENT)
+        private_units(labels).refuse_nameless(PrivacyUnit.PATIENT)
 
 
 def test_reading_step_hides_whether_private_labels_hold_an_entity(
     untracked: Deployment, spec: EntitiesSpec, tmp_path: Path
 ) -> None:
-    """An entity of a single unit may be the only one, and the step must not reveal it."""
     (tmp_path / "train" / "a.tsv").write_text("Pain\tO\n\n")
     with_it = contract.run_step(spec, untracked, CONTEXT)
     (tmp_path / "train" / "b.tsv").write_text("Pain\tO\n\n")
@@ -97,8 +94,8 @@ def test_texts_with_classes_contain_their_patients(
     result = contract.run_step(spec.model_copy(update=change), untracked, CONTEXT)
     assert (result.facts["head"], result.facts["all_name_a_patient"]) == ("pairs", True)
     texts = read_items(output_folder(untracked, result.outputs["train"]).parent, "train", "classes")
-    assert units_of(texts, PrivacyUnit.PATIENT) == ["p", "q"]
+    assert unit_ids(texts, PrivacyUnit.PATIENT) == ["p", "q"]
     assert len({text.document_id for text in texts}) == 1  # the same first text, without ids
-    assert len(set(units_of(texts, PrivacyUnit.DOCUMENT))) == 2  # of two patients
-    assert len(set(units_of([*texts, texts[0]], PrivacyUnit.EXAMPLE))) == 3
+    assert len(set(unit_ids(texts, PrivacyUnit.DOCUMENT))) == 2  # of two patients
+    assert len(set(unit_ids([*texts, texts[0]], PrivacyUnit.EXAMPLE))) == 3
     assert {m.name: m.label for m in result.metrics}["train_pairs"] == "operator"

@@ -4,7 +4,6 @@ import itertools
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
@@ -14,7 +13,7 @@ from dp_core.labels import Operator, Public
 from tasks.execution.contract import Stopped, _end_tracking
 from tasks.runtime.deployment import Deployment
 from tasks.tracking import event_log
-from tasks.tracking.event_log import AttemptEnded, Begun, EventLog, Identity, Tag, metric
+from tasks.tracking.event_log import AttemptEnded, Begun, EventLog, Identity, metric
 from tasks.tracking.mlflow import (
     KEY_TAG,
     OPERATOR,
@@ -35,14 +34,6 @@ def _down(deployment: Deployment) -> Deployment:
     return replace(deployment, tracking="http://127.0.0.1:9")
 
 
-def _write_undelivered(deployment: Deployment) -> None:
-    for identity in (DONE, KILLED, REPORT):
-        tracker = Tracker(_down(deployment), identity)
-        tracker.begin()
-        if identity is not KILLED:
-            tracker.end("FINISHED", also=("parent",) if identity is REPORT else ())
-
-
 def _statuses(
     deployment: Deployment, identity: Identity, target: str, experiment: str = PUBLIC
 ) -> list[str]:
@@ -55,24 +46,21 @@ def _statuses(
     return [str(run.info.status) for run in runs]
 
 
-def _status(
-    deployment: Deployment, identity: Identity, target: str, experiment: str = PUBLIC
-) -> str:
-    (status,) = _statuses(deployment, identity, target, experiment)
-    return status
-
-
 @pytest.mark.parametrize("order", list(itertools.permutations(range(3))))
 def test_finished_job_is_not_shown_as_running(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch, order: tuple[int, ...]
 ) -> None:
-    _write_undelivered(tracked)
+    for identity in (DONE, KILLED, REPORT):
+        tracker = Tracker(_down(tracked), identity)
+        tracker.begin()
+        if identity is not KILLED:
+            tracker.end("FINISHED", also=("parent",) if identity is REPORT else ())
     logs = EventLog.all(tracked.events)
     monkeypatch.setattr(EventLog, "all", lambda parent: [logs[place] for place in order])
     assert send_all(tracked) == 0
-    assert _status(tracked, REPORT, "parent") == "FINISHED"
-    assert _status(tracked, DONE, "step") == "FINISHED"
-    assert _status(tracked, KILLED, "step") == "RUNNING"
+    assert _statuses(tracked, REPORT, "parent") == ["FINISHED"]
+    assert _statuses(tracked, DONE, "step") == ["FINISHED"]
+    assert _statuses(tracked, KILLED, "step") == ["RUNNING"]
 
 
 def test_metrics_of_another_run_do_not_restart_a_finished_job(tracked: Deployment) -> None:
@@ -83,8 +71,8 @@ def test_metrics_of_another_run_do_not_restart_a_finished_job(tracked: Deploymen
     again = Tracker(tracked, replace(DONE, run_key="run-2"))
     again.begin()
     again.measure("loss", Public(1.0), 1)
-    assert _status(tracked, DONE, "parent") == "FINISHED"
-    assert _status(tracked, DONE, "step") == "KILLED"
+    assert _statuses(tracked, DONE, "parent") == ["FINISHED"]
+    assert _statuses(tracked, DONE, "step") == ["KILLED"]
 
 
 @pytest.mark.parametrize("down", [False, True])
@@ -107,8 +95,8 @@ def test_last_step_ends_the_job_in_both_experiments(
     assert send_all(tracked) == 0
     for target in ("parent", "model"):
         for experiment in (PUBLIC, OPERATOR):
-            assert _status(tracked, point, target, experiment) == status
-    assert _status(tracked, point, "step", OPERATOR) == "FINISHED"
+            assert _statuses(tracked, point, target, experiment) == [status]
+    assert _statuses(tracked, point, "step", OPERATOR) == ["FINISHED"]
 
 
 def test_late_operator_metric_does_not_restart_a_finished_job(tracked: Deployment) -> None:
@@ -120,10 +108,10 @@ def test_late_operator_metric_does_not_restart_a_finished_job(tracked: Deploymen
     other.measure("loss", Operator(1.0))
     other.end("FINISHED")
     for experiment in (PUBLIC, OPERATOR):
-        assert _status(tracked, replace(DONE, made_up=False), "parent", experiment) == "FAILED"
+        assert _statuses(tracked, replace(DONE, made_up=False), "parent", experiment) == ["FAILED"]
     Tracker(tracked, replace(DONE, made_up=False)).begin()
     for experiment in (PUBLIC, OPERATOR):
-        assert _status(tracked, replace(DONE, made_up=False), "parent", experiment) == "RUNNING"
+        assert _statuses(tracked, replace(DONE, made_up=False), "parent", experiment) == ["RUNNING"]
 
 
 def test_ending_a_job_creates_no_run_in_an_unused_experiment(tracked: Deployment) -> None:
@@ -133,14 +121,13 @@ def test_ending_a_job_creates_no_run_in_an_unused_experiment(tracked: Deployment
     last.begin()
     last.end("FINISHED", also=("parent",))
     for target in ("parent", "step"):
-        assert _status(tracked, replace(REPORT, made_up=False), target) == "FINISHED"
+        assert _statuses(tracked, replace(REPORT, made_up=False), target) == ["FINISHED"]
         assert _statuses(tracked, replace(REPORT, made_up=False), target, OPERATOR) == []
 
 
 @pytest.mark.parametrize("made_up", [True, False])
 @pytest.mark.parametrize("down", [True, False])
 def test_retry_is_shown_as_running(tracked: Deployment, made_up: bool, down: bool) -> None:
-    """Undelivered events of the earlier try are sent with the first events of the later try."""
     identity = replace(DONE, made_up=made_up)
     first = Tracker(_down(tracked) if down else tracked, identity)
     first.begin()
@@ -149,8 +136,8 @@ def test_retry_is_shown_as_running(tracked: Deployment, made_up: bool, down: boo
     Tracker(tracked, identity).begin()
     send_all(tracked)
     for experiment in (PUBLIC,) if made_up else (PUBLIC, OPERATOR):
-        assert _status(tracked, identity, "parent", experiment) == "RUNNING"
-        assert _status(tracked, identity, "step", experiment) == "RUNNING"
+        assert _statuses(tracked, identity, "parent", experiment) == ["RUNNING"]
+        assert _statuses(tracked, identity, "step", experiment) == ["RUNNING"]
 
 
 def test_cancelled_job_is_shown_as_killed_until_its_retry(
@@ -160,20 +147,19 @@ def test_cancelled_job_is_shown_as_killed_until_its_retry(
     first.begin()
     _end_tracking(first, Stopped(), closed=True)
     send_all(tracked)
-    assert [_status(tracked, DONE, t) for t in ("parent", "step")] == ["KILLED", "KILLED"]
+    assert [_statuses(tracked, DONE, t) for t in ("parent", "step")] == [["KILLED"], ["KILLED"]]
     again = Tracker(tracked, DONE)
     again.begin()
-    assert _status(tracked, DONE, "parent") == "RUNNING"
+    assert _statuses(tracked, DONE, "parent") == ["RUNNING"]
     # its time was up, so the job will continue
     _end_tracking(again, Unfinished("time is up"), closed=False)
     send_all(tracked)
-    assert [_status(tracked, DONE, t) for t in ("parent", "step")] == ["RUNNING", "KILLED"]
+    assert [_statuses(tracked, DONE, t) for t in ("parent", "step")] == [["RUNNING"], ["KILLED"]]
 
 
 def test_log_is_kept_until_its_work_is_finished_or_30_days_old(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A retry continues with the log's metrics, and a killed step wrote no end."""
     Tracker(tracked, KILLED).begin()
     stopped = Tracker(tracked, DONE)
     stopped.end("FAILED", closed=False)
@@ -191,29 +177,12 @@ def test_log_is_kept_until_its_work_is_finished_or_30_days_old(
         assert {log.identity for log in EventLog.all(tracked.events)} == left
 
 
-def _delivered(parent: Path) -> EventLog:
-    log = EventLog.of(parent, DONE)
-    log.append(AttemptEnded(status="FINISHED"))
-    log.confirm(log.undelivered()[1])
-    return log
-
-
-def test_removed_log_is_not_created_again_by_its_sender(tmp_path: Path) -> None:
-    """A log that its sender created again would belong to no run and would swallow later events."""
-    log = _delivered(tmp_path)
-    late = EventLog.all(tmp_path)[0]
-    log.remove_if_delivered()
-    with late.delivering() as ours:
-        assert not ours
-    assert not late.folder.exists()
-    EventLog.of(tmp_path, DONE).append(Tag(name="a", value=""))
-    assert EventLog.all(tmp_path)[0].identity == DONE
-
-
 def test_interrupted_removal_of_a_log_is_completed(
     tracked: Deployment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    log = _delivered(tracked.events)
+    log = EventLog.of(tracked.events, DONE)
+    log.append(AttemptEnded(status="FINISHED"))
+    log.confirm(log.undelivered()[1])
     with monkeypatch.context() as killed:
         killed.setattr(event_log.shutil, "rmtree", lambda *_, **__: None)
         log.remove_if_delivered()
@@ -221,24 +190,6 @@ def test_interrupted_removal_of_a_log_is_completed(
     assert EventLog.all(tracked.events) == [] and unsent(tracked) == 0
     assert send_all(tracked) == 0
     assert list(tracked.events.glob("*.removed")) == []
-
-
-def test_lock_of_a_removed_log_does_not_cover_its_successor(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    log = _delivered(tmp_path)
-    opened = Path.open
-
-    def removed_meanwhile(file: Path, *arguments: Any, **named: Any) -> Any:
-        stream = opened(file, *arguments, **named)
-        if file.name == "lock":
-            log.folder.rename(tmp_path / "gone")
-            log.append(Begun())
-        return stream
-
-    monkeypatch.setattr(Path, "open", removed_meanwhile)
-    with log.delivering() as ours:
-        assert not ours
 
 
 def test_retry_in_another_run_continues_unfinished_work_only(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import pytest
 
 from dp_core.errors import BadInput
-from tasks.execution import contract
 from tasks.protocol import RunContext
 from tasks.protocol.messages import TrackedAt, parse
 from tasks.runtime.log import StepProgressReporter, configure, log, send, silence
@@ -87,15 +86,6 @@ def test_unknown_log_form_is_refused(monkeypatch):
     monkeypatch.setenv("CONFIDE_LOG", "xml")
     with pytest.raises(BadInput, match="CONFIDE_LOG"):
         configure("pretrain")
-
-
-def test_failed_step_reports_in_the_requested_form(capsys, monkeypatch, tmp_path):
-    monkeypatch.setenv("CONFIDE_LOG", "json")
-    monkeypatch.setenv("CONFIDE_HOME", str(tmp_path))
-    assert contract.main("pretrain", "data:,{}") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert json.loads(line)["level"] == "error"
-    assert json.loads(line)["message"].startswith("confide: pretrain: ")
 
 
 def test_messages_are_written_to_their_channel_only(capsys, monkeypatch, tmp_path):

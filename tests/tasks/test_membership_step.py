@@ -29,6 +29,7 @@ from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.context import StepOutput
 from tasks.protocol import MembershipSpec, ReleaseRecord
+from tasks.releases.declarations import refuse_if_changed
 from tasks.results import PROBES, SUBJECT, Input
 from tasks.steps import canaries_step as canaries
 from tasks.steps import membership_step as membership
@@ -130,8 +131,7 @@ def models(chain: Chain) -> dict[str, Input]:
 def attacked(
     chain: Chain, model: Input, name: str, inputs: dict[str, Input] | None = None, **changes: Any
 ) -> Attacked:
-    context = chain.context(name)
-    context.inputs = chain.inputs | {"model": model} | (inputs or {})
+    context = chain.context(name, model=model, **(inputs or {}))
     return membership.run(attacking(chain, **changes), context), context
 
 
@@ -205,10 +205,10 @@ def test_table_of_codes_defines_rare_patients(chain, models, tmp_path, capfd):
     outputs = written + json.dumps(answer.facts) + "".join(capfd.readouterr())
     assert "zyx" not in outputs and "patient-" not in outputs
     result = as_input(answer, context, "membership").result
-    membership.refuse_if_changed(spec, result, context)
+    refuse_if_changed(spec, result, context)
     table.write_text(table.read_text() + "\npatient-1,a1,zyx1")
     with pytest.raises(BadInput, match="have changed since"):
-        membership.refuse_if_changed(spec, result, context)
+        refuse_if_changed(spec, result, context)
 
 
 def test_attacks_on_a_public_model_find_no_members(chain: Chain, models: dict[str, Input]) -> None:
@@ -225,7 +225,7 @@ def test_only_ceilings_are_public(attacked_members: Attacked) -> None:
     for name, labels in context.labels().items():
         public = name.startswith("membership_ceiling/")
         assert labels == {Label.PUBLIC if public else Label.OPERATOR}
-    assert [artifact.label for artifact in answer.artifacts] == [Label.OPERATOR]
+    assert list(answer.artifacts.values()) == [Label.OPERATOR]
     assert answer.facts.keys() == {SUBJECT, PROBES}  # digests of the model and of its canaries
     written = (context.out / "findings_operator.json").read_text()
     assert "patient-" not in written

@@ -27,7 +27,7 @@ from dp_core.privacy.mechanisms import (
     ThresholdedHistogram,
     TruncatedPoissonGaussian,
 )
-from dp_core.privacy.statement import Release, privacy_statement
+from dp_core.privacy.statement import privacy_statement
 from dp_core.vocabulary.selection_calibration import calibrate
 from tasks.protocol import (
     BudgetSpec,
@@ -332,7 +332,7 @@ def test_run_or_sweep_with_a_too_large_delta_is_not_registered(deployment: Deplo
 
 def test_statement_makes_no_claim_at_a_delta_above_one_over_units() -> None:
     for units, private in ((0, True), (900, True), (1100, False)):
-        release = Release("notes", PrivacyUnit.PATIENT, EVENT, 1e-3, "1", declared_units=units)
+        release = record("1", EVENT, delta=1e-3, declared_units=units)
         statement = privacy_statement([release])
         assert statement.data["private"] is private
         assert ("No claim is made" in statement.words) is not private

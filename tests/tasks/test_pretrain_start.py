@@ -1,5 +1,3 @@
-"""The initial model of a pre-training: random weights, another kind, or a public model."""
-
 from __future__ import annotations
 
 from pathlib import Path
@@ -20,17 +18,13 @@ from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain_step as pretrain
 from tasks.steps.training_files import TrainingInputs
-from tasks.storage import Store
+from tasks.storage.store import Store
 
 WORDS = {"pain": 50, "fever": 40, "cough": 30, "rash": 20}
 
 
 def deployment_in(tmp_path: Path) -> Deployment:
     return Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
-
-
-def declare(tmp_path: Path, model: Path) -> None:
-    declare_public(str(model), deployment_in(tmp_path), known_private=False)
 
 
 def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
@@ -71,7 +65,7 @@ def test_embeddings_of_shared_tokens_are_copied_from_the_public_model(tmp_path: 
     save(model, public)
     with pytest.raises(BadInput, match="confide ledger declare-public"):
         start(tmp_path, public_model=str(public))
-    declare(tmp_path, public)
+    declare_public(str(public), deployment_in(tmp_path), known_private=False)
     initial = start(tmp_path, public_model=str(public))
     ours = wordpiece.learn(WORDS, 60)
     assert (initial.config.layers, initial.config.hidden) == (2, 128)
@@ -91,7 +85,7 @@ def test_public_model_of_another_architecture_is_refused(
     size = {"vocab_size": theirs.get_vocab_size(), "hidden": 64, "layers": 1, "max_positions": 16}
     config = Gpt2Config.of_size(**size) if kind == "bert" else BertConfig.of_size(**size)
     save(fresh(config, 3), public)
-    declare(tmp_path, public)
+    declare_public(str(public), deployment_in(tmp_path), known_private=False)
     with pytest.raises(BadInput, match=f"holds a {other}.*Set model_kind"):
         start(tmp_path, public_model=str(public), model_kind=kind)
     right = "gpt2" if kind == "bert" else "bert"

@@ -47,7 +47,7 @@ from tasks.protocol import (
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities_step import write_items
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 CONTEXT = RunContext(run_key="by-hand", run_name="by hand", task="attack")
 OTHER = "other-hospital"

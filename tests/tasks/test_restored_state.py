@@ -22,14 +22,12 @@ from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import record_operator_use
 from tasks.releases.deployment_ledger import IDENTITY, confirm_releases, open_ledger
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
 
 CONTEXT = RunContext(run_key="moved", run_name="moved", task="vocabulary")
 TASKS = ("budget", "private_corpus", "public_corpus", "vocabulary")
 
 
 def release(deployment: Deployment, spec_hash: str = "a" * 64) -> ReleaseRecord:
-    """Settle one release and write an output with its record to the store."""
     settled = charged(bench_of(deployment, spec_hash)).settle(spec_hash.encode())
     result = StepResult(
         step="pretrain", spec_hash=spec_hash, outputs={}, metrics=[], releases=[settled],
@@ -47,9 +45,11 @@ def delete_ledger(deployment: Deployment) -> None:
 
 def restore(deployment: Deployment, backup: Path) -> None:
     delete_ledger(deployment)
-    shutil.rmtree(deployment.seeds)
     shutil.copy2(backup / "ledger.db", deployment.home / "ledger.db")
-    shutil.copytree(backup / "seeds", deployment.seeds)
+    for kept in (backup / "seeds", backup / "keys"):
+        if kept.exists():
+            shutil.rmtree(deployment.home / kept.name)
+            shutil.copytree(kept, deployment.home / kept.name)
 
 
 def findings(deployment: Deployment) -> dict[str, doctor_command.Check]:
@@ -64,7 +64,6 @@ def used(registered: Deployment) -> Deployment:
 
 @pytest.fixture
 def older(registered: Deployment, tmp_path: Path) -> tuple[Deployment, ReleaseRecord]:
-    """A deployment restored from a backup that is older than its second release."""
     release(registered)
     copied(registered, tmp_path / "backup")
     second = release(registered, "b" * 64)
@@ -97,46 +96,32 @@ def test_doctor_reports_an_output_that_is_newer_than_the_ledger(
     assert second.ledger_id in finding.found and "does not hold it" in finding.found
 
 
-def test_doctor_names_settled_releases_without_an_output(used: Deployment) -> None:
+def test_doctor_reports_missing_outputs_and_seeds_of_settled_releases(used: Deployment) -> None:
     used.open_store().clear("store://pretrain/aaaaaaaaaaaaaaaa")
+    for file in used.seeds.glob("*.json"):
+        file.unlink()
     reported = findings(used)
     assert reported["releases in the store"].ok
     assert "1 settled releases have no output" in reported["outputs of releases"].found
+    seeds = reported["seeds of releases"]
+    assert not seeds.ok and seeds.needed and "the seeds of 1 releases are missing" in seeds.found
 
 
-def test_doctor_reports_missing_seeds_of_settled_releases(used: Deployment) -> None:
-    for file in used.seeds.glob("*.json"):
-        file.unlink()
-    finding = findings(used)["seeds of releases"]
-    assert not finding.ok and finding.needed
-    assert "the seeds of 1 releases are missing" in finding.found
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
+def test_record_must_agree_with_its_settled_entry(registered: Deployment) -> None:
+    settled, ledger = release(registered), Ledger.open(registered.ledger)
+    open_entry = charged(bench_of(registered, "d" * 64)).entry
+    confirm_releases(ledger, [settled], "x")
+    changes: list[tuple[dict[str, object], str]] = [
         ({"ledger_id": "0" * 32}, "does not hold it"),
+        ({"ledger_id": open_entry.id}, "has not settled it: it is reserved"),
         ({"dataset": "letters"}, "another release"),
         ({"delta": 1e-9}, "another release"),
         ({"released": "00"}, "another digest"),
         ({"released": ""}, "another digest"),
-    ],
-)
-def test_record_must_agree_with_its_settled_entry(
-    registered: Deployment, change: dict[str, object], words: str
-) -> None:
-    settled, ledger = release(registered), Ledger.open(registered.ledger)
-    confirm_releases(ledger, [settled], "x")
-    with pytest.raises(BadInput, match=words):
-        confirm_releases(ledger, [settled.model_copy(update=change)], "x")
-
-
-def test_record_of_an_entry_that_is_not_settled_is_refused(registered: Deployment) -> None:
-    settled, ledger = release(registered), Ledger.open(registered.ledger)
-    open_entry = charged(bench_of(registered, "d" * 64)).entry
-    waiting = settled.model_copy(update={"ledger_id": open_entry.id})
-    with pytest.raises(BadInput, match="has not settled it: it is reserved"):
-        confirm_releases(ledger, [waiting], "x")
+    ]
+    for change, words in changes:
+        with pytest.raises(BadInput, match=words):
+            confirm_releases(ledger, [settled.model_copy(update=change)], "x")
 
 
 def test_emptied_ledger_is_refused_by_store_or_seeds(
@@ -207,9 +192,6 @@ def test_finished_step_is_refused_if_the_ledger_lacks_its_release(untracked: Dep
         run(untracked)
 
 
-# --- ledgers that seeds or store do not remember
-
-
 def test_deleted_ledger_is_not_replaced_by_a_new_budget(
     confide: Confide, used: Deployment, at_home: None
 ) -> None:
@@ -225,15 +207,13 @@ def test_deleted_ledger_is_not_replaced_by_a_new_budget(
 
 
 def test_store_remembers_the_ledger_of_uses_without_a_seed(deployment: Deployment) -> None:
-    """A training without privacy is listed, and its results refer to an entry without a seed."""
     Ledger.open(deployment.ledger).register_dataset("notes", UNIT, 2.0, 1e-5)
     record_operator_use(bench_of(deployment), NOTES)
     delete_ledger(deployment)
     Ledger.open(deployment.ledger).register_dataset("notes", UNIT, 2.0, 1e-5)
     with pytest.raises(BadInput, match="name the entries of another ledger"):
         record_operator_use(bench_of(deployment), NOTES)
-    store = Store(deployment.store, deployment.cache)
-    remembered = store.read(IDENTITY)
+    remembered = deployment.open_store().read(IDENTITY)
     assert remembered != Ledger.open(deployment.ledger).identity().encode()
 
 
@@ -245,15 +225,11 @@ def test_restored_backup_has_every_entry_seed_and_key(used: Deployment, tmp_path
     kept = copied(used, tmp_path / "backup")
     assert set(kept) == {"ledger", "seeds", "keys", "mlflow"}
     assert not list((tmp_path / "backup" / "seeds").glob(".*"))
-    delete_ledger(used)
-    for folder in (used.seeds, used.keys):
-        shutil.rmtree(folder)
-        shutil.copytree(tmp_path / "backup" / folder.name, folder)
-    shutil.copy(tmp_path / "backup" / "ledger.db", used.home / "ledger.db")
+    restore(used, tmp_path / "backup")
     assert content_key(used, "content-digest") == key  # unfinished work can continue
     release(used)  # the entry is found and accepted again
     assert open_ledger(used, used.open_store()).history("notes") == before
-    assert all(finding.ok for finding in doctor_command.ledger(used) if finding.needed)
+    assert all(finding.ok for finding in findings(used).values() if finding.needed)
 
 
 def test_ledger_in_use_is_copied_consistently(used: Deployment, tmp_path: Path) -> None:
@@ -305,9 +281,6 @@ def test_doctor_reports_a_broken_ledger_and_continues(
     assert "✗ ledger" in out
     assert "Restore" in out
     assert "✓ store" in out  # the command continues after the broken ledger
-
-
-# --- paths and URLs
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import dataclasses
 import itertools
 import json
 import shutil
@@ -84,7 +83,6 @@ class Chain(step_bench.Chain):
 
     @cached_property
     def causal(self) -> dict[str, Input]:
-        """A model with a fixed extraction protocol, and one that memorised its rows."""
         changes = {
             "shape": {"layers": 1, "hidden": 64, "model_kind": "gpt2"},
             "extraction": {"extraction_rows": 40, "extraction_prefix": 2, "extraction_suffix": 3},
@@ -108,14 +106,11 @@ def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
     return Chain(tmp_path_factory.mktemp("chain"))
 
 
-# --- the vocabulary
-
-
 def test_vocabulary_depends_only_on_noised_counts(chain: Chain) -> None:
     known = (chain.inputs["vocabulary"].folder / "vocab.txt").read_text()
     assert "fever" in known.splitlines()
     assert "q" not in known
-    labels = cast(Any, chain).vocabulary_bench.labels()
+    labels = chain.benches["vocabulary"].labels()
     assert labels["distinct_words"] == {OPERATOR}
     assert labels["words_released"] == labels["vocabulary_size"] == {DP}
 
@@ -131,9 +126,8 @@ def test_vocabulary_depends_only_on_noised_counts(chain: Chain) -> None:
 def test_input_with_another_digest_is_refused(
     chain: Chain, name: str, run: Any, source: str
 ) -> None:
-    context = chain.context(f"altered {name}")
     altered = with_facts(chain.inputs[source], digest="0" * 64)
-    context.inputs = chain.inputs | {source: altered}
+    context = chain.context(f"altered {name}", **{source: altered})
     specs = {"vocabulary": chain.histogram, "phrases": partial(phrasing, chain)}
     with pytest.raises(BadInput, match="not those that the step wrote"):
         run(specs.get(name, chain.training)(), context)
@@ -154,11 +148,9 @@ def test_more_units_than_declared_are_refused_without_their_number(chain: Chain,
 
 
 def test_rewritten_corpus_is_refused(chain: Chain) -> None:
-    """The index and shards are consistent, but differ from the digest that was charged."""
     context = chain.context("written anew")
-    once = corpus_of(context, "notes", notes_of(PATIENTS))
+    context.inputs["corpus"] = corpus_of(context, "notes", notes_of(PATIENTS))
     corpus_of(context, "notes", notes_of(PATIENTS) | {"p1": "no fever"})
-    context.inputs = {"corpus": once}
     with pytest.raises(BadInput, match="not those that the step wrote"):
         vocabulary.run(chain.histogram(), context)
 
@@ -166,7 +158,7 @@ def test_rewritten_corpus_is_refused(chain: Chain) -> None:
 def test_exchanged_shard_is_refused(chain: Chain) -> None:
     context = chain.context("other shard")
     other = corpus_of(chain.context("other corpus"), "notes", {"p1": "no fever"})
-    context.inputs = {"corpus": corpus_of(context, "notes", notes_of(PATIENTS))}
+    context.inputs["corpus"] = corpus_of(context, "notes", notes_of(PATIENTS))
     name = "shard-0003.parquet"
     (context.out / name).write_bytes((other.folder / name).read_bytes())
     with pytest.raises(BadInput, match=f"{name}: a shard of the corpus is missing or damaged"):
@@ -176,33 +168,24 @@ def test_exchanged_shard_is_refused(chain: Chain) -> None:
 def test_another_corpus_under_the_same_spec_is_charged_again(chain: Chain) -> None:
     before = len(chain.ledger.history("notes"))
     for number, patients in enumerate((30, 40)):
-        context = chain.context(f"corpus {number}")
-        context.inputs = {"corpus": corpus_of(context, "notes", notes_of(patients))}
-        again = chain.context("counted twice")
-        again.inputs = context.inputs
-        vocabulary.run(chain.histogram(), again)
+        corpus = corpus_of(chain.context(f"corpus {number}"), "notes", notes_of(patients))
+        vocabulary.run(chain.histogram(), chain.context("counted twice", corpus=corpus))
     assert len(chain.ledger.history("notes")) == before + 2
 
 
-# --- rows
-
-
 def test_number_of_rows_is_for_the_operator(chain: Chain) -> None:
-    context = cast(Any, chain).rows_bench
+    context = chain.benches["rows"]
     fit = {"coverage", "fertility", "unknown_words"}
     names = ("units", "rows", "occurrences/HS at 1", *fit)
     assert context.labels() == {name: {OPERATOR} for name in names}
-    shown = cast(Any, chain)
-    labels = getattr(shown, "public rows_bench").labels()
+    labels = chain.benches["public rows"].labels()
     assert all(labels[name] == {DP} for name in fit)
     assert context.counted == []
 
 
 def test_units_are_split_and_canaries_are_planted_in_training_units(chain: Chain) -> None:
-    parts = [
-        chain.inputs["rows"].folder / part for part in (token_store.TRAIN, token_store.HELD_OUT)
-    ]
-    train, held_out = (TokenStore.open(part) for part in parts)
+    parts, folder = (token_store.TRAIN, token_store.HELD_OUT), chain.inputs["rows"].folder
+    train, held_out = (TokenStore.open(folder / part) for part in parts)
     assert 0 < held_out.n_units < PATIENTS
     assert train.n_units + held_out.n_units == PATIENTS
     first, second = chain.pieces("arm", "fever")
@@ -212,14 +195,10 @@ def test_units_are_split_and_canaries_are_planted_in_training_units(chain: Chain
         return sum((first, second) in itertools.pairwise(row) for row in rows)
 
     assert carriers(train) == train.n_units  # its rate is 1
-    occurrences = json.loads((chain.inputs["rows"].folder / OCCURRENCES_FILE).read_text())
-    assert occurrences == {
-        "canaries": {"HS-1-0": train.n_units}, "means": {"HS at 1": train.n_units},
-    }  # fmt: skip
+    occurrences = json.loads((folder / OCCURRENCES_FILE).read_text())
+    held = train.n_units
+    assert occurrences == {"canaries": {"HS-1-0": held}, "means": {"HS at 1": held}}
     assert carriers(held_out) == 0
-
-
-# --- pre-training
 
 
 def test_scores_of_a_private_training_on_public_text_are_published(chain: Chain) -> None:
@@ -243,7 +222,6 @@ def test_scores_of_a_private_training_on_public_text_are_published(chain: Chain)
 def test_scores_of_an_unreleased_attempt_are_not_published(
     chain: Chain, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The first attempt ends before its release; the next one has another noise seed."""
     context, spec = chain.context("two noises"), chain.training(updates=3)
     original = pretrain._manifest
 
@@ -252,9 +230,7 @@ def test_scores_of_an_unreleased_attempt_are_not_published(
 
     with monkeypatch.context() as patch:
         patch.setattr(pretrain, "weights_released", stopped)
-        patch.setattr(
-            pretrain, "_manifest", lambda *arguments: original(*arguments) + b" of before"
-        )
+        patch.setattr(pretrain, "_manifest", lambda *given: original(*given) + b" of before")
         patch.setattr(pretrain, "curve_points", lambda _: [1])
         with pytest.raises(KeyboardInterrupt):
             pretrain.run(spec, context)
@@ -268,7 +244,7 @@ def test_scores_of_an_unreleased_attempt_are_not_published(
 
 def test_all_metrics_of_a_nonprivate_training_are_for_the_operator(chain: Chain) -> None:
     model, context = chain.unprotected
-    assert {label for labels in context.labels().values() for label in labels} == {OPERATOR}
+    assert set().union(*context.labels().values()) == {OPERATOR}
     assert operator_only(model.result.releases)
 
 
@@ -295,13 +271,9 @@ def test_noise_seed_depends_on_rows_and_initial_weights(chain: Chain, tmp_path: 
     assert len(manifests) == 6
 
 
-# --- measurements of a model
-
-
 def test_exposure_has_the_label_of_its_model(chain: Chain) -> None:
     for (model, _), label in ((chain.trained, DP), (chain.unprotected, OPERATOR)):
-        context = chain.context(f"exposure {label}")
-        context.inputs = chain.inputs | {"model": model}
+        context = chain.context(f"exposure {label}", model=model)
         inputs = {"model_uri": "model", "canaries_uri": "canaries", "private_store_uri": "rows"}
         spec = spec_of(ExposureSpec, **inputs)
         answer = exposure.run(spec, context)
@@ -309,23 +281,19 @@ def test_exposure_has_the_label_of_its_model(chain: Chain) -> None:
         assert labels.pop("epsilon") == {OPERATOR if label == OPERATOR else PUBLIC}
         labels.pop("delta", None)
         within = [name for name in labels if "in_rows" in name or "/in rows/" in name]
-        assert within and {
-            metric_label for name in within for metric_label in labels.pop(name)
-        } == {OPERATOR}
-        assert {
-            metric_label for metric_labels in labels.values() for metric_label in metric_labels
-        } == {label}
-        assert {artifact.label for artifact in answer.artifacts} == {label, OPERATOR}
+        assert set().union(*(labels.pop(name) for name in within)) == {OPERATOR}
+        assert set().union(*labels.values()) == {label}
+        assert set(answer.artifacts.values()) == {label, OPERATOR}
 
 
 def seeking(chain: Chain, model: Input, name: str, **changes: int) -> tuple[StepOutput, Bench]:
     """Attack with another canary, because every unit contains the planted one."""
-    context, other = chain.context(name), chain.context(f"{name} canaries")
+    other = chain.context(f"{name} canaries")
     drawn = [Canary("HS-1-0", "HS", 1.0, chain.pieces("fever", "pain"))]
     drawn.append(Canary("HS-reference-0", "HS", 0.0, chain.pieces("two", "days")))
     (other.out / canaries.FILE).write_text(json.dumps([vars(c) for c in drawn]))
     named = replace(chain.inputs["canaries"], folder=other.out)
-    context.inputs = chain.inputs | {"model": model, "canaries": named}
+    context = chain.context(name, model=model, canaries=named)
     spec = spec_of(
         ExposureSpec, model_uri="model", canaries_uri="canaries",
         private_store_uri="rows", extraction=cast(Any, model).facts["extraction"] | changes,
@@ -338,14 +306,11 @@ def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_la
 ) -> None:
     for name, label in (("dp", DP), ("nonprivate", OPERATOR)):
         answer, context = seeking(chain, chain.causal[name], f"extraction {name}")
-        labels = {
-            n: metric_labels
-            for n, metric_labels in context.labels().items()
-            if n.startswith("extraction")
-        }
-        assert len(labels) == 2 * (3 + 2)
-        for metric, metric_labels in labels.items():
-            assert metric_labels == {OPERATOR if "discoverable" in metric else label}, metric
+        labels = context.labels()
+        extraction = [name for name in labels if name.startswith("extraction")]
+        assert len(extraction) == 2 * (3 + 2)
+        for name in extraction:
+            assert labels[name] == {OPERATOR if "discoverable" in name else label}, name
         assert set(answer.outputs) == {f"findings_{shown}" for shown in {label, OPERATOR}}
         for audit, audience in ((TARGETED, label), (DISCOVERABLE, OPERATOR)):
             (finding,) = findings_at(context.out, audit.key)
@@ -360,7 +325,6 @@ def test_extraction_of_rows_is_for_the_operator_and_of_canaries_has_the_model_la
 
 
 def test_extraction_compares_training_rows_with_held_out_rows(chain: Chain) -> None:
-    """Held-out rows lack only the canaries of training rows, so they are extracted in full."""
     _, context = seeking(chain, chain.causal["nonprivate"], "guessed")
     (finding,) = findings_at(context.out, DISCOVERABLE.key)
     rows = [ExtractionRow(**row) for row in finding.details["rows"]]
@@ -374,12 +338,8 @@ def test_extraction_compares_training_rows_with_held_out_rows(chain: Chain) -> N
 def test_f1_on_private_labels_is_for_the_operator(chain: Chain) -> None:
     context, spec = tuning(chain, chain.trained[0], "tuned")
     answer = finetune.run(spec, context)
-    costs = {
-        n: label for n, label in context.labels().items() if n.startswith(("epsilon", "delta"))
-    }
-    assert set().union(*costs.values()) == {PUBLIC}
-    others = [label for name, label in context.labels().items() if name not in costs]
-    assert set().union(*others) == {OPERATOR}
+    for name, labels in context.labels().items():
+        assert labels == {PUBLIC if name.startswith(("epsilon", "delta")) else OPERATOR}, name
     assert not operator_only(context.releases)
     assert {r.dataset for r in context.releases} == {"notes", "labels"}
     assert "documents" not in answer.facts  # facts are published
@@ -402,20 +362,6 @@ def test_each_fold_is_a_separate_release_with_disjoint_test_documents(chain: Cha
     assert len(set(tested)) == len(tested) == 12
 
 
-def test_counts_by_document_of_public_labels_add_up_to_f1(chain: Chain) -> None:
-    context, spec = tuning(chain, chain.trained[0], "openly", folds=2)
-    labels = with_facts(context.inputs["labels"], public=True, dataset="")
-    context.inputs["labels"] = labels
-    freely = spec.model_copy(update={"plan": None, "epochs": 1, "entity_types": ()})
-    counts = finetune.run(freely, context).facts["documents"]
-    test = finetune.items_of(freely, labels, "test")
-    assert len(counts) == len(test) > 0
-    correct, predicted, expected = (sum(column) for column in zip(*counts.values(), strict=True))
-    assert expected == len(test)  # each document has one entity
-    (f1,) = [number for number in context.numbers if number.name == "f1"]
-    assert (f1.value, f1.label) == (pytest.approx(2 * correct / (predicted + expected)), DP)
-
-
 @pytest.mark.parametrize("predicted", [("O", "O"), ("B-problem", "O")])
 def test_f1_of_a_test_part_without_entities_is_not_measured(predicted: tuple[str, ...]) -> None:
     sentences = [Sentence(("no", "fever"), ("O", "O"), f"d{i}") for i in range(12)]
@@ -436,8 +382,7 @@ def test_error_list_is_for_the_operator_and_not_part_of_the_model(
 
     monkeypatch.setattr(TaggingHead, "predict", predict)
     answer = finetune.run(spec, context)
-    kept = {shown.file: shown.label for shown in answer.artifacts}
-    assert kept == {finetune.ERRORS: OPERATOR, DOCUMENTS_FILE: OPERATOR}
+    assert answer.artifacts == {finetune.ERRORS: OPERATOR, DOCUMENTS_FILE: OPERATOR}
     counts = json.loads((context.out / DOCUMENTS_FILE).read_text())
     correct, predicted, labelled = (sum(column) for column in zip(*counts.values(), strict=True))
     (f1,) = [number for number in context.numbers if number.name == "f1"]
@@ -453,7 +398,7 @@ def test_error_list_is_for_the_operator_and_not_part_of_the_model(
     assert len(error_list["errors"]) == len(items) - 1 > 0
     result = StepResult(
         step="finetune", spec_hash="", outputs={}, metrics=[],
-        facts={"artifacts": [[a.file, a.label, a.folder] for a in answer.artifacts]},
+        facts={"artifacts": answer.artifacts},
     )  # fmt: skip
     assert result.operator_files == {finetune.ERRORS, DOCUMENTS_FILE}
     assert finetune.ERRORS not in answer.outputs.values()
@@ -492,7 +437,6 @@ def pairing(
 
 
 def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(chain: Chain) -> None:
-    """Neither a class of a single document nor the order of the texts affects the classes."""
     plan = PLAN.model_copy(update={"dataset": "labels", "unit": "document", "declared_units": 30})
     context, spec = pairing(chain, chain.trained[0], "pairs", public=False, odd="mumps", plan=plan)
     answer = finetune.run(spec, context)
@@ -508,7 +452,6 @@ def test_private_pairs_are_charged_and_their_accuracy_is_for_the_operator(chain:
 
 
 def test_interval_of_accuracy_is_resampled_by_document(chain: Chain) -> None:
-    """Pairs of a document are correlated, so resampling by pair would narrow the interval."""
     context, spec = pairing(chain, chain.trained[0], "open pairs", public=True, plan=None, epochs=1)
     answer = finetune.run(spec, context)
     counts = answer.facts["documents"]
@@ -527,9 +470,6 @@ def test_head_refuses_labels_of_another_kind(chain: Chain) -> None:
         finetune.run(spec, context)
 
 
-# --- phrases, and text written from them
-
-
 def phrasing(chain: Chain, **changes: Any) -> PhrasesSpec:
     config = {
         "declared_units": DECLARED, "phrases_epsilon": 30.0, "phrases_delta": 1e-5,
@@ -546,7 +486,7 @@ def test_shared_phrases_are_released_and_charged(chain: Chain) -> None:
     assert not any("q" in phrase for by_phrase in counts.values() for phrase in by_phrase)
     # phrases also release the canary that every training unit contains
     assert "arm fever" in counts[2]
-    context = cast(Any, chain).phrases_bench
+    context = chain.benches["phrases"]
     labels = context.labels()
     assert labels["phrases_released/2_words"] == labels["phrases_released/3_words"] == {DP}
     assert labels["phrases_epsilon"] == labels["phrases_delta"] == {PUBLIC}
@@ -557,10 +497,10 @@ def test_shared_phrases_are_released_and_charged(chain: Chain) -> None:
 
 
 def test_held_out_units_contribute_no_phrases(chain: Chain) -> None:
-    context = chain.context("held out")
     texts = {f"p{number}": "pain fever" for number in range(PATIENTS)}
     texts |= {patient: "two days" for patient in texts if is_held_out(patient, 0.5, seed_key(1))}
-    context.inputs = chain.inputs | {"corpus": corpus_of(chain.context("halves"), "notes", texts)}
+    corpus = corpus_of(chain.context("halves"), "notes", texts)
+    context = chain.context("held out", corpus=corpus)
     phrases.run(phrasing(chain, holdout=0.5, canaries_uri=""), context)
     counts = phrases.read_phrases(context.out)
     assert "pain fever" in counts[2] and "two days" not in counts[2]
@@ -601,8 +541,7 @@ def test_inputs_of_another_role_or_unit_are_refused_before_a_charge(
         spec = phrasing(chain, config=phrasing(chain).config.model_copy(update=changes))
     else:
         spec = phrasing(chain, **changes)
-    context = chain.context(f"refused {changes}")
-    context.inputs = chain.inputs | {"phrases": chain.released}
+    context = chain.context(f"refused {changes}", phrases=chain.released)
     before = len(chain.ledger.history("notes"))
     with pytest.raises(BadInput, match=message):
         step.run(spec, context)
@@ -631,7 +570,7 @@ def test_written_text_contains_released_words_and_inherits_their_cost(chain: Cha
         update={"units": None, "corpus_uri": "written", "canaries_uri": "", "holdout": 0.0}
     )
     chain.inputs["written rows"] = chain.answer("written rows", token_store.run, rows)
-    assert cast(Any, chain).__dict__["written rows_bench"].labels() == {"units": {DP}, "rows": {DP}}
+    assert chain.benches["written rows"].labels() == {"units": {DP}, "rows": {DP}}
     before = len(chain.ledger.history("notes"))
     context = chain.context("learned from phrases")
     training = chain.training(mode="released", plan=None, store_uri="written rows")
@@ -650,9 +589,8 @@ def test_released_word_outside_every_phrase_is_written(chain: Chain, tmp_path: P
     for file, word in ((vocabulary.WORDS, "unwritten"), (vocabulary.RELEASED, "elsewhere")):
         words = json.loads((folder / file).read_text())
         (folder / file).write_text(json.dumps(words | {word: 40}))
-    context = chain.context("a word by itself")
-    more = dataclasses.replace(chain.inputs["vocabulary"], folder=folder)
-    context.inputs = chain.inputs | {"phrases": chain.released, "vocabulary": more}
+    more = replace(chain.inputs["vocabulary"], folder=folder)
+    context = chain.context("a word by itself", phrases=chain.released, vocabulary=more)
     written_text.run(writing(), context)
     written = " ".join(d.text for d in open_corpus(context.out)).split()
     assert "elsewhere" in written and "unwritten" not in written

@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import filecmp
-import json
 import os
 import signal
 import subprocess
@@ -15,8 +14,8 @@ import pytest
 
 from dp_core.errors import BadInput
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store
-from tasks.storage.backends import CHUNK, RANGE, Backend, Missing, backend_for
+from tasks.storage.backends import CHUNK, RANGE, Backend, backend_for
+from tasks.storage.store import Store
 
 CHECKOUT = Path(__file__).parents[2]
 MIB = 1 << 20
@@ -34,7 +33,7 @@ MEASURE = f"""
 import resource, sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
-from tasks.storage.backends import (backend_for)
+from tasks.storage.backends import backend_for
 root, small, large, copy = sys.argv[1], *map(Path, sys.argv[2:])
 backend = backend_for(root)
 peaks = []
@@ -51,7 +50,7 @@ UPLOAD = f"""
 import sys
 sys.path.insert(0, {str(CHECKOUT)!r})
 from pathlib import Path
-from tasks.storage.backends import (backend_for)
+from tasks.storage.backends import backend_for
 backend = backend_for(sys.argv[1])
 print("begins", flush=True)
 for number in range(10**6):
@@ -64,7 +63,6 @@ class BackendConformance:
 
     @pytest.fixture
     def root(self, tmp_path: Path) -> str:
-        """The root of an empty back end."""
         raise NotImplementedError
 
     @pytest.fixture
@@ -72,17 +70,14 @@ class BackendConformance:
         return backend_for(root)
 
     def test_file_is_read_back_unchanged(self, backend: Backend, tmp_path: Path) -> None:
-        for size in (0, 1, MIB):
+        objects = {f"a folder/σ/{size}": size for size in (0, 1, MIB)}
+        for key, size in objects.items():
             source = tmp_path / f"source-{size}"
             source.write_bytes(os.urandom(size))
-            backend.put(source, f"a folder/σ/{size}")
-            backend.get(f"a folder/σ/{size}", tmp_path / "copy")
+            backend.put(source, key)
+            backend.get(key, tmp_path / "copy")
             assert (tmp_path / "copy").read_bytes() == source.read_bytes()
-        assert backend.sizes("a folder") == {
-            "a folder/σ/0": 0,
-            "a folder/σ/1": 1,
-            f"a folder/σ/{MIB}": MIB,
-        }
+        assert backend.sizes("a folder") == objects
 
     def test_object_exists_from_its_writing_to_its_deletion(
         self, backend: Backend, tmp_path: Path
@@ -95,9 +90,9 @@ class BackendConformance:
         for _ in range(2):
             backend.delete("step/one/x")
             assert backend.sizes("step/one") == {}
-            with pytest.raises(Missing):
+            with pytest.raises(FileNotFoundError):
                 backend.read("step/one/x")
-            with pytest.raises(Missing):
+            with pytest.raises(FileNotFoundError):
                 backend.get("step/one/x", tmp_path / "copy")
             assert not (tmp_path / "copy").exists()
 
@@ -118,7 +113,7 @@ class BackendConformance:
         for size in (None, large.stat().st_size):
             backend.get("x", tmp_path / "copy", size)
             assert filecmp.cmp(large, tmp_path / "copy", shallow=False)
-        with pytest.raises(Missing):
+        with pytest.raises(FileNotFoundError):
             backend.get("y", tmp_path / "copy", 3 * RANGE)
 
     def test_killed_upload_leaves_no_partial_object(
@@ -191,24 +186,6 @@ def test_object_replaced_during_a_download_is_refused(
     assert not [f for f in (tmp_path / "cache").iterdir() if f.is_dir() and not f.suffix]
 
 
-# --- credentials
-
-
-def test_standard_google_credentials_are_used(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.delenv("STORAGE_EMULATOR_HOST", raising=False)
-    monkeypatch.setenv("NO_GCE_CHECK", "true")
-    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "somewhere")
-    user = {"type": "authorized_user", "client_id": "a", "client_secret": "b"}
-    file = tmp_path / "application_default_credentials.json"
-    file.write_text(json.dumps({**user, "refresh_token": "standard"}))
-    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(file))
-    client = backend_for("gs://bucket/x")._bucket.client  # type: ignore[attr-defined]
-    assert client._credentials.refresh_token == "standard"
-    assert client.project == "somewhere"
-
-
 def test_missing_credentials_are_reported_in_one_line(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -219,9 +196,6 @@ def test_missing_credentials_are_reported_in_one_line(
     with pytest.raises(BadInput, match="no Google credentials") as raised:
         backend_for("gs://bucket/x")
     assert "\n" not in str(raised.value)
-
-
-# --- a full disk
 
 
 @pytest.fixture

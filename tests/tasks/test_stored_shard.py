@@ -21,16 +21,14 @@ from tasks import context as contexts
 from tasks.context import StepContext, StoredShard
 from tasks.protocol import JobSettings, StepResult, environment_for, job_steps
 from tasks.protocol.least_privilege import for_workers
-from tasks.results import Input
 from tasks.runtime.deployment import Deployment
-from tasks.storage import RESULT, Store
+from tasks.storage.store import RESULT, Store
 
 ADDRESS = "ray-head:6379"
 
 
 @pytest.fixture
 def published(bucket: str, tmp_path: Path) -> tuple[str, list[Shard]]:
-    """A corpus in a bucket: the URI of its folder, and its shards on this disk."""
     written = [Document(str(i), f"p{i}", f"note {i} of nobody's") for i in range(40)]
     write_corpus(written, tmp_path / "corpus", 4)
     root = f"gs://{bucket}/{uuid.uuid4().hex}"
@@ -70,7 +68,6 @@ def test_pickled_shard_is_read_from_the_bucket_once(
 
 
 def test_shards_of_equal_content_share_one_copy(bucket: str, home: Path, tmp_path: Path) -> None:
-    """Most shards of a small corpus have no documents, so their digests are equal."""
     write_corpus([Document("1", "p", "x")], tmp_path / "corpus", 8)
     uri = f"gs://{bucket}/{uuid.uuid4().hex}/corpus/x"
     Store(uri.rpartition("/corpus/")[0], tmp_path / "cache").publish(tmp_path / "corpus", uri)
@@ -132,15 +129,6 @@ def test_step_opens_a_corpus_without_downloading_shards(
     assert {type(shard) for shard in corpus_shards} == {StoredShard}
     assert [shard.sha256 for shard in corpus_shards] == [shard.sha256 for shard in shards]
     assert len(list(documents_of(corpus_shards))) == 40
-
-
-def test_shards_on_a_local_disk_are_read_in_place(tmp_path: Path) -> None:
-    write_corpus([Document("1", "p", "x")], tmp_path / "corpus", 2)
-    corpus = Input(None, tmp_path / "corpus", (tmp_path / "corpus").as_uri())  # type: ignore[arg-type]
-    corpus_shards = Bench(deployment(tmp_path)).shards(corpus)
-    assert {type(shard) for shard in corpus_shards} == {Shard} and len(
-        list(documents_of(corpus_shards))
-    ) == 1
 
 
 def test_step_opens_one_cluster_connection_and_closes_it(

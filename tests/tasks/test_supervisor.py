@@ -1,5 +1,3 @@
-"""The supervisor leaves no process behind, stops no foreign one, and ends every step in time."""
-
 from __future__ import annotations
 
 import os
@@ -32,12 +30,6 @@ def child_of(tmp_path: Path) -> int:
     return int(file.read_text())
 
 
-def test_output_is_written_to_the_log(tmp_path: Path) -> None:
-    started = start(tmp_path, "echo word; echo another >&2")
-    wait_for(lambda: not started.is_alive())
-    assert (tmp_path / "log").read_text() == "word\nanother\n"
-
-
 @pytest.mark.parametrize("parent_is_killed", [False, True])
 def test_stop_kills_a_process_that_ignores_sigterm_and_its_child(
     tmp_path: Path, parent_is_killed: bool
@@ -66,7 +58,6 @@ def test_reused_pid_is_not_stopped(tmp_path: Path) -> None:
 
 
 def test_pid_of_an_earlier_boot_is_not_stopped(tmp_path: Path) -> None:
-    """After a restart, the same pid and start time may belong to an unrelated process."""
     other = start(tmp_path, STUBBORN_CHILD)
     child = child_of(tmp_path)
     stale = replace(other, boot="0b6e2a52-of-another-boot")
@@ -98,7 +89,6 @@ time.sleep(1 if sys.argv[1] == "short" else 60)
 
 
 def leased(kind: str, given: str | None = None, **variables: str) -> tuple[int, str]:
-    """Run the step with this input, which then closes; return its exit code and its log."""
     process = subprocess.Popen(
         [sys.executable, "-c", LEASED, kind],
         cwd=CHECKOUT,
@@ -127,8 +117,3 @@ def test_step_ends_when_its_launcher_closes_the_lease(kind: str, code: int) -> N
 def test_closed_input_without_a_lease_and_input_on_a_lease_do_not_end_the_step() -> None:
     assert leased("short")[0] == 0
     assert leased("short", "anything\n", CONFIDE_LEASE="stdin")[0] == 0
-
-
-def test_grace_periods_increase_from_the_step_outwards() -> None:
-    """Each waits for the inner one, and Airflow, the outermost, kills after five seconds."""
-    assert supervisor.STEP_GRACE < supervisor.LAUNCHER_GRACE < 5

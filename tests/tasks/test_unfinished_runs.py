@@ -1,5 +1,3 @@
-"""A run that ends before its first release withdraws its planned releases."""
-
 from __future__ import annotations
 
 import signal
@@ -11,28 +9,17 @@ from typing import Any
 
 import pytest
 
+from dp_core.config.privacy import UnitConfig
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
 from tasks.execution import contract
-from tasks.protocol import (
-    GiveBackSpec,
-    JobSettings,
-    RunContext,
-    job_steps,
-)
+from tasks.protocol import GiveBackSpec, JobSettings, RunContext, job_steps
 from tasks.releases.deployment_ledger import killed_runs, plans_given_back
 from tasks.runtime.deployment import Deployment
 
 RUN = "cli/dp_bert/now"
 CONTEXT = RunContext(run_key=RUN, run_name="now", task="reserve")
-
-
-@pytest.fixture
-def ledger(deployment: Deployment) -> Ledger:
-    opened = Ledger.open(deployment.ledger)
-    opened.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    return opened
 
 
 def reservation(run: str = RUN) -> Entry:
@@ -47,11 +34,7 @@ def states(ledger: Ledger) -> list[State]:
 
 @pytest.mark.parametrize(
     ("end", "state"),
-    [
-        ("success", State.WITHDRAWN),
-        ("error", State.WITHDRAWN),
-        ("after its release began", State.RESERVED),
-    ],
+    [("success", State.WITHDRAWN), ("error", State.WITHDRAWN), ("release", State.RESERVED)],
 )
 def test_plan_of_which_no_release_has_begun_is_withdrawn_at_the_end_of_its_run(
     deployment: Deployment, ledger: Ledger, end: str, state: State
@@ -114,9 +97,6 @@ def test_last_step_of_a_dag_run_withdraws_its_plan(untracked: Deployment, ledger
         assert states(ledger) == [State.WITHDRAWN] * number
 
 
-# --- checks before a run is charged
-
-
 def job(tmp_path: Path, **more: Any) -> JobSettings:
     return JobSettings.model_validate({
         "private_format": "jsonl", "private_path": str(tmp_path / "notes.jsonl"),
@@ -125,12 +105,9 @@ def job(tmp_path: Path, **more: Any) -> JobSettings:
     })  # fmt: skip
 
 
-def write_notes(tmp_path: Path, patients: int = 30) -> None:
-    lines = [
-        f'{{"patient_id": "p{n}", "text": "pain in arm", "document_id": "{n}"}}'
-        for n in range(patients)
-    ]
-    (tmp_path / "notes.jsonl").write_text("\n".join(lines) + "\n")
+def write_notes(tmp_path: Path) -> None:
+    note = '{{"patient_id": "p{0}", "text": "pain in arm", "document_id": "{0}"}}\n'
+    (tmp_path / "notes.jsonl").write_text("".join(note.format(n) for n in range(30)))
 
 
 def run_until_reserved(settings: JobSettings, deployment: Deployment, **more: Any) -> None:
@@ -156,37 +133,26 @@ def test_wrong_column_name_plans_nothing(
 def test_more_units_than_declared_are_refused_before_the_charge(
     untracked: Deployment, ledger: Ledger, tmp_path: Path, unit: str
 ) -> None:
-    write_notes(tmp_path, patients=30)
+    write_notes(tmp_path)
     settings = job(tmp_path)
-    reserve = job_steps(settings)["reserve"]
-    units = reserve.units.model_copy(  # type: ignore[attr-defined]
-        update={"declared_units": 29, "unit": unit}
-    )
+    units = UnitConfig(declared_units=29, unit=unit, words_per_unit=16)
     with pytest.raises(BadInput, match="more units than the declared bound of 29") as refused:
         run_until_reserved(settings, untracked, units=units)
     assert "30" not in str(refused.value)
     assert ledger.history("notes") == []
 
 
-LABELS = {
-    "learnable": "Pain\tB-problem\n\n",
-    "no entity": "Pain\tO\n\n",
-}
-
-
-@pytest.mark.parametrize("labels", LABELS)
+@pytest.mark.parametrize("tag", ["B-problem", "O"])
 def test_private_labels_without_an_entity_are_refused_before_the_charge(
-    untracked: Deployment, ledger: Ledger, tmp_path: Path, labels: str
+    untracked: Deployment, ledger: Ledger, tmp_path: Path, tag: str
 ) -> None:
-    """Such labels are detected before DP pre-training spends the budget."""
     write_notes(tmp_path)
-    (tmp_path / "labels.tsv").write_text(LABELS[labels] * 3)
-    ledger.register_dataset("labels", PrivacyUnit.DOCUMENT, 5.0, 1e-4)
+    (tmp_path / "labels.tsv").write_text(f"Pain\t{tag}\n\n" * 3)
     paths = dict.fromkeys(("entities_train", "entities_test"), str(tmp_path / "labels.tsv"))
     settings = job(
         tmp_path, entities_format="columns", entities_dataset="labels", **paths,
     )  # fmt: skip
-    if labels == "learnable":
+    if tag != "O":
         run_until_reserved(settings, untracked)
         assert states(ledger) == [State.PLANNED] * 2
         return

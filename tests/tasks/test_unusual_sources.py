@@ -17,7 +17,8 @@ from tasks.context import omissions_of
 from tasks.protocol import CorpusSpec, EntitiesSpec, JobSettings, StepSpec, missing_file
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
-from tasks.storage import Store, keyed_digest, read_spec, stage_source
+from tasks.storage.backends import keyed_digest, read_spec, stage_source
+from tasks.storage.store import Store
 
 NAME = "doe_john_1961"
 pytestmark = pytest.mark.usefixtures("at_home", "tracked", "time_limit")
@@ -55,31 +56,38 @@ ENTRIES: dict[str, Callable[[Path], None]] = {
 }
 
 
-def run(spec: StepSpec, capfd: pytest.CaptureFixture[str]) -> tuple[int, str]:
-    code = spec_examples.run(spec)
-    captured = capfd.readouterr()
-    assert NAME not in captured.out + captured.err
-    lines = (captured.out + captured.err).splitlines(keepends=True)
-    return code, "".join(line for line in lines if not line.startswith("tracking is down"))
+Run = Callable[[StepSpec], tuple[int, str]]
 
 
-def corpus(deployment: Deployment, path: Path, format: str = "text") -> CorpusSpec:
+@pytest.fixture
+def run(deployment: Deployment, capfd: pytest.CaptureFixture[str]) -> Run:
+    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
+
+    def run_step(spec: StepSpec) -> tuple[int, str]:
+        code = spec_examples.run(spec)
+        captured = capfd.readouterr()
+        assert NAME not in captured.out + captured.err
+        lines = (captured.out + captured.err).splitlines(keepends=True)
+        return code, "".join(line for line in lines if not line.startswith("tracking is down"))
+
+    return run_step
+
+
+def corpus(path: Path, format: str = "text") -> CorpusSpec:
     return spec_of(CorpusSpec, format=format, path=str(path))
 
 
 @pytest.mark.parametrize("kind", ENTRIES)
-def test_folder_with_an_irregular_entry_is_refused(
-    tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str], kind: str
-) -> None:
+def test_folder_with_an_irregular_entry_is_refused(tmp_path: Path, run: Run, kind: str) -> None:
     (tmp_path / "in" / "ward").mkdir(parents=True)
     (tmp_path / "in" / "ward" / "note.txt").write_text("zyxsecret")
     ENTRIES[kind](tmp_path / "in" / "ward" / NAME)
-    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    code, output = run(corpus(deployment, tmp_path / "in"), capfd)
-    assert code == 2, output
-    assert output.count("\n") == 1
-    assert "private_path" in output
-    assert NAME not in output
+    paths = dict.fromkeys(("train_path", "test_path"), str(tmp_path / "in"))
+    labels = spec_of(EntitiesSpec, format="pubtator", dataset="notes", **paths)
+    for spec, field in ((corpus(tmp_path / "in"), "private_path"), (labels, "entities_train")):
+        code, output = run(spec)
+        assert (code, output.count("\n")) == (2, 1), output
+        assert field in output
     with pytest.raises(BadInput, match="in it") as error:
         keyed_digest(tmp_path / "in", b"key")
     assert NAME not in str(error.value)
@@ -89,14 +97,12 @@ def test_folder_with_an_irregular_entry_is_refused(
     "path",
     ["pipe", "/dev/zero", "/dev/null", "x" * 300, "nowhere", "note.txt/deeper", "round"],
 )
-def test_irregular_source_path_is_refused(
-    tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str], path: str
-) -> None:
+def test_irregular_source_path_is_refused(tmp_path: Path, run: Run, path: str) -> None:
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "note.txt").write_text("good")
     (tmp_path / "round").symlink_to("round")
     for format in ("text", "jsonl", "noteevents"):
-        code, output = run(corpus(deployment, tmp_path / path, format), capfd)
+        code, output = run(corpus(tmp_path / path, format))
         assert (code, output.count("\n")) == (2, 1), output
     # "neither a file nor a folder" or "no such file"
     with pytest.raises(BadInput, match="public_model: n"):
@@ -105,24 +111,8 @@ def test_irregular_source_path_is_refused(
         keyed_digest(tmp_path / path, b"key")
 
 
-def test_label_folder_with_a_pipe_is_refused(
-    tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str]
-) -> None:
-    (tmp_path / "in").mkdir()
-    (tmp_path / "in" / "a.txt").write_text("1|t|good\n1|a|good\n1\t0\t4\tgood\tD\tx\n")
-    os.mkfifo(tmp_path / "in" / NAME)
-    spec = spec_of(
-        EntitiesSpec, format="pubtator", train_path=str(tmp_path / "in"),
-        test_path=str(tmp_path / "in" / "a.txt"), dataset="notes", entities_unit="document",
-    )  # fmt: skip
-    code, output = run(spec, capfd)
-    assert (code, output.count("\n")) == (2, 1), output
-    assert "entities_train" in output
-    assert NAME not in output
-
-
 def test_notes_that_are_not_utf8_are_counted_for_the_operator(
-    tmp_path: Path, deployment: Deployment, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, deployment: Deployment, run: Run
 ) -> None:
     (tmp_path / "in").mkdir()
     for number in range(20):
@@ -130,9 +120,8 @@ def test_notes_that_are_not_utf8_are_counted_for_the_operator(
     for number, text in enumerate(("39.2 ° of fever", "fiancé at the bedside")):
         (tmp_path / "in" / f"{NAME}{number}.txt").write_text(text, encoding="windows-1252")
     (tmp_path / "in" / "readme.md").write_text("notes")
-    Ledger.open(deployment.ledger).register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5)
-    spec = corpus(deployment, tmp_path / "in")
-    code, output = run(spec, capfd)
+    spec = corpus(tmp_path / "in")
+    code, output = run(spec)
     assert (code, "UTF-8" in output) == (0, False)  # logs may be published
     result = read_result(deployment.open_store(), spec.output)
     assert result is not None

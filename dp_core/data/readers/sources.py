@@ -18,7 +18,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Protocol, TypeVar, cast
+from typing import IO, TypeVar, cast
 
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput, PrivateTextRefusal
@@ -39,19 +39,8 @@ class TooMuch(Exception):
     """A compressed file that unpacks to far more than text does."""
 
 
-class _Unpacker(Protocol):
-    """The interface of `lzma.LZMADecompressor`."""
-
-    eof: bool
-    needs_input: bool
-    unused_data: bytes
-
-    def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Return at most `max_length` bytes."""
-
-
 class _Gzip:
-    """One member of a gzip file; zlib checks its checksum and length."""
+    """One member of a gzip file, as `lzma.LZMADecompressor`; zlib checks checksum and length."""
 
     def __init__(self) -> None:
         self._zlib = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
@@ -80,10 +69,8 @@ class _Unpacked(io.RawIOBase):
         self._member = self._next_member()
         self._taken = self._given = 0
 
-    def _next_member(self) -> _Unpacker:
-        if self._kind == ".gz":
-            return cast("_Unpacker", _Gzip())
-        return cast("_Unpacker", lzma.LZMADecompressor(memlimit=_DICTIONARY))
+    def _next_member(self) -> _Gzip | lzma.LZMADecompressor:
+        return _Gzip() if self._kind == ".gz" else lzma.LZMADecompressor(memlimit=_DICTIONARY)
 
     def readable(self) -> bool:
         return True

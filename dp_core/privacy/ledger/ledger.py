@@ -244,7 +244,7 @@ class Ledger:
 
     def _replacing(
         self, planned: Sequence[Entry], ended: Callable[[str], bool]
-    ) -> tuple[Budget, list[Entry], tuple[privacy_filter.Release, ...]]:
+    ) -> tuple[Budget, list[Entry], list[Entry]]:
         """Return the budget and its entries as a new plan would find them, and its new releases.
 
         Nothing is stored: these objects belong to no transaction.
@@ -254,9 +254,9 @@ class Ledger:
             budget.refuse_foreign(entry)
         budget.refuse_other_examples(held, planned)
         if not _not_held(held, planned):
-            return budget, held, ()
+            return budget, held, []
         _give_back(budget, _replaced(held, planned, ended))
-        return budget, held, privacy_filter.releases(_not_held(held, planned))
+        return budget, held, _not_held(held, planned)
 
     def _account(self, dataset: str) -> tuple[Budget, list[Entry]]:
         with self._database.transaction() as db:
@@ -521,7 +521,7 @@ def _admit(budget: Budget, held: Sequence[Entry], group: Sequence[Entry]) -> Non
     Raises:
         BudgetExceeded: the group does not fit.
     """
-    way = privacy_filter.admit(budget, held, privacy_filter.releases(group))
+    way = privacy_filter.admit(budget, held, group)
     if way is Way.ONE_PLAN and not budget.closed_for:
         budget.closed_for = group[0].group
     for entry in group:

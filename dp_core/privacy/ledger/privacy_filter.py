@@ -27,7 +27,6 @@ divergence of order α is at most ρ in both directions unless the coin comes up
 from __future__ import annotations
 
 import functools
-import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -69,11 +68,11 @@ class PrivacyCharge:
         return PrivacyCharge(self.rho + other.rho, self.delta + other.delta)
 
 
-Release = tuple[str, float]  # canonical JSON of an event, and the δ at which its ε is stated
+Releases = tuple[tuple[MechanismEvent, float], ...]  # each with the δ at which its ε is stated
 
 
 @functools.lru_cache(maxsize=4096)
-def charge(group: tuple[Release, ...], order: float) -> PrivacyCharge:
+def charge(group: Releases, order: float) -> PrivacyCharge:
     """Return the charge of a group of releases that were fixed before the first of them.
 
     Args:
@@ -82,21 +81,13 @@ def charge(group: tuple[Release, ...], order: float) -> PrivacyCharge:
     """
     if math.isinf(order):
         return pld_charge(group, math.fsum(delta for _, delta in group))
-    return added(
-        [PrivacyCharge(*event.approximate_rdp(order, delta)) for event, delta in _events(group)]
-    )
+    return added([PrivacyCharge(*event.approximate_rdp(order, delta)) for event, delta in group])
 
 
 @functools.lru_cache(maxsize=4096)
-def pld_charge(group: tuple[Release, ...], delta: float) -> PrivacyCharge:
+def pld_charge(group: Releases, delta: float) -> PrivacyCharge:
     """Return the (ε, δ) of a group of releases by PLD, at this δ for the whole group."""
-    return PrivacyCharge(
-        epsilon_pld(compose(*(event for event, _ in _events(group))), delta), delta
-    )
-
-
-def _events(group: tuple[Release, ...]) -> list[tuple[MechanismEvent, float]]:
-    return [(MechanismEvent.from_json(json.loads(text)), delta) for text, delta in group]
+    return PrivacyCharge(epsilon_pld(compose(*(event for event, _ in group)), delta), delta)
 
 
 def added(charges: list[PrivacyCharge]) -> PrivacyCharge:
@@ -275,9 +266,10 @@ def conversion(delta: float, order: float) -> float:
     return math.log1p(-1 / order) - (math.log(delta) + math.log(order)) / (order - 1)
 
 
-def releases(entries: Iterable[Entry]) -> tuple[Release, ...]:
+def releases(entries: Iterable[Entry]) -> Releases:
     """Return the releases with a guarantee, sorted, so that equal plans have equal charges."""
-    return tuple(sorted((canonical(e.event), e.delta) for e in entries if e.accounted))
+    held = [(entry.event, entry.delta) for entry in entries if entry.accounted]
+    return tuple(sorted(held, key=lambda release: (canonical(release[0]), release[1])))
 
 
 def spent_on(budget: Budget, entries: Iterable[Entry]) -> PrivacyCharge:
@@ -288,7 +280,7 @@ def spent_on(budget: Budget, entries: Iterable[Entry]) -> PrivacyCharge:
     return added([charge(group, budget.order) for group in groups])
 
 
-def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> AdmissionDecision:
+def decide(budget: Budget, held: Sequence[Entry], planned: Sequence[Entry]) -> AdmissionDecision:
     """Decide whether, and in which way, a budget admits a group of releases.
 
     The group is fixed before any of its releases. The filter decides first. A group that exceeds
@@ -297,9 +289,9 @@ def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> 
     Args:
         budget: with the group that it is closed for, if any.
         held: all entries of the budget.
-        more: the releases of the group that the ledger does not hold yet.
+        planned: the releases of the group that the ledger does not hold yet.
     """
-    room = capacity(budget)
+    room, more = capacity(budget), releases(planned)
     if room is None:
         return AdmissionDecision(Way.SEQUENCE, None, 0.0, 1.0, None, len(more))
     spent = spent_on(budget, held)
@@ -331,13 +323,13 @@ def decide(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> 
     return AdmissionDecision(None, whole, share, left, 0, len(more), refusal)
 
 
-def admit(budget: Budget, held: Sequence[Entry], more: tuple[Release, ...]) -> Way:
+def admit(budget: Budget, held: Sequence[Entry], planned: Sequence[Entry]) -> Way:
     """Return the way in which the budget admits the group.
 
     Raises:
         BudgetExceeded: the group does not fit; the message gives the arithmetic.
     """
-    decision = decide(budget, held, more)
+    decision = decide(budget, held, planned)
     if decision.way is not None:
         return decision.way
     fix = "Nothing was read or charged. Use more noise or fewer updates, or stop here."

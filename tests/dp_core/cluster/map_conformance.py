@@ -10,22 +10,23 @@ import os
 import signal
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import pytest
 
-from dp_core.cluster.shard_map import ShardMap
+from dp_core.cluster.shard_map import InProcess, ShardMap
 from dp_core.data.corpus import Document, Shard, shards_of, write_corpus
 from dp_core.data.privacy_units import unit_texts
 from dp_core.data.token_store import PackedRows, ShardRows
 from dp_core.errors import BadInput, ConfideError
-from dp_core.phrases.ngram_release import PhraseSets, PhraseSetsOfShard, calibrate, release_phrases
+from dp_core.phrases.ngram_release import calibrate, release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
+from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets, ItemSets
 from dp_core.vocabulary.selection_calibration import selection_plan
-from dp_core.vocabulary.subwords import UnitWords, WordSets, word_counts, word_sets
+from dp_core.vocabulary.subwords import UnitWords, word_counts
 
 SEED = PrivacySeed.fixed(3)
 WORDS = [f"w{i}" for i in range(40)]
@@ -53,14 +54,6 @@ def same(unit_id: str, rows: list[list[int]]) -> list[list[int]]:
     return rows
 
 
-@dataclass(frozen=True)
-class Texts:
-    """Reads the units of a shard for phrases."""
-
-    def __call__(self, shard: Shard) -> Iterator[object]:
-        yield from unit_texts(shard, PrivacyUnit.PATIENT, 1)
-
-
 def documents() -> Iterator[Document]:
     """Sixty patients, some with one document, and notes without a patient."""
     for i in range(240):
@@ -83,17 +76,20 @@ def released_words(
     place: ShardMap, shards: list[Shard], mechanism: str, folder: Path
 ) -> dict[str, int]:
     plan = selection_plan(mechanism, 4.0, 1e-3, 12, declared_units=100)  # type: ignore[arg-type]
-    sets = WordSets(UNITS, 12, b"key", 100, frozenset({"the"}))
+    sets = BoundedSets(UNITS, 12, b"key", 100, frozenset({"the"}))
     with GatheredSets(folder / "gathered", limit=0) as gathered:
-        return plan.release(word_sets(place, shards, sets, gathered), SEED, b"x")
+        gathered.extend(place.map(sets, shards))
+        return plan.release(gathered, SEED, b"x")
 
 
 def released_phrases(place: ShardMap, shards: list[Shard]) -> dict[int, dict[str, int]]:
-    def gather(sets: PhraseSets) -> list[ItemSets]:
-        return list(place.map(PhraseSetsOfShard(Texts(), sets), shards))  # type: ignore[arg-type]
+    def gather(sets: BoundedSets) -> list[ItemSets]:
+        return list(place.map(sets, shards))
 
     plan = calibrate(8.0, 1e-3, (2, 3), 6, declared_units=100)
-    return release_phrases(gather, plan, {"the", "common", "words", "."}, SEED, b"x")
+    words = {"the", "common", "words", "."}
+    read = partial(unit_texts, unit=PrivacyUnit.PATIENT, words_per_unit=1)
+    return release_phrases(gather, read, plan, words, SEED, b"x")
 
 
 def rows(place: ShardMap, shards: list[Shard]) -> list[list[bytes]]:
@@ -176,11 +172,7 @@ class Expected:
         write_corpus(documents(), folder / "corpus", 1)
         shards = shards_of(folder / "corpus")
 
-        class Here:
-            def map(self, function, shards):  # type: ignore[no-untyped-def]
-                return map(function, shards)
-
-        here: ShardMap = Here()
+        here = InProcess()
         mechanisms = ("elimination", "gaussian")
         self.words = {m: released_words(here, shards, m, folder / "spilled") for m in mechanisms}
         assert all(len(found) >= 3 and "the" not in found for found in self.words.values())

@@ -11,9 +11,9 @@ from seqeval.scheme import IOB2
 from sklearn.metrics import accuracy_score, f1_score
 
 from dp_core.data.labelled_text import (
-    EntityScores,
     LabelledText,
     Sentence,
+    TaskScores,
     all_entities,
     annotated,
     class_scores,
@@ -45,19 +45,19 @@ def test_class_scores_equal_scikit_learn() -> None:
     rng = np.random.default_rng(0)
     expected, predicted = ([str(c) for c in rng.integers(0, n, 200)] for n in (3, 4))
     found = class_scores(expected, predicted)  # class 3 is predicted and never expected
-    assert found.accuracy == accuracy_score(expected, predicted)
+    assert found.micro.recall == accuracy_score(expected, predicted)
     assert found.macro_f1 == pytest.approx(f1_score(expected, predicted, average="macro"))
     f1s = f1_score(expected, predicted, average=None)
-    assert list(found.f1_by_class.values()) == pytest.approx(f1s)
+    assert [score.f1 for score in found.by_type.values()] == pytest.approx(f1s)
 
 
 def test_scores_without_texts_are_zero_and_different_lengths_are_refused() -> None:
-    assert (class_scores([], []).accuracy, class_scores([], []).macro_f1) == (0, 0)
+    assert (class_scores([], []).micro.recall, class_scores([], []).macro_f1) == (0, 0)
     with pytest.raises(ValueError, match="is shorter"):
         class_scores(["a"], [])
 
 
-def score(expected: list[list[str]], predicted: list[list[str]]) -> EntityScores:
+def score(expected: list[list[str]], predicted: list[list[str]]) -> TaskScores:
     words = [Sentence(("a",) * len(tags), tuple(tags)) for tags in expected]
     return score_of(words, predicted)
 

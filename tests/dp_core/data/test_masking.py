@@ -63,15 +63,6 @@ def test_a_rows_mask_does_not_depend_on_its_place_in_the_batch() -> None:
         assert np.array_equal(a[order], b)
 
 
-def test_another_key_is_another_mask() -> None:
-    tokens, lengths = batch(200)
-    one = mask_rows(tokens, lengths, keys(200), SPECIAL, V, K)
-    two = mask_rows(tokens, lengths, keys(200) + np.uint64(1), SPECIAL, V, K)
-    long = lengths > 20
-    same = (one.positions[long] == two.positions[long]).all(1)
-    assert same.mean() < 0.05
-
-
 @pytest.mark.statistical
 def test_eighty_ten_ten() -> None:
     tokens, lengths = batch(20_000)

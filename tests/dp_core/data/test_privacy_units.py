@@ -91,7 +91,7 @@ def test_many_units_at_once_are_the_same_units_with_the_same_words(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(privacy_units, "_TOGETHER", together)
         for shard in shards_of(folder):
-            for block in UnitWords(unit, 4, kind).of(shard):
+            for block in UnitWords(unit, 4, kind)(shard):
                 items = block.items.to_pylist()
                 for name, a, b in zip(block.unit_ids, block.starts, block.starts[1:], strict=False):
                     at_once.append((name, {items[m] for m in block.members[a:b]}))
@@ -109,7 +109,7 @@ def test_a_unit_longer_than_a_row_group_is_one_unit(
         assert file.num_row_groups > 10
     found = {
         name: end - start
-        for block in UnitWords(PrivacyUnit.PATIENT, 1).of(shard)
+        for block in UnitWords(PrivacyUnit.PATIENT, 1)(shard)
         for name, start, end in zip(block.unit_ids, block.starts, block.starts[1:], strict=False)
     }
     assert found == {"p0": 21, "p1": 21, "p2": 21}

@@ -45,14 +45,15 @@ from dp_core.data.readers.registry import (
     sentence_readers,
 )
 from dp_core.data.token_store import PackedRows, ShardRows, TokenStore
-from dp_core.phrases.ngram_release import Candidates, PhraseSets, PhraseSetsOfShard
+from dp_core.data.tokens import HeldItems
+from dp_core.phrases.ngram_release import Candidates
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.batches import choose_rows, masked_examples, row_keys
 from dp_core.training.finetune import store_by_unit
 from dp_core.training.heads import LabelledRow
 from dp_core.vocabulary import wordpiece
-from dp_core.vocabulary.item_sets import ItemSets
-from dp_core.vocabulary.subwords import UnitWords, WordSets
+from dp_core.vocabulary.item_sets import BoundedSets
+from dp_core.vocabulary.subwords import UnitWords
 
 WORDS = 4  # words of an example
 LENGTH = 10  # token ids of a row
@@ -171,13 +172,10 @@ def of_corpus(
 ) -> dict[str, Counter[object]]:
     write_corpus(documents, folder / "corpus", 2)
     return {
-        name: Counter(item for shard in shards_of(folder / "corpus") for item in made(shard))
-        for name, made in (
-            ("rows", lambda shard: rows_of(shard, unit)),
-            ("texts", lambda shard: texts_of(shard, unit)),
-            ("words", lambda shard: items_of(word_sets(unit)(shard))),
-            ("phrases", lambda shard: items_of(phrase_sets(unit)(shard))),
+        made.__name__: Counter(
+            i for shard in shards_of(folder / "corpus") for i in made(shard, unit)
         )
+        for made in (rows_of, texts_of, words_of, phrases_of)
     }
 
 
@@ -243,19 +241,18 @@ def texts_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
     ]
 
 
-def word_sets(unit: PrivacyUnit) -> WordSets:
-    words = UnitWords(unit, WORDS, "wordpiece", HOLDOUT, seed_key(SEED))
-    return WordSets(words, 2, b"key")
+def words_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
+    return bounded(UnitWords(unit, WORDS, "wordpiece", HOLDOUT, seed_key(SEED)), shard)
 
 
-def phrase_sets(unit: PrivacyUnit) -> PhraseSetsOfShard:
-    candidates = Candidates(2, 1, frozenset(VOCABULARY))
+def phrases_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
     read = partial(texts_with_canaries, unit, WORDS, HOLDOUT, SEED, ())
-    return PhraseSetsOfShard(read, PhraseSets(candidates, 2, b"key"))
+    return bounded(Candidates(2, 1, frozenset(VOCABULARY), read), shard)
 
 
-def items_of(sets: ItemSets) -> list[object]:
+def bounded(held: Callable[[Shard], Iterable[HeldItems]], shard: Shard) -> list[object]:
     """Return the bounded items of each unit."""
+    sets = BoundedSets(held, 2, b"key")(shard)
     return [
         tuple(sets.items.take(sets.members[begin:end]).to_pylist())
         for begin, end in pairwise(sets.starts)
@@ -268,11 +265,15 @@ def write_text(notes: Sequence[Note], folder: Path) -> None:
         (folder / note.patient / f"{note.document}.txt").write_text(note.text)
 
 
+def write_json_lines(file: Path, rows: Iterable[object]) -> None:
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
 def write_jsonl(notes: Sequence[Note], folder: Path) -> None:
     rows = (
         {"patient_id": n.patient, "document_id": n.document or None, "text": n.text} for n in notes
     )
-    (folder / "notes.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(folder / "notes.jsonl", rows)
 
 
 def write_noteevents(notes: Sequence[Note], folder: Path) -> None:
@@ -319,8 +320,7 @@ def class_rows(notes: Sequence[Note]) -> list[dict[str, str]]:
 
 
 def write_jsonl_classes(notes: Sequence[Note], folder: Path) -> None:
-    rows = class_rows(notes)
-    (folder / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_json_lines(folder / "texts.jsonl", class_rows(notes))
 
 
 def write_tsv_classes(notes: Sequence[Note], folder: Path) -> None:

@@ -3,7 +3,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -17,7 +17,6 @@ from dp_core.errors import BadInput, PlanError
 from dp_core.phrases.ngram_release import (
     Candidates,
     PhrasePlan,
-    PhraseSets,
     calibrate,
     release_phrases,
 )
@@ -33,7 +32,7 @@ from dp_core.privacy.mechanisms import (
     under,
 )
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
+from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets, ItemSets
 from dp_core.vocabulary.partition_selection import PartitionSelection
 
 SEED = PrivacySeed.fixed(7)
@@ -78,19 +77,27 @@ def counted(shards: Iterable[ItemSets]) -> Counter[str]:
     return counts
 
 
-def phrase_sets(units: list[Unit], candidates: Candidates, n: int, key: bytes) -> ItemSets:
-    return PhraseSets(candidates, n, key)(in_blocks(units))
+def candidates(length: int, part_length: int, parts: Collection[str]) -> Candidates:
+    return Candidates(length, part_length, parts, in_blocks)
 
 
 def held_by(candidates: Candidates, texts: list[str]) -> set[str]:
     """Return the candidates in the texts of one unit."""
-    (block,) = in_blocks([Unit("", texts)])
-    return set(candidates.held(block).items.to_pylist())
+    (block,) = candidates([Unit("", texts)])
+    return set(block.items.to_pylist())
 
 
-def gather(*shards: list[Unit]) -> Callable[[PhraseSets], list[ItemSets]]:
-    """Return a function that gathers the sets of shards in this process."""
-    return lambda sets: [sets(in_blocks(units)) for units in shards]
+def released(
+    plan: PhrasePlan,
+    *shards: list[Unit],
+    words: Collection[str] = WORDS,
+    seed: PrivacySeed = SEED,
+    context: bytes = b"x",
+) -> dict[int, dict[str, int]]:
+    def gather(sets: BoundedSets) -> list[ItemSets]:
+        return [sets(units) for units in shards]
+
+    return release_phrases(gather, in_blocks, plan, words, seed, context)
 
 
 def all_runs(units: Iterable[Unit], length: int) -> Counter[str]:
@@ -107,20 +114,21 @@ def all_runs(units: Iterable[Unit], length: int) -> Counter[str]:
 
 @given(UNITS, st.integers(2, 4))
 def test_unit_counts_once_towards_each_of_its_phrases(units: list[Unit], n: int) -> None:
-    sets = phrase_sets(units, Candidates(n, 1, WORDS), 100, b"k")
+    sets = BoundedSets(candidates(n, 1, WORDS), 100, b"k")(units)
     assert counted([sets]) == all_runs(units, n)
 
 
 @given(UNITS, st.integers(1, 4), st.sets(st.sampled_from([*itertools.product(LETTERS, repeat=2)])))
 def test_unit_changes_at_most_n_counts_by_one_for_any_earlier_release(
-    units: list[Unit], n: int, released: set[tuple[str, str]]
+    units: list[Unit], n: int, pairs: set[tuple[str, str]]
 ) -> None:
     """Holds for any outputs of earlier rounds, as adaptive composition requires."""
-    parts = {" ".join(pair) for pair in released}
-    for candidates in (Candidates(2, 1, WORDS), Candidates(3, 2, parts)):
-        whole = counted([phrase_sets(units, candidates, n, b"k")])
+    parts = {" ".join(pair) for pair in pairs}
+    for held in (candidates(2, 1, WORDS), candidates(3, 2, parts)):
+        sets = BoundedSets(held, n, b"k")
+        whole = counted([sets(units)])
         for i in range(len(units)):
-            rest = counted([phrase_sets(units[:i] + units[i + 1 :], candidates, n, b"k")])
+            rest = counted([sets(units[:i] + units[i + 1 :])])
             difference = {w: whole[w] - rest[w] for w in whole.keys() | rest.keys()}
             assert set(difference.values()) <= {0, 1}
             assert sum(difference.values()) <= n
@@ -129,12 +137,23 @@ def test_unit_changes_at_most_n_counts_by_one_for_any_earlier_release(
 def test_release_does_not_depend_on_shards() -> None:
     units = [Unit(str(i), ["a b c d", "b c d"]) for i in range(60)]
     plan = calibrate(6.0, 1e-3, (2, 3), 3, declared_units=100)
-    whole = release_phrases(gather(units), plan, WORDS, SEED, b"x")
-    parts = release_phrases(gather(units[:17], units[17:]), plan, WORDS, SEED, b"x")
-    assert whole == parts and whole[2] and whole[3]
-    assert whole == release_phrases(gather(units), plan, WORDS, SEED, b"x")
-    assert whole != release_phrases(gather(units), plan, WORDS, PrivacySeed.fixed(8), b"x")
-    assert whole != release_phrases(gather(units), plan, WORDS, SEED, b"y")
+    whole = released(plan, units)
+    assert whole == released(plan, units[:17], units[17:]) and whole[2] and whole[3]
+    assert whole == released(plan, units)
+    assert whole != released(plan, units, seed=PrivacySeed.fixed(8))
+    assert whole != released(plan, units, context=b"y")
+
+
+def test_round_is_one_selection_of_the_bounded_candidates() -> None:
+    """So phrases of one unit pass with the probability of the coin (test_partition_selection)."""
+    units = [Unit(str(i), [f"a b c x{i % 9} y{i}"]) for i in range(60)]
+    words = {word for u in units for word in u.texts[0].split()}
+    plan = calibrate(6.0, 1e-3, (2, 3), 3, declared_units=100)
+    key, out = SEED.derive("contribution bounding"), released(plan, units, words=words)
+    for length, part_length, parts in ((2, 1, words), (3, 2, out[2])):
+        sets = BoundedSets(candidates(length, part_length, parts), 3, key, 100)(units)
+        context = f"x phrases of {length} words".encode()
+        assert out[length] == plan.each_round.release([sets], SEED, context)
 
 
 def test_more_units_than_declared_are_refused_in_one_shard_or_many() -> None:
@@ -142,35 +161,35 @@ def test_more_units_than_declared_are_refused_in_one_shard_or_many() -> None:
     plan = calibrate(6.0, 1e-3, (2, 3), 3, declared_units=10)
     for shards in ([units], [units[:6], units[6:]]):
         with pytest.raises(BadInput, match="declared bound of 10"):
-            release_phrases(gather(*shards), plan, WORDS, SEED, b"x")
+            released(plan, *shards)
 
 
 def test_candidate_needs_all_its_parts_released() -> None:
     parts = {"a b", "b c", "d e"}
-    assert held_by(Candidates(3, 2, parts), ["a b c d e", "a b x b c"]) == {"a b c"}
-    assert held_by(Candidates(4, 2, parts), ["a b c d e"]) == set()
-    assert held_by(Candidates(3, 1, {"a", "b"}), ["a b x a b a b"]) == {"a b a", "b a b"}
+    assert held_by(candidates(3, 2, parts), ["a b c d e", "a b x b c"]) == {"a b c"}
+    assert held_by(candidates(4, 2, parts), ["a b c d e"]) == set()
+    assert held_by(candidates(3, 1, {"a", "b"}), ["a b x a b a b"]) == {"a b a", "b a b"}
 
 
 def test_phrases_contain_only_released_words() -> None:
-    assert held_by(Candidates(2, 1, {"a"}), ["a a secret a", "a a"]) == {"a a"}
+    assert held_by(candidates(2, 1, {"a"}), ["a a secret a", "a a"]) == {"a a"}
 
 
 @given(TEXTS, st.sets(st.sampled_from([*itertools.product(LETTERS, repeat=2)])), st.integers(3, 5))
 def test_candidates_equal_brute_force(
-    texts: list[str], released: set[tuple[str, str]], length: int
+    texts: list[str], pairs: set[tuple[str, str]], length: int
 ) -> None:
     wanted = {
         phrase
         for phrase in all_runs([Unit("u", texts)], length)
-        if set(itertools.pairwise(phrase.split())) <= released
+        if set(itertools.pairwise(phrase.split())) <= pairs
     }
-    assert held_by(Candidates(length, 2, {" ".join(pair) for pair in released}), texts) == wanted
+    assert held_by(candidates(length, 2, {" ".join(pair) for pair in pairs}), texts) == wanted
 
 
 def test_round_counts_at_most_its_bound_of_phrases_per_unit() -> None:
     units = [Unit(str(i), ["a b c d e f"]) for i in range(40)]
-    out = release_phrases(gather(units), exact((2, 3), 2), WORDS, SEED, b"x")
+    out = released(exact((2, 3), 2), units)
     assert sum(out[2].values()) == 80 and sum(out[3].values()) <= 80
     assert len(out[2]) == 5  # units sample with different coins
 
@@ -178,7 +197,7 @@ def test_round_counts_at_most_its_bound_of_phrases_per_unit() -> None:
 def test_later_rounds_depend_only_on_released_values() -> None:
     """A phrase that noise suppressed in one round is not part of any later candidate."""
     units = [Unit(str(i), ["a b c d"]) for i in range(60)]
-    out = release_phrases(gather(units), exact((2, 3), 4, 30, "c d"), WORDS, SEED, b"x")
+    out = released(exact((2, 3), 4, 30, "c d"), units)
     assert set(out[2]) == {"a b", "b c"}
     assert set(out[3]) == {"a b c"}
 
@@ -188,7 +207,7 @@ def test_calibrated_plan_does_not_release_phrase_of_one_unit() -> None:
     plan = calibrate(4.0, 1e-9, (2, 3), 20, declared_units=1000)
     units = [Unit(str(i), [f"every one says this x{i} y{i} z{i}"]) for i in range(1000)]
     words = {word for u in units for word in u.texts[0].split()}
-    out = release_phrases(gather(units), plan, words, SEED, b"x")
+    out = released(plan, units, words=words)
     assert set(out[2]) == {"every one", "one says", "says this"}
     assert set(out[3]) == {"every one says", "one says this"}
     assert all(abs(n - 1000) < 150 for counts in out.values() for n in counts.values())
@@ -197,7 +216,7 @@ def test_calibrated_plan_does_not_release_phrase_of_one_unit() -> None:
 def test_rounds_draw_independent_noise() -> None:
     units = [Unit(str(i), ["a b a b a b"]) for i in range(900)]
     plan = calibrate(0.25, 1e-4, (2, 3, 4), 2, declared_units=1000, mechanism="gaussian")
-    out = release_phrases(gather(units), plan, WORDS, SEED, b"x")
+    out = released(plan, units)
     noised = {tuple(counts.values()) for counts in out.values()}
     assert len(noised) == 3 and all(len(counts) == 2 for counts in noised)
 

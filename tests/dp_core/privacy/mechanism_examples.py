@@ -12,6 +12,7 @@ import numpy as np
 from privacy_oracles import composed_delta, gaussian_mixture, hockey_stick
 from scipy.stats import norm
 
+from dp_core.config.release import ReleaseRecord
 from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.mechanism_event import REGISTRY
@@ -53,6 +54,14 @@ def plan_of(**changes: Any) -> ExecutionPlan:
     }
     usual |= {"noise_multiplier": 1.2, "clip_norm": 0.5, "delta": 1e-6}
     return ExecutionPlan.poisson(**(usual | changes))
+
+
+def release(
+    ledger_id: str, event: MechanismEvent, delta: float = 1e-6, **fields: Any
+) -> ReleaseRecord:
+    usual = {"dataset": "notes", "unit": "patient", "epsilon": 1.0, "epsilon_rdp": None}
+    body = usual | {"event": event.to_json(), "delta": delta, "ledger_id": ledger_id} | fields
+    return ReleaseRecord.model_validate(body)
 
 
 @dataclass(frozen=True)

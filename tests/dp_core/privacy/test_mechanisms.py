@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 import pytest
-from mechanism_examples import EXAMPLES, HISTOGRAM, PATIENT, POISSON, TRUTHS, Laplace
+from mechanism_examples import EXAMPLES, HISTOGRAM, PATIENT, POISSON, TRUTHS, Laplace, release
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld, epsilon_rdp
@@ -29,7 +29,7 @@ from dp_core.privacy.mechanisms import (
     compose,
     under,
 )
-from dp_core.privacy.statement import Release, privacy_statement, total_epsilon
+from dp_core.privacy.statement import privacy_statement, total_epsilon
 
 
 @pytest.fixture(autouse=True)
@@ -66,7 +66,7 @@ class TestMechanism:
         assert epsilon_pld(stating, 1e-4) == epsilon_pld(event, 1e-4)
 
     def test_description_and_assumptions_are_stated(self, event: MechanismEvent) -> None:
-        statement = privacy_statement([Release("notes", PATIENT, event, 1e-4, "L-1")])
+        statement = privacy_statement([release("L-1", event, 1e-4)])
         assert event.title and event.describe() in statement.words
         assert bool(event.assumptions()) is not event.is_unaccounted
         assert set(event.assumptions()) <= set(statement.data["assumptions"])

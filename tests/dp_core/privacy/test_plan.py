@@ -105,8 +105,10 @@ def test_noise_is_of_the_same_deviation_where_neighbours_replace_a_unit() -> Non
     [
         ({"expected_batch": 4001}, "declared units"),
         ({"expected_batch": 0}, "above 0"),
-        ({"noise_multiplier": 0.0}, "noise_multiplier"),
-        ({"noise_multiplier": float("inf")}, "noise_multiplier"),
+        *(
+            ({"noise_multiplier": sigma}, "noise_multiplier")
+            for sigma in (0.0, 1e-300, 1e300, float("nan"), float("inf"))
+        ),
         ({"clip_norm": float("nan")}, "clip_norm"),
         ({"delta": 0.0}, "delta"),
         ({"delta": 1 / 4000}, "publishing one unit whole"),

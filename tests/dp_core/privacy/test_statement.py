@@ -1,8 +1,8 @@
 import json
 import math
-from typing import Any
 
 import pytest
+from mechanism_examples import release
 
 from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
@@ -15,18 +15,14 @@ from dp_core.privacy.mechanisms import (
     Unaccounted,
     compose,
 )
-from dp_core.privacy.statement import Release, privacy_statement
+from dp_core.privacy.statement import privacy_statement
 
 PATIENT = PrivacyUnit.PATIENT
 VOCABULARY = ThresholdedHistogram(64, 60.0, 380, unit=PATIENT)
 TRAINING = PoissonGaussian.single(0.064, 1.5, 100, unit=PATIENT)
 
 
-def release(event: MechanismEvent, delta: float, ledger_id: str, **more: Any) -> Release:
-    return Release("notes", PATIENT, event, delta, ledger_id, **more)
-
-
-BOTH = [release(VOCABULARY, 1e-7, "L-17"), release(TRAINING, 1e-6, "L-18")]
+BOTH = [release("L-17", VOCABULARY, 1e-7), release("L-18", TRAINING, 1e-6)]
 
 
 def test_it_states_the_composition_in_words_and_in_data() -> None:
@@ -45,7 +41,7 @@ def test_it_states_the_composition_in_words_and_in_data() -> None:
 
 
 def test_a_known_seed_is_said_and_voids_the_claim() -> None:
-    statement = privacy_statement([release(TRAINING, 1e-6, "L-1", seed_known=True)])
+    statement = privacy_statement([release("L-1", TRAINING, seed_known=True)])
     assert "Not private: known seed" in statement.words
     assert (statement.data["seed_known"], statement.data["private"]) == (True, False)
     assert "It is" not in statement.words and "would have been" in statement.words
@@ -53,12 +49,12 @@ def test_a_known_seed_is_said_and_voids_the_claim() -> None:
 
 
 def test_whether_the_releases_were_fixed_together_is_said() -> None:
-    together = [release(r.event, r.delta, r.ledger_id, plan="run-1") for r in BOTH]
+    together = [r.model_copy(update={"plan": "run-1"}) for r in BOTH]
     planned, unplanned = privacy_statement(together), privacy_statement(BOTH)
     assert planned.data["one_plan"] and not unplanned.data["one_plan"]
     assert "registered as one plan before the first" in planned.words
     assert "total presumes that nobody chose" in unplanned.words
-    later = [together[0], release(TRAINING, 1e-6, "L-18", plan="run-2")]
+    later = [together[0], release("L-18", TRAINING, plan="run-2")]
     assert not privacy_statement(later).data["one_plan"]
     assert "plan" not in "".join(privacy_statement(BOTH[:1]).data["assumptions"])
 
@@ -80,7 +76,7 @@ def test_made_up_text_is_said() -> None:
 
 def test_training_without_privacy_is_said() -> None:
     free = Unaccounted("non-private pre-training", unit=PATIENT)
-    statement = privacy_statement([*BOTH, release(free, 0.0001, "L-19")])
+    statement = privacy_statement([*BOTH, release("L-19", free, 0.0001)])
     assert statement.epsilon == math.inf
     assert statement.data["epsilon"] == "inf"
     assert "must stay with the operator" in statement.words
@@ -89,7 +85,7 @@ def test_training_without_privacy_is_said() -> None:
 
 
 def test_guarantees_of_different_units_have_no_total() -> None:
-    shuffled = release(ShuffledGaussian(2.0, 3, unit=PATIENT), 1e-6, "L-20")
+    shuffled = release("L-20", ShuffledGaussian(2.0, 3, unit=PATIENT))
     statement = privacy_statement([BOTH[0], shuffled])
     assert statement.epsilon is None
     assert "No total is claimed" in statement.words
@@ -101,6 +97,6 @@ def test_without_private_text_there_is_nothing_to_claim() -> None:
 
 
 def test_several_data_sets_need_several_statements() -> None:
-    other = Release("letters", PATIENT, TRAINING, 1e-6, "L-3")
+    other = release("L-3", TRAINING, dataset="letters")
     with pytest.raises(BadInput, match="several data sets"):
         privacy_statement([BOTH[0], other])

@@ -16,8 +16,8 @@ from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput, PlanError
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import item_sets as item_sets_module
-from dp_core.vocabulary.item_sets import GatheredSets, ItemSets, UnitSets
-from dp_core.vocabulary.subwords import UnitWords, WordSets
+from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets, ItemSets, UnitSets
+from dp_core.vocabulary.subwords import UnitWords
 
 
 def named(sets: ItemSets) -> list[set[str]]:
@@ -36,7 +36,7 @@ def test_sets_of_a_shard_equal_sets_of_its_units(tmp_path: Path, unit: PrivacyUn
     write_corpus(documents, tmp_path, 3)
     shards = shards_of(tmp_path)
     public = frozenset({"w1", ".", "cafe"})
-    of_shard = WordSets(UnitWords(unit, 12), 5, b"key", 500, public)
+    of_shard = BoundedSets(UnitWords(unit, 12), 5, b"key", 500, public)
     found = [s for shard in shards for s in named(of_shard(shard))]
     expected = []
     for one in units_of(open_corpus(tmp_path), unit, 12):
@@ -44,7 +44,7 @@ def test_sets_of_a_shard_equal_sets_of_its_units(tmp_path: Path, unit: PrivacyUn
         expected.append(set(bounded_sample(sorted(words), 5, one.unit_id, b"key")))
     assert found == expected and max(map(len, found)) == 5
     units = sum(of_shard(shard).units for shard in shards)
-    too_few = WordSets(UnitWords(unit, 12), 5, b"key", units // 4, public)
+    too_few = BoundedSets(UnitWords(unit, 12), 5, b"key", units // 4, public)
     with pytest.raises(BadInput, match="more units than the declared bound") as caught:
         list(map(too_few, shards))
     assert str(units) not in str(caught.value)
@@ -97,8 +97,7 @@ def test_gathered_shards_equal_brute_force(
     shards = sets_of_shards(held)
     every = sorted({item for units in held for items in units for item in items})
     with GatheredSets(folder, limit) as gathered:
-        for shard in shards:
-            gathered.append(shard)
+        gathered.extend(shards)
         assert gathered.units == sum(map(len, held))
         for _ in range(2):  # rounds read repeatedly
             assert gathered.distinct == len(every)
@@ -115,25 +114,24 @@ def test_spilled_files_are_private_and_removed(tmp_path: Path) -> None:
     shards = sets_of_shards([[{"a", "b"}, {"b"}], [{"c"}], [{"a"}]])
     first = sum(getattr(shards[0], name).nbytes for name in ("items", "members", "starts"))
     with GatheredSets(folder, limit=first) as gathered:
-        gathered.append(shards[0])
+        gathered.extend([shards[0]])
         assert not folder.exists(), "the first one has room in memory"
-        gathered.append(shards[1])
-        gathered.append(shards[2])
+        gathered.extend(shards[1:])
         assert gathered.distinct == 3
         assert stat.S_IMODE(folder.stat().st_mode) == 0o700
         assert not list(folder.iterdir()), "a killed step leaves no named file"
         with pytest.raises(ValueError, match="numbered"):
-            gathered.append(shards[0])
+            gathered.extend([shards[0]])
         gathered.clear()
         assert not folder.exists() and gathered.units == 0
-        gathered.append(shards[0])
+        gathered.extend([shards[0]])
         assert not folder.exists()  # clearing frees the room
         assert gathered.named(np.array([1])) == ["b"]
 
 
 def test_folder_is_removed_even_if_the_step_fails(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError), GatheredSets(tmp_path / "gathered", limit=0) as gathered:
-        gathered.append(sets_of_shards([[{"a"}]])[0])
+        gathered.extend([sets_of_shards([[{"a"}]])[0]])
         assert list(tmp_path.iterdir())
         raise RuntimeError
     assert not list(tmp_path.iterdir())
@@ -143,6 +141,6 @@ def test_shard_with_unbounded_units_is_refused(tmp_path: Path) -> None:
     """Even after a bounded shard: the loosest bound of the two would hide it."""
     bounded, other = sets_of_shards([[{"a"}], [{"b"}]])
     gathered = GatheredSets(tmp_path / "sets")
-    gathered.append(bounded)
+    gathered.extend([bounded])
     with pytest.raises(PlanError, match="0 items per unit"):
-        gathered.append(replace(other, items_per_unit=0))
+        gathered.extend([replace(other, items_per_unit=0)])

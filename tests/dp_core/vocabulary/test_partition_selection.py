@@ -24,7 +24,7 @@ from dp_core.privacy.discrete_gaussian import (
 from dp_core.privacy.mechanisms import NoisedWeights
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
-from dp_core.vocabulary.partition_selection import Counted, Round, Weighted
+from dp_core.vocabulary.partition_selection import Counted, Weighted
 from dp_core.vocabulary.selection_calibration import (
     _elimination,
     selection_plan,
@@ -68,7 +68,7 @@ def weights(plan: Weighted, held: Held, gone: frozenset[str], number: int = 0) -
     shard = shard_of(held, plan.items_per_unit)
     items = shard.items.to_pylist()
     live = np.array([item not in gone for item in items], np.bool_)
-    sums = plan.weigh_all(GatheredSets.of([shard]), Round(number, live))
+    sums = plan.weigh(GatheredSets.of([shard]), number, live)
     return dict(zip(items, sums.tolist(), strict=True))
 
 

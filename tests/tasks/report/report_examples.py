@@ -32,7 +32,13 @@ from dp_core.audit.membership import LowRate, MembershipRow, Share
 from dp_core.audit.protocol import Finding
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.labels import Dp, Label, Operator
-from dp_core.privacy.mechanisms import PrivacyUnit
+from dp_core.privacy.ledger import Entry, State
+from dp_core.privacy.mechanisms import (
+    MechanismEvent,
+    PoissonGaussian,
+    PrivacyUnit,
+    ThresholdedHistogram,
+)
 from dp_core.privacy.statement import DatasetTotal
 from dp_core.training.bootstrap import MeanF1
 from tasks.report.model import (
@@ -41,13 +47,12 @@ from tasks.report.model import (
     Exposures,
     Fact,
     Kind,
-    LedgerLine,
-    LedgerView,
     Membership,
     ModelAt,
     ModelRow,
     Report,
 )
+from tasks.report.tables import ledger_table
 
 VOCABULARY_SIZE, DECLARED_UNITS = 3_871, 4_000
 OMITTED = "documents left out: 4067 (not UTF-8: 4066, no text: 1)"
@@ -214,39 +219,20 @@ def by_epoch(seed: int = 7) -> tuple[ModelRow, ...]:
     )  # fmt: skip
 
 
-def ledger() -> LedgerView:
-    return LedgerView(
-        dataset="synthetic-notes",
-        unit=PrivacyUnit.PATIENT,
-        lines=(
-            LedgerLine(
-                entry="3f9a0c61",
-                release="Word histogram",
-                mechanism="threshold 61, discrete Gaussian σ = 11.3, 128 words per patient",
-                epsilon=1.0,
-                epsilon_rdp=None,
-                delta=1e-7,
-                state="settled",
-                seed_hash="9b1de0774a51c2",
-            ),
-            LedgerLine(
-                entry="77b2d4e8",
-                release="DP pre-training",
-                mechanism="Poisson-sampled Gaussian, σ = 1, q = 0.064, 313 updates",
-                epsilon=6.27,
-                epsilon_rdp=7.02,
-                delta=1e-6,
-                state="settled",
-                seed_hash="c2ffe90112bd7a",
-            ),
-        ),
-        spent_epsilon=6.61,
-        spent_delta=1.1e-6,
-        budget_epsilon=10.0,
-        budget_delta=1e-5,
-    )
+def entries(*more: MechanismEvent) -> list[Entry]:
+    """Return entries of a word histogram, a training, and of more mechanisms."""
+    histogram = ThresholdedHistogram(128, 80.0, 600)
+    training = PoissonGaussian.single(0.064, 1.0, 313)
+    return [
+        Entry(
+            "synthetic-notes", PrivacyUnit.PATIENT, event, delta, "a",
+            id=event.kind, state=State.SETTLED, seed_hash="c2ffe90112bd7a",
+        )
+        for event, delta in ((histogram, 1e-7), (training, 1e-6), *((e, 1e-6) for e in more))
+    ]  # fmt: skip
 
 
+LEDGER = ledger_table(entries(), "synthetic-notes", PrivacyUnit.PATIENT)
 _STATEMENT = SimpleNamespace(
     paragraphs=[
         "Whether or not any one patient's notes are in the data set, every outcome of the "
@@ -273,7 +259,8 @@ _COMMON = {
     "shown_run": "5ed1c0de5ed1c0de", "known_seed": False, "private_dataset": "synthetic-notes",
     "public_dataset": "made-up public text", "entities_dataset": "made-up entities",
     "unit": PrivacyUnit.PATIENT, "declared_units": DECLARED_UNITS,
-    "model_size": "BERT, 2 layers × 128", "ledger": ledger(), "settings": _SETTINGS,
+    "model_size": "BERT, 2 layers × 128", "ledger": LEDGER, "settings": _SETTINGS,
+    "budget": {"epsilon": 10.0, "delta": 1e-5, "epsilon_so_far": 6.61},
     "versions": {"confide": "0.1.0", "tensorflow": "2.15.1", "dp-accounting": "0.6.0"},
 }  # fmt: skip
 

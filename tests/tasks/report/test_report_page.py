@@ -16,7 +16,6 @@ from report_examples import (
     causal_sweep_report,
     extractions,
     job_report,
-    ledger,
     membership,
     sweep_report,
 )
@@ -113,8 +112,8 @@ def test_page_has_all_sections_figures_and_labels() -> None:
     )  # fmt: skip
     parts = [f'id="{name}"' for name in sections]
     parts += [f'<span class="chip {label.value}">{label.value}</span>' for label in Label]
-    parts += ["make demo", "mock-tpu:2", "2.15.1", "at most e^6.61", "3f9a0c61", "77b2d4e8"]
-    parts += ["ε<sub>V</sub>", "of a budget of ε = 10"]
+    parts += ["make demo", "mock-tpu:2", "2.15.1", "at most e^6.61"]
+    parts += ["ε<sub>V</sub>", "of a budget of ε = 10", "poisson_gaussian", "c2ffe90112bd"]
     assert [part for part in parts if part not in html] == []
 
 
@@ -319,9 +318,8 @@ def test_page_of_a_job_without_comparison_ledger_or_curves_renders() -> None:
     html = report_page(bare, Edition.OPERATOR).html
     assert 'id="ledger"' not in html
     assert "No audit of a private model" in html
-    figures = ("spent_epsilon", "spent_delta", "budget_epsilon", "budget_delta")
-    without_budget = replace(ledger(), **dict.fromkeys(figures))
-    html = report_page(_bare(ledger=without_budget), Edition.OPERATOR).html
+    without_budget = {"epsilon": None, "delta": None, "epsilon_so_far": None}
+    html = report_page(_bare(budget=without_budget), Edition.OPERATOR).html
     section = html.partition('id="ledger"')[2].partition("</section>")[0]
     assert "no budget is kept" in section and "in total" not in section
 

@@ -10,9 +10,9 @@ import pytest
 from report_examples import (
     VOCABULARY_SIZE,
     causal_sweep_report,
+    entries,
     extractions,
     job_report,
-    ledger,
     membership,
     sweep_report,
     with_models,
@@ -21,8 +21,8 @@ from rich.console import Console
 
 from dp_core.audit.exposure import EMBEDDED, IN_ROWS
 from dp_core.labels import Dp, Label, Operator
-from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import DatasetTotal
+from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, RandomCountSelection
+from dp_core.privacy.statement import DatasetTotal, epsilons
 from tasks.protocol import MetricRecord, StepResult
 from tasks.report import audit_tables, models_table, tables
 from tasks.report.job_results import audit_time, last_values
@@ -252,15 +252,17 @@ def test_entity_types_without_a_publishable_value_are_not_named() -> None:
 
 
 def test_ledger_table_shows_epsilon_by_pld_and_by_rdp() -> None:
-    view = ledger()
-    table = tables.ledger_table(view)
+    patient = PrivacyUnit.PATIENT
+    training = PoissonGaussian.single(0.1, 4.0, 3, unit=patient)
+    chosen = RandomCountSelection((training,), "poisson", 1e-6, mean=2.0, unit=patient)
+    table = tables.ledger_table(entries(chosen), "notes", patient)
     assert "per patient" in table.caption
-    assert [cell.text for cell in table.rows[0][2:]] == ["1", NOT_MEASURED, "10⁻⁷", "settled"]
-    assert [cell.text for cell in table.rows[1][2:]] == ["6.27", "7.02", "10⁻⁶", "settled"]
-    assert table.rows[1][0].detail == "seed c2ffe90112bd"
-    by_rdp = replace(view.lines[1], claimed_by_rdp=True)
-    table = tables.ledger_table(replace(view, lines=(view.lines[0], by_rdp)))
-    assert [row[2].detail for row in table.rows] == ["", "by RDP: no PLD is known"]
+    histogram, trained, _ = table.rows
+    assert [cell.text for cell in histogram[3:]] == [NOT_MEASURED, "10⁻⁷", "settled"]
+    expected = [tables.significant(value) for value in epsilons(entries()[1].event, 1e-6)]
+    assert [cell.text for cell in trained[2:]] == [*expected, "10⁻⁶", "settled"]
+    assert trained[0].detail == "seed c2ffe90112bd"
+    assert [row[2].detail for row in table.rows] == ["", "", "by RDP: no PLD is known"]
 
 
 def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 from reader_contract import SECRET, BadItem, ReaderContract
 from reader_contract import read as read_format
 
-from dp_core.data.labelled_text import EntityScores, Score, Sentence, joined, score
+from dp_core.data.labelled_text import Score, Sentence, TaskScores, joined, score
 from dp_core.data.readers.entity_formats import read_i2b2
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import LONGEST
@@ -32,14 +33,9 @@ EXPECTED = [
 ]
 
 
-def write(
-    folder: Path, concepts: list[str], text: str = TEXT, apart: bool = False, end: str = "\n"
-) -> None:
-    txt, con = (folder / "txt", folder / "concept") if apart else (folder, folder)
-    for f in (txt, con):
-        f.mkdir(parents=True, exist_ok=True)
-    (txt / "r1.txt").write_bytes(text.replace("\n", end).encode())
-    (con / "r1.con").write_bytes((end.join(concepts) + end).encode())
+def write(folder: Path, concepts: list[str], text: str = TEXT) -> None:
+    (folder / "r1.txt").write_text(text)
+    (folder / "r1.con").write_text("\n".join(concepts) + "\n")
 
 
 class TestI2b2(ReaderContract):
@@ -65,13 +61,29 @@ def read(path: Path, share: float = 1.0) -> tuple[list[Sentence], Quarantine]:
     return read_format("i2b2", path, share)
 
 
-@pytest.mark.parametrize("apart", [False, True])
+LAYOUTS = {  # files of texts and of concepts, and the names of the documents
+    "one folder": (["r1.txt"], ["r1.con"], ["r1"]),
+    "two hospitals": (
+        ["beth/txt/r1.txt", "partners/txt/r1.txt"],
+        ["beth/concept/r1.con", "partners/concept/r1.con"],
+        ["beth/r1", "partners/r1"],
+    ),
+    "2011": (["Beth/docs/r-3.txt"], ["Beth/concepts/r-3.txt.con"], ["Beth/r-3"]),
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("end", ["\n", "\r\n"])
-def test_both_layouts(tmp_path: Path, apart: bool, end: str) -> None:
-    write(tmp_path, CONCEPTS, apart=apart, end=end)
+def test_every_layout_gives_the_same_sentences(tmp_path: Path, layout: str, end: str) -> None:
+    texts, concepts, documents = LAYOUTS[layout]
+    contents = dict.fromkeys(texts, TEXT) | dict.fromkeys(concepts, "\n".join(CONCEPTS) + "\n")
+    contents["chains/r-3.txt.chains"] = 'c="pain" 1:2 1:2||t="coref problem"\n'  # of 2011
+    for name, content in (contents | {"pairs/r-3.txt.pairs": "", ".DS_Store": "x"}).items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_bytes(content.replace("\n", end).encode())
     sentences, q = read(tmp_path)
-    assert sentences == EXPECTED
-    assert q.rejected == 0
+    assert sentences == [replace(s, document_id=name) for name in documents for s in EXPECTED]
+    assert (q.rejected, q.passed_over) == (0, 1)
 
 
 def spread(folder: Path, concepts: list[str]) -> tuple[list[Sentence], Quarantine]:
@@ -159,23 +171,6 @@ def test_of_overlapping_concepts_the_longest_is_tagged_and_none_is_lost(tmp_path
     assert q.rejected == 0
 
 
-def test_the_layout_of_2011(tmp_path: Path) -> None:
-    """Folders docs and concepts with `.txt.con`, and a coreference folder, which is not read."""
-    for folder in ("docs", "concepts", "chains", "pairs"):
-        (tmp_path / "Beth_Train" / folder).mkdir(parents=True)
-    files = {
-        "docs/clinical-3.txt": TEXT, "concepts/clinical-3.txt.con": "\n".join(CONCEPTS) + "\n",
-        "chains/clinical-3.txt.chains": 'c="pain" 1:2 1:2||t="coref problem"\n',
-        "pairs/clinical-3.txt.pairs": "", "docs/.DS_Store": "x",
-    }  # fmt: skip
-    for name, content in files.items():
-        (tmp_path / "Beth_Train" / name).write_text(content)
-    sentences, q = read(tmp_path)
-    assert [s.tags for s in sentences] == [s.tags for s in EXPECTED]
-    assert {s.document_id for s in sentences} == {"Beth_Train/clinical-3"}
-    assert (q.rejected, q.passed_over) == (0, 1)
-
-
 @pytest.mark.parametrize("concept", ["left sided chest pain", "left sidedchest pain"])
 def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path: Path, concept: str) -> None:
     write(tmp_path, [f'c="{concept}" 1:0 2:1||t="problem"'], "left sided\nchest pain .\n")
@@ -183,14 +178,6 @@ def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path: Path, con
     assert sentence.tags == ("B-problem", "I-problem", "I-problem", "I-problem", "O")
     write(tmp_path, [f'c="{concept}" 1:0 1:3||t="problem"'], "left sided chest pain .\nOk .\n")
     assert len(read(tmp_path)[0]) == 1 + ("sidedchest" not in concept)
-
-
-def test_records_of_two_hospitals_with_one_name(tmp_path: Path) -> None:
-    for hospital in ("beth", "partners"):
-        write(tmp_path / hospital, CONCEPTS, apart=True)
-    sentences, q = read(tmp_path)
-    assert [s.document_id for s in sentences] == ["beth/r1"] * 2 + ["partners/r1"] * 2
-    assert q.rejected == 0
 
 
 def test_files_without_their_pair_are_rejected_and_a_single_file_is_refused(
@@ -225,7 +212,7 @@ def write_case(folder: Path, name: str, lines: list[int], concepts: list[list[An
     (folder / f"{name}.con").write_text("".join(line + "\n" for line in concept_lines))
 
 
-def scored(folder: Path, cases: list[Case]) -> EntityScores:
+def scored(folder: Path, cases: list[Case]) -> TaskScores:
     parts = {}
     for part in ("reference", "system"):
         for number, case in enumerate(cases):
@@ -236,7 +223,7 @@ def scored(folder: Path, cases: list[Case]) -> EntityScores:
     return score(parts["reference"], [document.tags for document in parts["system"]])
 
 
-def counts(found: EntityScores) -> dict[str, list[int]]:
+def counts(found: TaskScores) -> dict[str, list[int]]:
     kinds = {kind: found.by_type.get(kind, Score(0, 0, 0)) for kind in FROZEN["total"]}
     kinds["all"] = found.micro
     return {

@@ -12,7 +12,7 @@ from sqlalchemy.engine import Engine
 
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.discrete_gaussian import discrete_gaussian
-from dp_core.privacy.ledger import Budget, Entry, Ledger, privacy_filter
+from dp_core.privacy.ledger import Budget, Entry, Ledger, State, privacy_filter
 from dp_core.privacy.ledger import ledger as ledger_module
 from dp_core.privacy.mechanisms import (
     Gaussian,
@@ -98,70 +98,73 @@ def release_once(url: str, seeds: Path, content: bytes, gate: Gate) -> tuple[str
     return seed.salted_hash(), content
 
 
-KILL_POINTS = (
-    "before the entry is written",
-    "before the reservation commits",
-    "after the reservation",
-    "before the seed has its name",
-    "after the seed has its name",
-    "after the seed is created",
-    "before the binding commits",
-    "after the binding",
-    "after the release",
-    "before the settlement commits",
-    "after the settlement",
-)
+P, R, S, W = State.PLANNED, State.RESERVED, State.SETTLED, State.WITHDRAWN
+KILL_POINTS: dict[str, list[State]] = {  # with the states of the entries after the kill
+    "before the plan commits": [],
+    "after the plan": [P, P],
+    "before the withdrawal commits": [P, P],
+    "after the withdrawal": [W, W],
+    "before the reservation commits": [W, W],
+    "after the reservation": [R, P],
+    "before the seed has its name": [R, P],
+    "after the seed has its name": [R, P],
+    "before the binding commits": [R, P],
+    "after the binding": [R, P],
+    "after the release": [R, P],
+    "before the settlement commits": [R, P],
+    "after the settlement": [S, P],
+}
+
+
+def whole_run(**more: Any) -> list[Entry]:
+    both: dict[str, Any] = {"plan_key": "dp_bert/one", "run": "dp_bert/one"} | more
+    return [reservation("vocabulary", HISTOGRAM, **both), reservation("training", **both)]
 
 
 def release_in_a_process(url: str, home: Path, kill_at: str) -> None:
-    """Run the protocol up to a released number, and die by SIGKILL at one of its points."""
-    passed: list[str] = []  # progress of the protocol
-
-    def die() -> None:
-        os.kill(os.getpid(), signal.SIGKILL)
+    """Register a plan, withdraw it, and release its first part; die by SIGKILL at a point."""
+    stage, written = "", False
 
     def reach(point: str) -> None:
-        passed.append(point)
         if point == kill_at:
-            die()
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def run(name: str, work: Callable[[], Any]) -> Any:
+        nonlocal stage, written
+        stage, written = name, False
+        result = work()
+        reach(f"after the {name}")
+        return result
 
     @sqlalchemy_event.listens_for(Engine, "before_cursor_execute")
     def executing(_c: Any, _cu: Any, statement: str, *_: Any) -> None:
-        if statement.startswith("INSERT INTO entries") and kill_at == KILL_POINTS[0]:
-            die()
-        if statement.startswith(("INSERT INTO entries", "UPDATE entries")):
-            passed.append("wrote")
+        nonlocal written
+        written |= statement.startswith(("INSERT INTO entries", "UPDATE entries"))
 
     @sqlalchemy_event.listens_for(Engine, "commit")
     def committing(_connection: Any) -> None:
-        last = passed[-1:]
-        stage = {0: KILL_POINTS[1], 4: KILL_POINTS[6], 6: KILL_POINTS[9]}
-        done = len([p for p in passed if p in KILL_POINTS])
-        if last == ["wrote"] and stage.get(done) == kill_at:
-            die()
+        if written:
+            reach(f"before the {stage} commits")
 
     link = os.link
 
     def linking(*arguments: Any, **more: Any) -> None:
         seed = str(arguments[1]).endswith(".json")  # not the folder's record of its ledger
-        if seed:
-            reach("before the seed has its name")
+        reach("before the seed has its name" if seed else "")
         link(*arguments, **more)
-        if seed:
-            reach("after the seed has its name")
+        reach("after the seed has its name" if seed else "")
+
+    def release() -> list[int]:
+        noise: list[int] = discrete_gaussian(100.0, 8, seed, b"context").tolist()
+        with (home / "released").open("a") as file:
+            file.write(f"{noise}\n")
+        return noise
 
     os.link = linking
     ledger = Ledger.open(url)
-    entry = ledger.reserve(reservation())
-    reach("after the reservation")
-    seeds = SeedStore(home / "seeds")
-    seeds.create(entry.seed_key)
-    reach("after the seed is created")
-    seed = ledger.seed(entry, seeds, b"manifest")
-    reach("after the binding")
-    noise = discrete_gaussian(100.0, 8, seed, b"context").tolist()
-    with (home / "released").open("a") as file:
-        file.write(f"{noise}\n")
-    reach("after the release")
-    ledger.settle(entry.id, seed.derive("released", repr(noise).encode()))
-    reach("after the settlement")
+    run("plan", lambda: ledger.register_plan(whole_run()))
+    run("withdrawal", lambda: ledger.withdraw_plan("notes", "dp_bert/one"))
+    entry = run("reservation", lambda: ledger.reserve(whole_run()[0]))
+    seed = run("binding", lambda: ledger.seed(entry, SeedStore(home / "seeds"), b"manifest"))
+    digest = seed.derive("released", repr(run("release", release)).encode())
+    run("settlement", lambda: ledger.settle(entry.id, digest))

@@ -19,6 +19,7 @@ from sqlalchemy.orm import Session
 
 from dp_core.privacy.ledger import Budget, Ledger, State
 from dp_core.privacy.ledger.ledger import lock_budget
+from dp_core.privacy.ledger.privacy_filter import PrivacyCharge
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 
@@ -115,35 +116,28 @@ def test_of_two_results_under_one_seed_exactly_one_is_accepted(
 # --- kill -9
 
 
-def released(home: Path) -> list[str]:
-    path = home / "released"
-    return path.read_text().splitlines() if path.exists() else []
-
-
 @pytest.mark.parametrize("point", KILL_POINTS)
-def test_a_kill_never_loses_a_charge_nor_redraws_noise(
+def test_a_kill_never_loses_a_charge_nor_redraws_noise_nor_splits_a_plan(
     ledger: Ledger, url: str, tmp_path: Path, point: str, other_processes: ForkServerContext
 ) -> None:
     run_until_killed(other_processes, release_in_a_process, url, tmp_path, point)
     entries = ledger.history("notes")
-    out = released(tmp_path)
-    # The charge is committed before data are read or released; an unknown outcome counts as spent.
-    committed = KILL_POINTS.index(point) >= 2
-    assert len(entries) == committed
-    assert len(out) == (KILL_POINTS.index(point) >= KILL_POINTS.index("after the release"))
-    assert ledger.remaining("notes").unsettled == (committed and point != "after the settlement")
+    assert [entry.state for entry in entries] == KILL_POINTS[point]
+    remaining, released = ledger.remaining("notes"), tmp_path / "released"
+    assert (remaining.spent == PrivacyCharge(0.0, 0.0)) == (remaining.charged_entries == 0)
+    order = list(KILL_POINTS)
+    assert released.exists() == (order.index(point) >= order.index("after the release"))
     # Each seed has one file, without a second copy under another name.
     seeds = {file.name for file in (tmp_path / "seeds").glob("*")}
     assert seeds <= {"ledger", *(f"{entry.seed_key}.json" for entry in entries)}
-    before = ledger.remaining("notes").spent
-    # The retry finishes with one entry, one charge, and the noise of the first attempt.
-    finished = other_processes.Process(target=release_in_a_process, args=(url, tmp_path, "never"))
-    finished.start()
-    finished.join(PATIENCE)
-    assert finished.exitcode == 0
-    (entry,) = ledger.history("notes")
-    assert entry.state is State.SETTLED
-    assert not committed or (entry.id == entries[0].id)
-    assert not committed or ledger.remaining("notes").spent == before
-    assert len(released(tmp_path)) == len(out) + 1
-    assert len(set(released(tmp_path))) == 1
+    # The retry finishes with one entry for each release, and the noise of the first attempt.
+    before = len(released.read_text().splitlines()) if released.exists() else 0
+    retry = other_processes.Process(target=release_in_a_process, args=(url, tmp_path, "never"))
+    retry.start()
+    retry.join(PATIENCE)
+    assert retry.exitcode == 0
+    first, _ = ledger.history("notes")
+    assert first.state is State.SETTLED
+    assert {entry.id for entry in entries} <= {entry.id for entry in ledger.history("notes")}
+    noises = released.read_text().splitlines()
+    assert len(noises) == before + 1 and len(set(noises)) == 1

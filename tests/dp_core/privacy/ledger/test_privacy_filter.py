@@ -15,7 +15,7 @@ from dp_core.errors import BudgetExceeded
 from dp_core.privacy.accounting.accountants import delta_pld, epsilon_pld, pure_dp_rdp
 from dp_core.privacy.accounting.profiles import gaussian_delta
 from dp_core.privacy.ledger import State, privacy_filter
-from dp_core.privacy.ledger.models import Budget, Entry, canonical
+from dp_core.privacy.ledger.models import Budget, Entry
 from dp_core.privacy.ledger.privacy_filter import PrivacyCharge, charge
 from dp_core.privacy.mechanisms import (
     Gaussian,
@@ -52,7 +52,7 @@ def fill(held_by: Budget, events: list[tuple[MechanismEvent, float]]) -> list[En
     for number, (event, delta) in enumerate(itertools.islice(itertools.cycle(events), 2000)):
         asked = entry(event, delta, number)
         try:
-            privacy_filter.admit(held_by, held, ((canonical(asked.event), delta),))
+            privacy_filter.admit(held_by, held, [asked])
         except BudgetExceeded:
             return held
         held.append(asked)
@@ -103,15 +103,15 @@ def test_coins_alone_fill_a_filter() -> None:
     leaky = ThresholdedHistogram(100, 30.0, 170)  # δ of a coin: about 100·Pr[Z ≥ 169] = 9e-7
     held = [entry(Gaussian(50.0), 1e-9, 0)]  # already charged, so the filter applies
     with pytest.raises(BudgetExceeded, match="is δ 0 "):
-        privacy_filter.admit(budget(50.0, 1e-6), held, ((canonical(leaky), 1e-6),))
+        privacy_filter.admit(budget(50.0, 1e-6), held, [entry(leaky, 1e-6, 1)])
 
 
 def test_release_of_infinite_cost_is_refused() -> None:
-    hopeless = Gaussian(1e-3)
+    hopeless = entry(Gaussian(1e-3), 1e-7, 0)
     for order in (4.0, math.inf):
         with pytest.raises(BudgetExceeded):
-            privacy_filter.admit(budget(8.0, 1e-5, order), [], ((canonical(hopeless), 1e-7),))
-        cost = privacy_filter.decide(budget(8.0, 1e-5, order), [], ((canonical(hopeless), 1e-7),))
+            privacy_filter.admit(budget(8.0, 1e-5, order), [], [hopeless])
+        cost = privacy_filter.decide(budget(8.0, 1e-5, order), [], [hopeless])
         assert not cost.fits
         assert cost.more_of_the_same == 0
 
@@ -139,7 +139,7 @@ def test_default_order_has_room_for_most_gaussians() -> None:
 
 
 def cost(event: MechanismEvent, order: float, delta: float = 1e-6) -> PrivacyCharge:
-    return charge(((canonical(event), delta),), order)
+    return charge(((event, delta),), order)
 
 
 def divergence(p: NDArray[np.float64], q: NDArray[np.float64], order: float) -> float:

@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.context import ForkServerContext
@@ -12,10 +10,8 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from ledger_examples import GAUSSIAN, HISTOGRAM, TRAINING, register_run, reservation
-from processes import run_at_once, run_until_killed
-from sqlalchemy import event as sqlalchemy_event
-from sqlalchemy.engine import Engine
+from ledger_examples import GAUSSIAN, TRAINING, register_run, reservation, whole_run
+from processes import run_at_once
 
 from dp_core.errors import BadInput, BudgetExceeded
 from dp_core.privacy.accounting.accountants import epsilon_pld
@@ -181,11 +177,6 @@ RUN: dict[str, Any] = {"plan_key": "dp_bert/one", "run": "dp_bert/one"}
 DEAR = Gaussian(0.6)
 
 
-def whole_run(**more: Any) -> list[Entry]:
-    both = RUN | more
-    return [reservation("vocabulary", HISTOGRAM, **both), reservation("training", **both)]
-
-
 def states(ledger: Ledger) -> list[State]:
     return [entry.state for entry in ledger.history("notes")]
 
@@ -257,59 +248,6 @@ def test_withdrawn_release_draws_no_noise(ledger: Ledger, tmp_path: Path) -> Non
         ledger.seed(first, SeedStore(tmp_path / "seeds"), b"manifest")
     with pytest.raises(BadInput, match="never reserved"):
         ledger.settle(first.id)
-
-
-# --- kill -9
-
-POINTS = {  # with the states of the entries after the kill
-    "before the plan commits": [],
-    "after the plan": [State.PLANNED] * 2,
-    "before the withdrawal commits": [State.PLANNED] * 2,
-    "after the withdrawal": [State.WITHDRAWN] * 2,
-}
-
-
-def change_in_a_process(url: str, kill_at: str) -> None:
-    statement = {
-        "before the plan commits": "INSERT INTO entries",
-        "before the withdrawal commits": "UPDATE entries",
-    }.get(kill_at, "no statement")
-    written: list[str] = []
-
-    @sqlalchemy_event.listens_for(Engine, "before_cursor_execute")
-    def executing(_c: Any, _cu: Any, sql: str, *_: Any) -> None:
-        if sql.startswith(statement):
-            written.append(sql)
-
-    @sqlalchemy_event.listens_for(Engine, "commit")
-    def committing(_connection: Any) -> None:
-        if written:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    ledger = Ledger.open(url)
-    ledger.register_plan(whole_run())
-    if kill_at == "after the plan":
-        os.kill(os.getpid(), signal.SIGKILL)
-    ledger.withdraw_plan("notes", "dp_bert/one")
-    if kill_at == "after the withdrawal":
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
-@pytest.mark.parametrize("point", POINTS)
-def test_kill_registers_or_withdraws_a_whole_plan_or_none_of_it(
-    ledger: Ledger, url: str, point: str, other_processes: ForkServerContext
-) -> None:
-    empty = ledger.remaining("notes").spent
-    run_until_killed(other_processes, change_in_a_process, url, point)
-    assert states(ledger) == POINTS[point]
-    charged = State.PLANNED in POINTS[point]
-    assert (ledger.remaining("notes").spent == empty) is not charged
-    # The retry finds the plan or registers it, and the plan is charged once.
-    ledger.register_plan(whole_run())
-    once = ledger.remaining("notes").spent
-    ledger.register_plan(whole_run())
-    assert ledger.remaining("notes").spent == once
-    assert states(ledger) == [State.PLANNED] * 2
 
 
 # --- two runs at once
