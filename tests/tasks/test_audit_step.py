@@ -84,7 +84,6 @@ def coins_of(chain: Chain, model: Input) -> np.ndarray:
 
 
 def stores(chain: Chain) -> tuple[TokenStore, TokenStore]:
-    """Return the rows of the training, and the canaries."""
     folder = chain.inputs["audited rows"].folder
     return TokenStore.open(folder / token_store.TRAIN), TokenStore.open(folder / token_store.AUDIT)
 

@@ -97,7 +97,6 @@ def _rows(
     reference_ranks: Any = None,
     context: str = ALONE,
 ) -> list[ExposureRow]:
-    """Return the rows of canaries with these ranks, [canaries, contexts]."""
     ranks = np.asarray(ranks, np.float64)
     others = np.zeros((0, ranks.shape[1])) if reference_ranks is None else reference_ranks
     return rows_from_ranks(
@@ -350,16 +349,13 @@ def test_the_band_holds_95_percent_of_simulated_models(canaries: int) -> None:
     assert (bits > null.high).mean() == pytest.approx(0.025, abs=0.004)
 
 
-def test_one_canary_expects_log2_e_and_many_expect_one_bit() -> None:
+def test_large_cases_equal_closed_forms_down_to_the_resolution() -> None:
     assert null_exposure(100_000, 1).expected == pytest.approx(math.log2(math.e), abs=1e-3)
     many = null_exposure(30_000, 1000)
     assert many.expected == pytest.approx(1.0, abs=2e-3)
     # Central limit: the mean of n uniforms has standard deviation 1/√(12n).
     edge = 0.5 - 1.959964 / math.sqrt(12 * 1000)
     assert many.high == pytest.approx(-math.log2(edge), abs=2e-3)
-
-
-def test_p_values_bottom_out_where_floating_point_does() -> None:
     most = math.log2(4000)
     assert null_exposure(4000, 2).p_value(most) == pytest.approx(1 / 4000**2, rel=1e-3)
     assert null_exposure(4000, 8).p_value(most) == 1e-12

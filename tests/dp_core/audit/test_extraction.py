@@ -237,7 +237,6 @@ def sides(tmp_path_factory, planted) -> tuple[TokenStore, TokenStore]:
 
 @pytest.fixture(scope="module")
 def learned(sides, tmp_path_factory) -> AnyModel:
-    """Train a model until it memorises its rows."""
     return train(
         fresh(SHAPE, 1),
         objective_for(SHAPE),

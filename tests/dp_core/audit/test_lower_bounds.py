@@ -141,8 +141,6 @@ def a_fifth_guessed(scores, coins):
 
 
 class OfAFixedNumber(LowerBoundConformance):
-    """Base class of bounds with guesses on a fifth of the canaries."""
-
     bound: OneRunBound
 
     def auditor(self, scores, coins, delta, confidence):

@@ -33,8 +33,6 @@ def documents(patients: int = PATIENTS) -> list[Document]:
 
 
 class Cut:
-    """Both stores of a corpus."""
-
     def __init__(self, folder: Path, unit: PrivacyUnit) -> None:
         self.unit = unit
         sides: dict[bool, TokenStoreWriter] = {

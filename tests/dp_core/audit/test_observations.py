@@ -101,8 +101,6 @@ def test_a_model_without_attention_has_features_of_gradients_alone(store):
 
 
 class _Kept(Layers):
-    """Layers that keep each block's attention weights."""
-
     weights: list[np.ndarray]
 
     def attention_weights(self, name: str, scores: tf.Tensor) -> tf.Tensor:

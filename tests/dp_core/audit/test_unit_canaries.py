@@ -65,7 +65,6 @@ def claim_of(epsilon: float) -> Claim:
 
 
 def verdict_of(right: int, guesses: int, epsilon: float, canaries: int = 400) -> AuditVerdict:
-    """Return the verdict on guesses, `right` of which are right."""
     coins = np.zeros(canaries, np.bool_)
     coins[:right] = True
     scores = -np.arange(canaries, dtype=np.float64)
