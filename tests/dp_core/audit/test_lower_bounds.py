@@ -16,7 +16,6 @@ from dp_core.audit.lower_bounds import (
     BinomialBound,
     GaussianBound,
     GuessOutcome,
-    OneRunBound,
     TradeOffBound,
     binomial_p_value,
     trade_off_p_value,
@@ -141,8 +140,6 @@ def a_fifth_guessed(scores, coins):
 
 
 class OfAFixedNumber(LowerBoundConformance):
-    bound: OneRunBound
-
     def auditor(self, scores, coins, delta, confidence):
         return self.bound.epsilon(a_fifth_guessed(scores, coins), delta, confidence)
 
