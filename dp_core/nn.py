@@ -74,17 +74,6 @@ def cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
     return tf.custom_gradient(_cross_entropy)(logits, labels)
 
 
-def row_means(logits: Tensor, labels: Tensor, weights: Tensor) -> Tensor:
-    """Return each row's mean cross-entropy over its predictions: (M·K, V), (M, K) twice -> (M,).
-
-    A row without predictions has loss 0. No divisor depends on other rows of the batch.
-    """
-    m, k = shape_of(labels)
-    losses = cross_entropy(logits, tf.reshape(labels, (m * k,)))
-    counts = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
-    return tf.reduce_sum(tf.reshape(losses, (m, k)) * weights, axis=1) / counts
-
-
 # (layers, config, ids, lengths, positions) -> (M·K, V), the logits at the positions
 LogitsOf = Callable[..., Tensor]
 # (layers, config, ids, lengths, positions, labels, weights) -> (M,)
@@ -92,15 +81,20 @@ RowLosses = Callable[..., Tensor]
 
 
 def row_losses(logits_of: LogitsOf) -> RowLosses:
-    """Return a function that computes rows' losses from a model's logits by `row_means`.
+    """Return a function that computes each row's mean cross-entropy over its predictions: (M,).
 
     A row is ids (S,), its length, K positions with their labels, all int32, and K weights, float32,
-    1 for a prediction and 0 for padding. Its loss is in nats.
+    1 for a prediction and 0 for padding. Its loss is in nats, and 0 without predictions. No divisor
+    depends on other rows of the batch.
     """
 
     def losses(layers: Layers, config: Any, *row: Tensor) -> Tensor:
         *inputs, labels, weights = row
-        return row_means(logits_of(layers, config, *inputs), labels, weights)
+        m, k = shape_of(labels)
+        logits = logits_of(layers, config, *inputs)  # (M·K, V)
+        each = cross_entropy(logits, tf.reshape(labels, (m * k,)))
+        counts = tf.maximum(tf.reduce_sum(weights, axis=1), 1.0)  # (M,)
+        return tf.reduce_sum(tf.reshape(each, (m, k)) * weights, axis=1) / counts
 
     return losses
 
@@ -138,27 +132,7 @@ def scale_to_unit_power(x: Tensor, epsilon: float) -> Tensor:
     return tf.custom_gradient(forward)(x)
 
 
-PRECISIONS = ("float32", "bfloat16")
-
-
-def compute_type(precision: str) -> Any:
-    """Return the tf.DType of the factors of matrix products; all else is always float32.
-
-    Weights, sums over a vector (LayerNorm, softmax, losses), gradients, norms and noise stay
-    float32 (Micikevicius et al. 2018, arXiv:1710.03740; Kalamkar et al. 2019, arXiv:1905.12322).
-
-    Raises:
-        BadInput: unknown precision.
-    """
-    if precision not in PRECISIONS:
-        raise BadInput(
-            f"{precision!r} is not a precision",
-            where="precision",
-            fix=f"Use {' or '.join(PRECISIONS)}.",
-        )
-    return tf.bfloat16 if precision == "bfloat16" else tf.float32
-
-
+_TYPES = {"float32": tf.float32, "bfloat16": tf.bfloat16}
 Variables = Mapping[str, Any]  # name -> tf.Variable or tf.Tensor
 FAR_BELOW = -1e9  # added to excluded scores, whose softmax weight is then exactly 0
 LORA_A, LORA_B = "lora_a", "lora_b"  # leaves next to a module's kernel
@@ -170,13 +144,21 @@ class Layers:
 
     Args:
         parameters: float32 variables or tensors, by name.
-        precision: the format of the factors of products, `float32` or `bfloat16`; inputs and
-            outputs are always float32.
+        precision: the format of the factors of products, `float32` or `bfloat16`. All else is
+            float32: weights, sums over a vector (LayerNorm, softmax, losses), gradients, norms and
+            noise (Micikevicius et al. 2018, arXiv:1710.03740; Kalamkar et al. 2019,
+            arXiv:1905.12322).
+
+    Raises:
+        BadInput: unknown precision.
     """
 
     def __init__(self, parameters: Variables, precision: str = "float32") -> None:
         self._parameters = parameters
-        self._type = compute_type(precision)
+        if precision not in _TYPES:
+            what = f"{precision!r} is not a precision"
+            raise BadInput(what, where="precision", fix=f"Use {' or '.join(_TYPES)}.")
+        self._type = _TYPES[precision]
 
     def linear(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
         """(N, in) -> (N, out) by `name/kernel`, `name/bias`, and `name`'s adapter, if it has one.
@@ -192,14 +174,10 @@ class Layers:
             bias: whether the module has a bias.
         """
         y = self.dense(name, x, bias=bias)
-        if not self.adapted(name):
+        if f"{name}/{LORA_A}" not in self._parameters:
             return y
         h = self.narrow(f"{name}/{LORA_A}", x) * self._parameters[LORA_SCALE]
         return y + self.widen(f"{name}/{LORA_B}", h)
-
-    def adapted(self, name: str) -> bool:
-        """Whether the module has an adapter."""
-        return f"{name}/{LORA_A}" in self._parameters
 
     def dense(self, name: str, x: Tensor, *, bias: bool = True) -> Tensor:
         """(N, in) -> (N, out) by kernel and bias, without the adapter."""
@@ -288,20 +266,30 @@ class Layers:
 
     def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
         """(N, D) -> (N, D), each vector standardised, then scaled and shifted."""
-        return (
-            standardise(x, epsilon) * self._parameters[f"{name}/gain"]
-            + self._parameters[f"{name}/bias"]
-        )
+        return self.scale_and_shift(name, standardise(x, epsilon))
 
     def rms_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
         """(N, D) -> (N, D), each vector scaled to mean square 1 and by the gain (RMSNorm)."""
-        return scale_to_unit_power(x, epsilon) * self._parameters[f"{name}/gain"]
+        return self.scale_and_shift(name, scale_to_unit_power(x, epsilon), shift=False)
+
+    def scale_and_shift(self, name: str, x: Tensor, *, shift: bool = True) -> Tensor:
+        """(N, D) -> (N, D), each vector times the gain, plus the bias if there is one."""
+        y = x * self._parameters[f"{name}/gain"]
+        return y + self._parameters[f"{name}/bias"] if shift else y
 
     def embed(
         self, ids: Tensor, types: Tensor | None, word: str, position: str | None, kind: str | None
     ) -> Tensor:
         """(M, S) word and type ids -> (M, S, D): the sum of rows of one table, two or three."""
-        return embedding_sum(self._parameters, ids, types, word, position, kind)
+        # Read first: of a variable that was once gathered from, TensorFlow copies every later
+        # reading.
+        words = tf.gather(tf.convert_to_tensor(self._parameters[word]), ids)  # (M, S, D)
+        if position is not None:
+            words += self._parameters[position][: shape_of(ids)[-1]]
+        if kind is None:
+            return words
+        kinds = tf.one_hot(types, self._parameters[kind].shape[0])  # (M, S, types)
+        return words + tf.matmul(kinds, self._parameters[kind])
 
     def tied_projection(self, x: Tensor, table: str, bias: str | None) -> Tensor:
         """(N, D) -> (N, V): logits by the transposed word table."""
@@ -313,24 +301,6 @@ def shape_of(x: Tensor) -> tuple[Any, ...]:
     """Return the shape: numbers where they are static, scalar tensors where they are not."""
     dynamic = tf.shape(x)
     return tuple(dynamic[i] if size is None else size for i, size in enumerate(x.shape))
-
-
-def embedding_sum(
-    parameters: Variables,
-    ids: Tensor,
-    types: Tensor | None,
-    word: str,
-    position: str | None,
-    kind: str | None,
-) -> Tensor:
-    """(M, S) ids -> (M, S, D)."""
-    # Read first: of a variable that was once gathered from, TensorFlow copies every later reading.
-    words = tf.gather(tf.convert_to_tensor(parameters[word]), ids)  # (M, S, D)
-    placed = words if position is None else words + parameters[position][: shape_of(ids)[-1]]
-    if kind is None:
-        return placed
-    kinds = tf.one_hot(types, parameters[kind].shape[0])  # (M, S, types)
-    return placed + tf.matmul(kinds, parameters[kind])
 
 
 def chain_losses(emissions: Tensor, transitions: Tensor, tags: Tensor, weights: Tensor) -> Tensor:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 from dp_core.audit.protocol import Finding
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
-from dp_core.privacy.statement import PrivacyStatement, event_of, privacy_statement
+from dp_core.privacy.statement import event_of, privacy_statement
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
 from tasks.storage.store import RESULT, Store
 
@@ -137,33 +136,10 @@ def write_statement(
         released_after: numbers of updates after which its pre-training released a model, including
             the last; empty if it released only the last model.
     """
-    statement = statement_of(releases, made_up=made_up, released_after=released_after)
+    statement = privacy_statement(releases, made_up=made_up, released_after=released_after)
     lost = any(event_of(release).is_unaccounted for release in releases)
     (folder / STATEMENT_WORDS).write_text((_OPERATOR if lost else "") + statement.words)
     (folder / STATEMENT_DATA).write_text(json.dumps(statement.data, indent=1) + "\n")
-
-
-def statement_of(
-    releases: Sequence[ReleaseRecord], *, made_up: bool, released_after: Sequence[int] = ()
-) -> PrivacyStatement:
-    """Return all data sets' statements, joined; statements with ε = ∞ come first.
-
-    It takes the same arguments as `write_statement`.
-    """
-    names = dict.fromkeys(r.dataset for r in releases) or {"": None}
-    parts = [
-        privacy_statement([r for r in releases if r.dataset == name], made_up=made_up)
-        for name in names
-    ]
-    parts.sort(key=lambda part: part.epsilon != math.inf)
-    data = dict(parts[0].data)
-    if len(parts) > 1:
-        data["others"] = [part.data for part in parts[1:]]
-        data["private"] = all(part.data["private"] for part in parts)
-        data["ledger_ids"] = [r.ledger_id for r in releases]
-    if released_after:
-        data["released_after_updates"] = list(released_after)
-    return PrivacyStatement(data)
 
 
 def refuse_own_model(folder: Path, field: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import socket
+import subprocess
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -29,6 +30,18 @@ def wait_for(
         assert time.monotonic() < deadline, f"not in {seconds:.0f} s: {what}"
         time.sleep(pause)
     return found
+
+
+def completed(*words: str | Path, **more: Any) -> subprocess.CompletedProcess[str]:
+    """Return the exit code and the output of a command; more are arguments of `subprocess.run`."""
+    return subprocess.run(words, capture_output=True, text=True, check=False, **more)
+
+
+def program(file: Path, body: str) -> None:
+    """Write a program of the shell."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(f"#!/bin/sh\n{body}\n")
+    file.chmod(0o755)
 
 
 def free_port() -> int:

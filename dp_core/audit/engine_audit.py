@@ -139,7 +139,9 @@ class DiracCanaries:
     def model(self) -> Model[ModelConfig]:
         """Return tables of zeros; the config holds only the vocabulary size and the row length."""
         table = (self.side, self.side)
-        config = Gpt2Config(self.count, 1, layers=1, heads=1, intermediate=1, max_positions=1)
+        config = Gpt2Config(
+            vocab_size=self.count, hidden=1, layers=1, heads=1, intermediate=1, max_positions=1
+        )
         shapes = {
             _EMBEDDING: table,
             f"{_DENSE}/kernel": table,
@@ -290,8 +292,8 @@ class NewTokenCanaries:
         so a canary's effect on its row of the embedding table remains visible.
         """
         config = Gpt2Config(
-            self.first + self.count,
-            self.hidden,
+            vocab_size=self.first + self.count,
+            hidden=self.hidden,
             layers=1,
             heads=1,
             intermediate=self.hidden,

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,8 @@ from safetensors.numpy import save_file
 
 from dp_core.config.training import AdapterConfig, TrainedParameters
 from dp_core.errors import BadInput
+from dp_core.models.architectures import tensors_of, transposed
 from dp_core.models.config import CausalConfig, Gpt2Config
-from dp_core.models.hugging_face import tensors_of, transposed
 from dp_core.models.parameters import (
     CLASSIFIERS,
     TABLES,
@@ -55,9 +56,9 @@ def trained_names(model: AnyModel, config: AdapterConfig) -> frozenset[str]:
         model: the model, with adapters if these are trained.
         config: selects the trained part.
     """
-    names = [name for name in model.parameters if name != LORA_SCALE]
-    chosen = {n for n in names if _is_trained(n, config.trained_parameters, model.config.layers)}
-    return frozenset(chosen | {n for n in names if n.startswith(CLASSIFIERS)})
+    part, layers = config.trained_parameters, model.config.layers
+    names = model.parameters.keys() - {LORA_SCALE}
+    return frozenset(n for n in names if n.startswith(CLASSIFIERS) or _is_trained(n, part, layers))
 
 
 def _is_trained(name: str, part: TrainedParameters, layers: int) -> bool:
@@ -77,32 +78,22 @@ def _is_trained(name: str, part: TrainedParameters, layers: int) -> bool:
 def prepared(model: Model[C], config: AdapterConfig, seed: int) -> Model[C]:
     """Return the start of a training: the model with fresh adapters if `config` trains adapters.
 
-    Adapters of an earlier training are merged first.
-    """
-    start = merged(model)
-    return with_adapters(start, config, seed) if config.trained_parameters == "lora" else start
-
-
-def with_adapters(model: Model[C], config: AdapterConfig, seed: int) -> Model[C]:
-    """Return the model with a fresh adapter for each matrix of the config's targets.
-
-    A has standard deviation 1/√(3·in), as in PEFT. B is zero, so that no output changes.
+    Adapters of an earlier training are merged first. A has standard deviation 1/√(3·in), as in
+    PEFT. B is zero, so that no output changes.
 
     Args:
-        model: without adapters.
-        config: rank, alpha and targets.
+        model: the model.
+        config: trained part, and rank, alpha and targets of adapters.
         seed: public; draws A.
     """
+    model = merged(model)
+    if config.trained_parameters != "lora":
+        return model
     added: Arrays = {LORA_SCALE: np.array(config.lora_alpha / config.lora_rank, np.float32)}
-    targets, rank = _TARGETS[config.lora_targets], config.lora_rank
+    rank, targets = config.lora_rank, "|".join(_TARGETS[config.lora_targets])
     for name, kernel in model.parameters.items():
-        module, _, leaf = name.rpartition("/")
-        if (
-            leaf == "kernel"
-            and module.startswith("layer_")
-            and module.endswith(tuple(f"/{t}" for t in targets))
-        ):
-            d_in, d_out = kernel.shape
+        if match := re.fullmatch(rf"(layer_\d+/({targets}))/kernel", name):
+            module, (d_in, d_out) = match[1], kernel.shape
             blocks = len(tensors_of(name, model.config))
             shape = {f"{module}/{LORA_A}": (d_in, blocks * rank)}
             added |= initial_values(shape, 1 / math.sqrt(3 * d_in), seed)
@@ -134,15 +125,6 @@ def _product(a: NDArray[np.float32], b: NDArray[np.float32]) -> NDArray[np.float
 
 ADAPTER_CONFIG, ADAPTER = "adapter_config.json", "adapter_model.safetensors"
 _PREFIX = "base_model.model."  # of every tensor's name in PEFT's files
-_KIND = {  # the settings of PEFT that describe these adapters
-    "peft_type": "LORA",
-    "bias": "none",
-    "use_rslora": False,
-    "use_dora": False,
-    "lora_bias": False,
-    "rank_pattern": {},
-    "alpha_pattern": {},
-}
 
 
 def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
@@ -158,20 +140,42 @@ def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
     Raises:
         BadInput: the model has no adapters.
     """
-    tensors, modules = _peft_tensors(model)
-    if not modules:
+    p = model.parameters
+    if not (adapted := adapters_of(p)):
         raise BadInput("the model has no adapters", where=str(folder))
-    rank = model.parameters[f"{adapters_of(model.parameters)[0]}/{LORA_B}"].shape[0]
-    tags = f"{TAGGER}/kernel" in model.parameters
-    classifiers = {their.rpartition(".")[0] for their in _classifier_names(model).values()}
+    tensors: Arrays = {}
+    modules: list[str] = []
+    for module in adapted:
+        theirs = [
+            name.removesuffix(".weight") for name in tensors_of(f"{module}/kernel", model.config)
+        ]
+        parts = (np.split(p[f"{module}/{leaf}"], len(theirs), axis=1) for leaf in (LORA_A, LORA_B))
+        for their, a, b in zip(theirs, *parts, strict=True):
+            tensors[f"{_PREFIX}{their}.lora_A.weight"] = np.ascontiguousarray(a.T)
+            tensors[f"{_PREFIX}{their}.lora_B.weight"] = np.ascontiguousarray(b.T)
+        modules += theirs
+    classifiers: set[str] = set()
+    for name in p:
+        # The transitions of a CRF are only in the merged model: PEFT has no module for them.
+        if name.startswith(CLASSIFIERS) and name != TRANSITIONS:
+            (their,) = tensors_of(name, model.config)
+            tensors[_PREFIX + their] = transposed(name, p[name], model.config)
+            classifiers.add(their.rpartition(".")[0])
+    rank = p[f"{adapted[0]}/{LORA_B}"].shape[0]
     causal = isinstance(model.config, CausalConfig)
-    kind = "TOKEN_CLS" if tags else "CAUSAL_LM" if causal else None
+    kind = "TOKEN_CLS" if f"{TAGGER}/kernel" in p else "CAUSAL_LM" if causal else None
     about: dict[str, Any] = {
-        **_KIND,
+        "peft_type": "LORA",
         "task_type": kind,
+        "bias": "none",
+        "use_rslora": False,
+        "use_dora": False,
+        "lora_bias": False,
+        "rank_pattern": {},
+        "alpha_pattern": {},
         "base_model_name_or_path": base,
         "r": rank,
-        "lora_alpha": float(model.parameters[LORA_SCALE]) * rank,
+        "lora_alpha": float(p[LORA_SCALE]) * rank,
         "lora_dropout": 0.0,
         "fan_in_fan_out": isinstance(model.config, Gpt2Config),  # whose kernels are [in, out]
         "target_modules": modules,  # full names, because suffixes match further modules
@@ -182,31 +186,3 @@ def save_adapter(model: AnyModel, folder: Path, base: str = "") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, folder / ADAPTER, metadata={"format": "pt"})
     (folder / ADAPTER_CONFIG).write_text(json.dumps(about, indent=2) + "\n")
-
-
-def _peft_tensors(model: AnyModel) -> tuple[Arrays, list[str]]:
-    """Return the tensors of the adapters by their names in PEFT, and the adapted modules."""
-    p = model.parameters
-    tensors: Arrays = {}
-    modules: list[str] = []
-    for module in adapters_of(p):
-        theirs = [
-            their.removesuffix(".weight") for their in tensors_of(f"{module}/kernel", model.config)
-        ]
-        parts = (np.split(p[f"{module}/{leaf}"], len(theirs), axis=1) for leaf in (LORA_A, LORA_B))
-        for their, a, b in zip(theirs, *parts, strict=True):
-            tensors[f"{_PREFIX}{their}.lora_A.weight"] = np.ascontiguousarray(a.T)
-            tensors[f"{_PREFIX}{their}.lora_B.weight"] = np.ascontiguousarray(b.T)
-            modules.append(their)
-    for name, their in _classifier_names(model).items():
-        tensors[_PREFIX + their] = transposed(name, p[name], model.config)
-    return tensors, modules
-
-
-def _classifier_names(model: AnyModel) -> dict[str, str]:
-    """Return Hugging Face's names for the parameters of the model's classifier, if it has one.
-
-    The transitions of a CRF are only in the merged model, because PEFT has no module for them.
-    """
-    names = [n for n in model.parameters if n.startswith(CLASSIFIERS) and n != TRANSITIONS]
-    return {name: tensors_of(name, model.config)[0] for name in names}

@@ -51,11 +51,9 @@ def encode(
     m, s = shape_of(ids)
     padding = FAR_BELOW * (1.0 - tf.sequence_mask(lengths, s, tf.float32))  # (M, S)
     bias = padding[:, None, None, :]  # (M, 1, 1, S)
-    if config.distilled:
-        x = layers.embed(ids, None, WORD, POSITION, None)
-    else:
-        kinds = tf.zeros_like(ids) if types is None else types
-        x = layers.embed(ids, kinds, WORD, POSITION, TYPE)
+    if types is None:
+        types = tf.zeros_like(ids)
+    x = layers.embed(ids, types, WORD, POSITION, None if config.distilled else TYPE)
     x = tf.reshape(x, (m * s, config.hidden))  # (M·S, D): every layer from here on is by token
     x = layers.layer_norm("embeddings/norm", x, config.layer_norm_epsilon)
     for i in range(config.layers):
@@ -121,7 +119,7 @@ def tag_logits(
 
 
 def class_logits(
-    layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, seconds: Tensor | None = None
+    layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, positions: Tensor
 ) -> Tensor:
     """Return the logits of the row classifier, computed from the state of [CLS].
 
@@ -130,33 +128,24 @@ def class_logits(
         config: the shape.
         ids: (M, S) int32, [CLS] text [SEP], or [CLS] text [SEP] text [SEP].
         lengths: (M,) int32.
-        seconds: (M,) int32, the position at which the second text begins; 0 without one. A
-            DistilBERT has no token types and separates the texts by [SEP] only.
+        positions: (M, 1) int32, where the second text begins; 0 without one. A DistilBERT has no
+            token types and separates the texts by [SEP] only.
 
     Returns:
         (M, classes) float32.
     """
     m, s = shape_of(ids)
-    types = None
-    if seconds is not None and not config.distilled:
-        behind = tf.range(s)[None, :] >= seconds[:, None]  # (M, S)
-        types = tf.cast(tf.logical_and(behind, seconds[:, None] > 0), tf.int32)
+    behind = tf.range(s)[None, :] >= positions  # (M, S)
+    types = tf.cast(tf.logical_and(behind, positions > 0), tf.int32)
     first = encode(layers, config, ids, lengths, positions=tf.zeros((m, 1), tf.int32), types=types)
     pooled = layers.linear(POOLER, tf.reshape(first, (m, config.hidden)))
     activation = tf.nn.relu if config.distilled else tf.tanh
     return layers.linear(CLASSIFIER, activation(pooled))
 
 
-def _classes_by_positions(
-    layers: Layers, config: BertConfig, ids: Tensor, lengths: Tensor, positions: Tensor
-) -> Tensor:
-    """Return `class_logits`; K is 1, and a position is the start of the second text or 0."""
-    return class_logits(layers, config, ids, lengths, positions[:, 0])
-
-
 mlm_row_losses = row_losses(mlm_logits)  # labels: the original tokens of masked positions
 tag_row_losses = row_losses(tag_logits)  # labels: a tag at the first token of each word
-class_row_losses = row_losses(_classes_by_positions)
+class_row_losses = row_losses(class_logits)  # labels: a class; K is 1
 
 
 def crf_row_losses(layers: Layers, config: BertConfig, *row: Tensor) -> Tensor:

@@ -30,16 +30,12 @@ from dp_core.nn import FAR_BELOW, Layers, Tensor, gelu_new, row_losses, shape_of
 
 @dataclass(frozen=True)
 class Gpt2Blocks:
-    """The blocks of GPT-2 (Radford et al. 2019): LayerNorm, attention and MLP as in BERT."""
+    """The blocks of GPT-2 (Radford et al. 2019): attention and MLP as in BERT."""
 
     layers: Layers
     config: Gpt2Config
     bias: Tensor  # (S, S)
     shape: tuple[Any, Any]  # M and S
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """(N, D) -> (N, D)."""
-        return self.layers.layer_norm(name, x, self.config.layer_norm_epsilon)
 
     def attention(self, name: str, x: Tensor) -> Tensor:
         """(M·S, D) -> (M·S, D)."""
@@ -53,7 +49,7 @@ class Gpt2Blocks:
 
 @dataclass(frozen=True)
 class LlamaBlocks:
-    """The blocks of Llama: RMSNorm, rotary positions, grouped-query attention, SwiGLU; no bias.
+    """The blocks of Llama: rotary positions, grouped-query attention, SwiGLU; no bias.
 
     Touvron et al. 2023 (arXiv:2302.13971, 2307.09288); Grattafiori et al. 2024 (arXiv:2407.21783).
     """
@@ -62,10 +58,6 @@ class LlamaBlocks:
     config: LlamaConfig
     bias: Tensor  # (S, S)
     shape: tuple[Any, Any]  # M and S
-
-    def norm(self, name: str, x: Tensor) -> Tensor:
-        """(N, D) -> (N, D)."""
-        return self.layers.rms_norm(name, x, self.config.layer_norm_epsilon)
 
     def attention(self, name: str, x: Tensor) -> Tensor:
         """(M·S, D) -> (M·S, D), where H / G query heads share one key and value head."""
@@ -147,20 +139,23 @@ def causal_logits(
     bias = FAR_BELOW * tf.cast(ahead, tf.float32)
     blocks: Gpt2Blocks | LlamaBlocks
     if isinstance(config, LlamaConfig):
-        position, tied, blocks = None, config.tied, LlamaBlocks(layers, config, bias, (m, s))
+        blocks, norm = LlamaBlocks(layers, config, bias, (m, s)), layers.rms_norm
+        position, tied = None, config.tied
     else:
         assert isinstance(config, Gpt2Config)  # noqa: S101 - narrows the type
-        position, tied, blocks = POSITION, True, Gpt2Blocks(layers, config, bias, (m, s))
+        blocks, norm = Gpt2Blocks(layers, config, bias, (m, s)), layers.layer_norm
+        position, tied = POSITION, True
     x = layers.embed(ids, None, WORD, position, None)
     x = tf.reshape(x, (m * s, config.hidden))  # (M·S, D): every layer from here on is by token
+    epsilon = config.layer_norm_epsilon
     for i in range(config.layers):
         name = f"layer_{i}"
-        x = x + blocks.attention(name, blocks.norm(f"{name}/attention_norm", x))
-        x = x + blocks.mlp(name, blocks.norm(f"{name}/intermediate_norm", x))
+        x = x + blocks.attention(name, norm(f"{name}/attention_norm", x, epsilon))
+        x = x + blocks.mlp(name, norm(f"{name}/intermediate_norm", x, epsilon))
     if positions is not None:
         x = tf.gather(tf.reshape(x, (m, s, config.hidden)), positions, batch_dims=1)  # (M, K, D)
         x = tf.reshape(x, (m * shape_of(positions)[1], config.hidden))
-    x = blocks.norm("final_norm", x)
+    x = norm("final_norm", x, epsilon)
     return layers.tied_projection(x, WORD, None) if tied else layers.linear(HEAD, x, bias=False)
 
 
@@ -248,7 +243,8 @@ def continuations(
         if not np.isfinite(logits).all():
             raise BadInput("the model's logits are not finite", where="model")
         ids[:, place] = _drawn(logits, config.end, coins)
-    return [_until(row, config.end) for row in ids[:, len(shown) :].tolist()]
+    made = ids[:, len(shown) :].tolist()
+    return [row[: row.index(config.end)] if config.end in row else row for row in made]
 
 
 def _drawn(logits: NDArray[np.float64], end: int, coins: np.random.Generator) -> NDArray[np.int64]:
@@ -261,7 +257,3 @@ def _drawn(logits: NDArray[np.float64], end: int, coins: np.random.Generator) ->
     reached = np.cumsum(chances, axis=1) / chances.sum(axis=1, keepdims=True)
     places = (reached < coins.random((len(logits), 1))).sum(axis=1)
     return np.take_along_axis(kept, places[:, None], axis=1)[:, 0]
-
-
-def _until(row: list[int], end: int) -> list[int]:
-    return row[: row.index(end)] if end in row else row

@@ -1,32 +1,33 @@
-"""Model folders in Hugging Face's layout: BERT, DistilBERT, GPT-2 and Llama.
+"""Model folders in Hugging Face's layout.
 
-Feed-forward models, which `transformers` does not know, are stored in the same files. An output
-projection that is tied to the word table is not stored a second time.
+An output projection that is tied to the word table is not stored a second time.
 """
 
 from __future__ import annotations
 
 import json
-import re
 import shutil
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
+import ml_dtypes  # noqa: F401 - NumPy gets the type bfloat16, as TensorFlow requires it too
 import numpy as np
 from numpy.typing import NDArray
 from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 from tokenizers import decoders, pre_tokenizers
 
+from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
-from dp_core.models.config import (
-    BertConfig,
-    CausalConfig,
-    FeedForwardConfig,
-    Gpt2Config,
-    LlamaConfig,
+from dp_core.models.architectures import (
+    config_from_hf,
+    config_to_hf,
+    tensors_from_hf,
+    tensors_to_hf,
 )
+from dp_core.models.config import BertConfig, CausalConfig
 from dp_core.models.parameters import (
     CLASSIFIER,
     HEAD,
@@ -34,180 +35,17 @@ from dp_core.models.parameters import (
     HEADS,
     MLM_BIAS,
     POOLER,
-    POSITION,
     TAGGER,
     TRANSITIONS,
-    TYPE,
     WORD,
     AnyModel,
     Arrays,
     Bert,
     Model,
-    ModelConfig,
     initial_values,
     language_model,
     parameter_shapes,
 )
-
-_Names = Mapping[str, str | tuple[str, ...]]  # our name of a module or table -> Hugging Face's
-
-_CRF = "crf.transitions"  # `transformers` ignores this tensor
-
-_BERT: _Names = {
-    WORD: "bert.embeddings.word_embeddings",
-    POSITION: "bert.embeddings.position_embeddings",
-    TYPE: "bert.embeddings.token_type_embeddings",
-    "embeddings/norm": "bert.embeddings.LayerNorm",
-    "layer_{}/qkv": tuple(
-        f"bert.encoder.layer.{{}}.attention.self.{part}" for part in ("query", "key", "value")
-    ),
-    "layer_{}/attention_output": "bert.encoder.layer.{}.attention.output.dense",
-    "layer_{}/attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
-    "layer_{}/intermediate": "bert.encoder.layer.{}.intermediate.dense",
-    "layer_{}/output": "bert.encoder.layer.{}.output.dense",
-    "layer_{}/output_norm": "bert.encoder.layer.{}.output.LayerNorm",
-    "mlm/transform": "cls.predictions.transform.dense",
-    "mlm/norm": "cls.predictions.transform.LayerNorm",
-    "mlm": "cls.predictions",
-    TAGGER: "classifier",
-    TRANSITIONS: _CRF,
-    POOLER: "bert.pooler.dense",
-    CLASSIFIER: "classifier",
-}
-_DISTILBERT: _Names = {
-    WORD: "distilbert.embeddings.word_embeddings",
-    POSITION: "distilbert.embeddings.position_embeddings",
-    "embeddings/norm": "distilbert.embeddings.LayerNorm",
-    "layer_{}/qkv": tuple(
-        f"distilbert.transformer.layer.{{}}.attention.{part}"
-        for part in ("q_lin", "k_lin", "v_lin")
-    ),
-    "layer_{}/attention_output": "distilbert.transformer.layer.{}.attention.out_lin",
-    "layer_{}/attention_norm": "distilbert.transformer.layer.{}.sa_layer_norm",
-    "layer_{}/intermediate": "distilbert.transformer.layer.{}.ffn.lin1",
-    "layer_{}/output": "distilbert.transformer.layer.{}.ffn.lin2",
-    "layer_{}/output_norm": "distilbert.transformer.layer.{}.output_layer_norm",
-    "mlm/transform": "vocab_transform",
-    "mlm/norm": "vocab_layer_norm",
-    "mlm": "vocab_projector",
-    TAGGER: "classifier",
-    TRANSITIONS: _CRF,
-    POOLER: "pre_classifier",
-    CLASSIFIER: "classifier",
-}
-_GPT2: _Names = {
-    WORD: "transformer.wte",
-    POSITION: "transformer.wpe",
-    "layer_{}/attention_norm": "transformer.h.{}.ln_1",
-    "layer_{}/qkv": "transformer.h.{}.attn.c_attn",
-    "layer_{}/attention_output": "transformer.h.{}.attn.c_proj",
-    "layer_{}/intermediate_norm": "transformer.h.{}.ln_2",
-    "layer_{}/intermediate": "transformer.h.{}.mlp.c_fc",
-    "layer_{}/output": "transformer.h.{}.mlp.c_proj",
-    "final_norm": "transformer.ln_f",
-}
-_LLAMA: _Names = {
-    WORD: "model.embed_tokens",
-    "layer_{}/attention_norm": "model.layers.{}.input_layernorm",
-    "layer_{}/query": "model.layers.{}.self_attn.q_proj",
-    "layer_{}/key": "model.layers.{}.self_attn.k_proj",
-    "layer_{}/value": "model.layers.{}.self_attn.v_proj",
-    "layer_{}/attention_output": "model.layers.{}.self_attn.o_proj",
-    "layer_{}/intermediate_norm": "model.layers.{}.post_attention_layernorm",
-    "layer_{}/gate": "model.layers.{}.mlp.gate_proj",
-    "layer_{}/intermediate": "model.layers.{}.mlp.up_proj",
-    "layer_{}/output": "model.layers.{}.mlp.down_proj",
-    "final_norm": "model.norm",
-    HEAD: "lm_head",
-}
-_FEED_FORWARD: _Names = {
-    WORD: "embeddings",
-    "layer_{}/intermediate": "layers.{}",
-    HEAD: "head",
-}
-_NAMES = {
-    "bert": _BERT,
-    "distilbert": _DISTILBERT,
-    "gpt2": _GPT2,
-    "llama": _LLAMA,
-    "feed-forward": _FEED_FORWARD,
-}
-_BODY = ("embeddings.", "encoder.", "transformer.", "pooler.", "wte.", "wpe.", "h.", "ln_f.")
-_LLAMA_BODY = ("embed_tokens.", "layers.", "norm.")
-_LAYER = re.compile(r"^layer_(\d+)")
-_SUFFIXES = {"kernel": ".weight", "gain": ".weight", "table": ".weight", "bias": ".bias"}
-
-
-def tensors_of(name: str, config: ModelConfig) -> tuple[str, ...]:
-    """Return the names of a parameter's tensors in Hugging Face's layout; empty if it has none.
-
-    A fused query-key-value kernel consists of three tensors.
-    """
-    table = _NAMES[config.kind]
-    module, leaf = (name, "table") if name in table else name.rpartition("/")[::2]
-    layer = _LAYER.match(module)
-    theirs = table.get(_LAYER.sub("layer_{}", module), ())
-    if leaf not in _SUFFIXES:
-        return ()
-    return tuple(
-        tensor.format(layer and layer[1]) + _SUFFIXES[leaf]
-        for tensor in ((theirs,) if isinstance(theirs, str) else theirs)
-    )
-
-
-def to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> Arrays:
-    """Return the parameters by their names in Hugging Face's layout.
-
-    Raises:
-            BadInput: a parameter has no name there and would be lost, like unmerged adapters.
-    """
-    out: Arrays = {}
-    names = {ours: tensors_of(ours, config) for ours in parameters}
-    if unnamed := [ours for ours, theirs in names.items() if not theirs]:
-        raise BadInput(
-            f"{len(unnamed)} parameters have no name in Hugging Face's layout, for example "
-            f"{min(unnamed)}",
-            where="model",
-            fix="Merge adapters before the model is written.",
-        )
-    for ours, theirs in names.items():
-        parts = np.split(parameters[ours], len(theirs), axis=-1)
-        pairs = zip(theirs, parts, strict=True)
-        out |= {name: transposed(ours, part, config) for name, part in pairs}
-    return out
-
-
-def _from_hf(
-    tensors: Mapping[str, NDArray[np.float32]], config: ModelConfig, names: Iterable[str]
-) -> Arrays:
-    """Return the named parameters that the tensors contain, by our names.
-
-    Reads the older names `gamma` and `beta`, and models saved without the architecture's prefix.
-    """
-    known = {_modern(name, config): value for name, value in tensors.items()}
-    out: Arrays = {}
-    for ours in names:
-        theirs = tensors_of(ours, config)
-        if all(name in known for name in theirs):
-            parts = [transposed(ours, known[name].astype(np.float32), config) for name in theirs]
-            out[ours] = np.ascontiguousarray(np.concatenate(parts, axis=-1))
-    return out
-
-
-def _modern(name: str, config: ModelConfig) -> str:
-    name = name.replace("LayerNorm.gamma", "LayerNorm.weight")
-    name = name.replace("LayerNorm.beta", "LayerNorm.bias")
-    # Models that were saved without a head lack the prefix of the body.
-    prefix = str(_NAMES[config.kind][WORD]).split(".", 1)[0] + "."
-    body = _LLAMA_BODY if isinstance(config, LlamaConfig) else _BODY
-    return prefix + name if name.startswith(body) and not name.startswith(prefix) else name
-
-
-def transposed(ours: str, value: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
-    """Convert a parameter between the two layouts: kernels are transposed, except in GPT-2."""
-    transpose = ours.endswith("/kernel") and not isinstance(config, Gpt2Config)
-    return np.ascontiguousarray(value.T if transpose else value)
-
 
 CONFIG, WEIGHTS, VOCABULARY = "config.json", "model.safetensors", "vocab.txt"
 ADAPTER_FOLDER = "adapter"  # a subfolder: next to a merged model, PEFT would apply it again
@@ -220,30 +58,25 @@ _OF_CLASSIFIER = {
         f"{name}/{leaf}" for name in (CLASSIFIER, POOLER) for leaf in ("kernel", "bias")
     ),
 }
+_FLOATS = ("F64", "F32", "F16", "BF16")
 _UNUSABLE = (
     *(OSError, SafetensorError, TypeError, ValueError, KeyError, AttributeError),
     ArithmeticError,  # a size of zero or infinity
     RecursionError,  # deeply nested JSON
 )
-_KINDS: dict[str, type[ModelConfig]] = {
-    "bert": BertConfig,
-    "distilbert": BertConfig,
-    "gpt2": Gpt2Config,
-    "llama": LlamaConfig,
-    "feed-forward": FeedForwardConfig,
-}
 
 
 def save(model: AnyModel, folder: Path, vocabulary: Path | None = None) -> None:
     """Write a model, and copy the tokenizer files of the folder `vocabulary` to it."""
     folder.mkdir(parents=True, exist_ok=True)
-    about = model.config.to_hf()
+    about = config_to_hf(model.config)
     for head, task in _CLASSIFIERS.items():
         if f"{head}/kernel" in model.parameters:
             about["architectures"] = [about["architectures"][0].removesuffix("ForMaskedLM") + task]
             about["id2label"] = {str(i): label for i, label in enumerate(model.labels)}
             about["label2id"] = {label: i for i, label in enumerate(model.labels)}
-    save_file(to_hf(model.parameters, model.config), folder / WEIGHTS, metadata={"format": "pt"})
+    tensors = tensors_to_hf(model.parameters, model.config)
+    save_file(tensors, folder / WEIGHTS, metadata={"format": "pt"})
     (folder / CONFIG).write_text(json.dumps(about, indent=2) + "\n")
     if vocabulary is not None:
         for name in _TOKENIZER:
@@ -272,15 +105,11 @@ def load_model(folder: Path) -> AnyModel:
         BadInput: missing files, an unsupported architecture, or tensors of the wrong shape.
     """
     about = _read_config(folder)
-    kind = about.get("model_type", "bert")
-    if not isinstance(kind, str) or kind not in _KINDS:
-        fix = f"Supported architectures are {', '.join(_KINDS)}."
-        raise BadInput(f"model_type is {kind!r}", where=f"{folder}/{CONFIG}", fix=fix)
-    config = _KINDS[kind].from_hf(about)
+    config = config_from_hf(about)
     head, shapes = _classifier(about), parameter_shapes(config)
     encoder = [name for name in shapes if not name.startswith(HEADS)]
     names = [*encoder, *_OF_CLASSIFIER[head]] if head else list(shapes)
-    parameters = _from_hf(_read_tensors(folder), config, names)
+    parameters = tensors_from_hf(_read_tensors(folder), config, names)
     for name, shape in shapes.items():
         if name not in parameters and not name.startswith(HEADS):
             raise BadInput(f"{name} is missing", where=f"{folder}/{WEIGHTS}")
@@ -301,14 +130,15 @@ def _classifier(about: dict[str, Any]) -> str | None:
     words = about.get("architectures") or ()
     if not (isinstance(words, list | tuple) and all(isinstance(word, str) for word in words)):
         raise BadInput("architectures is not a list of names", where=CONFIG)
-    for head, ending in _CLASSIFIERS.items():
-        if any(word.endswith(ending) for word in words):
-            return head
-    return None
+    heads = (h for h, end in _CLASSIFIERS.items() if any(word.endswith(end) for word in words))
+    return next(heads, None)
 
 
 def _read_tensors(folder: Path) -> Arrays:
     """Return the floating-point tensors of a model folder, of one file or of all its shards.
+
+    Parameters are floats. Tensors of other types, such as the buffer `position_ids` of older
+    checkpoints, are not read.
 
     Raises:
         BadInput: no weights in safetensors, a missing shard, or a damaged file.
@@ -321,7 +151,13 @@ def _read_tensors(folder: Path) -> Arrays:
             files = sorted({Path(name).name for name in shards})
         if missing := [name for name in files if not (folder / name).exists()]:
             raise BadInput(_absent(folder, files, missing), where=str(folder), fix=_FORMAT)
-        return {k: v for name in files for k, v in _floats_of(folder / name).items()}
+        found: Arrays = {}
+        for file in files:
+            with safe_open(folder / file, "np") as tensors:
+                for name in tensors.keys():  # noqa: SIM118 - not a dict
+                    if tensors.get_slice(name).get_dtype() in _FLOATS:
+                        found[name] = tensors.get_tensor(name).astype(np.float32)
+        return found
     except _UNUSABLE as error:
         raise BadInput(f"{WEIGHTS} cannot be read", where=str(folder), fix=_FORMAT) from error
 
@@ -338,34 +174,6 @@ def _absent(folder: Path, files: Sequence[str], missing: Sequence[str]) -> str:
             f"the only weights are {pickles[0]!r}, a pickle, which could run code and is not read"
         )
     return f"{WEIGHTS} is missing"
-
-
-_FLOATS = ("F64", "F32", "F16")
-_BFLOAT16 = "BF16"
-
-
-def _floats_of(file: Path) -> Arrays:
-    """Return the floating-point tensors of a safetensors file as float32.
-
-    Parameters are floats. Tensors of other types, such as the buffer `position_ids` of older
-    checkpoints, are not read. NumPy has no bfloat16, which is the upper half of a float32.
-    """
-    out: Arrays = {}
-    with safe_open(file, "np") as tensors:
-        names = tensors.keys()
-        kinds = {name: tensors.get_slice(name).get_dtype() for name in names}
-        for name in (name for name, kind in kinds.items() if kind in _FLOATS):
-            out[name] = tensors.get_tensor(name).astype(np.float32)
-    if _BFLOAT16 not in kinds.values():
-        return out
-    content = np.memmap(file, np.uint8, "r")
-    start = 8 + int(content[:8].view("<u8")[0])
-    header = json.loads(bytes(content[8:start]))
-    for name in (name for name, kind in kinds.items() if kind == _BFLOAT16):
-        first, last = header[name]["data_offsets"]
-        words = content[start + first : start + last].view("<u2").astype(np.uint32) << 16
-        out[name] = words.view(np.float32).reshape(header[name]["shape"])
-    return out
 
 
 def _read_config(folder: Path) -> dict[str, Any]:
@@ -389,6 +197,7 @@ def _labels(about: dict[str, Any]) -> tuple[str, ...]:
 _BYTE_LEVEL, _WHOLE = "vocab.json", "tokenizer.json"
 _CONTINUES = "##"
 _END_OF_TEXT = "<|endoftext|>"  # GPT-2's only special token, both before and after a text
+_BYTES = decoders.ByteLevel()
 _SPACE = "\u2581"  # SentencePiece's mark at the start of a word, as in Llama 2
 
 
@@ -413,39 +222,37 @@ def load_with_vocabulary(folder: Path, tokens: Sequence[str], seed: int) -> AnyM
     """
     model = load_model(folder)
     old, prefix = _names_for(tokens, *_stored_vocabulary(folder))
-    if isinstance(model.config, CausalConfig):  # begin and end tokens may have other names
-        old = {"[CLS]": model.config.begin, "[SEP]": model.config.end} | old
+    config = replace(model.config, vocab_size=len(tokens))
+    if isinstance(config, CausalConfig):  # begin and end tokens may have other names
+        old = {"[CLS]": config.begin, "[SEP]": config.end} | old
+        config = replace(config, begin=SpecialIds.cls, end=SpecialIds.sep)
     table = model.parameters[WORD]
     if max(old.values(), default=0) >= len(table):
         raise BadInput("the vocabulary is larger than the model's table", where=str(folder))
-    pairs = np.array(
-        [(new, old[token]) for new, token in enumerate(tokens) if token in old], np.int64
-    ).reshape(-1, 2)
-    spelt = {
-        new: pieces
-        for new, token in enumerate(tokens)
-        if token not in old and (pieces := _spelt(token, old, prefix))
-    }
-    changed = {WORD: _exchanged(WORD, table, pairs, spelt, len(tokens), seed)}
+    spelt = [_spelt(token, old, prefix) for token in tokens]
+    changed = {WORD: _exchanged(WORD, table, spelt, seed)}
     if (head := model.parameters.get(f"{HEAD}/kernel")) is not None:
-        by_token = _exchanged(HEAD, head.T, pairs, spelt, len(tokens), seed)
+        by_token = _exchanged(HEAD, head.T, spelt, seed)
         changed[f"{HEAD}/kernel"] = np.ascontiguousarray(by_token.T)
     for name in {MLM_BIAS, HEAD_BIAS} & model.parameters.keys():
-        changed[name] = _moved(model.parameters[name], pairs, len(tokens))
-    config = model.config.with_vocabulary(len(tokens))
+        bias = model.parameters[name]
+        mean = bias.mean()
+        kept = [bias[pieces[0]] if len(pieces) == 1 else mean for pieces in spelt]
+        changed[name] = np.array(kept, np.float32)
     return Model(config, model.parameters | changed, model.labels)
 
 
 def _spelt(token: str, old: Mapping[str, int], prefix: str) -> list[int]:
     """Return the ids of old tokens that spell a new token, longest first; [] if none do.
 
+    An old token spells itself, and is the only spelling by one piece.
+
     Args:
         token: the new token, with the prefix if it continues a word.
         old: ids by token, with the same prefix.
         prefix: the continuation prefix `##` of WordPiece; empty for byte-level tokens.
     """
-    rest = token
-    pieces: list[int] = []
+    rest, pieces = token, [old[token]] if token == prefix and token in old else []
     while rest not in ("", prefix):
         least = len(prefix) if prefix and rest.startswith(prefix) else 0
         for end in range(len(rest), least, -1):
@@ -461,23 +268,15 @@ def _spelt(token: str, old: Mapping[str, int], prefix: str) -> list[int]:
 def _exchanged(
     name: str,
     table: NDArray[np.float32],
-    pairs: NDArray[np.int64],
-    spelt: Mapping[int, Sequence[int]],
-    size: int,
+    spelt: Sequence[Sequence[int]],
     seed: int,
 ) -> NDArray[np.float32]:
-    """Return the new table, (V, D) -> (size, D): kept rows, means of pieces, and random rows."""
-    draws = initial_values({name: (size, table.shape[1])}, 1.0, seed)[name]
+    """Return the new table, (V, D) -> (V', D): kept rows, means of pieces, and random rows."""
+    draws = initial_values({name: (len(spelt), table.shape[1])}, 1.0, seed)[name]
     out: NDArray[np.float32] = table.mean(0) + table.std(0) * draws
-    for new, pieces in spelt.items():
-        out[new] = table[list(pieces)].mean(0)
-    out[pairs[:, 0]] = table[pairs[:, 1]]
-    return out
-
-
-def _moved(bias: NDArray[np.float32], pairs: NDArray[np.int64], size: int) -> NDArray[np.float32]:
-    out = np.full(size, bias.mean(), np.float32)
-    out[pairs[:, 0]] = bias[pairs[:, 1]]
+    for new, pieces in enumerate(spelt):
+        if pieces:
+            out[new] = table[list(pieces)].mean(0)
     return out
 
 
@@ -515,37 +314,21 @@ def _stored_vocabulary(folder: Path) -> tuple[dict[str, int], _Marking]:
 
 
 def _names_for(
-    tokens: Sequence[str], stored: dict[str, int], names: _Marking
+    tokens: Sequence[str], stored: dict[str, int], marking: _Marking
 ) -> tuple[dict[str, int], str]:
-    """Return stored ids by names in the form of a new vocabulary, and its continuation prefix."""
-    if set(pre_tokenizers.ByteLevel.alphabet()) <= set(tokens):
-        if names == "marked":
-            stored = {token.replace(_SPACE, "\u0120"): i for token, i in stored.items()}
-        return _with_end_of_text(stored, stored), ""
-    if names == "wordpiece":
-        return stored, _CONTINUES
-    return (_by_marks if names == "marked" else _as_wordpiece)(stored), _CONTINUES
+    """Return stored ids by names in the form of a new vocabulary, and its continuation prefix.
 
-
-def _by_marks(pieces: dict[str, int]) -> dict[str, int]:
-    """Rename SentencePiece's tokens: tokens with the mark start a word, others continue it."""
-    return {
-        token[1:] if token.startswith(_SPACE) else _CONTINUES + token: i
-        for token, i in pieces.items()
-    }
-
-
-def _as_wordpiece(byte_level: dict[str, int]) -> dict[str, int]:
-    """Rename byte-level tokens: tokens with a leading space start a word, others continue it."""
-    decoder = decoders.ByteLevel()
-    out = {}
-    for token, i in byte_level.items():
-        text = decoder.decode([token])
-        out[text[1:] if text.startswith(" ") else _CONTINUES + text] = i
-    return _with_end_of_text(out, byte_level)
-
-
-def _with_end_of_text(names: Mapping[str, int], byte_level: Mapping[str, int]) -> dict[str, int]:
-    """Map [CLS] and [SEP] to GPT-2's end-of-text token, unless the tokens contain them."""
-    end = byte_level.get(_END_OF_TEXT)
-    return dict(names) if end is None else {"[CLS]": end, "[SEP]": end, **names}
+    [CLS] and [SEP] are GPT-2's end-of-text token, unless the stored tokens contain them.
+    """
+    byte_level = set(pre_tokenizers.ByteLevel.alphabet()) <= set(tokens)
+    names = stored
+    if byte_level and marking == "marked":
+        names = {token.replace(_SPACE, "\u0120"): i for token, i in stored.items()}
+    elif not byte_level and marking != "wordpiece":
+        names = {}
+        for token, i in stored.items():
+            text = _BYTES.decode([token]) if marking == "byte-level" else token.replace(_SPACE, " ")
+            names[text[1:] if text.startswith(" ") else _CONTINUES + text] = i
+    if (end := stored.get(_END_OF_TEXT)) is not None:
+        names = {"[CLS]": end, "[SEP]": end, **names}
+    return names, "" if byte_level else _CONTINUES

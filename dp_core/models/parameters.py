@@ -66,60 +66,47 @@ AnyModel = Model[ModelConfig]
 
 def parameter_shapes(config: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Return the name and shape of every parameter, including a BERT's MLM head."""
-    if isinstance(config, LlamaConfig):
-        return _llama_shapes(config)
+    v, d = config.vocab_size, config.hidden
+    shapes: dict[str, tuple[int, ...]] = {WORD: (v, d)}
     if isinstance(config, FeedForwardConfig):
-        return _feed_forward_shapes(config)
-    d, f = config.hidden, config.intermediate
-    shapes: dict[str, tuple[int, ...]] = {WORD: (config.vocab_size, d)}
-    shapes[POSITION] = (config.max_positions, d)
-    norms = ("attention_norm", "intermediate_norm")  # before attention and before the MLP
+        widths = (config.window * d, *config.units)
+        for i, (d_in, d_out) in enumerate(pairwise(widths)):
+            shapes |= _linear(f"layer_{i}/intermediate", d_in, d_out)
+        return shapes | _linear(HEAD, widths[-1], v)
+    bert, llama = isinstance(config, BertConfig), isinstance(config, LlamaConfig)
+    if not llama:
+        shapes[POSITION] = (config.max_positions, d)
     if isinstance(config, BertConfig):
-        norms = ("attention_norm", "output_norm")  # after both
         if not config.distilled:
             shapes[TYPE] = (config.type_vocab, d)
         shapes |= _norm("embeddings/norm", d)
     for i in range(config.layers):
-        shapes |= _linear(f"layer_{i}/qkv", d, 3 * d)
-        shapes |= _linear(f"layer_{i}/attention_output", d, d)
-        shapes |= _linear(f"layer_{i}/intermediate", d, f)
-        shapes |= _linear(f"layer_{i}/output", f, d)
-        for norm in norms:
+        for name, d_in, d_out in _kernels(config):
+            shapes |= _linear(f"layer_{i}/{name}", d_in, d_out)
+        for norm in ("attention_norm", "output_norm" if bert else "intermediate_norm"):
             shapes |= _norm(f"layer_{i}/{norm}", d)
-    if isinstance(config, Gpt2Config):
-        return shapes | _norm("final_norm", d)
-    mlm = _linear("mlm/transform", d, d) | _norm("mlm/norm", d)
-    return shapes | mlm | {MLM_BIAS: (config.vocab_size,)}
+    if bert:
+        mlm = _linear("mlm/transform", d, d) | _norm("mlm/norm", d)
+        return shapes | mlm | {MLM_BIAS: (v,)}
+    shapes |= _norm("final_norm", d)
+    if isinstance(config, LlamaConfig):  # has no biases
+        head = {} if config.tied else {f"{HEAD}/kernel": (d, v)}
+        return {n: shape for n, shape in shapes.items() if not n.endswith("/bias")} | head
+    return shapes
 
 
-def _llama_shapes(config: LlamaConfig) -> dict[str, tuple[int, ...]]:
-    """Return a Llama's shapes: separate query, key and value of different widths, and no bias."""
-    d, f, w = config.hidden, config.intermediate, config.head_width
-    queries, keys = config.heads * w, config.key_heads * w
-    shapes: dict[str, tuple[int, ...]] = {WORD: (config.vocab_size, d)}
-    for i in range(config.layers):
-        for name, d_in, d_out in (
-            ("query", d, queries),
-            ("key", d, keys),
-            ("value", d, keys),
-            ("attention_output", queries, d),
-            ("gate", d, f),
-            ("intermediate", d, f),
-            ("output", f, d),
-        ):
-            shapes[f"layer_{i}/{name}/kernel"] = (d_in, d_out)
-        for norm in ("attention_norm", "intermediate_norm"):
-            shapes[f"layer_{i}/{norm}/gain"] = (d,)
-    shapes["final_norm/gain"] = (d,)
-    return shapes if config.tied else shapes | {f"{HEAD}/kernel": (d, config.vocab_size)}
+def _kernels(config: BertConfig | Gpt2Config | LlamaConfig) -> list[tuple[str, int, int]]:
+    """Return name, inputs and outputs of each kernel of a block.
 
-
-def _feed_forward_shapes(config: FeedForwardConfig) -> dict[str, tuple[int, ...]]:
-    shapes: dict[str, tuple[int, ...]] = {WORD: (config.vocab_size, config.hidden)}
-    widths = (config.window * config.hidden, *config.units)
-    for i, (d_in, d_out) in enumerate(pairwise(widths)):
-        shapes |= _linear(f"layer_{i}/intermediate", d_in, d_out)
-    return shapes | _linear(HEAD, widths[-1], config.vocab_size)
+    The queries, keys and values of a Llama have different widths and separate kernels.
+    """
+    d, f = config.hidden, config.intermediate
+    mlp = [("intermediate", d, f), ("output", f, d)]
+    if not isinstance(config, LlamaConfig):
+        return [("qkv", d, 3 * d), ("attention_output", d, d), *mlp]
+    queries, keys = config.heads * config.head_width, config.key_heads * config.head_width
+    attention = [("query", d, queries), ("key", d, keys), ("value", d, keys)]
+    return [*attention, ("attention_output", queries, d), ("gate", d, f), *mlp]
 
 
 def _linear(name: str, d_in: int, d_out: int) -> dict[str, tuple[int, ...]]:

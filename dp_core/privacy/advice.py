@@ -360,7 +360,7 @@ class GainCurve:
         """Return (middle, slope), their covariance, and the variance of one training."""
         x, y = np.log(self.figures), np.array(self.shares)
         slopes = (1e-3, 20.0)
-        values, _ = curve_fit(
+        values, covariance = curve_fit(
             _logistic,
             x,
             y,
@@ -368,15 +368,7 @@ class GainCurve:
             bounds=((x.min() - 20, slopes[0]), (x.max() + 20, slopes[1])),
         )
         variance = float(np.sum((y - _logistic(x, *values)) ** 2) / (len(x) - 2))
-        jacobian = self._jacobian(x, values)
-        return values, np.linalg.pinv(jacobian.T @ jacobian) * variance, variance
-
-    @staticmethod
-    def _jacobian(x: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
-        middle, slope = values
-        share = _logistic(x, middle, slope)
-        inner = share * (1 - share)
-        return np.stack([inner * slope, -inner * (x - middle)], axis=1)
+        return values, covariance, variance
 
     def expected(self, figure: float) -> Expected:
         """Return the share that one more training with this figure is expected to keep.
@@ -387,10 +379,10 @@ class GainCurve:
         Args:
             figure: of a `Case`.
         """
-        values, covariance, variance = self._fit
-        x = np.array([math.log(figure)])
-        share = float(_logistic(x, *values)[0])
-        row = self._jacobian(x, values)[0]
+        (middle, slope), covariance, variance = self._fit
+        x = math.log(figure)
+        share = float(_logistic(np.array(x), middle, slope))
+        row = share * (1 - share) * np.array([slope, middle - x])  # derivative of the share
         spread = math.sqrt(variance + float(row @ covariance @ row))
         reach = float(student.ppf((1 + CONFIDENCE) / 2, len(self.figures) - 2)) * spread
         within = min(self.figures) <= figure <= max(self.figures)

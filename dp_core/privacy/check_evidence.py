@@ -45,14 +45,7 @@ HOLDS, FAULTY, NO_PACK, NOT_DERIVED = 0, 1, 2, 4
 TOLERANCE = 0.005  # relative difference by which a claim may be below the derived number
 EVIDENCE, LEDGER, STATEMENT = "evidence.json", "ledger.json", "privacy_statement.json"
 PAGE, CARD, WORDS, SCRIPT = "evidence.html", "README.md", "PRIVACY.md", "check_evidence.py"
-FILES = {
-    LEDGER,
-    STATEMENT,
-    PAGE,
-    CARD,
-    WORDS,
-    SCRIPT,
-}  # files of a pack, in addition to evidence.json
+FILES = {LEDGER, STATEMENT, PAGE, CARD, WORDS, SCRIPT}  # of a pack, besides evidence.json
 FALSE_POSITIVE_RATES = (0.001, 0.01)
 NOT_STATED = "not stated by the operator"
 OPERATOR_WORDS = (
@@ -485,18 +478,17 @@ def _reduce_fixed_size(event: Event) -> Reduction:
 
         return _from_profile(profile, mu, times)
 
-    return Reduction(
-        tuple(part(*phase) for phase in event["phases"]),
-        tuple(
-            (
-                f"{n} × the profile q·G(ln(1 + (e^ε − 1)/q)), q = {batch / event['slots']:.6g}, of"
-                f" a Gaussian G with μ = {2 / s:.6g}",
-                "sampling without replacement, replace-one (Balle, Barthe and Gaboardi 2018,"
-                " Theorems 2 and 11)",
-            )
-            for batch, s, n in event["phases"]
-        ),
+    theorem = (
+        "sampling without replacement, replace-one (Balle, Barthe and Gaboardi 2018, Theorems 2"
+        " and 11)"
     )
+    lines = [
+        f"{n} × the profile q·G(ln(1 + (e^ε − 1)/q)), q = {batch / event['slots']:.6g}, of a"
+        f" Gaussian G with μ = {2 / s:.6g}"
+        for batch, s, n in event["phases"]
+    ]
+    parts = tuple(part(*phase) for phase in event["phases"])
+    return Reduction(parts, tuple((line, theorem) for line in lines))
 
 
 def _reduce_gaussian(event: Event) -> Reduction:
@@ -545,17 +537,13 @@ def _reduce_histogram(event: Event) -> Reduction:
 
         return _from_profile(profile, math.sqrt(words) / sigma, 1)(spacing)
 
-    return Reduction(
-        (part,),
-        (
-            (
-                f"DiscreteGaussian(σ = {sigma:.6g}) on each of up to {words} counts, and words of a"
-                f" single unit, each of which passes with probability τ = {tau:.3g}; the worst"
-                " number of such words at each ε",
-                "if no such word passes, only the other counts differ",
-            ),
-        ),
+    line = (
+        f"DiscreteGaussian(σ = {sigma:.6g}) on each of up to {words} counts, and words of a single"
+        f" unit, each of which passes with probability τ = {tau:.3g}; the worst number of such"
+        " words at each ε",
+        "if no such word passes, only the other counts differ",
     )
+    return Reduction((part,), (line,))
 
 
 def _norms(event: Event) -> tuple[float, float]:
@@ -585,19 +573,15 @@ def _reduce_noised_weights(event: Event) -> Reduction:
         passes = _tail(np.floor(threshold - given), math.sqrt(last - first + 1) * deviation)
         coin += float(np.max(-np.expm1(t * np.log1p(-np.minimum(passes, 1 - 1e-16)))))
     coin = min(1.0, coin)
-    return Reduction(
-        (_gaussian(sigma), _epsilon_delta(0.0, coin)),
-        (
-            (
-                f"Gaussian(σ = {sigma:.6g}) for {len(scales)} round(s), and an added δ ="
-                f" {coin:.3g} for an item of a single unit that passes",
-                "adaptively composed Gaussians equal one with μ² = Σ(norm/S)² (Dong, Roth and Su"
-                " 2022, Corollary 3.3); a discrete Gaussian of deviation S counts as a continuous"
-                " one of √(S² − 16); an item of a single unit passes only by its own noise"
-                " (Confide, docs/proofs.md, “Items that one unit brings”)",
-            ),
-        ),
+    line = (
+        f"Gaussian(σ = {sigma:.6g}) for {len(scales)} round(s), and an added δ = {coin:.3g} for an"
+        " item of a single unit that passes",
+        "adaptively composed Gaussians equal one with μ² = Σ(norm/S)² (Dong, Roth and Su 2022,"
+        " Corollary 3.3); a discrete Gaussian of deviation S counts as a continuous one of"
+        " √(S² − 16); an item of a single unit passes only by its own noise (Confide,"
+        " docs/proofs.md, “Items that one unit brings”)",
     )
+    return Reduction((_gaussian(sigma), _epsilon_delta(0.0, coin)), (line,))
 
 
 def _reduce_phrase_rounds(event: Event) -> Reduction:
@@ -1401,12 +1385,12 @@ class Findings:
     Attributes:
         faults: one line per fault.
         not_derived: one line per part that could not be derived.
-        lines: one line per comparison.
+        compared: one line per comparison.
     """
 
     faults: list[str] = field(default_factory=list)
     not_derived: list[str] = field(default_factory=list)
-    lines: list[str] = field(default_factory=list)
+    compared: list[str] = field(default_factory=list)
 
     @property
     def code(self) -> int:
@@ -1779,7 +1763,7 @@ def _derive_all(
         if claim["declared_units"] is None:
             findings.not_derived.append(f"{dataset}: no number of units bounds δ")
         if claim["epsilon"] is None:
-            findings.lines.append(f"{dataset}: no total is claimed")
+            findings.compared.append(f"{dataset}: no total is claimed")
             if record["epsilon"] is not None:
                 findings.faults.append(f"{dataset}: a total is derived, but none is claimed")
             continue
@@ -1788,7 +1772,7 @@ def _derive_all(
         for ceiling in record["tpr_ceilings"]:
             line = f"largest TPR at FPR {ceiling['fpr']:.3g}: {ceiling['tpr']:.4g}"
             derived_tpr = whole.ceilings.get(ceiling["fpr"], math.nan)
-            findings.lines.append(f"  {line}, derived {derived_tpr:.4g}")
+            findings.compared.append(f"  {line}, derived {derived_tpr:.4g}")
             if not _equal(ceiling["tpr"], derived_tpr):
                 findings.faults.append(
                     f"{dataset}: {line}, but dp_accounting derives {derived_tpr:.4g}"
@@ -1806,7 +1790,7 @@ def _compare(
         )
     else:
         line = f"{name}: ε = {epsilon:.5g} is claimed, {derived.epsilon:.5g} is derived"
-        findings.lines.append(line)
+        findings.compared.append(line)
     if not _equal(record, derived.epsilon):
         findings.faults.append(f"{name}: the pack records another derived ε: {record}")
 
@@ -1849,7 +1833,7 @@ _VERDICTS = {
 def as_text(findings: Findings) -> str:
     """Return the findings as text."""
     lines = [
-        *findings.lines,
+        *findings.compared,
         *(f"NOT DERIVED: {line}" for line in findings.not_derived),
         *(f"FAULT: {line}" for line in findings.faults),
         *(f"recorded only, in {file}: {', '.join(fields)}" for file, fields in RECORDED.items()),
@@ -1860,13 +1844,7 @@ def as_text(findings: Findings) -> str:
 
 def as_json(findings: Findings) -> str:
     """Return the findings as JSON."""
-    body = {
-        "code": findings.code,
-        "faults": findings.faults,
-        "not_derived": findings.not_derived,
-        "compared": findings.lines,
-        "recorded": RECORDED,
-    }
+    body = {"code": findings.code, **vars(findings), "recorded": RECORDED}
     return json.dumps(body, indent=1, ensure_ascii=False) + "\n"
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 import numpy as np
@@ -166,14 +166,20 @@ def discrete_gaussian(
         )
     exact = Fraction(sigma)
     stream = WordStream(seed.derive("discrete-gaussian", context, repr(sigma), size))
-    drawn: list[NDArray[np.int64]] = []
-    missing = size
-    while missing > 0:
+
+    def draw(missing: int) -> NDArray[np.int64]:
         # about 3/4 (σ large) to 2/5 (σ small) of the proposals survive; the rest is made up for
-        accepted = _accepted(exact, missing + missing // 2 + 16, stream)[:missing]
-        drawn.append(accepted)
-        missing -= len(accepted)
-    return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
+        return _accepted(exact, missing + missing // 2 + 16, stream)
+
+    return _until(size, draw)
+
+
+def _until(size: int, draw: Callable[[int], NDArray[np.int64]]) -> NDArray[np.int64]:
+    """Return the first `size` values of repeated draws, each of which gets the missing number."""
+    drawn = [np.zeros(0, np.int64)]
+    while missing := size - sum(map(len, drawn)):
+        drawn.append(draw(missing)[:missing])
+    return np.concatenate(drawn)
 
 
 _COARSE, _FACTOR, _FINE = 1024, 256, 1280
@@ -218,9 +224,8 @@ def _accepted(sigma: Fraction, proposals: int, stream: WordStream) -> NDArray[np
 
 def _discrete_laplace(t: int, size: int, stream: WordStream) -> NDArray[np.int64]:
     """Return `size` draws with pmf proportional to exp(−|x|/t) (Algorithm 2 with s = 1)."""
-    drawn: list[NDArray[np.int64]] = []
-    missing = size
-    while missing > 0:
+
+    def draw(missing: int) -> NDArray[np.int64]:
         remainder = uniform_below(t, 2 * missing + 16, stream)
         values, index = np.unique(remainder, return_inverse=True)
         kept = bernoulli_exp_minus(values.tolist(), t, index, stream)
@@ -228,10 +233,9 @@ def _discrete_laplace(t: int, size: int, stream: WordStream) -> NDArray[np.int64
         magnitude = remainder + t * _geometric(len(remainder), stream)
         negative = uniform_below(2, len(magnitude), stream) == 1
         valid = ~(negative & (magnitude == 0))  # zero would count twice
-        accepted = np.where(negative, -magnitude, magnitude)[valid][:missing]
-        drawn.append(accepted)
-        missing -= len(accepted)
-    return np.concatenate(drawn) if drawn else np.zeros(0, np.int64)
+        return np.asarray(np.where(negative, -magnitude, magnitude)[valid])
+
+    return _until(size, draw)
 
 
 def _geometric(size: int, stream: WordStream) -> NDArray[np.int64]:

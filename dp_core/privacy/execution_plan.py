@@ -60,11 +60,7 @@ class AdaptiveClipping:
         )
         for name in ("count_noise", "learning_rate"):
             value = getattr(self, name)
-            _refuse_if(
-                not (math.isfinite(value) and value > 0),
-                f"{value} is not above 0",
-                f"adaptive.{name}",
-            )
+            _refuse_if(not 0 < value < math.inf, f"{value} is not above 0", f"adaptive.{name}")
 
     def gradient_noise_multiplier(self, noise_multiplier: float) -> float:
         """Return z_Δ, the noise that gradients get, of the update's noise multiplier z.
@@ -86,26 +82,22 @@ class AdaptiveClipping:
         )
         return float(left**-0.5)
 
-    def share_within(self, noised: float, expected_batch: float) -> float:
-        """Return the noised share of units within the clip norm.
+    def next_norm(
+        self, clip_norm: float, noised: float, expected_batch: float, first: float
+    ) -> float:
+        """Return the clip norm of the next update: post-processing of a noised count.
 
-        Divided by the expected batch, as gradients are. Where fewer units exist than the plan
-        declares, batches are smaller and the share is drawn towards 1/2.
-
-        Args:
-            noised: Σ(bᵢ − 1/2) over the units drawn, plus a draw of N(0, `count_noise`²).
-            expected_batch: of this update, in units.
-        """
-        return COUNT_SENSITIVITY + noised / expected_batch
-
-    def next_norm(self, clip_norm: float, share: float, first: float) -> float:
-        """Return the clip norm of the next update: post-processing of a noised share.
+        The noised share of units within the clip norm is the count over the expected batch, as for
+        gradients. Where fewer units exist than the plan declares, batches are smaller and the share
+        is drawn towards 1/2.
 
         Args:
             clip_norm: of this update.
-            share: from `share_within`.
+            noised: Σ(bᵢ − 1/2) over the units drawn, plus a draw of N(0, `count_noise`²).
+            expected_batch: of this update, in units.
             first: clip norm of the first update.
         """
+        share = COUNT_SENSITIVITY + noised / expected_batch
         moved = math.log(clip_norm / first) - self.learning_rate * (share - self.quantile)
         bound = math.log(RANGE)
         return first * math.exp(min(max(moved, -bound), bound))
@@ -186,8 +178,9 @@ class Clipper:
         if self._adaptive is None:
             return
         noised = noised_count(count, seed, manifest, step, self._adaptive.count_noise)
-        share = self._adaptive.share_within(noised, expected_batch)
-        self.clip_norm = self._adaptive.next_norm(self.clip_norm, share, self._first)
+        self.clip_norm = self._adaptive.next_norm(
+            self.clip_norm, noised, expected_batch, self._first
+        )
 
 
 def noised_count(
@@ -414,11 +407,8 @@ class ExecutionPlan:
     def _check_numbers(self) -> None:
         _refuse_if(self.declared_units < 1, "declared_units must be 1 or more", "declared_units")
         refuse_large_delta([self.delta], self.declared_units, "plan.delta")
-        for name in ("clip_norm", "noise_multiplier"):
-            value = getattr(self, name)
-            _refuse_if(
-                not (math.isfinite(value) and value > 0), f"{value} is not finite and > 0", name
-            )
+        norm = self.clip_norm
+        _refuse_if(not 0 < norm < math.inf, f"{norm} is not finite and > 0", "clip_norm")
         _refuse_if(
             not LEAST_NOISE <= self.noise_multiplier <= MOST_NOISE,
             f"{self.noise_multiplier:g} is not from {LEAST_NOISE:g} to {MOST_NOISE:g}",

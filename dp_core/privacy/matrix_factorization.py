@@ -188,15 +188,6 @@ def power_coefficients(bands: int, exponent: float, damping: float = 1.0) -> Flo
     return np.cumprod([1.0, *(damping * (exponent + i - 1) / i)])
 
 
-def power_strategy(bands: int, exponent: float, damping: float = 1.0) -> ToeplitzStrategy:
-    """Return the strategy of `power_coefficients`.
-
-    Raises:
-        PlanError: their sum is too large.
-    """
-    return ToeplitzStrategy.of(power_coefficients(bands, exponent, damping))
-
-
 @functools.lru_cache(maxsize=64)
 def least_error_strategy(bands: int, workload: Workload) -> ToeplitzStrategy:
     """Return the strategy of b bands with the least error of a workload, on a fixed grid.

@@ -4,6 +4,8 @@ A mechanism is one class of this file, or of a file that this one imports, which
 Import mechanisms from here: reading a ledger's entries needs every kind to be registered.
 """
 
+# ruff: noqa: F401 - other files import every mechanism from here
+
 from __future__ import annotations
 
 import math
@@ -40,27 +42,6 @@ from dp_core.privacy.mechanism_event import (
     under,
 )
 from dp_core.privacy.private_selection import RandomCountSelection
-
-__all__ = [
-    "Composed",
-    "ConvertedRelation",
-    "CyclicPoissonGaussian",
-    "FixedSizeGaussian",
-    "Gaussian",
-    "MechanismEvent",
-    "NeighboringRelation",
-    "NoisedWeights",
-    "PhraseRounds",
-    "PoissonGaussian",
-    "PrivacyUnit",
-    "RandomCountSelection",
-    "ShuffledGaussian",
-    "ThresholdedHistogram",
-    "TruncatedPoissonGaussian",
-    "Unaccounted",
-    "compose",
-    "under",
-]
 
 # --- training: Gaussian noise on sums of clipped gradients over sampled batches
 

@@ -209,17 +209,14 @@ def _probabilities(event: RandomCountSelection) -> Iterator[tuple[int, float]]:
     """Yield (k, Pr[K = k]) from the smallest k."""
     if event.count == "poisson":
         log, k = -event.mean, 0
-        while True:
-            yield k, math.exp(log)
-            k += 1
-            log += math.log(event.mean / k)
-    eta, gamma = event.eta, event.gamma
-    # Pr[K = 1]; then Pr[K = k+1]/Pr[K = k] = (1 − γ)(k + η)/(k + 1)  (Definition 1)
-    first = (1 - gamma) / math.log(1 / gamma)
-    if eta != 0:
-        first = (1 - gamma) * eta / math.expm1(-eta * math.log(gamma))
-    log, k = math.log(first), 1
+    else:
+        first = (1 - event.gamma) / math.log(1 / event.gamma)
+        if event.eta != 0:
+            first = (1 - event.gamma) * event.eta / math.expm1(-event.eta * math.log(event.gamma))
+        log, k = math.log(first), 1
     while True:
         yield k, math.exp(log)
-        log += math.log((1 - gamma) * (k + eta) / (k + 1))
+        # Pr[K = k+1]/Pr[K = k] is μ/(k + 1), or (1 − γ)(k + η)/(k + 1) (Definition 1).
+        ratio = event.mean if event.count == "poisson" else (1 - event.gamma) * (k + event.eta)
         k += 1
+        log += math.log(ratio / k)

@@ -88,14 +88,8 @@ class PrivacySeed:
         raise TypeError("a privacy seed does not leave its process: give its key in the store")
 
     def _to_json(self) -> str:
-        return json.dumps(
-            {
-                "version": _FILE_VERSION,
-                "secret": self._secret.hex(),
-                "salt": self._salt.hex(),
-                "known": self.known,
-            }
-        )
+        body = {"secret": self._secret.hex(), "salt": self._salt.hex(), "known": self.known}
+        return json.dumps({"version": _FILE_VERSION, **body})
 
 
 def _encode(part: Context) -> bytes:

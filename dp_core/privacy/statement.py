@@ -9,7 +9,6 @@ from typing import Any
 
 from dp_core.config.privacy import gives_a_unit_away
 from dp_core.config.release import ReleaseRecord
-from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld, epsilon_rdp
 from dp_core.privacy.check_evidence import PROVEN, statement_words
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
@@ -60,34 +59,45 @@ class PrivacyStatement:
 
 
 def privacy_statement(
-    releases: Sequence[ReleaseRecord], *, made_up: bool = False
+    releases: Sequence[ReleaseRecord], *, made_up: bool = False, released_after: Sequence[int] = ()
 ) -> PrivacyStatement:
-    """Return the statement of a model made from these releases of one data set.
+    """Return the statement of a model made from these releases.
 
-    The total is the PLD composition of all of them, at the sum of their δ, and holds if they
-    were registered as one plan before the first. Releases with different units or neighbour
+    Each data set of other people has a separate guarantee. The first claim is that of a use without
+    guarantee, if there is one; the claims for further data sets are in the field `others`.
+
+    The total of a data set is the PLD composition of its releases, at the sum of their δ, and holds
+    if they were registered as one plan before the first. Releases with different units or neighbour
     relations have no total, since their guarantees do not compose.
 
     Args:
         releases: every release on the way to the model, the vocabulary's included.
         made_up: the private text was made up or public, so there is no one to protect.
-
-    Raises:
-        BadInput: releases of several data sets: each needs its own statement.
+        released_after: numbers of updates after which its pre-training released a model, including
+            the last; empty if it released only the last model.
     """
-    if len({release.dataset for release in releases}) > 1:
-        raise BadInput(
-            "the releases are of several data sets",
-            where="privacy statement",
-            fix="Write one statement per data set.",
-        )
+    names = dict.fromkeys(release.dataset for release in releases) or {"": None}
+    claims = [_claim([r for r in releases if r.dataset == name], made_up) for name in names]
+    claims.sort(key=lambda claim: claim["epsilon"] != "inf")
+    data = dict(claims[0])
+    if len(claims) > 1:
+        data["others"] = claims[1:]
+        data["private"] = all(claim["private"] for claim in claims)
+        data["ledger_ids"] = [release.ledger_id for release in releases]
+    if released_after:
+        data["released_after_updates"] = list(released_after)
+    return PrivacyStatement(data)
+
+
+def _claim(releases: Sequence[ReleaseRecord], made_up: bool) -> dict[str, Any]:
+    """Return the claim for one data set."""
     (total,) = totals(releases) or (DatasetTotal("", None, 0.0, 0.0),)
     epsilon, delta = total.epsilon, total.delta
     events = [event_of(release) for release in releases]
     units = max((release.declared_units for release in releases), default=0)
     large = gives_a_unit_away(delta, units)
     private = epsilon is not None and math.isfinite(epsilon) and bool(releases) and not large
-    data = {
+    return {
         "version": VERSION,
         "dataset": releases[0].dataset if releases else None,
         "unit": releases[0].unit if releases else None,
@@ -104,7 +114,6 @@ def privacy_statement(
         "assumptions": _rests_on(releases, events, epsilon),
         "ledger_ids": [release.ledger_id for release in releases],
     }
-    return PrivacyStatement(data)
 
 
 def event_of(release: ReleaseRecord) -> MechanismEvent:

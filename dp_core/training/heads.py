@@ -437,7 +437,8 @@ class ClassHead(Head[LabelledText, str]):
 
     def logits(self, layers: Layers, config: BertConfig, *inputs: Tensor) -> Tensor:
         """Return the logits of the classes: (M, classes)."""
-        return class_logits(layers, config, *inputs)
+        ids, lengths, begins = inputs
+        return class_logits(layers, config, ids, lengths, begins[:, None])
 
     def decoded(
         self,

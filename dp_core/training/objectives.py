@@ -23,7 +23,7 @@ from dp_core.models.bert import mlm_logits, mlm_row_losses
 from dp_core.models.causal import causal_row_losses
 from dp_core.models.config import CausalConfig
 from dp_core.models.parameters import AnyModel, ModelConfig
-from dp_core.nn import Layers, RowLosses, Tensor, embedding_sum
+from dp_core.nn import Layers, RowLosses, Tensor
 from dp_core.training.batches import Examples, Indices, masked_examples, row_keys
 
 Batch = tuple[Tensor, ...]  # ids, lengths, positions, labels, weights, shares: each (U, R, ...)
@@ -98,7 +98,7 @@ class _LookupsApart(Layers):
         if word not in self._trained:
             return super().embed(ids, types, word, position, kind)
         fixed = {**self._parameters, word: tf.stop_gradient(self._parameters[word])}
-        y = embedding_sum(fixed, ids, types, word, position, kind)
+        y = Layers(fixed).embed(ids, types, word, position, kind)
         self._tape.watch(y)
         name = f"lookup {len(self.read)} of {word}"
         self.lookups[name], self.read[name] = y, (word, ids)

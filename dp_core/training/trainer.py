@@ -21,7 +21,7 @@ from numpy.typing import NDArray
 from dp_core.errors import BadInput
 from dp_core.models.bert import mlm_row_losses
 from dp_core.models.parameters import Arrays, ModelConfig, decays
-from dp_core.nn import RowLosses, Tensor, compute_type
+from dp_core.nn import RowLosses, Tensor
 from dp_core.privacy.execution_plan import Clipper
 from dp_core.privacy.noise_addition import UpdateNoise, Vector, noised_means
 from dp_core.training.batches import MicroBatch
@@ -138,7 +138,7 @@ class Trainer:
             releases. It is not called after an update without noise.
 
     Raises:
-        BadInput: unknown precision, or no parameter is trained.
+        BadInput: no parameter is trained, or, at the first batch, an unknown precision.
     """
 
     def __init__(
@@ -154,7 +154,6 @@ class Trainer:
         trained: Collection[str] | None = None,
         observe: Observer | None = None,
     ) -> None:
-        compute_type(precision)
         self._strategy, self.config = strategy, config
         self._precision, self._row_losses = precision, row_losses
         self._optimizer = optimizer or AdamW(0.0, 0.0, 0.0)  # a host makes no updates

@@ -67,9 +67,8 @@ def _advice(settings: JobSettings, epsilon: float | None, delta: float | None) -
     left, killed = ledger.remaining(dataset), killed_runs(Deployment.from_environment())
     assert left.capacity is not None and left.spent is not None  # noqa: S101 - it is limited
     registered = pld_capacity(left.budget)
-    most = registered.delta
-    if left.way is Way.SEQUENCE:
-        most = left.capacity.delta - left.spent.delta  # all of a histogram's coins must fit
+    left_delta = left.capacity.delta - left.spent.delta  # all of a histogram's coins must fit
+    most = left_delta if left.way is Way.SEQUENCE else registered.delta
 
     def decide(advised: JobSettings) -> AdmissionDecision:
         plans = plans_of(budget_of_run(advised).charged)

@@ -14,9 +14,15 @@ from dp_core.config.audit_settings import BlackBoxAuditConfig
 from dp_core.config.fields import one_line
 from dp_core.errors import BadInput, ConfideError, Contradicted
 from tasks.commands.epsilon_command import Number
-from tasks.commands.export_command import latest_model
-from tasks.commands.output import as_json, is_json, new_folder, write_answer, write_table
-from tasks.commands.report_command import given as given_uri
+from tasks.commands.export_command import chosen_model
+from tasks.commands.output import (
+    as_json,
+    is_json,
+    new_folder,
+    write_answer,
+    write_pairs,
+    write_table,
+)
 from tasks.protocol.settings_file import read_object
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
@@ -89,7 +95,7 @@ def audit(
 
     store = Deployment.from_environment().open_store()
     if model is None:
-        uri = given_uri(store, uri) if uri else latest_model(store, "audit")
+        uri = chosen_model(store, uri, "audit")
     else:
         uri = find_origin(store, model) or ""
     result = read_result(store, uri) if uri else None
@@ -248,28 +254,22 @@ def _figures(verdict: AuditVerdict) -> dict[str, Any]:
 def _show_engine(verdicts: Mapping[str, AuditVerdict]) -> None:
     from dp_core.audit.one_run import CONFIDENCE, NULL_REPEATS, SIGNIFICANCE
 
-    columns = [_column(verdict) for verdict in verdicts.values()]
-    claim = next(iter(verdicts.values())).claim
-    write_table(
-        f"Claimed: ε = {claim.epsilon:.4g} at δ = {claim.delta:g}. Bounds and power at "
-        f"{CONFIDENCE:.0%}; contradicted at p ≤ {SIGNIFICANCE:g}; {NULL_REPEATS} null controls",
-        ["", *verdicts],
-        [[name, *(column[name] for column in columns)] for name in columns[0]],
-    )
-
-
-def _column(verdict: AuditVerdict) -> dict[str, object]:
-    bounds, power = verdict.lower_bounds.items(), verdict.power.items()
-    return {
-        "canaries": verdict.outcome.canaries,
-        "guesses, fixed beforehand": verdict.outcome.guesses,
-        "right": verdict.outcome.right,
-        **{f"ε at least, {name} bound": epsilon for name, epsilon in bounds},
-        **{f"ε it could refute, {name} bound": epsilon for name, epsilon in power},
-        "p-value of the claim": verdict.p_value,
-        "null controls that alarm": verdict.null_alarms,
-        "verdict": verdict.word,
-    }
+    for kind, verdict in verdicts.items():
+        bounds, power = verdict.lower_bounds.items(), verdict.power.items()
+        write_pairs(
+            f"{kind} audit of ε = {verdict.claim.epsilon:.4g} at δ = {verdict.claim.delta:g}. "
+            f"Bounds and power at {CONFIDENCE:.0%}; contradicted at p ≤ {SIGNIFICANCE:g}",
+            {
+                "canaries": verdict.outcome.canaries,
+                "guesses, fixed beforehand": verdict.outcome.guesses,
+                "right": verdict.outcome.right,
+                **{f"ε at least, {name} bound": epsilon for name, epsilon in bounds},
+                **{f"ε it could refute, {name} bound": epsilon for name, epsilon in power},
+                "p-value of the claim": verdict.p_value,
+                "null control: alarms": f"{verdict.null_alarms} of {NULL_REPEATS}",
+                "verdict": verdict.word,
+            },
+        )
 
 
 # --- evidence packs
@@ -326,7 +326,7 @@ def evidence(
     if model is not None:
         uri = origin_of_export(store, model)
     else:
-        uri = given_uri(store, uri) if uri else latest_model(store, "evidence")
+        uri = chosen_model(store, uri, "evidence")
     with new_folder(out) as partial:
         write_pack(deployment, store, uri, partial, operator=operator, words=statements)
     digest = sha256_of(out / "evidence.json")

@@ -17,23 +17,11 @@ from dp_core.training.bootstrap import Difference, Replicate, f1_difference
 from tasks.commands.output import as_json, write_answer, write_table
 from tasks.commands.report_command import given, reports
 from tasks.report.model import shown_day
-from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED, WITHHELD_MARK, significant
+from tasks.report.tables import LEGEND, MARKS, NOT_MEASURED
 from tasks.results import FIGURES_FILE, FINETUNED, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
 
-_HEADS = {  # of figures; the % sign marks shares
-    "epsilon": "ε",
-    "delta": "δ",
-    "f1": "F1, %",
-    "accuracy": "accuracy, %",
-    "mlm_accuracy_public": "MLM, public, %",
-    "mlm_accuracy_private": "MLM, private, %",
-    "perplexity_public": "perplexity, public",
-    "perplexity_private": "perplexity, private",
-    "exposure": "exposure, mean",
-    "exposure_largest": "largest",
-}
 _WHOLE_NAME = 20  # characters of a model's name that fit into a terminal's line with the figures
 _PAIRED = (
     "Difference in F1 or accuracy, second minus first, in points, by a paired bootstrap over the "
@@ -53,7 +41,7 @@ class Run:
         uri: address of the report step's output.
         created: the date; the operator's edition also has the time.
         settings: all settings of the run.
-        models: figures by model and name, with value and label, or `withheld`.
+        models: cells of the table of results, by model and column.
         finetuned: by model, the fine-tunings of its score.
         leakage: membership leakage by model, epoch, level and attack, for the operator only.
     """
@@ -210,16 +198,17 @@ def _show(runs: list[Run], changed: dict[str, list[Any]], compared: list[Compare
         settings = [[setting, *values] for setting, values in changed.items()]
         write_table("Settings that differ", ["setting", *names], settings, whole=["setting"])
     models = [
-        (model, name, figures)
+        (model, name, cells)
         for name, run in zip(names, runs, strict=True)
-        for model, figures in run.models.items()
+        for model, cells in run.models.items()
     ]
-    shown = dict.fromkeys(figure for _, _, figures in models for figure in figures)
+    titles = dict.fromkeys(title for _, _, cells in models for title in cells)
+    shown = [title for title in titles if not title.startswith("ε_")]  # not the parts of a total
     rows = [
-        [model, name, *(_figure(figure, figures.get(figure)) for figure in shown)]
-        for model, name, figures in sorted(models, key=lambda row: row[0])
+        [model, name, *(_text(cells.get(title)) for title in shown)]
+        for model, name, cells in sorted(models, key=lambda row: row[0])
     ]
-    heads = ["model", "run", *(_HEADS.get(figure, figure) for figure in shown)]
+    heads = ["model", "run", *(title.replace(", ", " ", 1) for title in shown)]  # breaks better
     short = len(shown) < 9 and all(len(model) <= _WHOLE_NAME for model, _, _ in models)
     write_table(f"Models ({LEGEND})", heads, rows, whole=["model"] if short else [])
     if any(run.leakage for run in runs):
@@ -251,18 +240,12 @@ def _show_leakage(runs: list[Run], names: list[str]) -> None:
     )
 
 
-def _figure(name: str, figure: Mapping[str, Any] | None) -> str:
-    if figure is None:
+def _text(cell: Mapping[str, Any] | None) -> str:
+    """Return a cell's text with the mark of its label."""
+    if cell is None:
         return NOT_MEASURED
-    if figure.get("withheld"):
-        return WITHHELD_MARK
-    try:
-        value = float(figure["value"])
-    except ValueError:
-        return str(figure["value"])  # no total
-    share = _HEADS.get(name, "").endswith("%")
-    text = f"{100 * value:.1f}" if share else significant(value)
-    return text + MARKS[Label(figure["label"])]
+    mark = MARKS[Label(cell["label"])] if cell["label"] and not cell["withheld"] else ""
+    return f"{cell['text']}{mark}"
 
 
 def _difference(pair: Compared, names: list[str]) -> list[object]:

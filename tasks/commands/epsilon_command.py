@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import click
 
@@ -18,10 +17,9 @@ from dp_core.privacy.accounting.tradeoff import group_privacy
 from dp_core.privacy.execution_plan import MOST_NOISE
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.vocabulary import selection_calibration as selection
-from tasks.commands.output import as_json, write_answer, write_pairs, write_table
+from tasks.commands.output import as_json, options, write_answer, write_pairs, write_table
 
 Schedule = list[tuple[float, int]]  # phases of (sampling rate, updates)
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 class Number(click.FloatRange):
@@ -43,7 +41,8 @@ _NOISE = Number(LEAST_NOISE, MOST_NOISE)
 _RATE = Number(1e-9, 1.0)  # from 1 / (largest number of units)
 _COUNT = click.IntRange(1, 10**12)
 
-_OPTIONS = [
+# The options of a training except its noise, which are the fields of `Training`.
+training_options = options(
     click.option("--sampling-rate", type=_RATE, help="q: expected batch over units."),
     click.option("--steps", type=_COUNT, help="Number of updates."),
     click.option(
@@ -67,14 +66,7 @@ _OPTIONS = [
         help="Declared units; for truncated-poisson and fixed-size. δ is checked against it.",
     ),
     click.option("--cap", type=_COUNT, help="Largest batch; for truncated-poisson."),
-]
-
-
-def training_options(command: Command) -> Command:
-    """Add the options of a training except its noise, which are the fields of `Training`."""
-    for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+)
 
 
 @dataclass(frozen=True)
@@ -182,9 +174,9 @@ def _required(value: int | None, option: str) -> int:
     "--group", type=_COUNT, default=1, show_default=True, help="Also for a group of so many units."
 )
 @as_json
-def command(noise_multiplier: float, delta: float, group: int, **options: Any) -> None:
+def command(noise_multiplier: float, delta: float, group: int, **given: Any) -> None:
     """Compute ε of DP-SGD: by PLD (the claim), by RDP, unamplified, and for groups of units."""
-    training = Training(**options)
+    training = Training(**given)
     _check_delta(delta, training.units)
     schedule = training.schedule
     event = training.event(schedule, noise_multiplier)
@@ -229,12 +221,12 @@ def calibrate(context: click.Context) -> None:
     "--noise-multiplier", type=_NOISE, help="σ; computes the number of updates (without --steps)."
 )
 @as_json
-def training(epsilon: float, delta: float, noise_multiplier: float | None, **options: Any) -> None:
+def training(epsilon: float, delta: float, noise_multiplier: float | None, **given: Any) -> None:
     """Compute the smallest σ for a number of updates, or the most updates for a σ.
 
     Every way of drawing batches has its proven accounting.
     """
-    wanted = Training(**options)
+    wanted = Training(**given)
     _check_delta(delta, wanted.units)
     if noise_multiplier is None:
         schedule = wanted.schedule

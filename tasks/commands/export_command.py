@@ -12,12 +12,14 @@ from dp_core.errors import BadInput, Contradicted
 from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
 from tasks.commands.output import as_json, new_folder, write_answer
 from tasks.commands.report_command import given, latest
+from tasks.protocol import names_of
+from tasks.protocol.points import DP_MODEL
 from tasks.releases.provenance import releasable_model
 from tasks.results import STATEMENT_WORDS, kept_folder, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
 
-_MODEL = "dp_pretraining"
+_MODEL = names_of(DP_MODEL)["pretraining"]
 
 
 @click.command("export")
@@ -43,7 +45,7 @@ def command(folder: Path, uri: str, adapter: bool, after: int | None) -> None:
     guarantee, or whose guarantee an audit contradicts, is refused.
     """
     store = Deployment.from_environment().open_store()
-    uri = given(store, uri) if uri else latest_model(store, "export")
+    uri = chosen_model(store, uri, "export")
     files, inside = _of_updates(_released_files(store, uri), after, uri)
     names = _of_form(files, adapter, uri)
     source = store.local_copy(uri) / inside
@@ -101,12 +103,14 @@ def _of_form(names: Sequence[str], adapter: bool, uri: str) -> dict[str, str]:
     return alone | {name: name for name in names if name not in (CONFIG, WEIGHTS, *alone)}
 
 
-def latest_model(store: Store, command: str) -> str:
-    """Return the DP model that the latest report names.
+def chosen_model(store: Store, uri: str, command: str) -> str:
+    """Return the address that --uri names; without it, the DP model that the latest report names.
 
     Raises:
-        BadInput: it names none, or more than one.
+        BadInput: the URI is not an address of the store; the report names no model, or several.
     """
+    if uri:
+        return given(store, uri)
     models: dict[str, str] = latest(store)[1].facts.get("models", {})
     if _MODEL in models:
         return models[_MODEL]

@@ -298,8 +298,7 @@ def show_overview(found: dict[str, dict[str, Any]], public: list[PublicSource]) 
         whole=["data set"],
     )
     seen = {r["id"]: r for one in found.values() for r in one["history"]}
-    if seen:
-        latest = sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]
+    if latest := sorted(seen.values(), key=lambda r: str(r["reserved_at"]))[-LATEST:]:
         show_history("Latest releases", latest)
     for name, one in found.items():
         if said := _warning(name, one["like_the_last_run"]):
@@ -405,6 +404,7 @@ def show_standing(dataset: str, found: dict[str, Any]) -> None:
         way = found["way"]
         plan, filtered = (found["ways"][name] for name in ("one plan", "any sequence"))
         infinite = found["renyi_order"] == "infinity"
+        unit = "ε" if infinite else "ρ"
         order = "" if infinite else f" at Rényi order {found['renyi_order']:g}"
         rows = {
             "unit": found["unit"],
@@ -415,16 +415,14 @@ def show_standing(dataset: str, found: dict[str, Any]) -> None:
                 f"ε up to {plan['rho']:g} at δ {plan['delta']:g}, by PLD; then closed"
             ),
             "or any sequence of releases": (
-                f"{'ε' if infinite else 'ρ'} up to {filtered['rho']:.4g}{order}, "
-                f"δ up to {filtered['delta']:.3g}"
+                f"{unit} up to {filtered['rho']:.4g}{order}, δ up to {filtered['delta']:.3g}"
             ),
             "admits": _ADMITS[way],
             "spent": f"{found['share']:.1%}",
         }
         if way == "any sequence":
             spent = found["spent"]
-            rows[f"{'ε' if infinite else 'ρ'} spent"] = f"{spent['rho']:.4g}"
-            rows["δ spent"] = f"{spent['delta']:.3g}"
+            rows |= {f"{unit} spent": spent["rho"], "δ spent": spent["delta"]}
     rows |= {
         "releases": found["charged_entries"],
         "of them not settled": found["unsettled"],

@@ -8,7 +8,7 @@ import shutil
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -16,6 +16,7 @@ from dp_core.errors import BadInput
 from tasks.runtime.deployment import refused
 
 _PARTIAL = ".partial"
+Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _choose(context: click.Context, option: click.Parameter, chosen: bool) -> None:
@@ -29,6 +30,17 @@ as_json = click.option(
     callback=_choose,
     help="Pure JSON on stdout, for programs.",
 )
+
+
+def options(*decorators: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    """Return a decorator that adds several options to a command, in this order."""
+
+    def decorate(command: Command) -> Command:
+        for decorator in reversed(decorators):
+            command = decorator(command)
+        return command
+
+    return decorate
 
 
 def is_json() -> bool:
@@ -57,7 +69,7 @@ def write_table(
     whole: Collection[str] = (),
     prose: Collection[str] = (),
 ) -> None:
-    """Write a table on stdout; without columns, its rows have no heads.
+    """Write a table on stdout; columns without any name have no heads.
 
     Args:
         whole: columns without line breaks; text in other columns is wrapped and never cut.
@@ -67,9 +79,8 @@ def write_table(
     from rich.markup import escape
     from rich.table import Table
 
-    table = Table(show_header=bool(columns))
-    for number in range(len(columns) or max(map(len, rows), default=0)):
-        head = columns[number] if columns else ""
+    table = Table(show_header=any(columns))
+    for number, head in enumerate(columns):
         left = number == 0 or head in prose
         table.add_column(
             head, justify="left" if left else "right", no_wrap=head in whole, overflow="fold"
@@ -83,7 +94,7 @@ def write_table(
 
 def write_pairs(title: str, pairs: Mapping[str, object]) -> None:
     """Write names and values, one pair per line."""
-    write_table(title, [], list(pairs.items()))
+    write_table(title, ["", ""], list(pairs.items()))
 
 
 def _cell(value: object) -> str:
@@ -112,15 +123,6 @@ def new_folder(folder: Path) -> Iterator[Path]:
     Raises:
         BadInput: the folder is not empty, or cannot be made or written.
     """
-    partial = _beginning_of(folder)
-    try:
-        yield partial
-        _finish(partial, folder)
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
-
-
-def _beginning_of(folder: Path) -> Path:
     there = os.path.lexists(folder)
     partial = folder / _PARTIAL if there else folder.with_name(f".{folder.name}{_PARTIAL}")
     try:
@@ -133,12 +135,11 @@ def _beginning_of(folder: Path) -> Path:
     except OSError as error:
         what = f"cannot be {'written' if there else 'made'}"
         raise refused(error, what, where=str(folder)) from None
-    return partial
-
-
-def _finish(partial: Path, folder: Path) -> None:
-    if partial.parent != folder:
-        partial.rename(folder)
-        return
-    for entry in sorted(partial.iterdir()):
-        entry.rename(folder / entry.name)
+    try:
+        yield partial
+        if not there:
+            partial.rename(folder)
+        for entry in sorted(partial.iterdir()) if there else ():
+            entry.rename(folder / entry.name)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)

@@ -21,23 +21,18 @@ def command(uri: str) -> None:
     """Show the closing table of the latest report (or another) and the path of its page."""
     store = Deployment.from_environment().open_store()
     uri = given(store, uri) if uri else latest(store)[0]
-    content = _content(store, uri)
-    write_answer(content, lambda: _show(content))
+    write_answer(_content(store, uri), lambda: show(uri))
 
 
 def show(uri: str) -> None:
     """Print the closing table of a report step's output and the paths of its pages."""
-    _show(_content(Deployment.from_environment().open_store(), uri))
-
-
-def _show(content: dict[str, Any]) -> None:
     from rich.console import Console
 
-    from tasks.report.tables import TABLE, rich_table, side_by_side
+    from tasks.report.tables import TABLE, rich_table
 
-    table = TABLE.validate_python(content["table"])
+    content = _content(Deployment.from_environment().open_store(), uri)
     console = Console()
-    console.print(side_by_side(table) if len(table.rows) <= 4 else rich_table(table))
+    console.print(rich_table(TABLE.validate_python(content["table"])))
     for name, page in content["pages"].items():
         console.print(f"{name}: {page}", highlight=False, soft_wrap=True)
 

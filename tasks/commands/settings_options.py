@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from importlib import metadata
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from dp_core.config.fields import named_paths
 from dp_core.errors import BadInput
+from tasks.commands.output import options
 from tasks.protocol import JobSettings, SweepSettings, budget_of_run, missing_file, one_line
 from tasks.protocol.settings_file import PRESETS, read_object
 from tasks.protocol.settings_file import preset as preset_settings
@@ -22,28 +23,22 @@ from tasks.runtime.deployment import Deployment, is_executable
 JOBS: dict[str, type[JobSettings]] = {"dp_bert": JobSettings, "dp_sweep": SweepSettings}
 job_argument = click.argument("job", type=click.Choice(list(JOBS)), default="dp_bert")
 S = TypeVar("S", bound=JobSettings)
-Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def settings_options(command: Command) -> Command:
-    """Add `--preset`, `--settings` and `--set`: the keyword arguments of `settings_of_options`."""
-    for option in (
-        click.option(
-            "--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting."
-        ),
-        click.option(
-            "--settings",
-            "file",
-            type=click.Path(exists=True, dir_okay=False, path_type=Path),
-            help="A JSON object of settings.",
-        ),
-        click.option("--preset", type=click.Choice(list(PRESETS)), help="Settings by name."),
-    ):
-        command = option(command)
-    return command
+# Keyword arguments of `settings_of_options`.
+settings_options = options(
+    click.option("--preset", type=click.Choice(list(PRESETS)), help="Settings by name."),
+    click.option(
+        "--settings",
+        "file",
+        type=click.Path(exists=True, dir_okay=False, path_type=Path),
+        help="A JSON object of settings.",
+    ),
+    click.option("--set", "words", multiple=True, metavar="KEY=VALUE", help="Change one setting."),
+)
 
 
-def settings_from(kind: type[S], **options: Any) -> S:
+def settings_from(kind: type[S], **given: Any) -> S:
     """Return the settings of a run that starts on this machine, after checking files and device.
 
     If only a step noticed the error, the run's registration would remain in the ledger.
@@ -53,7 +48,7 @@ def settings_from(kind: type[S], **options: Any) -> S:
         BadInput: as `settings_of_options`; or a path does not exist, a public file is not declared,
             or the steps' environment lacks the device.
     """
-    settings, deployment = settings_of_options(kind, **options), Deployment.from_environment()
+    settings, deployment = settings_of_options(kind, **given), Deployment.from_environment()
     if missing := missing_file(settings):
         name, reason = missing
         raise BadInput(reason, where=name)

@@ -228,7 +228,7 @@ class Narrator:
         i = self.rng.randrange(len(self.patient.conditions))
         if self.rng.random() < 0.7:
             return self._qualified(self.patient.condition_names[i])
-        return self._qualified(pick_common(self.rng, self.patient.conditions[i].names))
+        return self._qualified(pick_common(self.rng, self.patient.conditions[i]["names"]))
 
     def _qualified(self, name: str) -> list[Span]:
         if self.rng.random() < 0.25:
@@ -253,7 +253,7 @@ class Narrator:
     def _slot_denied(self) -> list[Span]:
         """Symptoms of arbitrary diseases, which the patient denies."""
         drawn = (pick_common(self.rng, CONDITIONS) for _ in range(self.rng.randint(1, 4)))
-        texts = [phrase(pick_common(self.rng, c.symptoms), self.rng) for c in drawn]
+        texts = [phrase(pick_common(self.rng, c["symptoms"]), self.rng) for c in drawn]
         return _listed([[(text, PROBLEM)] for text in dict.fromkeys(texts)], "or")
 
     def _slot_finding(self) -> list[Span]:
@@ -263,7 +263,7 @@ class Narrator:
 
     def _slot_nofinding(self) -> list[Span]:
         condition = pick_common(self.rng, CONDITIONS)
-        return [(phrase(pick_common(self.rng, condition.findings), self.rng), PROBLEM)]
+        return [(phrase(pick_common(self.rng, condition["findings"]), self.rng), PROBLEM)]
 
     def _slot_lesion(self) -> list[Span]:
         noun = self._text("a lesion")
@@ -275,7 +275,7 @@ class Narrator:
     # --- tests
 
     def _slot_test(self) -> list[Span]:
-        return self._modified(pick_common(self.rng, self._condition().tests))
+        return self._modified(pick_common(self.rng, self._condition()["tests"]))
 
     def _slot_imaging(self) -> list[Span]:
         return self._modified(self._text("image of a part"))
@@ -369,7 +369,9 @@ class Narrator:
         return spans[:-1]
 
     def _slot_procedure(self) -> list[Span]:
-        return [(phrase(pick_common(self.rng, self._condition().procedures), self.rng), TREATMENT)]
+        return [
+            (phrase(pick_common(self.rng, self._condition()["procedures"]), self.rng), TREATMENT)
+        ]
 
     def _slot_treatment(self) -> list[Span]:
         return self._slot_drug() if self.rng.random() < 0.5 else self._slot_procedure()

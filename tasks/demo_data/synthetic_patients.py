@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from random import Random
+from typing import TypeAlias
 
 from tasks.demo_data.templates import WORDS, phrase, pick, pick_common, read_table
 
@@ -24,18 +25,11 @@ _ROUTES = {
 _FORMS = {"po": ("tablet", "capsule"), "inhaled": ("puff", "inhaler")}
 
 
-@dataclass(frozen=True)
-class Condition:
-    """A disease (`tables/conditions.txt`); every field lists alternatives."""
-
-    names: tuple[str, ...]  # written out and abbreviated
-    symptoms: tuple[str, ...]  # templates
-    drugs: tuple[str, ...]  # generic names
-    classes: tuple[str, ...]  # name endings of the invented drugs that treat it
-    tests: tuple[str, ...]  # names of laboratory tests and other examinations
-    labs: tuple[str, ...]  # keys of `LABS` that are abnormal
-    findings: tuple[str, ...]  # templates of findings of imaging or examination
-    procedures: tuple[str, ...]  # templates of operations and treatments without a dose
+# A disease (`tables/conditions.txt`) by field, each with alternatives. `names` are written out and
+# abbreviated, `drugs` are generic, `classes` are the name endings of the invented drugs that treat
+# it, `labs` are keys of `LABS` that are abnormal. `symptoms`, `findings` (of imaging or
+# examination) and `procedures` (operations, and treatments without a dose) are templates.
+Condition: TypeAlias = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
@@ -101,12 +95,12 @@ def _invented_drugs(ending: str) -> list[str]:
     return sorted(names)
 
 
-CONDITIONS = tuple(Condition(**block.fields) for block in read_table("conditions"))
+CONDITIONS: tuple[Condition, ...] = tuple(block.fields for block in read_table("conditions"))
 LABS = {name: _lab(*fields) for name, fields in read_table("labs")[0].fields.items()}
-_CLASSES = {ending: _invented_drugs(ending) for c in CONDITIONS for ending in c.classes}
+_CLASSES = {ending: _invented_drugs(ending) for c in CONDITIONS for ending in c["classes"]}
 DRUGS = {
     name: _drug(name)
-    for names in (*(c.drugs for c in CONDITIONS), *_CLASSES.values())
+    for names in (*(c["drugs"] for c in CONDITIONS), *_CLASSES.values())
     for name in names
 }
 
@@ -127,10 +121,10 @@ class Patient:
         self.first_name = pick(rng, WORDS[f"{'female' if self.female else 'male'} first names"])
         self.surname = draw_surname(rng)
         self.physician = draw_surname(rng)
-        self.condition_names = [pick_common(rng, c.names) for c in self.conditions]
-        self.symptoms = [phrase(s, rng) for c in main for s in c.symptoms]
-        self.findings = [phrase(f, rng) for c in main for f in c.findings]
-        self.abnormal_labs = sorted({lab for c in main for lab in c.labs})
+        self.condition_names = [pick_common(rng, c["names"]) for c in self.conditions]
+        self.symptoms = [phrase(s, rng) for c in main for s in c["symptoms"]]
+        self.findings = [phrase(f, rng) for c in main for f in c["findings"]]
+        self.abnormal_labs = sorted({lab for c in main for lab in c["labs"]})
         allergic = rng.random() < 0.4
         self.allergy = (
             (pick(rng, WORDS["allergies"]), pick(rng, WORDS["reactions"])) if allergic else None
@@ -153,15 +147,15 @@ def _draw_conditions(rng: Random, female: bool) -> list[Condition]:
     chosen: dict[str, Condition] = {}
     while len(chosen) < wanted:
         condition = pick_common(rng, CONDITIONS)
-        if condition.names[0] != impossible:
-            chosen[condition.names[0]] = condition
+        if condition["names"][0] != impossible:
+            chosen[condition["names"][0]] = condition
     return list(chosen.values())
 
 
 def _draw_medication(condition: Condition, rng: Random) -> Medication:
-    if condition.classes and rng.random() < _INVENTED_DRUG:
-        name = pick_common(rng, _CLASSES[pick_common(rng, condition.classes)])
+    if condition["classes"] and rng.random() < _INVENTED_DRUG:
+        name = pick_common(rng, _CLASSES[pick_common(rng, condition["classes"])])
     else:
-        name = pick_common(rng, condition.drugs)
+        name = pick_common(rng, condition["drugs"])
     drug = DRUGS[name]
     return Medication(drug, pick_common(rng, drug.strengths), pick_common(rng, drug.frequencies))

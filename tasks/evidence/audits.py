@@ -30,7 +30,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
-from dp_core.privacy.statement import totals
+from dp_core.privacy.statement import privacy_statement, totals
 from tasks.context import StepContext, StepOutput
 from tasks.protocol import Promotion, ReleaseRecord, StepResult
 from tasks.releases.provenance import operator_only
@@ -42,7 +42,6 @@ from tasks.results import (
     Input,
     read_findings,
     read_result,
-    statement_of,
     write_findings,
 )
 from tasks.storage.store import Store
@@ -270,7 +269,6 @@ def verdict_on(
 def judge(
     store: Store,
     models: Mapping[str, Input],
-    uris: Mapping[str, str],
     rule: Promotion,
     more: Sequence[AuditRecord] = (),
 ) -> list[dict[str, Any]]:
@@ -279,7 +277,6 @@ def judge(
     Args:
         store: the store with the results of the audit steps.
         models: outputs by their name in the job.
-        uris: addresses of the outputs by the same names.
         rule: the rule of promotion.
         more: records of these models that are not stored yet.
 
@@ -292,12 +289,12 @@ def judge(
         result = output.result
         if not result.facts.get("model"):
             continue
-        verdict = verdict_on(store, uris[name], result, more)
-        statement = statement_of(result.releases, made_up=bool(result.facts.get("made_up")))
+        verdict = verdict_on(store, output.uri, result, more)
+        statement = privacy_statement(result.releases, made_up=bool(result.facts.get("made_up")))
         judged.append(
             {
                 "name": name,
-                "uri": uris[name],
+                "uri": output.uri,
                 "model": result.facts["model"],
                 "verdict": verdict.word,
                 "sentence": verdict.sentence,

@@ -22,11 +22,12 @@ from dp_core.labels import Label
 from dp_core.privacy import check_evidence
 from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import RandomCountSelection
+from dp_core.privacy.statement import privacy_statement
 from tasks.evidence.audits import audits_of, subjects_of
 from tasks.protocol import StepResult
 from tasks.releases.deployment_ledger import entry_of, open_ledger
 from tasks.releases.provenance import releasable_model
-from tasks.results import of_last_model, released_after, statement_of
+from tasks.results import of_last_model, released_after
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store, sha256_of
 
@@ -146,7 +147,7 @@ def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any
         raise BadInput("no privacy statement there", where=uri, fix=_RUN_AGAIN) from None
     made_up = bool(result.facts.get("made_up"))
     after = released_after(result)
-    true = dict(statement_of(result.releases, made_up=made_up, released_after=after).data)
+    true = dict(privacy_statement(result.releases, made_up=made_up, released_after=after).data)
     if not _same(written, json.loads(json.dumps(true))):
         raise BadInput(
             "its privacy statement does not follow from its releases",
@@ -288,18 +289,13 @@ def _line(number: int, entry: Entry, operator: bool, dated: float) -> dict[str, 
     """Return one entry of the ledger, without withheld fields."""
     # Times of day would reveal the size of the data.
     until = None if operator else len("2026-01-01")
+    shown = entry.to_json()
+    same = ("id", "event", "unit", "delta", "state", "accounted", "known_seed")
+    digests = ("seed_hash", "released_hash")
     return {
         "number": number,
-        "id": entry.id,
-        "event": entry.event.to_json(),
-        "unit": entry.unit,
-        "neighbours": entry.event.relation,
-        "delta": entry.delta,
-        "state": entry.state,
-        "accounted": entry.accounted,
-        "known_seed": entry.known_seed,
-        "seed_hash": entry.seed_hash,
-        "released_hash": entry.released_hash,
+        "neighbours": shown["relation"],
+        **{name: shown[name] for name in (*same, *digests)},
         "reserved": entry.reserved_at[:until] if number <= dated else "",
         "settled": (entry.settled_at or "")[:until] if number < dated else "",
     }

@@ -49,9 +49,19 @@ class RunFollower:
 
     def until_end(self) -> tuple[str, list[dict[str, Any]]]:
         """Return the run's final state and its task instances."""
+        answered = time.monotonic()
         with ProgressBars(self.console) as bars:
             while True:
-                state, tasks = self._look()
+                self.check()
+                try:
+                    state = self.api.run_state(DAG, self.run_id)
+                    tasks = self.api.task_instances(DAG, self.run_id)
+                except AirflowAway:
+                    if time.monotonic() > answered + _PATIENCE:
+                        raise ConfideError("Airflow does not answer any more") from None
+                    time.sleep(_EVERY)
+                    continue
+                answered = time.monotonic()
                 done = sum(task["state"] in FINISHED for task in tasks)
                 bars.show(DAG, StepProgress(done=done, total=len(tasks)))
                 for task in tasks:
@@ -68,18 +78,6 @@ class RunFollower:
             file = channel_file(self.home, run_key, step, task["map_index"])
             self._channels[name] = Follower(file)
         return self._channels[name].look()
-
-    def _look(self) -> tuple[str, list[dict[str, Any]]]:
-        deadline = time.monotonic() + _PATIENCE
-        while True:
-            self.check()
-            try:
-                state = self.api.run_state(DAG, self.run_id)
-                return state, self.api.task_instances(DAG, self.run_id)
-            except AirflowAway:
-                if time.monotonic() > deadline:
-                    raise ConfideError("Airflow does not answer any more") from None
-                time.sleep(_EVERY)
 
     def _show(self, bars: ProgressBars, task: dict[str, Any]) -> None:
         name = _name(task)

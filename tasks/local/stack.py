@@ -15,8 +15,7 @@ import os
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -122,19 +121,7 @@ def start(
     deployment.prepare()
     folder = airflow_home(deployment)
     folder.mkdir(mode=0o700, exist_ok=True)
-    with _starting_alone(folder):
-        stop(deployment)  # the components of an earlier stack
-        with free_ports(("airflow", "mlflow")) as ports:  # reserved until the servers bind them
-            return _start_on(ports, deployment, names, log, end_with_us)
-
-
-@contextmanager
-def _starting_alone(folder: Path) -> Iterator[None]:
-    """Let one command at a time start a stack: two commands would stop each other's components.
-
-    Raises:
-        BadInput: another command is starting the stack.
-    """
+    # Two commands that start a stack at the same time would stop each other's components.
     with (folder / "starting.lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -144,7 +131,9 @@ def _starting_alone(folder: Path) -> Iterator[None]:
                 where=f"the stack of {folder.parent}",
                 fix="Wait until it is up.",
             ) from None
-        yield
+        stop(deployment)  # the components of an earlier stack
+        with free_ports(("airflow", "mlflow")) as ports:  # reserved until the servers bind them
+            return _start_on(ports, deployment, names, log, end_with_us)
 
 
 def _start_on(

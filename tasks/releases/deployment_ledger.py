@@ -52,12 +52,11 @@ def open_ledger(deployment: Deployment, store: Store | None = None) -> Ledger:
     """
     ledger = Ledger.open(deployment.ledger)
     refuse_lost_ledger(ledger, deployment)
-    if not deployment.holds_seeds:  # a step that reads files from outside never writes
-        if store is not None:
-            confirm_store(store, ledger.identity())
-        return ledger
-    identity = ledger.confirm_memory(SeedStore(deployment.seeds))
-    if store is not None and not confirm_store(store, identity):
+    if deployment.holds_seeds:
+        ledger.confirm_memory(SeedStore(deployment.seeds))
+    identity = ledger.identity()
+    # A step that reads files from outside holds no seeds, and never writes.
+    if store is not None and not confirm_store(store, identity) and deployment.holds_seeds:
         store.write(IDENTITY, identity.encode())
     return ledger
 

@@ -16,7 +16,6 @@ import json
 import platform
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from functools import cache
 from importlib import metadata
 from pathlib import Path
@@ -46,13 +45,13 @@ def manifest(*, kind: str, **parts: str | int | float | dict[str, object]) -> by
 @cache
 def code_digest(kind: str, root: Path = CHECKOUT) -> str:
     """Return SHA-256 over the sources and the library versions that shape a release, in hex."""
-    found = code_of(kind, root)
+    modules, libraries = code_of(kind, root)
     digest = hashlib.sha256()
-    for name in found.modules:
+    for name in modules:
         content = _file(name, root).read_bytes()
         digest.update(f"{name} {len(content)}\n".encode() + content)
     distributions = metadata.packages_distributions()
-    for library in found.libraries:
+    for library in libraries:
         names = sorted(set(distributions.get(library, [])))
         versions = " ".join(f"{name} {metadata.version(name)}" for name in names)
         digest.update(f"{library} {versions}\n".encode())
@@ -60,16 +59,11 @@ def code_digest(kind: str, root: Path = CHECKOUT) -> str:
     return digest.hexdigest()
 
 
-@dataclass(frozen=True)
-class Code:
-    """The code that computes a release: modules and libraries, by name."""
+def code_of(kind: str, root: Path = CHECKOUT) -> tuple[list[str], list[str]]:
+    """Return the modules and the libraries that shape releases of a step, by name.
 
-    modules: tuple[str, ...]
-    libraries: tuple[str, ...]
-
-
-def code_of(kind: str, root: Path = CHECKOUT) -> Code:
-    """Return the code that shapes releases of a step: all that its entry modules import."""
+    They are all that its entry modules import.
+    """
     modules = {f"tasks.steps.{kind}_step"}
     libraries: set[str] = set()
     waiting = list(STEP_CLASSES[kind].code)
@@ -86,7 +80,7 @@ def code_of(kind: str, root: Path = CHECKOUT) -> Code:
                 waiting += _modules_on_the_way(imported, root)
             elif first not in sys.stdlib_module_names:
                 libraries.add(first)
-    return Code(tuple(sorted(modules)), tuple(sorted(libraries)))
+    return sorted(modules), sorted(libraries)
 
 
 def imports_of(file: Path) -> Iterator[str]:

@@ -123,6 +123,11 @@ class RunReleases:
         return cls(training_plan(training), tuple(own), training.private_plan.example_words)
 
     @property
+    def events_alongside(self) -> list[MechanismEvent]:
+        """The mechanisms of the other releases."""
+        return [release.event for release in self.alongside]
+
+    @property
     def delta(self) -> float:
         """Sum of the δ of all releases."""
         return math.fsum([self.training.delta, *(release.delta for release in self.alongside)])
@@ -134,8 +139,8 @@ class RunReleases:
         Raises:
             BadInput: the releases do not compose, because they protect different units.
         """
-        events = [release.event for release in self.alongside]
-        total = total_epsilon([*events, self.event_of(self.training)], self.delta)
+        events = [*self.events_alongside, self.event_of(self.training)]
+        total = total_epsilon(events, self.delta)
         if total is None:
             raise BadInput(
                 "the releases protect different units, and their ε do not add up",
@@ -152,8 +157,7 @@ class RunReleases:
     @property
     def phrases(self) -> PhraseRounds | None:
         """The release of phrases, or None if there is none."""
-        events = (release.event for release in self.alongside)
-        return next((event for event in events if isinstance(event, PhraseRounds)), None)
+        return next((e for e in self.events_alongside if isinstance(e, PhraseRounds)), None)
 
     @property
     def recipe(self) -> Recipe:
@@ -170,11 +174,6 @@ class RunReleases:
     def expected(self) -> dict[str, Expected]:
         """Return, by quantity, the gain that was measured at this figure."""
         return expected_gain(self.recipe, self.figure)
-
-    def beside(self) -> MechanismEvent | None:
-        """Return the composition of the other releases, or None if there are none."""
-        events = [release.event for release in self.alongside]
-        return compose(*events) if events else None
 
     def training_event(self, noise_multiplier: float) -> MechanismEvent:
         """Return the training's event at another noise multiplier."""
@@ -211,7 +210,8 @@ def calibrated(settings: JobSettings, budget: PrivacyBudget) -> JobSettings:
     settings = _sharing_delta(settings, budget.delta)
     # If the plan chooses the bands, σ is first computed for one band.
     spending = RunReleases.of(_of_one_band(settings))
-    sigma = noise_for(spending.training_event, budget.epsilon, spending.delta, spending.beside())
+    others = spending.events_alongside
+    sigma = noise_for(spending.training_event, budget.epsilon, spending.delta, others)
     sigma = _within(settings, sigma, budget.epsilon)
     if sigma > MOST_NOISE:
         raise BadInput(
@@ -484,8 +484,8 @@ def _settable(epsilon: float) -> float:
 
 
 def _vocabulary(spending: RunReleases) -> ThresholdedHistogram | NoisedWeights | None:
-    events = (release.event for release in spending.alongside)
-    return next((e for e in events if isinstance(e, ThresholdedHistogram | NoisedWeights)), None)
+    kinds = ThresholdedHistogram | NoisedWeights
+    return next((e for e in spending.events_alongside if isinstance(e, kinds)), None)
 
 
 def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | None:
@@ -495,7 +495,7 @@ def _left_for_training(settings: JobSettings, budget: PrivacyBudget) -> float | 
     accurate enough to compare plans but not to charge them.
     """
     spending = RunReleases.of(settings)
-    beside = [_as_gaussians(release.event) for release in spending.alongside]
+    beside = [_as_gaussians(event) for event in spending.events_alongside]
 
     def composed(sigma: float) -> MechanismEvent:
         return compose(*beside, spending.training_event(sigma))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterable, Mapping, Sequence
 
 from dp_core.audit.exposure import ExposureRow
@@ -170,7 +171,7 @@ def _attack_row(model: str, row: MembershipRow) -> tuple[Cell, ...]:
     return (
         name(model, f"by {row.level}: {row.members} against {row.others}"),
         _attack_name(row.attack),
-        share_cell(row.leakage, row.leakage_ceiling, alarm=row.above),
+        _leakage_cell(row),
         share_cell(row.area, row.area_ceiling),
         *(share_cell(low.tpr, most) for low, most in zip(row.low_rates, ceilings, strict=True)),
     )
@@ -192,15 +193,12 @@ def epoch_tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
         by_epoch = {membership.epochs: membership for membership in model.memberships}
         columns = [start, *(by_epoch.get(epoch) for epoch in epochs)]
         losses.append((name(model.name), *map(_loss_cell, columns)))
-        attacks = [(row.level, row.attack) for m in model.memberships for row in m.rows]
-        for level, attack in dict.fromkeys(attacks):
-            found = (_attack(column, level, attack) for column in columns)
-            cells = (
-                share_cell(row.leakage, row.leakage_ceiling, alarm=row.above)
-                if row
-                else Cell(NOT_MEASURED)
-                for row in found
-            )
+        attacks = [
+            {(row.level, row.attack): row for row in column.rows} if column else {}
+            for column in columns
+        ]
+        for level, attack in dict.fromkeys(itertools.chain.from_iterable(attacks)):
+            cells = (_leakage_cell(rows.get((level, attack))) for rows in attacks)
             leakages.append((name(model.name, f"by {level}"), _attack_name(attack), *cells))
 
     def headers(unit: str) -> list[Header]:
@@ -237,9 +235,10 @@ def epoch_tables(models: Sequence[ModelRow]) -> tuple[Table, Table]:
     return loss, leakage
 
 
-def _attack(membership: Membership | None, level: str, attack: str) -> MembershipRow | None:
-    rows = membership.rows if membership else ()
-    return next((row for row in rows if (row.level, row.attack) == (level, attack)), None)
+def _leakage_cell(row: MembershipRow | None) -> Cell:
+    if row is None:
+        return Cell(NOT_MEASURED)
+    return share_cell(row.leakage, row.leakage_ceiling, alarm=row.above)
 
 
 def _loss_cell(membership: Membership | None) -> Cell:

@@ -6,12 +6,12 @@ import io
 import itertools
 import math
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import matplotlib
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
@@ -39,33 +39,11 @@ STYLES: dict[Kind, tuple[str, str]] = {  # colour and marker
     "nonprivate": ("#d55e00", "^"),
 }
 _MORE_STYLES = (("#56b4e9", "v"), ("#cc79a7", "P"), ("#e69f00", "X"), ("#000000", "<"))
-EPSILON_RED, SCORE_BLUE, PALE, INK = "#c1272d", "#0072b2", "#e8e8e4", "#1f2933"
+EPSILON_RED, SCORE_BLUE, PALE = "#c1272d", "#0072b2", "#e8e8e4"
 _FAR_APART = 20  # ratio of the largest to the smallest perplexity for a logarithmic axis
 _LEGEND_LETTERS = 110  # characters of a legend in one line
 WIDTH = 9.6  # inches, the width of the page's column
-_STYLE: dict[Any, Any] = {
-    "font.family": "DejaVu Sans",
-    "font.size": 11,
-    "axes.titlesize": 12,
-    "axes.labelsize": 11,
-    "xtick.labelsize": 10,
-    "ytick.labelsize": 10,
-    "legend.fontsize": 10,
-    "axes.edgecolor": "#9aa5b1",
-    "axes.labelcolor": INK,
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "grid.color": "#eceff1",
-    "axes.axisbelow": True,
-    "lines.linewidth": 2.0,
-    "lines.markersize": 6.5,
-    "svg.fonttype": "none",  # keeps text searchable and readable for screen readers
-    "svg.hashsalt": "confide",  # makes equal figures equal bytes
-}
+_STYLE = Path(__file__).parent / "templates" / "figures.mplstyle"
 _NO_METADATA = {"Date": None, "Creator": None, "Format": None, "Type": None}
 
 
@@ -96,14 +74,14 @@ def canvas(panels: int, columns: int, row_height: float) -> tuple[Figure, list[A
     """Return a figure of the page's width, and its panels row by row."""
     columns = min(columns, panels)
     rows = -(-panels // columns)
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(fname=_STYLE):
         figure = Figure(figsize=(WIDTH, row_height * rows), layout="constrained")
         return figure, [figure.add_subplot(rows, columns, i + 1) for i in range(panels)]
 
 
 def twin(axes: Axes) -> Axes:
     """Return a second y axis on the right, without a grid."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(fname=_STYLE):
         other = axes.twinx()
     other.grid(visible=False)
     other.spines["right"].set_visible(True)
@@ -112,7 +90,7 @@ def twin(axes: Axes) -> Axes:
 
 def finish(figure: Figure, key: str, title: str, caption: str) -> Drawing:
     """Write the figure as SVG and PNG."""
-    with matplotlib.rc_context(_STYLE):
+    with matplotlib.rc_context(fname=_STYLE):
         vector, pixels = io.StringIO(), io.BytesIO()
         figure.savefig(vector, format="svg", metadata=_NO_METADATA)
         figure.set_layout_engine("none")  # laid out once: both forms are the same picture
@@ -183,8 +161,7 @@ def exposure_drawing(lines: Sequence[Line], key: str, caption: str) -> Drawing |
         _exposure_panel(axes, lines, pattern)
         axes.set_title(pattern)
     panels[0].set_ylabel("Exposure, bits")
-    handles, labels = panels[0].get_legend_handles_labels()
-    legend_below(figure, dict(zip(labels, handles, strict=True)))
+    legend_below(figure)
     return finish(figure, key, "Exposure against occurrences", caption)
 
 
@@ -229,16 +206,23 @@ def _exposure_panel(axes: Axes, lines: Sequence[Line], pattern: str) -> None:
     axes.set_xlabel("Expected occurrences, units")
 
 
-def legend_below(figure: Figure, handles: Mapping[str, Artist], most: int = 4) -> None:
-    """Draw a legend below the panels, with at most `most` columns that fit the page."""
-    names = list(handles)
-    fitting = _LEGEND_LETTERS // (max(map(len, names)) + 4)
+def legend_below(figure: Figure, most: int = 4) -> None:
+    """Draw a legend of all panels below them, with at most `most` columns that fit the page."""
+    drawn = [axes.get_legend_handles_labels() for axes in figure.axes]
+    handles = {
+        name: handle
+        for of_axes, names in drawn
+        for handle, name in zip(of_axes, names, strict=True)
+    }
+    if not handles:
+        return
+    fitting = _LEGEND_LETTERS // (max(map(len, handles)) + 4)
     figure.legend(
         list(handles.values()),
-        names,
+        list(handles),
         loc="outside lower center",
         frameon=False,
-        ncols=max(1, min(most, len(names), fitting)),
+        ncols=max(1, min(most, len(handles), fitting)),
     )
 
 
@@ -249,12 +233,11 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
     if not quantities:
         return None
     figure, panels = canvas(len(quantities), 2, 3.9)
-    handles: dict[str, Artist] = {}
     for axes, quantity in zip(panels, quantities, strict=True):
         shown = [c for c in curves if c.quantity == quantity and c.updates]
         for curve in shown:
             colour, marker = styles[curve.model]
-            (handles[curve.model],) = axes.plot(
+            axes.plot(
                 curve.updates,
                 curve.values,
                 color=colour,
@@ -270,8 +253,19 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
         if quantity.startswith("perplexity"):
             axes.set_yscale("log")
         if spending := next((c for c in shown if c.epsilon), None):
-            handles["ε spent by DP training"] = _epsilon_line(axes, spending)
-    legend_below(figure, handles)
+            right = twin(axes)
+            right.plot(
+                spending.updates,
+                spending.epsilon,
+                color=EPSILON_RED,
+                linestyle="--",
+                linewidth=1.6,
+                label="ε spent by DP training",
+            )
+            right.set_ylabel("ε", color=EPSILON_RED, rotation=0, labelpad=10, fontsize=13)
+            right.tick_params(axis="y", colors=EPSILON_RED)
+            right.set_ylim(bottom=0)
+    legend_below(figure)
     return finish(
         figure,
         "training",
@@ -280,17 +274,6 @@ def training_figure(curves: Sequence[Curve], models: Sequence[ModelRow]) -> Draw
         "DP training so far (right axis), which depends on the settings alone. A model that is "
         "saved during the training has the ε of the end of the training.",
     )
-
-
-def _epsilon_line(axes: Axes, curve: Curve) -> Artist:
-    right = twin(axes)
-    (line,) = right.plot(
-        curve.updates, curve.epsilon, color=EPSILON_RED, linestyle="--", linewidth=1.6
-    )
-    right.set_ylabel("ε", color=EPSILON_RED, rotation=0, labelpad=10, fontsize=13)
-    right.tick_params(axis="y", colors=EPSILON_RED)
-    right.set_ylim(bottom=0)
-    return line
 
 
 def epochs_figure(rows: Sequence[ModelRow], measure: Measure = F1) -> Drawing | None:
@@ -305,24 +288,25 @@ def epochs_figure(rows: Sequence[ModelRow], measure: Measure = F1) -> Drawing | 
     if not shown:
         return None
     figure, panels = canvas(len(shown), 2, 3.9)
-    handles: dict[str, Artist] = {}
     for axes, (title, lines) in zip(panels, shown, strict=True):
         for row, line in zip(rows, lines, strict=True):
             if line:
                 colour, marker = STYLES[row.kind]
-                (handles[row.name],) = axes.plot(*as_columns(line), color=colour, marker=marker)
+                axes.plot(
+                    list(line), list(line.values()), color=colour, marker=marker, label=row.name
+                )
         axes.set_xlabel("Epochs")
-        axes.set_xticks(sorted({epochs for line in lines for epochs, _ in line}))
+        axes.set_xticks(sorted({epochs for line in lines for epochs in line}))
         axes.set_title(title, loc="left")
         if lines is scores:
             axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=1))
-            frame_scores(axes, [score for line in lines for _, score in line], measure)
+            frame_scores(axes, [score for line in lines for score in line.values()], measure)
         else:
             chance = _highest_by_chance(rows)
             axes.axhspan(0, chance, color=PALE, zorder=0)
-            highest = max(chance, *(value for line in lines for _, value in line))
+            highest = max(chance, *(value for line in lines for value in line.values()))
             axes.set_ylim(0, 1.1 * highest)
-    legend_below(figure, handles)
+    legend_below(figure)
     return finish(
         figure,
         "epochs",
@@ -334,9 +318,9 @@ def epochs_figure(rows: Sequence[ModelRow], measure: Measure = F1) -> Drawing | 
     )
 
 
-def _known(row: ModelRow, value: Callable[[ModelAt], float | None]) -> list[tuple[float, float]]:
-    """Return (epochs, value) for a training's models whose value was measured and may be shown."""
-    return [(model.epochs, v) for model in row.saved if (v := value(model)) is not None]
+def _known(row: ModelRow, value: Callable[[ModelAt], float | None]) -> dict[float, float]:
+    """Return the values of a training's models by epochs, as far as they may be shown."""
+    return {model.epochs: v for model in row.saved if (v := value(model)) is not None}
 
 
 def _mean_exposure(model: ModelAt) -> float | None:
@@ -367,38 +351,30 @@ def entity_figure(models: Sequence[ModelRow]) -> Drawing | None:
     width, styles = 0.8 / len(measured), styles_of(models)
     for index, (model, scores) in enumerate(measured):
         offset = (index - (len(measured) - 1) / 2) * width
-        known = [
-            (x + offset, score)
+        known = {
+            x + offset: score
             for x, kind in enumerate(types)
             if (score := number_of(scores.get(kind))) is not None
-        ]
+        }
+        colour, _ = styles[model.name]
         bars = axes.bar(
-            [x for x, _ in known],
-            [y for _, y in known],
-            width * 0.92,
-            color=styles[model.name][0],
-            label=model.name,
+            list(known), list(known.values()), width * 0.92, color=colour, label=model.name
         )
-        axes.bar_label(bars, [f"{100 * y:.1f}" for _, y in known], padding=2, fontsize=10)
+        labels = [f"{100 * score:.1f}" for score in known.values()]
+        axes.bar_label(bars, labels, padding=2, fontsize=10)
     axes.set_xticks(range(len(types)), types)
     axes.grid(visible=False, axis="x")
     axes.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.set_ylim(0, 1.08)
     axes.set_yticks([0, 0.2, 0.4, 0.6, 0.8, 1])
     axes.set_ylabel(measure.axis if measure is F1 else "F1, accuracy")
-    handles, labels = axes.get_legend_handles_labels()
-    legend_below(figure, dict(zip(labels, handles, strict=True)))
+    legend_below(figure)
     return finish(
         figure,
         "entities",
         measure.by_label,
         f"{measure.axis} after the same fine-tuning of each model: {measure.explained}.",
     )
-
-
-def as_columns(pairs: Sequence[tuple[float, float]]) -> tuple[list[float], list[float]]:
-    """Return the first elements and the second elements of the pairs."""
-    return [x for x, _ in pairs], [y for _, y in pairs]
 
 
 def frame_scores(axes: Axes, scores: Sequence[float], measure: Measure) -> None:

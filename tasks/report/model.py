@@ -18,7 +18,7 @@ from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
 from dp_core.training.bootstrap import MeanF1
-from tasks.protocol.sweep import Baseline
+from tasks.protocol.points import Baseline
 
 if TYPE_CHECKING:
     from tasks.report.tables import Table
@@ -75,6 +75,11 @@ class Measure:
     over_all: str = ""  # name of its last row
     explained: str = ""
     is_share: bool = True  # within 0 … 1 and better if larger; False for a perplexity
+
+    @property
+    def title(self) -> str:
+        """The column's name and unit in one line."""
+        return f"{self.column}, {self.unit}"
 
 
 F1 = Measure(
@@ -170,11 +175,10 @@ class ModelRow:
 
     name: str
     kind: Kind = "dp"
-    tasks: str = ""  # prefix of the names of its tasks, if not its kind
     epsilon_vocabulary: float
     epsilon_training: float  # 0 for a model that never read private rows
     cost: Cost
-    untuned: Cost | None = None  # before fine-tuning, if the fine-tuning added to the cost
+    pretrained: Cost  # before fine-tuning
     f1: Value = None  # strict entity F1, micro
     accuracy: Value = None  # for classification heads
     mlm_public: Value = None  # masked-token accuracy on held-out public text
@@ -188,7 +192,6 @@ class ModelRow:
     is_causal: bool = False
     training_epochs: float = 0.0  # of the whole training; 0 if it ended with this model
     updates: int = 0  # of one training on private rows, up to this model
-    trainings: int = 1  # number of seeds
     finetuning: Mapping[str, float] = field(default_factory=dict)  # settings that vary
     spread: MeanF1 | Withheld | None = None  # of the compared measure
     best_three: Value = None  # mean of the three best seeds; needs at least eight seeds
@@ -215,11 +218,6 @@ class ModelRow:
             return scores | {f"mlm_accuracy_{text}": value for text, value in masked.items()}
         perplexity = {"public": self.perplexity_public, "private": self.perplexity_private}
         return scores | {f"perplexity_{text}": value for text, value in perplexity.items()}
-
-    @property
-    def pretrained(self) -> Cost:
-        """The cost of the model before fine-tuning."""
-        return self.untuned or self.cost
 
     @property
     def compared(self) -> Value:
@@ -279,15 +277,13 @@ class Report:
     public_dataset: str
     entities_dataset: str
     unit: PrivacyUnit
-    declared_units: int
     model_size: str  # in words, for example `BERT, 2 layers × 128`
     statement: PrivacyStatement  # of a sweep: for all points together
     ledger: Table | None = None  # the latest releases of the private data set
     budget: Mapping[str, Any] = field(default_factory=dict)  # `Remaining.to_json`
     settings: Mapping[str, bool | int | float | str] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)
-    public_seeds: Mapping[str, int] = field(default_factory=dict)
-    repeat: tuple[str, ...] = ()  # shell commands
+    repeat: str = ""  # shell command
     notes: tuple[str, ...] = ()  # warnings on the interpretation of the figures
     omissions: tuple[Fact, ...] = ()  # by task: items that readers left out of the sources
     models: tuple[ModelRow, ...]  # of a sweep: one row per setting
@@ -386,7 +382,7 @@ def _shown_row(row: ModelRow) -> ModelRow:
     as withheld, even if there were none.
     """
     row = replace(row, mlm_private=Withheld(), perplexity_private=Withheld())
-    if row.untuned is not None and isinstance(row.score, Withheld) and row.cost.infinite:
-        row = replace(row, cost=row.untuned, untuned=None)
+    if isinstance(row.score, Withheld) and row.cost.infinite:
+        row = replace(row, cost=row.pretrained)
     spread = Withheld() if row.spread and isinstance(row.compared, Withheld) else row.spread
     return replace(row, spread=spread)

@@ -228,29 +228,25 @@ def _spread_columns(points: Sequence[ModelRow]) -> Iterator[Column]:
     """
     short, share = compared_by(points).short, compared_by(points).is_share
 
-    def column(unit: str, cell: Callable[[MeanF1, Labelled], Cell]) -> Column:
+    def column(unit: str, figure: str) -> Column:
         def shown(point: ModelRow) -> Cell:
-            if isinstance(point.spread, MeanF1) and isinstance(point.compared, Labelled):
-                return cell(point.spread, point.compared)
-            return Cell(NOT_MEASURED) if point.spread is None else withheld()
+            score = point.compared
+            if not isinstance(point.spread, MeanF1) or not isinstance(score, Labelled):
+                return Cell(NOT_MEASURED) if point.spread is None else withheld()
+            value = getattr(point.spread, figure)
+            if isinstance(value, tuple):
+                return span_cell(value, score.label, percent=share)
+            return measured(None if value is None else type(score)(value), percent=share)
 
         return Header(short, unit), shown
 
-    def interval(spread: MeanF1, score: Labelled) -> Cell:
-        if spread.interval is None:
-            return Cell(NOT_MEASURED)
-        return span_cell(spread.interval, score.label, percent=share)
-
-    def deviation(value: float | None, score: Labelled) -> Cell:
-        return measured(None if value is None else type(score)(value), percent=share)
-
     known = [point.spread for point in points if isinstance(point.spread, MeanF1)]
     if any(point.spread is not None for point in points):
-        yield column("95% interval", interval)
+        yield column("95% interval", "interval")
     if any(spread.seeds > 1 for spread in known):
-        yield column("SD over seeds", lambda s, score: deviation(s.seed_deviation, score))
+        yield column("SD over seeds", "seed_deviation")
     if any(spread.folds > 1 for spread in known):
-        yield column("SD over folds", lambda s, score: deviation(s.fold_deviation, score))
+        yield column("SD over folds", "fold_deviation")
     if any(point.best_three is not None for point in points):
         yield Header(short, "three best seeds, %"), lambda point: percentage(point.best_three)
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -22,20 +22,23 @@ from tasks.report.figures import (
     training_figure,
 )
 from tasks.report.model import (
-    F1,
     QUANTITIES,
     Edition,
     ModelRow,
     Report,
-    Withheld,
     compared_by,
     edition_of,
     measure_of,
     number_of,
 )
-from tasks.report.models_table import by_epoch_table, results_table
+from tasks.report.models_table import (
+    by_epoch_table,
+    cost_columns,
+    models_table,
+    results_table,
+)
 from tasks.report.sweep_figures import sweep_exposure_figure, sweep_figure
-from tasks.report.tables import Table
+from tasks.report.tables import Header, Table
 from tasks.results import FIGURES_FILE
 
 
@@ -137,7 +140,6 @@ def _summary(model: ModelRow | None) -> ExposureSummary | None:
 
 
 _TEMPLATES = Path(__file__).parent / "templates"
-Figure = dict[str, Any]  # value and label, or `withheld`
 
 
 @dataclass(frozen=True)
@@ -155,11 +157,10 @@ class Page:
         for drawing in self.drawings:
             (folder / f"{drawing.key}.svg").write_text(drawing.svg, encoding="utf-8")
             (folder / f"{drawing.key}.png").write_bytes(drawing.png)
-        record = {table.key: table.to_json() for table in self.tables}
-        text = json.dumps(record, ensure_ascii=False, indent=1, allow_nan=False)
-        (folder / "tables.json").write_text(text + "\n", encoding="utf-8")
-        figures = json.dumps(self.figures, ensure_ascii=False, indent=1, allow_nan=False)
-        (folder / FIGURES_FILE).write_text(figures + "\n", encoding="utf-8")
+        tables_in_json = {table.key: table.to_json() for table in self.tables}
+        for file, content in (("tables.json", tables_in_json), (FIGURES_FILE, self.figures)):
+            text = json.dumps(content, ensure_ascii=False, indent=1, allow_nan=False)
+            (folder / file).write_text(text + "\n", encoding="utf-8")
         page = folder / "report.html"
         page.write_text(self.html, encoding="utf-8")
         return page
@@ -204,7 +205,7 @@ def report_page(report: Report, edition: Edition) -> Page:
         content["ledger"] = shown.ledger
     drawings = {drawing.key: drawing for drawing in figures if drawing is not None}
     private = shown.model("dp")
-    record = dict(shown.statement.data)
+    record = shown.statement.data
     environment = Environment(
         loader=FileSystemLoader(_TEMPLATES),
         autoescape=True,
@@ -246,44 +247,37 @@ def _job_marks(report: Report) -> list[Mark]:
     private = report.model("dp")
     if private is None:
         return []
-    cost = private.cost
-    total = tables.total(cost.corpus.epsilon)
-    marks = [(total.text, total.detail or f"ε in total, per {report.unit}")]
-    if cost.corpus.epsilon is not None:
-        marks.append((tables.significant(cost.corpus.delta, 2), "δ in total"))
-    for other in cost.others:
-        total = tables.total(other.epsilon)
-        marks.append((total.text, total.detail or f"ε of “{other.dataset}”, per {other.unit}"))
-    if (score := number_of(private.score)) is not None:
-        marks.append((f"{100 * score:.1f} %", _score_mark(report.models)))
-    if (accuracy := number_of(private.mlm_public)) is not None:
-        marks.append((f"{100 * accuracy:.1f} %", "MLM accuracy, public text"))
-    if (perplexity := number_of(private.perplexity_public)) is not None:
-        marks.append((tables.significant(perplexity), "perplexity, public text"))
+    costs = cost_columns([replace(private, pretrained=private.cost)], report.unit)
+    marks = [
+        (text, f"{header.name} {header.unit}")
+        for header, cell in costs
+        if (text := cell(private).text) != tables.NOT_MEASURED
+    ]
+    for value, title, percent in (
+        (private.score, measure_of(report.models).title, True),
+        (private.mlm_public, "MLM accuracy, public text, %", True),
+        (private.perplexity_public, "Perplexity, public text", False),
+    ):
+        if number_of(value) is not None:
+            marks.append((tables.measured(value, percent=percent).text, title))
     return marks
 
 
 def _sweep_marks(report: Report) -> list[Mark]:
+    """Return the number of settings, and the ranges of their costs and scores."""
+    measure = compared_by(report.models)
     private = [point for point in report.models if point.baseline is None]
     epsilons = [e for point in private if (e := point.cost.corpus.epsilon) is not None]
     scores = [score for point in private if (score := number_of(point.compared)) is not None]
     marks = [(str(len(private)), "settings")]
-    if epsilons:
-        span = f"{tables.significant(min(epsilons))} – {tables.significant(max(epsilons))}"
-        marks.append((span, f"ε in total, per {report.unit}"))
-    if scores:
-        ends = min(scores), max(scores)
-        if compared_by(report.models).is_share:
-            span = " – ".join(f"{100 * score:.1f}" for score in ends) + " %"
-            marks.append((span, _score_mark(report.models)))
-        else:
-            span = " – ".join(map(tables.significant, ends))
-            marks.append((span, "perplexity, private text"))
+    for values, title, percent in (
+        (epsilons, f"ε in total, per {report.unit}", False),
+        (scores, measure.title, measure.is_share),
+    ):
+        if values:
+            ends = (min(values), max(values))
+            marks.append((tables.span_cell(ends, Label.PUBLIC, percent=percent).text, title))
     return marks
-
-
-def _score_mark(rows: Iterable[ModelRow]) -> str:
-    return "entity F1, strict" if measure_of(rows) is F1 else "accuracy of classes"
 
 
 def figures_of(shown: Report) -> dict[str, Any]:
@@ -292,14 +286,19 @@ def figures_of(shown: Report) -> dict[str, Any]:
     Args:
         shown: the report of that edition, without the values that it withholds.
     """
+    results = models_table(shown.models, shown.unit).to_json()
+    titles = [Header(**header).title for header in results["headers"]]
     return {
         "settings": dict(shown.settings),
-        "models": {row.name: dict(_figures(row)) for row in shown.models},
+        "models": {
+            model["text"]: dict(zip(titles[1:], cells, strict=True))
+            for model, *cells in results["rows"]
+        },
         "leakage": [leakage for row in shown.models for leakage in _leakage(row)],
     }
 
 
-def _leakage(row: ModelRow) -> Iterator[Figure]:
+def _leakage(row: ModelRow) -> Iterator[dict[str, Any]]:
     """Yield the leakage by each membership attack, after each epoch whose model was kept."""
     for membership in row.memberships:
         for attack in membership.rows:
@@ -313,25 +312,3 @@ def _leakage(row: ModelRow) -> Iterator[Figure]:
                 "interval": [attack.leakage.low, attack.leakage.high],
                 "label": membership.label,
             }
-
-
-def _figures(row: ModelRow) -> Iterator[tuple[str, Figure]]:
-    for total in (row.cost.corpus, *row.cost.others):
-        name = f"/{total.dataset}" if total in row.cost.others else ""
-        epsilon = "no total" if total.epsilon is None else str(total.epsilon)
-        yield f"epsilon{name}", {"value": epsilon, "label": Label.PUBLIC}
-        if total.epsilon is not None and math.isfinite(total.epsilon):  # δ has no meaning otherwise
-            yield f"delta{name}", {"value": str(total.delta), "label": Label.PUBLIC}
-    for name, value in row.scores.items():
-        if isinstance(value, Withheld):
-            yield name, {"withheld": True}
-        elif value is not None and (number := number_of(value)) is not None:
-            yield name, {"value": str(number), "label": value.label}
-    if isinstance(row.exposures, Withheld):
-        yield "exposure", {"withheld": True}
-    if visible := row.audits:
-        summaries = [summarise(exposures.rows) for exposures in visible]
-        mean = sum(summary.mean for summary in summaries) / len(summaries)
-        yield "exposure", {"value": str(mean), "label": visible[0].label}
-        largest = max(summary.largest for summary in summaries)
-        yield "exposure_largest", {"value": str(largest), "label": visible[0].label}

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.training.bootstrap import MeanF1
-from tasks.protocol.sweep import BASELINE_NAMES, Baseline
+from tasks.protocol.points import BASELINE_NAMES, Baseline
 from tasks.report.figures import (
     EPSILON_RED,
     OCCURRENCES,
@@ -22,7 +23,6 @@ from tasks.report.figures import (
     STYLES,
     Drawing,
     Line,
-    as_columns,
     canvas,
     embedded_rows,
     exposure_drawing,
@@ -35,82 +35,52 @@ from tasks.report.model import Measure, ModelRow, compared_by, number_of
 from tasks.report.models_table import FINETUNING_TITLES
 from tasks.report.tables import significant
 
-_BASELINE_STYLES: dict[Baseline, tuple[str, str]] = {  # colour and dashes, different in grey
-    "public": (STYLES["public"][0], ":"),
-    "public-training": (STYLES["public"][0], "-."),
-    "checkpoint": (STYLES["phrases"][0], "--"),
-    "nonprivate": (STYLES["nonprivate"][0], "--"),
-    "nonprivate-training": (STYLES["nonprivate"][0], "-."),
-}
+# The last three give strokes and gaps, in line widths.
+_DASHES = (":", "-.", "--", (0, (9, 2)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 _WITH_VOCABULARY_OF_SWEEP: tuple[Baseline, ...] = ("public-training", "nonprivate-training")
-# Further baselines of the same kind: strokes and gaps, in line widths.
-_MORE_DASHES = ((0, (9, 2)), (0, (1, 3)), (0, (6, 1, 1, 1, 1, 1)))
 
 
 def sweep_exposure_figure(points: Sequence[ModelRow]) -> Drawing | None:
     """Return exposure against occurrences, with one line per batch size and number of updates.
 
     Lines show the middle σ. A line over several seeds is the mean, and its bars span the intervals
-    of all seeds. Trainings without privacy are red, as in the paper. Returns None if there would
-    be only one line, or if no exposure may be shown.
+    of all seeds. Trainings without privacy are red, as in the paper, with one line for each
+    vocabulary. Public models are left out, since they have not read the canaries. Returns None if
+    there would be only one line, or if no exposure may be shown.
     """
-    known = [p for p in points if p.audits]
-    without_privacy = _lines_without_privacy([p for p in known if p.baseline])
-    known = [p for p in known if p.baseline is None]
-    sizes = sorted({(p.batch_size, p.updates) for p in known})
-    if len(sizes) + len(without_privacy) < 2 or not sizes:
+    known = [p for p in points if p.audits and (p.baseline is None or p.updates)]
+    private = [p for p in known if p.baseline is None]
+    if not private:
         return None
-    sigma = _middle([_coordinates(p) for p in known])[0]
+    sigma = _middle([_coordinates(p) for p in private])[0]
     trained = {}  # one setting per training, since settings may differ in fine-tuning alone
     for point in known:
-        size = point.batch_size, point.updates
-        if size not in trained or point.noise_multiplier == sigma:
-            trained[size] = point
-    batches = sorted({batch for batch, _ in sizes})
-    styles = ("-", "--", ":", "-.")
-    lines = []
-    for batch, updates in sizes:
-        point = trained[batch, updates]
-        updates_of_batch = [u for b, u in sizes if b == batch]
-        shade = 0.35 + 0.6 * batches.index(batch) / max(1, len(batches) - 1)
-        lines.append(
-            Line(
-                f"bs={batch} step={updates} σ={significant(point.noise_multiplier)}",
-                _over_seeds([embedded_rows(exposures) for exposures in point.audits]),
-                matplotlib.colormaps["viridis_r"](shade),
-                "osD^v"[batches.index(batch) % 5],
-                styles[updates_of_batch.index(updates) % len(styles)],
-            )
-        )
+        baseline = BASELINE_NAMES[point.baseline] if point.baseline else ""
+        training = baseline, point.batch_size, point.updates
+        if training not in trained or point.noise_multiplier == sigma:
+            trained[training] = point
+    if len(trained) < 2:
+        return None
+    batches = sorted({point.batch_size for point in private})
+    lines: list[Line] = []
+    colour: Any
+    for (baseline, batch, updates), point in sorted(trained.items()):
+        size = f"bs={batch} step={updates}"
+        if baseline:
+            name, colour, markers = f"{baseline} {size}", STYLES["nonprivate"][0], "^vXP*"
+        else:
+            name = f"{size} σ={significant(point.noise_multiplier)}"
+            place = batches.index(batch) / max(1, len(batches) - 1)
+            colour = matplotlib.colormaps["viridis_r"](0.35 + 0.6 * place)
+            markers = "osD^v"[batches.index(batch) % 5]
+        before = sum(line.colour == colour for line in lines)
+        marker, style = markers[before % len(markers)], ("-", "--", ":", "-.")[before % 4]
+        rows = _over_seeds([embedded_rows(exposures) for exposures in point.audits])
+        lines.append(Line(name, rows, colour, marker, style))
     caption = f"Exposure by batch size (bs) and number of updates (step), {OCCURRENCES}"
-    if without_privacy:
+    if len(known) > len(private):
         caption += " Red: training without privacy."
-    return exposure_drawing([*lines, *without_privacy], "sweep-exposure", caption)
-
-
-def _lines_without_privacy(baselines: Sequence[ModelRow]) -> list[Line]:
-    """Return one line per vocabulary and number of updates of trainings without privacy.
-
-    Public models are left out, since they have not read the canaries.
-    """
-    trained: dict[tuple[Baseline | None, int], ModelRow] = {}
-    for row in baselines:  # settings that differ in fine-tuning alone share a line
-        if row.updates:
-            trained.setdefault((row.baseline, row.updates), row)
-    lines = []
-    for number, (baseline, updates) in enumerate(sorted(trained, key=str)):
-        row = trained[baseline, updates]
-        assert baseline  # noqa: S101 - narrows the type
-        lines.append(
-            Line(
-                f"{BASELINE_NAMES[baseline]} bs={row.batch_size} step={updates}",
-                _over_seeds([embedded_rows(exposures) for exposures in row.audits]),
-                STYLES["nonprivate"][0],
-                "^vXP*"[number % 5],
-                ("--", "-", ":", "-.")[number % 4],
-            )
-        )
-    return lines
+    return exposure_drawing(lines, "sweep-exposure", caption)
 
 
 def _over_seeds(models: Sequence[Sequence[ExposureRow]]) -> list[ExposureRow]:
@@ -132,28 +102,20 @@ def _over_seeds(models: Sequence[Sequence[ExposureRow]]) -> list[ExposureRow]:
 Coordinates = tuple[float, ...]  # one value per element of `_AXES`; 0 if the sweep sets none
 
 
-@dataclass(frozen=True)
-class _Axis:
-    """A setting on the x axis of a panel; titles of panels name the values of other settings."""
-
-    name: str
-    title: str
-    value: str  # format of a value in the titles of other panels
-    logarithmic: bool = True
-
-
-_AXES = (
-    _Axis("noise_multiplier", "Noise multiplier σ", "σ = {}", logarithmic=False),
-    _Axis("batch_size", "Batch size, expected units", "batch {}"),
-    _Axis("epochs", "Epochs", "{} epochs"),
-    *(_Axis(name, title, title.lower() + " {}") for name, title in FINETUNING_TITLES.items()),
-)
+# Settings on the x axes, with their titles, and their words in the titles of other panels.
+_AXES = {
+    "noise_multiplier": ("Noise multiplier σ", "σ = {}"),
+    "batch_size": ("Batch size, expected units", "batch {}"),
+    "epochs": ("Epochs", "{} epochs"),
+    **{axis: (title, title.lower() + " {}") for axis, title in FINETUNING_TITLES.items()},
+}
+_TITLES = tuple(_AXES.values())
 _OF_TRAINING = 3  # number of axes of pre-training, which come first and exist in every sweep
 
 
 def _coordinates(point: ModelRow) -> Coordinates:
-    training = point.noise_multiplier, float(point.batch_size), point.epochs
-    return *training, *(point.finetuning.get(axis.name, 0.0) for axis in _AXES[_OF_TRAINING:])
+    settings = {axis: float(getattr(point, axis, 0.0)) for axis in _AXES}
+    return tuple({**settings, **point.finetuning}.values())
 
 
 _ON_THE_WAY = (
@@ -188,13 +150,15 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
     for axes, index in zip(panels, shown, strict=True):
         right = twin(axes)
         _lines(axes, right, index, grid, middle)
-        handles = {
-            row.name: _level(right, row, [p.baseline for p in baselines[:n]].count(row.baseline))
-            for n, row in enumerate(baselines)
-        }
-        held = [_AXES[i].value.format(significant(middle[i])) for i in shown if i != index]
+        for row, dashes in zip(baselines, itertools.cycle(_DASHES), strict=False):
+            # A level line, since the score of a baseline does not depend on the axis.
+            level = number_of(row.compared)
+            assert level is not None  # noqa: S101 - narrows the type
+            colour, _ = STYLES[row.kind]
+            right.axhline(level, color=colour, linestyle=dashes, linewidth=1.5, label=row.name)
+        held = [_TITLES[i][1].format(significant(middle[i])) for i in shown if i != index]
         axes.set_title(", ".join(held), fontsize=10.5)
-        axes.set_xlabel(_AXES[index].title)
+        axes.set_xlabel(_TITLES[index][0])
         axes.set_ylim(0, top_epsilon * 1.1)
         axes.tick_params(axis="y", colors=EPSILON_RED)
         right.tick_params(axis="y", colors=SCORE_BLUE)
@@ -205,8 +169,7 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
             axes.set_ylabel("ε in total", color=EPSILON_RED)
         if index == shown[-1] and scored:
             right.set_ylabel(measure.axis, color=SCORE_BLUE)
-    if baselines:
-        legend_below(figure, handles, most=3)
+    legend_below(figure, most=3)
     over = "documents and seeds" if measure.is_share else "seeds"
     scores = (
         f" (red circles, left axes), and {measure.axis[0].lower()}{measure.axis[1:]} (blue "
@@ -223,21 +186,6 @@ def sweep_figure(points: Sequence[ModelRow]) -> Drawing | None:
         "et al. 2021, Fig. 1, which shows the ε of training alone."
         f"{_ON_THE_WAY if on_the_way else ''}",
     )
-
-
-def _level(right: Axes, row: ModelRow, before: int) -> Artist:
-    """Draw the score of a baseline as a level line, since it does not depend on the axis.
-
-    Args:
-        right: the axis of scores.
-        row: the baseline.
-        before: number of baselines of the same kind that are drawn already.
-    """
-    score = number_of(row.compared)
-    assert score is not None and row.baseline  # noqa: S101 - narrow the types
-    colour, first_dashes = _BASELINE_STYLES[row.baseline]
-    dashes = _MORE_DASHES[(before - 1) % len(_MORE_DASHES)] if before else first_dashes
-    return right.axhline(score, color=colour, linestyle=dashes, linewidth=1.5)
 
 
 def _middle(grid: Sequence[Coordinates]) -> Coordinates:
@@ -264,15 +212,16 @@ def _lines(
     grid: dict[Coordinates, ModelRow],
     middle: Coordinates,
 ) -> None:
-    if _AXES[index].logarithmic:
+    if index:  # all settings except σ
         axes.set_xscale("log")
     held = {c[:index] + c[index + 1 :] for c in grid}
     middle_others = middle[:index] + middle[index + 1 :]
     for others in sorted(held, key=lambda o: o == middle_others):  # draws the strong line on top
         strength = 1.0 if others == middle_others else 0.22
         line = sorted(c for c in grid if c[:index] + c[index + 1 :] == others)
-        epsilons = [(c[index], v) for c in line if (v := _epsilon(grid[c])) is not None]
-        axes.plot(*as_columns(epsilons), "o-", color=EPSILON_RED, alpha=strength)
+        epsilons = {c[index]: v for c in line if (v := _epsilon(grid[c])) is not None}
+        epsilon_line = list(epsilons), list(epsilons.values())
+        axes.plot(*epsilon_line, "o-", color=EPSILON_RED, alpha=strength)
         scores = [
             (c[index], v, *_interval(grid[c], v))
             for c in line

@@ -133,6 +133,11 @@ class Header:
     unit: str = ""
     numeric: bool = True
 
+    @property
+    def title(self) -> str:
+        """Name and unit in one line."""
+        return f"{self.name}, {self.unit}" if self.unit else self.name
+
 
 @dataclass(frozen=True)
 class Table:
@@ -197,12 +202,31 @@ _STYLES = {Label.DP: "green", Label.PUBLIC: "", Label.OPERATOR: "yellow"}
 LEGEND = "ᵈ dp: protected by the guarantee  ° operator: not protected  unmarked: public"
 
 
+MOST_SIDE_BY_SIDE = 4  # rows
+MODEL_NAME_WIDTH = 11  # characters, so that four models fit into 80 columns
+
+
 def rich_table(table: Table) -> RichTable:
-    """Return the table for a wide terminal; long text is folded.
+    """Return the table for a terminal; a few rows are shown side by side, to fit 80 columns.
 
     A label is shown by a mark and a colour, so that it is visible without colour.
     """
-    shown = _frame(table)
+    shown = RichTable(
+        title=f"{table.lead}\n\n{table.caption}" if table.lead else table.caption,
+        title_justify="left",
+        caption="\n".join((LEGEND, *table.notes)),
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+    )
+    if len(table.rows) <= MOST_SIDE_BY_SIDE:
+        shown.add_column(table.headers[0].name, overflow="fold")
+        for row in table.rows:
+            name = textwrap.fill(row[0].text, MODEL_NAME_WIDTH, break_on_hyphens=False)
+            shown.add_column(name, justify="right", no_wrap=True)
+        for column, header in enumerate(table.headers[1:], start=1):
+            shown.add_row(header.title, *(_text(row[column]) for row in table.rows))
+        return shown
     for header in table.headers:
         shown.add_column(
             f"{header.name}\n{header.unit}" if header.unit else header.name,
@@ -212,33 +236,6 @@ def rich_table(table: Table) -> RichTable:
     for row in table.rows:
         shown.add_row(*(_text(cell) for cell in row))
     return shown
-
-
-MODEL_NAME_WIDTH = 11  # characters, so that four models fit into 80 columns
-
-
-def side_by_side(table: Table) -> RichTable:
-    """Return the transposed table, which fits 80 columns if there are few models."""
-    shown = _frame(table)
-    shown.add_column(table.headers[0].name, overflow="fold")
-    for row in table.rows:
-        name = textwrap.fill(row[0].text, MODEL_NAME_WIDTH, break_on_hyphens=False)
-        shown.add_column(name, justify="right", no_wrap=True)
-    for column, header in enumerate(table.headers[1:], start=1):
-        name = f"{header.name}, {header.unit}" if header.unit else header.name
-        shown.add_row(name, *(_text(row[column]) for row in table.rows))
-    return shown
-
-
-def _frame(table: Table) -> RichTable:
-    return RichTable(
-        title=f"{table.lead}\n\n{table.caption}" if table.lead else table.caption,
-        title_justify="left",
-        caption="\n".join((LEGEND, *table.notes)),
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        pad_edge=False,
-    )
 
 
 def _text(cell: Cell) -> Text:

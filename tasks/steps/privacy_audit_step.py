@@ -47,13 +47,13 @@ def run(spec: PrivacyAuditSpec, context: StepContext) -> StepOutput:
     facts = {
         "source_digests": [source.digest for source in opened.values()],
         SUBJECT: weights,
-        JUDGED: _blocked(context, model, uri, findings),
+        JUDGED: _blocked(context, model, findings),
     }
     return store_findings(context, findings, facts=facts)
 
 
 def _blocked(
-    context: StepContext, model: Input | None, uri: str, records: Sequence[AuditRecord]
+    context: StepContext, model: Input | None, records: Sequence[AuditRecord]
 ) -> list[dict[str, Any]]:
     """Return the verdict on a model whose promotion these records block; otherwise nothing.
 
@@ -62,7 +62,7 @@ def _blocked(
     if not any(record.blocks_promotion for record in records):
         return []
     if model is not None and model.result.facts.get("model"):
-        return judge(context.store, {AUDITED: model}, {AUDITED: uri}, "approved", records)
+        return judge(context.store, {AUDITED: model}, "approved", records)
     claim = claim_of(model.result.releases) if model is not None else "the claim, as given"
     verdict = verdict_of(claim, records)
     return [{"name": AUDITED, "model": "", "verdict": verdict.word, "sentence": verdict.sentence}]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dp_core.errors import BadInput
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, judge
-from tasks.protocol import PromoteSpec, point_and_task
+from tasks.protocol import PromoteSpec, is_of_job
 
 
 def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
@@ -19,13 +19,12 @@ def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
     report = context.input(spec.report_uri)
     if report.result.step != "report" or "missing" in report.facts:  # of a sweep
         raise BadInput("not a job's report", where="report_uri", fix="Give a report step's output.")
-    uris = {
-        one["name"]: one["uri"]
+    models = {
+        one["name"]: context.input(one["uri"])
         for one in report.facts[JUDGED]
-        if not point_and_task(one["name"])[0]  # further trainings are only compared with it
+        if is_of_job(one["name"])  # further trainings are only compared with it
     }
-    models = {name: context.input(uri) for name, uri in uris.items()}
-    judged = judge(context.store, models, uris, "unaudited")
+    judged = judge(context.store, models, "unaudited")
     for one in judged:
         one["tags"]["confide.approved"] = "by a person"
     return StepOutput(outputs={}, facts={JUDGED: judged})

@@ -190,10 +190,10 @@ def config_of(shape: ArchitectureConfig, vocabulary_size: int, length: int) -> M
     """Return the config of a fresh model that reads rows of `length` tokens."""
     if shape.model_kind == "feed-forward":
         return FeedForwardConfig(
-            vocabulary_size,
-            shape.hidden,
-            shape.window,
-            tuple(int(units) for units in shape.dense_units.split(",")),
+            vocab_size=vocabulary_size,
+            hidden=shape.hidden,
+            window=shape.window,
+            units=tuple(int(units) for units in shape.dense_units.split(",")),
             max_positions=length,
         )
     kinds: dict[str, type[Gpt2Config | LlamaConfig]] = {"gpt2": Gpt2Config, "llama": LlamaConfig}

@@ -1,7 +1,5 @@
 """Search for forbidden calls in sources: executing file contents, or using a shell."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 

@@ -1,19 +1,17 @@
+import shutil
 import subprocess
 import sys
 from pathlib import Path
+
+from child_processes import completed
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 def lint(folder: Path) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [Path(sys.executable).with_name("lint-imports"), "--no-cache"],
-        cwd=folder,
-        env={"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    tool = Path(sys.executable).with_name("lint-imports")
+    environment = {"PYTHONPATH": str(folder), "PATH": "/usr/bin:/bin"}
+    return completed(tool, "--no-cache", cwd=folder, env=environment)
 
 
 def test_packages_keep_the_import_contracts():
@@ -23,7 +21,8 @@ def test_packages_keep_the_import_contracts():
 
 def test_import_against_a_contract_is_reported(tmp_path):
     for room in ("dp_core", "tasks", "dags"):
-        _copy_sources(CHECKOUT / room, tmp_path / room)
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(CHECKOUT / room, tmp_path / room, ignore=ignored)
     (tmp_path / "pyproject.toml").write_text((CHECKOUT / "pyproject.toml").read_text())
     (tmp_path / "dp_core" / "errors.py").write_text("import tasks.protocol\n")
     (tmp_path / "dp_core" / "nn.py").write_text("import dp_core.privacy.mechanisms\n")
@@ -35,10 +34,3 @@ def test_import_against_a_contract_is_reported(tmp_path):
     assert "dp_core.errors -> tasks.protocol" in result.stdout
     assert "dp_core.nn -> dp_core.privacy.mechanisms" in result.stdout
     assert "dags.dp_bert -> tasks.execution.contract" in result.stdout
-
-
-def _copy_sources(source: Path, target: Path) -> None:
-    for file in source.rglob("*.py"):
-        copy = target / file.relative_to(source)
-        copy.parent.mkdir(parents=True, exist_ok=True)
-        copy.write_text(file.read_text())

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import ast
 import re
 import tomllib
@@ -15,12 +13,13 @@ PLANTED = {
 }
 
 
-def test_every_entry_states_its_outcome_and_its_test() -> None:
+def test_every_entry_states_its_outcome_its_test_and_its_planted_bug() -> None:
     assert len(ENTRIES) >= 20
     for number, entry in enumerate(ENTRIES, 1):
         assert entry.startswith(f"{number}. ")
         assert re.findall(r"\*\*(Impossible|Refused|Caught|Contradicted)\.\*\*", entry), entry
         assert "Test: `" in entry, entry
+        assert "**Caught.**" not in entry or "Planted: *" in entry, entry
 
 
 def test_tests_named_by_the_page_exist() -> None:
@@ -35,9 +34,3 @@ def test_planted_bugs_named_by_the_page_exist() -> None:
     named = re.findall(r"\*([^*]+)\*", lines)
     assert len(named) > 40
     assert not set(named) - PLANTED
-
-
-def test_caught_entries_name_a_planted_bug() -> None:
-    for entry in ENTRIES:
-        if "**Caught.**" in entry:
-            assert "Planted: *" in entry, entry

@@ -1,9 +1,9 @@
 import re
-import subprocess
 import tomllib
 from pathlib import Path
 
 import pytest
+from child_processes import completed
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 LARGEST = 1_000_000  # bytes
@@ -13,9 +13,7 @@ MAY_USE_SHARED_FOLDER = ("tests/", "benchmarks/", ".ci/")
 
 
 def tracked() -> list[Path]:
-    answer = subprocess.run(
-        ["git", "ls-files", "-z"], cwd=CHECKOUT, capture_output=True, text=True, check=False
-    )
+    answer = completed("git", "ls-files", "-z", cwd=CHECKOUT)
     if answer.returncode:
         pytest.skip("not a git checkout: the tracked files are unknown")
     files = [CHECKOUT / name for name in answer.stdout.split("\0") if name]
@@ -37,11 +35,14 @@ def lines_with(pattern: re.Pattern[str]) -> list[str]:
 
 
 def test_no_tracked_file_contains_a_machine_path():
+    assert MACHINE.search("data = '/home/someone/notes'")
+    assert not MACHINE.search("https://example.org/home/page and a/root/b")
     this_file = "tests/architecture/test_tree.py"
     assert [place for place in lines_with(MACHINE) if not place.startswith(this_file)] == []
 
 
 def test_only_tests_and_benchmarks_mention_the_shared_folder():
+    assert SHARED_FOLDER.search("../shared/data")
     assert [
         place for place in lines_with(SHARED_FOLDER) if not place.startswith(MAY_USE_SHARED_FOLDER)
     ] == []
@@ -55,9 +56,3 @@ def test_patterns_of_fast_tests_match_files():
     settings = tomllib.loads((CHECKOUT / "pyproject.toml").read_text())
     patterns = settings["tool"]["confide"]["fast-tests"]
     assert [pattern for pattern in patterns if not list(CHECKOUT.glob(pattern.lstrip("!")))] == []
-
-
-def test_patterns_match_machine_paths_only():
-    assert MACHINE.search("data = '/home/someone/notes'")
-    assert not MACHINE.search("https://example.org/home/page and a/root/b")
-    assert SHARED_FOLDER.search("../shared/data")

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import math
 import sys
 from pathlib import Path
@@ -60,23 +58,17 @@ def test_missing_real_text_is_refused_with_its_path(monkeypatch: pytest.MonkeyPa
         real.of("", 1)
 
 
-def test_row_shows_mean_and_spread_over_seeds():
+def test_row_of_a_selected_model_shows_mean_and_spread_over_seeds():
     runs = [("", [model("With DP", epsilon=4.0, f1=f1)]) for f1 in (0.5, 0.6, 0.7)]
     (row,) = rows_of(TWO, runs)
     assert row.values["f1"] == (0.5, 0.6, 0.7)
     assert table(TWO, [row]).splitlines()[-1] == "| With DP | 4.00 | 60.0 ± 10.0 |"
-
-
-def test_table_contains_selected_models_only():
-    experiment = Experiment("one", "dp_bert", (F1,), models=("With DP",))
-    runs = [("", [model("With DP", f1=0.5), model("Public text only", f1=0.4)])]
-    assert [row.model for row in rows_of(experiment, runs)] == ["With DP"]
-
-
-def test_infinite_epsilon_and_missing_figures_are_shown_as_symbols():
     assert shown(EPSILON, [1.7976931348623157e308]) == "∞"  # MLflow's largest number
     assert shown(F1, []) == "–"
     assert shown(Column("x", "x", decimals=2), [1.0, 1.0]) == "1.00"
+    experiment = Experiment("one", "dp_bert", (F1,), models=("With DP",))
+    runs = [("", [model("With DP", f1=0.5), model("Public text only", f1=0.4)])]
+    assert [row.model for row in rows_of(experiment, runs)] == ["With DP"]
 
 
 def test_differences_are_paired_by_seed():

@@ -1,15 +1,11 @@
-from __future__ import annotations
-
 import json
 import math
 from pathlib import Path
 
 import pytest
 
-from benchmarks.utility import cells as cells_module
 from benchmarks.utility import tables as page_tables
 from benchmarks.utility.cells import CORPORA, RECIPES, REFERENCE, Cell, cells
-from benchmarks.utility.figure import draw
 from benchmarks.utility.runs import Results, Runner
 from benchmarks.utility.shares import aggregate, curves, mean_of, share_of
 from benchmarks.vocabulary_tables import filled
@@ -44,6 +40,8 @@ def test_share_is_the_fraction_of_the_nonprivate_gain():
     assert lost == pytest.approx(-0.25)
     way = math.log(90 / 30) / math.log(90 / 10)
     assert share_of("perplexity_private", line(0.3), reference()) == pytest.approx(way)
+    for best in (0.605, 0.5):  # no positive gain, or too small
+        assert share_of("f1", line(0.3), reference(public=0.6, best=best)) is None
 
 
 def test_accuracies_with_different_vocabularies_have_no_share():
@@ -51,11 +49,6 @@ def test_accuracies_with_different_vocabularies_have_no_share():
     assert share_of("mlm_accuracy_private", other, reference()) is None
     assert share_of("perplexity_private", other, reference()) is None
     assert share_of("f1", other, reference()) == pytest.approx(0.25)
-
-
-def test_share_needs_a_positive_nonprivate_gain():
-    assert share_of("f1", line(0.3), reference(public=0.6, best=0.605)) is None
-    assert share_of("f1", line(0.3), reference(public=0.6, best=0.5)) is None
 
 
 def test_interval_of_the_mean_uses_students_t():
@@ -68,8 +61,7 @@ def test_interval_of_the_mean_uses_students_t():
 
 def test_cells_are_aggregated_over_seeds_only():
     lines = {
-        "made-up/2000/1": reference(1),
-        "made-up/2000/2": reference(2),
+        **{f"made-up/2000/{seed}": reference(seed) for seed in (1, 2)},
         "a": line(0.3, 1),
         "b": line(0.5, 2),
         "c": line(0.6, 1, epsilon=8.0),
@@ -141,13 +133,11 @@ def test_reference_and_public_training_are_shared_by_all_recipes_and_epsilons(ru
     for recipe in (REFERENCE, "automatic clipping"):
         for epsilon in (3.0, 8.0):
             runner.run(Cell("made-up", 2000, 1, epsilon, recipe))
-    trained = [task for task, _ in runner.ran if task.startswith("nonprivate")]
-    assert trained == ["nonprivate_pretraining", "nonprivate_finetuning"]
-    assert [task for task, _ in runner.ran].count("dp_finetuning") == 4
-    assert not [task for task, _ in runner.ran if "exposure" in task or task == "report"]
-    public = {spec for task, spec in runner.ran if task == "public_pretraining"}
-    private = {spec for task, spec in runner.ran if task == "dp_pretraining"}
-    assert (len(public), len(private)) == (1, 2)
+    tasks = [task for task, _ in runner.ran]
+    assert tasks.count("finetuning") == 2 + 4  # public, without privacy, and each cell
+    assert not {"exposure", "report"} & set(tasks)
+    trained = {digest for task, digest in runner.ran if task == "pretraining"}
+    assert len(trained) == 1 + 1 + 2  # public, without privacy, and with DP at each ε
 
 
 def test_finished_cell_is_not_run_again(runner: Recorded, tmp_path: Path):
@@ -188,13 +178,6 @@ def test_cells_are_selected_by_corpus_recipe_size_seed_and_epsilon():
     assert len({cell.key for cell in cells()}) == len(cells())
 
 
-def test_quick_cells_are_small_and_use_made_up_text():
-    quick = cells(quick=True)
-    assert {cell.units for cell in quick} == {cells_module.QUICK_UNITS}
-    assert not [cell for cell in quick if CORPORA[cell.corpus].files]
-    assert quick[0].settings(quick=True)["public_steps"] == cells_module.QUICK["public_steps"]
-
-
 def test_missing_real_text_is_refused_with_the_folder_variable(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
@@ -209,13 +192,6 @@ def test_missing_real_text_is_refused_with_the_folder_variable(
     assert made["private_path"] == str((tmp_path / corpus.files["private_path"]).resolve())
     assert "synthetic_patients" not in made
     JobSettings.model_validate(made)
-
-
-@pytest.mark.parametrize("rows", [[], aggregate({"made-up/2000/1": reference(), "a": line(0.3)})])
-def test_figure_is_drawn_with_or_without_rows(rows, tmp_path: Path):
-    draw(rows, tmp_path / "figures" / "share.svg")
-    text = (tmp_path / "figures" / "share.svg").read_text()
-    assert ("patients" in text) == bool(rows)
 
 
 def test_tables_on_the_page_match_the_results() -> None:

@@ -1,11 +1,10 @@
 """Readers answer a corrupted file with a result or with a one-line error that quotes no content."""
 
-from __future__ import annotations
-
 import gzip
 import json
 import random
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -43,22 +42,16 @@ TINY = BertConfig(vocab_size=24, hidden=64, layers=1, heads=1, intermediate=64, 
 Make = Callable[[Path], Path]  # writes a valid example in a folder
 
 
-def corpus(file: str) -> Make:
-    def make(folder: Path) -> Path:
-        notes = (Document(f"d{i}", f"p{i % 3}", f"{SECRET} {i}", "") for i in range(9))
-        write_corpus(notes, folder, 1)
-        return folder / file
-
-    return make
+def corpus(file: str, folder: Path) -> Path:
+    notes = (Document(f"d{i}", f"p{i % 3}", f"{SECRET} {i}", "") for i in range(9))
+    write_corpus(notes, folder, 1)
+    return folder / file
 
 
-def labelled(item: Sentence | LabelledText) -> Make:
-    def make(folder: Path) -> Path:
-        folder.mkdir()
-        entities_step.write_items([item] * 5, folder / "train.jsonl")
-        return folder / "train.jsonl"
-
-    return make
+def labelled(item: Sentence | LabelledText, folder: Path) -> Path:
+    folder.mkdir()
+    entities_step.write_items([item] * 5, folder / "train.jsonl")
+    return folder / "train.jsonl"
 
 
 SENTENCE = Sentence((SECRET, "pain"), ("B-problem", "I-problem"), "d")
@@ -79,15 +72,12 @@ def canaries(folder: Path) -> Path:
     return file
 
 
-def store(file: str) -> Make:
-    def make(folder: Path) -> Path:
-        writer = TokenStoreWriter(folder, 8, 300)
-        for unit in range(6):
-            writer.add_unit(f"{SECRET}{unit}", [[unit + 5, 7, 8]] * (unit % 2 + 1))
-        writer.finish()
-        return folder / file
-
-    return make
+def store(file: str, folder: Path) -> Path:
+    writer = TokenStoreWriter(folder, 8, 300)
+    for unit in range(6):
+        writer.add_unit(f"{SECRET}{unit}", [[unit + 5, 7, 8]] * (unit % 2 + 1))
+    writer.finish()
+    return folder / file
 
 
 def every_row(folder: Path) -> object:
@@ -97,13 +87,10 @@ def every_row(folder: Path) -> object:
     ], opened.content_digest()
 
 
-def model(file: str) -> Make:
-    def make(folder: Path) -> Path:
-        values = initial_values(parameter_shapes(TINY), 0.1, 1)
-        weights.save(Model(TINY, values), folder)
-        return folder / file
-
-    return make
+def model(file: str, folder: Path) -> Path:
+    values = initial_values(parameter_shapes(TINY), 0.1, 1)
+    weights.save(Model(TINY, values), folder)
+    return folder / file
 
 
 def checkpoint(folder: Path) -> Path:
@@ -124,16 +111,13 @@ def seed(folder: Path) -> Path:
     return folder / "seeds" / "release.json"
 
 
-def written(name: str, content: object) -> Make:
-    def make(folder: Path) -> Path:
-        folder.mkdir(exist_ok=True)
-        (folder / name).write_text(json.dumps(content))
-        return folder / name
-
-    return make
+def written(name: str, content: object, folder: Path) -> Path:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(json.dumps(content))
+    return folder / name
 
 
-SPEC = json.loads(job_steps(JobSettings())["dp_pretraining"].model_dump_json())
+SPEC = json.loads(job_steps(JobSettings())["With DP / pretraining"].model_dump_json())
 RESULT: dict[str, Any] = {
     "step": "corpus",
     "spec_hash": "ab",
@@ -154,31 +138,37 @@ def diagnoses(folder: Path) -> Path:
 
 CASES: dict[str, tuple[Make, Callable[[Path], object]]] = {  # how each file is made and read
     "a table of codes": (diagnoses, Diagnoses),
-    "a shard of a corpus": (corpus("shard-0000.parquet"), lambda f: list(open_corpus(f))),
-    "a corpus's mark": (corpus("corpus.json"), lambda f: list(open_corpus(f))),
-    "sentences": (labelled(SENTENCE), lambda f: entities_step.read_items(f, "train", "entities")),
-    "texts": (labelled(TEXT), lambda f: entities_step.read_items(f, "train", "classes")),
+    "a shard of a corpus": (partial(corpus, "shard-0000.parquet"), lambda f: list(open_corpus(f))),
+    "a corpus's mark": (partial(corpus, "corpus.json"), lambda f: list(open_corpus(f))),
+    "sentences": (
+        partial(labelled, SENTENCE),
+        lambda f: entities_step.read_items(f, "train", "entities"),
+    ),
+    "texts": (partial(labelled, TEXT), lambda f: entities_step.read_items(f, "train", "classes")),
     "vocab.txt": (vocabulary, wordpiece.load),
     "canaries.json": (canaries, canaries_step.read_canaries),
-    "store.json": (store("store.json"), every_row),
-    "tokens.bin": (store("tokens.bin"), every_row),
-    "unit_rows.bin": (store("unit_rows.bin"), every_row),
-    "lengths.bin": (store("lengths.bin"), every_row),
-    "config.json": (model("config.json"), weights.load_model),
-    "model.safetensors": (model("model.safetensors"), weights.load_model),
+    "store.json": (partial(store, "store.json"), every_row),
+    "tokens.bin": (partial(store, "tokens.bin"), every_row),
+    "unit_rows.bin": (partial(store, "unit_rows.bin"), every_row),
+    "lengths.bin": (partial(store, "lengths.bin"), every_row),
+    "config.json": (partial(model, "config.json"), weights.load_model),
+    "model.safetensors": (partial(model, "model.safetensors"), weights.load_model),
     "checkpoint": (checkpoint, newest),
     "seed": (seed, lambda f: SeedStore(f / "seeds").get("release")),
-    "spec": (written("s.json", SPEC), lambda f: contract._spec("pretrain", str(f / "s.json"))),
+    "spec": (
+        partial(written, "s.json", SPEC),
+        lambda f: contract._spec("pretrain", str(f / "s.json")),
+    ),
     "settings": (
-        written("s.json", {"layers": 3, "canary_rates": "0.5", "data_version": "2"}),
+        partial(written, "s.json", {"layers": 3, "canary_rates": "0.5", "data_version": "2"}),
         lambda f: settings_from(JobSettings, file=f / "s.json"),
     ),
     "result.json": (
-        written("result.json", RESULT),
+        partial(written, "result.json", RESULT),
         lambda f: read_result(Store(str(f.parent), f / "cache"), str(f)),
     ),
     "checksums.json": (
-        written("checksums.json", CHECKSUMS),
+        partial(written, "checksums.json", CHECKSUMS),
         lambda f: Store(str(f.parent), f / "cache").local_copy(str(f)),
     ),
 }

@@ -8,8 +8,9 @@ import pytest
 from safetensors.numpy import load_file
 from small_job import SIZES, folder_of, result_of, run_all
 
+from dp_core.models.architectures import tensors_to_hf
 from dp_core.models.config import LlamaConfig
-from dp_core.models.hugging_face import load_model, to_hf
+from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import State
 from tasks import cli
 from tasks.protocol import (
@@ -25,14 +26,14 @@ SETTINGS = JobSettings(
     model_kind="llama", trained_parameters="lora", lora_rank=2, learning_rate=0.05, **SIZES
 )
 NEEDED = ("private_corpus", "public_corpus", "vocabulary", "canaries", "private_store",
-          "public_store", "public_pretraining", "dp_pretraining")  # fmt: skip
+          "public_store", "Public text only / pretraining", "With DP / pretraining")  # fmt: skip
 
 
 def test_adapter_training_is_charged_and_exports_merged_model_and_adapter(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     steps = job_steps(SETTINGS)
-    public, private = steps["public_pretraining"], steps["dp_pretraining"]
+    public, private = steps["Public text only / pretraining"], steps["With DP / pretraining"]
     assert isinstance(public, PretrainSpec)
     assert isinstance(private, PretrainSpec)
     assert public.training.trained_parameters == "all"
@@ -65,7 +66,7 @@ def test_adapter_training_is_charged_and_exports_merged_model_and_adapter(
     # The base plus the exported adapter, (α / r)·B·A, is the released model.
     about = json.loads((alone / "adapter_config.json").read_text())
     adapter = load_file(alone / "adapter_model.safetensors")
-    start = to_hf(base.parameters, base.config)
+    start = tensors_to_hf(base.parameters, base.config)
     changed = 0
     for name, value in load_file(whole / "model.safetensors").items():
         module = f"base_model.model.{name.removesuffix('.weight')}"

@@ -33,12 +33,12 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     ledger = run_all(untracked, steps.values(), capfd)
     assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 2
 
-    folder = folder_of(steps["dp_pretraining"])
+    folder = folder_of(steps["With DP / pretraining"])
     model = load_model(folder)
     assert isinstance(model.config, Gpt2Config)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
     assert (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
-    result = result_of(steps["dp_pretraining"])
+    result = result_of(steps["With DP / pretraining"])
     assert len(result.releases) == 2  # the releases of the vocabulary and of the training
     assert json.loads((folder / "privacy_statement.json").read_text())["private"] is True
     labels = {m.name: m.label for m in result.metrics}
@@ -55,8 +55,8 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     assert "GPT-2, 1 layer × 64" in page
     assert "entity extraction" not in page  # the job has no entity extraction
 
-    audit = folder_of(steps["dp_exposure"])
-    read = result_of(steps["dp_exposure"])
+    audit = folder_of(steps["With DP / exposure"])
+    read = result_of(steps["With DP / exposure"])
     exposures = {m.name: m for m in read.metrics if m.name.startswith("exposure")}
     within = {name for name in exposures if "in_rows" in name or "/in rows/" in name}
     assert within and {exposures[name].label for name in within} == {"operator"}
@@ -82,7 +82,7 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     assert "The protocol was fixed before the training" in page
     assert "training rows" in page and "secrets of planted canaries" in page
 
-    (record,) = json.loads((folder_of(steps["dp_audit"]) / "findings_dp.json").read_text())
+    (record,) = json.loads((folder_of(steps["With DP / audit"]) / "findings_dp.json").read_text())
     assert record["verdict"] == "inconclusive"  # so few canaries could not refute such an ε
     assert record["interval"][0] <= record["ceiling"] <= result.facts["epsilon_training"]
     assert result.facts["plan"]["declared_units"] == SETTINGS.declared_units + 40
@@ -93,7 +93,7 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     # A fine-tuning step started by hand is refused before it charges or lists anything.
     spec = FinetuneSpec(
         made_up=True, device="cpu", seed=1,
-        model_uri=steps["dp_pretraining"].output, entities_uri=steps["private_store"].output,
+        model_uri=steps["With DP / pretraining"].output, entities_uri=steps["private_store"].output,
         epochs=1, training=TrainingConfig(), batches=BatchConfig(batch_size=1), sequence_length=16,
     )  # fmt: skip
     assert run(spec) == 2

@@ -1,11 +1,10 @@
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess
 from pathlib import Path
 
 import pytest
+from child_processes import completed, program
 
 SCRIPT = Path(__file__).parents[2] / "docker" / "ci"
 
@@ -14,11 +13,9 @@ SCRIPT = Path(__file__).parents[2] / "docker" / "ci"
 def test_docker_ci_without_an_engine_fails_in_continuous_integration(
     tmp_path: Path, ci: str, code: int
 ) -> None:
-    engine = tmp_path / "docker"
-    engine.write_text("#!/bin/sh\nexit 1\n")
-    engine.chmod(0o755)
+    program(tmp_path / "docker", "exit 1")
     environment = os.environ | {"PATH": f"{tmp_path}:{os.environ['PATH']}", "CI": ci}
-    answer = subprocess.run([SCRIPT], env=environment, capture_output=True, text=True, check=False)
+    answer = completed(SCRIPT, env=environment)
     assert answer.returncode == code
     assert "was NOT tried" in answer.stderr
 
@@ -39,16 +36,13 @@ def continuous_integration(folder: Path, make: str) -> subprocess.CompletedProce
     script = folder / "repository" / ".ci" / "run"
     shutil.copy(SCRIPT.parents[1] / ".ci" / "run", script)
     commands = folder / "bin"
-    commands.mkdir()
     for name, body in {"make": make, "docker": "exit 1", "apt-get": "exit 0"}.items():
-        (commands / name).write_text(f"#!/bin/sh\n{body}\n")
-        (commands / name).chmod(0o755)
+        program(commands / name, body)
     environment = os.environ | {
         "PATH": f"{commands}:{os.environ['PATH']}",
         "CONFIDE_ENGINE_FILES": str(folder / "no-engine"),
     }
-    words = ["bash", str(script)]
-    return subprocess.run(words, env=environment, capture_output=True, text=True, check=False)
+    return completed("bash", script, env=environment)
 
 
 @pytest.mark.parametrize("answered", [False, True])

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import re
 import subprocess
 from collections.abc import Iterator
@@ -9,6 +7,7 @@ from typing import Any
 import grimp
 import pytest
 import yaml
+from child_processes import program
 
 ROOT = Path(__file__).parents[2]
 COMPOSE = (ROOT / "docker-compose.yml").read_text()
@@ -107,7 +106,8 @@ def test_services_have_no_capabilities_no_new_privileges_and_no_root(service: st
     assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", user), "a number, so that Kubernetes can check it"
 
 
-def test_only_the_scheduler_mounts_the_docker_socket() -> None:
+def test_only_the_scheduler_mounts_the_docker_socket_and_the_steps_network_is_internal() -> None:
+    assert yaml.safe_load(COMPOSE)["networks"]["steps"]["internal"] is True
     holders = [n for n, s in SERVICES.items() if "docker.sock" in str(s.get("volumes"))]
     assert holders == ["scheduler"]
 
@@ -176,22 +176,15 @@ DIGEST = "sha256:" + "0123456789abcdef" * 4
 def test_make_env_pins_base_images_with_known_digests(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, known: bool
 ) -> None:
-    engine = tmp_path / "bin" / "docker"
-    engine.parent.mkdir()
     says = f"echo docker.io/library/python@{DIGEST}" if known else "echo; exit 0"
-    engine.write_text(f"#!/bin/sh\n{says}\n")
-    engine.chmod(0o755)
-    monkeypatch.setenv("PATH", str(engine.parent), prepend=":")
+    program(tmp_path / "bin" / "docker", says)
+    monkeypatch.setenv("PATH", str(tmp_path / "bin"), prepend=":")
     names = ("CONFIDE_PYTHON_IMAGE", "CONFIDE_POSTGRES_IMAGE")
     written = make_env(tmp_path)
     assert [name in written for name in names] == [known, known]
     if known:
         assert written["CONFIDE_PYTHON_IMAGE"] == f"python:3.11-slim-bookworm@{DIGEST}"
         assert written["CONFIDE_POSTGRES_IMAGE"] == f"postgres:15-bookworm@{DIGEST}"
-
-
-def test_network_of_the_steps_is_internal() -> None:
-    assert yaml.safe_load(COMPOSE)["networks"]["steps"]["internal"] is True
 
 
 @pytest.mark.parametrize("file", DOCKERFILES, ids=lambda f: f.name)

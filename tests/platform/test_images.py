@@ -4,20 +4,17 @@ The tests need a Docker engine and the images (`docker compose build`); a skippe
 reason.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re
 import shutil
-import subprocess
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from child_processes import wait_for
+from child_processes import completed, wait_for
 from test_sbom import faults
 
 ROOT = Path(__file__).parents[2]
@@ -61,7 +58,7 @@ print("\n".join(found))
 
 
 def docker(*words: str) -> str:
-    answer = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    answer = completed("docker", *words)
     assert answer.returncode == 0, answer.stderr
     return answer.stdout
 
@@ -69,13 +66,12 @@ def docker(*words: str) -> str:
 def available() -> str:
     if shutil.which("docker") is None:
         return "there is no docker command"
-    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode:
+    if completed("docker", "info").returncode:
         return "no Docker engine answers"
-    if subprocess.run(["docker", "buildx", "version"], capture_output=True, check=False).returncode:
+    if completed("docker", "buildx", "version").returncode:
         return "docker has no buildx, with which the images are built"
     for name in NAMES:
-        image = ["docker", "image", "inspect", f"confide-{name}:{TAG}"]
-        if subprocess.run(image, capture_output=True, check=False).returncode:
+        if completed("docker", "image", "inspect", f"confide-{name}:{TAG}").returncode:
             return f"the image confide-{name}:{TAG} is not built (docker compose build)"
     return ""
 
@@ -210,9 +206,8 @@ print([name for name in {without} if there(name)])
 def test_bytecode_is_compiled(name: str, module: str) -> None:
     program = f"import importlib.util as u; print(u.find_spec({module!r}).cached)"
     cached = python(f"confide-{name}:{TAG}", program).strip()
-    assert (
-        python(f"confide-{name}:{TAG}", f"import os; print(os.path.exists({cached!r}))") == "True\n"
-    )
+    exists = f"import os; print(os.path.exists({cached!r}))"
+    assert python(f"confide-{name}:{TAG}", exists) == "True\n"
 
 
 @pytest.mark.parametrize("name", ["task", "airflow"])
@@ -226,7 +221,7 @@ def test_change_of_code_reuses_the_environment_layer(name: str, tmp_path: Path) 
     tag = f"confide-test-{name}:{uuid.uuid4().hex[:12]}"
     words = ["docker", "build", "--progress=plain", f"--tag={tag}", "."]
     words += [f"--file=docker/{name}.Dockerfile"]
-    answer = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
+    answer = completed(*words, cwd=tmp_path)
     log = answer.stdout + answer.stderr
     try:
         assert answer.returncode == 0, log
@@ -238,7 +233,7 @@ def test_change_of_code_reuses_the_environment_layer(name: str, tmp_path: Path) 
         assert sizes
         assert all(unit != "MB" or float(size) < 5 for size, unit in sizes), sizes
     finally:
-        subprocess.run(["docker", "rmi", "-f", tag], capture_output=True, check=False)
+        completed("docker", "rmi", "-f", tag)
 
 
 @pytest.mark.parametrize("name", ["task", "airflow"])
@@ -255,7 +250,7 @@ def test_code_is_in_small_separate_layers(name: str) -> None:
 def container() -> Iterator[str]:
     name = f"confide-test-{uuid.uuid4().hex[:12]}"
     yield name
-    subprocess.run(["docker", "rm", "-f", name], capture_output=True, check=False)
+    completed("docker", "rm", "-f", name)
 
 
 def test_first_process_forwards_sigterm(container: str) -> None:

@@ -3,8 +3,6 @@
 Its fields were compared with KubeRay's published schema; no Kubernetes cluster has run it.
 """
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -3,15 +3,13 @@
 As for `test_stack.py`, `docker/ci` starts the stack; the restored stack is a separate project.
 """
 
-from __future__ import annotations
-
 import os
 import re
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from child_processes import completed
 from running_stack import LONGEST, PROJECT, ROOT, TAG, TINY, Stack, on_the_stack
 
 pytestmark = on_the_stack("no backup is made")
@@ -31,19 +29,12 @@ def commands(number: int, project: str) -> str:
 
 
 def shell(words: str, folder: Path, project: str) -> str:
-    environment = {
+    environment = os.environ | {
         "COMPOSE_PROJECT_NAME": project,
         "COMPOSE_FILE": str(ROOT / "docker-compose.yml"),
+        "COMPOSE_ENV_FILES": str(ROOT / ".env"),
     }
-    environment["COMPOSE_ENV_FILES"] = str(ROOT / ".env")
-    answer = subprocess.run(
-        ["bash", "-euo", "pipefail", "-c", words],
-        cwd=folder,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    answer = completed("bash", "-euo", "pipefail", "-c", words, cwd=folder, env=environment)
     assert answer.returncode == 0, answer.stderr[-2000:]
     return answer.stdout
 

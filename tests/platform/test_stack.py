@@ -3,18 +3,15 @@
 `docker/ci` starts the stack and sets CONFIDE_STACK; without it these tests are skipped.
 """
 
-from __future__ import annotations
-
 import json
 import os
-import subprocess
 import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
-from child_processes import wait_for
+from child_processes import completed, wait_for
 from running_stack import (
     DISTURBED,
     LONGEST,
@@ -31,10 +28,8 @@ from running_stack import (
 pytestmark = on_the_stack("compose is NOT tried")
 
 COURIER = 60  # seconds between deliveries
-PHRASES = ("phrases_pretraining", "phrases_finetuning", "phrases_exposure")
-MEMBERSHIP = tuple(f"{kind}_membership" for kind in ("public", "phrases", "dp", "nonprivate"))
-KEPT = {"kept.exposure", "kept.finetuning"}
-FURTHER = {f"more.dp_{step}" for step in ("pretraining", "exposure", "finetuning", "membership")}
+MODELS = ("Public text only", "With DP", "Without privacy")
+OPTIONAL = {f"{audit} · {model}" for audit in ("membership", "audit") for model in MODELS}
 
 
 @pytest.fixture(scope="module")
@@ -54,7 +49,7 @@ def run(stack: Stack, started: str) -> str:
     state = stack.wait("dp_bert", started, LONGEST)
     tasks = stack.tasks("dp_bert", started)
     bad = [n for n, t in tasks.items() if t["state"] == "failed"]
-    logs = "\n".join(stack.log("dp_bert", started, n, tasks[n]["try_number"]) for n in bad)
+    logs = "\n".join(stack.log("dp_bert", started, name) for name in bad)
     assert state == "success", f"{state}: {bad}\n{logs}"
     return started
 
@@ -85,7 +80,7 @@ def test_invalid_value_is_refused_with_its_reason(stack: Stack, setting: str, va
 def test_network_of_the_steps_has_no_internet_access(stack: Stack) -> None:
     program = "import socket; socket.create_connection(('1.1.1.1', 443), timeout=3)"
     words = ["run", "--rm", f"--network={PROJECT}_steps", f"confide-task:{TAG}", "-c", program]
-    answer = subprocess.run(["docker", *words], capture_output=True, text=True, check=False)
+    answer = completed("docker", *words)
     assert answer.returncode == 1
     assert "OSError" in answer.stderr or "timed out" in answer.stderr
 
@@ -123,7 +118,7 @@ def test_undisturbed_job_has_identical_results_without_a_charge(
         pytest.skip("SKIPPED: no job was disturbed before this one")
     disturbed = json.loads(DISTURBED.read_text())
     undisturbed = stack.runs("dp_bert")[1]["dag_run_id"]
-    assert "done before" not in stack.log("dp_bert", undisturbed, "dp_pretraining")
+    assert "done before" not in stack.log("dp_bert", undisturbed, "pretraining · With DP")
     checksums = stack.left("checksums.json", stack.outputs("dp_bert", undisturbed))
     assert checksums.keys() == disturbed["checksums"].keys()
     for task in checksums.keys() - {"report"}:  # the report names its run and its date
@@ -134,23 +129,11 @@ def test_undisturbed_job_has_identical_results_without_a_charge(
 def test_every_requested_step_ran_in_a_container(stack: Stack, run: str) -> None:
     tasks = stack.tasks("dp_bert", run)
     skipped = {name for name, task in tasks.items() if task["state"] == "skipped"}
-    assert skipped == {
-        "checkpoint",
-        "phrases",
-        "written_text",
-        "phrases_store",
-        *PHRASES,
-        *MEMBERSHIP,
-        *FURTHER,
-        *KEPT,
-        "dp_audit",
-    }
+    first = {"checkpoint", "phrases", "written_text", "phrases_store", "phrases_pretraining"}
+    assert skipped == first | OPTIONAL
     assert {t["state"] for name, t in tasks.items() if name not in skipped} == {"success"}
-    assert tasks.keys() - skipped - stack.steps("dp_bert", run).keys() == {
-        "settings",
-        "kept_models",
-        "outcome",
-    }
+    others = {"settings", "trainings", "models", "fine_tunings", "measured", "outcome"}
+    assert tasks.keys() - skipped - stack.steps("dp_bert", run).keys() == others
     assert step_containers(run) == []
 
 
@@ -167,7 +150,7 @@ def test_repeated_job_costs_nothing(stack: Stack, run: str, before: list[list[st
     others = [r for r in stack.runs("dp_bert") if r["dag_run_id"] != run]
     if not others[DISTURBED.exists() :]:  # the results of the disturbed job were deleted
         pytest.skip("SKIPPED: this job found no results, and had to make its own")
-    assert "done before" in stack.log("dp_bert", run, "dp_pretraining")
+    assert "done before" in stack.log("dp_bert", run, "pretraining · With DP")
     assert stack.ledger("select * from entries order by 1") == before
 
 
@@ -292,35 +275,30 @@ def test_probe_detects_seeds_and_ledger_access_of_a_charging_step(stack: Stack, 
 # --- last: the events of the cancelled run have been delivered meanwhile
 
 
-def by_name(findings: str) -> dict[str, dict[str, Any]]:
-    return {finding["name"]: finding for finding in json.loads(findings)["findings"]}
-
-
 def doctor_as_a_step(stack: Stack) -> dict[str, dict[str, Any]]:
     words = ("-m", "tasks.cli", "doctor", "--json")
     return by_name(stack.compose("run", "--rm", "--no-deps", "-T", "prepare", *words))
+
+
+def by_name(findings: str) -> dict[str, dict[str, Any]]:
+    return {finding["name"]: finding for finding in json.loads(findings)["findings"]}
 
 
 def test_doctor_finds_no_fault(stack: Stack, run: str, tmp_path: Path) -> None:
     # The MLflow sync delivers the events of the cancelled run once a minute.
     wait_for(lambda: doctor_as_a_step(stack)["event logs"]["ok"], 3 * COURIER, pause=5)
     as_a_step = doctor_as_a_step(stack)
-    environment = {
+    environment = os.environ | {
         "CONFIDE_HOME": str(tmp_path),
         "CONFIDE_AIRFLOW_API": stack.airflow,
         "CONFIDE_AIRFLOW_PASSWORD": stack.secrets["AIRFLOW_PASSWORD"],
     }
-    from_outside = subprocess.run(
-        [sys.executable, "-m", "tasks.cli", "doctor", "--json"],
-        cwd=ROOT,
-        env=os.environ | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout
+    words = (sys.executable, "-m", "tasks.cli", "doctor", "--json")
+    from_outside = completed(*words, cwd=ROOT, env=environment)
+    assert from_outside.returncode == 0, from_outside.stderr
     for findings, expected in (
         (as_a_step, {"ledger", "store", "MLflow", "event logs", "privacy seeds", "clock"}),
-        (by_name(from_outside), {"Airflow", "pool training"}),
+        (by_name(from_outside.stdout), {"Airflow", "pool training"}),
     ):
         assert findings.keys() >= expected
         assert [finding for finding in findings.values() if not finding["ok"]] == []

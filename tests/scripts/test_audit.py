@@ -1,8 +1,8 @@
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+from child_processes import completed
 
 SCRIPT = Path(__file__).resolve().parents[2] / "scripts" / "audit"
 VULNERABLE = 'echo "Name Version ID"; echo "bad 2.0 PYSEC-1"; exit 1'
@@ -21,28 +21,24 @@ def audit(folder, installer=FINE, task=FINE, *options, script=SCRIPT):
         (folder / "requirements" / f"{name}.txt").touch()
     tool.write_text(f"#!/bin/bash\nif [[ $2 = *task* ]]; then {task}; else {installer}; fi\n")
     tool.chmod(0o755)
-    words = [folder / "scripts" / "audit", *options]
-    return subprocess.run(words, capture_output=True, text=True, check=False)
+    return completed(folder / "scripts" / "audit", *options)
 
 
-def test_known_vulnerability_fails_the_check(tmp_path):
-    answer = audit(tmp_path, FINE, VULNERABLE)
+@pytest.mark.parametrize("before", ["", f"{UNKNOWN}; "])
+def test_known_vulnerability_fails_the_check_even_with_an_unknown_package(tmp_path, before):
+    answer = audit(tmp_path, FINE, before + VULNERABLE)
     assert answer.returncode == 1
-    assert "requirements/task.txt\nName Version ID\nbad 2.0 PYSEC-1" in answer.stdout
+    assert "requirements/task.txt\n" in answer.stdout
+    assert "Name Version ID\nbad 2.0 PYSEC-1" in answer.stdout
 
 
 @pytest.mark.parametrize(
     ("accepted", "fails"),
-    [
-        ("PYSEC-1=2999-01-01", 0),
-        ("PYSEC-1=2020-01-01", 1),
-        ("PYSEC-1", 1),
-        ("PYSEC-2=2999-01-01", 1),
-    ],
+    [("1=2999-01-01", 0), ("1=2020-01-01", 1), ("1", 1), ("2=2999-01-01", 1)],
 )
 def test_accepted_vulnerability_is_accepted_until_its_date(tmp_path, accepted, fails):
     script = tmp_path / "audit"
-    script.write_text(SCRIPT.read_text().replace("accepted=(", f"accepted=({accepted}", 1))
+    script.write_text(SCRIPT.read_text().replace("accepted=(", f"accepted=(PYSEC-{accepted}", 1))
     script.chmod(0o755)
     answering = f'if [[ "$*" = *"--ignore-vuln PYSEC-1"* ]]; then {FINE}; else {VULNERABLE}; fi'
     assert audit(tmp_path / "checkout", FINE, answering, script=script).returncode == fails
@@ -65,9 +61,3 @@ def test_audit_without_an_answering_service_reports_not_audited(tmp_path, instal
     assert answer.returncode == len(options)
     assert answer.stderr.count("NOT AUDITED") == 1
     assert "Audited" not in answer.stdout
-
-
-def test_vulnerability_fails_even_with_an_unknown_package(tmp_path):
-    answer = audit(tmp_path, FINE, f"{UNKNOWN}; {VULNERABLE}")
-    assert answer.returncode == 1
-    assert "PYSEC-1" in answer.stdout

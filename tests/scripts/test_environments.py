@@ -1,26 +1,24 @@
-import importlib.util
-import subprocess
 import sys
-import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
+from child_processes import completed, program
+
+from scripts import environments as script
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture
-def environments(tmp_path):
-    file = CHECKOUT / "scripts" / "environments.py"
-    spec = importlib.util.spec_from_file_location("environments", file)
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    module.VENVS, module.LOCKS = tmp_path / ".venv", tmp_path / "requirements"
-    module.LOCKS.mkdir()
+def environments(tmp_path, monkeypatch):
+    monkeypatch.setattr(script, "VENVS", tmp_path / ".venv")
+    monkeypatch.setattr(script, "LOCKS", tmp_path / "requirements")
+    script.LOCKS.mkdir()
     for name in ("installer", "task", "task-dev", "orchestrator"):
-        (module.LOCKS / f"{name}.txt").write_text(f"# {name}\n")
-    return module
+        (script.LOCKS / f"{name}.txt").write_text(f"# {name}\n")
+    return script
 
 
 PIP_CONFIG = """\
@@ -47,6 +45,8 @@ def test_uv_receives_the_settings_of_pip(environments):
         ("UV_HTTP_TIMEOUT", "180"),
         ("UV_PYTHON_DOWNLOADS", "never"),
     }
+    given = {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE"}
+    assert given.isdisjoint(environments.uv_settings(""))
 
 
 def test_uv_settings_of_the_user_override_settings_of_pip(environments, monkeypatch):
@@ -57,11 +57,6 @@ def test_uv_settings_of_the_user_override_settings_of_pip(environments, monkeypa
     monkeypatch.setenv("UV_INDEX", "https://mine.example")
     environments.uv("sync")
     assert (received["UV_INDEX"], received["CERT"]) == ("https://mine.example", "x")
-
-
-def test_uv_receives_no_index_without_settings_of_pip(environments):
-    settings = environments.uv_settings("")
-    assert not {"UV_DEFAULT_INDEX", "UV_INDEX", "UV_FIND_LINKS", "SSL_CERT_FILE"} & set(settings)
 
 
 class Commands:
@@ -87,7 +82,7 @@ class Commands:
 
 @pytest.fixture
 def commands(environments, monkeypatch):
-    environments.INSTALLER = environments.VENVS / "installer" / "bin"
+    monkeypatch.setattr(environments, "INSTALLER", environments.VENVS / "installer" / "bin")
     monkeypatch.setattr(environments, "run", fake := Commands())
     return fake
 
@@ -124,14 +119,11 @@ def test_interrupted_setup_is_repeated(environments, commands, monkeypatch):
     assert [lock for _, lock in commands.installed[1:]] == ["task", "task"]
 
 
-def test_pip_installs_if_uv_fails(environments, commands):
+def test_pip_installs_if_uv_fails_and_failure_of_both_ends_with_the_fix(environments, commands):
     commands.fails = {"uv"}
     environments.ensure("orchestrator")
     assert commands.installed[1:] == [("uv", "orchestrator"), ("python", "orchestrator")]
     assert environments.holds(environments.VENVS / "orchestrator", "orchestrator")
-
-
-def test_failure_of_uv_and_pip_ends_with_one_line_and_its_fix(environments, commands):
     commands.fails = {"uv", "python"}
     with pytest.raises(SystemExit, match="pip config list"):
         environments.ensure("task")
@@ -139,33 +131,18 @@ def test_failure_of_uv_and_pip_ends_with_one_line_and_its_fix(environments, comm
 
 
 def test_two_concurrent_setups_make_one_installer(environments, commands):
-    both = [
-        threading.Thread(target=environments.ensure, args=[name])
-        for name in ("task", "orchestrator")
-    ]
-    for setup in both:
-        setup.start()
-    for setup in both:
-        setup.join()
+    with ThreadPoolExecutor(2) as both:
+        list(both.map(environments.ensure, ("task", "orchestrator")))
     assert sorted(commands.venvs) == ["installer", "orchestrator", "task"]
 
 
 def test_missing_python_3_11_ends_with_one_line(tmp_path):
     for name in ("python3.11", "python3", "python"):
-        other = tmp_path / name
-        other.write_text("#!/bin/sh\nexit 1\n")  # the probe's exit code for another version
-        other.chmod(0o755)
+        program(tmp_path / name, "exit 1")  # the probe's exit code for another version
     (tmp_path / "bash").symlink_to("/bin/bash")
-    answer = subprocess.run(
-        ["/bin/bash", CHECKOUT / "scripts" / "python3.11", "-V"],
-        env={"PATH": str(tmp_path)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert answer.returncode == 1
-    assert answer.stdout == ""
-    assert answer.stderr.count("\n") == 1
+    finder = CHECKOUT / "scripts" / "python3.11"
+    answer = completed("/bin/bash", finder, "-V", env={"PATH": str(tmp_path)})
+    assert (answer.returncode, answer.stdout, answer.stderr.count("\n")) == (1, "", 1)
     assert "Python 3.11 is needed" in answer.stderr
 
 

@@ -1,16 +1,12 @@
-from __future__ import annotations
-
-import importlib.util
-import sys
 import tomllib
 from collections import Counter
 from dataclasses import replace
 from datetime import date, timedelta
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
+from scripts import mutants
 from scripts.shares import numbered, share_of
 
 CHECKOUT = Path(__file__).resolve().parents[2]
@@ -40,40 +36,25 @@ why = "It doubles."
 """
 
 
-@pytest.fixture(scope="module")
-def mutants() -> ModuleType:
-    path = CHECKOUT / "scripts" / "mutants.py"
-    spec = importlib.util.spec_from_file_location("planted_bugs", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["planted_bugs"] = module
-    spec.loader.exec_module(module)
-    return module
-
-
 @pytest.fixture
-def project(tmp_path: Path, mutants: ModuleType, monkeypatch: pytest.MonkeyPatch) -> Path:
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A project with one function and three tests, which imports no slow library."""
     (tmp_path / "code_under_test.py").write_text(CODE)
     (tmp_path / "test_it.py").write_text(TESTS)
     (tmp_path / mutants.DATA).mkdir(parents=True)
     monkeypatch.setattr(mutants, "ROOT", tmp_path)
     monkeypatch.setattr(mutants, "warm", lambda: None)
-    monkeypatch.setattr(
-        mutants,
-        "files_of_tree",
-        lambda: ["code_under_test.py", "test_it.py"],
-    )
+    files = ["code_under_test.py", "test_it.py"]
+    monkeypatch.setattr(mutants, "files_of_tree", lambda: files)
     return tmp_path
 
 
-def plant(project: Path, mutants: ModuleType, name: str, planted: str, test: str) -> None:
+def plant(project: Path, name: str, planted: str, test: str) -> None:
     with (project / mutants.DATA / "room.toml").open("a") as file:
         file.write(BUG.format(name=name, planted=planted, test=test))
 
 
-def test_every_room_has_planted_bugs_with_a_reason(mutants: ModuleType) -> None:
+def test_every_room_has_planted_bugs_with_a_reason() -> None:
     bugs = mutants.load(CHECKOUT)
     assert len(bugs) >= 80
     rooms = Counter(mutant.room for mutant in bugs)
@@ -83,64 +64,52 @@ def test_every_room_has_planted_bugs_with_a_reason(mutants: ModuleType) -> None:
     assert all(mutant.why for mutant in bugs)
 
 
-def test_example_of_contributing_page_is_a_planted_bug(mutants: ModuleType) -> None:
+def test_example_of_contributing_page_is_a_planted_bug() -> None:
     page = (CHECKOUT / "CONTRIBUTING.md").read_text()
     (example,) = tomllib.loads(page.partition("```toml\n")[2].partition("```")[0])["bug"]
     named = {mutant.name: mutant for mutant in mutants.load(CHECKOUT)}
-    assert (
-        vars(named[example["name"]]).items()
-        >= (example | {"tests": tuple(example["tests"])}).items()
-    )
-
-
-def test_bug_that_a_test_detects_is_caught(
-    project: Path, mutants: ModuleType, capsys: pytest.CaptureFixture[str]
-) -> None:
-    plant(project, mutants, "triples", "3 * x", "test_it_doubles")
-    assert mutants.main(["--workers", "1"]) == 0
-    output = capsys.readouterr().out
-    assert "triples caught" in output
-    assert "1 of 1 caught" in output
-    assert (project / "code_under_test.py").read_text() == CODE
+    written = example | {"tests": tuple(example["tests"])}
+    assert vars(named[example["name"]]).items() >= written.items()
 
 
 @pytest.mark.parametrize(
-    ("planted", "test", "word"),
+    ("planted", "test", "code", "word"),
     [
-        ("3 * x", "test_nothing", "SURVIVED"),
-        ("3 * x", "test_skipped", "EVERY TEST WAS SKIPPED"),
-        ("2 * y", "test_it_doubles", "THE PLANTED TEXT IS BROKEN: NAMEERROR"),
-        ("3 * x", "test_that_is_not_there", "COULD NOT RUN THE TESTS"),
+        ("3 * x", "test_it_doubles", 0, "triples caught"),
+        ("3 * x", "test_nothing", 1, "SURVIVED"),
+        ("3 * x", "test_skipped", 1, "EVERY TEST WAS SKIPPED"),
+        ("2 * y", "test_it_doubles", 1, "THE PLANTED TEXT IS BROKEN: NAMEERROR"),
+        ("3 * x", "test_that_is_not_there", 1, "COULD NOT RUN THE TESTS"),
     ],
 )
 def test_bug_that_no_test_detects_fails_the_run(
     project: Path,
-    mutants: ModuleType,
     capsys: pytest.CaptureFixture[str],
     planted: str,
     test: str,
+    code: int,
     word: str,
 ) -> None:
-    plant(project, mutants, "triples", planted, test)
-    assert mutants.main(["--workers", "1"]) == 1
+    plant(project, "triples", planted, test)
+    assert mutants.main(["--workers", "1"]) == code
     output = capsys.readouterr().out
-    assert word in output
-    assert "0 of 1 caught" in output
+    assert word in output and f"{1 - code} of 1 caught" in output
+    assert (project / "code_under_test.py").read_text() == CODE
 
 
 def test_failing_test_without_planted_bug_fails_the_run(
-    project: Path, mutants: ModuleType, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (project / "test_it.py").write_text(TESTS.replace("== 6", "== 7"))
-    plant(project, mutants, "triples", "3 * x", "test_it_doubles")
+    plant(project, "triples", "3 * x", "test_it_doubles")
     assert mutants.main(["--workers", "1"]) == 1
     assert "without any bug" in capsys.readouterr().out
 
 
 def test_bug_that_cannot_be_planted_is_named(
-    project: Path, mutants: ModuleType, capsys: pytest.CaptureFixture[str]
+    project: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    plant(project, mutants, "gone", "3 * x", "test_it_doubles")
+    plant(project, "gone", "3 * x", "test_it_doubles")
     (project / "code_under_test.py").write_text(CODE.replace("2 * x", "x + x"))
     assert mutants.main([]) == 1
     assert "gone: its `now` occurs 0 times" in capsys.readouterr().err
@@ -158,14 +127,14 @@ def test_bug_that_cannot_be_planted_is_named(
     ],
 )
 def test_stale_bug_is_reported_with_its_reason(
-    project: Path, mutants: ModuleType, change: dict[str, object], word: str
+    project: Path, change: dict[str, object], word: str
 ) -> None:
     bug = mutants.Mutant("room", "bug", "code_under_test.py", "2 * x", "3 * x", ("test_it.py",), "")
     assert mutants.stale(project, bug) == ""
     assert word in mutants.stale(project, replace(bug, **change))
 
 
-def test_only_chooses_a_room_or_bugs_by_name(mutants: ModuleType) -> None:
+def test_only_chooses_a_room_or_bugs_by_name() -> None:
     bugs = [mutants.Mutant(r, f"{r} {n}", "", "", "", (), "") for r in "ab" for n in range(7)]
     assert len(mutants.chosen(bugs, "a")) == 7
     assert [bug.name for bug in mutants.chosen(bugs, "b 3")] == ["b 3"]

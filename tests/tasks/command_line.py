@@ -1,7 +1,5 @@
 """Calls the command line `confide` within the test process."""
 
-from __future__ import annotations
-
 import json
 import sys
 from dataclasses import dataclass

@@ -9,14 +9,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from dp_core.audit.protocol import AuditRecord
+from release_examples import record
+from step_outputs import publish_findings
+
+from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.privacy import check_evidence
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.evidence.pack import write_pack
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
-from tasks.results import write_statement
+from tasks.results import PROBES, SUBJECT, write_statement
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import RESULT, Store
 
@@ -55,7 +58,6 @@ def settled(
     dataset: str = "notes",
     spec_hash: str = SPEC,
     settle: bool = True,
-    delta: float = 1e-6,
     unit: PrivacyUnit = UNIT,
 ) -> list[ReleaseRecord]:
     """Charge releases as one plan; the last release belongs to the step of the model."""
@@ -65,7 +67,7 @@ def settled(
     seeds, key = SeedStore(deployment.seeds), f"{SECRET} 14:03:59 · {dataset}"
     hashes = [f"{number}" * 64 for number in range(len(events) - 1)] + [spec_hash]
     planned = [
-        Entry(dataset, unit, event, delta, hash_of_spec, key, key)
+        Entry(dataset, unit, event, 1e-6, hash_of_spec, key, key)
         for event, hash_of_spec in zip(events, hashes, strict=True)
     ]
     ledger.register_plan(planned)
@@ -75,20 +77,8 @@ def settled(
         ledger.seed(entry, seeds, b"manifest")
         if settle:
             entry = ledger.settle(entry.id, released=b"what came out")
-        records.append(
-            ReleaseRecord(
-                ledger_id=entry.id,
-                dataset=dataset,
-                unit=unit.value,
-                event=entry.event.to_json(),
-                epsilon=0.5,
-                epsilon_rdp=0.6,
-                delta=delta,
-                plan=entry.plan_key,
-                released=entry.released_hash,
-                declared_units=UNITS,
-            )
-        )
+        more = {"plan": entry.plan_key, "released": entry.released_hash, "declared_units": UNITS}
+        records.append(record(entry.id, entry.event, dataset, **more))
     return records
 
 
@@ -98,17 +88,12 @@ def released_model(
     *,
     name: str = "a" * 16,
     weights: bytes = b"weights",
-    spec_hash: str = SPEC,
     step: str = "pretrain",
     plan: Mapping[str, Any] | None = PLAN,
     kept: Mapping[str, bytes] = {},
     **facts: Any,
 ) -> str:
-    """Publish a model that descends from these releases; return its URI.
-
-    Args:
-        kept: folder -> weights, of models that the training kept at earlier updates.
-    """
+    """Publish a model that descends from these releases; `kept` has earlier weights by folder."""
     store, folder = store_of(deployment), deployment.home / "made" / name
     after = [int(name.split("/")[1]) for name in kept]
     if kept:
@@ -121,12 +106,16 @@ def released_model(
         write_statement(model_folder, releases, made_up=False, released_after=after)
     uri = f"store://{step}/{name}"
     store.publish(folder, uri)
-    write_result(
-        store,
-        uri,
-        releases,
-        spec_hash,
-        {
+    result = StepResult(
+        step=step,
+        spec_hash=SPEC,
+        outputs={},
+        metrics=[
+            MetricRecord(name="mlm_accuracy_public", value=0.25, label="dp"),
+            MetricRecord(name=f"f1/{SECRET}", value=0.75, label="operator"),
+        ],
+        releases=list(releases),
+        facts={
             "shape": {"kind": "bert", "layers": 2, "hidden": 128},
             "parameters": 7,
             "weights_digest": hashlib.sha256(weights).hexdigest(),
@@ -134,31 +123,25 @@ def released_model(
             "made_up": False,
             **facts,
         },
-    )
-    return uri
-
-
-def write_result(
-    store: Store,
-    uri: str,
-    releases: Sequence[ReleaseRecord],
-    spec_hash: str = SPEC,
-    facts: Mapping[str, Any] = {},
-) -> None:
-    result = StepResult(
-        step=uri.split("/")[-2],
-        spec_hash=spec_hash,
-        outputs={},
-        metrics=[
-            MetricRecord(name="mlm_accuracy_public", value=0.25, label="dp"),
-            MetricRecord(name=f"f1/{SECRET}", value=0.75, label="operator"),
-        ],
-        releases=list(releases),
-        facts=dict(facts),
         seconds=12345.678,
         versions={"python": "3.11.7"},
     )
     store.write(f"{uri}/{RESULT}", result.model_dump_json().encode())
+    return uri
+
+
+def publish_audit(
+    deployment: Deployment,
+    findings: Sequence[Finding],
+    subject: str,
+    *,
+    step: str = "audit",
+    name: str = "a",
+) -> str:
+    """Publish the findings of an audit step on the model with these weights."""
+    folder, uri = deployment.home / "made" / f"{step}-{name}", f"store://{step}/{name * 16}"
+    facts = {SUBJECT: subject, PROBES: "c", "made_up": False}
+    return publish_findings(store_of(deployment), uri, folder, findings, **facts)
 
 
 def pack_of(

@@ -1,5 +1,3 @@
-"""Releases of the data set `notes`, and a step context that suffices to charge one."""
-
 from __future__ import annotations
 
 import math
@@ -38,7 +36,6 @@ def record(
 
 
 def hold(deployment: Deployment, records: Iterable[ReleaseRecord]) -> None:
-    """Write settled entries with the ids of these records into the ledger."""
     ledger = Ledger.open(deployment.ledger)
     for release in records:
         if release.dataset not in ledger.datasets():
@@ -58,7 +55,6 @@ def hold(deployment: Deployment, records: Iterable[ReleaseRecord]) -> None:
 def bench_of(
     deployment: Deployment, spec_hash: str = "a" * 64, made_up: bool = False, run: str = "run"
 ) -> StepContext:
-    """Return the context of a step with that spec hash."""
     releases: list[ReleaseRecord] = []
     measured: dict[str, Labelled] = {}
     context = SimpleNamespace(
@@ -79,7 +75,6 @@ def bench_of(
 
 
 def charged(context: StepContext, content: bytes = b"m", **more: Any) -> Charge:
-    """Charge a training on `notes`."""
     event = PoissonGaussian.single(0.01, 2.0, 100, unit=UNIT)
     fields = {
         "dataset": "notes",

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -158,10 +156,7 @@ def test_calibration_keeps_the_budget_over_all_releases():
     assert delta <= 7.77e-6
     total = epsilon_pld(compose(vocabulary.event, spending.training.event()), delta)
     assert 0.99 * 5.0 < total <= 5.0
-
-
-def test_calibration_to_the_present_cost_changes_no_delta():
-    now = RunReleases.of(SMALL)
+    now = RunReleases.of(SMALL)  # a budget of the present cost changes nothing
     same = calibrated(SMALL, PrivacyBudget(now.epsilon, now.delta))
     assert (same.delta, same.vocabulary_delta) == (SMALL.delta, SMALL.vocabulary_delta)
     assert same.noise_multiplier == pytest.approx(SMALL.noise_multiplier, rel=1e-3)

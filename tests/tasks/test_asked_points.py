@@ -1,5 +1,3 @@
-"""Sweep points that Optuna proposes: charged in advance, and chosen without operator metrics."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator
@@ -75,9 +73,8 @@ def run(
 
 
 def of_kind(kind: type[StepSpec], steps: Steps) -> list[Any]:
-    return [
-        s for _, task, s in steps if isinstance(s, kind) and task in ("pretraining", "finetuning")
-    ]
+    of_kind = [s for _, _, s in steps if isinstance(s, kind)]
+    return [s for s in of_kind if kind is FinetuneSpec or s.charges]
 
 
 def test_cost_of_a_search_is_registered_before_the_first_point(
@@ -123,17 +120,18 @@ def test_each_training_descends_from_the_scores_that_chose_it(
 
 
 def test_total_of_a_later_point_includes_earlier_points(deployment: Deployment) -> None:
-    context = bench_of(deployment)
+    context = StepContext.__new__(StepContext)
+    context.store, context.releases = Store(deployment.store, deployment.cache), []
     result = StepResult(
         step="finetune", spec_hash="x", outputs={}, metrics=[], facts={},
         releases=[record("entry", COSTLIEST)],
     )  # fmt: skip
     earlier = f"{deployment.store}/told"
     context.store.write(f"{earlier}/result.json", result.model_dump_json().encode())
-    StepContext.descends_from_choice(context, [earlier])
+    context.descends_from_choice([earlier])
     assert context.releases == result.releases
     with pytest.raises(BadInput, match="no result there"):
-        StepContext.descends_from_choice(context, [f"{earlier}-not"])
+        context.descends_from_choice([f"{earlier}-not"])
 
 
 @pytest.mark.parametrize("stopped_after", [1, 16])

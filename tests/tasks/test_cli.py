@@ -1,17 +1,15 @@
-from __future__ import annotations
-
 import ast
 import errno
 import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import pytest
+from child_processes import completed
 from command_line import Confide, set_options
 
 from dp_core.errors import OUT_OF_MEMORY, fault_line
@@ -343,7 +341,7 @@ def test_steps_with_a_result_and_light_commands_import_no_heavy_libraries(
         "print(sorted(heavy & set(sys.modules)), file=sys.stderr)\n"
     )
     command = [sys.executable, "-c", script, *words]
-    done = subprocess.run(command, capture_output=True, text=True, check=True, env=os.environ)
+    done = completed(*command)
     assert set(ast.literal_eval(done.stderr.strip().splitlines()[-1])) <= permitted
 
 
@@ -381,9 +379,7 @@ def test_faults_with_little_memory_read_no_source_file() -> None:
         "cli.cli.main = exhaust\n"
         "sys.exit(cli.main())\n"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, env=os.environ, timeout=60
-    )
+    done = completed(sys.executable, "-c", script, timeout=60)
     assert (done.returncode, done.stderr) == (1, f"confide: {OUT_OF_MEMORY}\n")
 
 

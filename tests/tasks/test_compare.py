@@ -1,9 +1,8 @@
-"""`confide compare`: runs by their reports, and differences in F1 with significance by document."""
-
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +10,8 @@ import pytest
 from command_line import Confide
 from step_outputs import publish
 
+from dp_core.labels import Label
+from tasks.report.tables import Cell, bits, withheld
 from tasks.results import FIGURES_FILE
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import RESULT, Store
@@ -38,19 +39,19 @@ class Reports:
             counts = {str(i): (int(i < (right or 0)), 1, 1) for i in range(400)}
             publish(self.store, uri, **({} if right is None else {"documents": counts}))
             finetuned[name] = [{"uri": uri, "seed": "", "fold": 0, "start": ""}]
-            figures[name] = {"epsilon": {"value": "inf", "label": "public"}}
-            figures[name]["f1"] = {"value": str((right or 0) / 400), "label": "dp"}
+            figures[name] = {"ε": Cell("∞", label=Label.PUBLIC)}
+            figures[name]["F1, %"] = Cell(f"{(right or 0) / 4:.1f}", label=Label.DP)
         uri, made = f"store://report/{self.count:016}", self.folder / str(self.count)
         for edition in EDITIONS:
             (made / edition).mkdir(parents=True)
-            shown = {name: dict(figures_of) for name, figures_of in figures.items()}
-            for figures_of in shown.values():
-                secret = edition == "report"
-                figures_of["exposure"] = (
-                    {"withheld": True} if secret else {"value": "7", "label": "operator"}
-                )
-            leakage_rows = [] if edition == "report" else leakage
-            written = {"settings": settings, "models": shown, "leakage": leakage_rows}
+            hidden = edition == "report"
+            exposure = withheld() if hidden else bits(7, Label.OPERATOR)
+            shown = {
+                model: {title: asdict(cell) for title, cell in (cells | {"bits": exposure}).items()}
+                for model, cells in figures.items()
+            }
+            leakages = [] if hidden else leakage
+            written = {"settings": settings, "models": shown, "leakage": leakages}
             (made / edition / FIGURES_FILE).write_text(json.dumps(written))
         created = f"2026-01-0{self.count}T10:11:12"
         publish(self.store, uri, made, created=created, finetuned=finetuned)
@@ -127,9 +128,8 @@ def test_models_are_compared_with_the_first_of_their_run_or_of_their_name(
 def test_operator_figures_need_the_operator_option(reports: Reports, confide: Confide) -> None:
     reports.add({}, {"With DP": 200})
     shown, whole = (confide.json("compare", "0", *more) for more in ([], ["--operator"]))
-    (exposure,) = [run["models"]["With DP"]["exposure"] for run in shown["runs"]]
-    assert exposure == {"withheld": True}
-    assert whole["runs"][0]["models"]["With DP"]["exposure"]["value"] == "7"
+    hidden, exposure = (answer["runs"][0]["models"]["With DP"]["bits"] for answer in (shown, whole))
+    assert (hidden["value"], hidden["withheld"], exposure["value"]) == (None, True, 7)
     # The end time to the second would reveal the size of the data.
     assert (shown["runs"][0]["created"], whole["runs"][0]["created"][10:]) == (
         "2026-01-01", "T10:11:12",

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import dataclass
@@ -36,9 +34,7 @@ LABELS = "The O\npatient O\nhad O\nfever B-problem\n\n".replace(" ", "\t")
 
 
 @pytest.fixture(autouse=True)
-def home(
-    deployment: Deployment, at_home: None, as_in_a_process: None, no_mlflow: None
-) -> Deployment:
+def home(deployment, at_home, as_in_a_process, no_mlflow) -> Deployment:
     Ledger.open(deployment.ledger).register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
     return deployment
 

@@ -3,6 +3,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from child_processes import program
 
 from tasks.commands import doctor_command, settings_options
 from tasks.execution import run_job as process
@@ -71,15 +72,7 @@ def test_airflow_without_a_password_is_a_fault_and_no_airflow_is_none(deployment
     assert findings_by_name(doctor_command.airflow, deployment)["Airflow"].ok
     monkeypatch.setenv("CONFIDE_AIRFLOW_API", "http://127.0.0.1:1")
     finding = findings_by_name(doctor_command.airflow, deployment)["Airflow"]
-    assert not finding.ok
-    assert "CONFIDE_AIRFLOW_PASSWORD" in finding.found
-
-
-def program(folder: Path, name: str, message: str, code: int) -> None:
-    folder.mkdir(exist_ok=True)
-    file = folder / name
-    file.write_text(f"#!/bin/sh\necho '{message}' >&2\nexit {code}\n")
-    file.chmod(0o755)
+    assert not finding.ok and "CONFIDE_AIRFLOW_PASSWORD" in finding.found
 
 
 @pytest.mark.parametrize(("launcher", "command"), [("docker", "docker"), ("kubernetes", "kubectl")])
@@ -90,11 +83,10 @@ def test_doctor_checks_that_the_launcher_can_start_a_step(tmp_path, monkeypatch,
     monkeypatch.setenv("PATH", str(tmp_path / "bin"))
     finding = findings_by_name(doctor_command.launcher, deployment)[name]
     assert f"there is no {command}" in finding.found
-    program(tmp_path / "bin", command, "No such image: confide-task", 1)
+    program(tmp_path / "bin" / command, "echo No such image: confide-task >&2; exit 1")
     finding = findings_by_name(doctor_command.launcher, deployment)[name]
-    assert not finding.ok
-    assert "No such image" in finding.found
-    program(tmp_path / "bin", command, "", 0)
+    assert not finding.ok and "No such image" in finding.found
+    program(tmp_path / "bin" / command, "echo")
     assert findings_by_name(doctor_command.launcher, deployment)[name].ok
 
 

@@ -1,8 +1,5 @@
-"""The evidence pack: its content, its refusals, and the checks that detect forgeries."""
-
 from __future__ import annotations
 
-import ast
 import hashlib
 import html
 import json
@@ -23,19 +20,18 @@ from command_line import Confide
 from evidence_examples import (
     EARLIER,
     SECRET,
-    SPEC,
     TRAINING,
     UNITS,
     altered,
     audits_in,
     contents_of,
     pack_of,
+    publish_audit,
     released_model,
     settled,
     store_of,
-    write_result,
 )
-from step_outputs import output_folder, publish, publish_findings
+from step_outputs import output_folder, publish
 
 from dp_core.audit.canaries import Canary
 from dp_core.audit.exposure import (
@@ -68,7 +64,8 @@ from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
 from tasks.evidence.audits import AUDITS, audits_of, subjects_of
-from tasks.results import PROBES, STATEMENT_DATA, STATEMENT_WORDS, SUBJECT, read_result
+from tasks.protocol import ReleaseRecord
+from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import CHECKSUMS, sha256_of
 
@@ -85,16 +82,13 @@ def model(deployment: Deployment) -> str:
     return released_model(deployment, settled(deployment, EARLIER, TRAINING))
 
 
-# --- content
+def _run(script: Path, *options: str) -> subprocess.CompletedProcess[str]:
+    words = [sys.executable, "-I", *options, str(script), "--json"]
+    return subprocess.run(words, cwd=script.parents[1], capture_output=True, text=True, check=False)
 
 
-def test_pack_is_checked_with_its_script_only(pack: Path, tmp_path: Path) -> None:
-    away = tmp_path / "away"
-    shutil.copytree(pack, away)
-    answer = subprocess.run(
-        [sys.executable, "-I", str(away / "check_evidence.py"), "--json"],
-        cwd=tmp_path, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+def test_pack_is_checked_with_its_script_only(pack: Path) -> None:
+    answer = _run(pack / "check_evidence.py")
     assert answer.returncode == 0, answer.stdout + answer.stderr
     findings = json.loads(answer.stdout)
     assert findings["faults"] == findings["not_derived"] == []
@@ -102,35 +96,21 @@ def test_pack_is_checked_with_its_script_only(pack: Path, tmp_path: Path) -> Non
 
 
 def test_script_without_its_library_ends_with_one_line(pack: Path) -> None:
-    answer = subprocess.run(
-        [sys.executable, "-I", "-S", str(pack / "check_evidence.py")],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    answer = _run(pack / "check_evidence.py", "-S")
     missing = "check_evidence: dp_accounting is missing: pip install dp-accounting\n"
     assert (answer.returncode, answer.stderr) == (2, missing)
 
 
 def test_script_imports_no_module_of_the_project() -> None:
     source = Path(check_evidence.__file__).read_text()
-    imported = set()
-    for node in ast.walk(ast.parse(source)):
-        match node:
-            case ast.Import(names=names):
-                imported |= {name.name.partition(".")[0] for name in names}
-            case ast.ImportFrom(module=str(module)):
-                imported.add(module.partition(".")[0])
-    foreign = {name for name in imported if name not in sys.stdlib_module_names}
-    assert foreign <= {"dp_accounting", "numpy", "scipy"}
+    imported = re.findall(r"^ *(?:import|from) (\w+)", source, re.MULTILINE)
+    assert {*imported} - sys.stdlib_module_names <= {"dp_accounting", "numpy", "scipy"}
     assert "__import__" not in source and "importlib" not in source
 
 
 def test_claim_is_complete_and_derived_again(pack: Path) -> None:
     evidence, statement, ledger = contents_of(pack)
-    assert (statement["unit"], statement["neighbours"]) == ("patient", "add-or-remove-one")
-    assert (statement["delta"], statement["declared_units"]) == (2e-6, UNITS)
-    assert statement["one_plan"]
-    events = [release["event"] for release in statement["releases"]]
-    assert events == json.loads(json.dumps([EARLIER.to_json(), TRAINING.to_json()]))
+    assert statement["one_plan"] and statement["declared_units"] == UNITS
     (derived,) = evidence["derived"]
     assert derived["epsilon"] == pytest.approx(statement["epsilon"], rel=1e-3)
     whole = PrivacyProfile.of_event(compose(EARLIER, TRAINING))
@@ -164,9 +144,6 @@ def test_page_loads_no_other_resource_and_marks_missing_statements_of_the_operat
         assert text.count("not stated by the operator") >= 9
 
 
-# --- labels
-
-
 def test_publishable_pack_contains_no_private_text(pack: Path) -> None:
     evidence, _, _ = contents_of(pack)
     assert [m["name"] for m in evidence["measures"]] == ["mlm_accuracy_public"]
@@ -187,9 +164,6 @@ def test_operator_edition_is_marked_on_every_page(
     for page in ("README.md", "evidence.html"):
         assert "Operator edition: do not publish" in (pack / page).read_text()
     assert check_evidence.check(pack).code == 0
-
-
-# --- audits
 
 
 def _audits(
@@ -226,15 +200,6 @@ def _exposed(ranks: float) -> list[Finding]:
     return findings
 
 
-def _publish(
-    deployment: Deployment, step: str, name: str, findings: list[Finding], subject: str = OURS
-) -> None:
-    """Publish the findings of a step on a model."""
-    folder, uri = deployment.home / "made" / f"{step}-{name}", f"store://{step}/{name * 16}"
-    facts = {SUBJECT: subject, PROBES: "c"}
-    publish_findings(store_of(deployment), uri, folder, findings, **facts)
-
-
 def test_missing_audits_are_listed_as_not_run(pack: Path) -> None:
     assert {a.key: a.verdict for a in audits_in(pack)} == {a.key: "not run" for a in AUDITS}
     page = html.unescape((pack / "evidence.html").read_text())
@@ -246,7 +211,7 @@ def test_pack_contains_exposure_of_its_model_only(
 ) -> None:
     other = sha256(b"other")
     for name, ranks, subject in (("1", 400.0, OURS), ("2", 1.0, other), ("3", 1.0, "")):
-        _publish(deployment, "exposure", name, _exposed(ranks), subject)
+        publish_audit(deployment, _exposed(ranks), subject, step="exposure", name=name)
     pack = pack_of(deployment, model, tmp_path / "pack")
     (exposure,) = [a for a in audits_in(pack) if a.key == "exposure"]
     assert exposure.value == pytest.approx(1.32, abs=0.01)
@@ -262,7 +227,7 @@ def test_findings_from_training_rows_are_for_the_operator_and_publicly_marked_as
 ) -> None:
     (exposure,) = [each for each in _exposed(2.0) if each.key == EXPOSURE_IN_ROWS.key]
     finding = exposure.model_copy(update={"key": audit.key, "name": audit.name})
-    _publish(deployment, audit.step, "1", [finding])
+    publish_audit(deployment, [finding], OURS, step=audit.step)
     (shared,) = _audits(deployment, model, audit)
     (full,) = _audits(deployment, model, audit, operator=True)
     assert shared.verdict == "not run" and not shared.rows
@@ -306,15 +271,12 @@ def test_extraction_finding_states_its_counts_control_and_protocol() -> None:
 def test_absence_of_rows_to_extract_is_for_the_operator(deployment: Deployment, model: str) -> None:
     config = ExtractionConfig()
     nothing = extraction_finding(DISCOVERABLE, [], config, FROM_ROWS, False, Label.OPERATOR)
-    _publish(deployment, "exposure", "e", [nothing])
+    publish_audit(deployment, [nothing], OURS, step="exposure")
     (shared,) = _audits(deployment, model, DISCOVERABLE)
     assert shared.verdict == "not run" and "It was run" in shared.finding
     (record,) = _audits(deployment, model, DISCOVERABLE, operator=True)
     assert (record.verdict, record.label) == ("not run", "operator")
     assert "nothing to try" in record.finding
-
-
-# --- the model of a pack
 
 
 def test_exported_model_is_identified_by_its_weights(
@@ -345,7 +307,7 @@ def test_evidence_defaults_to_the_model_of_the_latest_report(
     store = store_of(deployment)
     publish(
         store, f"store://report/{'b' * 16}", created="2026-01-01",
-        models={"dp_pretraining": model},
+        models={"With DP / pretraining": model},
     )  # fmt: skip
     words = tmp_path / "words.json"
     words.write_text('{"licence": "none"}')
@@ -378,23 +340,34 @@ def _refused(deployment: Deployment, uri: str, tmp_path: Path) -> str:
     return str(error.value)
 
 
-def test_models_without_a_claim_are_refused(deployment: Deployment, tmp_path: Path) -> None:
-    (record,) = settled(deployment, TRAINING)
-    nothing = {"kind": "unaccounted", "version": 1, "unit": "patient", "reason": "for comparison"}
-    used = record.model_copy(update={"event": nothing, "ledger_id": "used", "delta": 0.0})
-    known = record.model_copy(update={"seed_known": True})
-    few = record.model_copy(update={"declared_units": 10})
-    for name, releases, fault in (
-        ("1", [used], "without privacy"),
-        ("2", [], "without private text"),
-        ("3", [known], "makes no claim"),
-        ("4", [few.model_copy(update={"delta": 0.2})], "makes no claim"),
-    ):
-        uri = released_model(deployment, releases, name=name * 16)
-        assert fault in _refused(deployment, uri, tmp_path / name)
+Releases = Callable[[Deployment], list[ReleaseRecord]]
+NO_PRIVACY = {"kind": "unaccounted", "version": 1, "unit": "patient", "reason": "for comparison"}
 
 
-# --- agreement of store and ledger
+def _settled(settle: bool = True, **changes: Any) -> Releases:
+    """Return a function that charges a training, and changes its record afterwards."""
+    return lambda deployment: [
+        record.model_copy(update=changes) for record in settled(deployment, TRAINING, settle=settle)
+    ]
+
+
+@pytest.mark.parametrize(
+    ("releases", "fault"),
+    [
+        (_settled(event=NO_PRIVACY, ledger_id="used", delta=0.0), "without privacy"),
+        (lambda _: [], "without private text"),
+        (_settled(seed_known=True), "makes no claim"),
+        (_settled(declared_units=10, delta=0.2), "makes no claim"),
+        (_settled(settle=False), "has not settled it: it is reserved"),
+        (_settled(event=EARLIER.to_json()), "the ledger holds another release"),
+        (lambda deployment: settled(deployment, EARLIER, TRAINING)[:1], "does not name"),
+    ],
+)
+def test_model_without_a_claim_or_a_settled_release_is_refused(
+    deployment: Deployment, tmp_path: Path, releases: Releases, fault: str
+) -> None:
+    uri = released_model(deployment, releases(deployment))
+    assert fault in _refused(deployment, uri, tmp_path)
 
 
 def _with_statement(deployment: Deployment, uri: str, change: Change) -> None:
@@ -427,35 +400,7 @@ def test_tampered_statement_is_refused(
     deployment: Deployment, model: str, tmp_path: Path, change: Change
 ) -> None:
     _with_statement(deployment, model, change)
-    assert "its privacy statement does not follow from its releases" in _refused(
-        deployment, model, tmp_path
-    )
-
-
-@pytest.mark.parametrize(
-    ("settle", "change", "fault"),
-    [
-        (False, lambda record: record, "has not settled it: it is reserved"),
-        (
-            True,
-            lambda record: record.model_copy(update={"event": EARLIER.to_json()}),
-            "the ledger holds another release",
-        ),
-    ],
-)
-def test_release_that_the_ledger_did_not_settle_is_refused(
-    deployment: Deployment, tmp_path: Path, settle: bool, change: Any, fault: str
-) -> None:
-    (record,) = settled(deployment, TRAINING, settle=settle)
-    uri = released_model(deployment, [change(record)])
-    assert fault in _refused(deployment, uri, tmp_path)
-
-
-def test_result_without_its_release_is_refused(deployment: Deployment, tmp_path: Path) -> None:
-    records = settled(deployment, EARLIER, TRAINING)
-    uri = released_model(deployment, records[:1], spec_hash=SPEC)
-    reason = _refused(deployment, uri, tmp_path)
-    assert records[1].ledger_id in reason and "does not name" in reason
+    assert "statement does not follow from its releases" in _refused(deployment, model, tmp_path)
 
 
 def test_files_that_differ_from_the_ledger_are_refused(
@@ -463,10 +408,9 @@ def test_files_that_differ_from_the_ledger_are_refused(
 ) -> None:
     without_statement = f"store://pretrain/{'c' * 16}"
     (tmp_path / "empty").mkdir()
-    store_of(deployment).publish(tmp_path / "empty", without_statement)
-    result = read_result(store_of(deployment), model)
+    store, result = store_of(deployment), read_result(store_of(deployment), model)
     assert result is not None
-    write_result(store_of(deployment), without_statement, result.releases)
+    publish(store, without_statement, tmp_path / "empty", releases=result.releases)
     assert "no privacy statement there" in _refused(deployment, without_statement, tmp_path / "1")
     shutil.rmtree(deployment.seeds)  # otherwise the seeds already reveal the release
     with sqlite3.connect(deployment.home / "ledger.db") as ledger:
@@ -474,9 +418,6 @@ def test_files_that_differ_from_the_ledger_are_refused(
     assert "the ledger does not hold it" in _refused(deployment, model, tmp_path / "2")
     (output_folder(deployment, model) / STATEMENT_WORDS).write_text("nothing was used")
     assert "damaged" in _refused(deployment, model, tmp_path / "3")
-
-
-# --- files
 
 
 @pytest.mark.parametrize("change", ["changed", "missing", "added"])
@@ -532,9 +473,6 @@ def test_pack_for_examples_of_a_stated_length_holds(deployment: Deployment, tmp_
     assert any("the ledger has another event" in fault for fault in findings.faults)
 
 
-# --- two data sets
-
-
 def test_each_data_set_has_a_separate_claim(deployment: Deployment, tmp_path: Path) -> None:
     notes = settled(deployment, EARLIER, spec_hash="1" * 64)
     labels = settled(deployment, TRAINING, dataset="labels")
@@ -556,7 +494,7 @@ def test_each_data_set_has_a_separate_claim(deployment: Deployment, tmp_path: Pa
 def test_fine_tuned_model_shows_the_audits_of_its_initial_model(deployment: Deployment) -> None:
     records, began = settled(deployment, TRAINING), sha256(b"began")
     uri = released_model(deployment, records, step="finetune", plan=None, began_with=began)
-    _publish(deployment, "exposure", "1", _exposed(400.0), began)
+    publish_audit(deployment, _exposed(400.0), began, step="exposure")
     (exposure,) = _audits(deployment, uri, EXPOSURE)
     assert exposure.subject == "the model from which it was fine-tuned"
 

@@ -1,13 +1,11 @@
-"""The gate: the verdict of audits on a claim decides registration, promotion and export."""
-
 from __future__ import annotations
 
 import shutil
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -17,13 +15,14 @@ from evidence_examples import (
     TRAINING,
     audits_in,
     pack_of,
+    publish_audit,
     released_model,
     settled,
     store_of,
 )
 from mlflow.tracking import MlflowClient  # noqa: TID251
 from pydantic import ValidationError
-from step_outputs import output_folder, publish_findings
+from step_outputs import output_folder
 
 from dp_core.audit.one_run import LOWER_BOUND, Claim, Guesses, audit_claim, bound_finding
 from dp_core.audit.protocol import (
@@ -41,12 +40,12 @@ from dp_core.privacy.seed_store import PrivacySeed
 from tasks.commands import export_command
 from tasks.context import StepContext, StepOutput
 from tasks.evidence import audits
-from tasks.evidence.audits import JUDGED, judge, verdict_on
+from tasks.evidence.audits import JUDGED, judge
 from tasks.execution import contract
 from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
 from tasks.protocol.messages import Judged
 from tasks.releases.provenance import find_origin, origin_of_export
-from tasks.results import SUBJECT, Input, read_result
+from tasks.results import Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.steps import privacy_audit_step as privacy_audit
 from tasks.steps import promote_step as promote
@@ -126,9 +125,6 @@ def test_worst_record_decides_the_verdict(records: list[AuditRecord], word: str)
     assert verdict.sentence.startswith("ε = 4: ")
 
 
-# --- a model of the store
-
-
 @dataclass(frozen=True)
 class Gate:
     """A released model of a deployment, with its audits, reports and registered version."""
@@ -139,19 +135,16 @@ class Gate:
 
     @property
     def result(self) -> StepResult:
-        """The result of the model's training."""
         result = read_result(store_of(self.deployment), self.uri)
         assert result is not None
         return result
 
     @property
     def client(self) -> MlflowClient:
-        """The client of the deployment's MLflow."""
         return MlflowClient(self.deployment.tracking)
 
     @property
     def aliases(self) -> dict[str, str]:
-        """The aliases of the registered model."""
         return dict(self.client.get_registered_model(NAME).aliases)
 
     @property
@@ -161,18 +154,13 @@ class Gate:
         return version
 
     def audited(self, *findings: Finding, name: str = "a") -> str:
-        """Publish the findings of an audit step on the model."""
-        uri = f"store://audit/{name * 16}"
-        folder = self.deployment.home / f"audit-{name}"
-        weights = {SUBJECT: self.result.facts["weights_digest"]}
-        return publish_findings(
-            store_of(self.deployment), uri, folder, findings, **weights, made_up=False
-        )
+        weights = self.result.facts["weights_digest"]
+        return publish_audit(self.deployment, findings, weights, name=name)
 
     def judged(self, rule: Any = "audited") -> dict[str, Any]:
         """Return the judgement on the model."""
-        model = Input(self.result, Path())
-        (judgement,) = judge(store_of(self.deployment), {"dp": model}, {"dp": self.uri}, rule)
+        model = Input(self.result, Path(), self.uri)
+        (judgement,) = judge(store_of(self.deployment), {"dp": model}, rule)
         return judgement
 
     def report(self, title: str = "t", run: RunContext = RUN, **changes: Any) -> ReportSpec:
@@ -181,7 +169,7 @@ class Gate:
 
         def judging(spec: ReportSpec, context: StepContext) -> StepOutput:
             results = {name: context.input(uri) for name, uri in spec.results.items()}
-            verdicts = judge(context.store, results, spec.results, spec.promotion)
+            verdicts = judge(context.store, results, spec.promotion)
             return StepOutput(outputs={}, facts={JUDGED: verdicts, "created": "2026-01-01"})
 
         self.patch.setattr(contract, "_module", lambda _: SimpleNamespace(run=judging))
@@ -213,13 +201,21 @@ def gate(tracked: Deployment, monkeypatch: pytest.MonkeyPatch) -> Gate:
     return Gate(tracked, uri, monkeypatch)
 
 
-def test_verdict_uses_audits_of_the_same_weights_only(gate: Gate) -> None:
-    other = released_model(
-        gate.deployment, gate.result.releases, name="b" * 16, weights=b"others", model=NAME
-    )
-    gate.audited(BAD)
-    assert gate.judged()["verdict"] == "contradicted"
-    assert replace(gate, uri=other).judged()["verdict"] == "not audited"
+@pytest.fixture
+def promoted(gate: Gate) -> Gate:
+    """A model that a person approved, although no audit was run."""
+    report = gate.report()
+    assert gate.aliases == {}
+    gate.approve(report)
+    assert gate.aliases == {ALIAS: gate.version.version}
+    return gate
+
+
+@pytest.fixture
+def copy(tmp_path: Path) -> Path:
+    """The folder of a copied model."""
+    (tmp_path / "copy").mkdir()
+    return tmp_path / "copy"
 
 
 def test_audit_of_the_nonprivate_control_does_not_affect_the_verdict(gate: Gate) -> None:
@@ -270,14 +266,11 @@ def test_finding_that_no_registered_audit_covers_is_refused(gate: Gate) -> None:
         gate.judged()
 
 
-# --- registration in MLflow
-
-
 @pytest.fixture
-def sent(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Any]]:
+def sent(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     messages: list[Any] = []
     monkeypatch.setattr(contract, "send", messages.append)
-    yield messages
+    return messages
 
 
 def test_consistent_model_is_registered_with_its_verdict_and_promoted(
@@ -286,13 +279,11 @@ def test_consistent_model_is_registered_with_its_verdict_and_promoted(
     gate.audited(GOOD)
     for _ in range(2):  # the second run reuses the result and sends the same message
         gate.report()
-    version = gate.version
-    assert version.tags["confide.verdict"] == "consistent"
-    assert version.tags["confide.spec_hash"] == gate.result.spec_hash
-    assert float(version.tags["confide.epsilon"]) > 0
-    assert float(version.tags["confide.delta"]) == 2e-6
-    assert version.tags["confide.unit"] == "patient"
-    assert gate.aliases == {ALIAS: version.version}
+    tags = gate.version.tags
+    assert (tags["confide.verdict"], tags["confide.unit"]) == ("consistent", "patient")
+    assert tags["confide.spec_hash"] == gate.result.spec_hash
+    assert float(tags["confide.epsilon"]) > 0 and float(tags["confide.delta"]) == 2e-6
+    assert gate.aliases == {ALIAS: gate.version.version}
     assert [m.verdict for m in sent if isinstance(m, Judged)] == ["consistent"] * 2
 
 
@@ -311,14 +302,12 @@ def test_contradicted_model_is_recorded_fails_the_step_and_is_not_promoted(
         with pytest.raises(Contradicted, match="contradicted by Bound") as refused:
             gate.report()
         assert refused.value.exit_code == 4
-    version = gate.version
-    assert version.tags["confide.verdict"] == "contradicted"
+    assert gate.version.tags["confide.verdict"] == "contradicted"
     assert gate.aliases == {}
     experiment = gate.client.get_experiment_by_name("confide")
     assert experiment is not None
-    assert {r.info.status for r in gate.client.search_runs([experiment.experiment_id])} == {
-        "FAILED"
-    }
+    runs = gate.client.search_runs([experiment.experiment_id])
+    assert {run.info.status for run in runs} == {"FAILED"}
     assert EventLog.all(gate.deployment.events) == []  # every event was delivered to MLflow
     assert [m.verdict for m in sent if isinstance(m, Judged)] == ["contradicted"] * 2
 
@@ -331,12 +320,10 @@ def test_later_contradiction_removes_the_alias_permanently(gate: Gate) -> None:
     with pytest.raises(Contradicted):
         gate.report("later")
     assert gate.aliases == {}
-    shutil.rmtree(
-        output_folder(gate.deployment, later)
-    )  # an earlier run whose events are delivered later
+    # An earlier run whose events are delivered later.
+    shutil.rmtree(output_folder(gate.deployment, later))
     gate.report("late")
-    version = gate.version
-    assert version.tags["confide.verdict"] == "contradicted"
+    assert gate.version.tags["confide.verdict"] == "contradicted"
     assert gate.aliases == {}
 
 
@@ -345,16 +332,11 @@ def test_verdict_and_alias_are_delivered_once_after_an_outage(gate: Gate) -> Non
     gate.report(tracking="http://127.0.0.1:9")
     assert gate.client.search_model_versions(f"name = '{NAME}'") == []
     with gate.patch.context() as patch:  # every event is delivered, then the process is killed
-        patch.setattr(EventLog, "confirm", _raise_interrupt)
+        patch.setattr(EventLog, "confirm", Mock(side_effect=KeyboardInterrupt))
         with pytest.raises(KeyboardInterrupt):
             Delivery(gate.deployment).deliver(EventLog.all(gate.deployment.events)[0])
     assert send_all(gate.deployment) == 0
-    version = gate.version
-    assert gate.aliases == {ALIAS: version.version}
-
-
-def _raise_interrupt(*_: object) -> None:
-    raise KeyboardInterrupt
+    assert gate.aliases == {ALIAS: gate.version.version}
 
 
 @pytest.mark.parametrize("verdict", ["contradicted", "invalid", None])
@@ -362,15 +344,6 @@ def test_event_with_an_alias_against_the_verdict_is_refused(verdict: str | None)
     tags = {"confide.verdict": verdict} if verdict else {}
     with pytest.raises(ValidationError, match="the verdict is"):
         LoggedModel(name=NAME, files=[], description="", tags=tags, alias=ALIAS)
-
-
-def test_approved_model_is_judged_again_and_promoted(gate: Gate) -> None:
-    report = gate.report()
-    assert gate.aliases == {}
-    gate.approve(report)
-    version = gate.version
-    assert gate.aliases == {ALIAS: version.version}
-    assert version.tags["confide.approved"] == "by a person"
 
 
 @pytest.mark.parametrize("right", [30, 60])
@@ -382,25 +355,20 @@ def test_model_with_an_invalid_audit_is_never_promoted(
     for rule in ("audited", "unaudited", "approved"):
         judgement = gate.judged(rule)
         assert (judgement["verdict"], judgement["promoted"]) == ("invalid", False)
-    report = gate.report()
-    gate.approve(report)
-    version = gate.version
-    assert version.tags["confide.verdict"] == "invalid"
+    gate.approve(gate.report())
+    assert gate.version.tags["confide.verdict"] == "invalid"
     assert gate.aliases == {}
     pack = pack_of(gate.deployment, gate.uri, tmp_path / "pack")
-    audits = audits_in(pack)
-    (shown,) = [audit for audit in audits if audit.key == LOWER_BOUND.key]
+    (shown,) = [audit for audit in audits_in(pack) if audit.key == LOWER_BOUND.key]
     assert (shown.verdict, shown.ceiling) == ("invalid", None)
     assert "An audit of the claim is invalid" in (pack / "evidence.html").read_text()
 
 
-def test_invalid_audit_from_outside_withdraws_the_model(gate: Gate) -> None:
-    report = gate.report()
-    gate.approve(report)
-    assert ALIAS in gate.aliases
-    gate.outside(invalid_record(key=COIN_BOUND, label=Label.OPERATOR))
-    assert gate.aliases == {}
-    assert gate.judged("unaudited")["verdict"] == "invalid"
+def test_invalid_audit_from_outside_withdraws_the_model(promoted: Gate) -> None:
+    assert promoted.version.tags["confide.approved"] == "by a person"
+    promoted.outside(invalid_record(key=COIN_BOUND, label=Label.OPERATOR))
+    assert promoted.aliases == {}
+    assert promoted.judged("unaudited")["verdict"] == "invalid"
 
 
 def test_model_contradicted_before_its_approval_is_not_promoted(gate: Gate) -> None:
@@ -411,9 +379,6 @@ def test_model_contradicted_before_its_approval_is_not_promoted(gate: Gate) -> N
     assert gate.aliases == {}
 
 
-# --- audits from outside, at any time
-
-
 def given(verdict: str) -> Finding:
     """Return a record of an audit by texts that, as its user states, fair coins divided."""
     coin_record = record(verdict, label=Label.OPERATOR, name="Given coins")
@@ -422,26 +387,17 @@ def given(verdict: str) -> Finding:
 
 @pytest.mark.parametrize("copied", [False, True])
 def test_contradiction_from_outside_withdraws_the_model_and_is_in_its_pack(
-    gate: Gate, copied: bool, tmp_path: Path
+    promoted: Gate, copied: bool, copy: Path, tmp_path: Path
 ) -> None:
-    report = gate.report()
-    gate.approve(report)
-    store = store_of(gate.deployment)
-    assert ALIAS in gate.aliases
-    folder = tmp_path / "copy"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(
-        (store.local_copy(gate.uri) / "model.safetensors").read_bytes()
-    )
-    model = str(folder) if copied else gate.uri
+    uri = promoted.uri
+    shutil.copy(output_folder(promoted.deployment, uri) / "model.safetensors", copy)
     for _ in range(2):  # the second run reuses the result and fails alike
         with pytest.raises(Contradicted, match="contradicted by Given coins"):
-            gate.outside(given("contradicted"), model)
-    version = gate.version
-    assert version.tags["confide.verdict"] == "contradicted"
-    assert gate.aliases == {}
-    assert gate.judged("unaudited")["promoted"] is False
-    audits = audits_in(pack_of(gate.deployment, gate.uri, tmp_path / "pack"))
+            promoted.outside(given("contradicted"), str(copy) if copied else uri)
+    assert promoted.version.tags["confide.verdict"] == "contradicted"
+    assert promoted.aliases == {}
+    assert promoted.judged("unaudited")["promoted"] is False
+    audits = audits_in(pack_of(promoted.deployment, uri, tmp_path / "pack"))
     (contradiction,) = [audit for audit in audits if audit.verdict == "contradicted"]
     assert (contradiction.key, contradiction.subject) == (COIN_BOUND, "the released model")
 
@@ -452,9 +408,9 @@ def test_contradicted_copy_prevents_the_export_of_every_model_of_its_claim(
     no_mlflow: None,
     kind: str,
     monkeypatch: pytest.MonkeyPatch,
+    copy: Path,
     tmp_path: Path,
 ) -> None:
-    """The audited copy is a model of an earlier epoch, or a fine-tuned model."""
     releases, store = settled(deployment, EARLIER, TRAINING), store_of(deployment)
     if kind == "fine-tuned":
         uri = released_model(deployment, releases, step="finetune", weights_digest="")
@@ -462,15 +418,11 @@ def test_contradicted_copy_prevents_the_export_of_every_model_of_its_claim(
     else:
         inside, subject = "after/50/", "the model after 50 updates of its training"
         uri = released_model(deployment, releases, kept={"after/50": b"early"}, updates=100)
-    copy = tmp_path / "copy"
-    copy.mkdir()
     for name in ("model.safetensors", "PRIVACY.md"):
-        (copy / name).write_bytes((store.local_copy(uri) / inside / name).read_bytes())
+        shutil.copy(output_folder(deployment, uri) / inside / name, copy)
     assert find_origin(store, copy) == uri
     with pytest.raises(Contradicted, match="contradicted by Given coins"):
         Gate(deployment, uri, monkeypatch).outside(given("contradicted"), str(copy))
-    result = read_result(store, uri)
-    assert result is not None and verdict_on(store, uri, result).word == "contradicted"
     with pytest.raises(Contradicted):
         export_command._released_files(store, uri)
     audits = audits_in(pack_of(deployment, uri, tmp_path / "pack"))
@@ -481,12 +433,10 @@ def test_contradicted_copy_prevents_the_export_of_every_model_of_its_claim(
 
 
 def test_evidence_for_an_intermediate_model_is_refused_with_the_last_model(
-    deployment: Deployment, tmp_path: Path
+    deployment: Deployment, copy: Path
 ) -> None:
     releases, store = settled(deployment, EARLIER, TRAINING), store_of(deployment)
     uri = released_model(deployment, releases, kept={"after/50": b"early"}, updates=100)
-    copy = tmp_path / "copy"
-    copy.mkdir()
     (copy / "model.safetensors").write_bytes(b"early")
     with pytest.raises(BadInput, match=f"saved this model before the end.*--uri {uri}"):
         origin_of_export(store, copy)
@@ -507,12 +457,10 @@ def test_audit_from_outside_never_promotes_a_model(gate: Gate, tmp_path: Path) -
     assert shown == {"consistent", "inconclusive"}
 
 
-def test_contradicted_third_party_model_is_not_registered(gate: Gate, tmp_path: Path) -> None:
-    folder = tmp_path / "stranger"
-    folder.mkdir()
-    (folder / "model.safetensors").write_bytes(b"of somebody else")
+def test_contradicted_third_party_model_is_not_registered(gate: Gate, copy: Path) -> None:
+    (copy / "model.safetensors").write_bytes(b"of somebody else")
     with pytest.raises(Contradicted, match="the claim, as given: contradicted by Given coins"):
-        gate.outside(given("contradicted"), str(folder))
+        gate.outside(given("contradicted"), str(copy))
     assert gate.client.search_registered_models() == []
 
 

@@ -74,7 +74,9 @@ def _recorded(event: MechanismEvent) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("event", CASES, ids=lambda e: f"{e.kind}-{CASES.index(e)}")
-def test_another_library_derives_no_larger_epsilon(event: MechanismEvent) -> None:
+def test_another_library_derives_relation_and_no_larger_epsilon(
+    event: MechanismEvent,
+) -> None:
     delta = max(event.stated_delta(DELTA), 2e-6 if isinstance(event, Composed) else 0.0)
     claimed = epsilon_pld(event, delta)
     assert math.isfinite(claimed)
@@ -83,10 +85,6 @@ def test_another_library_derives_no_larger_epsilon(event: MechanismEvent) -> Non
     assert not understates(claimed, derived.epsilon)
     assert derived.epsilon == pytest.approx(claimed, rel=TOLERANCE)
     assert all(part and theorem for part, theorem in derived.lines)
-
-
-@pytest.mark.parametrize("event", CASES, ids=lambda e: f"{e.kind}-{CASES.index(e)}")
-def test_relation_follows_from_the_recorded_mechanism(event: MechanismEvent) -> None:
     recorded = _recorded(event)
     assert relation_of(recorded) == event.relation.value
     if event.relation is NeighboringRelation.ADD_REMOVE:

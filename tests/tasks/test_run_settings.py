@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -29,6 +27,9 @@ from tasks.runtime.deployment import Deployment
 pytestmark = pytest.mark.usefixtures("at_home")
 
 
+CORPUS = StepResult(
+    step="corpus", spec_hash="0", outputs={}, metrics=[], facts={"made_up": False}, seconds=3.5
+)
 PATHS = {"private_path": ".", "public_path": ".", "entities_train": ".", "entities_test": "."}
 
 
@@ -251,10 +252,7 @@ def test_at_most_twenty_settings_are_outside_the_advanced_sections() -> None:
 
 @pytest.mark.parametrize("made_up", [True, False])
 def test_duration_of_a_step_is_shown_for_made_up_data_only(tmp_path: Path, made_up: bool) -> None:
-    facts = {"made_up": made_up}
-    result = StepResult(
-        step="corpus", spec_hash="0", outputs={}, metrics=[], facts=facts, seconds=3.5
-    )
+    result = CORPUS.model_copy(update={"facts": {"made_up": made_up}})
     job = Job(name="dp_bert", run_key="r", run_name="r", steps=[])
     done = JobOutcome(job, tmp_path, results={"corpus": result}, outputs={"corpus": "file:///a"})
     assert ("seconds" in done.summary()["steps"]["corpus"]) is made_up
@@ -289,9 +287,7 @@ def test_run_warns_of_items_that_readers_left_out(
     ]
 
     def start(job: Job, deployment: Deployment, watch: object) -> JobOutcome:
-        result = StepResult(
-            step="corpus", spec_hash="0", outputs={}, metrics=metrics, facts={"made_up": False}
-        )
+        result = CORPUS.model_copy(update={"metrics": metrics})
         return JobOutcome(job, deployment.logs, {"private_corpus": result}, {"private_corpus": "a"})
 
     monkeypatch.setattr(run_command, "run_job", start)

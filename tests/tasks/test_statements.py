@@ -17,8 +17,9 @@ from dp_core.privacy.mechanisms import (
     Unaccounted,
     compose,
 )
-from dp_core.privacy.statement import PrivacyStatement
+from dp_core.privacy.statement import PrivacyStatement, privacy_statement
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
+from tasks.protocol.points import DP_MODEL
 from tasks.report.job_results import model_row
 from tasks.report.model import Edition, ModelRow, Report, edition_of
 from tasks.report.models_table import models_table
@@ -28,7 +29,6 @@ from tasks.results import (
     STATEMENT_WORDS,
     Input,
     refuse_own_model,
-    statement_of,
     write_statement,
 )
 
@@ -84,12 +84,9 @@ def test_model_made_by_confide_is_refused_as_public_model(tmp_path: Path, name: 
 
 
 def test_statement_has_one_line_per_item() -> None:
-    words = statement_of([RELEASE], made_up=False).paragraphs
+    words = privacy_statement([RELEASE], made_up=False).paragraphs
     assert sum(line.startswith("• ") for line in words) >= 2
     assert not any("**" in line or line.startswith(("#", "- ")) for line in words)
-
-
-# --- the cost of a model in its metrics and report
 
 
 P = PrivacyUnit.PATIENT
@@ -114,15 +111,15 @@ def row(tuning: ReleaseRecord | None) -> ModelRow:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", *FRONT, epsilon_training=1.0, shape={})
     tuned = made("finetune", *FRONT, *([tuning] if tuning else []))
-    results = {"vocabulary": vocabulary, "dp_pretraining": model, "dp_finetuning": tuned}
-    return replace(model_row("dp", results, 1.0), f1=Operator(0.5))
+    results = {"vocabulary": vocabulary, "pretraining": model, "finetuning": tuned}
+    return replace(model_row(DP_MODEL, results, 1.0), f1=Operator(0.5))
 
 
 def report(row_of_model: ModelRow) -> Report:
     return Report(
         title="", run_key="", shown_run="", created="2026-01-01", made_up=False, known_seed=False,
         private_dataset="notes", public_dataset="", entities_dataset="", unit=P,
-        declared_units=10, model_size="", statement=PrivacyStatement({}),
+        model_size="", statement=PrivacyStatement({}),
         models=(row_of_model,),
     )  # fmt: skip
 
@@ -172,5 +169,5 @@ def test_total_is_infinite_after_fine_tuning_without_privacy(dataset: str) -> No
 def test_model_trained_without_privacy_has_an_infinite_total_under_any_name() -> None:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None, shape={})
-    row_of_model = model_row("dp", {"vocabulary": vocabulary, "dp_pretraining": model}, 1.0)
+    row_of_model = model_row(DP_MODEL, {"vocabulary": vocabulary, "pretraining": model}, 1.0)
     assert (row_of_model.cost.corpus.epsilon, row_of_model.epsilon_training) == (math.inf, math.inf)

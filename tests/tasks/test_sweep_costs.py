@@ -1,5 +1,3 @@
-"""The cost of a sweep: points that share a private training share its charge, but seeds do not."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -10,7 +8,7 @@ from release_examples import bench_of
 from test_plans import LABELS, PRIVATE
 
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.ledger import Ledger, State
+from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.statement import total_epsilon
 from tasks.protocol import (
@@ -24,10 +22,8 @@ from tasks.protocol import (
     job_steps,
     point_and_task,
     point_steps,
-    sweep,
 )
-from tasks.releases.charge import charge, planned_release, register_plans
-from tasks.releases.provenance import PrivateUnits
+from tasks.releases.charge import planned_release, register_plans
 from tasks.runtime.deployment import Deployment
 from tasks.steps import budget_step as budget
 
@@ -46,10 +42,10 @@ EVENT = PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT)
 
 
 def specs(kind: type[StepSpec], **settings: Any) -> list[Any]:
-    """Return the distinct private trainings or fine-tunings of a sweep."""
     every = job_steps(SweepSettings.model_validate(settings))
     task = {PretrainSpec: "pretraining", FinetuneSpec: "finetuning"}[kind]
-    return [spec for name, spec in every.items() if point_and_task(name)[1] == task]
+    named = [spec for name, spec in every.items() if point_and_task(name)[1] == task]
+    return [spec for spec in named if kind is FinetuneSpec or spec.charges]
 
 
 def planned(deployment: Deployment, run: str = "run", **settings: Any) -> dict[str, float]:
@@ -62,7 +58,6 @@ def planned(deployment: Deployment, run: str = "run", **settings: Any) -> dict[s
 
 
 def points_by_output(settings: SweepSettings) -> dict[tuple[str, str], str]:
-    """Return the point of each step of a sweep, by task and output."""
     steps = job_steps(settings)
     named = {(point_and_task(name), spec.output) for name, spec in steps.items()}
     return {(task, output): point for (point, task), output in named}
@@ -84,7 +79,7 @@ def test_fine_tuning_on_public_labels_costs_nothing(ledger: Ledger, deployment: 
     assert [entry.event for entry in ledger.history("notes")] == [EVENT]
     # A job with the same settings is the same release.
     grid = SweepSettings.model_validate(settings)
-    job = job_steps(grid.job(grid.points()[0]))["dp_pretraining"]
+    job = job_steps(grid.job(grid.points()[0]))["With DP / pretraining"]
     assert job.output == training.output
 
 
@@ -103,8 +98,8 @@ def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
     ]
     jobs = [job_steps(settings.job(point)) for point in points[:2]]
     for of_point, job in zip(steps, jobs, strict=False):
-        assert of_point["pretraining"] == job["dp_pretraining"]
-        assert of_point["exposure"] == job["dp_exposure"]
+        assert of_point["pretraining"] == job["With DP / pretraining"]
+        assert of_point["exposure"] == job["With DP / exposure"]
     of_sweep = planned(deployment, **settings.model_dump())
     assert [entry.event for entry in ledger.history("notes")] == [
         EVENT, PoissonGaussian.single(0.01, 4.0, 100, unit=PrivacyUnit.PATIENT)
@@ -121,33 +116,6 @@ def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
     }
     assert ledger.history("notes") == charged  # the same entries
     assert not any("entities" in source.field for source in budget_of_run(settings).reads)
-
-
-def test_every_point_of_a_sweep_is_charged(ledger: Ledger, deployment: Deployment) -> None:
-    grid = {"sweep_noise_multipliers": "2,4", "sweep_epochs": "1,2"}
-    planned(deployment, **PUBLIC_LABELS | grid)
-    assert len(ledger.history("notes")) == 4
-
-
-def test_points_that_share_a_training_are_charged_once(
-    ledger: Ledger, deployment: Deployment
-) -> None:
-    """Later points use the reservation, the seed and the released digest of the first."""
-    settings = SweepSettings.model_validate(PUBLIC_LABELS | {"sweep_finetune_epochs": "1,2,3"})
-    planned(deployment, **settings.model_dump())
-    spent = ledger.remaining("notes").spent
-    units = PrivateUnits("notes", PrivacyUnit.PATIENT, 6000, 1, patients=True, origin="x")
-    seeds = set()
-    for point in settings.points():
-        spec = point_steps(settings, point)["pretraining"]
-        assert isinstance(spec, PretrainSpec)
-        step = bench_of(deployment, spec_hash=spec.digest())
-        done = charge(step, units, planned_release(spec), content=b"manifest")
-        done.settle(b"the same model")
-        seeds.add(done.seed.derive("x"))
-    assert len(seeds) == 1
-    assert ledger.remaining("notes").spent == spent
-    assert [entry.state for entry in ledger.history("notes")] == [State.SETTLED]
 
 
 def test_each_seed_of_the_private_training_is_charged(
@@ -312,19 +280,15 @@ def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
     # In MLflow, the initial model of private trainings is named by its baseline.
     named = points_by_output(sweep)
     start = point_steps(sweep, sweep.points()[0])["public_pretraining"].output
-    assert named["public_pretraining", start] == named["pretraining", start] == "public training"
+    assert named["pretraining", start] == "public training"
     assert {named["vocabulary", spec] for task, spec in named if task == "vocabulary"} == {
         "", "public text only", "without privacy", "checkpoint bert", "checkpoint biobert"
     }  # fmt: skip
     # The comparisons of a job are the same steps.
-    steps_of_point, job = (
-        point_steps(sweep, points[0]),
-        job_steps(sweep.job(points[0])),
-    )
     assert points[0].name.startswith("public text only")
-    assert steps_of_point["pretraining"].output == job["public_pretraining"].output
-    assert steps_of_point["exposure"].output == job["public_exposure"].output
-    assert steps_of_point["finetuning"].output == job["public_finetuning"].output
+    steps_of_point, job = point_steps(sweep, points[0]), job_steps(sweep.job(points[0]))
+    for task in ("pretraining", "exposure", "finetuning"):
+        assert steps_of_point[task].output == job[f"Public text only / {task}"].output
 
 
 def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Deployment) -> None:
@@ -383,7 +347,7 @@ def test_large_sweep_is_split_into_pages_and_reported_completely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Airflow maps a bounded number of points at a time, but all are charged and reported."""
-    monkeypatch.setattr(sweep, "PAGE", 10)
+    monkeypatch.setattr("tasks.protocol.settings.PAGE", 10)
     grid = ",".join(f"{2 + i / 1000:g}" for i in range(7))
     settings = SweepSettings.model_validate(
         PUBLIC_LABELS

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import dataclasses
 import json
 from collections import Counter
@@ -23,6 +21,7 @@ from dp_core.models.hugging_face import (
 from dp_core.models.parameters import fresh
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import MechanismEvent
+from dp_core.privacy.statement import privacy_statement
 from dp_core.vocabulary import byte_level, subwords, wordpiece
 from tasks.execution import contract
 from tasks.protocol import (
@@ -40,7 +39,6 @@ from tasks.protocol.least_privilege import Need
 from tasks.protocol.settings import MADE_UP
 from tasks.releases.charge import planned_release
 from tasks.releases.declarations import declare_public
-from tasks.results import statement_of
 from tasks.runtime.deployment import Deployment
 
 SMALL: dict[str, Any] = {
@@ -130,7 +128,7 @@ def test_public_vocabulary_needs_no_ledger_seed_or_private_text(
     assert values(result)["epsilon"] == (0, "public")
     assert values(result)["delta"] == (0, "public")
     assert "words_released" not in values(result)
-    statement = statement_of(result.releases, made_up=False)
+    statement = privacy_statement(result.releases, made_up=False)
     assert "No private text was used to make it." in statement.words
 
 
@@ -314,17 +312,22 @@ def test_all_results_after_exact_counts_are_for_the_operator(untracked: Deployme
     assert first.facts["digest"] != plain  # a keyed digest does not confirm guessed words
     first_tasks = ("budget", "private_corpus", "public_corpus", "reserve")
     after = [t for t in done if t not in first_tasks]
-    assert {"canaries", "public_store", "public_pretraining", "dp_pretraining"} < set(after)
+    assert {
+        "canaries",
+        "public_store",
+        "Public text only / pretraining",
+        "With DP / pretraining",
+    } < set(after)
     for task in after:
         result = done[task]
         assert {m.label for m in result.metrics} == {"operator"}, task
         assert set(result.facts["artifacts"].values()) <= {"operator"}, task
         assert result.facts["model"] == "", task
-        statement = statement_of(
+        statement = privacy_statement(
             result.releases, made_up=False
         )  # also for the inputs of the report
         assert "Not private" in statement.words, task
-    assert len(done["dp_pretraining"].releases) == 2
+    assert len(done["With DP / pretraining"].releases) == 2
     assert isinstance(spec, VocabularySpec) and spec.needs == {Need.CHARGING, Need.CLUSTER}
     assert sorted(e.is_unaccounted for e in job.charges) == [False, True]
 

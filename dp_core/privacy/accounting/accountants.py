@@ -15,7 +15,7 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
 from dp_accounting.rdp import rdp_privacy_accountant as rdp_library
@@ -110,6 +110,9 @@ _TILT_TOLERANCE = 1e-2  # any tilt is right; a good one is precise
 _ROUNDING = 1 + 1e-6  # more than the probability that FFT rounding can take away
 _FAR = 60.0  # θ·(x − ε) beyond which a term is bounded and not computed
 _LARGEST_WINDOW = 1 << 24
+
+
+_Answer = TypeVar("_Answer")
 
 
 class GridTooFineError(Exception):
@@ -326,22 +329,18 @@ def composed_profile(event: MechanismEvent) -> Callable[[float], float] | None:
     steps = event.steps()
     if _without_guarantee(steps):
         return None
-    interval = _interval_for(steps, _scale_of(steps))
-    while interval <= _COARSEST:
-        try:
-            plds = composed_plds(steps, interval)
-            max(pld.delta(0.0) for pld in plds)  # the widest window of all
-        except GridTooFineError:
-            interval *= 4
-            continue
+
+    def profile(plds: tuple[ComposedPld, ...]) -> Callable[[float], float]:
+        max(pld.delta(0.0) for pld in plds)  # the widest window of all
         return lambda epsilon: max(pld.delta(epsilon) for pld in plds)
-    return None
+
+    return _on_grid(steps, _interval_for(steps, _scale_of(steps)), profile)
 
 
 def _epsilon(
     event: MechanismEvent, steps: Sequence[SelfComposed], delta: float, interval: float
 ) -> float:
-    found = _on_grid(steps, interval, lambda pld: pld.epsilon(delta))
+    found = _on_grid(steps, interval, lambda plds: max(pld.epsilon(delta) for pld in plds))
     return _by_rdp(event, delta) if found is None else found  # in the thousands: valid is enough
 
 
@@ -351,12 +350,14 @@ def _by_rdp(event: MechanismEvent, delta: float) -> float:
 
 
 def _on_grid(
-    steps: Sequence[SelfComposed], interval: float, bound: Callable[[ComposedPld], float]
-) -> float | None:
-    """Return the worse direction's bound on the finest grid that fits, or None if none does."""
+    steps: Sequence[SelfComposed],
+    interval: float,
+    answer: Callable[[tuple[ComposedPld, ...]], _Answer],
+) -> _Answer | None:
+    """Return an answer from the losses on the finest grid that fits, or None if none does."""
     while interval <= _COARSEST:
         try:
-            return max(bound(pld) for pld in composed_plds(steps, interval))
+            return answer(composed_plds(steps, interval))
         except GridTooFineError:
             interval *= 4
     return None

@@ -6,7 +6,7 @@ import bisect
 import dataclasses
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 from scipy.optimize import brentq
 
@@ -27,7 +27,7 @@ def noise_for(
     event_of: Callable[[float], MechanismEvent],
     target_epsilon: float,
     delta: float,
-    alongside: MechanismEvent | None = None,
+    alongside: Sequence[MechanismEvent] = (),
 ) -> float:
     """Return the smallest noise multiplier σ at which the event stays within (ε, δ).
 
@@ -35,16 +35,15 @@ def noise_for(
         event_of: the training's event at a noise multiplier σ.
         target_epsilon: ε > 0 that training, and whatever is `alongside`, may reach by PLD.
         delta: δ of the total.
-        alongside: another release of the same plan (the vocabulary's event), composed with it.
+        alongside: other releases of the same plan (the vocabulary's event), composed with it.
 
     Raises:
         BadInput: no σ up to a million reaches the target (`alongside` alone may exceed it).
     """
     _check(target_epsilon, delta)
-    others = [] if alongside is None else [alongside]
 
     def excess(sigma: float) -> float:
-        return epsilon_pld(compose(*others, event_of(sigma)), delta) - target_epsilon
+        return epsilon_pld(compose(*alongside, event_of(sigma)), delta) - target_epsilon
 
     if excess(MOST_NOISE) > 0:
         raise BadInput(

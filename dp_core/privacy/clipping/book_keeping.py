@@ -23,14 +23,7 @@ from typing import Any, NoReturn
 import tensorflow as tf
 
 from dp_core.errors import PlanError
-from dp_core.nn import (
-    Layers,
-    Tensor,
-    Variables,
-    embedding_sum,
-    scale_to_unit_power,
-    standardise,
-)
+from dp_core.nn import Layers, Tensor, Variables
 from dp_core.privacy.clipping.layer_rules import (
     BlockwiseRecord,
     CopiesRecord,
@@ -124,28 +117,19 @@ class RecordingLayers(Layers):
             return y
         return self._recorded(CopiesRecord(name, self._units, y))
 
-    def layer_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
-        """As in `Layers`; the record keeps the standardised x and y."""
-        centred = standardise(x, epsilon)
-        y = centred * self._parameters[f"{name}/gain"] + self._parameters[f"{name}/bias"]
-        return self._normed(name, centred, y)
-
-    def rms_norm(self, name: str, x: Tensor, epsilon: float) -> Tensor:
-        """As in `Layers`; the record keeps the scaled x and y."""
-        scaled = scale_to_unit_power(x, epsilon)
-        return self._normed(name, scaled, scaled * self._parameters[f"{name}/gain"])
-
-    def _normed(self, name: str, normalised: Tensor, y: Tensor) -> Tensor:
+    def scale_and_shift(self, name: str, x: Tensor, *, shift: bool = True) -> Tensor:
+        """As in `Layers`; the record keeps x and y."""
+        y = super().scale_and_shift(name, x, shift=shift)
         gain, bias = (f"{name}/{leaf}" in self._trained for leaf in ("gain", "bias"))
         if not (gain or bias):
             return y
-        return self._recorded(NormRecord(name, self._units, normalised, y, gain, bias))
+        return self._recorded(NormRecord(name, self._units, x, y, gain, bias))
 
     def embed(
         self, ids: Tensor, types: Tensor | None, word: str, position: str | None, kind: str | None
     ) -> Tensor:
         """As in `Layers`; the record keeps the ids and the sum."""
-        y = embedding_sum(self._parameters, ids, types, word, position, kind)
+        y = super().embed(ids, types, word, position, kind)
         words, places, kinds = (self._if_trained(name) for name in (word, position, kind))
         rows = {n: self._parameters[n].shape[0] for n in (words, places, kinds) if n is not None}
         if not rows:

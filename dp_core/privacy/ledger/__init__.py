@@ -17,17 +17,3 @@ from dp_core.privacy.ledger.dataset_sources import PublicSource
 from dp_core.privacy.ledger.ledger import Ledger
 from dp_core.privacy.ledger.models import Budget, Entry, State
 from dp_core.privacy.ledger.privacy_filter import AdmissionDecision, PrivacyCharge, Remaining, Way
-
-__all__ = [
-    "AdmissionDecision",
-    "Budget",
-    "Entry",
-    "Ledger",
-    "LedgerDamaged",
-    "LedgerUnavailable",
-    "PrivacyCharge",
-    "PublicSource",
-    "Remaining",
-    "State",
-    "Way",
-]

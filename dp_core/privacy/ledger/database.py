@@ -97,8 +97,12 @@ class Database:
         self._url = _checked(url)
         self.location = without_password(url)
         # NullPool: a connection belongs to one transaction, so a fork shares none
-        self._engine = create_engine(self._url, poolclass=NullPool, connect_args=self._arguments())
-        if self._url.get_backend_name() == "sqlite":
+        sqlite = self._url.get_backend_name() == "sqlite"
+        patience: dict[str, Any] = {"timeout": WAIT_SECONDS}
+        if not sqlite:
+            patience = {"connect_timeout": 10, "options": f"-c lock_timeout={WAIT_SECONDS}s"}
+        self._engine = create_engine(self._url, poolclass=NullPool, connect_args=patience)
+        if sqlite:
             _prepare_sqlite(self._engine)
             self._refuse_damaged_pages()
 
@@ -132,11 +136,6 @@ class Database:
             if db.get_bind().dialect.name == "postgresql":
                 db.execute(text("SELECT pg_advisory_xact_lock(:k)"), {"k": _CREATION_LOCK})
             yield db
-
-    def _arguments(self) -> dict[str, Any]:
-        if self._url.get_backend_name() == "sqlite":
-            return {"timeout": WAIT_SECONDS}
-        return {"connect_timeout": 10, "options": f"-c lock_timeout={WAIT_SECONDS}s"}
 
     def _refuse_damaged_pages(self) -> None:
         """Refuse a file with damaged database pages.

@@ -11,15 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from sqlalchemy import ForeignKey, Select, select
-from sqlalchemy.orm import (
-    Mapped,
-    Session,
-    aliased,
-    foreign,
-    mapped_column,
-    relationship,
-    remote,
-)
+from sqlalchemy.orm import Mapped, Session, foreign, mapped_column, relationship, remote
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger.database import Database
@@ -191,12 +183,11 @@ def _public() -> Select[PublicSource]:
 
 
 def _others(db: Session, digests: list[str], dataset: str) -> tuple[str, ...]:
-    this = aliased(Dataset)
+    budget = select(Dataset.budget_id).where(Dataset.name == dataset).scalar_subquery()
     query = (
         select(PrivateSource.dataset)
-        .join(Dataset, Dataset.name == PrivateSource.dataset)
-        .join(this, this.name == dataset)
-        .where(PrivateSource.digest.in_(digests), Dataset.budget_id != this.budget_id)
+        .join(Dataset)
+        .where(PrivateSource.digest.in_(digests), Dataset.budget_id != budget)
         .distinct()
         .order_by(PrivateSource.dataset)
     )

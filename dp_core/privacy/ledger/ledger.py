@@ -17,7 +17,7 @@ from dp_core.privacy.ledger.models import (
     Budget,
     Dataset,
     Entry,
-    LedgerIdentity,
+    LedgerSchema,
     State,
     by_identity,
     charged_groups,
@@ -65,7 +65,7 @@ class Ledger:
     def identity(self) -> str:
         """Return the ledger's random identifier, drawn at its creation and equal in its copies."""
         with self._database.transaction() as db:
-            return db.scalars(select(LedgerIdentity.id)).one()
+            return db.scalars(select(LedgerSchema.id)).one()
 
     def confirm_memory(self, seeds: SeedStore) -> str:
         """Refuse a ledger that does not hold every release for which the store drew a seed.
@@ -81,9 +81,8 @@ class Ledger:
             BadInput: entries are missing, or the seeds were drawn under another ledger.
         """
         drawn = {key for key in seeds.drawn() if _SEED_KEY.fullmatch(key)}  # before the entries
-        remembered = seeds.remembered_ledger()
+        remembered, identity = seeds.remembered_ledger(), self.identity()
         with self._database.transaction() as db:
-            identity = db.scalars(select(LedgerIdentity.id)).one()
             held = set(db.scalars(select(Entry.seed_key)))
         where = f"privacy ledger {self._database.location}"
         if remembered not in (None, identity):
@@ -250,12 +249,9 @@ class Ledger:
         Nothing is stored: these objects belong to no transaction.
         """
         budget, held = self._account(planned[0].dataset)
-        for entry in planned:
-            budget.refuse_foreign(entry)
-        budget.refuse_other_examples(held, planned)
-        if not _not_held(held, planned):
-            return budget, held, []
-        _give_back(budget, _replaced(held, planned, ended))
+        budget.refuse_foreign(held, planned)
+        if _not_held(held, planned):
+            _give_back(budget, _replaced(held, planned, ended))
         return budget, held, _not_held(held, planned)
 
     def _account(self, dataset: str) -> tuple[Budget, list[Entry]]:
@@ -284,7 +280,7 @@ class Ledger:
         with self._database.transaction() as db:
             budget = lock_budget(db, planned.dataset)
             held = _entries_of(db, budget)
-            budget.refuse_other_examples(held, [planned])
+            budget.refuse_foreign(held, [planned])
             entry = by_identity(held).get(planned.identity)
             if entry is None:
                 _admit(budget, held, [planned])
@@ -333,7 +329,7 @@ class Ledger:
             budget = lock_budget(db, wanted[0].dataset)
             held = _entries_of(db, budget)
             entries = by_identity(held)
-            budget.refuse_other_examples(held, wanted)
+            budget.refuse_foreign(held, wanted)
             for entry in wanted:
                 entries.setdefault(entry.identity, entry).refuse_different(entry)
             _give_back(budget, _replaced(held, wanted, ended))

@@ -6,6 +6,7 @@ import json
 import math
 import secrets
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Any
@@ -24,7 +25,7 @@ _SHOWN = (  # what an entry shows of itself, without the key of its seed and its
     "whole_plan", "run", "seed_hash", "known_seed", "reserved_at", "settled_at", "withdrawn_at",
     "released_hash",
 )  # fmt: skip
-SCHEMA_VERSION = 5  # of the tables; a ledger of another version is refused
+SCHEMA_VERSION = 6  # of the tables; a ledger of another version is refused
 
 
 class State(StrEnum):
@@ -91,19 +92,15 @@ class Base(MappedAsDataclass, DeclarativeBase):
 
 
 class LedgerSchema(Base, kw_only=True):
-    """The version of the tables, in a single row that every release of Confide can read."""
+    """The version of the tables and the ledger's random identifier, in a single row.
+
+    Every release of Confide can read the version. Copies of the ledger share the identifier.
+    """
 
     __tablename__ = "ledger_schema"
 
     version: Mapped[int] = mapped_column(primary_key=True, default=SCHEMA_VERSION)
-
-
-class LedgerIdentity(Base, kw_only=True):
-    """The ledger's random identifier, in a single row; copies of the ledger share it."""
-
-    __tablename__ = "ledger_identity"
-
-    id: Mapped[str] = mapped_column(primary_key=True, default_factory=lambda: secrets.token_hex(16))
+    id: Mapped[str] = mapped_column(default_factory=lambda: secrets.token_hex(16))
 
 
 class Budget(Base, kw_only=True):
@@ -160,42 +157,34 @@ class Budget(Base, kw_only=True):
         """The promised guarantee: two budgets with the same terms differ only by their names."""
         return self.unit, self.relation, self.epsilon, self.delta, self.order
 
-    def refuse_foreign(self, planned: Entry) -> None:
-        """Refuse a release whose guarantee does not add up with the rest of the budget.
-
-        Raises:
-            BadInput: the unit or the neighbouring relation differs.
-        """
-        if self.made_up or not planned.accounted:
-            return
-        if planned.unit is not self.unit:
-            raise BadInput(
-                f"its budget protects the unit {self.unit}, this release {planned.unit}",
-                where=f"data set {planned.dataset}",
-                fix="Guarantees for different units do not add up: use the budget's unit.",
-            )
-        if planned.event.relation is not self.relation:
-            raise BadInput(
-                f"its budget is for {self.relation} neighbours, this release for "
-                f"{planned.event.relation}",
-                where=f"data set {planned.dataset}",
-                fix="Use a sampler with the budget's relation.",
-            )
-
-    def refuse_other_examples(self, held: Sequence[Entry], planned: Sequence[Entry]) -> None:
-        """Refuse releases for examples of another length, because such examples are other units.
+    def refuse_foreign(self, held: Sequence[Entry], planned: Sequence[Entry]) -> None:
+        """Refuse releases whose guarantees do not add up with the rest of the budget.
 
         Args:
             held: the entries of this budget.
             planned: the releases to be added.
 
         Raises:
-            BadInput: two releases protect examples of different lengths.
+            BadInput: the unit, the neighbouring relation or the length of an example differs.
         """
         if self.made_up:
             return
-        events = [entry.event for entry in held if entry.charged]
-        events += [entry.event for entry in planned if entry.accounted]
+        accounted = [entry for entry in planned if entry.accounted]
+        for release in accounted:
+            if release.unit is not self.unit:
+                raise BadInput(
+                    f"its budget protects the unit {self.unit}, this release {release.unit}",
+                    where=f"data set {release.dataset}",
+                    fix="Guarantees for different units do not add up: use the budget's unit.",
+                )
+            if release.event.relation is not self.relation:
+                raise BadInput(
+                    f"its budget is for {self.relation} neighbours, this release for "
+                    f"{release.event.relation}",
+                    where=f"data set {release.dataset}",
+                    fix="Use a sampler with the budget's relation.",
+                )
+        events = [entry.event for entry in (*(e for e in held if e.charged), *accounted)]
         units = sorted({event.unit_in_words for event in events})
         if len(units) > 1:
             raise BadInput(
@@ -305,17 +294,8 @@ class Entry(Base):
 
     def repeated(self, run: str, attempt: int) -> Entry:
         """Return a new plan of the same release, as an attempt of this run."""
-        return Entry(
-            self.dataset,
-            self.unit,
-            self.event,
-            self.delta,
-            self.spec_hash,
-            run,
-            run,
-            attempt,
-            self.declared_units,
-        )
+        new_id, seed_key = secrets.token_hex(16), secrets.token_hex(16)
+        return replace(self, plan_key=run, run=run, attempt=attempt, id=new_id, seed_key=seed_key)
 
     def plan_again(self, plan_key: str, run: str) -> None:
         """Plan a withdrawn release again: it is charged from now on, like a new entry."""
@@ -455,7 +435,7 @@ def create_tables(database: Database) -> None:
         with database.alone() as db:
             if not _has_version(db):  # no other process was faster
                 Base.metadata.create_all(db.connection(), checkfirst=False)
-                db.add_all([LedgerSchema(), LedgerIdentity()])
+                db.add(LedgerSchema())
         version = _version_of(database)
     if version != SCHEMA_VERSION:
         release = "newer" if version > SCHEMA_VERSION else "older"

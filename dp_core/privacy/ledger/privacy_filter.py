@@ -64,9 +64,6 @@ class PrivacyCharge:
     rho: float
     delta: float
 
-    def __add__(self, other: PrivacyCharge) -> PrivacyCharge:
-        return PrivacyCharge(self.rho + other.rho, self.delta + other.delta)
-
 
 Releases = tuple[tuple[MechanismEvent, float], ...]  # each with the δ at which its ε is stated
 
@@ -192,10 +189,8 @@ def check_budget(epsilon: float, delta: float) -> None:
     Raises:
         BadInput: ε is not a positive number, or δ is not from LEAST_DELTA to LARGEST_DELTA.
     """
-    if not math.isfinite(epsilon):
-        raise BadInput(f"budget ε = {epsilon} is not finite", where="ledger register")
-    if epsilon <= 0:
-        raise BadInput(f"budget ε = {epsilon:g} is not above 0", where="ledger register")
+    if not 0 < epsilon < math.inf:
+        raise BadInput(f"budget ε = {epsilon:g} is not finite and above 0", where="ledger register")
     if not LEAST_DELTA <= delta <= LARGEST_DELTA:
         raise BadInput(
             f"budget δ = {delta:g} is not from {LEAST_DELTA:g} to {LARGEST_DELTA:g}",
@@ -304,7 +299,7 @@ def decide(budget: Budget, held: Sequence[Entry], planned: Sequence[Entry]) -> A
         return AdmissionDecision(
             None, cost, _share(cost, filter_capacity(budget)), left, 0, len(more), CLOSED
         )
-    total = spent + cost
+    total = added([spent, cost])
     if _within(total, room):
         again = min(
             _times(room.rho - spent.rho, cost.rho), _times(room.delta - spent.delta, cost.delta)
@@ -352,7 +347,7 @@ def _within(total: PrivacyCharge, room: PrivacyCharge) -> bool:
 
 def _beyond(spent: PrivacyCharge, cost: PrivacyCharge, room: PrivacyCharge, currency: str) -> str:
     """Return the terms of a sum that exceeds the capacity."""
-    total, terms = spent + cost, []
+    total, terms = added([spent, cost]), []
     if not total.rho <= room.rho:
         terms.append(f"{currency} {spent.rho:.5g} + {cost.rho:.5g} > {room.rho:.5g}")
     if not total.delta <= room.delta:

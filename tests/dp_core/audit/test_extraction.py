@@ -46,7 +46,7 @@ V, S, CLS, SEP = 60, 16, 2, 3
 POOL = list(range(5, V))
 SHAPE = Gpt2Config(vocab_size=V, hidden=64, layers=1, heads=2, intermediate=128, max_positions=S)
 SMALL = Gpt2Config(vocab_size=9, hidden=16, layers=2, heads=2, intermediate=32, max_positions=8)
-FEED_FORWARD = FeedForwardConfig(9, 16, 3, (12,), max_positions=8)
+FEED_FORWARD = FeedForwardConfig(vocab_size=9, hidden=16, window=3, units=(12,), max_positions=8)
 LLAMA = LlamaConfig(
     vocab_size=9, hidden=16, layers=1, heads=2, key_heads=2, intermediate=32, max_positions=8
 )

@@ -96,7 +96,8 @@ def test_rows_in_parts_are_rows_at_once(store, model, monkeypatch):
 
 
 def test_a_model_without_attention_has_features_of_gradients_alone(store):
-    model = fresh(FeedForwardConfig(V, 16, 3, (12,), max_positions=S), 1)
+    shape = FeedForwardConfig(vocab_size=V, hidden=16, window=3, units=(12,), max_positions=S)
+    model = fresh(shape, 1)
     assert features_of(model, [asked(store, [0, 1])]).keys() == {"gradients"}
 
 

@@ -7,68 +7,41 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
+from small_models import SHAPES, SIZES, logits_of, randomised
 
 from dp_core.config.training import AdapterConfig
 from dp_core.errors import BadInput
-from dp_core.models.adapters import (
-    adapters_of,
-    merged,
-    prepared,
-    save_adapter,
-    trained_names,
-)
-from dp_core.models.bert import mlm_logits
-from dp_core.models.causal import causal_logits
-from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
+from dp_core.models.adapters import adapters_of, merged, prepared, save_adapter, trained_names
+from dp_core.models.config import Gpt2Config
 from dp_core.models.hugging_face import save
 from dp_core.models.parameters import MLM_BIAS, POSITION, WORD, AnyModel, Model, fresh
 from dp_core.nn import LORA_SCALE, Layers
 from dp_core.training.heads import TaggingHead
 
-SIZES = {
-    "vocab_size": 30, "hidden": 8, "layers": 2, "heads": 2, "intermediate": 12,
-    "max_positions": 9,
-}  # fmt: skip
-MODELS = {
-    "bert": BertConfig(**SIZES),
-    "distilbert": BertConfig(**SIZES, type_vocab=0),
-    "gpt2": Gpt2Config(**SIZES),
-    "llama": LlamaConfig(**SIZES, key_heads=1),
-}
+TRANSFORMERS = ("bert", "distilbert", "gpt2", "llama")
+BERT = SHAPES["bert"]
 LORA = AdapterConfig(trained_parameters="lora", lora_rank=3, lora_alpha=6.0)
+IDS = np.random.default_rng(1).integers(0, 30, (2, 6))
 
 
 def adapted(name: str, config: AdapterConfig = LORA, *, tags: bool = False) -> AnyModel:
     """Return a model with adapters of random values."""
-    rng, start = np.random.default_rng(0), fresh(MODELS[name], 0)
-    start = prepared(TaggingHead(tuple("OAB")).begin(start, 0) if tags else start, config, 0)
-    values = {
-        n: a if n == LORA_SCALE else a + 0.3 * rng.standard_normal(a.shape).astype("f")
-        for n, a in start.parameters.items()
-    }
-    return Model(start.config, values, start.labels)
+    start = fresh(SHAPES[name], 0)
+    start = TaggingHead(tuple("OAB")).begin(start, 0) if tags else start
+    return randomised(prepared(start, config, 0))
 
 
-def logits(model: AnyModel) -> np.ndarray:
-    ids = tf.constant(np.random.default_rng(1).integers(0, 30, (2, 6)), tf.int32)
-    layers: Any = Layers(model.parameters)
-    if isinstance(model.config, BertConfig):
-        places = tf.tile(tf.range(6)[None], (2, 1))
-        return mlm_logits(layers, model.config, ids, tf.constant([6, 4]), places).numpy()
-    return causal_logits(layers, model.config, ids).numpy()
-
-
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRANSFORMERS)
 def test_merged_model_computes_the_same_without_adapters(name: str) -> None:
     model = adapted(name)
     one = merged(model)
-    assert one.parameters.keys() == fresh(MODELS[name], 0).parameters.keys()
-    np.testing.assert_allclose(logits(one), logits(model), atol=1e-4)
+    assert one.parameters.keys() == fresh(SHAPES[name], 0).parameters.keys()
+    np.testing.assert_allclose(logits_of(one, IDS), logits_of(model, IDS), atol=1e-4)
     bare = {n: a for n, a in model.parameters.items() if "lora" not in n}
-    assert np.abs(logits(Model(model.config, bare)) - logits(model)).max() > 0.1
+    assert np.abs(logits_of(Model(model.config, bare), IDS) - logits_of(model, IDS)).max() > 0.1
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", TRANSFORMERS)
 def test_adapter_adds_the_scaled_low_rank_product(name: str) -> None:
     """y = x·W + b + (α / rank)·(x·A)·B; parts of a query-key-value kernel have separate A and B."""
     model = adapted(name)
@@ -98,17 +71,17 @@ def test_adapters_are_on_the_target_matrices_of_the_setting(
     targets: Any, modules: set[str]
 ) -> None:
     config = LORA.model_copy(update={"lora_targets": targets})
-    found = adapters_of(prepared(fresh(MODELS["bert"], 0), config, 0).parameters)
+    found = adapters_of(prepared(fresh(BERT, 0), config, 0).parameters)
     assert {name.split("/")[1] for name in found} == modules
     assert len(found) == 2 * len(modules)
 
 
 def test_fresh_adapters_do_not_change_the_model_and_follow_a_public_seed() -> None:
-    for config in MODELS.values():
+    for config in (SHAPES[name] for name in TRANSFORMERS):
         start = fresh(config, 0)
         one, same, other = (prepared(start, LORA, seed) for seed in (1, 1, 2))
         assert len(one.parameters) > len(start.parameters)
-        np.testing.assert_array_equal(logits(one), logits(start))
+        np.testing.assert_array_equal(logits_of(one, IDS), logits_of(start, IDS))
         a = "layer_0/output/lora_a"
         np.testing.assert_array_equal(one.parameters[a], same.parameters[a])
         assert not np.array_equal(one.parameters[a], other.parameters[a])
@@ -128,7 +101,7 @@ def test_setting_selects_the_trained_parameters() -> None:
         return set(trained_names(adapted(name, config, tags=tags), config))
 
     every = of("all")
-    assert every == set(fresh(MODELS["bert"], 0).parameters)
+    assert every == set(fresh(BERT, 0).parameters)
     assert {n.rsplit("/")[-1] for n in of("lora")} == {"lora_a", "lora_b"}
     vectors = of("biases-and-norms")
     assert {n.rsplit("/")[-1] for n in vectors} == {"bias", "gain"}
@@ -144,7 +117,7 @@ def test_setting_selects_the_trained_parameters() -> None:
 def test_existing_adapters_are_merged_before_further_training() -> None:
     first = adapted("bert")
     again = prepared(first, LORA, 5)
-    np.testing.assert_allclose(logits(again), logits(first), atol=1e-4)
+    np.testing.assert_allclose(logits_of(again, IDS), logits_of(first, IDS), atol=1e-4)
     assert not again.parameters["layer_0/qkv/lora_b"].any()
 
 
@@ -158,41 +131,30 @@ def test_writing_a_model_with_unmerged_adapters_is_refused(tmp_path) -> None:
     """A folder without them would contain a different model."""
     with pytest.raises(BadInput, match="lora"):
         save(adapted("bert"), tmp_path)
+    with pytest.raises(BadInput, match="no adapters"):  # of a model without adapters
+        save_adapter(fresh(BERT, 0), tmp_path)
 
 
 # --- PEFT's layout (equal logits in real `peft`: test_transformers.py)
 
 
-@pytest.mark.parametrize("name", MODELS)
-def test_adapter_folder_contains_config_and_tensors(tmp_path, name: str) -> None:
-    save_adapter(adapted(name), tmp_path, "the/base")
+@pytest.mark.parametrize("name", TRANSFORMERS)
+def test_adapter_folder_has_the_names_and_orientation_of_peft(tmp_path, name: str) -> None:
+    model = adapted(name, tags=name == "bert")
+    save_adapter(model, tmp_path, "the/base")
     about = json.loads((tmp_path / "adapter_config.json").read_text())
     assert (about["r"], about["lora_alpha"]) == (3, 6.0)
     assert about["base_model_name_or_path"] == "the/base"
     assert about["fan_in_fan_out"] is (name == "gpt2")
-    tensors = load_file(tmp_path / "adapter_model.safetensors")
-    assert len(tensors) == 2 * len(about["target_modules"])
-
-
-def test_saved_tensors_have_the_names_and_orientation_of_peft(tmp_path) -> None:
-    model = adapted("bert", tags=True)
-    save_adapter(model, tmp_path)
-    tensors = load_file(tmp_path / "adapter_model.safetensors")
-    prefix = "base_model.model.bert.encoder.layer.1.attention.self.key"
-    p = model.parameters
-    np.testing.assert_array_equal(
-        tensors[f"{prefix}.lora_A.weight"], p["layer_1/qkv/lora_a"][:, 3:6].T
-    )
-    np.testing.assert_array_equal(
-        tensors[f"{prefix}.lora_B.weight"], p["layer_1/qkv/lora_b"][:, 8:16].T
-    )
-    np.testing.assert_array_equal(
-        tensors["base_model.model.classifier.weight"], p["tagger/kernel"].T
-    )
-    about = json.loads((tmp_path / "adapter_config.json").read_text())
-    assert (about["task_type"], about["modules_to_save"]) == ("TOKEN_CLS", ["classifier"])
-
-
-def test_saving_adapters_of_a_model_without_adapters_is_refused(tmp_path) -> None:
-    with pytest.raises(BadInput, match="no adapters"):
-        save_adapter(fresh(MODELS["bert"], 0), tmp_path)
+    tensors, p = load_file(tmp_path / "adapter_model.safetensors"), model.parameters
+    assert sum("lora_" in tensor for tensor in tensors) == 2 * len(about["target_modules"])
+    if name == "bert":
+        assert (about["task_type"], about["modules_to_save"]) == ("TOKEN_CLS", ["classifier"])
+        prefix = "base_model.model."
+        key = f"{prefix}bert.encoder.layer.1.attention.self.key.lora"
+        for tensor, expected in (
+            (f"{key}_A.weight", p["layer_1/qkv/lora_a"][:, 3:6]),
+            (f"{key}_B.weight", p["layer_1/qkv/lora_b"][:, 8:16]),
+            (f"{prefix}classifier.weight", p["tagger/kernel"]),
+        ):
+            np.testing.assert_array_equal(tensors[tensor], expected.T)

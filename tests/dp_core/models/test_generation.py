@@ -15,7 +15,9 @@ V, END = 60, 3
 
 def model_of(logits: dict[int, float], after: dict[int, int] | None = None) -> AnyModel:
     """A bigram model: fixed logits, −30 for the others; some tokens have a fixed successor."""
-    model = fresh(FeedForwardConfig(V, V, 1, (V,), max_positions=12), 0)
+    model = fresh(
+        FeedForwardConfig(vocab_size=V, hidden=V, window=1, units=(V,), max_positions=12), 0
+    )
     p = model.parameters
     p["embeddings/word"][:] = np.eye(V)
     p["layer_0/intermediate/kernel"][:] = np.eye(V)

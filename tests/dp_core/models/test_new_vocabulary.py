@@ -4,11 +4,12 @@ import json
 
 import numpy as np
 import pytest
+from small_models import random_model
 
 from dp_core.errors import BadInput
-from dp_core.models.config import BertConfig, Gpt2Config
+from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
 from dp_core.models.hugging_face import load_with_vocabulary, read_vocabulary, save
-from dp_core.models.parameters import Model, fresh
+from dp_core.models.parameters import WORD, Model
 from dp_core.vocabulary.byte_level import ALPHABET
 
 SIZES = {"hidden": 64, "layers": 1, "heads": 2, "intermediate": 12, "max_positions": 5}
@@ -17,16 +18,12 @@ OLD = [*SPECIAL, "pain", *(f"old{i}" for i in range(200))]
 NEW = [*SPECIAL, "fever", "pain", *(f"new{i}" for i in range(100))]
 
 
-def folder_of(config, tmp_path):
-    """A model with a table of nonzero mean and larger deviation than a fresh table."""
-    model = fresh(config, 0)
-    rng = np.random.default_rng(0)
-    table = model.parameters["embeddings/word"]
-    table[:] = 0.5 + 0.3 * rng.standard_normal(table.shape)
-    if "mlm/bias" in model.parameters:
-        model.parameters["mlm/bias"][:] = rng.standard_normal(len(table)) - 4
-    save(model, tmp_path)
-    return model, tmp_path
+def folder_of(config, folder):
+    """Write a model with a table of nonzero mean."""
+    model = random_model(config)
+    model.parameters[WORD][:] += 0.5
+    save(model, folder)
+    return model, folder
 
 
 @pytest.fixture()
@@ -36,50 +33,57 @@ def bert(tmp_path):
     return old, folder
 
 
-def test_shared_tokens_keep_their_embedding_and_bias(bert):
+def test_shared_tokens_keep_their_rows_and_new_tokens_are_sampled_like_the_old_table(bert):
     old, folder = bert
-    new = load_with_vocabulary(folder, NEW, seed=3)
+    new, same, other = (load_with_vocabulary(folder, NEW, seed=seed) for seed in (3, 3, 4))
     assert new.config.vocab_size == len(NEW)
-    for name in ("embeddings/word", "mlm/bias"):
+    for name in (WORD, "mlm/bias"):
         np.testing.assert_array_equal(new.parameters[name][6], old.parameters[name][5])
         np.testing.assert_array_equal(new.parameters[name][:5], old.parameters[name][:5])
     kernel = "layer_0/output/kernel"
     np.testing.assert_array_equal(new.parameters[kernel], old.parameters[kernel])
-
-
-def test_new_tokens_are_sampled_around_the_mean_of_the_old_table(bert):
-    old, folder = bert
-    new = load_with_vocabulary(folder, NEW, seed=3)
-    table, drawn = old.parameters["embeddings/word"], new.parameters["embeddings/word"][7:]
+    table, drawn = old.parameters[WORD], new.parameters[WORD][7:]
     assert drawn.mean() == pytest.approx(table.mean(), abs=0.02)
     assert drawn.std() == pytest.approx(0.88 * table.std(), rel=0.05)  # cut at two deviations
     assert len(np.unique(drawn, axis=0)) == len(drawn)
-    np.testing.assert_allclose(
-        new.parameters["mlm/bias"][7:], old.parameters["mlm/bias"].mean(), rtol=1e-5
-    )
-
-
-def test_new_embeddings_are_determined_by_vocabularies_and_seed(bert):
-    _, folder = bert
-    tables = [
-        load_with_vocabulary(folder, NEW, seed=s).parameters["embeddings/word"] for s in (3, 3, 4)
-    ]
-    np.testing.assert_array_equal(tables[0], tables[1])
-    assert not np.array_equal(tables[0][7:], tables[2][7:])
+    mean = old.parameters["mlm/bias"].mean()
+    np.testing.assert_allclose(new.parameters["mlm/bias"][7:], mean, rtol=1e-5)
+    np.testing.assert_array_equal(new.parameters[WORD], same.parameters[WORD])
+    assert not np.array_equal(drawn, other.parameters[WORD][7:])
     strange = load_with_vocabulary(folder, ["a", "b"], seed=0)  # no token of the old vocabulary
-    assert np.isfinite(strange.parameters["embeddings/word"]).all()
+    assert np.isfinite(strange.parameters[WORD]).all()
 
 
-@pytest.mark.parametrize("file", ["vocab.json", "tokenizer.json"])
-def test_gpt2_tokens_are_matched_by_their_wordpiece_form(tmp_path, file):
-    vocabulary = {"pain": 0, "Ġpain": 1, "ĠcafÃ©": 2, "ing": 3, "<|endoftext|>": 4, "Ġ": 5}
-    old, folder = folder_of(Gpt2Config(vocab_size=6, **SIZES), tmp_path)
+GPT2 = {"pain": 0, "Ġpain": 1, "ĠcafÃ©": 2, "ing": 3, "<|endoftext|>": 4, "Ġ": 5}
+LLAMA = {"<unk>": 0, "<s>": 1, "</s>": 2, "▁pain": 3, "▁café": 5, "pain": 4, "ing": 0}
+PIECES = ["[CLS]", "[SEP]", "pain", "##pain", "café", "##ing"]
+
+
+@pytest.mark.parametrize(
+    ("config", "file", "vocabulary", "before"),
+    [
+        (Gpt2Config(vocab_size=6, **SIZES), "vocab.json", GPT2, [4, 4, 1, 0, 2, 3]),
+        (Gpt2Config(vocab_size=6, **SIZES), "tokenizer.json", GPT2, [4, 4, 1, 0, 2, 3]),
+        *(  # markers are recognised by their ids
+            (
+                LlamaConfig(vocab_size=6, **SIZES, tied=tied, begin=1, end=2),
+                *("tokenizer.json", LLAMA, [1, 2, 3, 4, 5, 0]),
+            )
+            for tied in (False, True)
+        ),
+    ],
+)
+def test_tokens_are_matched_by_their_wordpiece_form(tmp_path, config, file, vocabulary, before):
+    """A token with GPT-2's or SentencePiece's mark begins a word."""
+    old, folder = folder_of(config, tmp_path)
     whole = {"model": {"type": "BPE", "vocab": vocabulary}}
     (folder / file).write_text(json.dumps(vocabulary if file == "vocab.json" else whole))
-    pieces = ["[CLS]", "[SEP]", "pain", "##pain", "café", "##ing"]
-    new = load_with_vocabulary(folder, pieces, seed=0)
-    table = old.parameters["embeddings/word"]
-    np.testing.assert_array_equal(new.parameters["embeddings/word"], table[[4, 4, 1, 0, 2, 3]])
+    new = load_with_vocabulary(folder, [*PIECES, "new"], seed=0)
+    np.testing.assert_array_equal(new.parameters[WORD][:6], old.parameters[WORD][before])
+    if (head := new.parameters.get("head/kernel")) is not None:
+        np.testing.assert_array_equal(head[:, :6], old.parameters["head/kernel"][:, before])
+        assert np.isfinite(head).all()
+        assert head.shape == (64, 7)
     assert (new.config.begin, new.config.end) == (2, 3)
 
 
@@ -88,8 +92,8 @@ def test_byte_level_tokens_are_matched_unchanged(tmp_path):
     old, folder = folder_of(Gpt2Config(vocab_size=6, **SIZES), tmp_path)
     (folder / "vocab.json").write_text(json.dumps(vocabulary))
     tokens = ["[CLS]", "[SEP]", "Ġpain", "pain", *ALPHABET, "Ġpains", "ĠĠing"]
-    table = load_with_vocabulary(folder, tokens, seed=0).parameters["embeddings/word"]
-    theirs = old.parameters["embeddings/word"]
+    table = load_with_vocabulary(folder, tokens, seed=0).parameters[WORD]
+    theirs = old.parameters[WORD]
     np.testing.assert_array_equal(table[:4], theirs[[4, 4, 1, 0]])
     np.testing.assert_allclose(table[-2], theirs[[1, 3]].mean(0), rtol=1e-6)
     np.testing.assert_allclose(table[-1], theirs[[5, 5, 2]].mean(0), rtol=1e-6)
@@ -102,8 +106,8 @@ def test_new_token_starts_as_the_mean_of_its_old_pieces(bert):
         file.write("".join(f"{t}\n" for t in [*SPECIAL, *rest, *OLD[10:]]))
     table = load_with_vocabulary(
         folder, [*SPECIAL, "painful", "##fulf", "painx"], seed=3
-    ).parameters["embeddings/word"]
-    theirs = old.parameters["embeddings/word"]
+    ).parameters[WORD]
+    theirs = old.parameters[WORD]
     np.testing.assert_allclose(table[5], theirs[[5, 6]].mean(0), rtol=1e-6)  # pain ##ful
     np.testing.assert_allclose(table[6], theirs[[6, 7]].mean(0), rtol=1e-6)  # ##ful ##f
     assert np.abs(table[7] - theirs[[5, 9]].mean(0)).max() > 0.01  # x has no pieces: random

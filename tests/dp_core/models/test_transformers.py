@@ -14,12 +14,11 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from safetensors.numpy import load_file
+from small_models import logits_of, randomised
 
 from dp_core.config.training import AdapterConfig
-from dp_core.models.adapters import save_adapter, with_adapters
-from dp_core.models.bert import class_logits, mlm_logits, tag_logits
-from dp_core.models.causal import causal_logits
-from dp_core.models.config import CausalConfig
+from dp_core.models.adapters import prepared, save_adapter
+from dp_core.models.bert import class_logits
 from dp_core.models.hugging_face import (
     load,
     load_model,
@@ -27,7 +26,7 @@ from dp_core.models.hugging_face import (
     read_vocabulary,
     save,
 )
-from dp_core.models.parameters import CLASSIFIER, TAGGER, AnyModel, Model
+from dp_core.models.parameters import CLASSIFIER, AnyModel, Model
 from dp_core.nn import Layers
 from dp_core.training.heads import TaggingHead
 from dp_core.vocabulary import byte_level, subwords, wordpiece
@@ -50,24 +49,16 @@ def transformers(command: str, folder: Path) -> None:
     subprocess.run([PYTHON, script, command, folder], check=True, env=os.environ | offline)
 
 
-def logits_of(model: AnyModel, folder: Path) -> np.ndarray:
+def our_logits(model: AnyModel, folder: Path) -> np.ndarray:
     """Return our logits of the folder's inputs, NaN for padding."""
-    asked = np.load(folder / "asked.npz", allow_pickle=False)
-    ids, lengths = (tf.constant(asked[name], tf.int32) for name in ("ids", "lengths"))
-    m, s = asked["ids"].shape
-    layers = Layers(model.parameters)
+    asked = dict(np.load(folder / "asked.npz", allow_pickle=False))
+    ids, lengths = asked["ids"], asked["lengths"]
     if f"{CLASSIFIER}/kernel" in model.parameters:
-        seconds = tf.constant(np.argmax(asked["types"], 1), tf.int32)
-        return class_logits(layers, model.config, ids, lengths, seconds).numpy()
-    if f"{TAGGER}/kernel" in model.parameters:
-        logits = tag_logits(layers, model.config, ids, lengths).numpy()
-    elif isinstance(model.config, CausalConfig):
-        logits = causal_logits(layers, model.config, ids).numpy()
-    else:
-        places = tf.tile(tf.range(s)[None], (m, 1))
-        logits = mlm_logits(layers, model.config, ids, lengths, places).numpy()
-    logits = logits.reshape(m, s, -1).copy()
-    logits[np.arange(s) >= asked["lengths"][:, None]] = np.nan
+        seconds = np.argmax(asked["types"], 1, keepdims=True)
+        arguments = (tf.constant(a, tf.int32) for a in (ids, lengths, seconds))
+        return class_logits(Layers(model.parameters), model.config, *arguments).numpy()
+    logits = logits_of(model, ids, lengths)
+    logits[np.arange(ids.shape[1]) >= lengths[:, None]] = np.nan
     return logits
 
 
@@ -76,6 +67,11 @@ def assert_equal(ours: np.ndarray, theirs: np.ndarray) -> None:
     assert answered.mean() > 0.5
     np.testing.assert_allclose(ours[answered], theirs[answered], atol=TOLERANCE, rtol=0)
     assert ours[answered].std() > 100 * TOLERANCE
+
+
+def assert_transformers_agrees(folder: Path) -> None:
+    theirs = np.load(folder / "logits.npy", allow_pickle=False)
+    assert_equal(our_logits(load_model(folder), folder), theirs)
 
 
 @pytest.fixture(scope="module")
@@ -139,10 +135,7 @@ def ours(
 
 @pytest.mark.parametrize("name", NAMES)
 def test_outputs_equal_transformers_on_its_models(theirs: Path, name: str) -> None:
-    model = load_model(theirs / name)
-    assert_equal(
-        logits_of(model, theirs / name), np.load(theirs / name / "logits.npy", allow_pickle=False)
-    )
+    assert_transformers_agrees(theirs / name)
 
 
 SAVED = [*NAMES, "student", BYTES, *(f"{n} of a new vocabulary" for n in LANGUAGE_MODELS)]
@@ -151,9 +144,7 @@ SAVED = [*NAMES, "student", BYTES, *(f"{n} of a new vocabulary" for n in LANGUAG
 @pytest.mark.parametrize("name", SAVED)
 def test_transformers_computes_the_same_from_saved_models(ours: Path, name: str) -> None:
     folder = ours / name
-    assert_equal(
-        logits_of(load_model(folder), folder), np.load(folder / "logits.npy", allow_pickle=False)
-    )
+    assert_transformers_agrees(folder)
     loading = json.loads((folder / "loading.json").read_text())
     assert not loading["missing_keys"]
     assert not loading["unexpected_keys"]
@@ -197,16 +188,6 @@ ADAPTED = [*LANGUAGE_MODELS, "tagger"]
 LORA = AdapterConfig(trained_parameters="lora", lora_rank=3, lora_alpha=7.0)
 
 
-def with_learned_adapters(base: AnyModel) -> AnyModel:
-    """Return the model with random A and B and an unchanged base, as after training."""
-    rng, start = np.random.default_rng(4), with_adapters(base, LORA, 0)
-    values = {
-        n: a + 0.2 * rng.standard_normal(a.shape).astype("f") if n.endswith(("_a", "_b")) else a
-        for n, a in start.parameters.items()
-    }
-    return Model(start.config, values, start.labels)
-
-
 @pytest.fixture(scope="module")
 def adapters(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Models of transformers with our adapters, and the logits of `peft` for them."""
@@ -221,7 +202,8 @@ def adapters(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             base = TaggingHead(("O", "B-x", "I-x")).begin(base, 0)
             kernel = rng.standard_normal((base.config.hidden, 3)).astype("f")
             base = Model(base.config, base.parameters | {"tagger/kernel": kernel}, base.labels)
-        model = with_learned_adapters(base)
+        learned = prepared(base, LORA, 0)
+        model = randomised(learned, 4, 0.2, ("_a", "_b"))  # the base is unchanged, as in training
         save_adapter(model, folder / name / "adapter")
         rng = np.random.default_rng(1)
         np.savez(
@@ -229,9 +211,9 @@ def adapters(theirs: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
             ids=rng.integers(0, base.config.vocab_size, (3, 8)),
             lengths=np.array([8, 3, 6]),
         )
-        np.save(folder / name / "ours.npy", logits_of(model, folder / name))
-        bare = logits_of(base, folder / name)
-        assert np.nanmax(np.abs(bare - logits_of(model, folder / name))) > 100 * TOLERANCE
+        bare, logits = our_logits(base, folder / name), our_logits(model, folder / name)
+        assert np.nanmax(np.abs(bare - logits)) > 100 * TOLERANCE
+        np.save(folder / name / "ours.npy", logits)
     transformers("peft", folder)
     return folder
 

@@ -36,14 +36,7 @@ DISTILBERT = {
     "max_position_embeddings": 12,
 }
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "n_positions": 12}
-LLAMA = {
-    "hidden_size": 16,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "intermediate_size": 24,
-    "max_position_embeddings": 12,
-}
+LLAMA = BERT | {"num_attention_heads": 4, "num_key_value_heads": 2}
 LLAMA3 = {
     "rope_type": "llama3",
     "rope_theta": 50.0,

@@ -1,5 +1,3 @@
-"""Fixture that starts other processes, for tests of concurrent access."""
-
 import multiprocessing
 from multiprocessing.context import ForkServerContext
 

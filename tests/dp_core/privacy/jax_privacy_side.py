@@ -1,9 +1,9 @@
-"""Figures of jax_privacy for strategies and events. Runs in `.venv/jax-privacy`, not in pytest.
+"""Figures of jax_privacy for correlated noise. Runs in `.venv/jax-privacy`, not in pytest.
 
     python jax_privacy_side.py QUESTIONS ANSWERS   reads and writes JSON
 
-The script uses two packages of google-deepmind/jax_privacy: `matrix_factorization` (strategies,
-sensitivity, error) and `experimental` (event and calibrated plan of banded matrix factorisation).
+The script uses two packages of google-deepmind/jax_privacy: `matrix_factorization` (strategies and
+their error) and `experimental` (event and calibrated plan of banded matrix factorisation).
 """
 
 import json
@@ -12,41 +12,17 @@ from pathlib import Path
 
 import dp_accounting
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax_privacy.batch_selection import PartitionType
 from jax_privacy.experimental.accounting import amplified_bandmf_event
 from jax_privacy.experimental.execution_plan import BandMFExecutionPlanConfig
-from jax_privacy.matrix_factorization import dense, sensitivity, streaming_matrix, toeplitz
+from jax_privacy.matrix_factorization import toeplitz
 
 jax.config.update("jax_enable_x64", True)
 
 
 def accountant():
-    """Return a PLD accountant for adding or removing one unit."""
     return dp_accounting.pld.PLDAccountant(dp_accounting.NeighboringRelation.ADD_OR_REMOVE_ONE)
-
-
-def strategy(coefficients, updates, rates, momentum):
-    """Return sensitivities, C⁻¹, and the mean square error of each iterate of the workload."""
-    c = jnp.array(coefficients)
-    matrix = toeplitz.materialize_lower_triangular(c, n=updates)
-    workload = streaming_matrix.momentum_sgd_matrix(momentum, jnp.array(rates))
-    squares = dense.per_query_error(
-        strategy_matrix=matrix, workload_matrix=workload.materialize(updates)
-    )
-    inverse = toeplitz.inverse_as_streaming_matrix(c).materialize(updates)
-    moved, most = (
-        sensitivity.get_sensitivity_banded(matrix, min_sep=len(c), max_participations=turns)
-        for turns in (1, -(-updates // len(c)))
-    )
-    return {
-        "one participation": float(moved),
-        "all": float(most),
-        "prefix sums": np.asarray(toeplitz.per_query_error(strategy_coef=c, n=updates)).tolist(),
-        "workload": np.asarray(squares).tolist(),
-        "noising": np.asarray(inverse)[:, 0].tolist(),
-    }
 
 
 def least_error(updates, bands):
@@ -78,7 +54,7 @@ def sigma(coefficients, rate, updates, epsilon, delta):
     return config.plan.dp_event.event.event.noise_multiplier
 
 
-ASKED = {"strategy": strategy, "least error": least_error, "epsilon": epsilon, "sigma": sigma}
+ASKED = {"least error": least_error, "epsilon": epsilon, "sigma": sigma}
 
 if __name__ == "__main__":
     questions, answers = map(Path, sys.argv[1:])

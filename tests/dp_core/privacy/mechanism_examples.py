@@ -1,5 +1,3 @@
-"""One mechanism of each kind, and its true δ by brute force; and a plan of DP-SGD."""
-
 from __future__ import annotations
 
 import itertools
@@ -14,7 +12,9 @@ from scipy.stats import norm
 
 from dp_core.config.release import ReleaseRecord
 from dp_core.privacy.accounting.profiles import Floats, Profile, SelfComposed
-from dp_core.privacy.execution_plan import ExecutionPlan
+from dp_core.privacy.batch_selection import PoissonSampling
+from dp_core.privacy.execution_plan import BatchPhase, ExecutionPlan
+from dp_core.privacy.matrix_factorization import ToeplitzStrategy, power_coefficients
 from dp_core.privacy.mechanism_event import REGISTRY
 from dp_core.privacy.mechanisms import (
     Composed,
@@ -44,16 +44,17 @@ POISSON = PoissonGaussian(((0.2, 1.0, 2),), unit=PATIENT)
 ZERO_OUT, REPLACE = NeighboringRelation.ZERO_OUT, NeighboringRelation.REPLACE
 
 
-def plan_of(**changes: Any) -> ExecutionPlan:
-    """Return a plan of DP-SGD with Poisson batches, with changes."""
+def plan_of(*, expected_batch: float = 256, steps: int = 300, **changes: Any) -> ExecutionPlan:
     usual: dict[str, Any] = {
-        "unit": PATIENT,
-        "declared_units": 4000,
-        "expected_batch": 256,
-        "steps": 300,
-    }
-    usual |= {"noise_multiplier": 1.2, "clip_norm": 0.5, "delta": 1e-6}
-    return ExecutionPlan.poisson(**(usual | changes))
+        "unit": PATIENT, "declared_units": 4000, "sampling": PoissonSampling(),
+        "schedule": (BatchPhase(steps, expected_batch),),
+        "noise_multiplier": 1.2, "clip_norm": 0.5, "delta": 1e-6,
+    }  # fmt: skip
+    return ExecutionPlan(**usual | changes)
+
+
+def power_strategy(bands: int, exponent: float) -> ToeplitzStrategy:
+    return ToeplitzStrategy.of(power_coefficients(bands, exponent))
 
 
 def release(
@@ -252,7 +253,6 @@ def rounds_truth(sigma: float, threshold: int, epsilon: float) -> float:
 
 
 def gaussian_truth(mu: float, epsilon: float) -> float:
-    """Return δ of a Gaussian whose mean moves by μ standard deviations."""
     return either_way({mu: 1.0}, {0.0: 1.0}, 1.0, epsilon)
 
 

@@ -1,5 +1,3 @@
-"""Helpers that call functions in other processes, concurrently or until they are killed."""
-
 from __future__ import annotations
 
 import signal
@@ -11,8 +9,6 @@ PATIENCE = 300.0  # seconds, enough for a busy machine
 
 
 class Gate(Protocol):
-    """A barrier, which releases its processes when all of them wait at it."""
-
     def wait(self) -> int:
         """Wait until all other processes wait too."""
 

@@ -1,5 +1,3 @@
-"""Accountants: ε and δ against closed forms, integrals and other libraries; calibrated noise."""
-
 import math
 import re
 from collections.abc import Callable
@@ -44,8 +42,6 @@ PRIVACY_PAGE = Path(__file__).resolve().parents[3] / "docs" / "privacy.md"
 single = PoissonGaussian.single
 PAPER = single(131_072 / 83e6, 2.72, 31_250)
 SCALE = single(1024 / 100_000, 1.0, 977)  # n=100k, B=1024, 10 epochs
-
-# --- figures computed outside the project
 
 
 @pytest.mark.parametrize(
@@ -211,9 +207,6 @@ def test_fixed_size_renyi_is_above_the_profile() -> None:
     assert epsilon_pld(event, 1e-5) > epsilon_pld(single(0.01, 4.0, 500), 1e-5)
 
 
-# --- without amplification
-
-
 @pytest.mark.parametrize("batch", [1024, 1000, 30_000, 50_000, 60_000, 100_000])
 @pytest.mark.parametrize("steps", [1, 97, 98, 977])
 def test_the_comparison_is_what_shuffled_batches_of_that_length_claim(
@@ -284,8 +277,6 @@ def test_a_million_small_steps_follow_the_central_limit() -> None:
 
 @dataclass(frozen=True)
 class _Reversed(Profile):
-    """A profile with its two directions exchanged."""
-
     profile: Profile
 
     def directions(self, epsilon: Floats) -> tuple[Floats, Floats]:
@@ -314,11 +305,7 @@ def test_the_worse_direction_counts_whichever_it_is(
     assert delta_pld(event, sides[0]) == pytest.approx(delta, rel=1e-6)
 
 
-# --- calibration: the noise or the updates for a target
-
-
 def sampled(rate: float, steps: int, **more: Any) -> Callable[[float], PoissonGaussian]:
-    """Return a function from a noise multiplier to the event of Poisson-sampled updates."""
     return lambda sigma: PoissonGaussian.single(rate, sigma, steps, **more)
 
 
@@ -346,7 +333,7 @@ def test_steps_within_epsilon_invert_calibrated_noise(
 def test_calibrated_noise_includes_the_cost_of_the_composed_release() -> None:
     vocabulary = ThresholdedHistogram(64, 60.0, 380, unit=PrivacyUnit.PATIENT)
     training = sampled(0.05, 100, unit=PrivacyUnit.PATIENT)
-    both = noise_for(training, 2.0, 1e-6, vocabulary)
+    both = noise_for(training, 2.0, 1e-6, [vocabulary])
     assert both > noise_for(training, 2.0, 1e-6)
     assert 0.995 * 2.0 <= epsilon_pld(compose(vocabulary, training(both)), 1e-6) <= 2.0
 
@@ -370,7 +357,7 @@ def test_epochs_have_the_noise_of_one_gaussian_and_whole_epochs_of_updates() -> 
 def test_targets_out_of_reach_are_refused() -> None:
     leaky, training = ThresholdedHistogram(64, 60.0, 100), sampled(0.05, 10)
     with pytest.raises(BadInput, match="already spend it"):
-        noise_for(training, 1.0, 1e-6, leaky)
+        noise_for(training, 1.0, 1e-6, [leaky])
     with pytest.raises(BadInput, match="one update"):
         steps_within(lambda n: PoissonGaussian.single(0.5, 0.5, n), 0.01, 1e-6)
     with pytest.raises(BadInput, match="epsilon"):

@@ -1,5 +1,3 @@
-"""Composition of mechanisms, conversion to other neighbours, and bounds of all accountants."""
-
 from __future__ import annotations
 
 import itertools

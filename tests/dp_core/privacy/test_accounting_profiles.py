@@ -1,5 +1,3 @@
-"""Privacy profiles of single steps against their definition, in each direction and order."""
-
 from __future__ import annotations
 
 import math
@@ -32,8 +30,6 @@ from dp_core.privacy.mechanisms import (
     compose,
 )
 
-# --- the Gaussian mechanism
-
 
 @pytest.mark.parametrize("mu", [0.1, 1.0, 4.0])
 @pytest.mark.parametrize("epsilon", [-1.0, 0.0, 0.5, 3.0])
@@ -62,8 +58,6 @@ def test_gaussian_without_sensitivity_has_no_privacy_loss() -> None:
     assert np.allclose(gaussian_delta([0.0, 1.0], 0.0), 0.0)
     assert float(gaussian_delta(-1.0, 0.0)) == pytest.approx(1 - math.exp(-1))
 
-
-# --- sampled steps
 
 RATE, SIGMA = 0.3, 1.2
 
@@ -139,9 +133,6 @@ def test_a_part_without_a_renyi_bound_leaves_none_for_the_whole() -> None:
     histogram, training = ThresholdedHistogram(4, 8.0, 40), Gaussian(2.0)
     assert training.rdp([2]) is not None
     assert compose(histogram, training).rdp([2]) is None
-
-
-# --- the word histogram
 
 
 @pytest.mark.parametrize("s", [0.7, 3.0, 100.0])

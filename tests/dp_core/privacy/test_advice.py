@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
+import mechanism_examples as examples
 import numpy as np
 import pytest
 from scipy.optimize import brentq
@@ -13,16 +14,14 @@ from dp_core.privacy import advice
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import noise_for, with_bands
 from dp_core.privacy.accounting.profiles import gaussian_delta
-from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase, ExecutionPlan
+from dp_core.privacy.execution_plan import AdaptiveClipping, BatchPhase
 from dp_core.privacy.matrix_factorization import Workload
-from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
+from dp_core.privacy.mechanisms import PoissonGaussian
 
 
 def plan_of(batch: float = 50, steps: int = 40, sigma: float = 1.0, units: int = 1000, **fields):
-    return ExecutionPlan.poisson(
-        unit=PrivacyUnit.PATIENT, declared_units=units, clip_norm=1.0, noise_multiplier=sigma,
-        delta=1e-6, expected_batch=batch, steps=steps, **fields,
-    )  # fmt: skip
+    usual = {"expected_batch": batch, "noise_multiplier": sigma, "declared_units": units}
+    return examples.plan_of(steps=steps, clip_norm=1.0, **usual | fields)
 
 
 # Factor for a training of 40 updates that read one row per unit: few updates and a weak signal.
@@ -177,8 +176,6 @@ def test_zipf_coverage_falls_with_the_threshold_to_nothing():
     assert found[0] <= 1
     assert found[-2:] == [0.0, 0.0]
 
-
-# --- the curve
 
 FIGURES = (1e-4, 2e-4, 4e-4, 8e-4, 1.6e-3)
 

@@ -1,5 +1,3 @@
-"""Sampling laws: rate, independence and determinism of all, and the properties of each law."""
-
 from __future__ import annotations
 
 import hashlib
@@ -8,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from mechanism_examples import plan_of
 from numpy.typing import NDArray
 from scipy import stats
 
@@ -46,17 +45,9 @@ def inclusions(batches: BatchSampler, steps: int) -> Inclusions:
     return taken
 
 
-def plan(law: SamplingLaw, batch: float, declared: int = 100, **more: Any) -> ExecutionPlan:
-    return ExecutionPlan(
-        unit=PrivacyUnit.PATIENT,
-        declared_units=declared,
-        sampling=law,
-        clip_norm=1.0,
-        noise_multiplier=1.0,
-        schedule=more.pop("schedule", (BatchPhase(50, batch),)),
-        delta=1e-6,
-        **more,
-    )
+def plan(law: SamplingLaw, batch: float, **more: Any) -> ExecutionPlan:
+    usual = {"sampling": law, "expected_batch": batch, "steps": 50, "declared_units": 100}
+    return plan_of(**usual | {"noise_multiplier": 1.0} | more)
 
 
 def is_rate(taken: Inclusions, rate: float) -> bool:

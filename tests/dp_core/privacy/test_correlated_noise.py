@@ -1,5 +1,3 @@
-"""Correlated noise: C⁻¹z in whole numbers, its sensitivity, its distribution, and resumed runs."""
-
 from __future__ import annotations
 
 import itertools
@@ -9,7 +7,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import tensorflow as tf
-from mechanism_examples import plan_of
+from mechanism_examples import plan_of, power_strategy
 from numpy.typing import NDArray
 from scipy import stats
 from scipy.linalg import toeplitz
@@ -22,7 +20,6 @@ from dp_core.privacy.matrix_factorization import (
     ToeplitzStrategy,
     Workload,
     least_error_strategy,
-    power_strategy,
 )
 from dp_core.privacy.noise_addition import (
     DEVIATION,

@@ -1,5 +1,3 @@
-"""The exact discrete Gaussian, and the exact coins from which it is drawn."""
-
 import hashlib
 import math
 from fractions import Fraction
@@ -169,12 +167,9 @@ def test_zero_draws_give_an_empty_array() -> None:
 
 
 @pytest.mark.parametrize("sigma", [0.0, -1.0, math.nan, math.inf, 2.0**32])
-def test_impossible_scales_are_refused(sigma: float) -> None:
+def test_impossible_scales_and_noise_without_context_are_refused(sigma: float) -> None:
     with pytest.raises(BadInput, match="σ"):
         discrete_gaussian(sigma, 1, SEED, b"x")
-
-
-def test_noise_without_context_is_refused() -> None:
     with pytest.raises(BadInput, match="context is empty"):
         discrete_gaussian(1.0, 1, SEED, b"")
 

@@ -1,5 +1,3 @@
-"""Banded strategies: sensitivity over all participations, error, and the choice of bands."""
-
 from __future__ import annotations
 
 import dataclasses
@@ -13,7 +11,7 @@ import dp_accounting as dpa
 import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from mechanism_examples import plan_of
+from mechanism_examples import plan_of, power_strategy
 from numpy.typing import NDArray
 from scipy.linalg import toeplitz
 
@@ -32,7 +30,6 @@ from dp_core.privacy.matrix_factorization import (
     ToeplitzStrategy,
     Workload,
     least_error_strategy,
-    power_strategy,
 )
 from dp_core.privacy.mechanisms import CyclicPoissonGaussian
 

@@ -1,5 +1,3 @@
-"""Conformance of every kind of mechanism with accounting, ledger and statements."""
-
 import json
 import math
 from collections.abc import Callable, Iterator

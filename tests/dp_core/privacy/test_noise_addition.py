@@ -1,8 +1,7 @@
-"""Training noise: an exact discrete Gaussian on a lattice that depends on the noise scale."""
-
 import itertools
 import math
 from decimal import Decimal, localcontext
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -54,8 +53,6 @@ def fits(noise: NDArray[np.floating], sigma: float) -> float:
     return float(stats.kstest(noise.ravel(), "norm", (0, sigma)).pvalue)
 
 
-# --- keys and bits
-
 KEY_SEED = PrivacySeed.fixed("noise")
 
 
@@ -86,9 +83,6 @@ def test_keystream_equals_test_vectors_of_the_standard(block: int) -> None:
         assert stream.dtype == np.int32
         assert stream.ctypes.data % 64 == 0
         assert np.array_equal(stream, expected[:words])
-
-
-# --- scale and independence of the noise
 
 
 @pytest.mark.statistical
@@ -262,15 +256,9 @@ def test_a_trial_takes_a_place_with_the_probability_that_is_left_there(place: in
 def test_draw_continues_after_a_comparison_that_float64_cannot_decide(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
-
-    def told(place: int, coin: list[int]) -> bool:
-        asked.append(place)
-        return decide(place, coin)
-
-    before = module._draw_tail(KEY, 0, 300)
-    monkeypatch.setattr(module, "decide", told)
-    exact = module._reject
+    before, exact = module._draw_tail(KEY, 0, 300), module._reject
+    deciding = Mock(wraps=decide)
+    monkeypatch.setattr(module, "decide", deciding)
 
     def doubting(words, at, slots, bins, drawn, done):  # type: ignore[no-untyped-def]
         """Report each place that is tried as doubtful."""
@@ -285,7 +273,7 @@ def test_draw_continues_after_a_comparison_that_float64_cannot_decide(
 
     monkeypatch.setattr(module, "_reject", doubting)
     after = module._draw_tail(KEY, 0, 300)
-    assert len(asked) >= 300
+    assert deciding.call_count >= 300
     # Decimals accept the same places as float64, but then the next trial is two words later.
     assert np.isin(after, before).mean() > 0.2
     assert abs(after).max() < 8 * DEVIATION
@@ -327,9 +315,6 @@ def test_a_discrete_gaussian_is_a_continuous_one_that_was_rounded_at_random() ->
         worst = max(worst, abs(ratio - 1))
     assert error / 100 < worst < 2.1 * error
     assert 2 * math.exp(-2 * math.pi**2 * module._SMOOTHING**2) < 1e-136
-
-
-# --- the sum, the lattice and the output
 
 
 @pytest.mark.parametrize("size", [1, 2, 999, 1000, 70_001])

@@ -4,7 +4,6 @@ import math
 import pytest
 from mechanism_examples import release
 
-from dp_core.errors import BadInput
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.mechanisms import (
     MechanismEvent,
@@ -96,7 +95,9 @@ def test_without_private_text_there_is_nothing_to_claim() -> None:
     assert "No private text" in privacy_statement([]).words
 
 
-def test_several_data_sets_need_several_statements() -> None:
-    other = release("L-3", TRAINING, dataset="letters")
-    with pytest.raises(BadInput, match="several data sets"):
-        privacy_statement([BOTH[0], other])
+def test_each_data_set_has_a_separate_claim() -> None:
+    data = privacy_statement([*BOTH, release("L-3", TRAINING, dataset="letters")]).data
+    (other,) = data["others"]
+    assert (data["dataset"], other["dataset"]) == ("notes", "letters")
+    assert data["epsilon"] == privacy_statement(BOTH).data["epsilon"]
+    assert other["epsilon"] == pytest.approx(epsilon_pld(TRAINING, 1e-6))

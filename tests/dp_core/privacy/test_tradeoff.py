@@ -1,5 +1,3 @@
-"""Ceilings of attacks and trade-off curves, against the best attack and against enumeration."""
-
 from __future__ import annotations
 
 import functools

@@ -72,8 +72,7 @@ def test_clip_norm_is_learned_from_the_noised_count(plan_of):
         assert calls[t]["noise"].clip_norm == pytest.approx(norm)
         seen = noised_count(COUNT, SEED, b"manifest", t, 3.0)
         assert abs(seen - COUNT) > 1e-3
-        share = adaptive.share_within(seen, plan.expected_batch(t))
-        norm = adaptive.next_norm(norm, share, plan.clip_norm)
+        norm = adaptive.next_norm(norm, seen, plan.expected_batch(t), plan.clip_norm)
         assert norms[t] == pytest.approx(norm, rel=1e-12)
 
 

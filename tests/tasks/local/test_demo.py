@@ -49,57 +49,36 @@ def watch(tmp_path, monkeypatch, *looks, terminal=False):
 
 
 def test_each_finished_task_is_printed_once(tmp_path, monkeypatch):
-    (state, _), text = watch(
-        tmp_path,
-        monkeypatch,
-        ("running", [task("corpus", "success"), task("vocabulary", "running")]),
-        ("running", [task("corpus", "success"), task("vocabulary", "success")]),
-        ("success", [task("corpus", "success"), task("vocabulary", "success")]),
-    )
+    corpus, done = task("corpus", "success"), task("vocabulary", "success")
+    looks = [("running", [corpus, task("vocabulary", "running")])]
+    looks += [("running", [corpus, done]), ("success", [corpus, done])]
+    (state, _), text = watch(tmp_path, monkeypatch, *looks)
     assert state == "success"
     assert [line.split()[2] for line in text.splitlines()] == ["corpus", "vocabulary"]
 
 
-def test_points_are_printed_by_name_without_unreached_tasks(tmp_path, monkeypatch):
-    _, text = watch(
-        tmp_path,
-        monkeypatch,
-        (
-            "failed",
-            [
-                task("training_point.pretraining", "failed", index=0, label="σ=1 · B=256"),
-                task("training_point.exposure", "upstream_failed", index=0),
-            ],
-        ),
-    )
-    assert "✗ pretraining (σ=1 · B=256)" in text
-    assert "failed" in text
-    assert "dp_exposure" not in text
+def test_points_and_groups_are_printed_by_name_without_unreached_tasks(tmp_path, monkeypatch):
+    tasks = [
+        task("training_point.pretraining", "failed", index=0, label="σ=1 · B=256"),
+        task("training_point.exposure", "upstream_failed", index=0),
+        task("more.dp_pretraining", "skipped"),
+        task("dp_pretraining", "success"),
+    ]
+    _, text = watch(tmp_path, monkeypatch, ("failed", tasks))
+    names = [" ".join(line.split()[1:4]) for line in text.splitlines()]
+    assert names[0].startswith("✗ pretraining (σ=1")
+    assert [name.split()[:2] for name in names[1:]] == [
+        ["–", "more.dp_pretraining"], ["✓", "dp_pretraining"]
+    ]  # fmt: skip
 
 
 def test_a_running_steps_own_progress_is_shown(tmp_path, monkeypatch):
-    tell(
-        tmp_path,
-        StepProgress(done=1, total=313),
-        StepProgress(done=127, total=313, note="ε 1.44"),
-    )
+    later = StepProgress(done=127, total=313, note="ε 1.44")
+    tell(tmp_path, StepProgress(done=1, total=313), later)
     looks = [("running", [task("dp_pretraining", "running")])] * 2
-    _, text = watch(
-        tmp_path,
-        monkeypatch,
-        *looks,
-        ("success", [task("dp_pretraining", "success")]),
-        terminal=True,
-    )
-    assert "127/313" in text
-    assert "ε 1.44" in text
-
-
-def test_a_group_without_points_hides_no_task_of_the_same_name(tmp_path, monkeypatch):
-    tasks = [task("more.dp_pretraining", "skipped"), task("dp_pretraining", "success")]
-    _, text = watch(tmp_path, monkeypatch, ("success", tasks))
-    assert "✓ dp_pretraining" in text
-    assert "– more.dp_pretraining" in text
+    looks.append(("success", [task("dp_pretraining", "success")]))
+    _, text = watch(tmp_path, monkeypatch, *looks, terminal=True)
+    assert "127/313" in text and "ε 1.44" in text
 
 
 def test_a_short_silence_of_airflow_is_waited_out_and_a_long_one_is_not(tmp_path, monkeypatch):
@@ -111,13 +90,10 @@ def test_a_short_silence_of_airflow_is_waited_out_and_a_long_one_is_not(tmp_path
         watch(tmp_path, monkeypatch, AirflowAway("gone"), end)
 
 
-def test_demo_reports_the_first_failure():
+def test_first_failure_is_reported_with_the_reason_of_its_step(tmp_path):
     tasks = [task("b", "failed", seconds=5), task("a", "failed", seconds=2), task("c", "success")]
     assert demo.first_failure(tasks)["task_id"] == "a"
-    assert demo.first_failure([task("c", "success")]) is None
-
-
-def test_failure_reason_comes_from_the_step(tmp_path):
+    assert demo.first_failure(tasks[2:]) is None
     tell(tmp_path, Failed(exit_code=2, reason="no such file"), task_name="pretraining", index=3)
     follower = demo.RunFollower(Script(), "run", tmp_path, lambda: None, Console())
     failed = task("training_point.pretraining", "failed", index=3)

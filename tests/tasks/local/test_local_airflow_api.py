@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import threading
 from collections.abc import Iterator
@@ -41,20 +39,18 @@ def api() -> Iterator[AirflowApi]:
         server.shutdown()
 
 
-@pytest.mark.parametrize("code", [500, 502, 503, 504])
-def test_trouble_of_the_servers_own_is_no_answer(api: AirflowApi, code: int) -> None:
-    """After such an error, the client can query the run again."""
+@pytest.mark.parametrize(
+    ("code", "error"),
+    [(code, AirflowAway) for code in (500, 502, 503, 504)]
+    + [(code, AirflowRefused) for code in (400, 404, 409, 422)],
+)
+def test_server_error_is_no_refusal_and_the_client_asks_again(
+    api: AirflowApi, code: int, error: type[Exception]
+) -> None:
     CODES.append(code)
-    with pytest.raises(AirflowAway, match="in words"):
+    with pytest.raises(error, match="in words"):
         api.run_state("dp_bert", "run")
     assert api.run_state("dp_bert", "run") == "running"
-
-
-@pytest.mark.parametrize("code", [400, 404, 409, 422])
-def test_a_refusal_is_one(api: AirflowApi, code: int) -> None:
-    CODES.append(code)
-    with pytest.raises(AirflowRefused, match="in words"):
-        api.run_state("dp_bert", "run")
 
 
 def test_a_login_that_has_run_out_is_renewed(api: AirflowApi) -> None:

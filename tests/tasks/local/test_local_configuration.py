@@ -12,10 +12,12 @@ from sqlalchemy.engine import make_url
 
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
-from tasks.commands import doctor_command
+from dp_core.privacy.mechanisms import PrivacyUnit
+from tasks.commands import advise_command, doctor_command
 from tasks.commands.local_stack import copied
 from tasks.local import airflow_configuration, stack
 from tasks.local.airflow_configuration import Secrets
+from tasks.protocol import JobSettings
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
 
@@ -167,7 +169,7 @@ HOSTILE_HOMES = [
 
 
 @pytest.mark.parametrize("name", HOSTILE_HOMES)
-def test_every_database_is_in_its_home_whatever_the_name_of_the_folder(name, tmp_path):
+def test_every_database_is_in_its_home_whatever_the_name_of_the_folder(name, tmp_path, monkeypatch):
     home = tmp_path / name / "home"
     deployment = Deployment.from_environment({"CONFIDE_HOME": str(home)})
     deployment.prepare()
@@ -190,7 +192,10 @@ def test_every_database_is_in_its_home_whatever_the_name_of_the_folder(name, tmp
     }
     for url, file in urls.items():
         assert make_url(url).database == str(file)
-    Ledger.open(deployment.ledger).register_made_up("notes")
+    Ledger.open(deployment.ledger).register_dataset("ward", PrivacyUnit.PATIENT, 8.0, 1e-5)
+    monkeypatch.setenv("CONFIDE_HOME", str(home))
+    ward = JobSettings(private_format="text", private_path="/ward", private_dataset="ward")
+    assert advise_command._ledger_with_budget(ward) is not None
     assert stat.S_IMODE((home / "ledger.db").stat().st_mode) == 0o600
     assert os.listdir(tmp_path) == [name]  # noqa: PTH208 - the names in the file system
     findings = {f.name: f for f in doctor_command.ledger(deployment)}

@@ -1,5 +1,3 @@
-"""Tests of the report's figures: content, readability and SVG form."""
-
 import io
 import math
 import re
@@ -176,10 +174,8 @@ def test_sweep_figure_of_a_star_of_points_goes_through_its_centre() -> None:
 def test_baselines_of_one_kind_have_different_dashes() -> None:
     points = causal_sweep_report().models
     (level,) = (point for point in points if point.baseline == "public-training")
-    kinds = [
-        replace(level, name=f"training · epochs={e}", epochs=e, baseline="nonprivate-training")
-        for e in (5.0, 10.0)
-    ]
+    level = replace(level, baseline="nonprivate-training", kind="nonprivate")
+    kinds = [replace(level, name=f"training · epochs={e}", epochs=e) for e in (5.0, 10.0)]
     drawing = _sweep([*points[:2], *kinds])
     red = re.findall(r"stroke-dasharray: ([^;]+);[^\"]*stroke: #d55e00", drawing.svg)
     assert len(set(red)) == 2

@@ -1,5 +1,3 @@
-"""Tests of the page layout in a browser: no cut content and no overlapping text."""
-
 import json
 import re
 import shutil

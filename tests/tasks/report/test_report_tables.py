@@ -1,5 +1,3 @@
-"""Tests of the report's tables as data, as JSON and in the terminal."""
-
 import io
 import json
 import math
@@ -9,7 +7,6 @@ from pathlib import Path
 import pytest
 from report_examples import (
     VOCABULARY_SIZE,
-    causal_sweep_report,
     entries,
     extractions,
     job_report,
@@ -43,7 +40,6 @@ from tasks.report.tables import (
     Header,
     Table,
     rich_table,
-    side_by_side,
 )
 from tasks.results import Input
 
@@ -169,12 +165,7 @@ def test_epoch_tables_begin_with_the_model_from_which_the_training_started() -> 
         replace(unprotected, memberships=kept["nonprivate"]),
     ]
     losses, table = audit_tables.epoch_tables(models)
-    assert [header.name for header in losses.headers] == [
-        "Model",
-        "Epoch 0",
-        "Epoch 1",
-        "Epoch 2.5",
-    ]
+    assert [header.name for header in losses.headers[1:]] == ["Epoch 0", "Epoch 1", "Epoch 2.5"]
     assert [cell.text for cell in losses.rows[0]] == ["DP", "3.500", "3.000", "2.700"]
     assert losses.rows[1][2].detail == "2.750 on training rows"
     assert len(table.rows) == 2 * 4  # two trainings, each with all attacks at all levels
@@ -282,26 +273,6 @@ def test_undefined_f1_is_shown_as_no_entities_to_the_operator_only() -> None:
     assert "nan" not in json.dumps(figures_of(report), default=str).lower()
 
 
-def test_sweep_table_of_causal_models_has_perplexity_with_its_spread_over_seeds() -> None:
-    table = models_table.models_table(
-        causal_sweep_report().models, PrivacyUnit.PATIENT, is_sweep=True
-    )
-    heads = [f"{header.name} {header.unit}".strip() for header in table.headers]
-    first, baseline = (dict(zip(heads, table.rows[i], strict=True)) for i in (0, 18))
-    shown = {
-        "Perplexity private text, by token": "432",
-        "Perplexity 95% interval": "397 – 466",
-        "Perplexity SD over seeds": "13.9",
-    }
-    assert {head: first[head].text for head in shown} == shown
-    assert {first[head].label for head in shown} == {Label.OPERATOR}
-    assert first["Perplexity public text, by token"].text == "318"
-    assert not [head for head in heads if head.startswith(("Entity", "MLM", "F1"))]
-    assert baseline["Perplexity 95% interval"].text == NOT_MEASURED
-    assert any("lower is better" in note and "3 trainings" in note for note in table.notes)
-    assert any("have other tokens" in note for note in table.notes)
-
-
 def test_json_of_a_table_keeps_unrounded_values_and_writes_infinity_as_text() -> None:
     record = json.loads(json.dumps(_closing().to_json(), allow_nan=False))
     assert (record["rows"][2][2]["text"], record["rows"][2][2]["value"]) == ("∞", "inf")
@@ -315,21 +286,19 @@ def test_table_with_rows_and_headers_of_different_length_is_refused() -> None:
         Table("x", "x", (Header("a"), Header("b")), ((Cell("1"),),))
 
 
-@pytest.mark.parametrize("width", [60, 80, 130])
+@pytest.mark.parametrize("width", [60, 80])
 def test_terminal_shows_every_cell_in_full_with_the_mark_of_its_label(width: int) -> None:
     exposure = audit_tables.exposure_table(job_report().models, job_report().occurrences)
-    closing = _closing()
-    shown = {60: rich_table(exposure), 80: side_by_side(closing), 130: rich_table(closing)}[width]
+    closing = replace(_closing(), lead="Audit of the private training: consistent.")
+    shown = rich_table(exposure if width == 60 else closing)
     stream = io.StringIO()
     Console(file=stream, width=width, color_system=None).print(shown)
     text = stream.getvalue()
     assert max(map(len, text.splitlines())) <= width and "…" not in text
     if width > 60:
+        assert text.startswith(closing.lead)
         for value in ("1.1·10⁻⁶", "33.2ᵈ", "68.3°", "∞", "Non-private", "operator"):
             assert value in text
-
-
-# --- text of cells
 
 
 @pytest.mark.parametrize(
@@ -337,17 +306,12 @@ def test_terminal_shows_every_cell_in_full_with_the_mark_of_its_label(width: int
     [
         (math.inf, "∞"),
         (0.0, "0"),
-        (1.0, "1"),
         (6.2749, "6.27"),
         (0.5178, "0.518"),
-        (0.064, "0.064"),
-        (12.345, "12.3"),
         (1e-6, "10⁻⁶"),
         (1.1e-6, "1.1·10⁻⁶"),
         (1.18e-4, "1.18·10⁻⁴"),
-        (4000, "4\u202f000"),
         (83_000_000, "83\u202f000\u202f000"),
-        (256, "256"),
         (100.0, "100"),
         (-0.25, "-0.25"),
     ],
@@ -367,13 +331,10 @@ def test_percentage_shows_its_label_and_whether_it_was_measured_or_withheld() ->
     assert [cell.withheld for cell in cells] == [False, False, True, False]
 
 
-# --- guarantees without a total: pages show each part, but no sum
-
-
 def test_guarantees_without_a_total_keep_their_epsilons_and_claim_no_sum() -> None:
     none = Cost(DatasetTotal("", None, None, 0.0))
     public, private, unprotected = job_report().models
-    dp = replace(private, cost=none)
+    dp = replace(private, cost=none, pretrained=none)
     report = job_report(models=(public, dp, unprotected), curves=())
     row = models_table.results_table(report).rows[1]
     assert (row[3].text, row[3].value) == (tables.NO_TOTAL, None)
@@ -387,21 +348,16 @@ def test_guarantees_without_a_total_keep_their_epsilons_and_claim_no_sum() -> No
 
 
 def test_audit_time_is_a_share_of_training_time_for_the_operator() -> None:
-    def took(step: str, seconds: float) -> Input:
-        result = StepResult(step=step, spec_hash="a" * 64, outputs={}, metrics=[], seconds=seconds)
-        return Input(result, Path())
+    def took(seconds: float) -> Input:
+        result = StepResult(step="", spec_hash="", outputs={}, metrics=[], seconds=seconds)
+        return Input(result, Path(), f"store://step/{seconds}")
 
-    results = {
-        "dp_pretraining": took("pretrain", 80.0),
-        "dp_finetuning": took("finetune", 15.0),
-        "public_pretraining": took("pretrain", 5.0),
-        "dp_exposure": took("exposure", 4.0),
-        "dp_audit": took("audit", 3.0),
-        "public_membership": took("membership", 2.0),
-        "vocabulary": took("vocabulary", 50.0),
-    }
-    assert audit_time(results) == Operator(9 / 100)
-    assert audit_time({"dp_pretraining": results["dp_pretraining"]}) is None
+    training = {"pretraining": took(80.0), "vocabulary": took(50.0)}
+    measured = {"finetuning": took(15.0), "exposure": took(4.0), "audit": took(3.0)}
+    public = {"pretraining": took(5.0), "membership": took(2.0)}
+    kept = training | {"exposure": took(4.0)}  # a training is counted once for all of its models
+    assert audit_time([training | measured, public, kept]) == Operator(9 / 100)
+    assert audit_time([training]) is None
 
 
 def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withheld() -> None:
@@ -422,14 +378,8 @@ def test_every_epoch_has_the_epsilon_of_all_epochs_and_private_scores_are_withhe
     shown = edition_of(report, Edition.PUBLISHABLE)
     public = models_table.by_epoch_table(shown.by_epoch, shown.unit)
     hidden = [all(cell.withheld for cell in row[4:]) for row in public.rows]
-    assert hidden == [
-        True,
-        False,
-        False,
-        True,
-        True,
-        True,
-    ]  # F1, and all rows of the model without privacy
+    # F1, and all rows of the model without privacy.
+    assert hidden == [True, False, False, True, True, True]
     assert not any(cell.withheld for row in public.rows[1:3] for cell in row)
     assert models_table.by_epoch_table((), report.unit).rows == ()
 

@@ -1,5 +1,3 @@
-"""Tests of the verdict, which must not claim more than the audit shows."""
-
 from dataclasses import replace
 
 import pytest

@@ -1,157 +1,54 @@
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Collection
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import tensorflow as tf
+from clipped_models import (
+    LENGTH,
+    LORA,
+    MODELS,
+    TAGS,
+    UNITS,
+    assert_same,
+    batch_of,
+    losses_of,
+    model_of,
+    parts_of,
+    split,
+)
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from benchmarks.clipping_reference import (
-    naive_clipped_grad_sum,
-    tensorflow_privacy_clipped_grad_sum,
-)
-from dp_core.config.training import AdapterConfig, TrainedParameters
+from benchmarks.clipping_reference import naive_clipped_grad_sum
+from dp_core.config.training import TrainedParameters
 from dp_core.errors import PlanError
-from dp_core.models.adapters import prepared, trained_names
-from dp_core.models.bert import class_row_losses, crf_row_losses, mlm_row_losses, tag_row_losses
+from dp_core.models.adapters import trained_names
 from dp_core.models.causal import causal_row_losses
-from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
-from dp_core.models.parameters import AnyModel, Model, ModelConfig, fresh
-from dp_core.nn import LORA_SCALE, RowLosses
-from dp_core.privacy.clipping.book_keeping import RecordingLayers, clipped_grad_sum
+from dp_core.models.parameters import AnyModel
+from dp_core.nn import LORA_SCALE
+from dp_core.privacy.clipping.book_keeping import (
+    RecordingLayers,
+    automatic_factors,
+    clipped_grad_sum,
+)
 from dp_core.privacy.clipping.layer_rules import BlockwiseRecord
-from dp_core.training.heads import ClassHead, Head, TaggingHead
 from dp_core.training.objectives import UnitBatch, ordinary_sum
-from examples.distillation import distilled_row_losses
 
-UNITS, ROWS, LENGTH, WORDS = 3, 2, 7, 9  # few words, so that they repeat within a unit
-SIZES = {
-    "vocab_size": WORDS, "hidden": 8, "layers": 1, "heads": 2, "intermediate": 12,
-    "max_positions": LENGTH + 1,
-}  # fmt: skip
-BERT, DISTILBERT = BertConfig(**SIZES), BertConfig(**SIZES, type_vocab=0)
-TAGS, CRF = TaggingHead(tuple("OABC")), TaggingHead(tuple("OABC"), crf=True)
-CLASSES = ClassHead(tuple("ABCD"))
-KINDS = get_args(TrainedParameters)
-WHOLE = AdapterConfig()
-LORA = AdapterConfig(trained_parameters="lora", lora_rank=2, lora_alpha=3.0)
-
-
-class Case(NamedTuple):
-    """A model, its head, and its losses with K answers in each row."""
-
-    config: ModelConfig
-    losses: RowLosses = mlm_row_losses
-    answers: int = 3
-    head: Head[Any, Any] | None = None
-
-    @property
-    def varies(self) -> bool:
-        """Whether rows may have any number of answers."""
-        return self.losses is not causal_row_losses and self.answers > 1
-
-
-def causal(config: ModelConfig) -> Case:
-    return Case(config, causal_row_losses, LENGTH - 1)
-
-
-def distilled(*arguments: Any) -> tf.Tensor:
-    return distilled_row_losses(model_of("BERT", seed=9), 0.7, 2.0)(*arguments)
-
-
-MODELS = {
-    "BERT": Case(BERT),
-    "DistilBERT": Case(DISTILBERT),
-    "GPT-2": causal(Gpt2Config(**SIZES)),
-    "Llama": causal(LlamaConfig(**SIZES, key_heads=1)),
-    "tied Llama": causal(LlamaConfig(**SIZES, tied=True)),
-    # The window extends beyond the beginning of the row, and contains a word more than once.
-    "feed-forward": causal(FeedForwardConfig(WORDS, 8, 5, (12, 6))),
-    "BERT tags": Case(BERT, tag_row_losses, 4, TAGS),
-    "DistilBERT tags": Case(DISTILBERT, tag_row_losses, 4, TAGS),
-    "BERT tags with a CRF": Case(BERT, crf_row_losses, 5, CRF),
-    "BERT classes of pairs": Case(BERT, class_row_losses, 1, CLASSES),
-    "DistilBERT classes": Case(DISTILBERT, class_row_losses, 1, CLASSES),
-    "deep BERT": Case(BertConfig(**SIZES | {"layers": 2})),
-    "student of a teacher": Case(DISTILBERT, distilled),
-}
 CASES = [
     *((name, "all") for name in MODELS),
     *((name, "lora") for name, case in MODELS.items() if case.head in (None, TAGS)),
     *(
         (name, kind)
         for name in ("BERT", "Llama", "feed-forward")
-        for kind in KINDS
+        for kind in get_args(TrainedParameters)
         if kind not in ("all", "lora")
     ),
     *(("deep BERT", "top-layer"), ("BERT tags", "biases-and-norms")),
     *(("GPT-2", "no-embeddings"), ("tied Llama", "no-embeddings")),
 ]
-
-
-def parts_of(kind: Any) -> AdapterConfig:
-    return LORA.model_copy(update={"trained_parameters": kind})
-
-
-def model_of(name: str, config: AdapterConfig = WHOLE, seed: int = 0) -> AnyModel:
-    """Return a model with random offsets, so that no gradient vanishes by symmetry."""
-    rng, case = np.random.default_rng(seed), MODELS[name]
-    start: Any = fresh(case.config, seed)
-    start = prepared(case.head.begin(start, seed) if case.head else start, config, seed)
-    values = {
-        n: a if n == LORA_SCALE else a + 0.2 * rng.standard_normal(a.shape).astype("f")
-        for n, a in start.parameters.items()
-    }
-    return Model(start.config, values, start.labels)
-
-
-def batch_of(
-    name: str, seed: int = 0, units: int = UNITS, rows: int = ROWS, answers: int = 0
-) -> tuple[tf.Tensor, ...]:
-    """Return rows of various lengths with repeated words; some are padding or lack answers."""
-    rng, case = np.random.default_rng(seed), MODELS[name]
-    answers = answers if answers and case.varies else case.answers
-    shape = (units, rows)
-    lengths = rng.integers(2, LENGTH + 1, shape)
-    real = rng.random(shape) < 0.8
-    classes = len(case.head.labels) if case.head else WORDS
-    arrays = (
-        rng.integers(0, WORDS, (*shape, LENGTH)).astype(np.int32),
-        lengths.astype(np.int32),
-        rng.integers(0, lengths[:, :, None], (*shape, answers)).astype(np.int32),
-        rng.integers(0, classes, (*shape, answers)).astype(np.int32),
-        (rng.random((*shape, answers)) < 0.8).astype(np.float32),
-        (real / np.maximum(real.sum(1, keepdims=True), 1)).astype(np.float32),
-    )
-    if case.head is CRF:  # the words of a chain come before its padding
-        arrays[4][:] = -np.sort(-arrays[4])
-    return tuple(tf.constant(a) for a in arrays)
-
-
-def losses_of(name: str, *size: int) -> UnitBatch:
-    return UnitBatch(MODELS[name].losses, MODELS[name].config, batch_of(name, *size))
-
-
-def split(model: AnyModel, trained: Collection[str]) -> tuple[dict, dict]:
-    """Return the trained and the frozen parameters as variables."""
-    variables = {n: tf.Variable(a) for n, a in model.parameters.items()}
-    chosen = {n: v for n, v in variables.items() if n in trained}
-    return chosen, {n: v for n, v in variables.items() if n not in trained}
-
-
-def assert_same(fast: Any, slow: Any) -> None:
-    np.testing.assert_allclose(fast.losses, slow.losses, rtol=1e-5, atol=1e-6)
-    np.testing.assert_allclose(fast.norms, slow.norms, rtol=2e-4, atol=1e-6)
-    assert fast.sums.keys() == slow.sums.keys()
-    for name, expected in slow.sums.items():
-        scale = float(tf.reduce_max(tf.abs(expected)))
-        np.testing.assert_allclose(
-            fast.sums[name], expected, atol=3e-4 * scale + 1e-9, err_msg=name
-        )
 
 
 def check(name: str, model: AnyModel, trained: Collection[str], seed: int = 0) -> Any:
@@ -208,17 +105,6 @@ def test_whatever_the_batch_it_equals_one_unit_at_a_time(
     assert_same(*(f(losses, variables, units, clip) for f in engines))
 
 
-@pytest.mark.skipif(
-    not importlib.util.find_spec("tensorflow_privacy"), reason="no tensorflow-privacy here"
-)
-@pytest.mark.parametrize("name", ["BERT", "Llama"])
-def test_tensorflow_privacy_gives_the_same(name: str) -> None:
-    model = model_of(name, LORA)
-    chosen, frozen = split(model, trained_names(model, LORA))
-    engines = tensorflow_privacy_clipped_grad_sum, naive_clipped_grad_sum
-    assert_same(*(f(losses_of(name), chosen, UNITS, 0.05, frozen=frozen) for f in engines))
-
-
 def test_tokens_after_the_end_of_a_row_do_not_change_any_gradient() -> None:
     variables, _ = split(model := model_of("GPT-2"), model.parameters)
     ids, lengths, positions, labels, _, shares = batch_of("GPT-2")
@@ -242,19 +128,30 @@ def test_a_trained_parameter_that_no_rule_covers_is_an_error_that_names_it() -> 
         clipped_grad_sum(losses_of("BERT"), chosen, UNITS, 1.0, frozen=frozen)
 
 
-@pytest.mark.parametrize("name", ["GPT-2", "BERT classes of pairs"])
-def test_xla_compiles_it_to_the_same(name: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "options", "tolerance"),
+    [
+        ("GPT-2", {}, 1e-4),
+        ("BERT classes of pairs", {}, 1e-4),
+        # XLA rounds less often.
+        ("BERT", {"precision": "bfloat16", "clip_factors": automatic_factors}, 0.02),
+    ],
+)
+def test_xla_compiles_it_to_the_same(name: str, options: dict[str, Any], tolerance: float) -> None:
     variables, _ = split(model := model_of(name), model.parameters)
 
-    def run() -> tuple[dict[str, tf.Tensor], tf.Tensor]:
-        clipped = clipped_grad_sum(losses_of(name), variables, UNITS, 1.0)
+    def run(clip: Any) -> tuple[dict[str, tf.Tensor], tf.Tensor]:
+        clipped = clipped_grad_sum(losses_of(name), variables, UNITS, clip, **options)
         return clipped.sums, clipped.norms
 
-    sums, norms = run()
-    compiled_sums, compiled_norms = tf.function(run, jit_compile=True, autograph=False)()
-    np.testing.assert_allclose(compiled_norms, norms, rtol=1e-4)
+    sums, norms = run(tf.constant(0.5))
+    compiled = tf.function(run, jit_compile=True, autograph=False)
+    compiled_sums, compiled_norms = compiled(tf.constant(0.5))
+    np.testing.assert_allclose(compiled_norms, norms, rtol=tolerance)
+    size = np.sqrt(sum(np.square(value).sum() for value in sums.values()))
     for parameter, value in sums.items():
-        np.testing.assert_allclose(compiled_sums[parameter], value, atol=1e-5, err_msg=parameter)
+        error = np.linalg.norm(compiled_sums[parameter] - value)
+        assert error < tolerance * size, parameter
 
 
 def test_blocks_of_an_adapter_are_the_definition() -> None:
@@ -272,8 +169,6 @@ def test_blocks_of_an_adapter_are_the_definition() -> None:
     sums = gradients.combine(tf.constant(factors), gradients.parts)
     np.testing.assert_allclose(sums["b"], np.einsum("u,uij->ij", factors, each), atol=1e-5)
 
-
-# --- no unused gradient is computed
 
 DEPTH = MODELS["deep BERT"].config.layers
 

@@ -1,5 +1,3 @@
-"""Fixtures that run each ledger test on SQLite and, if a server is available, on PostgreSQL."""
-
 import os
 import shutil
 import subprocess

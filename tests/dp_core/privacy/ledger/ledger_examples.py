@@ -33,9 +33,6 @@ def reservation(spec_hash: str = "spec", event: MechanismEvent = TRAINING, **mor
     return Entry(**(defaults | {"event": event, "spec_hash": spec_hash} | more))
 
 
-# --- functions that run in other processes
-
-
 def _slow(decide: Callable[..., Any]) -> Callable[..., Any]:
     """Return `decide` with a pause before its decision is recorded, to expose a missing lock."""
 
@@ -61,7 +58,6 @@ def reserve_in_a_process(url: str, spec_hash: str, gate: Gate) -> str:
 
 
 def reserve_without_lock(url: str, spec_hash: str, gate: Gate) -> str:
-    """Reserve without the row lock, to produce the race that the lock prevents."""
     ledger_module.lock_budget = Budget.of_dataset
     return reserve_in_a_process(url, spec_hash, gate)
 

@@ -26,9 +26,6 @@ def spent(ledger: Ledger, dataset: str = "notes") -> float:
     return charge.rho
 
 
-# --- budgets
-
-
 def test_registering_again_is_no_change_and_another_budget_is_refused(ledger: Ledger) -> None:
     first = ledger.datasets()["notes"]
     assert ledger.register_dataset("notes", PrivacyUnit.PATIENT, 8.0, 1e-5) == first
@@ -78,9 +75,6 @@ def test_made_up_data_need_no_budget_and_no_single_unit(ledger: Ledger) -> None:
     assert remaining.capacity is None
     assert ledger.cost_of_plan([reservation("next", dataset="synthetic-notes")]).fits
     assert spent(ledger) == 0.0
-
-
-# --- reserve and settle
 
 
 def test_a_reservation_counts_before_it_is_settled(ledger: Ledger, url: str) -> None:
@@ -198,9 +192,6 @@ def test_an_incomplete_reservation_is_refused(wrong: dict[str, object]) -> None:
         reservation(**wrong)  # type: ignore[arg-type]
 
 
-# --- plans registered whole
-
-
 def test_plan_fits_whole_or_not_at_all(ledger: Ledger) -> None:
     room = ledger.cost_of_plan([reservation("next", GAUSSIAN)]).more_of_the_same
     assert room is not None
@@ -255,9 +246,6 @@ def test_plan_in_a_budget_of_infinite_order_is_composed_by_pld(ledger: Ledger) -
     assert ledger.remaining("sums").spent is not None
     assert spent(ledger, "sums") == pytest.approx(together + apart, rel=1e-9)
     assert together < apart
-
-
-# --- seeds
 
 
 def test_a_seed_belongs_to_its_entry_and_use(ledger: Ledger, tmp_path: Path) -> None:
@@ -325,9 +313,6 @@ def test_a_private_release_cannot_be_settled_without_a_seed(ledger: Ledger) -> N
         ledger.entry("unknown")
 
 
-# --- releases
-
-
 def test_only_a_release_with_a_guarantee_has_a_digest(ledger: Ledger, tmp_path: Path) -> None:
     seeds = SeedStore(tmp_path / "seeds")
     entry = ledger.reserve(reservation())
@@ -340,9 +325,6 @@ def test_only_a_release_with_a_guarantee_has_a_digest(ledger: Ledger, tmp_path: 
         ledger.settle(free.id, b"digest")
     assert ledger.settle(free.id).released_hash == ""
     assert ledger.settle(free.id).state is State.SETTLED
-
-
-# --- the cost of the next run
 
 
 def test_releases_that_the_ledger_holds_are_not_charged_again(ledger: Ledger) -> None:
@@ -394,8 +376,6 @@ def test_an_entry_that_cannot_be_read_stops_everything(ledger: Ledger, url: str)
             attempt()
 
 
-# --- sources that were declared public, or read as private text of a data set
-
 WIKI, WARD, FOLDER = "1a" * 32, "2b" * 32, "3c" * 32
 
 
@@ -443,9 +423,6 @@ def test_a_name_that_is_spelt_nearly_alike_is_refused(ledger: Ledger, name: str)
         ledger.register_made_up(name)
     ledger.register_dataset("notes-2", PrivacyUnit.PATIENT, 8.0, 1e-5)
     assert list(ledger.datasets()) == ["notes", "notes-2"]
-
-
-# --- databases
 
 
 def test_sqlite_forgets_no_commit(tmp_path: Path) -> None:

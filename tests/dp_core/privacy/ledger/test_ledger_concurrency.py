@@ -113,9 +113,6 @@ def test_of_two_results_under_one_seed_exactly_one_is_accepted(
     assert entry.released_hash == seed.derive("released", accepted[0]).hex()
 
 
-# --- kill -9
-
-
 @pytest.mark.parametrize("point", KILL_POINTS)
 def test_a_kill_never_loses_a_charge_nor_redraws_noise_nor_splits_a_plan(
     ledger: Ledger, url: str, tmp_path: Path, point: str, other_processes: ForkServerContext

@@ -58,7 +58,6 @@ def test_damage_is_named_with_what_to_do(file: Path, damage: str) -> None:
         "DROP TABLE entries",
         "DROP TABLE ledger_schema",
         "DELETE FROM ledger_schema",
-        "DELETE FROM ledger_identity",
         "UPDATE entries SET event = 'x'",
         "UPDATE entries SET state = 'x'",
     ],
@@ -121,9 +120,6 @@ def test_every_fault_is_reported(ledger: Ledger, url: str, tmp_path: Path) -> No
     assert f"the seed of entry {torn.id}" in found
     assert f"ledger entry {unread.id}: it cannot be read" in found
     assert ("5 entries are gone" in found) == url.startswith("sqlite")
-
-
-# --- URLs
 
 
 @pytest.mark.parametrize("scheme", ["postgresql", "postgres", "postgresql+psycopg2"])
@@ -193,9 +189,6 @@ def test_a_relative_place_is_no_ledger(
 def test_the_folder_of_a_new_ledger_is_its_owners_alone(tmp_path: Path) -> None:
     Ledger.open(f"sqlite:///{tmp_path}/new/ledger.db")
     assert (tmp_path / "new").stat().st_mode & 0o077 == 0
-
-
-# --- schema
 
 
 def test_tables_of_other_programs_are_not_changed(url: str) -> None:

@@ -135,9 +135,6 @@ def test_default_order_has_room_for_most_gaussians() -> None:
     assert privacy_filter.best_order(0.01, 1e-6) == math.inf  # no order has room
 
 
-# --- the charge of an event
-
-
 def cost(event: MechanismEvent, order: float, delta: float = 1e-6) -> PrivacyCharge:
     return charge(((event, delta),), order)
 

@@ -115,17 +115,6 @@ def test_begun_plan_keeps_the_budget_closed(ledger: Ledger) -> None:
     assert way(ledger) is Way.ONE_PLAN
 
 
-def test_release_of_a_withdrawn_plan_is_admitted_with_all_of_it(ledger: Ledger) -> None:
-    ledger.register_plan(one_plan())
-    ledger.give_back("run")
-    assert ledger.reserve(one_plan()[1]).state is State.RESERVED
-    assert [e.state for e in ledger.history("notes")] == [State.PLANNED, State.RESERVED]
-    assert way(ledger) is Way.ONE_PLAN
-
-
-# --- plans of runs that have ended
-
-
 def test_new_plan_replaces_the_untouched_plan_of_an_ended_run_if_it_fits(ledger: Ledger) -> None:
     ledger.register_plan(plan(2.0, 2.0, key="killed"))
     spent = ledger.remaining("notes").spent
@@ -173,9 +162,6 @@ def test_end_of_a_run_gives_back_its_untouched_plans_of_every_data_set(ledger: L
 
 # --- a plan is charged as a whole or not at all, and given back only where no data was read
 
-RUN: dict[str, Any] = {"plan_key": "dp_bert/one", "run": "dp_bert/one"}
-DEAR = Gaussian(0.6)
-
 
 def states(ledger: Ledger) -> list[State]:
     return [entry.state for entry in ledger.history("notes")]
@@ -185,7 +171,7 @@ def test_refused_plan_leaves_no_entry_and_names_the_plan_that_holds_the_budget(
     ledger: Ledger,
 ) -> None:
     ledger.register_plan(whole_run())
-    dear = [reservation("dear", DEAR, plan_key="later", run="later")]
+    dear = plan(0.6, key="later")
     with pytest.raises(BudgetExceeded, match="`confide ledger withdraw DATASET RUN`") as caught:
         ledger.register_plan(dear)
     assert "spent + asked > capacity" in str(caught.value) and "\n" not in str(caught.value)
@@ -199,7 +185,7 @@ def test_refused_plan_leaves_no_entry_and_names_the_plan_that_holds_the_budget(
 
 
 def test_withdrawn_release_is_admitted_again_before_it_is_reserved(ledger: Ledger) -> None:
-    asked = reservation("dear", Gaussian(0.8), **RUN)
+    asked = reservation("dear", Gaussian(0.8), plan_key="dp_bert/one", run="dp_bert/one")
     ledger.register_plan([asked])
     ledger.withdraw_plan("notes", "dp_bert/one")
     ledger.reserve(reservation("other", Gaussian(0.8)))
@@ -248,9 +234,6 @@ def test_withdrawn_release_draws_no_noise(ledger: Ledger, tmp_path: Path) -> Non
         ledger.seed(first, SeedStore(tmp_path / "seeds"), b"manifest")
     with pytest.raises(BadInput, match="never reserved"):
         ledger.settle(first.id)
-
-
-# --- two runs at once
 
 
 def test_second_of_two_racing_runs_is_refused_with_the_reason(

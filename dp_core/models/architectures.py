@@ -1,0 +1,365 @@
+"""Architectures in Hugging Face's layout: their `config.json`, and the names of their tensors.
+
+`transformers` has no feed-forward models; they are stored in the same way.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import MISSING, asdict, dataclass, field
+from dataclasses import fields as dataclass_fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from dp_core.errors import BadInput
+from dp_core.models.config import (
+    BertConfig,
+    FeedForwardConfig,
+    Gpt2Config,
+    LlamaConfig,
+    RopeScaling,
+)
+from dp_core.models.parameters import (
+    CLASSIFIER,
+    HEAD,
+    POOLER,
+    POSITION,
+    TAGGER,
+    TRANSITIONS,
+    TYPE,
+    WORD,
+    Arrays,
+    ModelConfig,
+)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """The layout of an architecture's `config.json` and tensors.
+
+    Attributes:
+        config: class of its shape.
+        name: name of its class in Hugging Face.
+        fields: our fields and Hugging Face's.
+        expected: values that a file must have; a missing or null value counts as expected.
+        written: values that are not read, such as dropout rates of 0.
+        tensors: our modules and tables, and their names in Hugging Face's layout, where `{}` is the
+            number of the layer. A fused kernel consists of several tensors.
+        fixed: fields of ours that the file lacks.
+    """
+
+    config: type[ModelConfig]
+    name: str
+    fields: Mapping[str, str]
+    expected: Mapping[str, Any]
+    written: Mapping[str, Any]
+    tensors: Mapping[str, str | tuple[str, ...]]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+
+
+_BERT_FIELDS = {  # names that most architectures share
+    "vocab_size": "vocab_size",
+    "hidden": "hidden_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "intermediate": "intermediate_size",
+    "max_positions": "max_position_embeddings",
+    "initializer_range": "initializer_range",
+}
+_MARKERS = {"begin": "bos_token_id", "end": "eos_token_id"}
+_BERT_HEADS = {
+    TAGGER: "classifier",
+    TRANSITIONS: "crf.transitions",  # `transformers` ignores this tensor
+    CLASSIFIER: "classifier",
+}
+ARCHITECTURES = {
+    "bert": Architecture(
+        BertConfig,
+        "BertForMaskedLM",
+        _BERT_FIELDS | {"type_vocab": "type_vocab_size", "layer_norm_epsilon": "layer_norm_eps"},
+        {
+            "hidden_act": "gelu",
+            "position_embedding_type": "absolute",
+            "is_decoder": False,
+            "tie_word_embeddings": True,
+        },
+        {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0},
+        {
+            WORD: "bert.embeddings.word_embeddings",
+            POSITION: "bert.embeddings.position_embeddings",
+            TYPE: "bert.embeddings.token_type_embeddings",
+            "embeddings/norm": "bert.embeddings.LayerNorm",
+            "layer_{}/qkv": (
+                "bert.encoder.layer.{}.attention.self.query",
+                "bert.encoder.layer.{}.attention.self.key",
+                "bert.encoder.layer.{}.attention.self.value",
+            ),
+            "layer_{}/attention_output": "bert.encoder.layer.{}.attention.output.dense",
+            "layer_{}/attention_norm": "bert.encoder.layer.{}.attention.output.LayerNorm",
+            "layer_{}/intermediate": "bert.encoder.layer.{}.intermediate.dense",
+            "layer_{}/output": "bert.encoder.layer.{}.output.dense",
+            "layer_{}/output_norm": "bert.encoder.layer.{}.output.LayerNorm",
+            "mlm/transform": "cls.predictions.transform.dense",
+            "mlm/norm": "cls.predictions.transform.LayerNorm",
+            "mlm": "cls.predictions",
+            POOLER: "bert.pooler.dense",
+            **_BERT_HEADS,
+        },
+    ),
+    "distilbert": Architecture(
+        BertConfig,
+        "DistilBertForMaskedLM",
+        _BERT_FIELDS
+        | {"hidden": "dim", "layers": "n_layers", "heads": "n_heads", "intermediate": "hidden_dim"},
+        {"activation": "gelu", "tie_word_embeddings": True},
+        {
+            "dropout": 0.0,
+            "attention_dropout": 0.0,
+            "seq_classif_dropout": 0.0,
+            "sinusoidal_pos_embds": False,  # how the table was initialised; it is stored as usual
+        },
+        {
+            WORD: "distilbert.embeddings.word_embeddings",
+            POSITION: "distilbert.embeddings.position_embeddings",
+            "embeddings/norm": "distilbert.embeddings.LayerNorm",
+            "layer_{}/qkv": (
+                "distilbert.transformer.layer.{}.attention.q_lin",
+                "distilbert.transformer.layer.{}.attention.k_lin",
+                "distilbert.transformer.layer.{}.attention.v_lin",
+            ),
+            "layer_{}/attention_output": "distilbert.transformer.layer.{}.attention.out_lin",
+            "layer_{}/attention_norm": "distilbert.transformer.layer.{}.sa_layer_norm",
+            "layer_{}/intermediate": "distilbert.transformer.layer.{}.ffn.lin1",
+            "layer_{}/output": "distilbert.transformer.layer.{}.ffn.lin2",
+            "layer_{}/output_norm": "distilbert.transformer.layer.{}.output_layer_norm",
+            "mlm/transform": "vocab_transform",
+            "mlm/norm": "vocab_layer_norm",
+            "mlm": "vocab_projector",
+            POOLER: "pre_classifier",
+            **_BERT_HEADS,
+        },
+        fixed={"type_vocab": 0},
+    ),
+    "gpt2": Architecture(
+        Gpt2Config,
+        "GPT2LMHeadModel",
+        {
+            **_BERT_FIELDS,
+            "hidden": "n_embd",
+            "layers": "n_layer",
+            "heads": "n_head",
+            "intermediate": "n_inner",
+            "max_positions": "n_positions",
+            "layer_norm_epsilon": "layer_norm_epsilon",
+            **_MARKERS,
+        },
+        {
+            "activation_function": "gelu_new",
+            "scale_attn_weights": True,
+            "scale_attn_by_inverse_layer_idx": False,
+            "add_cross_attention": False,
+            "tie_word_embeddings": True,
+        },
+        dict.fromkeys(("embd_pdrop", "attn_pdrop", "resid_pdrop", "summary_first_dropout"), 0.0),
+        {
+            WORD: "transformer.wte",
+            POSITION: "transformer.wpe",
+            "layer_{}/attention_norm": "transformer.h.{}.ln_1",
+            "layer_{}/qkv": "transformer.h.{}.attn.c_attn",
+            "layer_{}/attention_output": "transformer.h.{}.attn.c_proj",
+            "layer_{}/intermediate_norm": "transformer.h.{}.ln_2",
+            "layer_{}/intermediate": "transformer.h.{}.mlp.c_fc",
+            "layer_{}/output": "transformer.h.{}.mlp.c_proj",
+            "final_norm": "transformer.ln_f",
+        },
+    ),
+    "llama": Architecture(
+        LlamaConfig,
+        "LlamaForCausalLM",
+        {
+            **_BERT_FIELDS,
+            "key_heads": "num_key_value_heads",
+            "head_width": "head_dim",
+            "layer_norm_epsilon": "rms_norm_eps",
+            "tied": "tie_word_embeddings",
+            **_MARKERS,
+        },
+        {"hidden_act": "silu", "attention_bias": False, "mlp_bias": False},
+        {"attention_dropout": 0.0},
+        {
+            WORD: "model.embed_tokens",
+            "layer_{}/attention_norm": "model.layers.{}.input_layernorm",
+            "layer_{}/query": "model.layers.{}.self_attn.q_proj",
+            "layer_{}/key": "model.layers.{}.self_attn.k_proj",
+            "layer_{}/value": "model.layers.{}.self_attn.v_proj",
+            "layer_{}/attention_output": "model.layers.{}.self_attn.o_proj",
+            "layer_{}/intermediate_norm": "model.layers.{}.post_attention_layernorm",
+            "layer_{}/gate": "model.layers.{}.mlp.gate_proj",
+            "layer_{}/intermediate": "model.layers.{}.mlp.up_proj",
+            "layer_{}/output": "model.layers.{}.mlp.down_proj",
+            "final_norm": "model.norm",
+            HEAD: "lm_head",
+        },
+    ),
+    "feed-forward": Architecture(
+        FeedForwardConfig,
+        "FeedForwardLM",
+        {
+            "vocab_size": "vocab_size",
+            "hidden": "embedding_size",
+            "window": "window_size",
+            "units": "layer_sizes",
+            "max_positions": "max_position_embeddings",
+            "initializer_range": "initializer_range",
+            **_MARKERS,
+        },
+        {"hidden_act": "relu"},
+        {},
+        {WORD: "embeddings", "layer_{}/intermediate": "layers.{}", HEAD: "head"},
+    ),
+}
+
+
+def config_from_hf(about: Mapping[str, Any]) -> ModelConfig:
+    """Return the shape that a `config.json` describes. Of several end tokens, the first is used.
+
+    Raises:
+        BadInput: an unsupported architecture or variant; a field is missing or out of range.
+    """
+    kind = about.get("model_type", "bert")
+    if not isinstance(kind, str) or kind not in ARCHITECTURES:
+        fix = f"Supported architectures are {', '.join(ARCHITECTURES)}."
+        raise BadInput(f"model_type is {kind!r}", where="config.json", fix=fix)
+    layout = ARCHITECTURES[kind]
+    given = {key: value for key, value in about.items() if value is not None}
+    for key, value in layout.expected.items():
+        if given.get(key, value) != value:
+            raise BadInput(
+                f"{key} is {given[key]!r}", where="config.json", fix=f"Only {value!r} works."
+            )
+    required = {f.name for f in dataclass_fields(layout.config) if f.default is MISSING}
+    values = dict(layout.fixed)
+    for ours, theirs in layout.fields.items():
+        if theirs in given:
+            value = given[theirs]
+            if isinstance(value, list):
+                value = value[0] if ours in _MARKERS and value else tuple(value)
+            values[ours] = value
+        elif ours in required:
+            raise BadInput(f"{theirs} is missing", where="config.json")
+    rope = _rotary_positions(given) if layout.config is LlamaConfig else {}
+    return layout.config(**values, **rope)
+
+
+def config_to_hf(config: ModelConfig) -> dict[str, Any]:
+    """Return the `config.json` of a shape, without dropout."""
+    layout = ARCHITECTURES[config.kind]
+    about = {
+        "architectures": [layout.name],
+        "model_type": config.kind,
+        **layout.expected,
+        **{theirs: getattr(config, ours) for ours, theirs in layout.fields.items()},
+        "pad_token_id": 0,
+        "torch_dtype": "float32",
+        **layout.written,
+    }
+    if isinstance(config, LlamaConfig):
+        theta = about["rope_theta"] = config.rope_theta
+        about["rope_parameters"] = {"rope_type": "default", "rope_theta": theta}
+        if config.rope_scaling:
+            about["rope_parameters"] |= {"rope_type": "llama3", **asdict(config.rope_scaling)}
+            about["rope_scaling"] = about["rope_parameters"]  # as version 4 of transformers reads
+    return about
+
+
+def _rotary_positions(about: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a Llama's rotary positions, which are scaled as in Llama 3 or not at all."""
+    rope = about.get("rope_parameters") or about.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise BadInput("rope_parameters is not an object", where="config.json")
+    kind = rope.get("rope_type", rope.get("type", "default"))
+    if kind not in ("default", "llama3"):
+        fix = "Only 'default' and 'llama3' work."
+        raise BadInput(f"rope_type is {kind!r}", where="config.json", fix=fix)
+    if (part := rope.get("partial_rotary_factor")) not in (None, 1.0):
+        what = f"partial_rotary_factor is {part!r}"
+        raise BadInput(what, where="config.json", fix="Only 1.0 works.")
+    scaling: dict[str, Any] = {f.name: rope.get(f.name) for f in dataclass_fields(RopeScaling)}
+    return {
+        "rope_scaling": RopeScaling(**scaling) if kind == "llama3" else None,
+        "rope_theta": rope.get("rope_theta", about.get("rope_theta", 10_000.0)),
+    }
+
+
+_LAYER = re.compile(r"^layer_(\d+)")
+_SUFFIXES = {"kernel": ".weight", "gain": ".weight", "table": ".weight", "bias": ".bias"}
+
+
+def tensors_of(name: str, config: ModelConfig) -> tuple[str, ...]:
+    """Return the names of a parameter's tensors in Hugging Face's layout; empty if it has none.
+
+    A fused query-key-value kernel consists of three tensors.
+    """
+    table = ARCHITECTURES[config.kind].tensors
+    module, leaf = (name, "table") if name in table else name.rpartition("/")[::2]
+    layer = _LAYER.match(module)
+    theirs = table.get(_LAYER.sub("layer_{}", module), ())
+    if leaf not in _SUFFIXES:
+        return ()
+    return tuple(
+        tensor.format(layer and layer[1]) + _SUFFIXES[leaf]
+        for tensor in ((theirs,) if isinstance(theirs, str) else theirs)
+    )
+
+
+def tensors_to_hf(parameters: Mapping[str, NDArray[np.float32]], config: ModelConfig) -> Arrays:
+    """Return the parameters by their names in Hugging Face's layout.
+
+    Raises:
+        BadInput: a parameter has no name there and would be lost, like unmerged adapters.
+    """
+    out: Arrays = {}
+    names = {ours: tensors_of(ours, config) for ours in parameters}
+    if unnamed := [ours for ours, theirs in names.items() if not theirs]:
+        raise BadInput(
+            f"{len(unnamed)} parameters have no name in Hugging Face's layout, for example "
+            f"{min(unnamed)}",
+            where="model",
+            fix="Merge adapters before the model is written.",
+        )
+    for ours, theirs in names.items():
+        parts = np.split(parameters[ours], len(theirs), axis=-1)
+        pairs = zip(theirs, parts, strict=True)
+        out |= {name: transposed(ours, part, config) for name, part in pairs}
+    return out
+
+
+def tensors_from_hf(
+    stored: Mapping[str, NDArray[np.float32]], config: ModelConfig, names: Iterable[str]
+) -> Arrays:
+    """Return the named parameters that the tensors contain, by our names.
+
+    Reads the older names `gamma` and `beta`, and models saved without the architecture's prefix.
+    """
+    theirs = {ours: tensors_of(ours, config) for ours in names}
+    expected = {name for tensors in theirs.values() for name in tensors}
+    prefix = tensors_of(WORD, config)[0].partition(".")[0] + "."
+    known: Arrays = {}
+    for name, value in stored.items():
+        modern = name.replace("LayerNorm.gamma", "LayerNorm.weight")
+        modern = modern.replace("LayerNorm.beta", "LayerNorm.bias")
+        known[modern if modern in expected else prefix + modern] = value
+    return {
+        ours: np.concatenate([transposed(ours, known[name], config) for name in tensors], axis=-1)
+        for ours, tensors in theirs.items()
+        if tensors and known.keys() >= set(tensors)
+    }
+
+
+def transposed(ours: str, value: NDArray[np.float32], config: ModelConfig) -> NDArray[np.float32]:
+    """Convert a parameter between the two layouts: kernels are transposed, except in GPT-2."""
+    transpose = ours.endswith("/kernel") and not isinstance(config, Gpt2Config)
+    return np.ascontiguousarray(value.T if transpose else value)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import contextlib
+import re
+from functools import partial
+from typing import Any
+
+import pytest
+from small_models import SHAPES, SIZES
+
+from dp_core.errors import BadInput
+from dp_core.models.architectures import config_from_hf, config_to_hf
+from dp_core.models.config import BertConfig, FeedForwardConfig, LlamaConfig, RopeScaling
+
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 32.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 8192, "rope_theta": 500_000.0,
+}  # fmt: skip
+SUPPORTED = "Supported architectures are bert, distilbert, gpt2, llama, feed-forward"
+BERT = partial(BertConfig, **SIZES)
+DENSE = partial(FeedForwardConfig, vocab_size=30, hidden=8, window=4, max_positions=12)
+
+
+@pytest.mark.parametrize(
+    ("name", "changed", "what"),
+    [
+        ("bert", {"hidden_act": "relu"}, "hidden_act"),
+        ("bert", {"is_decoder": True}, "is_decoder"),
+        *(
+            ("bert", {"model_type": kind}, f"{re.escape(repr(kind))}. {SUPPORTED}")
+            for kind in ("roberta", "modernbert", "qwen2", 7, ["bert"])
+        ),
+        ("gpt2", {"activation_function": "relu"}, "activation_function"),
+        ("gpt2", {"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx"),
+        ("gpt2", {"n_embd": None}, "n_embd is missing"),
+        ("llama", {"hidden_act": "gelu"}, "hidden_act"),
+        ("llama", {"attention_bias": True}, "attention_bias"),
+        ("llama", {"rope_parameters": {"rope_type": "yarn"}}, "rope_type"),
+        ("llama", {"rope_parameters": None, "rope_scaling": {"type": "linear"}}, "rope_type"),
+        ("llama", {"rope_theta": "a", "rope_parameters": None}, "rope_theta"),
+        ("llama", {"head_dim": 7}, "odd width"),
+        ("llama", {"head_dim": "8"}, "head_width"),
+        ("llama", {"num_key_value_heads": 3}, "evenly"),
+        *(
+            ("llama", {"rope_parameters": LLAMA3 | changed}, what)
+            for changed, what in (
+                ({"low_freq_factor": None}, "low_freq_factor is None"),
+                ({"low_freq_factor": 4.0}, "low_freq_factor below"),
+                ({"factor": 0.5}, "at least 1"),
+                ({"factor": "8"}, "factor is '8'"),
+                ({"original_max_position_embeddings": 0}, "original_max_position"),
+                ({"partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+            )
+        ),
+    ],
+)
+def test_unsupported_config_is_refused(name: str, changed: dict[str, Any], what: str) -> None:
+    with pytest.raises(BadInput, match=what):
+        config_from_hf(config_to_hf(SHAPES[name]) | changed)
+
+
+@pytest.mark.parametrize(
+    ("make", "changed", "what"),
+    [
+        (BERT, {"hidden": 9}, "not a multiple"),
+        (BERT, {"layers": 0}, "layers is 0"),
+        (BERT, {"type_vocab": 0, "layer_norm_epsilon": 1e-5}, "layer_norm_epsilon"),
+        (BERT, {"initializer_range": float("nan")}, "initializer_range is nan"),
+        (BERT, {"unknown": 1}, "unknown"),
+        *((DENSE, {"units": u}, "units") for u in ((), (0,), (5, -1), (2.5,), [5], (True,))),
+    ],
+)
+def test_invalid_shape_is_refused(make: Any, changed: dict[str, Any], what: str) -> None:
+    with pytest.raises(BadInput, match=what):
+        make(**changed)
+
+
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("value", [None, -1, 0, "8", [8], [], {}, 10**12, 0.5, True])
+def test_damaged_config_never_raises_an_unexpected_error(name: str, value: Any) -> None:
+    about = config_to_hf(SHAPES[name])
+    for key in about:
+        with contextlib.suppress(BadInput):
+            config_from_hf(about | {key: value})
+
+
+def test_both_layouts_of_a_published_config_are_read() -> None:
+    """Llama 3.2's config, as written by versions 4 and 5 of transformers."""
+    rope = {name: value for name, value in LLAMA3.items() if name != "rope_theta"}
+    about = {
+        **config_to_hf(LlamaConfig(**SIZES)), "rope_parameters": None, "rope_scaling": rope,
+        "rope_theta": 500_000.0, "head_dim": 64, "bos_token_id": 128_000,
+        "eos_token_id": [128_001, 128_008, 128_009],
+    }  # fmt: skip
+    older: Any = config_from_hf(about)
+    assert older.rope_scaling == RopeScaling(32.0, 1.0, 4.0, 8192)
+    assert (older.rope_theta, older.head_width) == (500_000.0, 64)
+    assert (older.begin, older.end) == (128_000, 128_001)
+    newer = about | {"rope_scaling": None, "rope_parameters": LLAMA3, "rope_theta": None}
+    assert config_from_hf(newer) == older
+    written = config_to_hf(older)
+    assert written["rope_parameters"] == written["rope_scaling"] == LLAMA3
+
+
+def test_published_defaults_fill_omitted_fields() -> None:
+    omitted = {"n_inner": None, "layer_norm_epsilon": None, "bos_token_id": None}
+    assert config_from_hf(config_to_hf(SHAPES["gpt2"]) | omitted).intermediate == 4 * 8
