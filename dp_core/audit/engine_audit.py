@@ -43,7 +43,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import PrivateUpdates, train
-from dp_core.training.objectives import Objective, causal_lm
+from dp_core.training.objectives import Objective, objective_for
 from dp_core.training.trainer import Observer
 
 MANIFEST = b"engine audit"
@@ -282,16 +282,12 @@ class NewTokenCanaries:
     @property
     def objective(self) -> Objective:
         """The objective of a training on these canaries."""
-        return causal_lm()
+        return objective_for(self.config)
 
-    def model(self) -> Model[Gpt2Config]:
-        """Return a decoder of one block, freshly initialised except that new tokens are zero.
-
-        The initial weights are public and chosen by the auditor (Annamalai and De Cristofaro 2024,
-        arXiv:2405.14106). Hidden states that are large relative to an update's noise hardly change,
-        so a canary's effect on its row of the embedding table remains visible.
-        """
-        config = Gpt2Config(
+    @property
+    def config(self) -> Gpt2Config:
+        """The shape of a decoder of one block."""
+        return Gpt2Config(
             vocab_size=self.first + self.count,
             hidden=self.hidden,
             layers=1,
@@ -300,7 +296,15 @@ class NewTokenCanaries:
             max_positions=self.length + 2,
             initializer_range=_START,
         )
-        start = fresh(config, 0)
+
+    def model(self) -> Model[Gpt2Config]:
+        """Return a decoder, freshly initialised except that new tokens are zero.
+
+        The initial weights are public and chosen by the auditor (Annamalai and De Cristofaro 2024,
+        arXiv:2405.14106). Hidden states that are large relative to an update's noise hardly change,
+        so a canary's effect on its row of the embedding table remains visible.
+        """
+        start = fresh(self.config, 0)
         start.parameters[WORD][self.first :] = 0.0
         return start
 

@@ -1,7 +1,4 @@
-"""A small version of Kerrigan et al.
-
-2020: four training regimes of feed-forward models, each charged.
-"""
+"""A small version of Kerrigan et al. 2020."""
 
 from __future__ import annotations
 
