@@ -40,7 +40,7 @@ from tokenizers.trainers import WordPieceTrainer
 
 from benchmarks import made_up_text
 from benchmarks.memory import mebibytes
-from dp_core.cluster.shard_map import InProcess, ProcessPool, ShardMap
+from dp_core.cluster.shard_map import ProcessPool, ShardMap
 from dp_core.data.corpus import open_corpus, shards_of, write_corpus
 from dp_core.data.readers.registry import read_corpus
 from dp_core.data.token_store import ShardRows, TokenStoreWriter
@@ -156,7 +156,7 @@ def measure(name: str, work: Path) -> dict[str, Any]:
     """Run one case in this process; return its figures, including its worker processes."""
     pool = ProcessPool(len(os.sched_getaffinity(0)))
     begun, worked = time.perf_counter(), time.process_time()
-    figures = CASES[name](pool if name.endswith(POOL) else InProcess(), work)
+    figures = CASES[name](pool if name.endswith(POOL) else ProcessPool(1), work)
     figures["seconds"] = round(time.perf_counter() - begun, 2)
     worked = time.process_time() - worked
     workers = [mebibytes("VmHWM", child.pid) for child in multiprocessing.active_children()]
@@ -186,7 +186,7 @@ def measured(
         figures = json.loads(answer.stdout.splitlines()[-1])
         yield name, with_rates(figures, texts)
         if name == next(iter(CASES)):
-            known = word_counts(InProcess(), shards_of(work / "corpus")[:1], UNIT)
+            known = word_counts(ProcessPool(1), shards_of(work / "corpus")[:1], UNIT)
             tokenizer = wordpiece.learn(dict(known.most_common(20_000)), 8000)
             wordpiece.save(tokenizer, work / "vocabulary")
             tokenizer.save(str(work / "tokenizer.json"))

@@ -50,7 +50,8 @@ from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, UpdateRule, t
 from dp_core.training.objectives import mlm_accuracy, objective_for
 from dp_core.training.trainer import AdamW, Trainer
 from tasks.execution.run_job import Job, run_job
-from tasks.protocol import JobSettings, job_steps
+from tasks.protocol import JobSettings
+from tasks.protocol.job import front_half
 from tasks.runtime.deployment import Deployment
 
 RESULT = ROOT / "benchmarks" / "results" / "recipe.json"
@@ -191,9 +192,9 @@ def prepare(home: Path) -> Start:
     """Make corpora, vocabulary, rows and the public model by the product's steps."""
     os.environ["CONFIDE_HOME"] = str(home)
     deployment = Deployment.from_environment()
-    steps = job_steps(JobSettings(nonprivate=False))
+    steps = front_half(JobSettings(nonprivate=False))
     more = JobSettings(nonprivate=False, max_examples_per_unit=KEPT)
-    steps["more_rows"] = job_steps(more)["private_store"]
+    steps["more_rows"] = front_half(more)["private_store"]
     job = Job("recipe", "recipe", "recipe", [("", n, steps[n]) for n in (*FRONT, "more_rows")])
     done = run_job(job, deployment, lambda *_: None)
     if done.exit_code:

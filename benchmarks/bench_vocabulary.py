@@ -54,7 +54,15 @@ from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from tasks.execution import contract
-from tasks.protocol import JobSettings, RunContext, StepResult, job_steps
+from tasks.protocol import (
+    JobSettings,
+    RunContext,
+    StepResult,
+    job_steps,
+    names_of,
+    point_and_task,
+)
+from tasks.protocol.points import DP_MODEL
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 
@@ -218,7 +226,7 @@ ALIKE: dict[str, Any] = {  # short trainings of a small model
     "finetune_epochs": 2, "nonprivate": False, "device": "cpu", "canary_patterns": "HS",
     "canary_rates": "0.1", "canaries_per_group": 1,
 }  # fmt: skip
-SKIPPED = ("public_exposure", "dp_exposure", "report", "budget", "reserve")
+SKIPPED = ("exposure", "report", "budget", "reserve")
 STORE = {"coverage": "coverage", "fertility": "fertility", "unknown_words": "unknown"}
 
 
@@ -258,20 +266,22 @@ def trained(settings: JobSettings, home: Path) -> dict[str, Any]:
                      settings.entities_test):  # fmt: skip
             declare_public(path, deployment, known_private=True)
     results: dict[str, StepResult] = {}
-    for task, spec in job_steps(settings).items():
+    for name, spec in job_steps(settings).items():
+        point, task = point_and_task(name)
         if task not in SKIPPED:
-            context = RunContext(run_key="bench", run_name="bench", task=task)
-            results[task] = contract.run_step(spec, deployment, context)
-    last = {task: {m.name: m.value for m in result.metrics} for task, result in results.items()}
+            context = RunContext(run_key="bench", run_name="bench", task=task, point=point)
+            results[name] = contract.run_step(spec, deployment, context)
+    last = {name: {m.name: m.value for m in result.metrics} for name, result in results.items()}
     vocabulary = results["vocabulary"].facts
     row: dict[str, Any] = {
         "words_released": vocabulary["words_released"], "tokens": vocabulary["vocabulary_size"]
     }  # fmt: skip
     row |= {column: last["private_store"].get(name) for name, column in STORE.items()}
-    for model in ("public", "dp"):
-        row[f"{model}_mlm"] = last[f"{model}_pretraining"].get("mlm_accuracy_private")
-        row[f"{model}_f1"] = last[f"{model}_finetuning"].get("f1")
-    total = totals(results["dp_pretraining"].releases)
+    steps = {"public": names_of(settings.points()[0]), "dp": names_of(DP_MODEL)}
+    for mode, names in steps.items():
+        row[f"{mode}_mlm"] = last[names["pretraining"]].get("mlm_accuracy_private")
+        row[f"{mode}_f1"] = last[names["finetuning"]].get("f1")
+    total = totals(results[steps["dp"]["pretraining"]].releases)
     row["epsilon_in_all"] = str(total[0].epsilon) if total else "0"
     return row
 

@@ -28,7 +28,6 @@ from dp_core.vocabulary.item_sets import GatheredSets, UnitSets
 from dp_core.vocabulary.partition_selection import (
     Elimination,
     PartitionSelection,
-    Weighted,
 )
 from dp_core.vocabulary.selection_calibration import check_target, selection_plan
 
@@ -40,6 +39,15 @@ ABOVE = 2.0  # deviations of mad's level above the threshold; 3 for policy (Gopi
 _COUNTING = 0.05  # share of μ² for the estimate of counts
 _WITHIN = 1 - 1e-5  # share of δ that is spent; the rest exceeds the accounting's rounding
 _ROUNDS = 8
+
+
+@dataclass(frozen=True)
+class Weighted(Elimination):
+    """Weights of a unit's items with norm 1, without elimination (Gopi et al. 2020, section 4)."""
+
+    def keep(self, number: int, evidence: Sequence[Places]) -> Flags:
+        """Return all items."""
+        return np.ones(len(evidence[0]), np.bool_)
 
 
 @dataclass(frozen=True)
@@ -159,7 +167,7 @@ class Shape:
             instead of weights.
     """
 
-    maker: type[Weighted]
+    maker: type[Elimination]
     shares: tuple[float, ...] = (1.0,)
     checks: tuple[tuple[int, int, float], ...] = ((0, 0, 1.0),)
     largest: float = 1.0

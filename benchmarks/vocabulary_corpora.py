@@ -16,7 +16,6 @@ import pyarrow as pa
 
 from benchmarks.real_text import ARTICLES, NOTES, PUBLIC
 from dp_core.data.privacy_units import Unit
-from dp_core.data.readers.documents import JsonlFields
 from dp_core.data.readers.registry import read_corpus
 from dp_core.data.tokens import HeldItems, split_words
 from dp_core.vocabulary.item_sets import BoundedSets, ItemSets
@@ -64,8 +63,7 @@ def units(name: str, folder: Path) -> list[Unit]:
     """Return the units of a private corpus, each with its texts."""
     corpus = CORPORA[name]
     by_unit: dict[str, list[str]] = {}
-    fields = JsonlFields(*corpus.fields)
-    for document in read_corpus(corpus.format, folder / corpus.file, fields=fields):
+    for document in read_corpus(corpus.format, folder / corpus.file, fields=corpus.fields):
         unit = document.patient_id if corpus.unit == "patient" else document.document_id
         by_unit.setdefault(unit, []).append(document.text)
     return [Unit(unit, texts) for unit, texts in by_unit.items()]
@@ -84,7 +82,7 @@ def public_counts(folder: Path) -> Counter[str]:
 
 def novels_counts(folder: Path) -> Counter[str]:
     """Return the number of pieces of 1,000 characters of the novels that contain each word."""
-    fields = JsonlFields("text", "doc_id", "no_patient")
+    fields = ("text", "doc_id", "no_patient")
     novels = read_corpus("jsonl", folder / "english_novels_100/novels.jsonl.xz", fields=fields)
     pieces = (n.text[i : i + 1000] for n in novels for i in range(0, len(n.text), 1000))
     return document_counts((Unit("", [piece]) for piece in pieces), split_words)

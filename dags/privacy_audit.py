@@ -9,10 +9,10 @@ from airflow.sdk import dag
 
 from dags import launcher
 from dags.launcher import TRAINING
-from tasks.protocol import BlackBoxAuditConfig, PrivacyAuditSpec, StepSpec, SweepPoint
+from tasks.protocol import BlackBoxAuditConfig, Point, PrivacyAuditSpec, StepSpec
 
 
-def plan(params: Mapping[str, Any], point: SweepPoint | None) -> dict[str, StepSpec]:
+def plan(params: Mapping[str, Any], point: Point | None) -> dict[str, StepSpec]:
     """Return the specs of this job's steps for a run's parameters."""
     settings = launcher.settings_from(BlackBoxAuditConfig, params)
     # None of the files is declared public.

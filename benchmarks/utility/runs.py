@@ -21,7 +21,10 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     job_steps,
+    point_and_task,
 )
+from tasks.protocol.job import POINT_STEPS
+from tasks.protocol.points import OF_JOB, Mode
 from tasks.releases.declarations import declare_public
 from tasks.releases.training_advice import PrivacyBudget, RunReleases, advised, calibrated
 from tasks.runtime.deployment import Deployment
@@ -141,34 +144,31 @@ class Runner:
         return steps
 
     def _measured(
-        self, run: str, steps: Mapping[str, StepSpec], models: tuple[str, ...]
+        self, run: str, steps: Mapping[str, StepSpec], models: tuple[Mode, ...]
     ) -> dict[str, Any]:
         """Run the steps of the models; return their metrics and the digest of their vocabulary."""
-        wanted = {f"{model}_{step}" for model in models for step in ("pretraining", "finetuning")}
+        wanted = {(OF_JOB[mode], task) for mode in models for task in ("pretraining", "finetuning")}
+        named = {point_and_task(name): spec for name, spec in steps.items()}
         results = {
-            task: self._step(run, task, spec)
-            for task, spec in steps.items()
-            if task in wanted or (not task.endswith(("_finetuning", "_exposure")) and _front(task))
+            names: self._step(run, names[1], spec)
+            for names, spec in named.items()
+            if names in wanted or names[1] not in (*POINT_STEPS, "report")
         }
         figures = {
-            model: {
+            mode: {
                 metric.name: metric.value
-                for task in (f"{model}_pretraining", f"{model}_finetuning")
-                if task in results
-                for metric in results[task].metrics
+                for (model, _), result in results.items()
+                if model == OF_JOB[mode]
+                for metric in result.metrics
                 if metric.name in MEASURED
             }
-            for model in models
+            for mode in models
         }
-        return {"vocabulary": results["vocabulary"].facts["digest"], **figures}
+        return {"vocabulary": results["", "vocabulary"].facts["digest"], **figures}
 
     def _step(self, run: str, task: str, spec: StepSpec) -> StepResult:
         context = RunContext(run_key=run, run_name=run, task=task)
         return run_step(spec, self._deployment, context)
-
-
-def _front(task: str) -> bool:
-    return task not in ("dp_pretraining", "nonprivate_pretraining", "report")
 
 
 def _affordable(settings: JobSettings, epsilon: float) -> JobSettings:

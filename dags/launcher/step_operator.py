@@ -26,7 +26,7 @@ from dags.launcher.outcome import (
     notify,
 )
 from dp_core.errors import BadInput
-from tasks.protocol import RunContext, StepSpec, SweepPoint, fork_server, hides_count
+from tasks.protocol import Point, RunContext, StepSpec, fork_server, hides_count
 from tasks.protocol.messages import Follower, channel_file
 from tasks.protocol.specs import STORE_SCHEME
 from tasks.protocol.step_process import CHECKOUT, StepProcess, Work
@@ -103,7 +103,7 @@ def launcher() -> str:
 
 # A function from a run's parameters and a grid point to the specs of its steps, by task name,
 # without tasks that the settings switch off.
-Plan: TypeAlias = Callable[[Mapping[str, Any], SweepPoint | None], Mapping[str, StepSpec]]
+Plan: TypeAlias = Callable[[Mapping[str, Any], Point | None], Mapping[str, StepSpec]]
 
 
 def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
@@ -159,7 +159,7 @@ def work_of(
         AirflowFailException: the run's settings are invalid.
         AirflowSkipException: a run with these settings has no such step.
     """
-    coordinates = SweepPoint.model_validate(dict(point)) if point else None
+    coordinates = Point.model_validate(dict(point)) if point else None
     name = task_id.rpartition(".")[2]
     specs = plan(context["params"], coordinates)
     if name not in specs:

@@ -41,7 +41,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import PrivateUpdates, train
-from dp_core.training.objectives import Objective, causal_lm
+from dp_core.training.objectives import Objective, objective_for
 
 MANIFEST = b"engine audit"
 _START = 0.3  # standard deviation of the black box's initial weights
@@ -354,21 +354,21 @@ def black_box_scores(
         raise BadInput("canaries, coins and declared units must be as many", where="audit")
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch)
+        start = canaries.model(seed=0)
         released = train(
-            canaries.model(seed=0),
-            causal_lm(),
+            start,
+            objective_for(start.config),
             store=canaries.write_store(folder / "store", coins, seed=0),
             updates=PrivateUpdates(plan, seed, MANIFEST),
             config=_constant_rate(0.02, plan.steps, micro_rows),
             seed=0,
             checkpoints=LocalFolder(folder / "checkpoints"),
         )
-    start = canaries.model(seed=0)
     return _log_likelihoods(canaries, released) - _log_likelihoods(canaries, start)
 
 
 def _log_likelihoods(canaries: NewTokenCanaries, model: Model[Gpt2Config]) -> Scores:
-    objective, scores = causal_lm(), np.empty(canaries.count)
+    objective, scores = objective_for(model.config), np.empty(canaries.count)
     layers = Layers({name: tf.constant(array) for name, array in model.parameters.items()})
     with tempfile.TemporaryDirectory() as scratch:
         # The store has a row for each canary, whether its coin included it or not.

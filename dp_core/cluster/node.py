@@ -46,7 +46,7 @@ from cryptography.x509.oid import NameOID
 
 from dp_core.errors import BadInput
 
-STARTING = 300  # seconds for the processes of a node to start on a machine with other work
+STARTING = 600  # seconds for the processes of a node to start on a machine with other work
 RAY_SETTINGS = {
     "RAY_USAGE_STATS_ENABLED": "0",  # Ray would send usage statistics to its makers
     "RAY_ENABLE_AUTO_CONNECT": "0",  # a call without a connection would start an open cluster
@@ -216,41 +216,28 @@ def main(words: list[str]) -> int:
         case _:
             sys.exit(__doc__)
     Path(folder).mkdir(parents=True, exist_ok=True, mode=0o700)
-    host = (
-        target.rpartition(":")[0] if ":" in target else "192.0.2.1"
-    )  # any address: nothing is sent
-    address = address_towards(host)
+    # Without a head's address, any address will do: nothing is sent.
+    address = address_towards(target.rpartition(":")[0] or "192.0.2.1")
     os.environ |= RAY_SETTINGS | member_environment(Path(secrets), Path(folder), address)
-    if kind == "local":
-        return _local(int(target), folder, address)
     common = ["start", "--block", "--disable-usage-stats", f"--node-ip-address={address}"]
     common += [f"--object-store-memory={_object_memory()}"]
-    if kind == "head":
-        options = ["--head", f"--port={target}", "--num-cpus=0", "--include-dashboard=false"]
-        return _run([*common, *options])
-    if kind == "worker":
-        return _run([*common, f"--address={target}"])
-    return _run([*common, f"--address={target}", "--num-cpus=0"], step_of=target)
+    head = ["--head", "--include-dashboard=false"]
+    match kind:
+        case "head":
+            return _run([*common, *head, f"--port={target}", "--num-cpus=0"])
+        case "worker":
+            return _run([*common, f"--address={target}"])
+        case "step":
+            return _run([*common, f"--address={target}", "--num-cpus=0"], step_of=target)
+    port = _free_port()
+    options = [f"--port={port}", f"--num-cpus={target}", f"--temp-dir={folder}"]
+    return _run([*common, *head, *options], step_of=f"{address}:{port}")
 
 
-def _local(cpus: int, folder: str, address: str) -> int:
-    """Start a cluster of this machine, print its address, and wait for the end of the input."""
-    import ray
-
-    ray.init(
-        address="local",
-        num_cpus=cpus,
-        include_dashboard=False,
-        log_to_driver=False,
-        configure_logging=False,
-        object_store_memory=_object_memory(),
-        _node_ip_address=address,
-        _temp_dir=folder,
-    )
-    print(ray.get_runtime_context().gcs_address, flush=True)
-    sys.stdin.buffer.read()
-    ray.shutdown()
-    return 0
+def _free_port() -> int:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        return int(free.getsockname()[1])
 
 
 def _object_memory() -> int:

@@ -22,7 +22,6 @@ import atexit
 import itertools
 import os
 import re
-import shutil
 import signal
 import socket
 import subprocess
@@ -32,7 +31,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any
 
@@ -48,7 +47,6 @@ from dp_core.cluster.shard_map import (
     WHERE,
     HostFunction,
     HostProcess,
-    InProcess,
     ProcessPool,
     R,
     ShardMap,
@@ -104,8 +102,7 @@ class RayCluster:
             threads = max(1, len(os.sched_getaffinity(0)) // self._cpus)
             self._environment.setdefault("TF_NUM_INTRAOP_THREADS", str(threads))
         self._ray: Any = None
-        self._node: subprocess.Popen[bytes] | None = None
-        self._scratch: Path | None = None
+        self._started = ExitStack()  # ends in reverse order
 
     def map(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
         """Yield the function's value of every shard, in their order; see `ShardMap`."""
@@ -139,16 +136,8 @@ class RayCluster:
 
     def close(self) -> None:
         """Disconnect, and end the Ray processes that this step has started."""
-        ray, self._ray = self._ray, None
-        if ray is not None:
-            with suppress(Exception):  # the cluster may be gone
-                ray.shutdown()
-        node, self._node = self._node, None
-        if node is not None:
-            _end(node)
-        scratch, self._scratch = self._scratch, None
-        if scratch is not None:
-            shutil.rmtree(scratch, ignore_errors=True)
+        self._ray = None
+        self._started.close()
         atexit.unregister(self.close)
 
     def _machines(self) -> list[Mapping[str, float]]:
@@ -197,7 +186,8 @@ class RayCluster:
         if self._ray is not None:
             return self._ray
         # Ray's folders are readable by all users, so they are inside a private folder.
-        self._scratch = Path(tempfile.mkdtemp(prefix="confide-"))
+        folder = tempfile.TemporaryDirectory(prefix="confide-", ignore_cleanup_errors=True)
+        self._scratch = Path(self._started.enter_context(folder))
         atexit.register(self.close)
         secrets = self._secrets or self._scratch / "secrets"
         host = _ANYWHERE if self._cpus else self._place.rpartition(":")[0]
@@ -213,6 +203,7 @@ class RayCluster:
             member = member_environment(secrets, driver, address_towards(host))
             os.environ.update(RAY_SETTINGS | member)
             self._ray = _connect(address)
+            self._started.callback(_disconnect, self._ray)
         except Exception as error:
             self.close()
             if isinstance(error, ConfideError):
@@ -236,7 +227,6 @@ class RayCluster:
 
     def _start_node(self, kind: str, target: str, secrets: Path) -> str:
         """Start Ray's processes on this machine; return the address that they print."""
-        assert self._scratch is not None  # noqa: S101 - narrows the type
         words = [kind, target, str(self._scratch / "ray"), str(secrets)]
         path = [*sys.path, self._environment.get("PYTHONPATH", "")]
         self._node = subprocess.Popen(  # noqa: S603
@@ -246,6 +236,7 @@ class RayCluster:
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
         )
+        self._started.callback(_end, self._node)
         timer = threading.Timer(STARTING, self._node.kill)
         timer.start()
         try:
@@ -329,10 +320,8 @@ def open_cluster(place: str, **options: Any) -> ShardMap:
     Raises:
         BadInput: an invalid place, or an address without secrets.
     """
-    if place == "in-process":
-        return InProcess()
-    if place == "pool":
-        return ProcessPool(len(os.sched_getaffinity(0)))
+    if place in ("in-process", "pool"):
+        return ProcessPool(len(os.sched_getaffinity(0)) if place == "pool" else 1)
     return RayCluster(place, **options)
 
 
@@ -381,6 +370,11 @@ def _connect(address: str) -> Any:
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, before)
     return ray
+
+
+def _disconnect(ray: Any) -> None:
+    with suppress(Exception):  # the cluster may be gone
+        ray.shutdown()
 
 
 def _fault(error: Exception) -> ConfideError:

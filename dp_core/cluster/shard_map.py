@@ -91,14 +91,6 @@ class Hosts(Protocol):
         """
 
 
-class InProcess:
-    """Computes one shard after the other in this process."""
-
-    def map(self, function: Callable[[T], R], shards: Sequence[T]) -> Iterator[R]:
-        """Yield the function's value of every shard, in the order of the shards."""
-        return map(function, shards)
-
-
 class ProcessPool:
     """Computes shards in processes of this machine, one for each core.
 
@@ -106,7 +98,7 @@ class ProcessPool:
     processes have started.
 
     Args:
-        processes: number of processes.
+        processes: number of processes; with 1, this process computes all shards.
         patience: seconds before processes are started.
     """
 

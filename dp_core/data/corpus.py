@@ -264,11 +264,8 @@ def read_shard(shard: Shard) -> Iterator[Document]:
         BadInput: the file is missing, or its digest has changed.
     """
     for table in read_tables(shard):
-        patients, documents, admissions, texts = (column.to_pylist() for column in table.columns)
-        for patient, document, admission, text in zip(
-            patients, documents, admissions, texts, strict=True
-        ):
-            yield Document(document, patient, text, admission)
+        for row in table.to_pylist():
+            yield Document(**row)
 
 
 def read_tables(shard: Shard) -> Iterator[pa.Table]:
@@ -307,13 +304,6 @@ def _private(path: Path) -> Path:
     return path
 
 
-def _group_hash(patient_id: str, document_id: str) -> int:
-    """Return 64 bits of the patient's hash, or of the document's hash without a patient."""
-    if patient_id:
-        return digest64(_KEY, "patient", patient_id)
-    return digest64(_KEY, "document", document_id)
-
-
 @contextmanager
 def _scratch(folder: Path) -> Iterator[Path]:
     with tempfile.TemporaryDirectory(dir=folder, prefix=".partial-") as scratch:
@@ -344,7 +334,9 @@ def _table(documents: Sequence[Document]) -> pa.Table:
         )
         for d in documents
     ]
-    hashes = pa.array((_group_hash(patient, name) for patient, name, _, _ in rows), pa.uint64())
+    # A document without a patient is a group by itself.
+    groups = (("patient", row[0]) if row[0] else ("document", row[1]) for row in rows)
+    hashes = pa.array((digest64(_KEY, *group) for group in groups), pa.uint64())
     columns = map(arrow_strings, zip(*rows, strict=True))
     return pa.Table.from_arrays([hashes, *columns], schema=_SCRATCH)
 
@@ -364,13 +356,11 @@ class _Rows:
     Args:
         scratch: folder for the files.
         ranges: number of output ranges; doubled here until it reaches `_PARTS`.
-        limit: approximate bytes of rows in memory.
     """
 
-    def __init__(self, scratch: Path, ranges: int, limit: int | None = None) -> None:
+    def __init__(self, scratch: Path, ranges: int) -> None:
         while ranges < _PARTS:
             ranges *= 2
-        self._limit = _BUFFERED if limit is None else limit
         self.scratch, self._ranges = scratch, ranges
         self._tables: dict[int, list[pa.Table]] = {}
         self._buffered = 0
@@ -384,7 +374,7 @@ class _Rows:
             self._tables.setdefault(int(places[start]), []).append(table.slice(start, end - start))
         self._buffered += table.nbytes
         self.text += pc.sum(pc.binary_length(table["text"])).as_py() or 0
-        if self._buffered > self._limit:
+        if self._buffered > _BUFFERED:
             self._spill()
 
     def _spill(self) -> None:
@@ -423,7 +413,7 @@ class _Rows:
         of_one = pieces // self._ranges
         for number in range(self._ranges):
             with _scratch(self.scratch) as scratch:
-                finer = _Rows(scratch, pieces, _PIECE_TEXT)
+                finer = _Rows(scratch, pieces)
                 for table in self._take(number):
                     finer.add(table)
                 for piece in range(number * of_one, (number + 1) * of_one):

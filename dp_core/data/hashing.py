@@ -119,7 +119,6 @@ def drawn(size: int, number: int, key: bytes, purpose: str, *parts: str) -> Plac
 
 
 _ROUNDS = 10  # four suffice for large halves, but small halves mix slowly
-Indices = npt.NDArray[np.int64]
 
 
 class ShuffledRange:
@@ -136,7 +135,7 @@ class ShuffledRange:
         self._half = np.uint64(max(1, -(-(size - 1).bit_length() // 2)))  # bits of each half
         self._keys = fold(np.arange(_ROUNDS, dtype=np.uint64), seed, epoch)
 
-    def items(self, places: Indices) -> Indices:
+    def items(self, places: Places) -> Places:
         """Return the items at these places of the order.
 
         Args:

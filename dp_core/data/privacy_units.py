@@ -115,8 +115,7 @@ def _examples(documents: Iterable[Document], words: int) -> Iterator[Unit]:
     if words < 1:
         raise BadInput(f"{words} words make no tuple", where="words_per_unit", fix="Use 1 or more.")
     for document in documents:
-        (starts,) = word_starts([document.text])
-        cuts = [*starts[::words], len(document.text)]
+        cuts = [*word_starts(document.text)[::words], len(document.text)]
         for begin, end in itertools.pairwise(cuts):
             text = document.text[begin:end]
             name = example_name(document.patient_id, document.document_id, text)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import hashlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import BaseModel, ConfigDict, PositiveInt
 from tokenizers import Tokenizer
 
 from dp_core.data.corpus import Shard, read_shard
@@ -26,7 +26,7 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.privacy.mechanisms import PrivacyUnit
 
-_VERSION = 2
+_VERSION: Literal[2] = 2
 _MARK = "store.json"
 _COLUMNS = {"lengths": "<i4", "unit_rows": "<i8", "unit_keys": "<u8"}
 _FLUSH_BYTES = 1 << 23  # bytes per write to a file
@@ -91,11 +91,8 @@ class TokenStore(PackedRows):
         """
         folder = Path(folder)
         try:
-            about = json.loads((folder / _MARK).read_text())
-            if about["version"] != _VERSION:
-                raise ValueError("version")
-            _check_sizes(about)
-            rows = _mapped(folder, about["dtype"], about["sequence_length"])
+            about = _About.model_validate_json((folder / _MARK).read_bytes())
+            rows = _mapped(folder, about.dtype, about.sequence_length)
             _check_rows(rows)
         except _DAMAGED as error:
             raise BadInput(
@@ -103,13 +100,28 @@ class TokenStore(PackedRows):
                 where=str(folder),
                 fix="Run the token_store step again.",
             ) from error
-        sizes = (about["sequence_length"], about["vocabulary_size"])
-        return cls(**vars(rows), sequence_length=sizes[0], vocabulary_size=sizes[1],
-                   digest=about["digest"])  # fmt: skip
+        return cls(
+            **vars(rows),
+            sequence_length=about.sequence_length,
+            vocabulary_size=about.vocabulary_size,
+            digest=about.digest,
+        )
 
     def content_digest(self) -> str:
         """Return the digest of the files' present content, to compare with `digest`."""
         return _digest(self.sequence_length, self.vocabulary_size, self)
+
+
+class _About(BaseModel):
+    """The content of `store.json`."""
+
+    model_config = ConfigDict(frozen=True, strict=True)
+
+    version: Literal[2]
+    sequence_length: PositiveInt
+    vocabulary_size: PositiveInt
+    dtype: Literal["<u2", "<u4"]
+    digest: str
 
 
 class RowPacker:
@@ -127,7 +139,7 @@ class RowPacker:
     ) -> None:
         self._length, self._vocabulary = sequence_length, vocabulary_size
         self._key, self._pad = key, pad
-        self.dtype = "<u2" if vocabulary_size <= 1 << 16 else "<u4"
+        self.dtype: Literal["<u2", "<u4"] = "<u2" if vocabulary_size <= 1 << 16 else "<u4"
         self._tokens, self._lengths = bytearray(), bytearray()
         self._unit_rows, self._unit_keys = [0], list[int]()
 
@@ -250,15 +262,15 @@ class TokenStoreWriter(RowPacker):
                 "there is no text", where="token store", fix="Check the corpus."
             )
         rows = _mapped(self._folder, self.dtype, self._length)
-        about = {
-            "version": _VERSION,
-            "sequence_length": self._length,
-            "vocabulary_size": self._vocabulary,
-            "dtype": self.dtype,
-            "digest": _digest(self._length, self._vocabulary, rows),
-        }
+        about = _About(
+            version=_VERSION,
+            sequence_length=self._length,
+            vocabulary_size=self._vocabulary,
+            dtype=self.dtype,
+            digest=_digest(self._length, self._vocabulary, rows),
+        )
         mark = self._folder / f"{_MARK}.partial"
-        mark.write_text(json.dumps(about) + "\n")
+        mark.write_text(about.model_dump_json() + "\n")
         mark.replace(self._folder / _MARK)
         return TokenStore.open(self._folder)
 
@@ -281,19 +293,6 @@ def joined(folder: Path, store: TokenStore, more: TokenStore, units: Iterable[in
     for unit in units:
         writer.add_units_of(more, unit, unit + 1)
     return writer.finish()
-
-
-def _check_sizes(about: dict[str, Any]) -> None:
-    """Check the fields of `store.json` before they are used to map files.
-
-    Raises:
-        ValueError: a field is invalid.
-    """
-    sizes = (about["sequence_length"], about["vocabulary_size"])
-    if not all(type(size) is int and size > 0 for size in sizes):
-        raise ValueError("sizes")
-    if about["dtype"] not in ("<u2", "<u4") or not isinstance(about["digest"], str):
-        raise ValueError("words")
 
 
 def _check_rows(rows: PackedRows) -> None:

@@ -47,21 +47,11 @@ def without_surrogates(text: str) -> str:
     return text.encode("utf-8", "replace").decode()
 
 
-def word_starts(texts: list[str]) -> list[list[int]]:
-    """Return, for each text, the offsets in the original text at which its words start."""
-    plain = [text.isascii() and not _HAS_CONTROL.search(text) for text in texts]
-    others = [
-        without_surrogates(text)
-        for text, is_plain in zip(texts, plain, strict=True)
-        if not is_plain
-    ]
-    located = iter(_LOCATOR.encode_batch(others))
-    return [
-        [match.start() for match in _ASCII_WORD.finditer(text.lower())]
-        if is_plain
-        else [start for start, _ in next(located).offsets]
-        for text, is_plain in zip(texts, plain, strict=True)
-    ]
+def word_starts(text: str) -> list[int]:
+    """Return the offsets in the original text at which its words start."""
+    if text.isascii() and not _HAS_CONTROL.search(text):
+        return [match.start() for match in _ASCII_WORD.finditer(text.lower())]
+    return [start for start, _ in _LOCATOR.encode(without_surrogates(text)).offsets]
 
 
 def _locator() -> Tokenizer:

@@ -4,6 +4,8 @@ A mechanism is one class of this file, or of a file that this one imports, which
 Import mechanisms from here: reading a ledger's entries needs every kind to be registered.
 """
 
+# ruff: noqa: F401 - other files import every mechanism from here
+
 from __future__ import annotations
 
 import math

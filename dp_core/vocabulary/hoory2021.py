@@ -6,7 +6,6 @@ import itertools
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from decimal import Decimal
 from typing import Literal
 
 from dp_core.privacy.accounting.accountants import (
@@ -36,19 +35,19 @@ class PaperRow:
 
     Attributes:
         name: stable name. figure: description. parameters: parameters of the computation.
-        printed: the paper's value, or None. source: the version of the paper that prints it.
         true: the true value. Infinite values are `math.inf`.
         verdict: one sentence.
+        printed: the paper's value, or None. source: the version of the paper that prints it.
         more: further values of the same parameters (Rényi, the old conversion).
     """
 
     name: str
     figure: str
     parameters: dict[str, float | str]
-    printed: float | None
-    source: Source
     true: float
     verdict: str
+    printed: float | None = None
+    source: Source = "neither"
     more: dict[str, float] = field(default_factory=dict)
 
 
@@ -64,47 +63,43 @@ def _vocabulary(paper: PaperHistogram) -> Iterator[PaperRow]:
         "epsilon_v_formula",
         "ε_V by Corollary 1",
         at_delta,
-        0.517,
-        "final",
         paper.epsilon,
         "The formula's value; it holds at the true δ below, not at 1e-9.",
+        printed=0.517,
+        source="final",
     )
     yield PaperRow(
         "threshold_formula",
         "threshold C = 1 + σ·erf⁻¹(1 − δ/N)",
         at_delta,
-        982.5,
-        "final",
         paper.threshold,
         "The formula's value; erf⁻¹ is not the normal quantile, so C is too small.",
-        {"lone_word_passes": paper.lone_word},
+        printed=982.5,
+        source="final",
+        more={"lone_word_passes": paper.lone_word},
     )
     yield PaperRow(
         "delta_v",
         "δ at that ε_V and C",
         given | {"C": paper.threshold, "ε": paper.epsilon},
-        paper.claimed_delta,
-        "final",
         paper.true_delta,
         "The procedure is (ε_V, this)-DP; no larger ε repairs it.",
+        printed=paper.claimed_delta,
+        source="final",
     )
     yield PaperRow(
         "threshold_right",
         "threshold C = 1 + σ·Φ⁻¹(1 − δ/N)",
         at_delta,
-        None,
-        "neither",
         paper.right_threshold,
         "With this C the paper's proof gives its δ.",
-        {"delta": paper.right_delta},
+        more={"delta": paper.right_delta},
     )
     best = calibrate(paper.epsilon, paper.claimed_delta, paper.words_per_unit)
     yield PaperRow(
         "threshold_exact",
         "smallest threshold for the same ε_V and δ",
         {"N": best.items_per_unit, "ε": best.epsilon, "δ": best.delta, "σ": best.sigma},
-        None,
-        "neither",
         best.threshold,
         "Exact calibration for discrete noise: more words, same privacy.",
     )
@@ -124,7 +119,6 @@ def _arithmetic() -> Iterator[PaperRow]:
         "updates",
         "updates in 1M steps, T micro-batches each",
         {"steps": _STEPS, "T": _ACCUMULATION},
-        printed=None,
         source="both",
         true=_STEPS / _ACCUMULATION,
         verdict="ε_T is near the printed value only if “1M training steps” counts micro-batches.",
@@ -185,10 +179,10 @@ def _epsilon_row(
         name,
         figure,
         {"n": examples, "B": batch, "σ": sigma, "updates": steps, "δ": _DELTA},
-        printed,
-        source,
         true,
         _verdict(printed, true, renyi, old),
+        printed,
+        source,
         {"epsilon_rdp": renyi, "epsilon_old_conversion": old},
     )
 
@@ -198,7 +192,8 @@ def _verdict(printed: float | None, true: float, renyi: float, old: float) -> st
         return "Not printed; the value of these parameters if batches are Poisson samples."
     if true > printed:
         return "More than the printed value, which does not hold for these parameters."
-    if _rounds_to(renyi, printed):
+    decimals = len(repr(printed).partition(".")[2])
+    if round(renyi, decimals) == printed:
         return (
             f"Within rounding of the value of Rényi accounting, {renyi:.3f}, "
             "if batches are Poisson samples."
@@ -209,9 +204,3 @@ def _verdict(printed: float | None, true: float, renyi: float, old: float) -> st
             f"{renyi:.3f}, and the older conversion's {old:.3f}; it is neither, rounded."
         )
     return "Holds with a margin if batches are Poisson samples."
-
-
-def _rounds_to(value: float, printed: float) -> bool:
-    """Return whether the value equals the printed number when rounded to its decimals."""
-    decimals = max(0, -int(Decimal(repr(printed)).as_tuple().exponent))
-    return round(value, decimals) == printed

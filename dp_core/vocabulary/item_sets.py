@@ -123,15 +123,9 @@ class BoundedSets:
             units += len(block.unit_ids)
             if self.declared_units is not None:
                 refuse_more_than_declared(units, self.declared_units)
-            yield _bounded(_without(block, public), self.items_per_unit, self.key)
-
-
-def _without(block: HeldItems, public: pa.Array) -> HeldItems:
-    """Return a block without the public items."""
-    if not len(public):
-        return block
-    private = ~pc.is_in(block.items, value_set=public).to_numpy(zero_copy_only=False)
-    return block.keeping(private[block.members])
+            private = ~pc.is_in(block.items, value_set=public).to_numpy(zero_copy_only=False)
+            kept = block.keeping(private[block.members])
+            yield _bounded(kept, self.items_per_unit, self.key)
 
 
 def _bounded(block: HeldItems, items_per_unit: int, key: bytes) -> HeldItems:

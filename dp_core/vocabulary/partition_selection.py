@@ -26,7 +26,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dp_core.config.privacy import refuse_large_delta
-from dp_core.errors import BadInput, PlanError
+from dp_core.data.privacy_units import refuse_more_than_declared
+from dp_core.errors import PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.discrete_gaussian import discrete_gaussian, lattice_gaussian
 from dp_core.privacy.mechanisms import (
@@ -88,14 +89,7 @@ class PartitionSelection(abc.ABC):
             PlanError: a shard was bounded more loosely than the plan assumes.
             BadInput: more units than declared. (The message does not state their private number.)
         """
-        gathered = shards if isinstance(shards, GatheredSets) else GatheredSets.of(shards)
-        self._check(gathered)
-        return self._release(gathered, seed, context)
-
-    @abc.abstractmethod
-    def _release(self, sets: GatheredSets, seed: PrivacySeed, context: bytes) -> dict[str, int]: ...
-
-    def _check(self, sets: GatheredSets) -> None:
+        sets = shards if isinstance(shards, GatheredSets) else GatheredSets.of(shards)
         if sets.items_per_unit > self.items_per_unit:
             raise PlanError(
                 f"the counts allow {sets.items_per_unit} items per unit, the plan assumes "
@@ -103,12 +97,12 @@ class PartitionSelection(abc.ABC):
                 where="items_per_unit",
                 fix="Count and calibrate with the same bound.",
             )
-        if self.declared_units is not None and sets.units > self.declared_units:
-            raise BadInput(
-                f"the shards hold more units than the declared bound of {self.declared_units}",
-                where="declared_units",
-                fix="Declare a higher bound, from public knowledge.",
-            )
+        if self.declared_units is not None:
+            refuse_more_than_declared(sets.units, self.declared_units)
+        return self._release(sets, seed, context)
+
+    @abc.abstractmethod
+    def _release(self, sets: GatheredSets, seed: PrivacySeed, context: bytes) -> dict[str, int]: ...
 
 
 @dataclass(frozen=True)
@@ -144,11 +138,18 @@ class Counted(PartitionSelection):
 
 
 @dataclass(frozen=True)
-class Weighted(PartitionSelection):
-    """Weights of a unit's items with norm 1: 1/√d each of d items (Gopi et al. 2020, section 4).
+class Elimination(PartitionSelection):
+    """Weighted rounds with cumulative evidence; released and hopeless items no longer count.
 
-    The base class of all mechanisms of weights. Subclasses define the weights of a round (`weigh`)
-    and the items that remain after it (`keep`).
+    In each round the weights of a unit's items have norm 1: 1/√d for each of d items (Gopi et al.
+    2020, section 4), and an equal part of the budget. After it, items whose noised evidence reaches
+    the threshold are released, and items whose evidence is below `DROP` deviations of its noise are
+    eliminated. A unit then divides its weight among its remaining items. Rounds waste nothing:
+    their evidence adds up as if it came from one round. (Rounds as in DP-SIPS, Swanberg et al.
+    2023, arXiv:2301.01998, which discards the evidence; elimination as in successive elimination,
+    Even-Dar, Mannor and Mansour 2006.) Proof: docs/proofs.md, "Items that one unit brings".
+
+    The mechanisms with which elimination is compared override `weigh` and `keep`.
     """
 
     spread: ClassVar[float] = 0.1  # relative error of evidence as a count, for the estimate
@@ -157,8 +158,6 @@ class Weighted(PartitionSelection):
     def event(self) -> NoisedWeights:
         """Return the mechanism, for the ledger."""
         return self.mechanism
-
-    # --- parts that subclasses define
 
     def weigh(self, sets: GatheredSets, number: int, live: Flags) -> Places:
         """Return each item's total in places, in a round, of the items that still count.
@@ -175,10 +174,9 @@ class Weighted(PartitionSelection):
         return total
 
     def keep(self, number: int, evidence: Sequence[Places]) -> Flags:
-        """Return the items that still count after a round; by default all."""
-        return np.ones(len(evidence[0]), np.bool_)
-
-    # --- parts that all mechanisms share
+        """Return the items whose evidence is at least `DROP` deviations of its noise."""
+        noise = np.sqrt(number + 1) * self.mechanism.deviation
+        return np.asarray(np.sum(evidence, axis=0) >= DROP * noise)
 
     def _release(self, sets: GatheredSets, seed: PrivacySeed, context: bytes) -> dict[str, int]:
         distinct = sets.distinct
@@ -252,25 +250,6 @@ def _estimates(
         off = (factor * noise * each) ** 2 * (number + 1) + (spread * by_weight) ** 2
         estimate[group] = (counted[group] * off + by_weight * noise**2) / (off + noise**2)
     return np.maximum(np.rint(estimate), 1).astype(np.int64)
-
-
-@dataclass(frozen=True)
-class Elimination(Weighted):
-    """Weighted rounds with cumulative evidence; released and hopeless items no longer count.
-
-    Each round is `Weighted` with an equal part of the budget. After it, items whose noised evidence
-    reaches the threshold are released, and items whose evidence is below `DROP` deviations of its
-    noise are eliminated. A unit then divides its weight among its remaining items. Rounds waste
-    nothing: their evidence adds up as if it came from one round. (Rounds as in DP-SIPS, Swanberg et
-    al. 2023, arXiv:2301.01998, which discards the evidence; elimination as in successive
-    elimination, Even-Dar, Mannor and Mansour 2006.) Proof: docs/proofs.md, "Items that one unit
-    brings".
-    """
-
-    def keep(self, number: int, evidence: Sequence[Places]) -> Flags:
-        """Return the items whose evidence is at least `DROP` deviations of its noise."""
-        noise = np.sqrt(number + 1) * self.mechanism.deviation
-        return np.asarray(np.sum(evidence, axis=0) >= DROP * noise)
 
 
 def refuse_unearned(

@@ -132,15 +132,11 @@ def fit(tokenizer: Tokenizer, texts: Iterable[str]) -> Fit | None:
     for text in texts:
         encoding = tokenizer.encode(without_surrogates(text), add_special_tokens=False)
         pieces = Counter(encoding.word_ids)
+        marked = {w for w, i in zip(encoding.word_ids, encoding.ids, strict=True) if i == mark}
         words += len(pieces)
         tokens += len(encoding.ids)
-        whole += sum(
-            pieces[word] == 1 and i != mark
-            for word, i in zip(encoding.word_ids, encoding.ids, strict=True)
-        )
-        unknown += len(
-            {w for w, i in zip(encoding.word_ids, encoding.ids, strict=True) if i == mark}
-        )
+        whole += sum(number == 1 and word not in marked for word, number in pieces.items())
+        unknown += len(marked)
     return Fit(whole / words, tokens / words, unknown / words) if words else None
 
 

@@ -9,7 +9,8 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_answer, write_table
 from tasks.commands.report_command import given, latest
-from tasks.protocol import MODEL_NAMES, FinetuneSpec
+from tasks.protocol import FinetuneSpec
+from tasks.protocol.points import DP_MODEL
 from tasks.results import FINETUNED, Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store
@@ -42,7 +43,7 @@ def _show(uri: str, counts: dict[str, dict[str, int]], rows: list[dict[str, str]
 
 
 def _latest(store: Store) -> str:
-    tuned = latest(store)[1].facts.get(FINETUNED, {}).get(MODEL_NAMES["dp"])
+    tuned = latest(store)[1].facts.get(FINETUNED, {}).get(DP_MODEL.name)
     if not tuned:
         raise BadInput(
             "the latest report has no fine-tuned DP model",

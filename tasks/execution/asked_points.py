@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING
 
 from dp_core.errors import BadInput
 from tasks.protocol import (
+    Point,
     PretrainSpec,
     StepResult,
     StepSpec,
-    SweepPoint,
     SweepSettings,
     job_steps,
     names_of,
@@ -46,12 +46,15 @@ def asked_steps(
     """
     store = deployment.open_store()
     planned = job_steps(settings)
-    later = ("pretraining", "report")
-    steps = {n: spec for n, spec in planned.items() if point_and_task(n)[1] not in later}
+    steps = {
+        name: spec
+        for name, spec in planned.items()
+        if name != "report" and not (isinstance(spec, PretrainSpec) and spec.asked)
+    }
     for name, spec in steps.items():  # the step `budget` makes the store record its ledger
         yield *point_and_task(name), spec
-    points: dict[SweepPoint, None] = {}
-    trainings: dict[SweepPoint, PretrainSpec] = {}
+    points: dict[Point, None] = {}
+    trainings: dict[Point, PretrainSpec] = {}
     scores: dict[str, None] = {}  # fine-tunings whose F1 the optimiser knows
     study = _study(settings, deployment)
     for number in range(settings.sweep_trials):
@@ -60,11 +63,14 @@ def asked_steps(
             trainings[point.training] = asked_training(
                 settings, point, len(trainings), tuple(scores)
             )
-        names = {task: name for task, name in names_of(point).items() if task in POINT_STEPS}
+        of_point = point_steps(settings, point, trainings[point.training], tuple(scores))
+        names = {
+            task: name
+            for task, name in names_of(point).items()
+            if task in POINT_STEPS and task in of_point
+        }
         if point not in points:
             points[point] = None
-            training = trainings[point.training]
-            of_point = point_steps(settings, point, training, tuple(scores))
             steps |= {name: of_point[task] for task, name in names.items()}
         for name in names.values():
             yield *point_and_task(name), steps[name]
@@ -78,7 +84,8 @@ def asked_steps(
 
 def most_steps(settings: SweepSettings) -> int:
     """Return the largest possible number of steps of an Optuna sweep."""
-    of_trials = len(POINT_STEPS) * settings.sweep_trials
+    of_point = point_steps(settings, settings.costliest)
+    of_trials = len(of_point.keys() & set(POINT_STEPS)) * settings.sweep_trials
     return len(job_steps(settings)) - settings.sweep_trials + of_trials
 
 

@@ -136,7 +136,7 @@ def run_step(spec: StepSpec, deployment: Deployment, run: RunContext) -> StepRes
             raise
         finally:
             context.close()
-    last: Target | None = "parent" if spec.ends_run else "model" if run.model else None
+    last: Target | None = "parent" if spec.ends_run else "model" if run.point else None
     judged = result.facts.get("judged", ())
     against = [one["sentence"] for one in judged if one["verdict"] == "contradicted"]
     tracker.end("FAILED" if against else "FINISHED", also=(last,) if last else ())
@@ -264,7 +264,7 @@ def _identity(spec: StepSpec, spec_hash: str, run: RunContext, deployment: Deplo
         run_key=run.run_key,
         run_name=run.run_name,
         task=run.task,
-        model=run.model,
+        model=run.point,
         step=spec.step,
         spec_hash=spec_hash,
         made_up=spec.made_up,

@@ -9,24 +9,22 @@ from dp_core.config.fields import one_line
 from dp_core.config.release import EXACT_WORDS, ReleaseRecord
 from tasks.protocol.job import (
     budget_of_run,
+    is_of_job,
     job_steps,
-    kept_points,
     missing_file,
-    more_points,
     names_of,
     point_and_task,
     point_steps,
-    steps_of,
 )
 from tasks.protocol.least_privilege import (
     environment_for,
     needs_in,
 )
 from tasks.protocol.messages import MetricRecord, StepResult
+from tasks.protocol.points import Point
 from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import Promotion, promotion
 from tasks.protocol.specs import (
-    MODEL_NAMES,
     AuditSpec,
     BudgetSpec,
     CanariesSpec,
@@ -56,4 +54,4 @@ from tasks.protocol.specs import (
     hides_count,
     spec_from_json,
 )
-from tasks.protocol.sweep import SweepPoint, SweepSettings
+from tasks.protocol.sweep import SweepSettings

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from dp_core.config.audit_settings import (
     AuditCanariesConfig,
@@ -37,7 +37,8 @@ from dp_core.config.training import (
     TrainingConfig,
     is_causal,
 )
-from tasks.protocol.settings import MORE, JobSettings
+from tasks.protocol.points import OF_JOB, Point
+from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import Promotion
 from tasks.protocol.specs import (
     Asked,
@@ -62,9 +63,7 @@ from tasks.protocol.specs import (
     VocabularySpec,
     WrittenTextSpec,
 )
-from tasks.protocol.sweep import START, SweepPoint, SweepSettings
-
-T = TypeVar("T")
+from tasks.protocol.sweep import SweepSettings
 
 _OF_POINT = " / "  # separates the name of a point from its task's name
 MOST_EXAMPLES = 1_000_000  # most rows kept of a public document, in effect all
@@ -73,7 +72,7 @@ WITHOUT_NOISE = {  # settings of trainings without DP, which update all paramete
     **AdapterConfig().model_dump(),
     "noise_floor": 0.0,
 }
-POINT_STEPS = ("pretraining", "exposure", "finetuning")  # the steps that differ between points
+POINT_STEPS = ("pretraining", "exposure", "membership", "audit", "finetuning")  # of one model
 
 
 def front_half(s: JobSettings) -> dict[str, StepSpec]:
@@ -373,42 +372,28 @@ def audit(front: dict[str, StepSpec], model: PretrainSpec) -> AuditSpec:
     )
 
 
-def more_points(settings: JobSettings) -> dict[SweepPoint, JobSettings]:
-    """Return the further private trainings of a job, each with its job settings."""
-    return {
-        SweepPoint.model_validate({name: getattr(job, name) for name in MORE}): job
-        for job in settings.more_jobs()
-    }
-
-
-def kept_points(settings: JobSettings) -> list[SweepPoint]:
-    """Return the models that the job's main trainings keep before their last model."""
-    trainings: list[dict[str, Any]] = [
-        {"noise_multiplier": settings.noise_multiplier, "batch_size": settings.batch_size},
-        {"noise_multiplier": 0, "batch_size": 0, "baseline": "nonprivate-training"},
-    ]
-    left = (*settings.epochs_kept, settings.epochs)
-    return [
-        SweepPoint.model_validate({**training, "epochs": epochs, "of_epochs": left})
-        for training in trainings[: 1 + settings.nonprivate]
-        for epochs in settings.epochs_kept
-    ]
-
-
 def point_and_task(name: str) -> tuple[str, str]:
     """Return the point, or an empty string, and the task in the name of a step."""
     point, _, task = name.rpartition(_OF_POINT)
     return point, task
 
 
-def names_of(point: SweepPoint) -> dict[str, str]:
-    """Return the names of a sweep point's steps by task; several points may share a step."""
+def is_of_job(name: str) -> bool:
+    """Return whether a step is of the last model of a training with all settings of its job."""
+    return point_and_task(name)[0] in OF_JOB.values()
+
+
+def names_of(point: Point) -> dict[str, str]:
+    """Return the names of a point's steps by task; several points may share a step."""
     return {
         "vocabulary": f"{point.front.name}{_OF_POINT}vocabulary"
         if point.has_separate_front
         else "vocabulary",
         "pretraining": f"{point.training.name}{_OF_POINT}pretraining",
-        "exposure": f"{point.model.name}{_OF_POINT}exposure",
+        **{
+            task: f"{point.model.name}{_OF_POINT}{task}"
+            for task in ("exposure", "membership", "audit")
+        },
         "finetuning": f"{point.name}{_OF_POINT}finetuning",
     }
 
@@ -416,14 +401,12 @@ def names_of(point: SweepPoint) -> dict[str, str]:
 def job_steps(settings: JobSettings, promotion: Promotion = "audited") -> dict[str, StepSpec]:
     """Return the specs of a job or a sweep by name, in an order in which they can run.
 
-    The point's name precedes the task's name (`point_and_task`) for the models of a sweep, for
-    further private trainings, and for models that a training kept before its end.
+    The name of a model's step begins with the model's name (`point_and_task`).
     """
-    points: Sequence[SweepPoint] = ()
-    if not isinstance(settings, SweepSettings):
-        steps = _steps_of_job(settings)
-    elif settings.is_asked:  # the trainings that will be charged, at the bounds of the search
-        steps = _shared(front_half(settings.job(settings.costliest)))
+    points: Sequence[Point] = ()
+    if isinstance(settings, SweepSettings) and settings.is_asked:
+        # The trainings that will be charged, at the bounds of the search.
+        steps = _shared(settings, front_half(settings.job(settings.costliest)))
         for number in range(settings.sweep_trials):
             training = asked_training(settings, settings.costliest, number)
             steps[f"{number}{_OF_POINT}pretraining"] = training
@@ -439,93 +422,51 @@ def job_steps(settings: JobSettings, promotion: Promotion = "audited") -> dict[s
     return planned | {"report": report_of(settings, planned, points, promotion)}
 
 
-def _steps_of_job(settings: JobSettings) -> dict[str, StepSpec]:
-    """Return the front half of `dp_bert`, its trainings, and the measurements of each model.
+def _steps_of_points(settings: JobSettings, points: Sequence[Point]) -> dict[str, StepSpec]:
+    """Return the steps of all models; they share their front half, and some share a training.
 
-    A causal model is not fine-tuned: its last measurements are perplexity and exposure.
+    The training of the public model, and of the model of released phrases, is a step of the front
+    half.
     """
-    steps = front = front_half(settings)
-    private = {"dp": pretraining(settings, front, "dp")}
-    if settings.nonprivate:
-        private["nonprivate"] = pretraining(settings, front, "nonprivate")
-    for point, job in more_points(settings).items():
-        private[f"{point.name}{_OF_POINT}dp"] = pretraining(job, front, "dp")
-    starts = {name: front.get(f"{name}_pretraining") for name in ("public", "phrases")}
-    models = {name: start for name, start in starts.items() if start} | private
-    steps = front | {f"{name}_pretraining": model for name, model in models.items()}
-    for name, model in models.items():
-        measured = _measured(settings, front, model)
-        if settings.membership_units:
-            measured["membership"] = membership(settings, front, model)
-        steps |= {f"{name}_{task}": spec for task, spec in measured.items()}
-    for point in kept_points(settings):
-        measured = _measured(settings, front, private[point.mode], point)
-        steps |= {f"{point.name}{_OF_POINT}{task}": spec for task, spec in measured.items()}
-    if settings.audit_canaries:
-        steps["dp_audit"] = audit(front, private["dp"])
-    return steps
-
-
-def _steps_of_points(settings: SweepSettings, points: Sequence[SweepPoint]) -> dict[str, StepSpec]:
-    """Return the steps of a sweep; points share their front half, and some share a training.
-
-    The `pretraining` of a public baseline is its public model, so it finds that model's output.
-    """
-    steps: dict[str, StepSpec] = {}
-    shared: set[str] = set()
+    front = front_half(settings.job(settings.first_private))
+    steps, shared = _shared(settings, front), {spec.output for spec in front.values()}
     for point in points:
         of_point, names = point_steps(settings, point), names_of(point)
-        front = {task: spec for task, spec in of_point.items() if task not in POINT_STEPS}
-        if not steps:
-            steps, shared = _shared(front), {spec.output for spec in front.values()}
-        own_front = point.front.name
         steps |= {
-            f"{own_front}{_OF_POINT}{task}": spec
-            for task, spec in front.items()
-            if spec.output not in shared
+            f"{point.front.name}{_OF_POINT}{task}": spec
+            for task, spec in of_point.items()
+            if task not in POINT_STEPS and spec.output not in shared
         }
         steps |= {names[task]: of_point[task] for task in POINT_STEPS if task in of_point}
     return steps
 
 
-def _shared(front: Mapping[str, StepSpec]) -> dict[str, StepSpec]:
-    """Return the shared steps of a sweep by name; the public model is a model of the sweep."""
-    named = {"public_pretraining": f"{START.name}{_OF_POINT}public_pretraining"}
+def _shared(settings: JobSettings, front: Mapping[str, StepSpec]) -> dict[str, StepSpec]:
+    """Return the shared steps of a job by name; those that train are steps of the job's models."""
+    named = {task: names_of(start)["pretraining"] for task, start in settings.starts.items()}
     return {named.get(task, task): spec for task, spec in front.items()}
 
 
 def point_steps(
     settings: JobSettings,
-    point: SweepPoint,
+    point: Point,
     training: PretrainSpec | None = None,
     after: Sequence[str] = (),
 ) -> dict[str, StepSpec]:
-    """Return the specs of one point by task: the shared steps of a sweep, then the point's steps.
+    """Return the specs of one model by task: the shared steps of its job, then its own steps.
 
-    The point's seeds and fold change only the steps that use them. A point of `dp_bert` is a
-    further private training or a kept model.
+    The point's seeds and fold change only the steps that use them.
 
     Args:
         settings: settings of the job or the sweep.
-        point: the point.
+        point: the model.
         training: the training of a point that an optimiser chose (`asked_training`).
         after: fine-tunings whose F1 determined that choice.
     """
-    if not isinstance(settings, SweepSettings):
-        return steps_of(point, _steps_of_job(settings))
     job = settings.job(point)
     front = front_half(job)
-    model: StepSpec = training or front["public_pretraining"]
-    if point.mode != "public" and not training:
-        model = pretraining(job, front, point.mode, point.seed)
-    if point.is_chosen:
-        jobs = [settings.job(candidate) for candidate in settings.candidates()]
-        model = SelectSpec(
-            made_up=job.made_up,
-            candidates=tuple(pretraining(candidate, front, "dp", point.seed) for candidate in jobs),
-            selection=settings.part(SelectionConfig),
-        )
-    steps = {**front, "pretraining": model, **_measured(job, front, model, point)}
+    steps = front | {"pretraining": training or _training(settings, point, job, front)}
+    steps |= _measured(job, front, steps["pretraining"], point)
     if "finetuning" in steps:
         fields = {"seed": point.finetune_seed, "fold": point.fold, "after": tuple(after) or None}
         replicate = {name: value for name, value in fields.items() if value is not None}
@@ -533,38 +474,48 @@ def point_steps(
     return steps
 
 
-def steps_of(point: SweepPoint, steps: Mapping[str, T]) -> dict[str, T]:
-    """Return the steps whose names begin with a point's name, by task name.
-
-    Args:
-        point: the point of a job or a sweep.
-        steps: specs or results of the whole job, by their names in `job_steps`.
-    """
-    first = f"{point.name}{_OF_POINT}"
-    return {n.removeprefix(first): spec for n, spec in steps.items() if n.startswith(first)}
+def _training(
+    settings: JobSettings, point: Point, job: JobSettings, front: dict[str, StepSpec]
+) -> StepSpec:
+    """Return the step that makes a model: a step of the front half, a training or a selection."""
+    if point.is_chosen:
+        assert isinstance(settings, SweepSettings)  # noqa: S101 - narrows the type
+        jobs = [settings.job(candidate) for candidate in settings.candidates()]
+        return SelectSpec(
+            made_up=job.made_up,
+            candidates=tuple(pretraining(candidate, front, "dp", point.seed) for candidate in jobs),
+            selection=settings.part(SelectionConfig),
+        )
+    match point.mode:
+        case "public" | "phrases" as start:
+            return front[f"{start}_pretraining"]
+        case mode:
+            return pretraining(job, front, mode, point.seed)
 
 
 def _measured(
-    job: JobSettings,
-    front: dict[str, StepSpec],
-    training: StepSpec,
-    point: SweepPoint | None = None,
+    job: JobSettings, front: dict[str, StepSpec], training: StepSpec, point: Point
 ) -> dict[str, StepSpec]:
-    """Return the steps that measure a model: exposure, and fine-tuning if there are labels.
+    """Return the steps that measure a model, which its training may have kept before its end.
 
-    The model is the last of the training, or the one that the training kept for the point.
+    A causal model is not fine-tuned: its other measurement is perplexity. The attacks of membership
+    inference are on all models of a training together, and only the last model is audited.
     """
     updates = 0
-    if point and point.is_on_the_way and point.mode != "public":
+    if point.is_on_the_way and point.epochs is not None:
         updates = job.updates_after(point.mode, point.epochs)
     measured: dict[str, StepSpec] = {"exposure": exposure(job, front, training, updates)}
+    if job.membership_units and not updates:
+        measured["membership"] = membership(job, front, training)
+    if job.audit_canaries and isinstance(training, PretrainSpec) and training.plan and not updates:
+        measured["audit"] = audit(front, training)
     if "entities" in front:
         measured["finetuning"] = finetuning(job, front, training, updates)
     return measured
 
 
 def asked_training(
-    settings: SweepSettings, point: SweepPoint, number: int, after: Sequence[str] = ()
+    settings: SweepSettings, point: Point, number: int, after: Sequence[str] = ()
 ) -> PretrainSpec:
     """Return the private training of a point that an optimiser chose.
 
@@ -620,7 +571,7 @@ def _reserve_of(
 def report_of(
     settings: JobSettings,
     steps: Mapping[str, StepSpec],
-    points: Sequence[SweepPoint] = (),
+    points: Sequence[Point] = (),
     promotion: Promotion = "audited",
 ) -> ReportSpec:
     """Return the spec of the last step of a job, or of a sweep of these points."""

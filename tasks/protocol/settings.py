@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import itertools
 import math
-from typing import Literal, Self
+from collections.abc import Mapping
+from typing import Any, ClassVar, Literal, Self
 
 from pydantic import ValidationError, model_validator
 
@@ -65,11 +66,13 @@ from dp_core.config.training import (
     refuse_masks,
 )
 from dp_core.errors import PlanError
+from tasks.protocol.points import Mode, Point
 
 MADE_UP = "synthetic-notes"
 PrivateFormat = Literal["synthetic", "text", "jsonl", "noteevents"]
 PublicFormat = Literal["synthetic", "text", "jsonl"]
 EntitiesFormat = Literal["synthetic", "i2b2", "columns", "pubtator", "jsonl", "tsv"]
+PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
 MORE = ("noise_multiplier", "batch_size", "epochs", "private_start")  # settings of more_trainings
 CLASS_FORMATS = ("jsonl", "tsv")  # for texts with a class; other formats hold entities
 
@@ -380,6 +383,12 @@ class JobSettings(
         gt=0,
         le=10_000,
     )
+    # The models that private trainings start from, by the names of their steps.
+    starts: ClassVar[Mapping[str, Point]] = {
+        "public_pretraining": Point(baseline="public-training"),
+        "phrases_pretraining": Point(baseline="phrases"),
+    }
+
     kept_epochs: str = setting(
         "",
         "Keep the model after these epochs",
@@ -475,13 +484,55 @@ class JobSettings(
         """The epochs, before the last, after which a training keeps its model."""
         return numbers(self.kept_epochs) if self.kept_epochs else []
 
-    def updates_after(self, mode: Literal["dp", "nonprivate"], epochs: float) -> int:
+    def updates_after(self, mode: Mode, epochs: float) -> int:
         """Return the number of updates of a training in so many epochs."""
         if mode == "dp":
             units, batch = self.declared_units + self.audit_canaries, self.batch_size
         else:
             units, batch = self.declared_units, self.nonprivate_batch_size
         return max(1, math.ceil(epochs * units / batch))
+
+    def points(self) -> list[Point]:
+        """Return the models of the job: of public text, with and without DP, and kept models."""
+        kept = (*self.epochs_kept, self.epochs) if self.epochs_kept else ()
+        trained = [Point(epochs=self.epochs if kept else None, of_epochs=kept)]
+        if self.nonprivate:
+            trained.append(trained[0].model_copy(update={"baseline": "nonprivate-training"}))
+        starts = [*self.starts.values()][: 2 if self.phrases_epsilon else 1]
+        more = [
+            Point.model_validate({name: getattr(job, name) for name in MORE})
+            for job in self.more_jobs()
+        ]
+        on_the_way = [
+            point.model_copy(update={"epochs": epochs})
+            for point in trained
+            for epochs in self.epochs_kept
+        ]
+        return [*starts, *trained, *more, *on_the_way]
+
+    @property
+    def first_private(self) -> Point:
+        """The first model with DP."""
+        return next(point for point in self.points() if point.mode == "dp")
+
+    def pages(self) -> list[list[Point]]:
+        """Return the points in pages, each small enough for the mapped tasks of one Airflow run.
+
+        A training that points of two pages share is one release: the second page finds its output.
+        """
+        points = self.points()
+        return [points[start : start + PAGE] for start in range(0, len(points), PAGE)]
+
+    def job(self, point: Point) -> JobSettings:
+        """Return the job's settings at one point, without seeds and fold."""
+        return self.of_point(point)
+
+    def of_point(self, point: Point, **settings: Any) -> JobSettings:
+        """Return these settings of a job, except where the point differs."""
+        kept = ",".join(repr(epochs) for epochs in point.of_epochs[:-1])
+        return self.part(
+            JobSettings, **settings | point.differences, kept_epochs=kept, more_trainings=""
+        )
 
     def more_jobs(self) -> list[JobSettings]:
         """Return the job's settings for each further private training.

@@ -51,16 +51,10 @@ from dp_core.config.training import (
     refuse_impossible_updates,
     refuse_masks,
 )
+from tasks.protocol.points import Point
 from tasks.protocol.settings import EntitiesFormat, PrivateFormat, PublicFormat
 from tasks.protocol.settings_file import Promotion
-from tasks.protocol.sweep import SweepPoint
 
-MODEL_NAMES = {  # a job's models, by the first word of their tasks' names
-    "public": "Public text only",
-    "phrases": "Released phrases only",
-    "dp": "With DP",
-    "nonprivate": "Without privacy",
-}
 STORE_SCHEME = "store://"  # prefix of an output's address in the deployment's store
 _CODE_OF_TRAINING = (
     "dp_core.training.loop",
@@ -70,7 +64,6 @@ _CODE_OF_TRAINING = (
     "dp_core.models.hugging_face",
 )
 _IF_SET = ("after", "asked", "kept_updates", "model_updates")  # hashed only if they are set
-_OF_A_MODEL = ("pretraining", "finetuning", "exposure", "membership", "audit")
 
 
 class RunContext(Config):
@@ -78,8 +71,8 @@ class RunContext(Config):
 
     run_key: str  # one MLflow parent run per key: the DAG run's id
     run_name: str
-    task: str  # the task's name within the run, for example `dp_pretraining`
-    point: str = ""  # the sweep point's name, empty outside sweeps
+    task: str  # the task's name within the run, for example `pretraining`
+    point: str = ""  # name of the model that the task makes or measures; empty for shared steps
     ended: str = ""  # key prefix of runs that have ended, except this run; empty: unknown
     # The run trains a secret random number of models, so no duration of its steps may be published.
     hides_count: bool = False
@@ -87,12 +80,6 @@ class RunContext(Config):
     def has_ended(self, run: str) -> bool:
         """Return whether the run with this key is another run that is known to have ended."""
         return bool(self.ended) and run != self.run_key and run.startswith(self.ended)
-
-    @property
-    def model(self) -> str:
-        """The model that the task makes or measures: a sweep's point, or a model of the job."""
-        kind, _, part = self.task.partition("_")
-        return self.point or (MODEL_NAMES.get(kind, "") if part in _OF_A_MODEL else "")
 
 
 class Source(Config):
@@ -733,9 +720,14 @@ class ReportSpec(StepSpec):
     step: Literal["report"] = "report"
     title: str
     results: dict[str, str]  # name of the step -> output URI
-    points: dict[str, SweepPoint] = Field(default={})  # of a sweep, by name
+    points: dict[str, Point]  # the models, by name
     promotion: Promotion = "audited"
     settings: dict[str, bool | int | float | str]
+
+    @property
+    def is_sweep(self) -> bool:
+        """Whether the models are the points of a sweep."""
+        return self.title == "dp_sweep"
 
     @property
     def run_settings(self) -> dict[str, bool | int | float | str]:
@@ -744,7 +736,7 @@ class ReportSpec(StepSpec):
 
     @property
     def hides_count(self) -> bool:
-        """Whether the sweep selects among a secret number of trainings."""
+        """Whether the run selects among a secret number of trainings."""
         return not self.made_up and self.settings.get("selection") == "random-count"
 
 

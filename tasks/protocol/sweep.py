@@ -6,9 +6,9 @@ import hashlib
 import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import PurePosixPath
-from typing import Any, Literal, Self, get_args
+from typing import Any, ClassVar, Literal, Self, get_args
 
 from pydantic import ValidationError, field_validator, model_validator
 
@@ -20,7 +20,6 @@ from dp_core.config.fields import (
     WHOLE_NUMBERS,
     WHOLE_NUMBERS_OR_NONE,
     WORDS_OR_NONE,
-    Config,
     listed_points,
     numbers,
     one_line,
@@ -29,22 +28,19 @@ from dp_core.config.fields import (
 )
 from dp_core.config.privacy import SelectionConfig
 from dp_core.config.training import is_causal
-from tasks.protocol.settings import JobSettings
+from tasks.protocol.points import (
+    AXES,
+    FINETUNING_AXES,
+    NO_TRAINING,
+    REPLICATES,
+    TRAINING_AXES,
+    Baseline,
+    Point,
+    unique,
+)
+from tasks.protocol.settings import PAGE, JobSettings
 
-PAGE = 1024  # points of one Airflow run: Airflow's limit on mapped tasks (max_map_length)
 MOST_POINTS = 16 * PAGE
-TRAINING_AXES = {  # setting of a job -> setting of the sweep with its values
-    "noise_multiplier": "sweep_noise_multipliers",
-    "batch_size": "sweep_batch_sizes",
-    "epochs": "sweep_epochs",
-}
-FINETUNING_AXES = {
-    "finetune_noise_multiplier": "sweep_finetune_noise_multipliers",
-    "finetune_batch_size": "sweep_finetune_batch_sizes",
-    "finetune_epochs": "sweep_finetune_epochs",
-    "finetune_learning_rate": "sweep_finetune_learning_rates",
-}
-AXES = TRAINING_AXES | FINETUNING_AXES
 SEARCHED = {  # settings that an optimiser varies between the ends of their lists, and the scale
     "noise_multiplier": "number",
     "epochs": "number",
@@ -52,156 +48,16 @@ SEARCHED = {  # settings that an optimiser varies between the ends of their list
     "finetune_batch_size": "whole",
     "finetune_learning_rate": "logarithm",
 }
-REPLICATES = ("seed", "finetune_seed", "fold")  # reports average over these
-# The models to compare private trainings with; `…-training` shares the sweep's vocabulary.
-Baseline = Literal["public", "public-training", "checkpoint", "nonprivate", "nonprivate-training"]
-BASELINE_NAMES: Mapping[Baseline, str] = {
-    "public": "public text only",
-    "public-training": "public training",
-    "checkpoint": "checkpoint",
-    "nonprivate": "without privacy",
-    "nonprivate-training": "training without privacy",
-}
-BASELINE_SETTINGS: Mapping[Baseline, Mapping[str, Any]] = {  # where they differ from the sweep
-    "public": {"vocabulary_source": "public"},
-    "checkpoint": {"vocabulary_source": "checkpoint", "public_steps": 0},
-    "nonprivate": {"vocabulary_source": "nonprivate"},
-}
-
-
-class SweepPoint(Config):
-    """One fine-tuning of a sweep, and the training that it starts from.
-
-    A field that is None has its value from the job's settings. Points share one training if they
-    differ only in fine-tuning, or are models that one training kept after different epochs. A
-    private training is one release and is charged once. σ, batch size and epochs of pre-training
-    are all zero if the training is the best of a random number of trainings, or if a baseline has
-    no such training.
-    """
-
-    noise_multiplier: float
-    batch_size: int
-    epochs: float
-    seed: int | None = None  # public seed of the training; with DP, each seed is one release
-    finetune_noise_multiplier: float | None = None
-    finetune_batch_size: int | None = None
-    finetune_epochs: int | None = None
-    finetune_learning_rate: float | None = None
-    finetune_seed: int | None = None
-    fold: int | None = None  # test fold of the labelled documents, from 0
-    baseline: Baseline | None = None  # comparison, whose training is not charged
-    checkpoint: str = ""  # folder of the baseline's public model
-    private_start: Literal["public", "fresh"] | None = None  # start of the private training
-    # Epochs after which the training keeps a model, including the last; empty: only the last model.
-    of_epochs: tuple[float, ...] = ()
-
-    @property
-    def training(self) -> SweepPoint:
-        """The point's training, which other points may share."""
-        return self.model.model_copy(update={"epochs": self.training_epochs})
-
-    @property
-    def model(self) -> SweepPoint:
-        """The point's model before fine-tuning, which other points may share."""
-        of_model = {*TRAINING_AXES, "seed", *_OF_A_FRONT, "of_epochs"}
-        return SweepPoint.model_validate(self.model_dump(include=of_model))
-
-    @property
-    def training_epochs(self) -> float:
-        """Number of epochs of the whole training."""
-        return self.of_epochs[-1] if self.of_epochs else self.epochs
-
-    @property
-    def is_on_the_way(self) -> bool:
-        """Whether its training continues for more epochs and also releases later models."""
-        return self.epochs < self.training_epochs
-
-    @property
-    def front(self) -> SweepPoint:
-        """The shared steps before the training: vocabulary, rows and public model."""
-        return SweepPoint.model_validate(_NO_TRAINING | self.model_dump(include=set(_OF_A_FRONT)))
-
-    @property
-    def has_separate_front(self) -> bool:
-        """Whether it is a baseline with another vocabulary than the sweep."""
-        return self.baseline in BASELINE_SETTINGS
-
-    @property
-    def differences(self) -> dict[str, Any]:
-        """The settings in which the model differs from the job, without seeds and fold.
-
-        A baseline takes part in no release, so only private trainings use released phrases.
-        """
-        settings = self.model_dump(include=set(AXES), exclude_none=True)
-        if not self.batch_size:  # a grid's training supplies the settings of a missing training
-            settings = {name: v for name, v in settings.items() if v or name not in TRAINING_AXES}
-        if self.baseline is not None:
-            settings |= {"phrases_epsilon": 0.0, **BASELINE_SETTINGS.get(self.baseline, {})}
-        if self.checkpoint:
-            settings["public_model"] = self.checkpoint
-        if self.of_epochs:
-            settings["epochs"] = self.training_epochs
-        return settings
-
-    def compared_with(self, baseline: SweepPoint) -> SweepPoint:
-        """Return the baseline with this point's fine-tuning without DP, and for as many epochs."""
-        names = set(FINETUNING_AXES) - {"finetune_noise_multiplier"}
-        if baseline.mode == "nonprivate":
-            names |= {"epochs", "of_epochs"}
-        return baseline.model_copy(update=self.model_dump(include=names))
-
-    @property
-    def mode(self) -> Literal["dp", "public", "nonprivate"]:
-        """The mode of the model's last training."""
-        if self.baseline is None:
-            return "dp"
-        return "nonprivate" if self.baseline.startswith("nonprivate") else "public"
-
-    @property
-    def setting(self) -> SweepPoint:
-        """The point without seeds and fold."""
-        return self.model_copy(update=dict.fromkeys(REPLICATES))
-
-    @property
-    def is_chosen(self) -> bool:
-        """Whether its training is the best of a random number of trainings."""
-        return not self.batch_size and self.baseline is None
-
-    @property
-    def name(self) -> str:
-        """The point's name for people, in the mapped task and the child run."""
-        epochs = f"epochs={self.epochs:g}"
-        epochs += f" of {self.training_epochs:g}" if self.is_on_the_way else ""
-        parts = [f"σ={self.noise_multiplier:g}", f"B={self.batch_size}", epochs]
-        if self.is_chosen:
-            parts = ["the best of a random number"]
-        if self.baseline is not None:
-            parts = [
-                f"{BASELINE_NAMES[self.baseline]} {PurePosixPath(self.checkpoint).name}".strip()
-            ]
-            parts += [epochs] if self.epochs else []
-        parts += ["from random weights"] if self.private_start == "fresh" else []
-        for words, value in (
-            ("seed", self.seed),
-            ("tuning σ", self.finetune_noise_multiplier),
-            ("tuning B", self.finetune_batch_size),
-            ("tuning epochs", self.finetune_epochs),
-            ("tuning rate", self.finetune_learning_rate),
-            ("tuning seed", self.finetune_seed),
-            ("fold", None if self.fold is None else self.fold + 1),
-        ):
-            parts += [] if value is None else [f"{words}={value:.10g}"]
-        return " · ".join(parts)
-
-
-_NO_TRAINING: dict[str, Any] = dict.fromkeys(TRAINING_AXES, 0)
-_OF_A_FRONT = ("baseline", "checkpoint")
-# The initial public model of private trainings, whether or not it is a baseline.
-START = SweepPoint.model_validate(_NO_TRAINING | {"baseline": "public-training"})
+# Baselines that sweep_baselines can name.
+_NAMED = tuple(name for name in get_args(Baseline) if name not in ("phrases", "checkpoint"))
 
 
 class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     """All settings of `dp_sweep`: a job, and points that vary its settings."""
+
+    starts: ClassVar[Mapping[str, Point]] = {
+        name: point.model_copy(update=NO_TRAINING) for name, point in JobSettings.starts.items()
+    }
 
     sweep_noise_multipliers: str = setting(
         "0.6,1.0,2.0",
@@ -330,7 +186,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         "released, at two to three times the ε of one training (Papernot and Steinke 2022).",
     )
 
-    def grid(self) -> list[SweepPoint]:
+    def grid(self) -> list[Point]:
         """Return the declared points in reading order, without seeds and folds."""
         if self.sweep_points:
             listed = (self._listed(point) for point in self.sweep_points.split(";"))
@@ -343,18 +199,18 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             first = points[0]["batch_size"]
             for point in points:
                 point["noise_multiplier"] *= math.sqrt(point["batch_size"] / first)
-        return self._sharing_trainings(unique(SweepPoint.model_validate(point) for point in points))
+        return self._sharing_trainings(unique(Point.model_validate(point) for point in points))
 
-    def _sharing_trainings(self, points: list[SweepPoint]) -> list[SweepPoint]:
+    def _sharing_trainings(self, points: list[Point]) -> list[Point]:
         """Return the points, which share one training if epochs are taken from checkpoints.
 
         Such points differ in epochs and in fine-tuning. Their training runs for the most epochs.
         """
         if self.sweep_epochs_from == "trainings":
             return points
-        epochs: dict[tuple[float, int], set[float]] = {}
-        for point in points:
-            epochs.setdefault((point.noise_multiplier, point.batch_size), set()).add(point.epochs)
+        epochs: dict[tuple[float | None, int | None], set[float]] = {}
+        for p in points:
+            epochs.setdefault((p.noise_multiplier, p.batch_size), set()).add(p.epochs or 0)
         left = {key: tuple(sorted(of_key)) for key, of_key in epochs.items() if len(of_key) > 1}
         return [
             p.model_copy(update={"of_epochs": left.get((p.noise_multiplier, p.batch_size), ())})
@@ -380,25 +236,25 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         settings = self.model_dump_json(exclude={"sweep_trials"})
         return hashlib.sha256(settings.encode()).hexdigest()[:16]
 
-    def asked_point(self, values: Mapping[str, float]) -> SweepPoint:
+    def asked_point(self, values: Mapping[str, float]) -> Point:
         """Return an optimiser's point, rounded to four significant digits and clipped to bounds."""
         given: dict[str, Any] = {name: (self._values(name) or [None])[0] for name in AXES}
         for name, (low, high) in self.space().items():
             given[name] = min(max(float(f"{values[name]:.4g}"), low), high)
-        return SweepPoint.model_validate(given)
+        return Point.model_validate(given)
 
     @property
-    def costliest(self) -> SweepPoint:
+    def costliest(self) -> Point:
         """The private training with least noise and most updates that an optimiser may choose."""
         space, dearest = self.space(), {"noise_multiplier": 0, "epochs": 1}  # index of the bound
         ends = {name: space[name][end] for name, end in dearest.items() if name in space}
         return self.grid()[0].training.model_copy(update=ends)
 
-    def candidates(self) -> list[SweepPoint]:
+    def candidates(self) -> list[Point]:
         """Return the declared private trainings, without seeds."""
         return unique(point.training for point in self.grid())
 
-    def points(self) -> list[SweepPoint]:
+    def points(self) -> list[Point]:
         """Return one point per grid point (or the best of a random number), seed and fold.
 
         Baselines follow. If a baseline trains on private rows, it has the grid's seeds and epochs.
@@ -406,7 +262,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         """
         grid = settings = self.grid()
         if self.selection == "random-count":
-            settings = unique(point.model_copy(update=_NO_TRAINING) for point in grid)
+            settings = unique(point.model_copy(update=NO_TRAINING) for point in grid)
         if self.is_asked:  # any point has the common settings
             return settings[:1]
         seeds = self._seeds(self.sweep_seeds)
@@ -417,25 +273,15 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             points += self._replicated(compared, seeds if trained else [None])
         return points
 
-    def _baselines(self) -> list[SweepPoint]:
+    def _baselines(self) -> list[Point]:
         """Return the baselines, without a training and a fine-tuning."""
         listed = split_list(self.sweep_baselines)
-        models = [{"baseline": name} for name in get_args(Baseline) if name in listed]
+        models = [{"baseline": name} for name in _NAMED if name in listed]
         folders = split_list(self.sweep_checkpoints)
         models += [{"baseline": "checkpoint", "checkpoint": folder} for folder in folders]
-        return [SweepPoint.model_validate(_NO_TRAINING | model) for model in models]
+        return [Point.model_validate(NO_TRAINING | model) for model in models]
 
-    def pages(self) -> list[list[SweepPoint]]:
-        """Return the points in pages, each small enough for the mapped tasks of one Airflow run.
-
-        A training that points of two pages share is one release: the second page finds its output.
-        """
-        points = self.points()
-        return [points[start : start + PAGE] for start in range(0, len(points), PAGE)]
-
-    def _replicated(
-        self, settings: Sequence[SweepPoint], seeds: Sequence[int | None]
-    ) -> list[SweepPoint]:
+    def _replicated(self, settings: Sequence[Point], seeds: Sequence[int | None]) -> list[Point]:
         tunings = self._seeds(self.sweep_finetune_seeds)
         folds = range(self.entities_folds) if self.entities_folds else [None]
         return [
@@ -443,23 +289,21 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             for point, *replicate in itertools.product(settings, seeds, tunings, folds)
         ]
 
-    def trainings(self) -> list[SweepPoint]:
+    def trainings(self) -> list[Point]:
         """Return the private trainings; each is one release even if several points share it."""
         return unique(point.training for point in self.points() if point.mode == "dp")
 
-    def job(self, point: SweepPoint) -> JobSettings:
+    def job(self, point: Point) -> JobSettings:
         """Return the job's settings at one point, without seeds and fold."""
         training = self.candidates()[0].model_dump(include=set(TRAINING_AXES))
-        kept = ",".join(repr(epochs) for epochs in point.of_epochs[:-1])
-        settings = training | point.differences
-        return self.part(JobSettings, **settings, audit_canaries=0, kept_epochs=kept)
+        return self.of_point(point, **training, audit_canaries=0, membership_units=0)
 
     def _values(self, name: str) -> Sequence[float | None]:
         """Return the grid's values of a setting, or None for the job's value."""
         listed = str(getattr(self, AXES[name]))
         return numbers(listed) if listed else [None]
 
-    def _listed(self, point: str) -> SweepPoint:
+    def _listed(self, point: str) -> Point:
         """Return a point of `sweep_points`.
 
         Raises:
@@ -467,7 +311,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         """
         (changes,) = listed_points(point, AXES, "sweep_points")
         try:
-            return SweepPoint.model_validate(self.model_dump(include=set(TRAINING_AXES)) | changes)
+            return Point.model_validate(self.model_dump(include=set(TRAINING_AXES)) | changes)
         except ValidationError as error:
             raise ValueError(f"sweep_points: {one_line(error)}") from None
 
@@ -591,11 +435,10 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
 
     def _refuse_wrong_baselines(self) -> None:
         """Refuse baselines that are unknown, share a name, or equal the start of the sweep."""
-        named = [name for name in get_args(Baseline) if name != "checkpoint"]
         for word in split_list(self.sweep_baselines):
-            if word not in named:
+            if word not in _NAMED:
                 where = ": name its folder in sweep_checkpoints" if word == "checkpoint" else ""
-                raise ValueError(f"sweep_baselines: {word} is none of {', '.join(named)}{where}")
+                raise ValueError(f"sweep_baselines: {word} is none of {', '.join(_NAMED)}{where}")
         folders = split_list(self.sweep_checkpoints)
         for name, times in Counter(PurePosixPath(folder).name for folder in folders).items():
             if times > 1:  # results go by names
@@ -643,7 +486,7 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         if not self.space():
             raise ValueError("sweep_search: no list has two ends to search between")
 
-    def _reason(self, error: ValidationError, point: SweepPoint) -> str:
+    def _reason(self, error: ValidationError, point: Point) -> str:
         """Return the error of a point, with the sweep's names of its settings."""
         item = error.errors(include_url=False, include_input=False)[0]
         axis = str(item["loc"][0]) if item["loc"] else ""
@@ -651,8 +494,3 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
             return f"at the point {point.name}: {one_line(error)}"
         field = "sweep_points" if self.sweep_points else AXES[axis]
         return f"{field}: {item['msg'].replace('Input', f'{getattr(point, axis):g}', 1)}"
-
-
-def unique(points: Iterable[SweepPoint]) -> list[SweepPoint]:
-    """Return the points in their order, without repetitions."""
-    return list(dict.fromkeys(points))

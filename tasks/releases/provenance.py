@@ -276,7 +276,7 @@ def releasable_model(store: Store, uri: str) -> StepResult:
             "trained on private text without privacy: it has no guarantee, and is the operator's"
             " alone",
             where=uri,
-            fix="Give the output of dp_pretraining.",
+            fix="Give the output of a training with DP.",
         )
     return result
 

@@ -20,25 +20,23 @@ from dp_core.audit.membership_sample import MEMBERSHIP
 from dp_core.audit.one_run import LOWER_BOUND
 from dp_core.audit.protocol import AuditRecord, Finding
 from dp_core.config.training import is_causal
+from dp_core.errors import BadInput
 from dp_core.labels import Label, Labelled, Operator
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, privacy_statement, totals
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext, omissions_of
 from tasks.protocol import (
-    MODEL_NAMES,
     JobSettings,
+    Point,
     ReleaseRecord,
     ReportSpec,
     StepResult,
-    SweepPoint,
     SweepSettings,
-    kept_points,
     names_of,
     point_and_task,
-    steps_of,
 )
-from tasks.protocol.sweep import FINETUNING_AXES, TRAINING_AXES
+from tasks.protocol.points import DP_MODEL, FINETUNING_AXES, TRAINING_AXES
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import operator_only
 from tasks.releases.training_advice import RunReleases, how_it_is_known, outlook_of
@@ -86,7 +84,6 @@ _CEILINGS = {  # by metric of the membership step; they follow from the guarante
     "membership_ceiling/tpr_at_0.01_fpr": "Largest share of members found at 1% false alarms",
     "membership_ceiling/tpr_at_0.001_fpr": "Largest share of members found at 0.1% false alarms",
 }
-_TRAINING = "_pretraining"  # suffix of the name of a training's task
 _FIT = {  # metrics of the token stores on the fit of the vocabulary
     "coverage": "Words that are a single token",
     "fertility": "Tokens per word",
@@ -94,71 +91,71 @@ _FIT = {  # metrics of the token stores on the fit of the vocabulary
 }
 
 
-def job_report(spec: ReportSpec, context: StepContext, results: Results) -> Report:
-    """Return the report of one job."""
-    kinds = models_of(results)
-    dp = results["dp_pretraining"]
-    shown = released_by_job(results)
-    audit = _audit(results.get("dp_audit"))
+def job_report(
+    spec: ReportSpec,
+    context: StepContext,
+    points: Mapping[str, Results],
+    missing: Sequence[str],
+) -> Report:
+    """Return the report of one job, with its finished models and the names of the missing ones.
+
+    Raises:
+        BadInput: the model with DP has not finished.
+    """
+    if DP_MODEL.name not in points:
+        raise BadInput("the model with DP has not finished", where="job", fix="See why it failed.")
+    dp, shared = points[DP_MODEL.name], _shared_results(spec, context)
+    kinds = get_args(Kind)
+    rows = [name for name in points if not spec.points[name].is_on_the_way]
+    rows.sort(key=lambda name: kinds.index(spec.points[name].mode))
+    audit = _audit(dp.get("audit"))
     return Report(
-        **header_of(spec, context, results, shown),
-        omissions=omission_facts({name: step.result for name, step in results.items()}),
+        **header_of(spec, context, dp, released_by(spec, points)),
+        omissions=omission_facts(shared),
         audit=audit,
-        occurrences=_occurrences(results["private_store"]),
-        models=tuple(model_row(tasks, results, float(spec.settings["epochs"])) for tasks in kinds),
-        by_epoch=tuple(_by_epoch(spec, results)),
+        occurrences=_occurrences(shared["private_store"]),
+        models=tuple(
+            model_row(spec.points[name], points[name], float(spec.settings["epochs"]))
+            for name in rows
+        ),
+        by_epoch=tuple(_by_epoch(spec, points, rows)),
         curves=tuple(
-            curve
-            for tasks in kinds
-            for curve in _curves(_name_of(tasks), results[f"{tasks}_pretraining"])
+            curve for name in rows for curve in _curves(name, points[name]["pretraining"])
         ),
         training=(
-            *_training_facts(dp),
-            *_audit_facts(audit, results),
+            *_training_facts(dp["pretraining"]),
+            *_audit_facts(audit, dp, audit_time(points.values())),
             *_outlook_facts(spec),
         ),
-        vocabulary=tuple(_vocabulary_facts(results)),
-        phrases=tuple(_phrase_facts(results["phrases"])) if "phrases" in results else (),
+        vocabulary=tuple(_vocabulary_facts(shared)),
+        phrases=tuple(_phrase_facts(shared["phrases"])) if "phrases" in shared else (),
+        notes=_notes(missing),
     )
 
 
-def models_of(results: Iterable[str]) -> dict[str, Kind]:
-    """Return the kinds of a job's models by prefix of their tasks, in the order of their rows."""
-    trained = [name.removesuffix(_TRAINING) for name in results if name.endswith(_TRAINING)]
+def _shared_results(spec: ReportSpec, context: StepContext) -> Results:
+    """Return the finished steps that the models share, by name."""
     return {
-        tasks: kind
-        for kind in get_args(Kind)
-        for tasks in trained
-        if point_and_task(tasks)[1] == kind
+        name: context.beside(uri)
+        for name, uri in spec.results.items()
+        if not point_and_task(name)[0] and read_result(context.store, uri) is not None
     }
 
 
-def _name_of(tasks: str) -> str:
-    point, kind = point_and_task(tasks)
-    return point or MODEL_NAMES[kind]
+def _notes(missing: Sequence[str]) -> tuple[str, ...]:
+    return tuple(f"Missing, because it did not finish: {name}." for name in missing)
 
 
-def released_by_job(results: Results) -> list[ReleaseRecord]:
-    """Return the releases of all models of a job that may be published.
+def released_by(spec: ReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
+    """Return the releases of the publishable models of all points.
 
-    They include the release of phrases, even if no private training started from their model.
-    Models that a training saved before its end share its release, but their fine-tuning may add
-    another one.
+    Models of baselines without privacy are for the operator only, and are not included.
     """
-    finetunings = [
-        step for name, step in results.items() if point_and_task(name)[1] == "finetuning"
-    ]
-    models = [
+    return releases_of(
         model
-        for tasks, kind in models_of(results).items()
-        if kind != "nonprivate"
-        for model in released_models(
-            results[f"{tasks}{_TRAINING}"], results.get(f"{tasks}_finetuning")
-        )
-    ]
-    return merged(
-        releases_of(models)
-        + releases_of(step for step in finetunings if not operator_only(step.result.releases))
+        for name, results in points.items()
+        for model in released_models(results["pretraining"], results.get("finetuning"))
+        if spec.points[name].baseline is None or not operator_only(model.result.releases)
     )
 
 
@@ -168,27 +165,26 @@ def released_models(model: Input, finetuned: Input | None) -> list[Input]:
     return [model] if finetuned is None or only_pretrained else [model, finetuned]
 
 
-def model_row(tasks: str, results: Results, epochs: float) -> ModelRow:
+def model_row(point: Point, results: Results, epochs: float) -> ModelRow:
     """Return one model of the comparison, with the cost of all its figures.
 
     Args:
-        tasks: prefix of the names of its tasks.
-        results: outputs of the job's steps.
+        point: the model.
+        results: outputs of its steps.
         epochs: number of epochs of the whole training.
     """
-    names = "finetuning", "exposure", "membership"
-    finetuned, audited, attacked = (results.get(f"{tasks}_{name}") for name in names)
+    tasks = "finetuning", "exposure", "membership"
+    finetuned, audited, attacked = (results.get(task) for task in tasks)
     scores = last_values(finetuned.result) if finetuned else {}
     return ModelRow(
         **measured_of(
             results["vocabulary"],
-            [results[f"{tasks}{_TRAINING}"]],
+            [results["pretraining"]],
             [audited] if audited else [],
             [finetuned] if finetuned else [],
         ),
-        kind=models_of([f"{tasks}{_TRAINING}"])[tasks],
-        tasks=tasks,
-        name=_name_of(tasks),
+        kind=point.mode,
+        name=point.name,
         f1_by_type={k.removeprefix("f1/"): v for k, v in scores.items() if k.startswith("f1/")},
         interval=_interval(scores),
         exposures_in_rows=next(iter(exposures_of([audited], EXPOSURE_IN_ROWS.key)), None),
@@ -203,35 +199,35 @@ def model_row(tasks: str, results: Results, epochs: float) -> ModelRow:
     )
 
 
-def _by_epoch(spec: ReportSpec, results: Results) -> Iterator[ModelRow]:
+def _by_epoch(
+    spec: ReportSpec, points: Mapping[str, Results], rows: Sequence[str]
+) -> Iterator[ModelRow]:
     """Yield the trainings that saved models after several epochs, with scores and exposures."""
-    settings, vocabulary = JobSettings.model_validate(spec.settings), results["vocabulary"]
-    kept, dataset = kept_points(settings), vocabulary.facts["dataset"]
-    for tasks, kind in models_of(results).items():
-        points = [point for point in kept if point.mode == tasks]
-        if not points:
+    accuracies = spec.settings["head"] != "entities"
+    for name in rows:
+        last, results = spec.points[name], points[name]
+        saved = {
+            point: points[kept]
+            for kept, point in spec.points.items()
+            if kept in points and point.is_on_the_way and point.training == last.training
+        }
+        if not saved:
             continue
-        steps = [steps_of(point, results) for point in points]
-        tuned = [step.get("finetuning") for step in steps] + [results.get(f"{tasks}_finetuning")]
-        audited = [step.get("exposure") for step in steps] + [results.get(f"{tasks}_exposure")]
-        model = results[f"{tasks}{_TRAINING}"]
+        saved[last] = results
+        tuned = [steps.get("finetuning") for steps in saved.values()]
+        audited = [steps.get("exposure") for steps in saved.values()]
         scores = [None if finetuned is None else score_of(finetuned) for finetuned in tuned]
-        accuracies = settings.head != "entities"
+        model, vocabulary = results["pretraining"], results["vocabulary"]
         yield ModelRow(
-            **costs_of(dataset, model, [model, *audited], tuned),
+            **costs_of(vocabulary.facts["dataset"], model, [model, *audited], tuned),
             f1=None if accuracies else scores[-1],
             accuracy=scores[-1] if accuracies else None,
-            kind=kind,
-            name=_name_of(tasks),
+            kind=last.mode,
+            name=name,
             epsilon_vocabulary=epsilon_of_vocabulary(vocabulary),
             saved=tuple(
-                ModelAt(epochs, score, exposures_of([audit]))
-                for epochs, score, audit in zip(
-                    [*(point.epochs for point in points), settings.epochs],
-                    scores,
-                    audited,
-                    strict=True,
-                )
+                ModelAt(point.epochs or 0.0, score, exposures_of([audit]))
+                for point, score, audit in zip(saved, scores, audited, strict=True)
             ),
         )
 
@@ -267,13 +263,17 @@ def header_of(
     results: Results,
     releases: Sequence[ReleaseRecord],
 ) -> dict[str, Any]:
-    """Return the common fields of both kinds of report, by name."""
-    of_sweep = bool(spec.points)
-    model = results["pretraining" if of_sweep else "dp_pretraining"]
-    vocabulary = results["vocabulary"]
+    """Return the common fields of both kinds of report, by name.
+
+    Args:
+        spec: the spec of the report.
+        context: the context of the step.
+        results: outputs of one model's steps.
+        releases: releases of all models that may be published.
+    """
+    model, vocabulary = results["pretraining"], results["vocabulary"]
     dataset, unit = vocabulary.facts["dataset"], PrivacyUnit(vocabulary.facts["unit"])
     ledger = open_ledger(context.deployment)
-    labelled_text = ("finetuning" if of_sweep else "entities") in results
     return {
         "title": spec.title,
         "run_key": context.run.run_key,
@@ -284,7 +284,7 @@ def header_of(
         "private_dataset": dataset,
         "public_dataset": _source(spec.settings, "public", "public_path"),
         "entities_dataset": _source(spec.settings, "entities", "entities_train")
-        if labelled_text
+        if "entities" in spec.results
         else "",
         "unit": PrivacyUnit(vocabulary.facts["unit"]),
         "model_size": _model_size(model),
@@ -292,7 +292,7 @@ def header_of(
             releases,
             made_up=spec.made_up,
             # The table of a sweep lists the models that its trainings saved before their end.
-            released_after=() if of_sweep else released_after(model.result),
+            released_after=() if spec.is_sweep else released_after(model.result),
         ),
         "ledger": ledger_table(ledger.history(dataset), dataset, unit),
         "budget": ledger.remaining(dataset).to_json(),
@@ -302,9 +302,9 @@ def header_of(
     }
 
 
-def omission_facts(results: Mapping[str, StepResult]) -> tuple[Fact, ...]:
+def omission_facts(results: Results) -> tuple[Fact, ...]:
     """Return one fact for each step that left out items of a source."""
-    omitted = {name: omissions_of(result) for name, result in results.items()}
+    omitted = {name: omissions_of(output.result) for name, output in results.items()}
     return tuple(Fact(name, *words) for name, words in omitted.items() if words is not None)
 
 
@@ -450,16 +450,22 @@ def _audit(audited: Input | None) -> AuditRecord | None:
     return next((finding.record for finding in findings_of(audited, LOWER_BOUND.key)), None)
 
 
-def _audit_facts(audit: AuditRecord | None, results: Results) -> Iterator[Fact]:
-    """Yield the lower bound on ε, the time of all audits, and the maxima of membership attacks."""
+def _audit_facts(audit: AuditRecord | None, dp: Results, share: Operator | None) -> Iterator[Fact]:
+    """Yield the lower bound on ε, the time of all audits, and the maxima of membership attacks.
+
+    Args:
+        audit: the audit of the model with DP by canaries in its training.
+        dp: outputs of the steps of the model with DP.
+        share: the time of all audits divided by the time of all trainings.
+    """
     if audit is not None and audit.value is not None:
         yield Fact("ε at least, by the audit, at 95%", audit.value, audit.label, audit.power)
-    if (share := audit_time(results)) is not None:
+    if share is not None:
         note = "for all models, divided by the time of their trainings; the goal is 0.1"
         yield Fact("Time for audits", share.value, share.label, note)
-    if "dp_membership" in results:
+    if "membership" in dp:
         note = "for any attack on one unit, by the guarantee alone"
-        yield from _measured_facts(results["dp_membership"], _CEILINGS, note)
+        yield from _measured_facts(dp["membership"], _CEILINGS, note)
 
 
 def _measured_facts(output: Input, names: Mapping[str, str], note: str = "") -> Iterator[Fact]:
@@ -470,18 +476,22 @@ def _measured_facts(output: Input, names: Mapping[str, str], note: str = "") -> 
             yield Fact(name, value.value, value.label, note)
 
 
-def audit_time(results: Results) -> Operator | None:
+def audit_time(points: Iterable[Results]) -> Operator | None:
     """Return the time of all audits divided by the time of all trainings; None if not known.
 
     The value is for the operator only, because the duration of a training depends on the amount
     of text. The time of an interrupted step counts from its last start.
     """
+    seconds: dict[str, dict[str, float]] = {}  # of steps by address, by task
+    for results in points:
+        for task, output in results.items():
+            seconds.setdefault(task, {})[output.uri] = output.result.seconds
 
-    def took(*steps: str) -> float:
-        return sum(r.result.seconds for name, r in results.items() if name.endswith(steps))
+    def took(*tasks: str) -> float:
+        return math.fsum(s for task in tasks for s in seconds.get(task, {}).values())
 
     trained = took("pretraining", "finetuning")
-    audited = took("exposure", "membership", "_audit")
+    audited = took("exposure", "membership", "audit")
     return Operator(audited / trained) if trained and audited else None
 
 
@@ -609,7 +619,7 @@ def sweep_report(
 ) -> Report:
     """Return the report of a sweep, with its finished points and the names of the missing ones."""
     first = next(iter(points.values()))
-    releases = released_by_sweep(spec, points)
+    releases = released_by(spec, points)
     header = header_of(spec, context, first, releases)
     nonprivate = (
         operator_only(results["pretraining"].result.releases) for results in points.values()
@@ -618,39 +628,19 @@ def sweep_report(
         header["statement"] = _StatementForTheOperator(header["statement"].data)
     return Report(
         **header,
-        omissions=omission_facts(
-            {
-                name: result
-                for name, uri in spec.results.items()
-                if not point_and_task(name)[0]
-                and (result := read_result(context.store, uri)) is not None
-            }
-        ),
+        omissions=omission_facts(_shared_results(spec, context)),
         is_sweep=True,
         models=tuple(_sweep_row(spec, replicates) for replicates in _by_setting(spec, points)),
-        notes=tuple(f"Missing, because it did not finish: {name}." for name in missing),
+        notes=_notes(missing),
     )
 
 
-def released_by_sweep(spec: ReportSpec, points: Mapping[str, Results]) -> list[ReleaseRecord]:
-    """Return the releases of the publishable models of all points.
-
-    Models of baselines without privacy are for the operator only, and are not included.
-    """
-    return releases_of(
-        model
-        for name, results in points.items()
-        for model in released_models(results["pretraining"], results.get("finetuning"))
-        if spec.points[name].baseline is None or not operator_only(model.result.releases)
-    )
-
-
-Replicates = list[tuple[SweepPoint, Results]]
+Replicates = list[tuple[Point, Results]]
 
 
 def _by_setting(spec: ReportSpec, points: Mapping[str, Results]) -> list[Replicates]:
     """Return the finished points, grouped by settings other than seeds and fold."""
-    settings: dict[SweepPoint, Replicates] = {}
+    settings: dict[Point, Replicates] = {}
     for name, results in points.items():
         point = spec.points[name]
         settings.setdefault(point.setting, []).append((point, results))
@@ -673,8 +663,7 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
     batch_size, updates = training["batch_size"], sum(phase["steps"] for phase in schedule)
     if setting.mode == "nonprivate" or setting.is_on_the_way:
         job = SweepSettings.model_validate(spec.settings).job(setting)
-        assert setting.mode != "public"  # noqa: S101 - narrows the type: its training has no epochs
-        updates = job.updates_after(setting.mode, setting.epochs)
+        updates = job.updates_after(setting.mode, setting.epochs or 0.0)
         if setting.mode == "nonprivate":
             batch_size = job.nonprivate_batch_size
     return ModelRow(
@@ -687,7 +676,7 @@ def _sweep_row(spec: ReportSpec, replicates: Replicates) -> ModelRow:
         noise_multiplier=training["noise_multiplier"],
         batch_size=int(batch_size),
         epochs=training["epochs"],
-        training_epochs=setting.training_epochs if setting.is_on_the_way else 0.0,
+        training_epochs=(setting.is_on_the_way and setting.training_epochs) or 0.0,
         updates=updates,
         finetuning={
             axis: float(getattr(setting, axis) or spec.settings[axis])
@@ -715,7 +704,7 @@ def _spread_of_perplexity(models: Iterable[Input]) -> MeanF1 | None:
     return mean_over_seeds(known) if len(known) == len(values) > 1 else None
 
 
-def _replicate(point: SweepPoint, finetuned: Input) -> Replicate | None:
+def _replicate(point: Point, finetuned: Input) -> Replicate | None:
     """Return the counts by test document of a fine-tuned model, or None if it has no score.
 
     Counts for the operator only are in a separate file.
@@ -745,7 +734,7 @@ def _best_three(replicates: Replicates) -> Labelled | None:
     return _label_of(all_scores)(math.fsum(means[-3:]) / 3)
 
 
-def _drawn(point: SweepPoint) -> dict[str, Any]:
+def _drawn(point: Point) -> dict[str, Any]:
     """Return the seed, fold and start that identify a replicate of a setting."""
     seed = f"{point.seed} {point.finetune_seed}"
     return {"seed": seed, "fold": point.fold or 0, "start": str(point.seed)}

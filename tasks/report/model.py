@@ -18,7 +18,7 @@ from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
 from dp_core.training.bootstrap import MeanF1
-from tasks.protocol.sweep import Baseline
+from tasks.protocol.points import Baseline
 
 if TYPE_CHECKING:
     from tasks.report.tables import Table
@@ -175,7 +175,6 @@ class ModelRow:
 
     name: str
     kind: Kind = "dp"
-    tasks: str = ""  # prefix of the names of its tasks, if not its kind
     epsilon_vocabulary: float
     epsilon_training: float  # 0 for a model that never read private rows
     cost: Cost

@@ -15,7 +15,7 @@ from matplotlib.ticker import NullFormatter, NullLocator, PercentFormatter
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.training.bootstrap import MeanF1
-from tasks.protocol.sweep import BASELINE_NAMES, Baseline
+from tasks.protocol.points import BASELINE_NAMES, Baseline
 from tasks.report.figures import (
     EPSILON_RED,
     OCCURRENCES,

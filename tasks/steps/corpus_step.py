@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from dp_core.data.corpus import MARK, Document, remake_shards, shards_of_mark, write_corpus
-from dp_core.data.readers.documents import JsonlFields
 from dp_core.data.readers.quarantine import Quarantine
 from dp_core.data.readers.registry import read_corpus
 from dp_core.errors import BadInput
@@ -89,7 +88,7 @@ def _documents(
     spec: CorpusSpec, opened: list[Opened], quarantine: Quarantine
 ) -> Iterator[Document]:
     if spec.format != "synthetic":
-        fields = JsonlFields(*spec.jsonl_fields.split(","))
+        fields = spec.jsonl_fields.split(",")
         public = spec.role == "public"
         return read_corpus(spec.format, opened[0].path, quarantine, fields=fields, public=public)
     if spec.role == "private":

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dp_core.errors import BadInput
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, judge
-from tasks.protocol import PromoteSpec, point_and_task
+from tasks.protocol import PromoteSpec, is_of_job
 
 
 def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
@@ -22,7 +22,7 @@ def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
     models = {
         one["name"]: context.input(one["uri"])
         for one in report.facts[JUDGED]
-        if not point_and_task(one["name"])[0]  # further trainings are only compared with it
+        if is_of_job(one["name"])  # further trainings are only compared with it
     }
     judged = judge(context.store, models, "unaudited")
     for one in judged:

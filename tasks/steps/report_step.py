@@ -5,7 +5,7 @@ The report is the last step. It registers the models with the verdicts of their 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -14,15 +14,15 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, judge
-from tasks.protocol import ReportSpec, names_of, point_and_task
+from tasks.protocol import ReportSpec, is_of_job, names_of
+from tasks.protocol.points import DP_MODEL
 from tasks.releases.provenance import MODELS, PRETRAINED, operator_only
 from tasks.report.job_results import (
     Results,
     audit_time,
     finetuned_by_setting,
     job_report,
-    released_by_job,
-    released_by_sweep,
+    released_by,
     sweep_report,
 )
 from tasks.report.model import Edition, Fact, ModelRow, Report, edition_of, number_of
@@ -37,60 +37,7 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
     """Write the public page and the operator's page, and return the closing table in the facts.
 
     Raises:
-        BadInput: a result of a job is missing, or no point of a sweep has all its results.
-    """
-    report, results, facts = (_sweep if spec.points else _job)(spec, context)
-    artifacts: dict[str, Label] = {}
-    for name, edition in EDITIONS.items():
-        report_page(report, edition).write(context.out / name)
-        label = Label.OPERATOR if edition is Edition.OPERATOR else Label.DP
-        files = sorted((context.out / name).iterdir())
-        artifacts |= {f"{name}/{file.name}": label for file in files}
-    released = PRETRAINED if spec.points else MODELS
-    facts |= {
-        "created": report.created,
-        "models": {
-            name: spec.results[name]
-            for name, output in results.items()
-            if output.result.step in released and not operator_only(output.result.releases)
-        },
-        "table": results_table(edition_of(report, Edition.PUBLISHABLE)).to_json(),
-    }
-    return StepOutput(outputs={name: name for name in EDITIONS}, facts=facts, artifacts=artifacts)
-
-
-def _job(spec: ReportSpec, context: StepContext) -> tuple[Report, Results, dict[str, Any]]:
-    """Return the report of a job, the results of its steps, and facts about its models."""
-    results = {name: context.input(uri) for name, uri in spec.results.items()}
-    judged = _judged(spec, context, results)
-    verdicts = (Fact("Audits", one["verdict"], Label.DP, one["sentence"]) for one in judged)
-    report = job_report(spec, context, results)
-    against = " ".join(one["sentence"] for one in judged if one["verdict"] == "contradicted")
-    report = replace(report, training=(*report.training, *verdicts), against=against)
-    # The job's run in MLflow has the figures of the model that the job trains, and the total cost
-    # of all private models. Each model also has its own run, with the metrics of its steps.
-    row = next(row for row in report.models if row.kind == "dp")
-    context.measure_cost(released_by_job(results))
-    if (share := audit_time(results)) is not None:
-        context.measure("audit_time_over_training", share)
-    for name, value in _headlines(row):
-        context.measure(name, value)
-    facts = {
-        JUDGED: judged,
-        FINETUNED: {
-            row.name: [{"uri": uri, "seed": "", "fold": 0, "start": ""}]
-            for row in report.models
-            if (uri := spec.results.get(f"{row.tasks}_finetuning"))
-        },
-    }
-    return report, results, facts
-
-
-def _sweep(spec: ReportSpec, context: StepContext) -> tuple[Report, Results, dict[str, Any]]:
-    """Return the report of a sweep, the results of its finished points, and facts as `_job`.
-
-    Raises:
-        BadInput: no point has all its results.
+        BadInput: no model, or in a job not the model with DP, has all its results.
     """
     missing = [
         name
@@ -102,35 +49,76 @@ def _sweep(spec: ReportSpec, context: StepContext) -> tuple[Report, Results, dic
     ]
     points = {name: _opened(spec, context, name) for name in spec.points if name not in missing}
     if not points:
-        raise BadInput("no point has finished", where="sweep", fix="See why the points failed.")
-    report = sweep_report(spec, context, points, missing)
-    # The total cost of releasing every point. A later attempt with more points overrides it.
-    context.measure_cost(released_by_sweep(spec, points))
-    context.measure("points", Public(len(points)), len(points))
-    results = {
-        step: points[name][task] for name in points for task, step in _steps_of(spec, name).items()
+        raise BadInput("no model has finished", where=spec.title, fix="See why the steps failed.")
+    models = {
+        step: points[name][task]
+        for name in points
+        for task, step in _steps_of(spec, name).items()
+        if points[name][task].result.step in (PRETRAINED if spec.is_sweep else MODELS)
+        and not operator_only(points[name][task].result.releases)
     }
-    trained = {
-        name: output
-        for name, output in results.items()
-        if point_and_task(name)[1] == "pretraining" and not operator_only(output.result.releases)
-    }
+    judged = _judged(spec, context, models)
+    report = (_sweep if spec.is_sweep else _job)(spec, context, points, missing, judged)
+    # The total cost of releasing all models. A later attempt with more models overrides it.
+    context.measure_cost(released_by(spec, points))
+    artifacts: dict[str, Label] = {}
+    for name, edition in EDITIONS.items():
+        report_page(report, edition).write(context.out / name)
+        label = Label.OPERATOR if edition is Edition.OPERATOR else Label.DP
+        files = sorted((context.out / name).iterdir())
+        artifacts |= {f"{name}/{file.name}": label for file in files}
     facts = {
-        JUDGED: _judged(spec, context, trained),
+        JUDGED: judged,
         FINETUNED: finetuned_by_setting(spec, list(points)),
-        "missing": missing,
+        "created": report.created,
+        "models": {name: spec.results[name] for name in models},
+        "table": results_table(edition_of(report, Edition.PUBLISHABLE)).to_json(),
+        **({"missing": missing} if spec.is_sweep else {}),
     }
-    return report, results, facts
+    return StepOutput(outputs={name: name for name in EDITIONS}, facts=facts, artifacts=artifacts)
+
+
+def _job(
+    spec: ReportSpec,
+    context: StepContext,
+    points: Mapping[str, Results],
+    missing: list[str],
+    judged: list[dict[str, Any]],
+) -> Report:
+    """Return the report of a job; measure the figures of the model that the job trains with DP.
+
+    Each model also has its own run in MLflow, with the metrics of its steps.
+    """
+    report = job_report(spec, context, points, missing)
+    verdicts = (Fact("Audits", one["verdict"], Label.DP, one["sentence"]) for one in judged)
+    against = " ".join(one["sentence"] for one in judged if one["verdict"] == "contradicted")
+    if (share := audit_time(points.values())) is not None:
+        context.measure("audit_time_over_training", share)
+    for name, value in _headlines(next(row for row in report.models if row.name == DP_MODEL.name)):
+        context.measure(name, value)
+    return replace(report, training=(*report.training, *verdicts), against=against)
+
+
+def _sweep(
+    spec: ReportSpec,
+    context: StepContext,
+    points: Mapping[str, Results],
+    missing: list[str],
+    judged: list[dict[str, Any]],
+) -> Report:
+    """Return the report of a sweep; measure the number of its finished points."""
+    context.measure("points", Public(len(points)), len(points))
+    return sweep_report(spec, context, points, missing)
 
 
 def _steps_of(spec: ReportSpec, name: str) -> dict[str, str]:
-    """Return the names of a point's steps by task."""
+    """Return the names of a model's steps by task."""
     names = names_of(spec.points[name])
     return {task: step for task, step in names.items() if step in spec.results}
 
 
 def _opened(spec: ReportSpec, context: StepContext, name: str) -> Results:
-    """Return a point's results; releases without privacy in a baseline are not counted.
+    """Return a model's results; releases without privacy in a baseline are not counted.
 
     The report publishes nothing that was computed without privacy.
     """
@@ -142,11 +130,13 @@ def _opened(spec: ReportSpec, context: StepContext, name: str) -> Results:
     return opened
 
 
-def _judged(spec: ReportSpec, context: StepContext, results: Results) -> list[dict[str, Any]]:
-    """Judge the models. No rule promotes a point's model, because an audit does not choose one."""
-    points = {name for name in results if point_and_task(name)[0]}
-    own = {name: output for name, output in results.items() if name not in points}
-    others = {name: results[name] for name in results if name in points}
+def _judged(spec: ReportSpec, context: StepContext, models: Results) -> list[dict[str, Any]]:
+    """Judge the models; the rule promotes only those that have all settings of their job.
+
+    An audit does not choose between the points of a sweep, and further trainings are only compared.
+    """
+    own = {name: output for name, output in models.items() if is_of_job(name)}
+    others = {name: output for name, output in models.items() if name not in own}
     return [
         *judge(context.store, own, spec.promotion),
         *judge(context.store, others, "approved"),

@@ -39,7 +39,7 @@ OTHER_ERRORS = {
     "a setting, a path or the machine": {
         "black_box._coin_bound",
         "finetune._check_row_length",
-        "entity_formats.read_i2b2", "item_sets.__post_init__", "masking.mask_rows",
+        "entity_formats.read_i2b2", "item_sets.BoundedSets.__post_init__", "masking.mask_rows",
         "labelled_texts.read_patients", "privacy_units._examples", "registry._read",
         "sources.entries",
         "token_store.RowPacker.add_unit", "token_store_step._canaries",
@@ -57,9 +57,9 @@ OTHER_ERRORS = {
         "training_files.refuse_other_architecture",
     },
     "an output of another step": {
-        "context.StepContext.beside", "context.StepContext.descends_from_choice",
+        "context.StepContext.beside", "context.StepContext._result",
         "context.StepContext.refuse_altered", "context.read_checked",
-        "corpus_step._remake", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
+        "corpus_step.restore", "corpus._unfinished", "corpus.read_tables", "corpus.shards_of_mark",
         "exposure_step.run", "finetune.finetune",
         "membership_step._sample", "membership_sample._Places.rows",
         "token_store.TokenStore.open",

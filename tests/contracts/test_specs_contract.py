@@ -20,11 +20,11 @@ from tasks.protocol import (
     JobSettings,
     MembershipSpec,
     Need,
+    Point,
     PretrainSpec,
     RunContext,
     SelectSpec,
     StepSpec,
-    SweepPoint,
     SweepSettings,
     VocabularySpec,
     budget_of_run,
@@ -34,6 +34,8 @@ from tasks.protocol import (
     point_steps,
     spec_from_json,
 )
+from tasks.protocol.job import POINT_STEPS
+from tasks.protocol.points import OF_JOB, Mode
 from tasks.protocol.specs import STEP_CLASSES
 
 WHOLE = JobSettings(
@@ -98,19 +100,18 @@ def _names(value: Any) -> set[str]:
 def test_further_private_trainings_are_separate_charged_releases() -> None:
     settings = JobSettings(more_trainings="noise_multiplier=3; private_start=fresh")
     steps, alone = job_steps(settings), job_steps(JobSettings())
-    named = {name: spec for name, spec in steps.items() if " / " in name}
-    assert steps.keys() - named.keys() == alone.keys()
+    assert alone.keys() < steps.keys()
     for name in alone.keys() - {"budget", "reserve", "report"}:
         assert steps[name] == alone[name]
     trained = [spec for spec in steps.values() if isinstance(spec, PretrainSpec) and spec.plan]
     first, noisier, fresh = trained
-    assert (first.init_uri, fresh.init_uri) == (steps["public_pretraining"].output, "")
+    assert (first.init_uri, fresh.init_uri) == (steps["Public text only / pretraining"].output, "")
     assert first.plan == fresh.plan and noisier.init_uri == first.init_uri
     assert noisier.plan and noisier.plan.noise_multiplier == 3
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec)
     assert [spec for spec in budget.charged if isinstance(spec, PretrainSpec)] == trained
-    nonprivate = job_steps(JobSettings(private_start="fresh"))["nonprivate_pretraining"]
+    nonprivate = job_steps(JobSettings(private_start="fresh"))["Without privacy / pretraining"]
     assert isinstance(nonprivate, PretrainSpec) and nonprivate.init_uri == ""
 
 
@@ -226,14 +227,15 @@ def test_dependent_settings_change_the_hash_of_the_training(
         for settings in (together, {**together, **changed})
     )
     before, after = (
-        [steps[name].digest() for name in ("dp_pretraining", "dp_finetuning")]
+        [steps[name].digest() for name in ("With DP / pretraining", "With DP / finetuning")]
         for steps in (first, second)
     )
     assert before != after
     # The public model's fine-tuning depends on these settings too.
     shared = {"entities_patients", "entity_types", "class_names", "head"}
     same = not shared & set(changed)
-    assert (first["public_finetuning"].digest() == second["public_finetuning"].digest()) is same
+    tuned = [steps["Public text only / finetuning"].digest() for steps in (first, second)]
+    assert (tuned[0] == tuned[1]) is same
     assert first["vocabulary"].digest() == second["vocabulary"].digest()
 
 
@@ -258,14 +260,14 @@ def test_only_membership_steps_read_the_table_of_codes() -> None:
     without = job_steps(JobSettings(**notes))
     steps = job_steps(JobSettings(**notes, membership_codes="/codes"))
     readers = {n for n, s in steps.items() if any(source.uri == "/codes" for source in s.sources)}
-    assert readers == {f"{kind}_membership" for kind in ("public", "dp", "nonprivate")}
+    assert readers == {f"{OF_JOB[mode]} / membership" for mode in ("public", "dp", "nonprivate")}
     for name in readers:
         assert steps[name].needs == {Need.SOURCES} and without[name].needs == frozenset()
-    (codes,) = steps["dp_membership"].sources
+    (codes,) = steps["With DP / membership"].sources
     assert (codes.public, codes.dataset) == (False, "notes")
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec) and codes in budget.reads
-    assert steps["dp_pretraining"].digest() == without["dp_pretraining"].digest()
+    assert steps["With DP / pretraining"].digest() == without["With DP / pretraining"].digest()
 
 
 def test_checkpoint_settings_change_no_hash() -> None:
@@ -273,7 +275,7 @@ def test_checkpoint_settings_change_no_hash() -> None:
     changes: dict[str, Any] = {"checkpoint_every": 7, "time_box_minutes": 30.0}
     more = JobSettings(phrases_epsilon=2.0, audit_canaries=40, **changes)
     steps = job_steps(more)
-    kept = steps["dp_pretraining"]
+    kept = steps["With DP / pretraining"]
     assert isinstance(kept, PretrainSpec)
     assert kept.training.model_dump().items() >= changes.items()
     for name, spec in steps.items():
@@ -375,7 +377,7 @@ def test_order_of_class_names_does_not_change_their_ids() -> None:
         for names in ("yes,no,maybe", "maybe, yes,no,yes")
     ]
     for steps in tuned:
-        spec = steps["dp_finetuning"]
+        spec = steps["With DP / finetuning"]
         assert isinstance(spec, FinetuneSpec)
         assert spec.label_names == spec.class_names == ("maybe", "no", "yes")
         assert spec.entity_types == ()
@@ -415,7 +417,7 @@ def test_random_count_selection_is_one_charged_point() -> None:
     assert len(tuned.points()) == 2 * 3
     settings = SweepSettings(selection="random-count", sweep_noise_multipliers="1,2,4")
     (point,) = settings.points()
-    assert SweepPoint.model_validate(json.loads(json.dumps(point.model_dump()))) == point
+    assert Point.model_validate(json.loads(json.dumps(point.model_dump()))) == point
     steps = point_steps(settings, point)
     selection = steps["pretraining"]
     assert isinstance(selection, SelectSpec)
@@ -451,14 +453,15 @@ def test_points_of_a_sweep_share_every_step_before_training() -> None:
 
 
 def test_membership_attacks_use_the_public_model_as_reference_and_are_optional() -> None:
-    public = STEPS["public_pretraining"].output
-    for name, references in (("public", ()), ("dp", (public,)), ("nonprivate", (public,))):
-        spec = STEPS[f"{name}_membership"]
+    public = STEPS["Public text only / pretraining"].output
+    modes: tuple[Mode, ...] = ("public", "dp", "nonprivate")
+    for mode, of_mode in zip(modes, [(), (public,), (public,)], strict=True):
+        spec = STEPS[f"{OF_JOB[mode]} / membership"]
         assert isinstance(spec, MembershipSpec)
-        assert spec.model_uri == STEPS[f"{name}_pretraining"].output
-        assert spec.reference_uris == references
+        assert spec.model_uri == STEPS[f"{OF_JOB[mode]} / pretraining"].output
+        assert spec.reference_uris == of_mode
     without = job_steps(WHOLE.model_copy(update={"membership_units": 0}))
-    left = {name for name in STEPS if name.endswith("_membership")}
+    left = {name for name in STEPS if name.endswith("/ membership")}
     assert set(STEPS) - set(without) == left and len(left) == 4
     for name in without:
         assert name == "report" or without[name].digest() == STEPS[name].digest()
@@ -470,26 +473,26 @@ def test_extraction_settings_reach_the_training_spec_without_changing_its_hash()
         job_steps(without.model_copy(update={"extraction_rows": rows})) for rows in (0, 9)
     )
     changed = {name for name in first if first[name].output != second[name].output} - {"report"}
-    assert changed == {"public_exposure", "dp_exposure", "nonprivate_exposure"}
-    for name in ("dp_pretraining", "dp_exposure"):
+    assert changed == {f"{OF_JOB[mode]} / exposure" for mode in ("public", "dp", "nonprivate")}
+    for name in ("With DP / pretraining", "With DP / exposure"):
         assert second[name].model_dump()["extraction"]["extraction_rows"] == 9
     JobSettings(extraction_rows=0, extraction_prefix=21)
 
 
 def test_audit_canaries_change_training_and_budget_together() -> None:
-    without, audit = JobSettings(), STEPS["dp_audit"]
+    without, audit = JobSettings(), STEPS["With DP / audit"]
     declared, batch = without.declared_units, without.batch_size
     assert WHOLE.updates == math.ceil(without.epochs * (declared + 40) / batch) > without.updates
     compared = [s.updates_after("nonprivate", s.epochs) for s in (WHOLE, without)]
     assert compared[0] == compared[1]
-    assert "dp_audit" not in job_steps(without)
-    model = STEPS["dp_pretraining"]
+    assert "With DP / audit" not in job_steps(without)
+    model = STEPS["With DP / pretraining"]
     assert isinstance(audit, AuditSpec) and isinstance(model, PretrainSpec)
     assert (audit.model_uri, audit.start_uri) == (model.output, model.init_uri)
     assert model.plan is not None and model.plan.audit_canaries == 40
     assert audit.needs == {Need.CHARGING} and not audit.sources  # it reads no external file
     with pytest.raises(ValidationError, match="only pre-training is audited"):
-        tuned = STEPS["dp_finetuning"].model_dump() | {"plan": model.plan.model_dump()}
+        tuned = STEPS["With DP / finetuning"].model_dump() | {"plan": model.plan.model_dump()}
         spec_from_json(json.dumps(tuned))
     with pytest.raises(ValidationError, match="only a training on private rows is audited"):
         public = STEPS["public_store"].model_dump() | {"audit_canaries": 40}
@@ -521,17 +524,15 @@ def test_only_public_or_made_up_data_is_shown() -> None:
 
 def test_job_without_phrases_omits_their_steps_and_keeps_other_hashes() -> None:
     without = job_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0}))
-    of_phrases = {"phrases", "written_text"} | {
-        f"phrases_{step}"
-        for step in ("store", "pretraining", "finetuning", "exposure", "membership")
-    }
-    assert set(STEPS) - set(without) == of_phrases
-    for name in ("vocabulary", "private_store", "public_pretraining", "nonprivate_pretraining"):
+    of_model = (f"{OF_JOB['phrases']} / {task}" for task in POINT_STEPS if task != "audit")
+    assert set(STEPS) - set(without) == {"phrases", "written_text", "phrases_store", *of_model}
+    trained = (f"{OF_JOB[mode]} / pretraining" for mode in ("public", "nonprivate"))
+    for name in ("vocabulary", "private_store", *trained):
         assert without[name].digest() == STEPS[name].digest()
-    start, phrased = without["dp_pretraining"], STEPS["dp_pretraining"]
+    start, phrased = without["With DP / pretraining"], STEPS["With DP / pretraining"]
     assert isinstance(start, PretrainSpec) and isinstance(phrased, PretrainSpec)
-    assert start.init_uri == without["public_pretraining"].output
-    assert phrased.init_uri == STEPS["phrases_pretraining"].output
+    assert start.init_uri == without["Public text only / pretraining"].output
+    assert phrased.init_uri == STEPS["Released phrases only / pretraining"].output
     # Settings of phrases do not change the hashes of a job without phrases.
     other = job_steps(WHOLE.model_copy(update={"phrases_epsilon": 0.0, "phrases_per_unit": 7}))
     assert {n: s.digest() for n, s in without.items() if n != "report"} == {
@@ -543,7 +544,7 @@ def test_phrases_are_charged_and_text_written_from_them_is_not() -> None:
     assert JobSettings(phrases_delta=1e-3)  # counts only with phrases
     assert STEPS["phrases"].needs == {Need.CHARGING, Need.CLUSTER}
     assert STEPS["written_text"].needs == frozenset()
-    assert STEPS["phrases_pretraining"].needs == {Need.CLUSTER}
+    assert STEPS["Released phrases only / pretraining"].needs == {Need.CLUSTER}
 
 
 def test_step_that_reads_files_from_outside_never_charges() -> None:

@@ -23,6 +23,7 @@ from tasks.protocol import (
     RunContext,
     StepSpec,
     job_steps,
+    point_steps,
     spec_from_json,
 )
 from tasks.protocol.least_privilege import WITHHELD
@@ -48,12 +49,17 @@ SETTINGS = JobSettings(
     entities_test="/data/test",
     public_model="/data/model",
 )
-JOB: dict[str, StepSpec] = dict(job_steps(SETTINGS))
 Outcome = tuple[int, list[Message]]  # exit code, and the step's messages before it
 
 
 def plan(params: Mapping[str, Any], point: Any) -> dict[str, StepSpec]:
-    return dict(job_steps(JobSettings.model_validate(dict(params))))
+    """Return the shared steps of a job and the steps of its model with DP, by task."""
+    settings = JobSettings.model_validate(dict(params))
+    of_run = {name: spec for name, spec in job_steps(settings).items() if " / " not in name}
+    return of_run | point_steps(settings, settings.first_private)
+
+
+JOB = plan(SETTINGS.model_dump(), None)
 
 
 def context_of(params: Mapping[str, Any] | None = None, run_id: str = "manual__1") -> Any:
@@ -155,9 +161,9 @@ class LauncherConformance:
 
     def test_a_step_that_the_settings_switch_off_is_skipped(self) -> None:
         operator = self.operator()
-        operator.task_id = "nonprivate_exposure"
+        operator.task_id = "membership"
         with pytest.raises(AirflowSkipException):
-            operator.execute(context_of({"nonprivate": False}))
+            operator.execute(context_of({"membership_units": 0}))
 
     # --- arguments and variables
 
@@ -173,7 +179,7 @@ class LauncherConformance:
         assert spec_from_json(base64.b64decode(words[4].partition(",")[2])) == spec
 
     @pytest.mark.parametrize(
-        "task", ["vocabulary", "private_store", "dp_pretraining", "private_corpus", "report"]
+        "task", ["vocabulary", "private_store", "pretraining", "private_corpus", "report"]
     )
     def test_only_steps_that_need_the_cluster_know_its_address(
         self, task: str, monkeypatch: pytest.MonkeyPatch

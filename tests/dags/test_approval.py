@@ -36,9 +36,9 @@ def test_promotion_waits_for_the_person_who_reads_the_report_s_verdict(asked):
     assert specs["report"].promotion == "approved"
     assert specs["promote"].report_uri == specs["report"].output
     task = asked.get_task("approval")
-    told = {"verdicts": {"dp_pretraining": "ε = 4: consistent with Bound."}}
+    told = {"verdicts": {"With DP / pretraining": "ε = 4: consistent with Bound."}}
     body = Template(task.body).render(ti=SimpleNamespace(xcom_pull=lambda **_: told))
-    assert "**dp_pretraining**: ε = 4: consistent with Bound." in body
+    assert "**With DP / pretraining**: ε = 4: consistent with Bound." in body
     nothing = Template(task.body).render(ti=SimpleNamespace(xcom_pull=lambda **_: None))
     assert "no model" in nothing
     assert task.options == ["Approve", "Reject"] and task.defaults is None
@@ -92,7 +92,7 @@ with DAG("asks", schedule=None):
 
     @task
     def report():
-        return {"verdicts": {"dp_pretraining": "ε = 4: consistent with Bound."}}
+        return {"verdicts": {"With DP / pretraining": "ε = 4: consistent with Bound."}}
 
     @task
     def promote():
@@ -127,4 +127,4 @@ def test_airflow_waits_for_a_person_and_follows_the_decision(small, option, prom
     assert states == {"report": "success", "approval": "success", "promote": promoted}
     ((subject, body, run_id),) = told
     assert subject == f"Promote the model of {run_id}?"
-    assert "**dp_pretraining**: ε = 4: consistent with Bound." in body
+    assert "**With DP / pretraining**: ε = 4: consistent with Bound." in body

@@ -14,16 +14,15 @@ from tasks.protocol import (
     RunContext,
     SweepSettings,
     job_steps,
-    more_points,
+    names_of,
     point_and_task,
     point_steps,
-    steps_of,
 )
 from tasks.protocol.job import POINT_STEPS
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NAMES = {"dp_bert", "dp_sweep", "new_corpus", "privacy_audit"}
-HEAVY = ("pretraining", "finetuning", "exposure", "_membership", "_audit")
+HEAVY = ("pretraining", *POINT_STEPS)
 
 
 def own_name(task_id: str) -> str:
@@ -59,47 +58,40 @@ def upstream_of(dag, group: str = "") -> dict[str, set[str]]:
     }
 
 
-def test_dp_bert_has_a_task_for_every_step_and_no_other(dags):
-    steps = job_steps(KEPT)
-    more = {f"more.dp_{part}" for part in ("pretraining", "finetuning", "exposure", "membership")}
-    kept = {"kept_models", *(f"kept.{task}" for task in ("finetuning", "exposure"))}
-    own = {"settings", "give_back", "outcome", *steps, *more, *kept}
-    assert {task.task_id for task in dags["dp_bert"].tasks} == own
+OF_GRAPH = {"settings", "trainings", "fine_tunings", "measured", "models"}
+OF_GRAPH |= {"budget", "reserve", "report", "give_back", "outcome"}
+OF_SWEEP = {"next_page", "start_page"}
+
+
+@pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
+def test_graph_has_a_task_for_every_step_of_a_model_and_no_other(dags, name):
+    kind, more = (JobSettings, set()) if name == "dp_bert" else (SweepSettings, OF_SWEEP)
+    settings = kind(**KEPT.model_dump())
+    steps = point_steps(settings, settings.first_private)
+    found = {task.task_id for task in dags[name].tasks if not is_of_baselines(task)}
+    assert {own_name(task) for task in found} == {*OF_GRAPH, *more, *steps}
 
 
 def test_dp_bert_has_a_task_for_every_step_of_a_further_training(dags):
     settings = KEPT.model_copy(
         update={"more_trainings": "noise_multiplier=3;epochs=1", "audit_canaries": 0}
     )
-    steps, points = job_steps(settings), more_points(settings)
+    steps = job_steps(settings)
+    points = [point for point in settings.points() if not point.is_of_job]
     assert [(point.noise_multiplier, point.epochs) for point in points] == [(3, 6), (0.875, 1)]
-    own = {task.task_id: task for task in dags["dp_bert"].tasks if task.task_id.startswith("more.")}
+    mapped = {own_name(t.task_id): t for t in dags["dp_bert"].tasks if "." in t.task_id}
+    assert set(mapped) == set(POINT_STEPS)
     for point in points:
-        of_point = steps_of(point, steps)
-        assert {own_name(task) for task in own} == set(of_point)
-        for task in own.values():
-            planned = task.plan(settings.model_dump(), point)
-            assert planned[own_name(task.task_id)] == of_point[own_name(task.task_id)]
-        assert steps["budget"].charged.count(of_point["dp_pretraining"]) == 1
-        read = set(steps["report"].results.values())
-        assert {spec.output for spec in of_point.values()} <= read
-    assert all(task.map_index_template == "{{ point_name }}" for task in own.values())
+        for task, name in names_of(point).items():
+            if task in mapped and task != "audit":
+                assert mapped[task].plan(settings.model_dump(), point)[task] == steps[name]
+                assert steps[name].output in steps["report"].results.values()
+        training = steps[names_of(point)["pretraining"]]
+        assert steps["budget"].charged.count(training) == 1
+    first = {"public_pretraining", "phrases_pretraining", "entities"}
     upstream = upstream_of(dags["dp_bert"])
-    assert {"dp_pretraining", "dp_membership"} <= upstream["report"]
-    for name, task in own.items():
-        first = {"public_pretraining", "phrases_pretraining", "entities"}
-        assert first <= {own_name(t) for t in task.get_flat_relative_ids(upstream=True)}, name
-    report = {task.task_id: task for task in dags["dp_bert"].tasks}["report"]
-    assert set(own) <= set(report.get_flat_relative_ids(upstream=True))
-
-
-def test_dp_sweep_has_a_task_for_every_step_of_a_point(dags):
-    settings = SweepSettings(**KEPT.model_dump())
-    steps = point_steps(settings, settings.points()[0])
-    own = {"grid", "budget", "trainings", "fine_tunings", "report", "next_page", "start_page"}
-    own |= {"outcome", "fine_tuned", "models", "reserve", "give_back"}
-    found = {task.task_id for task in dags["dp_sweep"].tasks if not is_of_baselines(task)}
-    assert {own_name(name) for name in found} == {*own, *steps}
+    assert all(first <= upstream[task] for task in mapped)
+    assert set(mapped) <= upstream["report"]
 
 
 def is_of_baselines(task) -> bool:
@@ -130,9 +122,8 @@ def test_a_baseline_of_another_vocabulary_has_a_task_for_each_step_that_is_its_o
     ids=["job", "all", "sweep"],
 )
 def test_every_step_runs_after_the_steps_whose_outputs_it_reads(dags, settings):
-    of_sweep = isinstance(settings, SweepSettings)
-    steps = point_steps(settings, settings.points()[0]) if of_sweep else job_steps(settings)
-    upstream = upstream_of(dags["dp_sweep" if of_sweep else "dp_bert"])
+    steps = point_steps(settings, settings.first_private)
+    upstream = upstream_of(dags["dp_sweep" if isinstance(settings, SweepSettings) else "dp_bert"])
     for task, inputs in inputs_of(steps).items():
         assert inputs <= upstream[task], task
     read = {point_and_task(name)[1] for name in job_steps(settings)["report"].results}
@@ -145,7 +136,7 @@ def test_nothing_is_charged_before_text_and_labels_are_checked(dags, name):
     read = {"private_corpus", "public_corpus", "entities", "checkpoint"}
     assert read <= upstream["reserve"]
     assert all("budget" in upstream[task] for task in (*read, "reserve"))
-    later = set(upstream) - upstream["reserve"] - {"reserve", "kept_models"}
+    later = set(upstream) - upstream["reserve"] - {"reserve"}
     assert all("reserve" in upstream[task] for task in later)
 
 
@@ -157,7 +148,7 @@ def test_run_that_was_reserved_ends_by_giving_back(dags, name):
     assert give_back.is_teardown and not give_back.on_failure_fail_dagrun
     assert reserve.is_setup  # if a failed task is cleared, the run is registered again
     upstream = upstream_of(dag)["give_back"]
-    assert {"dp_pretraining", "pretraining"} & upstream and {"vocabulary", "report"} <= upstream
+    assert {"pretraining", "vocabulary", "report"} <= upstream
 
 
 @pytest.mark.parametrize("name", ["dp_bert", "dp_sweep"])
@@ -180,9 +171,9 @@ LAST = ("report", "next_page")
         ({"report": "success", "promote": "skipped", "outcome": "running"}, None),
         ({"report": "skipped", "next_page": "success"}, None),
         ({"report": "success", "model.exposure_1": "failed"}, "failed: model.exposure_1"),
-        ({"report": "upstream_failed", "dp_pretraining": "failed"}, "failed: dp_pretraining"),
+        ({"report": "upstream_failed", "vocabulary": "failed"}, "failed: vocabulary"),
         (
-            {"report": "skipped", "dp_pretraining": "skipped"},
+            {"report": "skipped", "vocabulary": "skipped"},
             "cancelled before report or next_page",
         ),
         ({}, "cancelled before report or next_page"),
@@ -266,12 +257,12 @@ def test_reading_the_dags_loads_nothing_heavy_and_no_provider_that_is_not_chosen
 
 
 def test_searched_sweep_is_refused_by_airflow(dags):
-    from dags.dp_sweep import page_of, settings_of
+    from dags.dp_sweep import PLAN
 
     asked = {"sweep_search": "optuna", "sweep_noise_multipliers": "1,2", "sweep_batch_sizes": "256"}
     with pytest.raises(AirflowFailException, match="sweep_search: mapped tasks cannot"):
-        settings_of(asked)
-    points, number, last = page_of({"sweep_batch_sizes": "256", "page": 1})
+        PLAN.settings(asked)
+    points, number, last = PLAN.page({"sweep_batch_sizes": "256", "page": 1})
     assert (points, number, last) == (SweepSettings(sweep_batch_sizes="256").points(), 1, True)
     with pytest.raises(AirflowFailException, match="page: 2 of 1"):
-        page_of({"sweep_batch_sizes": "256", "page": 2})
+        PLAN.page({"sweep_batch_sizes": "256", "page": 2})

@@ -56,8 +56,8 @@ def unknown_fields(value: Any, kind: str, place: str) -> list[str]:
 
 
 def work(device: str) -> Work:
-    spec = job_steps(JobSettings(device=device))["dp_pretraining"]
-    return work_on(spec, task="dp_pretraining")
+    spec = job_steps(JobSettings(device=device))["With DP / pretraining"]
+    return work_on(spec, task="pretraining")
 
 
 @pytest.fixture
@@ -66,7 +66,7 @@ def step(monkeypatch: pytest.MonkeyPatch) -> KubernetesStep:
     monkeypatch.setenv("CONFIDE_STORE", ROOT)
     monkeypatch.setenv("CONFIDE_LEDGER", LEDGER)
     monkeypatch.delenv("CONFIDE_POD_TEMPLATES", raising=False)
-    return KubernetesStep(task_id="dp_pretraining", plan=plan)
+    return KubernetesStep(task_id="pretraining", plan=plan)
 
 
 def rendered(step: KubernetesStep, device: str) -> dict[str, Any]:

@@ -33,7 +33,7 @@ def test_who_reads_files_from_outside_holds_no_seed_and_no_password() -> None:
 
 @pytest.mark.parametrize("mode", ["dp", "nonprivate"])
 def test_no_hand_made_spec_has_seeds_and_files_from_outside(mode: str) -> None:
-    body = JOB["dp_pretraining"].model_dump() | {"mode": mode, "public_model": "/data/model"}
+    body = JOB["pretraining"].model_dump() | {"mode": mode, "public_model": "/data/model"}
     with pytest.raises(ValueError, match="public_model"):
         _ADAPTER.validate_python(body)
 

@@ -14,7 +14,7 @@ from airflow.sdk.exceptions import AirflowException
 from child_processes import alive, wait_for
 from launcher_conformance import LauncherConformance, Outcome, context_of, plan
 
-from dags import dp_sweep
+from dags.dp_sweep import PLAN
 from dags.launcher.step_operator import ProcessStep, StepOperator, work_of
 from tasks.protocol import SweepSettings, job_steps, spec_from_json, supervisor
 from tasks.protocol.messages import channel_file
@@ -94,11 +94,11 @@ def _kept(store: Path, output: str) -> bytes:
 def test_a_step_answers_with_publishable_numbers_only(
     store: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    operator = ProcessStep(task_id="dp_pretraining", plan=plan)
-    spec = plan({}, None)["dp_pretraining"]
+    operator = ProcessStep(task_id="pretraining", plan=plan)
+    spec = plan({}, None)["pretraining"]
     metrics = {"epsilon": 1.5}  # without `loss`, which is for operators
     assert operator.execute(context_of()) == {"output": spec.output, "metrics": metrics}
-    assert "dp_pretraining: working" in capsys.readouterr().out  # the step's log
+    assert "pretraining: working" in capsys.readouterr().out  # the step's log
 
 
 def test_a_step_gets_its_spec_its_run_and_nothing_of_airflow(
@@ -134,10 +134,10 @@ def test_every_task_of_a_private_selection_hides_its_count(
     """Even tasks without private training do so, because their times depend on the count."""
     params = {"sweep_baselines": "public-training"} | changes
     context = context_of(params)
-    *_, baseline = dp_sweep.settings_of(params).points()
-    tasks = [("budget", dp_sweep.plan_of_all, None), ("report", dp_sweep.plan_of_all, None)]
-    tasks += [(name, dp_sweep.plan, None) for name in ("private_corpus", "pretraining")]
-    tasks += [("pretraining", dp_sweep.plan, baseline.model_dump())]
+    *_, baseline = PLAN.settings(params).points()
+    tasks = [("budget", PLAN.of_run, None), ("report", PLAN.of_run, None)]
+    tasks += [(name, PLAN.of_point, None) for name in ("private_corpus", "pretraining")]
+    tasks += [("pretraining", PLAN.of_point, baseline.model_dump())]
     for name, its_plan, point in tasks:
         assert work_of(name, its_plan, context, point).context.hides_count is hides, name
 

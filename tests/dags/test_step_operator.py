@@ -26,7 +26,7 @@ def test_the_buttons_survive_the_way_to_the_server(dags, name):
 
     back = DagSerialization.from_dict(DagSerialization.to_dict(dags[name]))
     for task in back.tasks:
-        if task.task_id.rpartition(".")[2] in ("vocabulary", "dp_pretraining", "dp_finetuning"):
+        if task.task_id.rpartition(".")[2] in ("vocabulary", "pretraining", "finetuning"):
             (link,) = task.operator_extra_links
             assert (link.name, link.xcom_key) == ("MLflow run", "mlflow_run")
 

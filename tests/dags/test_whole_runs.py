@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 from airflow.sdk import DagRunState, TaskInstanceState
 
-from tasks.protocol import sweep
+from dags.experiment import PRETRAINING
+from tasks.protocol import settings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 SUCCESS, FAILED = TaskInstanceState.SUCCESS, TaskInstanceState.FAILED
@@ -57,22 +58,20 @@ def own_name(task_id):
     return task_id.rpartition(".")[2]
 
 
-MODEL_STEPS = ("pretraining", "finetuning", "exposure")
-
-
-def test_dp_bert_skips_the_comparison_and_still_reports(run):
-    done, tasks = run("dp_bert", {"nonprivate": False})
+def test_dp_bert_skips_optional_steps_and_reports(run):
+    done, tasks = run("dp_bert", {"nonprivate": False, "kept_epochs": "2"})
     assert done.state == DagRunState.SUCCESS
     found = states(tasks)
     skipped = {name for name, state in found.items() if state == SKIPPED}
-    unasked = {"checkpoint", "phrases", "written_text", "phrases_store"}
-    models = [f"{kind}_{s}" for kind in ("nonprivate", "phrases") for s in MODEL_STEPS]
-    attacks = [f"{kind}_membership" for kind in ("public", "phrases", "dp", "nonprivate")]
-    further = {f"more.dp_{s}" for s in (*MODEL_STEPS, "membership")}  # private trainings
-    kept = {"kept.finetuning", "kept.exposure"}  # models after earlier epochs
-    assert skipped == {*unasked, *models, *attacks, *further, *kept, "dp_audit"}
+    optional = {"checkpoint", "phrases", "written_text", "phrases_store", "phrases_pretraining"}
+    assert skipped == {*optional, "model.membership", "model.audit"}
     assert {state for name, state in found.items() if name not in skipped} == {SUCCESS}
-    answer = tasks["dp_pretraining", -1].xcom_pull(task_ids="dp_pretraining")
+    of, trained = mapped(tasks), ["Public text only", "With DP"]
+    assert of["training_point.pretraining"] == [(name, SUCCESS) for name in trained]
+    measured = [*trained, "With DP · epochs=2 of 6"]
+    for task in ("model.exposure", "point.finetuning"):
+        assert of[task] == [(name, SUCCESS) for name in measured]
+    answer = tasks["training_point.pretraining", 1].xcom_pull(task_ids=PRETRAINING, map_indexes=1)
     assert set(answer) == {"output", "metrics"}
     assert answer["output"].startswith("store://")
     assert answer["metrics"] == {"epsilon": 1.5}
@@ -155,7 +154,7 @@ def test_a_causal_sweep_reads_no_labels_fine_tunes_nothing_and_still_reports(own
 
 
 def test_large_sweep_continues_page_by_page_and_the_last_page_reports_all(own_run, monkeypatch):
-    monkeypatch.setattr(sweep, "PAGE", 2)
+    monkeypatch.setattr(settings, "PAGE", 2)
     conf = GRID | {"sweep_noise_multipliers": "1,2,3", "seed": 5}
     done, tasks = own_run("dp_sweep", conf)
     assert done.state == DagRunState.SUCCESS
@@ -191,7 +190,7 @@ def started_by(done):
     [
         ("dp_bert", "settings", {"noise_multiplyer": 1.0}),
         ("dp_bert", "settings", {"public_model": "/nonexist/a"}),
-        ("dp_sweep", "grid", {"public_model": "/nonexist/a"}),
+        ("dp_sweep", "settings", {"public_model": "/nonexist/a"}),
     ],
 )
 def test_wrong_settings_are_refused_before_the_budget_is_checked(run, dag, first, conf):

@@ -13,11 +13,7 @@ from dp_core.models.config import LlamaConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import State
 from tasks import cli
-from tasks.protocol import (
-    JobSettings,
-    PretrainSpec,
-    job_steps,
-)
+from tasks.protocol import JobSettings, PretrainSpec, job_steps
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
@@ -26,14 +22,14 @@ SETTINGS = JobSettings(
     model_kind="llama", trained_parameters="lora", lora_rank=2, learning_rate=0.05, **SIZES
 )
 NEEDED = ("private_corpus", "public_corpus", "vocabulary", "canaries", "private_store",
-          "public_store", "public_pretraining", "dp_pretraining")  # fmt: skip
+          "public_store", "Public text only / pretraining", "With DP / pretraining")  # fmt: skip
 
 
 def test_adapter_training_is_charged_and_exports_merged_model_and_adapter(
     untracked: Deployment, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     steps = job_steps(SETTINGS)
-    public, private = steps["public_pretraining"], steps["dp_pretraining"]
+    public, private = steps["Public text only / pretraining"], steps["With DP / pretraining"]
     assert isinstance(public, PretrainSpec)
     assert isinstance(private, PretrainSpec)
     assert public.training.trained_parameters == "all"

@@ -10,11 +10,7 @@ from dp_core.config.training import BatchConfig, TrainingConfig
 from dp_core.models.config import Gpt2Config
 from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import State
-from tasks.protocol import (
-    FinetuneSpec,
-    JobSettings,
-    job_steps,
-)
+from tasks.protocol import FinetuneSpec, JobSettings, job_steps
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
@@ -33,12 +29,12 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     ledger = run_all(untracked, steps.values(), capfd)
     assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 2
 
-    folder = folder_of(steps["dp_pretraining"])
+    folder = folder_of(steps["With DP / pretraining"])
     model = load_model(folder)
     assert isinstance(model.config, Gpt2Config)
     assert json.loads((folder / "config.json").read_text())["architectures"] == ["GPT2LMHeadModel"]
     assert (folder / "vocab.json").exists() and (folder / "merges.txt").exists()
-    result = result_of(steps["dp_pretraining"])
+    result = result_of(steps["With DP / pretraining"])
     assert len(result.releases) == 2  # the releases of the vocabulary and of the training
     assert json.loads((folder / "privacy_statement.json").read_text())["private"] is True
     labels = {m.name: m.label for m in result.metrics}
@@ -55,8 +51,8 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     assert "GPT-2, 1 layer × 64" in page
     assert "entity extraction" not in page  # the job has no entity extraction
 
-    audit = folder_of(steps["dp_exposure"])
-    read = result_of(steps["dp_exposure"])
+    audit = folder_of(steps["With DP / exposure"])
+    read = result_of(steps["With DP / exposure"])
     exposures = {m.name: m for m in read.metrics if m.name.startswith("exposure")}
     within = {name for name in exposures if "in_rows" in name or "/in rows/" in name}
     assert within and {exposures[name].label for name in within} == {"operator"}
@@ -82,7 +78,7 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     assert "The protocol was fixed before the training" in page
     assert "training rows" in page and "secrets of planted canaries" in page
 
-    (record,) = json.loads((folder_of(steps["dp_audit"]) / "findings_dp.json").read_text())
+    (record,) = json.loads((folder_of(steps["With DP / audit"]) / "findings_dp.json").read_text())
     assert record["verdict"] == "inconclusive"  # so few canaries could not refute such an ε
     assert record["interval"][0] <= record["ceiling"] <= result.facts["epsilon_training"]
     assert result.facts["plan"]["declared_units"] == SETTINGS.declared_units + 40
@@ -93,7 +89,7 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     # A fine-tuning step started by hand is refused before it charges or lists anything.
     spec = FinetuneSpec(
         made_up=True, device="cpu", seed=1,
-        model_uri=steps["dp_pretraining"].output, entities_uri=steps["private_store"].output,
+        model_uri=steps["With DP / pretraining"].output, entities_uri=steps["private_store"].output,
         epochs=1, training=TrainingConfig(), batches=BatchConfig(batch_size=1), sequence_length=16,
     )  # fmt: skip
     assert run(spec) == 2
@@ -102,19 +98,11 @@ def test_causal_model_is_trained_charged_audited_and_exported(
     assert len(ledger.history("synthetic-notes")) == 2
 
 
-@pytest.mark.parametrize(
-    ("settings", "reason"),
-    [
-        ({"whole_words": True}, "masks nothing"),
-        ({
-            "finetune_privacy": "dp", "entities_format": "columns", "entities_dataset": "labels",
-            "entities_train": "a", "entities_test": "b", "entity_types": "problem",
-            "entities_declared_units": 40,
-        }, "a causal model is not fine-tuned"),
-    ],
-)  # fmt: skip
-def test_settings_that_causal_models_do_not_support_are_refused(
-    settings: dict[str, object], reason: str
-) -> None:
-    with pytest.raises(ValidationError, match=reason):
-        JobSettings.model_validate(SIZES | settings | {"model_kind": "gpt2"})
+def test_private_finetuning_of_a_causal_model_is_refused() -> None:
+    labels = {
+        "finetune_privacy": "dp", "entities_format": "columns", "entities_dataset": "labels",
+        "entities_train": "a", "entities_test": "b", "entity_types": "problem",
+        "entities_declared_units": 40,
+    }  # fmt: skip
+    with pytest.raises(ValidationError, match="a causal model is not fine-tuned"):
+        JobSettings.model_validate(SIZES | labels | {"model_kind": "gpt2"})

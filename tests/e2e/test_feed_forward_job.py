@@ -1,7 +1,4 @@
-"""A small version of Kerrigan et al.
-
-2020: four training regimes of feed-forward models, each charged.
-"""
+"""A small version of Kerrigan et al. 2020."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ SETTINGS = JobSettings.model_validate(
     }
 )  # fmt: skip
 PRIVATE_ONLY = "σ=1 · B=20 · epochs=0.5 · from random weights"
-MODELS = ["public", "dp", f"{PRIVATE_ONLY} / dp", "nonprivate"]
+MODELS = ["Public text only", "With DP", PRIVATE_ONLY, "Without privacy"]
 
 
 def labels_of(spec: StepSpec) -> Mapping[str, str]:
@@ -45,14 +42,10 @@ def test_four_regimes_in_one_job_are_charged_separately(
     # Two private trainings, and one unaccounted use by the training without privacy.
     assert [e.state for e in ledger.history("synthetic-notes")] == [State.SETTLED] * 3
 
-    trained = {name: steps[f"{name}_pretraining"] for name in MODELS}
+    trained = {name: steps[f"{name} / pretraining"] for name in MODELS}
     results = {name: result_of(spec) for name, spec in trained.items()}
     entries_of = {name: [r.ledger_id for r in result.releases] for name, result in results.items()}
-    assert entries_of["public"] == [] and [len(entries_of[name]) for name in MODELS[1:]] == [
-        1,
-        1,
-        1,
-    ]
+    assert [len(entries_of[name]) for name in MODELS] == [0, 1, 1, 1]
     assert len({entry for entries in entries_of.values() for entry in entries}) == 3
     epsilons = [results[name].facts["epsilon_training"] for name in MODELS]
     assert epsilons[0] == 0 < epsilons[1] < epsilons[2] and epsilons[3] is None
@@ -62,10 +55,10 @@ def test_four_regimes_in_one_job_are_charged_separately(
 
     for name, spec in trained.items():
         labels = labels_of(spec)
-        shown = "operator" if name == "nonprivate" else "dp"
+        shown = "operator" if name == "Without privacy" else "dp"
         assert labels["perplexity_curve"] == labels["perplexity_public"] == shown
         assert labels["perplexity_private_curve"] == labels["perplexity_private"] == "operator"
-        audit = steps[f"{name}_exposure"]
+        audit = steps[f"{name} / exposure"]
         files = result_of(audit).facts["artifacts"]
         assert files["samples.json"] == shown
         written = json.loads((folder_of(audit) / "samples.json").read_text())
@@ -74,9 +67,8 @@ def test_four_regimes_in_one_job_are_charged_separately(
     report = result_of(steps["report"])
     pages = folder_of(steps["report"])
     tables = json.loads((pages / "report" / "tables.json").read_text())
-    names = ["Public text only", "With DP", PRIVATE_ONLY, "Without privacy"]
-    assert [row[0]["text"] for row in tables["closing"]["rows"]] == names
-    assert [row[0]["text"] for row in tables["samples"]["rows"][::2]] == names
+    assert [row[0]["text"] for row in tables["closing"]["rows"]] == MODELS
+    assert [row[0]["text"] for row in tables["samples"]["rows"][::2]] == MODELS
     assert (pages / "report" / "training.svg").read_text().count("Perplexity, private text") == 1
     # The report states the joint cost of both private models, because it shows both.
     metrics = {m.name: m.value for m in report.metrics}

@@ -20,6 +20,7 @@ SETTINGS = SweepSettings(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_random_count_selection_releases_one_model_with_one_charge(e2e_home: Path) -> None:
     deployment = Deployment.from_environment()
     (point,) = SETTINGS.points()

@@ -1,7 +1,4 @@
-"""A tiny job on private text, run step by step, and a search of every file for planted secrets.
-
-Only the private store may contain text, ids and labels, and only the seed store a privacy seed.
-"""
+"""A tiny job on private text, run step by step, and a search of every file for its secrets."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
+from small_job import folder_of, result_of
 
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger
@@ -33,13 +31,11 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     job_steps,
-    kept_points,
+    names_of,
     point_and_task,
-    steps_of,
 )
 from tasks.results import STATEMENT_DATA, kept_folder
 from tasks.runtime.deployment import Deployment
-from tasks.storage.backends import local_path
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
@@ -65,13 +61,10 @@ class Finished:
     started: str = "12:34:56"
 
     def result(self, task: str) -> StepResult:
-        return StepResult.model_validate_json((self.output(task) / "result.json").read_bytes())
+        return result_of(self.steps[task])
 
     def output(self, task: str) -> Path:
-        return self.folder(self.steps[task].output)
-
-    def folder(self, uri: str) -> Path:
-        return local_path(self.deployment.open_store().location(uri))
+        return folder_of(self.steps[task])
 
     def files_left(self) -> Iterator[tuple[str, bytes]]:
         """Yield the name and content of every file of the deployment except seeds and keys."""
@@ -183,7 +176,7 @@ def test_private_text_stays_in_the_private_store(finished: Finished) -> None:
 def test_search_finds_the_secrets_in_the_private_store(finished: Finished) -> None:
     private = b"".join(c for n, c in finished.files_left() if finished.may_hold_text(n))
     assert _secrets_in(SECRETS, private) == list(SECRETS)
-    assert finished.printed["dp_pretraining"]
+    assert finished.printed["With DP / pretraining"]
     assert any(name == "mlflow.db" for name, _ in finished.files_left())
 
 
@@ -263,7 +256,12 @@ def test_operator_metrics_are_absent_from_the_public_experiment(finished: Finish
     assert names["confide-operator"] >= OPERATOR_METRICS
     public_corpus = {"documents", "units", "rows", "loss", "batch"}  # of public text
     assert names["confide"] & OPERATOR_METRICS <= public_corpus
-    for task in ("private_corpus", "private_store", "dp_pretraining", "nonprivate_pretraining"):
+    for task in (
+        "private_corpus",
+        "private_store",
+        "With DP / pretraining",
+        "Without privacy / pretraining",
+    ):
         shown = {m.name for m in finished.result(task).metrics if m.label != "operator"}
         assert shown & OPERATOR_METRICS == set()
 
@@ -276,7 +274,7 @@ def _downloaded(client: MlflowClient, run: str, folder: Path, of: str = "") -> l
 def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished: Finished) -> None:
     """The operator's run shows ε next to F1 on private labels; the job's run shows the DP model."""
     seen = _metrics_of_runs(finished)
-    total = {m.name: m.value for m in finished.result("dp_exposure").metrics}
+    total = {m.name: m.value for m in finished.result("With DP / exposure").metrics}
     for name in ("With DP", "job"):
         for_all, restricted = (seen[f"{name} in {experiment}"] for experiment in EXPERIMENTS)
         for cost in ("epsilon", "delta"):
@@ -284,7 +282,9 @@ def test_every_model_has_a_run_with_epsilon_f1_and_exposure(finished: Finished) 
         assert for_all["exposure"] == pytest.approx(total["exposure"])
         assert "f1" in restricted and "f1" not in for_all  # the labels are private
     assert seen["Public text only in confide"]["epsilon"] == pytest.approx(
-        {m.name: m.value for m in finished.result("public_pretraining").metrics}["epsilon"]
+        {m.name: m.value for m in finished.result("Public text only / pretraining").metrics}[
+            "epsilon"
+        ]
     )
     assert "exposure" in seen["Without privacy in confide-operator"]
     assert not seen.get("Without privacy in confide", {}).keys() & {"epsilon", "exposure"}
@@ -303,19 +303,19 @@ def test_registered_model_contains_only_the_files_of_the_model(
         "PRIVACY.md", "config.json", "model.safetensors", "privacy_statement.json",
         "tokenizer.json", "tokenizer_config.json", "vocab.txt",
     }  # fmt: skip
-    output = finished.output("dp_pretraining")
+    output = finished.output("With DP / pretraining")
     assert {f.name for f in output.iterdir()} - set(files) == {
         "result.json",
         "checksums.json",
         "after",
     }
     assert all(f.read_bytes() == (output / name).read_bytes() for name, f in files.items())
-    for task in ("dp_pretraining", "dp_finetuning"):  # exported models contain the same files
-        folder = tmp_path / task
+    for task in ("With DP / pretraining", "With DP / finetuning"):  # copies have the same files
+        folder = tmp_path / point_and_task(task)[1]
         words = [str(folder), "--uri", finished.steps[task].output]
         assert CliRunner().invoke(export, words).exit_code == 0
         assert {f.name for f in folder.iterdir()} == set(files)
-    files = {f.name: f.read_bytes() for f in (tmp_path / "dp_pretraining").iterdir()}
+    files = {f.name: f.read_bytes() for f in (tmp_path / "pretraining").iterdir()}
     assert files == {name: (output / name).read_bytes() for name in files}
 
 
@@ -342,8 +342,8 @@ def test_public_experiment_contains_no_private_label_type_and_no_time_of_day(
 
 
 def test_progress_on_private_labels_hides_their_number(finished: Finished) -> None:
-    for task in ("public_finetuning", "nonprivate_finetuning"):
-        progress = re.findall(rf"{task}: (\d+)/(\d+)", finished.printed[task])
+    for task in ("Public text only / finetuning", "Without privacy / finetuning"):
+        progress = re.findall(r"finetuning: (\d+)/(\d+)", finished.printed[task])
         epochs = finished.settings.finetune_epochs
         assert progress and {(int(done) <= epochs, int(of)) for done, of in progress} == {
             (True, epochs)
@@ -351,7 +351,7 @@ def test_progress_on_private_labels_hides_their_number(finished: Finished) -> No
 
 
 def test_total_epsilon_composes_all_releases_of_the_model(finished: Finished) -> None:
-    vocabulary, dp = finished.result("vocabulary"), finished.result("dp_pretraining")
+    vocabulary, dp = finished.result("vocabulary"), finished.result("With DP / pretraining")
     assert [r.ledger_id for r in dp.releases][:1] == [r.ledger_id for r in vocabulary.releases]
     assert len(dp.releases) == 3  # vocabulary, phrases, training
     events = [MechanismEvent.from_json(r.event) for r in dp.releases]
@@ -380,7 +380,7 @@ def test_ledger_holds_every_release_and_a_rerun_adds_none(
         *[("settled", False)] * 4,
     ]
     assert {e.unit for e in labels} == {PrivacyUnit.EXAMPLE}
-    for task in ("vocabulary", "phrases", "dp_pretraining", "nonprivate_pretraining"):
+    for task in ("vocabulary", "phrases", "With DP / pretraining", "Without privacy / pretraining"):
         assert _run(finished, task, capfd) == 0
         assert "done before" in finished.printed[task]
     assert [(e.id, e.state, e.accounted) for e in ledger.history("notes")] == before
@@ -398,13 +398,10 @@ def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
     total = pytest.approx(
         epsilon_pld(compose(*(e.event for e in charged)), sum(e.delta for e in charged))
     )
-    earlier, red = kept_points(finished.settings)
-    outputs = {task: spec.output for task, spec in steps_of(earlier, finished.steps).items()}
-    assert set(outputs) == {"finetuning", "exposure"}
-
-    folder = finished.output("dp_pretraining")
-    tuned = finished.folder(outputs["finetuning"])
-    for model in (folder, folder / kept_folder(1), tuned, finished.output("dp_finetuning")):
+    earlier, red = (point for point in finished.settings.points() if point.is_on_the_way)
+    folder = finished.output("With DP / pretraining")
+    tuned = finished.output(names_of(earlier)["finetuning"])
+    for model in (folder, folder / kept_folder(1), tuned, finished.output("With DP / finetuning")):
         statement = _statement(model)
         assert statement["epsilon"] == total and statement["dataset"] == "notes"
         assert statement["released_after_updates"] == [1, 3]
@@ -442,22 +439,26 @@ def test_model_of_an_earlier_epoch_has_the_epsilon_of_all_epochs(
 
 
 def test_every_exported_model_states_its_guarantee(finished: Finished) -> None:
-    ids = [r.ledger_id for r in finished.result("dp_pretraining").releases]
-    statement = _statement(finished.output("dp_pretraining"))
+    ids = [r.ledger_id for r in finished.result("With DP / pretraining").releases]
+    statement = _statement(finished.output("With DP / pretraining"))
     assert (statement["private"], statement["one_plan"]) == (True, True)
     assert statement["ledger_ids"] == ids
-    words = (finished.output("dp_pretraining") / "PRIVACY.md").read_text()
+    words = (finished.output("With DP / pretraining") / "PRIVACY.md").read_text()
     assert all(entry in words for entry in ids)
     # A model that was fine-tuned privately on labels of another data set has two separate
     # guarantees.
-    statement = _statement(finished.output("dp_finetuning"))
+    statement = _statement(finished.output("With DP / finetuning"))
     assert (statement["dataset"], statement["private"]) == ("notes", True)
     assert [(s["dataset"], s["unit"]) for s in statement["others"]] == [("labels", "example")]
     assert len(statement["ledger_ids"]) == 4
     # Models without privacy, or fine-tuned on private labels without privacy, are for the operator
     # only.
-    operator_only = ("nonprivate_pretraining", "nonprivate_finetuning", "public_finetuning")
-    for task in (*operator_only, "phrases_finetuning"):
+    operator_only = (
+        "Without privacy / pretraining",
+        "Without privacy / finetuning",
+        "Public text only / finetuning",
+    )
+    for task in (*operator_only, "Released phrases only / finetuning"):
         assert _statement(finished.output(task))["private"] is False
         assert "Not private" in (finished.output(task) / "PRIVACY.md").read_text()
 

@@ -13,6 +13,8 @@ from typing import Any
 import pytest
 from child_processes import completed, wait_for
 
+from tasks.protocol.job import POINT_STEPS
+
 ROOT = Path(__file__).parents[2]
 # The smallest whole job, with every step, release and model.
 TINY: dict[str, Any] = json.loads(Path(__file__).with_name("tiny_job.json").read_text())
@@ -170,13 +172,17 @@ class Stack(Services):
         return str(self.airflow_api(f"/dags/{dag}/dagRuns/{run}")["state"])
 
     def tasks(self, dag: str, run: str) -> dict[str, Any]:
+        """Return the task instances of a run, for example `report` and `exposure · With DP`."""
         answer = self.airflow_api(f"/dags/{dag}/dagRuns/{run}/taskInstances?limit=1000")
-        return {task["task_id"]: task for task in answer["task_instances"]}
+        return {
+            name_of(task["task_id"].rpartition(".")[2], task["rendered_map_index"]): task
+            for task in answer["task_instances"]
+        }
 
     def expected_runs(self, run: str) -> int:
         """Return the expected number of MLflow runs: one per job, model and step."""
         steps = self.steps("dp_bert", run)
-        return 1 + sum(name.endswith("_pretraining") for name in steps) + len(steps)
+        return 1 + sum(name.startswith("pretraining · ") for name in steps) + len(steps)
 
     def steps(self, dag: str, run: str) -> dict[str, Any]:
         """Return the tasks of a run that work in containers and were not skipped."""
@@ -186,15 +192,18 @@ class Stack(Services):
             if task["operator"] == "DockerStep" and task["state"] != "skipped"
         }
 
-    def log(self, dag: str, run: str, task: str, attempt: int = 1) -> str:
-        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/logs/{attempt}"
+    def log(self, dag: str, run: str, name: str) -> str:
+        """Return the log of the last attempt of a task instance."""
+        task = self.tasks(dag, run)[name]
+        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task['task_id']}/logs"
+        path += f"/{task['try_number']}?map_index={task['map_index']}"
         return "\n".join(str(line.get("event")) for line in self.airflow_api(path)["content"])
 
     def outputs(self, dag: str, run: str) -> dict[str, str]:
         """Return the outputs of a run's steps by task, as names in the bucket."""
         names = {}
-        for name, task in self.steps(dag, run).items():
-            lines = self.log(dag, run, name, task["try_number"]).splitlines()
+        for name in self.steps(dag, run):
+            lines = self.log(dag, run, name).splitlines()
             uris = [x.removeprefix("Output: store://") for x in lines if "Output: store" in x]
             names |= {name: f"store/{uris[-1]}"} if uris else {}
         return names
@@ -204,7 +213,8 @@ class Stack(Services):
         return dict(zip(outputs, contents, strict=True))
 
     def points(self, runs: list[Any]) -> dict[str, list[tuple[str, int, float]]]:
-        names = {run["info"]["run_id"]: run["info"]["run_name"] for run in runs}
+        """Return the metrics of MLflow's runs, by the names of `tasks`."""
+        names = {run["info"]["run_id"]: tracked_name(run) for run in runs}
         which = ", ".join(f"'{identifier}'" for identifier in names)
         query = f"select run_uuid, key, step, value from metrics where run_uuid in ({which})"  # noqa: S608
         points: dict[str, list[tuple[str, int, float]]] = {name: [] for name in names.values()}
@@ -212,8 +222,10 @@ class Stack(Services):
             points[names[identifier]].append((key, int(step), float(value)))
         return points
 
-    def tries(self, dag: str, run: str, task: str) -> list[tuple[datetime, datetime]]:
-        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task}/tries"
+    def tries(self, dag: str, run: str, name: str) -> list[tuple[datetime, datetime]]:
+        task = self.tasks(dag, run)[name]
+        path = f"/dags/{dag}/dagRuns/{run}/taskInstances/{task['task_id']}"
+        path += f"/{task['map_index']}/tries" if task["map_index"] >= 0 else "/tries"
         tries = self.airflow_api(path)["task_instances"]
         begin, end = (
             [datetime.fromisoformat(attempt[moment]) for attempt in tries]
@@ -222,11 +234,28 @@ class Stack(Services):
         return sorted(zip(begin, end, strict=True))
 
 
+def name_of(task: str, model: str | None) -> str:
+    """Return the name of a task's instance: the task, and the model of a mapped task."""
+    return f"{task} · {model}" if model else task
+
+
+def tracked_name(run: Any) -> str:
+    """Return the name of the task instance whose step MLflow's run records."""
+    tags = {tag["key"]: tag["value"] for tag in run["data"].get("tags", [])}
+    task = run["info"]["run_name"]
+    return name_of(task, tags.get("confide.model") if task in POINT_STEPS else None)
+
+
 def step_containers(run: str, task: str = "") -> list[str]:
-    """Return the containers of a run's steps, or of one task; normally only running ones exist."""
+    """Return the containers of a run's steps, or of one task; normally only running ones exist.
+
+    Args:
+        run: the run.
+        task: id and map index of a task, for example `vocabulary.-1`.
+    """
     labels = [f"--filter=label=confide.run=dp_bert/{run}"]
     if task:
-        labels.append(f"--filter=label=confide.task={task}.-1")
+        labels.append(f"--filter=label=confide.task={task}")
     words = ["docker", "ps", "--all", "--quiet", *labels]
     return subprocess.run(words, capture_output=True, text=True, check=True).stdout.split()
 

@@ -156,7 +156,7 @@ def test_invalid_value_is_refused_with_its_reason(stack: Stack, person: Person) 
 
 def test_run_started_by_the_form_succeeds(person: Person, run: str) -> None:
     person.page.goto(f"{person.stack.airflow}/dags/dp_bert/runs/{run}")
-    expect(person.page.get_by_text("DP pre-training").first).to_be_visible()
+    expect(person.page.get_by_text("Pre-training").first).to_be_visible()
     expect(person.page.get_by_text("Success", exact=True).first).to_be_visible()
     person.keep("run")
 

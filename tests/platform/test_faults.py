@@ -14,7 +14,16 @@ from datetime import UTC, datetime
 
 import pytest
 from child_processes import wait_for
-from running_stack import DISTURBED, ENDED, LONGEST, TINY, Stack, on_the_stack, step_containers
+from running_stack import (
+    DISTURBED,
+    ENDED,
+    LONGEST,
+    TINY,
+    Stack,
+    on_the_stack,
+    step_containers,
+    tracked_name,
+)
 
 pytestmark = on_the_stack("faults are NOT tried", required="faults")
 STEP = "the step itself"
@@ -23,9 +32,10 @@ FAULTS = {
     "vocabulary": "storage",
     "private_store": "postgres",
     "public_pretraining": "mlflow",
-    "dp_pretraining": STEP,
-    "nonprivate_pretraining": "scheduler",
+    "pretraining · With DP": STEP,
+    "pretraining · Without privacy": "scheduler",
 }
+MAP_INDEX = {"pretraining · With DP": 1, "pretraining · Without privacy": 2}  # 0: public text
 TRAINS = re.compile(r"\b\d+/\d+\b")  # a training prints its progress
 DOWN = 5.0  # seconds
 LEASE = 15.0  # seconds in which a step must end after the death of its worker
@@ -79,6 +89,13 @@ def is_over(stack: Stack, run: str) -> bool:
     return False
 
 
+def label(name: str) -> str:
+    """Return id and map index of a task instance."""
+    if name in MAP_INDEX:
+        return f"training_point.pretraining.{MAP_INDEX[name]}"
+    return f"{name}.-1"
+
+
 @pytest.fixture(scope="module")
 def strikes() -> dict[str, Strike]:
     """The kills by task; the fixture `run` fills the dictionary."""
@@ -93,7 +110,7 @@ def run(stack: Stack, strikes: dict[str, Strike]) -> str:
     until = time.monotonic() + 2 * LONGEST
     while len(strikes) < len(FAULTS) and time.monotonic() < until:
         for task in FAULTS.keys() - strikes.keys():
-            for container in step_containers(run, task):
+            for container in step_containers(run, label(task)):
                 if is_working(container, FAULTS[task]):
                     strikes[task] = strike(stack, FAULTS[task], container)
         if not step_containers(run) and is_over(stack, run):  # no further container will start
@@ -120,8 +137,8 @@ def test_each_component_was_killed_while_its_task_ran(
 
 def test_killed_steps_were_retried(stack: Stack, run: str) -> None:
     tries = {name: task["try_number"] for name, task in stack.tasks("dp_bert", run).items()}
-    assert tries["dp_pretraining"] == 2
-    assert tries["nonprivate_pretraining"] >= 2
+    assert tries["pretraining · With DP"] == 2
+    assert tries["pretraining · Without privacy"] >= 2
 
 
 def test_each_release_was_charged_once(stack: Stack, run: str) -> None:
@@ -137,7 +154,7 @@ def test_each_release_was_charged_once(stack: Stack, run: str) -> None:
 def test_no_metric_was_lost_or_duplicated(stack: Stack, run: str) -> None:
     runs = stack.tracked(run)
     assert {r["info"]["status"] for r in runs} == {"FINISHED"}
-    names = Counter(r["info"]["run_name"] for r in runs)
+    names = Counter(map(tracked_name, runs))
     assert max(names.values()) == 1, names
     arrived = stack.points(runs)
     results = stack.left("result.json", stack.outputs("dp_bert", run))

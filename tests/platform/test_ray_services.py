@@ -183,7 +183,8 @@ def opened(cluster: Cluster) -> int:
 
 
 def test_step_and_worker_were_killed_during_the_count(killed: dict[str, int]) -> None:
-    assert 0 < killed["driver"] < killed["worker"] < SHARDS
+    # The second step may be paused while it counts the shards again that the first had opened.
+    assert 0 < killed["driver"] <= killed["worker"] < SHARDS
     assert killed["workers left"] == 1
 
 
@@ -212,7 +213,7 @@ def test_worker_killed_during_an_update_is_replaced_and_the_job_ends(
     for name, spec in SPECS.items():
         if name in done:
             continue
-        if name != "dp_pretraining":
+        if name != "With DP / pretraining":
             cluster.run(spec, ADDRESS)
             continue
         step = cluster.start(spec, ADDRESS, hosts=2)

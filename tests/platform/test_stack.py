@@ -28,10 +28,8 @@ from running_stack import (
 pytestmark = on_the_stack("compose is NOT tried")
 
 COURIER = 60  # seconds between deliveries
-PHRASES = ("phrases_pretraining", "phrases_finetuning", "phrases_exposure")
-MEMBERSHIP = tuple(f"{kind}_membership" for kind in ("public", "phrases", "dp", "nonprivate"))
-KEPT = {"kept.exposure", "kept.finetuning"}
-FURTHER = {f"more.dp_{step}" for step in ("pretraining", "exposure", "finetuning", "membership")}
+MODELS = ("Public text only", "With DP", "Without privacy")
+OPTIONAL = {f"{audit} · {model}" for audit in ("membership", "audit") for model in MODELS}
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +49,7 @@ def run(stack: Stack, started: str) -> str:
     state = stack.wait("dp_bert", started, LONGEST)
     tasks = stack.tasks("dp_bert", started)
     bad = [n for n, t in tasks.items() if t["state"] == "failed"]
-    logs = "\n".join(stack.log("dp_bert", started, n, tasks[n]["try_number"]) for n in bad)
+    logs = "\n".join(stack.log("dp_bert", started, name) for name in bad)
     assert state == "success", f"{state}: {bad}\n{logs}"
     return started
 
@@ -120,7 +118,7 @@ def test_undisturbed_job_has_identical_results_without_a_charge(
         pytest.skip("SKIPPED: no job was disturbed before this one")
     disturbed = json.loads(DISTURBED.read_text())
     undisturbed = stack.runs("dp_bert")[1]["dag_run_id"]
-    assert "done before" not in stack.log("dp_bert", undisturbed, "dp_pretraining")
+    assert "done before" not in stack.log("dp_bert", undisturbed, "pretraining · With DP")
     checksums = stack.left("checksums.json", stack.outputs("dp_bert", undisturbed))
     assert checksums.keys() == disturbed["checksums"].keys()
     for task in checksums.keys() - {"report"}:  # the report names its run and its date
@@ -131,10 +129,10 @@ def test_undisturbed_job_has_identical_results_without_a_charge(
 def test_every_requested_step_ran_in_a_container(stack: Stack, run: str) -> None:
     tasks = stack.tasks("dp_bert", run)
     skipped = {name for name, task in tasks.items() if task["state"] == "skipped"}
-    first = {"checkpoint", "phrases", "written_text", "phrases_store"}
-    assert skipped == {*first, *PHRASES, *MEMBERSHIP, *FURTHER, *KEPT, "dp_audit"}
+    first = {"checkpoint", "phrases", "written_text", "phrases_store", "phrases_pretraining"}
+    assert skipped == first | OPTIONAL
     assert {t["state"] for name, t in tasks.items() if name not in skipped} == {"success"}
-    others = {"settings", "kept_models", "outcome"}
+    others = {"settings", "trainings", "models", "fine_tunings", "measured", "outcome"}
     assert tasks.keys() - skipped - stack.steps("dp_bert", run).keys() == others
     assert step_containers(run) == []
 
@@ -152,7 +150,7 @@ def test_repeated_job_costs_nothing(stack: Stack, run: str, before: list[list[st
     others = [r for r in stack.runs("dp_bert") if r["dag_run_id"] != run]
     if not others[DISTURBED.exists() :]:  # the results of the disturbed job were deleted
         pytest.skip("SKIPPED: this job found no results, and had to make its own")
-    assert "done before" in stack.log("dp_bert", run, "dp_pretraining")
+    assert "done before" in stack.log("dp_bert", run, "pretraining · With DP")
     assert stack.ledger("select * from entries order by 1") == before
 
 

@@ -73,9 +73,8 @@ def run(
 
 
 def of_kind(kind: type[StepSpec], steps: Steps) -> list[Any]:
-    return [
-        s for _, task, s in steps if isinstance(s, kind) and task in ("pretraining", "finetuning")
-    ]
+    of_kind = [s for _, _, s in steps if isinstance(s, kind)]
+    return [s for s in of_kind if kind is FinetuneSpec or s.charges]
 
 
 def test_cost_of_a_search_is_registered_before_the_first_point(

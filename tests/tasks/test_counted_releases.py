@@ -15,10 +15,11 @@ from tasks.execution import contract
 from tasks.protocol import (
     EXACT_WORDS,
     CanariesSpec,
+    JobSettings,
+    Point,
     ReleaseRecord,
     ReportSpec,
     StepResult,
-    SweepPoint,
     names_of,
 )
 from tasks.protocol.step_process import data_uri
@@ -48,19 +49,20 @@ def ids(releases: Sequence[ReleaseRecord]) -> list[str]:
 
 def test_released_phrases_count_in_the_total_without_a_training_that_uses_them() -> None:
     """With private_start=fresh, the report shows a model of phrases and a model without phrases."""
-    job = {
-        "public_pretraining": output(WORDS),
-        "phrases_pretraining": output(WORDS, PHRASES),
-        "dp_pretraining": output(WORDS, TRAINED),
-        "nonprivate_pretraining": output(WORDS, USED),
-        "nonprivate_finetuning": output(WORDS, USED),
+    settings = JobSettings(phrases_epsilon=1.0, private_start="fresh")
+    trained = ([WORDS], [WORDS, PHRASES], [WORDS, TRAINED], [WORDS, USED])
+    models = {point.name: point for point in settings.points()}
+    spec = ReportSpec(made_up=False, title="dp_bert", points=models, results={}, settings={})
+    points = {
+        name: {"pretraining": output(*releases), "finetuning": output(*releases)}
+        for name, releases in zip(models, trained, strict=True)
     }
-    assert ids(job_results.released_by_job(job)) == ["words", "phrases", "trained"]
+    assert ids(job_results.released_by(spec, points)) == ["words", "phrases", "trained"]
 
 
 def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> None:
     """A spec written by hand runs a private fine-tuning after a training without privacy."""
-    point = SweepPoint(noise_multiplier=0, batch_size=0, epochs=1, baseline="nonprivate-training")
+    point = Point(noise_multiplier=0, batch_size=0, epochs=1, baseline="nonprivate-training")
     outputs = {
         "vocabulary": output(WORDS),
         "pretraining": output(WORDS, USED),
@@ -70,7 +72,7 @@ def test_private_finetuning_of_a_nonprivate_baseline_counts_in_the_total() -> No
     spec = ReportSpec(
         made_up=False, title="dp_sweep", points={"p": point}, results=uris, settings={}
     )
-    assert ids(job_results.released_by_sweep(spec, {"p": outputs})) == ["words", "other"]
+    assert ids(job_results.released_by(spec, {"p": outputs})) == ["words", "other"]
 
     class Context(StepContext):
         def __init__(self) -> None:

@@ -307,7 +307,7 @@ def test_evidence_defaults_to_the_model_of_the_latest_report(
     store = store_of(deployment)
     publish(
         store, f"store://report/{'b' * 16}", created="2026-01-01",
-        models={"dp_pretraining": model},
+        models={"With DP / pretraining": model},
     )  # fmt: skip
     words = tmp_path / "words.json"
     words.write_text('{"licence": "none"}')

@@ -38,7 +38,7 @@ def model(store: Store, published: Callable[..., str]) -> str:
     """A published model, and a report that names it."""
     uri = published("pretrain", FILES)
     report = f"store://report/{'a' * 16}"
-    publish(store, report, created="2026-01-01", models={"dp_pretraining": uri})
+    publish(store, report, created="2026-01-01", models={"With DP / pretraining": uri})
     return uri
 
 

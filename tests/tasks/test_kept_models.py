@@ -20,16 +20,19 @@ from tasks.protocol import (
     ExposureSpec,
     FinetuneSpec,
     JobSettings,
+    Point,
     PretrainSpec,
     ReleaseRecord,
+    ReportSpec,
     SelectSpec,
     StepResult,
     budget_of_run,
     job_steps,
 )
+from tasks.protocol.points import OF_JOB
 from tasks.releases.charge import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
-from tasks.report.job_results import released_by_job
+from tasks.report.job_results import released_by
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, SUBJECT, Input
 from tasks.steps import exposure_step as exposure
 from tasks.steps import finetune_step as finetune
@@ -198,28 +201,28 @@ def test_kept_epochs_become_updates_and_measurements_of_each_training() -> None:
     steps = job_steps(settings)
     kept = {n: s.kept_updates for n, s in steps.items() if isinstance(s, PretrainSpec)}
     assert kept == {
-        "public_pretraining": (),
-        "phrases_pretraining": (),
-        "dp_pretraining": (18, 43),  # 1100 units, including the audit canaries
-        "nonprivate_pretraining": (10, 25),
+        "Public text only / pretraining": (),
+        "Released phrases only / pretraining": (),
+        "With DP / pretraining": (18, 43),  # 1100 units, including the audit canaries
+        "Without privacy / pretraining": (10, 25),
     }
-    for name in ("dp_membership", "dp_exposure", "dp_finetuning", "dp_audit"):
-        assert vars(steps[name])["model_uri"] == steps["dp_pretraining"].output
+    trained = {model: steps[f"{model} / pretraining"].output for model in OF_JOB.values()}
+    for task in ("membership", "exposure", "finetuning", "audit"):
+        assert vars(steps[f"With DP / {task}"])["model_uri"] == trained["With DP"]
     without = job_steps(settings.model_copy(update={"kept_epochs": ""}))
-    for name in ("dp_pretraining", "nonprivate_pretraining"):  # the outputs hold other models
-        assert steps[name].output != without[name].output
+    for model in ("With DP", "Without privacy"):  # the outputs hold other models
+        assert trained[model] != without[f"{model} / pretraining"].output
     # Each earlier model has the same measurements as the last, under separate names.
     measured = {
         name: (spec.model_uri, spec.model_updates)
         for name, spec in steps.items()
         if isinstance(spec, ExposureSpec | FinetuneSpec) and spec.model_updates
     }
-    dp, red = (steps[f"{mode}_pretraining"].output for mode in ("dp", "nonprivate"))
     assert measured == {
-        f"{point} · epochs={epochs} of 4 / {task}": (model, updates)
-        for point, model, every in (
-            ("σ=0.875 · B=64", dp, {"1": 18, "2.5": 43}),
-            ("training without privacy", red, {"1": 10, "2.5": 25}),
+        f"{model} · epochs={epochs} of 4 / {task}": (trained[model], updates)
+        for model, every in (
+            ("With DP", {"1": 18, "2.5": 43}),
+            ("Without privacy", {"1": 10, "2.5": 25}),
         )
         for epochs, updates in every.items()
         for task in ("finetuning", "exposure")
@@ -227,10 +230,10 @@ def test_kept_epochs_become_updates_and_measurements_of_each_training() -> None:
     outputs = {spec.output for spec in steps.values() if isinstance(spec, FinetuneSpec)}
     assert len(outputs) == 4 + 4  # one fine-tuning per model
     assert steps["budget"].model_dump()["charged"] == tuple(
-        steps[name].model_dump() for name in ("vocabulary", "phrases", "dp_pretraining")
+        steps[name].model_dump() for name in ("vocabulary", "phrases", "With DP / pretraining")
     )
     causal = job_steps(settings.model_copy(update={"model_kind": "gpt2"}))
-    tasks = [name for name in causal if " / " in name]
+    tasks = [name for name in causal if " of 4 / " in name]
     assert len(tasks) == 4 and all(name.endswith("exposure") for name in tasks)
 
 
@@ -260,13 +263,16 @@ def test_total_of_a_job_includes_fine_tunings_of_earlier_models() -> None:
         fields: dict[str, Any] = {"outputs": {}, "metrics": [], "facts": {}, "spec_hash": ""}
         return Input(StepResult(step=step, releases=[training, *releases], **fields), Path())
 
-    results = {
-        "dp_pretraining": output("pretrain"),
-        "dp_finetuning": output("finetune", last),
-        "σ=1 · B=64 · epochs=1 of 4 / finetuning": output("finetune", earlier),
-        "training without privacy · epochs=1 of 4 / finetuning": output("finetune", unaccounted),
+    kept = [Point(epochs=epochs, of_epochs=(1, 4)) for epochs in (4, 1)]
+    tuned = dict(zip(kept, (last, earlier), strict=True))
+    tuned[kept[1].model_copy(update={"baseline": "nonprivate-training"})] = unaccounted
+    points = {
+        point.name: {"pretraining": output("pretrain"), "finetuning": output("finetune", release)}
+        for point, release in tuned.items()
     }
-    assert released_by_job(results) == [training, last, earlier]
+    named = {point.name: point for point in tuned}
+    spec = ReportSpec(made_up=False, title="dp_bert", results={}, settings={}, points=named)
+    assert released_by(spec, points) == [training, last, earlier]
 
 
 def test_fine_tuning_and_exposure_read_the_model_of_the_requested_epoch(

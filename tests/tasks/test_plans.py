@@ -73,7 +73,7 @@ def test_job_charges_the_event_of_its_sampling_and_composes_the_total(
     settings: dict[str, Any], kind: type[MechanismEvent]
 ) -> None:
     steps = steps_of(**settings)
-    vocabulary, training = steps["vocabulary"], steps["dp_pretraining"]
+    vocabulary, training = steps["vocabulary"], steps["With DP / pretraining"]
     assert isinstance(vocabulary, VocabularySpec) and isinstance(training, PretrainSpec)
     charged = [planned_release(spec) for spec in (vocabulary, training)]
     assert isinstance(charged[1].event, kind)
@@ -98,7 +98,7 @@ def test_releases_of_different_neighbouring_relations_have_no_total() -> None:
 
 def test_noise_bands_determine_sampling_noise_and_charge() -> None:
     plans = {
-        bands: training_plan(steps_of(noise_bands=bands, epochs=20)["dp_pretraining"])
+        bands: training_plan(steps_of(noise_bands=bands, epochs=20)["With DP / pretraining"])
         for bands in (0, 1, 4)
     }
     alone, four, chosen = plans[1], plans[4], plans[0]
@@ -107,7 +107,7 @@ def test_noise_bands_determine_sampling_noise_and_charge() -> None:
     assert four.event() == CyclicPoissonGaussian(
         4, ((4 * 256 / 6000, 0.7, four.steps),), unit=PrivacyUnit.PATIENT
     )
-    training = steps_of(epochs=20)["dp_pretraining"].training
+    training = steps_of(epochs=20)["With DP / pretraining"].training
     rates = tuple(training.learning_rate_at(t, alone.steps) for t in range(alone.steps))
     assert chosen == least_error(alone, Workload(rates, training.beta1))
     assert chosen.strategy.bands > 1
@@ -212,22 +212,22 @@ def test_noise_reduction_settings_reach_private_trainings_only() -> None:
         for name, spec in steps.items() if hasattr(spec, "training")
     }  # fmt: skip
     assert settings_of_step == {
-        "public_pretraining": (1, 1, 0.0),
-        "dp_pretraining": (2, 3, 0.5),
-        "nonprivate_pretraining": (2, 1, 0.0),
-        "public_finetuning": (1, 1, 0.0),
-        "dp_finetuning": (5, 1, 0.5),
-        "nonprivate_finetuning": (1, 1, 0.0),
+        "Public text only / pretraining": (1, 1, 0.0),
+        "With DP / pretraining": (2, 3, 0.5),
+        "Without privacy / pretraining": (2, 1, 0.0),
+        "Public text only / finetuning": (1, 1, 0.0),
+        "With DP / finetuning": (5, 1, 0.5),
+        "Without privacy / finetuning": (1, 1, 0.0),
     }
-    plan = training_plan(steps["dp_pretraining"])
+    plan = training_plan(steps["With DP / pretraining"])
     assert (plan.examples_per_step, plan.maskings_per_example) == (2, 3)
 
 
 def test_examples_per_step_are_bounded_by_the_rows_of_a_unit() -> None:
-    spec = steps_of(examples_per_step=4)["dp_pretraining"]
+    spec = steps_of(examples_per_step=4)["With DP / pretraining"]
     assert training_plan(spec).examples_per_step == 4
     assert training_plan(spec, 3).examples_per_step == 3
-    alone = steps_of(examples_per_step=4, unit="example")["dp_pretraining"]
+    alone = steps_of(examples_per_step=4, unit="example")["With DP / pretraining"]
     assert training_plan(alone, 3).examples_per_step == 1
 
 
@@ -236,9 +236,9 @@ def test_maskings_are_refused_for_trainings_without_masks_or_dp() -> None:
         steps_of(model_kind="gpt2", maskings_per_example=2)
     steps = steps_of()
     for name, reason in (
-        ("public_pretraining", "only DP"),
-        ("nonprivate_pretraining", "only DP"),
-        ("dp_finetuning", "masks nothing"),
+        ("Public text only / pretraining", "only DP"),
+        ("Without privacy / pretraining", "only DP"),
+        ("With DP / finetuning", "masks nothing"),
     ):
         data = steps[name].model_dump()
         data["batches"]["maskings_per_example"] = 2
@@ -300,7 +300,7 @@ def test_spec_with_a_too_large_delta_is_refused_by_its_step() -> None:
         spec = of_delta(vocabulary, delta).model_copy(update={"relation": relation})
         with pytest.raises(PlanError, match="1/6000"):
             planned_release(spec)
-    training = planned_release(steps_of(delta=1e-4)["dp_pretraining"])
+    training = planned_release(steps_of(delta=1e-4)["With DP / pretraining"])
     refuse_large_deltas([training], [released("notes", 1e-5)])
     refuse_large_deltas([training], [released("others", 1e-4)])
     # the same entry, listed repeatedly

@@ -19,6 +19,7 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.privacy.statement import PrivacyStatement, privacy_statement
 from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
+from tasks.protocol.points import DP_MODEL
 from tasks.report.job_results import model_row
 from tasks.report.model import Edition, ModelRow, Report, edition_of
 from tasks.report.models_table import models_table
@@ -110,8 +111,8 @@ def row(tuning: ReleaseRecord | None) -> ModelRow:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", *FRONT, epsilon_training=1.0, shape={})
     tuned = made("finetune", *FRONT, *([tuning] if tuning else []))
-    results = {"vocabulary": vocabulary, "dp_pretraining": model, "dp_finetuning": tuned}
-    return replace(model_row("dp", results, 1.0), f1=Operator(0.5))
+    results = {"vocabulary": vocabulary, "pretraining": model, "finetuning": tuned}
+    return replace(model_row(DP_MODEL, results, 1.0), f1=Operator(0.5))
 
 
 def report(row_of_model: ModelRow) -> Report:
@@ -168,5 +169,5 @@ def test_total_is_infinite_after_fine_tuning_without_privacy(dataset: str) -> No
 def test_model_trained_without_privacy_has_an_infinite_total_under_any_name() -> None:
     vocabulary = made("vocabulary", FRONT[0], dataset="notes")
     model = made("pretrain", FRONT[0], record("u", NO_PRIVACY), epsilon_training=None, shape={})
-    row_of_model = model_row("dp", {"vocabulary": vocabulary, "dp_pretraining": model}, 1.0)
+    row_of_model = model_row(DP_MODEL, {"vocabulary": vocabulary, "pretraining": model}, 1.0)
     assert (row_of_model.cost.corpus.epsilon, row_of_model.epsilon_training) == (math.inf, math.inf)

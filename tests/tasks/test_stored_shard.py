@@ -180,7 +180,7 @@ def test_only_steps_that_need_the_cluster_receive_its_address() -> None:
         "CONFIDE_CLUSTER": ADDRESS, "CONFIDE_CLUSTER_SECRETS": "/secrets", "CONFIDE_HOSTS": "2",
     }  # fmt: skip
     steps = job_steps(JobSettings())
-    for name in ("vocabulary", "private_store", "dp_pretraining"):
+    for name in ("vocabulary", "private_store", "With DP / pretraining"):
         assert environment_for(steps[name], settings, apart=True).items() >= settings.items()
     for name in ("budget", "private_corpus", "report"):
         assert environment_for(steps[name], settings, apart=True).keys().isdisjoint(settings)

@@ -22,7 +22,6 @@ from tasks.protocol import (
     job_steps,
     point_and_task,
     point_steps,
-    sweep,
 )
 from tasks.releases.charge import planned_release, register_plans
 from tasks.runtime.deployment import Deployment
@@ -45,7 +44,8 @@ EVENT = PoissonGaussian.single(0.01, 2.0, 100, unit=PrivacyUnit.PATIENT)
 def specs(kind: type[StepSpec], **settings: Any) -> list[Any]:
     every = job_steps(SweepSettings.model_validate(settings))
     task = {PretrainSpec: "pretraining", FinetuneSpec: "finetuning"}[kind]
-    return [spec for name, spec in every.items() if point_and_task(name)[1] == task]
+    named = [spec for name, spec in every.items() if point_and_task(name)[1] == task]
+    return [spec for spec in named if kind is FinetuneSpec or spec.charges]
 
 
 def planned(deployment: Deployment, run: str = "run", **settings: Any) -> dict[str, float]:
@@ -79,7 +79,7 @@ def test_fine_tuning_on_public_labels_costs_nothing(ledger: Ledger, deployment: 
     assert [entry.event for entry in ledger.history("notes")] == [EVENT]
     # A job with the same settings is the same release.
     grid = SweepSettings.model_validate(settings)
-    job = job_steps(grid.job(grid.points()[0]))["dp_pretraining"]
+    job = job_steps(grid.job(grid.points()[0]))["With DP / pretraining"]
     assert job.output == training.output
 
 
@@ -98,8 +98,8 @@ def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
     ]
     jobs = [job_steps(settings.job(point)) for point in points[:2]]
     for of_point, job in zip(steps, jobs, strict=False):
-        assert of_point["pretraining"] == job["dp_pretraining"]
-        assert of_point["exposure"] == job["dp_exposure"]
+        assert of_point["pretraining"] == job["With DP / pretraining"]
+        assert of_point["exposure"] == job["With DP / exposure"]
     of_sweep = planned(deployment, **settings.model_dump())
     assert [entry.event for entry in ledger.history("notes")] == [
         EVENT, PoissonGaussian.single(0.01, 4.0, 100, unit=PrivacyUnit.PATIENT)
@@ -280,7 +280,7 @@ def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
     # In MLflow, the initial model of private trainings is named by its baseline.
     named = points_by_output(sweep)
     start = point_steps(sweep, sweep.points()[0])["public_pretraining"].output
-    assert named["public_pretraining", start] == named["pretraining", start] == "public training"
+    assert named["pretraining", start] == "public training"
     assert {named["vocabulary", spec] for task, spec in named if task == "vocabulary"} == {
         "", "public text only", "without privacy", "checkpoint bert", "checkpoint biobert"
     }  # fmt: skip
@@ -288,7 +288,7 @@ def test_each_baseline_has_its_steps_on_the_same_folds_and_seeds() -> None:
     assert points[0].name.startswith("public text only")
     steps_of_point, job = point_steps(sweep, points[0]), job_steps(sweep.job(points[0]))
     for task in ("pretraining", "exposure", "finetuning"):
-        assert steps_of_point[task].output == job[f"public_{task}"].output
+        assert steps_of_point[task].output == job[f"Public text only / {task}"].output
 
 
 def test_epochs_from_checkpoints_are_one_release(ledger: Ledger, deployment: Deployment) -> None:
@@ -347,7 +347,7 @@ def test_large_sweep_is_split_into_pages_and_reported_completely(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Airflow maps a bounded number of points at a time, but all are charged and reported."""
-    monkeypatch.setattr(sweep, "PAGE", 10)
+    monkeypatch.setattr("tasks.protocol.settings.PAGE", 10)
     grid = ",".join(f"{2 + i / 1000:g}" for i in range(7))
     settings = SweepSettings.model_validate(
         PUBLIC_LABELS

@@ -312,7 +312,12 @@ def test_all_results_after_exact_counts_are_for_the_operator(untracked: Deployme
     assert first.facts["digest"] != plain  # a keyed digest does not confirm guessed words
     first_tasks = ("budget", "private_corpus", "public_corpus", "reserve")
     after = [t for t in done if t not in first_tasks]
-    assert {"canaries", "public_store", "public_pretraining", "dp_pretraining"} < set(after)
+    assert {
+        "canaries",
+        "public_store",
+        "Public text only / pretraining",
+        "With DP / pretraining",
+    } < set(after)
     for task in after:
         result = done[task]
         assert {m.label for m in result.metrics} == {"operator"}, task
@@ -322,7 +327,7 @@ def test_all_results_after_exact_counts_are_for_the_operator(untracked: Deployme
             result.releases, made_up=False
         )  # also for the inputs of the report
         assert "Not private" in statement.words, task
-    assert len(done["dp_pretraining"].releases) == 2
+    assert len(done["With DP / pretraining"].releases) == 2
     assert isinstance(spec, VocabularySpec) and spec.needs == {Need.CHARGING, Need.CLUSTER}
     assert sorted(e.is_unaccounted for e in job.charges) == [False, True]
 

@@ -13,8 +13,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +22,9 @@ from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.data.readers.sources import (
     BOM,
     DAMAGED,
-    LONGEST,
-    is_unicode,
     read_items,
     text_lines,
+    text_problem,
     unpacked_name,
 )
 
@@ -51,17 +49,42 @@ def read_plain_text(
         name = unpacked_name(file, path)
         folder, inside, _ = name.partition("/")
         patient = folder if inside else ""
-        piece, number = _Piece(), 0
-        for line in _lines(file):
-            is_title = public and isinstance(line, str) and _TITLE.fullmatch(line)
-            if is_title and (number or piece.is_blank):
-                if number:
-                    yield 0, piece.document(f"{name}#{number}", patient)
-                piece, number = _Piece(), number + 1
-            piece.add(line)
-        yield 0, piece.document(f"{name}#{number}" if number else name, patient)
+        for number, text in _pieces(file, cut=public):
+            if isinstance(text, Reason):
+                yield 0, text
+            elif text.strip():
+                yield 0, Document(f"{name}#{number}" if number else name, patient, text)
+            else:
+                yield 0, Reason.EMPTY
 
     return read_items(path, ".txt", quarantine, documents_of)
+
+
+def _pieces(file: Path, *, cut: bool) -> Iterator[tuple[int, str | Reason]]:
+    """Yield the number of titles so far, and the text of each piece or why it cannot be used.
+
+    Args:
+        file: a file of plain text.
+        cut: whether a title begins a piece, if the file begins with a title.
+    """
+    number, lines, size = 0, list[str](), 0
+    problem: Reason | None = None
+    for line in _lines(file):
+        is_title = cut and _TITLE.fullmatch(line)
+        if is_title and (number or not (problem or any(map(str.strip, lines)))):
+            if number:
+                yield number, problem or "".join(lines)
+            number, lines, size, problem = number + 1, [], 0, None
+        if isinstance(line, Reason):
+            problem = problem or line
+        else:
+            lines.append(line)
+            size += len(line)
+            if size > LARGEST:
+                problem = problem or Reason.TOO_LONG
+        if problem:
+            lines = []
+    yield number, problem or "".join(lines)
 
 
 def _lines(file: Path) -> Iterator[str | Reason]:
@@ -74,47 +97,13 @@ def _lines(file: Path) -> Iterator[str | Reason]:
         yield Reason.UNREADABLE
 
 
-class _Piece:
-    """The lines of one document, until one of them cannot be used."""
-
-    def __init__(self) -> None:
-        self._lines: list[str] = []
-        self._size = 0
-        self._problem: Reason | None = None
-        self.is_blank = True
-
-    def add(self, line: str | Reason) -> None:
-        """Add a line, or the reason why it cannot be read."""
-        if isinstance(line, Reason):
-            self._problem = self._problem or line
-        else:
-            self._size += len(line)
-            self._lines.append(line)
-            if self._size > LARGEST:
-                self._problem = self._problem or Reason.TOO_LONG
-        if self._problem:
-            self._lines, self.is_blank = [], False
-        elif self.is_blank:
-            self.is_blank = not self._lines[-1].strip()
-
-    def document(self, name: str, patient: str) -> Document | Reason:
-        """Return the document of all lines, or the reason why there is none."""
-        if self._problem or self.is_blank:
-            return self._problem or Reason.EMPTY
-        return Document(name, patient, "".join(self._lines))
+FIELDS = ("text", "document_id", "patient_id")  # usual names; ids are strings or whole numbers
+_ADMISSION = "admission_id"
 
 
-@dataclass(frozen=True)
-class JsonlFields:
-    """The names of the fields. Only `text` is required; ids are strings or whole numbers."""
-
-    text: str = "text"
-    document_id: str = "document_id"
-    patient_id: str = "patient_id"
-    admission_id: str = "admission_id"
-
-
-def read_jsonl(path: Path, quarantine: Quarantine, fields: JsonlFields) -> Iterator[Document]:
+def read_jsonl(
+    path: Path, quarantine: Quarantine, fields: Sequence[str] = FIELDS
+) -> Iterator[Document]:
     """Yield the documents of a file or folder; see `read_corpus`."""
 
     def documents_of(file: Path) -> Iterator[tuple[int, Document | Reason]]:
@@ -141,20 +130,15 @@ def json_objects(file: Path) -> Iterator[tuple[int, dict[str, Any] | Reason]]:
         yield number, row if isinstance(row, dict) else Reason.NOT_JSON
 
 
-def _document(row: dict[str, Any], fields: JsonlFields) -> Document | Reason:
+def _document(row: dict[str, Any], fields: Sequence[str]) -> Document | Reason:
     """Return an object's document, or the reason why there is none."""
-    text = row.get(fields.text)
-    names = (fields.document_id, fields.patient_id, fields.admission_id)
+    text, *ids = (row.get(name) for name in (*fields, _ADMISSION))
     try:
-        document, patient, admission = (normalised_id(row.get(name)) for name in names)
+        document, patient, admission = map(normalised_id, ids)
     except ValueError:
         return Reason.WRONG_FIELD
     if not isinstance(text, str):
         return Reason.WRONG_FIELD
-    if not text.strip():
-        return Reason.EMPTY
-    if not is_unicode(text + document + patient + admission):
-        return Reason.ENCODING
-    if len(text) > LONGEST:
-        return Reason.TOO_LONG
+    if problem := text_problem(text, document, patient, admission):
+        return problem
     return Document(document, patient, text.replace("\r\n", "\n"), admission)

@@ -26,10 +26,10 @@ from dp_core.data.readers.sources import (
     LONGEST,
     UNREADABLE,
     csv_cells,
-    is_unicode,
     read_items,
     table_rows,
     text_lines,
+    text_problem,
 )
 from dp_core.errors import BadInput, PrivateTextRefusal
 
@@ -85,10 +85,10 @@ def _text(row: Mapping[str, Any], pairs: bool) -> LabelledText | Reason | None:
         return Reason.WRONG_FIELD
     if not isinstance(first, str) or not isinstance(second, str) or not label:
         return Reason.WRONG_FIELD
-    if not first.strip() or (pairs and not second.strip()):
+    if pairs and not second.strip():
         return Reason.EMPTY
-    if not is_unicode(first + second + label + document + patient):
-        return Reason.ENCODING
+    if problem := text_problem(first, second, label, document, patient):
+        return problem
     if len(first) + len(second) > LONGEST:
         return Reason.TOO_LONG
     if label == _NO_MAJORITY:

@@ -22,11 +22,11 @@ from dp_core.data.readers.sources import (
     bare_name,
     bounded_lines,
     csv_cells,
-    is_unicode,
     location_of,
     open_bytes,
     read_items,
     table_rows,
+    text_problem,
 )
 from dp_core.errors import PrivateTextRefusal
 
@@ -40,11 +40,7 @@ _ROW = re.compile(rf"{_FIELD}(?:,{_FIELD})*+")
 
 
 class _Broken(Exception):
-    """Quoting that violates RFC 4180, in the row that begins at this line."""
-
-    def __init__(self, line: int) -> None:
-        super().__init__()
-        self.line = line
+    """Quoting that violates RFC 4180; the argument is the line at which the row begins."""
 
 
 def read_noteevents(path: Path, quarantine: Quarantine) -> Iterator[Document]:
@@ -65,7 +61,7 @@ def read_noteevents(path: Path, quarantine: Quarantine) -> Iterator[Document]:
             with open_bytes(file) as stream:
                 yield from _notes(path, file, stream, quarantine)
         except _Broken as broken:
-            quarantine.reject(Reason.WRONG_COLUMNS, f"{bare_name(file)}:{broken.line}")
+            quarantine.reject(Reason.WRONG_COLUMNS, f"{bare_name(file)}:{broken.args[0]}")
             raise PrivateTextRefusal(
                 "a row has broken quoting, or not as many cells as the header",
                 where=str(path),
@@ -141,12 +137,8 @@ def _note(row: dict[str, str]) -> Document | Reason | None:
     ids = {name: row.get(name, "").strip() for name in _IDS}
     if row.get("ISERROR", "").strip().lower() in _ERROR_MARKS:
         return None
-    if not is_unicode("".join(row.values())):
-        return Reason.ENCODING
-    if not row["TEXT"].strip():
-        return Reason.EMPTY
-    if len(row["TEXT"]) > LONGEST:
-        return Reason.TOO_LONG
+    if problem := text_problem(row["TEXT"], *row.values()):
+        return problem
     if not normalised_id(ids["SUBJECT_ID"]):
         return Reason.NO_PATIENT
     text = row["TEXT"].replace("\r\n", "\n")

@@ -7,14 +7,14 @@ text at words in it does so for public text alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
 
 from dp_core.data.corpus import Document
 from dp_core.data.labelled_text import LabelledText, Sentence
-from dp_core.data.readers.documents import JsonlFields, read_jsonl, read_plain_text
+from dp_core.data.readers.documents import FIELDS, read_jsonl, read_plain_text
 from dp_core.data.readers.entity_formats import read_columns, read_i2b2, read_pubtator
 from dp_core.data.readers.labelled_texts import read_texts
 from dp_core.data.readers.mimic import read_noteevents
@@ -27,17 +27,17 @@ Reader = Callable[[Path, Quarantine], Iterator[Item]]
 
 
 def corpus_readers(
-    fields: JsonlFields | None = None, *, public: bool = False
+    fields: Sequence[str] = FIELDS, *, public: bool = False
 ) -> Mapping[str, Reader[Document]]:
     """Return the readers of documents by format.
 
     Args:
-        fields: names of the fields of `jsonl`.
+        fields: names of the fields of `jsonl` that hold text, document id and patient id.
         public: whether the text is public.
     """
     return {
         "text": partial(read_plain_text, public=public),
-        "jsonl": partial(read_jsonl, fields=fields or JsonlFields()),
+        "jsonl": partial(read_jsonl, fields=fields),
         "noteevents": read_noteevents,
     }
 
@@ -61,7 +61,7 @@ def read_corpus(
     path: Path | str,
     quarantine: Quarantine | None = None,
     *,
-    fields: JsonlFields | None = None,
+    fields: Sequence[str] = FIELDS,
     public: bool = False,
 ) -> Iterator[Document]:
     """Yield the documents of a file or folder.

@@ -272,6 +272,20 @@ def is_unicode(text: str) -> bool:
     return True
 
 
+def text_problem(text: str, *others: str) -> Reason | None:
+    """Return the reason why an item's text cannot be used, or None.
+
+    Args:
+        text: the text.
+        others: the item's ids and labels, which must be Unicode, too.
+    """
+    if not is_unicode("".join((text, *others))):
+        return Reason.ENCODING
+    if not text.strip():
+        return Reason.EMPTY
+    return Reason.TOO_LONG if len(text) > LONGEST else None
+
+
 @contextmanager
 def refuse_damaged_file(source: Path, file: Path, quarantine: Quarantine) -> Iterator[None]:
     """Context manager that refuses the source if reading one of its files fails.

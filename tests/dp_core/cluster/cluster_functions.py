@@ -12,12 +12,8 @@ from typing import Any
 from dp_core.errors import BadInput
 
 
-def squared(shard: int) -> int:
-    return shard * shard
-
-
-def nothing(shard: int) -> int | None:
-    return None if shard % 2 else shard
+def nothing(shard: int) -> None:
+    return None
 
 
 def refused(shard: int) -> int:
@@ -27,7 +23,6 @@ def refused(shard: int) -> int:
 
 
 def broken(shard: str) -> str:
-    """A failing function whose message quotes its input."""
     raise ValueError(f"cannot read {shard}")
 
 
@@ -72,8 +67,6 @@ class Gate:
 
 @dataclass(frozen=True)
 class Echo:
-    """Returns its text before its input."""
-
     before: str
 
     def __call__(self, shard: str) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.cluster.shard_map import InProcess, ShardMap
+from dp_core.cluster.shard_map import ProcessPool, ShardMap
 from dp_core.data.corpus import Document, Shard, shards_of, write_corpus
 from dp_core.data.privacy_units import unit_texts
 from dp_core.data.token_store import PackedRows, ShardRows
@@ -55,7 +55,6 @@ def same(unit_id: str, rows: list[list[int]]) -> list[list[int]]:
 
 
 def documents() -> Iterator[Document]:
-    """Sixty patients, some with one document, and notes without a patient."""
     for i in range(240):
         words = [WORDS[(i * k + k * k) % len(WORDS)] for k in range(1, 20)]
         yield Document(str(i), f"p{i % 60}", "The common words. " + " ".join(words) + " Café")
@@ -63,7 +62,6 @@ def documents() -> Iterator[Document]:
 
 @pytest.fixture(scope="module")
 def corpora(tmp_path_factory: pytest.TempPathFactory) -> dict[int, list[Shard]]:
-    """The same corpus in 1, 2 and 16 shards."""
     found = {}
     for shards in (1, 2, 16):
         folder = tmp_path_factory.mktemp(f"in {shards} shards")
@@ -172,7 +170,7 @@ class Expected:
         write_corpus(documents(), folder / "corpus", 1)
         shards = shards_of(folder / "corpus")
 
-        here = InProcess()
+        here = ProcessPool(1)
         mechanisms = ("elimination", "gaussian")
         self.words = {m: released_words(here, shards, m, folder / "spilled") for m in mechanisms}
         assert all(len(found) >= 3 and "the" not in found for found in self.words.values())
@@ -189,5 +187,4 @@ class Expected:
 
 @pytest.fixture(scope="module")
 def expected(tmp_path_factory: pytest.TempPathFactory) -> Expected:
-    """Return the results of one shard in this process."""
     return Expected(tmp_path_factory.mktemp("one shard"))

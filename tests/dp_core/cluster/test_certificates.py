@@ -7,25 +7,19 @@ from pathlib import Path
 
 import pytest
 
-from dp_core.cluster.node import (
-    AUTHORITY,
-    TOKEN,
-    make_secrets,
-    member_environment,
-    require_secrets,
-)
+from dp_core.cluster import node
 from dp_core.errors import BadInput
 
 
 @pytest.fixture
 def secrets(tmp_path: Path) -> Path:
-    make_secrets(tmp_path / "secrets")
+    node.make_secrets(tmp_path / "secrets")
     return tmp_path / "secrets"
 
 
 def member(secrets: Path, folder: Path, address: str = "127.0.0.1") -> dict[str, str]:
     folder.mkdir(parents=True)
-    return member_environment(secrets, folder, address)
+    return node.member_environment(secrets, folder, address)
 
 
 def test_secrets_are_readable_only_by_their_owner(secrets: Path, tmp_path: Path) -> None:
@@ -33,24 +27,24 @@ def test_secrets_are_readable_only_by_their_owner(secrets: Path, tmp_path: Path)
     files = [*secrets.iterdir(), *(tmp_path / "member").iterdir()]
     assert len(files) == 5
     assert {file.stat().st_mode & 0o777 for file in files} == {0o600}
-    assert len((secrets / TOKEN).read_text()) == 64
-    assert (secrets / TOKEN).read_text() not in "".join(variables.values())
+    assert len((secrets / node.TOKEN).read_text()) == 64
+    assert (secrets / node.TOKEN).read_text() not in "".join(variables.values())
 
 
 def test_existing_secrets_are_not_overwritten(secrets: Path) -> None:
     before = {file.name: file.read_bytes() for file in secrets.iterdir()}
-    make_secrets(secrets)
+    node.make_secrets(secrets)
     assert before == {file.name: file.read_bytes() for file in secrets.iterdir()}
 
 
 def test_address_without_secrets_is_refused(secrets: Path) -> None:
     with pytest.raises(BadInput, match="without token and TLS"):
-        require_secrets(None, "CONFIDE_CLUSTER")
-    assert require_secrets(secrets, "CONFIDE_CLUSTER") == secrets
-    for name in (TOKEN, AUTHORITY):
+        node.require_secrets(None, "CONFIDE_CLUSTER")
+    assert node.require_secrets(secrets, "CONFIDE_CLUSTER") == secrets
+    for name in (node.TOKEN, node.AUTHORITY):
         (secrets / name).rename(secrets / "away")
         with pytest.raises(BadInput, match=f"{name} cannot be read"):
-            require_secrets(secrets, "CONFIDE_CLUSTER")
+            node.require_secrets(secrets, "CONFIDE_CLUSTER")
         (secrets / "away").rename(secrets / name)
 
 
@@ -85,20 +79,18 @@ def handshake(server: dict[str, str], client: dict[str, str], name: str) -> str:
         thread.join()
 
 
-def test_members_of_one_cluster_accept_each_other(secrets: Path, tmp_path: Path) -> None:
+def test_members_of_one_cluster_accept_each_other_at_their_addresses(
+    secrets: Path, tmp_path: Path
+) -> None:
     one, two = member(secrets, tmp_path / "1", "10.1.2.3"), member(secrets, tmp_path / "2")
     assert handshake(one, two, "10.1.2.3") == "TLSv1.3"
+    with pytest.raises(ssl.SSLError):
+        handshake(one, two, "10.1.2.4")
 
 
 def test_member_of_another_cluster_is_refused(secrets: Path, tmp_path: Path) -> None:
-    make_secrets(tmp_path / "others")
+    node.make_secrets(tmp_path / "others")
     ours, theirs = member(secrets, tmp_path / "1"), member(tmp_path / "others", tmp_path / "2")
     for server, client in ((ours, theirs), (theirs, ours)):
         with pytest.raises((ssl.SSLError, ConnectionError)):
             handshake(server, client, "127.0.0.1")
-
-
-def test_member_at_another_address_is_refused(secrets: Path, tmp_path: Path) -> None:
-    one, two = member(secrets, tmp_path / "1", "10.1.2.3"), member(secrets, tmp_path / "2")
-    with pytest.raises(ssl.SSLError):
-        handshake(one, two, "10.1.2.4")

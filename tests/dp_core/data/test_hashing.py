@@ -33,11 +33,8 @@ def test_mix_is_splitmix64() -> None:
     # Reference outputs of SplitMix64 for seed 1234567 (Vigna's C code): state advances by γ.
     gamma = np.uint64(0x9E3779B97F4A7C15)
     states = np.uint64(1234567) + gamma * np.arange(1, 4, dtype=np.uint64)
-    assert mix(states).tolist() == [
-        6457827717110365317,
-        3203168211198807973,
-        9817491932198370423,
-    ]
+    expected = [6457827717110365317, 3203168211198807973, 9817491932198370423]
+    assert mix(states).tolist() == expected
 
 
 def test_a_row_does_not_depend_on_its_neighbours() -> None:
@@ -65,15 +62,10 @@ def test_folding_binds_every_number() -> None:
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 5, 16, 17, 1000, 4096, 4097])
 def test_every_item_has_one_place(size):
     for epoch in (0, 1):
-        items = ShuffledRange(size, 3, epoch).items(np.arange(size))
+        order = ShuffledRange(size, 3, epoch)
+        items = order.items(np.arange(size))
         assert sorted(items) == list(range(size))
-
-
-def test_a_part_of_the_order_is_that_part_of_the_whole():
-    whole = ShuffledRange(1000, 1, 2).items(np.arange(1000))
-    np.testing.assert_array_equal(
-        ShuffledRange(1000, 1, 2).items(np.array([7, 999, 0])), whole[[7, 999, 0]]
-    )
+        np.testing.assert_array_equal(order.items(np.arange(size)[::-3]), items[::-3])
 
 
 def test_seeds_and_epochs_give_other_orders():

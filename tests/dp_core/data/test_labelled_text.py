@@ -51,12 +51,6 @@ def test_class_scores_equal_scikit_learn() -> None:
     assert [score.f1 for score in found.by_type.values()] == pytest.approx(f1s)
 
 
-def test_scores_without_texts_are_zero_and_different_lengths_are_refused() -> None:
-    assert (class_scores([], []).micro.recall, class_scores([], []).macro_f1) == (0, 0)
-    with pytest.raises(ValueError, match="is shorter"):
-        class_scores(["a"], [])
-
-
 def score(expected: list[list[str]], predicted: list[list[str]]) -> TaskScores:
     words = [Sentence(("a",) * len(tags), tuple(tags)) for tags in expected]
     return score_of(words, predicted)
@@ -110,7 +104,10 @@ def test_as_seqeval(pairs: list[list[tuple[str, str]]]) -> None:
         assert mine.expected == their["support"]
 
 
-def test_lengths_must_agree() -> None:
+def test_scores_without_texts_are_zero_and_different_lengths_are_refused() -> None:
+    assert (class_scores([], []).micro.recall, class_scores([], []).macro_f1) == (0, 0)
+    with pytest.raises(ValueError, match="is shorter"):
+        class_scores(["a"], [])
     with pytest.raises(ValueError, match="3 tags are expected, 2"):
         score([["O", "O", "O"]], [["O", "O"]])
     with pytest.raises(ValueError, match="zip"):

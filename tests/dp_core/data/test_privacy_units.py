@@ -9,12 +9,7 @@ from hypothesis import strategies as st
 
 from dp_core.data import corpus, privacy_units
 from dp_core.data.corpus import Document, open_corpus, shards_of, write_corpus
-from dp_core.data.privacy_units import (
-    Unit,
-    bounded_sample,
-    is_held_out,
-    units_of,
-)
+from dp_core.data.privacy_units import Unit, bounded_sample, is_held_out, units_of
 from dp_core.data.tokens import split_words
 from dp_core.errors import BadInput
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -67,12 +62,9 @@ def test_every_word_is_in_exactly_one_unit(
 
 @settings(max_examples=60, deadline=None)
 @given(
-    DOCUMENTS,
-    st.sampled_from(PrivacyUnit),
-    st.sampled_from([1, 2, 16]),
-    st.sampled_from(["wordpiece", "byte-level-bpe"]),
-    st.sampled_from([1, 20, 1 << 22]),
-)
+    DOCUMENTS, st.sampled_from(PrivacyUnit), st.sampled_from([1, 2, 16]),
+    st.sampled_from(["wordpiece", "byte-level-bpe"]), st.sampled_from([1, 20, 1 << 22]),
+)  # fmt: skip
 def test_many_units_at_once_are_the_same_units_with_the_same_words(
     tmp_path_factory: pytest.TempPathFactory,
     docs: list[Document],
@@ -122,19 +114,12 @@ def test_the_three_units(tmp_path: Path) -> None:
         Document("1", "q", "g"),
         Document("1", "p", "h i"),  # the rest of p's document 1
     ]
-    by = {u: units(tmp_path / u, docs, u) for u in PrivacyUnit}
-    assert sorted(sorted(u.texts) for u in by[PrivacyUnit.PATIENT]) == [
-        ["a b c d e", "f", "h i"],
-        ["g"],
-    ]
-    assert sorted(u.texts for u in by[PrivacyUnit.DOCUMENT]) == [["a b c d e", "h i"], ["f"], ["g"]]
-    assert sorted(u.texts for u in by[PrivacyUnit.EXAMPLE]) == [
-        ["a b c d "],
-        ["e"],
-        ["f"],
-        ["g"],
-        ["h i"],
-    ]
+    by = {u: sorted(sorted(x.texts) for x in units(tmp_path / u, docs, u)) for u in PrivacyUnit}
+    assert by == {
+        PrivacyUnit.PATIENT: [["a b c d e", "f", "h i"], ["g"]],
+        PrivacyUnit.DOCUMENT: [["a b c d e", "h i"], ["f"], ["g"]],
+        PrivacyUnit.EXAMPLE: [["a b c d "], ["e"], ["f"], ["g"], ["h i"]],
+    }
 
 
 def test_patient_units_need_patients(tmp_path: Path) -> None:

@@ -11,12 +11,7 @@ from hypothesis import strategies as st
 from dp_core.data import token_store
 from dp_core.data.corpus import Document, open_corpus, shards_of, write_corpus
 from dp_core.data.privacy_units import Unit, is_held_out, units_of
-from dp_core.data.token_store import (
-    ShardRows,
-    TokenStore,
-    TokenStoreWriter,
-    rows_of_units,
-)
+from dp_core.data.token_store import ShardRows, TokenStore, TokenStoreWriter, rows_of_units
 from dp_core.errors import BadInput
 from dp_core.privacy import batch_selection as sampling
 from dp_core.privacy.batch_selection import BatchSampler, PoissonSampling
@@ -98,12 +93,11 @@ def test_a_cut_file_is_noticed(tmp_path: Path, name: str, missing: int) -> None:
 
 
 @pytest.mark.parametrize("row", [[], [1] * 7, [100], [-1]])
-def test_rows_that_do_not_fit_are_refused(tmp_path: Path, row: list[int]) -> None:
-    with pytest.raises(BadInput):
-        TokenStoreWriter(tmp_path, 6, 100).add_unit("a", [row])
-
-
-def test_no_text_is_an_error(tmp_path: Path) -> None:
+def test_rows_that_do_not_fit_and_stores_without_rows_are_refused(
+    tmp_path: Path, row: list[int]
+) -> None:
+    with pytest.raises(BadInput, match=r"1 to 6 ids|outside the vocabulary of 100"):
+        write(tmp_path, {"a": [row]})
     with pytest.raises(BadInput, match="no text"):
         write(tmp_path, {"a": []})
 
@@ -187,7 +181,6 @@ def feed(folder: Path, batch: int = 8) -> None:
 def test_memory_of_writing_opening_and_feeding_does_not_grow_with_the_corpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One corpus is eight times the other."""
     fill(tmp_path / "first", 100)
     feed(tmp_path / "first")  # load imports and caches first
     monkeypatch.setattr(token_store, "_FLUSH_BYTES", 1 << 15)
@@ -201,7 +194,6 @@ def test_memory_of_writing_opening_and_feeding_does_not_grow_with_the_corpus(
 
 
 def test_rows_of_a_shard_equal_the_rows_of_its_units(tmp_path: Path) -> None:
-    """One pass over all units writes the same store as one shard after another."""
     notes = (f"The patient [MASK] has pain in knee {i % 7}." for i in range(120))
     write_corpus(
         (Document(str(i), f"p{i % 30}", t) for i, t in enumerate(notes)), tmp_path / "c", 4

@@ -35,15 +35,8 @@ from dp_core.data.hashing import (
 )
 from dp_core.data.labelled_text import LabelledText, Sentence, fold_of, unit_ids
 from dp_core.data.privacy_units import units_of
+from dp_core.data.readers import registry
 from dp_core.data.readers.labelled_texts import with_patients
-from dp_core.data.readers.registry import (
-    corpus_readers,
-    labelled_text_readers,
-    read_corpus,
-    read_labelled_texts,
-    read_sentences,
-    sentence_readers,
-)
 from dp_core.data.token_store import PackedRows, ShardRows, TokenStore
 from dp_core.data.tokens import HeldItems
 from dp_core.phrases.ngram_release import Candidates
@@ -71,19 +64,12 @@ TOKENIZER: Tokenizer = wordpiece.learn(VOCABULARY, 200, ())
 
 @dataclass(frozen=True)
 class Note:
-    """A note before it is written in a format.
+    """A note before it is written in a format."""
 
-    Attributes:
-        number: index of the note when it was generated. It does not change when another note is
-            removed, like the name of a file.
-        document: an id that the source may give; several notes of a patient may share one.
-        pieces: the examples, which are pieces of text of `WORDS` words.
-    """
-
-    number: int
+    number: int  # stays when another note is removed, like the name of a file
     patient: str
-    document: str
-    pieces: tuple[str, ...]
+    document: str  # an id that the source may give; notes of a patient may share one
+    pieces: tuple[str, ...]  # the examples, of `WORDS` words each
 
     @property
     def text(self) -> str:
@@ -92,7 +78,6 @@ class Note:
 
 @st.composite
 def neighbours(draw: st.DrawFn, format: Format, unit: PrivacyUnit) -> tuple[list[Note], list[Note]]:
-    """Draw a data set and its neighbour without one unit."""
     pieces = st.lists(st.sampled_from(PIECES), min_size=1, max_size=3).map(tuple)
     row = st.tuples(
         st.sampled_from(["p", "q", "r"]), st.sampled_from(["", "", "a", "1002", "402"]), pieces
@@ -117,14 +102,6 @@ def neighbours(draw: st.DrawFn, format: Format, unit: PrivacyUnit) -> tuple[list
     return notes, [note for note in rest if note.pieces]
 
 
-Written = Callable[[Sequence[Note], Path], None]
-
-
-def as_is(notes: Sequence[Note]) -> list[Note]:
-    """Return the notes unchanged: the format may leave ids out."""
-    return list(notes)
-
-
 def with_ids(notes: Sequence[Note]) -> list[Note]:
     """Return the notes with a distinct id for each, like the name of a file or article."""
     return [replace(note, document=f"n{note.number}") for note in notes]
@@ -140,41 +117,32 @@ def without_ids(notes: Sequence[Note]) -> list[Note]:
 
 @dataclass(frozen=True)
 class Format:
-    """One format: writes notes, reads them again, and returns the contributions of units.
-
-    Attributes:
-        name: the name in the ids of the tests.
-        kind: kind and format of the reader.
-        write: writes the notes into a folder.
-        unit_notes: the notes as the format stores them; a format may need an id for each.
-        units: the units that the format can name.
-    """
+    """One format: writes notes, reads them again, and returns the contributions of units."""
 
     name: str
-    kind: str
-    write: Written
-    unit_notes: Callable[[Sequence[Note]], list[Note]]
-    units: Sequence[PrivacyUnit] = tuple(PrivacyUnit)
+    kind: str  # kind and format of the reader
+    write: Callable[[Sequence[Note], Path], None]
+    unit_notes: Callable[[Sequence[Note]], list[Note]]  # the notes as the format stores them
+    units: Sequence[PrivacyUnit] = tuple(PrivacyUnit)  # the units that the format can name
 
     def contributions(self, folder: Path, unit: PrivacyUnit) -> dict[str, Counter[object]]:
         """Return the contributions of all units, in no order, for every kind of choice."""
         kind, format = self.kind.split()
         if kind == "corpus":
-            return of_corpus(read_corpus(format, folder), folder, unit)
+            return of_corpus(registry.read_corpus(format, folder), folder, unit)
         if kind == "classes":
-            return of_labels(list(read_labelled_texts(format, folder)), unit)
+            return of_labels(list(registry.read_labelled_texts(format, folder)), unit)
         patients = json.loads((folder / "patients.json").read_text())
-        return of_labels(with_patients(read_sentences(format, folder), patients), unit)
+        return of_labels(with_patients(registry.read_sentences(format, folder), patients), unit)
 
 
 def of_corpus(
     documents: Iterable[Document], folder: Path, unit: PrivacyUnit
 ) -> dict[str, Counter[object]]:
     write_corpus(documents, folder / "corpus", 2)
+    shards = shards_of(folder / "corpus")
     return {
-        made.__name__: Counter(
-            i for shard in shards_of(folder / "corpus") for i in made(shard, unit)
-        )
+        made.__name__: Counter(item for shard in shards for item in made(shard, unit))
         for made in (rows_of, texts_of, words_of, phrases_of)
     }
 
@@ -251,7 +219,6 @@ def phrases_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
 
 
 def bounded(held: Callable[[Shard], Iterable[HeldItems]], shard: Shard) -> list[object]:
-    """Return the bounded items of each unit."""
     sets = BoundedSets(held, 2, b"key")(shard)
     return [
         tuple(sets.items.take(sets.members[begin:end]).to_pylist())
@@ -311,26 +278,25 @@ def write_pubtator(notes: Sequence[Note], folder: Path) -> None:
     write_patients(notes, folder)
 
 
-def class_rows(notes: Sequence[Note]) -> list[dict[str, str]]:
-    return [
-        {"text": p, "label": "yes", "document_id": n.document, "patient_id": n.patient}
-        for n in notes
-        for p in n.pieces
-    ]
+COLUMNS = ("text", "label", "document_id", "patient_id")
+
+
+def class_rows(notes: Sequence[Note]) -> list[tuple[str, ...]]:
+    return [(piece, "yes", n.document, n.patient) for n in notes for piece in n.pieces]
 
 
 def write_jsonl_classes(notes: Sequence[Note], folder: Path) -> None:
-    write_json_lines(folder / "texts.jsonl", class_rows(notes))
+    rows = (dict(zip(COLUMNS, row, strict=True)) for row in class_rows(notes))
+    write_json_lines(folder / "texts.jsonl", rows)
 
 
 def write_tsv_classes(notes: Sequence[Note], folder: Path) -> None:
-    rows = [list(row.values()) for row in class_rows(notes)]
-    lines = [["text", "label", "document_id", "patient_id"], *rows]
-    (folder / "texts.tsv").write_text("".join("\t".join(line) + "\n" for line in lines))
+    lines = ("\t".join(row) + "\n" for row in (COLUMNS, *class_rows(notes)))
+    (folder / "texts.tsv").write_text("".join(lines))
 
 
-JSONL = Format("Jsonl", "corpus jsonl", write_jsonl, as_is)
-NOTEEVENTS = Format("Noteevents", "corpus noteevents", write_noteevents, as_is)
+JSONL = Format("Jsonl", "corpus jsonl", write_jsonl, list)
+NOTEEVENTS = Format("Noteevents", "corpus noteevents", write_noteevents, list)
 NAMELESS = (PrivacyUnit.EXAMPLE, PrivacyUnit.DOCUMENT)
 FORMATS = (
     Format("Text", "corpus text", write_text, with_ids),
@@ -352,19 +318,18 @@ CASES = [
 
 def test_every_registered_reader_has_its_property_test() -> None:
     assert {format.kind for format in FORMATS} == {
-        *(f"corpus {name}" for name in corpus_readers()),
-        *(f"sentences {name}" for name in sentence_readers()),
-        *(f"classes {name}" for name in labelled_text_readers()),
+        *(f"corpus {name}" for name in registry.corpus_readers()),
+        *(f"sentences {name}" for name in registry.sentence_readers()),
+        *(f"classes {name}" for name in registry.labelled_text_readers()),
     }
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def few_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     """Spread the rows of these small corpora over few ranges to run ten times faster."""
     monkeypatch.setattr(corpus, "_PARTS", 2)
 
 
-@pytest.mark.usefixtures("few_parts")
 @pytest.mark.parametrize(("format", "unit"), CASES)
 def test_removing_one_unit_changes_no_contribution_of_another(
     format: Format, unit: PrivacyUnit
@@ -387,7 +352,6 @@ def test_removing_one_unit_changes_no_contribution_of_another(
     assert removed_any
 
 
-@pytest.mark.usefixtures("few_parts")
 @pytest.mark.parametrize("format", [JSONL, NOTEEVENTS], ids=["jsonl", "noteevents"])
 def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format: Format) -> None:
     """Line numbers would have four digits with the patient's notes, and three without them."""
@@ -405,7 +369,6 @@ def test_patient_with_many_notes_leaves_the_rows_of_other_patients(format: Forma
 
 
 def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, Counter[object]]:
-    """Write and read the notes, and return their contributions; empty without notes."""
     if not notes:
         return {}
     with TemporaryDirectory() as folder:
@@ -416,7 +379,6 @@ def made(notes: Sequence[Note], format: Format, unit: PrivacyUnit) -> dict[str, 
 # --- rules for ids
 
 
-@pytest.mark.usefixtures("few_parts")
 @pytest.mark.parametrize("format", [FORMATS[0], JSONL, NOTEEVENTS], ids=lambda f: f.name)
 def test_all_spellings_of_a_patient_are_one_unit_in_every_format(
     tmp_path: Path, format: Format
@@ -428,7 +390,9 @@ def test_all_spellings_of_a_patient_are_one_unit_in_every_format(
         for i, spelling in enumerate(listed)
     ]
     format.write(notes, tmp_path)
-    documents = corpus_of(tmp_path / "corpus", read_corpus(format.kind.split()[1], tmp_path))
+    documents = corpus_of(
+        tmp_path / "corpus", registry.read_corpus(format.kind.split()[1], tmp_path)
+    )
     units = units_of(iter(documents), PrivacyUnit.PATIENT, 1)
     assert {unit.unit_id: sorted(unit.texts) for unit in units} == {
         patient: ["note 0", "note 1", "note 2"] for patient in spellings

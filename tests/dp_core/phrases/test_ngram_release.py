@@ -64,12 +64,10 @@ class Exact(PartitionSelection):
 
 
 def exact(lengths: tuple[int, ...], n: int, least: int = 1, hidden: str = "") -> PhrasePlan:
-    """Return a plan that reveals the counts of its rounds."""
     return PhrasePlan(lengths, Exact(n, 1.0, 1e-5, None, 10_000, least, hidden), 1.0, 1e-5)
 
 
 def counted(shards: Iterable[ItemSets]) -> Counter[str]:
-    """Return the number of units of the shards that contribute each phrase."""
     counts: Counter[str] = Counter()
     for shard in shards:
         held = np.bincount(shard.members, minlength=len(shard.items)).tolist()
@@ -82,7 +80,6 @@ def candidates(length: int, part_length: int, parts: Collection[str]) -> Candida
 
 
 def held_by(candidates: Candidates, texts: list[str]) -> set[str]:
-    """Return the candidates in the texts of one unit."""
     (block,) = candidates([Unit("", texts)])
     return set(block.items.to_pylist())
 
@@ -233,15 +230,7 @@ def test_rounds_draw_independent_noise() -> None:
 def test_charged_epsilon_is_close_to_the_target_and_not_above(
     epsilon: float, delta: float, lengths: tuple[int, ...], n: int, mechanism: MechanismName
 ) -> None:
-    plan = calibrate(
-        epsilon,
-        delta,
-        lengths,
-        n,
-        unit=PrivacyUnit.PATIENT,
-        declared_units=5000,
-        mechanism=mechanism,
-    )
+    plan = calibrate(epsilon, delta, lengths, n, declared_units=5000, mechanism=mechanism)
     charged = epsilon_pld(plan.event(), delta)
     assert 0.99 * epsilon <= charged <= epsilon
     # equals the composition of its rounds, each a separate selection

@@ -22,13 +22,6 @@ def tokenizer() -> Tokenizer:
     return byte_level.learn(COUNTS, 300)
 
 
-def test_words_are_split_as_in_gpt2() -> None:
-    text = "Pt. has 120mg\n\n café, it's"
-    expected = [w for w, _ in ByteLevel(add_prefix_space=False).pre_tokenize_str(text)]
-    assert byte_level.split_words(text) == expected
-    assert "ĠcafÃ©" in expected and "'s" in expected
-
-
 def test_vocabulary_equals_tokenizers_on_the_same_text() -> None:
     text = "the theme of the thesis is then these things, the THE The " * 3 + "pain pains painful"
     counts: dict[str, int] = {}

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import stat
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -20,16 +21,12 @@ from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets, ItemSets, Un
 from dp_core.vocabulary.subwords import UnitWords
 
 
-def named(sets: ItemSets) -> list[set[str]]:
-    return [
-        set(sets.items.take(sets.members[a:b]).to_pylist())
-        for a, b in zip(sets.starts, sets.starts[1:], strict=False)
-    ]
+def named(sets: UnitSets, items: list[str]) -> list[set[str]]:
+    return [{items[m] for m in sets.members[a:b]} for a, b in pairwise(sets.starts)]
 
 
 @pytest.mark.parametrize("unit", PrivacyUnit)
 def test_sets_of_a_shard_equal_sets_of_its_units(tmp_path: Path, unit: PrivacyUnit) -> None:
-    """Compares with brute force: split, exclude, sample."""
     rng = np.random.default_rng(0)
     notes = (" ".join(f"w{w}" for w in rng.integers(0, 60, 40)) for _ in range(90))
     documents = (Document(str(i), f"p{i % 20}", f"Café {note}.") for i, note in enumerate(notes))
@@ -37,7 +34,7 @@ def test_sets_of_a_shard_equal_sets_of_its_units(tmp_path: Path, unit: PrivacyUn
     shards = shards_of(tmp_path)
     public = frozenset({"w1", ".", "cafe"})
     of_shard = BoundedSets(UnitWords(unit, 12), 5, b"key", 500, public)
-    found = [s for shard in shards for s in named(of_shard(shard))]
+    found = [s for sets in map(of_shard, shards) for s in named(sets, sets.items.to_pylist())]
     expected = []
     for one in units_of(open_corpus(tmp_path), unit, 12):
         words = {w for text in one.texts for w in split_words(text)} - public
@@ -55,7 +52,7 @@ def test_items_of_a_unit_are_sorted_for_any_other_units() -> None:
     for units in (held, dict(reversed(held.items()))):
         sets = item_sets(units.items(), 6, b"k")
         assert sets.items.to_pylist() == sorted(sets.items.to_pylist())
-        for a, b in zip(sets.starts, sets.starts[1:], strict=False):
+        for a, b in pairwise(sets.starts):
             assert (np.diff(sets.members[a:b]) > 0).all() and b - a <= 6
 
 
@@ -71,28 +68,18 @@ def sets_of_shards(held: list[list[set[str]]]) -> list[ItemSets]:
     ]
 
 
-def members_of(sets: UnitSets, gathered: GatheredSets) -> list[set[str]]:
-    every = gathered.named(np.arange(gathered.distinct))
-    return [
-        {every[m] for m in sets.members[a:b]}
-        for a, b in zip(sets.starts, sets.starts[1:], strict=False)
-    ]
-
-
-@pytest.fixture
-def tiny(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Set all limits so low that everything is split."""
-    for name, value in (("_BATCH", 2), ("_TOGETHER", 4)):
-        monkeypatch.setattr(item_sets_module, name, value)
-
-
 @settings(
     max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 @given(SHARDS, st.sampled_from([0, 300, 1 << 20]))
 def test_gathered_shards_equal_brute_force(
-    tmp_path_factory: pytest.TempPathFactory, tiny: None, held: list[list[set[str]]], limit: int
+    tmp_path_factory: pytest.TempPathFactory,
+    monkeypatch: pytest.MonkeyPatch,
+    held: list[list[set[str]]],
+    limit: int,
 ) -> None:
+    monkeypatch.setattr(item_sets_module, "_BATCH", 2)  # so that everything is split
+    monkeypatch.setattr(item_sets_module, "_TOGETHER", 4)
     folder = tmp_path_factory.mktemp("sets") / "gathered"
     shards = sets_of_shards(held)
     every = sorted({item for units in held for items in units for item in items})
@@ -103,9 +90,10 @@ def test_gathered_shards_equal_brute_force(
             assert gathered.distinct == len(every)
             assert gathered.named(np.arange(len(every))) == every
             assert gathered.named(np.arange(1, len(every), 2)) == every[1::2]
-            assert [members_of(sets, gathered) for sets in gathered] == held
-            assert all((np.diff(s.members[a:b]) > 0).all() for s in gathered
-                       for a, b in zip(s.starts, s.starts[1:], strict=False))  # fmt: skip
+            assert [named(sets, every) for sets in gathered] == held
+            assert all(
+                (np.diff(s.members[a:b]) > 0).all() for s in gathered for a, b in pairwise(s.starts)
+            )
     assert not folder.exists()
 
 

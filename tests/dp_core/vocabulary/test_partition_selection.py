@@ -24,11 +24,8 @@ from dp_core.privacy.discrete_gaussian import (
 from dp_core.privacy.mechanisms import NoisedWeights
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
-from dp_core.vocabulary.partition_selection import Counted, Weighted
-from dp_core.vocabulary.selection_calibration import (
-    _elimination,
-    selection_plan,
-)
+from dp_core.vocabulary.partition_selection import Counted, Elimination
+from dp_core.vocabulary.selection_calibration import _elimination, selection_plan
 
 SEED = PrivacySeed.fixed(3)
 Held = list[set[str]]
@@ -40,7 +37,7 @@ def shard_of(held: Sequence[set[str]], n: int = 8, first: int = 0, **more: objec
     return item_sets(named, n, b"k", **more)  # type: ignore[arg-type]
 
 
-def bare(name: str, n: int, scale: int, threshold: int, units: int = 16) -> Weighted:
+def bare(name: str, n: int, scale: int, threshold: int, units: int = 16) -> Elimination:
     """Return a mechanism of weights with an empty claim (ε = 100, δ = 0.06)."""
     shape = SHAPES[name]
     levels = 2 if shape.sums_are_rounded else 1
@@ -52,7 +49,7 @@ def bare(name: str, n: int, scale: int, threshold: int, units: int = 16) -> Weig
     return claiming_nothing(event, units)
 
 
-def claiming_nothing(event: NoisedWeights, units: int) -> Weighted:
+def claiming_nothing(event: NoisedWeights, units: int) -> Elimination:
     """Return the mechanism of an event without a check of (ε, δ)."""
     made = object.__new__(SHAPES[event.rule].maker)
     for key, value in {
@@ -63,8 +60,7 @@ def claiming_nothing(event: NoisedWeights, units: int) -> Weighted:
     return made
 
 
-def weights(plan: Weighted, held: Held, gone: frozenset[str], number: int = 0) -> dict[str, int]:
-    """Return the sums of one round without the items `gone`."""
+def weights(plan: Elimination, held: Held, gone: frozenset[str], number: int = 0) -> dict[str, int]:
     shard = shard_of(held, plan.items_per_unit)
     items = shard.items.to_pylist()
     live = np.array([item not in gone for item in items], np.bool_)
@@ -73,7 +69,7 @@ def weights(plan: Weighted, held: Held, gone: frozenset[str], number: int = 0) -
 
 
 def held_to_the_norm(
-    plan: Weighted, others: Held, unit: set[str], gone: frozenset[str], without: dict[str, int]
+    plan: Elimination, others: Held, unit: set[str], gone: frozenset[str], without: dict[str, int]
 ) -> float:
     """Check a pair of neighbours, of which one has the weights `without`; return the norm."""
     with_unit = weights(plan, [*others, unit], gone)
@@ -95,8 +91,6 @@ WEIGHTS = sorted(SHAPES)
 
 @pytest.mark.parametrize("name", ["gaussian", *WEIGHTS])
 class TestSelection:
-    """Rules for every mechanism."""
-
     def test_release_from_merged_shards_equals_release_of_whole(self, name: str) -> None:
         rng = np.random.default_rng(1)
         held = [{f"w{i}" for i in rng.geometric(0.1, 30)} for _ in range(60)]
@@ -138,17 +132,17 @@ class TestSelection:
 
 @pytest.mark.parametrize("name", WEIGHTS)
 class TestWeights:
-    """Further rules for every mechanism of weights."""
-
     @pytest.fixture
-    def low(self, name: str) -> Weighted:
+    def low(self, name: str) -> Elimination:
         """A mechanism with a level near 1, so that tiny data exceed it."""
         return bare(name, 4, 1 << (28 if SHAPES[name].sums_are_rounded else 20), 1)
 
     def gone(self, name: str) -> list[frozenset[str]]:
         return [frozenset(), *([] if name == "policy" else [frozenset("a")])]
 
-    def test_one_unit_changes_weights_by_norm_one_at_most(self, name: str, low: Weighted) -> None:
+    def test_one_unit_changes_weights_by_norm_one_at_most(
+        self, name: str, low: Elimination
+    ) -> None:
         """All data sets of up to three units over three items, with every possible unit added."""
         subsets = [set(c) for r in range(1, 4) for c in itertools.combinations("abc", r)]
         largest = 0.0
@@ -192,7 +186,7 @@ class TestWeights:
 
     def test_plan_with_too_little_noise_is_refused(self, name: str) -> None:
         plan = comparison_plan(name, 2.0, 1e-6, 8, declared_units=10)
-        assert isinstance(plan, Weighted)
+        assert isinstance(plan, Elimination)
         louder = tuple(2 * s for s in plan.mechanism.scales)
         with pytest.raises(PlanError, match="gives δ="):
             replace(plan, mechanism=replace(plan.mechanism, scales=louder))

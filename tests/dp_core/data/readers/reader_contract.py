@@ -18,13 +18,8 @@ from typing import Any, ClassVar, NamedTuple
 import pytest
 from corruption import corrupted
 
+from dp_core.data.readers import registry
 from dp_core.data.readers.quarantine import Quarantine, Reason
-from dp_core.data.readers.registry import (
-    read_corpus,
-    read_labelled_texts,
-    read_sentences,
-    sentence_readers,
-)
 from dp_core.errors import BadInput
 
 SECRET = "zyxsecret"  # represents the text of a note
@@ -37,8 +32,6 @@ PACKERS: dict[str, Callable[[bytes], bytes]] = {
 
 
 class BadItem(NamedTuple):
-    """A source with one unusable item."""
-
     files: dict[str, bytes]
     reason: Reason
     where: str
@@ -47,17 +40,16 @@ class BadItem(NamedTuple):
 
 def reader_of(format: str) -> Callable[..., Iterator[Any]]:
     if format == "tsv":
-        return read_labelled_texts
-    if format in sentence_readers():
-        return read_sentences
+        return registry.read_labelled_texts
+    if format in registry.sentence_readers():
+        return registry.read_sentences
     # Only public text may hold many documents in one file.
-    return partial(read_corpus, public=format == "text")
+    return partial(registry.read_corpus, public=format == "text")
 
 
 def read(
     format: str, path: Path, share: float = 1.0, **fields: Any
 ) -> tuple[list[Any], Quarantine]:
-    """Return the items of a reader, and its quarantine."""
     quarantine = Quarantine(share)
     return list(reader_of(format)(format, path, quarantine, **fields)), quarantine
 
@@ -127,18 +119,19 @@ class ReaderContract:
         assert (quarantine.taken, quarantine.rejected) == (len(items), 0)
         assert len(items) > 9
 
-    def test_a_bad_item_is_counted_with_its_location(
-        self, tmp_path: Path, bad_item: BadItem
-    ) -> None:
-        for name, content in bad_item.files.items():
-            (tmp_path / name).write_bytes(content)
-        items, quarantine = read(self.FORMAT, tmp_path)
-        assert len(items) == bad_item.kept
-        assert quarantine.counts == {bad_item.reason: 1}
-        assert quarantine.locations == {bad_item.reason: [bad_item.where]}
-        with pytest.raises(BadInput, match=str(bad_item.reason)) as refusal:
-            read(self.FORMAT, tmp_path, share=0.05)
-        assert SECRET not in str(refusal.value) + json.dumps(quarantine.summary())
+    def test_each_bad_item_is_counted_with_its_location(self, tmp_path: Path) -> None:
+        for number, bad_item in enumerate(self.BAD_ITEMS):
+            source = tmp_path / f"{number}"
+            source.mkdir()
+            for name, content in bad_item.files.items():
+                (source / name).write_bytes(content)
+            items, quarantine = read(self.FORMAT, source)
+            assert len(items) == bad_item.kept
+            assert quarantine.counts == {bad_item.reason: 1}
+            assert quarantine.locations == {bad_item.reason: [bad_item.where]}
+            with pytest.raises(BadInput, match=str(bad_item.reason)) as refusal:
+                read(self.FORMAT, source, share=0.05)
+            assert SECRET not in str(refusal.value) + json.dumps(quarantine.summary())
 
     @pytest.mark.parametrize("content", ["", "\n", "\n \n"], ids=range(3))
     def test_nothing_to_read_is_refused(self, tmp_path: Path, content: str) -> None:

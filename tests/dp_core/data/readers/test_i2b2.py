@@ -153,16 +153,6 @@ def test_every_line_that_a_wrong_concept_claims_is_put_aside(
     assert "secretword" not in str(caught.value) + json.dumps(q.summary())
 
 
-def test_a_document_with_two_files_is_quarantined(tmp_path: Path) -> None:
-    write(tmp_path, CONCEPTS)
-    (tmp_path / "r1.TXT").write_text("Another text .\n")
-    (tmp_path / "r2.txt").write_text("good\n")
-    (tmp_path / "r2.con").write_text("")
-    sentences, q = read(tmp_path)
-    assert [s.document_id for s in sentences] == ["r2"]
-    assert q.locations == {Reason.TWICE: ["r1"]}
-
-
 def test_of_overlapping_concepts_the_longest_is_tagged_and_none_is_lost(tmp_path: Path) -> None:
     write(tmp_path, ['c="pain" 1:2 1:2||t="test"', *CONCEPTS, 'c="pain" 1:2 1:2||t="test"'])
     sentences, q = read(tmp_path)
@@ -180,15 +170,14 @@ def test_over_lines_a_space_may_be_left_out_and_nothing_else(tmp_path: Path, con
     assert len(read(tmp_path)[0]) == 1 + ("sidedchest" not in concept)
 
 
-def test_files_without_their_pair_are_rejected_and_a_single_file_is_refused(
-    tmp_path: Path,
-) -> None:
+def test_files_that_are_no_pair_are_rejected_and_a_single_file_is_refused(tmp_path: Path) -> None:
     write(tmp_path, CONCEPTS)
-    (tmp_path / "r2.txt").write_text("alone\n")
-    (tmp_path / "r3.con").write_text("")
+    for name in ("r2.txt", "r3.con", "r4.con", "r4.txt", "r4.TXT"):
+        (tmp_path / name).write_text("")
     sentences, q = read(tmp_path)
     assert sentences == EXPECTED
-    assert q.counts == {Reason.UNREADABLE: 2}
+    assert q.counts == {Reason.UNREADABLE: 2, Reason.TWICE: 1}
+    assert q.locations[Reason.TWICE] == ["r4"]
     with pytest.raises(BadInput, match="from a folder"):
         read(tmp_path / "r1.txt")
 

@@ -62,9 +62,9 @@ def test_pairs_as_mednli_has_them(tmp_path: Path) -> None:
 
 
 def test_a_pair_read_as_a_text_is_its_first_sentence(tmp_path: Path) -> None:
-    file = tmp_path / "a.jsonl"
-    file.write_text(json.dumps(NLI) + "\n")
-    assert [(t.first, t.second) for t in read(file, pairs=False)[0]] == [("He has pain.", "")]
+    (tmp_path / "a.jsonl").write_text(json.dumps(NLI) + "\n")
+    texts, _ = read(tmp_path / "a.jsonl", pairs=False)
+    assert [(t.first, t.second) for t in texts] == [("He has pain.", "")]
 
 
 def test_quotes_in_a_table_are_part_of_the_text(tmp_path: Path) -> None:
