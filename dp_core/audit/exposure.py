@@ -546,7 +546,7 @@ def exposure_finding(
     )
 
 
-EXPOSURE = Audit(
+EXPOSURE: Audit = Audit(
     "exposure",
     "Canary exposure",
     "log2 of the number of candidates minus log2 of the mean rank of a canary's masked secret, in"
@@ -556,7 +556,7 @@ EXPOSURE = Audit(
     # No private row is shown, so the finding has the label of the model.
     lambda data: [exposure_finding(EXPOSURE, measure(data), EMBEDDED, data.label)],
 )
-EXPOSURE_IN_ROWS = Audit(
+EXPOSURE_IN_ROWS: Audit = Audit(
     "exposure_in_rows",
     "Canary exposure in training rows",
     "canary exposure, measured as in the papers on the private training rows that contain the"
