@@ -165,7 +165,8 @@ class Gate:
 
     def report(self, title: str = "t", run: RunContext = RUN, **changes: Any) -> ReportSpec:
         """Run a report step whose only output is the verdict, as a process would."""
-        spec = ReportSpec(made_up=False, title=title, results={"dp": self.uri}, settings={})
+        results = {"With DP / pretraining": self.uri}
+        spec = ReportSpec(made_up=False, title=title, results=results, points={}, settings={})
 
         def judging(spec: ReportSpec, context: StepContext) -> StepOutput:
             results = {name: context.input(uri) for name, uri in spec.results.items()}
