@@ -466,7 +466,7 @@ def test_contradicted_third_party_model_is_not_registered(gate: Gate, copy: Path
 
 
 def test_step_result_alone_registers_no_model(gate: Gate) -> None:
-    report = ReportSpec(made_up=False, title="t", results={}, settings={})
+    report = ReportSpec(made_up=False, title="t", results={}, points={}, settings={})
     output = StepOutput(outputs={}, facts={}, model=NAME)
     gate.patch.setattr(contract, "_module", lambda _: SimpleNamespace(run=lambda *_: output))
     contract.run_step(report, gate.deployment, RUN)
