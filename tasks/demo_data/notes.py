@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from random import Random
+from typing import NamedTuple
 
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import generator, seed_key
@@ -60,22 +61,11 @@ class NoteLine:
         return "".join(text for text, _ in self.spans)
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """A synthetic note with its entity labels."""
 
-    document_id: str
-    patient_id: str
-    admission_id: str
+    document: Document
     lines: list[NoteLine]
-
-    @property
-    def text(self) -> str:
-        """The whole note, with headings on separate lines."""
-        text = self.lines[0].text
-        for before, line in zip(self.lines, self.lines[1:], strict=False):
-            text += ("\n" if line.heading or before.heading else " ") + line.text
-        return text
 
 
 def notes(patients: int, seed: int) -> Iterator[Document]:
@@ -87,7 +77,7 @@ def notes(patients: int, seed: int) -> Iterator[Document]:
         seed: public seed; a larger corpus begins with the patients of a smaller corpus.
     """
     for note in labelled_notes(patients, seed, "private corpus"):
-        yield Document(note.document_id, note.patient_id, note.text, note.admission_id)
+        yield note.document
 
 
 def labelled_notes(patients: int, seed: int, stream: str) -> Iterator[Note]:
@@ -101,12 +91,17 @@ def labelled_notes(patients: int, seed: int, stream: str) -> Iterator[Note]:
         for number in range(1, count + 1):
             if number > 1 and rng.random() < 0.3:
                 admission += 1
-            yield Note(
-                f"{patient_id}-{number}",
-                patient_id,
-                f"{patient_id}-A{admission}",
-                _compose(patient, rng),
-            )
+            lines = _compose(patient, rng)
+            note_id, admission_id = f"{patient_id}-{number}", f"{patient_id}-A{admission}"
+            yield Note(Document(note_id, patient_id, _text(lines), admission_id), lines)
+
+
+def _text(lines: list[NoteLine]) -> str:
+    """Return the text of a whole note, with headings on separate lines."""
+    text = lines[0].text
+    for before, line in pairwise(lines):
+        text += ("\n" if line.heading or before.heading else " ") + line.text
+    return text
 
 
 def _compose(patient: Patient, rng: Random) -> list[NoteLine]:
