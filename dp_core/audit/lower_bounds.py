@@ -126,11 +126,10 @@ class OneRunBound(ABC):
     """A family of claims, one for each ε at a δ, with a test that can refute each claim.
 
     Every bound passes one conformance suite: null models, mechanisms of known ε, planted bugs
-    (tests/dp_core/audit/lower_bound_conformance.py).
+    (tests/dp_core/audit/test_lower_bounds.py).
     """
 
     name: ClassVar[str]
-    assumes: ClassVar[str] = ""
 
     @abstractmethod
     def refutes(
@@ -237,7 +236,6 @@ class GaussianBound(OneRunBound):
     """
 
     name = "Gaussian"
-    assumes = "a Gaussian trade-off"
 
     def refutes(
         self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float

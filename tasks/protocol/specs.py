@@ -61,6 +61,7 @@ _CODE_OF_TRAINING = (
     "dp_core.vocabulary.wordpiece",  # which pieces continue a word: masks of whole words
     "dp_core.audit.canaries",  # which audit canaries are in
     "tasks.steps.training_files",  # rows, first weights, and kept models
+    "dp_core.models.hugging_face",
 )
 _IF_SET = ("after", "asked", "kept_updates", "model_updates")  # hashed only if they are set
 
@@ -422,10 +423,7 @@ class PretrainSpec(TrainingSpec):
 
     # for training on private rows
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.CHARGING, Need.CLUSTER})
-    code: ClassVar[tuple[str, ...]] = (
-        *_CODE_OF_TRAINING,
-        "dp_core.models.hugging_face",
-    )
+    code: ClassVar[tuple[str, ...]] = _CODE_OF_TRAINING
     step: Literal["pretrain"] = "pretrain"
     mode: Literal["public", "released", "dp", "nonprivate"]
     store_uri: str

@@ -12,6 +12,7 @@ import pytest
 from corruption import corrupted, misshapen
 
 from dp_core.audit.canaries import draw
+from dp_core.config.data import CanaryConfig
 from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.data.labelled_text import LabelledText, Sentence
 from dp_core.data.readers.mimic import Diagnoses
@@ -64,7 +65,8 @@ def vocabulary(folder: Path) -> Path:
 def canaries(folder: Path) -> Path:
     vocabulary(folder / "v")
     file = folder / canaries_step.FILE
-    drawn = draw(folder / "v", ["HS"], [0.01], 2, 1)
+    config = CanaryConfig(canary_patterns="HS", canary_rates="0.01", canaries_per_group=2)
+    drawn = draw(folder / "v", config, 1)
     file.write_text(json.dumps([vars(canary) for canary in drawn]))
     return file
 

@@ -1,9 +1,6 @@
-"""Tests of samples for membership attacks: both sides, carriers of canaries, and groups."""
-
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +33,6 @@ def documents(patients: int = PATIENTS) -> list[Document]:
 
 
 class Cut:
-    """Both stores of a corpus."""
-
     def __init__(self, folder: Path, unit: PrivacyUnit) -> None:
         self.unit = unit
         sides: dict[bool, TokenStoreWriter] = {
@@ -57,9 +52,7 @@ class Cut:
             side.add_unit(one.unit_id, [row for _, row in rows])
         self.train, self.others = (sides[out].finish() for out in (False, True))
 
-    def sample(
-        self, *, carries: Callable[[str], bool] = lambda _: False, most: int = 10_000
-    ) -> Sample:
+    def sample(self, carries=lambda _: False, most=10_000) -> Sample:
         return draw_sample(
             units_of(documents(), self.unit, 4),
             unit=self.unit,
@@ -92,6 +85,10 @@ def test_members_are_all_rows_that_trained_and_others_all_that_did_not(cut: Cut)
     for level in ("sample", "document", "admission", "patient"):
         assert sample.groups[level].shape == sample.members.shape
     assert len(np.unique(sample.groups["sample"])) == len(sample.members)
+    # Patients are fitted or measured as a whole.
+    assert not set(sample.clusters[sample.fitted]) & set(sample.clusters[~sample.fitted])
+    share = len(np.unique(sample.clusters[sample.fitted])) / PATIENTS
+    assert 0.1 < share < 0.3
 
 
 def test_groups_follow_the_documents_that_rows_are_cut_from(tmp_path: Path) -> None:
@@ -131,13 +128,6 @@ def test_a_sample_is_bounded_and_does_not_depend_on_the_order_of_the_corpus(cut:
     assert not np.array_equal(np.unique(sample.member_rows), np.arange(len(sample.member_rows)))
 
 
-def test_fitted_rows_are_not_measured_and_patients_are_fitted_as_a_whole(cut: Cut) -> None:
-    sample = cut.sample()
-    assert not set(sample.clusters[sample.fitted]) & set(sample.clusters[~sample.fitted])
-    share = len(np.unique(sample.clusters[sample.fitted])) / PATIENTS
-    assert 0.1 < share < 0.3
-
-
 def test_rows_of_another_corpus_are_refused(tmp_path: Path) -> None:
     cut = Cut(tmp_path, PrivacyUnit.PATIENT)
     altered = np.array(cut.train.tokens)
@@ -151,9 +141,7 @@ def test_rows_of_another_corpus_are_refused(tmp_path: Path) -> None:
 def test_a_group_of_several_units_is_measured_where_it_lies_on_one_side(tmp_path: Path) -> None:
     cut = Cut(tmp_path, PrivacyUnit.DOCUMENT)
     sample = cut.sample()
-    found = sample.scored("patient", by_group(sample))
-    assert found is not None
-    scored, most = found
+    scored, most = sample.scored("patient", by_group(sample))
     of_patient: dict[str, list[bool]] = {}
     for one in units_of(documents(), cut.unit, 4):
         of_patient.setdefault(one.documents[0].patient_id, []).append(cut.held_out[one.unit_id])
@@ -173,9 +161,7 @@ def test_a_group_of_several_units_is_measured_where_it_lies_on_one_side(tmp_path
 def test_a_group_within_a_unit_is_its_rows_mean(tmp_path: Path) -> None:
     sample = Cut(tmp_path, PrivacyUnit.PATIENT).sample()
     attack = by_group(sample)
-    found = sample.scored("document", attack)
-    assert found is not None
-    scored, most = found
+    scored, most = sample.scored("document", attack)
     ids = sample.groups["document"]
     expected = [attack.scores[ids == group].mean() for group in np.unique(ids)]
     assert scored.scores.tolist() == pytest.approx(expected)
