@@ -35,7 +35,6 @@ from tasks.protocol import (
     RunContext,
     StepResult,
     StepSpec,
-    hides_count,
     one_line,
     spec_from_json,
 )
@@ -251,7 +250,7 @@ def _run_context(text: str, spec: StepSpec) -> RunContext:
     text = text or os.environ.get("CONFIDE_RUN_CONTEXT", "")
     if not text:
         key = f"by-hand-{spec.digest()[:16]}"
-        hides = hides_count([spec])
+        hides = spec.hides_count
         name = f"{spec.step} by hand"
         return RunContext(run_key=key, run_name=name, task=spec.step, hides_count=hides)
     try:
@@ -270,7 +269,7 @@ def _identity(spec: StepSpec, spec_hash: str, run: RunContext, deployment: Deplo
         spec_hash=spec_hash,
         made_up=spec.made_up,
         salt="" if spec.made_up else content_key(deployment, "runs").hex(),
-        hides_count=run.hides_count or hides_count([spec]),
+        hides_count=run.hides_count or spec.hides_count,
     )
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
@@ -783,11 +782,6 @@ STEP_CLASSES = _classes(StepSpec)
 STEPS = tuple(STEP_CLASSES)
 _ANY_SPEC: Any = Annotated[Union[tuple(STEP_CLASSES.values())], Field(discriminator="step")]  # noqa: UP007
 _ADAPTER: TypeAdapter[StepSpec] = TypeAdapter(_ANY_SPEC, config=ConfigDict(defer_build=True))
-
-
-def hides_count(specs: Iterable[StepSpec]) -> bool:
-    """Return whether steps of one run select privately among a secret number of trainings."""
-    return any(spec.hides_count for spec in specs)
 
 
 def spec_from_json(text: str | bytes) -> StepSpec:
