@@ -25,6 +25,7 @@ from types import FrameType, ModuleType
 
 from pydantic import ValidationError
 
+from dp_core.config.data import VersionConfig
 from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, fault_line
 from dp_core.labels import Label
 from tasks.context import StepContext, StepOutput, content_key
@@ -194,7 +195,7 @@ def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
 def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> None:
     """Refuse a result whose source files have changed since; remove unfinished work in any case."""
     try:
-        if spec.checks_sources and spec.sources:
+        if isinstance(spec, VersionConfig) and spec.sources:
             from tasks.releases import declarations
 
             declarations.refuse_if_changed(spec, result, context)

@@ -107,7 +107,6 @@ class StepSpec(Config):
     repeated: ClassVar[bool] = False  # whether the step runs again despite an earlier result
     privileges: ClassVar[frozenset[Need]]  # of the step; each subclass declares them
     code: ClassVar[tuple[str, ...]] = ()  # modules that shape a release before it settles
-    checks_sources: ClassVar[bool] = False  # whether changed source files refuse a result
     hides_duration: ClassVar[bool] = False  # whether its duration would reveal a secret
     ends_run: ClassVar[bool] = False  # whether it is the last step of a run
     follows_run: ClassVar[bool] = False  # whether it runs after the last step, in every case
@@ -172,7 +171,6 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
     """Read a corpus, group it by privacy unit, and store it in a normal form."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
-    checks_sources: ClassVar[bool] = True
     step: Literal["corpus"] = "corpus"
     role: Literal["private", "public"]
     format: PrivateFormat | PublicFormat
@@ -201,7 +199,6 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
     """
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
-    checks_sources: ClassVar[bool] = True
     step: Literal["entities"] = "entities"
     format: EntitiesFormat
     public: bool  # the labels may be shown; otherwise F1 on them is for the operator only
@@ -674,7 +671,6 @@ class MembershipSpec(StepSpec, RunConfig, VersionConfig):
     """Attack a model by distinguishing its training units from held-out units."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset()
-    checks_sources: ClassVar[bool] = True
     step: Literal["membership"] = "membership"
     model_uri: str
     # Models that were not trained on the members and do not descend from models that were.
@@ -745,7 +741,6 @@ class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES})
     ends_run: ClassVar[bool] = True
-    checks_sources: ClassVar[bool] = True
     step: Literal["privacy_audit"] = "privacy_audit"
 
     @property

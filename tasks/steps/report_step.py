@@ -73,7 +73,8 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
         "created": report.created,
         "models": {name: spec.results[name] for name in models},
         "table": results_table(edition_of(report, Edition.PUBLISHABLE)).to_json(),
-        **({"missing": missing} if spec.is_sweep else {}),
+        "missing": missing,
+        "is_sweep": spec.is_sweep,
     }
     return StepOutput(outputs={name: name for name in EDITIONS}, facts=facts, artifacts=artifacts)
 
