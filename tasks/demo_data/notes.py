@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ PROBLEM, TEST, TREATMENT = "problem", "test", "treatment"
 NOTE_TYPES = [block for block in read_table("notes") if block.title.startswith("note: ")]
 SECTIONS = {block.title: block for block in read_table("notes") if "headings" in block.fields}
 
-_TYPE_BOUNDS = tuple(accumulate(int(kind.fields["weight"][0]) for kind in NOTE_TYPES))
+_TYPE_WEIGHTS = [int(kind.fields["weight"][0]) for kind in NOTE_TYPES]
 _LENGTHS = range(60, 151)  # words; a note ends before the section that would exceed its length
 _NOTES_PER_PATIENT = (1, 1, 1, 2, 2, 2, 3, 3, 4, 6)
 _LABS = tuple(LABS)
@@ -106,8 +106,7 @@ def _text(lines: list[NoteLine]) -> str:
 
 def _compose(patient: Patient, rng: Random) -> list[NoteLine]:
     """Return the lines of one note: sections in order, up to a drawn length."""
-    roll = rng.random() * _TYPE_BOUNDS[-1]
-    kind = next(t for t, bound in zip(NOTE_TYPES, _TYPE_BOUNDS, strict=True) if roll < bound)
+    (kind,) = rng.choices(NOTE_TYPES, _TYPE_WEIGHTS)
     narrator, style = Narrator(patient, rng), Style(rng)
     title = pick(rng, kind.fields["titles"])
     lines = [NoteLine([(title, "")], heading=True)] if title else []

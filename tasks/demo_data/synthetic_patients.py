@@ -15,12 +15,7 @@ from tasks.demo_data.templates import WORDS, phrase, pick, pick_common, read_tab
 _IMPOSSIBLE = {"female": "prostate cancer", "male": "breast cancer"}
 _PER_CLASS = 14
 _INVENTED_DRUG = 0.2
-_ROUTES = {
-    **dict.fromkeys(WORDS["intravenous drugs"], "iv"),
-    **dict.fromkeys(WORDS["subcutaneous drugs"], "subcutaneously"),
-    **dict.fromkeys(WORDS["inhaled drugs"], "inhaled"),
-}
-_FORMS = {"po": ("tablet", "capsule"), "inhaled": ("puff", "inhaler")}
+_OTHER_ROUTES = ("iv", "subcutaneously", "inhaled")  # all other drugs are taken by mouth: po
 
 
 # A disease (`tables/conditions.txt`) by field, each with alternatives. `names` are written out and
@@ -74,13 +69,13 @@ def _drug(name: str) -> Drug:
     scale = WORDS["strengths" if rng.random() < 0.65 else "large strengths"]
     first = rng.randrange(len(scale) - 2)
     unit = "units" if name in WORDS["drugs in units"] else "mg"
-    route = _ROUTES.get(name, "po")
+    route = next((r for r in _OTHER_ROUTES if name in WORDS[f"drugs {r}"]), "po")
     return Drug(
         name,
         tuple(f"{strength} {unit}" for strength in scale[first : first + 3]),
         route,
         tuple(rng.sample(WORDS["frequencies"], 2)),
-        _FORMS.get(route, ("",)),
+        WORDS.get(f"forms {route}", ("",)),
     )
 
 
