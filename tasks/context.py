@@ -62,7 +62,7 @@ class StepOutput:
     model: str = ""
 
 
-def content_key(deployment: Deployment, purpose: str) -> bytes:
+def content_key(deployment: Deployment, purpose: str = "content-digest") -> bytes:
     """Return a secret for keyed digests, the same for all steps of the deployment.
 
     The secret hides the digested content, and no noise depends on it. It is kept apart from the
@@ -355,7 +355,7 @@ class StepContext:
 
     def content_key(self) -> bytes:
         """Return the secret key of content digests; without it no guess can be confirmed."""
-        return content_key(self.deployment, "content-digest")
+        return content_key(self.deployment)
 
     def keyed(self, digest: str) -> str:
         """Return a digest under the secret key, in hex."""

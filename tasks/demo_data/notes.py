@@ -287,15 +287,16 @@ class Narrator:
             key = pick(self.rng, abnormal)
         else:
             key = pick_common(self.rng, _LABS)
-        lab, coin = LABS[key], self.rng.random()
+        names, least, most, unit, decimals, in_disease = LABS[key]
+        low, high, coin = float(least), float(most), self.rng.random()
         if key not in abnormal:
-            direction, value = 0, lab.low + coin * (lab.high - lab.low)
-        elif lab.rises:
-            direction, value = 1, lab.high + coin * 3 * (lab.high - lab.low)
+            direction, value = 0, low + coin * (high - low)
+        elif in_disease == "high":
+            direction, value = 1, high + coin * 3 * (high - low)
         else:
-            direction, value = -1, lab.low * (1 - 0.6 * coin)
-        unit = f" {lab.unit}" if lab.unit else ""
-        return pick_common(self.rng, lab.names), f"{value:.{lab.decimals}f}{unit}", direction
+            direction, value = -1, low * (1 - 0.6 * coin)
+        text = f"{value:.{decimals}f} {unit}".rstrip()
+        return pick_common(self.rng, names.split(", ")), text, direction
 
     # --- treatments
 
@@ -308,7 +309,7 @@ class Narrator:
     def _dosed(self, medication: Medication) -> list[Span]:
         """A drug with dose, route and frequency; only the drug's name is labelled."""
         drug, rng = medication.drug, self.rng
-        form = pick(rng, drug.forms)
+        form = pick(rng, WORDS.get(f"forms {drug.route}", ("",)))
         form = f"{form} " if form and rng.random() < 0.3 else ""
         as_needed = medication.frequency.endswith("as needed")
         reason = f" {rng.choice(WORDS['reasons as needed'])}" if as_needed else ""
