@@ -69,15 +69,14 @@ class Note(NamedTuple):
 
 
 def notes(patients: int, seed: int) -> Iterator[Document]:
-    """Yield the notes of synthetic patients.
+    """Return an iterator over the notes of synthetic patients.
 
     Args:
         patients: number of patients; each has one to six notes, most have one to three, from one
             or more admissions.
         seed: public seed; a larger corpus begins with the patients of a smaller corpus.
     """
-    for note in labelled_notes(patients, seed, "private corpus"):
-        yield note.document
+    return (note.document for note in labelled_notes(patients, seed, "private corpus"))
 
 
 def labelled_notes(patients: int, seed: int, stream: str) -> Iterator[Note]:
