@@ -17,9 +17,7 @@ The scheduler's environment configures the containers:
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -28,6 +26,7 @@ from airflow.providers.docker.operators.docker import DockerOperator
 from airflow.sdk.exceptions import AirflowException
 from docker.errors import APIError
 from docker.types import DeviceRequest, Mount
+from docker.utils import create_archive
 
 from dags.launcher.step_operator import PLACES, SECRETS, SEEDS_AT, StepOperator
 from tasks.protocol import Need, needs_in
@@ -130,8 +129,9 @@ class DockerStep(StepOperator, DockerOperator):
             ),
         )
         if long:
-            spec = work.spec.model_dump_json().encode()
-            self.cli.put_archive(container["Id"], "/", archive(SPEC_FILE.lstrip("/"), spec))
+            file = (SPEC_FILE.lstrip("/"), work.spec.model_dump_json())
+            with create_archive("/", files=[], extra_files=[file]) as archive:
+                self.cli.put_archive(container["Id"], "/", archive.read())
         return container
 
     def _remove_left_behind(self) -> None:
@@ -207,13 +207,3 @@ def gpus(word: str) -> list[DeviceRequest] | None:
         return None
     count = -1 if word == "all" else int(word)
     return [DeviceRequest(count=count, capabilities=[["gpu"]])]
-
-
-def archive(name: str, content: bytes) -> bytes:
-    """Return a tar archive of one file that every user of the container can read."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        entry = tarfile.TarInfo(name)
-        entry.size, entry.mode = len(content), 0o644
-        tar.addfile(entry, io.BytesIO(content))
-    return stream.getvalue()
