@@ -32,12 +32,12 @@ from dp_core.audit.engine_audit import (
     NewTokenCanaries,
     audited_plan,
     black_box_scores,
-    claim_of,
     white_box_observations,
     white_box_scores,
 )
 from dp_core.audit.lower_bounds import BOUNDS, GuessOutcome, trade_off_refuted
-from dp_core.audit.one_run import Guesses, audit_claim, surest_first
+from dp_core.audit.one_run import Claim, Guesses, audit_claim, surest_first
+from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.seed_store import PrivacySeed
 
 RESULT = ROOT / "benchmarks" / "results" / "audit.json"
@@ -61,19 +61,20 @@ def trained(kind: str, count: int, updates: int, rate: float) -> dict[str, Any]:
         coins = throw_coins(coins_of, tokens.count)
         scores = [black_box_scores(tokens, plan, coins, training, micro_rows=256)]
         inside = round(0.04 * count)
-    verdict = audit_claim(claim_of(plan), scores, coins, Guesses(inside, 0), coins_of)
+    claim = Claim.of_event(plan.event(), plan.delta)
+    verdict = audit_claim(claim, scores, coins, Guesses(inside, 0), coins_of)
     return {
         "kind": kind,
-        "canaries": verdict.canaries,
+        "canaries": verdict.outcome.canaries,
         "updates": updates,
         "sampling_rate": rate,
         "noise_multiplier": plan.noise_multiplier,
-        "guesses": verdict.guesses,
-        "right": verdict.right,
+        "guesses": verdict.outcome.guesses,
+        "right": verdict.outcome.right,
         "lower_bounds": verdict.lower_bounds,
         "power": verdict.power,
         "p_value": verdict.p_value,
-        "null_alarms": verdict.null.alarms,
+        "null_alarms": verdict.null_alarms,
         "verdict": verdict.word,
     }
 
@@ -81,7 +82,7 @@ def trained(kind: str, count: int, updates: int, rate: float) -> dict[str, Any]:
 def power(canaries: int, inside: int, updates: int) -> dict[str, Any]:
     """Simulate sums of noised sums, with a fraction of the planned noise."""
     plan = audited_plan(canaries, EPSILON, DELTA, sampling_rate=RATE, steps=updates)
-    curve, rng = claim_of(plan).trade_off, np.random.default_rng(0)
+    curve, rng = PrivacyProfile.of_event(plan.event()), np.random.default_rng(0)
     guesses, sigma = Guesses(inside, 0), plan.noise_multiplier
     shares, known = {}, dict[int, bool]()
     for name, factor in NOISE.items():

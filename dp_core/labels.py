@@ -20,26 +20,25 @@ class Label(StrEnum):
 
 
 @dataclass(frozen=True)
-class Dp:
+class _Value:
+    value: float
+
+
+class Dp(_Value):
     """A value protected by a differential-privacy guarantee."""
 
-    value: float
     label = Label.DP
 
 
-@dataclass(frozen=True)
-class Public:
+class Public(_Value):
     """A value that no private data influenced."""
 
-    value: float
     label = Label.PUBLIC
 
 
-@dataclass(frozen=True)
-class Operator:
+class Operator(_Value):
     """A value computed from private data without noise."""
 
-    value: float
     label = Label.OPERATOR
 
 

@@ -125,7 +125,7 @@ def distillation(
         teacher: a model with MLM head and the student's vocabulary.
         share: weight of the teacher's predictions in the loss; the masked pieces have the rest.
         temperature: T, usually at least 1, at which the predictions of both models are compared.
-        continuation: as in `masked_lm`.
+        continuation: as in `objective_for`.
 
     Raises:
         BadInput: a share outside 0 to 1, or a temperature that is not positive.

@@ -26,7 +26,7 @@ from dags.launcher.outcome import (
     notify,
 )
 from dp_core.errors import BadInput
-from tasks.protocol import Point, RunContext, StepSpec, fork_server, hides_count
+from tasks.protocol import Point, RunContext, StepSpec, fork_server
 from tasks.protocol.messages import Follower, channel_file
 from tasks.protocol.specs import STORE_SCHEME
 from tasks.protocol.step_process import CHECKOUT, StepProcess, Work
@@ -174,7 +174,7 @@ def work_of(
             task=name,
             point=coordinates.name if coordinates else "",
             ended=f"{run.dag_id}/",  # a DAG has at most one active run
-            hides_count=hides_count(every.values()),
+            hides_count=any(step.hides_count for step in every.values()),
         ),
     )
 

@@ -25,13 +25,12 @@ from dp_core.audit.extraction import (
     FROM_CANARIES,
     FROM_ROWS,
     discoverable,
-    draw_prompts,
     extraction_finding,
     targeted,
 )
 from dp_core.audit.membership import Losses, attacks
 from dp_core.audit.membership_sample import FITTED_SHARE, LEAST_GROUPS, Sample, membership_findings
-from dp_core.audit.null_exposure import null_exposure, null_p_value
+from dp_core.audit.null_exposure import null_exposure
 from dp_core.audit.observations import Rows, losses_of, ranker, suffix_odds
 from dp_core.audit.one_run import Claim, audit_claim, bound_finding, planned_guesses
 from dp_core.audit.protocol import COIN_BOUND, Audit, Finding, NullDistribution
@@ -168,7 +167,7 @@ def audit_files(
     texts = list(given["members"].values()), list(given["held_out"].values())
     with _rows_of(audited, *texts, seed) as sides:
         sample = _sample(sides, seed)
-        rows = [Rows(side, np.arange(side.n_rows), seed, config.given_masks) for side in sides]
+        rows = [Rows(*side, seed, config.given_masks) for side in sample.sides]
         losses = losses_of(audited.model, rows)
         made = attacks(losses, [], {}, sample.members, sample.fitted)
         findings += membership_findings(GIVEN_MEMBERSHIP, sample, made, ceiling)
@@ -221,7 +220,7 @@ def canary_exposure(audited: Audited, canaries: Sequence[Canary]) -> Finding:
             low=null.low,
             high=null.high,
             alarm_rate=0.025,
-            p_value=null_p_value(float(ranks.mean()), len(pool), len(canaries)),
+            p_value=null.p_value(exposure),
         ),
         verdict="inconclusive" if above else "consistent",
         finding=f"{exposure:.2f} bits; without memory, below {null.high:.2f} in 97.5% of cases.",
@@ -319,11 +318,10 @@ def _sample(sides: tuple[TokenStore, TokenStore], seed: int) -> Sample:
         fitting.append(np.isin(np.arange(side.n_units), chosen))
     rows = np.concatenate([np.diff(side.unit_rows) for side in sides])
     text = np.repeat(np.arange(len(rows)), rows)
-    numbers, inside = np.arange(len(text)), text < sides[0].n_units
+    inside = text < sides[0].n_units
     return Sample(
         unit=PrivacyUnit.DOCUMENT,
-        member_rows=numbers[inside],
-        other_rows=numbers[~inside],
+        sides=tuple((side, np.arange(side.n_rows)) for side in sides),
         members=inside,
         groups={PrivacyUnit.DOCUMENT.value: text},
         units=text,
@@ -361,7 +359,7 @@ def _coin_bound(
     epsilon, delta = ceiling.pairs[0]
     claim, guesses = Claim(epsilon, delta, ceiling), planned_guesses(len(coins), epsilon)
     verdict = audit_claim(claim, [-sums / rows], coins, guesses, PrivacySeed.fixed(seed))
-    return bound_finding(GIVEN_BOUND, verdict, claim, Label.OPERATOR)
+    return bound_finding(GIVEN_BOUND, verdict, Label.OPERATOR)
 
 
 def _discoverable(
@@ -374,6 +372,5 @@ def _discoverable(
     """Return the finding of training texts that a causal model completes word for word."""
     most = max(side.n_units for side in sides)
     config = ExtractionConfig(extraction_rows=most, **protocol.model_dump())
-    members, others = (draw_prompts(side, config, [], seed_key(seed)) for side in sides)
-    rows = discoverable(suffix_odds(audited.model), members, others, config, ceiling)
+    rows = discoverable(suffix_odds(audited.model), sides, config, [], seed_key(seed), ceiling)
     return extraction_finding(GIVEN_DISCOVERABLE, rows, protocol, FROM_ROWS, None, Label.OPERATOR)

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -29,6 +28,7 @@ import pyarrow as pa
 from numpy.typing import NDArray
 from tokenizers import Tokenizer
 
+from dp_core.config.data import CanaryConfig
 from dp_core.data.corpus import Shard
 from dp_core.data.hashing import coin, generator, seed_key
 from dp_core.data.privacy_units import UnitTexts, is_held_out, unit_texts
@@ -40,7 +40,6 @@ from dp_core.vocabulary import subwords
 
 REFERENCES_PER_PATTERN = 32
 UNIT_TOKENS = 2  # tokens of a canary that is a whole unit
-_PATTERN = re.compile(r"H*SH*")
 
 
 @dataclass(frozen=True)
@@ -84,43 +83,19 @@ def candidates(tokenizer: Tokenizer) -> list[int]:
     return sorted(set(tokenizer.get_vocab().values()) - special)
 
 
-def draw(
-    vocabulary: Path | str,
-    patterns: Sequence[str],
-    canary_rates: Sequence[float],
-    per_group: int,
-    seed: int,
-    *,
-    references: int = REFERENCES_PER_PATTERN,
-) -> list[Canary]:
+def draw(vocabulary: Path | str, config: CanaryConfig, seed: int) -> list[Canary]:
     """Return canaries for every pattern and rate, and references of every pattern.
 
     Args:
         vocabulary: folder of the released vocabulary.
-        patterns: strings of H with one S.
-        canary_rates: probabilities in (0, 1] that a unit carries a canary.
-        per_group: canaries for each pattern and rate.
+        config: patterns, rates, and the number of canaries for each pattern and rate.
         seed: public coins.
-        references: canaries for each pattern that are never planted.
 
     Raises:
-        BadInput: a bad pattern or rate, or a vocabulary with too few tokens.
+        BadInput: a vocabulary with too few tokens.
     """
-    for pattern in patterns:
-        if not _PATTERN.fullmatch(pattern):
-            raise BadInput(
-                f"{pattern!r} is not a string of H with one S",
-                where="canary patterns",
-                fix="Use for example HSH.",
-            )
-    if not patterns or not all(0 < rate <= 1 for rate in canary_rates):
-        raise BadInput(
-            "there must be patterns, and rates above 0 and at most 1",
-            where="canaries",
-            fix="Use for example HS and 0.01.",
-        )
     pool = candidates(subwords.load(vocabulary))
-    longest = max(len(p) for p in patterns)
+    longest = max(map(len, config.patterns))
     if len(pool) < 2 * longest:
         raise BadInput(
             f"the vocabulary has too few pieces for canaries of {longest} pieces",
@@ -129,9 +104,9 @@ def draw(
         )
     rng = generator(seed_key(seed), "canaries")
     canaries = []
-    for pattern in patterns:
-        for rate in (*canary_rates, 0.0):
-            for number in range(per_group if rate else references):
+    for pattern in config.patterns:
+        for rate in (*config.rates, 0.0):
+            for number in range(config.canaries_per_group if rate else REFERENCES_PER_PATTERN):
                 name = f"{pattern}-{rate:g}-{number}" if rate else f"{pattern}-reference-{number}"
                 tokens = tuple(rng.sample(pool, len(pattern)))
                 canaries.append(Canary(name, pattern, rate, tokens))
@@ -180,54 +155,51 @@ def plant(
         planted[row].append(canary)
         free[row] -= len(canary.tokens)
     return [
-        _insert(list(row), chosen, left, rng)
+        _insert(row, chosen, left, rng)
         for row, chosen, left in zip(rows, planted, free, strict=True)
     ]
 
 
-@dataclass(frozen=True)
-class TextsWithCanaries:
-    """Reads a shard's units; each planted canary is an additional text of its unit.
+def texts_with_canaries(
+    unit: PrivacyUnit,
+    words_per_unit: int,
+    holdout: float,
+    seed: int,
+    canaries: Sequence[tuple[Canary, str]],
+    shard: Shard,
+) -> Iterator[UnitTexts]:
+    """Yield a shard's units, some megabytes of text at a time, with their canaries.
 
-    Held-out units have no texts, but count as units.
+    Each planted canary is an additional text of its unit. Held-out units have no texts, but count
+    as units.
 
-    Attributes:
+    Args:
         unit: the protected unit.
         words_per_unit: N, for the unit `example`.
         holdout: share of held-out units.
         seed: public coins.
         canaries: each canary with the text of its tokens.
+        shard: the shard.
     """
-
-    unit: PrivacyUnit
-    words_per_unit: int
-    holdout: float
-    seed: int
-    canaries: Sequence[tuple[Canary, str]]
-
-    def __call__(self, shard: Shard) -> Iterator[UnitTexts]:
-        """Yield the units, some megabytes of text at a time."""
-        for block in unit_texts(shard, self.unit, self.words_per_unit):
-            kept: list[int] = []
-            rows, carried = [0], list[str]()
-            for unit_id, (begin, end) in zip(
-                block.unit_ids, itertools.pairwise(block.rows.tolist()), strict=True
-            ):
-                if not is_held_out(unit_id, self.holdout, seed_key(self.seed)):
-                    more = [text for c, text in self.canaries if carries(c, unit_id, self.seed)]
-                    first = len(block.texts) + len(carried)
-                    kept += [*range(begin, end), *range(first, first + len(more))]
-                    carried += more
-                rows.append(len(kept))
-            texts = pa.concat_arrays([block.texts, pa.array(carried, pa.large_string())])
-            yield UnitTexts(block.unit_ids, np.array(rows), texts.take(pa.array(kept, pa.int64())))
+    for block in unit_texts(shard, unit, words_per_unit):
+        kept: list[int] = []
+        rows, carried = [0], list[str]()
+        for unit_id, (begin, end) in zip(
+            block.unit_ids, itertools.pairwise(block.rows.tolist()), strict=True
+        ):
+            if not is_held_out(unit_id, holdout, seed_key(seed)):
+                more = [text for c, text in canaries if carries(c, unit_id, seed)]
+                first = len(block.texts) + len(carried)
+                kept += [*range(begin, end), *range(first, first + len(more))]
+                carried += more
+            rows.append(len(kept))
+        texts = pa.concat_arrays([block.texts, pa.array(carried, pa.large_string())])
+        yield UnitTexts(block.unit_ids, np.array(rows), texts.take(pa.array(kept, pa.int64())))
 
 
-def _insert(row: list[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:
+def _insert(row: Sequence[int], canaries: list[Canary], room: int, rng: Random) -> list[int]:
     """Return a row whose original tokens are cut to `room`, with canaries at random positions."""
-    if not canaries:
-        return row
-    body = row[1:-1][:room]
+    body = list(row[1:-1][:room])
     drawn = sorted(((rng.randint(0, len(body)), c) for c in canaries), key=lambda p: -p[0])
     for position, canary in drawn:  # from the end, so that earlier positions do not shift
         body[position:position] = canary.tokens

@@ -19,13 +19,15 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from dp_core.audit.canaries import Coins
-from dp_core.audit.one_run import Claim, Scores
+from dp_core.audit.observations import canary_scores
+from dp_core.audit.one_run import Scores
 from dp_core.config.training import TrainingConfig
 from dp_core.data.hashing import U64
 from dp_core.data.masking import MaskedRows
@@ -41,12 +43,12 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import PrivateUpdates, train
-from dp_core.training.objectives import Objective, causal_lm
+from dp_core.training.objectives import Objective, objective_for
+from dp_core.training.trainer import Observer
 
 MANIFEST = b"engine audit"
 _START = 0.3  # standard deviation of the black box's initial weights
 _FLOOR = 10.0  # noise floor, in deviations of an update's noise: disables adaptive scaling
-_ROWS_AT_ONCE = 512  # rows whose likelihoods are computed in one batch
 CLIP_NORM = 1.0
 
 
@@ -82,11 +84,6 @@ def audited_plan(
     return plan(noise_for(lambda sigma: plan(sigma).event(), epsilon, delta))
 
 
-def claim_of(plan: ExecutionPlan) -> Claim:
-    """Return the claim of a plan: ε at the plan's δ, and the whole privacy profile."""
-    return Claim.of_event(plan.event(), plan.delta)
-
-
 # --- white box: Dirac canaries in the noised sums
 
 _KINDS = ("embedding", "dense", "projection", "norm")
@@ -102,48 +99,55 @@ class DiracCanaries:
     each of embedding, dense layer, tied projection and layer norm (there to a gain and its shift).
 
     Attributes:
-        rows: A, the rows of each table.
-        columns: B, the columns of each table, which has A·B canaries.
+        side: A, the rows and the columns of each table, which has A² canaries.
 
     Raises:
-        BadInput: a number below 1, or an odd A·B.
+        BadInput: an odd side, or a side below 2.
     """
 
-    rows: int
-    columns: int
+    side: int
 
     def __post_init__(self) -> None:
-        if min(self.rows, self.columns) < 1 or self.cells % 2:
-            raise BadInput(f"{self.rows} by {self.columns} canaries a layer", where="audit")
+        if self.side < 2 or self.side % 2:
+            raise BadInput(f"{self.side} by {self.side} canaries a layer", where="audit")
 
     @classmethod
     def at_least(cls, canaries: int) -> DiracCanaries:
         """Return a layout of at least this number of canaries."""
-        side = 2 * max(1, int(np.ceil(np.sqrt(canaries / 16))))
-        return cls(side, side)
+        return cls(2 * max(1, int(np.ceil(np.sqrt(canaries / 16)))))
 
     @property
     def cells(self) -> int:
         """Number of canaries of a layer."""
-        return self.rows * self.columns
+        return self.side**2
 
     @property
     def count(self) -> int:
         """Number of all canaries, m."""
         return len(_KINDS) * self.cells
 
+    @property
+    def units(self) -> int:
+        """Declared units: every canary, included or not."""
+        return self.count
+
+    @property
+    def objective(self) -> Objective:
+        """The objective of a training on these canaries."""
+        return Objective("dirac canaries", _only_ids, self.row_losses)
+
     def model(self) -> Model[ModelConfig]:
         """Return tables of zeros; the config holds only the vocabulary size and the row length."""
-        a, b = self.rows, self.columns
+        table = (self.side, self.side)
         config = Gpt2Config(
             vocab_size=self.count, hidden=1, layers=1, heads=1, intermediate=1, max_positions=1
         )
         shapes = {
-            _EMBEDDING: (a, b),
-            f"{_DENSE}/kernel": (a, b),
-            _PROJECTION: (a, b),
-            f"{_NORM}/gain": (a * b,),
-            f"{_NORM}/bias": (a * b,),
+            _EMBEDDING: table,
+            f"{_DENSE}/kernel": table,
+            _PROJECTION: table,
+            f"{_NORM}/gain": (self.cells,),
+            f"{_NORM}/bias": (self.cells,),
         }
         return Model(config, {name: np.zeros(shape, np.float32) for name, shape in shapes.items()})
 
@@ -152,10 +156,9 @@ class DiracCanaries:
     ) -> Tensor:
         """Return each row's loss, linear in the entry of its canary: (M, 1) ids -> (M,)."""
         kind, cell = ids[:, 0] // self.cells, ids[:, 0] % self.cells
-        a, b = cell // self.columns, cell % self.columns
-        one_row, one_column = tf.one_hot(a, self.rows), tf.one_hot(b, self.columns)
-        rows = ids.shape[0]
-        signs = tf.tile(tf.constant(self._signs(), tf.float32)[None], (rows, 1))
+        a, b = cell // self.side, cell % self.side
+        one_row, one_column = tf.one_hot(a, self.side), tf.one_hot(b, self.side)
+        signs = tf.tile(tf.constant(self._signs(), tf.float32)[None], (ids.shape[0], 1))
         by_kind = (
             tf.reduce_sum(
                 layers.embed(a[:, None], None, _EMBEDDING, None, None)[:, 0] * one_column, axis=1
@@ -166,6 +169,13 @@ class DiracCanaries:
         )
         chosen = tf.one_hot(kind, len(_KINDS), axis=0)  # (kinds, M)
         return _STEEPNESS * CLIP_NORM * tf.reduce_sum(tf.stack(by_kind) * chosen, axis=0)
+
+    def write_store(self, folder: Path, coins: Coins) -> TokenStore:
+        """Write the included canaries; coins are (m,) true for included canaries."""
+        writer = TokenStoreWriter(folder, 1, self.count)
+        for number in np.flatnonzero(coins).tolist():
+            writer.add_unit(f"canary {number}", [[number]])
+        return writer.finish()
 
     def along(self, means: Mapping[str, Tensor]) -> Scores:
         """Return the component of an update along every canary's gradient: (m,)."""
@@ -204,28 +214,12 @@ def white_box_observations(
     Returns:
         (updates, m): inner products of the noised sums with the canaries' gradients, in clip norms.
     """
-    if not len(coins) == canaries.count == plan.declared_units:
-        raise BadInput("canaries, coins and declared units must be as many", where="audit")
     seen = np.empty((plan.steps, canaries.count))
 
     def observe(step: int, means: Mapping[str, Tensor]) -> None:
         seen[step] = canaries.along(means) * (plan.expected_batch(step) / plan.clip_norm)
 
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        writer = TokenStoreWriter(folder / "store", 1, canaries.count)
-        for number in np.flatnonzero(coins).tolist():
-            writer.add_unit(f"canary {number}", [[number]])
-        train(
-            canaries.model(),
-            Objective("dirac canaries", _only_ids, canaries.row_losses),
-            store=writer.finish(),
-            updates=PrivateUpdates(plan, seed, MANIFEST),
-            config=_constant_rate(1.0, plan.steps, micro_rows),
-            seed=0,
-            checkpoints=LocalFolder(folder / "checkpoints"),
-            observe=observe,
-        )
+    _trained(canaries, plan, coins, seed, 1.0, micro_rows, observe)
     return seen
 
 
@@ -256,6 +250,9 @@ def white_box_scores(plan: ExecutionPlan, observations: Scores) -> list[Scores]:
 
 # --- black box: canaries with a unique token, seen in the released weights
 
+_WORDS, _LENGTH = 64, 8  # distinct tokens in ordinary rows, and tokens of such a row
+_WIDTH = 64  # of the decoder
+
 
 @dataclass(frozen=True)
 class NewTokenCanaries:
@@ -264,16 +261,10 @@ class NewTokenCanaries:
     Attributes:
         count: m, the number of canaries.
         ordinary: number of rows without a canary.
-        words: number of distinct tokens in ordinary rows, special tokens not counted.
-        length: number of tokens in an ordinary row.
-        hidden: width of the decoder.
     """
 
     count: int
     ordinary: int = 256
-    words: int = 64
-    length: int = 8
-    hidden: int = 64
 
     @property
     def units(self) -> int:
@@ -283,48 +274,51 @@ class NewTokenCanaries:
     @property
     def first(self) -> int:
         """Id of the first canary's token."""
-        return len(SpecialIds().as_tuple()) + self.words
+        return len(SpecialIds().as_tuple()) + _WORDS
 
-    def model(self, seed: int) -> Model[Gpt2Config]:
-        """Return a decoder of one block, freshly initialised except that new tokens are zero.
+    @property
+    def objective(self) -> Objective:
+        """The objective of a training on these canaries."""
+        return objective_for(self.config)
+
+    @property
+    def config(self) -> Gpt2Config:
+        """The shape of a decoder of one block."""
+        return Gpt2Config(
+            vocab_size=self.first + self.count,
+            hidden=_WIDTH,
+            layers=1,
+            heads=1,
+            intermediate=_WIDTH,
+            max_positions=_LENGTH + 2,
+            initializer_range=_START,
+        )
+
+    def model(self) -> Model[Gpt2Config]:
+        """Return a decoder, freshly initialised except that new tokens are zero.
 
         The initial weights are public and chosen by the auditor (Annamalai and De Cristofaro 2024,
         arXiv:2405.14106). Hidden states that are large relative to an update's noise hardly change,
         so a canary's effect on its row of the embedding table remains visible.
         """
-        config = Gpt2Config(
-            vocab_size=self.first + self.count,
-            hidden=self.hidden,
-            layers=1,
-            heads=1,
-            intermediate=self.hidden,
-            max_positions=self.length + 2,
-            initializer_range=_START,
-        )
-        start = fresh(config, seed)
+        start = fresh(self.config, 0)
         start.parameters[WORD][self.first :] = 0.0
         return start
 
-    def row(self, number: int) -> list[int]:
-        """Return the row of a canary."""
-        special = SpecialIds()
-        return [special.cls, self.first + number, special.sep]
-
-    def write_store(self, folder: Path, coins: Coins, seed: int) -> TokenStore:
+    def write_store(self, folder: Path, coins: Coins) -> TokenStore:
         """Write the included canaries, and ordinary rows of consecutive words.
 
         Args:
             folder: folder of the store.
             coins: (m,) true for included canaries.
-            seed: a public seed that draws the ordinary rows.
         """
-        special, first = SpecialIds(), self.first - self.words
-        writer = TokenStoreWriter(folder, self.length + 2, self.first + self.count)
+        special, first = SpecialIds(), self.first - _WORDS
+        writer = TokenStoreWriter(folder, _LENGTH + 2, self.first + self.count)
         for number in np.flatnonzero(coins).tolist():
-            writer.add_unit(f"canary {number}", [self.row(number)])
-        starts = np.random.default_rng(seed).integers(0, self.words, self.ordinary)
+            writer.add_unit(f"canary {number}", [[special.cls, self.first + number, special.sep]])
+        starts = np.random.default_rng(0).integers(0, _WORDS, self.ordinary)
         for number, start in enumerate(starts.tolist()):
-            run = [first + (start + i) % self.words for i in range(self.length)]
+            run = [first + (start + i) % _WORDS for i in range(_LENGTH)]
             writer.add_unit(f"ordinary {number}", [[special.cls, *run, special.sep]])
         return writer.finish()
 
@@ -350,52 +344,48 @@ def black_box_scores(
         The increase of each canary token's log-probability at the beginning of a row, from the
         public initial weights to the released weights, in nats.
     """
+    start = canaries.model()
+    released = _trained(canaries, plan, coins, seed, 0.02, micro_rows)
+    with tempfile.TemporaryDirectory() as scratch:
+        every = canaries.write_store(Path(scratch), np.ones(canaries.count, np.bool_))
+        return canary_scores(start, released, every)[: canaries.count]
+
+
+def _trained(
+    canaries: DiracCanaries | NewTokenCanaries,
+    plan: ExecutionPlan,
+    coins: Coins,
+    seed: PrivacySeed,
+    learning_rate: float,
+    micro_rows: int,
+    observe: Observer | None = None,
+) -> Model[Any]:
+    """Return the model of a private training on the included canaries.
+
+    Updates have equal weights: gradient descent at a constant rate, by DP-AdamBC with a large noise
+    floor and no momentum, w ← w − η·g̃/(_FLOOR·noise's deviation).
+    """
     if len(coins) != canaries.count or plan.declared_units != canaries.units:
         raise BadInput("canaries, coins and declared units must be as many", where="audit")
-    with tempfile.TemporaryDirectory() as scratch:
-        folder = Path(scratch)
-        released = train(
-            canaries.model(seed=0),
-            causal_lm(),
-            store=canaries.write_store(folder / "store", coins, seed=0),
-            updates=PrivateUpdates(plan, seed, MANIFEST),
-            config=_constant_rate(0.02, plan.steps, micro_rows),
-            seed=0,
-            checkpoints=LocalFolder(folder / "checkpoints"),
-        )
-    start = canaries.model(seed=0)
-    return _log_likelihoods(canaries, released) - _log_likelihoods(canaries, start)
-
-
-def _log_likelihoods(canaries: NewTokenCanaries, model: Model[Gpt2Config]) -> Scores:
-    objective, scores = causal_lm(), np.empty(canaries.count)
-    layers = Layers({name: tf.constant(array) for name, array in model.parameters.items()})
-    with tempfile.TemporaryDirectory() as scratch:
-        # The store has a row for each canary, whether its coin included it or not.
-        every = np.ones(canaries.count, np.bool_)
-        store = canaries.write_store(Path(scratch), every, seed=0)
-        keys = np.zeros(_ROWS_AT_ONCE, np.uint64)
-        for start in range(0, canaries.count, _ROWS_AT_ONCE):
-            rows = np.arange(start, min(start + _ROWS_AT_ONCE, canaries.count))
-            made = objective.examples(store, rows, keys[: len(rows)])
-            arrays = (made.input_ids, store.lengths[rows], made.positions, made.labels)
-            tensors = (*map(tf.constant, arrays), tf.constant(made.weights))
-            scores[rows] = -objective.row_losses(layers, model.config, *tensors).numpy()
-    return scores
-
-
-def _constant_rate(learning_rate: float, steps: int, micro_rows: int) -> TrainingConfig:
-    """Return a configuration with equally weighted updates: gradient descent at a constant rate.
-
-    DP-AdamBC with a large noise floor and no momentum: w ← w − η·g̃/(_FLOOR·noise's deviation).
-    """
-    return TrainingConfig(
+    config = TrainingConfig(
         learning_rate=learning_rate,
         beta1=0.0,
         noise_floor=_FLOOR**2,
         warmup=0.0,
         decay_power=0.0,
         weight_decay=0.0,
-        checkpoint_every=steps,
+        checkpoint_every=plan.steps,
         micro_rows=micro_rows,
     )
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch)
+        return train(
+            canaries.model(),
+            canaries.objective,
+            store=canaries.write_store(folder / "store", coins),
+            updates=PrivateUpdates(plan, seed, MANIFEST),
+            config=config,
+            seed=0,
+            checkpoints=LocalFolder(folder / "checkpoints"),
+            observe=observe,
+        )

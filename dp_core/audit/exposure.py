@@ -19,14 +19,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dp_core.audit.canaries import Canary
-from dp_core.audit.null_exposure import (
-    NullExposure,
-    null_exposure,
-    null_mean_rank_exposure,
-    null_p_value,
-    null_rank_exposure,
-    null_rank_p_value,
-)
+from dp_core.audit.null_exposure import null_exposure, null_rank_exposure
 from dp_core.audit.protocol import Audit, Finding, NullDistribution
 from dp_core.config.audit_settings import ExtractionConfig
 from dp_core.data.token_store import TokenStore
@@ -39,13 +32,9 @@ if TYPE_CHECKING:
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int32]
-# (input_ids [B, S], lengths [B], positions [B], secrets [B]) -> rank [B] of each secret among the
-# candidates, 1 for the model's first choice
-Ranker = Callable[[Ints, Ints, Ints, Ints], Floats]
 
 ALONE, EMBEDDED, IN_ROWS = "alone", "embedded", "in rows"
 CONTEXTS_PER_CANARY = 8
-_ROWS_AT_ONCE = 256
 _COUNTED_AT_ONCE = 1 << 14
 _UNIFORM_SPREAD = 1 / math.sqrt(3)  # standard deviation over mean of the uniform law on [0, V]
 
@@ -58,6 +47,10 @@ class MaskedContexts:
     lengths: Ints  # [B] number of tokens of each row without padding
     positions: Ints  # [B] position of the masked secret
     secrets: Ints  # [B] the masked token
+
+
+# rank [B] of each secret among the candidates, 1 for the model's first choice
+Ranker = Callable[[MaskedContexts], Floats]
 
 
 def alone(canaries: Sequence[Canary], special: SpecialIds, sequence_length: int) -> MaskedContexts:
@@ -88,9 +81,7 @@ def embedded(
     pool = np.asarray(filler, np.int64)
     framed = []
     for canary in canaries:
-        coins = np.random.Generator(
-            np.random.Philox(np.random.SeedSequence([seed, *canary.tokens]))
-        )
+        coins = _coins(seed, canary)
         room = max(0, sequence_length - 2 - len(canary.tokens))
         for _ in range(repeats):
             around = pool[coins.integers(0, pool.size, room)].tolist()
@@ -149,13 +140,7 @@ def counted_occurrences(store: TokenStore, canaries: Sequence[Canary]) -> dict[s
 
 
 def in_rows(
-    store: TokenStore,
-    canaries: Sequence[Canary],
-    references: Sequence[Canary],
-    special: SpecialIds,
-    *,
-    repeats: int,
-    seed: int,
+    data: CanaryData, repeats: int = CONTEXTS_PER_CANARY
 ) -> tuple[MaskedContexts, list[Canary], list[Canary]]:
     """Return contexts for canaries in the rows of the training, and for references in their place.
 
@@ -163,44 +148,33 @@ def in_rows(
     there are fewer. A reference replaces the tokens of planted canaries of its pattern in their
     rows, so the surrounding row was part of the training and only the reference was not.
 
-    Args:
-        store: the rows of the training.
-        canaries: the planted canaries.
-        references: canaries that were never planted.
-        special: ids of the special tokens.
-        repeats: R rows for each canary, adjacent.
-        seed: a public seed.
-
     Returns:
-        The contexts, the planted canaries that occur in the store, and the references whose pattern
-        occurs there.
+        The contexts, those of one canary adjacent; the planted canaries that occur in the rows; and
+        the references whose pattern occurs there.
     """
-    places = {name: pair for name, pair in places_of(store, canaries).items() if len(pair[0])}
-    planted = [canary for canary in canaries if canary.id in places]
+    store, found = data.train, places_of(data.train, data.planted)
+    places = {name: pair for name, pair in found.items() if len(pair[0])}
+    planted = [canary for canary in data.planted if canary.id in places]
     by_pattern: dict[str, list[tuple[Ints, Ints]]] = {}
     for canary in planted:
         by_pattern.setdefault(canary.pattern, []).append(places[canary.id])
-    others = [reference for reference in references if reference.pattern in by_pattern]
+    others = [reference for reference in data.references if reference.pattern in by_pattern]
     for reference in others:
         rows, starts = zip(*by_pattern[reference.pattern], strict=True)
         places[reference.id] = np.concatenate(rows), np.concatenate(starts)
-    shown = [*planted, *others]
-    ids = np.empty((len(shown) * repeats, store.tokens.shape[1]), np.int32)
-    lengths, positions = (np.empty(len(ids), np.int32) for _ in range(2))
-    for number, canary in enumerate(shown):
-        held, first = places[canary.id]
-        coins = np.random.Generator(
-            np.random.Philox(np.random.SeedSequence([seed, *canary.tokens]))
-        )
-        chosen = np.resize(coins.permutation(len(held))[:repeats], repeats)
-        for context, place in enumerate(chosen.tolist(), number * repeats):
-            row, start = int(held[place]), int(first[place])
-            ids[context], lengths[context] = store.tokens[row], store.lengths[row]
-            ids[context, start : start + len(canary.tokens)] = canary.tokens
-            positions[context] = start + canary.secret_index
-    ids[np.arange(len(ids)), positions] = special.mask
-    secrets = np.repeat([canary.secret for canary in shown], repeats).astype(np.int32)
-    return MaskedContexts(ids, lengths, positions, secrets), planted, others
+    framed = []
+    for canary in (*planted, *others):
+        rows_of, starts_of = places[canary.id]
+        chosen = np.resize(_coins(data.seed, canary).permutation(len(rows_of))[:repeats], repeats)
+        for number, start in zip(rows_of[chosen].tolist(), starts_of[chosen].tolist(), strict=True):
+            row = store.tokens[number, : store.lengths[number]].tolist()
+            framed.append((canary, row[1:start], row[start + len(canary.tokens) : -1]))
+    return _masked(framed, data.special, store.tokens.shape[1]), planted, others
+
+
+def _coins(seed: int, canary: Canary) -> np.random.Generator:
+    """Return public coins for the contexts of a canary, independent of other canaries."""
+    return np.random.Generator(np.random.Philox(np.random.SeedSequence([seed, *canary.tokens])))
 
 
 @dataclass(frozen=True)
@@ -275,10 +249,11 @@ def measure(data: CanaryData) -> list[ExposureRow]:
             seed=data.seed,
         ),
     }
-    rows = []
-    for context, shown in contexts.items():
-        rows += _ranked(data, context, shown, data.planted, data.references)
-    return rows
+    return [
+        row
+        for context, shown in contexts.items()
+        for row in _ranked(data, context, shown, data.planted, data.references)
+    ]
 
 
 def measure_in_rows(data: CanaryData) -> list[ExposureRow]:
@@ -289,14 +264,7 @@ def measure_in_rows(data: CanaryData) -> list[ExposureRow]:
     Raises:
         ValueError: ranks outside 1 … |candidates|.
     """
-    shown, planted, others = in_rows(
-        data.train,
-        data.planted,
-        data.references,
-        data.special,
-        repeats=CONTEXTS_PER_CANARY,
-        seed=data.seed,
-    )
+    shown, planted, others = in_rows(data)
     return _ranked(data, IN_ROWS, shown, planted, others) if planted else []
 
 
@@ -347,11 +315,9 @@ def rows_from_ranks(
         group = np.array(groups[pattern, rate])
         baseline = np.array(baselines.get(pattern, []))
         exposure, low, high = interval(group, candidates)
-        null, rank_null = null_exposure(candidates, group.size), NullExposure(0.0, 0.0, 0.0)
-        rank_exposure, rank_p_value = float(_rank_exposures(group, baseline).mean()), 1.0
-        if baseline.size:
-            rank_null = null_mean_rank_exposure(baseline.size, group.size)
-            rank_p_value = null_rank_p_value(rank_exposure, baseline.size, group.size)
+        null = null_exposure(candidates, group.size)
+        rank_exposure = _mean_rank_exposure(group, baseline)
+        rank_null = null_rank_exposure(baseline.size, group.size)
         rows.append(
             ExposureRow(
                 pattern=pattern,
@@ -367,12 +333,12 @@ def rows_from_ranks(
                 null_expected=null.expected,
                 null_low=null.low,
                 null_high=null.high,
-                p_value=null_p_value(float(group.mean()), candidates, group.size),
+                p_value=null.p_value(exposure),
                 rank_exposure=rank_exposure,
-                rank_exposure_null=null_rank_exposure(baseline.size),
+                rank_exposure_null=rank_null.expected,
                 rank_exposure_null_low=rank_null.low,
                 rank_exposure_null_high=rank_null.high,
-                rank_exposure_p_value=rank_p_value,
+                rank_exposure_p_value=rank_null.p_value(rank_exposure),
                 rank_exposure_ceiling=math.log2(baseline.size + 1),
                 references=baseline.size,
             )
@@ -427,44 +393,29 @@ def summarise(rows: Sequence[ExposureRow], context: str = EMBEDDED) -> ExposureS
         mean=math.log2(candidates) - math.log2(mean_rank),
         mean_null_high=null_exposure(candidates, total).high,
         largest=largest.exposure,
-        largest_null_high=null_exposure(candidates, smallest_group, len(shown)).high,
+        largest_null_high=null_exposure(candidates, smallest_group).largest_of(len(shown)).high,
         largest_group=f"{largest.pattern} at p = {largest.canary_rate:g}",
         remembers=any(row.remembers for row in shown),
     )
 
 
 def secret_ranks(rank: Ranker, shown: MaskedContexts, candidates: int) -> Floats:
-    """Return the rank of every secret [B], computed in batches of one shape."""
-    size = shown.secrets.size
-    padded = np.resize(np.arange(size), -(-size // _ROWS_AT_ONCE) * _ROWS_AT_ONCE)
-    answers = [
-        np.asarray(
-            rank(
-                shown.input_ids[part],
-                shown.lengths[part],
-                shown.positions[part],
-                shown.secrets[part],
-            ),
-            np.float64,
-        )
-        for part in padded.reshape(-1, _ROWS_AT_ONCE)
-    ]
-    ranks: Floats = np.concatenate(answers)[:size]
+    """Return the rank of every secret [B], and refuse ranks outside 1 … |candidates|."""
+    ranks = rank(shown)
     if not ((ranks >= 1) & (ranks <= candidates)).all():  # also refuses NaN
         raise ValueError(f"the model's ranks are not within 1 … {candidates}")
     return ranks
 
 
-def _rank_exposures(ranks: Floats, baseline: Floats) -> Floats:
-    """Return log2 R − log2(rank among R) for each canary, R counting itself (Carlini et al. 2019).
+def _mean_rank_exposure(ranks: Floats, baseline: Floats) -> float:
+    """Return the mean of log2 R − log2(rank among R), R counting itself (Carlini et al. 2019).
 
     A tie counts half: equal ranks show no memory of either canary.
     """
     ahead = (baseline[None, :] < ranks[:, None]).sum(axis=1)
     tied = (baseline[None, :] == ranks[:, None]).sum(axis=1)
     among_references = 1 + ahead + tied / 2
-    exposures: Floats = math.log2(baseline.size + 1) - np.log2(among_references)
-    return exposures
+    return math.log2(baseline.size + 1) - float(np.log2(among_references).mean())
 
 
 # --- as findings
@@ -524,17 +475,6 @@ class CanaryData:
         return [canary for canary in self.canaries if canary.is_reference]
 
 
-def _among_random_tokens(data: CanaryData) -> list[Finding]:
-    """Return the exposure alone and among random tokens; neither shows a private row."""
-    return [exposure_finding(EXPOSURE, measure(data), EMBEDDED, data.label)]
-
-
-def _in_training_rows(data: CanaryData) -> list[Finding]:
-    """Return the exposure in the training rows, which are private."""
-    rows = measure_in_rows(data)
-    return [exposure_finding(EXPOSURE_IN_ROWS, rows, IN_ROWS, Label.OPERATOR)]
-
-
 def exposure_finding(
     audit: Audit, rows: Sequence[ExposureRow], context: str, label: Label
 ) -> Finding:
@@ -586,20 +526,23 @@ def exposure_finding(
     )
 
 
-EXPOSURE = Audit(
+EXPOSURE: Audit = Audit(
     "exposure",
     "Canary exposure",
     "log2 of the number of candidates minus log2 of the mean rank of a canary's masked secret, in"
     " bits, for the group with the largest value, among random tokens from a public seed (Carlini"
     " et al. 2019; Hoory et al. 2021, 5.2)",
     "exposure",
-    _among_random_tokens,
+    # No private row is shown, so the finding has the label of the model.
+    lambda data: [exposure_finding(EXPOSURE, measure(data), EMBEDDED, data.label)],
 )
-EXPOSURE_IN_ROWS = Audit(
+EXPOSURE_IN_ROWS: Audit = Audit(
     "exposure_in_rows",
     "Canary exposure in training rows",
     "canary exposure, measured as in the papers on the private training rows that contain the"
     " canaries, for the group with the largest value",
     "exposure",
-    _in_training_rows,
+    lambda data: [
+        exposure_finding(EXPOSURE_IN_ROWS, measure_in_rows(data), IN_ROWS, Label.OPERATOR)
+    ],
 )

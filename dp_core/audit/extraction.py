@@ -47,23 +47,12 @@ ALARM_RATE = (1 - CONFIDENCE) / 2  # probability of an alarm by chance
 ALL = "all"
 
 
-@dataclass(frozen=True)
-class Prompts:
-    """Rows to be continued.
-
-    Attributes:
-        ids: (n, T) the prefix shown to the model, followed by the expected suffix.
-        suffix: L, the number of ids of the suffix.
-    """
-
-    ids: Ids
-    suffix: int
-
-
 def draw_prompts(
     store: TokenStore, config: ExtractionConfig, planted: Sequence[Canary], key: bytes
-) -> Prompts:
-    """Return the beginnings of at most `config.extraction_rows` rows, one of a unit.
+) -> Ids:
+    """Return the beginnings of at most `config.extraction_rows` rows, one of a unit: (n, T).
+
+    Each is the prefix shown to the model, followed by the expected suffix.
 
     Units are independent of each other, but rows of one unit are not, so each unit contributes at
     most one row. Rows that are too short are skipped. Rows with a canary are skipped, too, because
@@ -90,8 +79,7 @@ def draw_prompts(
         ]
         if rows:
             chosen.append(rows[int(coins[unit]) % len(rows)])
-    ids = np.asarray(store.tokens[np.array(chosen, np.int64), :width], np.int32)
-    return Prompts(ids, config.extraction_suffix)
+    return np.asarray(store.tokens[np.array(chosen, np.int64), :width], np.int32)
 
 
 def _holds(row: list[int], canaries: set[tuple[int, ...]]) -> bool:
@@ -124,8 +112,8 @@ class Odds:
         return {GREEDY: self.first, SAMPLING: sampled >= LEAST_CHANCE}
 
 
-# (prompts, k, ids of the tokens that may be drawn, or None for all) -> odds of the suffixes
-OddsOf = Callable[[Prompts, int, Sequence[int] | None], Odds]
+# (prompts (n, T), L, k, ids of the tokens that may be drawn, or None for all) -> odds of suffixes
+OddsOf = Callable[[Ids, int, int, Sequence[int] | None], Odds]
 
 
 @dataclass(frozen=True)
@@ -185,9 +173,10 @@ def compare(decoding: str, group: str, found: Flags, control: Flags) -> Extracti
 
 def discoverable(
     odds_of: OddsOf,
-    members: Prompts,
-    others: Prompts,
-    config: ExtractionProtocol,
+    sides: tuple[TokenStore, TokenStore],
+    config: ExtractionConfig,
+    planted: Sequence[Canary],
+    key: bytes,
     claim: PrivacyProfile | None,
 ) -> tuple[ExtractionRow, ...]:
     """Return how many rows of the training and how many held-out rows are extracted.
@@ -198,16 +187,20 @@ def discoverable(
 
     Args:
         odds_of: predictions of the model.
-        members: rows of the training.
-        others: held-out rows.
-        config: k, and the number of samples.
+        sides: rows of the training, and held-out rows.
+        config: number of rows, lengths of prefix and suffix, k, and the number of samples.
+        planted: the canaries in the training data.
+        key: public coins that choose the rows.
         claim: privacy profile of the rows' unit; None without a claim.
     """
-    if not (len(members.ids) and len(others.ids)):
+    prompts = [draw_prompts(side, config, planted, key) for side in sides]
+    if not all(map(len, prompts)):
         return ()
     found, control = (
-        odds_of(side, config.extraction_top_k, None).extracted(config.extraction_tries)
-        for side in (members, others)
+        odds_of(side, config.extraction_suffix, config.extraction_top_k, None).extracted(
+            config.extraction_tries
+        )
+        for side in prompts
     )
     rows = [compare(decoding, ALL, found[decoding], control[decoding]) for decoding in found]
     if claim is None or not claim.pairs:
@@ -247,7 +240,7 @@ def targeted(
     for hints in {canary.secret_index for canary in tried}:
         places = [place for place, canary in enumerate(tried) if canary.secret_index == hints]
         shown = np.array([[begin, *tried[place].tokens[: hints + 1]] for place in places], np.int32)
-        odds = odds_of(Prompts(shown, 1), config.extraction_top_k, candidates)
+        odds = odds_of(shown, 1, config.extraction_top_k, candidates)
         guessed = odds.extracted(config.extraction_tries) | {TOP_K: odds.within}
         for decoding, flags in guessed.items():
             found.setdefault(decoding, np.zeros(len(tried), np.bool_))[places] = flags
@@ -386,11 +379,8 @@ def _from_rows(data: CanaryData) -> list[Finding]:
         return []
     rows: tuple[ExtractionRow, ...] = ()
     if data.held_out is not None:
-        members, control = (
-            draw_prompts(side, data.extraction, data.planted, seed_key(data.seed))
-            for side in (data.train, data.held_out)
-        )
-        rows = discoverable(data.odds_of, members, control, data.extraction, data.claim)
+        sides, key = (data.train, data.held_out), seed_key(data.seed)
+        rows = discoverable(data.odds_of, sides, data.extraction, data.planted, key, data.claim)
     fixed, label = data.fixed_before_training, Label.OPERATOR
     return [extraction_finding(DISCOVERABLE, rows, data.extraction, FROM_ROWS, fixed, label)]
 

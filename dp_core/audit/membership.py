@@ -157,8 +157,7 @@ def _tuned_rmia(target: Floats, references: Floats, members: Flags, fitted: Flag
 
     z = fitted & ~members
     every = [rmia(target, references, target[z], references[z], a) for a in OFFLINE_A]
-    best = max(every, key=lambda scores: float(roc_auc_score(members[fitted], scores[fitted])))
-    return best
+    return max(every, key=lambda scores: float(roc_auc_score(members[fitted], scores[fitted])))
 
 
 def lira_offline(target: Floats, references: Floats) -> Floats:
@@ -420,11 +419,8 @@ def rarity_buckets(
     Buckets with fewer than ten groups, or without one side, are left out. A minimum of ten groups
     on each side would leave out the rare profiles, which are the subject of the measurement.
     """
-    low, high = float(log_probabilities.min()), float(log_probabilities.max())
-    width = (high - low) / BUCKETS
-    places = np.zeros(len(log_probabilities), np.int64)
-    if width > 0:
-        places = np.minimum(((log_probabilities - low) / width).astype(np.int64), BUCKETS - 1)
+    edges = np.linspace(log_probabilities.min(), log_probabilities.max(), BUCKETS + 1)
+    places = np.digitize(log_probabilities, edges[1:-1])
     buckets = []
     for place in np.unique(places):
         here = places == place

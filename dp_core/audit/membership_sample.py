@@ -60,8 +60,8 @@ class Sample:
 
     Attributes:
         unit: the protected unit of the model's guarantee.
-        member_rows: row numbers in the store of the training.
-        other_rows: row numbers in the store of held-out units.
+        sides: the store of the training, and the store of held-out units, with the row numbers of
+            the sample.
         members: (n,) whether each row is a member; members come first.
         groups: level -> (n,) number of the row's group, −1 where the source names none.
         units: (n,) number of the row's unit.
@@ -72,8 +72,7 @@ class Sample:
     """
 
     unit: PrivacyUnit
-    member_rows: Ints
-    other_rows: Ints
+    sides: tuple[tuple[TokenStore, Ints], ...]
     members: Flags
     groups: dict[str, Ints]
     units: Ints
@@ -98,17 +97,13 @@ class Sample:
         usable = (ids != _NO_GROUP) & attack.measured
         if level in self.units_in_group:
             usable &= self._whole(ids, self.units_in_group[level])
-            if not usable.any():
-                return None
-        chosen, place = np.unique(ids[usable], return_inverse=True)
-        counts = np.bincount(place)
-        first = np.unique(place, return_index=True)[1]
+        _, first, place = np.unique(ids[usable], return_index=True, return_inverse=True)
         scored = Scored(
-            np.bincount(place, attack.scores[usable]) / counts,
+            np.bincount(place, attack.scores[usable]) / np.bincount(place),
             self.members[usable][first],
             self.clusters[usable][first],
         )
-        sizes = np.ones(len(chosen), np.int64)
+        sizes = np.ones(len(first), np.int64)
         if level in self.units_in_group:
             sizes = self.units_in_group[level][usable][first]
             kept = _matched(scored.members, sizes)
@@ -117,22 +112,6 @@ class Sample:
         if min(scored.members.sum(), (~scored.members).sum()) < LEAST_GROUPS:
             return None
         return scored, int(sizes.max())
-
-    def profiles(
-        self, level: str, attack: Attack, held_by_row: Sequence[frozenset[Hashable]]
-    ) -> list[frozenset[Hashable]]:
-        """Return the held items of each group that `scored` scores, in the same order.
-
-        Args:
-            level: a level at or below the unit.
-            attack: the same attack.
-            held_by_row: n sets of tokens, or of codes of diseases.
-        """
-        ids = self.groups[level]
-        held: dict[int, set[Hashable]] = {}
-        for place in np.flatnonzero((ids != _NO_GROUP) & attack.measured):
-            held.setdefault(int(ids[place]), set()).update(held_by_row[place])
-        return [frozenset(held[group]) for group in sorted(held)]
 
     @property
     def can_be_attacked(self) -> bool:
@@ -144,17 +123,10 @@ class Sample:
 
     def _whole(self, ids: Ints, in_corpus: Ints) -> Flags:
         """Return the rows of groups whose units are all in the sample, on one side."""
-        pairs = np.unique(np.stack([ids, self.units, self.members]), axis=1)
-        there = Counter(pairs[0].tolist())
-        sides = np.unique(pairs[[0, 2]], axis=1)[0]
-        mixed = {group for group, count in Counter(sides.tolist()).items() if count > 1}
-        return np.array(
-            [
-                group not in mixed and there[group] == count
-                for group, count in zip(ids.tolist(), in_corpus.tolist(), strict=True)
-            ],
-            np.bool_,
-        )
+        of_units, _, sides = np.unique(np.stack([ids, self.units, self.members]), axis=1).tolist()
+        there = Counter(zip(of_units, sides, strict=True))  # units of a group on a side
+        rows = zip(ids.tolist(), self.members.tolist(), in_corpus.tolist(), strict=True)
+        return np.array([there[group, side] == count for group, side, count in rows], np.bool_)
 
 
 def _matched(members: Flags, sizes: Ints) -> Ints:
@@ -237,8 +209,7 @@ def draw_sample(
     fitted = [coin(key, "membership fit", cluster) < FITTED_SHARE for cluster in clusters]
     return Sample(
         unit=unit,
-        member_rows=numbers[0],
-        other_rows=numbers[1],
+        sides=((train, numbers[0]), (held_out, numbers[1])),
         members=np.arange(len(origins)) < len(numbers[0]),
         groups={SAMPLE: np.arange(len(origins))}
         | {level: _numbered(of_rows) for level, of_rows in groups.items()},
@@ -328,7 +299,6 @@ class MembershipData:
             model is the last one.
         references: read models that never saw the members.
         sample: the rows, with their groups; None if no unit was held out.
-        stores: the stores of the members' rows and of the others' rows.
         masks: number of fresh masks over which losses are averaged.
         coins: public seed of the masks, which no training uses.
         claim: privacy profile of the rows' unit for the whole training; None without a claim.
@@ -337,7 +307,6 @@ class MembershipData:
     models: Mapping[int, Callable[[], AnyModel]]
     references: Sequence[Callable[[], AnyModel]]
     sample: Sample | None
-    stores: Sequence[TokenStore]
     masks: int
     coins: int
     claim: PrivacyProfile | None
@@ -355,11 +324,7 @@ def _attack_models(data: MembershipData) -> list[Finding]:
         return [MEMBERSHIP.not_run(why, Label.OPERATOR, public_metrics=ceilings)]
     from dp_core.audit.observations import Rows, features_of, losses_of  # imports TensorFlow
 
-    numbers = (sample.member_rows, sample.other_rows)
-    sides = [
-        Rows(store, rows, data.coins, data.masks)
-        for store, rows in zip(data.stores, numbers, strict=True)
-    ]
+    sides = [Rows(*side, data.coins, data.masks) for side in sample.sides]
     references = [losses_of(read(), sides) for read in data.references]
     held_by_row: Sequence[frozenset[Hashable]] = sample.codes or [
         frozenset(side.store.tokens[row, : side.store.lengths[row]].tolist())
@@ -381,18 +346,15 @@ def _attack_models(data: MembershipData) -> list[Finding]:
         if (correlation := rarity_correlation(rarity)) is not None:
             metrics["membership/rarity_correlation"] = correlation
         figures = {"losses": means, "rarity": [asdict(bucket) for bucket in rarity]}
-        first = first.model_copy(
-            update={
-                "metrics": first.metrics | metrics,
-                "public_metrics": ceilings,
-                "details": first.details | figures,
-            }
-        )
         subject = RELEASED if updates == last else f"the model after {updates} updates"
-        findings += [
-            each.model_copy(update={"updates": updates, "subject": subject})
-            for each in (first, *others)
-        ]
+        of_model = {"updates": updates, "subject": subject}
+        of_all = {
+            "metrics": first.metrics | metrics,
+            "public_metrics": ceilings,
+            "details": first.details | figures,
+        }
+        findings.append(first.model_copy(update=of_model | of_all))
+        findings += [each.model_copy(update=of_model) for each in others]
     return findings
 
 
@@ -405,34 +367,26 @@ def _ceilings(claim: PrivacyProfile | None) -> dict[str, float]:
     return {f"membership_ceiling/{name}": value for name, value in bounds.items()}
 
 
-def measured(
-    sample: Sample, made: Sequence[Attack], ceiling: PrivacyProfile | None
-) -> list[MembershipRow]:
-    """Return every attack's figures at every level that has enough groups."""
-    above = levels_above(sample.unit)
-    rows = []
-    for level in LEVELS:
-        for attack in made if level in sample.groups else ():
-            if (scored := sample.scored(level, attack)) is not None:
-                groups, units = scored
-                group = ceiling.for_group(units) if ceiling and level in above else ceiling
-                rows.append(measure(level, attack.name, groups, attack.threshold, group))
-    return rows
-
-
 def membership_findings(
     audit: Audit, sample: Sample, made: Sequence[Attack], ceiling: PrivacyProfile | None
 ) -> list[Finding]:
-    """Return the finding of each level: the attack with the largest leakage, and all figures.
+    """Return the finding of each level with enough groups.
 
-    A single division of members and others cannot contradict a claim.
+    It states the attack with the largest leakage, and all figures. A single division of members and
+    others cannot contradict a claim.
     """
-    by_level: dict[str, list[MembershipRow]] = {}
-    for row in measured(sample, made, ceiling):
-        by_level.setdefault(row.level, []).append(row)
-    if not by_level:
-        return [audit.not_run("Too few units for a measurement.", Label.OPERATOR)]
-    return [_finding_of_level(audit, rows) for rows in by_level.values()]
+    findings = []
+    for level in sample.groups:
+        rows = []
+        for attack in made:
+            if (scored := sample.scored(level, attack)) is not None:
+                groups, units = scored
+                above = level in levels_above(sample.unit)
+                group = ceiling.for_group(units) if ceiling and above else ceiling
+                rows.append(measure(level, attack.name, groups, attack.threshold, group))
+        if rows:
+            findings.append(_finding_of_level(audit, rows))
+    return findings or [audit.not_run("Too few units for a measurement.", Label.OPERATOR)]
 
 
 def _finding_of_level(audit: Audit, rows: Sequence[MembershipRow]) -> Finding:
@@ -482,11 +436,19 @@ def by_rarity(
     """Return an attack's results by the rarity of the units' codes or tokens.
 
     Units without any known code are left out: their diseases are unknown, not absent.
+
+    Args:
+        sample: the rows.
+        attack: the attack.
+        held_by_row: n sets of tokens, or of codes of diseases.
     """
     level = sample.unit.value
     if (found := sample.scored(level, attack)) is None:
         return ()
-    profiles = sample.profiles(level, attack, held_by_row)
+    ids, held = sample.groups[level], dict[int, set[Hashable]]()
+    for place in np.flatnonzero((ids != _NO_GROUP) & attack.measured):
+        held.setdefault(int(ids[place]), set()).update(held_by_row[place])
+    profiles = [frozenset(held[group]) for group in sorted(held)]  # in the order of the scores
     known = np.array([bool(profile) for profile in profiles])
     scored = Scored(*(a[known] for a in (found[0].scores, found[0].members, found[0].clusters)))
     logs = profile_log_probabilities([profile for profile in profiles if profile])

@@ -7,17 +7,18 @@ tokens of the vocabulary. In a row of T tokens, the last L are its suffix.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
 from dp_core.audit.canaries import UNIT_TOKENS
-from dp_core.audit.exposure import Floats, Ints, Ranker
-from dp_core.audit.extraction import Odds, OddsOf, Prompts
+from dp_core.audit.exposure import Floats, MaskedContexts, Ranker
+from dp_core.audit.extraction import Ids, Odds, OddsOf
 from dp_core.audit.membership import Losses
 from dp_core.data.hashing import U64
 from dp_core.data.masking import MaskedRows
@@ -26,14 +27,14 @@ from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
 from dp_core.models.bert import encode, mlm_logits
 from dp_core.models.causal import causal_logits
-from dp_core.models.config import CausalConfig
+from dp_core.models.config import CausalConfig, FeedForwardConfig
 from dp_core.models.parameters import AnyModel
 from dp_core.nn import FAR_BELOW, Layers, Tensor, Variables
 from dp_core.privacy.clipping.book_keeping import layer_squared_norms
 from dp_core.training.batches import row_keys
-from dp_core.training.objectives import Objective, UnitBatch, causal_examples, objective_for
+from dp_core.training.objectives import UnitBatch, causal_examples, objective_for
 
-_CANARIES_AT_ONCE = 256
+_CANARIES_AT_ONCE = _CONTEXTS_AT_ONCE = 256
 
 Indices = NDArray[np.int64]
 
@@ -65,64 +66,71 @@ class Rows:
         return row_keys(self.store, units, rows[:, None], self.coins, draw)[:, 0]
 
 
-def losses(model: AnyModel, rows: Rows) -> Losses:
-    """Return the losses of each row's predictions, averaged over fresh masks."""
-    predict = _token_statistics(model)
-    objective = objective_for(model.config)
-    draws = rows.masks if objective.masks else 1
-    means, lowest = np.zeros(len(rows.numbers)), np.zeros(len(rows.numbers))
-    for start, part in _parts(rows.numbers, _ROWS_AT_ONCE):
-        nats, standard, weights = [], [], []
-        for draw in range(draws):
-            made = objective.examples(rows.store, part, rows.keys(part, draw))
-            arrays = (made.input_ids, rows.store.lengths[part], made.positions, made.labels)
-            found = predict(*(tf.constant(a) for a in arrays))
-            nats.append(found[0].numpy().reshape(made.weights.shape))
-            standard.append(found[1].numpy().reshape(made.weights.shape))
-            weights.append(made.weights)
-        asked = np.concatenate(weights, axis=1).astype(np.float64)  # (M, draws·K)
-        end = min(start + _ROWS_AT_ONCE, len(means))
-        kept = end - start
-        means[start:end] = _weighted_means(np.concatenate(nats, axis=1), asked)[:kept]
-        lowest[start:end] = -min_k(np.concatenate(standard, axis=1), asked)[:kept]
-    return Losses(means, lowest)
-
-
 def losses_of(model: AnyModel, sides: Sequence[Rows]) -> Losses:
-    """Return the losses of the rows of several stores, in this order.
+    """Return the losses of each row's predictions, averaged over fresh masks.
+
+    Args:
+        model: the attacked model, or a reference.
+        sides: rows of several stores, whose losses are returned in this order.
 
     Raises:
         BadInput: a loss is not finite.
     """
-    by_side = [losses(model, side) for side in sides]
-    return Losses(
-        _finite([side.mean for side in by_side]), _finite([side.lowest for side in by_side])
-    )
+    predict, objective = _token_statistics(model), objective_for(model.config)
+
+    def compute(rows: Rows, part: Indices) -> tuple[Floats, Floats]:
+        nats, standard, weights = [], [], []
+        for draw in range(rows.masks if objective.masks else 1):
+            made = objective.examples(rows.store, part, rows.keys(part, draw))
+            arrays = (made.input_ids, rows.store.lengths[part], made.positions, made.labels)
+            found = predict(*map(tf.constant, arrays))
+            nats.append(found[0].numpy().reshape(made.weights.shape))
+            standard.append(found[1].numpy().reshape(made.weights.shape))
+            weights.append(made.weights)
+        asked = np.concatenate(weights, axis=1).astype(np.float64)  # (M, draws·K)
+        sums = (np.concatenate(nats, axis=1) * asked).sum(1)
+        lowest = -min_k(np.concatenate(standard, axis=1), asked)
+        return sums / np.maximum(asked.sum(1), 1.0), lowest
+
+    return Losses(*_of_sides(sides, _ROWS_AT_ONCE, compute))
 
 
 def features_of(model: AnyModel, sides: Sequence[Rows]) -> dict[str, Floats]:
-    """Return the features of the rows of several stores, by attack; none for a layer-free model.
+    """Return the features of the rows of several stores, by attack.
 
     Raises:
         BadInput: a feature is not finite.
     """
-    features = {
-        name: _finite([of_rows(model, side) for side in sides])
-        for name, of_rows in (("attention", attention_features), ("gradients", gradient_features))
-    }
-    return {name: values for name, values in features.items() if values.shape[1]}
+    gradients = {"gradients": gradient_features(model, sides)}
+    if isinstance(model.config, FeedForwardConfig):  # it has no attention
+        return gradients
+    return {"attention": attention_features(model, sides)} | gradients
 
 
-def _finite(parts: Sequence[Floats]) -> Floats:
-    values = np.concatenate(parts)
-    if not np.isfinite(values).all():
+def _of_sides(
+    sides: Sequence[Rows], at_once: int, compute: Callable[[Rows, Indices], tuple[Floats, ...]]
+) -> list[Floats]:
+    """Return the results for the rows of several stores, in this order.
+
+    Raises:
+        BadInput: a result is not finite.
+    """
+    by_side = [_in_parts(side.numbers, at_once, partial(compute, side)) for side in sides]
+    results = [np.concatenate(parts) for parts in zip(*by_side, strict=True)]
+    if not all(np.isfinite(values).all() for values in results):
         raise BadInput("the model's losses or gradients are not finite", where="model")
-    return values
+    return results
 
 
-def _weighted_means(values: Floats, weights: Floats) -> Floats:
-    result: Floats = (values * weights).sum(1) / np.maximum(weights.sum(1), 1.0)
-    return result
+def _in_parts(
+    numbers: Indices, at_once: int, compute: Callable[[Indices], tuple[NDArray[Any], ...]]
+) -> list[NDArray[Any]]:
+    """Compute rows in parts of one size; the last part repeats its rows."""
+    parts = [
+        compute(np.resize(numbers[start : start + at_once], at_once))
+        for start in range(0, len(numbers), at_once)
+    ]
+    return [np.concatenate(values)[: len(numbers)] for values in zip(*parts, strict=True)]
 
 
 def min_k(values: Floats, weights: Floats, share: float = LOWEST) -> Floats:
@@ -182,7 +190,7 @@ class _WatchedAttention(Layers):
         return weights
 
 
-def attention_features(model: AnyModel, rows: Rows) -> Floats:
+def attention_features(model: AnyModel, sides: Sequence[Rows]) -> Floats:
     """Return the attention concentration of each row, by head: (n, layers · H · 4).
 
     Every token's attention has the concentration C(a) = Σ aᵢ ln aᵢ, in nats. The features are its
@@ -200,12 +208,14 @@ def attention_features(model: AnyModel, rows: Rows) -> Floats:
         return tf.stack(layers.concentrations, axis=1)  # (M, layers, H, S)
 
     compiled = tf.function(concentrations, autograph=False)
-    found = []
-    for part, made in _once(rows, objective, _ROWS_AT_ONCE):
-        lengths = rows.store.lengths[part]
-        values = compiled(tf.constant(made.input_ids), tf.constant(lengths)).numpy()
-        found.append(over_tokens(values, lengths))
-    return np.concatenate(found)[: len(rows.numbers)]
+
+    def compute(rows: Rows, part: Indices) -> tuple[Floats]:
+        made, lengths = objective.examples(rows.store, part, rows.keys(part, 0)), rows.store.lengths
+        values = compiled(tf.constant(made.input_ids), tf.constant(lengths[part])).numpy()
+        return (over_tokens(values, lengths[part]),)
+
+    (features,) = _of_sides(sides, _ROWS_AT_ONCE, compute)
+    return features
 
 
 def over_tokens(values: NDArray[np.float32], lengths: NDArray[np.int32]) -> Floats:
@@ -213,25 +223,15 @@ def over_tokens(values: NDArray[np.float32], lengths: NDArray[np.int32]) -> Floa
 
     Percentiles are interpolated linearly. Padding, which begins at `lengths` (M,), is ignored.
     """
-    m, s = values.shape[0], values.shape[-1]
-    flat = values.reshape(m, -1, s).astype(np.float64)
-    real = np.arange(s)[None, None, :] < lengths[:, None, None]
-    ordered = np.sort(np.where(real, flat, np.inf), axis=2)
-    parts = [np.where(real, flat, 0.0).sum(2) / lengths[:, None]]
-    for percentile in _PERCENTILES:
-        place = percentile / 100 * (lengths - 1)  # (M,)
-        low = np.floor(place).astype(np.int64)
-        high = np.minimum(low + 1, lengths - 1)
-        rest = (place - low)[:, None]
-        at_low, at_high = (
-            np.take_along_axis(ordered, p[:, None, None], 2)[..., 0] for p in (low, high)
-        )
-        parts.append(at_low + rest * (at_high - at_low))
-    features: Floats = np.stack(parts, axis=2).reshape(m, -1)
-    return features
+    features = []
+    for row, length in zip(values.astype(np.float64), lengths.tolist(), strict=True):
+        real = row[..., :length]
+        statistics = [real.mean(-1), *np.percentile(real, _PERCENTILES, axis=-1)]
+        features.append(np.stack(statistics, axis=-1).ravel())
+    return np.array(features)
 
 
-def gradient_features(model: AnyModel, rows: Rows) -> Floats:
+def gradient_features(model: AnyModel, sides: Sequence[Rows]) -> Floats:
     """Return the logarithm of each row's squared gradient norm, layer by layer: (n, layers).
 
     The clipping engine computes the norms of many rows in one backward pass (Jagannatha et al. 2021
@@ -246,28 +246,18 @@ def gradient_features(model: AnyModel, rows: Rows) -> Floats:
         return layer_squared_norms(alone, parameters, units)
 
     compiled = tf.function(norms, autograph=False)
-    found = []
-    for part, made in _once(rows, objective, _GRADIENTS_AT_ONCE):
+
+    def compute(rows: Rows, part: Indices) -> tuple[Floats]:
+        made = objective.examples(rows.store, part, rows.keys(part, 0))
         arrays = (
             *(made.input_ids, rows.store.lengths[part], made.positions, made.labels),
             *(made.weights, np.ones(len(part), np.float32)),
         )
-        found.append(compiled(*(tf.constant(a) for a in arrays)).numpy().astype(np.float64))
-    tiny = float(np.finfo(np.float32).tiny)
-    features: Floats = np.log(np.maximum(np.concatenate(found)[: len(rows.numbers)], tiny))
+        found = compiled(*map(tf.constant, arrays)).numpy().astype(np.float64)
+        return (np.log(np.maximum(found, np.finfo(np.float32).tiny)),)
+
+    (features,) = _of_sides(sides, _GRADIENTS_AT_ONCE, compute)
     return features
-
-
-def _once(rows: Rows, objective: Objective, at_once: int) -> Iterator[tuple[Indices, MaskedRows]]:
-    """Yield the rows in parts of one size, under one mask."""
-    for _, part in _parts(rows.numbers, at_once):
-        yield part, objective.examples(rows.store, part, rows.keys(part, 0))
-
-
-def _parts(numbers: Indices, at_once: int) -> Iterator[tuple[int, Indices]]:
-    """Yield (first, row numbers) in parts of one size; the last part repeats its rows."""
-    for start in range(0, len(numbers), at_once):
-        yield start, np.resize(numbers[start : start + at_once], at_once)
 
 
 def _constants(model: AnyModel) -> dict[str, Tensor]:
@@ -291,15 +281,18 @@ def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
         candidates: ids of the tokens to rank among, the secrets included; all tokens if None.
 
     Returns:
-        A function of the arrays of `MaskedContexts`. Its ranks [B] are between 1, the model's first
-        choice, and |candidates|; ties are averaged. A rank is NaN if a logit of its row is not
-        finite. No position may be 0 for a causal model.
+        A function of contexts. Its ranks [B] are between 1, the model's first choice, and
+        |candidates|; ties are averaged. A rank is NaN if a logit of its row is not finite. No
+        position may be 0 for a causal model.
     """
-    logits_at = _logits_at(model)
+    layers, config = _layers(model), model.config
     among = tf.range(model.config.vocab_size) if candidates is None else tf.constant(candidates)
 
     def ranks(ids: Tensor, lengths: Tensor, positions: Tensor, secrets: Tensor) -> Tensor:
-        logits = logits_at(ids, lengths, positions)  # (B, V)
+        if isinstance(config, CausalConfig):  # (B, V)
+            logits = causal_logits(layers, config, ids, positions[:, None] - 1)
+        else:
+            logits = mlm_logits(layers, config, ids, lengths, positions[:, None])
         secret = tf.gather(logits, secrets, batch_dims=1)[:, None]  # (B, 1)
         rivals = tf.gather(logits, among, axis=1)  # (B, candidates), with the secret
         above = tf.reduce_sum(tf.cast(rivals > secret, tf.float32), axis=1)
@@ -310,24 +303,16 @@ def ranker(model: AnyModel, candidates: Sequence[int] | None = None) -> Ranker:
 
     compiled = tf.function(ranks, autograph=False)
 
-    def answer(input_ids: Ints, lengths: Ints, positions: Ints, secrets: Ints) -> Floats:
-        arrays = (input_ids, lengths, positions, secrets)
-        out: Floats = compiled(*(tf.constant(a, tf.int32) for a in arrays)).numpy()
-        return out.astype(np.float64)
+    def answer(shown: MaskedContexts) -> Floats:
+        arrays = (shown.input_ids, shown.lengths, shown.positions, shown.secrets)
+
+        def compute(part: Indices) -> tuple[Floats]:
+            return (compiled(*(tf.constant(a[part], tf.int32) for a in arrays)).numpy(),)
+
+        (answers,) = _in_parts(np.arange(len(shown.secrets)), _CONTEXTS_AT_ONCE, compute)
+        return answers.astype(np.float64)
 
     return answer
-
-
-def _logits_at(model: AnyModel) -> Callable[[Tensor, Tensor, Tensor], Tensor]:
-    """Return a function of ids (B, S), lengths (B,), positions (B,): the secrets' logits (B, V)."""
-    layers, config = _layers(model), model.config
-    if isinstance(config, CausalConfig):
-        causal = config
-        return lambda ids, _, positions: causal_logits(layers, causal, ids, positions[:, None] - 1)
-    masked = config
-    return lambda ids, lengths, positions: mlm_logits(
-        layers, masked, ids, lengths, positions[:, None]
-    )
 
 
 _PREDICTIONS_AT_ONCE = 1024
@@ -347,7 +332,8 @@ def suffix_odds(model: AnyModel) -> OddsOf:
 def _odds(
     layers: Layers,
     config: CausalConfig,
-    prompts: Prompts,
+    prompts: Ids,
+    suffix: int,
     top_k: int,
     among: Sequence[int] | None,
 ) -> Odds:
@@ -355,7 +341,7 @@ def _odds(
     allowed = np.arange(config.vocab_size) if among is None else np.unique(among)
     barred = np.full(config.vocab_size, FAR_BELOW, np.float32)
     barred[allowed] = 0.0
-    suffix, k = prompts.suffix, min(top_k, len(allowed))
+    k = min(top_k, len(allowed))
 
     def odds(ids: Tensor) -> tuple[Tensor, ...]:
         m, t = ids.shape
@@ -374,16 +360,15 @@ def _odds(
         )
 
     compiled = tf.function(odds, autograph=False)
-    answers = []
-    numbers = np.arange(len(prompts.ids))
-    for _, part in _parts(numbers, max(1, _PREDICTIONS_AT_ONCE // prompts.suffix)):
-        sound, *found = compiled(tf.constant(prompts.ids[part]))
+
+    def compute(part: Indices) -> tuple[NDArray[Any], ...]:
+        sound, *found = compiled(tf.constant(prompts[part]))
         if not bool(sound):
             raise BadInput("the model's probabilities are not finite", where="model")
-        answers.append([values.numpy() for values in found])
-    first, within, logs = (
-        np.concatenate(a)[: len(prompts.ids)] for a in zip(*answers, strict=True)
-    )
+        return tuple(values.numpy() for values in found)
+
+    numbers = np.arange(len(prompts))
+    first, within, logs = _in_parts(numbers, max(1, _PREDICTIONS_AT_ONCE // suffix), compute)
     inside = within.all(axis=1)
     chance = np.where(inside, np.exp(logs.astype(np.float64).sum(axis=1)), 0.0)
     return Odds(first.all(axis=1), inside, chance)
@@ -414,19 +399,21 @@ def _summed_losses(model: AnyModel, canaries: TokenStore) -> Floats:
     """Return the summed loss of each canary, (m,), with one token masked or predicted at a time."""
     layers, losses = _layers(model), objective_for(model.config).row_losses
 
-    def compute(*arrays: Tensor) -> Tensor:
+    def row_losses(*arrays: Tensor) -> Tensor:
         return losses(layers, model.config, *arrays)
 
-    compiled = tf.function(compute, autograph=False)
-    parts = []
-    for _, numbers in _parts(np.arange(canaries.n_rows), _CANARIES_AT_ONCE):
-        total = np.zeros(_CANARIES_AT_ONCE)
+    compiled = tf.function(row_losses, autograph=False)
+
+    def compute(numbers: Indices) -> tuple[Floats]:
+        total = np.zeros(len(numbers))
         for made in _asked(model, canaries, numbers):
             arrays = (made.input_ids, canaries.lengths[numbers], made.positions, made.labels)
             means = compiled(*map(tf.constant, (*arrays, made.weights))).numpy()
             total += means.astype(np.float64) * made.weights.sum(1)
-        parts.append(total)
-    return np.concatenate(parts)[: canaries.n_rows]
+        return (total,)
+
+    (totals,) = _in_parts(np.arange(canaries.n_rows), _CANARIES_AT_ONCE, compute)
+    return totals
 
 
 def _asked(model: AnyModel, canaries: TokenStore, numbers: NDArray[np.int64]) -> list[MaskedRows]:

@@ -33,8 +33,8 @@ from scipy import stats
 from dp_core.audit.canaries import Coins, throw_coins
 from dp_core.audit.lower_bounds import (
     BOUNDS,
+    TRADE_OFF,
     GuessOutcome,
-    TradeOffBound,
     trade_off_p_value,
     trade_off_refuted,
 )
@@ -44,7 +44,7 @@ from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.models.parameters import AnyModel
 from dp_core.privacy.accounting.accountants import epsilon_pld
-from dp_core.privacy.accounting.tradeoff import PrivacyProfile, TradeOff
+from dp_core.privacy.accounting.tradeoff import GaussianTradeOff, PrivacyProfile, TradeOff
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.seed_store import PrivacySeed
 
@@ -123,35 +123,17 @@ def surest_first(scores: Scores, coins: Coins) -> Coins:
     return np.asarray(coins[ranks] == says_in)
 
 
-@dataclass(frozen=True)
-class NullControl:
-    """The results of the same guesses on coins that no training used.
+def null_alarms(scores: Scores, guesses: Guesses, seed: PrivacySeed) -> int:
+    """Return the number of sets of coins on which the guesses contradict ε = 0.
 
-    Attributes:
-        repeats: number of sets of such coins.
-        alarms: number of sets on which the guesses contradict ε = 0, at a rate of `SIGNIFICANCE`
-            by chance.
-    """
-
-    repeats: int
-    alarms: int
-
-    @property
-    def sound(self) -> bool:
-        """Whether chance explains the alarms: their probability is above 10⁻⁶."""
-        p = float(stats.binom.sf(self.alarms - 1, self.repeats, SIGNIFICANCE))
-        return self.alarms == 0 or p > 1e-6
-
-
-def null_control(scores: Scores, guesses: Guesses, seed: PrivacySeed) -> NullControl:
-    """Compare the guesses with `NULL_REPEATS` fresh sets of coins.
+    No training used these `NULL_REPEATS` sets. By chance a share `SIGNIFICANCE` of them alarms.
 
     Args:
         scores: scores of the audit.
         guesses: guesses of the audit.
         seed: seed of the audit; the fresh coins are drawn from other streams.
     """
-    nothing_kept, (inside, outside) = _NothingKept(), guesses.chosen(scores)
+    nothing_kept, (inside, outside) = GaussianTradeOff(0.0), guesses.chosen(scores)
     alarms, known = 0, dict[int, bool]()
     for stream in range(1, NULL_REPEATS + 1):
         right = _right(inside, outside, throw_coins(seed, len(scores), stream))
@@ -159,14 +141,7 @@ def null_control(scores: Scores, guesses: Guesses, seed: PrivacySeed) -> NullCon
             outcome = GuessOutcome(len(scores), guesses.total, right)
             known[right] = trade_off_refuted(outcome, nothing_kept, SIGNIFICANCE)
         alarms += known[right]
-    return NullControl(NULL_REPEATS, alarms)
-
-
-class _NothingKept:
-    """The trade-off of ε = δ = 0."""
-
-    def least_false_positive_rate(self, true_positive_rate: float) -> float:
-        return true_positive_rate
+    return alarms
 
 
 @dataclass(frozen=True)
@@ -194,40 +169,36 @@ class AuditVerdict:
     """The result of one audit of a claim.
 
     Attributes:
-        epsilon: the claimed ε at `delta`.
-        delta: δ of the claim.
-        canaries: m, the number of canaries.
-        guesses: r, the number of guesses, fixed beforehand.
-        right: v, the number of right guesses.
-        lower_bounds: lower bounds on ε at `confidence`, by the name of the bound.
+        claim: the audited claim.
+        outcome: the guesses, whose number was fixed beforehand, and how many were right.
+        lower_bounds: lower bounds on ε at `CONFIDENCE`, by the name of the bound.
         power: the largest ε that this audit could have refuted, by the name of the bound.
-        confidence: confidence of bounds and power.
-        p_value: the largest probability of v or more right guesses under the claim.
-        significance: the p-value below which the claim is contradicted.
-        null: the null control.
+        p_value: the largest probability of as many right guesses under the claim, which is
+            contradicted from `SIGNIFICANCE` downwards.
+        null_alarms: number of null controls that alarm, of `NULL_REPEATS`.
     """
 
-    epsilon: float
-    delta: float
-    canaries: int
-    guesses: int
-    right: int
+    claim: Claim
+    outcome: GuessOutcome
     lower_bounds: dict[str, float]
     power: dict[str, float]
-    confidence: float
     p_value: float
-    significance: float
-    null: NullControl
+    null_alarms: int
+
+    @property
+    def sound(self) -> bool:
+        """Whether chance explains the null controls' alarms: their probability is above 10⁻⁶."""
+        return float(stats.binom.sf(self.null_alarms - 1, NULL_REPEATS, SIGNIFICANCE)) > 1e-6
 
     @property
     def contradicted(self) -> bool:
         """Whether the claim is refuted and the null control is sound."""
-        return self.null.sound and self.p_value <= self.significance
+        return self.sound and self.p_value <= SIGNIFICANCE
 
     @property
     def word(self) -> str:
         """`consistent`, `contradicted`, or `invalid` if the null control is not sound."""
-        if not self.null.sound:
+        if not self.sound:
             return "invalid"
         return "contradicted" if self.contradicted else "consistent"
 
@@ -257,17 +228,12 @@ def audit_claim(
     outcome = outcomes[best]
     each = 1 - (1 - CONFIDENCE) / ways
     return AuditVerdict(
-        epsilon=claim.epsilon,
-        delta=claim.delta,
-        canaries=m,
-        guesses=guesses.total,
-        right=outcome.right,
+        claim,
+        outcome,
         lower_bounds={b.name: b.epsilon(outcome, claim.delta, each) for b in BOUNDS},
         power={b.name: b.power(m, guesses.total, claim.delta, each) for b in BOUNDS},
-        confidence=CONFIDENCE,
         p_value=min(1.0, ways * trade_off_p_value(outcome, claim.trade_off)),
-        significance=SIGNIFICANCE,
-        null=null_control(scores[best], guesses, seed),
+        null_alarms=null_alarms(scores[best], guesses, seed),
     )
 
 
@@ -298,7 +264,7 @@ def most_right(claim: Claim, canaries: int, guesses: int) -> int:
     return low
 
 
-def bound_finding(audit: Audit, verdict: AuditVerdict, claim: Claim, label: Label) -> Finding:
+def bound_finding(audit: Audit, verdict: AuditVerdict, label: Label) -> Finding:
     """Return the finding of a verdict: its value is the lower bound at 95%, its interval at 99.9%.
 
     The ceiling is the bound from the largest number of right guesses that does not contradict the
@@ -308,26 +274,25 @@ def bound_finding(audit: Audit, verdict: AuditVerdict, claim: Claim, label: Labe
     Args:
         audit: the audit.
         verdict: its verdict.
-        claim: the audited claim.
         label: label of the bound, which is the label of the model (see the module's docstring).
     """
-    bound, sure = TradeOffBound(), 1 - SIGNIFICANCE
-    m, r = verdict.canaries, verdict.guesses
+    bound, sure, claim = TRADE_OFF, 1 - SIGNIFICANCE, verdict.claim
+    m, r, v = verdict.outcome.canaries, verdict.outcome.guesses, verdict.outcome.right
 
     def at(right: int, confidence: float = sure) -> float:
         return bound.epsilon(GuessOutcome(m, r, right), claim.delta, confidence)
 
-    allowed, low, power = most_right(claim, m, r), at(verdict.right), at(r)
+    allowed, low, power = most_right(claim, m, r), at(v), at(r)
     ceiling: float | None = at(allowed)
     if verdict.contradicted:  # the bound must exceed the ceiling
         ceiling = min(at(allowed), low - 1e-6)
     by_chance = int(stats.binom.isf(SIGNIFICANCE, r, 0.5))
-    value = at(verdict.right, verdict.confidence)
-    said = f"{verdict.right} of {r} guesses were right: ε is at least {value:.2f}"
+    value = at(v, CONFIDENCE)
+    said = f"{v} of {r} guesses were right: ε is at least {value:.2f}"
     could = f"{m} canaries, {r} guesses fixed beforehand: "
-    if not verdict.null.sound:
+    if not verdict.sound:
         word, ceiling = "invalid", None
-        finding = f"Invalid: {verdict.null.alarms} of {verdict.null.repeats} null controls alarm."
+        finding = f"Invalid: {verdict.null_alarms} of {NULL_REPEATS} null controls alarm."
     elif verdict.contradicted:
         word = "contradicted"
         finding = f"{said}; more than {allowed} contradict ε = {claim.epsilon:.2f}."
@@ -352,12 +317,12 @@ def bound_finding(audit: Audit, verdict: AuditVerdict, claim: Claim, label: Labe
             else "even if all are right they contradict nothing; more canaries could"
         ),
         null_control=NullDistribution(
-            of=f"{verdict.null.repeats} sets of fresh coins that no training saw, of which"
-            f" {verdict.null.alarms} alarm",
+            of=f"{NULL_REPEATS} sets of fresh coins that no training saw, of which"
+            f" {verdict.null_alarms} alarm",
             low=0.0,
             high=at(by_chance),
             alarm_rate=SIGNIFICANCE,
-            p_value=float(stats.binom.sf(verdict.right - 1, r, 0.5)),
+            p_value=float(stats.binom.sf(v - 1, r, 0.5)),
         ),
         bounds_claim=True,
         verdict=word,
@@ -365,9 +330,9 @@ def bound_finding(audit: Audit, verdict: AuditVerdict, claim: Claim, label: Labe
         label=label,
         metrics={
             "audit/epsilon_lower_bound": verdict.lower_bounds[bound.name],
-            "audit/right_guesses": verdict.right,
+            "audit/right_guesses": v,
             "audit/p_value": verdict.p_value,
-            "audit/null_alarms": verdict.null.alarms,
+            "audit/null_alarms": verdict.null_alarms,
         },
         public_metrics={
             "audit/power": verdict.power[bound.name],
@@ -406,7 +371,7 @@ def _guess_coins(data: CoinData) -> list[Finding]:
     guesses = planned_guesses(m, data.claim.epsilon)
     scores = canary_scores(data.start, data.trained, data.canaries)
     verdict = audit_claim(data.claim, [scores], throw_coins(data.seed, m), guesses, data.seed)
-    return [bound_finding(LOWER_BOUND, verdict, data.claim, data.label)]
+    return [bound_finding(LOWER_BOUND, verdict, data.label)]
 
 
 LOWER_BOUND = Audit(

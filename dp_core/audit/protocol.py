@@ -23,6 +23,9 @@ Verdict = Literal["consistent", "contradicted", "inconclusive", "invalid", "not 
 Level = Literal["canary", "example", "document", "patient", "group"]
 
 
+_RESULTS = ("level", "value", "interval", "confidence", "null_control", "power")
+
+
 class NullDistribution(Config):
     """The distribution of the audit's value for a model that remembers nothing.
 
@@ -87,16 +90,8 @@ class AuditRecord(Config):
 
     @model_validator(mode="after")
     def _says_all_of_it(self) -> Self:
-        parts = {
-            "level": self.level,
-            "value": self.value,
-            "interval": self.interval,
-            "confidence": self.confidence,
-            "null_control": self.null_control,
-            "power": self.power or None,
-        }
         run = self.verdict != "not run"
-        wrong = [name for name, part in parts.items() if (part is not None) != run]
+        wrong = [name for name in _RESULTS if (getattr(self, name) in (None, "")) == run]
         if wrong:
             state = "was run and lacks" if run else "was not run and has"
             raise ValueError(f"the audit {self.key} {state}: {', '.join(wrong)}")

@@ -123,11 +123,12 @@ def setting(
 
 def paths(settings: type[Config]) -> list[str]:
     """Return the names of the settings whose values are files or folders."""
-    return [
-        name
-        for name, field in settings.model_fields.items()
-        if isinstance(field.json_schema_extra, dict) and field.json_schema_extra.get("path")
-    ]
+    return [name for name in settings.model_fields if _about(settings, name).get("path")]
+
+
+def _about(settings: type[Config], name: str) -> dict[str, Any]:
+    extra = settings.model_fields[name].json_schema_extra
+    return extra if isinstance(extra, dict) else {}
 
 
 def split_list(text: str) -> list[str]:
@@ -139,10 +140,9 @@ def named_paths(settings: type[Config], values: Mapping[str, Any]) -> dict[str, 
     """Return the files and folders that values name, by setting; most settings name one."""
     named = {}
     for name in paths(settings):
-        value, extra = values.get(name), settings.model_fields[name].json_schema_extra
+        value = values.get(name)
         if isinstance(value, str) and value:
-            several = isinstance(extra, dict) and extra["several"]
-            named[name] = split_list(value) if several else [value]
+            named[name] = split_list(value) if _about(settings, name)["several"] else [value]
     return named
 
 

@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Generator, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Protocol, TypeVar, cast
+from typing import NamedTuple, Protocol, TypeVar, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,8 +29,7 @@ Examples = Callable[[TokenStore, Indices, U64], MaskedRows]
 _CHOICE = 7  # stream of the generator that chooses rows
 
 
-@dataclass(frozen=True)
-class MicroBatch:
+class MicroBatch(NamedTuple):
     """One micro-batch; padded rows have share and weights 0.
 
     Attributes:
@@ -48,10 +47,6 @@ class MicroBatch:
     labels: NDArray[np.int32]
     weights: NDArray[np.float32]
     shares: NDArray[np.float32]
-
-    def arrays(self) -> tuple[NDArray[np.int32] | NDArray[np.float32], ...]:
-        """Return the six arrays in order."""
-        return (self.ids, self.lengths, self.positions, self.labels, self.weights, self.shares)
 
 
 def predictions_per_row(sequence_length: int) -> int:
@@ -283,13 +278,8 @@ def micro_batch(
     )
     if n == units:
         return batch
-    return MicroBatch(*(_padded(a, units) for a in batch.arrays()))  # type: ignore[arg-type]
-
-
-def _padded(array: NDArray[np.int32] | NDArray[np.float32], units: int) -> NDArray[np.generic]:
-    out = np.zeros((units, *array.shape[1:]), array.dtype)
-    out[: len(array)] = array
-    return out
+    padded = [np.concatenate([a, np.zeros((units - n, *a.shape[1:]), a.dtype)]) for a in batch]
+    return MicroBatch(*padded)
 
 
 T = TypeVar("T")

@@ -13,7 +13,6 @@ import re
 import shutil
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -110,16 +109,8 @@ _NAME = re.compile(r"update-(\d{10})\.safetensors")
 _LOG = logging.getLogger("confide.training")
 
 
-@dataclass(frozen=True)
-class Checkpoint:
-    """The state from which a run continues after `update` updates."""
-
-    update: int
-    arrays: Arrays
-
-
 class Checkpoints:
-    """The checkpoints of one run.
+    """The checkpoints of one run: arrays from which it continues after a number of updates.
 
     Args:
         place: storage of the checkpoints.
@@ -130,20 +121,17 @@ class Checkpoints:
     def __init__(self, place: CheckpointPlace, run: str, keep: int = 2) -> None:
         self._place, self._run, self._keep = place, run, keep
 
-    def save(self, checkpoint: Checkpoint) -> None:
+    def save(self, update: int, arrays: Arrays) -> None:
         """Write a checkpoint and drop the oldest beyond `keep`.
 
         Raises:
             ConfideError: the disk is full or the place not writable; older checkpoints stay.
         """
-        about = {"update": str(checkpoint.update), "run": self._run}
-        about["digest"] = _digest(checkpoint, self._run)
+        about = {"update": str(update), "run": self._run}
+        about["digest"] = arrays_digest(arrays, f"{update} {self._run}")
         try:
-            self._place.write(
-                _name(checkpoint.update),
-                lambda path: save_file(checkpoint.arrays, path, metadata=about),
-            )
-            self._drop(checkpoint.update)
+            self._place.write(_name(update), lambda path: save_file(arrays, path, metadata=about))
+            self._drop(update)
         except (OSError, SafetensorError) as error:
             raise ConfideError(
                 f"checkpoint not written: {_reason(error)}",
@@ -151,8 +139,8 @@ class Checkpoints:
                 fix="Make room there and start again: the last good checkpoint is kept.",
             ) from error
 
-    def latest(self) -> Checkpoint | None:
-        """Return the newest intact checkpoint, or None; the log names damaged ones.
+    def latest(self) -> tuple[int, Arrays] | None:
+        """Return update and arrays of the newest intact checkpoint; the log names damaged ones.
 
         Raises:
             BadInput: it belongs to another run (its data, plan or code differ). Resuming would
@@ -160,9 +148,9 @@ class Checkpoints:
             ConfideError: the place cannot be read. The run must not start anew in this case.
         """
         for update in reversed(self._updates()):
-            checkpoint = self.at(update)
-            if checkpoint is not None:
-                return checkpoint
+            arrays = self.at(update)
+            if arrays is not None:
+                return update, arrays
             _LOG.warning(
                 "%s: the checkpoint of update %d is damaged; continuing from the one before it",
                 self._place.where,
@@ -170,16 +158,18 @@ class Checkpoints:
             )
         return None
 
-    def at(self, update: int) -> Checkpoint | None:
+    def at(self, update: int) -> Arrays | None:
         """Return the checkpoint after that many updates, or None if it is missing or damaged.
 
         Raises:
             BadInput, ConfideError: as `latest`.
         """
         try:
-            with self._place.read(_name(update)) as path:
-                about = _header(path)
-                checkpoint = Checkpoint(update, load_file(path))
+            with (
+                self._place.read(_name(update)) as path,
+                safe_open(path, framework="numpy") as file,
+            ):
+                about, arrays = dict(file.metadata() or {}), load_file(path)
         except FileNotFoundError:
             return None
         except OSError as error:
@@ -188,7 +178,7 @@ class Checkpoints:
             ) from error
         except (SafetensorError, ValueError):
             return None
-        if about.get("digest") != _digest(checkpoint, about.get("run", "")):
+        if about.get("digest") != arrays_digest(arrays, f"{update} {about.get('run', '')}"):
             return None
         if about["run"] != self._run:
             raise BadInput(
@@ -196,7 +186,7 @@ class Checkpoints:
                 where=self._place.where,
                 fix="Its manifest differs: start anew, which is a new charge.",
             )
-        return checkpoint
+        return arrays
 
     def _updates(self) -> list[int]:
         try:
@@ -223,15 +213,6 @@ def run_digest(*settings: object) -> str:
 
 def _name(update: int) -> str:
     return f"update-{update:010d}.safetensors"
-
-
-def _header(path: Path) -> dict[str, str]:
-    with safe_open(path, framework="numpy") as file:
-        return dict(file.metadata() or {})
-
-
-def _digest(checkpoint: Checkpoint, run: str) -> str:
-    return arrays_digest(checkpoint.arrays, f"{checkpoint.update} {run}")
 
 
 def arrays_digest(arrays: Mapping[str, NDArray[Any]], about: str = "") -> str:

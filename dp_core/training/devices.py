@@ -82,18 +82,20 @@ def strategy_for(device: str) -> Any:
         return tf.distribute.OneDeviceStrategy("/cpu:0")
     if _MOCK.fullmatch(device):
         configure(device)
-        names = [f"/cpu:{i}" for i in range(replicas(device))]
-        if len(tf.config.list_logical_devices("CPU")) < len(names):
-            raise BadInput(f"fewer than {len(names)} logical devices", where=device)
         return tf.distribute.MirroredStrategy(
-            names, cross_device_ops=tf.distribute.ReductionToOneDevice()
+            [f"/cpu:{i}" for i in range(replicas(device))],
+            cross_device_ops=tf.distribute.ReductionToOneDevice(),
         )
     if device == "gpu":
         if not tf.config.list_logical_devices("GPU"):
             raise BadInput("no GPU that TensorFlow can use", where=device, fix="Choose cpu.")
         return tf.distribute.MirroredStrategy()
     if device == "tpu":
-        return _tpu_strategy()
+        try:
+            resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
+        except (ValueError, tf.errors.OpError):
+            raise BadInput("no TPU found", where="tpu", fix="Choose cpu or mock-tpu:N.") from None
+        return tf.distribute.TPUStrategy(resolver)
     raise BadInput(f"{device!r} is not a device", fix="Use cpu, gpu, tpu or mock-tpu:N.")
 
 
@@ -101,11 +103,3 @@ def single_device(device: str) -> str:
     """Return the single TensorFlow device that fine-tuning and evaluation use."""
     strategy_for(device)
     return {"gpu": "/gpu:0", "tpu": "/tpu:0"}.get(device, "/cpu:0")
-
-
-def _tpu_strategy() -> Any:
-    try:
-        resolver = tf.distribute.cluster_resolver.TPUClusterResolver.connect()
-    except (ValueError, tf.errors.OpError):
-        raise BadInput("no TPU found", where="tpu", fix="Choose cpu or mock-tpu:N.") from None
-    return tf.distribute.TPUStrategy(resolver)

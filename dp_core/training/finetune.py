@@ -131,16 +131,18 @@ def finetune(
     if len(units) != len(items):
         raise BadInput("the numbers of units and texts differ", where="fine-tuning")
     most = start.config.max_positions
-    if isinstance(updates, PrivateUpdates):
-        _check_row_length(max_length, most)
-        length = max_length
-    else:
-        length = _usual_length(head.rows(items, tokenizer, min(max_length, most)), max_length, most)
-    rows = head.rows(items, tokenizer, length)
     rule: UpdateRule
     if isinstance(updates, PrivateUpdates):
-        rule, points = updates, None
+        if not _LEAST <= max_length <= most:
+            raise BadInput(
+                f"{max_length} is not from {_LEAST} to the model's {most}", where="max_length"
+            )
+        length, rule, points = max_length, updates, None
+        rows = head.rows(items, tokenizer, length)
     else:
+        length = min(max_length, most)
+        length = min(length, _usual_length(head.rows(items, tokenizer, length)))
+        rows = head.rows(items, tokenizer, length)
         batches = -(-len(rows) // updates.batch_size)
         last = updates.epochs * batches
         rule = OrdinaryUpdates(last, updates.batch_size, seed)
@@ -166,15 +168,7 @@ def finetune(
     )
 
 
-def _check_row_length(max_length: int, most: int) -> None:
-    """Refuse rows that are too short to be useful, or longer than the model reads."""
-    if not _LEAST <= max_length <= most:
-        raise BadInput(
-            f"{max_length} is not from {_LEAST} to the model's {most}", where="max_length"
-        )
-
-
-def _usual_length(rows: Sequence[LabelledRow], max_length: int, most: int) -> int:
+def _usual_length(rows: Sequence[LabelledRow]) -> int:
     """Return the length that 99% of the rows need, since rows of a batch share one length.
 
     Raises:
@@ -182,5 +176,4 @@ def _usual_length(rows: Sequence[LabelledRow], max_length: int, most: int) -> in
     """
     if not rows:
         raise PrivateTextRefusal("there are no texts to train on", where="fine-tuning")
-    usual = padded(int(np.percentile([len(row.ids) for row in rows], 99)))
-    return min(usual, max_length, most)
+    return padded(int(np.percentile([len(row.ids) for row in rows], 99)))

@@ -21,14 +21,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Any
 
 import numpy as np
 import tensorflow as tf
 from numpy.typing import NDArray
 
-from dp_core.cluster.shard_map import Hosts
+from dp_core.cluster.shard_map import HostFunction, Hosts
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.models.parameters import Arrays, ModelConfig
@@ -91,7 +90,6 @@ class GradientHosts:
         objective: Objective,
         batches: Batches,
         device: str,
-        precision: str,
     ) -> GradientSource:
         """Start the hosts; return the source of their sums.
 
@@ -118,7 +116,7 @@ class GradientHosts:
                     trained={name: weights[name].shape for name in trainer.names},
                     frozen={n: a for n, a in weights.items() if n not in trainer.names},
                     clipping=None if clipper is None else clipper.style,
-                    precision=precision,
+                    precision=trainer.precision,
                     device=device,
                     continuation=objective.continuation,
                     rows=batches.rows,
@@ -172,8 +170,11 @@ class HostShare:
     open_rows: OpenRows
     rows_digest: str = field(repr=False)
 
-    def __call__(self) -> HostSums:
-        """Return the function that computes the host's sums.
+    def __call__(self) -> HostFunction:
+        """Return the function that computes the host's clipped sum of an update.
+
+        Its arguments are (number of the update, clip norm, weights in the order of `trained`) and
+        the host's marks, see `marks_of`. It returns the sums and counts of `Trainer.take`.
 
         Raises:
             BadInput: the host reads other rows than the step.
@@ -187,7 +188,7 @@ class HostShare:
         tf.config.experimental.enable_op_determinism()  # as in the step
         objective = objective_for(self.config, self.continuation)
         zeros = {name: np.zeros(shape, np.float32) for name, shape in self.trained.items()}
-        sums = Trainer(
+        trainer = Trainer(
             strategy_for(self.device),
             self.config,
             {**zeros, **self.frozen},
@@ -197,42 +198,21 @@ class HostShare:
             row_losses=objective.row_losses,
             trained=list(zeros),
         )
-        rows = self.rows.on(sums.devices)
-        made = partial(rows.made, store, objective.examples)
-        return HostSums(sums, made, rows.items(store, self.units))
+        rows, items = self.rows.on(trainer.devices), self.rows.items(store, self.units)
 
+        def sums_of(shared: Any, marks: NDArray[np.uint16]) -> Sums:
+            step, clip_norm, weights = shared
+            trainer.clear()
+            trainer.set_weights(weights)
+            if trainer.clipper is not None:
+                trainer.clipper.clip_norm = clip_norm
+            made = rows.made(store, objective.examples, step, marked(marks, items))
+            with contextlib.closing(prefetch(made, _AHEAD)) as batches:
+                for batch in batches:
+                    trainer.add(batch)
+            return trainer.take()
 
-@dataclass(frozen=True)
-class HostSums:
-    """Computes a host's clipped sum of an update.
-
-    Attributes:
-        sums: accumulators on the host's devices.
-        made: (update, drawn items) -> micro-batches.
-        items: items of the host's share.
-    """
-
-    sums: Trainer
-    made: Callable[[int, Indices], Iterator[MicroBatch]]
-    items: range
-
-    def __call__(self, shared: Any, marks: NDArray[np.uint16]) -> Sums:
-        """Return the sums and counts of `Trainer.take`.
-
-        Args:
-            shared: number of the update, clip norm, and weights in the order of `trained`.
-            marks: see `marks_of`.
-        """
-        step, clip_norm, weights = shared
-        self.sums.clear()
-        self.sums.set_weights(weights)
-        if self.sums.clipper is not None:
-            self.sums.clipper.clip_norm = clip_norm
-        made = self.made(step, marked(marks, self.items))
-        with contextlib.closing(prefetch(made, _AHEAD)) as batches:
-            for batch in batches:
-                self.sums.add(batch)
-        return self.sums.take()
+        return sums_of
 
 
 def added(results: Iterator[Sums]) -> Sums:

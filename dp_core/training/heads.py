@@ -285,9 +285,30 @@ class TaggingHead(Head[Sentence, tuple[str, ...]]):
         logits: Sequence[Floats],
         transitions: Floats | None,
     ) -> list[tuple[str, ...]]:
-        """Return IOB2 tags of each sentence, one for each token."""
-        at_words = [of_row[list(row.positions)] for row, of_row in zip(rows, logits, strict=True)]
-        return tags_of(items, rows, at_words, self.labels, transitions)
+        """Return IOB2 tags of each sentence, combined over its windows, one for each token.
+
+        Without a CRF each word is decoded separately; with a CRF an `I-` tag only follows a tag of
+        its type. A word without pieces is `O`.
+        """
+        words: list[list[int]] = [[] for _ in items]
+        scores: list[list[Floats]] = [[] for _ in items]
+        for row, of_row in zip(rows, logits, strict=True):
+            words[row.item] += row.words
+            scores[row.item].append(of_row[list(row.positions)])
+        begins = np.array([not label.startswith("I-") for label in self.labels])
+        follows = np.array([[_may_follow(a, b) for b in self.labels] for a in self.labels])
+        out = [["O"] * len(s.tokens) for s in items]
+        for tags, places, parts in zip(out, words, scores, strict=True):
+            if not places:
+                continue
+            chain = np.concatenate(parts)
+            if transitions is None:
+                best = chain.argmax(1)
+            else:
+                best = best_tags(chain, transitions, begins, follows)
+            for place, label in zip(places, best, strict=True):
+                tags[place] = self.labels[int(label)]
+        return [tuple(tags) for tags in out]
 
 
 @dataclass(frozen=True)
@@ -342,44 +363,6 @@ def windows(sizes: Sequence[int], room: int, overlap: float) -> list[Window]:
         firsts.append(border)
     tagged = zip(extents, firsts, [*firsts[1:], n], strict=True)
     return [Window(*extent, first, last) for extent, first, last in tagged if first < last]
-
-
-def tags_of(
-    sentences: Sequence[Sentence],
-    rows: Sequence[LabelledRow],
-    logits: Sequence[Floats],
-    labels: Sequence[str],
-    transitions: Floats | None = None,
-) -> list[tuple[str, ...]]:
-    """Return each sentence's tags, combined over its windows; a word without pieces is `O`.
-
-    Args:
-        sentences: sentences that the rows were cut from.
-        rows: the rows; rows of one sentence are in order.
-        logits: for each row, (words that it tags, tags).
-        labels: tags in order of id.
-        transitions: transition scores of a CRF, (tags, tags). None decodes each word separately.
-            With a CRF an `I-` tag only follows a tag of its type.
-    """
-    words: list[list[int]] = [[] for _ in sentences]
-    scores: list[list[Floats]] = [[] for _ in sentences]
-    for row, row_logits in zip(rows, logits, strict=True):
-        words[row.item] += row.words
-        scores[row.item].append(row_logits)
-    begins = np.array([not label.startswith("I-") for label in labels])
-    follows = np.array([[_may_follow(before, tag) for tag in labels] for before in labels])
-    out = [["O"] * len(s.tokens) for s in sentences]
-    for tags, places, parts in zip(out, words, scores, strict=True):
-        if not places:
-            continue
-        chain = np.concatenate(parts)
-        if transitions is None:
-            best = chain.argmax(1)
-        else:
-            best = best_tags(chain, transitions, begins, follows)
-        for place, label in zip(places, best, strict=True):
-            tags[place] = labels[int(label)]
-    return [tuple(tags) for tags in out]
 
 
 def _may_follow(before: str, tag: str) -> bool:

@@ -11,11 +11,13 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Collection
-from dataclasses import astuple, dataclass, field
+from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import tensorflow as tf
+from numpy.typing import NDArray
 
 from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore
@@ -26,17 +28,11 @@ from dp_core.privacy.correlated_noise import PastNoise
 from dp_core.privacy.execution_plan import Clipper, ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training.batches import Batches, Sampler, ShuffledRows, SingleRows, UnitRows
-from dp_core.training.checkpoints import (
-    Checkpoint,
-    CheckpointPlace,
-    Checkpoints,
-    arrays_digest,
-    run_digest,
-)
+from dp_core.training.checkpoints import CheckpointPlace, Checkpoints, arrays_digest, run_digest
 from dp_core.training.devices import strategy_for
 from dp_core.training.gradient_sources import GradientHosts, GradientSource, local_gradients
 from dp_core.training.objectives import Objective
-from dp_core.training.trainer import AdamW, Observer, Tallies, Trainer
+from dp_core.training.trainer import AdamW, Observer, Trainer
 
 REPORT_SECONDS = 1.0
 CURVE_POINTS = 40
@@ -213,63 +209,6 @@ def curve_points(updates: int) -> list[int]:
     return sorted({max(1, round(updates * i / CURVE_POINTS)) for i in range(CURVE_POINTS + 1)})
 
 
-class ProgressReporter:
-    """Accumulates the trainer's counts and reports them. Reading the counts waits for the devices.
-
-    Args:
-        trainer: counts losses, units and clipped units.
-        updates: number of updates of the whole run.
-        points: numbers of updates done at which the curve has a point.
-        progress: receives every report.
-    """
-
-    def __init__(
-        self,
-        trainer: Trainer,
-        updates: int,
-        points: Collection[int],
-        progress: Callable[[Progress], None],
-    ) -> None:
-        self._trainer, self._updates, self._progress = trainer, updates, progress
-        self._points, self._at = frozenset(points), time.monotonic()
-        self._since, self._seen = 0, Tallies()  # the last point, and the counts since then
-
-    def report(self, done: int, clip_norm: float, *, last: bool) -> None:
-        """Report at a point of the curve, at the end, or if the last report is a second old."""
-        now, at_point = time.monotonic(), done in self._points
-        if not at_point and not last and now - self._at < REPORT_SECONDS:
-            return
-        self._read()
-        seen, since = self._seen, done - self._since
-        self._progress(
-            Progress(
-                update=done,
-                updates=self._updates,
-                loss=seen.loss / seen.units if seen.units else float("nan"),
-                batch=seen.units / since if since else 0.0,
-                clipped=seen.clipped / seen.units if seen.units else 0.0,
-                clip_norm=clip_norm,
-                at_point=at_point,
-            )
-        )
-        self._at = now
-        if at_point:
-            self._since, self._seen = done, Tallies()
-
-    def state(self) -> Arrays:
-        """Return the counts since the last point, for a checkpoint."""
-        self._read()
-        return {_COUNTS: np.array([self._since, *astuple(self._seen)], np.float64)}
-
-    def restore(self, state: Arrays) -> None:
-        """Restore the counts that `state` returned."""
-        since, loss, units, clipped = state[_COUNTS].tolist()
-        self._since, self._seen = int(since), Tallies(loss, int(units), int(clipped))
-
-    def _read(self) -> None:
-        self._seen = self._seen.plus(self._trainer.read_tallies())
-
-
 def train(
     start: Model[C],
     objective: Objective,
@@ -317,8 +256,7 @@ def train(
         ConfideError: the weights are not finite, or a checkpoint could not be written.
     """
     deadline = time.monotonic() + (config.stop_after_seconds or math.inf)
-    _check_model(start.config, store)
-    _check_masks(updates, objective, config, store)
+    _refuse_contradictions(start.config, objective, store, updates, config)
     start = prepared(start, config, seed)
     trained = trained_names(start, config)
     # The noise is fixed by its key, so sums must not depend on the order in which threads add.
@@ -339,16 +277,15 @@ def train(
     batches = Batches(store, updates.sampler(store), rows, objective.examples)
     gradients: GradientSource = partial(local_gradients, trainer, batches)
     if hosts is not None:
-        gradients = hosts.source(trainer, objective, batches, device, config.precision)
+        gradients = hosts.source(trainer, objective, batches, device)
     settings = (sorted(config.identity().items()), start.config, seed, objective.name)
     # Checkpoints hold only trained parameters; the frozen ones are part of the run's identity.
     frozen = {name: a for name, a in start.parameters.items() if name not in trained}
     run = run_digest(updates.identity(), *settings, sorted(trained), arrays_digest(frozen))
     if points is None:
         points = curve_points(updates.updates)
-    reporter = ProgressReporter(trainer, updates.updates, points, progress)
     kept = Checkpoints(checkpoints, run)
-    training = _Run(trainer, updates, config, kept, reporter, deadline, hook)
+    training = _Run(trainer, updates, config, kept, points, progress, hook, deadline)
     training.to_its_end(gradients)
     weights = trainer.weights()
     if not all(np.isfinite(w).all() for w in weights.values()):
@@ -360,18 +297,30 @@ def train(
 
 @dataclass
 class _Run:
-    """A run in progress, which starts from the last checkpoint."""
+    """A run in progress, which starts from the last checkpoint.
+
+    It accumulates the trainer's counts since the last point of the curve. Reading them waits for
+    the devices.
+    """
 
     trainer: Trainer
     updates: UpdateRule
     config: TrainingConfig
     checkpoints: Checkpoints
-    reporter: ProgressReporter
-    deadline: float
+    points: Collection[int]
+    progress: Callable[[Progress], None]
     hook: EvaluationHook
+    deadline: float
 
     def __post_init__(self) -> None:
-        self.done = self.saved = self._resume()
+        self.reported = time.monotonic()
+        self.done, self.point = 0, 0
+        self.counts: NDArray[Any] = np.zeros(3)
+        if (latest := self.checkpoints.latest()) is not None:
+            self.done, arrays = latest
+            self.trainer.restore(arrays)
+            self.point, self.counts = int(arrays[_COUNTS][0]), arrays[_COUNTS][1:]
+        self.saved = self.done
 
     def to_its_end(self, gradients: GradientSource) -> None:
         total = self.updates.updates
@@ -390,8 +339,8 @@ class _Run:
         due = self.done - self.saved >= self.config.checkpoint_every
         # The checkpoint precedes the evaluation, so a resumed run has the evaluated weights.
         if ends or late or due or self.done in self.hook.at:
-            arrays = self.trainer.state() | self.reporter.state()
-            self.checkpoints.save(Checkpoint(self.done, arrays))
+            counts = np.array([self.point, *self._read_counts()])
+            self.checkpoints.save(self.done, self.trainer.state() | {_COUNTS: counts})
             self.saved = self.done
         self._report(last=ends or late)
         if late:
@@ -402,21 +351,43 @@ class _Run:
             )
 
     def _report(self, *, last: bool) -> None:
+        """Evaluate if it is due; report at points of the curve, at the end, and every second."""
         if self.done in self.hook.at:
             self.hook.evaluate(self.done, self.trainer.weights())
-        self.reporter.report(self.done, self.trainer.clip_norm, last=last)
+        now, at_point = time.monotonic(), self.done in self.points
+        if not at_point and not last and now - self.reported < REPORT_SECONDS:
+            return
+        loss, units, clipped = self._read_counts().tolist()
+        since = self.done - self.point
+        self.progress(
+            Progress(
+                update=self.done,
+                updates=self.updates.updates,
+                loss=loss / units if units else float("nan"),
+                batch=units / since if since else 0.0,
+                clipped=clipped / units if units else 0.0,
+                clip_norm=self.trainer.clip_norm,
+                at_point=at_point,
+            )
+        )
+        self.reported = now
+        if at_point:
+            self.point, self.counts = self.done, np.zeros(3)
 
-    def _resume(self) -> int:
-        checkpoint = self.checkpoints.latest()
-        if checkpoint is None:
-            return 0
-        self.trainer.restore(checkpoint.arrays)
-        self.reporter.restore(checkpoint.arrays)
-        return checkpoint.update
+    def _read_counts(self) -> NDArray[np.float64]:
+        """Return losses, units and clipped units since the last point of the curve: (3,)."""
+        self.counts = self.counts + self.trainer.read_tallies()
+        return self.counts
 
 
-def _check_model(config: ModelConfig, store: TokenStore) -> None:
-    """Refuse a model that cannot read the rows."""
+def _refuse_contradictions(
+    config: ModelConfig,
+    objective: Objective,
+    store: TokenStore,
+    updates: UpdateRule,
+    training: TrainingConfig,
+) -> None:
+    """Refuse rows that the model cannot read, and settings of masks that have no effect."""
     if store.vocabulary_size > config.vocab_size:
         raise BadInput(
             f"the store's vocabulary of {store.vocabulary_size} is larger than the model's of "
@@ -430,12 +401,6 @@ def _check_model(config: ModelConfig, store: TokenStore) -> None:
             f"{config.max_positions} positions",
             where="model",
         )
-
-
-def _check_masks(
-    updates: UpdateRule, objective: Objective, config: TrainingConfig, store: TokenStore
-) -> None:
-    """Refuse several maskings of rows that are not masked, and whole words of unknown pieces."""
     several = isinstance(updates, PrivateUpdates) and updates.plan.maskings_per_example > 1
     if several and not objective.masks:
         raise BadInput(
@@ -444,7 +409,7 @@ def _check_masks(
             fix="Set it to 1.",
         )
     words = objective.continuation
-    if config.whole_words and (words is None or words.shape != (store.vocabulary_size,)):
+    if training.whole_words and (words is None or words.shape != (store.vocabulary_size,)):
         raise BadInput(
             "masking whole words needs the vocabulary's continuation pieces",
             where="whole_words",

@@ -49,11 +49,10 @@ class UnitBatch:
 def ordinary_sum(
     unit_losses: Callable[[Layers], Tensor],
     parameters: Mapping[str, Any],
-    units: int,
     precision: str = "float32",
     frozen: Mapping[str, Any] | None = None,
-) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-    """Return the plain gradient of the summed losses, the losses (U,), and zeros for norms (U,).
+) -> tuple[dict[str, Tensor], Tensor]:
+    """Return the plain gradient of the summed losses, and the losses (U,).
 
     The gradient is by `parameters`; parameters in `frozen` are only read.
     """
@@ -69,7 +68,7 @@ def ordinary_sum(
     for lookup, (word, ids) in layers.read.items():
         rows = tf.reshape(sums.pop(lookup), (-1, sums[word].shape[1]))  # (M·S, D)
         sums[word] = tf.tensor_scatter_nd_add(sums[word], tf.reshape(ids, (-1, 1)), rows)
-    return sums, losses, tf.zeros((units,))
+    return sums, losses
 
 
 class _LookupsApart(Layers):
@@ -131,25 +130,18 @@ class Objective:
 def objective_for(config: ModelConfig, continuation: Flags | None = None) -> Objective:
     """Return the objective of a model's architecture: masked or next pieces.
 
-    `continuation` is as in `masked_lm`; causal models ignore it.
-    """
-    return causal_lm() if isinstance(config, CausalConfig) else masked_lm(continuation)
-
-
-def masked_lm(continuation: Flags | None = None) -> Objective:
-    """BERT's objective: 15% of the pieces, predicted from both sides (Devlin et al. 2019).
+    BERT predicts 15% of the pieces from both sides (Devlin et al. 2019), a causal model every
+    ordinary piece from its left (Radford et al. 2019).
 
     Args:
+        config: the model's shape.
         continuation: (V,) true for pieces that continue a word, to mask whole words; see
-            `wordpiece.continuation_tokens`. None masks single pieces.
+            `wordpiece.continuation_tokens`. None masks single pieces. Causal models ignore it.
     """
+    if isinstance(config, CausalConfig):
+        return Objective("causal-lm", causal_examples, causal_row_losses)
     examples = partial(masked_examples, continuation=continuation)
     return Objective("masked-lm", examples, mlm_row_losses, masks=True, continuation=continuation)
-
-
-def causal_lm() -> Objective:
-    """GPT-2's objective: every ordinary piece, predicted from its left (Radford et al. 2019)."""
-    return Objective("causal-lm", causal_examples, causal_row_losses)
 
 
 def causal_examples(store: TokenStore, rows: Indices, keys: U64) -> MaskedRows:

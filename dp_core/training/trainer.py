@@ -106,19 +106,6 @@ _TALLIES = 3  # sum of unit losses, units, clipped units
 Observer = Callable[[int, Mapping[str, Tensor]], None]  # (update, noised means by name)
 
 
-@dataclass(frozen=True)
-class Tallies:
-    """Counts since the last reading; `operator` numbers, computed without noise."""
-
-    loss: float = 0.0
-    units: int = 0
-    clipped: int = 0
-
-    def plus(self, more: Tallies) -> Tallies:
-        """Return the sum of two readings."""
-        return Tallies(self.loss + more.loss, self.units + more.units, self.clipped + more.clipped)
-
-
 class Trainer:
     """Accumulates clipped gradients on the devices of a strategy, and applies AdamW updates.
 
@@ -155,7 +142,7 @@ class Trainer:
         observe: Observer | None = None,
     ) -> None:
         self._strategy, self.config = strategy, config
-        self._precision, self._row_losses = precision, row_losses
+        self.precision, self._row_losses = precision, row_losses
         self._optimizer = optimizer or AdamW(0.0, 0.0, 0.0)  # a host makes no updates
         self.clipper, self._observe = clipper, observe
         self._noise_variance = 0.0  # decaying mean, like the second moments
@@ -188,15 +175,10 @@ class Trainer:
         """Number of devices that share a micro-batch."""
         return int(self._strategy.num_replicas_in_sync)
 
-    @property
-    def compilations(self) -> int:
-        """Number of traces of the gradient sum: 1 for any realised batch sizes."""
-        return int(self._add.experimental_get_tracing_count())
-
     def add(self, batch: MicroBatch) -> None:
         """Add a micro-batch's gradients to the accumulators; devices share its units equally."""
         n = self.devices
-        shares = [np.split(array, n) for array in batch.arrays()]
+        shares = [np.split(array, n) for array in batch]
 
         def of_device(context: Any) -> tuple[Tensor, ...]:
             return tuple(tf.constant(s[context.replica_id_in_sync_group]) for s in shares)
@@ -233,7 +215,19 @@ class Trainer:
     def _add_here(self, clip_norm: Tensor, *batch: Tensor) -> None:
         unit_losses, shares = UnitBatch(self._row_losses, self.config, batch), batch[-1]
         real = tf.reduce_sum(shares, axis=1) > 0  # (U,) false for padding
-        sums, losses, norms = self._gradient_sums(unit_losses, shares.shape[0], clip_norm)
+        if self.clipper is None:
+            sums, losses = ordinary_sum(unit_losses, self._weights, self.precision, self._frozen)
+            norms = tf.zeros_like(losses)
+        else:
+            clipped = self.clipper.clipped_grad_sum(
+                unit_losses,
+                self._weights,
+                shares.shape[0],
+                clip_norm,
+                self.precision,
+                self._frozen,
+            )
+            sums, losses, norms = clipped.sums, clipped.losses, clipped.norms
         for name in self.names:
             self._sums[name].assign_add(sums[name])
         within = norms <= clip_norm
@@ -241,16 +235,6 @@ class Trainer:
         self._tallies.assign_add(tf.stack([tf.reduce_sum(tf.cast(x, tf.float32)) for x in tallies]))
         counted = tf.where(real, tf.cast(within, tf.float32) - 0.5, 0.0)
         self._within.assign_add(tf.reduce_sum(counted))
-
-    def _gradient_sums(
-        self, unit_losses: UnitBatch, units: int, clip_norm: Tensor
-    ) -> tuple[dict[str, Tensor], Tensor, Tensor]:
-        if self.clipper is None:
-            return ordinary_sum(unit_losses, self._weights, units, self._precision, self._frozen)
-        clipped = self.clipper.clipped_grad_sum(
-            unit_losses, self._weights, units, clip_norm, self._precision, self._frozen
-        )
-        return clipped.sums, clipped.losses, clipped.norms
 
     def _take(self, counts: Any) -> Tensor:
         # With one device, `reduce` returns the variable itself, so copy it before the reset.
@@ -321,10 +305,12 @@ class Trainer:
         self._tallies.assign_add(counts[:_TALLIES].astype(np.float32))
         self._within.assign_add(np.float32(counts[_TALLIES]))
 
-    def read_tallies(self) -> Tallies:
-        """Return the counts since the last reading."""
-        loss, units, clipped = self._read().numpy()
-        return Tallies(float(loss), round(float(units)), round(float(clipped)))
+    def read_tallies(self) -> NDArray[np.float64]:
+        """Return the sum of unit losses, units and clipped units since the last reading: (3,).
+
+        They are `operator` numbers, computed without noise.
+        """
+        return np.asarray(self._read().numpy(), np.float64)
 
     def take_count_within(self) -> float:
         """Return Σ (1{norm ≤ C} − ½) over the units since the last call, without noise.

@@ -207,56 +207,66 @@ def audit_engine(
         )
     from dp_core.audit import engine_audit
     from dp_core.audit.canaries import throw_coins
-    from dp_core.audit.one_run import Guesses, audit_claim
+    from dp_core.audit.one_run import Claim, Guesses, audit_claim
     from dp_core.privacy.seed_store import PrivacySeed
 
-    def audited(kind: str, canaries: Any, count: int, units: int) -> AuditVerdict:
+    def audited(kind: str, canaries: Any) -> AuditVerdict:
         coins_of, training = PrivacySeed.draw(), PrivacySeed.draw()
-        coins = throw_coins(coins_of, count)
+        coins = throw_coins(coins_of, canaries.count)
         plan = engine_audit.audited_plan(
-            units, epsilon, delta, sampling_rate=sampling_rate, steps=updates
+            canaries.units, epsilon, delta, sampling_rate=sampling_rate, steps=updates
         )
         if kind == "white-box":
             seen = engine_audit.white_box_observations(canaries, plan, coins, training)
             scores = engine_audit.white_box_scores(plan, seen)
         else:
             scores = [engine_audit.black_box_scores(canaries, plan, coins, training)]
-        guesses = Guesses(max(1, round(_SHARE[kind] * count)), 0)
-        return audit_claim(engine_audit.claim_of(plan), scores, coins, guesses, coins_of)
+        guesses = Guesses(max(1, round(_SHARE[kind] * canaries.count)), 0)
+        claim = Claim.of_event(plan.event(), plan.delta)
+        return audit_claim(claim, scores, coins, guesses, coins_of)
 
     verdicts: dict[str, AuditVerdict] = {}
     if white_box_canaries:
         dirac = engine_audit.DiracCanaries.at_least(white_box_canaries)
-        verdicts["white-box"] = audited("white-box", dirac, dirac.count, dirac.count)
+        verdicts["white-box"] = audited("white-box", dirac)
     if black_box_canaries:
         tokens = engine_audit.NewTokenCanaries(black_box_canaries)
-        verdicts["black-box"] = audited("black-box", tokens, tokens.count, tokens.units)
-    answer = {kind: asdict(v) | {"verdict": v.word} for kind, v in verdicts.items()}
+        verdicts["black-box"] = audited("black-box", tokens)
+    answer = {kind: _figures(verdict) for kind, verdict in verdicts.items()}
     write_answer(answer, lambda: _show_engine(verdicts))
     for kind, verdict in verdicts.items():
         if verdict.word != "consistent":
             raise ConfideError(
-                f"{verdict.right} of {verdict.guesses} guesses were right: the claim of "
-                f"ε = {verdict.epsilon:.4g} is {verdict.word}, p = {verdict.p_value:.2g}",
+                f"{verdict.outcome.right} of {verdict.outcome.guesses} guesses were right: the "
+                f"claim of ε = {verdict.claim.epsilon:.4g} is {verdict.word}, p = "
+                f"{verdict.p_value:.2g}",
                 where=f"{kind} audit",
                 fix="Do not train on confidential text with this installation; report it.",
             )
 
 
+def _figures(verdict: AuditVerdict) -> dict[str, Any]:
+    figures = asdict(verdict) | {"verdict": verdict.word}
+    claim, outcome = figures.pop("claim"), figures.pop("outcome")
+    return {"epsilon": claim["epsilon"], "delta": claim["delta"], **outcome, **figures}
+
+
 def _show_engine(verdicts: Mapping[str, AuditVerdict]) -> None:
+    from dp_core.audit.one_run import CONFIDENCE, NULL_REPEATS, SIGNIFICANCE
+
     for kind, verdict in verdicts.items():
         bounds, power = verdict.lower_bounds.items(), verdict.power.items()
         write_pairs(
-            f"{kind} audit of ε = {verdict.epsilon:.4g} at δ = {verdict.delta:g}. Bounds and power "
-            f"at {verdict.confidence:.0%}; contradicted at p ≤ {verdict.significance:g}",
+            f"{kind} audit of ε = {verdict.claim.epsilon:.4g} at δ = {verdict.claim.delta:g}. "
+            f"Bounds and power at {CONFIDENCE:.0%}; contradicted at p ≤ {SIGNIFICANCE:g}",
             {
-                "canaries": verdict.canaries,
-                "guesses, fixed beforehand": verdict.guesses,
-                "right": verdict.right,
+                "canaries": verdict.outcome.canaries,
+                "guesses, fixed beforehand": verdict.outcome.guesses,
+                "right": verdict.outcome.right,
                 **{f"ε at least, {name} bound": epsilon for name, epsilon in bounds},
                 **{f"ε it could refute, {name} bound": epsilon for name, epsilon in power},
                 "p-value of the claim": verdict.p_value,
-                "null control: alarms": f"{verdict.null.alarms} of {verdict.null.repeats}",
+                "null control: alarms": f"{verdict.null_alarms} of {NULL_REPEATS}",
                 "verdict": verdict.word,
             },
         )

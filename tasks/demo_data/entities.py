@@ -43,7 +43,7 @@ def _sentences(seed: int, stream: str) -> Iterator[Sentence]:
         for line in note.lines:
             labelled = any(label for _, label in line.spans)
             if not line.heading and (labelled or rng.random() < _KEEP_UNLABELLED):
-                yield tokenised(line, note.document_id)
+                yield tokenised(line, note.document.document_id)
 
 
 def tokenised(line: NoteLine, document_id: str) -> Sentence:

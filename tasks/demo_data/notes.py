@@ -5,8 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, pairwise
 from random import Random
+from typing import NamedTuple
 
 from dp_core.data.corpus import Document
 from dp_core.data.hashing import generator, seed_key
@@ -16,7 +17,6 @@ from tasks.demo_data.synthetic_patients import (
     Condition,
     Medication,
     Patient,
-    draw_surname,
 )
 from tasks.demo_data.templates import (
     ABBREVIATIONS,
@@ -42,11 +42,6 @@ _TYPE_BOUNDS = tuple(accumulate(int(kind.fields["weight"][0]) for kind in NOTE_T
 _LENGTHS = range(60, 151)  # words; a note ends before the section that would exceed its length
 _NOTES_PER_PATIENT = (1, 1, 1, 2, 2, 2, 3, 3, 4, 6)
 _LABS = tuple(LABS)
-_VITALS = ("T", "BP", "HR", "RR", "O2 sat")
-_LONG_VITALS = (
-    "temperature", "blood pressure", "heart rate", "respiratory rate", "oxygen saturation"
-)  # fmt: skip
-_REASONS = {"every 6 hours as needed": ("for pain", "for nausea", "for anxiety", "for fever")}
 _LONGEST_FIRST = sorted(map(re.escape, ABBREVIATIONS), key=len, reverse=True)
 _ABBREVIATE = re.compile(rf"\b({'|'.join(_LONGEST_FIRST)})\b(?![-/'])")
 _LONG_WORD = re.compile(r"[a-z]{6,}")
@@ -66,22 +61,11 @@ class NoteLine:
         return "".join(text for text, _ in self.spans)
 
 
-@dataclass(frozen=True)
-class Note:
+class Note(NamedTuple):
     """A synthetic note with its entity labels."""
 
-    document_id: str
-    patient_id: str
-    admission_id: str
+    document: Document
     lines: list[NoteLine]
-
-    @property
-    def text(self) -> str:
-        """The whole note, with headings on separate lines."""
-        text = self.lines[0].text
-        for before, line in zip(self.lines, self.lines[1:], strict=False):
-            text += ("\n" if line.heading or before.heading else " ") + line.text
-        return text
 
 
 def notes(patients: int, seed: int) -> Iterator[Document]:
@@ -93,7 +77,7 @@ def notes(patients: int, seed: int) -> Iterator[Document]:
         seed: public seed; a larger corpus begins with the patients of a smaller corpus.
     """
     for note in labelled_notes(patients, seed, "private corpus"):
-        yield Document(note.document_id, note.patient_id, note.text, note.admission_id)
+        yield note.document
 
 
 def labelled_notes(patients: int, seed: int, stream: str) -> Iterator[Note]:
@@ -107,12 +91,17 @@ def labelled_notes(patients: int, seed: int, stream: str) -> Iterator[Note]:
         for number in range(1, count + 1):
             if number > 1 and rng.random() < 0.3:
                 admission += 1
-            yield Note(
-                f"{patient_id}-{number}",
-                patient_id,
-                f"{patient_id}-A{admission}",
-                _compose(patient, rng),
-            )
+            lines = _compose(patient, rng)
+            note_id, admission_id = f"{patient_id}-{number}", f"{patient_id}-A{admission}"
+            yield Note(Document(note_id, patient_id, _text(lines), admission_id), lines)
+
+
+def _text(lines: list[NoteLine]) -> str:
+    """Return the text of a whole note, with headings on separate lines."""
+    text = lines[0].text
+    for before, line in pairwise(lines):
+        text += ("\n" if line.heading or before.heading else " ") + line.text
+    return text
 
 
 def _compose(patient: Patient, rng: Random) -> list[NoteLine]:
@@ -153,69 +142,39 @@ class Narrator:
 
     def __init__(self, patient: Patient, rng: Random) -> None:
         self.patient, self.rng = patient, rng
-        self._month, self._day = rng.randint(1, 12), rng.randint(1, 28)
-        self._year = rng.randint(2101, 2190)
-        self._fixed = {
-            "he": "she" if patient.female else "he",
-            "his": "her" if patient.female else "his",
-            "title": "Ms." if patient.female else "Mr.",
-            "surname": patient.surname,
-            "fullname": f"{patient.first_name} {patient.surname}",
-            "age": str(patient.age),
-            "relative": patient.relative,
-            "work": patient.occupation,
+        month, day = rng.randint(1, 12), rng.randint(1, 28)
+        self._traits = {
+            **patient.traits,
+            "month": str(month),
+            "mm": f"{month:02d}",
+            "day": str(day),
+            "dd": f"{day:02d}",
+            "year": str(rng.randint(2101, 2190)),
         }
 
     def fill(self, name: str) -> list[Span]:
         """Return the spans of a slot: a trait, a result of `_slot_…`, a template, or a word."""
-        if name in self._fixed:
-            return [(self._fixed[name], "")]
+        if name in self._traits:
+            return expand(self._traits[name], self.rng, self.fill)
         if method := getattr(self, f"_slot_{name}", None):
-            spans: str | list[Span] = method()
-            return [(spans, "")] if isinstance(spans, str) else spans
+            spans: list[Span] = method()
+            return spans
         text = self._text(name) if name in TEMPLATES else pick(self.rng, WORDS[name])
         return [(text, "")]
 
     def _text(self, template: str) -> str:
         return phrase(TEMPLATES[template], self.rng, self.fill)
 
-    # --- people, places, times
+    # --- times
 
-    def _slot_sex(self) -> str:
-        return pick(self.rng, ("female", "woman") if self.patient.female else ("male", "man"))
+    def _slot_time(self) -> list[Span]:
+        hour, minute = self.rng.randint(0, 23), self.rng.choice(("00", "15", "30", "45"))
+        return [(f"{hour:02d}{minute}", "")]
 
-    def _slot_doctor(self) -> str:
-        known = self.rng.random() < 0.6
-        return f"Dr. {self.patient.physician if known else draw_surname(self.rng)}"
-
-    def _slot_facility(self) -> str:
-        known = self.rng.random() < 0.7
-        return self.patient.facility if known else pick(self.rng, WORDS["facility"])
-
-    def _slot_date(self) -> str:
-        form = self.rng.random()
-        if form < 0.5:
-            return f"{self._month}/{self.rng.randint(1, 28)}"
-        if form < 0.8:
-            return f"{self._month:02d}/{self._day:02d}/{self._year}"
-        return f"{self._year}-{self._month}-{self._day}"
-
-    def _slot_time(self) -> str:
-        return f"{self.rng.randint(0, 23):02d}{self.rng.choice(('00', '15', '30', '45'))}"
-
-    def _slot_span(self) -> str:
+    def _slot_span(self) -> list[Span]:
         unit = pick(self.rng, ("day", "day", "week", "month", "hour", "year"))
         number = self.rng.choice((1, 2, 2, 3, 3, 4, 5, 7, 10))
-        return f"{number} {unit}{'s' if number > 1 else ''}"
-
-    def _slot_small(self) -> str:
-        return str(self.rng.randint(2, 9))
-
-    def _slot_size(self) -> str:
-        return f"{self.rng.randint(1, 4)}.{self.rng.randint(1, 9)} cm"
-
-    def _slot_phone(self) -> str:
-        return f"{self.rng.randint(200, 999)}-{self.rng.randint(1000, 9999)}"
+        return [(f"{number} {unit}{'s' if number > 1 else ''}", "")]
 
     # --- problems
 
@@ -230,9 +189,9 @@ class Narrator:
             return self._qualified(self.patient.condition_names[i])
         return self._qualified(pick_common(self.rng, self.patient.conditions[i]["names"]))
 
-    def _qualified(self, name: str) -> list[Span]:
-        if self.rng.random() < 0.25:
-            name = f"{pick_common(self.rng, WORDS['severity'])} {name}"
+    def _qualified(self, name: str, share: float = 0.25, words: str = "severity") -> list[Span]:
+        if self.rng.random() < share:
+            name = f"{pick_common(self.rng, WORDS[words])} {name}"
         return [(name, PROBLEM)]
 
     def _slot_history(self) -> list[Span]:
@@ -241,10 +200,8 @@ class Narrator:
         return _listed([[(name, PROBLEM)] for name in names[1:4] or names[:1]])
 
     def _slot_symptom(self) -> list[Span]:
-        text = pick_common(self.rng, self.patient.symptoms)
-        if self.rng.random() < 0.35:
-            text = f"{pick_common(self.rng, WORDS['symptom quality'])} {text}"
-        return [(text, PROBLEM)]
+        symptom = pick_common(self.rng, self.patient.symptoms)
+        return self._qualified(symptom, 0.35, "symptom quality")
 
     def _slot_symptoms(self) -> list[Span]:
         n = min(len(self.patient.symptoms), self.rng.randint(2, 3))
@@ -312,7 +269,7 @@ class Narrator:
     def _slot_vitals(self) -> list[Span]:
         p, rng = self.patient, self.rng
         pulse, upper = p.heart_rate + rng.randint(-8, 8), p.systolic + rng.randint(-10, 10)
-        names = _LONG_VITALS if rng.random() < 0.4 else _VITALS
+        names = WORDS["long vital signs" if rng.random() < 0.4 else "vital signs"]
         values = (
             f"{rng.gauss(98.4, 0.7):.1f}",
             f"{upper}/{round(upper * 0.58)}",
@@ -354,8 +311,8 @@ class Narrator:
         drug, rng = medication.drug, self.rng
         form = pick(rng, drug.forms)
         form = f"{form} " if form and rng.random() < 0.3 else ""
-        reasons = _REASONS.get(medication.frequency)
-        reason = f" {rng.choice(reasons)}" if reasons else ""
+        as_needed = medication.frequency.endswith("as needed")
+        reason = f" {rng.choice(WORDS['reasons as needed'])}" if as_needed else ""
         tail = f" {medication.strength} {form}{drug.route} {medication.frequency}{reason}"
         return [(drug.name, TREATMENT), (tail, "")]
 

@@ -37,8 +37,6 @@ def _article(rng: Random) -> str:
     known = {name: rng.sample(words, min(len(words), 5)) for name, words in topic.fields.items()}
 
     def fill(name: str) -> list[Span]:
-        if name == "year":
-            return [(str(rng.randint(1100, 1995)), "")]
         return [(pick(rng, known.get(name) or _SHARED.fields[name]), "")]
 
     sentences = []

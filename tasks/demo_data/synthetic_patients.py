@@ -12,11 +12,9 @@ from typing import TypeAlias
 
 from tasks.demo_data.templates import WORDS, phrase, pick, pick_common, read_table
 
-_FEMALE_ONLY, _MALE_ONLY = "breast cancer", "prostate cancer"
+_IMPOSSIBLE = {"female": "prostate cancer", "male": "breast cancer"}
 _PER_CLASS = 14
 _INVENTED_DRUG = 0.2
-_STRENGTHS = (1, 2, 2.5, 4, 5, 6.25, 8, 10, 12.5, 15, 20, 25, 30, 40, 50, 60, 75, 80)
-_LARGE_STRENGTHS = (100, 125, 150, 200, 250, 300, 400, 500, 600, 750, 800, 1000)
 _ROUTES = {
     **dict.fromkeys(WORDS["intravenous drugs"], "iv"),
     **dict.fromkeys(WORDS["subcutaneous drugs"], "subcutaneously"),
@@ -73,13 +71,13 @@ def _lab(names: str, low: str, high: str, unit: str, decimals: str, moves: str) 
 def _drug(name: str) -> Drug:
     # The name is the seed: a drug has the same doses in every corpus.
     rng = Random(f"pharmacy {name}")  # noqa: S311
-    scale = _STRENGTHS if rng.random() < 0.65 else _LARGE_STRENGTHS
+    scale = WORDS["strengths" if rng.random() < 0.65 else "large strengths"]
     first = rng.randrange(len(scale) - 2)
     unit = "units" if name in WORDS["drugs in units"] else "mg"
     route = _ROUTES.get(name, "po")
     return Drug(
         name,
-        tuple(f"{strength:g} {unit}" for strength in scale[first : first + 3]),
+        tuple(f"{strength} {unit}" for strength in scale[first : first + 3]),
         route,
         tuple(rng.sample(WORDS["frequencies"], 2)),
         _FORMS.get(route, ("",)),
@@ -109,18 +107,21 @@ class Patient:
     """The patient described by the notes; all attributes are drawn once, from `rng` alone."""
 
     def __init__(self, rng: Random) -> None:
-        self.female = rng.random() < 0.5
+        sex = "female" if rng.random() < 0.5 else "male"
         # Two to five conditions; the first is the reason for admission.
-        self.conditions = _draw_conditions(rng, self.female)
+        self.conditions = _draw_conditions(rng, _IMPOSSIBLE[sex])
         main = self.conditions[:2]
         drawn = [
             _draw_medication(c, rng) for c in self.conditions for _ in range(rng.randint(1, 2))
         ]
         self.medications = list({m.drug.name: m for m in drawn}.values())
-        self.age = min(94, max(19, round(rng.gauss(63, 15))))
-        self.first_name = pick(rng, WORDS[f"{'female' if self.female else 'male'} first names"])
-        self.surname = draw_surname(rng)
-        self.physician = draw_surname(rng)
+        self.traits = {  # by slot of the templates; the sex is a template itself
+            **dict(zip(("he", "his", "title", "sex"), WORDS[sex], strict=True)),
+            "age": str(min(94, max(19, round(rng.gauss(63, 15))))),
+            "first name": pick(rng, WORDS[f"{sex} first names"]),
+            "surname": _surname(rng),
+            "physician": _surname(rng),
+        }
         self.condition_names = [pick_common(rng, c["names"]) for c in self.conditions]
         self.symptoms = [phrase(s, rng) for c in main for s in c["symptoms"]]
         self.findings = [phrase(f, rng) for c in main for f in c["findings"]]
@@ -129,20 +130,18 @@ class Patient:
         self.allergy = (
             (pick(rng, WORDS["allergies"]), pick(rng, WORDS["reactions"])) if allergic else None
         )
-        self.relative = pick(rng, WORDS["relatives"])
-        self.occupation = pick(rng, WORDS["occupations"])
-        self.facility = pick(rng, WORDS["facility"])
+        for trait in ("relative", "occupation", "hospital"):
+            self.traits[trait] = pick(rng, WORDS[f"{trait}s"])
         self.heart_rate = round(rng.gauss(84, 14))
         self.systolic = round(rng.gauss(130, 18))
 
 
-def draw_surname(rng: Random) -> str:
+def _surname(rng: Random) -> str:
     """Return one of several thousand surnames, each a compound of two listed parts."""
     return pick(rng, WORDS["surname starts"]) + pick(rng, WORDS["surname ends"])
 
 
-def _draw_conditions(rng: Random, female: bool) -> list[Condition]:
-    impossible = _MALE_ONLY if female else _FEMALE_ONLY
+def _draw_conditions(rng: Random, impossible: str) -> list[Condition]:
     wanted = rng.randint(2, 5)
     chosen: dict[str, Condition] = {}
     while len(chosen) < wanted:

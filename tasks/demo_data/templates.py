@@ -1,8 +1,8 @@
 """Templates of the synthetic text, and the tables of words that fill their slots.
 
 A table (`tables/*.txt`) consists of blocks, separated by blank lines. Each line of a block is
-`= title`, `- template`, or `field: a; b; c`. A template is text with slots `{name}` and choices
-`(a|b|)`, which may be nested.
+`= title`, `- template`, or `field: a; b; c`. A template is text with slots `{name}`, whole
+numbers `{1..28}` drawn uniformly, and choices `(a|b|)`, which may be nested.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ Fill = Callable[[str], list[Span]]  # from a slot's name to its text
 
 _FOLDER = Path(__file__).parent / "tables"
 _SKEW = 3.0  # of the draws of `pick_common`; 1 would be uniform
-_TOKEN = re.compile(r"[(|)]|\{\w+\}|[^(|){]+")
+_TOKEN = re.compile(r"[(|)]|\{[\w. ]+\}|[^(|){]+")
 
 # A literal, a slot with its braces, or a choice of sequences.
 _Node: TypeAlias = "str | tuple[list[_Node], ...]"
@@ -58,7 +58,7 @@ def expand(template: str, rng: Random, fill: Fill) -> list[Span]:
         ValueError: braces or parentheses do not match, or `fill` does not know a slot.
     """
     spans: list[Span] = []
-    _expand(_parse(template), rng.random, fill, spans)
+    _expand(_parse(template), rng, fill, spans)
     return spans
 
 
@@ -84,14 +84,13 @@ def pick_common(rng: Random, items: Sequence[T]) -> T:
     return items[int(rng.random() ** _SKEW * len(items))]
 
 
-def _expand(
-    nodes: list[_Node], uniform: Callable[[], float], fill: Fill, spans: list[Span]
-) -> None:
+def _expand(nodes: list[_Node], rng: Random, fill: Fill, spans: list[Span]) -> None:
     for node in nodes:
         if isinstance(node, tuple):
-            _expand(node[int(uniform() * len(node))], uniform, fill, spans)
+            _expand(node[int(rng.random() * len(node))], rng, fill, spans)
         elif node[0] == "{":
-            spans += fill(node[1:-1])
+            name, dots, most = node[1:-1].partition("..")
+            spans += [(str(rng.randint(int(name), int(most))), "")] if dots else fill(name)
         else:
             spans.append((node, ""))
 

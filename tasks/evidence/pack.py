@@ -58,7 +58,13 @@ def write_pack(
         BadInput: there is no model, or no guarantee; or its statement, its releases and the ledger
             disagree.
     """
-    result = _model_of(store, uri)
+    result = releasable_model(store, uri)
+    if not result.releases:
+        raise BadInput(
+            "the model was made without private text, so there is no claim to prove",
+            where=uri,
+            fix="Give a model that was trained with DP.",
+        )
     model = store.local_copy(uri)
     statement = _true_statement(result, model, uri)
     claims = check_evidence.claims_of(statement)
@@ -122,17 +128,6 @@ def _write_json(file: Path, content: Mapping[str, Any]) -> None:
 
 
 # --- agreement of the sources
-
-
-def _model_of(store: Store, uri: str) -> StepResult:
-    result = releasable_model(store, uri)
-    if not result.releases:
-        raise BadInput(
-            "the model was made without private text, so there is no claim to prove",
-            where=uri,
-            fix="Give a model that was trained with DP.",
-        )
-    return result
 
 
 def _true_statement(result: StepResult, folder: Path, uri: str) -> dict[str, Any]:

@@ -81,7 +81,7 @@ class Point(Config):
     @property
     def model(self) -> Point:
         """The point's model before fine-tuning, which other points may share."""
-        of_model = {*TRAINING_AXES, "seed", *_OF_A_FRONT, "of_epochs"}
+        of_model = {*TRAINING_AXES, "seed", *_OF_A_FRONT, "private_start", "of_epochs"}
         return Point.model_validate(self.model_dump(include=of_model))
 
     @property

@@ -17,7 +17,6 @@ from dataclasses import dataclass
 from itertools import count
 
 from dp_core.config.privacy import UnitConfig, refuse_large_delta
-from dp_core.config.training import OptimizerConfig
 from dp_core.errors import BadInput, ConfideError
 from dp_core.phrases import ngram_release as phrases
 from dp_core.privacy.accounting.calibration import least_error, with_bands
@@ -238,15 +237,11 @@ def training_plan(
     )
     if plan.noise_bands == 1:
         return made
-    workload = _workload(spec.training, spec.updates)
+    rates = (spec.training.learning_rate_at(t, spec.updates) for t in range(spec.updates))
+    workload = Workload(tuple(rates), spec.training.beta1)
     if not plan.noise_bands:
         return least_error(made, workload)
     return with_bands(made, plan.noise_bands, workload)
-
-
-def _workload(optimizer: OptimizerConfig, updates: int) -> Workload:
-    rates = (optimizer.learning_rate_at(t, updates) for t in range(updates))
-    return Workload(tuple(rates), optimizer.beta1)
 
 
 def plan_until(plan: ExecutionPlan, updates: int) -> ExecutionPlan:

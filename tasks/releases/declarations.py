@@ -92,10 +92,7 @@ def record_sources(sources: Iterable[Source], context: StepContext) -> None:
     for source in sources:
         ledger = _ledger(source, context)
         digest = _digest_elsewhere(source, context.deployment)
-        if source.public:
-            _refuse_undeclared(digest, source, ledger)
-        else:
-            _remember(digest, source, ledger)
+        _refuse_disagreement(digest, source, ledger, context)
 
 
 def refuse_if_changed(spec: StepSpec, result: StepResult, context: StepContext) -> None:

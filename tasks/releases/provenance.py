@@ -10,7 +10,7 @@ releases of all opened inputs, so that no step can omit one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import KW_ONLY, dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -40,7 +40,7 @@ class PrivateUnits:
         unit: the protected unit; None if the first release chooses it (a corpus).
         declared_units: the public bound on their number, with audit canaries; None if the release
             declares it.
-        rows_kept: maximum rows per unit; None if rows are not bounded yet.
+        max_examples_per_unit: maximum rows per unit; None if rows are not bounded yet.
         patients: whether each text names its patient.
         origin: the step that made the input.
         example_words: length of an example, 0 for another unit; None for a corpus.
@@ -48,8 +48,9 @@ class PrivateUnits:
 
     dataset: str
     unit: PrivacyUnit | None
-    declared_units: int | None
-    rows_kept: int | None
+    declared_units: int | None = None
+    max_examples_per_unit: int | None = None
+    _: KW_ONLY
     patients: bool
     origin: str
     example_words: int | None = None
@@ -81,16 +82,14 @@ class PrivateUnits:
             BadInput: the unit is the patient, and a text names none.
         """
         if unit is PrivacyUnit.PATIENT and not self.patients:
-            raise unlisted_patients() if self.origin == "entities" else nameless()
-
-
-def unlisted_patients() -> BadInput:
-    """Return the error of labelled documents that are to be protected by patient."""
-    return BadInput(
-        "the labelled documents name no patient",
-        where="entities_unit",
-        fix="Protect the unit `document`, or list each document's patient: entities_patients.",
-    )
+            if self.origin != "entities":
+                raise nameless()
+            raise BadInput(
+                "the labelled documents name no patient",
+                where="entities_unit",
+                fix="Protect the unit `document`, or list each document's patient: "
+                "entities_patients.",
+            )
 
 
 def corpus_at(context: StepContext, uri: str, role: Role, *, field: str = "corpus_uri") -> Input:
@@ -162,11 +161,9 @@ def model_at(
     Raises:
         BadInput: the output is not a model, has another vocabulary, or no such model was kept.
     """
-    opened = _opened(context, uri, steps, field, vocabulary=vocabulary)
-    return _kept_model(opened, updates) if updates else opened
-
-
-def _kept_model(training: Input, updates: int) -> Input:
+    training = _opened(context, uri, steps, field, vocabulary=vocabulary)
+    if not updates:
+        return training
     kept = models_by_updates(training)
     if updates not in kept:
         raise BadInput(
@@ -175,17 +172,22 @@ def _kept_model(training: Input, updates: int) -> Input:
             fix=f"There are those after {', '.join(str(one) for one in kept)}.",
         )
     folder, known = kept[updates], training.facts.get("weights_digest")
-    own = {"weights_digest": sha256_of(folder / "model.safetensors") if known else ""}
-    facts = training.facts | own
-    return replace(
-        training, folder=folder, result=training.result.model_copy(update={"facts": facts})
-    )
+    digest = sha256_of(folder / "model.safetensors") if known else ""
+    facts = training.facts | {"weights_digest": digest}
+    return Input(training.result.model_copy(update={"facts": facts}), folder, uri)
 
 
 def models_by_updates(model: Input) -> dict[int, Path]:
     """Return the folders of the models that a training left, by updates done, the last one last."""
     kept = {int(n): model.folder / kept_folder(n) for n in model.facts.get("kept_updates", ())}
     return kept | {int(model.facts.get("updates", 0)): model.folder}
+
+
+_UNIT_FACTS: dict[str, tuple[str, ...]] = {  # facts on the units in the output of a step
+    "corpus": (),
+    "entities": ("unit",),
+    "token_store": ("unit", "example_words", "declared_units", "max_examples_per_unit"),
+}
 
 
 def private_units(source: Input) -> PrivateUnits:
@@ -198,32 +200,22 @@ def private_units(source: Input) -> PrivateUnits:
         BadInput: the input is public, or holds no units.
     """
     step = source.result.step
-    held: dict[str, Any]
-    match step:
-        case "corpus":
-            private, held = fact(source, "role") == "private", {}
-        case "entities":
-            private = not fact(source, "public")
-            held = {"unit": fact(source, "unit"), "example_words": 0}
-        case "token_store":
-            private = fact(source, "role") == "private"
-            names = ("unit", "example_words", "declared_units", "max_examples_per_unit")
-            held = {name: fact(source, name) for name in names}
-            # Audit canaries are units of every private training on these rows, in or out.
-            held["declared_units"] += source.facts.get("audit_canaries", 0)
-        case _:
-            raise BadInput(f"the output of the step {step} holds no units", where="private units")
-    if not private:
+    if step not in _UNIT_FACTS:
+        raise BadInput(f"the output of the step {step} holds no units", where="private units")
+    if fact(source, "public") if step == "entities" else fact(source, "role") != "private":
         raise BadInput("it is public: nothing is charged for it", where=f"output of {step}")
-    unit = held.get("unit")
+    held: dict[str, Any] = {name: fact(source, name) for name in _UNIT_FACTS[step]}
+    if step == "entities":
+        held["example_words"] = 0
+    if step == "token_store":
+        # Audit canaries are units of every private training on these rows, in or out.
+        held["declared_units"] += source.facts.get("audit_canaries", 0)
     return PrivateUnits(
         dataset=fact(source, "dataset"),
-        unit=None if unit is None else PrivacyUnit(unit),
-        declared_units=held.get("declared_units"),
-        rows_kept=held.get("max_examples_per_unit"),
+        unit=PrivacyUnit(held.pop("unit")) if held else None,
         patients=step == "token_store" or bool(fact(source, "all_name_a_patient")),
         origin=step,
-        example_words=held.get("example_words"),
+        **held,
     )
 
 

@@ -12,6 +12,7 @@ import heapq
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from decimal import ROUND_DOWN, Context
 from typing import Any
 
 from pydantic import ValidationError
@@ -61,7 +62,7 @@ MOST_NOISE = 1000.0  # largest noise multiplier of a setting; above it nothing i
 _TRIALS = 4
 _CHARGE_GROWS = 1.5  # first guess of the power of ε by which the filter's charge grows
 _SHORT_OF_ALL, _CLOSE = 0.99, 0.95  # ε of a trial, of the estimate; the share that is enough
-_DIGITS = 3  # significant digits of an advised δ
+_DELTA = Context(prec=3, rounding=ROUND_DOWN)  # significant digits of an advised δ
 
 
 @dataclass(frozen=True)
@@ -252,15 +253,10 @@ def _sharing_delta(settings: JobSettings, delta: float) -> JobSettings:
         "phrases_delta": bool(settings.phrases_epsilon),
         "finetune_delta": settings.finetune_privacy == "dp",
     }
-    names = [name for name, is_charged in charged.items() if is_charged]
-    return changed(settings, **{n: _rounded_down(getattr(settings, n) * factor) for n in names})
-
-
-def _rounded_down(value: float) -> float:
-    if value == 0:
-        return value
-    step = 10.0 ** (math.floor(math.log10(value)) - _DIGITS + 1)
-    return float(f"{math.floor(value / step + 1e-6) * step:.{_DIGITS}g}")
+    exact = {n: getattr(settings, n) * factor for n, is_charged in charged.items() if is_charged}
+    # A product such as 9.9999999999999e-7 is 1e-6.
+    rounded = {n: _DELTA.create_decimal_from_float(d * (1 + 1e-9)) for n, d in exact.items()}
+    return changed(settings, **{name: float(delta) for name, delta in rounded.items()})
 
 
 # --- which batch, and how much of ε for the vocabulary

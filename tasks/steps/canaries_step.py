@@ -24,9 +24,7 @@ def run(spec: CanariesSpec, context: StepContext) -> StepOutput:
     """Write the canaries and the references that are never planted."""
     vocabulary = output_of(context, spec.vocabulary_uri, "vocabulary")
     config = spec.config
-    canaries = draw(
-        vocabulary.folder, config.patterns, config.rates, config.canaries_per_group, spec.seed
-    )
+    canaries = draw(vocabulary.folder, config, spec.seed)
     (context.out / FILE).write_text(json.dumps([asdict(c) for c in canaries], indent=1))
     context.measure("canaries", Public(sum(not c.is_reference for c in canaries)))
     return StepOutput(

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from pydantic import TypeAdapter
 
-from dp_core.audit.canaries import Canary, TextsWithCanaries
+from dp_core.audit.canaries import Canary, texts_with_canaries
 from dp_core.labels import Dp, Label, Public
 from dp_core.phrases.ngram_release import release_phrases
 from dp_core.privacy.mechanisms import PrivacyUnit
@@ -59,7 +60,8 @@ def run(spec: PhrasesSpec, context: StepContext) -> StepOutput:
     charged = charge(context, units, planned, content=content)
     # The text may be read only after the charge.
     context.refuse_altered(corpus)
-    read = TextsWithCanaries(
+    read = partial(
+        texts_with_canaries,
         PrivacyUnit(spec.config.unit),
         spec.config.words_per_unit,
         spec.holdout,

@@ -74,8 +74,8 @@ def run(spec: PretrainSpec, context: StepContext) -> StepOutput:
         record_operator_use(context, units)
     else:
         _refuse_other_canaries(spec, inputs)
-        plan = training_plan(spec, units.rows_kept)
-        spent = training_plan(spec.charged_as, units.rows_kept)
+        plan = training_plan(spec, units.max_examples_per_unit)
+        spent = training_plan(spec.charged_as, units.max_examples_per_unit)
         content = _manifest(spec, inputs, plan)
         charged = charge(context, units, planned_release(spec), content=content)
         updates = PrivateUpdates(plan, charged.seed, content)

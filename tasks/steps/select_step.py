@@ -57,7 +57,7 @@ def run(spec: SelectSpec, context: StepContext) -> StepOutput:
     first = spec.candidates[0]
     inputs = TrainingInputs.open(first, context)
     units = private_units(inputs.rows)
-    plans = [training_plan(candidate, units.rows_kept) for candidate in spec.candidates]
+    plans = [training_plan(candidate, units.max_examples_per_unit) for candidate in spec.candidates]
     public = held_out(inputs.public)
     if public is None:
         raise BadInput("no public text was held out to choose by", where="select")

@@ -51,7 +51,7 @@ from dp_core.models.parameters import AnyModel, Arrays, ModelConfig
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
-from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints, arrays_digest
+from dp_core.training.checkpoints import CheckpointPlace, Checkpoints, arrays_digest
 from dp_core.training.gradient_sources import GradientHosts
 from dp_core.training.loop import EvaluationHook, Progress, curve_points
 from dp_core.training.objectives import mlm_accuracy, perplexity
@@ -420,7 +420,7 @@ class KeptModels:
 
         def keep(done: int, weights: Arrays) -> None:
             if done in self._updates:
-                self._kept.save(Checkpoint(done, weights))
+                self._kept.save(done, weights)
                 self._own[done] = arrays_digest(weights)
             if done in evaluation.at:
                 evaluation.evaluate(done, weights)
@@ -434,15 +434,15 @@ class KeptModels:
             ConfideError: a model is missing or damaged, or differs from the model kept by this
                 process.
         """
-        found = {update: self._kept.at(update) for update in self._updates}
-        if lost := [str(update) for update, one in found.items() if one is None]:
+        kept = {update: self._kept.at(update) for update in self._updates}
+        arrays = {update: weights for update, weights in kept.items() if weights is not None}
+        if lost := [str(update) for update in kept if update not in arrays]:
             raise ConfideError(
                 f"the model after {', '.join(lost)} updates is not there, or damaged",
                 where=self._where,
                 fix="Delete the checkpoints of this training and run it again: it makes the same "
                 "models, and is not charged again.",
             )
-        arrays = {update: one.arrays for update, one in found.items() if one is not None}
         if any(arrays_digest(arrays[update]) != own for update, own in self._own.items()):
             # Both have the same noise but may differ in rounding, so they may not both be released.
             raise ConfideError(

@@ -12,6 +12,7 @@ import pytest
 from corruption import corrupted, misshapen
 
 from dp_core.audit.canaries import draw
+from dp_core.config.data import CanaryConfig
 from dp_core.data.corpus import Document, open_corpus, write_corpus
 from dp_core.data.labelled_text import LabelledText, Sentence
 from dp_core.data.readers.mimic import Diagnoses
@@ -22,7 +23,7 @@ from dp_core.models.config import BertConfig
 from dp_core.models.parameters import Model, initial_values, parameter_shapes
 from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.seed_store import SeedStore
-from dp_core.training.checkpoints import Checkpoint, Checkpoints, LocalFolder
+from dp_core.training.checkpoints import Checkpoints, LocalFolder
 from dp_core.vocabulary import wordpiece
 from tasks.commands.settings_options import settings_from
 from tasks.execution import contract
@@ -64,7 +65,8 @@ def vocabulary(folder: Path) -> Path:
 def canaries(folder: Path) -> Path:
     vocabulary(folder / "v")
     file = folder / canaries_step.FILE
-    drawn = draw(folder / "v", ["HS"], [0.01], 2, 1)
+    config = CanaryConfig(canary_patterns="HS", canary_rates="0.01", canaries_per_group=2)
+    drawn = draw(folder / "v", config, 1)
     file.write_text(json.dumps([vars(canary) for canary in drawn]))
     return file
 
@@ -92,7 +94,7 @@ def model(file: str, folder: Path) -> Path:
 
 def checkpoint(folder: Path) -> Path:
     arrays = {"a": np.arange(40, dtype=np.float32), "b": np.ones((3, 4), np.float32)}
-    Checkpoints(LocalFolder(folder), "run").save(Checkpoint(3, arrays))
+    Checkpoints(LocalFolder(folder), "run").save(3, arrays)
     return next(folder.glob("*.safetensors"))
 
 

@@ -98,16 +98,18 @@ def _names(value: Any) -> set[str]:
 
 
 def test_further_private_trainings_are_separate_charged_releases() -> None:
-    settings = JobSettings(more_trainings="noise_multiplier=3; private_start=fresh")
+    more = "noise_multiplier=3; private_start=fresh; noise_multiplier=3, private_start=fresh"
+    settings = JobSettings(more_trainings=more)
     steps, alone = job_steps(settings), job_steps(JobSettings())
     assert alone.keys() < steps.keys()
     for name in alone.keys() - {"budget", "reserve", "report"}:
         assert steps[name] == alone[name]
     trained = [spec for spec in steps.values() if isinstance(spec, PretrainSpec) and spec.plan]
-    first, noisier, fresh = trained
+    first, noisier, fresh, noisier_fresh = trained
     assert (first.init_uri, fresh.init_uri) == (steps["Public text only / pretraining"].output, "")
     assert first.plan == fresh.plan and noisier.init_uri == first.init_uri
     assert noisier.plan and noisier.plan.noise_multiplier == 3
+    assert (noisier_fresh.plan, noisier_fresh.init_uri) == (noisier.plan, "")
     budget = steps["budget"]
     assert isinstance(budget, BudgetSpec)
     assert [spec for spec in budget.charged if isinstance(spec, PretrainSpec)] == trained

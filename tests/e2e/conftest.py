@@ -1,5 +1,3 @@
-"""The deployment for jobs that log to no MLflow server."""
-
 from pathlib import Path
 
 import pytest

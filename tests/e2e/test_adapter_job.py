@@ -13,11 +13,7 @@ from dp_core.models.config import LlamaConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import State
 from tasks import cli
-from tasks.protocol import (
-    JobSettings,
-    PretrainSpec,
-    job_steps,
-)
+from tasks.protocol import JobSettings, PretrainSpec, job_steps
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.

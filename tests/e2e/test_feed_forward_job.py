@@ -1,7 +1,4 @@
-"""A small version of Kerrigan et al.
-
-2020: four training regimes of feed-forward models, each charged.
-"""
+"""A small version of Kerrigan et al. 2020."""
 
 from __future__ import annotations
 
@@ -81,5 +78,5 @@ def test_four_regimes_in_one_job_are_charged_separately(
     assert "Feed-forward model, 2 layers × 64" in page
     assert all(entry in page for name in MODELS[1:3] for entry in entries_of[name])
     judged = {model_facts["name"]: model_facts["promoted"] for model_facts in report.facts[JUDGED]}
-    assert judged.keys() == {f"{name}_pretraining" for name in MODELS[1:3]}
+    assert judged.keys() == {f"{name} / pretraining" for name in MODELS[1:3]}
     assert not any(judged.values())

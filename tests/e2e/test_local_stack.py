@@ -1,8 +1,4 @@
-"""The commands `up`, `demo` and `down` with real Airflow and MLflow processes and simulated steps.
-
-Other files test the work of the steps. The tests here cover the processes that start and monitor
-them.
-"""
+"""The commands `up`, `demo` and `down` with real Airflow and MLflow, and simulated steps."""
 
 import base64
 import io
@@ -12,6 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -68,31 +65,25 @@ def served(deployment):
             assert probe.connect_ex(("127.0.0.1", port)) != 0
 
 
-def sessions(stack) -> list[int]:
-    """Return the running processes of the stack's sessions."""
-    leaders = {process.pid for process in stack.components.values()}
+def sessions(stack, *components) -> list[Path]:
+    """Return the running processes of the sessions of the stack, or of some of its components."""
+    leaders = {stack.components[name].pid for name in components or stack.components}
     processes = []
     for entry in Path("/proc").glob("[0-9]*"):
-        try:
+        with suppress(OSError):  # the process has ended meanwhile
             fields = (entry / "stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            continue
-        if int(fields[3]) in leaders and fields[0] not in "ZX":
-            processes.append(int(entry.name))
+            if int(fields[3]) in leaders and fields[0] not in "ZX":
+                processes.append(entry)
     return processes
 
 
 def listeners(stack) -> set[str]:
     """Return the local addresses (hexadecimal, as in /proc/net) on which the stack listens."""
     inodes = set()
-    for pid in sessions(stack):
-        for descriptor in Path(f"/proc/{pid}/fd").glob("*"):
-            try:
-                target = str(descriptor.readlink())
-            except OSError:
-                continue
-            if target.startswith("socket:["):
-                inodes.add(target[8:-1])
+    for process in sessions(stack):
+        for descriptor in (process / "fd").glob("*"):
+            with suppress(OSError):
+                inodes.add(str(descriptor.readlink()).removeprefix("socket:[")[:-1])
     rows = [
         line.split()
         for table in ("tcp", "tcp6")
@@ -148,20 +139,14 @@ def test_mlflow_accepts_only_the_mlflow_password(served):
 def test_mlflow_processes_receive_no_secret_of_airflow(served, deployment):
     kept = json.loads((local.airflow_home(deployment) / "secrets.json").read_text())
     airflow_secrets = [kept[name].encode() for name in ("password", "jwt", "session", "fernet")]
-    leader = served.components["mlflow"].pid
     inspected = 0
-    for process in Path("/proc").glob("[0-9]*"):
-        try:
-            session = (process / "stat").read_text().rpartition(")")[2].split()[3]
-            environment = (process / "environ").read_bytes() if int(session) == leader else b""
-            works_in = (process / "cwd").readlink() if environment else None
-        except OSError:  # the process has ended meanwhile
-            continue
-        if environment:
-            inspected += 1
+    for process in sessions(served, "mlflow"):
+        with suppress(OSError):  # the process has ended meanwhile
+            environment, works_in = (process / "environ").read_bytes(), (process / "cwd").readlink()
             assert not [secret for secret in airflow_secrets if secret in environment]
             assert b"AIRFLOW" not in environment
             assert list(works_in.iterdir()) == []
+            inspected += bool(environment)
     assert inspected
 
 

@@ -1,7 +1,4 @@
-"""A tiny job on private text, run step by step, and a search of every file for planted secrets.
-
-Only the private store may contain text, ids and labels, and only the seed store a privacy seed.
-"""
+"""A tiny job on private text, run step by step, and a search of every file for its secrets."""
 
 from __future__ import annotations
 
@@ -19,6 +16,7 @@ import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
 from mlflow.tracking import MlflowClient  # noqa: TID251 - reads the runs that tracking wrote
+from small_job import folder_of, result_of
 
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger
@@ -38,7 +36,6 @@ from tasks.protocol import (
 )
 from tasks.results import STATEMENT_DATA, kept_folder
 from tasks.runtime.deployment import Deployment
-from tasks.storage.backends import local_path
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.
 
@@ -64,13 +61,10 @@ class Finished:
     started: str = "12:34:56"
 
     def result(self, task: str) -> StepResult:
-        return StepResult.model_validate_json((self.output(task) / "result.json").read_bytes())
+        return result_of(self.steps[task])
 
     def output(self, task: str) -> Path:
-        return self.folder(self.steps[task].output)
-
-    def folder(self, uri: str) -> Path:
-        return local_path(self.deployment.open_store().location(uri))
+        return folder_of(self.steps[task])
 
     def files_left(self) -> Iterator[tuple[str, bytes]]:
         """Yield the name and content of every file of the deployment except seeds and keys."""

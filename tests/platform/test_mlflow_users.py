@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "docker" / "mlflow-users"
 ADMIN, STEPS = ("confide", "the admin's password"), ("steps", "the steps' password")
-IDENTITY = Identity("run-1", "dp_bert today", "dp_pretraining", "", "pretrain", "a" * 64, False)
+IDENTITY = Identity("run-1", "dp_bert today", "pretraining", "", "pretrain", "a" * 64, False)
 
 
 def make_users(address: str) -> str:

@@ -1,5 +1,3 @@
-"""`confide audit`: models of a run and of third parties, canaries, texts, and refusals."""
-
 from __future__ import annotations
 
 import itertools
@@ -24,7 +22,6 @@ from dp_core.vocabulary.byte_level import ALPHABET
 from tasks.execution.contract import run_step
 from tasks.protocol import PrivacyAuditSpec, RunContext
 from tasks.results import read_findings
-from tasks.runtime.deployment import Deployment
 
 pytestmark = [pytest.mark.usefixtures("at_home"), pytest.mark.filterwarnings("ignore")]
 
@@ -68,9 +65,7 @@ def lines_in(tmp_path: Path, *lines: str) -> str:
     return str(file)
 
 
-def test_exposure_is_high_for_a_memorised_secret_and_low_for_another(
-    confide: Confide, stranger: Path, tmp_path: Path
-) -> None:
+def test_exposure_is_high_for_a_memorised_secret_and_low_for_another(confide, stranger, tmp_path):
     for secret, low, high in (("known3", 5.4, 6), ("other3", 0, 2)):
         canaries = lines_in(tmp_path, f"her number is [[{secret}]]", f"is [[{secret}]] her number")
         (record,) = confide.json("audit", stranger, "--canaries", canaries)["audits"]
@@ -79,9 +74,7 @@ def test_exposure_is_high_for_a_memorised_secret_and_low_for_another(
         assert record["label"] == "operator"
 
 
-def test_cased_model_without_matching_tokens_is_refused(
-    confide: Confide, stranger: Path, texts: list[str]
-) -> None:
+def test_cased_model_without_matching_tokens_is_refused(confide, stranger, texts):
     cased = [word.capitalize() if word in KNOWN else word for word in WORDS]
     (stranger / "vocab.txt").write_text("".join(f"{word}\n" for word in cased))
     code, _, err = confide("audit", stranger, *texts)
@@ -89,7 +82,7 @@ def test_cased_model_without_matching_tokens_is_refused(
     assert "46.5% of its tokens can never occur in normalised text" in err
 
 
-def test_membership_attack_separates_texts_that_the_model_predicts(
+def test_membership_attack_separates_texts_and_a_stated_claim_sets_its_ceiling(
     confide: Confide, stranger: Path, texts: list[str]
 ) -> None:
     answer = confide.json("audit", stranger, *texts)
@@ -99,25 +92,18 @@ def test_membership_attack_separates_texts_that_the_model_predicts(
     assert attacks["ceiling"] is None
     (loss,) = (row for row in attacks["rows"] if row["attack"] == "loss")
     assert loss["auc"] > 0.95
-
-
-def test_stated_claim_sets_the_ceiling_of_every_audit(
-    confide: Confide, stranger: Path, texts: list[str]
-) -> None:
     claim = ("--epsilon", "0.1", "--delta", "1e-6")
-    answer = confide.json("audit", stranger, *texts, *claim)
+    records = confide.json("audit", stranger, *texts, *claim)["audits"]
     most = pytest.approx(math.expm1(0.1) / (math.exp(0.1) + 1), abs=1e-5)
-    assert all(record["ceiling"] == most for record in answer["audits"])
-    assert "inconclusive" in {record["verdict"] for record in answer["audits"]}
+    assert all(record["ceiling"] == most for record in records)
+    assert "inconclusive" in {record["verdict"] for record in records}
     code, out, _ = confide("audit", stranger, *texts, *claim)
     assert code == 0
     assert "ε = 0.1 at δ = 1e-06, as given: not audited" in out
 
 
 @pytest.mark.parametrize("whole", [True, False])
-def test_decoder_of_a_third_party_is_audited_with_its_tokenizer(
-    confide: Confide, tmp_path: Path, texts: list[str], whole: bool
-) -> None:
+def test_decoder_of_a_third_party_is_audited_with_its_tokenizer(confide, tmp_path, texts, whole):
     merges = [["Ġ", "k"], ["Ġk", "n"]]
     tokens = [*ALPHABET, "Ġk", "Ġkn", "<|endoftext|>"]
     folder = tmp_path / "decoder"
@@ -156,9 +142,7 @@ def decoder_that_ends_in_z(folder: Path) -> Path:
     return folder
 
 
-def test_extraction_finds_only_text_that_the_decoder_generates(
-    confide: Confide, tmp_path: Path
-) -> None:
+def test_extraction_finds_only_text_that_the_decoder_generates(confide, tmp_path):
     folder = decoder_that_ends_in_z(tmp_path / "decoder")
     words = list(map("".join, itertools.permutations("abcd", 3)))
     for name, end in (("in", "zzzzz"), ("out", "zzazz"), ("alike", "zzzzzz")):
@@ -206,9 +190,7 @@ def divided(tmp_path: Path, told_apart: float, count: int = 800) -> list[str]:
     return [*words, "--coins", "--delta", "1e-6"]
 
 
-def test_audit_by_coins_contradicts_only_a_false_claim(
-    confide: Confide, stranger: Path, tmp_path: Path
-) -> None:
+def test_audit_by_coins_contradicts_only_a_false_claim(confide, stranger, tmp_path):
     """The side of 96 in 100 texts can be guessed: ε = ln 24 = 3.2 allows this, ε = 0.5 does not."""
     given = divided(tmp_path, 0.92)
     answers = {}
@@ -227,25 +209,7 @@ def test_audit_by_coins_contradicts_only_a_false_claim(
     assert answer["verdict"] == "consistent"
 
 
-def test_unfair_division_by_coins_is_refused(
-    confide: Confide, stranger: Path, texts: list[str], tmp_path: Path
-) -> None:
-    few = tmp_path / "few.txt"
-    few.write_text("\n".join(Path(texts[3]).read_text().splitlines()[:14]))
-    claim = ("--epsilon", "1", "--delta", "1e-6")
-    for words, reason in (
-        (["--coins"], "coins divide texts"),
-        ([*texts, "--coins"], "there is no claim that coins could contradict"),
-        ([*texts[:3], few, "--coins", *claim], "fair coins do not put 60 of 74 in"),
-    ):
-        code, _, err = confide("audit", stranger, *words)
-        assert code == 2, reason
-        assert reason in err
-
-
-def test_model_of_a_run_has_its_claim_and_its_audits(
-    confide: Confide, deployment: Deployment
-) -> None:
+def test_model_of_a_run_has_its_claim_and_its_audits(confide, deployment):
     uri = released_model(deployment, settled(deployment, EARLIER, TRAINING))
     answer = confide.json("audit", "--uri", uri)
     assert answer["claim"].endswith("for one patient of “notes”")
@@ -260,9 +224,7 @@ def test_model_of_a_run_has_its_claim_and_its_audits(
     assert "has its claim already" in err
 
 
-def test_audit_step_writes_the_command_results_for_the_operator(
-    confide: Confide, tracked: Deployment, stranger: Path, texts: list[str]
-) -> None:
+def test_audit_step_writes_the_command_results_for_the_operator(confide, tracked, stranger, texts):
     records = confide.json("audit", stranger, *texts, "--seed", "1")["audits"]
     spec = PrivacyAuditSpec(
         made_up=False, audited_model=str(stranger),
@@ -302,10 +264,11 @@ def test_invalid_canary_is_refused_without_quoting_its_text(
     assert err.count("\n") == 1
 
 
-def test_incomplete_audit_inputs_are_refused_in_one_line(
-    confide: Confide, stranger: Path, texts: list[str], tmp_path: Path
-) -> None:
+def test_incomplete_audit_inputs_are_refused_in_one_line(confide, stranger, texts, tmp_path):
     short = lines_in(tmp_path, *(f"her number is {word}" for word in OTHER[:5]))
+    few = tmp_path / "few.txt"
+    few.write_text("\n".join(Path(texts[3]).read_text().splitlines()[:14]))
+    claim = ("--epsilon", "1", "--delta", "1e-6")
     for words, reason in (
         ([], "there is nothing to audit it by"),
         (texts[:2], "one side is missing"),
@@ -314,6 +277,9 @@ def test_incomplete_audit_inputs_are_refused_in_one_line(
         ([*texts[:2], "--held-out", texts[1]], "a text is in both files"),
         ([*texts[:2], "--held-out", str(tmp_path / "none")], "no readable text"),
         (["--uri", "file:///elsewhere"], "two models are named"),
+        (["--coins"], "coins divide texts"),
+        ([*texts, "--coins"], "there is no claim that coins could contradict"),
+        ([*texts[:3], few, "--coins", *claim], "fair coins do not put 60 of 74 in"),
     ):
         code, _, err = confide("audit", stranger, *words)
         assert code == 2, reason

@@ -1,5 +1,3 @@
-"""A training with audit canaries: declared units, coins bound to the charge, and the audit step."""
-
 from __future__ import annotations
 
 import json
@@ -33,6 +31,7 @@ from tasks.steps.training_files import audit_canaries_of
 
 CANARIES = 12
 AUDITED = PLAN.model_copy(update={"audit_canaries": CANARIES})
+Trained = tuple[Input, Bench, list[TokenStore]]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +50,7 @@ def training(chain: Chain, **changes: Any) -> PretrainSpec:
 
 
 @pytest.fixture(scope="module")
-def trained(chain: Chain) -> tuple[Input, Bench, list[TokenStore]]:
+def trained(chain: Chain) -> Trained:
     context, given = chain.context("audited"), list[TokenStore]()
     real = training_files.joined
 
@@ -84,25 +83,19 @@ def coins_of(chain: Chain, model: Input) -> np.ndarray:
 # --- rows
 
 
-def test_audit_canaries_are_additional_units_with_distinct_keys(chain: Chain) -> None:
-    rows, plain = chain.inputs["audited rows"], chain.inputs["rows"]
-    train = TokenStore.open(rows.folder / token_store.TRAIN)
+def stores(chain: Chain) -> tuple[TokenStore, TokenStore]:
+    folder = chain.inputs["audited rows"].folder
+    return TokenStore.open(folder / token_store.TRAIN), TokenStore.open(folder / token_store.AUDIT)
+
+
+def test_audit_canaries_are_additional_units_with_distinct_keys(chain, tmp_path):
+    (train, canaries), plain = stores(chain), chain.inputs["rows"]
     assert train.digest == TokenStore.open(plain.folder / token_store.TRAIN).digest
-    canaries = TokenStore.open(rows.folder / token_store.AUDIT)
     assert canaries.n_units == canaries.n_rows == CANARIES
     # Private units may have any id, including the number of a canary.
     private = {digest64(seed_key(1), "unit", str(number)) for number in range(CANARIES)}
     assert not set(canaries.unit_keys.tolist()) & {*train.unit_keys.tolist(), *private}
     assert not (plain.folder / token_store.AUDIT).exists()
-
-
-def test_joined_store_contains_private_units_and_selected_canaries(
-    chain: Chain, tmp_path: Any
-) -> None:
-    rows = chain.inputs["audited rows"]
-    train, canaries = (
-        TokenStore.open(rows.folder / part) for part in (token_store.TRAIN, token_store.AUDIT)
-    )
     whole = joined(tmp_path, train, canaries, [3, 5])
     assert whole.n_units == train.n_units + 2
     assert (whole.tokens[: train.n_rows] == train.tokens).all()
@@ -137,9 +130,7 @@ def test_included_and_excluded_canaries_are_declared(chain: Chain) -> None:
         {"audit_canaries": CANARIES + 1, "declared_units": DECLARED - 1},
     ],
 )
-def test_plan_with_another_number_of_canaries_is_refused_before_a_charge(
-    chain: Chain, changes: dict[str, int]
-) -> None:
+def test_plan_with_another_number_of_canaries_is_refused_before_a_charge(chain, changes):
     before = len(chain.ledger.history("notes"))
     context = chain.context(f"other plan {sorted(changes.items())}")
     with pytest.raises(BadInput):
@@ -150,22 +141,19 @@ def test_plan_with_another_number_of_canaries_is_refused_before_a_charge(
 # --- coins
 
 
-def test_training_reads_private_units_and_included_canaries(
-    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
-) -> None:
-    model, _, (given,) = trained
-    rows = chain.inputs["audited rows"].folder
-    train, canaries = (
-        TokenStore.open(rows / part) for part in (token_store.TRAIN, token_store.AUDIT)
-    )
-    coins = coins_of(chain, model)
+def test_training_reads_private_units_and_included_canaries(chain: Chain, trained: Trained) -> None:
+    """The number of included canaries is not published."""
+    model, context, (given,) = trained
+    (train, canaries), coins = stores(chain), coins_of(chain, model)
     assert 0 < coins.sum() < CANARIES
     assert given.unit_keys.tolist() == [*train.unit_keys, *canaries.unit_keys[coins]]
+    labels = context.labels()
+    assert {labels[name].pop() for name in ("loss", "batch", "clipped")} == {Label.OPERATOR}
+    assert set(model.facts["audit"]) == {"entry", "coins"}
+    assert "seed" not in json.dumps(model.facts)
 
 
-def test_coins_are_bound_to_the_charge(
-    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
-) -> None:
+def test_coins_are_bound_to_the_charge(chain: Chain, trained: Trained) -> None:
     """A repeated training has the same charge and coins; another charge has other coins."""
     model, _, _ = trained
     before = len(chain.ledger.history("notes"))
@@ -182,23 +170,10 @@ def test_coins_are_bound_to_the_charge(
     assert chain.ledger.entry(another.facts["audit"]["entry"]).state is State.SETTLED
 
 
-def test_number_of_included_canaries_is_not_published(
-    trained: tuple[Input, Bench, list[TokenStore]],
-) -> None:
-    model, context, _ = trained
-    labels = context.labels()
-    assert {labels[name].pop() for name in ("loss", "batch", "clipped")} == {Label.OPERATOR}
-    facts = json.dumps(model.facts)
-    assert set(model.facts["audit"]) == {"entry", "coins"}
-    assert "seed" not in facts
-
-
 # --- the audit
 
 
-def test_audit_results_are_dp_and_readable_as_evidence(
-    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
-) -> None:
+def test_audit_results_are_dp_and_readable_as_evidence(chain: Chain, trained: Trained) -> None:
     model, _, _ = trained
     answer, context = auditing(chain, model, "an audit")
     assert context.labels() == {
@@ -216,9 +191,7 @@ def test_audit_results_are_dp_and_readable_as_evidence(
     assert claimed == pytest.approx(model.result.releases[-1].epsilon)  # the ε of the training only
 
 
-def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(
-    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(chain, trained, monkeypatch):
     model, _, _ = trained
     all_in = np.ones(CANARIES, np.bool_)
     monkeypatch.setattr("dp_core.audit.one_run.throw_coins", lambda *_: all_in)
@@ -229,9 +202,7 @@ def test_audit_step_writes_an_invalid_record_when_null_controls_alarm(
     assert verdict_of("ε = 4", [record]).word == "invalid"
 
 
-def test_coins_that_the_ledger_did_not_bind_are_refused(
-    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_coins_that_the_ledger_did_not_bind_are_refused(chain, trained, monkeypatch):
     model, _, _ = trained
     audit_facts = model.facts["audit"]
     for number, wrong in enumerate(
@@ -257,27 +228,18 @@ def test_coins_that_the_ledger_did_not_bind_are_refused(
         auditing(chain, with_facts(model, audit=exchanged), "exchanged")
 
 
-def test_audit_of_a_training_without_canaries_is_refused(
-    chain: Chain, trained: tuple[Input, Bench, list[TokenStore]]
-) -> None:
+def test_audit_without_its_canaries_is_refused(chain: Chain, trained: Trained) -> None:
+    rows, context = chain.inputs["audited rows"], chain.context("altered canaries")
     with pytest.raises(BadInput, match="held no audit canaries"):
         auditing(chain, chain.inputs["start"], "public")
     with pytest.raises(BadInput, match="the rows have no audit canaries"):
-        rows = chain.inputs["rows"]
-        auditing(chain, trained[0], "other rows", **{"audited rows": rows})
-
-
-def test_altered_canaries_are_refused(chain: Chain) -> None:
-    rows, context = chain.inputs["audited rows"], chain.context("altered canaries")
+        auditing(chain, trained[0], "other rows", **{"audited rows": chain.inputs["rows"]})
+    with pytest.raises(BadInput, match="compares a model with its beginning"):
+        pretrain.run(training(chain, init_uri=""), chain.context("from nothing"))
     assert audit_canaries_of(rows, context).n_units == CANARIES
     for wrong in ({"audit_digest": "0" * 64}, {"audit_canaries": CANARIES + 1}):
         with pytest.raises(BadInput, match="not those that the step wrote"):
             audit_canaries_of(with_facts(rows, **wrong), context)
-
-
-def test_audit_canaries_need_an_initial_model(chain: Chain) -> None:
-    with pytest.raises(BadInput, match="compares a model with its beginning"):
-        pretrain.run(training(chain, init_uri=""), chain.context("from nothing"))
 
 
 def test_noise_seed_depends_on_the_canaries(chain: Chain) -> None:

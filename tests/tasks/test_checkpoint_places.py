@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dp_core.errors import ConfideError
-from dp_core.training.checkpoints import Checkpoint, CheckpointPlace, Checkpoints, LocalFolder
+from dp_core.training.checkpoints import CheckpointPlace, Checkpoints, LocalFolder
 from tasks.storage.store import Store, StoredCheckpoints
 
 
@@ -61,4 +61,4 @@ def test_missing_bucket_is_reported_in_one_line(bucket: str, tmp_path: Path) -> 
     root = "gs://no-such-bucket/x"
     place = StoredCheckpoints(Store(root, tmp_path), f"{root}/c", tmp_path / "scratch")
     with pytest.raises(ConfideError, match=r"^gs://no-such-bucket/x/c: checkpoint not written: "):
-        Checkpoints(place, "run").save(Checkpoint(1, {"w": np.zeros(1, np.float32)}))
+        Checkpoints(place, "run").save(1, {"w": np.zeros(1, np.float32)})

@@ -88,8 +88,8 @@ def invalid_record(*, right: int = 30, key: str = LOWER_BOUND.key, label: Label 
         patch.setattr("dp_core.audit.one_run.throw_coins", lambda *_: same_coins)
         scores, seed = -np.arange(400.0), PrivacySeed.fixed("a test")
         verdict = audit_claim(claim, [scores], coins, Guesses(60, 0), seed)
-    assert (verdict.null.alarms, verdict.null.repeats) == (1000, 1000)
-    return bound_finding(Audit(key, "Bound", "ε"), verdict, claim, label)
+    assert verdict.null_alarms == 1000
+    return bound_finding(Audit(key, "Bound", "ε"), verdict, label)
 
 
 GOOD, BAD, WEAK = record("consistent"), record("contradicted"), record("inconclusive")
@@ -165,7 +165,8 @@ class Gate:
 
     def report(self, title: str = "t", run: RunContext = RUN, **changes: Any) -> ReportSpec:
         """Run a report step whose only output is the verdict, as a process would."""
-        spec = ReportSpec(made_up=False, title=title, results={"dp": self.uri}, settings={})
+        results = {"With DP / pretraining": self.uri}
+        spec = ReportSpec(made_up=False, title=title, results=results, points={}, settings={})
 
         def judging(spec: ReportSpec, context: StepContext) -> StepOutput:
             results = {name: context.input(uri) for name, uri in spec.results.items()}
@@ -465,7 +466,7 @@ def test_contradicted_third_party_model_is_not_registered(gate: Gate, copy: Path
 
 
 def test_step_result_alone_registers_no_model(gate: Gate) -> None:
-    report = ReportSpec(made_up=False, title="t", results={}, settings={})
+    report = ReportSpec(made_up=False, title="t", results={}, points={}, settings={})
     output = StepOutput(outputs={}, facts={}, model=NAME)
     gate.patch.setattr(contract, "_module", lambda _: SimpleNamespace(run=lambda *_: output))
     contract.run_step(report, gate.deployment, RUN)

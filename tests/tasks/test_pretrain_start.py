@@ -14,6 +14,7 @@ from dp_core.models.parameters import WORD, AnyModel, fresh
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepContext, content_key
 from tasks.protocol import JobSettings, PretrainSpec, job_steps
+from tasks.protocol.points import OF_JOB, Mode
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain_step as pretrain
@@ -27,8 +28,8 @@ def deployment_in(tmp_path: Path) -> Deployment:
     return Deployment.from_environment({"CONFIDE_HOME": str(tmp_path / "home")})
 
 
-def start(tmp_path: Path, mode: str = "public", **settings: Any) -> AnyModel:
-    spec = job_steps(JobSettings(layers=1, hidden=64, **settings))[f"{mode}_pretraining"]
+def start(tmp_path: Path, mode: Mode = "public", **settings: Any) -> AnyModel:
+    spec = job_steps(JobSettings(layers=1, hidden=64, **settings))[f"{OF_JOB[mode]} / pretraining"]
     assert isinstance(spec, PretrainSpec)
     tokenizer = wordpiece.learn(WORDS, 60)
     folder = tmp_path / "vocabulary"
@@ -94,8 +95,9 @@ def test_public_model_of_another_architecture_is_refused(
 
 def test_private_trainings_start_from_the_public_step_only(tmp_path: Path) -> None:
     steps = job_steps(JobSettings(public_model="/bert"))
-    for mode in ("dp", "nonprivate"):
-        spec = steps[f"{mode}_pretraining"]
+    modes: tuple[Mode, ...] = ("dp", "nonprivate")
+    for mode in modes:
+        spec = steps[f"{OF_JOB[mode]} / pretraining"]
         assert isinstance(spec, PretrainSpec)
         assert (spec.public_model, bool(spec.init_uri)) == ("", True)
     with pytest.raises(BadInput, match="no such file"):

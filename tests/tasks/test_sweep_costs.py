@@ -83,6 +83,12 @@ def test_fine_tuning_on_public_labels_costs_nothing(ledger: Ledger, deployment: 
     assert job.output == training.output
 
 
+def test_every_point_of_a_sweep_is_charged(ledger: Ledger, deployment: Deployment) -> None:
+    grid = {"sweep_noise_multipliers": "2,4", "sweep_epochs": "1,2"}
+    planned(deployment, **PUBLIC_LABELS | grid)
+    assert len(ledger.history("notes")) == 4
+
+
 def test_causal_sweep_costs_as_much_as_the_trainings_of_a_job(
     ledger: Ledger, deployment: Deployment
 ) -> None:

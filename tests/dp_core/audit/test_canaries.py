@@ -1,13 +1,16 @@
-"""Tests of canaries: public coins, words of the released vocabulary, planting by unit."""
-
+import itertools
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
 from dp_core.audit.canaries import Canary, candidates, carries, draw, plant
+from dp_core.config.data import CanaryConfig
+from dp_core.data.tokens import SPECIAL_TOKENS
 from dp_core.errors import BadInput
 from dp_core.vocabulary import wordpiece
 
@@ -23,47 +26,40 @@ def vocabulary(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+def config(patterns: str, rates: str, count: int = 3) -> CanaryConfig:
+    return CanaryConfig(canary_patterns=patterns, canary_rates=rates, canaries_per_group=count)
+
+
 def test_canaries_follow_their_patterns(vocabulary: Path) -> None:
-    drawn = draw(vocabulary, ["HS", "HHSHH"], [0.01, 0.5], 3, seed=1, references=7)
-    planted = [c for c in drawn if not c.is_reference]
-    assert len(planted) == 2 * 2 * 3
-    assert len(drawn) - len(planted) == 2 * 7
+    drawn = draw(vocabulary, config("HS,HHSHH", "0.01,0.5"), 1)
+    counts = Counter((c.pattern, c.canary_rate) for c in drawn)
+    groups = itertools.product(("HS", "HHSHH"), ((0.01, 3), (0.5, 3), (0.0, 32)))
+    assert counts == {(pattern, rate): count for pattern, (rate, count) in groups}
     assert len({c.id for c in drawn}) == len(drawn)
     tokenizer = wordpiece.load(vocabulary)
     allowed = set(candidates(tokenizer))
     for c in drawn:
         assert len(c.tokens) == len(set(c.tokens)) == len(c.pattern)
-        assert c.pattern[c.secret_index] == "S"
-        assert c.secret == c.tokens[c.secret_index]
+        assert c.secret == c.tokens[c.pattern.index("S")]
         assert set(c.tokens) <= allowed
-    kept_out = {tokenizer.id_to_token(i) for i in range(tokenizer.get_vocab_size())} - {
-        tokenizer.id_to_token(i) for i in allowed
-    }
-    assert kept_out == {"[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"}
-    assert draw(vocabulary, ["HS"], [0.1], 3, seed=1) == draw(vocabulary, ["HS"], [0.1], 3, seed=1)
-    assert draw(vocabulary, ["HS"], [0.1], 3, seed=1) != draw(vocabulary, ["HS"], [0.1], 3, seed=2)
+    kept_out = set(range(tokenizer.get_vocab_size())) - allowed
+    assert {tokenizer.id_to_token(i) for i in kept_out} == set(SPECIAL_TOKENS)
+    once, again, other = (draw(vocabulary, config("HS", "0.1"), seed) for seed in (1, 1, 2))
+    assert once == again != other
 
 
 @pytest.mark.parametrize(
-    ("patterns", "rates"), [(["HSS"], [0.1]), (["HH"], [0.1]), (["HS"], [0.0]), ([], [0.1])]
+    ("patterns", "rates"), [("HSS", "0.1"), ("HH", "0.1"), ("", "0.1"), ("HS", "0"), ("HS", "1.1")]
 )
-def test_bad_patterns_and_rates(vocabulary: Path, patterns: list[str], rates: list[float]) -> None:
-    with pytest.raises(BadInput):
-        draw(vocabulary, patterns, rates, 1, seed=1)
+def test_bad_patterns_and_rates_are_refused(patterns: str, rates: str) -> None:
+    with pytest.raises(ValidationError):
+        config(patterns, rates)
 
 
 def test_a_vocabulary_with_too_few_pieces_has_no_canaries(tmp_path: Path) -> None:
     wordpiece.save(wordpiece.learn({"an": 5}, 100), tmp_path)
     with pytest.raises(BadInput, match="too few pieces"):
-        draw(tmp_path, ["HHSHH"], [0.1], 1, seed=1)
-
-
-@pytest.mark.statistical
-def test_a_unit_carries_a_canary_with_its_rate() -> None:
-    for rate in (0.005, 0.3):
-        c = Canary("c", "HS", rate, (1, 2))
-        n = sum(carries(c, str(u), 3) for u in range(20_000))
-        assert abs(n - 20_000 * rate) < 6 * np.sqrt(20_000 * rate * (1 - rate))
+        draw(tmp_path, config("HHSHH", "0.1"), 1)
 
 
 def test_references_are_never_planted() -> None:
@@ -84,9 +80,7 @@ def position(row: list[int], canary: Canary) -> int:
     st.lists(st.lists(st.integers(5, 900), max_size=14), min_size=1, max_size=4),
     st.text(max_size=4),
 )
-def test_planting_keeps_canaries_whole_and_rows_in_bounds(
-    bodies: list[list[int]], unit: str
-) -> None:
+def test_planting_keeps_canaries_whole_and_rows_in_bounds(bodies, unit):
     rows = [[2, *body, 3] for body in bodies]
     made = plant(unit, rows, [CANARY, OTHER], 1, 16)
     assert len(made) == len(rows)
@@ -126,8 +120,10 @@ def test_a_canary_for_which_a_unit_has_no_room_is_left_out() -> None:
 
 
 @pytest.mark.statistical
-def test_canaries_are_carried_independently_of_each_other() -> None:
-    one, other = (Canary(name, "HS", 0.3, (1, 2)) for name in ("one", "other"))
-    units = [str(number) for number in range(5000)]
-    both = sum(carries(one, unit, 3) and carries(other, unit, 3) for unit in units)
-    assert abs(both - 5000 * 0.09) < 6 * np.sqrt(5000 * 0.09 * 0.91)
+def test_canaries_are_carried_independently_of_each_other_with_their_rates() -> None:
+    rates = (0.005, 0.3, 0.3)
+    canaries = [Canary(str(number), "HS", rate, (1, 2)) for number, rate in enumerate(rates)]
+    carried = np.array([[carries(c, str(u), 3) for c in canaries] for u in range(20_000)])
+    shares = [*carried.mean(0), carried[:, 1:].all(1).mean()]
+    for share, rate in zip(shares, (*rates, 0.3 * 0.3), strict=True):
+        assert abs(share - rate) < 6 * np.sqrt(rate * (1 - rate) / 20_000)

@@ -1,6 +1,4 @@
-"""Tests that audits of the engine are consistent with its claim and contradict planted bugs.
-
-Each audit is large enough to contradict its bug in nearly all repeats. If all guesses are right,
+"""Each audit is large enough to contradict its bug in nearly all repeats. If all guesses are right,
 300 guesses on 4,096 canaries or 410 on 16,384 refute the claim's curve at p ≤ 0.001. With the noise
 halved, 410 guesses at each end of 16,384 refute it in 20 of 20 simulated audits.
 """
@@ -20,7 +18,6 @@ from dp_core.audit.engine_audit import (
     NewTokenCanaries,
     audited_plan,
     black_box_scores,
-    claim_of,
     periodic,
     white_box_observations,
     white_box_scores,
@@ -34,7 +31,7 @@ from dp_core.privacy.execution_plan import ExecutionPlan
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.training import trainer
 
-CANARIES = DiracCanaries(32, 32)
+CANARIES = DiracCanaries(32)
 COINS_OF, TRAINING = PrivacySeed.fixed("coins"), PrivacySeed.fixed("training")
 EPSILON, DELTA = 4.0, 1e-5
 
@@ -42,7 +39,7 @@ EPSILON, DELTA = 4.0, 1e-5
 @cache
 def planned(count: int, sampling_rate: float, steps: int) -> tuple[ExecutionPlan, Claim]:
     plan = audited_plan(count, EPSILON, DELTA, sampling_rate=sampling_rate, steps=steps)
-    return plan, claim_of(plan)
+    return plan, Claim.of_event(plan.event(), DELTA)
 
 
 def audited(
@@ -50,7 +47,7 @@ def audited(
     canaries: DiracCanaries = CANARIES,
     *,
     sampling_rate: float = 1.0,
-    steps: int = 2,
+    steps: int = 1,
     micro_rows: int = 512,
 ) -> AuditVerdict:
     plan, claim = planned(canaries.count, sampling_rate, steps)
@@ -74,33 +71,45 @@ def test_every_canary_is_clipped_to_the_clip_norm_and_lies_in_its_own_entry():
 
 
 def test_the_engine_is_consistent_and_the_audit_sees_something():
-    verdict = audited(Guesses(100, 100), sampling_rate=0.5, steps=4)
-    assert verdict.word == "consistent"
-    assert verdict.epsilon == pytest.approx(EPSILON, rel=1e-3)
-    assert 0.8 < verdict.lower_bounds["trade-off"] < EPSILON
-    assert verdict.power["Gaussian"] > EPSILON
-    assert verdict.null.sound
-
-
-def test_observations_are_the_clipped_sum_plus_the_plans_noise():
-    plan, _ = planned(CANARIES.count, 0.5, 4)
+    plan, claim = planned(CANARIES.count, 0.5, 4)
     coins = throw_coins(COINS_OF, CANARIES.count)
     seen = white_box_observations(CANARIES, plan, coins, TRAINING)
-    noise = seen[:, ~coins]
+    noise = seen[:, ~coins]  # the observations are the clipped sum plus the plan's noise
     assert noise.std() == pytest.approx(plan.noise_multiplier, rel=0.05)
     drawn = seen[:, coins].mean()
     spread = noise.std() / seen[:, coins].size ** 0.5
     assert drawn == pytest.approx(plan.sampling_rate(0), abs=6 * spread)
+    scores = white_box_scores(plan, seen)
+    verdict = audit_claim(claim, scores, coins, Guesses(100, 100), COINS_OF)
+    assert verdict.word == "consistent"
+    assert verdict.claim.epsilon == pytest.approx(EPSILON, rel=1e-3)
+    assert 0.8 < verdict.lower_bounds["trade-off"] < EPSILON
+    assert verdict.power["Gaussian"] > EPSILON
+    assert verdict.sound
 
 
 # --- planted bugs: each must be contradicted
 
 
+def with_less_noise(monkeypatch, share):
+    true = trainer.noised_means
+
+    def noised(totals, noise, divisor):
+        less = replace(noise, noise_multiplier=noise.noise_multiplier * share())
+        return true(totals, less, divisor)
+
+    monkeypatch.setattr(trainer, "noised_means", noised)
+
+
 def test_half_the_noise(monkeypatch):
-    monkeypatch.setattr(
-        ExecutionPlan, "gradient_noise_multiplier", lambda plan: plan.noise_multiplier / 2
-    )
-    assert_contradicted(audited(Guesses(410, 410), DiracCanaries(64, 64)))
+    with_less_noise(monkeypatch, lambda: 1 / 2)
+    assert_contradicted(audited(Guesses(410, 410), DiracCanaries(64)))
+
+
+def test_noise_per_shard_forgotten(monkeypatch):
+    """Each of 16 shards should add noise of σ/√16, but only the chief does."""
+    with_less_noise(monkeypatch, lambda: 1 / 4)
+    assert_contradicted(audited(Guesses(200, 200)))
 
 
 @pytest.mark.parametrize(
@@ -120,34 +129,20 @@ def test_a_layer_unclipped(monkeypatch, record):
 
 def test_accumulation_noise_counted_once(monkeypatch):
     """Each micro-batch of an update should add noise, but only the last one does."""
-    true, micro_batches = trainer.noised_means, []
-    add = trainer.Trainer.add
+    micro_batches, add = [], trainer.Trainer.add
 
     def counted(self, batch):
         micro_batches.append(1)
         add(self, batch)
 
-    def once(totals, noise, divisor):
-        share = len(micro_batches) ** -0.5
+    def share():
+        count = len(micro_batches)
         micro_batches.clear()
-        less = replace(noise, noise_multiplier=noise.noise_multiplier * share)
-        return true(totals, less, divisor)
+        return count**-0.5
 
     monkeypatch.setattr(trainer.Trainer, "add", counted)
-    monkeypatch.setattr(trainer, "noised_means", once)
+    with_less_noise(monkeypatch, share)
     assert_contradicted(audited(Guesses(200, 200), micro_rows=128))  # 17 micro-batches
-
-
-def test_noise_per_shard_forgotten(monkeypatch):
-    """Each of 16 shards should add noise of σ/√16, but only the chief does."""
-    true = trainer.noised_means
-
-    def of_the_chief(totals, noise, divisor):
-        less = replace(noise, noise_multiplier=noise.noise_multiplier / 4)
-        return true(totals, less, divisor)
-
-    monkeypatch.setattr(trainer, "noised_means", of_the_chief)
-    assert_contradicted(audited(Guesses(200, 200)))
 
 
 def test_a_sampler_that_draws_the_same_batch_every_time(monkeypatch):
@@ -157,7 +152,7 @@ def test_a_sampler_that_draws_the_same_batch_every_time(monkeypatch):
         "draw",
         lambda law, seed, n, rate, step: true(law, seed, n, rate, 0),
     )
-    found = audited(Guesses(310, 0), DiracCanaries(64, 32), sampling_rate=0.1, steps=20)
+    found = audited(Guesses(310, 0), DiracCanaries(46), sampling_rate=0.1, steps=20)
     assert_contradicted(found)
 
 
@@ -168,7 +163,7 @@ def test_a_sampler_that_deals_batches_in_a_fixed_order(monkeypatch):
         return np.arange(step % period, n, period)
 
     monkeypatch.setattr(PoissonSampling, "draw", dealt)
-    found = audited(Guesses(320, 0), DiracCanaries(64, 64), sampling_rate=0.05, steps=200)
+    found = audited(Guesses(320, 0), DiracCanaries(64), sampling_rate=0.05, steps=200)
     assert_contradicted(found)
 
 
@@ -185,7 +180,8 @@ def audited_weights(guesses: Guesses) -> AuditVerdict:
     coins = throw_coins(COINS_OF, canaries.count)
     plan = audited_plan(canaries.units, EPSILON, DELTA, sampling_rate=0.5, steps=6)
     scores = black_box_scores(canaries, plan, coins, TRAINING)
-    return audit_claim(claim_of(plan), [scores], coins, guesses, COINS_OF)
+    claim = Claim.of_event(plan.event(), DELTA)
+    return audit_claim(claim, [scores], coins, guesses, COINS_OF)
 
 
 def test_released_weights_show_canaries_only_as_far_as_the_noise_allows():
@@ -206,11 +202,11 @@ def test_canaries_that_do_not_fit_the_plan_are_refused():
     plan, _ = planned(CANARIES.count, 1.0, 2)
     coins = throw_coins(COINS_OF, CANARIES.count)
     with pytest.raises(BadInput, match="as many"):
-        white_box_observations(DiracCanaries(2, 2), plan, coins, TRAINING)
+        white_box_observations(DiracCanaries(2), plan, coins, TRAINING)
     with pytest.raises(BadInput, match="as many"):
         black_box_scores(NewTokenCanaries(5), plan, coins, TRAINING)
-    with pytest.raises(BadInput, match="3 by 1"):
-        DiracCanaries(3, 1)
+    with pytest.raises(BadInput, match="3 by 3"):
+        DiracCanaries(3)
     assert DiracCanaries.at_least(1000).count >= 1000
 
 

@@ -1,18 +1,18 @@
-"""Tests of extraction: brute force on small models, and models with and without memory."""
-
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 import pytest
 import tensorflow as tf
-from learned_by_heart import by_heart
 from scipy import stats
 
 from dp_core.audit.canaries import Canary, plant
+from dp_core.audit.exposure import ALONE, EMBEDDED, CanaryData, ExposureRow, measure
 from dp_core.audit.extraction import (
     ALL,
     GREEDY,
@@ -20,21 +20,27 @@ from dp_core.audit.extraction import (
     TOP_K,
     ExtractionRow,
     Odds,
-    Prompts,
     compare,
     discoverable,
     draw_prompts,
     targeted,
 )
-from dp_core.audit.observations import suffix_odds
+from dp_core.audit.membership import clopper_pearson
+from dp_core.audit.observations import ranker, suffix_odds
 from dp_core.config.audit_settings import ExtractionConfig
+from dp_core.config.training import TrainingConfig
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
+from dp_core.data.tokens import SpecialIds
 from dp_core.errors import BadInput
+from dp_core.labels import Label
 from dp_core.models.causal import causal_logits
 from dp_core.models.config import FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import AnyModel, fresh
 from dp_core.nn import Layers
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
+from dp_core.training.checkpoints import LocalFolder
+from dp_core.training.loop import OrdinaryUpdates, train
+from dp_core.training.objectives import objective_for
 
 V, S, CLS, SEP = 60, 16, 2, 3
 POOL = list(range(5, V))
@@ -82,7 +88,7 @@ def test_greedy_decoding_extracts_exactly_the_generated_suffixes(shape: Gpt2Conf
             at = number // 2 % length
             suffix[at] = (suffix[at] + 1) % 9
         rows.append([*prefix, *suffix])
-    odds = suffix_odds(model)(Prompts(np.array(rows, np.int32), length), 4, None)
+    odds = suffix_odds(model)(np.array(rows, np.int32), length, 4, None)
     assert odds.first.tolist() == [number % 2 == 0 for number in range(24)]
 
 
@@ -91,15 +97,15 @@ def test_predictions_within_the_prefix_do_not_affect_the_odds() -> None:
     own = [2, 4, 5, 6]
     row = [*own, *_greedy(model, own, 3)]
     assert _next_logits(model, own[:-1]).argmax() != own[-1]  # not the greedy prefix
-    assert suffix_odds(model)(Prompts(np.array([row], np.int32), 3), 4, None).first.all()
-    assert not suffix_odds(model)(Prompts(np.array([row], np.int32), 4), 4, None).first.any()
+    assert suffix_odds(model)(np.array([row], np.int32), 3, 4, None).first.all()
+    assert not suffix_odds(model)(np.array([row], np.int32), 4, 4, None).first.any()
 
 
 def test_chance_of_a_suffix_equals_the_probability_under_top_k_sampling() -> None:
     model, k, prefix = fresh(SMALL, 5), 4, [2, 7, 7]
     suffixes = list(itertools.product(range(9), repeat=2))
     rows = np.array([[*prefix, *suffix] for suffix in suffixes], np.int32)
-    odds = suffix_odds(model)(Prompts(rows, 2), k, None)
+    odds = suffix_odds(model)(rows, 2, k, None)
 
     def drawn(ids: list[int]) -> np.ndarray:
         logits = _next_logits(model, ids).astype(np.float64)
@@ -119,7 +125,7 @@ def test_chance_of_a_suffix_equals_the_probability_under_top_k_sampling() -> Non
 def test_only_allowed_tokens_are_drawn() -> None:
     model, among = fresh(SMALL, 5), [4, 6, 8]
     rows = np.array([[2, 7, token] for token in range(9)], np.int32)
-    odds = suffix_odds(model)(Prompts(rows, 1), 5, among)
+    odds = suffix_odds(model)(rows, 1, 5, among)
     assert np.flatnonzero(odds.within).tolist() == among
     assert odds.chance.sum() == pytest.approx(1.0)
     logits = _next_logits(model, [2, 7])
@@ -140,7 +146,7 @@ def test_a_model_with_predictions_that_are_not_finite_is_refused() -> None:
     model = fresh(SMALL, 5)
     model.parameters["final_norm/gain"][0] = np.nan
     with pytest.raises(BadInput, match="not finite"):
-        suffix_odds(model)(Prompts(np.array([[2, 7, 8]], np.int32), 1), 2, None)
+        suffix_odds(model)(np.array([[2, 7, 8]], np.int32), 1, 2, None)
 
 
 # --- choice of rows
@@ -153,26 +159,24 @@ def _store(folder: Path, units: Sequence[Sequence[Sequence[int]]]) -> TokenStore
     return writer.finish()
 
 
-def test_a_unit_has_one_row_at_most_that_is_long_enough_and_holds_no_canary(
-    tmp_path: Path,
-) -> None:
+def test_a_unit_has_one_row_at_most_that_is_long_enough_and_holds_no_canary(tmp_path):
     # Every row of the even units is one token too short, or holds a canary.
     long, short, carrier = [6] * 11, [7] * 10, [8, 8, 20, 21, 8, 8, 8, 8, 8, 8, 8, 8]
     units = [[long] * 3 if unit % 2 else [short, carrier] for unit in range(40)]
     store = _store(tmp_path, units)
     drawn = draw_prompts(store, CONFIG, [_canary("HS", 0.1, 20, 21)], KEY)
-    assert drawn.ids.tolist() == [[CLS, *long]] * 20
+    assert drawn.tolist() == [[CLS, *long]] * 20
     few = CONFIG.model_copy(update={"extraction_rows": 7})
-    assert len(draw_prompts(store, few, [], KEY).ids) == 7
-    assert len(draw_prompts(store, CONFIG, [], KEY).ids) == 30
+    assert len(draw_prompts(store, few, [], KEY)) == 7
+    assert len(draw_prompts(store, CONFIG, [], KEY)) == 30
     none = CONFIG.model_copy(update={"extraction_suffix": 9})
-    assert draw_prompts(store, none, [], KEY).ids.shape == (0, 15)
+    assert draw_prompts(store, none, [], KEY).shape == (0, 15)
 
 
 def test_public_coins_choose_units_and_rows(tmp_path: Path) -> None:
     units = [[[5 + unit, 5 + row, *[9] * 9] for row in range(4)] for unit in range(50)]
     store = _store(tmp_path, units)
-    once, again, other = (draw_prompts(store, CONFIG, [], key).ids for key in (KEY, KEY, b"other"))
+    once, again, other = (draw_prompts(store, CONFIG, [], key) for key in (KEY, KEY, b"other"))
     assert once.tolist() == again.tolist() != other.tolist()
     assert len(set(once[:, 1].tolist())) == 30  # one row per unit
     assert len(set(once[:, 2].tolist())) == 4  # not always the first row
@@ -183,11 +187,7 @@ def test_public_coins_choose_units_and_rows(tmp_path: Path) -> None:
 
 def test_intervals_and_chance_are_scipys() -> None:
     row = compare(GREEDY, ALL, np.arange(20) < 7, np.arange(50) < 4)
-    for hits, tried, share in ((7, 20, row.share), (4, 50, row.control_share)):
-        exact = stats.binomtest(hits, tried).proportion_ci(0.95, method="exact")
-        assert (share.value, share.low, share.high) == pytest.approx(
-            (hits / tried, exact.low, exact.high)
-        )
+    assert (row.share, row.control_share) == (clopper_pearson(0.35, 20), clopper_pearson(0.08, 50))
     table = [[7, 13], [4, 46]]
     assert row.p_value == pytest.approx(stats.fisher_exact(table, alternative="greater").pvalue)
     assert (row.tried, row.found, row.control_tried, row.control_found) == (20, 7, 50, 4)
@@ -220,9 +220,7 @@ def planted() -> list[Canary]:
 
 
 @pytest.fixture(scope="module")
-def sides(
-    tmp_path_factory: pytest.TempPathFactory, planted: list[Canary]
-) -> tuple[TokenStore, TokenStore]:
+def sides(tmp_path_factory, planted) -> tuple[TokenStore, TokenStore]:
     """Write unpredictable rows: 80 units of the training, with canaries, and 80 held-out units."""
     coins = np.random.default_rng(0)
     stores = []
@@ -238,12 +236,16 @@ def sides(
 
 
 @pytest.fixture(scope="module")
-def learned(
-    sides: tuple[TokenStore, TokenStore], tmp_path_factory: pytest.TempPathFactory
-) -> AnyModel:
-    """Train a model until it memorises its rows."""
-    folder = tmp_path_factory.mktemp("checkpoints")
-    return by_heart(SHAPE, sides[0], folder, updates=400, rows=80)
+def learned(sides, tmp_path_factory) -> AnyModel:
+    return train(
+        fresh(SHAPE, 1),
+        objective_for(SHAPE),
+        store=sides[0],
+        updates=OrdinaryUpdates(updates=400, batch_rows=80, seed=1),
+        config=TrainingConfig(learning_rate=0.01, micro_rows=80),
+        seed=1,
+        checkpoints=LocalFolder(tmp_path_factory.mktemp("checkpoints")),
+    )
 
 
 def _discoverable(
@@ -252,11 +254,8 @@ def _discoverable(
     planted: list[Canary],
     claim: PrivacyProfile | None = None,
 ) -> dict[str, ExtractionRow]:
-    members, others = (draw_prompts(side, CONFIG, planted, KEY) for side in sides)
-    return {
-        row.decoding: row
-        for row in discoverable(suffix_odds(model), members, others, CONFIG, claim)
-    }
+    rows = discoverable(suffix_odds(model), sides, CONFIG, planted, KEY, claim)
+    return {row.decoding: row for row in rows}
 
 
 def _targeted(model: AnyModel, planted: list[Canary]) -> dict[tuple[str, str], ExtractionRow]:
@@ -264,38 +263,30 @@ def _targeted(model: AnyModel, planted: list[Canary]) -> dict[tuple[str, str], E
     return {(row.group, row.decoding): row for row in rows}
 
 
-def test_rows_learned_by_heart_come_out_and_rows_held_out_do_not(
-    learned: AnyModel, sides: tuple[TokenStore, TokenStore], planted: list[Canary]
-) -> None:
+def test_rows_learned_by_heart_come_out_and_rows_held_out_do_not(learned, sides, planted):
     for row in _discoverable(learned, sides, planted).values():
         assert row.share.value > 0.9 and row.above_chance
         assert row.control_share.value == 0 and row.control_tried == 30 > row.tried >= 20
         assert row.ceiling is None
 
 
-def test_a_model_without_memory_extracts_no_more_than_the_control(
-    sides: tuple[TokenStore, TokenStore], planted: list[Canary]
-) -> None:
+def test_a_model_without_memory_extracts_no_more_than_the_control(sides, planted):
     for row in _discoverable(fresh(SHAPE, 5), sides, planted).values():
         assert row.found == row.control_found == 0 and not row.above_chance
     for row in _targeted(fresh(SHAPE, 5), planted).values():
         assert not row.above_chance
 
 
-def test_the_claim_bounds_rows_by_those_held_out(
-    learned: AnyModel, sides: tuple[TokenStore, TokenStore], planted: list[Canary]
-) -> None:
+def test_the_claim_bounds_rows_by_those_held_out(learned, sides, planted):
     claim = PrivacyProfile.of_claim(1.0, 1e-6)
     row = _discoverable(learned, sides, planted, claim)[GREEDY]
     assert row.ceiling == pytest.approx(np.e * row.control_share.high + 1e-6)
     assert row.share.low > row.ceiling  # no such claim holds for this model
-    none, some = (Prompts(np.ones((rows, 12), np.int32), 6) for rows in (0, 1))
-    assert discoverable(suffix_odds(learned), some, none, CONFIG, claim) == ()
+    long = CONFIG.model_copy(update={"extraction_suffix": 9})
+    assert discoverable(suffix_odds(learned), sides, long, planted, KEY, claim) == ()
 
 
-def test_planted_secrets_are_guessed_and_others_are_not(
-    learned: AnyModel, planted: list[Canary]
-) -> None:
+def test_planted_secrets_are_guessed_and_others_are_not(learned, planted):
     found = _targeted(learned, planted)
     assert {group for group, _ in found} == {ALL, "p = 0.2"}
     for decoding in (GREEDY, TOP_K, SAMPLING):
@@ -320,3 +311,32 @@ def test_a_secret_with_nothing_before_it_is_not_tried() -> None:
     assert tried == {ALL: (2, 1), "p = 0.1": (1, 1), "p = 0.2": (1, 1)}
     only = [canary for canary in drawn if canary.pattern == "SH"]
     assert targeted(suffix_odds(model), only, begin=CLS, candidates=POOL, config=CONFIG) == ()
+
+
+def _exposures(model: AnyModel, canaries: list[Canary]) -> dict[tuple[str, str], ExposureRow]:
+    data = CanaryData(
+        rank=ranker(model, POOL),
+        canaries=canaries,
+        special=SpecialIds(),
+        candidates=POOL,
+        sequence_length=S,
+        train=cast(Any, None),  # only the exposure in rows reads it
+        declared_units=80,
+        label=Label.DP,
+        seed=3,
+    )
+    return {(row.pattern, row.context): row for row in measure(data)}
+
+
+def test_a_decoder_remembers_exactly_the_secrets_that_have_hints_before_them(learned, planted):
+    """A causal model's memory of a first token would show in later tokens, not predicted here."""
+    without_hint = [replace(canary, pattern="SHH") for canary in planted]
+    found = _exposures(learned, [*planted, *without_hint])
+    for context in (ALONE, EMBEDDED):
+        row = found["HSH", context]
+        assert row.remembers and row.exposure > np.log2(len(POOL)) - 2.5
+        assert row.p_value < 1e-4
+    row = found["SHH", EMBEDDED]
+    assert not row.remembers and row.exposure < row.null_high
+    for row in _exposures(fresh(SHAPE, 5), [*planted, *without_hint]).values():
+        assert not row.remembers

@@ -1,5 +1,3 @@
-"""Tests of membership attacks: scores against published code, and metrics against oracles."""
-
 from __future__ import annotations
 
 import itertools
@@ -34,7 +32,7 @@ from dp_core.audit.membership import (
 )
 from dp_core.audit.observations import min_k
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile, group_privacy
-from dp_core.privacy.mechanisms import Gaussian, Unaccounted
+from dp_core.privacy.mechanisms import Gaussian
 
 FROZEN = json.loads((Path(__file__).parent / "membership_oracles.json").read_text())
 
@@ -121,15 +119,11 @@ def test_every_attack_scores_members_higher_and_calibration_beats_the_plain_loss
         found[name] = declared[truth].mean() - declared[~truth].mean()
     assert found["loss"] > 0
     assert all(found[n] > found["loss"] + 0.5 for n in ("reference", "rmia", "gradients"))
-
-
-def test_the_published_attack_declares_what_lies_below_the_mean_training_loss():
-    own, _, members, fitted = rows()
-    loss = attacks(own, [], {}, members, fitted)[0]
+    loss, _ = attacks(own, [], {}, members, fitted)  # without references
+    # The published attack declares the rows below the mean loss of the training.
     mean = own.mean[members].mean()
     np.testing.assert_array_equal(loss.scores > loss.threshold, own.mean < mean)
     assert loss.measured.all()
-    assert [a.name for a in attacks(own, [], {}, members, fitted)] == ["loss", "min-k"]
 
 
 def test_measured_rows_are_never_fitted():
@@ -182,14 +176,6 @@ def test_a_ceiling_is_attained_by_the_worst_case_mechanism(epsilon, delta):
     assert exact <= ceiling.area <= exact + 2e-3
 
 
-def test_ceilings_without_a_claim_are_one():
-    for ceiling in (
-        PrivacyProfile.of_claim(math.inf, 0.0),
-        PrivacyProfile.of_event(Unaccounted("x")),
-    ):
-        assert ceiling.leakage == ceiling.area == ceiling.true_positive_rate(0.0) == 1.0
-
-
 def test_leakage_and_area_of_a_gaussian_are_the_best_tests():
     """The ceilings are slightly above the values of Φ(Φ⁻¹(FPR) + 1/σ), Dong, Roth and Su 2022."""
     sigma = 1.3
@@ -198,6 +184,8 @@ def test_leakage_and_area_of_a_gaussian_are_the_best_tests():
     assert exact <= ceiling.leakage <= exact * 1.001
     auc = float(stats.norm.cdf(1 / sigma / math.sqrt(2)))
     assert auc <= ceiling.area <= auc + 5e-3
+    nothing = PrivacyProfile.of_claim(math.inf, 0.0)
+    assert nothing.leakage == nothing.area == nothing.true_positive_rate(0.0) == 1.0
 
 
 def test_a_group_of_several_units_may_leak_more():

@@ -1,9 +1,6 @@
-"""Tests of samples for membership attacks: both sides, carriers of canaries, and groups."""
-
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -36,8 +33,6 @@ def documents(patients: int = PATIENTS) -> list[Document]:
 
 
 class Cut:
-    """Both stores of a corpus."""
-
     def __init__(self, folder: Path, unit: PrivacyUnit) -> None:
         self.unit = unit
         sides: dict[bool, TokenStoreWriter] = {
@@ -57,9 +52,7 @@ class Cut:
             side.add_unit(one.unit_id, [row for _, row in rows])
         self.train, self.others = (sides[out].finish() for out in (False, True))
 
-    def sample(
-        self, *, carries: Callable[[str], bool] = lambda _: False, most: int = 10_000
-    ) -> Sample:
+    def sample(self, carries=lambda _: False, most=10_000) -> Sample:
         return draw_sample(
             units_of(documents(), self.unit, 4),
             unit=self.unit,
@@ -86,12 +79,17 @@ def by_group(sample: Sample) -> Attack:
 
 def test_members_are_all_rows_that_trained_and_others_all_that_did_not(cut: Cut) -> None:
     sample = cut.sample()
-    for numbers, store in ((sample.member_rows, cut.train), (sample.other_rows, cut.others)):
+    assert [store for store, _ in sample.sides] == [cut.train, cut.others]
+    for store, numbers in sample.sides:
         assert sorted(numbers.tolist()) == list(range(store.n_rows))
     assert sample.members.tolist() == [True] * cut.train.n_rows + [False] * cut.others.n_rows
     for level in ("sample", "document", "admission", "patient"):
         assert sample.groups[level].shape == sample.members.shape
     assert len(np.unique(sample.groups["sample"])) == len(sample.members)
+    # Patients are fitted or measured as a whole.
+    assert not set(sample.clusters[sample.fitted]) & set(sample.clusters[~sample.fitted])
+    share = len(np.unique(sample.clusters[sample.fitted])) / PATIENTS
+    assert 0.1 < share < 0.3
 
 
 def test_groups_follow_the_documents_that_rows_are_cut_from(tmp_path: Path) -> None:
@@ -113,10 +111,7 @@ def test_groups_follow_the_documents_that_rows_are_cut_from(tmp_path: Path) -> N
 def test_a_carrier_of_canaries_is_on_neither_side(cut: Cut) -> None:
     carriers = {unit_id for number, unit_id in enumerate(cut.held_out) if number % 3 == 0}
     sample = cut.sample(carries=carriers.__contains__)
-    for numbers, store, out in (
-        (sample.member_rows, cut.train, False),
-        (sample.other_rows, cut.others, True),
-    ):
+    for (store, numbers), out in zip(sample.sides, (False, True), strict=True):
         units = np.unique(np.searchsorted(store.unit_rows, numbers, side="right") - 1)
         kept = [u for u, held in cut.held_out.items() if held is out and u not in carriers]
         assert len(units) == len(kept)
@@ -126,16 +121,9 @@ def test_a_sample_is_bounded_and_does_not_depend_on_the_order_of_the_corpus(cut:
     sample = cut.sample(most=20)
     assert len(np.unique(sample.units[sample.members])) == 20
     assert len(np.unique(sample.units[~sample.members])) == 20
-    again = cut.sample(most=20)
-    np.testing.assert_array_equal(sample.member_rows, again.member_rows)
-    assert not np.array_equal(np.unique(sample.member_rows), np.arange(len(sample.member_rows)))
-
-
-def test_fitted_rows_are_not_measured_and_patients_are_fitted_as_a_whole(cut: Cut) -> None:
-    sample = cut.sample()
-    assert not set(sample.clusters[sample.fitted]) & set(sample.clusters[~sample.fitted])
-    share = len(np.unique(sample.clusters[sample.fitted])) / PATIENTS
-    assert 0.1 < share < 0.3
+    (_, once), (_, again) = sample.sides[0], cut.sample(most=20).sides[0]
+    np.testing.assert_array_equal(once, again)
+    assert not np.array_equal(np.unique(once), np.arange(len(once)))
 
 
 def test_rows_of_another_corpus_are_refused(tmp_path: Path) -> None:
@@ -151,9 +139,7 @@ def test_rows_of_another_corpus_are_refused(tmp_path: Path) -> None:
 def test_a_group_of_several_units_is_measured_where_it_lies_on_one_side(tmp_path: Path) -> None:
     cut = Cut(tmp_path, PrivacyUnit.DOCUMENT)
     sample = cut.sample()
-    found = sample.scored("patient", by_group(sample))
-    assert found is not None
-    scored, most = found
+    scored, most = sample.scored("patient", by_group(sample))
     of_patient: dict[str, list[bool]] = {}
     for one in units_of(documents(), cut.unit, 4):
         of_patient.setdefault(one.documents[0].patient_id, []).append(cut.held_out[one.unit_id])
@@ -173,9 +159,7 @@ def test_a_group_of_several_units_is_measured_where_it_lies_on_one_side(tmp_path
 def test_a_group_within_a_unit_is_its_rows_mean(tmp_path: Path) -> None:
     sample = Cut(tmp_path, PrivacyUnit.PATIENT).sample()
     attack = by_group(sample)
-    found = sample.scored("document", attack)
-    assert found is not None
-    scored, most = found
+    scored, most = sample.scored("document", attack)
     ids = sample.groups["document"]
     expected = [attack.scores[ids == group].mean() for group in np.unique(ids)]
     assert scored.scores.tolist() == pytest.approx(expected)

@@ -1,5 +1,3 @@
-"""Tests of the observations of audits: losses, attention, gradients, and ranks of secrets."""
-
 from __future__ import annotations
 
 from functools import partial
@@ -10,17 +8,18 @@ import pytest
 import tensorflow as tf
 
 from dp_core.audit import observations as scores
+from dp_core.audit.exposure import MaskedContexts
 from dp_core.audit.observations import (
     Rows,
     attention_features,
+    features_of,
     gradient_features,
-    losses,
-    over_tokens,
+    losses_of,
     ranker,
 )
 from dp_core.data.token_store import TokenStore, TokenStoreWriter
 from dp_core.models.causal import causal_logits
-from dp_core.models.config import BertConfig, Gpt2Config, LlamaConfig
+from dp_core.models.config import BertConfig, FeedForwardConfig, Gpt2Config, LlamaConfig
 from dp_core.models.parameters import AnyModel, fresh
 from dp_core.nn import Layers
 from dp_core.training.objectives import objective_for
@@ -54,14 +53,12 @@ def asked(store: TokenStore, numbers: list[int]) -> Rows:
     return Rows(store, np.array(numbers), coins=77, masks=MASKS)
 
 
-def test_losses_are_the_mean_over_fresh_masks_of_each_rows_own(
-    store: TokenStore, model: AnyModel
-) -> None:
+def test_losses_are_the_mean_over_fresh_masks_of_each_rows_own(store, model):
     rows = asked(store, [7, 0, 3])
     objective = objective_for(model.config)
     draws = MASKS if objective.masks else 1
     layers = Layers({n: tf.constant(v) for n, v in model.parameters.items()})
-    found = losses(model, rows)
+    found = losses_of(model, [rows])
     for row, loss in zip(rows.numbers, found.mean, strict=True):
         total = asked_of = 0.0
         for draw in range(draws):
@@ -83,24 +80,28 @@ def test_masks_differ_between_draws_and_rows_and_come_again(store: TokenStore) -
     assert not set(other.keys(other.numbers, 0).tolist()) & set(every[0])
 
 
-def test_rows_in_parts_are_rows_at_once(
-    store: TokenStore, model: AnyModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows = asked(store, list(range(10)))
-    whole = losses(model, rows), attention_features(model, rows), gradient_features(model, rows)
+@pytest.mark.parametrize("model", ["bert", "llama"], indirect=True)  # masked and causal
+def test_rows_in_parts_are_rows_at_once(store, model, monkeypatch):
+    def observed(*sides: Rows) -> list[np.ndarray]:
+        losses, features = losses_of(model, sides), features_of(model, sides)
+        return [losses.mean, losses.lowest, features["attention"], features["gradients"]]
+
+    whole = observed(asked(store, list(range(10))))
     monkeypatch.setattr(scores, "_ROWS_AT_ONCE", 4)
     monkeypatch.setattr(scores, "_GRADIENTS_AT_ONCE", 3)
-    parts = losses(model, rows), attention_features(model, rows), gradient_features(model, rows)
-    for one, other in ((whole[0].mean, parts[0].mean), (whole[0].lowest, parts[0].lowest)):
-        np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-4)
-    for one, other in zip(whole[1:], parts[1:], strict=True):
-        assert one.shape[0] == 10
+    parts = observed(asked(store, list(range(7))), asked(store, [7, 8, 9]))
+    for one, other in zip(whole, parts, strict=True):
+        assert len(one) == 10
         np.testing.assert_allclose(one, other, rtol=1e-3, atol=1e-3)
 
 
-class _Kept(Layers):
-    """Layers that keep each block's attention weights."""
+def test_a_model_without_attention_has_features_of_gradients_alone(store):
+    shape = FeedForwardConfig(vocab_size=V, hidden=16, window=3, units=(12,), max_positions=S)
+    model = fresh(shape, 1)
+    assert features_of(model, [asked(store, [0, 1])]).keys() == {"gradients"}
 
+
+class _Kept(Layers):
     weights: list[np.ndarray]
 
     def attention_weights(self, name: str, scores: tf.Tensor) -> tf.Tensor:
@@ -112,7 +113,7 @@ class _Kept(Layers):
 def test_attention_features_are_the_papers(store: TokenStore, model: AnyModel) -> None:
     """C(a) = Σ a ln a of each head and token: mean, 5th, 50th and 95th percentiles over tokens."""
     rows, config = asked(store, [4, 9]), model.config
-    found = attention_features(model, rows)
+    found = attention_features(model, [rows])
     assert found.shape == (2, config.layers * config.heads * 4)
     layers = _Kept({n: tf.constant(v) for n, v in model.parameters.items()})
     for row, features in zip(rows.numbers, found, strict=True):
@@ -136,7 +137,7 @@ def test_attention_features_are_the_papers(store: TokenStore, model: AnyModel) -
 def test_gradient_features_are_each_layers_squared_norm(store: TokenStore, model: AnyModel) -> None:
     """Expected values: automatic differentiation of one row at a time, summed over a layer."""
     rows, objective = asked(store, [2, 5]), objective_for(model.config)
-    found = np.exp(gradient_features(model, rows))
+    found = np.exp(gradient_features(model, [rows]))
     parameters = {n: tf.Variable(v) for n, v in model.parameters.items()}
     for row, features in zip(rows.numbers, found, strict=True):
         one = np.array([row])
@@ -156,23 +157,17 @@ def test_gradient_features_are_each_layers_squared_norm(store: TokenStore, model
         np.testing.assert_allclose(sorted(features), sorted(by_layer.values()), rtol=2e-3)
 
 
-def test_statistics_over_tokens_leave_padding_out() -> None:
-    values = np.random.default_rng(0).normal(size=(3, 2, 5, 6)).astype(np.float32)
-    lengths = np.array([6, 1, 4], np.int32)
-    found = over_tokens(values, lengths).reshape(3, 2, 5, 4)
-    for row, length in enumerate(lengths):
-        real = values[row, :, :, :length].astype(np.float64)
-        expected = [real.mean(-1), *np.percentile(real, (5, 50, 95), axis=-1)]
-        np.testing.assert_allclose(found[row], np.moveaxis(expected, 0, -1), rtol=1e-6)
-
-
 IDS = np.tile(np.arange(10, dtype=np.int32), (3, 1))
-LENGTHS, POSITIONS = np.full(3, 10, np.int32), np.array([1, 2, 3], np.int32)
+POSITIONS = np.array([1, 2, 3], np.int32)
+
+
+def contexts(secrets: list[int], ids: np.ndarray = IDS) -> MaskedContexts:
+    return MaskedContexts(ids, np.full(3, 10, np.int32), POSITIONS, np.array(secrets, np.int32))
+
+
 RANKING_GPT2 = Gpt2Config(
     vocab_size=40, hidden=16, layers=2, heads=2, intermediate=32, max_positions=12
 )
-
-
 RANKING_BERT = BertConfig.of_size(vocab_size=40, hidden=64, layers=1, max_positions=12)
 
 
@@ -190,23 +185,22 @@ def ranking_model():
     [(None, [7, 8, 9], [1, 2, 40]), ([8, 9, 11], [8, 9, 11], [1, 3, 2])],
 )
 def test_ranks_equal_the_order_of_the_candidates_logits(ranking_model, candidates, secrets, ranks):
-    rank = ranker(ranking_model, candidates)
-    assert rank(IDS, LENGTHS, POSITIONS, np.array(secrets, np.int32)).tolist() == ranks
+    assert ranker(ranking_model, candidates)(contexts(secrets)).tolist() == ranks
 
 
 def test_ties_are_averaged(ranking_model):
-    ranks = ranker(ranking_model)(IDS, LENGTHS, POSITIONS, np.array([0, 20, 39], np.int32))
-    assert ranks.tolist() == [(3 + 39) / 2] * 3
+    assert ranker(ranking_model)(contexts([0, 20, 39])).tolist() == [(3 + 39) / 2] * 3
 
 
 def test_an_answer_that_is_not_a_number_has_no_rank(ranking_model):
     ranking_model.parameters["mlm/bias"][30] = np.nan
-    assert np.isnan(ranker(ranking_model)(IDS, LENGTHS, POSITIONS, POSITIONS)).all()
+    assert np.isnan(ranker(ranking_model)(contexts([1, 2, 3]))).all()
 
 
 @pytest.mark.parametrize("candidates", [None, list(range(6, 40, 2))])
-def test_a_causal_model_ranks_the_secret_as_the_next_piece(candidates):
-    model, secrets = fresh(RANKING_GPT2, 3), np.array([8, 20, 38], np.int32)
+def test_a_causal_model_ranks_the_secret_as_the_next_piece(candidates, monkeypatch):
+    monkeypatch.setattr(scores, "_CONTEXTS_AT_ONCE", 2)  # the second part repeats its row
+    model, secrets = fresh(RANKING_GPT2, 3), [8, 20, 38]
     logits = causal_logits(Layers(model.parameters), RANKING_GPT2, tf.constant(IDS)).numpy()
     logits = logits.reshape(3, 10, 40)
     among = range(40) if candidates is None else candidates
@@ -214,15 +208,11 @@ def test_a_causal_model_ranks_the_secret_as_the_next_piece(candidates):
         1 + sum(logits[i, POSITIONS[i] - 1, v] > logits[i, POSITIONS[i] - 1, secret] for v in among)
         for i, secret in enumerate(secrets)
     ]
-    found = ranker(model, candidates)(IDS, LENGTHS, POSITIONS, secrets)
+    found = ranker(model, candidates)(contexts(secrets))
     assert found.tolist() == expected
     assert len(set(expected)) > 1
-
-
-def test_neither_what_hides_the_secret_nor_what_follows_reaches_a_causal_model():
-    rank, secrets = ranker(fresh(RANKING_GPT2, 3)), np.array([8, 20, 38], np.int32)
+    # Neither the mask nor the tokens after it reach a causal model.
     changed = IDS.copy()
     for row, place in enumerate(POSITIONS):
         changed[row, place:] = np.random.default_rng(row).integers(0, 40, 10 - place)
-    before, after = (rank(ids, LENGTHS, POSITIONS, secrets) for ids in (IDS, changed))
-    assert before.tolist() == after.tolist()
+    assert ranker(model, candidates)(contexts(secrets, changed)).tolist() == expected

@@ -1,6 +1,6 @@
-"""Tests of coins, guesses, null control and verdict."""
-
 from __future__ import annotations
+
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,9 +10,8 @@ from dp_core.audit.canaries import throw_coins
 from dp_core.audit.one_run import (
     Claim,
     Guesses,
-    NullControl,
     audit_claim,
-    null_control,
+    null_alarms,
     surest_first,
 )
 from dp_core.errors import BadInput
@@ -85,16 +84,14 @@ def test_the_error_is_divided_by_the_number_of_scores():
 
 def test_the_null_control_is_silent_where_scores_saw_no_coins():
     coins = throw_coins(SEED, 1000)
-    found = null_control(scores_of(coins, 2.0), Guesses(50, 50), SEED)
-    assert found.alarms <= 5
-    assert found.sound
+    assert null_alarms(scores_of(coins, 2.0), Guesses(50, 50), SEED) <= 5
 
 
 def test_an_audit_whose_null_control_alarms_judges_nothing(monkeypatch):
-    assert not NullControl(1000, 30).sound
-    assert NullControl(1000, 3).sound
     monkeypatch.setattr("dp_core.audit.one_run.throw_coins", lambda seed, canaries, stream: loud)
     loud = np.arange(1000) < 500
     verdict = audit_claim(claim_of(0.1), [-np.arange(1000.0)], loud, Guesses(100, 100), SEED)
     assert verdict.word == "invalid"
     assert not verdict.contradicted
+    assert not replace(verdict, null_alarms=30).sound
+    assert replace(verdict, null_alarms=3).sound

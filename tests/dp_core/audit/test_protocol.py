@@ -1,5 +1,3 @@
-"""Tests of audit records: required fields, and verdicts that follow from the numbers."""
-
 from __future__ import annotations
 
 from typing import Any
@@ -25,11 +23,6 @@ RUN: dict[str, Any] = {
     "verdict": "consistent",
     "finding": "Nothing.",
 }
-
-
-def test_a_record_is_read_back_from_json() -> None:
-    record = AuditRecord(**RUN)
-    assert AuditRecord.model_validate_json(record.model_dump_json()) == record
 
 
 @pytest.mark.parametrize(
@@ -59,9 +52,7 @@ def test_an_audit_that_was_not_run_has_no_numbers() -> None:
         ({"ceiling": None, "verdict": "contradicted"}, False),
     ],
 )
-def test_only_and_always_a_bound_above_the_claim_contradicts_it(
-    changed: dict[str, Any], fits: bool
-) -> None:
+def test_only_and_always_a_bound_above_the_claim_contradicts_it(changed, fits):
     if fits:
         assert AuditRecord(**RUN | changed).interval == changed["interval"]
         return

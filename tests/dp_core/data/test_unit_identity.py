@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from dp_core.audit.canaries import Canary, TextsWithCanaries, plant
+from dp_core.audit.canaries import Canary, plant, texts_with_canaries
 from dp_core.data import corpus
 from dp_core.data.corpus import Document, Shard, open_corpus, shards_of, write_corpus
 from dp_core.data.hashing import (
@@ -204,7 +204,7 @@ def texts_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
     spelled = [(canary, f"canary {canary.id}") for canary in CANARIES]
     return [
         (name, tuple(block.texts[begin:end].to_pylist()))
-        for block in TextsWithCanaries(unit, WORDS, HOLDOUT, SEED, spelled)(shard)
+        for block in texts_with_canaries(unit, WORDS, HOLDOUT, SEED, spelled, shard)
         for name, begin, end in zip(block.unit_ids, block.rows, block.rows[1:], strict=False)
     ]
 
@@ -214,7 +214,7 @@ def words_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
 
 
 def phrases_of(shard: Shard, unit: PrivacyUnit) -> list[object]:
-    read = TextsWithCanaries(unit, WORDS, HOLDOUT, SEED, ())
+    read = partial(texts_with_canaries, unit, WORDS, HOLDOUT, SEED, ())
     return bounded(Candidates(2, 1, frozenset(VOCABULARY), read), shard)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -77,18 +78,14 @@ def config_of() -> Callable[..., TrainingConfig]:
     return make
 
 
-@pytest.fixture()
-def folder(tmp_path: Path) -> Path:
-    return tmp_path / "checkpoints"
-
-
-@pytest.fixture()
-def train(
-    store: TokenStore, config: BertConfig, config_of: Callable[..., TrainingConfig], folder: Path
+@pytest.fixture(scope="session")
+def train_in(
+    store: TokenStore, config: BertConfig, config_of: Callable[..., TrainingConfig]
 ) -> Callable[..., Any]:
-    """Train the small model by a plan or another update rule."""
+    """Train the small model by a plan or another update rule, with checkpoints in a folder."""
 
     def run(
+        folder: Path,
         updates: ExecutionPlan | UpdateRule,
         *,
         model: Any = config,
@@ -110,3 +107,13 @@ def train(
         return loop.train(start, objective, **(settings | changes))
 
     return run
+
+
+@pytest.fixture()
+def folder(tmp_path: Path) -> Path:
+    return tmp_path / "checkpoints"
+
+
+@pytest.fixture()
+def train(train_in: Callable[..., Any], folder: Path) -> Callable[..., Any]:
+    return partial(train_in, folder)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import numpy as np
-
 from dp_core.cluster.shard_map import HostFunction, packed, unpacked
 from dp_core.data.token_store import TokenStore
 
@@ -23,6 +21,10 @@ class OpenStore:
         return STORES[self.name]
 
 
+class Interrupted(Exception):
+    """A call on a host was lost; it is repeated on the same host."""
+
+
 class HostsHere:
     """Computes hosts sequentially and keeps everything that was sent to them."""
 
@@ -30,27 +32,19 @@ class HostsHere:
         self.count = count
         self.sent: list[bytes] = []
         self._functions: list[HostFunction] = []
-        self.broken: dict[int, int] = {}  # host -> number of calls that are lost half-way
 
     def start(self, made: Sequence[Callable[[], HostFunction]]) -> None:
-        self._made = [self._travels(function) for function in made]
-        self._functions = [function() for function in self._made]
+        self._functions = [self._travels(function)() for function in made]
 
     def call(self, shared: Any, arguments: Sequence[Any]) -> Iterator[Any]:
-        for number, argument in enumerate(arguments):
-            received = self._travels((shared, argument))
-            while self.broken.get(number, 0):  # the call is repeated on a host that has begun it
-                self.broken[number] -= 1
-                half = np.array(received[1])
-                half[len(half) // 2 :] = 0
-                function: Any = self._functions[number]
-                step, clip_norm, weights = received[0]
-                function.sums.set_weights(weights)
-                if function.sums.clipper is not None:
-                    function.sums.clipper.clip_norm = clip_norm
-                for batch in function.made(step, np.flatnonzero(half)):
-                    function.sums.add(batch)
-            yield self._functions[number](*received)
+        for function, argument in zip(self._functions, arguments, strict=True):
+            yield self._repeated(function, *self._travels((shared, argument)))
+
+    def _repeated(self, function: HostFunction, *arguments: Any) -> Any:
+        try:
+            return function(*arguments)
+        except Interrupted:
+            return self._repeated(function, *arguments)
 
     def _travels(self, value: Any) -> Any:
         content = packed(value)

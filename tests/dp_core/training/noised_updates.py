@@ -1,4 +1,4 @@
-"""Tools for tests of noised updates: the gradient that reaches an optimizer, and its law."""
+"""Tools for tests of noised updates: trainers, the gradient that reaches one, and its law."""
 
 from __future__ import annotations
 
@@ -9,9 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dp_core.training.trainer import AdamW
+from dp_core.config.training import AdapterConfig
+from dp_core.models.adapters import prepared, trained_names
+from dp_core.models.parameters import fresh
+from dp_core.training.devices import strategy_for
+from dp_core.training.trainer import AdamW, Trainer
 
 ALPHA = 1e-7  # probability of rejecting a right σ
+ADAMW = AdamW(0.9, 0.999, 0.01)
+ALL = AdapterConfig()
 
 
 class Recorder(AdamW):
@@ -19,6 +25,20 @@ class Recorder(AdamW):
 
     def apply(self, name, weight, mean, square, gradient, learning_rate, step, loudness):
         weight.assign(gradient)
+
+
+RECORDER = Recorder(0, 0, 0)
+
+
+def trainer_of(
+    shape, optimizer=ADAMW, clipper=None, *, device="cpu", adapters=ALL, precision="float32"
+) -> Trainer:
+    """Return a trainer of a fresh model."""
+    start = prepared(fresh(shape, 0), adapters, 0)
+    return Trainer(
+        strategy_for(device), shape, start.parameters, optimizer, clipper,
+        precision=precision, trained=trained_names(start, adapters),
+    )  # fmt: skip
 
 
 def flat(arrays: Mapping[str, Any]) -> NDArray[np.float64]:

@@ -2,12 +2,19 @@ from __future__ import annotations
 
 import math
 import statistics
+from collections.abc import Iterable
 from dataclasses import replace
 
 import numpy as np
 import pytest
 
-from dp_core.training.bootstrap import Replicate, f1_difference, mean_f1, mean_over_seeds
+from dp_core.training.bootstrap import (
+    Difference,
+    Replicate,
+    f1_difference,
+    mean_f1,
+    mean_over_seeds,
+)
 
 RIGHT, WRONG = (1, 1, 1), (0, 1, 1)  # one entity per document: F1 is the share of right ones
 
@@ -16,6 +23,17 @@ def replicate(seed: str, fold: int, right: int, of: int) -> Replicate:
     """Return a model that is right about the first documents of a fold."""
     counts = {f"{fold}-{i}": RIGHT if i < right else WRONG for i in range(of)}
     return Replicate(seed, fold, counts)
+
+
+def difference_of(*models: Iterable[bool]) -> Difference:
+    """Return the difference of two models that are right about the given documents."""
+    first, second = (
+        [Replicate("a", 0, {str(i): RIGHT if right else WRONG for i, right in enumerate(model)})]
+        for model in models
+    )
+    difference = f1_difference(first, second)
+    assert difference is not None
+    return difference
 
 
 def test_mean_and_deviations_equal_a_hand_computed_table() -> None:
@@ -78,9 +96,8 @@ def test_difference_of_a_model_from_itself_is_zero() -> None:
 
 def test_difference_is_paired_by_document_and_signed() -> None:
     """The better model is right wherever the other is, so only the difference varies."""
-    worse, better = [replicate("a", 0, 200, 400)], [replicate("a", 0, 220, 400)]
-    found, back = f1_difference(worse, better), f1_difference(better, worse)
-    assert found is not None and back is not None
+    worse, better = ([True] * right + [False] * (400 - right) for right in (200, 220))
+    found, back = difference_of(worse, better), difference_of(better, worse)
     assert found.value == pytest.approx(0.05) and back.value == pytest.approx(-0.05)
     low, high = found.interval
     assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(0.05 * 0.95 / 400), rel=0.1)
@@ -90,12 +107,7 @@ def test_difference_is_paired_by_document_and_signed() -> None:
 def test_p_value_is_two_sided() -> None:
     """Of 400 documents only one model is right on 30, and only the other on 18: z = 1.74."""
     pairs = [(True, False)] * 18 + [(False, True)] * 30 + [(True, True)] * 352
-    models = [
-        [Replicate("a", 0, {str(i): RIGHT if p[side] else WRONG for i, p in enumerate(pairs)})]
-        for side in (0, 1)
-    ]
-    found = f1_difference(*models)
-    assert found is not None
+    found = difference_of(*zip(*pairs, strict=True))
     z = 12 / 400 / math.sqrt((48 / 400 - (12 / 400) ** 2) / 400)
     assert found.p_value == pytest.approx(2 * statistics.NormalDist().cdf(-z), rel=0.25)
 
@@ -104,14 +116,7 @@ def test_p_value_is_rarely_small_without_a_difference() -> None:
     drawn = np.random.default_rng(1)
     small = 0
     for _ in range(200):
-        one, two = (drawn.random(60) < 0.7 for _ in range(2))
-        models = [
-            [Replicate("a", 0, {str(i): RIGHT if r else WRONG for i, r in enumerate(right)})]
-            for right in (one, two)
-        ]
-        found = f1_difference(*models)
-        assert found is not None
-        small += found.p_value < 0.05
+        small += difference_of(*drawn.random((2, 60)) < 0.7).p_value < 0.05
     assert 2 <= small <= 22  # 10 are expected
 
 

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+from contextlib import suppress
 
 import numpy as np
 import pytest
-from hosts_here import STORES, HostsHere, OpenStore
+from hosts_here import STORES, HostsHere, Interrupted, OpenStore
 from noised_updates import assert_gaussian, flat
 
-from dp_core.config.training import TrainingConfig
 from dp_core.errors import BadInput, Unfinished
 from dp_core.models.parameters import fresh
 from dp_core.privacy.accounting.calibration import with_bands
@@ -41,7 +41,8 @@ from dp_core.training.gradient_sources import (
     share,
 )
 from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates
-from dp_core.training.objectives import Objective, masked_lm
+from dp_core.training.objectives import objective_for
+from dp_core.training.trainer import Trainer
 
 STEPS, SIGMA, CLIP, BATCH = 2, 0.7, 0.5, 9
 SEED = PrivacySeed.fixed(4)
@@ -75,7 +76,7 @@ class Recorded:
 
 
 @pytest.fixture(scope="module")
-def trained(store, config, plan_of, config_of, tmp_path_factory):
+def trained(train_in, plan_of, config_of, tmp_path_factory):
     """Train without hosts, and on 1, 2 and 4; with two, stop the run after each update."""
     plan, runs = plan_of(steps=STEPS, noise_multiplier=SIGMA, clip_norm=CLIP), {}
     for count in (0, 1, 2, 4):
@@ -83,22 +84,12 @@ def trained(store, config, plan_of, config_of, tmp_path_factory):
         box = 1e-9 if count == 2 else 0.0
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(trainer_module, "noised_means", seen.noised_means)
-            done = False
-            while not done:
-                try:
-                    model = loop.train(
-                        fresh(config, 1),
-                        masked_lm(),
-                        store=store,
-                        updates=PrivateUpdates(plan, SEED, b"manifest"),
-                        config=config_of(time_box_minutes=box),
-                        seed=1,
-                        checkpoints=LocalFolder(folder),
-                        hosts=hosts_of(count),
+            model = None
+            while model is None:
+                with suppress(Unfinished):
+                    model = train_in(
+                        folder, plan, config=config_of(time_box_minutes=box), hosts=hosts_of(count)
                     )
-                    done = True
-                except Unfinished:
-                    pass
         seen.weights = model.parameters
         runs[count] = seen
     return runs
@@ -139,16 +130,16 @@ def test_noise_is_added_once_on_any_number_of_hosts(trained, count):
 
 
 @pytest.fixture()
-def run(train, tmp_path):
+def run(train_in, tmp_path):
     """Train the small model on a number of hosts, or on given hosts."""
     folders = itertools.count()
 
     def run(updates, hosts, **changes):
         points = []
-        model = train(
+        model = train_in(
+            tmp_path / str(next(folders)),
             updates,
             hosts=hosts_of(hosts) if isinstance(hosts, int) else hosts,
-            checkpoints=LocalFolder(tmp_path / str(next(folders))),
             progress=points.append,
             **changes,
         )
@@ -164,40 +155,44 @@ def assert_same(spread, alone, atol=2e-6):
     np.testing.assert_allclose(spread[2], alone[2], rtol=1e-5)
 
 
-def test_adaptive_clipping_adapters_and_several_devices_per_host(run, store, plan_of):
-    """Each of two hosts has two logical devices: the layout of a program on TPU slices."""
-    plan = plan_of(steps=2, adaptive=AdaptiveClipping(0.5, 2.0))
-    training = TrainingConfig(
-        learning_rate=0.01, micro_rows=8, noise_floor=1.0,
-        trained_parameters="lora", lora_rank=2, whole_words=True,
-    )  # fmt: skip
-    words = np.zeros(store.vocabulary_size, np.bool_)
-    words[7::2] = True
+LORA = {"trained_parameters": "lora", "lora_rank": 2, "noise_floor": 1.0, "whole_words": True}
+
+
+@pytest.mark.parametrize(
+    ("updates_of", "settings", "device", "clip_norms", "atol"),
+    [
+        (lambda plan_of: plan_of(steps=2, adaptive=AdaptiveClipping(0.5, 2.0)), LORA,
+         "mock-tpu:2", 2, 2e-6),
+        (lambda plan_of: with_bands(plan_of(steps=3), 2, Workload.prefix_sums(3)), {},
+         "cpu", 1, 2e-6),
+        (lambda _: OrdinaryUpdates(2, 13, 0), {}, "cpu", 1, 2e-5),
+    ],
+    ids=["adaptive clipping and adapters on TPU slices", "correlated noise", "without privacy"],
+)  # fmt: skip
+def test_training_on_two_hosts_equals_training_in_one_process(
+    run, store, plan_of, config_of, updates_of, settings, device, clip_norms, atol
+):
+    words = np.arange(store.vocabulary_size) % 2 == 1
+    words[:7] = False
     alone, spread = (
-        run(plan, count, config=training, device=device, continuation=words)
-        for count, device in ((0, "cpu"), (2, "mock-tpu:2"))
+        run(updates_of(plan_of), count, config=config_of(**settings), device=on, continuation=words)
+        for count, on in ((0, "cpu"), (2, device))
     )
-    assert_same(spread, alone)
-    assert len({clip_norm for *_, clip_norm in alone[1]}) == 2
+    assert_same(spread, alone, atol)
+    assert len({clip_norm for *_, clip_norm in alone[1]}) == clip_norms
 
 
-def test_correlated_noise_continues_over_updates_of_hosts(run, plan_of):
-    plan = with_bands(plan_of(steps=3), 2, Workload.prefix_sums(3))
-    assert_same(run(plan, 2), run(plan, 0))
+def test_interrupted_update_leaves_no_gradients_in_the_sum(run, plan_of, monkeypatch):
+    expected = run(plan_of(steps=2), 2)
+    take, lost = Trainer.take, iter([False, True, True])  # the second host's first two calls
 
+    def interrupted(trainer):
+        if next(lost, False):
+            raise Interrupted
+        return take(trainer)
 
-def test_training_without_privacy_on_hosts_equals_one_process(run):
-    alone, spread = (run(OrdinaryUpdates(2, 13, 0), count) for count in (0, 2))
-    assert_same(spread, alone, atol=2e-5)
-    assert {batch for _, batch, *_ in spread[1]} == {13}
-
-
-def test_interrupted_update_leaves_no_gradients_in_the_sum(run, plan_of):
-    """A call that runs again in the same process starts from empty accumulators."""
-    hosts = hosts_of(2)
-    hosts.hosts.broken = {1: 2}
-    assert_same(run(plan_of(steps=2), hosts), run(plan_of(steps=2), 2), atol=0)
-    assert not any(hosts.hosts.broken.values())
+    monkeypatch.setattr(Trainer, "take", interrupted)
+    assert_same(run(plan_of(steps=2), 2), expected, atol=0)
 
 
 # --- what hosts receive
@@ -239,7 +234,7 @@ def test_host_with_other_rows_than_the_step_is_refused(run, store, plan_of):
 
 
 def test_objective_that_hosts_do_not_support_is_refused(store, config, config_of, tmp_path):
-    tagging = Objective("tagging", masked_lm().examples, masked_lm().row_losses)
+    tagging = dataclasses.replace(objective_for(config), name="tagging")
     with pytest.raises(BadInput, match="do not train the objective tagging"):
         loop.train(
             fresh(config, 0), tagging, store=store, updates=OrdinaryUpdates(1, 4, 0),
@@ -267,7 +262,7 @@ def units_in(batches):
     units = []
     for batch in batches:
         for i in np.flatnonzero(batch.shares.sum(1) > 0):
-            units.append(tuple(array[i].tobytes() for array in batch.arrays()))
+            units.append(tuple(array[i].tobytes() for array in batch))
     return units
 
 

@@ -12,7 +12,10 @@ from dp_core.models.parameters import fresh
 from dp_core.training.loop import OrdinaryUpdates
 from dp_core.training.objectives import causal_examples, mlm_accuracy, perplexity
 
-GPT2 = Gpt2Config(vocab_size=40, hidden=16, layers=1, heads=2, intermediate=32, max_positions=12)
+LENGTH, WORDS = 12, 40
+GPT2 = Gpt2Config(
+    vocab_size=WORDS, hidden=16, layers=1, heads=2, intermediate=32, max_positions=LENGTH
+)
 
 
 def test_causal_model_learns_the_next_token(train, store, config_of):
@@ -49,13 +52,9 @@ def test_accuracy_is_determined_by_its_seed(config, store):
     assert len(set(values)) > 1
 
 
-LENGTH, WORDS = 12, 40
-
-
 @pytest.fixture()
 def model():
-    config = Gpt2Config.of_size(vocab_size=WORDS, hidden=16, layers=1, max_positions=LENGTH)
-    return fresh(config, 0)
+    return fresh(GPT2, 0)
 
 
 def test_perplexity_of_a_uniform_model_is_the_vocabulary_size(model, store):

@@ -15,20 +15,15 @@ ROOT = Path(__file__).parents[3]
 SCRIPT = """
     import hashlib, json, os, signal, sys, traceback
     from pathlib import Path
-    from dp_core.models.config import (BertConfig)
-    from dp_core.data.token_store import (TokenStoreWriter)
-    from dp_core.privacy.execution_plan import (AdaptiveClipping)
-    from dp_core.privacy.execution_plan import (ExecutionPlan)
-    from dp_core.privacy.seed_store import (PrivacySeed)
-    from dp_core.training import checkpoints as checkpoint
-    from dp_core.training import checkpoints as checkpoint_places
-    from dp_core.training import loop
-    from dp_core.training.objectives import (masked_lm)
-    from dp_core.models.parameters import (fresh)
-    from dp_core.training.checkpoints import (LocalFolder)
-    from dp_core.training.loop import (PrivateUpdates)
-    from dp_core.config.training import (TrainingConfig)
-    from dp_core.training.trainer import (Trainer)
+    from dp_core.config.training import TrainingConfig
+    from dp_core.data.token_store import TokenStoreWriter
+    from dp_core.models.config import BertConfig
+    from dp_core.models.parameters import fresh
+    from dp_core.privacy.execution_plan import AdaptiveClipping, ExecutionPlan
+    from dp_core.privacy.seed_store import PrivacySeed
+    from dp_core.training import checkpoints, loop
+    from dp_core.training.objectives import objective_for
+    from dp_core.training.trainer import Trainer
 
     folder = Path(sys.argv[1])
 
@@ -50,9 +45,9 @@ SCRIPT = """
     def train(name, place, when):
         match place:
             case "before the weights move": dying(Trainer, "apply_update", when)
-            case "half a checkpoint": dying(checkpoint, "save_file", when, halve=True)
-            case "before its name": dying(checkpoint_places, "_sync", when)
-            case "before the old one goes": dying(checkpoint.Checkpoints, "_drop", when)
+            case "half a checkpoint": dying(checkpoints, "save_file", when, halve=True)
+            case "before its name": dying(checkpoints, "_sync", when)
+            case "before the old one goes": dying(checkpoints.Checkpoints, "_drop", when)
 
         writer = TokenStoreWriter(folder / f"store-{name}", 8, 20)
         for unit in range(12):
@@ -64,10 +59,10 @@ SCRIPT = """
         shape = BertConfig(vocab_size=20, hidden=8, layers=1, heads=2, intermediate=8,
                            max_positions=8)
         model = loop.train(
-            fresh(shape, 0), masked_lm(),
-            store=writer.finish(), updates=PrivateUpdates(plan, PrivacySeed.fixed(0), b"m"),
+            fresh(shape, 0), objective_for(shape),
+            store=writer.finish(), updates=loop.PrivateUpdates(plan, PrivacySeed.fixed(0), b"m"),
             config=TrainingConfig(learning_rate=0.01, checkpoint_every=3, micro_rows=4),
-            seed=0, checkpoints=LocalFolder(folder / f"checkpoints-{name}"),
+            seed=0, checkpoints=checkpoints.LocalFolder(folder / f"checkpoints-{name}"),
             progress=lambda p: print(json.dumps([p.update, repr(p.loss), p.batch, p.clipped]),
                                      flush=True))
         content = b"".join(model.parameters[n].tobytes() for n in sorted(model.parameters))

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from dp_core.data.labelled_text import Sentence, joined, score
 from dp_core.nn import best_tags, chain_losses
 from dp_core.training.finetune import store_by_unit
-from dp_core.training.heads import TaggingHead, tags_of, windows
+from dp_core.training.heads import TaggingHead, windows
 from dp_core.vocabulary import wordpiece
 
 LABELS = ("O", "B-drug", "I-drug")
@@ -28,9 +28,17 @@ def sentence(words, tags=None):
     return Sentence(tuple(words), tuple(["O"] * len(words) if tags is None else tags))
 
 
+def tags_of(texts, rows, at_words, transitions=None):
+    """Return the tags of texts by the logits of each word; other pieces have other logits."""
+    logits = [np.tile(np.float32([0, 5, 9]), (len(row.ids), 1)) for row in rows]
+    for row, of_pieces, of_words in zip(rows, logits, at_words, strict=True):
+        of_pieces[list(row.positions)] = of_words
+    return HEAD.decoded(texts, rows, logits, transitions)
+
+
 def echo(rows):
     """Answer each row with its labels as logits."""
-    return [np.eye(len(LABELS), dtype=np.float32)[list(row.labels)] for row in rows]
+    return [np.eye(len(LABELS))[list(row.labels)] for row in rows]
 
 
 def test_labels_are_at_the_first_pieces_of_words(tokenizer):
@@ -43,25 +51,11 @@ def test_labels_are_at_the_first_pieces_of_words(tokenizer):
     assert row.labels == (0, 1, 2)
 
 
-@pytest.mark.parametrize("max_length", [4, 7, 16, 64])
-def test_tags_survive_cutting_into_windows(tokenizer, max_length):
-    rng = np.random.default_rng(0)
-    words = ["pain", "aspirin", "aabbaabb", "b"]
-    sentences = [sentence(rng.choice(words, n), rng.choice(LABELS, n)) for n in (1, 5, 30, 2)]
-    rows = HEAD.rows(sentences, tokenizer, max_length)
-    assert max(len(r.ids) for r in rows) <= max_length
-    assert tags_of(sentences, rows, echo(rows), LABELS) == [s.tags for s in sentences]
-
-
-def test_word_without_pieces_is_outside(tokenizer):
-    s = sentence(["\u200b", "pain"], ["B-drug", "B-drug"])
+def test_unknown_tag_and_word_without_pieces_are_outside(tokenizer):
+    s = sentence(["\u200b", "pain", "pain"], ["B-drug", "B-drug", "B-other"])
     rows = HEAD.rows([s], tokenizer, 32)
-    assert tags_of([s], rows, echo(rows), LABELS) == [("O", "B-drug")]
-
-
-def test_unknown_tag_counts_as_outside(tokenizer):
-    (row,) = HEAD.rows([sentence(["pain"], ["B-other"])], tokenizer, 32)
-    assert row.labels == (0,)
+    assert [row.labels for row in rows] == [(1, 0)]
+    assert tags_of([s], rows, echo(rows)) == [("O", "B-drug", "O")]
 
 
 def context(sizes, window, word):
@@ -96,22 +90,24 @@ def test_each_word_is_tagged_once_in_the_window_with_most_context(sizes, room, o
             assert sum(sizes[begin:end]) <= overlap * room
 
 
-@pytest.mark.parametrize("overlap", [0.0, 0.3, 0.5, 0.9])
-def test_word_in_several_windows_is_learned_and_scored_once(tokenizer, overlap):
+@pytest.mark.parametrize("max_length", [4, 7, 16, 64])
+@pytest.mark.parametrize("overlap", [0.0, 0.5, 0.9])
+def test_word_in_several_windows_is_learned_and_scored_once(tokenizer, max_length, overlap):
     rng = np.random.default_rng(1)
     words = ["pain", "aspirin", "aabbaabb", "b"]
-    long = sentence(rng.choice(words, 90), rng.choice(LABELS, 90))
+    texts = [sentence(rng.choice(words, n), rng.choice(LABELS, n)) for n in (1, 5, 90, 2)]
     head = TaggingHead(LABELS, overlap=overlap)
-    rows = head.rows([long], tokenizer, 16)
-    assert [word for row in rows for word in row.words] == list(range(90))
-    assert sum(len(row.ids) for row in rows) > 90 * (1 + overlap)
-    objective = head.objective(rows, 16)
+    rows = head.rows(texts, tokenizer, max_length)
+    assert max(len(r.ids) for r in rows) <= max_length
+    learned = [[w for row in rows if row.item == i for w in row.words] for i in range(len(texts))]
+    assert learned == [list(range(len(s.tokens))) for s in texts]
     store, _ = store_by_unit(
-        rows, ["a"], max_length=16, vocabulary=tokenizer.get_vocab_size(), pad=0
+        rows, ["a"] * 4, max_length=max_length, vocabulary=tokenizer.get_vocab_size(), pad=0
     )
-    made = objective.examples(store, np.arange(len(rows)), np.zeros(len(rows), np.uint64))
-    assert made.weights.sum() == 90
-    assert tags_of([long], rows, echo(rows), LABELS) == [long.tags]
+    examples = head.objective(rows, max_length).examples
+    made = examples(store, np.arange(len(rows)), np.zeros(len(rows), np.uint64))
+    assert made.weights.sum() == 98
+    assert tags_of(texts, rows, echo(rows)) == [s.tags for s in texts]
 
 
 def test_f1_does_not_depend_on_where_a_document_was_cut_into_sentences(tokenizer):
@@ -124,32 +120,26 @@ def test_f1_does_not_depend_on_where_a_document_was_cut_into_sentences(tokenizer
         near = ["".join(pieces[max(0, f - 3) : f + 4]) for f in row.positions]
         return np.array([[p.count("pain"), p.count("a"), p.count("b")] for p in near], np.float32)
 
-    tags = tuple(rng.choice(LABELS, 120))
-    whole, scores = annotated_document(words, tags), set()
+    # Entities are single words, so that no cut divides them.
+    tags, scores = tuple(rng.choice(["O", "B-drug"], 120)), set()
     for cuts in ([0, 120], [0, 7, 50, 120], [0, 60, 61, 62, 120]):
-        parts = [Sentence(words[a:b], whole.tags[a:b], "note") for a, b in itertools.pairwise(cuts)]
+        parts = [Sentence(words[a:b], tags[a:b], "note") for a, b in itertools.pairwise(cuts)]
         (joined_up,) = joined(parts)
         rows = HEAD.rows([joined_up], tokenizer, 40)
-        (found,) = tags_of([joined_up], rows, [guess(row) for row in rows], LABELS)
+        (found,) = tags_of([joined_up], rows, [guess(row) for row in rows])
         scores.add(score([joined_up], [found]).micro)
     (only,) = scores
     assert only.expected > 5
 
 
-def annotated_document(words, tags):
-    """A document whose entities are single words, so that no cut divides them."""
-    return Sentence(words, tuple("B-drug" if t == "B-drug" else "O" for t in tags), "note")
-
-
 def test_crf_tags_well_formed_sequences_over_all_windows_of_a_sentence(tokenizer):
-    head = TaggingHead(LABELS, crf=True, overlap=0.5)
     long = sentence(["pain"] * 40)
-    rows = head.rows([long], tokenizer, 16)
+    rows = HEAD.rows([long], tokenizer, 16)
     logits = [np.tile(np.array([0, 1, 2], np.float32), (len(r.words), 1)) for r in rows]
-    (alone,) = tags_of([long], rows, logits, LABELS)
+    (alone,) = tags_of([long], rows, logits)
     assert alone == ("I-drug",) * 40  # not well formed, because an entity begins with B
     transitions = np.zeros((3, 3), np.float32)
-    (together,) = tags_of([long], rows, logits, LABELS, transitions)
+    (together,) = tags_of([long], rows, logits, transitions)
     assert together == ("B-drug", *("I-drug",) * 39)
 
 

@@ -2,7 +2,8 @@ from __future__ import annotations
 
 import importlib.util
 import threading
-import time
+import weakref
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from dp_core.models.bert import mlm_row_losses
 from dp_core.models.config import Gpt2Config
 from dp_core.models.parameters import fresh
 from dp_core.privacy.seed_store import PrivacySeed
+from dp_core.training import batches as batches_module
 from dp_core.training.batches import (
     Batches,
     ShuffledRows,
@@ -27,6 +29,7 @@ from dp_core.training.batches import (
     prefetch,
     row_keys,
 )
+from dp_core.training.gradient_sources import local_gradients
 from dp_core.training.loop import PrivateUpdates
 from dp_core.training.objectives import UnitBatch, ordinary_sum
 
@@ -41,26 +44,19 @@ class Draws:
         return np.array(self._draws[t], np.int64)
 
 
-def test_update_chooses_distinct_rows_of_a_unit(store):
-    units = np.arange(store.n_units)
-    seen = [set() for _ in units]
-    for t in range(40):
+def test_update_chooses_distinct_rows_of_a_unit_uniformly(store):
+    units = np.array([0, 1, 2, 3])  # of one to four rows
+    counts = np.zeros(store.n_rows)
+    for t in range(2000):
         rows, real = choose_rows(store, units, 2, coins=5, step=t)
         for u in units:
             chosen = rows[u][real[u]].tolist()
-            assert len(chosen) == len(set(chosen)) == min(2, len(store.rows_of(u)))
+            assert len(chosen) == len(set(chosen)) == min(2, u + 1)
             assert set(chosen) <= set(store.rows_of(u))
-            seen[u] |= set(chosen)
-    assert all(seen[u] == set(store.rows_of(u)) for u in units)  # every row is chosen at some time
-
-
-def test_rows_of_a_unit_are_chosen_uniformly(store):
-    unit = np.array([3])  # unit 3 has four rows
-    counts = np.zeros(4)
-    for t in range(2000):
-        rows, _ = choose_rows(store, unit, 2, coins=5, step=t)
-        counts[rows[0] - store.rows_of(3)[0]] += 1
-    assert np.abs(counts - 1000).max() < 130  # 5.8 standard deviations of √(2000/4)
+            counts[chosen] += 1
+    for u in units:  # 5.8 standard deviations of at most √(2000/4)
+        expected = 2000 * min(2, u + 1) / (u + 1)
+        assert np.abs(counts[store.rows_of(u)] - expected).max() < 130
 
 
 def test_micro_batches_have_one_shape_and_contain_every_drawn_unit(store):
@@ -79,19 +75,22 @@ def test_micro_batches_have_one_shape_and_contain_every_drawn_unit(store):
     assert not list(Batches(store, Draws([]), UnitRows(1, 4, 2)).micro_batches(0))
 
 
+def texts_of(ids, positions, labels, weights):
+    """Return masked rows (n, S) with their predicted tokens put back."""
+    plain = ids.copy()
+    for row, places, right, weight in zip(plain, positions, labels, weights, strict=True):
+        row[places[weight > 0]] = right[weight > 0]
+    return [bytes(row) for row in plain]
+
+
 def test_ordinary_epochs_read_every_row_once(store):
     size = 7
     batches = Batches(store, ShuffledRows(store.n_rows, 1, size), SingleRows(1, 3))
     rows = []
     for t in range(2 * -(-store.n_rows // size)):
-        for batch in batches.micro_batches(t):
-            real = batch.shares[:, 0] > 0
-            plain = batch.ids[:, 0].copy()
-            for m, (places, labels, weights) in enumerate(
-                zip(batch.positions[:, 0], batch.labels[:, 0], batch.weights[:, 0], strict=True)
-            ):
-                plain[m][places[weights > 0]] = labels[weights > 0]
-            rows += [bytes(r) for r in plain[real]]
+        for *masked, shares in batches.micro_batches(t):
+            ids, _, *predictions = (array[shares[:, 0] > 0, 0] for array in masked)
+            rows += texts_of(ids, *predictions)
     everything = sorted(bytes(r) for r in store.tokens.astype(np.int32))
     assert sorted(rows[: store.n_rows]) == everything
     assert sorted(rows[store.n_rows : 2 * store.n_rows]) == everything
@@ -120,15 +119,14 @@ def batches_of(store, units, *, rows=2, maskings=3, at_once=4, coins=1):
 def gradient_of(config, copy):
     """Return the plain gradient of one copy of one row."""
     parameters = {n: tf.constant(a) for n, a in fresh(config, 0).parameters.items()}
-    sums, *_ = ordinary_sum(UnitBatch(mlm_row_losses, config, copy), parameters, 1)
-    return flat(sums)
+    return flat(ordinary_sum(UnitBatch(mlm_row_losses, config, copy), parameters)[0])
 
 
 def sum_of(config, batches, engine="book-keeping", style="flat"):
     parameters = {n: tf.constant(a) for n, a in fresh(config, 0).parameters.items()}
     clipper, total = ReferenceClipper(CLIP, engine, style), 0.0
     for batch in batches:
-        losses = UnitBatch(mlm_row_losses, config, tuple(map(tf.constant, batch.arrays())))
+        losses = UnitBatch(mlm_row_losses, config, tuple(map(tf.constant, batch)))
         units = len(batch.shares)
         total += flat(clipper.clipped_grad_sum(losses, parameters, units, tf.constant(CLIP)).sums)
     return total
@@ -136,12 +134,7 @@ def sum_of(config, batches, engine="book-keeping", style="flat"):
 
 def test_each_masking_of_a_row_has_a_different_key(store):
     batch = batches_of(store, [3], rows=4, maskings=3)[0]  # unit 3 has four rows
-    plain = batch.ids[0].copy()
-    for row, (places, labels, weights) in enumerate(
-        zip(batch.positions[0], batch.labels[0], batch.weights[0], strict=True)
-    ):
-        plain[row][places[weights > 0]] = labels[weights > 0]
-    texts = [bytes(row) for row in plain]
+    texts = texts_of(batch.ids[0], batch.positions[0], batch.labels[0], batch.weights[0])
     assert texts[:4] == texts[4:8] == texts[8:]
     assert sorted(texts[:4]) == sorted(
         bytes(r) for r in store.tokens[store.rows_of(3)].astype(np.int32)
@@ -174,7 +167,7 @@ def test_rows_and_masks_of_a_unit_do_not_depend_on_other_drawn_units(store, mask
     (alone,) = batches_of(store, [7, 11], maskings=maskings, at_once=6)
     (among,) = batches_of(store, [0, 3, 7, 9, 11, 20], maskings=maskings, at_once=6)
     for place, other in ((0, 2), (1, 4)):
-        for a, b in zip(alone.arrays(), among.arrays(), strict=True):
+        for a, b in zip(alone, among, strict=True):
             np.testing.assert_array_equal(a[place], b[other])
 
 
@@ -187,7 +180,7 @@ def test_sum_equals_averaged_gradients_clipped_unit_by_unit(config, store, engin
     for unit in range(3):
         copies = []
         for row in np.flatnonzero(batch.shares[unit]):
-            *copy, _ = (tf.constant(a[unit : unit + 1, row : row + 1]) for a in batch.arrays())
+            *copy, _ = (tf.constant(a[unit : unit + 1, row : row + 1]) for a in batch)
             copies.append(gradient_of(config, (*copy, tf.ones((1, 1)))))
         gradient = np.mean(copies, axis=0)
         norms.append(np.linalg.norm(gradient))
@@ -222,9 +215,6 @@ def test_maskings_are_part_of_the_plan_and_have_no_privacy_cost(plan_of):
     assert thrice.to_json()["maskings_per_example"] == 3
     assert once.digest() != thrice.digest()
     assert once.event() == thrice.event()
-
-
-def test_zero_maskings_are_refused(plan_of):
     with pytest.raises(PlanError, match="maskings_per_example"):
         plan_of(maskings_per_example=0)
 
@@ -236,6 +226,26 @@ def test_several_maskings_of_a_causal_model_are_refused(train, plan_of, config):
 
 
 # --- batches that are made ahead
+
+
+def test_memory_does_not_grow_with_the_batch_size(store, monkeypatch):
+    made, alive = [], []
+    original = batches_module.micro_batch
+
+    def watched(*arguments):
+        batch = original(*arguments)
+        made.append(weakref.ref(batch.ids))
+        alive.append(sum(ids() is not None for ids in made))
+        return batch
+
+    monkeypatch.setattr(batches_module, "micro_batch", watched)
+    trainer = SimpleNamespace(add=lambda batch: None)
+    for repeated in (1, 10):
+        drawn = Draws(np.tile(np.arange(24), repeated))
+        source = local_gradients(trainer, Batches(store, drawn, UnitRows(1, 1, 2)), 0, 1)
+        assert list(source) == [0]
+    assert len(made) == 24 * 11
+    assert max(alive) <= 12
 
 
 def test_error_in_the_thread_is_raised_after_finished_items():
@@ -256,18 +266,3 @@ def test_leaving_prefetch_early_ends_its_thread():
     assert next(stream) == 0
     stream.close()
     wait_for(lambda: threading.active_count() == before, 5)
-
-
-def test_prefetch_makes_at_most_depth_items_ahead():
-    made = []
-
-    def items():
-        for i in range(100):
-            made.append(i)
-            yield i
-
-    stream = prefetch(items(), 3)
-    next(stream)
-    time.sleep(0.3)
-    assert len(made) <= 1 + 3 + 1  # read, waiting, and in progress
-    stream.close()

@@ -25,7 +25,11 @@ from dp_core.privacy.mechanisms import NoisedWeights
 from dp_core.privacy.seed_store import PrivacySeed
 from dp_core.vocabulary.item_sets import GatheredSets, ItemSets
 from dp_core.vocabulary.partition_selection import Counted, Elimination
-from dp_core.vocabulary.selection_calibration import _elimination, selection_plan
+from dp_core.vocabulary.selection_calibration import (
+    _elimination,
+    paper_parameters,
+    selection_plan,
+)
 
 SEED = PrivacySeed.fixed(3)
 Held = list[set[str]]
@@ -332,6 +336,20 @@ def test_paper_mechanism_is_charged_at_its_true_delta() -> None:
     with pytest.raises(PlanError, match="no guarantee") as caught:
         selection_plan("paper", 1.0, 1e-7, 128, declared_units=9000)
     assert "elimination" in str(caught.value)
+
+
+def test_paper_threshold_releases_a_planted_word_more_often_than_its_delta() -> None:
+    """Shown by thousands of draws: the paper's formulas at σ = 20, N = 1, δ = 0.002."""
+    draws, delta = 4000, 0.002
+    paper = paper_parameters(20.0, delta, 1)
+    exact = selection_plan("gaussian", paper.epsilon, delta, 1, declared_units=10)
+    assert isinstance(exact, Counted)
+    noise = discrete_gaussian(paper.sigma, draws, SEED, b"paper")
+    passes = int(np.sum(1 + noise >= math.ceil(paper.threshold)))
+    assert binom.sf(passes - 1, draws, delta) < 1e-6
+    noise = discrete_gaussian(exact.sigma, draws, SEED, b"exact")
+    passes = int(np.sum(1 + noise >= exact.threshold))
+    assert binom.sf(passes - 1, draws, delta) > 1e-6
 
 
 # --- sets of items

@@ -125,7 +125,7 @@ def test_test_sentences_contain_both_known_and_unseen_entities() -> None:
 def test_labelled_sentences_share_no_note_with_the_corpus() -> None:
     corpus = {d.text for d in notes(200, 3)}
     for stream in ("entities, training", "entities, test"):
-        assert corpus.isdisjoint(n.text for n in labelled_notes(200, 3, stream))
+        assert corpus.isdisjoint(n.document.text for n in labelled_notes(200, 3, stream))
 
 
 def _long_words(texts: list[str]) -> Counter[str]:

@@ -182,7 +182,7 @@ def products(kind: TrainedParameters, private: bool) -> int:
     def sums() -> list[Any]:
         if private:
             return list(clipped_grad_sum(losses, chosen, UNITS, 1.0, frozen=frozen).sums.values())
-        return list(ordinary_sum(losses, chosen, UNITS, frozen=frozen)[0].values())
+        return list(ordinary_sum(losses, chosen, frozen=frozen)[0].values())
 
     graph = tf.function(sums, autograph=False).get_concrete_function()
     needed, waiting = set(), [t.op for t in graph.outputs]
