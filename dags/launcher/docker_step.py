@@ -76,7 +76,11 @@ class DockerStep(StepOperator, DockerOperator):
             TASK: f"{self.task_id}.{map_index}",
             SPEC: work.spec.digest(),
         }
-        self._remove_left_behind()
+        # Earlier tries of this task may have left containers in any state.
+        names = [f"{name}={self.labels[name]}" for name in (RUN, TASK)]
+        for left in self.cli.containers(all=True, filters={"label": names}):
+            self.log.info("Removing container %s of an earlier try", left["Id"][:12])
+            self.cli.remove_container(left["Id"], force=True)
         try:
             return self._run(work)
         finally:
@@ -133,13 +137,6 @@ class DockerStep(StepOperator, DockerOperator):
             with create_archive("/", files=[], extra_files=[file]) as archive:
                 self.cli.put_archive(container["Id"], "/", archive.read())
         return container
-
-    def _remove_left_behind(self) -> None:
-        """Remove containers of earlier tries of this task in any state."""
-        labels = [f"{name}={self.labels[name]}" for name in (RUN, TASK)]
-        for left in self.cli.containers(all=True, filters={"label": labels}):
-            self.log.info("Removing container %s of an earlier try", left["Id"][:12])
-            self.cli.remove_container(left["Id"], force=True)
 
     def on_kill(self) -> None:
         """Stop the container if it still runs, and remove it."""

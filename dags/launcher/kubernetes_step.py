@@ -70,11 +70,10 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
 
     def describe(self, work: Work) -> None:
         """Set the pod's arguments, variables, labels and granted additions to its template."""
-        arguments = work.arguments()
-        if len(arguments[-1]) > LONGEST_ARGUMENT:
+        self.arguments = work.arguments()
+        if len(self.arguments[-1]) > LONGEST_ARGUMENT:
             raise failure(BAD_INPUT, "the spec is too long for a pod: make the sweep smaller")
         self.name = f"confide-{work.context.task.replace('_', '-')}"
-        self.arguments = arguments
         variables = self.variables_of(work, *PLACES)
         variables[CHANNEL] = TERMINATION_MESSAGE
         # The cluster would replace $(NAME) by the variable, which may be a secret; $$ escapes a $.
