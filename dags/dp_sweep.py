@@ -9,7 +9,7 @@ from airflow.sdk import Param, TriggerRule, dag, get_current_context, task
 from airflow.sdk.exceptions import AirflowSkipException
 
 from dags import launcher
-from dags.experiment import THIS_PAGE, RunPlan, experiment, give_back
+from dags.experiment import THIS_PAGE, RunPlan, experiment
 from dags.launcher.step_operator import PAGE_MARK
 from tasks.protocol import SweepSettings
 from tasks.protocol.points import TRAINING_AXES
@@ -98,8 +98,7 @@ def dp_sweep() -> None:
     )
 
     # The report lists the points that did not fail; the run still fails.
-    last = [*drawn.measured, drawn.report, following, give_back(PLAN, drawn)]
-    [*drawn.starts, *last] >> launcher.outcome("report", "next_page")
+    [*drawn.last, following] >> launcher.outcome("report", "next_page")
 
 
 launcher.with_form(dp_sweep(), FORM)

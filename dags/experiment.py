@@ -124,21 +124,17 @@ class RunPlan:
 
 @dataclass(frozen=True)
 class Experiment:
-    """The tasks that follow or precede the tasks of a single DAG.
+    """The tasks that the tasks of a single DAG follow.
 
     Attributes:
-        reserve: the task that registers all releases.
-        starts: the last tasks before the private trainings.
-        trained: the mapped trainings.
         measured: the last tasks before the report.
         report: the task that writes the report.
+        last: the tasks that decide the state of the run.
     """
 
-    reserve: BaseOperator
-    starts: list[Any]
-    trained: Any
     measured: list[Any]
     report: BaseOperator
+    last: list[Any]
 
 
 def experiment(plan: RunPlan, *measurements: str, more_fronts: bool) -> Experiment:
@@ -242,16 +238,13 @@ def experiment(plan: RunPlan, *measurements: str, more_fronts: bool) -> Experime
         "claim.**",
     )
     measured >> report
-    return Experiment(front.reserve, [*starts, starting_points], every_training, measured, report)
-
-
-def give_back(plan: RunPlan, drawn: Experiment) -> BaseOperator:
-    """Draw the task by which a run that fails before its first release gives its budget back."""
-    task_of = step(
+    # A run that fails before its first release gives its planned budget back.
+    give_back = step(
         "give_back", plan=plan.of_run, doc_md="Frees the planned budget if no release has begun."
     )
-    [drawn.trained, drawn.report] >> task_of.as_teardown(setups=drawn.reserve)
-    return task_of
+    [every_training, report] >> give_back.as_teardown(setups=front.reserve)
+    last = [*starts, starting_points, *measured, report, give_back]
+    return Experiment(measured, report, last)
 
 
 def start_of(steps: Steps) -> StepSpec:

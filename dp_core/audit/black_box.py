@@ -167,7 +167,7 @@ def audit_files(
     texts = list(given["members"].values()), list(given["held_out"].values())
     with _rows_of(audited, *texts, seed) as sides:
         sample = _sample(sides, seed)
-        rows = [Rows(side, np.arange(side.n_rows), seed, config.given_masks) for side in sides]
+        rows = [Rows(*side, seed, config.given_masks) for side in sample.sides]
         losses = losses_of(audited.model, rows)
         made = attacks(losses, [], {}, sample.members, sample.fitted)
         findings += membership_findings(GIVEN_MEMBERSHIP, sample, made, ceiling)
@@ -318,11 +318,10 @@ def _sample(sides: tuple[TokenStore, TokenStore], seed: int) -> Sample:
         fitting.append(np.isin(np.arange(side.n_units), chosen))
     rows = np.concatenate([np.diff(side.unit_rows) for side in sides])
     text = np.repeat(np.arange(len(rows)), rows)
-    numbers, inside = np.arange(len(text)), text < sides[0].n_units
+    inside = text < sides[0].n_units
     return Sample(
         unit=PrivacyUnit.DOCUMENT,
-        member_rows=numbers[inside],
-        other_rows=numbers[~inside],
+        sides=tuple((side, np.arange(side.n_rows)) for side in sides),
         members=inside,
         groups={PrivacyUnit.DOCUMENT.value: text},
         units=text,

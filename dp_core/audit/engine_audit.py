@@ -250,6 +250,9 @@ def white_box_scores(plan: ExecutionPlan, observations: Scores) -> list[Scores]:
 
 # --- black box: canaries with a unique token, seen in the released weights
 
+_WORDS, _LENGTH = 64, 8  # distinct tokens in ordinary rows, and tokens of such a row
+_WIDTH = 64  # of the decoder
+
 
 @dataclass(frozen=True)
 class NewTokenCanaries:
@@ -258,16 +261,10 @@ class NewTokenCanaries:
     Attributes:
         count: m, the number of canaries.
         ordinary: number of rows without a canary.
-        words: number of distinct tokens in ordinary rows, special tokens not counted.
-        length: number of tokens in an ordinary row.
-        hidden: width of the decoder.
     """
 
     count: int
     ordinary: int = 256
-    words: int = 64
-    length: int = 8
-    hidden: int = 64
 
     @property
     def units(self) -> int:
@@ -277,7 +274,7 @@ class NewTokenCanaries:
     @property
     def first(self) -> int:
         """Id of the first canary's token."""
-        return len(SpecialIds().as_tuple()) + self.words
+        return len(SpecialIds().as_tuple()) + _WORDS
 
     @property
     def objective(self) -> Objective:
@@ -289,11 +286,11 @@ class NewTokenCanaries:
         """The shape of a decoder of one block."""
         return Gpt2Config(
             vocab_size=self.first + self.count,
-            hidden=self.hidden,
+            hidden=_WIDTH,
             layers=1,
             heads=1,
-            intermediate=self.hidden,
-            max_positions=self.length + 2,
+            intermediate=_WIDTH,
+            max_positions=_LENGTH + 2,
             initializer_range=_START,
         )
 
@@ -315,13 +312,13 @@ class NewTokenCanaries:
             folder: folder of the store.
             coins: (m,) true for included canaries.
         """
-        special, first = SpecialIds(), self.first - self.words
-        writer = TokenStoreWriter(folder, self.length + 2, self.first + self.count)
+        special, first = SpecialIds(), self.first - _WORDS
+        writer = TokenStoreWriter(folder, _LENGTH + 2, self.first + self.count)
         for number in np.flatnonzero(coins).tolist():
             writer.add_unit(f"canary {number}", [[special.cls, self.first + number, special.sep]])
-        starts = np.random.default_rng(0).integers(0, self.words, self.ordinary)
+        starts = np.random.default_rng(0).integers(0, _WORDS, self.ordinary)
         for number, start in enumerate(starts.tolist()):
-            run = [first + (start + i) % self.words for i in range(self.length)]
+            run = [first + (start + i) % _WORDS for i in range(_LENGTH)]
             writer.add_unit(f"ordinary {number}", [[special.cls, *run, special.sep]])
         return writer.finish()
 

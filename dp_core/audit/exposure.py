@@ -140,13 +140,7 @@ def counted_occurrences(store: TokenStore, canaries: Sequence[Canary]) -> dict[s
 
 
 def in_rows(
-    store: TokenStore,
-    canaries: Sequence[Canary],
-    references: Sequence[Canary],
-    special: SpecialIds,
-    *,
-    repeats: int,
-    seed: int,
+    data: CanaryData, repeats: int = CONTEXTS_PER_CANARY
 ) -> tuple[MaskedContexts, list[Canary], list[Canary]]:
     """Return contexts for canaries in the rows of the training, and for references in their place.
 
@@ -154,35 +148,28 @@ def in_rows(
     there are fewer. A reference replaces the tokens of planted canaries of its pattern in their
     rows, so the surrounding row was part of the training and only the reference was not.
 
-    Args:
-        store: the rows of the training.
-        canaries: the planted canaries.
-        references: canaries that were never planted.
-        special: ids of the special tokens.
-        repeats: R rows for each canary, adjacent.
-        seed: a public seed.
-
     Returns:
-        The contexts, the planted canaries that occur in the store, and the references whose pattern
-        occurs there.
+        The contexts, those of one canary adjacent; the planted canaries that occur in the rows; and
+        the references whose pattern occurs there.
     """
-    places = {name: pair for name, pair in places_of(store, canaries).items() if len(pair[0])}
-    planted = [canary for canary in canaries if canary.id in places]
+    store, found = data.train, places_of(data.train, data.planted)
+    places = {name: pair for name, pair in found.items() if len(pair[0])}
+    planted = [canary for canary in data.planted if canary.id in places]
     by_pattern: dict[str, list[tuple[Ints, Ints]]] = {}
     for canary in planted:
         by_pattern.setdefault(canary.pattern, []).append(places[canary.id])
-    others = [reference for reference in references if reference.pattern in by_pattern]
+    others = [reference for reference in data.references if reference.pattern in by_pattern]
     for reference in others:
         rows, starts = zip(*by_pattern[reference.pattern], strict=True)
         places[reference.id] = np.concatenate(rows), np.concatenate(starts)
     framed = []
     for canary in (*planted, *others):
         rows_of, starts_of = places[canary.id]
-        chosen = np.resize(_coins(seed, canary).permutation(len(rows_of))[:repeats], repeats)
+        chosen = np.resize(_coins(data.seed, canary).permutation(len(rows_of))[:repeats], repeats)
         for number, start in zip(rows_of[chosen].tolist(), starts_of[chosen].tolist(), strict=True):
             row = store.tokens[number, : store.lengths[number]].tolist()
             framed.append((canary, row[1:start], row[start + len(canary.tokens) : -1]))
-    return _masked(framed, special, store.tokens.shape[1]), planted, others
+    return _masked(framed, data.special, store.tokens.shape[1]), planted, others
 
 
 def _coins(seed: int, canary: Canary) -> np.random.Generator:
@@ -277,14 +264,7 @@ def measure_in_rows(data: CanaryData) -> list[ExposureRow]:
     Raises:
         ValueError: ranks outside 1 … |candidates|.
     """
-    shown, planted, others = in_rows(
-        data.train,
-        data.planted,
-        data.references,
-        data.special,
-        repeats=CONTEXTS_PER_CANARY,
-        seed=data.seed,
-    )
+    shown, planted, others = in_rows(data)
     return _ranked(data, IN_ROWS, shown, planted, others) if planted else []
 
 

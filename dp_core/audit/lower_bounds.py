@@ -4,12 +4,12 @@ Each canary is a whole privacy unit. An independent fair coin includes it in the
 leaves it out. An adversary sees the release and guesses the coins of r canaries, v of them rightly.
 Too many right guesses contradict the claim. Two theorems bound the number of right guesses:
 
-* `BinomialBound` (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846, Theorem 5.2). Under
+* `BINOMIAL` (Steinke, Nasr and Jagielski 2023, arXiv:2305.08846, Theorem 5.2). Under
   (ε, δ)-DP, with W ~ Binomial(r, e^ε/(1 + e^ε)),
 
       P[right ≥ v] ≤ P[W ≥ v] + 2mδ · max_{1≤i≤v} P[v − i ≤ W < v]/i.
 
-* `TradeOffBound` (Mahloujifar, Melis and Chaudhuri 2024, arXiv:2410.22235). Let p_i be the
+* `TRADE_OFF` (Mahloujifar, Melis and Chaudhuri 2024, arXiv:2410.22235). Let p_i be the
   probability of i right guesses, and x(·) a claimed trade-off. Flip the coin of a random canary: if
   its guess was right, the number of right guesses falls from i to i − 1. So for k ≥ 1
 
@@ -29,9 +29,8 @@ thresholds, not by the few that the scores favour (docs/audits.md).
 from __future__ import annotations
 
 import math
-from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -122,20 +121,21 @@ def trade_off_p_value(outcome: GuessOutcome, trade_off: TradeOff) -> float:
     return math.exp(high)
 
 
-class OneRunBound(ABC):
+@dataclass(frozen=True)
+class OneRunBound:
     """A family of claims, one for each ε at a δ, with a test that can refute each claim.
 
     Every bound passes one conformance suite: null models, mechanisms of known ε, planted bugs
     (tests/dp_core/audit/test_lower_bounds.py).
+
+    Attributes:
+        name: name of the bound.
+        refutes: (outcome, ε, δ, significance) -> whether the outcome has probability at most
+            `significance` under the claim.
     """
 
-    name: ClassVar[str]
-
-    @abstractmethod
-    def refutes(
-        self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
-    ) -> bool:
-        """Return whether the outcome has probability at most `significance` under the claim."""
+    name: str
+    refutes: Callable[[GuessOutcome, float, float, float], bool]
 
     def epsilon(self, outcome: GuessOutcome, delta: float, confidence: float = 0.95) -> float:
         """Return the lower bound on ε at δ: every smaller ε is refuted. 0 if no ε is refuted.
@@ -202,52 +202,36 @@ class OneRunBound(ABC):
         return low
 
 
-class BinomialBound(OneRunBound):
-    """Steinke, Nasr and Jagielski 2023: refutes (ε, δ)-DP by the tail of a binomial."""
-
-    name = "binomial"
-
-    def refutes(
-        self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
-    ) -> bool:
-        """Return whether the p-value is at most the significance."""
-        likely = binomial_p_value(outcome, epsilon, 0.0) > significance  # a quick test first
-        return not likely and binomial_p_value(outcome, epsilon, delta) <= significance
+def _refuted_by_tail(
+    outcome: GuessOutcome, epsilon: float, delta: float, significance: float
+) -> bool:
+    likely = binomial_p_value(outcome, epsilon, 0.0) > significance  # a quick test first
+    return not likely and binomial_p_value(outcome, epsilon, delta) <= significance
 
 
-class TradeOffBound(OneRunBound):
-    """Mahloujifar, Melis and Chaudhuri 2024, with only the trade-off of (ε, δ)-DP assumed."""
-
-    name = "trade-off"
-
-    def refutes(
-        self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
-    ) -> bool:
-        """Return whether the trade-off of (ε, δ) is refuted."""
-        return trade_off_refuted(outcome, PrivacyProfile.of_claim(epsilon, delta), significance)
+def _refuted_by_claim(
+    outcome: GuessOutcome, epsilon: float, delta: float, significance: float
+) -> bool:
+    return trade_off_refuted(outcome, PrivacyProfile.of_claim(epsilon, delta), significance)
 
 
-class GaussianBound(OneRunBound):
-    """The trade-off bound for Gaussian curves, stated as the ε of a curve at δ.
-
-    Every smaller μ-GDP is refuted without an assumption. The conclusion that the training's ε at δ
-    is larger assumes that its trade-off is Gaussian, as it nearly is for noised sums over many
-    updates.
-    """
-
-    name = "Gaussian"
-
-    def refutes(
-        self, outcome: GuessOutcome, epsilon: float, delta: float, significance: float
-    ) -> bool:
-        """Return whether the Gaussian trade-off with this ε at δ is refuted."""
-        if delta == 0:
-            return False  # no Gaussian mechanism has a finite ε at δ = 0
-        curve = GaussianTradeOff.of_epsilon(epsilon, delta)
-        return trade_off_refuted(outcome, curve, significance)
+def _refuted_by_gaussian(
+    outcome: GuessOutcome, epsilon: float, delta: float, significance: float
+) -> bool:
+    if delta == 0:
+        return False  # no Gaussian mechanism has a finite ε at δ = 0
+    return trade_off_refuted(outcome, GaussianTradeOff.of_epsilon(epsilon, delta), significance)
 
 
-BOUNDS: tuple[OneRunBound, ...] = (BinomialBound(), TradeOffBound(), GaussianBound())
+# Steinke, Nasr and Jagielski 2023: refutes (ε, δ)-DP by the tail of a binomial.
+BINOMIAL = OneRunBound("binomial", _refuted_by_tail)
+# Mahloujifar, Melis and Chaudhuri 2024, with only the trade-off of (ε, δ)-DP assumed.
+TRADE_OFF = OneRunBound("trade-off", _refuted_by_claim)
+# The trade-off bound for Gaussian curves, stated as the ε of a curve at δ. Every smaller μ-GDP is
+# refuted without an assumption. The conclusion that the training's ε at δ is larger assumes that
+# its trade-off is Gaussian, as it nearly is for noised sums over many updates.
+GAUSSIAN = OneRunBound("Gaussian", _refuted_by_gaussian)
+BOUNDS = (BINOMIAL, TRADE_OFF, GAUSSIAN)
 
 
 def _refuse_no_probability(value: float, where: str) -> None:

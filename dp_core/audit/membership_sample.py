@@ -60,8 +60,8 @@ class Sample:
 
     Attributes:
         unit: the protected unit of the model's guarantee.
-        member_rows: row numbers in the store of the training.
-        other_rows: row numbers in the store of held-out units.
+        sides: the store of the training, and the store of held-out units, with the row numbers of
+            the sample.
         members: (n,) whether each row is a member; members come first.
         groups: level -> (n,) number of the row's group, −1 where the source names none.
         units: (n,) number of the row's unit.
@@ -72,8 +72,7 @@ class Sample:
     """
 
     unit: PrivacyUnit
-    member_rows: Ints
-    other_rows: Ints
+    sides: tuple[tuple[TokenStore, Ints], ...]
     members: Flags
     groups: dict[str, Ints]
     units: Ints
@@ -210,8 +209,7 @@ def draw_sample(
     fitted = [coin(key, "membership fit", cluster) < FITTED_SHARE for cluster in clusters]
     return Sample(
         unit=unit,
-        member_rows=numbers[0],
-        other_rows=numbers[1],
+        sides=((train, numbers[0]), (held_out, numbers[1])),
         members=np.arange(len(origins)) < len(numbers[0]),
         groups={SAMPLE: np.arange(len(origins))}
         | {level: _numbered(of_rows) for level, of_rows in groups.items()},
@@ -301,7 +299,6 @@ class MembershipData:
             model is the last one.
         references: read models that never saw the members.
         sample: the rows, with their groups; None if no unit was held out.
-        stores: the stores of the members' rows and of the others' rows.
         masks: number of fresh masks over which losses are averaged.
         coins: public seed of the masks, which no training uses.
         claim: privacy profile of the rows' unit for the whole training; None without a claim.
@@ -310,7 +307,6 @@ class MembershipData:
     models: Mapping[int, Callable[[], AnyModel]]
     references: Sequence[Callable[[], AnyModel]]
     sample: Sample | None
-    stores: Sequence[TokenStore]
     masks: int
     coins: int
     claim: PrivacyProfile | None
@@ -328,11 +324,7 @@ def _attack_models(data: MembershipData) -> list[Finding]:
         return [MEMBERSHIP.not_run(why, Label.OPERATOR, public_metrics=ceilings)]
     from dp_core.audit.observations import Rows, features_of, losses_of  # imports TensorFlow
 
-    numbers = (sample.member_rows, sample.other_rows)
-    sides = [
-        Rows(store, rows, data.coins, data.masks)
-        for store, rows in zip(data.stores, numbers, strict=True)
-    ]
+    sides = [Rows(*side, data.coins, data.masks) for side in sample.sides]
     references = [losses_of(read(), sides) for read in data.references]
     held_by_row: Sequence[frozenset[Hashable]] = sample.codes or [
         frozenset(side.store.tokens[row, : side.store.lengths[row]].tolist())

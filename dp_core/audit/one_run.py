@@ -33,8 +33,8 @@ from scipy import stats
 from dp_core.audit.canaries import Coins, throw_coins
 from dp_core.audit.lower_bounds import (
     BOUNDS,
+    TRADE_OFF,
     GuessOutcome,
-    TradeOffBound,
     trade_off_p_value,
     trade_off_refuted,
 )
@@ -276,7 +276,7 @@ def bound_finding(audit: Audit, verdict: AuditVerdict, label: Label) -> Finding:
         verdict: its verdict.
         label: label of the bound, which is the label of the model (see the module's docstring).
     """
-    bound, sure, claim = TradeOffBound(), 1 - SIGNIFICANCE, verdict.claim
+    bound, sure, claim = TRADE_OFF, 1 - SIGNIFICANCE, verdict.claim
     m, r, v = verdict.outcome.canaries, verdict.outcome.guesses, verdict.outcome.right
 
     def at(right: int, confidence: float = sure) -> float:

@@ -25,6 +25,7 @@ from types import FrameType, ModuleType
 
 from pydantic import ValidationError
 
+from dp_core.config.data import VersionConfig
 from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, fault_line
 from dp_core.labels import Label
 from tasks.context import StepContext, StepOutput, content_key
@@ -34,7 +35,6 @@ from tasks.protocol import (
     RunContext,
     StepResult,
     StepSpec,
-    hides_count,
     one_line,
     spec_from_json,
 )
@@ -194,7 +194,7 @@ def _answers(spec: StepSpec, result: StepResult, spec_hash: str) -> bool:
 def _check_sources(spec: StepSpec, result: StepResult, context: StepContext) -> None:
     """Refuse a result whose source files have changed since; remove unfinished work in any case."""
     try:
-        if spec.checks_sources and spec.sources:
+        if isinstance(spec, VersionConfig) and spec.sources:
             from tasks.releases import declarations
 
             declarations.refuse_if_changed(spec, result, context)
@@ -250,7 +250,7 @@ def _run_context(text: str, spec: StepSpec) -> RunContext:
     text = text or os.environ.get("CONFIDE_RUN_CONTEXT", "")
     if not text:
         key = f"by-hand-{spec.digest()[:16]}"
-        hides = hides_count([spec])
+        hides = spec.hides_count
         name = f"{spec.step} by hand"
         return RunContext(run_key=key, run_name=name, task=spec.step, hides_count=hides)
     try:
@@ -269,7 +269,7 @@ def _identity(spec: StepSpec, spec_hash: str, run: RunContext, deployment: Deplo
         spec_hash=spec_hash,
         made_up=spec.made_up,
         salt="" if spec.made_up else content_key(deployment, "runs").hex(),
-        hides_count=run.hides_count or hides_count([spec]),
+        hides_count=run.hides_count or spec.hides_count,
     )
 
 

@@ -32,7 +32,6 @@ from tasks.protocol import (
     StepResult,
     StepSpec,
     fork_server,
-    hides_count,
     supervisor,
 )
 from tasks.protocol.least_privilege import without_orchestrator
@@ -56,7 +55,7 @@ class Job:
     @property
     def hides_count(self) -> bool:
         """Whether the job has a private selection, which is refused in an Optuna sweep."""
-        return isinstance(self.steps, list) and hides_count(spec for *_, spec in self.steps)
+        return isinstance(self.steps, list) and any(s.hides_count for *_, s in self.steps)
 
 
 @dataclass

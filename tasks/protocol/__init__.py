@@ -51,7 +51,6 @@ from tasks.protocol.specs import (
     TokenStoreSpec,
     VocabularySpec,
     WrittenTextSpec,
-    hides_count,
     spec_from_json,
 )
 from tasks.protocol.sweep import SweepSettings

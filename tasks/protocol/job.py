@@ -326,52 +326,6 @@ def _names(listed: str) -> tuple[str, ...]:
     return tuple(sorted({name.strip() for name in listed.split(",")})) if listed else ()
 
 
-def exposure(
-    s: JobSettings, front: dict[str, StepSpec], model: StepSpec, model_updates: int = 0
-) -> ExposureSpec:
-    """Return the exposure audit of a model, with `model_updates` as in `finetuning`."""
-    return ExposureSpec(
-        made_up=model.made_up,
-        model_uri=model.output,
-        model_updates=model_updates,
-        canaries_uri=front["canaries"].output,
-        private_store_uri=front["private_store"].output,
-        extraction=s.part(ExtractionConfig),
-        samples=s.part(SamplesConfig),
-        **s.part(RunConfig).model_dump(),
-    )
-
-
-def membership(s: JobSettings, front: dict[str, StepSpec], model: StepSpec) -> MembershipSpec:
-    """Return the membership attacks on a model, calibrated by the public model."""
-    public = front["public_pretraining"]
-    return MembershipSpec(
-        made_up=model.made_up,
-        model_uri=model.output,
-        reference_uris=() if model == public else (public.output,),
-        corpus_uri=front["private_corpus"].output,
-        canaries_uri=front["canaries"].output,
-        private_store_uri=front["private_store"].output,
-        units=s.part(UnitConfig),
-        config=s.part(MembershipConfig),
-        dataset=s.private_dataset,
-        data_version=s.data_version,
-        **s.part(RunConfig).model_dump(),
-    )
-
-
-def audit(front: dict[str, StepSpec], model: PretrainSpec) -> AuditSpec:
-    """Return the audit of the DP model's training by the audit canaries in it."""
-    return AuditSpec(
-        made_up=model.made_up,
-        model_uri=model.output,
-        start_uri=model.init_uri,
-        private_store_uri=front["private_store"].output,
-        device=model.device,
-        seed=model.seed,
-    )
-
-
 def point_and_task(name: str) -> tuple[str, str]:
     """Return the point, or an empty string, and the task in the name of a step."""
     point, _, task = name.rpartition(_OF_POINT)
@@ -504,11 +458,35 @@ def _measured(
     updates = 0
     if point.is_on_the_way and point.epochs is not None:
         updates = job.updates_after(point.mode, point.epochs)
-    measured: dict[str, StepSpec] = {"exposure": exposure(job, front, training, updates)}
+    common: dict[str, Any] = {
+        "made_up": training.made_up,
+        "model_uri": training.output,
+        "private_store_uri": front["private_store"].output,
+        **job.part(RunConfig).model_dump(),
+    }
+    measured: dict[str, StepSpec] = {
+        "exposure": ExposureSpec(
+            **common,
+            model_updates=updates,
+            canaries_uri=front["canaries"].output,
+            extraction=job.part(ExtractionConfig),
+            samples=job.part(SamplesConfig),
+        )
+    }
     if job.membership_units and not updates:
-        measured["membership"] = membership(job, front, training)
+        public = front["public_pretraining"]
+        measured["membership"] = MembershipSpec(
+            **common,
+            reference_uris=() if training == public else (public.output,),
+            corpus_uri=front["private_corpus"].output,
+            canaries_uri=front["canaries"].output,
+            units=job.part(UnitConfig),
+            config=job.part(MembershipConfig),
+            dataset=job.private_dataset,
+            data_version=job.data_version,
+        )
     if job.audit_canaries and isinstance(training, PretrainSpec) and training.plan and not updates:
-        measured["audit"] = audit(front, training)
+        measured["audit"] = AuditSpec(**common, start_uri=training.init_uri)
     if "entities" in front:
         measured["finetuning"] = finetuning(job, front, training, updates)
     return measured

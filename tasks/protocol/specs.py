@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable
 from enum import StrEnum
 from typing import Annotated, Any, ClassVar, Literal, Self, Union
 
@@ -107,7 +106,6 @@ class StepSpec(Config):
     repeated: ClassVar[bool] = False  # whether the step runs again despite an earlier result
     privileges: ClassVar[frozenset[Need]]  # of the step; each subclass declares them
     code: ClassVar[tuple[str, ...]] = ()  # modules that shape a release before it settles
-    checks_sources: ClassVar[bool] = False  # whether changed source files refuse a result
     hides_duration: ClassVar[bool] = False  # whether its duration would reveal a secret
     ends_run: ClassVar[bool] = False  # whether it is the last step of a run
     follows_run: ClassVar[bool] = False  # whether it runs after the last step, in every case
@@ -172,7 +170,6 @@ class CorpusSpec(StepSpec, ReaderConfig, SeedConfig):
     """Read a corpus, group it by privacy unit, and store it in a normal form."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
-    checks_sources: ClassVar[bool] = True
     step: Literal["corpus"] = "corpus"
     role: Literal["private", "public"]
     format: PrivateFormat | PublicFormat
@@ -201,7 +198,6 @@ class EntitiesSpec(StepSpec, VersionConfig, SeedConfig, HeadConfig):
     """
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES, Need.LEDGER})
-    checks_sources: ClassVar[bool] = True
     step: Literal["entities"] = "entities"
     format: EntitiesFormat
     public: bool  # the labels may be shown; otherwise F1 on them is for the operator only
@@ -674,7 +670,6 @@ class MembershipSpec(StepSpec, RunConfig, VersionConfig):
     """Attack a model by distinguishing its training units from held-out units."""
 
     privileges: ClassVar[frozenset[Need]] = frozenset()
-    checks_sources: ClassVar[bool] = True
     step: Literal["membership"] = "membership"
     model_uri: str
     # Models that were not trained on the members and do not descend from models that were.
@@ -745,7 +740,6 @@ class PrivacyAuditSpec(StepSpec, BlackBoxAuditConfig):
 
     privileges: ClassVar[frozenset[Need]] = frozenset({Need.SOURCES})
     ends_run: ClassVar[bool] = True
-    checks_sources: ClassVar[bool] = True
     step: Literal["privacy_audit"] = "privacy_audit"
 
     @property
@@ -788,11 +782,6 @@ STEP_CLASSES = _classes(StepSpec)
 STEPS = tuple(STEP_CLASSES)
 _ANY_SPEC: Any = Annotated[Union[tuple(STEP_CLASSES.values())], Field(discriminator="step")]  # noqa: UP007
 _ADAPTER: TypeAdapter[StepSpec] = TypeAdapter(_ANY_SPEC, config=ConfigDict(defer_build=True))
-
-
-def hides_count(specs: Iterable[StepSpec]) -> bool:
-    """Return whether steps of one run select privately among a secret number of trainings."""
-    return any(spec.hides_count for spec in specs)
 
 
 def spec_from_json(text: str | bytes) -> StepSpec:

@@ -57,7 +57,6 @@ def run(spec: MembershipSpec, context: StepContext) -> StepOutput:
         sample=_sample(spec, context, attacked, store, train, others, diagnoses)
         if others is not None
         else None,
-        stores=[train, *([others] if others is not None else [])],
         masks=spec.config.membership_masks,
         coins=digest64(seed_key(spec.seed), "membership masks"),
         claim=claimed(attacked, store),

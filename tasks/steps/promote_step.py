@@ -17,7 +17,7 @@ def run(spec: PromoteSpec, context: StepContext) -> StepOutput:
         BadInput: the input is not the output of a job's report.
     """
     report = context.input(spec.report_uri)
-    if report.result.step != "report" or "missing" in report.facts:  # of a sweep
+    if report.result.step != "report" or report.facts.get("is_sweep"):
         raise BadInput("not a job's report", where="report_uri", fix="Give a report step's output.")
     models = {
         one["name"]: context.input(one["uri"])

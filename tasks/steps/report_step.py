@@ -58,7 +58,11 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
         and not operator_only(points[name][task].result.releases)
     }
     judged = _judged(spec, context, models)
-    report = (_sweep if spec.is_sweep else _job)(spec, context, points, missing, judged)
+    if spec.is_sweep:
+        context.measure("points", Public(len(points)), len(points))
+        report = sweep_report(spec, context, points, missing)
+    else:
+        report = _job(spec, context, points, missing, judged)
     # The total cost of releasing all models. A later attempt with more models overrides it.
     context.measure_cost(released_by(spec, points))
     artifacts: dict[str, Label] = {}
@@ -73,7 +77,8 @@ def run(spec: ReportSpec, context: StepContext) -> StepOutput:
         "created": report.created,
         "models": {name: spec.results[name] for name in models},
         "table": results_table(edition_of(report, Edition.PUBLISHABLE)).to_json(),
-        **({"missing": missing} if spec.is_sweep else {}),
+        "missing": missing,
+        "is_sweep": spec.is_sweep,
     }
     return StepOutput(outputs={name: name for name in EDITIONS}, facts=facts, artifacts=artifacts)
 
@@ -97,18 +102,6 @@ def _job(
     for name, value in _headlines(next(row for row in report.models if row.name == DP_MODEL.name)):
         context.measure(name, value)
     return replace(report, training=(*report.training, *verdicts), against=against)
-
-
-def _sweep(
-    spec: ReportSpec,
-    context: StepContext,
-    points: Mapping[str, Results],
-    missing: list[str],
-    judged: list[dict[str, Any]],
-) -> Report:
-    """Return the report of a sweep; measure the number of its finished points."""
-    context.measure("points", Public(len(points)), len(points))
-    return sweep_report(spec, context, points, missing)
 
 
 def _steps_of(spec: ReportSpec, name: str) -> dict[str, str]:

@@ -165,7 +165,8 @@ class Gate:
 
     def report(self, title: str = "t", run: RunContext = RUN, **changes: Any) -> ReportSpec:
         """Run a report step whose only output is the verdict, as a process would."""
-        spec = ReportSpec(made_up=False, title=title, results={"dp": self.uri}, settings={})
+        results = {"With DP / pretraining": self.uri}
+        spec = ReportSpec(made_up=False, title=title, results=results, points={}, settings={})
 
         def judging(spec: ReportSpec, context: StepContext) -> StepOutput:
             results = {name: context.input(uri) for name, uri in spec.results.items()}
@@ -465,7 +466,7 @@ def test_contradicted_third_party_model_is_not_registered(gate: Gate, copy: Path
 
 
 def test_step_result_alone_registers_no_model(gate: Gate) -> None:
-    report = ReportSpec(made_up=False, title="t", results={}, settings={})
+    report = ReportSpec(made_up=False, title="t", results={}, points={}, settings={})
     output = StepOutput(outputs={}, facts={}, model=NAME)
     gate.patch.setattr(contract, "_module", lambda _: SimpleNamespace(run=lambda *_: output))
     contract.run_step(report, gate.deployment, RUN)

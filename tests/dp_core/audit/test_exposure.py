@@ -419,9 +419,8 @@ def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path: 
     others = _draw(4, 0.0, 2)
     strange = dataclasses.replace(others[0], id="other pattern", pattern="SHH")
     store = _planted_store(tmp_path, planted)
-    shown, found, references = in_rows(
-        store, [*planted, nowhere], [*others, strange], SpecialIds(), repeats=16, seed=3
-    )
+    data = _data(_model({}, 1), [*planted, nowhere, *others, strange], store)
+    shown, found, references = in_rows(data, 16)
     assert (found, references) == (planted, others)
     assert shown.positions.tolist() == [4] * (7 * 16)
     for at, canary in enumerate([*planted, *others]):
@@ -439,7 +438,7 @@ def test_in_rows_shows_trained_canaries_and_references_in_their_place(tmp_path: 
             trained = {tuple(np.delete(row, [3, 4, 5])) for row in store.tokens.tolist()}
             assert {tuple(np.delete(row, [3, 4, 5])) for row in rows.tolist()} <= trained
             assert len({tuple(row) for row in rows.tolist()}) > 8
-    assert in_rows(store, [nowhere], others, SpecialIds(), repeats=2, seed=3)[1:] == ([], [])
+    assert in_rows(_data(_model({}, 1), [nowhere, *others], store), 2)[1:] == ([], [])
 
 
 def test_memory_that_hangs_on_the_row_shows_in_rows_alone(tmp_path: Path) -> None:

@@ -12,11 +12,11 @@ from scipy.optimize import linprog
 from scipy.special import bdtrc, betaincinv, ndtri
 
 from dp_core.audit.lower_bounds import (
+    BINOMIAL,
     BOUNDS,
-    BinomialBound,
-    GaussianBound,
+    GAUSSIAN,
+    TRADE_OFF,
     GuessOutcome,
-    TradeOffBound,
     binomial_p_value,
     trade_off_p_value,
     trade_off_refuted,
@@ -145,20 +145,20 @@ class OfAFixedNumber(LowerBoundConformance):
 
 
 class TestBinomialBound(OfAFixedNumber):
-    bound = BinomialBound()
+    bound = BINOMIAL
 
 
 class TestTradeOffBound(OfAFixedNumber):
-    bound = TradeOffBound()
+    bound = TRADE_OFF
 
 
 class TestGaussianBound(OfAFixedNumber):
-    bound = GaussianBound()
+    bound = GAUSSIAN
     shapes = frozenset({"gaussian"})  # the assumption of the bound
 
 
 class TestBinomialBoundOverAllThresholds(LowerBoundConformance):
-    bound = BinomialBound()
+    bound = BINOMIAL
     near, trials, canaries = 0.2, 8, 300
     refuting, delta = (0.95, 1.5), 1e-9
 
@@ -167,7 +167,7 @@ class TestBinomialBoundOverAllThresholds(LowerBoundConformance):
 
 
 class TestTradeOffBoundOverAllThresholds(TestBinomialBoundOverAllThresholds):
-    bound = TradeOffBound()
+    bound = TRADE_OFF
 
 
 # --- published failures: each must fail the suite
@@ -178,7 +178,7 @@ def uncorrected(scores, coins, delta, confidence):
     right = np.cumsum(surest_first(scores, coins))
     outcomes = [GuessOutcome(len(coins), r, int(v)) for r, v in enumerate(right, start=1)]
     best = min(outcomes, key=lambda o: bdtrc(o.right - 1, o.guesses, 0.5) if o.right else 1.0)
-    return BinomialBound().epsilon(best, delta, confidence)
+    return BINOMIAL.epsilon(best, delta, confidence)
 
 
 def corrected_for_the_hull(scores, coins, delta, confidence):
@@ -200,11 +200,11 @@ def corrected_for_the_hull(scores, coins, delta, confidence):
         hull.append(i)
     each = 1 - (1 - confidence) / len(hull)
     outcomes = [GuessOutcome(len(coins), i, int(tp[i])) for i in hull if i]
-    return max(BinomialBound().epsilon(o, delta, each) for o in outcomes)
+    return max(BINOMIAL.epsilon(o, delta, each) for o in outcomes)
 
 
 def without_the_delta_term(scores, coins, delta, confidence):
-    return BinomialBound().epsilon(a_fifth_guessed(scores, coins), 0.0, confidence)
+    return BINOMIAL.epsilon(a_fifth_guessed(scores, coins), 0.0, confidence)
 
 
 def gaussian_by_rates(scores, coins, delta, confidence):
@@ -311,9 +311,9 @@ FROZEN = [
 @pytest.mark.parametrize(("m", "r", "v", "delta", "significance", "binomial", "gaussian"), FROZEN)
 def test_bounds_equal_another_librarys(m, r, v, delta, significance, binomial, gaussian):
     outcome, confidence = GuessOutcome(m, r, v), 1 - significance
-    found = BinomialBound().epsilon(outcome, delta, confidence)
+    found = BINOMIAL.epsilon(outcome, delta, confidence)
     assert found == pytest.approx(binomial, abs=3e-4)
-    found = GaussianBound().epsilon(outcome, delta, confidence)
+    found = GAUSSIAN.epsilon(outcome, delta, confidence)
     assert found == pytest.approx(gaussian, abs=1e-3)
 
 
@@ -322,8 +322,8 @@ def test_bounds_equal_another_librarys(m, r, v, delta, significance, binomial, g
 
 def test_to_refute_takes_three_times_e_to_the_epsilon_right_guesses():
     for epsilon, r in [(0.5, 7), (2.0, 24), (4.0, 166)]:  # (e^ε/(1 + e^ε))^r ≤ 5%
-        assert BinomialBound().power(r, r, 0.0) >= epsilon - 1e-3
-        assert BinomialBound().power(r - 1, r - 1, 0.0) < epsilon
+        assert BINOMIAL.power(r, r, 0.0) >= epsilon - 1e-3
+        assert BINOMIAL.power(r - 1, r - 1, 0.0) < epsilon
 
 
 @pytest.mark.parametrize("bound", BOUNDS, ids=lambda bound: bound.name)
@@ -346,9 +346,9 @@ def test_confidence_delta_and_silent_canaries_lower_a_bound(bound):
 def test_the_error_is_divided_by_all_possible_thresholds():
     # 30 right guesses and 70 coins: each of 100 thresholds has a hundredth of the error.
     right = np.r_[np.ones(30, bool), coins_of(np.random.default_rng(0), 70)]
-    found = BinomialBound().best_epsilon(right, 0.0, 0.95)
+    found = BINOMIAL.best_epsilon(right, 0.0, 0.95)
     each = [
-        BinomialBound().epsilon(GuessOutcome(100, r, int(right[:r].sum())), 0.0, 1 - 0.05 / 100)
+        BINOMIAL.epsilon(GuessOutcome(100, r, int(right[:r].sum())), 0.0, 1 - 0.05 / 100)
         for r in range(1, 101)
     ]
     assert found == pytest.approx(max(each), abs=1e-3)
@@ -360,6 +360,6 @@ def test_guesses_that_cannot_be_are_refused():
             GuessOutcome(m, r, v)
     for confidence in (0.0, 1.0):
         with pytest.raises(BadInput, match="confidence"):
-            BinomialBound().epsilon(GuessOutcome(5, 5, 5), 0.0, confidence)
+            BINOMIAL.epsilon(GuessOutcome(5, 5, 5), 0.0, confidence)
     with pytest.raises(BadInput, match="delta"):
-        BinomialBound().epsilon(GuessOutcome(5, 5, 5), 1.0)
+        BINOMIAL.epsilon(GuessOutcome(5, 5, 5), 1.0)

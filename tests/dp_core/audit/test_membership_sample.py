@@ -79,7 +79,8 @@ def by_group(sample: Sample) -> Attack:
 
 def test_members_are_all_rows_that_trained_and_others_all_that_did_not(cut: Cut) -> None:
     sample = cut.sample()
-    for numbers, store in ((sample.member_rows, cut.train), (sample.other_rows, cut.others)):
+    assert [store for store, _ in sample.sides] == [cut.train, cut.others]
+    for store, numbers in sample.sides:
         assert sorted(numbers.tolist()) == list(range(store.n_rows))
     assert sample.members.tolist() == [True] * cut.train.n_rows + [False] * cut.others.n_rows
     for level in ("sample", "document", "admission", "patient"):
@@ -110,10 +111,7 @@ def test_groups_follow_the_documents_that_rows_are_cut_from(tmp_path: Path) -> N
 def test_a_carrier_of_canaries_is_on_neither_side(cut: Cut) -> None:
     carriers = {unit_id for number, unit_id in enumerate(cut.held_out) if number % 3 == 0}
     sample = cut.sample(carries=carriers.__contains__)
-    for numbers, store, out in (
-        (sample.member_rows, cut.train, False),
-        (sample.other_rows, cut.others, True),
-    ):
+    for (store, numbers), out in zip(sample.sides, (False, True), strict=True):
         units = np.unique(np.searchsorted(store.unit_rows, numbers, side="right") - 1)
         kept = [u for u, held in cut.held_out.items() if held is out and u not in carriers]
         assert len(units) == len(kept)
@@ -123,9 +121,9 @@ def test_a_sample_is_bounded_and_does_not_depend_on_the_order_of_the_corpus(cut:
     sample = cut.sample(most=20)
     assert len(np.unique(sample.units[sample.members])) == 20
     assert len(np.unique(sample.units[~sample.members])) == 20
-    again = cut.sample(most=20)
-    np.testing.assert_array_equal(sample.member_rows, again.member_rows)
-    assert not np.array_equal(np.unique(sample.member_rows), np.arange(len(sample.member_rows)))
+    (_, once), (_, again) = sample.sides[0], cut.sample(most=20).sides[0]
+    np.testing.assert_array_equal(once, again)
+    assert not np.array_equal(np.unique(once), np.arange(len(once)))
 
 
 def test_rows_of_another_corpus_are_refused(tmp_path: Path) -> None:
