@@ -53,11 +53,6 @@ def job_of(corpus: str, settings: dict[str, Any], version: str) -> JobSettings:
 CORPORA = corpora()
 
 
-def asset_of(corpus: str) -> Asset:
-    """Return the asset of a private data set; both have the same name."""
-    return Asset(name=corpus, uri=f"confide://corpus/{corpus}", group=GROUP)
-
-
 def run_of(event: Mapping[str, Any]) -> dict[str, Any]:
     """Return the run that an event starts: its id, and the settings of its form.
 
@@ -90,7 +85,9 @@ def run_of(event: Mapping[str, Any]) -> dict[str, Any]:
     dag_id="new_corpus",
     dag_display_name="new_corpus · train on a new version of a corpus",
     description="An asset event of a private data set → a run of dp_bert with the new version",
-    schedule=AssetAny(*map(asset_of, sorted(CORPORA))),
+    schedule=AssetAny(
+        *(Asset(name=name, uri=f"confide://corpus/{name}", group=GROUP) for name in sorted(CORPORA))
+    ),
     catchup=False,
     max_active_runs=1,
     default_args=launcher.defaults(),

@@ -17,9 +17,7 @@ The scheduler's environment configures the containers:
 from __future__ import annotations
 
 import contextlib
-import io
 import os
-import tarfile
 from collections.abc import Iterable, Iterator
 from pathlib import PurePosixPath
 from typing import Any
@@ -28,6 +26,7 @@ from airflow.providers.docker.operators.docker import DockerOperator
 from airflow.sdk.exceptions import AirflowException
 from docker.errors import APIError
 from docker.types import DeviceRequest, Mount
+from docker.utils import create_archive
 
 from dags.launcher.step_operator import PLACES, SECRETS, SEEDS_AT, StepOperator
 from tasks.protocol import Need, needs_in
@@ -77,7 +76,11 @@ class DockerStep(StepOperator, DockerOperator):
             TASK: f"{self.task_id}.{map_index}",
             SPEC: work.spec.digest(),
         }
-        self._remove_left_behind()
+        # Earlier tries of this task may have left containers in any state.
+        names = [f"{name}={self.labels[name]}" for name in (RUN, TASK)]
+        for left in self.cli.containers(all=True, filters={"label": names}):
+            self.log.info("Removing container %s of an earlier try", left["Id"][:12])
+            self.cli.remove_container(left["Id"], force=True)
         try:
             return self._run(work)
         finally:
@@ -130,16 +133,10 @@ class DockerStep(StepOperator, DockerOperator):
             ),
         )
         if long:
-            spec = work.spec.model_dump_json().encode()
-            self.cli.put_archive(container["Id"], "/", archive(SPEC_FILE.lstrip("/"), spec))
+            file = (SPEC_FILE.lstrip("/"), work.spec.model_dump_json())
+            with create_archive("/", files=[], extra_files=[file]) as archive:
+                self.cli.put_archive(container["Id"], "/", archive.read())
         return container
-
-    def _remove_left_behind(self) -> None:
-        """Remove containers of earlier tries of this task in any state."""
-        labels = [f"{name}={self.labels[name]}" for name in (RUN, TASK)]
-        for left in self.cli.containers(all=True, filters={"label": labels}):
-            self.log.info("Removing container %s of an earlier try", left["Id"][:12])
-            self.cli.remove_container(left["Id"], force=True)
 
     def on_kill(self) -> None:
         """Stop the container if it still runs, and remove it."""
@@ -207,13 +204,3 @@ def gpus(word: str) -> list[DeviceRequest] | None:
         return None
     count = -1 if word == "all" else int(word)
     return [DeviceRequest(count=count, capabilities=[["gpu"]])]
-
-
-def archive(name: str, content: bytes) -> bytes:
-    """Return a tar archive of one file that every user of the container can read."""
-    stream = io.BytesIO()
-    with tarfile.open(fileobj=stream, mode="w") as tar:
-        entry = tarfile.TarInfo(name)
-        entry.size, entry.mode = len(content), 0o644
-        tar.addfile(entry, io.BytesIO(content))
-    return stream.getvalue()

@@ -17,6 +17,7 @@ from typing import Any
 
 import yaml
 from airflow.providers.cncf.kubernetes.operators.pod import KubernetesPodOperator
+from airflow.providers.cncf.kubernetes.utils.container import get_container_status
 from airflow.sdk.exceptions import AirflowException, AirflowFailException, AirflowSkipException
 
 from dags.launcher.step_operator import (
@@ -62,22 +63,17 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
 
     def execute(self, context: Any) -> dict[str, Any]:
         """Start the pod and wait for it without a worker; `trigger_reentry` continues."""
-        work = self._prepare(context)
+        work = self.work(context)
+        self.describe(work)
         KubernetesPodOperator.execute(self, context)
         return self.answer(work)
 
-    def _prepare(self, context: Any) -> Work:
-        work = self.work(context)
-        self.describe(work)
-        return work
-
     def describe(self, work: Work) -> None:
         """Set the pod's arguments, variables, labels and granted additions to its template."""
-        arguments = work.arguments()
-        if len(arguments[-1]) > LONGEST_ARGUMENT:
+        self.arguments = work.arguments()
+        if len(self.arguments[-1]) > LONGEST_ARGUMENT:
             raise failure(BAD_INPUT, "the spec is too long for a pod: make the sweep smaller")
         self.name = f"confide-{work.context.task.replace('_', '-')}"
-        self.arguments = arguments
         variables = self.variables_of(work, *PLACES)
         variables[CHANNEL] = TERMINATION_MESSAGE
         # The cluster would replace $(NAME) by the variable, which may be a secret; $$ escapes a $.
@@ -98,13 +94,15 @@ class KubernetesStep(StepOperator, KubernetesPodOperator):
         except TimeIsUp:
             self.log.info("The time limit was reached: the step continues in another pod")
             self.pod = self.pod_request_obj = None
-            self._prepare(context)
+            self.describe(self.work(context))
             self.execute_async(context)  # within the same try: nothing has failed
         return self.answer(self.work(context))
 
     def cleanup(self, pod: Any, remote_pod: Any, *more: Any, **named: Any) -> None:
         """Delete the pod, and raise the exception for its exit code."""
-        ended, messages = terminated(remote_pod, self.base_container_name), Follower()
+        status = get_container_status(remote_pod, self.base_container_name)
+        ended = status.state.terminated if status and status.state else None
+        messages = Follower()
         for line in (ended.message or "").splitlines() if ended else ():
             messages.hear(line)
         self.hear(messages)
@@ -160,12 +158,3 @@ def _read(name: str) -> dict[str, Any]:
     except (OSError, yaml.YAMLError) as error:
         raise AirflowFailException(f"pod template {file}: {type(error).__name__}") from None
     return content
-
-
-def terminated(pod: Any, container: str) -> Any:
-    """Return the terminated state of a pod's container, or None if it is unknown."""
-    statuses = (pod.status.container_statuses if pod is not None and pod.status else None) or []
-    for status in statuses:
-        if status.name == container and status.state is not None:
-            return status.state.terminated
-    return None

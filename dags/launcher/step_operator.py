@@ -10,8 +10,8 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from datetime import timedelta
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import Any, TypeAlias
 from urllib.parse import unquote, urlparse
 
@@ -43,9 +43,9 @@ _NEVER_RETRIED = {
     CONTRADICTED: "an audit contradicts the claim",
 }
 _OPERATORS = {
-    "process": (__name__, "ProcessStep"),
-    "docker": ("dags.launcher.docker_step", "DockerStep"),
-    "kubernetes": ("dags.launcher.kubernetes_step", "KubernetesStep"),
+    "process": f"{__name__}:ProcessStep",
+    "docker": "dags.launcher.docker_step:DockerStep",
+    "kubernetes": "dags.launcher.kubernetes_step:KubernetesStep",
 }
 _IN_WORDS = {
     "dp": "DP",
@@ -116,11 +116,9 @@ def step(task_id: str, *, plan: Plan, **options: Any) -> BaseOperator:
             point of a mapped task.
     """
     options.setdefault("task_display_name", title(task_id))
-    module, name = _OPERATORS[launcher()]
-    operator = getattr(import_module(module), name)
+    operator = resolve_name(_OPERATORS[launcher()])
     task: BaseOperator = operator(task_id=task_id, plan=plan, **options)
-    links = [MlflowRunLink(), *([ReportLink()] if task_id == "report" else [])]
-    task.operator_extra_links = links
+    task.operator_extra_links = [MlflowRunLink(), *([ReportLink()] if task_id == "report" else [])]
     return task
 
 
@@ -287,12 +285,14 @@ class ProcessStep(StepOperator, BaseOperator):
         return self.process.run(lambda line: self.log.info("%s", line))
 
     def numbers(self, work: Work) -> dict[str, float]:
-        """Return the result's publishable metrics, or {} if the store is remote."""
+        """Return the last value of each publishable metric, or {} if the store is remote."""
         address = urlparse(store())
         if address.scheme != "file":
             return {}
         folder = Path(unquote(address.path)) / work.spec.output.removeprefix(STORE_SCHEME)
-        return publishable((folder / "result.json").read_text())
+        metrics = json.loads((folder / "result.json").read_text())["metrics"]
+        ordered = sorted(metrics, key=lambda metric: metric.get("step", 0))
+        return {m["name"]: m["value"] for m in ordered if m["label"] in {"dp", "public"}}
 
     def on_kill(self) -> None:
         """End the step and its child processes by SIGTERM, then SIGKILL."""
@@ -318,13 +318,6 @@ def failure(exit_code: int, reason: str) -> AirflowException:
         error = AirflowException(f"{reason} ({how})")
     error.exit_code = exit_code
     return error
-
-
-def publishable(result: str) -> dict[str, float]:
-    """Return the last value of each publishable metric in a result.json."""
-    metrics = json.loads(result)["metrics"]
-    ordered = sorted(metrics, key=lambda metric: metric.get("step", 0))
-    return {m["name"]: m["value"] for m in ordered if m["label"] in {"dp", "public"}}
 
 
 class MlflowRunLink(BaseOperatorLink):

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from dp_core.errors import BadInput
 from tasks.protocol.fork_server import SERVER
+from tasks.protocol.least_privilege import without_orchestrator
 from tasks.runtime.deployment import CHECKOUT, Deployment, sqlite_url
 
 USER = "admin"
@@ -23,7 +24,6 @@ MLFLOW_USERS = "mlflow-users.db"  # holds the password of MLflow's first start
 HOST = "127.0.0.1"
 PORTS = {"airflow": ("CONFIDE_AIRFLOW_PORT", 8080), "mlflow": ("CONFIDE_MLFLOW_PORT", 5000)}
 _TRIES = 20  # proposals of the kernel; other stacks may have reserved some of them
-_UNWANTED = re.compile(r"AIRFLOW_.*|PYTHONHOME|PYTHONDONTWRITEBYTECODE|VIRTUAL_ENV")
 
 # Variables of this process that MLflow's server may need: paths, home, temporary files, language,
 # libraries. No variable of Airflow or Confide is among them.
@@ -109,7 +109,7 @@ def environment(
     airflow = f"http://{HOST}:{ports['airflow']}"
     folder = airflow_home(deployment)
     logs = str(deployment.logs / "airflow")
-    kept = {name: value for name, value in os.environ.items() if not _UNWANTED.fullmatch(name)}
+    kept = without_orchestrator(os.environ)
     for name in ("NO_PROXY", "no_proxy"):
         kept[name] = ",".join(filter(None, [kept.get(name), HOST, "localhost"]))
     return kept | {

@@ -24,7 +24,6 @@ import importlib
 import json
 import os
 import pkgutil
-import re
 import select
 import signal
 import socket
@@ -42,7 +41,6 @@ from tasks.protocol.supervisor import LAUNCHER_GRACE, Process
 SERVER = "CONFIDE_FORK_SERVER"  # path of the server's socket; `off`: each step is a new process
 OFF = "off"
 LOST = -signal.SIGKILL  # exit code if the server has ended, which ends the step too
-_OURS = re.compile(r"CONFIDE_.*")
 _PATIENCE = 5.0  # seconds within which a request must be complete
 _IDLE = 600.0  # seconds without a step after which the server frees its memory
 _IMPORTED_LATE = (  # by libraries, when a step first needs them
@@ -61,7 +59,7 @@ def shared_environment(environment: Mapping[str, str]) -> dict[str, str]:
     Confide's own variables, which include the ledger's password, reach a step only in its request.
     A library may read any other variable when it is imported, so server and steps must agree on it.
     """
-    return {name: value for name, value in environment.items() if not _OURS.fullmatch(name)}
+    return {n: value for n, value in environment.items() if not n.startswith("CONFIDE_")}
 
 
 @contextmanager

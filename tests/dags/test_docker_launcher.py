@@ -14,7 +14,6 @@ import re
 import signal
 import subprocess
 import sys
-import tarfile
 import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -40,7 +39,6 @@ from dags.launcher import docker_step as launcher
 from dags.launcher.docker_step import (
     RUN,
     DockerStep,
-    archive,
     for_every_step,
     gpus,
     mounts,
@@ -219,14 +217,6 @@ def test_invalid_mounts_and_seeds_for_every_step_are_refused(
 def test_container_requests_the_configured_gpus(word: str, count: int) -> None:
     assert gpus("") is None
     assert [request["Count"] for request in gpus(word) or []] == [count]
-
-
-def test_an_archive_holds_its_file() -> None:
-    with tarfile.open(fileobj=io.BytesIO(archive("tmp/spec.json", b"{}"))) as tar:
-        entry = tar.getmember("tmp/spec.json")
-        content = tar.extractfile(entry)
-        assert content is not None
-        assert (content.read(), entry.mode) == (b"{}", 0o644)
 
 
 # --- lines of the output
