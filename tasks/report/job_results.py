@@ -107,7 +107,8 @@ def job_report(
     kinds = get_args(Mode)
     rows = [name for name in points if not spec.points[name].is_on_the_way]
     rows.sort(key=lambda name: kinds.index(spec.points[name].mode))
-    audit = _audit(dp.get("audit"))
+    bounds = findings_of(dp.get("audit"), LOWER_BOUND.key)
+    audit = next((finding.record for finding in bounds), None)
     return Report(
         **header_of(spec, context, dp, released_by(spec, points)),
         omissions=omission_facts(shared),
@@ -443,10 +444,6 @@ def _memberships(attacked: Input | None, epochs: float) -> tuple[Membership, ...
         )
         for updates, findings in by_updates.items()
     )
-
-
-def _audit(audited: Input | None) -> AuditRecord | None:
-    return next((finding.record for finding in findings_of(audited, LOWER_BOUND.key)), None)
 
 
 def _audit_facts(audit: AuditRecord | None, dp: Results, share: Operator | None) -> Iterator[Fact]:
