@@ -62,7 +62,7 @@ class StepOutput:
     model: str = ""
 
 
-def content_key(deployment: Deployment, purpose: str) -> bytes:
+def content_key(deployment: Deployment, purpose: str = "content-digest") -> bytes:
     """Return a secret for keyed digests, the same for all steps of the deployment.
 
     The secret hides the digested content, and no noise depends on it. It is kept apart from the
@@ -120,12 +120,12 @@ def read_checked(file: Path, parse: Callable[[bytes], Content], noun: str, step:
         ) from None
 
 
+@dataclass(kw_only=True, eq=False, repr=False)
 class StepContext:
     """The environment of one step: inputs, output folder, measurements and cost.
 
     Attributes:
         run: the run that the step is part of.
-        out: empty local folder; the files that the step leaves in it are published.
         durable: local folder that survives a retry, for checkpoints.
         spec_hash: hash of the step's spec.
         made_up: whether every input is made up or public.
@@ -133,23 +133,20 @@ class StepContext:
             opened input, and the step's own. They are always part of the result.
     """
 
-    def __init__(
-        self,
-        *,
-        deployment: Deployment,
-        store: Store,
-        run: RunContext,
-        spec_hash: str,
-        made_up: bool,
-        durable: Path,
-        tracker: Tracker,
-        progress: StepProgressReporter,
-    ) -> None:
-        self.deployment, self.store, self.run = deployment, store, run
-        self.spec_hash, self.made_up, self.durable = spec_hash, made_up, durable
-        self.tracker, self.progress = tracker, progress
-        self.out = durable / "out"
-        self.releases: list[ReleaseRecord] = []
+    deployment: Deployment
+    store: Store
+    run: RunContext
+    spec_hash: str
+    made_up: bool
+    durable: Path
+    tracker: Tracker
+    progress: StepProgressReporter
+    releases: list[ReleaseRecord] = field(default_factory=list, init=False)
+
+    @property
+    def out(self) -> Path:
+        """Empty local folder; the files that the step leaves in it are published."""
+        return self.durable / "out"
 
     def descends_from(self, *releases: ReleaseRecord) -> None:
         """Record that the output descends from these releases."""
@@ -355,7 +352,7 @@ class StepContext:
 
     def content_key(self) -> bytes:
         """Return the secret key of content digests; without it no guess can be confirmed."""
-        return content_key(self.deployment, "content-digest")
+        return content_key(self.deployment)
 
     def keyed(self, digest: str) -> str:
         """Return a digest under the secret key, in hex."""

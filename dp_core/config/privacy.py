@@ -299,15 +299,11 @@ class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
     )
 
     @model_validator(mode="after")
-    def _correlated_noise_is_proven(self) -> Self:
+    def _sampling_and_noise_are_proven(self) -> Self:
         if self.noise_bands > 1 and self.sampling != "poisson":
             raise ValueError("noise_bands: correlated noise is proven only for poisson sampling")
         if self.noise_bands > 1 and self.clipping == "adaptive":
             raise ValueError("noise_bands: correlated noise needs a constant clip norm")
-        return self
-
-    @model_validator(mode="after")
-    def _sampling_has_its_cap(self) -> Self:
         if (self.sampling == "truncated-poisson") != (self.batch_cap > 0):
             raise ValueError("batch_cap: only truncated-poisson sampling has one, and needs it")
         return self

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from random import Random
 from typing import NamedTuple
 
@@ -38,7 +38,7 @@ PROBLEM, TEST, TREATMENT = "problem", "test", "treatment"
 NOTE_TYPES = [block for block in read_table("notes") if block.title.startswith("note: ")]
 SECTIONS = {block.title: block for block in read_table("notes") if "headings" in block.fields}
 
-_TYPE_BOUNDS = tuple(accumulate(int(kind.fields["weight"][0]) for kind in NOTE_TYPES))
+_TYPE_WEIGHTS = [int(kind.fields["weight"][0]) for kind in NOTE_TYPES]
 _LENGTHS = range(60, 151)  # words; a note ends before the section that would exceed its length
 _NOTES_PER_PATIENT = (1, 1, 1, 2, 2, 2, 3, 3, 4, 6)
 _LABS = tuple(LABS)
@@ -69,15 +69,14 @@ class Note(NamedTuple):
 
 
 def notes(patients: int, seed: int) -> Iterator[Document]:
-    """Yield the notes of synthetic patients.
+    """Return an iterator over the notes of synthetic patients.
 
     Args:
         patients: number of patients; each has one to six notes, most have one to three, from one
             or more admissions.
         seed: public seed; a larger corpus begins with the patients of a smaller corpus.
     """
-    for note in labelled_notes(patients, seed, "private corpus"):
-        yield note.document
+    return (note.document for note in labelled_notes(patients, seed, "private corpus"))
 
 
 def labelled_notes(patients: int, seed: int, stream: str) -> Iterator[Note]:
@@ -106,8 +105,7 @@ def _text(lines: list[NoteLine]) -> str:
 
 def _compose(patient: Patient, rng: Random) -> list[NoteLine]:
     """Return the lines of one note: sections in order, up to a drawn length."""
-    roll = rng.random() * _TYPE_BOUNDS[-1]
-    kind = next(t for t, bound in zip(NOTE_TYPES, _TYPE_BOUNDS, strict=True) if roll < bound)
+    (kind,) = rng.choices(NOTE_TYPES, _TYPE_WEIGHTS)
     narrator, style = Narrator(patient, rng), Style(rng)
     title = pick(rng, kind.fields["titles"])
     lines = [NoteLine([(title, "")], heading=True)] if title else []
@@ -288,15 +286,16 @@ class Narrator:
             key = pick(self.rng, abnormal)
         else:
             key = pick_common(self.rng, _LABS)
-        lab, coin = LABS[key], self.rng.random()
+        names, least, most, unit, decimals, in_disease = LABS[key]
+        low, high, coin = float(least), float(most), self.rng.random()
         if key not in abnormal:
-            direction, value = 0, lab.low + coin * (lab.high - lab.low)
-        elif lab.rises:
-            direction, value = 1, lab.high + coin * 3 * (lab.high - lab.low)
+            direction, value = 0, low + coin * (high - low)
+        elif in_disease == "high":
+            direction, value = 1, high + coin * 3 * (high - low)
         else:
-            direction, value = -1, lab.low * (1 - 0.6 * coin)
-        unit = f" {lab.unit}" if lab.unit else ""
-        return pick_common(self.rng, lab.names), f"{value:.{lab.decimals}f}{unit}", direction
+            direction, value = -1, low * (1 - 0.6 * coin)
+        text = f"{value:.{decimals}f} {unit}".rstrip()
+        return pick_common(self.rng, names.split(", ")), text, direction
 
     # --- treatments
 
@@ -309,7 +308,7 @@ class Narrator:
     def _dosed(self, medication: Medication) -> list[Span]:
         """A drug with dose, route and frequency; only the drug's name is labelled."""
         drug, rng = medication.drug, self.rng
-        form = pick(rng, drug.forms)
+        form = pick(rng, WORDS.get(f"forms {drug.route}", ("",)))
         form = f"{form} " if form and rng.random() < 0.3 else ""
         as_needed = medication.frequency.endswith("as needed")
         reason = f" {rng.choice(WORDS['reasons as needed'])}" if as_needed else ""

@@ -15,12 +15,7 @@ from tasks.demo_data.templates import WORDS, phrase, pick, pick_common, read_tab
 _IMPOSSIBLE = {"female": "prostate cancer", "male": "breast cancer"}
 _PER_CLASS = 14
 _INVENTED_DRUG = 0.2
-_ROUTES = {
-    **dict.fromkeys(WORDS["intravenous drugs"], "iv"),
-    **dict.fromkeys(WORDS["subcutaneous drugs"], "subcutaneously"),
-    **dict.fromkeys(WORDS["inhaled drugs"], "inhaled"),
-}
-_FORMS = {"po": ("tablet", "capsule"), "inhaled": ("puff", "inhaler")}
+_OTHER_ROUTES = ("iv", "subcutaneously", "inhaled")  # all other drugs are taken by mouth: po
 
 
 # A disease (`tables/conditions.txt`) by field, each with alternatives. `names` are written out and
@@ -31,18 +26,6 @@ Condition: TypeAlias = dict[str, tuple[str, ...]]
 
 
 @dataclass(frozen=True)
-class Lab:
-    """A laboratory value: names, normal range, unit, decimals, and the direction in disease."""
-
-    names: tuple[str, ...]
-    low: float
-    high: float
-    unit: str
-    decimals: int
-    rises: bool
-
-
-@dataclass(frozen=True)
 class Drug:
     """A drug with few strengths and frequencies, so that its name predicts its dose."""
 
@@ -50,7 +33,6 @@ class Drug:
     strengths: tuple[str, ...]
     route: str
     frequencies: tuple[str, ...]
-    forms: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -62,25 +44,17 @@ class Medication:
     frequency: str
 
 
-def _lab(names: str, low: str, high: str, unit: str, decimals: str, moves: str) -> Lab:
-    return Lab(
-        tuple(names.split(", ")), float(low), float(high), unit, int(decimals), moves == "high"
-    )
-
-
 def _drug(name: str) -> Drug:
     # The name is the seed: a drug has the same doses in every corpus.
     rng = Random(f"pharmacy {name}")  # noqa: S311
     scale = WORDS["strengths" if rng.random() < 0.65 else "large strengths"]
     first = rng.randrange(len(scale) - 2)
     unit = "units" if name in WORDS["drugs in units"] else "mg"
-    route = _ROUTES.get(name, "po")
     return Drug(
         name,
         tuple(f"{strength} {unit}" for strength in scale[first : first + 3]),
-        route,
+        next((r for r in _OTHER_ROUTES if name in WORDS[f"drugs {r}"]), "po"),
         tuple(rng.sample(WORDS["frequencies"], 2)),
-        _FORMS.get(route, ("",)),
     )
 
 
@@ -94,7 +68,8 @@ def _invented_drugs(ending: str) -> list[str]:
 
 
 CONDITIONS: tuple[Condition, ...] = tuple(block.fields for block in read_table("conditions"))
-LABS = {name: _lab(*fields) for name, fields in read_table("labs")[0].fields.items()}
+# A laboratory value: names, both ends of the normal range, unit, decimals, direction in disease.
+LABS = read_table("labs")[0].fields
 _CLASSES = {ending: _invented_drugs(ending) for c in CONDITIONS for ending in c["classes"]}
 DRUGS = {
     name: _drug(name)

@@ -246,20 +246,18 @@ def _extract(ledger: Ledger, dataset: str, made_of: set[str], operator: bool) ->
     """Return the account of one data set: its budget and all releases charged to it."""
     remaining, entries = ledger.remaining(dataset), ledger.history(dataset)
     shown = [entry for entry in entries if entry.accounted or operator]
-    plans: dict[str, int] = {}
-    for entry in shown:
-        if entry.whole_plan and entry.plan_key:
-            plans.setdefault(entry.plan_key, len(plans) + 1)
     budget = remaining.budget
     # Later days would reveal the number of trainings of a private selection.
     secret = (n for n, e in enumerate(shown, 1) if isinstance(e.event, RandomCountSelection))
     dated = math.inf if operator else next(secret, math.inf)
+    plans: dict[str, int] = {}
     lines = []
     for number, entry in enumerate(shown, 1):
         line = _line(number, entry, operator, dated)
         line["of_this_data_set"] = entry.dataset == dataset
         line["in_this_model"] = entry.dataset == dataset and entry.id in made_of
-        line["plan"] = plans.get(entry.plan_key, 0) if entry.whole_plan else 0
+        planned = entry.whole_plan and entry.plan_key
+        line["plan"] = plans.setdefault(entry.plan_key, len(plans) + 1) if planned else 0
         lines.append(line)
     return {
         "dataset": dataset,
@@ -286,11 +284,10 @@ def _line(number: int, entry: Entry, operator: bool, dated: float) -> dict[str, 
     until = None if operator else len("2026-01-01")
     shown = entry.to_json()
     same = ("id", "event", "unit", "delta", "state", "accounted", "known_seed")
-    digests = ("seed_hash", "released_hash")
     return {
         "number": number,
         "neighbours": shown["relation"],
-        **{name: shown[name] for name in (*same, *digests)},
+        **{name: shown[name] for name in (*same, "seed_hash", "released_hash")},
         "reserved": entry.reserved_at[:until] if number <= dated else "",
         "settled": (entry.settled_at or "")[:until] if number < dated else "",
     }

@@ -523,12 +523,13 @@ class JobSettings(
         points = self.points()
         return [points[start : start + PAGE] for start in range(0, len(points), PAGE)]
 
-    def job(self, point: Point) -> JobSettings:
-        """Return the job's settings at one point, without seeds and fold."""
-        return self.of_point(point)
+    def job(self, point: Point, **settings: Any) -> JobSettings:
+        """Return the job's settings at one point, without seeds and fold.
 
-    def of_point(self, point: Point, **settings: Any) -> JobSettings:
-        """Return these settings of a job, except where the point differs."""
+        Args:
+            point: the model, whose differences precede all other settings.
+            settings: settings that replace the job's.
+        """
         kept = ",".join(repr(epochs) for epochs in point.of_epochs[:-1])
         return self.part(
             JobSettings, **settings | point.differences, kept_epochs=kept, more_trainings=""

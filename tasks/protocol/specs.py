@@ -779,7 +779,6 @@ def _classes(kind: type[StepSpec]) -> dict[str, type[StepSpec]]:
 
 
 STEP_CLASSES = _classes(StepSpec)
-STEPS = tuple(STEP_CLASSES)
 _ANY_SPEC: Any = Annotated[Union[tuple(STEP_CLASSES.values())], Field(discriminator="step")]  # noqa: UP007
 _ADAPTER: TypeAdapter[StepSpec] = TypeAdapter(_ANY_SPEC, config=ConfigDict(defer_build=True))
 

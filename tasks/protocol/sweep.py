@@ -293,10 +293,10 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
         """Return the private trainings; each is one release even if several points share it."""
         return unique(point.training for point in self.points() if point.mode == "dp")
 
-    def job(self, point: Point) -> JobSettings:
+    def job(self, point: Point, **settings: Any) -> JobSettings:
         """Return the job's settings at one point, without seeds and fold."""
         training = self.candidates()[0].model_dump(include=set(TRAINING_AXES))
-        return self.of_point(point, **training, audit_canaries=0, membership_units=0)
+        return super().job(point, **training, audit_canaries=0, membership_units=0, **settings)
 
     def _values(self, name: str) -> Sequence[float | None]:
         """Return the grid's values of a setting, or None for the job's value."""

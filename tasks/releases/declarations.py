@@ -32,7 +32,6 @@ from tasks.storage.backends import is_remote, keyed_digest, local_path, stage_so
 from tasks.storage.store import sha256_of
 
 _NO_MODEL_OF_OURS = "Only models made without private text are public sources."
-_KEY = "content-digest"  # purpose of the derived secret, shared with the steps' outputs
 
 
 @dataclass(frozen=True)
@@ -142,7 +141,7 @@ def declare_public(uri: str, deployment: Deployment, *, known_private: bool) -> 
             where=where,
             fix="Only files from elsewhere are public sources.",
         )
-    key = content_key(deployment, _KEY)
+    key = content_key(deployment)
     with _temporary_folder(deployment) as folder:
         path = stage_source(uri, folder, field=where)
         files = entries(path, where) if path.is_dir() else []
@@ -186,7 +185,7 @@ def _digest_elsewhere(source: Source, deployment: Deployment) -> str:
     """Return the keyed digest of a source without keeping a copy of it."""
     with _temporary_folder(deployment) as folder:
         path = stage_source(source.uri, folder, field=source.field)
-        return keyed_digest(path, content_key(deployment, _KEY))
+        return keyed_digest(path, content_key(deployment))
 
 
 @contextmanager

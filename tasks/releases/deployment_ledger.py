@@ -28,7 +28,7 @@ from dp_core.privacy.seed_store import SeedStore
 from tasks.context import StepContext
 from tasks.protocol import ReleaseRecord
 from tasks.protocol.settings import MADE_UP
-from tasks.protocol.specs import STEPS
+from tasks.protocol.specs import STEP_CLASSES
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.journal import exclusive, is_still_there
@@ -211,7 +211,7 @@ def compare(ledger: Ledger, store: Store) -> tuple[list[str], list[str]]:
     """
     faults: list[str] = []
     carried: set[str] = set()
-    for uri in (uri for step in STEPS for uri in store.outputs(step)):
+    for uri in (uri for step in STEP_CLASSES for uri in store.outputs(step)):
         result = read_result(store, uri)
         fresh = [r for r in result.releases if r.ledger_id not in carried] if result else []
         for record in fresh:

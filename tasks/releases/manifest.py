@@ -18,6 +18,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from importlib import metadata
+from itertools import accumulate
 from pathlib import Path
 
 from dp_core.models.parameters import Arrays
@@ -101,8 +102,7 @@ def imports_of(file: Path) -> Iterator[str]:
 
 def _modules_on_the_way(name: str, root: Path) -> list[str]:
     """Return the packages and the module that importing a dotted name runs."""
-    parts = name.split(".")
-    every = [".".join(parts[: i + 1]) for i in range(len(parts))]
+    every = accumulate(name.split("."), "{}.{}".format)
     return [module for module in every if _file(module, root).exists()]
 
 

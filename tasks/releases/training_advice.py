@@ -402,11 +402,8 @@ def advised(settings: JobSettings, budget: PrivacyBudget) -> Advice:
     """
     budget.check(settings.declared_units)
     start = _of_one_band(_sharing_delta(settings, budget.delta))
-    compared = []
-    for split in _splits(start, budget):
-        left = _left_for_training(split, budget)
-        if left is not None:
-            compared.append((split, left))
+    left_by_split = ((split, _left_for_training(split, budget)) for split in _splits(start, budget))
+    compared = [(split, left) for split, left in left_by_split if left is not None]
     if not compared:
         raise BadInput(
             f"ε={budget.epsilon:g} is too small: the releases other than the training exhaust it",

@@ -17,12 +17,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, PercentFormatter
 
 from dp_core.audit.exposure import EMBEDDED, ExposureRow, summarise
+from tasks.protocol.points import Mode
 from tasks.report.model import (
     F1,
     QUANTITIES,
     Curve,
     Exposures,
-    Kind,
     Measure,
     ModelAt,
     ModelRow,
@@ -32,7 +32,7 @@ from tasks.report.model import (
 from tasks.report.tables import significant
 
 # Okabe and Ito's palette is safe for colour-blind readers; the markers differ as well.
-STYLES: dict[Kind, tuple[str, str]] = {  # colour and marker
+STYLES: dict[Mode, tuple[str, str]] = {  # colour and marker
     "public": ("#6b6b6b", "s"),
     "phrases": ("#009e73", "D"),
     "dp": ("#0072b2", "o"),

@@ -36,7 +36,7 @@ from tasks.protocol import (
     names_of,
     point_and_task,
 )
-from tasks.protocol.points import DP_MODEL, FINETUNING_AXES, TRAINING_AXES
+from tasks.protocol.points import DP_MODEL, FINETUNING_AXES, TRAINING_AXES, Mode
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import operator_only
 from tasks.releases.training_advice import RunReleases, how_it_is_known, outlook_of
@@ -46,7 +46,6 @@ from tasks.report.model import (
     Curve,
     Exposures,
     Fact,
-    Kind,
     Membership,
     ModelAt,
     ModelRow,
@@ -105,7 +104,7 @@ def job_report(
     if DP_MODEL.name not in points:
         raise BadInput("the model with DP has not finished", where="job", fix="See why it failed.")
     dp, shared = points[DP_MODEL.name], _shared_results(spec, context)
-    kinds = get_args(Kind)
+    kinds = get_args(Mode)
     rows = [name for name in points if not spec.points[name].is_on_the_way]
     rows.sort(key=lambda name: kinds.index(spec.points[name].mode))
     audit = _audit(dp.get("audit"))

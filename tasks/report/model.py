@@ -9,7 +9,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from dp_core.audit.exposure import ExposureRow
 from dp_core.audit.membership import MembershipRow
@@ -18,7 +18,7 @@ from dp_core.labels import Label, Labelled
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, PrivacyStatement
 from dp_core.training.bootstrap import MeanF1
-from tasks.protocol.points import Baseline
+from tasks.protocol.points import Baseline, Mode
 
 if TYPE_CHECKING:
     from tasks.report.tables import Table
@@ -57,9 +57,6 @@ def number_of(value: Value) -> float | None:
     if value is None or isinstance(value, Withheld) or math.isnan(value.value):
         return None
     return value.value
-
-
-Kind = Literal["public", "phrases", "dp", "nonprivate"]
 
 
 @dataclass(frozen=True)
@@ -174,7 +171,7 @@ class ModelRow:
     """
 
     name: str
-    kind: Kind = "dp"
+    kind: Mode = "dp"
     epsilon_vocabulary: float
     epsilon_training: float  # 0 for a model that never read private rows
     cost: Cost
@@ -298,7 +295,7 @@ class Report:
     vocabulary: tuple[Fact, ...] = ()
     phrases: tuple[Fact, ...] = ()
 
-    def model(self, kind: Kind) -> ModelRow | None:
+    def model(self, kind: Mode) -> ModelRow | None:
         """Return the first model of this kind, or None if the job trained none."""
         return next((row for row in self.models if row.kind == kind), None)
 

@@ -28,7 +28,6 @@ from tasks.protocol import (
     SweepSettings,
     VocabularySpec,
     budget_of_run,
-    hides_count,
     job_steps,
     one_line,
     point_steps,
@@ -432,10 +431,11 @@ def test_random_count_selection_is_one_charged_point() -> None:
     source = {"private_format": "jsonl", "private_path": "/private", "private_dataset": "notes"}
     private = settings.model_copy(update=source)
     of_point = point_steps(private, point)
-    assert hides_count(of_point.values()) and hides_count([job_steps(private)["report"]])
-    assert not hides_count(steps.values())  # made-up data
+    report = job_steps(private)["report"]
+    assert any(spec.hides_count for spec in of_point.values()) and report.hides_count
+    assert not any(spec.hides_count for spec in steps.values())  # made-up data
     published = private.model_copy(update={"selection": "publish-all"})
-    assert not hides_count(job_steps(published).values())
+    assert not any(spec.hides_count for spec in job_steps(published).values())
     SweepSettings(time_box_minutes=30)
 
 

@@ -49,7 +49,6 @@ class Bench(StepContext):
         self.releases: list[ReleaseRecord] = []
         self.tracker = cast(Any, SimpleNamespace(tag=lambda *_: None))
         self.spec_hash, self.durable = name, home.home / "context" / name
-        self.out = self.durable / "out"
         self.out.mkdir(parents=True, exist_ok=True)
         self.store = Store(home.store, home.cache)
         self.numbers: list[MetricRecord] = []

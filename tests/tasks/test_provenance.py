@@ -422,7 +422,7 @@ def test_result_of_an_earlier_version_is_refused_as_input(published: Published) 
     uri = f"{published.uris['public model']}/{RESULT}"
     content = store.read(uri)
     assert content is not None
-    store.write(uri, content.replace(b'"version":2', b'"version":1'))
+    store.write(uri, content.replace(b'"version":3', b'"version":2'))
     with pytest.raises(BadInput, match="not a result of this version"):
         contract.run_step(pretraining(published), published.deployment, CONTEXT)
     assert published.charged() == []
