@@ -103,7 +103,7 @@ class Follower:
     """
 
     def __init__(self, file: Path | None = None) -> None:
-        self._file, self._offset = file, 0
+        self._file, self._offset, self._lines = file, 0, Lines()
         self.progress = StepProgress(done=0, total=0)
         self.tracked_at = ""
         self.failed: Failed | None = None
@@ -130,9 +130,8 @@ class Follower:
             with self._file.open("rb") as stream:
                 stream.seek(self._offset)
                 content = stream.read()
-            whole = content[: content.rfind(b"\n") + 1]
-            self._offset += len(whole)
-            for line in whole.decode(errors="replace").split("\n"):
+            self._offset += len(content)
+            for line in self._lines.add(content) if content else ():
                 self.hear(line)
         return self
 
