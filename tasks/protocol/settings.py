@@ -114,10 +114,10 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     entities_format: EntitiesFormat = setting(
         "synthetic",
         "Labelled text: format",
-        "With entities: i2b2, folders of .txt and .con (2010 and 2011); columns, token and tag "
-        "(IOB, IOB2); pubtator. With classes and pairs: jsonl, an object a line, or tsv, a table "
-        "with a header; fields text and label, or sentence1, sentence2 and gold_label, and if "
-        "there are any document_id and patient_id.",
+        "With entities: i2b2 (folders of .txt and .con, 2010 and 2011), columns (token and tag, "
+        "IOB or IOB2) or pubtator. With classes and pairs: jsonl or tsv, with the fields text and "
+        "label, or sentence1, sentence2 and gold_label, and optionally document_id and "
+        "patient_id.",
     )
     entities_train: str = setting(
         "",
@@ -128,17 +128,15 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     entities_test: str = setting(
         "",
         "Labelled text: test path",
-        "File or folder (local or gs://) of labelled text that gives F1 or accuracy; empty for "
-        "synthetic.",
+        "File or folder (local or gs://) of labelled text for F1 or accuracy; empty for synthetic.",
         path=True,
     )
     entities_folds: int = setting(
         0,
         "Labelled text: folds",
-        "Divide the labelled documents of entities_train into so many folds, by the hash of each "
-        "one's name (of its patient's, where it is known). A job is tested on the "
-        "first fold and learns from the others; a sweep takes each in turn. entities_test stays "
-        "empty. 0: no folds, a test path of its own.",
+        "Number of folds of the labelled documents of entities_train, by the hash of the "
+        "document's or patient's name. A job is tested on the first fold and learns from the "
+        "others; a sweep takes each in turn. 0: no folds, but a separate test path.",
         section=MORE_DATA,
         ge=0,
         le=100,
@@ -146,19 +144,17 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     entities_patients: str = setting(
         "",
         "Labelled text: patients",
-        "File (.csv or .tsv, local or gs://) whose lines name a training document and its patient; "
-        "private fine-tuning needs it to protect patients, unless texts name them (patient_id). "
-        "Documents are named as the reader names them: i2b2 by path without suffix, pubtator by "
-        "id, columns by path and #0 (#1 if -DOCSTART- begins the file), jsonl and tsv by "
-        "document_id.",
+        "File (.csv or .tsv, local or gs://) with the patient of each training document. Private "
+        "fine-tuning of patients needs it unless the texts name them (patient_id). Names of "
+        "documents: in i2b2 the path without suffix, in pubtator the id, in columns the path and "
+        "#0 (#1 if -DOCSTART- begins the file), in jsonl and tsv the document_id.",
         section=MORE_DATA,
         path=True,
     )
     entities_dataset: str = setting(
         "",
         "Labelled text: data set",
-        "Its name in the privacy ledger, if the labels are private; empty: the private data set, "
-        "whose people they may be about.",
+        "Its name in the privacy ledger if the labels are private; empty: the private data set.",
         section=MORE_DATA,
         pattern=NAME_OR_NONE,
     )
@@ -246,10 +242,9 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
     entities_unit: UnitName = setting(
         "document",
         "Private labels: unit",
-        "What private fine-tuning protects. example: a sentence or text; document: texts without "
-        "a document_id are one where their first text is the same; patient: where texts name it "
-        "(patient_id), or with a list of whose each document is (entities_patients). Labels "
-        "charged to the private data set have its unit.",
+        "Unit that private fine-tuning protects. example: a sentence or text; document: texts "
+        "with the same document_id, or else the same first text; patient: needs patient_id in the "
+        "texts, or entities_patients. Labels charged to the private data set have its unit.",
     )
     entities_declared_units: int = setting(
         0,
@@ -261,18 +256,17 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
     entity_types: str = setting(
         "",
         "Tagging: entity types",
-        "Which entities are learned and scored, comma-separated; others count as no entity. Empty: "
-        "all that the training part has. Private fine-tuning must be told them from public "
-        "knowledge: which types occur is private too.",
+        "Entities that are learned and scored, comma-separated; empty: all in the training part. "
+        "Private fine-tuning needs them from public knowledge, because the types that occur are "
+        "private.",
         section=MORE_TRAINING,
         pattern=TYPES_OR_NONE,
     )
     class_names: str = setting(
         "",
         "Classes",
-        "Classes of texts or pairs that are learned and scored, comma-separated; texts of others "
-        "are left out. Empty: all that the training part has. Private fine-tuning must be told "
-        "them from public knowledge.",
+        "Classes that are learned and scored, comma-separated; other texts are left out. Empty: "
+        "all in the training part. Private fine-tuning needs them from public knowledge.",
         section=MORE_TRAINING,
         pattern=CLASSES_OR_NONE,
     )
@@ -289,8 +283,7 @@ class FinetuneSettings(TaggingConfig, DataSettings, section=PRIVATE_LABELS):
     finetune_delta: Delta = setting(
         1e-6,
         "Private fine-tuning: δ",
-        "δ of private fine-tuning, beside those of vocabulary and pre-training; far below one in "
-        "the number of units with labels.",
+        "δ of private fine-tuning; far below one divided by the number of units with labels.",
     )
     finetune_rows_per_unit: int = setting(
         4,
@@ -392,36 +385,34 @@ class JobSettings(
     kept_epochs: str = setting(
         "",
         "Keep the model after these epochs",
-        "Epochs below the last, comma-separated: the models after them are kept beside the last "
-        "one, of the trainings with DP and without, and are measured as it is: fine-tuned, and "
-        "tried for exposure and membership. Those with DP are covered together by the one charge "
-        "of their training. Empty: the last alone. A sweep takes them from sweep_epochs "
+        "Epochs before the last, comma-separated, after which trainings with and without DP also "
+        "keep their models. Each model is fine-tuned and measured; the charge of a DP training "
+        "covers all its models. Empty: only the last. A sweep uses sweep_epochs "
         "(sweep_epochs_from).",
         pattern=NUMBERS_OR_NONE,
     )
     public_model: str = setting(
         "",
         "Public model to start from",
-        "Folder (local or gs://) of a BERT or DistilBERT (with gpt2 or llama, of one of these) in "
-        "Hugging Face's layout, instead of a fresh model of the size above; its vocabulary is "
-        "exchanged for the run's own unless vocabulary_source keeps it. Its training data must "
-        "be public, and the operator must have declared the folder so (confide ledger "
-        "declare-public).",
+        "Folder (local or gs://) of a BERT or DistilBERT (for gpt2 or llama, of one of these) in "
+        "Hugging Face's layout, in place of a fresh model. Its vocabulary is exchanged unless "
+        "vocabulary_source keeps it. The operator must have declared the folder public (confide "
+        "ledger declare-public).",
         section=MODEL,
         path=True,
     )
     private_start: Literal["public", "fresh"] = setting(
         "public",
         "Private training: start",
-        "What training on private text begins with. public: the model of public text, or of "
-        "written text after it; fresh: random weights.",
+        "Initial model of private training. public: the model of public text, or of written text "
+        "after it; fresh: random weights.",
     )
     more_trainings: str = setting(
         "",
         "More private trainings",
         "Private trainings to compare with: points with semicolons between them, each "
-        "setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start; "
-        "what a point does not name is the job's own. Each is a release and is charged.",
+        "setting=value,setting=value over noise_multiplier, batch_size, epochs and private_start. "
+        "Other settings have the job's values. Each is a release and is charged.",
         pattern=POINTS_OR_NONE,
     )
     nonprivate: bool = setting(
@@ -432,8 +423,7 @@ class JobSettings(
     nonprivate_batch_size: BatchSize = setting(
         64,
         "Non-private batch size",
-        "Units per update without privacy; the epochs are those of the DP training, so that as "
-        "many rows are read.",
+        "Units per update without privacy; the epochs are those of the DP training.",
     )
     nonprivate_learning_rate: LearningRate = setting(
         3e-3,
@@ -461,8 +451,7 @@ class JobSettings(
     phrases_steps: int = setting(
         1800,
         "Training on written text: updates",
-        "Updates on text written from released phrases, from the public model on, with its batch "
-        "size and learning rate; they cost no privacy.",
+        "Updates on text written from released phrases, with the settings of public pre-training.",
         ge=1,
         le=100_000_000,
     )
