@@ -50,8 +50,8 @@ from dp_core.training.loop import OrdinaryUpdates, PrivateUpdates, UpdateRule, t
 from dp_core.training.objectives import mlm_accuracy, objective_for
 from dp_core.training.trainer import AdamW, Trainer
 from tasks.execution.run_job import Job, run_job
-from tasks.protocol import JobSettings
 from tasks.protocol.job import front_half
+from tasks.protocol.settings import JobSettings
 from tasks.runtime.deployment import Deployment
 
 RESULT = ROOT / "benchmarks" / "results" / "recipe.json"

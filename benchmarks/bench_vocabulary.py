@@ -54,15 +54,11 @@ from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import ItemSets
 from dp_core.vocabulary.subwords import Fit, in_turns, whole_words
 from tasks.execution import contract
-from tasks.protocol import (
-    JobSettings,
-    RunContext,
-    StepResult,
-    job_steps,
-    names_of,
-    point_and_task,
-)
+from tasks.protocol.job import job_steps, names_of, point_and_task
+from tasks.protocol.messages import StepResult
 from tasks.protocol.points import DP_MODEL
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import RunContext
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 

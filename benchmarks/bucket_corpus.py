@@ -32,7 +32,7 @@ from benchmarks.large_object import serve
 from benchmarks.memory import mebibytes
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.protocol import CorpusSpec, StepSpec, VocabularySpec
+from tasks.protocol.specs import CorpusSpec, StepSpec, VocabularySpec
 from tasks.protocol.step_process import data_uri
 
 RESULT = ROOT / "benchmarks/results/bucket_corpus.json"

@@ -27,9 +27,10 @@ from typing import Any
 
 from tasks.execution.run_job import Job, run_job
 from tasks.local import stack as local
-from tasks.protocol import SweepSettings, job_steps, point_and_task
 from tasks.protocol.fork_server import OFF, SERVER
+from tasks.protocol.job import job_steps, point_and_task
 from tasks.protocol.messages import StepProgress
+from tasks.protocol.sweep import SweepSettings
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 

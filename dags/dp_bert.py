@@ -6,7 +6,8 @@ from airflow.sdk import dag
 
 from dags import launcher
 from dags.experiment import RunPlan, experiment
-from tasks.protocol import JobSettings, promotion
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.settings_file import promotion
 
 PLAN = RunPlan(JobSettings)
 

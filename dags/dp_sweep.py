@@ -11,9 +11,9 @@ from airflow.sdk.exceptions import AirflowSkipException
 from dags import launcher
 from dags.experiment import THIS_PAGE, RunPlan, experiment
 from dags.launcher.step_operator import PAGE_MARK
-from tasks.protocol import SweepSettings
 from tasks.protocol.points import TRAINING_AXES
 from tasks.protocol.settings import PAGE
+from tasks.protocol.sweep import SweepSettings
 
 PLAN = RunPlan(SweepSettings)
 

@@ -19,18 +19,12 @@ from airflow.sdk.exceptions import AirflowFailException, AirflowSkipException
 
 from dags import launcher
 from dags.launcher import TRAINING, step
-from tasks.protocol import (
-    GiveBackSpec,
-    JobSettings,
-    Point,
-    PromoteSpec,
-    StepSpec,
-    SweepSettings,
-    job_steps,
-    point_steps,
-    promotion,
-)
-from tasks.protocol.points import unique
+from tasks.protocol.job import job_steps, point_steps
+from tasks.protocol.points import Point, unique
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.settings_file import promotion
+from tasks.protocol.specs import GiveBackSpec, PromoteSpec, StepSpec
+from tasks.protocol.sweep import SweepSettings
 
 THIS_PAGE = "page"  # the field of a sweep's form that is no setting
 BY_POINT = "{{ point_name }}"

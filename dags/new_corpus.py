@@ -11,8 +11,8 @@ from airflow.sdk.exceptions import AirflowFailException
 from pydantic import ValidationError
 
 from dags import launcher
-from tasks.protocol import JobSettings, one_line
-from tasks.protocol.settings import MADE_UP
+from dp_core.config.fields import one_line
+from tasks.protocol.settings import MADE_UP, JobSettings
 
 GROUP = "confide-corpus"
 _OF_AIRFLOW = {"from_rest_api", "from_trigger"}  # keys that Airflow itself adds to an event

@@ -9,7 +9,9 @@ from airflow.sdk import dag
 
 from dags import launcher
 from dags.launcher import TRAINING
-from tasks.protocol import BlackBoxAuditConfig, Point, PrivacyAuditSpec, StepSpec
+from dp_core.config.audit_settings import BlackBoxAuditConfig
+from tasks.protocol.points import Point
+from tasks.protocol.specs import PrivacyAuditSpec, StepSpec
 
 
 def plan(params: Mapping[str, Any], point: Point | None) -> dict[str, StepSpec]:

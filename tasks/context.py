@@ -17,6 +17,7 @@ from typing import Any, TypeVar
 
 from dp_core.cluster.ray_cluster import open_cluster
 from dp_core.cluster.shard_map import ShardMap
+from dp_core.config.release import ReleaseRecord
 from dp_core.data.corpus import Shard, is_corpus, is_shard, shards_of
 from dp_core.data.readers.quarantine import Quarantine, Reason
 from dp_core.errors import BadInput
@@ -25,9 +26,9 @@ from dp_core.privacy.seed_store import SeedStore
 from dp_core.privacy.statement import DatasetTotal, totals
 from dp_core.training.checkpoints import CheckpointPlace, LocalFolder
 from dp_core.vocabulary.item_sets import GatheredSets
-from tasks.protocol import MetricRecord, ReleaseRecord, RunContext, StepResult
 from tasks.protocol.least_privilege import for_workers
-from tasks.protocol.specs import STORE_SCHEME
+from tasks.protocol.messages import MetricRecord, StepResult
+from tasks.protocol.specs import STORE_SCHEME, RunContext
 from tasks.results import Input, merged, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import StepProgressReporter

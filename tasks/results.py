@@ -11,10 +11,11 @@ from typing import Any
 from pydantic import TypeAdapter, ValidationError
 
 from dp_core.audit.protocol import Finding
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from dp_core.privacy.statement import event_of, privacy_statement
-from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
+from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.storage.store import RESULT, Store
 
 STATEMENT_WORDS, STATEMENT_DATA = "PRIVACY.md", "privacy_statement.json"

@@ -11,8 +11,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.real_text import NOTES_AND_ENTITIES, existing_files
-from tasks.protocol import JobSettings, SweepSettings
+from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import preset
+from tasks.protocol.sweep import SweepSettings
 from tasks.releases.training_advice import PrivacyBudget, RunReleases, calibrated
 
 SEEDS = (1, 2, 3)

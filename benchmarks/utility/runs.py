@@ -15,16 +15,11 @@ from typing import Any
 from benchmarks.utility.cells import RECIPES, Cell
 from dp_core.privacy.ledger import Ledger
 from tasks.execution.contract import run_step
-from tasks.protocol import (
-    JobSettings,
-    RunContext,
-    StepResult,
-    StepSpec,
-    job_steps,
-    point_and_task,
-)
-from tasks.protocol.job import POINT_STEPS
+from tasks.protocol.job import POINT_STEPS, job_steps, point_and_task
+from tasks.protocol.messages import StepResult
 from tasks.protocol.points import OF_JOB, Mode
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import RunContext, StepSpec
 from tasks.releases.declarations import declare_public
 from tasks.releases.training_advice import PrivacyBudget, RunReleases, advised, calibrated
 from tasks.runtime.deployment import Deployment

@@ -29,8 +29,9 @@ from docker.types import DeviceRequest, Mount
 from docker.utils import create_archive
 
 from dags.launcher.step_operator import PLACES, SECRETS, SEEDS_AT, StepOperator
-from tasks.protocol import Need, needs_in
+from tasks.protocol.least_privilege import needs_in
 from tasks.protocol.messages import CHANNEL, STDOUT, Failed, Follower, Lines
+from tasks.protocol.specs import Need
 from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
 from tasks.protocol.supervisor import LAUNCHER_GRACE
 

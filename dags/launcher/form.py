@@ -21,7 +21,9 @@ from airflow.sdk.exceptions import AirflowFailException
 from pydantic import BaseModel, ValidationError
 
 from dags.launcher.step_operator import launcher
-from tasks.protocol import JobSettings, SweepSettings, missing_file, one_line
+from dp_core.config.fields import one_line
+from tasks.protocol.job import missing_file
+from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import (
     NO_PRESET,
     parse_object,
@@ -29,6 +31,7 @@ from tasks.protocol.settings_file import (
     read_object,
     with_preset,
 )
+from tasks.protocol.sweep import SweepSettings
 
 Settings = TypeVar("Settings", bound=BaseModel)
 Job = TypeVar("Job", bound=JobSettings)

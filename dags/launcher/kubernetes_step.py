@@ -28,8 +28,9 @@ from dags.launcher.step_operator import (
     StepOperator,
     failure,
 )
-from tasks.protocol import Need, needs_in
+from tasks.protocol.least_privilege import needs_in
 from tasks.protocol.messages import CHANNEL, Follower
+from tasks.protocol.specs import Need
 from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
 
 TEMPLATES = Path(__file__).parent / "pods"

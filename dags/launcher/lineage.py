@@ -18,8 +18,8 @@ from openlineage.client.event_v2 import Dataset, Job, Run, RunEvent
 from openlineage.client.facet_v2 import parent_run
 from openlineage.client.transport.transform.transform import EventTransformer
 
-from tasks.protocol import SweepSettings
 from tasks.protocol.specs import STORE_SCHEME
+from tasks.protocol.sweep import SweepSettings
 
 STORE = "confide-store"  # the namespace of outputs
 _OUTPUT = re.compile(r"[a-z_]+/[0-9a-f]{16}")

@@ -26,9 +26,10 @@ from dags.launcher.outcome import (
     notify,
 )
 from dp_core.errors import BadInput
-from tasks.protocol import Point, RunContext, StepSpec, fork_server
+from tasks.protocol import fork_server
 from tasks.protocol.messages import Follower, channel_file
-from tasks.protocol.specs import STORE_SCHEME
+from tasks.protocol.points import Point
+from tasks.protocol.specs import STORE_SCHEME, RunContext, StepSpec
 from tasks.protocol.step_process import CHECKOUT, StepProcess, Work
 
 TASK_PYTHON = CHECKOUT / ".venv" / "task" / "bin" / "python"

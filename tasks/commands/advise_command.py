@@ -18,8 +18,8 @@ from tasks.commands.epsilon_command import EPSILON
 from tasks.commands.ledger_command import FITS
 from tasks.commands.output import as_json, write_answer, write_pairs, write_table
 from tasks.commands.settings_options import settings_of_options, settings_options
-from tasks.protocol import JobSettings, budget_of_run
-from tasks.protocol.settings import MADE_UP
+from tasks.protocol.job import budget_of_run
+from tasks.protocol.settings import MADE_UP, JobSettings
 from tasks.releases import training_advice
 from tasks.releases.charge import plans_of
 from tasks.releases.deployment_ledger import killed_runs, open_ledger

@@ -9,8 +9,8 @@ import click
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_answer, write_table
 from tasks.commands.report_command import given, latest
-from tasks.protocol import FinetuneSpec
 from tasks.protocol.points import DP_MODEL
+from tasks.protocol.specs import FinetuneSpec
 from tasks.results import FINETUNED, Input, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store

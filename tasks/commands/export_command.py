@@ -12,7 +12,7 @@ from dp_core.errors import BadInput, Contradicted
 from dp_core.models.hugging_face import ADAPTER_FOLDER, CONFIG, WEIGHTS
 from tasks.commands.output import as_json, new_folder, write_answer
 from tasks.commands.report_command import given, latest
-from tasks.protocol import names_of
+from tasks.protocol.job import names_of
 from tasks.protocol.points import DP_MODEL
 from tasks.releases.provenance import releasable_model
 from tasks.results import STATEMENT_WORDS, kept_folder, of_last_model

@@ -21,8 +21,8 @@ from tasks.commands.settings_options import (
     settings_of_options,
     settings_options,
 )
-from tasks.protocol import JobSettings, budget_of_run
-from tasks.protocol.settings import MADE_UP
+from tasks.protocol.job import budget_of_run
+from tasks.protocol.settings import MADE_UP, JobSettings
 from tasks.releases import declarations
 from tasks.releases.charge import plans_of
 from tasks.releases.deployment_ledger import killed_runs, open_ledger, refuse_other_standing

@@ -29,7 +29,7 @@ def demo(**options: Any) -> None:
     """Run the preset `demo` (or another job) through Airflow and show its report."""
     from tasks.commands.report_command import show
     from tasks.local.demo import run
-    from tasks.protocol import JobSettings
+    from tasks.protocol.settings import JobSettings
 
     if not (options["preset"] or options["file"]):
         options["preset"] = "demo"

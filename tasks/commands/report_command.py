@@ -8,7 +8,7 @@ import click
 
 from dp_core.errors import BadInput
 from tasks.commands.output import as_json, write_answer
-from tasks.protocol import StepResult
+from tasks.protocol.messages import StepResult
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import Store

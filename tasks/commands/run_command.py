@@ -20,14 +20,11 @@ from tasks.commands.settings_options import (
 )
 from tasks.context import omissions_of
 from tasks.execution.run_job import Job, one_after_the_other, run_job, stops_on_signals
-from tasks.protocol import (
-    JobSettings,
-    StepSpec,
-    SweepSettings,
-    job_steps,
-    point_and_task,
-    promotion,
-)
+from tasks.protocol.job import job_steps, point_and_task
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.settings_file import promotion
+from tasks.protocol.specs import StepSpec
+from tasks.protocol.sweep import SweepSettings
 from tasks.releases.deployment_ledger import plans_given_back
 from tasks.runtime.deployment import Deployment
 from tasks.tracking.mlflow import send_all

@@ -12,12 +12,14 @@ from typing import Any, TypeVar
 import click
 from pydantic import ValidationError
 
-from dp_core.config.fields import named_paths
+from dp_core.config.fields import named_paths, one_line
 from dp_core.errors import BadInput
 from tasks.commands.output import options
-from tasks.protocol import JobSettings, SweepSettings, budget_of_run, missing_file, one_line
+from tasks.protocol.job import budget_of_run, missing_file
+from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import PRESETS, read_object
 from tasks.protocol.settings_file import preset as preset_settings
+from tasks.protocol.sweep import SweepSettings
 from tasks.runtime.deployment import Deployment, is_executable
 
 JOBS: dict[str, type[JobSettings]] = {"dp_bert": JobSettings, "dp_sweep": SweepSettings}

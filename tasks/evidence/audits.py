@@ -26,13 +26,15 @@ from dp_core.audit.protocol import (
     ModelVerdict,
     verdict_of,
 )
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Public
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import privacy_statement, totals
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import Promotion, ReleaseRecord, StepResult
+from tasks.protocol.messages import StepResult
+from tasks.protocol.settings_file import Promotion
 from tasks.releases.provenance import operator_only
 from tasks.results import (
     KEPT,

@@ -24,7 +24,7 @@ from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import RandomCountSelection
 from dp_core.privacy.statement import privacy_statement
 from tasks.evidence.audits import audits_of, subjects_of
-from tasks.protocol import StepResult
+from tasks.protocol.messages import StepResult
 from tasks.releases.deployment_ledger import entry_of, open_ledger
 from tasks.releases.provenance import releasable_model
 from tasks.results import of_last_model, released_after

@@ -13,19 +13,19 @@ from hashlib import sha256
 from typing import TYPE_CHECKING
 
 from dp_core.errors import BadInput
-from tasks.protocol import (
-    Point,
-    PretrainSpec,
-    StepResult,
-    StepSpec,
-    SweepSettings,
+from tasks.protocol.job import (
+    POINT_STEPS,
+    asked_training,
     job_steps,
     names_of,
     point_and_task,
     point_steps,
+    report_of,
 )
-from tasks.protocol.job import POINT_STEPS, asked_training, report_of
-from tasks.protocol.sweep import SEARCHED
+from tasks.protocol.messages import StepResult
+from tasks.protocol.points import Point
+from tasks.protocol.specs import PretrainSpec, StepSpec
+from tasks.protocol.sweep import SEARCHED, SweepSettings
 from tasks.releases.deployment_ledger import IDENTITY
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment, sqlite_url

@@ -26,19 +26,13 @@ from types import FrameType, ModuleType
 from pydantic import ValidationError
 
 from dp_core.config.data import VersionConfig
+from dp_core.config.fields import one_line
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput, ConfideError, Contradicted, Unfinished, fault_line
 from dp_core.labels import Label
 from tasks.context import StepContext, StepOutput, content_key
-from tasks.protocol import (
-    Need,
-    ReleaseRecord,
-    RunContext,
-    StepResult,
-    StepSpec,
-    one_line,
-    spec_from_json,
-)
-from tasks.protocol.messages import Failed, Judged
+from tasks.protocol.messages import Failed, Judged, StepResult
+from tasks.protocol.specs import Need, RunContext, StepSpec, spec_from_json
 from tasks.protocol.supervisor import STEP_GRACE
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment

@@ -27,15 +27,10 @@ from rich.progress import (
 from rich.progress import Progress as RichProgress
 
 from dp_core.errors import Contradicted, Unfinished
-from tasks.protocol import (
-    RunContext,
-    StepResult,
-    StepSpec,
-    fork_server,
-    supervisor,
-)
+from tasks.protocol import fork_server, supervisor
 from tasks.protocol.least_privilege import without_orchestrator
-from tasks.protocol.messages import StepProgress
+from tasks.protocol.messages import StepProgress, StepResult
+from tasks.protocol.specs import RunContext, StepSpec
 from tasks.protocol.step_process import StepProcess, Work
 from tasks.results import read_result
 from tasks.runtime.deployment import CHECKOUT, Deployment, is_executable

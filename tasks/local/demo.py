@@ -18,8 +18,9 @@ from tasks.execution.run_job import ProgressBars, stops_on_signals
 from tasks.local import stack as local
 from tasks.local.airflow_api import AirflowApi, AirflowAway
 from tasks.local.stack import Stack
-from tasks.protocol import JobSettings, job_steps
+from tasks.protocol.job import job_steps
 from tasks.protocol.messages import Follower, StepProgress, channel_file
+from tasks.protocol.settings import JobSettings
 from tasks.runtime.deployment import Deployment
 
 DAG = "dp_bert"

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from itertools import count
 
 from dp_core.config.privacy import UnitConfig, refuse_large_delta
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput, ConfideError
 from dp_core.phrases import ngram_release as phrases
 from dp_core.privacy.accounting.calibration import least_error, with_bands
@@ -42,12 +43,11 @@ from dp_core.privacy.statement import epsilons
 from dp_core.vocabulary.partition_selection import PartitionSelection
 from dp_core.vocabulary.selection_calibration import selection_plan
 from tasks.context import StepContext
-from tasks.protocol import (
+from tasks.protocol.specs import (
     Charged,
     FinetuneSpec,
     PhrasesSpec,
     PretrainSpec,
-    ReleaseRecord,
     SelectSpec,
     VocabularySpec,
 )

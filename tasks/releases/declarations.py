@@ -21,8 +21,9 @@ from dp_core.data.readers.sources import entries
 from dp_core.errors import BadInput, PrivateTextRefusal, is_full_disk
 from dp_core.privacy.ledger import Ledger, PublicSource
 from tasks.context import StepContext, content_key
-from tasks.protocol import Need, Source, StepResult, StepSpec
+from tasks.protocol.messages import StepResult
 from tasks.protocol.settings import MADE_UP
+from tasks.protocol.specs import Need, Source, StepSpec
 from tasks.releases.deployment_ledger import open_ledger, refuse_unregistered
 from tasks.releases.provenance import MODELS
 from tasks.results import STATEMENT_DATA, read_result

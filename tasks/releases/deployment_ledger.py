@@ -21,12 +21,12 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.ledger import Budget, Entry, Ledger, State
 from dp_core.privacy.ledger.database import RESTORE
 from dp_core.privacy.seed_store import SeedStore
 from tasks.context import StepContext
-from tasks.protocol import ReleaseRecord
 from tasks.protocol.settings import MADE_UP
 from tasks.protocol.specs import STEP_CLASSES
 from tasks.results import read_result

@@ -15,13 +15,14 @@ from pathlib import Path
 from typing import Any, Literal
 
 from dp_core.config.privacy import UnitConfig
+from dp_core.config.release import ReleaseRecord
 from dp_core.data.privacy_units import nameless
 from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Entry
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import event_of
 from tasks.context import StepContext
-from tasks.protocol import ReleaseRecord, StepResult
+from tasks.protocol.messages import StepResult
 from tasks.results import KEPT, Input, kept_folder, of_last_model, read_result
 from tasks.storage.store import Store, sha256_of
 

@@ -51,7 +51,9 @@ from dp_core.privacy.mechanisms import (
     compose,
 )
 from dp_core.privacy.statement import total_epsilon
-from tasks.protocol import Charged, JobSettings, PretrainSpec, budget_of_run
+from tasks.protocol.job import budget_of_run
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import Charged, PretrainSpec
 from tasks.releases.charge import planned_release, training_plan
 
 # Rows read by the whole training, as a multiple of the rows that the settings read.

@@ -19,6 +19,7 @@ from dp_core.audit.membership import MembershipRow
 from dp_core.audit.membership_sample import MEMBERSHIP
 from dp_core.audit.one_run import LOWER_BOUND
 from dp_core.audit.protocol import AuditRecord, Finding
+from dp_core.config.release import ReleaseRecord
 from dp_core.config.training import is_causal
 from dp_core.errors import BadInput
 from dp_core.labels import Label, Labelled, Operator
@@ -26,17 +27,12 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.privacy.statement import DatasetTotal, PrivacyStatement, privacy_statement, totals
 from dp_core.training.bootstrap import MeanF1, Replicate, mean_f1, mean_over_seeds
 from tasks.context import StepContext, omissions_of
-from tasks.protocol import (
-    JobSettings,
-    Point,
-    ReleaseRecord,
-    ReportSpec,
-    StepResult,
-    SweepSettings,
-    names_of,
-    point_and_task,
-)
-from tasks.protocol.points import DP_MODEL, FINETUNING_AXES, TRAINING_AXES, Mode
+from tasks.protocol.job import names_of, point_and_task
+from tasks.protocol.messages import StepResult
+from tasks.protocol.points import DP_MODEL, FINETUNING_AXES, TRAINING_AXES, Mode, Point
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import ReportSpec
+from tasks.protocol.sweep import SweepSettings
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import operator_only
 from tasks.releases.training_advice import RunReleases, how_it_is_known, outlook_of

@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import Literal
 
 from dp_core.errors import BadInput
-from tasks.protocol import RunContext
 from tasks.protocol.messages import CHANNEL, STDOUT, Message, StepProgress
+from tasks.protocol.specs import RunContext
 from tasks.storage import journal
 
 Level = Literal["info", "warning", "error"]

@@ -17,7 +17,7 @@ from dp_core.privacy.ledger import Entry
 from dp_core.privacy.seed_store import PrivacySeed
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
-from tasks.protocol import AuditSpec
+from tasks.protocol.specs import AuditSpec
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.releases.provenance import PRETRAINED, fact, model_at, operator_only, rows_at
 from tasks.results import SUBJECT, Input

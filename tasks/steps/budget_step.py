@@ -5,7 +5,7 @@ from __future__ import annotations
 from dp_core.labels import Public
 from dp_core.privacy.statement import total_epsilon
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import BudgetSpec, PretrainSpec
+from tasks.protocol.specs import BudgetSpec, PretrainSpec
 from tasks.releases.charge import plans_of, refuse_unfit_plans
 from tasks.releases.declarations import record_sources
 from tasks.releases.training_advice import RunReleases, how_it_is_known, verdict

@@ -12,7 +12,7 @@ from pydantic import TypeAdapter
 from dp_core.audit.canaries import Canary, draw
 from dp_core.labels import Label, Public
 from tasks.context import StepContext, StepOutput, read_checked
-from tasks.protocol import CanariesSpec
+from tasks.protocol.specs import CanariesSpec
 from tasks.releases.provenance import output_of, vocabulary_digest
 from tasks.storage.store import sha256_of
 

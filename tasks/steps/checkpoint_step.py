@@ -10,7 +10,7 @@ from dp_core.labels import Public
 from dp_core.models.hugging_face import read_vocabulary
 from dp_core.vocabulary.subwords import KINDS, kind_of, vocabulary_digest
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import CheckpointSpec
+from tasks.protocol.specs import CheckpointSpec
 from tasks.releases.declarations import open_source
 from tasks.results import refuse_own_model
 

@@ -15,7 +15,7 @@ from dp_core.labels import Operator, Public
 from tasks.context import StepContext, StepOutput
 from tasks.demo_data.notes import notes
 from tasks.demo_data.public_text import public_text
-from tasks.protocol import CorpusSpec
+from tasks.protocol.specs import CorpusSpec
 from tasks.releases.declarations import Opened, open_source
 from tasks.releases.deployment_ledger import ledger_for
 from tasks.runtime.log import log

@@ -24,7 +24,7 @@ from dp_core.errors import BadInput, PrivateTextRefusal
 from dp_core.labels import Operator, Public
 from tasks.context import StepContext, StepOutput, read_checked
 from tasks.demo_data.entities import labelled_pairs, labelled_sentences, labelled_texts
-from tasks.protocol import EntitiesSpec, FinetuneSpec
+from tasks.protocol.specs import EntitiesSpec, FinetuneSpec
 from tasks.releases.declarations import open_source
 from tasks.releases.deployment_ledger import refuse_unregistered
 from tasks.results import Input

@@ -25,7 +25,7 @@ from dp_core.models.parameters import AnyModel
 from dp_core.vocabulary import subwords
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import run_audits, store_findings
-from tasks.protocol import ExposureSpec
+from tasks.protocol.specs import ExposureSpec
 from tasks.releases.provenance import (
     PRETRAINED,
     fact,

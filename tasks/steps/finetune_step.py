@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dp_core.config.release import ReleaseRecord
 from dp_core.config.training import is_causal
 from dp_core.data.hashing import digest64
 from dp_core.data.labelled_text import (
@@ -36,7 +37,7 @@ from dp_core.training.heads import ClassHead, Head, TaggingHead
 from dp_core.training.loop import PrivateUpdates, Progress
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import FinetuneSpec, ReleaseRecord
+from tasks.protocol.specs import FinetuneSpec
 from tasks.releases.charge import charge, planned_release, record_operator_use, training_plan
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.provenance import (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import GiveBackSpec
+from tasks.protocol.specs import GiveBackSpec
 from tasks.releases.deployment_ledger import open_ledger
 from tasks.runtime.log import log
 

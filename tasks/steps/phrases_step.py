@@ -16,7 +16,7 @@ from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import wordpiece
 from dp_core.vocabulary.item_sets import BoundedSets, GatheredSets
 from tasks.context import StepContext, StepOutput, read_checked
-from tasks.protocol import PhrasesSpec
+from tasks.protocol.specs import PhrasesSpec
 from tasks.releases.charge import charge, phrase_plan, planned_release
 from tasks.releases.manifest import counts_released, manifest, words_digest
 from tasks.releases.provenance import (

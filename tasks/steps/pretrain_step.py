@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from dp_core.audit.canaries import coin_seed
+from dp_core.config.release import ReleaseRecord
 from dp_core.data.token_store import TokenStore
 from dp_core.errors import BadInput
 from dp_core.labels import Dp, Operator
@@ -26,7 +27,7 @@ from dp_core.training.loop import (
 from dp_core.training.objectives import objective_for
 from dp_core.vocabulary.wordpiece import continuation_tokens, load
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import PretrainSpec, ReleaseRecord
+from tasks.protocol.specs import PretrainSpec
 from tasks.releases.charge import (
     Charge,
     charge,

@@ -11,7 +11,7 @@ from dp_core.errors import BadInput
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, WEIGHTS, claim_of, judge, profile_of, store_findings
-from tasks.protocol import PrivacyAuditSpec
+from tasks.protocol.specs import PrivacyAuditSpec
 from tasks.releases.declarations import open_for_operator
 from tasks.releases.provenance import MODELS, find_origin
 from tasks.results import SUBJECT, Input

@@ -5,7 +5,8 @@ from __future__ import annotations
 from dp_core.errors import BadInput
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, judge
-from tasks.protocol import PromoteSpec, is_of_job
+from tasks.protocol.job import is_of_job
+from tasks.protocol.specs import PromoteSpec
 
 
 def run(spec: PromoteSpec, context: StepContext) -> StepOutput:

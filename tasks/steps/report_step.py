@@ -14,8 +14,9 @@ from dp_core.errors import BadInput
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
 from tasks.context import StepContext, StepOutput
 from tasks.evidence.audits import JUDGED, judge
-from tasks.protocol import ReportSpec, is_of_job, names_of
+from tasks.protocol.job import is_of_job, names_of
 from tasks.protocol.points import DP_MODEL
+from tasks.protocol.specs import ReportSpec
 from tasks.releases.provenance import MODELS, PRETRAINED, operator_only
 from tasks.report.job_results import (
     Results,

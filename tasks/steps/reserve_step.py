@@ -11,7 +11,7 @@ from __future__ import annotations
 from dp_core.data.privacy_units import refuse_more_than_declared, unit_texts
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import FinetuneSpec, ReserveSpec
+from tasks.protocol.specs import FinetuneSpec, ReserveSpec
 from tasks.releases.charge import register_plans
 from tasks.releases.provenance import corpus_at, output_of, private_units
 from tasks.results import Input

@@ -21,7 +21,7 @@ from dp_core.training.loop import PrivateUpdates, train
 from dp_core.training.objectives import objective_for
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import PretrainSpec, SelectSpec
+from tasks.protocol.specs import PretrainSpec, SelectSpec
 from tasks.releases.charge import charge, planned_release, training_plan
 from tasks.releases.manifest import manifest, weights_released
 from tasks.releases.provenance import private_units

@@ -24,7 +24,7 @@ from dp_core.labels import Dp, Label, Operator, Public
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.vocabulary import subwords
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import TokenStoreSpec
+from tasks.protocol.specs import TokenStoreSpec
 from tasks.releases.provenance import (
     Role,
     corpus_at,

@@ -56,7 +56,7 @@ from dp_core.training.gradient_sources import GradientHosts
 from dp_core.training.loop import EvaluationHook, Progress, curve_points
 from dp_core.training.objectives import mlm_accuracy, perplexity
 from tasks.context import StepContext
-from tasks.protocol import PretrainSpec
+from tasks.protocol.specs import PretrainSpec
 from tasks.releases.charge import plan_until
 from tasks.releases.provenance import (
     PRETRAINED,

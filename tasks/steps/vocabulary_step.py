@@ -17,6 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 from tokenizers import Tokenizer
 
+from dp_core.config.release import EXACT_WORDS
 from dp_core.data.hashing import seed_key
 from dp_core.data.tokens import SPECIAL_TOKENS, split_words
 from dp_core.errors import BadInput
@@ -35,7 +36,7 @@ from dp_core.vocabulary.subwords import (
     word_counts,
 )
 from tasks.context import StepContext, StepOutput, read_checked
-from tasks.protocol import EXACT_WORDS, VocabularySpec
+from tasks.protocol.specs import VocabularySpec
 from tasks.releases.charge import charge, planned_release, record_operator_use, vocabulary_plan
 from tasks.releases.manifest import counts_released, manifest, words_digest
 from tasks.releases.provenance import corpus_at, output_of, private_units

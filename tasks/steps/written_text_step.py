@@ -9,7 +9,7 @@ from dp_core.data.corpus import Document, documents_of, open_corpus, write_corpu
 from dp_core.labels import Dp, Label
 from dp_core.phrases.text_generator import WRITTEN, draw_public_documents, write_documents
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import WrittenTextSpec
+from tasks.protocol.specs import WrittenTextSpec
 from tasks.releases.provenance import corpus_at, fact, output_of, refuse_operator_ancestors
 from tasks.steps.phrases_step import read_phrases
 from tasks.steps.vocabulary_step import released_words

@@ -25,7 +25,7 @@ from pydantic import Field, TypeAdapter, model_validator
 
 from dp_core.config.fields import Config
 from dp_core.labels import Dp, Label, Labelled, Operator, Public
-from tasks.protocol import MetricRecord
+from tasks.protocol.messages import MetricRecord
 from tasks.storage import journal
 from tasks.storage.backends import LocalBackend
 

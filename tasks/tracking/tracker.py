@@ -12,8 +12,8 @@ from contextlib import suppress
 from typing import Any
 
 from dp_core.labels import Labelled
-from tasks.protocol import StepResult, StepSpec
-from tasks.protocol.messages import TrackedAt
+from tasks.protocol.messages import StepResult, TrackedAt
+from tasks.protocol.specs import StepSpec
 from tasks.results import STATEMENT_WORDS, of_last_model
 from tasks.runtime.deployment import Deployment
 from tasks.runtime.log import log, send

@@ -10,7 +10,7 @@ from benchmarks.study.experiments import EPSILON, EXPERIMENTS, F1, Column, Exper
 from benchmarks.study.runs import ModelFigures, Study, over_folds
 from benchmarks.study.tables import Row, difference, differences, rows_of, shown, table
 from dp_core.errors import BadInput
-from tasks.protocol import JobSettings
+from tasks.protocol.settings import JobSettings
 from tasks.releases.training_advice import RunReleases
 
 TWO = Experiment("two", "dp_bert", (EPSILON, F1))

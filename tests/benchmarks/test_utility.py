@@ -10,7 +10,8 @@ from benchmarks.utility.runs import Results, Runner
 from benchmarks.utility.shares import aggregate, curves, mean_of, share_of
 from benchmarks.vocabulary_tables import filled
 from dp_core.errors import BadInput
-from tasks.protocol import JobSettings, StepSpec
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import StepSpec
 
 ALONE = {"gradients": (REFERENCE,)}
 FIRST = Cell("made-up", 2000, 1, 3.0, REFERENCE)

@@ -27,7 +27,8 @@ from dp_core.training.checkpoints import Checkpoints, LocalFolder
 from dp_core.vocabulary import wordpiece
 from tasks.commands.settings_options import settings_from
 from tasks.execution import contract
-from tasks.protocol import JobSettings, job_steps
+from tasks.protocol.job import job_steps
+from tasks.protocol.settings import JobSettings
 from tasks.results import read_result
 from tasks.steps import canaries_step, entities_step
 from tasks.storage.store import Store

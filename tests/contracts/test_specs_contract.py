@@ -10,32 +10,27 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from dp_core.config.fields import IN_WORDS
-from tasks.protocol import (
+from dp_core.config.fields import IN_WORDS, one_line
+from tasks.protocol.job import POINT_STEPS, budget_of_run, job_steps, point_steps
+from tasks.protocol.points import OF_JOB, Mode, Point
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import (
+    STEP_CLASSES,
     AuditSpec,
     BudgetSpec,
     ChargedPrivacyConfig,
     EntitiesSpec,
     FinetuneSpec,
-    JobSettings,
     MembershipSpec,
     Need,
-    Point,
     PretrainSpec,
     RunContext,
     SelectSpec,
     StepSpec,
-    SweepSettings,
     VocabularySpec,
-    budget_of_run,
-    job_steps,
-    one_line,
-    point_steps,
     spec_from_json,
 )
-from tasks.protocol.job import POINT_STEPS
-from tasks.protocol.points import OF_JOB, Mode
-from tasks.protocol.specs import STEP_CLASSES
+from tasks.protocol.sweep import SweepSettings
 
 WHOLE = JobSettings(
     phrases_epsilon=2.0, membership_units=50, audit_canaries=40

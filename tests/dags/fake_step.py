@@ -12,8 +12,15 @@ from pathlib import Path
 from urllib.parse import unquote, urlparse
 
 sys.path.insert(0, str(Path.cwd()))
-from tasks.protocol import MetricRecord, StepResult, spec_from_json
-from tasks.protocol.messages import Failed, Message, StepProgress, TrackedAt
+from tasks.protocol.messages import (
+    Failed,
+    Message,
+    MetricRecord,
+    StepProgress,
+    StepResult,
+    TrackedAt,
+)
+from tasks.protocol.specs import spec_from_json
 
 
 def read(uri: str) -> bytes:

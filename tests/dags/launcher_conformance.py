@@ -17,17 +17,11 @@ from airflow.sdk.exceptions import (
 )
 
 from dags.launcher.step_operator import StepOperator
-from tasks.protocol import (
-    JobSettings,
-    Need,
-    RunContext,
-    StepSpec,
-    job_steps,
-    point_steps,
-    spec_from_json,
-)
+from tasks.protocol.job import job_steps, point_steps
 from tasks.protocol.least_privilege import WITHHELD
 from tasks.protocol.messages import Failed, Message, StepProgress, TrackedAt
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import Need, RunContext, StepSpec, spec_from_json
 from tasks.protocol.step_process import Work
 
 PASSWORD, READER = "hunter2", "looks-only"

@@ -8,7 +8,7 @@ from jinja2 import Template
 from sqlalchemy import select
 
 from dp_core.errors import BadInput
-from tasks.protocol import promotion
+from tasks.protocol.settings_file import promotion
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

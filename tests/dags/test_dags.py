@@ -9,16 +9,10 @@ import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
 from dags.launcher.outcome import refuse
-from tasks.protocol import (
-    JobSettings,
-    RunContext,
-    SweepSettings,
-    job_steps,
-    names_of,
-    point_and_task,
-    point_steps,
-)
-from tasks.protocol.job import POINT_STEPS
+from tasks.protocol.job import POINT_STEPS, job_steps, names_of, point_and_task, point_steps
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import RunContext
+from tasks.protocol.sweep import SweepSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 NAMES = {"dp_bert", "dp_sweep", "new_corpus", "privacy_audit"}

@@ -45,7 +45,7 @@ from dags.launcher.docker_step import (
     whole_lines,
 )
 from dags.launcher.step_operator import StepOperator
-from tasks.protocol import Need
+from tasks.protocol.specs import Need
 from tasks.protocol.step_process import Work
 
 MOUNTS = "CONFIDE_DOCKER_MOUNTS"

@@ -7,7 +7,8 @@ from airflow.sdk.exceptions import AirflowFailException, ParamValidationError
 
 from dags.launcher import form, form_defaults, schedule, settings_from, settings_to_start
 from dp_core.errors import BadInput
-from tasks.protocol import JobSettings, SweepSettings
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.sweep import SweepSettings
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

@@ -25,7 +25,9 @@ from dags.launcher.kubernetes_step import (
     template,
 )
 from dags.launcher.step_operator import SEEDS_AT, StepOperator
-from tasks.protocol import JobSettings, Need, job_steps
+from tasks.protocol.job import job_steps
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import Need
 from tasks.protocol.step_process import Work
 
 

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 from launcher_conformance import JOB
 
-from tasks.protocol import Need, StepSpec
-from tasks.protocol.specs import _ADAPTER, STEP_CLASSES
+from tasks.protocol.specs import _ADAPTER, STEP_CLASSES, Need, StepSpec
 
 CHECKOUT = Path(__file__).resolve().parents[2]
 

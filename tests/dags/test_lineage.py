@@ -7,7 +7,8 @@ from types import SimpleNamespace
 
 import pytest
 
-from tasks.protocol import JobSettings, job_steps
+from tasks.protocol.job import job_steps
+from tasks.protocol.settings import JobSettings
 
 pytest.importorskip("openlineage.client", reason="the provider is missing: make setup-dev")
 CHECKOUT = Path(__file__).resolve().parents[2]

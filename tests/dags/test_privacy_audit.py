@@ -1,7 +1,7 @@
 import pytest
 from airflow.sdk.exceptions import AirflowFailException
 
-from tasks.protocol import Need
+from tasks.protocol.specs import Need
 
 FILES = {"given_members": "/in.txt", "given_held_out": "/out.txt"}
 

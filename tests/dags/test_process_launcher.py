@@ -16,9 +16,12 @@ from launcher_conformance import LauncherConformance, Outcome, context_of, plan
 
 from dags.dp_sweep import PLAN
 from dags.launcher.step_operator import ProcessStep, StepOperator, work_of
-from tasks.protocol import SweepSettings, job_steps, spec_from_json, supervisor
+from tasks.protocol import supervisor
+from tasks.protocol.job import job_steps
 from tasks.protocol.messages import channel_file
+from tasks.protocol.specs import spec_from_json
 from tasks.protocol.step_process import LONGEST_ARGUMENT, Work
+from tasks.protocol.sweep import SweepSettings
 
 PRIVATE = {"private_format": "jsonl", "private_path": "/private", "private_dataset": "notes"}
 CHECKOUT = Path(__file__).resolve().parents[2]

@@ -11,7 +11,8 @@ import pytest
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.execution import contract
-from tasks.protocol import RunContext, StepResult, StepSpec
+from tasks.protocol.messages import StepResult
+from tasks.protocol.specs import RunContext, StepSpec
 from tasks.protocol.step_process import data_uri
 from tasks.runtime.deployment import Deployment
 from tasks.storage.backends import local_path

@@ -13,7 +13,9 @@ from dp_core.models.config import LlamaConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import State
 from tasks import cli
-from tasks.protocol import JobSettings, PretrainSpec, job_steps
+from tasks.protocol.job import job_steps
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import PretrainSpec
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.

@@ -10,7 +10,9 @@ from dp_core.config.training import BatchConfig, TrainingConfig
 from dp_core.models.config import Gpt2Config
 from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import State
-from tasks.protocol import FinetuneSpec, JobSettings, job_steps
+from tasks.protocol.job import job_steps
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import FinetuneSpec
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.

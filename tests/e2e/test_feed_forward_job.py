@@ -12,7 +12,9 @@ from dp_core.models.config import FeedForwardConfig
 from dp_core.models.hugging_face import load_model
 from dp_core.privacy.ledger import State
 from tasks.evidence.audits import JUDGED
-from tasks.protocol import JobSettings, StepSpec, job_steps
+from tasks.protocol.job import job_steps
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import StepSpec
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.

@@ -8,8 +8,9 @@ from small_job import SIZES, folder_of, run
 
 from dp_core.privacy.ledger import Ledger
 from tasks.execution.run_job import Job, run_job
-from tasks.protocol import JobSettings, job_steps, point_and_task
 from tasks.protocol.fork_server import OFF, SERVER
+from tasks.protocol.job import job_steps, point_and_task
+from tasks.protocol.settings import JobSettings
 from tasks.runtime.deployment import Deployment
 
 pytestmark = [

@@ -19,7 +19,8 @@ from dp_core.errors import BadInput, ConfideError
 from tasks.commands.local_stack import announce
 from tasks.local import demo
 from tasks.local import stack as local
-from tasks.protocol import JobSettings, job_steps
+from tasks.protocol.job import job_steps
+from tasks.protocol.settings import JobSettings
 from tasks.runtime.deployment import Deployment
 from tasks.storage.backends import local_path
 

@@ -9,7 +9,9 @@ from dp_core.privacy.ledger import Ledger, State
 from dp_core.privacy.mechanisms import MechanismEvent, RandomCountSelection
 from dp_core.privacy.private_selection import draw_count
 from dp_core.privacy.seed_store import SeedStore
-from tasks.protocol import StepSpec, SweepSettings, job_steps, point_steps
+from tasks.protocol.job import job_steps, point_steps
+from tasks.protocol.specs import StepSpec
+from tasks.protocol.sweep import SweepSettings
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # Warnings of MLflow, SQLAlchemy and TensorFlow.

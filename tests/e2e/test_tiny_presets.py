@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tasks.protocol import JobSettings
+from tasks.protocol.settings import JobSettings
 from tasks.protocol.settings_file import PRESETS, presets_of
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -25,15 +25,10 @@ from dp_core.privacy.seed_store import SeedStore
 from tasks.commands.export_command import command as export
 from tasks.demo_data.notes import notes
 from tasks.execution import contract
-from tasks.protocol import (
-    JobSettings,
-    RunContext,
-    StepResult,
-    StepSpec,
-    job_steps,
-    names_of,
-    point_and_task,
-)
+from tasks.protocol.job import job_steps, names_of, point_and_task
+from tasks.protocol.messages import StepResult
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import RunContext, StepSpec
 from tasks.results import STATEMENT_DATA, kept_folder
 from tasks.runtime.deployment import Deployment
 

@@ -18,7 +18,10 @@ import pytest
 from child_processes import wait_for
 from running_stack import PROJECT, TAG, TINY, Services, on_the_stack
 
-from tasks.protocol import JobSettings, StepSpec, environment_for, job_steps
+from tasks.protocol.job import job_steps
+from tasks.protocol.least_privilege import environment_for
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import StepSpec
 
 pytestmark = on_the_stack("Ray is NOT tried")
 ADDRESS = "ray-head:6379"

@@ -191,7 +191,9 @@ import os, sys
 from unittest.mock import patch
 from dags.launcher.docker_step import (DockerStep)
 from tasks.protocol.step_process import (Work)
-from tasks.protocol import (JobSettings, RunContext, job_steps)
+from tasks.protocol.job import (job_steps)
+from tasks.protocol.settings import (JobSettings)
+from tasks.protocol.specs import (RunContext)
 spec = job_steps(JobSettings())[sys.argv[1]]
 work = Work(spec, RunContext(run_key="look", run_name="look", task=sys.argv[1]))
 step = DockerStep(task_id=sys.argv[1], plan=lambda *_: {})

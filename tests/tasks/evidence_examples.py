@@ -13,12 +13,13 @@ from release_examples import record
 from step_outputs import publish_findings
 
 from dp_core.audit.protocol import AuditRecord, Finding
+from dp_core.config.release import ReleaseRecord
 from dp_core.privacy import check_evidence
 from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.evidence.pack import write_pack
-from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
+from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.results import PROBES, SUBJECT, write_statement
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import RESULT, Store

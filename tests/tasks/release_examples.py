@@ -7,13 +7,14 @@ from typing import Any, cast
 
 from sqlalchemy import select
 
+from dp_core.config.release import ReleaseRecord
 from dp_core.labels import Labelled
 from dp_core.privacy.ledger import Budget, Entry, Ledger, State
 from dp_core.privacy.ledger.database import Database
 from dp_core.privacy.mechanisms import MechanismEvent, PoissonGaussian, PrivacyUnit
 from dp_core.privacy.seed_store import SeedStore
 from tasks.context import StepContext
-from tasks.protocol import ReleaseRecord, RunContext
+from tasks.protocol.specs import RunContext
 from tasks.releases.charge import Charge, charge
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment

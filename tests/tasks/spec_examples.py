@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, TypeVar
 
 from tasks.execution import contract
-from tasks.protocol import (
+from tasks.protocol.specs import (
     ChargedPrivacyConfig,
     CorpusSpec,
     EntitiesSpec,

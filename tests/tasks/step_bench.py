@@ -12,21 +12,15 @@ import spec_examples
 from spec_examples import spec_of
 
 from dp_core.audit.canaries import Canary
+from dp_core.config.release import ReleaseRecord
 from dp_core.data.corpus import Document, write_corpus
 from dp_core.data.labelled_text import Sentence
 from dp_core.labels import Labelled
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import StepContext, StepOutput
-from tasks.protocol import (
-    FinetuneSpec,
-    MetricRecord,
-    PretrainSpec,
-    ReleaseRecord,
-    StepResult,
-    TokenStoreSpec,
-    VocabularySpec,
-)
+from tasks.protocol.messages import MetricRecord, StepResult
+from tasks.protocol.specs import FinetuneSpec, PretrainSpec, TokenStoreSpec, VocabularySpec
 from tasks.results import Input
 from tasks.runtime.deployment import Deployment
 from tasks.steps import canaries_step as canaries

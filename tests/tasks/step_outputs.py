@@ -9,10 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from dp_core.audit.protocol import Finding
+from dp_core.config.release import ReleaseRecord
 from dp_core.data.token_store import TokenStoreWriter
 from dp_core.privacy.seed_store import SeedStore
 from dp_core.vocabulary import wordpiece
-from tasks.protocol import ReleaseRecord, StepResult
+from tasks.protocol.messages import StepResult
 from tasks.results import FINDINGS, read_findings, write_findings
 from tasks.runtime.deployment import Deployment
 from tasks.storage.backends import local_path

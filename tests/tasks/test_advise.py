@@ -20,7 +20,8 @@ from dp_core.privacy.advice import (
 )  # fmt: skip
 from dp_core.privacy.ledger import AdmissionDecision, Entry, Ledger, State, Way
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit, compose
-from tasks.protocol import JobSettings, budget_of_run, job_steps
+from tasks.protocol.job import budget_of_run, job_steps
+from tasks.protocol.settings import JobSettings
 from tasks.releases import training_advice
 from tasks.releases.charge import planned_release, refuse_unfit_plans, register_plans
 from tasks.releases.training_advice import (

@@ -17,17 +17,11 @@ from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks.context import StepContext
 from tasks.execution import asked_points
 from tasks.execution.asked_points import STORAGE, asked_steps, most_steps
-from tasks.protocol import (
-    FinetuneSpec,
-    MetricRecord,
-    PretrainSpec,
-    ReportSpec,
-    StepResult,
-    StepSpec,
-    SweepSettings,
-)
 from tasks.protocol.job import asked_training, budget_of_run
 from tasks.protocol.least_privilege import Need
+from tasks.protocol.messages import MetricRecord, StepResult
+from tasks.protocol.specs import FinetuneSpec, PretrainSpec, ReportSpec, StepSpec
+from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import charge, planned_release, register_plans, training_plan
 from tasks.releases.provenance import PrivateUnits
 from tasks.runtime.deployment import Deployment

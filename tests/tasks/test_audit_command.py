@@ -20,7 +20,7 @@ from dp_core.models.parameters import WORD, fresh
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.vocabulary.byte_level import ALPHABET
 from tasks.execution.contract import run_step
-from tasks.protocol import PrivacyAuditSpec, RunContext
+from tasks.protocol.specs import PrivacyAuditSpec, RunContext
 from tasks.results import read_findings
 
 pytestmark = [pytest.mark.usefixtures("at_home"), pytest.mark.filterwarnings("ignore")]

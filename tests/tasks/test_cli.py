@@ -18,7 +18,8 @@ from dp_core.privacy.ledger import Entry, Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from tasks import cli
 from tasks.commands import run_command
-from tasks.protocol import JobSettings, budget_of_run
+from tasks.protocol.job import budget_of_run
+from tasks.protocol.settings import JobSettings
 from tasks.releases.charge import plans_of
 from tasks.runtime.deployment import Deployment
 

@@ -18,8 +18,8 @@ from dp_core.errors import BadInput, BudgetExceeded, Unfinished
 from dp_core.labels import Operator, Public
 from tasks.context import StepContext, StepOutput
 from tasks.execution import contract
-from tasks.protocol import CanariesSpec, Source, StepResult
-from tasks.protocol.messages import Follower
+from tasks.protocol.messages import Follower, StepResult
+from tasks.protocol.specs import CanariesSpec, Source
 from tasks.protocol.step_process import data_uri
 from tasks.releases import declarations
 from tasks.runtime.deployment import Deployment

@@ -8,20 +8,16 @@ from typing import Any, cast
 import pytest
 from release_examples import UNIT, record
 
+from dp_core.config.release import EXACT_WORDS, ReleaseRecord
 from dp_core.labels import Label
 from dp_core.privacy.mechanisms import PoissonGaussian, Unaccounted
 from tasks.context import StepContext
 from tasks.execution import contract
-from tasks.protocol import (
-    EXACT_WORDS,
-    CanariesSpec,
-    JobSettings,
-    Point,
-    ReleaseRecord,
-    ReportSpec,
-    StepResult,
-    names_of,
-)
+from tasks.protocol.job import names_of
+from tasks.protocol.messages import StepResult
+from tasks.protocol.points import Point
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import CanariesSpec, ReportSpec
 from tasks.protocol.step_process import data_uri
 from tasks.report import job_results
 from tasks.results import Input

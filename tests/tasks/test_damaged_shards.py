@@ -10,7 +10,7 @@ from step_outputs import output_folder
 from dp_core.data.corpus import open_corpus
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.protocol import CorpusSpec
+from tasks.protocol.specs import CorpusSpec
 from tasks.runtime.deployment import Deployment
 from tasks.steps import corpus_step
 from tasks.storage.store import Store

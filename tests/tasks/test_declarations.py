@@ -12,14 +12,9 @@ from step_outputs import output_folder
 
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
-from tasks.protocol import (
-    BudgetSpec,
-    CorpusSpec,
-    EntitiesSpec,
-    JobSettings,
-    StepSpec,
-    job_steps,
-)
+from tasks.protocol.job import job_steps
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import BudgetSpec, CorpusSpec, EntitiesSpec, StepSpec
 from tasks.releases.declarations import open_for_operator, open_source
 from tasks.releases.deployment_ledger import IDENTITY
 from tasks.results import STATEMENT_DATA

@@ -7,7 +7,7 @@ from spec_examples import spec_of
 from step_outputs import publish
 
 from dp_core.data.labelled_text import Sentence
-from tasks.protocol import FinetuneSpec
+from tasks.protocol.specs import FinetuneSpec
 from tasks.runtime.deployment import Deployment
 from tasks.steps.entities_step import write_items
 from tasks.steps.finetune_step import ERRORS, errors_of, task_of

@@ -58,13 +58,13 @@ from dp_core.audit.membership import MembershipRow, Share
 from dp_core.audit.membership_sample import MEMBERSHIP, membership_findings
 from dp_core.audit.protocol import Audit, AuditRecord, Finding
 from dp_core.config.audit_settings import ExtractionConfig
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput
 from dp_core.labels import Label
 from dp_core.privacy import check_evidence
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import PrivacyUnit, RandomCountSelection, compose
 from tasks.evidence.audits import AUDITS, audits_of, subjects_of
-from tasks.protocol import ReleaseRecord
 from tasks.results import STATEMENT_DATA, STATEMENT_WORDS, read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import CHECKSUMS, sha256_of

@@ -42,8 +42,8 @@ from tasks.context import StepContext, StepOutput
 from tasks.evidence import audits
 from tasks.evidence.audits import JUDGED, judge
 from tasks.execution import contract
-from tasks.protocol import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext, StepResult
-from tasks.protocol.messages import Judged
+from tasks.protocol.messages import Judged, StepResult
+from tasks.protocol.specs import PrivacyAuditSpec, PromoteSpec, ReportSpec, RunContext
 from tasks.releases.provenance import find_origin, origin_of_export
 from tasks.results import Input, read_result
 from tasks.runtime.deployment import Deployment

@@ -9,7 +9,8 @@ from spec_examples import spec_of
 
 from dp_core.errors import BadInput
 from tasks.execution.run_job import _run_step
-from tasks.protocol import CorpusSpec, JobSettings, RunContext
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import CorpusSpec, RunContext
 from tasks.protocol.step_process import Work
 from tasks.runtime.deployment import CHECKOUT, Deployment
 from tasks.storage.backends import read_spec, stage_source

@@ -10,26 +10,18 @@ from release_examples import record
 from spec_examples import spec_of
 from step_bench import Bench, Chain, as_input, tuning
 
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput, ConfideError
 from dp_core.models.hugging_face import load_model
 from dp_core.models.parameters import Arrays
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, Unaccounted
 from dp_core.training.checkpoints import LocalFolder
 from dp_core.training.loop import NO_EVALUATION, EvaluationHook
-from tasks.protocol import (
-    ExposureSpec,
-    FinetuneSpec,
-    JobSettings,
-    Point,
-    PretrainSpec,
-    ReleaseRecord,
-    ReportSpec,
-    SelectSpec,
-    StepResult,
-    budget_of_run,
-    job_steps,
-)
-from tasks.protocol.points import OF_JOB
+from tasks.protocol.job import budget_of_run, job_steps
+from tasks.protocol.messages import StepResult
+from tasks.protocol.points import OF_JOB, Point
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import ExposureSpec, FinetuneSpec, PretrainSpec, ReportSpec, SelectSpec
 from tasks.releases.charge import planned_release
 from tasks.releases.provenance import model_at, models_by_updates
 from tasks.report.job_results import released_by

@@ -11,7 +11,7 @@ from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.execution import contract
-from tasks.protocol import EntitiesSpec, RunContext
+from tasks.protocol.specs import EntitiesSpec, RunContext
 from tasks.releases.provenance import private_units
 from tasks.results import Input
 from tasks.runtime.deployment import Deployment

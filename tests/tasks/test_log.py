@@ -8,8 +8,8 @@ from types import SimpleNamespace
 import pytest
 
 from dp_core.errors import BadInput
-from tasks.protocol import RunContext
 from tasks.protocol.messages import TrackedAt, parse
+from tasks.protocol.specs import RunContext
 from tasks.runtime.log import StepProgressReporter, configure, log, send, silence
 
 CONTEXT = RunContext(run_key="dp_bert/manual__1", run_name="a run", task="dp_pretraining", point="")

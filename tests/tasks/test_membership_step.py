@@ -18,6 +18,7 @@ from dp_core.audit.protocol import RELEASED
 from dp_core.config.audit_settings import MembershipConfig
 from dp_core.config.data import RowsConfig
 from dp_core.config.privacy import UnitConfig
+from dp_core.config.release import ReleaseRecord
 from dp_core.config.training import BatchConfig, TrainingConfig
 from dp_core.data.corpus import Document, write_corpus
 from dp_core.data.hashing import seed_key
@@ -28,7 +29,7 @@ from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.tradeoff import PrivacyProfile
 from dp_core.privacy.mechanisms import MechanismEvent, PrivacyUnit, compose
 from tasks.context import StepOutput
-from tasks.protocol import MembershipSpec, ReleaseRecord
+from tasks.protocol.specs import MembershipSpec
 from tasks.releases.declarations import refuse_if_changed
 from tasks.results import PROBES, SUBJECT, Input
 from tasks.steps import canaries_step as canaries

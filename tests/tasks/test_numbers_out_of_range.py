@@ -6,8 +6,7 @@ import pytest
 from command_line import Confide
 from pydantic import ValidationError
 
-from tasks.protocol import SweepSettings
-from tasks.protocol.sweep import MOST_POINTS
+from tasks.protocol.sweep import MOST_POINTS, SweepSettings
 
 LONG = "9" * 400
 EPSILON = "epsilon --sampling-rate 0.01 --noise-multiplier 1 --steps 10 --delta 1e-6"

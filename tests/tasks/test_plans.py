@@ -10,6 +10,7 @@ from pydantic import ValidationError
 from release_examples import bench_of, record
 
 from dp_core.config.privacy import refuse_large_delta
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput, BudgetExceeded, PlanError
 from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.accounting.calibration import least_error
@@ -29,16 +30,10 @@ from dp_core.privacy.mechanisms import (
 )
 from dp_core.privacy.statement import privacy_statement
 from dp_core.vocabulary.selection_calibration import calibrate
-from tasks.protocol import (
-    BudgetSpec,
-    JobSettings,
-    PretrainSpec,
-    ReleaseRecord,
-    SweepSettings,
-    VocabularySpec,
-    budget_of_run,
-    job_steps,
-)
+from tasks.protocol.job import budget_of_run, job_steps
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import BudgetSpec, PretrainSpec, VocabularySpec
+from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import (
     charge,
     plan_until,

@@ -13,8 +13,10 @@ from dp_core.models.hugging_face import save
 from dp_core.models.parameters import WORD, AnyModel, fresh
 from dp_core.vocabulary import wordpiece
 from tasks.context import StepContext, content_key
-from tasks.protocol import JobSettings, PretrainSpec, job_steps
+from tasks.protocol.job import job_steps
 from tasks.protocol.points import OF_JOB, Mode
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import PretrainSpec
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment
 from tasks.steps import pretrain_step as pretrain

@@ -17,6 +17,7 @@ from step_outputs import POSITIONS, publish, rows_in, vocabulary_in
 
 from dp_core.config.data import CanaryConfig
 from dp_core.config.privacy import SelectionConfig
+from dp_core.config.release import ReleaseRecord
 from dp_core.data.labelled_text import Sentence
 from dp_core.errors import BadInput
 from dp_core.models.config import BertConfig
@@ -30,13 +31,12 @@ from dp_core.privacy.mechanisms import (
     Unaccounted,
 )
 from tasks.execution import contract
-from tasks.protocol import (
+from tasks.protocol.specs import (
     CanariesSpec,
     ChargedPrivacyConfig,
     ExposureSpec,
     FinetuneSpec,
     PretrainSpec,
-    ReleaseRecord,
     RunContext,
     SelectSpec,
     StepSpec,

@@ -10,6 +10,7 @@ from release_examples import NOTES, UNIT, bench_of, charged
 from step_outputs import output_folder
 from test_vocabulary_source import SMALL
 
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput, ConfideError
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.ledger.database import LedgerDamaged
@@ -17,8 +18,10 @@ from tasks.commands import doctor_command
 from tasks.commands.local_stack import copied
 from tasks.context import content_key
 from tasks.execution import contract
-from tasks.protocol import JobSettings, ReleaseRecord, RunContext, StepResult, job_steps
-from tasks.protocol.settings import MADE_UP
+from tasks.protocol.job import job_steps
+from tasks.protocol.messages import StepResult
+from tasks.protocol.settings import MADE_UP, JobSettings
+from tasks.protocol.specs import RunContext
 from tasks.releases.charge import record_operator_use
 from tasks.releases.deployment_ledger import IDENTITY, confirm_releases, open_ledger
 from tasks.runtime.deployment import Deployment

@@ -13,15 +13,12 @@ from tasks.commands.settings_options import PRESETS, settings_of_options
 from tasks.execution import run_job as process
 from tasks.execution.run_job import Job, JobOutcome
 from tasks.local import demo
-from tasks.protocol import (
-    JobSettings,
-    MetricRecord,
-    RunContext,
-    StepResult,
-    SweepSettings,
-    job_steps,
-)
+from tasks.protocol.job import job_steps
+from tasks.protocol.messages import MetricRecord, StepResult
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import RunContext
 from tasks.protocol.step_process import Work
+from tasks.protocol.sweep import SweepSettings
 from tasks.runtime.deployment import Deployment
 
 pytestmark = pytest.mark.usefixtures("at_home")

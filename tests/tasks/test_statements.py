@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from release_examples import record
 
+from dp_core.config.release import ReleaseRecord
 from dp_core.errors import BadInput
 from dp_core.labels import Operator
 from dp_core.privacy.accounting.accountants import epsilon_pld
@@ -18,7 +19,7 @@ from dp_core.privacy.mechanisms import (
     compose,
 )
 from dp_core.privacy.statement import PrivacyStatement, privacy_statement
-from tasks.protocol import MetricRecord, ReleaseRecord, StepResult
+from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.protocol.points import DP_MODEL
 from tasks.report.job_results import model_row
 from tasks.report.model import Edition, ModelRow, Report, edition_of

@@ -38,11 +38,11 @@ from dp_core.models.hugging_face import load
 from dp_core.privacy.mechanisms import PrivacyUnit
 from dp_core.training.heads import TaggingHead
 from tasks.context import StepOutput
-from tasks.protocol import (
+from tasks.protocol.messages import StepResult
+from tasks.protocol.specs import (
     ExposureSpec,
     FinetuneSpec,
     PhrasesSpec,
-    StepResult,
     TokenStoreSpec,
     WrittenTextSpec,
 )

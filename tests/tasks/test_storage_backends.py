@@ -224,7 +224,8 @@ def test_full_disk_leaves_no_partial_file(small_disk: Path, tmp_path: Path) -> N
 def test_full_disk_is_reported_in_one_line_and_the_step_can_be_repeated(
     small_disk: Path, tmp_path: Path, tracked: Deployment
 ) -> None:
-    from tasks.protocol import JobSettings, job_steps
+    from tasks.protocol.job import job_steps
+    from tasks.protocol.settings import JobSettings
 
     store = small_disk / "store"
     settings = JobSettings(synthetic_patients=400, declared_units=400)

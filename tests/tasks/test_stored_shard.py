@@ -19,8 +19,10 @@ from dp_core.data.corpus import (
 from dp_core.errors import BadInput
 from tasks import context as contexts
 from tasks.context import StepContext, StoredShard
-from tasks.protocol import JobSettings, StepResult, environment_for, job_steps
-from tasks.protocol.least_privilege import for_workers
+from tasks.protocol.job import job_steps
+from tasks.protocol.least_privilege import environment_for, for_workers
+from tasks.protocol.messages import StepResult
+from tasks.protocol.settings import JobSettings
 from tasks.runtime.deployment import Deployment
 from tasks.storage.store import RESULT, Store
 

@@ -11,18 +11,10 @@ from dp_core.privacy.accounting.accountants import epsilon_pld
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit
 from dp_core.privacy.statement import total_epsilon
-from tasks.protocol import (
-    FinetuneSpec,
-    JobSettings,
-    PretrainSpec,
-    StepSpec,
-    SweepSettings,
-    VocabularySpec,
-    budget_of_run,
-    job_steps,
-    point_and_task,
-    point_steps,
-)
+from tasks.protocol.job import budget_of_run, job_steps, point_and_task, point_steps
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import FinetuneSpec, PretrainSpec, StepSpec, VocabularySpec
+from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import planned_release, register_plans
 from tasks.runtime.deployment import Deployment
 from tasks.steps import budget_step as budget

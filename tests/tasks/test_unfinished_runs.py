@@ -14,7 +14,9 @@ from dp_core.errors import BadInput
 from dp_core.privacy.ledger import Entry, Ledger, State
 from dp_core.privacy.mechanisms import Gaussian, PrivacyUnit
 from tasks.execution import contract
-from tasks.protocol import GiveBackSpec, JobSettings, RunContext, job_steps
+from tasks.protocol.job import job_steps
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import GiveBackSpec, RunContext
 from tasks.releases.deployment_ledger import killed_runs, plans_given_back
 from tasks.runtime.deployment import Deployment
 

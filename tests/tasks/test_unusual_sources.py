@@ -14,7 +14,9 @@ from dp_core.labels import Label
 from dp_core.privacy.ledger import Ledger
 from dp_core.privacy.mechanisms import PrivacyUnit
 from tasks.context import omissions_of
-from tasks.protocol import CorpusSpec, EntitiesSpec, JobSettings, StepSpec, missing_file
+from tasks.protocol.job import missing_file
+from tasks.protocol.settings import JobSettings
+from tasks.protocol.specs import CorpusSpec, EntitiesSpec, StepSpec
 from tasks.results import read_result
 from tasks.runtime.deployment import Deployment
 from tasks.storage.backends import keyed_digest, read_spec, stage_source

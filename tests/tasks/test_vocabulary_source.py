@@ -24,19 +24,12 @@ from dp_core.privacy.mechanisms import MechanismEvent
 from dp_core.privacy.statement import privacy_statement
 from dp_core.vocabulary import byte_level, subwords, wordpiece
 from tasks.execution import contract
-from tasks.protocol import (
-    JobSettings,
-    RunContext,
-    StepResult,
-    SweepSettings,
-    VocabularySpec,
-    budget_of_run,
-    job_steps,
-    point_steps,
-    spec_from_json,
-)
+from tasks.protocol.job import budget_of_run, job_steps, point_steps
 from tasks.protocol.least_privilege import Need
-from tasks.protocol.settings import MADE_UP
+from tasks.protocol.messages import StepResult
+from tasks.protocol.settings import MADE_UP, JobSettings
+from tasks.protocol.specs import RunContext, VocabularySpec, spec_from_json
+from tasks.protocol.sweep import SweepSettings
 from tasks.releases.charge import planned_release
 from tasks.releases.declarations import declare_public
 from tasks.runtime.deployment import Deployment

@@ -17,7 +17,7 @@ from tasks.commands import advise_command, doctor_command
 from tasks.commands.local_stack import copied
 from tasks.local import airflow_configuration, stack
 from tasks.local.airflow_configuration import Secrets
-from tasks.protocol import JobSettings
+from tasks.protocol.settings import JobSettings
 from tasks.runtime.deployment import CHECKOUT, Deployment
 
 

@@ -20,7 +20,7 @@ from dp_core.audit.exposure import EMBEDDED, IN_ROWS
 from dp_core.labels import Dp, Label, Operator
 from dp_core.privacy.mechanisms import PoissonGaussian, PrivacyUnit, RandomCountSelection
 from dp_core.privacy.statement import DatasetTotal, epsilons
-from tasks.protocol import MetricRecord, StepResult
+from tasks.protocol.messages import MetricRecord, StepResult
 from tasks.report import audit_tables, models_table, tables
 from tasks.report.job_results import audit_time, last_values
 from tasks.report.model import (
