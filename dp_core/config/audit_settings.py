@@ -17,10 +17,10 @@ class AuditCanariesConfig(Config, section=AUDIT_AND_RUN):
     audit_canaries: int = setting(
         0,
         "Audit of ε: canaries",
-        "Number of units of random tokens that are added to the private units. A secret coin "
-        "includes each in DP pre-training or leaves it out. The audit guesses the coins from the "
-        "model, and its correct guesses bound ε from below. Each canary counts as a declared unit "
-        "and costs as much; a tenth of declared_units is enough. 0: no audit. Sweeps have none.",
+        "Units of random tokens, each of which a secret coin includes in DP pre-training or "
+        "leaves out. Correct guesses of the coins from the model bound ε from below. Each costs "
+        "as much as a declared unit; a tenth of declared_units is enough. 0: no audit. Sweeps "
+        "have none.",
         ge=0,
         le=100_000,
     )
@@ -138,8 +138,7 @@ class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig, section
     audited_model: str = setting(
         "",
         "Model",
-        "A training step's output in the store (…/pretrain/…), or a folder in Hugging Face's "
-        "layout, masked or causal.",
+        "A training step's output in the store (…/pretrain/…), or a folder of Hugging Face.",
         path=True,
     )
     given_canaries: str = setting(
@@ -160,9 +159,8 @@ class BlackBoxAuditConfig(ExtractionProtocol, VersionConfig, SeedConfig, section
     given_coins: bool = setting(
         False,
         "Divided by coins",
-        "Tick this only if each of these texts was one whole privacy unit and an independent fair "
-        "coin included it in the training or left it out: the guesses about them then bound ε "
-        "from below, and may contradict the claim.",
+        "Whether an independent fair coin included each of these texts, a whole privacy unit, or "
+        "left it out. The guesses then bound ε from below and may contradict the claim.",
     )
     given_epsilon: float = setting(
         0.0,

@@ -49,8 +49,7 @@ class ReaderConfig(VersionConfig, section=MORE_DATA):
     corpus_shards: int = setting(
         16,
         "Shards of a corpus",
-        "Least number of files of a corpus; one core processes one file at a time. Corpora above "
-        "a gigabyte have more.",
+        "Least number of files of a corpus, each for one core; corpora above a gigabyte have more.",
         ge=1,
         le=4096,
     )

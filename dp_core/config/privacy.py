@@ -76,8 +76,7 @@ class UnitConfig(Config, section=PRIVACY):
     declared_units: int = setting(
         6000,
         "Declared number of units",
-        "A public, rounded upper bound on the number of units (the true number is private). "
-        "More units than this are refused.",
+        "A public, rounded upper bound on the number of units. More units are refused.",
         ge=LEAST_UNITS,
         le=1_000_000_000,
     )
@@ -108,13 +107,12 @@ class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
     vocabulary_source: VocabularySource = setting(
         "public+private",
         "Vocabulary: source",
-        "Source of the tokens. public+private: in turns, public words without privacy cost and "
-        "released private words that public text would split into pieces (charged); merges of "
-        "the other words. private: from released private words only, as in the paper (charged). "
-        "public: from public text only (ε 0). checkpoint+private, checkpoint: the tokens and "
-        "embeddings of public_model, with added released private words (charged) or without "
-        "(ε 0). nonprivate: from exact private counts; every model of such a vocabulary has ε = ∞ "
-        "and is the operator's.",
+        "Source of the tokens. public+private: in turns, free public words and released private "
+        "words that public text would split (charged), and merges of other words. private: only "
+        "released private words, as in the paper (charged). public: only public text (ε 0). "
+        "checkpoint+private, checkpoint: tokens and embeddings of public_model, with released "
+        "private words (charged) or without (ε 0). nonprivate: exact private counts; all its "
+        "models have ε = ∞ and are for the operator only.",
     )
     vocabulary_mechanism: MechanismName = setting(
         "elimination",
@@ -142,8 +140,7 @@ class VocabularyConfig(UnitConfig, section=MORE_TRAINING):
     vocabulary_size: int = setting(
         4000,
         "Vocabulary size",
-        "At most this many tokens are learned (at least 261 with gpt2: bytes and special tokens); "
-        "a checkpoint keeps all of its tokens.",
+        "Most tokens that are learned (with gpt2 at least 261). A checkpoint keeps all of its own.",
         ge=100,
         le=200_000,
     )
@@ -196,9 +193,8 @@ class PhrasesConfig(UnitConfig, section=MORE_PRIVACY):
     phrases_per_unit: int = setting(
         2000,
         "Phrases per unit",
-        "At most this many distinct phrases of a unit count in one round, sampled at random. More "
-        "phrases hardly raise the threshold (by the root of the logarithm); fewer leave out more "
-        "of a unit's text.",
+        "Most distinct phrases of a unit that one round counts, sampled at random. More phrases "
+        "hardly raise the threshold; fewer leave out more of a unit's text.",
         ge=1,
         le=100_000,
     )
@@ -261,8 +257,7 @@ class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
         "flat",
         "Clipping",
         "flat: clip at the clip norm; automatic: scale every gradient to nearly the clip norm "
-        "(AUTO-S), same ε; adaptive: the clip norm follows a quantile of the norms, by counts that "
-        "share the noise, same ε.",
+        "(AUTO-S); adaptive: the clip norm follows a noised quantile of the norms. ε is the same.",
     )
     clip_quantile: float = setting(
         0.5,
@@ -274,9 +269,8 @@ class PrivacyConfig(UnitConfig, section=MORE_PRIVACY):
     sampling: Literal["poisson", "truncated-poisson"] = setting(
         "poisson",
         "Sampling",
-        "Distribution of batches, which determines the proven ε. poisson: smallest ε; "
-        "truncated-poisson: no batch above the cap, slightly larger ε. Neighbours: add or remove "
-        "one.",
+        "Distribution of batches. poisson: smallest ε; truncated-poisson: no batch above the cap, "
+        "slightly larger ε. Neighbours: add or remove one unit.",
     )
     batch_cap: int = setting(
         0,

@@ -36,9 +36,8 @@ class ArchitectureConfig(Config, section=MODEL):
     model_kind: Literal["bert", "distilbert", "gpt2", "llama", "feed-forward"] = setting(
         "bert",
         "Kind of model",
-        "distilbert: BERT without token types. gpt2, llama, feed-forward: causal models, measured "
-        "by perplexity and exposure; they are not fine-tuned. feed-forward: dense layers over a "
-        "window of tokens.",
+        "distilbert: BERT without token types. gpt2, llama, feed-forward (dense layers over a "
+        "window of tokens): causal models, measured by perplexity and exposure, not fine-tuned.",
     )
     layers: int = setting(
         2, "Layers", "Number of Transformer blocks; unused by feed-forward.", ge=1, le=48
@@ -177,10 +176,9 @@ class AdapterConfig(Config, section=MORE_TRAINING):
     trained_parameters: TrainedParameters = setting(
         "all",
         "Trained parameters",
-        "Parameters that training with DP changes. lora: low-rank adapters of frozen matrices. "
-        "biases-and-norms: only vectors (BitFit). no-embeddings: all except the tables of words "
-        "and positions. top-layer: the last block and the layers after it, except tables. A fresh "
-        "classifier is always trained.",
+        "Parameters that training with DP changes. lora: low-rank adapters. biases-and-norms: "
+        "only vectors (BitFit). no-embeddings: not the tables of words and positions. top-layer: "
+        "the last block and the layers after it. A fresh classifier is always trained.",
     )
     lora_rank: int = setting(8, "LoRA: rank", "Width of the adapters.", ge=1, le=256)
     lora_alpha: float = setting(
@@ -231,8 +229,8 @@ class BatchConfig(Config, section=MORE_TRAINING):
     first_batch_size: int = setting(
         0,
         "First batch size",
-        "DP batches grow in four phases from this size to the batch size, over 3/8 of the updates "
-        "(after Anil et al. 2021); 0: constant.",
+        "Size of the first DP batches; they grow over 3/8 of the updates (Anil et al.). 0: "
+        "constant.",
         ge=0,
         le=1 << 24,
     )
@@ -307,9 +305,8 @@ class HeadConfig(Config, section=TRAINING):
     head: Head = setting(
         "entities",
         "Fine-tuning: head",
-        "Task of fine-tuning. entities: tags of words, scored by strict F1; classes: one class for "
-        "each text; pairs: one class for each pair of texts, as in MedNLI. Classes and pairs are "
-        "scored by accuracy.",
+        "Task of fine-tuning. entities: tags of words, scored by strict F1; classes: a class per "
+        "text; pairs: a class per pair of texts (MedNLI); both are scored by accuracy.",
     )
 
 
@@ -333,8 +330,7 @@ class TaggingConfig(HeadConfig, section=MORE_TRAINING):
     crf: bool = setting(
         False,
         "Tagging: CRF",
-        "Learn the tags of a row jointly by a linear-chain conditional random field, and decode "
-        "the best well-formed sequence of tags.",
+        "Learn and decode the tags of a row jointly, by a linear-chain conditional random field.",
     )
 
     @model_validator(mode="after")

@@ -107,8 +107,7 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     public_path: str = setting(
         "",
         "Public corpus: path",
-        "File or folder (local or gs://) that the operator has declared public (confide ledger "
-        "declare-public); empty for synthetic.",
+        "File or folder (local or gs://) that the operator has declared public, or empty.",
         path=True,
     )
     entities_format: EntitiesFormat = setting(
@@ -161,16 +160,14 @@ class DataSettings(ReaderConfig, HoldoutConfig, section=DATA):
     entities_public: bool = setting(
         False,
         "Labelled text: public",
-        "Tick if the operator has declared both label files public (confide ledger "
-        "declare-public). Otherwise F1 or accuracy on them is the operator's alone.",
+        "Whether the operator has declared both label files public; otherwise F1 stays private.",
         section=MORE_DATA,
     )
     all_public: bool = setting(
         False,
         "Everything may be shown",
-        "Tick only if the operator has declared every corpus and label file given here public, "
-        "and registered the data set so (confide ledger declare-public, register --public): then "
-        "nothing is hidden in MLflow and the report. Else the run is refused.",
+        "Whether the operator has declared all corpora and labels public, and registered the data "
+        "set so. Nothing is then hidden in MLflow and the report. Other runs are refused.",
         section=MORE_DATA,
     )
 

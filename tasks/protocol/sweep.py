@@ -80,43 +80,38 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     sweep_epochs_from: Literal["trainings", "checkpoints"] = setting(
         "trainings",
         "Epochs from",
-        "trainings: each number of epochs is a separate training, which is charged separately. "
-        "checkpoints: points that differ only in epochs share one training, which is charged once "
-        "and keeps its model after each number of epochs. All these models have the ε and the "
-        "learning-rate schedule of the whole training.",
+        "trainings: each number of epochs is a separate training, which is charged. checkpoints: "
+        "points that differ only in epochs share one training, which keeps its model after each "
+        "of them. All these models have the ε and the learning rates of the whole training.",
     )
     sweep_noise_scaling: Literal["none", "sqrt-batch"] = setting(
         "none",
         "Noise with the batch size",
-        "none: every σ with every batch size. sqrt-batch: σ belongs to the first batch size of the "
-        "grid and grows with the square root of the batch size, which keeps ε about equal (Hoory "
-        "et al. 2021, section 3.3). The ε of each point is computed from its own settings.",
+        "none: every σ with every batch size. sqrt-batch: σ of the first batch size grows with "
+        "the root of the batch size, which keeps ε about equal (Hoory et al. 2021, section 3.3).",
     )
     sweep_finetune_noise_multipliers: str = setting(
         "",
         "Fine-tuning: noise multipliers σ",
-        "The grid's noise multipliers of private fine-tuning, with commas between them; empty: "
-        "the job's value.",
+        "The grid's σ of private fine-tuning, with commas between them; empty: the job's.",
         pattern=NUMBERS_OR_NONE,
     )
     sweep_finetune_batch_sizes: str = setting(
         "",
         "Fine-tuning: batch sizes",
-        "The grid's batch sizes of fine-tuning, with commas between them; empty: the job's value.",
+        "The grid's batch sizes of fine-tuning, with commas between them; empty: the job's.",
         pattern=WHOLE_NUMBERS_OR_NONE,
     )
     sweep_finetune_epochs: str = setting(
         "",
         "Fine-tuning: epochs",
-        "The grid's passes over the labelled sentences, with commas between them; empty: the job's "
-        "value.",
+        "The grid's epochs of fine-tuning, with commas between them; empty: the job's.",
         pattern=WHOLE_NUMBERS_OR_NONE,
     )
     sweep_finetune_learning_rates: str = setting(
         "",
         "Fine-tuning: learning rates",
-        "The grid's peak learning rates of fine-tuning, with commas between them; empty: the job's "
-        "value.",
+        "The grid's peak learning rates of fine-tuning, likewise; empty: the job's.",
         pattern=NUMBERS_OR_NONE,
     )
     sweep_points: str = setting(
@@ -131,36 +126,33 @@ class SweepSettings(SelectionConfig, JobSettings, section=GRID):
     sweep_seeds: int = setting(
         1,
         "Seeds of private training",
-        "Number of private trainings of each point. Their public seeds begin with the job's. Each "
-        "is a separate release and is charged.",
+        "Private trainings of each point, with public seeds from the job's. Each is charged.",
         ge=1,
         le=100,
     )
     sweep_finetune_seeds: int = setting(
         1,
         "Seeds of fine-tuning",
-        "Number of fine-tunings of each model. Their public seeds begin with the job's. They have "
-        "no privacy cost, except that each private fine-tuning is charged.",
+        "Fine-tunings of each model, with public seeds from the job's. Private ones are charged.",
         ge=1,
         le=100,
     )
     sweep_baselines: str = setting(
         "",
         "Compare with",
-        "Models to compare with, with commas between them. They are fine-tuned and measured with "
-        "the same settings, seeds and folds. public: trained on public text, with a vocabulary of "
-        "public text (ε 0). nonprivate: trained on the private rows without privacy, with a "
-        "vocabulary of exact private counts. public-training, nonprivate-training: likewise, with "
-        "the sweep's vocabulary. Models without privacy are for the operator only.",
+        "Models to compare with, comma-separated, with the same settings, seeds and folds. "
+        "public: of public text, with a vocabulary of public text (ε 0). nonprivate: of private "
+        "rows without privacy, with a vocabulary of exact private counts. public-training, "
+        "nonprivate-training: likewise, with the sweep's vocabulary. Models without privacy are "
+        "for the operator only.",
         pattern=WORDS_OR_NONE,
     )
     sweep_checkpoints: str = setting(
         "",
         "Compare with checkpoints",
-        "Folders (local or gs://) of public models in Hugging Face's layout, with commas between "
-        "them. Each is compared without further training, with its own tokens (ε 0), and must be "
-        "declared public like public_model. Causal models cannot be compared so, because their "
-        "perplexity depends on the tokens.",
+        "Folders (local or gs://) of public models in Hugging Face's layout, comma-separated. "
+        "Each is compared as it is, with its own tokens (ε 0), and must be declared public. "
+        "Causal models cannot be: their perplexity depends on the tokens.",
         path=True,
         several=True,
     )
